@@ -65,7 +65,7 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
-@pytest.mark.parametrize("index", ["docs/index.md", "docs/tutorials/index.md"])
+@pytest.mark.parametrize("index", ["docs/index.md", "docs/tutorials/index.md", "docs/internals/index.md"])
 def test_every_page_is_in_the_contents(index):
     """The site's contents are made from these tables too."""
     path = ROOT / index

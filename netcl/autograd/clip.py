@@ -1,4 +1,4 @@
-"""Gradients kept within bounds: by the norm of all of them together, or element by element."""
+"""Gradient clipping, by the total norm or by value."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _check_order(op: str, norm_type: Any) -> float:
 
 
 def _host_norm(devices: Sequence[Sequence[Tensor]], order: float) -> float:
-    """The norm over several devices, from the norms of each: all are started before the first is read."""
+    """The total norm over several devices; all device norms are enqueued before the first is read."""
     norms = [total.item() for total in [update.norm(tensors, order)[0] for tensors in devices]]
     if len(norms) == 1:
         return float(norms[0])
@@ -39,7 +39,7 @@ def _host_norm(devices: Sequence[Sequence[Tensor]], order: float) -> float:
 
 
 def clip_factor(gradients: Sequence[Tensor], max_norm: float, order: float = 2.0) -> tuple[Tensor, Tensor | float]:
-    """The norm of all gradients and the factor that brings it down to ``max_norm``, both on the device if there is one only."""
+    """The total norm of the gradients and the factor that reduces it to ``max_norm``; on the device if there is only one."""
     devices = list(update.by_context(gradients).values())
     if len(devices) == 1:
         return update.norm(gradients, order, max_norm)
@@ -53,10 +53,10 @@ def _factor(total: float, max_norm: float) -> float:
 
 
 def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> float:
-    """Scale gradients in place so that their norm, taken over all of them together, is at most ``max_norm``; gives the norm.
+    """Scale gradients in place so that their total norm is at most ``max_norm``; returns the norm.
 
-    Waits for the device, since the norm is a Python number. ``norm_type`` is the order: a positive number or ``math.inf``.
-    A norm that is NaN or infinite makes the gradients so, or raises if ``error_if_nonfinite``.
+    Waits for the device, because the norm is a Python number. ``norm_type`` is the order: a positive number or ``math.inf``.
+    A NaN or infinite norm makes the gradients NaN or infinite, or raises if ``error_if_nonfinite``.
 
     >>> w = Tensor.from_host([0.0, 0.0], requires_grad=True)
     >>> w.grad = Tensor.from_host([30.0, 40.0])
@@ -80,7 +80,7 @@ def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: float = 2
 
 
 def clip_grad_norm_device(parameters: Parameters, max_norm: float, norm_type: float = 2.0) -> Tensor:
-    """As :func:`clip_grad_norm`, without waiting: norm and factor stay on the device, and the norm is given as a 0-d tensor.
+    """As :func:`clip_grad_norm`, without waiting for the device: returns the norm as a 0-d tensor.
 
     All gradients must live on one device.
     """
@@ -98,7 +98,7 @@ def clip_grad_norm_device(parameters: Parameters, max_norm: float, norm_type: fl
 
 
 def clip_grad_value(parameters: Parameters, clip_value: float) -> None:
-    """Bring every element of every gradient into ``-clip_value .. clip_value``, in place.
+    """Clamp every element of the gradients to ``-clip_value .. clip_value``, in place.
 
     >>> w = Tensor.from_host([0.0, 0.0], requires_grad=True)
     >>> w.grad = Tensor.from_host([0.5, -7.0])

@@ -1,10 +1,9 @@
-"""``jit_compile``: a function whose ops are fused into few kernels, forwards and backwards.
+"""``jit_compile``: fuses the ops of a function into few kernels, forwards and backwards.
 
-The function runs as it is written; its ops leave deferred values (:class:`TraceNode`) instead of launching, and what the function
-returns is computed in as few kernels as the ops allow: formulas of any kind, broadcasting, casts, folds of innermost axes, softmax and
-row norms. An op outside of that language has its inputs computed and runs by itself, and a value that Python looks at is computed
-then: the result is always that of the plain function. Kernels are found by what they do, not by sizes or numbers, and live in memory
-and in the cache of compiled programs.
+The function runs as written, but its ops return deferred values (:class:`TraceNode`) instead of launching. Its results are computed in
+as few kernels as possible. Formulas, broadcasting, casts, folds of innermost axes, softmax and row norms are fused. Any other op computes
+its inputs and runs by itself; a value that Python reads is computed at that point. The result equals that of the plain function.
+Kernels are cached by their operations, not by sizes or numbers, in memory and on disk.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from netcl.replay.graph import tensors_in
 
 
 class TracingContext:
-    """``with TracingContext() as trace:``: ops are deferred, and ``trace.nodes`` lists them in the order of their calls.
+    """``with TracingContext() as trace:``: ops are deferred, and ``trace.nodes`` lists them in call order.
 
-    On exit, what is alive is computed.
+    On exit, the values that are still referenced are computed.
 
     >>> import netcl.autograd as ag
     >>> x = ag.tensor([1.0, 2.0])
@@ -60,7 +59,7 @@ class TracingContext:
 
 @dataclass
 class CompiledGraph:
-    """What a call became: its ops in order, and the texts of the kernels it launched forwards and backwards."""
+    """A traced call: its ops in order, and the sources of the kernels it launched forwards and backwards."""
 
     ops: list[str] = field(default_factory=list)
     forward: list[str] = field(default_factory=list)
@@ -68,7 +67,7 @@ class CompiledGraph:
 
     @property
     def kernels(self) -> int:
-        """How many kernels of fused ops one call launches."""
+        """The number of fused kernels that one call launches."""
         return len(self.forward) + len(self.backward)
 
     def __str__(self) -> str:
@@ -90,7 +89,7 @@ def _showing_texts(texts: list[str]) -> Iterator[None]:
 
 
 class CompiledFunction:
-    """A function made by :func:`jit_compile`. It is called as before; ``source(*args)`` shows its kernels."""
+    """A function compiled by :func:`jit_compile`; ``source(*args)`` returns its kernels."""
 
     def __init__(self, function: Callable[..., Any], fast_math: bool):
         # What is noted on a function stays noted; attributes of an object may change, and have the names of these.
@@ -99,7 +98,7 @@ class CompiledFunction:
         self.fast_math = fast_math
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if modes.mode is not None:  # called by a function that is compiled itself
+        if modes.mode is not None:  # called from another compiled function
             return self.function(*args, **kwargs)
         with lazy_graph.fusing(True, self.fast_math):
             result = self.function(*args, **kwargs)
@@ -111,7 +110,7 @@ class CompiledFunction:
         return self if instance is None or bind is None else CompiledFunction(bind(instance, owner), self.fast_math)
 
     def graph(self, *args: Any, **kwargs: Any) -> CompiledGraph:
-        """Call the function, and its gradients where an argument requires them, and tell what was launched."""
+        """Call the function, and backward if an argument requires a gradient; returns the ops and kernels."""
         found = CompiledGraph()
         before, modes.trace = modes.trace, []
         nodes: list[TraceNode] = modes.trace
@@ -129,14 +128,14 @@ class CompiledFunction:
         return found
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """The generated kernels for a call with these arguments: forward, and backward where an argument requires gradients."""
+        """The sources of the kernels for a call with these arguments: forward, and backward if an argument requires gradients."""
         return str(self.graph(*args, **kwargs))
 
 
 def jit_compile(fn: Callable[..., Any] | None = None, fast_math: bool = False) -> Any:
     """Fuse the ops of a function, forwards and backwards: ``@jit_compile`` or ``jit_compile(fast_math=True)(fn)``.
 
-    ``fast_math`` builds its kernels with ``-cl-fast-relaxed-math``: faster divisions and roots, at the price of NaN and Inf.
+    ``fast_math`` builds its kernels with ``-cl-fast-relaxed-math``: divisions and roots are faster, NaN and Inf are not reliable.
 
     >>> import netcl.autograd as ag
     >>> @ag.jit_compile
@@ -155,7 +154,7 @@ def jit_compile(fn: Callable[..., Any] | None = None, fast_math: bool = False) -
 class TrainingGraphCompiler:
     """A loss and its gradients from fused kernels: ``loss, gradients = TrainingGraphCompiler(loss_function, parameters)(x, y)``.
 
-    The gradients are returned, one per parameter, and no ``.grad`` is touched; ``compile(x, y)`` tells what is launched.
+    It returns one gradient per parameter and does not change ``.grad``; ``compile(x, y)`` returns the ops and kernels of a step.
     """
 
     def __init__(self, function: Callable[..., Tensor], parameters: Sequence[Tensor], fast_math: bool = False):
@@ -167,7 +166,7 @@ class TrainingGraphCompiler:
         return loss.detach(), run_backward([loss], [None], wanted=self.parameters)
 
     def compile(self, *args: Any, **kwargs: Any) -> CompiledGraph:
-        """Run one step and tell its kernels."""
+        """Run one step and return its ops and kernels."""
         found = CompiledGraph()
         with _showing_texts(found.forward):
             loss = self.function(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""torch's functions that are no ops: tensors from sizes, values and other tensors, questions about tensors, and states of the library.
+"""torch's functions that are not ops: factories, predicates about tensors, global settings.
 
-They are found at the root of the package, ``netcl.eye(3)``. ``device=``, ``dtype=`` and ``requires_grad=`` mean what they do in torch;
-``layout=``, ``pin_memory=``, ``memory_format=`` and ``non_blocking=`` are taken and change nothing.
+They are available at the root of the package, ``netcl.eye(3)``. ``device=``, ``dtype=`` and ``requires_grad=`` are torch's;
+``layout=``, ``pin_memory=``, ``memory_format=`` and ``non_blocking=`` are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNUSED = ("layout", "pin_memory", "memory_format", "non_blocking")
 
 
 def _place(options: dict[str, Any]) -> tuple[Any, bool]:
-    """The queue that a call names, and whether its result requires grad; anything that torch does not take raises."""
+    """The queue that keyword arguments select, and whether the result requires grad; raises on unknown keywords."""
     queue = find_queue(options.pop("queue", None), None, options.pop("device", None))
     grad = options.pop("requires_grad", False)
     unknown = [name for name in options if name not in _UNUSED]
@@ -73,7 +73,7 @@ def _constant(make: Callable[..., Tensor], size: tuple[Any, ...], dtype: Any, op
 
 
 def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """A tensor whose values are whatever the memory holds."""
+    """An uninitialized tensor."""
     *sizes, dtype = size if len(size) == 2 and isinstance(size[1], str) else (*size, dtype)
     shape = _sizes(tuple(sizes), options)
     queue, grad = _place(options)
@@ -117,7 +117,7 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, dtype: Any = No
     """Normal values of a mean and a deviation, each a number or a tensor; two numbers need ``size``."""
     like = next((x for x in (mean, std) if isinstance(x, Tensor)), None)
     if like is None and size is None:
-        raise ShapeError(message("normal", "size is needed where mean and std are numbers", mean=mean, std=std))
+        raise ShapeError(message("normal", "size must be given if mean and std are numbers", mean=mean, std=std))
     shape = np.broadcast_shapes(*(x.shape for x in (mean, std) if isinstance(x, Tensor))) if like is not None else size
     options = {"queue": like.queue} if like is not None else options
     made: Tensor = randn(shape, dtype=dtype or (dtypes.FLOAT32 if like is None else like.dtype), **options)
@@ -132,7 +132,7 @@ def arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **opti
 
 
 def _on_host(name: str, values: Callable[..., Any], default: Any = dtypes.FLOAT32) -> Callable[..., Tensor]:
-    """A function whose values NumPy computes, with torch's keywords."""
+    """A factory whose values NumPy computes, with torch's keywords."""
     parameters = tuple(inspect.signature(values).parameters)
 
     def make(*args: Any, dtype: Any = None, **options: Any) -> Tensor:
@@ -162,7 +162,7 @@ _ON_HOST: dict[str, tuple[Any, ...]] = {
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
-    """A tensor of values; a tensor that already has the dtype and the device is returned itself."""
+    """Convert values to a tensor; returns a tensor that already has the dtype and device unchanged."""
     if isinstance(data, Tensor):
         return data.to(device, dtype)
     return Tensor.from_host(find_queue(None, None, device), data, dtype)
@@ -171,7 +171,7 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
 def from_numpy(array: np.ndarray) -> Tensor:
     """A copy of an array on the active device; float64 becomes float32. (torch shares the memory.)"""
     if not isinstance(array, np.ndarray):
-        raise TypeError(message("from_numpy", "takes a NumPy array", "use netcl.tensor", given=type(array).__name__))
+        raise TypeError(message("from_numpy", "the argument must be a NumPy array", "use netcl.tensor", given=type(array).__name__))
     return Tensor.from_host(array)
 
 
@@ -225,16 +225,16 @@ def finfo(dtype: Any = dtypes.FLOAT32) -> Any:
     """The limits of a dtype of floats: ``max``, ``min``, ``eps``, ``tiny``, ``bits``."""
     row = dtypes.lookup(dtype, "finfo")
     if not row.is_float:
-        raise DtypeError(message("finfo", "takes a dtype of floats", "use netcl.iinfo", dtype=row.name))
+        raise DtypeError(message("finfo", "dtype must be a floating-point type", "use netcl.iinfo", dtype=row.name))
     if row.name != "bfloat16":
         return np.finfo(row.host)
     return SimpleNamespace(max=largest(row.name), min=-largest(row.name), eps=2.0**-7, tiny=2.0**-126, smallest_normal=2.0**-126, bits=16)
 
 
 def set_default_dtype(d: Any) -> None:
-    """Only float32 is taken."""
+    """Raise unless the dtype is float32, the only supported default."""
     if dtypes.lookup(d, "set_default_dtype").name != "float32":
-        raise DtypeError(message("set_default_dtype", "new tensors are float32", "pass dtype= where another is wanted", dtype=d))
+        raise DtypeError(message("set_default_dtype", "the default dtype must be float32", "pass dtype= where another is wanted", dtype=d))
 
 
 def seed() -> int:

@@ -1,4 +1,4 @@
-"""Gradients that users write: ``Function``, and ``checkpoint``, which trades time for memory."""
+"""``Function``, an op with a user-defined gradient, and ``checkpoint``, which trades time for memory."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def move(x: Tensor, queue: Any) -> Tensor:
 
 
 class Context:
-    """What ``forward`` leaves for ``backward``: ``save_for_backward`` for tensors, attributes for the rest."""
+    """What ``forward`` passes to ``backward``: tensors by ``save_for_backward``, other values as attributes."""
 
     def __init__(self) -> None:
         self.saved_tensors: tuple[Any, ...] = ()
         self.needs_input_grad: tuple[bool, ...] = ()
 
     def save_for_backward(self, *tensors: Any) -> None:
-        """Keep tensors until the walk has passed."""
+        """Keep tensors until backward has used them."""
         self.saved_tensors = tensors
 
 
@@ -53,7 +53,7 @@ class Function:
 
     @staticmethod
     def forward(ctx: Context, *args: Any, **kwargs: Any) -> Any:
-        """Compute the result; nothing in here is recorded."""
+        """Compute the result; ops in here are not recorded."""
         raise NotImplementedError(message("Function", "forward is not defined"))
 
     @staticmethod
@@ -97,7 +97,7 @@ def _queue(grads: Sequence[Any]) -> Any:
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run ``function`` without keeping what its gradient needs; backward runs it again.
 
-    Random ops repeat themselves: the generator's state of the first run is put back for the second, and so is ``autocast``.
+    The second run uses the state of the random generator and of ``autocast`` that the first run had.
     """
     if not modes.enabled:
         return function(*args, **kwargs)

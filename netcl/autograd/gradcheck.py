@@ -1,4 +1,4 @@
-"""Are the gradients right? Compared with finite differences along random directions, in float64 where the device has it."""
+"""Compares gradients with finite differences along random directions, in float64 if the device has it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netcl.core.tensor import Tensor
 
 
 class GradientError(AssertionError):
-    """A gradient that finite differences contradict."""
+    """A gradient differs from finite differences."""
 
 
 def gradcheck(
@@ -65,7 +65,7 @@ def _first(out: Any) -> Tensor:
 
 
 def gradgradcheck(function: Callable[..., Any], inputs: Sequence[Any], **options: Any) -> bool:
-    """The same for second derivatives: ``gradcheck`` of the gradient itself."""
+    """``gradcheck`` of the gradient itself: second derivatives."""
     with enable_grad():
         sample = _first(function(*inputs))
     weights = Tensor.from_host(sample.queue, np.random.default_rng(1).standard_normal(sample.shape), sample.dtype)

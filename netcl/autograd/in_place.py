@@ -1,8 +1,7 @@
-"""Writing in place, recorded: ``x += y``, ``x.exp_()``, ``x[i] = value``, on tensors and on views of them.
+"""Recorded in-place writes: ``x += y``, ``x.exp_()``, ``x[i] = value``, on tensors and on views of them.
 
-A recorded write computes its result as the op itself does, copies it into the memory of the tensor, and gives the tensor the history of
-the result. A write to a view gives its base a history, too: the base with the result in one place. All other views of the base then get
-theirs anew.
+A recorded write runs the op, copies the result into the memory of the tensor, and gives the tensor the history of the result. A write to
+a view also gives its base a history: the old base with the result in one place. The other views of the base get new histories.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from netcl.ops.getitem import block_of, result_shape, selection_of
 
 
 def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Write what the op ``name`` returns for ``x`` into ``x``."""
+    """Write the result of the op ``name`` for ``x`` into ``x``."""
     _check_target(name, x, args, kwargs)
     if name in _SPECIAL:
         return _SPECIAL[name](x, *args, **kwargs)
@@ -48,7 +47,7 @@ def _times_alpha(other: Any, alpha: Any) -> tuple[tuple[Any], dict[str, Any]]:
 
 
 def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse what torch refuses: a write, outside of ``no_grad()``, to a leaf that requires grad or to a view of one."""
+    """Raise, as torch does, for a write outside of ``no_grad()`` to a leaf that requires grad or to a view of one."""
     if modes.observer is not None:
         raise AutogradError(message(f"{name}_", "cannot write in place while a model is traced", "compute a new tensor", shape=x.shape))
     if not modes.enabled:
@@ -61,7 +60,7 @@ def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str
 
 
 def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the op can compute straight into the memory of ``x``."""
+    """Whether the op can write its result directly into the memory of ``x``."""
     row = registry.lookup(name)
     if not isinstance(row, Pointwise | Choice) or not x.size or x.dtype not in FLOATS or views.is_copy(x):
         return False
@@ -78,7 +77,7 @@ def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _snapshot(x: Tensor) -> Tensor:
-    """The values and the history ``x`` has now: what backward of the op is to read."""
+    """A copy of ``x`` with its current values and history, for backward of the op."""
     kept = duplicate(x)
     kept.requires_grad, kept.grad_fn, kept.output_nr = x.requires_grad, x.grad_fn, x.output_nr
     return kept
@@ -88,7 +87,7 @@ def _snapshot(x: Tensor) -> Tensor:
 
 
 def assign(x: Tensor, result: Tensor, name: str = "assign") -> Tensor:
-    """Write a result into ``x``, with its history."""
+    """Write a result into ``x`` and give ``x`` its history."""
     if result is x:
         return x
     if result.shape != x.shape:
@@ -110,25 +109,25 @@ def assign(x: Tensor, result: Tensor, name: str = "assign") -> Tensor:
 
 
 def _stand_in(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A tensor without memory, to carry a history."""
+    """A tensor without memory that carries a history."""
     return Tensor(None, shape, like.dtype, like.context, like.queue)
 
 
 def _history_of(x: Tensor) -> Tensor:
-    """A tensor that stands for ``x`` before the write."""
+    """A tensor that represents ``x`` before the write."""
     old = _stand_in(x.shape, x)
     old.requires_grad, old.grad_fn, old.output_nr = x.requires_grad, x.grad_fn, x.output_nr
     return old
 
 
 def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
-    """``x``, which was ``old``, now has the values of ``result``: give it and the family of its views their histories."""
+    """Give ``x``, which was ``old`` and now holds ``result``, and all tensors over its memory their new histories."""
     place = x.place
     history = None if place is None else place.history
     base_learns = history is not None and history.edge is not None
     if not modes.enabled or not (result.requires_grad or old.requires_grad or base_learns):
         return
-    if not result.requires_grad:  # a constant: no gradient to what x was, but x stays part of the graph, as in torch
+    if not result.requires_grad:  # a constant: no gradient to the old x, but x stays part of the graph, as in torch
         constant = _stand_in(x.shape, x)
         record("as_strided_scatter", constant, old, result, x.shape, dense(x.shape))
         result = constant if constant.requires_grad else result
@@ -141,7 +140,7 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
 
 
 def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, result: Tensor) -> None:
-    """The same where others share the memory: the base, as one row of elements, gets a history, and every tensor over it a view's."""
+    """:func:`_rebase` for shared memory: the flattened base gets a history, and every tensor over it that of a view."""
     whole = (history.size,)
     new = _stand_in(whole, x)
     if place.strides is None:
@@ -166,10 +165,10 @@ def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, 
 
 
 def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
-    """``x[index] = value``, in place and recorded: gradients flow to ``value`` and, elsewhere, to what ``x`` was."""
+    """``x[index] = value``, in place and recorded: gradients flow to ``value`` and, for the other elements, to the old ``x``."""
     _check_target("setitem", x, (value,), {})
     if isinstance(value, Tensor) and views.is_copy(value) and value.writes is x.writes and _is_item(x, index, value):
-        return x  # x[index] += y: the view has been written to, and x with it
+        return x  # x[index] += y: the write to the view has already changed x
     recorded = learns((x, value), {})
     old = _history_of(x)
     if views.is_copy(x):
@@ -197,7 +196,7 @@ def _is_item(x: Tensor, index: Any, value: Tensor) -> bool:
 
 
 def _kept_index(index: Any) -> Any:
-    """An index that later writes to its tensors and arrays do not change."""
+    """A copy of an index, so that later writes to its tensors and arrays do not change it."""
     if isinstance(index, tuple):
         return tuple(_kept_index(item) for item in index)
     return duplicate(index) if isinstance(index, Tensor) else index.copy() if isinstance(index, np.ndarray) else index
@@ -262,7 +261,7 @@ def _bernoulli(x: Tensor, p: Any = 0.5) -> Tensor:
 
 
 def _random(x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
-    if high is None:  # as torch: up to what the dtype holds exactly
+    if high is None:  # as torch: up to the largest integer that the dtype holds exactly
         low, high = (
             (0, low) if low else (0, {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "uint8": 2**8, "bool": 2}.get(x.dtype, 2**31))
         )

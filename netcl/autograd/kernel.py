@@ -1,6 +1,6 @@
-"""A kernel with a gradient in ten lines: ``@netcl.kernel``.
+"""``@netcl.kernel``: an OpenCL kernel with a gradient in ten lines.
 
-The decorated function is a signature; its docstring is the body, in OpenCL C, of what is done for element ``i`` of the result.
+The decorated function is the signature; its docstring is the OpenCL C body for element ``i`` of the result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def kernel(
     check: bool = False,
     options: Sequence[str] = (),
 ) -> Any:
-    """Make a kernel, with a gradient, out of a signature and a body.
+    """Make a kernel with a gradient from a signature and a body.
 
     Tensors are annotated with a dtype (``"float32"``), numbers with ``float`` or ``int``; the annotation of the result is its dtype.
     In the body, ``i`` is the index of the result's element, ``n`` their number, ``out`` the result, ``x_size`` and ``x_dim0`` .. sizes of
@@ -63,7 +63,7 @@ def kernel(
 
 
 class Kernel:
-    """What ``@netcl.kernel`` makes: call it with tensors and numbers; ``source()`` is the text that is compiled."""
+    """The kernel that ``@netcl.kernel`` makes: call it with tensors and numbers; ``source()`` is the text that is compiled."""
 
     def __init__(self, function: Callable[..., Any], body: str, vjp: Any, shape: Any, cpu: Any, check: bool, options: Sequence[str]):
         self.name = function.__name__
@@ -91,7 +91,7 @@ class Kernel:
         return KernelSpec(name, [*params, "const int n"], PRIMITIVE_PREAMBLE, text, options=self.options, guarded=True)
 
     def _backward_specs(self) -> dict[tuple[str, ...], KernelSpec]:
-        """Gradient kernels: which inputs each writes, and its text."""
+        """The gradient kernels: the inputs whose gradients each writes, and its text."""
         if self.vjp is None or callable(self.vjp):
             return {}
         bodies = {tuple(n for n in self.tensors if re.search(rf"\bd{n}\b", self.vjp)): self.vjp} if isinstance(self.vjp, str) else {

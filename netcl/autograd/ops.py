@@ -1,4 +1,4 @@
-"""The differentiable twin of every op: the same call, recorded. Generated from the rows; typed in ``ops.pyi``."""
+"""The differentiable function of every op: runs the op and records it. Generated from the rows; typed in ``ops.pyi``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from netcl.engine.registry import Choice, Composite, Op, Pointwise, Reduction
 from netcl.ops import views
 
 _twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
-#: What torch calls a parameter, and what it is called here: by pairs, and for the tensors by their places.
+#: torch's names of parameters and the names here. ``input`` and ``other`` stand for the first two inputs.
 TORCHS_WORDS = (
     ("dim", "axis"), ("dims", "axis"), ("dims", "axes"), ("keepdim", "keepdims"), ("start_dim", "start_axis"), ("end_dim", "end_axis"),
     ("dim0", "axis0"), ("dim1", "axis1"), ("unbiased", "correction"), ("tensors", "xs"), ("size", "shape"), ("weight", "w"),
@@ -31,7 +31,7 @@ TORCHS_WORDS = (
 
 
 def twin(name: str) -> Callable[..., Any]:
-    """The differentiable function of the op ``name``; made at first use."""
+    """The differentiable function of the op ``name``, made at first use."""
     row = registry.lookup(name)
     known = _twins.get(name)
     if known is None or known[0] is not row:
@@ -45,7 +45,7 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _torchs_words(row: Any) -> dict[str, str]:
-    """What torch calls parameters of an op, and what they are called here; ``max`` and ``min`` take both, which mean different things."""
+    """torch's names of an op's parameters and the names here; ``max`` and ``min`` have both ``dim`` and ``axis``, which differ."""
     parameters = inspect.signature(ops.function(row.name)).parameters
     words = {} if row.name in ("max", "min") else {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
     words |= dict(zip(("input", "other"), row.inputs, strict=False))
@@ -76,11 +76,11 @@ def _rounded(call: Callable[..., Any], a: Any, b: Any, *, rounding_mode: str | N
 
 
 def _ignored(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Sorting is always stable here and the largest values always come in order."""
+    """Drop ``stable`` and ``sorted``: sorting is always stable, and topk is always sorted."""
     return call(*args, **{name: value for name, value in kwargs.items() if name not in ("stable", "sorted")})
 
 
-#: torch's parameters that no row has: which ops take them, and how they are computed.
+#: torch's parameters that no row has: which ops take them, and the function that implements them.
 EXTRAS: dict[str, tuple[Callable[[Any], bool], Callable[..., Any]]] = {
     "dtype": (lambda row: row.name in ("sum", "mean", "prod", "cumsum", "cumprod", "nansum", "nanmean", "softmax", "log_softmax", "norm"),
               _cast_first),
@@ -92,7 +92,7 @@ EXTRAS: dict[str, tuple[Callable[[Any], bool], Callable[..., Any]]] = {
 
 
 def put(name: str, function: Callable[..., Any]) -> None:
-    """Make ``function`` the differentiable function of an op, in place of the one that its row would give."""
+    """Make ``function`` the differentiable function of an op, instead of the generated one."""
     _twins[name] = (registry.lookup(name), function)
 
 
@@ -102,8 +102,8 @@ def _note_of(name: str) -> Callable[..., None]:
 
 
 def record(name: str, out: Tensor, *args: Any) -> None:
-    """Record that ``out`` is the result of an op that is not run."""
-    anomaly, modes.anomaly = modes.anomaly, False  # which would look at the values of tensors that stand for others
+    """Record ``out`` as the result of an op without running it."""
+    anomaly, modes.anomaly = modes.anomaly, False  # the stand-in tensors have no values to check
     try:
         _note_of(name)(out, args, {})
     finally:
@@ -142,7 +142,7 @@ def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
             kwargs = {words.get(name, name): value for name, value in kwargs.items()}
             if extra := EXTRAS.keys() & kwargs.keys() & words.keys():
                 return EXTRAS[extra.pop()][1](call, *args, **kwargs)
-            if row.inputs and row.inputs[0] in kwargs:  # input=: what follows looks for the first tensor in its place
+            if row.inputs and row.inputs[0] in kwargs:  # input=: the code below expects the first tensor as args[0]
                 args = (kwargs.pop(row.inputs[0]), *args)
         if policy != "keep" and active.dtype is not None:
             args, kwargs = cast_arguments(policy, args, kwargs)
@@ -151,7 +151,7 @@ def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
         observer = modes.observer
         if observer is not None:
             return observer(row, recorded, *args, **kwargs)
-        out = forward(*args, **kwargs)  # as recorded does it: one call less for every op
+        out = forward(*args, **kwargs)  # inlines recorded(): one Python call less per op
         if note is not None and learns(args, kwargs):
             note(out, args, kwargs)
         return out
@@ -161,7 +161,7 @@ def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
 
 
 def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """An op whose results are views, which know where in their base they lie. Gradients of gradients have no views."""
+    """An op that returns views: links each result to its base. Second-order gradients create no views."""
     place, bind = views.LAYOUTS[row.name], _binder(row)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -184,7 +184,7 @@ def _check_out(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Non
 
 
 def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call is to be recorded: because of a tensor, or of one in a list."""
+    """Whether a call must be recorded: a tensor argument, or one in a list, requires a gradient."""
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, Tensor):
             if x._learns:
@@ -247,7 +247,7 @@ def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping
 
 @cache
 def _kept_inputs(row: Pointwise) -> tuple[tuple[bool, ...], bool]:
-    """Which inputs backward reads, and whether it reads the result."""
+    """Per input, whether backward reads it; and whether backward reads the result."""
     kept = row.saved()
     return tuple(f"v{i}" in kept for i in range(row.arity)), "out" in kept
 
@@ -265,7 +265,7 @@ def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
 
 
 def _recorded_again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
-    """A kept output as what it was: a recorded value. (The kept tensor has no history, or tensor and node would hold each other.)"""
+    """A saved output with its history restored. It is saved without history, because tensor and node would form a cycle."""
     if out is None:
         return None
     recorded = out.detach()
@@ -305,7 +305,7 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
 
 
 def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Names and defaults of a call, without the cost of ``inspect`` per call; the op itself has checked the arguments."""
+    """A function that binds the arguments of a call; faster than ``inspect`` and unchecked, because the op has checked them."""
     parameters = inspect.signature(row.call).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return row.bind
@@ -339,7 +339,7 @@ def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
         outs = [_recorded_again(node, out, i) for i, out in enumerate(outs)]
     several = len(node.outputs) > 1
     out = None if outs is None else (tuple(outs) if several else outs[0])
-    keywords = {**keywords, "needs": tuple(edge is not None for edge in node.edges)}  # a vjp may skip gradients that are not wanted
+    keywords = {**keywords, "needs": tuple(edge is not None for edge in node.edges)}  # a vjp may skip unwanted gradients
     back = registry.backward(row, F, tuple(grads) if several else grads[0], out, inputs, keywords)
     return _flat_gradients(inputs, back)
 

@@ -1,8 +1,7 @@
-"""The tape: what an op leaves behind so that gradients can walk back through it.
+"""The tape: the graph of recorded ops, and backward over it.
 
-A result points to the :class:`Node` that made it (``grad_fn``); a node points to the nodes and leaves its inputs came from,
-never to their tensors, unless the row's formula reads them. So memory is held by what backward needs and by nothing else, and
-it is released as the walk passes.
+A result refers to the :class:`Node` that made it (``grad_fn``). A node refers to the nodes and leaves of its inputs, and to input
+tensors only if the gradient formula reads them. Thus only memory that backward needs is kept, and backward releases it node by node.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from netcl.engine.modes import modes as deferral
 
 
 class _Modes(threading.local):
-    """Per thread: whether ops are recorded, onto which tape, whether every value is checked, and who is called in place of ops.
+    """Per thread: whether ops are recorded, the current tape, whether values are checked, and the observer of ops.
 
-    ``observer(row, function, *args, **kwargs)`` is called instead of every op that is called while it is set: a trace listens here.
+    ``observer(row, function, *args, **kwargs)``, if set, is called instead of every op; tracers use it.
     """
 
     def __init__(self) -> None:
@@ -53,26 +52,26 @@ hooks.modes.append(partial(attrgetter("enabled", "anomaly"), modes))
 
 
 class Like(NamedTuple):
-    """What is known of an input that backward does not keep."""
+    """The shape and dtype of an input that backward does not keep."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 make_like = partial(tuple.__new__, Like)  # half the time of calling the class
-_WALKED = "the graph was already walked and its memory released"
+_WALKED = "backward has already released the memory of this graph"
 _FLOATS = frozenset(name for name, row in DTYPES.items() if row.is_float)
 
 
 def like(x: Any) -> Like:
-    """What is known of a tensor without keeping it."""
+    """The shape and dtype of a tensor."""
     return make_like((x.shape, x.dtype))
 
 
 class Node:
-    """One recorded op: ``rule(node, F, gradients)`` gives a gradient, or ``None``, per input.
+    """One recorded op: ``rule(node, F, gradients)`` returns a gradient, or ``None``, per input.
 
-    ``edges`` say where each goes: ``(leaf tensor, 0)``, ``(node, index of its output)``, or ``None`` for nowhere.
+    ``edges`` are the destinations of these gradients: ``(leaf tensor, 0)``, ``(node, index of its output)`` or ``None``.
     """
 
     __slots__ = ("__weakref__", "edges", "fusing", "hooks", "likes", "name", "order", "outputs", "rule", "saved", "site")
@@ -94,10 +93,10 @@ class Node:
         self.outputs: list[Like] = []
         self.hooks: tuple[tuple[int, Callable[[Tensor], Tensor | None]], ...] = ()
         self.site = _op_site() if modes.anomaly else ""
-        self.fusing = deferral.mode  # what was compiled forwards is compiled backwards
+        self.fusing = deferral.mode  # backward uses the deferral mode of forward
 
     def attach(self, outputs: Sequence[Any]) -> None:
-        """Make the outputs point here."""
+        """Make this node the ``grad_fn`` of the outputs."""
         self.outputs = seen = []
         for index, out in enumerate(outputs):
             seen.append(make_like((out.shape, out.dtype)))
@@ -109,12 +108,12 @@ class Node:
             modes.tape.nodes.append(self)
         if modes.anomaly:
             for out in outputs:
-                _check_finite(self, out, "gave")
+                _check_finite(self, out, "returned")
 
     def __call__(self, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients of the op's inputs from those of its outputs, ``None`` for an input that requires none.
+        """The gradients of the op's inputs from those of its outputs; ``None`` for an input that requires none.
 
-        Neither accumulates ``.grad`` nor calls hooks nor releases anything.
+        Does not accumulate ``.grad``, call hooks or release memory.
         """
         if self.rule is None:
             raise RuntimeError(message(self.name, _WALKED, "pass retain_graph=True to the first backward"))
@@ -140,7 +139,7 @@ class Node:
         return Remover(remove)
 
     def release(self) -> None:
-        """Release everything that backward needed."""
+        """Release everything that was kept for backward."""
         self.saved = self.rule = None
         self.edges = []
 
@@ -160,7 +159,7 @@ def _op_site() -> str:
 
 
 def recording(tensors: Iterable[Any]) -> bool:
-    """Whether an op over these inputs is to be recorded."""
+    """Whether an op on these inputs must be recorded."""
     for x in tensors:
         if isinstance(x, Tensor) and x._learns:
             return modes.enabled
@@ -171,7 +170,7 @@ def recording(tensors: Iterable[Any]) -> bool:
 
 
 class _Changed:
-    """Stands for the values of a tensor that was changed in place after an op kept it for backward: who reads them is told so."""
+    """The source of a tensor that was changed in place after an op saved it for backward: reading its values raises."""
 
     def __init__(self, node: Node, tensor: Tensor):
         self.text = message(
@@ -182,17 +181,17 @@ class _Changed:
         )  # fmt: skip
 
     def seen_by(self, tensor: Tensor) -> None:
-        """A further tensor rests on this; all of them may be shown around."""
+        """Ignored: tensors over this source need not be known."""
 
     def compute(self) -> Tensor:
         raise AutogradError(self.text)
 
-    made = property(compute)  # fused code asks for this first
+    made = property(compute)  # fusion reads this first
 
 
 def intact(node: Node, *kept: Any) -> Any:
-    """Tensors that a node keeps, or lists of them. One that was changed in place since raises when its values are asked for, not before:
-    not every gradient reads all that an op keeps."""
+    """The saved tensors of a node, or lists of them. A tensor that was changed in place raises only when its values are read, because
+    not every gradient reads all saved tensors."""
     return _stand_ins(node, kept) if _any_changed(kept, node.order) else kept
 
 
@@ -223,7 +222,7 @@ def changing_history(tensor: Tensor) -> None:
         raise AutogradError(message(tensor.grad_fn.name, what, remedy, shape=tensor.shape, dtype=tensor.dtype))
 
 
-# ---- the walk
+# ---- backward
 
 
 def run_backward(
@@ -265,12 +264,12 @@ def after_backward(callback: Callable[[], None]) -> None:
 
 
 def expect_backward(owner: object, failed: Callable[[BaseException], None]) -> None:
-    """Call ``failed``, a method of ``owner``, with the error of every later backward of this thread; keeps no reference to either."""
+    """Call ``failed``, a method of ``owner``, with the error of every later backward of this thread; both are referenced weakly."""
     modes.expecting[id(owner)] = weakref.WeakMethod(failed)
 
 
 def expect_no_backward(owner: object) -> None:
-    """The end of :func:`expect_backward`."""
+    """Undo :func:`expect_backward`."""
     modes.expecting.pop(id(owner), None)
 
 
@@ -281,7 +280,7 @@ def _tell_who_expected(error: BaseException | None) -> None:
 
 
 def walk_under_way() -> object | None:
-    """A token of the running backward pass, another one for each pass; ``None`` outside of one."""
+    """An object that identifies the running backward pass; ``None`` outside of one."""
     return modes.finishers
 
 
@@ -296,8 +295,8 @@ class _Walk:
         self.found: dict[tuple[int, int], Tensor | None] = dict.fromkeys(self.targets)
         self.handed: dict[int, Any] = {}
         self.leaves: list[Tensor] = []
-        self.held: dict[Tensor, Tensor] = {}  # gradients of leaves with hooks, so far
-        self.due: Counter[Tensor] | None = None  # how many more such a leaf can get
+        self.held: dict[Tensor, Tensor] = {}  # partial gradients of leaves with hooks
+        self.due: Counter[Tensor] | None = None  # the number of gradients each of these leaves may still receive
 
     def start(self, out: Any, gradient: Any) -> None:
         if not isinstance(out, Tensor):
@@ -316,11 +315,11 @@ class _Walk:
         elif gradient.shape != out.shape:
             raise ShapeError(message("backward", "gradient must have the shape of the tensor", gradient=gradient.shape, tensor=out.shape))
         else:
-            self.handed[id(_memory_owner(gradient))] = _memory_owner(gradient)  # the caller's own: a leaf must get a copy
+            self.handed[id(_memory_owner(gradient))] = _memory_owner(gradient)  # the caller's tensor: a leaf must get a copy
         self.send(edge_of(out), gradient)
 
     def send(self, edge: tuple[Any, int], gradient: Tensor) -> None:
-        """A gradient arrives at a leaf or at an output of a node."""
+        """Add a gradient to a leaf or to an output of a node."""
         target, index = edge
         if self.found and (key := _edge_key(edge)) in self.found:
             self.found[key] = _sum(self.F, self.found[key], gradient)
@@ -400,7 +399,7 @@ class _Walk:
         for edge, wanted, gradient in zip(edges, likes, back, strict=True):
             if edge is not None and wanted is not None and gradient is not None:
                 if anomaly:
-                    _check_finite(node, gradient, "gave, walking back,")
+                    _check_finite(node, gradient, "has a gradient with")
                 fits = gradient.shape == wanted.shape and gradient.dtype is wanted.dtype
                 self.send(edge, gradient if fits else _fit(self.F, gradient, wanted))
 
@@ -458,7 +457,7 @@ def _hook_answer(gradient: Any, answer: Any) -> Any:
 
 
 def _fit(F: Any, gradient: Tensor, like: Like) -> Tensor:
-    """A gradient in the shape and dtype of its input: summed over broadcast axes."""
+    """Convert a gradient to the shape and dtype of its input; sums over broadcast axes."""
     if gradient.shape != like.shape:
         extra = len(gradient.shape) - len(like.shape)
         axes = tuple(i for i, n in enumerate(gradient.shape) if i < extra or (like.shape[i - extra] == 1 and n != 1))
@@ -478,7 +477,7 @@ def _check_finite(node: Node, value: Tensor, verb: str) -> None:
     if len(bad):
         first = tuple(bad[0].tolist())
         what = f"the op {verb} a value that is not finite"
-        where = f"called at {node.site}" if node.site else "to be told where it was called, go forward inside detect_anomaly() too"
+        where = f"called at {node.site}" if node.site else "run the forward pass inside detect_anomaly() too, to see where it was called"
         raise FloatingPointError(message(node.name, what, where, index=first, value=values[first], shape=value.shape))
 
 
@@ -486,9 +485,9 @@ def _check_finite(node: Node, value: Tensor, verb: str) -> None:
 
 
 class Tape:
-    """Scopes recording: ``with Tape() as tape: ...`` then ``tape.backward(loss)``. The same walk as ``loss.backward()``.
+    """Scopes recording: ``with Tape() as tape: ...`` then ``tape.backward(loss)``, which equals ``loss.backward()``.
 
-    Recording needs no tape; a tape adds a list of what was recorded, in order.
+    Recording needs no tape; a tape adds a list of the recorded nodes, in order.
     """
 
     def __init__(self) -> None:
@@ -504,13 +503,13 @@ class Tape:
         modes.tape, modes.enabled = self._previous.pop()
 
     def backward(self, loss: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
-        """Accumulate the gradients of ``loss`` into the leaves it came from."""
+        """Accumulate the gradients of ``loss`` in the leaves."""
         backward(loss, gradient, retain_graph=retain_graph, create_graph=create_graph)
         if not (retain_graph or create_graph):
             self.reset()
 
     def reset(self) -> None:
-        """Forget what was recorded."""
+        """Clear the list of recorded nodes."""
         self.nodes.clear()
 
     def __len__(self) -> int:
@@ -531,7 +530,7 @@ def grad(
     retain_graph: bool | None = None,
     allow_unused: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of ``outputs`` with respect to ``inputs``; no ``.grad`` is touched.
+    """The gradients of ``outputs`` with respect to ``inputs``; does not change any ``.grad``.
 
     ``create_graph=True`` records the gradients themselves, so that they can be differentiated again.
     """
@@ -564,7 +563,7 @@ def _listed(what: str, given: Any, *others: type) -> list[Any]:
 
 
 class _Setting(ContextDecorator):
-    """A mode as context manager and decorator; the old value comes back on exit."""
+    """A mode as context manager and decorator; the previous value is restored on exit."""
 
     field: str
 
@@ -625,7 +624,7 @@ def get_current_tape() -> Tape | None:
 
 
 def set_current_tape(tape: Tape | None) -> None:
-    """Record onto ``tape`` from now on (``None``: onto no list)."""
+    """Set the tape that lists recorded nodes; ``None`` for no tape."""
     modes.tape = tape
 
 

@@ -1,4 +1,4 @@
-"""What factories of tensors are given: a shape, and the queue of the new tensor."""
+"""Arguments of tensor factories: the shape, and the queue of the new tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Shape = int | Sequence[int]
 
 
 def check_shape(shape: Shape, op: str) -> tuple[int, ...]:
-    """A shape as a tuple of Python integers; anything else raises in the name of ``op``."""
+    """Convert a shape to a tuple of Python integers; raises an error that names ``op``."""
     if type(shape) is tuple:
         for n in shape:
             if type(n) is not int or n < 0:
@@ -30,14 +30,14 @@ def check_shape(shape: Shape, op: str) -> tuple[int, ...]:
 
 
 def find_queue(queue: Any, context: Any = None, device: Any = None) -> Any:
-    """The queue meant by a queue, a handle, a selector, a context, or nothing (the active device)."""
+    """The queue of a queue, a handle, a selector or a context; by default that of the active device."""
     if device is not None:
         queue = require(device)
     if queue is None and context is not None:
         handle = get_active_device()
         queue = handle if handle.context == context else None
         if queue is None:
-            raise DeviceError(message("tensor", "a context alone does not name a queue", "pass queue= as well"))
+            raise DeviceError(message("tensor", "a context needs a queue as well", "pass queue= as well"))
     if queue is None:
         queue = get_active_device()
     queue = queue.queue if isinstance(queue, DeviceHandle) else queue

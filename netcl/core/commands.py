@@ -1,8 +1,7 @@
-"""A command list: it stands where a queue does, and commands are written down instead of enqueued.
+"""A command list takes the place of a queue and collects commands instead of enqueuing them.
 
-An op allocates memory and enqueues kernels, fills and copies. Over tensors of a command list the same code enqueues nothing: the list
-holds what would have been done, over memory that has no address yet. :mod:`netcl.engine.plan` makes a plan of it, which runs over the
-memory of any tensors of the same shapes and dtypes.
+An op allocates memory and enqueues kernels, fills and copies. On tensors of a command list, the same code appends these commands to the
+list, over memory that has no address yet. :mod:`netcl.engine.plan` makes the list a plan, which runs on any tensors of these types.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from netcl.core import recording
 
 
 class NotPlannable(Exception):
-    """An op does what a plan cannot repeat: it reads values, uploads them, or asks for a queue's own state."""
+    """An op does what a plan cannot repeat: it reads or uploads values, or uses state of the queue."""
 
 
 class Place:
-    """Memory that a plan will have: operand ``index`` of a call or, from the number of operands on, memory that the call leases."""
+    """Memory of a plan before it has an address: an operand of the call or, if ``index`` is not below their number, leased memory."""
 
     __slots__ = ("commands", "index", "nbytes", "persistent")
     pool = None
@@ -29,18 +28,18 @@ class Place:
 
     @property
     def buffer(self) -> Place:
-        """A lease has a buffer; a place is both."""
+        """A place is a lease and its buffer in one."""
         return self
 
     @property
     def size(self) -> int:
-        """Bytes, as a buffer has them."""
+        """Bytes, under the name that buffers use."""
         return self.nbytes
 
 
 class Launch(NamedTuple):
-    """A kernel with its sizes. ``args`` holds numbers, local memory, tensors that were there before, places as ``At`` and
-    numbers that runs are given as ``Given``."""
+    """A kernel with its sizes. ``args`` holds numbers, local memory, tensors that existed before planning, memory of the plan (``At``) and
+    numbers of the run (``Given``)."""
 
     kernel: Any
     sizes: tuple[int, ...]
@@ -49,7 +48,7 @@ class Launch(NamedTuple):
 
 
 class At:
-    """The memory of a plan at ``index``."""
+    """Memory of a plan, by index."""
 
     __slots__ = ("index",)
 
@@ -58,7 +57,7 @@ class At:
 
 
 class Given:
-    """A number that each run is given, at ``index``; the given numbers of a kernel come before its others."""
+    """A number that is passed to each run, by index; a kernel takes these before its other numbers."""
 
     __slots__ = ("index",)
 
@@ -67,7 +66,7 @@ class Given:
 
 
 class HostStep(NamedTuple):
-    """Everything else: ``run(backend, *buffers)`` over the memory ``at``."""
+    """A command that is no launch: ``run(backend, *buffers)`` on the memory ``at``."""
 
     run: Callable[..., None]
     at: tuple[Any, ...]
@@ -90,7 +89,7 @@ class PlanningState:
 
 
 class CommandList:
-    """What an op does over operands of certain types, in order. It is the queue of the operands' tensors, and that queue's backend.
+    """The commands of an op, in order. The list acts as the queue of the operands' tensors and as that queue's backend.
 
     ``noted`` holds the operands that the op says it changes.
     """
@@ -106,7 +105,7 @@ class CommandList:
 
     @property
     def int_ptr(self) -> int:
-        """That of the queue: device handles are found by it."""
+        """The queue's: device handles are looked up by it."""
         return self.queue.int_ptr
 
     def finish(self) -> None:
@@ -121,7 +120,7 @@ class CommandList:
         return Place(self, self.operands + len(self.leased) - 1, nbytes)
 
     def fill(self, buffer: Any, nbytes: int, dtype: Any, value: float = 0) -> None:
-        """Every element of the first ``nbytes`` gets ``value``."""
+        """Set every element of the first ``nbytes`` to ``value``."""
         at = self._at(buffer)
         self.commands.append(HostStep(lambda backend, target: backend.fill(target, nbytes, dtype, value), (at,), (at.index,)))
 
@@ -145,7 +144,7 @@ class CommandList:
     # ---- as a queue
 
     def launch(self, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: tuple[Any, ...]) -> None:
-        """Write down a kernel; called by the kernel, which has checked its arguments."""
+        """Append a launch; called by the kernel, which has checked its arguments."""
         self.commands.append(Launch(kernel, sizes, local, tuple(self._argument(arg) for arg in args)))
 
     def _argument(self, arg: Any) -> Any:
@@ -159,19 +158,19 @@ class CommandList:
 
 
 class Notes:
-    """The recorder of the thread while a list is written: what ops tell a recorder (:mod:`netcl.core.recording`) goes into the list."""
+    """The recorder that is active while an op is planned: it enters what ops report (:mod:`netcl.core.recording`) into the list."""
 
     def __init__(self, commands: CommandList):
         self.commands = commands
 
     def allocated(self, handle: Any) -> None:
-        """A constant of the op, made on the queue itself."""
+        """Ignored: a constant of the op, which lives on the real queue."""
 
     def changed(self, tensors: Iterable[Any]) -> None:
         self.commands.noted |= {t.buffer.index for t in tensors if type(t.buffer) is Place and t.buffer.index < self.commands.operands}
 
     def again(self, function: Callable[[], Any], undo: Callable[[], None] | None = None) -> None:
-        """A step of the host that every run repeats; what it returns cannot be used."""
+        """Append a function that every run calls; its result is discarded."""
         self.commands.commands.append(HostStep(lambda backend: recording.again(function, undo), ()))
 
     def made(self, tensor: Any) -> bool:

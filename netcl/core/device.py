@@ -57,7 +57,7 @@ __kernel void half_probe(__global const float* x, __global float* out, int n) {
 
 
 class CPUQueue:
-    """Stands in for a command queue on the NumPy backend, where everything is done when the call returns."""
+    """Takes the place of a command queue on the NumPy backend, where calls return when their work is done."""
 
     backend = "cpu"
     context = None
@@ -79,7 +79,7 @@ class CPUQueue:
 
 @dataclass(frozen=True)
 class DeviceHandle:
-    """What every layer needs of a device. Immutable; ``context, queue = handle`` unpacks."""
+    """A device with its context and queue. Immutable; ``context, queue = handle`` unpacks."""
 
     platform_name: str
     device_name: str
@@ -115,7 +115,7 @@ class DeviceHandle:
 
 @dataclass(frozen=True)
 class Found:
-    """A device the driver reports, with its numbers there."""
+    """A device that the driver reports, with its platform and device numbers."""
 
     platform_index: int
     device_index: int
@@ -129,13 +129,13 @@ class Found:
 
     @property
     def words(self) -> str:
-        """What part of a name is looked for in: ``pocl`` finds "Portable Computing Language"."""
+        """The text in which a selector's name is searched: ``pocl`` finds "Portable Computing Language"."""
         p = self.profile
         return f"{p.platform}\n{p.name}\n{p.vendor}\n{p.brand}\n{p.family}".lower()
 
 
 def score(profile: ExtendedDeviceProfile) -> tuple[int, float]:
-    """Rank and speed estimate, to be compared; a negative rank is never chosen unless the device is named."""
+    """Rank and estimated speed, for comparison; a device with a negative rank is chosen only by name."""
     if not profile.available:
         return -2, 0.0
     rank = next(rank for _, rank, matches in RANKS if matches(profile))
@@ -143,7 +143,7 @@ def score(profile: ExtendedDeviceProfile) -> tuple[int, float]:
 
 
 class DeviceManager:
-    """Finds devices and hands out one handle, with one context and queue, per physical device.
+    """Finds devices and returns one handle, with one context and queue, per physical device.
 
     >>> DeviceManager().default("cpu").device_name
     'NumPy'
@@ -162,7 +162,7 @@ class DeviceManager:
         self._numpy = DeviceHandle("NumPy", "NumPy", "cpu", "cpu", None, CPUQueue())
 
     def discover(self) -> list[tuple[Any, Any]]:
-        """Every (platform, device) pair the driver reports and the environment lets through; empty without pyopencl."""
+        """Every (platform, device) pair that the driver reports and the environment does not filter; empty without pyopencl."""
         return [(found.platform, found.device) for found in self.found()]
 
     @property
@@ -253,7 +253,7 @@ class DeviceManager:
         return [self.handle_of(cl.CommandQueue(context)) for context in contexts]
 
     def describe(self) -> str:
-        """The devices there are, in one line, for error messages."""
+        """All devices in one line, for error messages."""
         try:
             names = [f"{found.index} {found.profile.platform} / {found.profile.name}" for found in self.found()]
         except EnvironmentVariableError as error:
@@ -275,7 +275,7 @@ class DeviceManager:
         return found
 
     def _visible(self, found: list[Found]) -> list[Found]:
-        """What NETCL_PLATFORM_FILTER and NETCL_VISIBLE_DEVICES let through; the numbers stay those of the driver."""
+        """The devices that NETCL_PLATFORM_FILTER and NETCL_VISIBLE_DEVICES select; their numbers stay those of the driver."""
         part = env.value("NETCL_PLATFORM_FILTER").lower()
         kept = [f for f in found if part in f"{f.profile.platform}\n{f.platform.vendor}\n{f.profile.brand}".lower()]
         names = env.value("NETCL_VISIBLE_DEVICES")
@@ -290,7 +290,7 @@ class DeviceManager:
         return visible
 
     def _preferred(self, strict: bool) -> DeviceHandle:
-        """What NETCL_DEVICE means; naming a device that does not exist is an error, not a reason to take another."""
+        """The device that NETCL_DEVICE names; raises if it does not exist."""
         text = env.value("NETCL_DEVICE").lower() or "auto"
         handle = self._resolve(text, strict)
         if handle is None:
@@ -351,7 +351,7 @@ class DeviceManager:
         return DeviceHandle(profile.platform, profile.name, "cl", profile.device_type, context, queue)
 
     def half_arithmetic(self, profile: capabilities.DeviceProfile) -> bool:
-        """Compute in half on the device and compare; asked once per device."""
+        """Whether half arithmetic on the device gives correct results; measured once per device."""
         if profile.device is None or (not profile.has_fp16 and self.profile(profile.device).has_quirk("lists_fp16")):
             return False
         with self._lock:
@@ -371,7 +371,7 @@ def _devices_of(platform: Any) -> list[Any]:
 
 
 def _matches(selector: str, found: Found) -> bool:
-    """Whether a name, a number or ``gpu``, ``cl:cpu`` ... means this device."""
+    """Whether a name, a number or ``gpu``, ``cl:cpu`` ... selects this device."""
     low = selector.strip().lower()
     if re.fullmatch(r"\d+:\d+", low):
         return low == found.index
@@ -380,14 +380,14 @@ def _matches(selector: str, found: Found) -> bool:
 
 
 def _highest_score(found: list[Found], named: bool = False) -> Found | None:
-    """The highest score; simulators, software GPUs and unavailable devices only if they were named."""
+    """The device with the highest score; excludes simulators, software GPUs and unavailable devices unless they were named."""
     ranked = [(score(f.profile), -position, f) for position, f in enumerate(found)]
     fit = [row for row in ranked if named or row[0][0] >= 0]
     return max(fit, key=lambda row: row[:2])[2] if fit else None
 
 
 def _device_named(selector: str | int, found: list[Found]) -> Found | None:
-    """The device a selector other than ``cpu`` and ``gpu`` means."""
+    """The device that a selector other than ``cpu`` and ``gpu`` names."""
     if isinstance(selector, int) or selector.isdecimal():
         number = int(selector)
         return found[number] if 0 <= number < len(found) else None
@@ -437,7 +437,7 @@ manager = DeviceManager()
 
 
 class _EnteredDevices(threading.local):
-    """The devices the current thread has entered, innermost last, and what was set."""
+    """The ``device(...)`` blocks of the current thread, innermost last, and the device set by ``set_active_device``."""
 
     def __init__(self) -> None:
         self.stack: list[DeviceHandle] = []
@@ -450,8 +450,8 @@ _active = _EnteredDevices()
 class device:
     """Choose the device of the current thread for a block: ``with device("gpu") as dev: ...``
 
-    Blocks nest and the previous device comes back on exit. Raises :class:`DeviceError` where there is no such device.
-    ``device.manager`` is the process-wide :class:`DeviceManager`, ``device.profile(queue)`` what a queue's device can do.
+    Blocks nest, and the previous device is restored on exit. Raises :class:`DeviceError` if there is no such device.
+    ``device.manager`` is the process-wide :class:`DeviceManager`, ``device.profile(queue)`` the profile of a queue's device.
     """
 
     manager = manager
@@ -497,7 +497,7 @@ class device:
 
 
 def require(selector: Any, strict: bool = False, op: str = "device") -> DeviceHandle:
-    """As :meth:`DeviceManager.default`, with a :class:`DeviceError` in the name of ``op`` where there is no such device."""
+    """As :meth:`DeviceManager.default`, but raises a :class:`DeviceError` that names ``op`` if there is no such device."""
     handle = manager.default(selector, strict)
     if handle is not None:
         return handle
@@ -513,7 +513,7 @@ def handle_of(queue: Any) -> DeviceHandle:
 
 
 def get_active_device() -> DeviceHandle:
-    """The device the current thread works on: the innermost ``device(...)`` block, what was set, or ``NETCL_DEVICE``."""
+    """The active device of the current thread: the innermost ``device(...)`` block, else ``set_active_device``, else ``NETCL_DEVICE``."""
     if _active.stack:
         return _active.stack[-1]
     if _active.base is not None:
@@ -527,15 +527,15 @@ def chosen_device() -> DeviceHandle | None:
 
 
 def queue_of(place: Any = None) -> Any:
-    """The queue meant by a queue, a handle, a ``device(...)`` or a selector; ``None`` is that of the active device."""
+    """The queue of a queue, a handle, a ``device(...)`` or a selector; ``None`` selects the active device."""
     return place if hasattr(place, "finish") else (get_active_device() if place is None else require(place)).queue
 
 
 def synchronize(device: Any = None) -> None:
-    """Compute everything this thread has deferred, then wait until a device (default: every device in use) has finished.
+    """Compute all deferred values of this thread, then wait until a device (default: every device in use) has finished.
 
-    ``device`` is a selector, a handle, a queue or a tensor. ``queue.finish()`` alone waits only for what has been launched: a deferred
-    product is launched when its value is read. A deferred value that nothing refers to is never computed, so keep what you time.
+    ``device`` is a selector, a handle, a queue or a tensor. ``queue.finish()`` waits only for launched work; a deferred value is launched
+    when it is read. A deferred value without references is never computed, so keep a reference to what you time.
     """
     hooks.settle()
     for queue in queues() if device is None else [queue_of(device)]:
@@ -543,5 +543,5 @@ def synchronize(device: Any = None) -> None:
 
 
 def set_active_device(handle: Any) -> None:
-    """Make a handle, or what a selector names, the device of this thread outside ``device(...)`` blocks; ``None``: the default."""
+    """Set the device of this thread outside of ``device(...)`` blocks: a handle or a selector; ``None`` restores the default."""
     _active.base = None if handle is None else require(handle)

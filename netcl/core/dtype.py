@@ -43,9 +43,9 @@ class dtype(str):
 
 @dataclass(frozen=True, eq=False)
 class DType:
-    """One row: NumPy and OpenCL storage, the LOAD and STORE texts of kernels, the type arithmetic is done in.
+    """An entry of the dtype table: NumPy and OpenCL storage, LOAD and STORE of kernels, compute type.
 
-    Each row is one object, compared by identity: dtypes are in the keys of every cache, and to hash eight fields takes a microsecond.
+    Entries are compared by identity: dtypes are in the keys of every cache, and hashing eight fields takes a microsecond.
     """
 
     name: dtype
@@ -97,7 +97,7 @@ _BY_NUMPY = {row.storage: row for row in DTYPES.values() if row.name != "bfloat1
 
 
 def lookup(given: str | DTypeLike | DType, op: str = "dtype") -> DType:
-    """The row of a dtype given by name, alias, NumPy dtype or row; anything else raises :class:`DtypeError`."""
+    """The entry of a dtype given by name, alias, NumPy dtype or entry; raises :class:`DtypeError` for anything else."""
     if isinstance(given, DType):
         return given
     if isinstance(given, str) and given in _BY_NAME:
@@ -109,20 +109,20 @@ def lookup(given: str | DTypeLike | DType, op: str = "dtype") -> DType:
 
 
 def named(given: object) -> DType | None:
-    """The row of what names a dtype, ``None`` of what does not (a device, for instance)."""
+    """The entry of a dtype; ``None`` if the argument does not name one (a device, for instance)."""
     if isinstance(given, str):
         return _BY_NAME.get(given)
     return lookup(given) if isinstance(given, DType | np.dtype | type) else None
 
 
 def of_value(value: object) -> DType:
-    """The dtype that a single value has by itself: bool, int64 or float32, as in torch."""
+    """The dtype of a Python value: bool, int64 or float32, as in torch."""
     kind = np.asarray(value).dtype.kind
     return DTYPES[{"b": "bool", "i": "int64", "u": "int64"}.get(kind, "float32")]
 
 
 def of_array(array: np.ndarray, op: str = "from_host") -> DType:
-    """The dtype an array gets when none is asked for: float64 becomes float32, other known dtypes stay."""
+    """The default dtype for an array: float64 becomes float32, other known dtypes stay."""
     row = _BY_NUMPY.get(array.dtype) or _BY_NUMPY.get(array.dtype.newbyteorder("="))
     if row is not None:
         return _FLOAT32 if row is _FLOAT64 else row
@@ -134,19 +134,19 @@ def of_array(array: np.ndarray, op: str = "from_host") -> DType:
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The dtype of ``a op b``, as torch decides it: the higher rank, and float32 for float16 with bfloat16."""
+    """The dtype of ``a op b`` by torch's rules: the higher rank, and float32 for float16 with bfloat16."""
     if {a.name, b.name} == {"float16", "bfloat16"}:
         return DTYPES["float32"]
     return a if a.rank >= b.rank else b
 
 
 def sum_dtype(dtype: str) -> str:
-    """The dtype in which sums over values of ``dtype`` are made, and kept where rounding them would lose what they are for."""
+    """The dtype of sums, statistics and optimizer state over values of ``dtype``."""
     return STORED[DTYPES[dtype].c_compute]
 
 
 def encode(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """Host values to the bytes a buffer of ``dtype`` holds; round to nearest even."""
+    """Convert host values to the storage of ``dtype``; rounds to nearest even."""
     if dtype is not _BFLOAT16:
         return array if array.dtype == dtype.storage else _cast(array, dtype.storage)
     if array.dtype.name == "bfloat16":
@@ -157,7 +157,7 @@ def encode(array: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
-    """The values in another dtype; what is too large becomes infinity, as on a device, also under ``np.seterr(all="raise")``."""
+    """Convert values to another dtype. Overflow gives infinity, as on a device, also under ``np.seterr(all="raise")``."""
     try:
         return array.astype(kind, copy=False)
     except FloatingPointError:
@@ -166,7 +166,7 @@ def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
 
 
 def decode(stored: np.ndarray, dtype: DType) -> np.ndarray:
-    """The values of stored bytes; bfloat16 is widened to float32, all else is returned as it is."""
+    """The values of stored bytes; bfloat16 is widened to float32, other dtypes are returned unchanged."""
     if dtype is not _BFLOAT16:
         return stored
     return (stored.astype(np.uint32) << 16).view(np.float32)

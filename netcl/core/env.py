@@ -1,4 +1,4 @@
-"""The environment: every NETCL_* variable with its type, default and meaning. Read here and nowhere else."""
+"""The table of NETCL_* environment variables: type, default, meaning. No other module reads the environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from platformdirs import user_cache_path
 
 from netcl.core.errors import EnvironmentVariableError, message
 
-FUSE_FROM = 1 << 16  # elements; a chain over fewer costs less in single launches than a kernel of its own
+FUSE_FROM = 1 << 16  # elements; below, separate launches cost less than deferring
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -48,7 +48,7 @@ def _level(text: str) -> int:
 
 
 def _least_elements(text: str) -> int:
-    """``0`` or off: never; ``1`` or on: from a size that pays; else that many elements."""
+    """``0`` or off: never; ``1`` or on: the default threshold; else a number of elements."""
     low = text.strip().lower()
     value = int(low) if low.isdigit() else _flag(low)
     return FUSE_FROM if value == 1 else int(value)
@@ -72,7 +72,7 @@ def _path(text: str) -> Path | None:
 
 @dataclass(frozen=True)
 class Variable:
-    """One row of the table: how a variable is read, what it may hold and what it does."""
+    """An entry of the table: how a variable is parsed, its legal values and its effect."""
 
     name: str
     parse: Callable[[str], Any]
@@ -86,7 +86,7 @@ class Variable:
             return self.parse(text)
         except ValueError:
             raise EnvironmentVariableError(
-                message("env", f"{self.name} holds a value it cannot have", f"legal: {self.legal}", value=repr(text))
+                message("env", f"{self.name} has an illegal value", f"legal: {self.legal}", value=repr(text))
             ) from None
 
 
@@ -127,27 +127,27 @@ VARIABLES: dict[str, Variable] = {row.name: row for row in _ROWS}
 
 
 def value(name: str) -> Any:
-    """The parsed value of a NETCL_* variable; nonsense raises an error that names it and its legal values."""
+    """The parsed value of a NETCL_* variable; raises an error that names the variable and its legal values."""
     return VARIABLES[name].read()
 
 
 def raw(name: str) -> str | None:
-    """What the user set, unparsed; ``None`` if unset. For ``netcl env`` and for variables of other projects."""
+    """The unparsed value of a variable; ``None`` if unset. For ``netcl env`` and for variables of other projects."""
     return os.environ.get(name)
 
 
 def set_for_loader(name: str, text: str) -> None:
-    """Tell the OpenCL loader of this process something; only ``core.platforms`` calls this."""
+    """Set a variable for the OpenCL loader of this process; only ``core.platforms`` calls this."""
     os.environ[name] = text
 
 
 def choose_device(selector: str) -> None:
-    """The device of this process from now on, as if NETCL_DEVICE had been set before it began; for what starts a rank."""
+    """Set NETCL_DEVICE for this process; used by launchers of ranks."""
     os.environ["NETCL_DEVICE"] = selector
 
 
 def cache_dir() -> Path | None:
-    """The folder for compiled kernels and measurements, made if need be; ``None`` where nothing can be written."""
+    """The folder for compiled kernels and measurements, created if necessary; ``None`` if it is not writable."""
     folder = value("NETCL_CACHE_DIR") or user_cache_path("netcl")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,5 +157,5 @@ def cache_dir() -> Path | None:
 
 
 def for_child(**changes: str) -> dict[str, str]:
-    """The environment for a child process: this one with ``changes``."""
+    """The environment of a child process: that of this process with ``changes``."""
     return {**os.environ, **changes}

@@ -8,14 +8,14 @@ from typing import Any
 from netcl.core.hooks import hooks
 from netcl.core.method_names import IN_PLACE
 
-FILLS = ("uniform", "normal", "copy", "random", "exponential", "log_normal")  # in-place methods that are no ops
+FILLS = ("uniform", "normal", "copy", "random", "exponential", "log_normal")  # in-place methods that are not ops
 OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow",
              "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "bitwise_left_shift",
              "rshift": "bitwise_right_shift"}  # fmt: skip
 
 
 def in_place_method(op: str) -> Callable[..., Any]:
-    """The method that writes what an op returns for a tensor into the tensor: ``x.abs_()``."""
+    """The method that writes the result of an op into the tensor: ``x.abs_()``."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return hooks.call("in_place", op, self, *args, **kwargs)

@@ -1,7 +1,7 @@
-"""Which kernel variant runs for a problem on a device: policy as tables, measured choices first.
+"""Selects the kernel variant for a problem on a device.
 
-An answer is looked for in this order: what the program registered, what was measured (:attr:`KernelSelector.measured`, then the
-tuning store of the device), the policy tables below. Policy answers are decided once per (op, shape, dtype, flags) and kept.
+The order is: kernels that the program registered, measured configurations (:attr:`KernelSelector.measured`, then the tuning store of the
+device), the policy tables below. Policy decisions are cached per (op, shape, dtype, flags).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from netcl.core.kernels import program
 
 
 class KernelVariant(Enum):
-    """Every implementation the selector knows about."""
+    """The variants that the selector can choose."""
 
     MATMUL_NAIVE = "matmul_naive"
     MATMUL_TILED = "matmul_tiled"
@@ -47,10 +47,10 @@ class KernelVariant(Enum):
 
 @dataclass
 class KernelConfig:
-    """A variant with its tile and launch parameters. Answers are shared: copy with ``dataclasses.replace`` before changing one.
+    """A variant with its tile and launch parameters. Instances are shared: copy with ``dataclasses.replace`` before changing one.
 
-    ``use_local_memory=False`` takes kernels without local memory, ``use_vectorization=False`` kernels that load value by value.
-    ``local_size_1d`` is the local size of kernels with a work-item per element, and the work-items that share a reduction.
+    ``use_local_memory=False`` selects kernels without local memory, ``use_vectorization=False`` kernels with scalar loads.
+    ``local_size_1d`` is the local size of kernels with one work-item per element, and the number of work-items that share a reduction.
     """
 
     variant: KernelVariant
@@ -68,7 +68,7 @@ class KernelConfig:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is asked: an op with its sizes and flags, on a device."""
+    """A problem to select for: an op with its sizes and flags, on a device."""
 
     op: str
     shape: tuple[int, ...]
@@ -82,13 +82,13 @@ class Problem:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """What a measurement is kept under."""
+        """The key of measurements."""
         return (self.op, self.shape, self.dtype, tuple(sorted(self.flags.items())))
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A row of policy: the first whose condition holds gives the variant and the fields that differ from the defaults."""
+    """A policy rule: the first whose condition holds gives the variant and the fields that differ from the defaults."""
 
     variant: KernelVariant
     when: Callable[[Problem], bool]
@@ -123,7 +123,7 @@ def _suits_tiled_local(p: Problem) -> bool:
 
 
 def _takes_eight_lanes(p: Problem) -> bool:
-    """Eight lanes where they fill a 128-bit load (two-byte dtypes) or where the device is that wide."""
+    """Whether to load eight lanes: they fill a 128-bit load (two-byte dtypes), or the device prefers them."""
     return dtypes.lookup(p.dtype).itemsize <= 2 or p.profile.vector_width >= 8
 
 
@@ -191,7 +191,7 @@ def conv_output(p: Problem) -> tuple[int, int]:
 
 
 def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelConfig:
-    """Make the configuration smaller until work-group and tiles fit the device; the answer itself if they do."""
+    """Reduce a configuration until its work-group and tiles fit the device; returns it unchanged if they do."""
     limit = profile.max_work_group_size
     size_2d = config.local_size_2d
     while math.prod(size_2d) > limit and max(size_2d) > 1:
@@ -209,7 +209,7 @@ def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelCo
 
 
 def decide(problem: Problem) -> KernelConfig:
-    """The policy's answer: the first matching rule, the vendor's fields where optimized kernels are wanted, fitted to the device."""
+    """The policy's configuration: the first matching rule, the vendor's fields for optimized kernels, reduced to fit the device."""
     rule = next(rule for rule in RULES[problem.op] if rule.when(problem))
     change = {**rule.change, **(ON_CPU.get(problem.op, {}) if problem.is_cpu else {})}
     if kernel_strategy(problem.profile) == "optimized":
@@ -243,15 +243,15 @@ class KernelSelector:
 
     def __init__(self, profile: DeviceProfile | None = None):
         self.profile = profile
-        self.revision = 0  # grows when an answer may have changed: plans made before do not count any more
-        self.named = 0  # grows with every kernel that is measured or registered by hand: a recorded step rests on it
+        self.revision = 0  # incremented when a selection may have changed: older plans are then invalid
+        self.named = 0  # incremented with every kernel that is measured or registered: recordings depend on it
         self._measured: Callable[[str, tuple[Hashable, ...]], KernelConfig | None] = _nothing
-        self.tuned: Callable[[Problem], KernelConfig | None] = _nothing  # the tuning store's lookup, asked after ``measured``
+        self.tuned: Callable[[Problem], KernelConfig | None] = _nothing  # the lookup of the tuning store, after ``measured``
         self._registered: dict[str, list[tuple[Callable[[Any, DeviceProfile], bool], Any]]] = {}
 
     @property
     def measured(self) -> Callable[[str, tuple[Hashable, ...]], KernelConfig | None]:
-        """What a program has measured itself: ``measured(op, key)``, key = (op, shape, dtype, flags); None where nothing was."""
+        """The program's own measurements: ``measured(op, key)`` with key = (op, shape, dtype, flags); returns None if there is none."""
         return self._measured
 
     @measured.setter
@@ -287,7 +287,7 @@ class KernelSelector:
         return self._answer("batchnorm", (N, C, H, W), dtype, {"training": training, "fuse_relu": fuse_relu}, shapes=((N, C, H, W),))
 
     def register(self, op: str, condition: Callable[[Any, DeviceProfile], bool], kernel: Any) -> None:
-        """Use ``kernel`` for ``op`` where ``condition(shapes, profile)`` holds; what was registered last is asked first.
+        """Use ``kernel`` for ``op`` if ``condition(shapes, profile)`` holds; later registrations take precedence.
 
         For the five ops of the policy ``kernel`` is a :class:`KernelConfig` or a :class:`KernelVariant`; for an op of your own,
         anything.
@@ -317,7 +317,7 @@ class KernelSelector:
         self._renew()
 
     def _renew(self) -> None:
-        """Answers may have changed: plans that name no revision are forgotten."""
+        """Invalidate plans after a change; those without a revision in their key are dropped."""
         self.revision += 1
         program.forget("plans")
         program.forget("recipes")
@@ -337,7 +337,7 @@ class KernelSelector:
         return self.choose(Problem(op, shape, dtypes.lookup(dtype).name, flags, self._profile(profile)), shapes)
 
     def choose(self, problem: Problem, shapes: Any) -> KernelConfig:
-        """The kernel for a problem; ``shapes`` (of the operands) is what the conditions of registered kernels are asked."""
+        """The kernel for a problem; ``shapes`` (of the operands) are passed to the conditions of registered kernels."""
         op, device = problem.op, problem.profile
         explicit = self._find_registered(op, shapes, device) if self._registered else None
         if explicit is None:
@@ -376,11 +376,11 @@ _selector.tuned = lambda problem: hooks.tuned("autotuner", problem)
 
 
 def set_matmul_precision(precision: str) -> None:
-    """How exact float32 products and convolutions must be, as torch names it.
+    """Set the precision of float32 products and convolutions, with torch's names.
 
-    ``highest`` (the default): as exact as a plain float32 sum, within four times its error. ``high``: kernels may split operands into
-    parts of fewer bits, where that is faster; errors stay below about 2e-5 of the largest result. ``medium``: operands may be rounded
-    to bfloat16. A device without such kernels computes as before.
+    ``highest`` (the default): within four times the error of a plain float32 sum. ``high``: kernels may split operands into parts of
+    fewer bits if that is faster; errors stay below about 2e-5 of the largest result. ``medium``: operands may be rounded to bfloat16.
+    A device without such kernels is not affected.
 
     >>> from netcl.core.kernel_selector import get_matmul_precision
     >>> set_matmul_precision("highest"); get_matmul_precision()
@@ -405,7 +405,7 @@ def reload_environment() -> None:
 
 
 def get_matmul_precision() -> str:
-    """What :func:`set_matmul_precision` was told last."""
+    """The precision set by :func:`set_matmul_precision`."""
     return _precision
 
 
@@ -414,7 +414,7 @@ hooks.modes.append(partial(attrgetter("named"), _selector))
 
 
 def get_kernel_selector() -> KernelSelector:
-    """The selector of this process, which answers for the active device."""
+    """The selector of this process, for the active device."""
     return _selector
 
 

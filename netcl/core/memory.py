@@ -26,14 +26,14 @@ from netcl.core.queue_state import free_memory, pools, queue_state
 SMALLEST_BUCKET = 1 << 10
 LARGEST_BUCKET = 256 << 20
 LARGE = 256 << 10  # bytes from which a tensor is a piece of a segment: finding one takes 3 us, an op of this size more than ten times that
-GRAIN = 1 << 10  # bytes that pieces are multiples of: what sub-buffers are aligned to on every known device divides it
-PINNED_CAP = 1 << 30  # bytes of free page-locked memory that a pool keeps at the most: the operating system cannot use them meanwhile
-_MOST_SIZES = 8192  # whose shelves are remembered; programs with ever new sizes must not grow without bound
+GRAIN = 1 << 10  # bytes; pieces are multiples of it. The alignment of sub-buffers on every known device divides it
+PINNED_CAP = 1 << 30  # bytes of free page-locked memory that a pool keeps at most: the operating system cannot use them
+_MOST_SIZES = 8192  # cached sizes: a program whose sizes keep changing must not grow without bound
 
 
 @dataclass
 class PoolStats:
-    """Counters of a pool: leases served from the free lists and from the driver, bytes held and bytes waiting."""
+    """Counters of a pool: leases from the free lists and from the driver, bytes allocated, bytes free."""
 
     hits: int = 0
     misses: int = 0
@@ -47,10 +47,9 @@ class PoolStats:
 
 
 class Shelf:
-    """The free buffers of one size. Lists are changed by single calls of the interpreter, so taking and giving back need no lock.
+    """The free list of one buffer size. ``append`` and ``pop`` are atomic, so it needs no lock.
 
-    ``plain``: giving back is nothing but an append. Otherwise ``take_back`` decides, because of a cap or because the buffer is no
-    pool's.
+    ``plain``: a released buffer is appended. Otherwise the pool handles it, because of a cap or because the buffer is not pooled.
     """
 
     __slots__ = ("bucket", "free", "hits", "made", "plain", "pool")
@@ -64,7 +63,7 @@ class Shelf:
         self.plain = plain
 
     def lease(self, nbytes: int, what: str = "") -> BufferHandle:
-        """A buffer from here, or a new one; ``what`` names the tensor in an out-of-memory message."""
+        """Lease a free buffer, or a new one; ``what`` names the tensor in an out-of-memory message."""
         try:
             buffer = self.free.pop()
         except IndexError:
@@ -73,19 +72,19 @@ class Shelf:
         return BufferHandle(self, buffer, nbytes)
 
     def take_back(self, buffer: Any) -> None:
-        """A lease ended."""
+        """Receive the buffer of a lease that ended."""
         if self.plain:
             self.free.append(buffer)
         else:
             self.pool._take_back(self, buffer)
 
     def part(self, buffer: Any, offset: int, nbytes: int) -> Any:
-        """A buffer over a part of one from here."""
+        """A sub-buffer of a leased buffer."""
         return buffer if (offset, nbytes) == (0, self.bucket) else _sub_buffer(buffer, offset, nbytes)
 
 
 class BufferHandle:
-    """One lease of a buffer. ``release`` gives it back, once; dropping the last reference does the same."""
+    """A lease of a buffer. It ends with ``release`` or when the last reference is dropped; the buffer then returns to its shelf."""
 
     __slots__ = ("__weakref__", "buffer", "nbytes", "persistent", "shelf")
 
@@ -99,20 +98,20 @@ class BufferHandle:
 
     @property
     def pool(self) -> Any:
-        """The pool it belongs to."""
+        """The pool of the buffer."""
         return self.shelf.pool
 
     @property
     def bucket(self) -> int:
-        """The bytes of the buffer as its pool counts them."""
+        """The size of the buffer, in bytes."""
         return self.shelf.bucket
 
     def part(self, offset: int, nbytes: int) -> Any:
-        """A buffer over a part of the memory, which must not outlive the lease; where the pool's memory cannot be cut, over all of it."""
+        """A sub-buffer, which must not outlive the lease; the whole buffer if the pool does not use sub-buffers."""
         return self.shelf.part(self.buffer, offset, nbytes) if self.pool.cuts else self.buffer
 
     def release(self) -> None:
-        """Return the buffer to its pool; a second call does nothing, and a persistent lease is left alone."""
+        """Return the buffer to its pool; does nothing if it was returned before or the lease is persistent."""
         if self.buffer is not None and not self.persistent:
             buffer, self.buffer = self.buffer, None
             self.shelf.take_back(buffer)
@@ -129,13 +128,13 @@ class BufferHandle:
 
 
 def power_of_two(nbytes: int) -> int:
-    """The bucket of :class:`BufferPool`."""
+    """The bucket size of :class:`BufferPool`."""
     return max(SMALLEST_BUCKET, 1 << (nbytes - 1).bit_length()) if nbytes > 0 else SMALLEST_BUCKET
 
 
 @lru_cache(maxsize=8192)
 def eighth_steps(nbytes: int) -> int:
-    """The bucket of :class:`PersistentBufferPool`: powers of two to 64 KB, then four steps per doubling (waste < 25 %)."""
+    """The bucket size of :class:`PersistentBufferPool`: powers of two to 64 KB, then four steps per doubling (waste < 25 %)."""
     if nbytes <= 1 << 16:
         return power_of_two(nbytes)
     step = min(1 << (nbytes - 1).bit_length(), LARGEST_BUCKET) >> 3
@@ -152,13 +151,13 @@ class BufferPool:
     >>> handle = BufferPool(context).allocate(4096)  # doctest: +SKIP
     """
 
-    cuts = False  # whether memory is used in pieces
+    cuts = False  # whether large buffers are sub-buffers of segments
 
     def __init__(self, context: Any):
         cl = platforms.opencl()
         if not isinstance(context, cl.Context):
             raise DeviceError(
-                message("BufferPool", "a pool needs an OpenCL context", "pass handle.context of an OpenCL device", context=context)
+                message("BufferPool", "context must be an OpenCL context", "pass handle.context of an OpenCL device", context=context)
             )
         self.context = context
         self._shelves: dict[int, Shelf] = {}
@@ -179,9 +178,9 @@ class BufferPool:
         return PoolStats(sum(shelf.hits for shelf in shelves), self._misses, self._held, cached)
 
     def shelf(self, nbytes: int) -> Shelf:
-        """Where buffers for ``nbytes`` are kept."""
+        """The shelf of buffers for ``nbytes``."""
         if nbytes < 0:
-            raise ShapeError(message("allocate", "a size cannot be negative", nbytes=nbytes))
+            raise ShapeError(message("allocate", "nbytes must not be negative", nbytes=nbytes))
         with self._lock:
             if len(self._by_size) >= _MOST_SIZES:
                 self._by_size.clear()
@@ -189,7 +188,7 @@ class BufferPool:
             return shelf
 
     def bucket_of(self, nbytes: int) -> int:
-        """The bytes that are taken for a request."""
+        """The size of the buffer for a request."""
         return power_of_two(nbytes)
 
     def _shelf_of(self, nbytes: int) -> Shelf:
@@ -220,12 +219,12 @@ class BufferPool:
         return BufferHandle(shelf, buffer, nbytes)
 
     def _count(self, shelf: Shelf, change: int) -> None:
-        """Buffers of a shelf came from the driver, or went back to it."""
+        """Count buffers of a shelf that were allocated or, if ``change`` is negative, returned to the driver."""
         shelf.made += change
         self._held += change * shelf.bucket
 
     def reuse(self, nbytes: int) -> BufferHandle | None:
-        """Lease the smallest free buffer that holds ``nbytes``, of whatever bucket; ``None`` if there is none."""
+        """Lease the smallest free buffer of any bucket that holds ``nbytes``; ``None`` if there is none."""
         with self._lock:
             fitting = [shelf for shelf in self._shelves.values() if shelf.free and shelf.bucket >= nbytes]
         for shelf in sorted(fitting, key=lambda shelf: shelf.bucket):
@@ -234,7 +233,7 @@ class BufferPool:
         return None
 
     def release(self, handle: BufferHandle) -> None:
-        """Give a lease back; the same as ``handle.release()``."""
+        """End a lease; the same as ``handle.release()``."""
         handle.release()
 
     def clear(self) -> None:
@@ -244,7 +243,7 @@ class BufferPool:
                 self._evict(shelf, len(shelf.free))
 
     def _evict(self, shelf: Shelf, count: int) -> None:
-        """Return the buffers of a shelf that were given back first to the driver."""
+        """Return the buffers of a shelf that were released first to the driver."""
         gone = shelf.free[:count]
         del shelf.free[:count]
         self._count(shelf, -len(gone))
@@ -276,9 +275,9 @@ class BufferPool:
                        tensor=what or "buffer", bytes=nbytes, limit=self.limit, device=device.name, pool=held)  # fmt: skip
 
     def adopt_array(self, array: np.ndarray) -> BufferHandle:
-        """A lease of a new buffer that holds a copy of ``array``, made by the driver without waiting for any queue.
+        """Lease a new buffer with a copy of ``array``; the driver copies it without waiting for a queue.
 
-        Returned to the driver afterwards: its size fits no bucket, and the C library recycles such memory well.
+        The buffer is not pooled: its size fits no bucket, and the C library reuses such memory well.
         """
         cl = platforms.opencl()
         buffer = self._new(array.nbytes, cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR, f"{array.shape} {array.dtype}", array)
@@ -286,7 +285,7 @@ class BufferPool:
         return BufferHandle(_Adopted(self, array.nbytes, None), buffer, array.nbytes)
 
     def alias_array(self, queue: Any, array: np.ndarray) -> BufferHandle:
-        """A lease of a buffer over the caller's own memory; giving it back waits for ``queue``, so that no kernel outlives the array."""
+        """Lease a buffer over the caller's memory; the end of the lease waits for ``queue``, so that no kernel outlives the array."""
         buffer = create_zero_copy_buffer(queue, array)
         self._held += array.nbytes
         return BufferHandle(_Adopted(self, array.nbytes, queue), buffer, array.nbytes)
@@ -297,7 +296,7 @@ class BufferPool:
 
 
 class _Adopted(Shelf):
-    """Where a buffer that no bucket fits goes back to: the driver, after ``queue`` if one is given."""
+    """The shelf of a buffer that fits no bucket: it is released to the driver, after ``queue`` has finished if one is given."""
 
     __slots__ = ("queue",)
 
@@ -314,12 +313,12 @@ class _Adopted(Shelf):
 
 
 def shares_host(lease: BufferHandle | None) -> bool:
-    """Whether a lease is of a caller's own array (``share=True``), which need not be aligned as other memory is."""
+    """Whether a lease is of the caller's array (``share=True``), which may be less aligned than other memory."""
     return lease is not None and isinstance(lease.shelf, _Adopted) and lease.shelf.queue is not None
 
 
 class _Unpooled(Shelf):
-    """Of buffers that no pool keeps (special flags): a returned one goes back to the driver."""
+    """The shelf of buffers with special flags, which are not pooled."""
 
     __slots__ = ()
 
@@ -328,7 +327,7 @@ class _Unpooled(Shelf):
 
 
 class _Cut(Shelf):
-    """Of pieces of one size: they come from segments, and go back there."""
+    """The shelf of pieces of one size, which are cut from segments."""
 
     __slots__ = ()
 
@@ -349,9 +348,9 @@ class _Cut(Shelf):
 
 
 class PersistentBufferPool(BufferPool):
-    """The pool tensors use: buckets from 1 KB on, from 256 KB on pieces of segments, a cap on cached bytes and on buffers per bucket.
+    """The pool of tensors: buckets from 1 KB, pieces of segments from 256 KB, a cap on free bytes and on free buffers per bucket.
 
-    Over the cap, whole segments and buffers of the bucket that were used least recently go back to the driver first.
+    Above the cap, entirely free segments and buffers of the least recently used bucket are returned to the driver.
     """
 
     def __init__(self, context: Any, max_cached_bytes: int | None = None, max_per_bucket: int = 4096):
@@ -362,12 +361,12 @@ class PersistentBufferPool(BufferPool):
         self.arena = Arena(self._new_segment, self._resized, self.limit, _sub_buffer)
         self.cuts = bool(context.devices[0].type & platforms.opencl().device_type.CPU)
         self._cuts: dict[int, _Cut] = {}
-        self._pooled = 0  # bytes of all shelves and segments, leased or free: while they are below the cap, nothing has to be watched
-        self._cached = 0  # no fewer bytes than are free on shelves, while they are watched
+        self._pooled = 0  # bytes of all shelves and segments, leased or free: below the cap, free bytes need not be counted
+        self._cached = 0  # an upper bound on the free bytes of shelves, while they are counted
 
     @property
     def capped(self) -> bool:
-        """Whether there is so much memory that the cap could be exceeded."""
+        """Whether the pool has so much memory that its free part could exceed the cap."""
         return self._pooled > self.max_cached_bytes
 
     @property
@@ -380,13 +379,13 @@ class PersistentBufferPool(BufferPool):
         return -(-nbytes // GRAIN) * GRAIN if self.cuts and nbytes >= LARGE else eighth_steps(nbytes)
 
     def gaps(self) -> list[BufferHandle]:
-        """Leases of all that is free in segments of which something is in use."""
+        """Lease every free range in segments that are partly in use."""
         return [BufferHandle(_Cut(self, buffer.size), buffer, buffer.size) for buffer in self.arena.gaps(LARGE)]
 
     def _shelf_of(self, nbytes: int) -> Shelf:
         if not self.cuts or nbytes < LARGE:
             return super()._shelf_of(nbytes)
-        # Rounded up, a request may exceed what the device allows; one that itself does is refused by the driver's side.
+        # Rounding up must not exceed the device's limit; a request that exceeds it itself raises when it is allocated.
         bucket = max(nbytes, min(self.bucket_of(nbytes), self.limit))
         if len(self._cuts) >= _MOST_SIZES:
             self._cuts.clear()
@@ -406,7 +405,7 @@ class PersistentBufferPool(BufferPool):
         shelf.plain = not self.capped and shelf.made <= self.max_per_bucket
 
     def _resized(self, change: int) -> None:
-        """Segments came from the driver, or went back to it."""
+        """Count bytes of segments that were allocated or, if negative, returned to the driver."""
         with self._lock:
             self._held += change
             self._grown(change)
@@ -421,7 +420,7 @@ class PersistentBufferPool(BufferPool):
 
     def _take_back(self, shelf: Shelf, buffer: Any) -> None:
         if platforms.forked_child:
-            return  # the driver's state belongs to the parent; the lock may be held by a thread that is not here
+            return  # the driver's state belongs to the parent; the lock may be held by a thread that does not exist here
         with self._lock:
             self._shelves[shelf.bucket] = self._shelves.pop(shelf.bucket)  # last in the order: used most recently
             shelf.free.append(buffer)
@@ -439,7 +438,7 @@ class PersistentBufferPool(BufferPool):
                 self._cached -= shelf.bucket
 
     def _trim(self) -> None:
-        """Keep free memory of segments to what the cap leaves beside that on shelves."""
+        """Release free segments until their bytes and those of the shelves are below the cap."""
         self.arena.trim(max(0, self.max_cached_bytes - self._cached), wait=False)
 
     def clear(self) -> None:
@@ -450,7 +449,7 @@ class PersistentBufferPool(BufferPool):
         return super().buffers() + self.arena.buffers()
 
     def get_stats(self) -> dict[str, Any]:
-        """Counters and the number of free buffers per bucket, and of free stretches of segments by their bytes."""
+        """The counters, and by size the number of free buffers and of free ranges of segments."""
         s = self.stats
         shelves = {bucket: len(shelf.free) for bucket, shelf in sorted(self._shelves.items()) if shelf.free}
         buckets = shelves | dict(sorted(self.arena.stretches().items()))
@@ -461,9 +460,8 @@ class PersistentBufferPool(BufferPool):
 class PinnedBufferPool:
     """Page-locked host memory for transfers: ALLOC_HOST_PTR buffers that stay mapped as NumPy byte arrays.
 
-    A lease may be released together with the event of the copy that still reads it; it is leased again only after that event is
-    complete. At most ``max_cached_bytes`` stay free: 1 GB, or ``NETCL_MAX_CACHED_GB`` if that is less. Beyond the cap the memory that
-    was released first goes back to the driver.
+    A lease may be released with the event of the copy that still reads it; the memory is reused only after that event. At most
+    ``max_cached_bytes`` stay free: 1 GB, or ``NETCL_MAX_CACHED_GB`` if that is less. Above, the memory released first is freed.
     """
 
     def __init__(self, queue: Any, max_cached_bytes: int | None = None):
@@ -494,18 +492,18 @@ class PinnedBufferPool:
         return BufferHandle(shelf, mapped, nbytes)
 
     def release(self, handle: BufferHandle, event: Any = None) -> None:
-        """End a lease; ``event`` is the copy that must end before the memory may be written again."""
+        """End a lease; the memory is not written again before ``event``, the copy that reads it, is complete."""
         if handle.buffer is not None:
             buffer, handle.buffer = handle.buffer, None
             self._take_back(handle.shelf, buffer, event)
 
     def release_after(self, handle: BufferHandle, event: Any) -> Callable[[], None]:
-        """End a lease when ``event`` is complete, at the latest when the pool next needs memory; a call of the result ends it now."""
+        """End a lease once ``event`` is complete; the pool checks when it next allocates. Calling the result ends it now."""
         self._copying.append((handle, event))
         return partial(self.release, handle, event)
 
     def clear(self) -> None:
-        """Unmap and free what is not leased."""
+        """Unmap and free all memory that is not leased."""
         with self._lock:
             self._collect()
             self._evict(0)
@@ -538,7 +536,7 @@ class PinnedBufferPool:
 
 
 class _Pinned(Shelf):
-    """Page-locked memory of one size, with the event of the copy that reads it last; the oldest goes first."""
+    """The shelf of page-locked memory of one size: pairs of memory and the event of its last copy, oldest first."""
 
     __slots__ = ()
 
@@ -564,12 +562,12 @@ def _device_pools() -> list[BufferPool]:
 
 
 def get_persistent_pool(queue: Any) -> PersistentBufferPool:
-    """The pool behind the tensors of a queue."""
+    """The pool of a queue's tensors."""
     return queue_state(queue).part("pool", lambda real: PersistentBufferPool(real.context))
 
 
 def get_pinned_pool(queue: Any) -> PinnedBufferPool:
-    """The staging memory of a queue."""
+    """The pool of page-locked memory for a queue's transfers."""
     return queue_state(queue).part("pinned", PinnedBufferPool)
 
 
@@ -589,7 +587,7 @@ def has_svm_support(queue: Any) -> bool:
     try:
         return bool(queue.device.get_info(cl.device_info.SVM_CAPABILITIES))
     except cl.Error:
-        return False  # OpenCL 1.x drivers do not know the question
+        return False  # OpenCL 1.x drivers do not know this property
 
 
 def create_pinned_buffer(queue: Any, nbytes: int) -> Any:
@@ -632,7 +630,7 @@ def memory_stats() -> dict[str, int | float]:
 
 
 def memory_summary() -> str:
-    """A table of all pools for people."""
+    """A readable table of all pools."""
     rows = [f"{'device':30} {'in use':>10} {'free':>10} {'hits':>10} {'misses':>8} {'rate':>6}"]
     for pool in sorted(_device_pools(), key=lambda p: -p.stats.bytes_allocated):
         s, name = pool.stats, pool.context.devices[0].name[:30]
@@ -642,7 +640,7 @@ def memory_summary() -> str:
 
 
 def live_buffers() -> list[Any]:
-    """Every driver object the process holds through pools and leases; the fork contract keeps them from being destroyed twice."""
+    """Every buffer of pools and leases; a forked child keeps them so that they are not destroyed twice."""
     leased = [o.buffer for o in gc.get_objects() if type(o) is BufferHandle and o.buffer is not None]
     return leased + [buffer for pool in list(pools) for buffer in pool.buffers()]
 

@@ -1,4 +1,4 @@
-"""What ``Tensor`` is given beside its own code: methods and operators that call ops, and the small methods of torch's tensors.
+"""Methods and operators of ``Tensor`` that call ops, and the small methods of torch's tensors.
 
 The ops are called through :mod:`netcl.core.hooks`. Which ops are methods is in :mod:`netcl.core.method_names`.
 """
@@ -17,7 +17,7 @@ from netcl.core.method_names import METHODS
 
 
 class Size(int):
-    """The number of elements of a tensor, which can be called as torch's ``x.size()``.
+    """The number of elements of a tensor; callable as torch's ``x.size()``.
 
     >>> import netcl
     >>> x = netcl.zeros(2, 3)
@@ -35,12 +35,12 @@ class Size(int):
         return self.shape[dim]
 
 
-SIZES: dict[tuple[int, ...], Size] = {}  # by shape: a look-up costs no more than the product
+SIZES: dict[tuple[int, ...], Size] = {}  # by shape: a look-up is as fast as the product
 _MOST_SIZES = 4096
 
 
 def size_of(shape: tuple[int, ...]) -> Size:
-    """The size of a shape that :data:`SIZES` does not hold yet."""
+    """The size of a shape that is not in :data:`SIZES` yet."""
     if len(SIZES) >= _MOST_SIZES:
         SIZES.clear()
     size = Size(math.prod(shape))
@@ -98,7 +98,7 @@ def _to(target: str) -> Callable[[Any], Any]:
 
 def to(x: Any, *given: Any, device: Any = None, dtype: Any = None, non_blocking: bool = False, copy: bool = False,
        memory_format: Any = None) -> Any:  # fmt: skip
-    """``Tensor.to`` in torch's other forms: ``(device, dtype)``, ``(tensor)``, and keywords. Flags follow by position as in torch."""
+    """``Tensor.to`` in torch's other forms: ``(device, dtype)``, ``(tensor)`` and keywords; flags may be positional, as in torch."""
     flags = [flag for flag in given if isinstance(flag, bool)]
     made = x
     for target in (*given, device, dtype):
@@ -118,7 +118,7 @@ def _format(self: Any, spec: str) -> str:
 
 
 def _type(self: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
-    """The name of the type, as torch spells it (``netcl.FloatTensor``); with a dtype, the tensor in that dtype."""
+    """The type name in torch's form (``netcl.FloatTensor``); with a dtype, the tensor in that dtype."""
     return f"netcl.{_TYPES[self.dtype]}Tensor" if dtype is None else self.to(dtype)
 
 
@@ -134,7 +134,7 @@ def _t(self: Any) -> Any:
 
 
 def _stride(self: Any, dim: int | None = None) -> Any:
-    """The strides of the values, which are contiguous, in elements."""
+    """The strides in elements; tensors are contiguous."""
     strides = tuple(math.prod(self.shape[i + 1 :]) for i in range(self.ndim))
     return strides if dim is None else strides[dim]
 
@@ -169,7 +169,7 @@ def _new_tensor(tensor: Any) -> Callable[..., Any]:
 
 
 def _detached(self: Any) -> Any:
-    """Forget the history, in place."""
+    """Remove the gradient history, in place."""
     if self.place is not None:
         raise ShapeError(message("detach_", "cannot detach a view in place", "use x.detach()", shape=self.shape))
     self.grad_fn, self._learns = None, False
@@ -177,7 +177,7 @@ def _detached(self: Any) -> Any:
 
 
 def _is_float(self: Any) -> bool:
-    """Whether the dtype is one of floats."""
+    """Whether the dtype is a floating-point type."""
     return dtypes.DTYPES[self.dtype].is_float
 
 
@@ -213,7 +213,7 @@ _added: set[str] = set()
 
 
 def add(op: str) -> None:
-    """Make an op a method of tensors, and one that writes in place; ops in :data:`METHODS` already are."""
+    """Make an op a method of tensors, and an in-place method; ops in :data:`METHODS` already are."""
     if op in METHODS:
         return
     made = {op: _method(op), f"{op}_": in_place_method(op)}
@@ -225,7 +225,7 @@ def add(op: str) -> None:
 
 
 def remove(op: str) -> None:
-    """Take the methods of an op away that :func:`add` gave."""
+    """Remove the methods that :func:`add` added for an op."""
     hooks.found.pop(op, None)
     for name in _added & {op, f"{op}_"}:
         _added.remove(name)
@@ -233,7 +233,7 @@ def remove(op: str) -> None:
 
 
 def install(tensor: Any) -> None:
-    """Give the class of tensors its methods and operators."""
+    """Add the methods and operators to the class of tensors."""
     _tensor.append(tensor)
     for name in METHODS:
         if name not in tensor.__dict__:

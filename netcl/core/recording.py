@@ -1,4 +1,4 @@
-"""A step that is being recorded: where the host tells the recorder what it does beside launching kernels.
+"""The interface between netcl and a recorder: what the host reports while a step is recorded.
 
 Everything a program does on a device goes through three doors (launches, transfers, allocations), and a recorder listens there.
 What the host does is told here: numbers that change from step to step and work that a replay must repeat (:func:`again`), facts
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 
 class Number(float):
-    """A number of the host that is asked for anew at every replay: ``source`` gives it, at ``index`` of what it returns."""
+    """A number that every replay computes again: item ``index`` of the result of function number ``source``."""
 
     __slots__ = ("index", "source")
     source: int
@@ -29,7 +29,7 @@ class Number(float):
 
 
 class Recorder(Protocol):
-    """What listens while a step is recorded."""
+    """The methods that are called while a step is recorded."""
 
     def allocated(self, handle: Any) -> None: ...
     def upload(self, buffer: Any, stored: Any) -> None: ...
@@ -48,7 +48,7 @@ class Recorder(Protocol):
 
 class _ActiveRecorder(threading.local):
     recorder: Recorder | None = None
-    op = ""  # whose plan is running
+    op = ""  # the op whose plan is running
 
 
 active = _ActiveRecorder()
@@ -56,36 +56,36 @@ listening = 0  # how many recorders are at work in whatever thread; every alloca
 
 
 def start(recorder: Recorder) -> None:
-    """Let ``recorder`` listen to this thread."""
+    """Make ``recorder`` the active recorder of this thread."""
     global listening
     active.recorder = recorder
     listening += 1
 
 
 def stop() -> None:
-    """The recorder of this thread has heard enough."""
+    """Deactivate the recorder of this thread."""
     global listening
     active.recorder = None
     listening -= 1
 
 
 def allocated(handle: Any) -> None:
-    """A lease was made."""
+    """Report a new lease."""
     if active.recorder is not None:
         active.recorder.allocated(handle)
 
 
 def changed(tensors: Iterable[Any]) -> None:
-    """The values of tensors change in place."""
+    """Report that tensors are changed in place."""
     if active.recorder is not None:
         active.recorder.changed(tensors)
 
 
 def again(function: Callable[[], Any], undo: Callable[[], None] | None = None) -> Any:
-    """Call ``function`` now and, if a step is being recorded, at every replay of it: counters, schedules, numbers.
+    """Call ``function`` now and, if a step is being recorded, in every replay: counters, schedules, numbers.
 
-    A number it returns (or numbers, in a list) may be a kernel argument; a replay then passes what the function says that time. ``undo``
-    takes back what the function did, where the next launch of a replay fails.
+    A number it returns (or numbers, in a list) may be a kernel argument; a replay passes the number of its own call. ``undo`` reverts
+    the effect of the function if the next launch of a replay fails.
 
     >>> again(lambda: 0.5)
     0.5
@@ -95,30 +95,30 @@ def again(function: Callable[[], Any], undo: Callable[[], None] | None = None) -
 
 
 def requires(fact: Callable[[], Any]) -> None:
-    """What ``fact`` returns must be the same at every replay, or the step is recorded anew."""
+    """Record the step again if ``fact()`` returns another value before a replay."""
     if active.recorder is not None:
         active.recorder.requires(fact)
 
 
 def leaf(tensor: Any) -> None:
-    """The gradient of a tensor is forgotten here: a replay leaves behind what this run does."""
+    """Report that the gradient of a tensor is set to ``None``; after a replay it is what it was after this run."""
     if active.recorder is not None:
         active.recorder.leaf(tensor)
 
 
 def made(tensor: Any) -> bool:
-    """Whether a step that is being recorded has made this tensor, or it was there before."""
+    """Whether the step that is being recorded made this tensor."""
     return active.recorder is not None and active.recorder.made(tensor)
 
 
 def host_work(what: str) -> None:
-    """Python of the user's runs here that a replay would leave out: a step that does this is not replayed."""
+    """Report Python code of the user that a replay would skip; such a step is not replayed."""
     if active.recorder is not None:
         active.recorder.host_work(what)
 
 
 def check(tensor: Any, function: Callable[[Any], None]) -> None:
-    """Let the host look at a tensor, now and before every replay; ``function`` raises if it does not like what it sees."""
+    """Call ``function(tensor)`` now and before every replay; it validates the values and raises on failure."""
     if active.recorder is None:
         function(tensor)
     else:
@@ -126,7 +126,7 @@ def check(tensor: Any, function: Callable[[Any], None]) -> None:
 
 
 class paused:
-    """Nothing is recorded inside the block."""
+    """Suspend recording inside the block."""
 
     def __enter__(self) -> None:
         self.recorder, active.recorder = active.recorder, None
@@ -137,7 +137,7 @@ class paused:
 
 @contextmanager
 def replaced_by(recorder: Recorder) -> Iterator[None]:
-    """Inside the block, ``recorder`` listens to this thread instead of whoever does."""
+    """Replace the active recorder of this thread inside the block."""
     global listening
     before, active.recorder = active.recorder, recorder
     listening += 1

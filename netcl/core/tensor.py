@@ -1,4 +1,4 @@
-"""Tensor: a handle to one contiguous block of memory on a device, with the metadata the stack needs.
+"""Tensor: a contiguous block of memory on a device, with shape, dtype and gradient.
 
 Every tensor is contiguous: ``reshape`` shares the buffer, and a slice or a transposition is a copy that :mod:`netcl.ops.views` keeps
 in step with its base. Operators and methods are calls through :mod:`netcl.core.hooks`; the ops themselves live above core.
@@ -51,7 +51,7 @@ def memory_of(array: np.ndarray) -> np.ndarray:
 
 
 class Remover:
-    """What registering a hook returns: ``remove()``, or a call, takes the hook away again."""
+    """The handle of a registered hook: ``remove()``, or a call, removes the hook."""
 
     __slots__ = ("remove",)
 
@@ -88,9 +88,8 @@ def _make_from_host(
 ) -> Tensor:
     """Copy host values to a device: ``Tensor.from_host(queue, array)``, or ``Tensor.from_host(array)`` on the active one.
 
-    float64 and Python floats become float32 unless ``dtype`` says otherwise; integers, bool, float32, float16 and
-    bfloat16 keep their dtype. The array may be changed as soon as the call returns; ``share=True`` aliases it instead,
-    where the device can work in host memory.
+    Without ``dtype``, float64 and Python floats become float32; integers, bool, float32, float16 and bfloat16 keep their dtype. The array
+    may be changed as soon as the call returns. ``share=True`` uses the array's memory instead of a copy, on devices that can.
     """
     if array is None or isinstance(array, str):
         queue_or_array, array, dtype = None, queue_or_array, array if array is not None else dtype
@@ -111,10 +110,10 @@ def _make_from_host(
 
 
 def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pinned: bool | None = None) -> Tensor:
-    """Overwrite the values in place; the shape must be the tensor's own. Returns the tensor."""
+    """Overwrite the values in place; the array must have the tensor's shape. Returns the tensor."""
     stored, _ = storage_of(array, self.dtype, "from_host")
     if stored.shape != self.shape:
-        raise ShapeError(message("from_host", "the array has another shape than the tensor", array=stored.shape, tensor=self.shape))
+        raise ShapeError(message("from_host", "the array must have the shape of the tensor", array=stored.shape, tensor=self.shape))
     if self.place is not None and self.place.strides is not None:
         return hooks.call("store", self, Tensor.from_host(self.queue, array, self.dtype))
     self._changing()
@@ -127,13 +126,13 @@ def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pin
 
 
 class Source(Protocol):
-    """Where a deferred tensor's values come from; tensors over one source share memory."""
+    """Computes the values of deferred tensors; tensors with the same source share memory."""
 
     def compute(self) -> Tensor:
-        """The tensor that owns the values, computed now unless it was before."""
+        """The tensor that owns the values; computes it if necessary."""
 
     def seen_by(self, tensor: Tensor) -> None:
-        """A further tensor rests on this source."""
+        """Register a further tensor with this source."""
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -210,7 +209,7 @@ class Tensor:
         cls, shape: Shape, dtype: str = FLOAT32, *, queue: Any = None, context: Any = None, device: Any = None,
         requires_grad: bool = False, persistent: bool = False,
     ) -> Tensor:  # fmt: skip
-        """A tensor whose values are whatever the memory holds."""
+        """An uninitialized tensor."""
         sizes = _shape(shape, "empty")
         if queue is None or context is not None or device is not None or type(queue) is DeviceHandle:
             queue = _queue(queue, context, device)
@@ -227,19 +226,19 @@ class Tensor:
 
     @classmethod
     def full(cls, shape: Shape, value: float, dtype: str | None = None, **where: Any) -> Tensor:
-        """A tensor with ``value`` everywhere; without a dtype, bools give bool, integers int64 and floats float32."""
+        """A tensor filled with ``value``; the default dtype is bool, int64 or float32, by the type of ``value``."""
         return cls.empty(_shape(shape, "full"), dtype or dtypes.of_value(value).name, **where)._fill(value)
 
     @classmethod
     def from_shape(cls, queue: Any, shape: Shape, dtype: str = FLOAT32, fill: float = 0, **where: Any) -> Tensor:
-        """``Tensor.from_shape(queue, shape)``: zeros, or ``fill`` everywhere."""
+        """``Tensor.from_shape(queue, shape)``: a tensor filled with ``fill``, by default zeros."""
         return cls.full(_shape(shape, "from_shape"), fill, dtype, queue=queue, **where)
 
     @classmethod
     def zeros(cls, *shape: Any, dtype: str | None = None, **where: Any) -> Tensor:
-        """Zeros: ``zeros(2, 3)`` or ``zeros((2, 3))``, the latter with an optional dtype behind.
+        """Zeros: ``zeros(2, 3)`` or ``zeros((2, 3))``; a dtype may follow a tuple.
 
-        ``context=``, ``queue=`` or ``device=`` give the place; default: the active device.
+        ``context=``, ``queue=`` or ``device=`` select the device; the default is the active one.
         """
         return cls._constant("zeros", 0, shape, dtype, where)
 
@@ -290,14 +289,14 @@ class Tensor:
             self.pool_handle.persistent = persistent
 
     def _changing(self) -> None:
-        """The values are about to be changed in place. For a kernel, whose launch looks for readers itself, :func:`wrote` is enough."""
+        """Prepare an in-place write. Before a launch, which computes pending readers itself, :func:`wrote` is enough."""
         if self.grad_fn is not None:
             hooks.call("changing_history", self)
         self._compute_readers()
         wrote((self,))
 
     def _compute_readers(self) -> None:
-        """What is still to be computed from the values is computed now."""
+        """Compute the deferred values that read this memory."""
         if hooks.readers:
             hooks.readers.compute(self.pool_handle if self.array is None else memory_of(self.array))
 
@@ -305,12 +304,12 @@ class Tensor:
 
     @property
     def _version(self) -> int:
-        """When this memory was last written in place, by the :class:`clock`; 0 is never."""
+        """The time (of :class:`clock`) of the last in-place write to this memory; 0 if there was none."""
         return 0 if self.writes is None else self.writes.last
 
     @property
     def size(self) -> Size:
-        """Number of elements; called, ``x.size()`` is the shape and ``x.size(0)`` the length of an axis, as in torch."""
+        """The number of elements; ``x.size()`` is the shape and ``x.size(0)`` the length of an axis, as in torch."""
         try:
             return SIZES[self.shape]
         except KeyError:
@@ -359,7 +358,7 @@ class Tensor:
     # ---- values
 
     def to_host(self) -> np.ndarray:
-        """The values as a NumPy array of the caller's own (bfloat16 widened to float32)."""
+        """A NumPy array with a copy of the values; bfloat16 is widened to float32."""
         if self.array is not None:
             values = _CPU.to_host(self.array, self.shape, self.dtype)
             return values.copy() if values is self.array or values.base is not None else values
@@ -368,13 +367,13 @@ class Tensor:
     numpy = to_host
 
     def to_host_async(self) -> HostCopy:
-        """Start copying to the host: ``.wait()`` gives the array; unpacks to ``(array, event)``."""
+        """Start copying to the host: ``.wait()`` returns the array; unpacks to ``(array, event)``."""
         if self.array is not None:
             return HostCopy(self.to_host())
         return backend_of(self.queue).to_host_async(self.buffer, self.shape, self.dtype)
 
     def wait(self) -> Tensor:
-        """Wait for a pending copy to the device and let its staging go."""
+        """Wait for a pending copy to the device and release its staging memory."""
         event, release = self.pending_event, self.pending_release
         self.pending_event = self.pending_release = None
         if event is not None:
@@ -415,7 +414,7 @@ class Tensor:
     def item(self) -> float | int | bool:
         """The value of a tensor with one element."""
         if self.size != 1:
-            raise ShapeError(message("item", "only a tensor with one element has an item", shape=self.shape))
+            raise ShapeError(message("item", "the tensor must have one element", shape=self.shape))
         return self.to_host().reshape(-1)[0].item()
 
     def tolist(self) -> Any:
@@ -423,7 +422,7 @@ class Tensor:
         return self.to_host().tolist()
 
     def clone(self, memory_format: Any = None) -> Tensor:
-        """A copy with memory of its own; gradients flow through it."""
+        """A copy with its own memory; gradients flow through it."""
         return hooks.call("clone", self)
 
     def detach(self) -> Tensor:
@@ -431,10 +430,10 @@ class Tensor:
         return with_shape(self, self.shape)
 
     def to(self, target: Any = None, *more: Any, **options: Any) -> Tensor:
-        """Another dtype (``t.to("float16")``, ``t.to(np.float16)``) or another device (``t.to("gpu")``, a handle, a queue).
+        """Convert to another dtype (``t.to("float16")``, ``t.to(np.float16)``) or device (``t.to("gpu")``, a handle, a queue).
 
-        As in torch also both, ``t.to(device, dtype)``, the dtype and device of a tensor, and ``copy=True``. ``non_blocking=`` and
-        ``memory_format=`` change nothing here.
+        As in torch, ``t.to(device, dtype)``, ``t.to(other_tensor)`` and ``copy=True`` are possible. ``non_blocking=`` and
+        ``memory_format=`` are ignored.
         """
         if more or options or target is None or isinstance(target, Tensor):
             return methods.to(self, target, *more, **options)
@@ -451,7 +450,7 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError(message("array", "the values of a tensor cannot be had without a copy", "drop copy=False"))
+            raise ValueError(message("array", "a tensor cannot become an array without a copy", "drop copy=False"))
         values = self.to_host()
         return values if dtype is None else values.astype(dtype, copy=False)
 
@@ -493,11 +492,11 @@ class Tensor:
     # ---- gradients
 
     def backward(self, gradient: Tensor | None = None, **options: Any) -> None:
-        """Walk the tape from this tensor and accumulate ``.grad`` in the leaves."""
+        """Compute the gradients of this tensor and accumulate them in ``.grad`` of the leaves."""
         hooks.call("backward", self, gradient, **options)
 
     def zero_grad(self) -> None:
-        """Forget the gradient."""
+        """Set ``grad`` to ``None``."""
         self.grad = None
         recording.leaf(self)
 
@@ -511,17 +510,17 @@ class Tensor:
         self._learns = bool(flag)
 
     def requires_grad_(self, flag: bool = True) -> Tensor:
-        """Set whether gradients are wanted; returns the tensor."""
+        """Set ``requires_grad``; returns the tensor."""
         self.requires_grad = flag
         return self
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Remover:
         """Call ``hook(gradient)`` when this tensor's gradient is known; a returned tensor replaces it.
 
-        ``remove()`` of the result takes the hook away again.
+        ``remove()`` of the result removes the hook.
         """
         if not callable(hook):
-            raise TypeError(message("register_hook", "a hook is a function of the gradient", given=type(hook).__name__))
+            raise TypeError(message("register_hook", "hook must be callable", given=type(hook).__name__))
         if self.grad_fn is not None:
             return self.grad_fn.add_hook(self.output_nr, hook)
         self._hooks = [*(self._hooks or ()), hook]
@@ -611,15 +610,15 @@ def _set_data(self: Any, other: Any) -> None:
 
 
 class DeferredTensor(Tensor):
-    """A tensor whose memory is not there yet. Whoever asks for it has it computed, and from then on this is a :class:`Tensor`.
+    """A tensor without memory. The first access to its memory computes it and makes it a plain :class:`Tensor`.
 
-    A class of its own because ``__getattr__`` slows down every attribute of every instance of its class.
+    It is a separate class because ``__getattr__`` slows down every attribute access of its instances.
     """
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        """Reached only for a slot that is empty."""
+        """Called only for a slot that is empty."""
         if name not in ("array", "buffer", "pool_handle"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         assert self.source is not None
@@ -635,7 +634,7 @@ class DeferredTensor(Tensor):
 
 
 Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: self._mark(self.requires_grad, flag))  # type: ignore
-# The slot is read by every op; only who sets it from outside pays for the check.
+# Every op reads the slot _learns; only assignments from outside go through the check.
 Tensor.requires_grad = property(attrgetter("_learns"), Tensor._require_grad, doc="Whether gradients are wanted.")  # type: ignore
 methods.install(Tensor)
 in_place.install(Tensor)

@@ -1,4 +1,4 @@
-"""When memory was written in place: one clock, and one mark that all tensors over the same memory share."""
+"""In-place writes: one clock, and one record per block of memory that all tensors over it share."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from netcl.core.hooks import hooks
 
 
 class clock:
-    """The order of what happens to values: writes in place and ops that a tape records. ``last`` is when anything was last written."""
+    """Orders in-place writes and recorded ops. ``last`` is the time of the last in-place write."""
 
     tick = itertools.count(1).__next__
     last = 0
-    copied = 0  # how often memory without views that hold copies of it got its first one
+    copied = 0  # counts blocks of memory that got their first copied view
 
 
 class Writes:
-    """When one block of memory was last written in place, by the :class:`clock`. All tensors over the memory share this object."""
+    """The time (of :class:`clock`) of the last in-place write to a block of memory. All tensors over the memory share this object."""
 
     __slots__ = ("__weakref__", "base", "copies", "last")
 
     def __init__(self, last: int = 0):
         self.last = last
-        self.copies: Any = None  # filled by ops.views: the views that hold a copy of a part of the memory, weakly
-        self.base: Any = None  # filled by ops.views: finds a tensor over the whole memory
+        self.copies: Any = None  # set by ops.views: weak references to the views that hold a copy of a part of the memory
+        self.base: Any = None  # set by ops.views: returns a tensor over the whole memory
 
 
 def writes_of(t: Any) -> Writes:
@@ -37,7 +37,7 @@ def writes_of(t: Any) -> Writes:
 
 
 def wrote(tensors: Iterable[Any]) -> None:
-    """Note that the values of tensors change in place: every tensor over the same memory knows, and so do tapes and recordings."""
+    """Record an in-place write to tensors; tapes and recorders see it through their memory."""
     clock.last = now = clock.tick()
     for t in tensors:
         if t.place is not None and not t.place.is_plain():
@@ -51,13 +51,13 @@ def wrote(tensors: Iterable[Any]) -> None:
 
 
 def stamp(written: Writes, now: int) -> None:
-    """Note when memory was written; views that hold copies of it are read again when they are next used."""
+    """Set the time of the last write; views that hold copies are refreshed at their next use."""
     written.last = now
     if written.copies is not None:
         hooks.call("refresh_copies", written)
 
 
 def wrote_again(t: Any) -> None:
-    """Note a write after it was done, too: a view of ``t`` that was an operand has been read in between."""
+    """Record a write again after it was done, because views of ``t`` that were operands were refreshed before it."""
     if t.writes is not None and t.writes.copies is not None:
         wrote((t,))

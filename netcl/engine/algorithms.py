@@ -1,7 +1,7 @@
 """The table of kernel algorithms, read by selection, the tuner, the tests and the docs.
 
-An :class:`Algorithm` is one way to compute an op, added to :data:`ALGORITHMS` by the module beside its ``.cl`` file. Selection is pure:
-it reads sizes, dtypes, the configuration and the device's profile, and asks a probe only for kernels that drivers may refuse.
+An :class:`Algorithm` is one way to compute an op, added to :data:`ALGORITHMS` by the module beside its ``.cl`` file. Selection depends
+only on sizes, dtypes, the configuration and the device's profile, and on a probe for kernels that drivers may reject.
 A :class:`Family` is an op whose algorithms a tuner measures: the tuner takes :meth:`Family.configurations`, rejects those whose result is
 further from :meth:`Family.reference` than :meth:`Family.tolerance`, and gives the fastest to the kernel selector.
 """
@@ -39,33 +39,33 @@ class Algorithm:
     name: str
     kernels: str  # .cl files
     doc: str  # what it is for
-    wins: str  # the measurement that it was kept for: a results file or a page of the docs, and the case; empty: nobody has measured it
+    wins: str  # the measurement that justifies it: a results file or a page of the docs, and the case; empty: not measured
     run: Callable[
         ..., Any
     ]  # run(queue, problem, config, profile, operands) launches it; attention: run(queue, sizes, wide, profile), its tiles
-    device: str = "any"  # "cpu", "gpu" (whatever is no CPU) or "any": where it runs unless a configuration names its tier
-    tiers: tuple[str, ...] = ()  # values of a configuration's extra["tier"] that ask for it; empty: those of its device
-    variants: tuple[KernelVariant, ...] = ()  # what it carries out; empty: all of the family
+    device: str = "any"  # "cpu", "gpu" (every other device) or "any": where it runs unless a configuration names its tier
+    tiers: tuple[str, ...] = ()  # values of a configuration's extra["tier"] that select it; empty: those of its device
+    variants: tuple[KernelVariant, ...] = ()  # the variants it implements; empty: all of the family
     needs: str = ""  # what else a device must have
     when: Callable[[Any, Any, Any], bool] = lambda problem, config, profile: True
     probe: Callable[[Any, Any, Any], bool] = lambda queue, problem, config: True  # whether the driver builds the kernels and they are right
-    cost: Callable[[Any, Any], float] = lambda problem, profile: math.inf  # by the family's model, of a problem on a device
-    configurations: Callable[[Problem], Iterable[KernelConfig]] = lambda problem: ()  # what a tuner tries
-    samples: tuple[KernelConfig, ...] = ()  # configurations by which tests run it on every device
+    cost: Callable[[Any, Any], float] = lambda problem, profile: math.inf  # of a problem on a device, by the family's model
+    configurations: Callable[[Problem], Iterable[KernelConfig]] = lambda problem: ()  # candidates of the tuner
+    samples: tuple[KernelConfig, ...] = ()  # configurations that tests run on every device
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tiers by which a configuration asks for it."""
+        """The tiers by which a configuration selects it."""
         return self.tiers or {"cpu": ("cpu",), "gpu": ("simt",)}.get(self.device, ("simt", "cpu"))
 
     def answers(self, config: KernelConfig | None, profile: Any) -> bool:
-        """Whether a configuration may mean this algorithm on a device."""
+        """Whether a configuration admits this algorithm on a device."""
         tier = config.extra.get("tier") if config else None
         meant = tier in self.names if tier else self.device in ("any", "cpu" if profile.device_type == "cpu" else "gpu")
         return meant and (config is None or not self.variants or config.variant in self.variants)
 
 
-#: By family, in the order in which they are asked.
+#: By family, in order of preference.
 ALGORITHMS: dict[str, list[Algorithm]] = {}
 
 
@@ -77,7 +77,7 @@ def add(family: str, *columns: Any, **more: Any) -> Algorithm:
 
 
 def choose(family: str, queue: Any, problem: Any, config: KernelConfig, profile: Any) -> Algorithm | None:
-    """The algorithm of a problem: of those that apply the one the configuration names, else the cheapest, else the first."""
+    """The algorithm for a problem: of those that apply, the one that the configuration names, else the cheapest, else the first."""
     meant, tier = [a for a in ALGORITHMS[family] if a.answers(config, profile)], config.extra.get("tier")
     if not meant:
         known = sorted({name for a in ALGORITHMS[family] for name in (*a.names, *(variant.name for variant in a.variants))})
@@ -91,7 +91,7 @@ def choose(family: str, queue: Any, problem: Any, config: KernelConfig, profile:
 
 
 def first(problem: Any, profile: Any) -> float:
-    """The cost of an algorithm that is taken wherever it applies."""
+    """The cost of an algorithm that is used wherever it applies."""
     return 0.0
 
 
@@ -106,7 +106,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """A tuned op. ``sizes`` counts the numbers that describe a problem; the first ``rounded`` of them neighbors may differ in."""
+    """A tuned op. A problem has ``sizes`` numbers; problems whose first ``rounded`` sizes round alike share a measurement."""
 
     op: str
     family: str
@@ -121,14 +121,14 @@ class Family:
         return Problem(self.op, sizes, dtypes.lookup(dtype, self.op).name, chosen, profile)
 
     def problem_class(self, problem: Problem) -> tuple[Any, ...]:
-        """What neighboring shapes share: sizes rounded to powers of two, the dtype, the flags (a batch rounded likewise)."""
+        """The key of problems that share a measurement: sizes (and batch) rounded to powers of two, the dtype, the flags."""
         rounded = {**problem.flags, **({"batches": _nearest_power(problem.flags["batches"])} if "batches" in problem.flags else {})}
         flags = tuple(f"{name}={value}".replace(" ", "") for name, value in sorted(rounded.items()))
         sizes = (*map(_nearest_power, problem.shape[: self.rounded]), *problem.shape[self.rounded :])
         return (self.op, *sizes, problem.dtype, *flags)
 
     def configurations(self, problem: Problem) -> list[KernelConfig]:
-        """Candidates without duplicates; the first is what the policy would take."""
+        """Candidates without duplicates; the first is the choice of the policy."""
         found = [kernel_selector.decide(problem)]
         for algorithm in ALGORITHMS[self.family]:
             if algorithm.answers(None, problem.profile):
@@ -141,7 +141,7 @@ class Family:
         return tuple(Tensor.from_host(queue, rng.standard_normal(s, np.float32), problem.dtype) for s in self.case(problem).inputs)
 
     def run_with(self, config: KernelConfig, problem: Problem, *operands: Tensor) -> Tensor:
-        """The result by one configuration; the first call compiles. The selector is not asked."""
+        """The result with one configuration, without the selector; the first call compiles."""
         return planned(f"{problem.key} by {config!r}", partial(self.case(problem).run, config))(*operands)
 
     def reference(self, problem: Problem, *operands: Tensor) -> np.ndarray:
@@ -149,14 +149,14 @@ class Family:
         return self.case(problem).exact(*(np.asarray(t.to_host(), np.float64) for t in operands))
 
     def tolerance(self, problem: Problem, *operands: Tensor) -> float:
-        """How far an element may be from the reference: four times a plain float32 sum's error, more where precision was given up."""
+        """The largest allowed error of an element: four times that of a plain float32 sum, more if a lower precision is set."""
         depth, dtype = self.case(problem).depth, problem.dtype
         sums = _ROUNDINGS * _COARSE[kernel_selector.get_matmul_precision()] * 2.0**-23 * (depth + 8)
         largest = 8.0 * math.sqrt(depth)
         return _ROUNDINGS * _UNIT[dtype] * (depth + 8) if dtype == "float64" else sums + _UNIT.get(dtype, 0.0) * largest
 
 
-#: By op, those a tuner knows.
+#: The tuned ops, by name.
 FAMILIES: dict[str, Family] = {}
 
 

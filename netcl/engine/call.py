@@ -1,8 +1,8 @@
-"""Calls of ops: operands -> key -> plan -> run.
+"""Calls of ops that are Python functions: operands -> key -> plan -> run.
 
-The key is made of the op, the shapes and dtypes of its tensors and its other arguments. A plan is made when a key is new, by the op's own
-function over a command list; from then on a call is a look-up and the run of the plan. Ops on the NumPy backend, and calls whose
-arguments tell no key (arrays, lists of numbers), run the function itself.
+The key holds the op, the shapes and dtypes of its tensors and its other arguments. A new key gets a plan: the op's function runs on a
+command list. Later calls look the plan up and run it. The function runs directly on the NumPy backend, and for arguments that give no
+key (arrays, lists of numbers).
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from netcl.engine.registry import Reduction
 
 _PLAIN = frozenset({bool, int, float, str, type(None), dtypes.dtype, Reduction})
 _AT_ONCE = "run at once: the op does what a plan cannot repeat"
-_ALONE = 8  # values of a kind that waited in vain, until such values are computed at once
-_AGAIN = 64  # calls after which one waits again, to see whether something follows by now
+_ALONE = 8  # calls of one key whose deferral fused nothing, after which calls of this key run eagerly
+_AGAIN = 64  # calls after which an eager key retries deferral
 
 
 class Habit:
-    """What became of values of one kind that wait for what follows: ``alone`` were asked for by themselves, ``followed`` were not.
+    """How often deferring the calls of one key paid off: ``followed`` counts values that were fused, ``alone`` those that were not.
 
-    Waiting takes the host as long as a small product takes the device, so that a kind of which only the first is seen waits no more.
+    Deferring costs as much host time as a small product takes on the device, so a key whose values are never fused runs eagerly.
     """
 
     __slots__ = ("_calls", "alone", "followed", "plan")
 
     def __init__(self) -> None:
         self.alone = self.followed = self._calls = 0
-        self.plan: Any = None  # for values that do not wait
+        self.plan: Any = None  # of eager calls
 
     def waits(self) -> bool:
-        """Whether the next value of this kind does."""
+        """Whether the next call of this key is deferred."""
         self._calls += 1
         return self.followed > 0 or self.alone < _ALONE or self._calls % _AGAIN == 0
 
     def follow(self, made: Any) -> Any:
-        """The value ``made``; if it is a product, it will tell what becomes of it."""
+        """Return ``made``; a pending product counts here whether it is fused."""
         if type(made) is DeferredTensor and hasattr(made.source, "habit"):
             made.source.habit = self  # type: ignore[union-attr]
         return made
 
 
 def _operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
-    """The tensors among some arguments; what makes the kind of the call goes into ``key``. ``None`` where they do not tell it."""
+    """Append what identifies the arguments to ``key`` and return the tensors among them; ``None`` for arguments that give no key."""
     tensors: list[Tensor] = []
     for x in values:
         kind = type(x)
         if kind is Tensor or kind is DeferredTensor:
             if x.host_ref is not None and memory.shares_host(x.pool_handle):
-                return None  # such memory may be aligned otherwise than the pool's
+                return None  # the caller's memory may not be aligned as the pool's is
             key.append(x.dtype)
             key.append(x.shape)
             tensors.append(x)
@@ -80,7 +80,7 @@ def _operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
 
 
 def _rewritten(value: Any, operands: Iterator[Tensor]) -> Any:
-    """An argument with its tensors replaced, in the order in which :func:`_operands` finds them."""
+    """An argument with its tensors replaced by ``operands``, in the order of :func:`_operands`."""
     kind = type(value)
     if kind is Tensor or kind is DeferredTensor:
         return next(operands)
@@ -91,7 +91,7 @@ def _rewritten(value: Any, operands: Iterator[Tensor]) -> Any:
 
 
 def make_plan(name: str, queue: Any, tensors: Sequence[Tensor], function: Callable[..., Any], args: Any, kwargs: Any) -> Plan | str:
-    """The commands of a call as a plan, or that there is none."""
+    """The plan of a call, or ``_AT_ONCE`` if the op cannot be planned."""
     commands = command_list(queue, tensors)
     operands = iter(commands.given)
     args = [_rewritten(arg, operands) for arg in args]
@@ -109,10 +109,10 @@ def make_plan(name: str, queue: Any, tensors: Sequence[Tensor], function: Callab
 def planned(
     name: Any, function: Callable[..., Any], deferred: Callable[..., Any] | None = None, waits: Callable[..., bool] | None = None
 ) -> Any:
-    """``function``, an op, as a call of the engine. ``name`` is its row, or a name.
+    """``function``, an op, with cached plans. ``name`` is its row, or a name.
 
-    ``deferred`` takes the same arguments and gives the result as values that wait for what follows, or ``None``. It is asked for each kind
-    of call, inside functions that are compiled for each call, and for each call of which ``waits(*args)`` is true.
+    ``deferred`` takes the same arguments and returns the result as deferred values, or ``None``. It is called for the first call of each
+    key, inside ``ag.jit_compile`` for every call, and for every call for which ``waits(*args)`` is true.
     """
     selector = get_kernel_selector()
 
@@ -144,7 +144,7 @@ def planned(
 
 
 class _Call(NamedTuple):
-    """A call whose plan is not known."""
+    """A call without a valid plan in the cache."""
 
     name: Any
     function: Callable[..., Any]
@@ -154,7 +154,7 @@ class _Call(NamedTuple):
     tensors: list[Tensor]
 
     def made(self, signature: tuple[Any, ...], found: Any) -> Any:
-        """The result; what is decided here is kept for calls of the same kind."""
+        """The result of the call; the plan, or the decision to defer, goes into the cache."""
         plans = plan_cache(self.tensors[0].queue)
         if found is None and self.deferred is not None and modes.mode is None:
             made = self.deferred(*self.args, **self.kwargs)

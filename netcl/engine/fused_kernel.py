@@ -1,7 +1,7 @@
-"""Waiting nodes to kernels: one region, computed together, is one launch (two where sums over columns have to be joined).
+"""From pending nodes to kernels: a region is computed by one launch, or by two if sums over columns have to be joined.
 
-What a region *does* is described by its steps, without sizes and without numbers; kernels are found by that description, so that a
-new shape of the same rank and a new number use the kernel there is.
+The key of a region describes its steps without sizes and numbers. Kernels are cached by this key, so a new shape of the same rank or a
+new number uses an existing kernel.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FAST_MATH = ("-cl-fast-relaxed-math",)
 
 
 class Region(NamedTuple):
-    """Nodes that are computed together: their description, what they read, and what is kept of them."""
+    """Nodes that one kernel computes: their key, the tensors and numbers they read, and the nodes whose values are stored."""
 
     order: list[Node]
     key: tuple[tuple[Any, ...], ...]
@@ -47,7 +47,7 @@ class Region(NamedTuple):
 
     @property
     def steps(self) -> tuple[RowOp, ...]:
-        """The key in words; made only for kernels that are new."""
+        """The key as named tuples; needed only to build a kernel."""
         return tuple(RowOp(*parts) for parts in self.key)
 
     @property
@@ -56,12 +56,12 @@ class Region(NamedTuple):
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Which steps are kept."""
+        """The indices of the steps whose values are stored."""
         return tuple(self.order.index(node) for node in self.kept)
 
 
 def describe(roots: Sequence[Node]) -> Region:
-    """A region from its roots."""
+    """The region of some roots."""
     order = in_order(roots)
     space = next((node.space for node in order if node.space is not None), None)
     shape = space.shape if space is not None else roots[0].shape
@@ -93,7 +93,7 @@ def describe(roots: Sequence[Node]) -> Region:
 
 
 def _rounds(node: Node) -> str:
-    """The dtype a value must be rounded to before others read it, if that is not the one it is computed in."""
+    """The dtype a value must be rounded to before other steps read it; empty if it is exact as computed."""
     if node.dtype == "float32":
         return ""
     if node.dtype in ("float16", "bfloat16"):
@@ -104,7 +104,7 @@ def _rounds(node: Node) -> str:
 
 
 def run(roots: Sequence[Node]) -> None:
-    """Compute a region and hand every kept node its values."""
+    """Compute the region of some roots and store the results in its nodes."""
     if len(roots) == 1 and _by_itself(roots[0]):
         roots[0].finish(_single(roots[0]))
         return
@@ -125,14 +125,14 @@ def run(roots: Sequence[Node]) -> None:
 
 
 def _by_itself(node: Node) -> bool:
-    """Whether a node is a formula of plain eager code over values that are there."""
+    """Whether a node is a formula outside of ``ag.jit_compile`` whose inputs are all computed."""
     if node.kind != "map" or node.mode is not None or node.whole is not None or isinstance(node.queue, CPUQueue):
         return False
     return all([not isinstance(x, Node) or x.made is not None for x in node.inputs])
 
 
 def _alone(region: Region) -> bool:
-    """Whether a region is one op and nothing else, whose own kernels are there for that."""
+    """Whether a region is exactly one op that has its own kernels."""
     whole, mode = region.order[0].whole, region.order[0].mode
     if whole.begun or modes.shown is not None or (mode is not None and mode.fast_math):
         return False
@@ -147,7 +147,7 @@ def _alone(region: Region) -> bool:
 
 @lru_cache(maxsize=4096)
 def chain_body(key: tuple[tuple[Any, ...], ...], leaves: int, kept: tuple[int, ...]) -> Body:
-    """One body for a chain: inputs ``v0``.., a line per formula, the values of the kept steps as outputs."""
+    """One body for a chain: inputs ``v0``.., a line per formula, the values of the stored steps as outputs."""
     lines: list[tuple[str, ast.expr]] = []
     scalars: list[str] = []
     rounds = {}
@@ -188,7 +188,7 @@ def _run_plan(plan: Plan, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> 
 
 
 def _single(node: Node) -> Tensor:
-    """A formula that nothing joined: the kernel of its op."""
+    """Compute a formula that was not fused, by the kernel of its op."""
     values: list[Any] = [x.made if isinstance(x, Node) else x for x in node.inputs]
     key = ("single", node.body, node.shape, node.dtype, *((x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in values))
     plan = plan_cache(node.queue).get(key)
@@ -207,13 +207,13 @@ def _chain_numpy(region: Region) -> list[Tensor]:
     if modes.shown is not None:
         modes.shown.append(numpy_source(body, PythonText(COMPUTE[real])))
     made: list[Tensor] = []
-    for value, node in zip(values, region.kept, strict=True):  # a formula that changes nothing gives the array it was given
+    for value, node in zip(values, region.kept, strict=True):  # an identity returns its input array
         made.append(from_compute(value, region.shape, DTYPES[node.dtype], queue, (*region.leaves, *made)))
     return made
 
 
 def _show(kernel: Any) -> None:
-    """Tell who asks for sources which kernel was launched."""
+    """Add the source of a launched kernel to the list that ``modes.shown`` collects."""
     if modes.shown is not None and kernel is not None:
         modes.shown.append(kernel.program.source)
 
@@ -253,7 +253,7 @@ def _plan_rows(region: Region, options: tuple[str, ...]) -> Plan:
 
 
 def _rows_numpy(region: Region) -> list[Tensor]:
-    """Node by node: NumPy has no other way."""
+    """Compute a region over rows on NumPy, node by node."""
     space, real, queue = region.space, region.order[0].real, region.order[0].queue
     assert space is not None
     values: dict[str, Any] = {f"v{j}": as_compute(x, real) for j, x in enumerate(region.leaves)}

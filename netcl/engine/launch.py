@@ -1,4 +1,4 @@
-"""What every structured op does before and around its kernel: gather its inputs, check them, find the kernel, or run on NumPy."""
+"""Helpers of structured ops: convert and check inputs, get a kernel from a ``.cl`` file, run on NumPy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from netcl.core.tensor import Tensor, of_array
 
 FLOATS = tuple(dtypes.NAMES[name] for name in ("float32", "float16", "bfloat16", "float64"))
 INTEGERS = tuple(dtypes.NAMES[name] for name in ("int32", "int64", "uint8"))
-FETCHING = ("pocl", "intel")  # brands of drivers for CPUs whose compiler is known to take __builtin_prefetch
-# Bytes by which a stream is asked for ahead, and the cache it is asked into: 3 is the first, 2 the second. Further takes 8 % less time
-# on x86 (Adam on Intel's runtime: 15 %), and a quarter more on ARM.
+FETCHING = ("pocl", "intel")  # brands of CPU drivers whose compiler has __builtin_prefetch
+# Prefetch distance in bytes, and the cache level to prefetch into: 3 is L1, 2 is L2. The larger distance takes 8 % less time on x86 (Adam
+# on Intel's runtime: 15 %), and a quarter more on ARM.
 _AHEAD, _AHEAD_X86 = (512, 3), (2048, 2)
-LOCAL_1D = 64  # work-items of a group in one-item-per-element kernels: a whole wave everywhere, and small problems still spread
-#: How a kernel reads four values from p on as float4, by dtype.
+LOCAL_1D = 64  # local size of kernels with one work-item per element: a full wave on every GPU, small enough to spread small problems
+#: By dtype, the expression that loads four values at p as float4.
 QUADS = {
     "float32": "(*(__global const float4*)(p))",
     "float16": "vload_half4(0, p)",
@@ -32,13 +32,13 @@ QUADS = {
 
 
 def as_tensors(op: str, *values: Any) -> list[Any]:
-    """Every value as a Tensor on the queue of the first Tensor (else the active device); ``None`` stays ``None``.
+    """Convert values to Tensors on the queue of the first Tensor (else the active device); ``None`` stays ``None``.
 
-    Python numbers take the first tensor's dtype where it can hold them. Tensors of different devices raise ``DeviceError``.
+    Python numbers take the first tensor's dtype if it can hold them. Raises ``DeviceError`` for tensors of different devices.
     """
     queue = getattr(values[0], "queue", None) if values else None
     if queue is None and values and values[0] is None:
-        raise TypeError(message(op, "takes a tensor, not None", "does what came before return its result?"))
+        raise TypeError(message(op, "the first argument must be a tensor, got None", "does the preceding function return its result?"))
     for value in values:
         if value is not None and (not isinstance(value, Tensor) or value.queue is not queue):
             break
@@ -60,7 +60,7 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
 def _check_same_device(op: str, a: Any, b: Tensor) -> None:
     numpy = is_numpy(a.queue) and is_numpy(b.queue)
     if not numpy and (a.context is None or a.context != b.context):
-        what = "the inputs live on different devices"
+        what = "the inputs must be on one device"
         raise DeviceError(message(op, what, "move one with tensor.to(device)", first=a.device.device_name, other=b.device.device_name))
 
 
@@ -79,14 +79,14 @@ def _moved_to(value: Any, queue: Any, first: Tensor | None) -> Tensor:
 
 
 def check_dtype(op: str, x: Tensor, allowed: Sequence[str] = FLOATS, name: str = "x") -> None:
-    """``DtypeError`` unless the dtype of ``x`` is one of ``allowed``."""
+    """Raise ``DtypeError`` unless the dtype of ``x`` is one of ``allowed``."""
     if x.dtype not in allowed:
         remedy = f"cast it to one of {', '.join(allowed)}"
         raise DtypeError(message(op, f"{name} has a dtype this op does not take", remedy, dtype=x.dtype, shape=x.shape))
 
 
 def check_axis(op: str, axis: int, ndim: int) -> int:
-    """The axis counted from the front; ``ShapeError`` if there is none such. A 0-d tensor has axes 0 and -1, as in torch."""
+    """The axis as a non-negative number; raises ``ShapeError`` if it is out of range. A 0-d tensor has axes 0 and -1, as in torch."""
     most = max(ndim, 1)
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)) or not -most <= axis < most:
         raise ShapeError(message(op, f"axis {axis} is out of range for {ndim} axes", f"it must be in -{most}..{most - 1}"))
@@ -94,19 +94,19 @@ def check_axis(op: str, axis: int, ndim: int) -> int:
 
 
 def check_double(op: str, queue: Any, names: Iterable[str]) -> None:
-    """``DtypeError`` where float64 is among the dtypes and the device does not compute in it."""
+    """Raise ``DtypeError`` if a dtype is float64 and the device has no float64 arithmetic."""
     if "float64" in names and not handle_of(queue).profile.has_fp64:
         remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
         raise DtypeError(message(op, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
 
 
 def index_type(count: int) -> str:
-    """The C type of element numbers: ``int`` where it also holds the numbers of work-items beyond the last element."""
+    """The C type of element indices: ``int`` if it also holds the indices of work-items beyond the last element."""
     return "int" if count < 2**31 - 2**20 else "long"
 
 
 def on_cpu_device(queue: Any) -> bool:
-    """Whether a queue's device is a CPU: one work-item then does a chunk, where a GPU's does an element."""
+    """Whether a queue's device is a CPU, where a work-item should process many elements."""
     state = program.state(queue)
     answer = state.get(("launch", "cpu"))
     if answer is None:
@@ -115,7 +115,7 @@ def on_cpu_device(queue: Any) -> bool:
 
 
 def fetches(queue: Any) -> bool:
-    """Whether a queue's device is a CPU whose compiler knows ``__builtin_prefetch``: OpenCL's own is an empty call on PoCL."""
+    """Whether a queue's device is a CPU whose compiler has ``__builtin_prefetch``; OpenCL's ``prefetch`` does nothing on PoCL."""
     state = program.state(queue)
     answer = state.get(("launch", "fetches"))
     if answer is None:
@@ -125,7 +125,7 @@ def fetches(queue: Any) -> bool:
 
 
 def ahead(queue: Any) -> tuple[int, int] | None:
-    """How far ahead, and into which cache, kernels ask for what they read once; ``None`` where the compiler knows no way to ask."""
+    """Prefetch distance and cache level for data that a kernel reads once; ``None`` if the compiler cannot prefetch."""
     if not fetches(queue):
         return None
     return _AHEAD if handle_of(queue).profile.vector_width < 8 else _AHEAD_X86
@@ -133,8 +133,8 @@ def ahead(queue: Any) -> tuple[int, int] | None:
 
 # ---- OpenCL
 
-#: exp of vectors that are not far above 0, to an ulp, in 16 steps where PoCL takes 27: one power of two instead of two, no upper end. What
-#: is below the smallest normal number becomes 0. Adding 1.5 * 2^23 rounds, and leaves the integer in the low bits.
+#: exp of vectors for arguments not far above 0, accurate to an ulp, in 16 operations instead of PoCL's 27: no overflow handling, results
+#: below the smallest normal number become 0. Adding 1.5 * 2^23 rounds, and leaves the integer in the low bits.
 _EXP_BELOW = """
 #pragma OPENCL FP_CONTRACT ON
 static inline float __attribute__((overloadable)) exp_below(const float x) { return exp(x); }
@@ -153,7 +153,7 @@ static inline floatW __attribute__((overloadable)) exp_below(const floatW x) {
 
 
 def exponential(queue: Any, real: str, lanes: int) -> tuple[dict[str, str], str]:
-    """The macro ``EXP_BELOW(x)`` and the text it needs, for kernels over vectors of so many lanes; neither where exp itself is as fast."""
+    """The macro ``EXP_BELOW(x)`` and its source for vectors of ``lanes``; both are empty where the built-in exp is as fast."""
     if real != "float" or lanes == 1 or not on_cpu_device(queue) or handle_of(queue).profile.brand != "pocl":
         return {}, ""
     return {"EXP_BELOW(x)": "exp_below(x)"}, _EXP_BELOW.replace("W", str(lanes))
@@ -168,11 +168,10 @@ def kernel(
     defines: Mapping[str, int | float | str] | None = None,
     text: str = "",
 ) -> program.Kernel:
-    """The kernel ``kernel_name`` of the ``.cl`` file beside a module, for operands of given dtypes and a set of macros.
+    """The kernel ``kernel_name`` of the ``.cl`` file beside a module.
 
-    ``"rows.cl softmax.cl"`` joins two files: what several ops share, then the op's own.
-    ``operands={"A": "float16"}`` gives the file ``A_T``, ``A_REAL``, ``A_LOAD`` and ``A_STORE``; ``defines`` become ``#define`` lines,
-    and ``text`` is what was generated for it.
+    ``"rows.cl softmax.cl"`` concatenates two files. ``operands={"A": "float16"}`` defines the macros ``A_T``, ``A_REAL``, ``A_LOAD`` and
+    ``A_STORE``; ``defines`` become ``#define`` lines; ``text`` is generated source that precedes the files.
     """
     key = ("launch", module_file, cl_file, kernel_name, text, *(operands or {}).items(), *(defines or {}).items())
     state = program.state(queue)
@@ -201,10 +200,10 @@ def _literal(value: int | float | str) -> str:
 
 
 def run_cpu(fn: Callable[..., Any], *tensors: Any, dtype: str | Sequence[str] | None = None, **kwargs: Any) -> Any:
-    """Call ``fn(*arrays, **kwargs)`` on the NumPy backend and wrap what it gives as Tensors.
+    """Call ``fn(*arrays, **kwargs)`` and wrap its results as Tensors of the NumPy backend.
 
-    float16 and bfloat16 are widened to float32 on the way in and rounded on the way out. ``dtype`` is the result's (one name, or one
-    per result of a tuple); by default that of the first tensor. Lists of tensors become lists of arrays, ``None`` and numbers pass.
+    float16 and bfloat16 inputs are widened to float32, results are rounded. ``dtype`` is the result's (one name, or one per result of a
+    tuple), by default that of the first tensor. Lists of tensors become lists of arrays; ``None`` and numbers are passed as they are.
     """
     given = list(_tensors_in(tensors))
     with np.errstate(all="ignore"):
@@ -231,7 +230,7 @@ def _host_value(value: Any) -> Any:
 
 
 def decoded(x: Tensor) -> np.ndarray:
-    """The values of a tensor of the NumPy backend in the type arithmetic is done in; may be the tensor's own memory."""
+    """The values of a NumPy tensor in its compute type; may share the tensor's memory."""
     row = dtypes.DTYPES[x.dtype]
     values = dtypes.decode(x.array, row)  # type: ignore[arg-type]
     return values.astype(np.float32) if row.name == "float16" else values
@@ -242,7 +241,7 @@ def _wrap(array: Any, name: str, given: Sequence[Tensor]) -> Tensor:
     array = np.asarray(array)
     stored = dtypes.encode(array, row)
     if any(np.may_share_memory(stored, t.array) for t in given):
-        stored = stored.copy()  # an op's result never aliases its input: either may be overwritten later
+        stored = stored.copy()  # a result must not alias an input: either may be written in place
     return of_array(stored.reshape(array.shape), row.name, given[0].queue)
 
 

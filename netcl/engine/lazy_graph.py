@@ -1,11 +1,11 @@
-"""Deferred values: an op may leave behind what it would compute, and a chain of such ops becomes one kernel when a value is asked for.
+"""The lazy graph: ops that have not run. A chain of them becomes one kernel when a value is needed.
 
-A :class:`TraceNode` is one op that has not run: a formula per element (``map``), a fold of the innermost axes (``fold``) or a sum over
-all the others (``columns``). Tensors over a node look like any tensor; whoever asks for their memory has the node computed, together
-with every node it rests on and with those that share its work. :mod:`netcl.engine.fused_kernel` makes the kernels.
+A :class:`TraceNode` is one pending op: a formula per element (``map``), a fold of the innermost axes (``fold``) or a sum over all other
+axes (``columns``). Accessing the memory of a tensor over a node computes the node, the nodes it depends on, and those that share
+work with it. :mod:`netcl.engine.fused_kernel` makes the kernels.
 
-Plain eager code defers formulas over large tensors (``NETCL_FUSION=0`` turns that off); inside :func:`fusing` (``ag.jit_compile``)
-every size is deferred, and folds and normalisations as well.
+Eager code defers formulas over large tensors (``NETCL_FUSION=0`` turns this off). Inside :func:`fusing` (``ag.jit_compile``) formulas,
+folds and normalizations of every size are deferred.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ log = logging.getLogger("netcl")
 # Of the least on a CPU, per compute unit of a GPU, which moves values faster while the host takes as long; a product hides some of that.
 CHAINED, MULTIPLIED = 1, 0.5
 MOST_FOLDS = 4  # of folds of folds: each is one more pass over the row, in which formulas are computed again
-MOST_WAITING = 512  # nodes of a thread that are alive and not computed
-MOST_HELD = 1 << 30  # bytes of inputs that waiting nodes keep alive, or an eighth of the device's memory where that is more
+MOST_WAITING = 512  # pending nodes of a thread
+MOST_HELD = 1 << 30  # bytes of inputs that pending nodes keep alive, or an eighth of the device's memory if that is more
 
 
 class TraceNode(Node):
-    """One op that has not run yet: what to compute from which inputs. ``made`` is its result once it has."""
+    """A pending op: what to compute from which inputs. ``made`` is its result once it has run."""
 
     __slots__ = ()
 
     def compute(self, wanted: Sequence[Node] = ()) -> Tensor:
-        """The tensor that owns the values; computes the node, what shares its work, and of ``wanted`` what reads the same."""
+        """Compute the node, what shares its work and the nodes of ``wanted`` that read the same inputs; returns the node's tensor."""
         with lock:
             if self.made is None:
                 roots = gather(self, wanted)
@@ -58,7 +58,7 @@ class TraceNode(Node):
         return self.made
 
     def finish(self, made: Tensor) -> None:
-        """The values are there: let go of what they were computed from. Who still waits reads their memory from now on."""
+        """Store the result and drop the inputs. Pending users of this node read its memory from now on."""
         self.made = made
         if self.whole is not None:
             self.whole.begun = True
@@ -82,17 +82,17 @@ class Product:
 
 
 class Whole:
-    """An op that was said in formulas and folds. If nothing joins them, its own kernels (``call``) compute its ``results``."""
+    """An op expressed in formulas and folds. If nothing else is fused with them, ``call`` (its own kernels) computes ``results``."""
 
     __slots__ = ("begun", "call", "results")
 
     def __init__(self, call: Callable[[], Any]):
         self.call = call
-        self.begun = False  # some of its formulas are computed: what its inputs hold is noted for those that are left, not for the call
+        self.begun = False  # some of its formulas are computed, so that ``call`` must not run any more
         self.results: list[weakref.ref[TraceNode] | None] = []
 
     def run(self) -> None:
-        """Compute the results by the op's own kernels."""
+        """Compute the results with the op's own kernels."""
         with in_mode(None):
             made = self.call()
         for ref, tensor in zip(self.results, made if isinstance(made, tuple) else (made,), strict=True):
@@ -102,7 +102,7 @@ class Whole:
 
 
 def as_formulas(form: Callable[[], Any], call: Callable[[], Any], inputs: Sequence[Any]) -> Any:
-    """What ``form`` makes of an op; ``call`` is the op itself, for the case that it stays alone."""
+    """Express an op by ``form``, in formulas and folds; ``call`` is the op itself, which runs if nothing is fused with it."""
     if modes.whole is not None or any(waiting_node(x) is not None for x in inputs):
         return form()
     whole = modes.whole = Whole(call)
@@ -117,14 +117,14 @@ def as_formulas(form: Callable[[], Any], call: Callable[[], Any], inputs: Sequen
 
 
 def waiting_node(x: Any) -> TraceNode | None:
-    """The node under a tensor whose values are not computed yet."""
+    """The pending node of a tensor, or ``None``."""
     if not isinstance(x, Tensor):
         return None
     source = x.source
     return source if type(source) is TraceNode and source.made is None else None
 
 
-# ---- who waits for which memory
+# ---- pending readers of memory
 
 
 class NodeReaders(Readers):
@@ -149,7 +149,7 @@ _PRUNED_FROM = 64  # readers of one memory, from which on those that are gone ar
 
 
 def _note_readers(memory: Any, nodes: Sequence[weakref.ref[Any]]) -> None:
-    """Nodes will read ``memory``. It may never be written, a weight in evaluation for instance: notes of nodes that are gone go too."""
+    """Register nodes as readers of ``memory``. Dead entries are pruned here: memory that is never written has no other occasion."""
     with _noting:
         refs = hooks.readers.setdefault(id(memory), [])
         refs.extend(nodes)
@@ -158,25 +158,25 @@ def _note_readers(memory: Any, nodes: Sequence[weakref.ref[Any]]) -> None:
 
 
 def _unread(refs: Sequence[weakref.ref[Any]]) -> list[weakref.ref[Any]]:
-    """Those of some notes whose nodes still wait."""
+    """The references whose nodes are still pending."""
     return [ref for ref in refs if (node := ref()) is not None and node.made is None]
 
 
 def _shared_values(x: Tensor) -> Any:
-    """What tensors over the same values have in common."""
+    """The object that tensors over the same memory share: the lease, or the array that owns it."""
     return x.pool_handle if x.array is None else memory_of(x.array)
 
 
 def register(node: Any) -> None:
-    """Note that a node waits, and which memory it will read."""
+    """Add a node to the pending ones and to the readers of its inputs; computes pending nodes if there are too many."""
     me, held = weakref.ref(node), 0
     for x in node.inputs:
-        if type(x) is TraceNode and x.made is not None:  # computed since it was found: another operand could not be joined
+        if type(x) is TraceNode and x.made is not None:  # computed meanwhile, because of another operand
             x = x.made
         if isinstance(x, Tensor):
             _note_readers(_shared_values(x), (me,))
             held += x.nbytes
-    own = modes.__dict__  # this thread's: asking for it takes as long as asking for one of its attributes
+    own = modes.__dict__  # the thread's own dictionary: one access costs as much as one attribute of ``modes``
     waiting = own["waiting"]
     waiting[id(node)] = me
     own["held"] += held
@@ -190,12 +190,12 @@ def _most_held(node: Any) -> int:
 
 
 def _shrink(most: int = MOST_HELD) -> None:
-    """Forget nodes that are computed or dead; if what is left is still too much, compute it."""
+    """Drop nodes that are computed or dead; compute the others if they still exceed the limits."""
     left = [node for ref in modes.waiting.values() if (node := ref()) is not None and node.made is None]
     held = sum(x.nbytes for node in left for x in node.inputs if isinstance(x, Tensor))
     modes.waiting, modes.held = {id(node): weakref.ref(node) for node in left}, held
     if len(left) > MOST_WAITING // 2 or held > most // 2:
-        modes.waiting, modes.held = {}, 0  # computing may leave formulas, whose registration must not come back here
+        modes.waiting, modes.held = {}, 0  # computing may defer formulas, whose registration must not recurse
         for node in left:
             if node.alive():
                 node.compute()
@@ -208,7 +208,7 @@ def _shrink(most: int = MOST_HELD) -> None:
 
 
 def flush() -> None:
-    """Compute everything that waits and that someone still holds."""
+    """Compute all pending nodes of this thread that a tensor refers to."""
     if modes.waiting:
         found = [ref() for ref in modes.waiting.values()]
         _compute([node for node in found if node is not None and node.made is None and node.alive()])
@@ -216,7 +216,7 @@ def flush() -> None:
 
 
 def compute(values: Iterable[Any]) -> None:
-    """Compute the deferred tensors among some values, together."""
+    """Compute the deferred tensors among ``values``, in shared kernels where possible."""
     found: list[Any] = [x.source for x in values if isinstance(x, Tensor)]
     _compute([node for node in found if node is not None and node.made is None])
 
@@ -235,7 +235,7 @@ hooks.settlers.append(flush)
 
 @contextmanager
 def fusing(rows: bool = True, fast_math: bool = False) -> Iterator[None]:
-    """Inside, ops of any size are deferred and (``rows``) folds of innermost axes too."""
+    """Defer formulas of every size inside the block and, with ``rows``, folds of innermost axes."""
     with in_mode(Mode(rows, fast_math)):
         yield
 
@@ -249,7 +249,7 @@ def _tell_fusion(what: str, *nodes: Any) -> None:
 
 
 def _joins(node: TraceNode, seen: tuple[int, ...], shape: tuple[int, ...], real: str) -> bool:
-    """Whether a waiting input, seen under a shape, can be computed inside the kernel of an op whose result has ``shape``."""
+    """Whether a pending input, used with shape ``seen``, can be computed inside the kernel of an op whose result has ``shape``."""
     if node.real != real or node.mode != modes.mode or not node.readable or node.kind == "columns":
         return False
     if node.space is None:
@@ -260,7 +260,7 @@ def _joins(node: TraceNode, seen: tuple[int, ...], shape: tuple[int, ...], real:
 
 
 def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple[tuple[Any, ...], Space | None]:
-    """Tensors and waiting nodes that an op reads, and the space they are in; what cannot be joined is computed now."""
+    """The tensors and pending nodes that an op reads, and their index space; nodes that cannot be fused are computed now."""
     nodes = [_under_shape(x) for x in values]
     for i, node in enumerate(nodes):
         if node is not None and not _joins(node, values[i].shape, shape, real):
@@ -289,7 +289,7 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
 
 
 def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple[Any, ...]:
-    """What an op of plain eager code reads: waiting nodes of the result's own shape, everything else as tensors."""
+    """The operands of an op outside of ``ag.jit_compile``: pending nodes of the result's shape, everything else as tensors."""
     found: list[Any] = []
     for x in values:
         node = x.source if isinstance(x, Tensor) else None
@@ -309,7 +309,7 @@ def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) ->
 
 
 def _under_shape(x: Any) -> TraceNode | None:
-    """The waiting node of a tensor; under a new shape a chain of formulas is written anew, over its leaves in that shape."""
+    """The pending node of a tensor; for a reshaped tensor, a copy of the chain of formulas over its leaves in the new shape."""
     node = waiting_node(x)
     if node is None or node.space is not None or x.shape == node.shape or modes.mode is None or node.kind != "map":
         return node
@@ -332,7 +332,7 @@ def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, Tra
 
 
 def _in_space(x: Any, space: Space, dropped: bool) -> Any:
-    """A leaf as a kernel over rows reads it: with the folded axes, even where the op's result has dropped them."""
+    """A leaf with the folded axes, as a kernel over rows reads it; the op's result may have dropped them."""
     if not isinstance(x, Tensor):
         return x
     if dropped:
@@ -343,7 +343,7 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
 
 
 def _followed(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-    """An op joined to the product it is applied to, if that waits; the last of several products."""
+    """Fuse an op into the epilogue of a pending product among its operands, the last one first; ``None`` if none can."""
     for place in reversed(range(len(values))):
         x = values[place]
         if _of_product(x) and x.source.made is None and (made := x.source.joined(name, values, place, shape, dtype)) is not None:
@@ -367,7 +367,7 @@ def defer(
     name: str, body: Body, values: Sequence[Any], numbers: Sequence[Any], shape: tuple[int, ...], dtype: DType, real: str, queue: Any
 ) -> Tensor:
     """A formula over tensors and numbers as a deferred tensor."""
-    if real == "int" and dtype.name == "bool":  # logic on truth values means the same in the type its inputs are computed in
+    if real == "int" and dtype.name == "bool":  # a truth value is the same in every compute type: take that of the inputs
         real = next((node.real for x in values if (node := waiting_node(x)) is not None), real)
     if any([_of_product(x) for x in values]):
         values = [x.source.settled(x, values) if _of_product(x) else x for x in values]
@@ -393,7 +393,7 @@ def defer_fold(name: str, body: Body, x: Tensor, axes: int, keepdims: bool, dtyp
 
 
 def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int, ...], dtype: DType, real: str) -> Tensor | None:
-    """A sum over all but the innermost ``axes`` of a waiting tensor; ``None`` where it cannot join its kernel."""
+    """A sum over all but the innermost ``axes`` of a deferred tensor; ``None`` if it cannot be fused with it."""
     node, space = waiting_node(x), Space(x.shape, axes)
     if node is None or not (_joins(node, x.shape, x.shape, real) and node.space in (None, space) and fits_rows(node, space)):
         return None
@@ -401,13 +401,13 @@ def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int,
 
 
 class _Eager:
-    """From how many elements on plain eager code defers; 0 is never. Read once: asking the environment costs as much as a launch."""
+    """The number of elements from which eager code defers; 0 is never. Read once: reading the environment costs as much as a launch."""
 
     least = int(env.value("NETCL_FUSION"))
 
 
 def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINED) -> bool:
-    """Whether plain eager code defers an op over this shape: on OpenCL devices, where moving the values costs more than deferring."""
+    """Whether eager code defers an op over this shape: on OpenCL devices, if moving the values costs more than deferring."""
     least = _Eager.least
     if not least or isinstance(queue, CPUQueue):
         return False
@@ -417,7 +417,7 @@ def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINE
 
 @contextmanager
 def eager_fusion(least: int) -> Iterator[None]:
-    """Inside, plain eager code defers ops from ``least`` elements on; 0 is never. For tests and measurements.
+    """Inside the block, eager code defers ops from ``least`` elements on; 0 is never. For tests and measurements.
 
     Decisions are kept per queue with the plans of calls, so these are forgotten on the way in and out.
     """

@@ -11,15 +11,15 @@ from netcl.core.backend import lifecycle
 
 
 class Mode(NamedTuple):
-    """How ops are deferred inside ``ag.jit_compile``: folds too, and with which compiler."""
+    """How ops are deferred inside ``ag.jit_compile``: whether folds are, and whether kernels are built with fast math."""
 
     rows: bool = True
     fast_math: bool = False
 
 
 class _Fusing(threading.local):
-    """Per thread: the mode of the compiled function that runs now, if one does; who listens to deferred ops and to kernels' texts; the
-    op that is being said in formulas."""
+    """Per thread: the mode of the running compiled function, if any; the lists that collect deferred nodes and kernel sources; the op that
+    is being expressed in formulas."""
 
     mode: Mode | None = None
     trace: list[Any] | None = None
@@ -27,8 +27,8 @@ class _Fusing(threading.local):
     whole: Any = None
 
     def __init__(self) -> None:
-        self.waiting: dict[int, Any] = {}  # nodes by their number, weakly
-        self.held = 0  # bytes of their inputs, and of those that are gone since this was last counted
+        self.waiting: dict[int, Any] = {}  # weak references to pending nodes, by id
+        self.held = 0  # bytes of their inputs; inputs of nodes dropped since the last count are included
         lifecycle.computing.add(threading.current_thread())
 
 
@@ -37,7 +37,7 @@ modes = _Fusing()
 
 @contextmanager
 def in_mode(mode: Mode | None) -> Iterator[None]:
-    """Defer as ``mode`` says; ``None`` is the way of plain eager code."""
+    """Set the deferral mode inside the block; ``None`` is the mode outside of ``ag.jit_compile``."""
     before, modes.mode = modes.mode, mode
     try:
         yield

@@ -1,7 +1,7 @@
-"""From rows to OpenCL C and to NumPy. Eager kernels, gradients, fused chains and the NumPy backend all come from here.
+"""Generates OpenCL C and NumPy code from rows, for eager kernels, gradients, fused chains and the NumPy backend.
 
-A :class:`Body` is a straight line of assignments; :func:`forward_body` and :func:`vjp_body` make one from a row,
-:mod:`netcl.engine.fused_kernel` one from many, :func:`kernel_source` wraps it in the loop that moves the data, :func:`numpy_function`
+A :class:`Body` is a sequence of assignments. :func:`forward_body` and :func:`vjp_body` make one from a row,
+:mod:`netcl.engine.fused_kernel` one from several. :func:`kernel_source` adds loads, stores and the loop; :func:`numpy_function`
 compiles it for NumPy.
 """
 
@@ -24,7 +24,7 @@ from netcl.engine.registry import Pointwise, names_read_by, parse
 
 __all__ = ["Body", "Layout", "Port", "compose", "forward_body", "kernel_source", "numpy_function", "vjp_body"]
 
-#: Products and sums of formulas are rounded one by one: a chain in one kernel then gives what its ops give in kernels of their own.
+#: No contraction to fma: a fused chain then gives the same bits as its ops in separate kernels.
 SEPARATE = "#pragma OPENCL FP_CONTRACT OFF"
 _NUMPY = {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}
 COMPUTE: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY.items()}
@@ -46,7 +46,7 @@ def rotated(width: int, by: int) -> str:
 class Body:
     """Assignments ``name = expression`` over loaded values and scalar arguments.
 
-    ``rounds``: of names whose value is what a buffer of some dtype would hold, that dtype: a fused chain rounds as its parts do.
+    ``rounds`` maps names to the dtype their value is rounded to, so that a fused chain rounds as separate ops do.
     """
 
     inputs: tuple[str, ...]
@@ -73,7 +73,7 @@ def renamed(tree: ast.expr, table: Mapping[str, str]) -> ast.expr:
 
 
 def _lets(row: Pointwise, texts: Sequence[str]) -> list[str]:
-    """The shared expressions that some texts read, in the row's order."""
+    """The shared expressions that ``texts`` read, in the row's order."""
     read = frozenset().union(*(names_read_by(text, row.let) for text in texts))
     return [name for name in row.let if name in read]
 
@@ -107,7 +107,7 @@ def vjp_body(row: Pointwise, wanted: tuple[bool, ...]) -> Body:
 
 @lru_cache(maxsize=4096)
 def numpy_function(body: Body, compute: str) -> Callable[..., tuple[Any, ...]]:
-    """The body as a Python function of arrays of the compute type: inputs, then scalars; gives a tuple of results."""
+    """The body as a Python function of arrays of the compute type: inputs, then scalars; returns a tuple."""
     writer = PythonText(COMPUTE[compute])
     writer.env |= {f"to_{name}": partial(as_held, DTYPES[name], COMPUTE[compute]) for name in set(body.rounds.values())}
     exec(compile(numpy_source(body, writer), "<op row>", "exec"), writer.env)
@@ -115,7 +115,7 @@ def numpy_function(body: Body, compute: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def numpy_source(body: Body, writer: PythonText) -> str:
-    """The body as the text of a Python function."""
+    """The source of :func:`numpy_function`."""
     text = [f"def body({', '.join((*body.inputs, *body.scalars))}):"]
     for name, tree in body.lines:
         value = fold(tree, writer)
@@ -124,7 +124,7 @@ def numpy_source(body: Body, writer: PythonText) -> str:
 
 
 def as_held(dtype: DType, compute: np.dtype[Any], values: Any) -> Any:
-    """Values of the compute type as a buffer of ``dtype`` would give them back."""
+    """Round values of the compute type as storing them in ``dtype`` does."""
     if dtype.name == "bool":
         return (np.asarray(values) != 0).astype(compute)
     return decode(encode(np.asarray(values), dtype), dtype).astype(compute)
@@ -134,7 +134,7 @@ def as_held(dtype: DType, compute: np.dtype[Any], values: Any) -> Any:
 
 
 class Port(NamedTuple):
-    """A tensor argument: the body's name for its value, its dtype, and whether it moves along the inner axis."""
+    """A tensor argument: its name in the body, its dtype, and whether it has the inner axis."""
 
     name: str
     dtype: DType
@@ -142,12 +142,13 @@ class Port(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a kernel walks: outer axes above the inner one, vector width, alignment, 32- or 64-bit indices.
+    """How a kernel iterates: number of outer axes, vector width, alignment, 32- or 64-bit indices.
 
-    ``half_bits``: a CPU's. Halves are converted by integer arithmetic, since drivers call a function per element for ``vload_half``, and
-    vectors may lie anywhere, since a caller's array does. ``whole``: rows are whole vectors, one per work-item; without the branches for
-    a rest a GPU moves nearly twice the bytes. ``streams``: results go past a CPU's caches, which would read every line before it is
-    overwritten. ``ahead``: by how many bytes what is read then is asked for ahead, and into which cache: 3 is the first, 2 the second.
+    - ``half_bits`` (CPUs): halves are converted by integer arithmetic, because drivers call a function per element for ``vload_half``;
+      vectors may be unaligned, because a caller's array may be.
+    - ``whole``: rows are whole vectors, one per work-item; without remainder code a GPU moves nearly twice the bytes.
+    - ``streams``: results bypass a CPU's caches, which would read each line before overwriting it.
+    - ``ahead``: prefetch distance in bytes and cache level (3 is L1, 2 is L2).
     """
 
     rank: int = 0
@@ -160,9 +161,9 @@ class Layout(NamedTuple):
     ahead: tuple[int, int] | None = None
 
 
-STREAM_BYTES = 4 << 20  # results from here on are streamed: smaller ones are still in a cache when they are read
-LINE = 64  # bytes of a line of a cache; a vector that fills one, at its own alignment, can be stored past the caches
-_LINES = 4  # that are stored one after another: the kernel by itself takes 13 to 22 % less time on x86, 5 % less on ARM
+STREAM_BYTES = 4 << 20  # results of at least this size are streamed: smaller ones are still cached when they are read
+LINE = 64  # bytes of a cache line; an aligned vector of this size can bypass the caches
+_LINES = 4  # stored in sequence: the kernel takes 13 to 22 % less time on x86, 5 % less on ARM
 
 
 def _vector(kind: str, width: int) -> str:
@@ -170,12 +171,12 @@ def _vector(kind: str, width: int) -> str:
 
 
 def _converted(kind: str, width: int, text: str) -> str:
-    """A conversion; of 16 lanes by halves, because PoCL takes four times longer for ``convert_x16`` than for two ``convert_x8``."""
+    """A conversion; 16 lanes are split, because on PoCL ``convert_x16`` takes four times as long as two ``convert_x8``."""
     return f"CONVERT16({kind}, {text})" if width == 16 else f"convert_{_vector(kind, width)}({text})"
 
 
 def _in_words(width: int, text: str) -> str:
-    """16 bits in words of 32; of 16 lanes by :func:`_halfword_functions`."""
+    """Widen 16-bit values to 32-bit words; 16 lanes by :func:`_halfword_functions`."""
     return f"netcl_words_16({text})" if width == 16 else _converted("uint", width, text)
 
 
@@ -185,7 +186,7 @@ def _low(width: int, text: str) -> str:
 
 
 def _halfword_functions(width: int) -> str:
-    """Between 16 and 32 bits by reading words as twice as many halves: conversions are calls on PoCL, which spill every register."""
+    """Convert between 16 and 32 bits by reinterpreting words as pairs: on PoCL, conversions are calls that spill every register."""
     h, u = f"ushort{width}", f"uint{width}"
     if width == 16:  # there are no vectors of 32
         before = _halfword_functions(8) + "\n"
@@ -201,7 +202,7 @@ static inline {h} netcl_low_{width}(const {u} x) {{ return {low}; }}
 
 
 def _load(dtype: DType, compute: str, layout: Layout) -> str:
-    """The text that gives elements ``i..`` of ``p`` in the compute type."""
+    """The expression that loads elements ``i..`` of ``p`` in the compute type."""
     width, aligned = layout.width, layout.aligned
     natural = "float" if dtype.name in ("float16", "bfloat16") else dtype.c_storage
     if width == 1:
@@ -219,7 +220,7 @@ def _load(dtype: DType, compute: str, layout: Layout) -> str:
 
 
 def _store_text(dtype: DType, compute: str, width: int) -> str:
-    """The text that turns ``x`` of the compute type into what a buffer holds (half: into float, its store rounds)."""
+    """The expression that converts ``x`` from the compute type to the storage type (half: to float, the store rounds)."""
     if dtype.name == "bool":
         zero, one = (f"({_vector(compute, width)})({digit})" for digit in "01")
         kind = _vector({"float": "int", "double": "long"}.get(compute, compute), width)
@@ -247,7 +248,7 @@ def _store(dtype: DType, compute: str, layout: Layout) -> str:
 
 
 def _bfloat16_words(width: int) -> str:
-    """bfloat16 in the low bits of ``uint``, and float: to nearest even; a NaN stays one."""
+    """Functions between float and bfloat16 in the low bits of ``uint``: round to nearest even, a NaN stays a NaN."""
     f, u, mask = (_vector(kind, width) for kind in ("float", "uint", "int"))
     return f"""#ifndef NETCL_BFLOAT16_WORDS_{width}
 #define NETCL_BFLOAT16_WORDS_{width}
@@ -260,7 +261,7 @@ def _bfloat16_words(width: int) -> str:
 
 
 def _half_words(width: int) -> str:
-    """Halves in the low bits of ``uint``, and float: to nearest even; 2**112 moves the exponent, denormals included."""
+    """Functions between float and half in the low bits of ``uint``: round to nearest even; 2**112 shifts the exponent, denormals too."""
     f, u = (_vector(kind, width) for kind in ("float", "uint"))
     return f"""#ifndef NETCL_FLOAT16_WORDS_{width}
 #define NETCL_FLOAT16_WORDS_{width}
@@ -361,7 +362,7 @@ def _stream_function(dtype: DType, compute: str, layout: Layout) -> str:
 
 
 def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: str, layout: Layout, rounds: Sequence[str] = ()) -> str:
-    """The typedefs and the functions that load and store every dtype a kernel touches."""
+    """The typedefs and the load and store functions of every dtype that a kernel uses."""
     width = layout.width
     mask = {"float": "int", "double": "long"}.get(compute, compute)
     parts = ["#define PICK(no, yes, mask) ((mask) ? (yes) : (no))"]
@@ -405,12 +406,12 @@ def statements(body: Body, compute: str) -> list[str]:
 
 
 def rounded(dtype: str | None, text: str) -> str:
-    """A value as a buffer of ``dtype`` would give it back; :func:`rounding_functions` defines what is called."""
+    """The expression that rounds a value to ``dtype``; it calls :func:`rounding_functions`."""
     return text if dtype is None else f"as_{dtype}_holds({text})"
 
 
 def rounding_functions(names: Iterable[str], compute: str, layout: Layout) -> str:
-    """The definitions of what :func:`rounded` calls."""
+    """The functions that :func:`rounded` calls."""
     w, parts = layout.width, []
     names = set(names)
     wide, back = ("x", "{}") if compute == "float" else (_converted("float", w, "x"), _converted(compute, w, "{}"))
@@ -444,7 +445,7 @@ def _kernel_parameters(body: Body, inputs: Sequence[Port], outputs: Sequence[Por
 
 
 def _row_offsets(inputs: Sequence[Port], outputs: Sequence[Port], layout: Layout) -> list[str]:
-    """Lines that find a work-item's row and move every pointer to it."""
+    """The lines that compute a work-item's row and advance every pointer to it."""
     index = layout.integer
     text = [f"const {index} per_row = (inner + chunk - 1) / chunk;", f"const {index} row = item / per_row;", "if (row >= rows) return;"]
     text += [f"p_{port.name} += row / {_inner_sizes(layout, 0)} * step_{port.name}_0;" for port in inputs]
@@ -490,7 +491,7 @@ __kernel void op_{name}(
 
 
 def _loop_text(lines: Sequence[str], inputs: Sequence[Port], outputs: Sequence[Port], layout: Layout) -> str:
-    """The loop from ``begin`` to ``end``; whole vectors first where results are streamed, then what is left of either kind."""
+    """The loop from ``begin`` to ``end``: streamed whole vectors first, if any, then the remainder."""
     index, width = layout.integer, layout.width
     moving = [p for p in inputs if p.moves]
     loop = [f"const real {p.name} = load_{p.dtype.name}(p_{p.name}, i, left);" for p in moving] + list(lines)
@@ -511,7 +512,7 @@ def _loop_text(lines: Sequence[str], inputs: Sequence[Port], outputs: Sequence[P
 
 
 def prefetches(pointers: Iterable[str], layout: Layout) -> list[str]:
-    """Statements that ask for what lies ahead of pointers, where a layout says so."""
+    """Prefetch statements for some pointers, if the layout has a prefetch distance."""
     if layout.ahead is None:
         return []
     distance, level = layout.ahead
@@ -519,9 +520,9 @@ def prefetches(pointers: Iterable[str], layout: Layout) -> list[str]:
 
 
 def _stream_loop(body: Sequence[str], streams: Sequence[Port], layout: Layout) -> str:
-    """The loop over whole vectors whose results are whole lines, which go out several at a time.
+    """The loop over whole vectors whose results are whole cache lines, stored several at a time.
 
-    Where they begin is asked once: Intel's compiler makes one ordinary store of two that stand behind a question.
+    Alignment is tested once, outside: Intel's compiler merges two conditional streaming stores into one ordinary store.
     """
     index, width = layout.integer, layout.width
     asked = " && ".join(f"((size_t)(q_{p.name} + begin) & {LINE - 1}) == 0" for p in streams)
@@ -539,6 +540,6 @@ def _stream_loop(body: Sequence[str], streams: Sequence[Port], layout: Layout) -
 
 
 def scalar_load(port: Port, compute: str, pointer: str) -> str:
-    """The element a pointer shows, as a scalar of the compute type."""
+    """The element at a pointer as a scalar of the compute type."""
     text = port.dtype.load.replace("p[i]", f"{pointer}[0]").replace("(i, p)", f"(0, {pointer})")
     return f"({compute})({text})"

@@ -66,7 +66,7 @@ def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
     where = {"a": a.device.device_name, "b": b.device.device_name}
     one = a.context is not None and a.context == b.context
     remedy = "take one into the other's stream: stream.use(tensor)" if one else "move one with tensor.to(device)"
-    raise DeviceError(message(op, "the tensors live on different devices or queues", remedy, **where))
+    raise DeviceError(message(op, "the tensors must be on one device and queue", remedy, **where))
 
 
 def common_shape(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
@@ -84,9 +84,9 @@ def common_shape(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str
 def check_out(op: str, out: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
     """``out`` itself, about to be written, if a result of this shape and dtype fits into it."""
     if out.shape != shape:
-        raise ShapeError(message(op, "out has another shape than the result", out=out.shape, result=shape))
+        raise ShapeError(message(op, "out must have the shape of the result", out=out.shape, result=shape))
     if out.dtype != dtype:
-        raise DtypeError(message(op, "out has another dtype than the result", out=out.dtype, result=dtype))
+        raise DtypeError(message(op, "out must have the dtype of the result", out=out.dtype, result=dtype))
     out._changing()
     return out
 

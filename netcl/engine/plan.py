@@ -1,7 +1,7 @@
-"""Plans: what a call does, over memory that each run brings.
+"""Plans: the launches of a call over numbered memory.
 
 A plan is made from a :class:`~netcl.core.commands.CommandList`, that is, from the types of the operands and the other arguments of a call.
-Running it leases memory for results and temporaries and enqueues the commands.
+:meth:`Plan.run` leases memory for results and temporaries and enqueues the commands.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from netcl.core.writes import wrote, wrote_again
 
 MOST_PLANS = 4096  # per queue: programs with ever new shapes must not grow without bound
 
-Result = tuple[int, tuple[int, ...], str]  # where its memory is among that of the commands (-1: there is none), its shape and dtype
+Result = tuple[int, tuple[int, ...], str]  # index of its memory (-1: the result is None), shape, dtype
 
 
 def command_list(queue: Any, tensors: Sequence[Any]) -> CommandList:
-    """An empty command list for a queue, and in ``given`` a tensor of it for each operand."""
+    """An empty command list for a queue; ``given`` holds one of its tensors per operand."""
     commands = CommandList(queue, get_persistent_pool(queue), len(tensors))
     places: list[Any] = [Place(commands, i, t.nbytes) for i, t in enumerate(tensors)]
     commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]
@@ -43,7 +43,7 @@ def plan_cache(queue: Any) -> dict[Any, Any]:
 
 
 class Plan:
-    """The commands of a call. ``run(tensors)`` does them over the memory of its operands."""
+    """The commands of a call. ``run(tensors)`` runs them on the memory of its operands."""
 
     __slots__ = ("cast", "commands", "context", "fixed", "form", "name", "noted", "leased",
                  "operands", "queue", "results", "room_of", "rooms", "steps", "whole",
@@ -51,7 +51,7 @@ class Plan:
 
     def __init__(self, name: str, commands: CommandList, result: Any):
         self.name, self.queue, self.context = name, commands.queue, commands.context
-        self.cast: Callable[[Any], Any] = float  # what the numbers of a run go through
+        self.cast: Callable[[Any], Any] = float  # converts the numbers of a run
         self.operands, self.leased, self.commands = commands.operands, commands.leased, commands.commands
         self.form, self.results = _results(commands, result)
         self.room_of, self.rooms = self._share()
@@ -62,7 +62,7 @@ class Plan:
         self.whole = self._one_launch()
 
     def _share(self) -> tuple[list[int], list[tuple[Any, int]]]:
-        """Which room each piece of leased memory gets, and the rooms: a temporary's is free after its last command."""
+        """Assign leased memory to rooms, which temporaries share: a room is free after the last command that uses it."""
         n, last = self.operands, {}
         for i, command in enumerate(self.commands):
             last.update({at.index: i for at in _memory(command) if at.index >= n})
@@ -95,13 +95,13 @@ class Plan:
         return room_of, rooms
 
     def _slot(self, index: int) -> int:
-        """Where the memory of a command is among that of a run."""
+        """The position of a command's memory among that of a run."""
         return index if index < self.operands else self.operands + self.room_of[index - self.operands]
 
     def _number_slots(self) -> None:
-        """Prepare the commands: each gets the numbers of its arguments and their memory out of one list of slots.
+        """Prepare the commands: each selects its argument indices and their memory from one list of slots.
 
-        The list begins with the numbers themselves and with memory that is the same in every run.
+        The list begins with the indices themselves and with memory that is the same in every run.
         """
         launches = [command.args for command in self.commands if isinstance(command, Launch)]
         most = max(map(len, launches), default=0)
@@ -125,11 +125,11 @@ class Plan:
                 slots += (i, start + self._slot(arg.index) if isinstance(arg, At) else len(self.fixed) - 1)
             launch = sized or _any_launch(command)
             self.steps.append((_without_numbers(launch) if sized and numbered and not given else launch, _chosen(slots)))
-        self.fixed += [None] * (start - len(self.fixed))  # places of numbers that stay set in kernels
+        self.fixed += [None] * (start - len(self.fixed))  # unused: numbers that stay set in the kernels
 
     def _one_launch(self) -> tuple[Any, ...] | None:
-        """Where one kernel over the operands, in their order, and one new result is all there is: its launch, room, shape and dtype of
-        the result, and the places of its arguments, for the memory between them. Most calls are such, and skip the rest.
+        """For a plan of one kernel over the operands, in order, and one new result: its launch, room, shape, dtype and a template of its
+        arguments. Most plans are of this form, and ``run`` skips everything else for them.
         """
         command = self.commands[0] if len(self.commands) == 1 else None
         if not isinstance(command, Launch) or self.form is not None or self.writes or self.results[0][0] != self.operands:
@@ -142,7 +142,7 @@ class Plan:
         return launch, *self.rooms[0], *self.results[0][1:], [x for i in range(pointers) for x in (i, None)]
 
     def run(self, tensors: Sequence[Tensor], numbers: tuple[Any, ...] = ()) -> Any:
-        """Do the commands over these operands and numbers; the results are new tensors, or operands that were changed in place."""
+        """Run the commands on these operands and numbers; results are new tensors, or operands that were changed in place."""
         if self.whole is not None and not hooks.launch_observers:
             launch, shelf, nbytes, shape, dtype, memory = self.whole
             memory, place, queue = memory.copy(), 1, self.queue
@@ -182,8 +182,8 @@ class Plan:
         return made[0] if self.form is None else self.form(made)
 
     def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
-        """The same commands one by one, as those who record or measure launches are told of them: with memory of its own for every
-        temporary, so that a recording can plan it anew, and with the tensors of the results."""
+        """Run the commands one by one for recorders and profilers. Every temporary has its own memory, so that a recording can plan
+        memory itself, and results are passed as tensors."""
         leases = [shelf.lease(nbytes) for shelf, nbytes in self.leased]
         memory: list[Any] = [*tensors, *[lease.buffer for lease in leases]]
         for at, shape, dtype in self.results:
@@ -222,7 +222,7 @@ def _without_numbers(launch: Callable[..., None]) -> Callable[..., None]:
 
 
 def _any_launch(command: Launch) -> Callable[..., None]:
-    """A launch of a kernel that takes memory elsewhere than before its numbers."""
+    """A launch of a kernel whose buffers do not all precede its numbers."""
     return lambda queue, memory, numbers: command.kernel(queue, command.sizes, command.local, *_with_numbers(memory[1::2], numbers))
 
 
@@ -231,7 +231,7 @@ def _with_numbers(args: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
 
 
 def _written(commands: CommandList) -> set[int]:
-    """The operands that kernels may write to."""
+    """The operands that the commands may write."""
     found = set()
     for command in commands.commands:
         if isinstance(command, Launch):
@@ -243,7 +243,7 @@ def _written(commands: CommandList) -> set[int]:
 
 
 def _results(commands: CommandList, result: Any) -> tuple[Callable[[list[Any]], Any] | None, list[Result]]:
-    """How results are put together (``None``: there is one), and per result its place, shape and dtype."""
+    """The function that builds the result from its tensors (``None``: it is one tensor), and per tensor its index, shape and dtype."""
     if isinstance(result, Tensor):
         return None, [_result(commands, result)]
     if not isinstance(result, tuple | list):

@@ -27,13 +27,13 @@ from netcl.engine.registry import Choice, Pointwise
 
 
 class Waiting(NamedTuple):
-    """In place of a plan: calls of this kind leave a value that waits, of this shape, compute type and dtype."""
+    """In place of a plan: calls with this key return a deferred value of this shape, compute type and dtype."""
 
     types: tuple[tuple[int, ...], str, DType]
 
 
 def _working_dtype(row: Pointwise, values: Sequence[Operand], params: Sequence[Any]) -> DType:
-    """The dtype whose compute type the kernel works in; also the result's, unless that is bool."""
+    """The dtype that determines the compute type; also the result's dtype, unless that is bool."""
     deciding = [values[i] for i in row.promoting]
     working = common_dtype((*deciding, *params))
     least = {"any": -1, "number": 1, "float": 2}[row.accepts]
@@ -48,7 +48,7 @@ def _working_dtype(row: Pointwise, values: Sequence[Operand], params: Sequence[A
 
 @cache
 def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
-    """The forward of a row as a function of its inputs and parameters, and of ``out``; ``dtype`` replaces the dtype of the result."""
+    """The forward function of a row: inputs, parameters, ``out=``. ``dtype`` replaces the dtype of the result."""
     count = row.arity + len(row.params)
 
     def call(*args: Any, out: Tensor | None = None, **named: Any) -> Tensor:
@@ -103,7 +103,7 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
 
 
 def run(row: Pointwise, args: Sequence[Any], out: Tensor | None = None, dtype: str | None = None) -> Tensor:
-    """The forward of a row over its operands, which its parameters follow."""
+    """Run the forward of a row; ``args`` are its inputs, then its parameters."""
     return caller(row, dtype)(*args, out=out)
 
 
@@ -116,7 +116,7 @@ def signature_of(row: Pointwise | Choice) -> Signature:
 
 
 def _bound(row: Pointwise | Choice, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    """All inputs and parameters of a call in their order."""
+    """The inputs and parameters of a call, in order, with defaults."""
     try:
         values = signature_of(row).bind(*args, **named)
     except TypeError as error:
@@ -142,7 +142,7 @@ def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
 
 
 def _operands_of(row: Pointwise, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with arrays as tensors; of the parameters, only numbers are taken."""
+    """The arguments with arrays converted to tensors; raises if a parameter is not a number."""
     params = args[row.arity :]
     for name, value in zip(row.params, params, strict=True):
         if not isinstance(value, SCALARS):
@@ -167,7 +167,7 @@ def _new_plan(
 
 
 def _write_down(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None) -> Tensor:
-    """The row as a command of an op that is being planned."""
+    """Append the launch of a row to the command list of an op that is being planned."""
     shape, compute, result = _forward_types(row, args, dtype)
     target = Tensor.empty(shape, result.name, queue=queue) if out is None else check_out(row.name, out, shape, result.name)
     if target.size:
@@ -200,7 +200,7 @@ _types: dict[tuple[Any, ...], tuple[tuple[int, ...], str, DType] | None] = {}
 
 
 def _fused_types(key: tuple[Any, ...], row: Pointwise, args: Sequence[Any], dtype: str | None) -> Any:
-    """Shape, compute type and dtype of a value that can wait; ``None`` for one that cannot."""
+    """Shape, compute type and dtype of a deferred value; ``None`` if it cannot be deferred."""
     if key not in _types:
         if len(_types) >= MOST_PLANS:
             _types.clear()
@@ -211,12 +211,12 @@ def _fused_types(key: tuple[Any, ...], row: Pointwise, args: Sequence[Any], dtyp
 
 
 def deferred(row: Pointwise, queue: Any, args: Sequence[Any], types: Any, dtype: str | None) -> Tensor:
-    """A row over its operands as a deferred tensor, or at once where ``types`` says that it cannot wait."""
+    """Defer a row; runs it now if ``types`` is ``None``."""
     if types is None:
         with in_mode(None):
             return run(row, args, None, dtype)
     shape, compute, result_dtype = types
-    _check_integers(row, compute, args)  # types are known by those of numbers, not by the numbers
+    _check_integers(row, compute, args)  # the key holds the types of numbers, not their values
     values, params = args[: row.arity], args[row.arity :]
     return defer(row.name, forward_body(row), values, params, shape, result_dtype, compute, queue)
 
@@ -240,7 +240,7 @@ def _run_numpy(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | No
 
 @cache
 def _vjp_operands(row: Pointwise, wanted: tuple[bool, ...]) -> tuple[Body, tuple[int, ...]]:
-    """The body of the wanted gradients, and which of ``g``, ``out`` and the inputs it reads."""
+    """The body of the wanted gradients, and the indices of what it reads among ``g``, ``out`` and the inputs."""
     body = vjp_body(row, wanted)
     names = ("g", "out", *(f"v{i}" for i in range(row.arity)))
     return body, tuple(names.index(name) for name in body.inputs)
@@ -249,10 +249,10 @@ def _vjp_operands(row: Pointwise, wanted: tuple[bool, ...]) -> tuple[Body, tuple
 def run_vjp(
     row: Pointwise, g: Tensor, out: Tensor | None, values: Sequence[Any], params: Mapping[str, Any], wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients for the wanted inputs in one kernel, each of ``g``'s shape and of its input's dtype.
+    """Gradients of the wanted inputs in one kernel, each with the shape of ``g`` and the dtype of its input.
 
-    Tensors that the row does not keep (``row.saved_for(i)``) may be given as anything with ``dtype``. A gradient that is ``g``
-    itself comes back as the same tensor: never change a gradient in place.
+    For tensors that the row does not keep (``row.saved_for(i)``), any object with ``dtype`` will do. A gradient equal to ``g`` is the
+    same tensor, so gradients must not be changed in place.
     """
     grads: list[Tensor | None] = [None] * row.arity
     rest: list[bool] = []
@@ -268,7 +268,7 @@ def run_vjp(
 
 
 def isinstance_float(x: Any) -> bool:
-    """Whether an operand has a floating dtype, so that it can have a gradient."""
+    """Whether an operand has a floating-point dtype and so can have a gradient."""
     name = getattr(x, "dtype", None)
     return name in DTYPES and DTYPES[name].is_float
 

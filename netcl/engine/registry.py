@@ -36,7 +36,7 @@ LIMITS = ("LOWEST", "HIGHEST")
 
 @cache
 def parse(text: str, op: str = "expression") -> ast.expr:
-    """The syntax tree of an expression, if it is in the language; else a ``ValueError`` that names ``op``."""
+    """The syntax tree of an expression; raises a ``ValueError`` that names ``op`` if it is not in the language."""
     try:
         tree = ast.parse(text, mode="eval")
     except SyntaxError as fault:
@@ -66,7 +66,7 @@ def _check_call(node: ast.Call, text: str, op: str) -> None:
 
 
 def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[str]:
-    """Every name an expression reads, through its shared sub-expressions as well."""
+    """Every name an expression reads, directly or through its shared sub-expressions."""
     found = {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)} - set(FUNCTIONS)
     shared = let or {}
     for name in found & set(shared):
@@ -81,7 +81,7 @@ def called(node: ast.Call) -> FormulaFunction:
 
 
 def is_truth(node: ast.AST) -> bool:
-    """Whether an expression is a truth value: a comparison or a function that gives one."""
+    """Whether an expression is a truth value: a comparison, or a function that returns one."""
     return isinstance(node, ast.Compare) or (isinstance(node, ast.Call) and called(node).gives == "t")
 
 
@@ -113,7 +113,7 @@ def _check_names(op: str, text: str, known: Iterable[str]) -> None:
 
 def _check_identity(op: str, inputs: Sequence[str], let: Iterable[str], params: Iterable[str]) -> None:
     if not _NAME.fullmatch(op):
-        raise ValueError(message(op, "an op is named by lower-case letters, digits and underscores", name=repr(op)))
+        raise ValueError(message(op, "the name of an op must consist of lower-case letters, digits and underscores", name=repr(op)))
     taken = {"g", "out", "n", *(f"v{i}" for i in range(len(inputs)))}
     for name in [*let, *params]:
         if not _NAME.fullmatch(name) or name in taken:
@@ -166,7 +166,7 @@ class Pointwise:
         return any(self.vjp)
 
     def saved(self) -> frozenset[str]:
-        """Tensors that backward keeps (``out``, ``v0``..): read off the formula, never written by hand."""
+        """Tensors that backward keeps (``out``, ``v0``..): those that the gradient formulas read."""
         return self._saved
 
     @cached_property
@@ -240,19 +240,19 @@ class Choice:
         return next(row for row in self.rows if row.name == name), dict(rest)
 
 
-#: What a vjp calls one of several outputs, to keep that one and not the others.
+#: Parameters of a vjp that keep one of several outputs.
 OUTPUTS = ("out0", "out1", "out2")
 
 
 class _WithFunction:
-    """Rows whose gradient is a function, which says by its parameter names what it wants."""
+    """Rows whose gradient is a function; its parameter names say what it needs."""
 
     vjp: Callable[..., Any] | None
     inputs: tuple[str, ...]
 
     @cached_property
     def asked(self) -> tuple[str, ...]:
-        """What ``vjp`` wants to be given, beside its ``F``; asked for once, for ``inspect`` costs more than most ops."""
+        """The parameters of ``vjp`` after ``F``; cached, because ``inspect`` costs more than most ops."""
         return tuple(inspect.signature(self.vjp).parameters)[1:] if self.vjp else ()
 
     def saved(self) -> frozenset[str]:
@@ -262,7 +262,7 @@ class _WithFunction:
 
 @dataclass(frozen=True, eq=False)
 class Reduction(_WithFunction):
-    """An op that folds axes: ``finish(combine over r of map(x[r]))``.
+    """An op that reduces axes: ``finish(combine over r of map(x[r]))``.
 
     ``map`` is in ``v0`` (the element), the parameters and, if ``given`` names another reduction, ``v1`` (that one's
     result over the same axes); ``combine`` in ``v0`` and ``v1``, associative; ``neutral`` a number, ``LOWEST`` or
@@ -369,8 +369,8 @@ class Op(_WithFunction):
     call, and ``needs``, which says per input whether its gradient is wanted. It returns one gradient or ``None`` per tensor
     input; gradients of broadcast inputs are summed to the input's shape by the tape.
 
-    ``deferred`` and ``waits`` are those of :func:`netcl.engine.call.planned`. ``at_once`` says that the op plans nothing of its
-    own: it gives a view, calls other ops, or what it does depends on values.
+    ``deferred`` and ``waits`` are those of :func:`netcl.engine.call.planned`. An op that is ``at_once`` has no plan: it returns a
+    view, calls other ops, or its work depends on values.
     """
 
     name: str
@@ -404,7 +404,7 @@ class Op(_WithFunction):
 
 @cache
 def _sources(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
-    """Where each thing a row's ``vjp`` asks for comes from: its name, the number of an input or output (or -1), and what of it."""
+    """Where each argument of a row's ``vjp`` comes from: its name, the index of an input or output (or -1), and an attribute."""
     known = {f"{name}_{what}": (i, what) for i, name in enumerate(row.inputs) for what in ("shape", "dtype")}
     known = {
         **{name: (i, "output") for i, name in enumerate(OUTPUTS)},
@@ -415,7 +415,7 @@ def _sources(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
 
 
 def backward(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Call a row's ``vjp`` with what its parameter names ask for; one gradient or ``None`` per tensor input.
+    """Call a row's ``vjp`` with the arguments that its parameters name; returns one gradient or ``None`` per tensor input.
 
     ``inputs`` may hold, in place of a tensor that is not kept, any object with ``shape`` and ``dtype``.
     """
@@ -440,7 +440,7 @@ def backward(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any
 class Composite:
     """An op made of other ops: ``call(F, ...)`` over ``F``, which is ``netcl.ops`` or ``netcl.autograd``. Made by :func:`composite`.
 
-    Its parts have kernels and gradients, so it has neither of its own; autocast, too, looks at the parts.
+    It has no kernel and no gradient of its own; autocast applies to the ops it calls.
     """
 
     name: str
@@ -455,7 +455,7 @@ class Composite:
     doc: str = ""
 
     def over(self, F: Any) -> Callable[..., Any]:
-        """The public function: ``call`` with its ``F`` given."""
+        """The public function: ``call`` with ``F`` bound."""
 
         @wraps(self.call)
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -496,7 +496,7 @@ def register(row: Row) -> Row:
 
 
 def unregister(name: str) -> None:
-    """Take a row out of the table again."""
+    """Remove a row from the table."""
     del REGISTRY[name]
     methods.remove(name)
 
@@ -514,7 +514,7 @@ def lookup(name: str) -> Row:
 
 
 def _tensor_inputs(call: Callable[..., Any]) -> tuple[str, ...]:
-    """Parameters annotated as tensors; where nothing is annotated, the positional ones without a default."""
+    """The parameters annotated as tensors; without annotations, the positional ones without a default."""
     parameters = [p for p in inspect.signature(call).parameters.values() if p.name != "out"]
     marked = tuple(p.name for p in parameters if "Tensor" in str(p.annotation))
     return marked or tuple(p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty)
@@ -528,7 +528,7 @@ def op(
     inputs: Sequence[str] = (),
     **columns: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function an op: register its row. ``vjp=None`` says that it has no gradient, on purpose.
+    """Make a function an op: register its row. ``vjp=None`` declares that it has no gradient.
 
     Tensor inputs are the parameters annotated with ``Tensor``, unless ``inputs`` names them.
     """

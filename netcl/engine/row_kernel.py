@@ -1,7 +1,7 @@
 """Kernels over rows: formulas and folds of the innermost axes in one kernel.
 
-A row is read in *passes*. Pass 0 computes what needs no fold, folds it, and stores the results that are known; the next pass reads the
-row again, from cache, and goes on with the folded values. A CPU's work-item takes some rows in vectors, a GPU's work-group a row.
+A row is read in *passes*. Pass 0 computes the values that need no fold, the folds over them, and stores finished results. The next pass
+reads the row again, from cache, and uses the folds. On a CPU a work-item processes several rows with vectors, on a GPU a work-group one.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from netcl.engine.opencl_text import (
 )
 from netcl.engine.registry import parse
 
-#: What a CPU rather reads again than computes again.
+#: Functions whose values a CPU stores for the next pass, because computing them again is slower.
 _SLOW = {"EXP", "EXP_BELOW", "EXPM1", "LOG", "LOG1P", "LOG2",
          "SIN", "COS", "TAN", "ATAN2", "TANH", "SINH", "COSH", "ERF", "FMOD", "REMAINDER",
          "FLOORDIV", "POW"}  # fmt: skip
 
 
 class Fold(NamedTuple):
-    """How two values are combined, and what combining with changes nothing."""
+    """How a fold combines two values, and its neutral element."""
 
     combine: str
     neutral: str
 
 
 class RowOp(NamedTuple):
-    """One op of a region: ``refs`` name the leaves (``v0``..) and steps (``s0``..) it reads; an empty one is a number."""
+    """One step of a region: ``refs`` name the leaves (``v0``..) and steps (``s0``..) it reads; an empty name is a number."""
 
     kind: str
     name: str
@@ -59,13 +59,13 @@ class RowOp(NamedTuple):
 
 
 def number_names(k: int, step: RowOp) -> list[str]:
-    """What the numbers of a step are called: those in place of inputs, then its parameters."""
+    """The names of a step's numbers: those in place of inputs, then its parameters."""
     scalars = step.body.scalars if isinstance(step.body, Body) else ()
     return [f"n{k}_{i}" for i, ref in enumerate(step.refs) if not ref] + [f"{name}_{k}" for name in scalars]
 
 
 def step_lines(k: int, step: RowOp) -> list[tuple[str, ast.expr]]:
-    """The assignments of a formula, under names of its own; the last one gives ``s<k>``."""
+    """The assignments of a formula with names unique to step ``k``; the last one assigns ``s<k>``."""
     body: Body = step.body
     table = {name: ref or f"n{k}_{i}" for i, (name, ref) in enumerate(zip(body.inputs, step.refs, strict=True))}
     table |= {name: f"{name}_{k}" for name in (*body.scalars, *(name for name, _ in body.lines))}
@@ -77,9 +77,9 @@ def step_lines(k: int, step: RowOp) -> list[tuple[str, ast.expr]]:
 
 
 class _Row:
-    """What is known of every value while the text of a kernel is written: its pass, and whether it differs along the row.
+    """The values of a kernel while its source is generated: in which pass each is known, and whether it varies along the row.
 
-    ``keeps`` are values that one pass leaves in memory of the work-item's own and later ones read there: slow ones, on CPUs.
+    ``keeps`` are expensive values that, on CPUs, one pass stores in memory of the work-item for later passes.
     """
 
     def __init__(self, steps: Sequence[RowOp], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, keeps: bool):
@@ -110,7 +110,7 @@ class _Row:
         return statements(Body((), (), tuple(step_lines(k, step)), (), rounds), self.real)
 
     def needed(self, targets: Sequence[str], level: int) -> tuple[list[str], list[str], list[int]]:
-        """What some values along the row rest on in a pass: leaves, values an earlier pass kept, formulas."""
+        """The dependencies of some values along the row in a pass: leaves, values that an earlier pass kept, formulas."""
         names, found, earlier = list(targets), set(), set()
         while names:
             name = names.pop()
@@ -128,16 +128,16 @@ class _Row:
         return [k for k, step in enumerate(self.steps) if step.kind == "fold" and self.level[step.refs[0]] == level]
 
     def written(self, level: int, kind: str) -> list[tuple[int, Port]]:
-        """Whole results (``map``) or sums over columns that a pass adds to."""
+        """The results along the row (``map``), or the sums over columns, that a pass writes."""
         return [(k, p) for k, p in self.kept if self.steps[k].kind == kind and p.moves and self.level[f"s{k}"] == level]
 
     def targets(self, level: int) -> list[str]:
-        """The values along the row that a pass is for."""
+        """The values along the row that a pass must compute."""
         read = [*self.folds(level), *(k for k, _ in self.written(level, "columns"))]
         return [*(self.steps[k].refs[0] for k in read), *(f"s{k}" for k, _ in self.written(level, "map"))]
 
     def along(self, level: int) -> list[str]:
-        """One pass over the row: folds, whole results and column sums that are known in it."""
+        """The source of one pass over the row: its folds, results along the row and column sums."""
         targets, folds, stored = self.targets(level), self.folds(level), STORED[self.real]
         if not targets:
             return []
@@ -168,7 +168,7 @@ class _Row:
         return f"(real)({ {'LOWEST': low, 'HIGHEST': high}.get(fold.neutral, fold.neutral) })"
 
     def whole(self) -> list[str]:
-        """The body of the loop over rows: passes, and between them the formulas on values of the row."""
+        """The body of the loop over rows: passes, and between them the formulas on folded values."""
         text = [f"const real {p.name} = (real)({scalar_load(p, self.real, f'r_{p.name}')});" for p in self.ports.values() if not p.moves]
         for level in range(self.passes):
             for k, step in enumerate(self.steps):
@@ -189,7 +189,7 @@ def _is_slow(step: RowOp) -> bool:
 
 
 def _combine_functions(row: _Row, width: int, group: int) -> str:
-    """Per kind of fold: the combination of two values, and that of all lanes and work-items."""
+    """Per kind of fold, functions that combine two values, all lanes of a vector, and all work-items of a group."""
     parts = []
     for j, fold in enumerate(row.combines):
         (line,) = statements(Body((), (), (("result", parse(fold.combine)),), ()), row.real)
@@ -216,7 +216,7 @@ def _in_range(width: int) -> str:
 
 
 def _offsets(ports: Sequence[Port], rank: int) -> list[str]:
-    """Where a row of each leaf begins."""
+    """The offset of the row in each leaf."""
     text = []
     for d in range(rank):
         below = " * ".join(f"size{e}" for e in range(d + 1, rank))
@@ -254,10 +254,10 @@ def _wrapped(parameters: Sequence[str]) -> str:
 def source(
     name: str, steps: tuple[RowOp, ...], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, layout: Layout, group: int
 ) -> tuple[str, int]:
-    """The program of a region over rows, with the one kernel ``rows_<name>``; and how many rows it wants to keep per work-item.
+    """The source of a region over rows, with one kernel ``rows_<name>``, and the rows of scratch memory that a work-item needs.
 
-    Arguments: leaves, results, room for what is kept (if there is such), numbers, ``inner`` (elements of a row), ``rows``, ``each``
-    (rows of a work-item or group), the sizes of all but the first outer axis, and each leaf's steps along them.
+    Arguments: leaves, results, scratch memory (if values are kept), numbers, ``inner`` (elements of a row), ``rows``, ``each``
+    (rows per work-item or group), the sizes of all but the first outer axis, and each leaf's strides along them.
     """
     row = _Row(steps, ports, kept, real, layout.half_bits)
     numbers = [n for k, step in enumerate(steps) for n in number_names(k, step)]
@@ -301,7 +301,7 @@ __kernel{required} void rows_{name}(
 
 
 class RowLaunch(NamedTuple):
-    """How a region over rows is launched."""
+    """The launch of a region over rows."""
 
     kernel: Any
     items: int
@@ -312,15 +312,15 @@ class RowLaunch(NamedTuple):
     stored: tuple[str, ...]
     columns: tuple[bool, ...]
     sizes: tuple[int, ...]
-    room: int  # rows per group for what passes keep
+    room: int  # rows of scratch memory per group
 
     def kept_shape(self, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape a result is written in: of a sum over columns, one part per group of rows."""
+        """The shape of a stored result; a sum over columns has one part per group of rows."""
         return (self.groups, self.inner) if self.columns[i] else shape
 
 
 def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> rows.Spread:
-    """How rows are spread; sums over columns want few groups, because each leaves a part to be joined."""
+    """How rows are distributed; sums over columns use few groups, because each leaves a part to be added up."""
     cpu, most, units = rows.device_of(queue)
     spread = rows.row_spread(cpu, most, inner, real in ("double", "long"))
     if columns:
@@ -332,7 +332,7 @@ def row_launch(
     steps: tuple[RowOp, ...], slots: tuple[int, ...], real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: tuple[str, ...],
     name: str,
 ) -> RowLaunch:  # fmt: skip
-    """Decide everything about a region over rows of certain shapes; builds the kernel if it is new."""
+    """The launch of a region over rows for these shapes; builds the kernel if it is new."""
     count, inner = math.prod(space.lead), math.prod(space.shape[len(space.lead) :])
     columns = tuple(steps[k].kind == "columns" for k in slots)
     spread = spread_of(queue, count, inner, real, any(columns))
@@ -353,7 +353,7 @@ def row_launch(
 
 
 def join(queue: Any, part: str, results: tuple[str, ...], inner: int) -> tuple[Any, int]:
-    """The kernel that adds up the parts of sums over columns, and its work-items: a vector of columns each."""
+    """The kernel that adds up the parts of sums over columns, and its number of work-items, one per vector of columns."""
     cpu = rows.device_of(queue)[0]
     width = 16 if cpu and inner >= 16 else 1
     source = _join_source(part, results, Layout(0, width, inner % width == 0, "int", cpu))

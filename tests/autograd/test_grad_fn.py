@@ -68,7 +68,7 @@ def test_mistakes_are_told(device):
     with pytest.raises(ShapeError, match="given=ndarray"):
         y.grad_fn(np.ones(2, np.float32))
     ag.sum(y).backward()
-    with pytest.raises(RuntimeError, match=r"\[exp\] the graph was already walked and its memory released; pass retain_graph=True"):
+    with pytest.raises(RuntimeError, match=r"\[exp\] backward has already released the memory of this graph; pass retain_graph=True"):
         y.grad_fn(leaf(device, 1, 1, requires_grad=False))
 
 

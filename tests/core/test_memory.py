@@ -212,7 +212,7 @@ def _allocation_failure():
 
 
 def test_negative_sizes(cl_device):
-    with pytest.raises(ShapeError, match=r"\[allocate\] a size cannot be negative; nbytes=-1"):
+    with pytest.raises(ShapeError, match=r"\[allocate\] nbytes must not be negative; nbytes=-1"):
         BufferPool(cl_device.context).allocate(-1)
 
 

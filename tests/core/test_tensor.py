@@ -148,7 +148,7 @@ def test_in_place(device):
     assert t.array is array
     t.write(Tensor.ones((2, 3), queue=device.queue))
     assert t.tolist() == [[1, 1, 1], [1, 1, 1]]
-    with pytest.raises(ShapeError, match=r"\[from_host\] the array has another shape than the tensor; array=\(3, 2\), tensor=\(2, 3\)"):
+    with pytest.raises(ShapeError, match=r"\[from_host\] the array must have the shape of the tensor; array=\(3, 2\), tensor=\(2, 3\)"):
         t.from_host(np.zeros((3, 2)))
     assert t.tolist() == [[1, 1, 1], [1, 1, 1]]
 
@@ -170,7 +170,7 @@ def test_item_and_friends(device):
     assert (int(one), float(one), bool(one)) == (7, 7.0, True)
     assert one.item() == 7
     assert list(range(10))[one] == 7
-    with pytest.raises(ShapeError, match=r"\[item\] only a tensor with one element has an item; shape=\(2,\)"):
+    with pytest.raises(ShapeError, match=r"\[item\] the tensor must have one element; shape=\(2,\)"):
         Tensor.zeros((2,), queue=device.queue).item()
     with pytest.raises(TypeError, match="0-d tensor has no length"):
         len(Tensor.zeros((), queue=device.queue))
@@ -271,7 +271,7 @@ def test_bad_values_are_told_in_the_house_form(device):
             r"\[OpenCLBackend\] queue must be a command queue of an OpenCL device; queue=gpu",
         ),
         (lambda: Tensor.empty((1 << 50,), queue=device.queue), OutOfMemoryError, r"\[allocate\] .*bytes=4503599627370496"),
-        (lambda: np.array(Tensor.ones((2,), queue=device.queue), copy=False), ValueError, r"\[array\] the values .* without a copy"),
+        (lambda: np.array(Tensor.ones((2,), queue=device.queue), copy=False), ValueError, r"\[array\] a tensor .* without a copy"),
     ):
         with pytest.raises(error, match=text):
             bad()

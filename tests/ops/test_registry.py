@@ -64,7 +64,7 @@ def test_columns_are_checked_as_well(columns, text):
 
 
 def test_names_of_ops():
-    with pytest.raises(ValueError, match="an op is named by lower-case letters"):
+    with pytest.raises(ValueError, match="the name of an op must consist of lower-case letters"):
         Pointwise("Bad name", "v0", ("g",), np.square)
 
 
@@ -184,7 +184,7 @@ def test_every_row_says_what_it_is():
 
 @pytest.mark.parametrize("name", ["linear", "softmax", "matmul"])
 def test_a_forgotten_return_is_told(name):
-    with pytest.raises(TypeError, match=rf"\[{name}\] takes a tensor, not None; does what came before return its result\?"):
+    with pytest.raises(TypeError, match=rf"\[{name}\] the first argument must be a tensor, got None; does the preceding function return"):
         ops.function(name)(None, np.ones((3, 3), np.float32))
 
 

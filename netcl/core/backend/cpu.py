@@ -31,7 +31,7 @@ class HostCopy:
 def storage_of(array: Any, dtype: str | None, op: str = "from_host") -> tuple[np.ndarray, dtypes.DType]:
     """Any array-like as contiguous stored bytes and their dtype; may still be the caller's memory."""
     if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
-        raise DtypeError(message(op, "a masked array has values that are not there", "pass array.filled(value)", shape=array.shape))
+        raise DtypeError(message(op, "masked arrays are not supported", "pass array.filled(value)", shape=array.shape))
     if not isinstance(array, np.ndarray):
         try:
             array = np.asarray(array)

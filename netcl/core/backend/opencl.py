@@ -1,8 +1,8 @@
-"""The OpenCL transport: asynchronous, pinned and zero-copy transfers on one in-order queue.
+"""OpenCL transfers: asynchronous, pinned and zero-copy, on one in-order queue.
 
-Discrete devices: values go through page-locked staging memory that is filled at once, the copy to the device is
-enqueued. Devices that share the host's memory: the driver copies the values once, into memory it then uses in place;
-``use_pinned=True`` stages them there too. The user's own array is never aliased unless ``share=True`` asks for it.
+On discrete devices, values are copied to page-locked staging memory, and the copy to the device is enqueued. On devices that share the
+host's memory, the driver copies the values once, into memory that kernels use directly; ``use_pinned=True`` stages them there too. The
+user's array is never aliased without ``share=True``.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def _fill_pattern(dtype: str, value: float, sign: float) -> np.ndarray:
 
 
 def _remembered(array: Any, stored: np.ndarray) -> np.ndarray | None:
-    """What a small tensor was made of, so that labels can be checked without waiting for the device."""
+    """The host values of a small tensor, kept so that labels can be checked without waiting for the device."""
     if stored.nbytes > (_REMEMBERED_LABELS if stored.dtype.kind == "i" else _REMEMBERED):
         return None
     return stored.copy() if array is None or np.may_share_memory(stored, array) else stored
 
 
 def _guarded(enqueue: Callable[..., Any], failed: type[BaseException]) -> Callable[..., Any]:
-    """A function of the driver whose errors are netcl's."""
+    """A driver function whose errors are converted to netcl's."""
 
     def call(*args: Any, **options: Any) -> Any:
         try:
@@ -73,7 +73,7 @@ def _guarded(enqueue: Callable[..., Any], failed: type[BaseException]) -> Callab
 class OpenCLBackend:
     """Transfers over one queue.
 
-    ``backend_of(queue)`` gives the shared instance of a queue.
+    ``backend_of(queue)`` returns the shared instance of a queue.
     """
 
     name = "cl"
@@ -94,24 +94,24 @@ class OpenCLBackend:
     def from_host(
         self, array: Any, dtype: str | None = None, async_copy: bool | None = None, use_pinned: bool | None = None, share: bool = False
     ) -> Transfer:
-        """Copy values to the device. ``None`` takes the default of NETCL_ASYNC_H2D and NETCL_PINNED_H2D."""
+        """Copy values to the device; the defaults are those of NETCL_ASYNC_H2D and NETCL_PINNED_H2D."""
         stored, wanted = storage_of(array, dtype)
         return self.send(array, stored, wanted, async_copy, use_pinned, share)
 
     def send(
         self, array: Any, stored: np.ndarray, dtype: dtypes.DType, async_copy: bool | None, use_pinned: bool | None, share: bool
     ) -> Transfer:
-        """Put stored bytes on the device; ``array`` is what the caller gave, whose memory they may still share."""
+        """Copy stored bytes to the device; they may share memory with ``array``, the caller's argument."""
         if self.integrated and stored.nbytes and (share or not use_pinned):
             return self._in_place(array, stored, share)
         handle = self.pool.allocate(stored.nbytes, what=f"{stored.shape} {dtype.name}")
         return self.write(handle, array, stored, async_copy, use_pinned)
 
     def _in_place(self, array: Any, stored: np.ndarray, share: bool) -> Transfer:
-        """One copy at the most: the driver takes the values into memory of its own, or works on the caller's if he asked for that.
+        """At most one copy: the driver copies the values into its own memory or, with ``share``, uses the caller's.
 
-        The memory must be the driver's (COPY_HOST_PTR, not USE_HOST_PTR over an array of ours): kernels in flight keep a buffer alive,
-        but not an array under it.
+        The memory must be the driver's (COPY_HOST_PTR, not USE_HOST_PTR over an array of netcl): running kernels keep a buffer alive, but
+        not the array below it.
         """
         handle = self.pool.adopt_array(stored) if not share else self.pool.alias_array(self.queue, stored)
         if active.recorder is not None:
@@ -123,7 +123,7 @@ class OpenCLBackend:
     def write(
         self, handle: Any, array: Any, stored: np.ndarray, async_copy: bool | None = None, use_pinned: bool | None = None
     ) -> Transfer:
-        """Copy stored bytes into the buffer of ``handle``, after what is queued before."""
+        """Copy stored bytes into the buffer of ``handle``, after all work enqueued before."""
         later = env.value("NETCL_ASYNC_H2D") if async_copy is None else async_copy
         pinned = env.value("NETCL_PINNED_H2D") and not self.integrated if use_pinned is None else use_pinned
         if active.recorder is not None:
@@ -160,13 +160,13 @@ class OpenCLBackend:
         return handle
 
     def empty(self, shape: tuple[int, ...], dtype: dtypes.DType) -> memory.BufferHandle:
-        """A lease of whatever the memory holds."""
+        """A lease of uninitialized memory."""
         nbytes = math.prod(shape) * dtype.itemsize
         # The name is for an error; small tensors, for which making it would take time, hardly ever cause one.
         return self.pool.allocate(nbytes) if nbytes < memory.LARGE else self.pool.allocate(nbytes, what=f"{shape} {dtype.name}")
 
     def fill(self, buffer: Any, nbytes: int, dtype: dtypes.DType, value: float = 0) -> None:
-        """Every element of the first ``nbytes`` gets ``value``."""
+        """Set every element of the first ``nbytes`` to ``value``."""
         pattern = _fill_pattern(dtype.name, value, math.copysign(1.0, value))
         whole = nbytes - nbytes % _FILL_STEP
         for part, start, count in ((pattern, 0, whole), (pattern[:1], whole, nbytes - whole)):
@@ -194,7 +194,7 @@ class OpenCLBackend:
         self._copy(self.queue, target, source, byte_count=nbytes)
 
     def to_host(self, storage: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """The values, in an array of the caller's own; waits for everything queued before."""
+        """A new array with the values; waits for all work enqueued before."""
         wanted = dtypes.lookup(dtype, "to_host")
         if active.recorder is not None:
             active.recorder.read("to_host")
@@ -203,11 +203,11 @@ class OpenCLBackend:
             self._copy(self.queue, stored, getattr(storage, "buffer", storage), is_blocking=True)
         faults = getattr(self.queue.netcl, "faults", None)
         if faults is not None and faults.pending:
-            faults.check()  # an index on the device was out of range: told before a value can be used
+            faults.check()  # an index on the device was out of range: raise before a value can be used
         return dtypes.decode(stored, wanted)
 
     def to_host_async(self, storage: Any, shape: tuple[int, ...], dtype: str) -> HostCopy:
-        """Start copying the values; ``wait()`` of the answer gives the array."""
+        """Start copying the values; ``wait()`` of the result returns the array."""
         wanted = dtypes.lookup(dtype, "to_host_async")
         if active.recorder is not None:
             active.recorder.read("to_host_async")
@@ -235,7 +235,7 @@ class OpenCLBackend:
                 pass
 
     def reshape(self, storage: Any, shape: tuple[int, ...], dtype: str = "float32") -> Any:
-        """The same buffer: shapes live in the tensor. Refused if it is too small for the shape."""
+        """The same buffer, because shapes belong to tensors; raises if it is too small for the shape."""
         nbytes = math.prod(shape) * dtypes.lookup(dtype, "reshape").itemsize
         if nbytes > getattr(storage, "buffer", storage).size:
             raise ShapeError(message("reshape", "the buffer is too small for the shape", shape=shape, dtype=dtype))
@@ -243,7 +243,7 @@ class OpenCLBackend:
 
 
 def backend_of(queue: Any) -> OpenCLBackend:
-    """The backend of a queue, made at first use and kept on it."""
+    """The backend of a queue, made at first use and stored on it."""
     if platforms.forked_child:
         platforms.check_process()
     try:

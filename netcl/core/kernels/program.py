@@ -1,4 +1,4 @@
-"""The one door to the driver: every OpenCL program is built here and every kernel is launched here.
+"""Builds every OpenCL program and launches every kernel.
 
 Programs are cached per context in memory; the store for compiled binaries and the observers of launches (capture,
 profiling) are entries of :mod:`netcl.core.hooks`. Kernel objects carry their arguments in the driver and are therefore
@@ -37,25 +37,25 @@ Size = int | Sequence[int]
 
 
 MAKE_ROOM = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
-RELEASE = "repeat the call; if it fails again, start the program anew: the driver may have lost the device"
-_OUT_OF_RESOURCES, _OUT_OF_HOST_MEMORY = -5, -6  # which pyopencl has no class of its own for
+RELEASE = "repeat the call; if it fails again, restart the program: the driver may have lost the device"
+_OUT_OF_RESOURCES, _OUT_OF_HOST_MEMORY = -5, -6  # pyopencl has no classes for these codes
 _MOST_SIZES = 4096  # per kernel
 _MARK = re.compile(r"//@(sm_\w+) ")
 _builds = 0
 
 
 def build_count() -> int:
-    """How many programs this process has built from source: a test of "nothing was recompiled" compares two readings."""
+    """The number of programs this process has built from source; tests compare two readings."""
     return _builds
 
 
 def lacks_memory(error: Any) -> bool:
-    """Whether the driver says that memory or resources ran out."""
+    """Whether a driver error means that memory or resources ran out."""
     return isinstance(error, platforms.opencl().MemoryError) or error.code in (_OUT_OF_RESOURCES, _OUT_OF_HOST_MEMORY)
 
 
 def failure(op: str, what: str, error: Any) -> OutOfMemoryError | DeviceError:
-    """An error of the driver as netcl raises it, with the op and a remedy: ``OutOfMemoryError`` where memory or resources ran out."""
+    """A driver error as an error of netcl, with the op and a remedy: ``OutOfMemoryError`` if memory or resources ran out."""
     if lacks_memory(error):
         return OutOfMemoryError(message(op, f"the device has no room left {what} ({error})", MAKE_ROOM))
     return DeviceError(message(op, f"the driver failed {what} ({error})", RELEASE))
@@ -63,7 +63,7 @@ def failure(op: str, what: str, error: Any) -> OutOfMemoryError | DeviceError:
 
 @contextmanager
 def driver_errors(op: str, what: str) -> Iterator[None]:
-    """Raise errors of the driver inside the block as :func:`failure` has them."""
+    """Convert driver errors inside the block by :func:`failure`."""
     try:
         yield
     except platforms.opencl().Error as error:
@@ -79,7 +79,7 @@ def state(queue: Any) -> ContextState:
 
 
 def _eventless(function: Any, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None) -> Callable[[], int]:
-    """A launch that makes no event, as a call without arguments; it answers with the driver's status, 0 if all is well."""
+    """A launch without an event, as a function without arguments; it returns the driver's status, 0 for success."""
     dimensions = len(sizes)
     array = ctypes.c_size_t * dimensions
     handles = ctypes.c_void_p(queue.int_ptr), ctypes.c_void_p(kernel.int_ptr)
@@ -108,10 +108,10 @@ def _binary_of(built: Any) -> bytes:
 
 
 def unmarked(text: bytes) -> bytes:
-    """A driver's assembler text (PTX) with the lines behind ``//@sm_90a`` in force, and that processor as its target.
+    """PTX with its ``//@sm_90a`` lines uncommented and that processor as its target.
 
-    A driver compiles for the processors of a generation and refuses what only one of them has; its assembler does not. So a source
-    hides such instructions in inline assembly behind a mark, which is a comment, and what the driver made of it is loaded once more.
+    NVIDIA's OpenCL compiler rejects instructions that only one processor of a generation has; its assembler accepts them. Such
+    instructions are therefore commented out in inline assembly, and the resulting PTX is edited and loaded again.
     """
     plain = text.decode("latin1").rstrip("\0")
     marks = sorted(set(_MARK.findall(plain)))
@@ -123,7 +123,7 @@ def unmarked(text: bytes) -> bytes:
 
 @contextmanager
 def _quiet(cl: Any) -> Iterator[None]:
-    """Intel's runtime answers every build with a log; a failure carries it in the error, a success need not tell it."""
+    """Suppress build logs as warnings: Intel's runtime writes one for every build. Errors contain the log."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cl.CompilerWarning)
         yield
@@ -139,7 +139,7 @@ class Program:
         self.key = _binary_key(of.device, source, options)
         self.kernels: dict[str, Kernel] = {}
         self._unsaved = False
-        self._final: bytes | None = None  # what a second pass made; asked for it, the driver might give what came before
+        self._final: bytes | None = None  # the binary of the second pass; the driver may return that of the first
         self._built = self._from_store(context) or self._from_source(context)
 
     def _from_store(self, context: Any) -> Any:
@@ -190,7 +190,7 @@ class Program:
             return self.kernels[name]
 
     def make(self, name: str) -> Any:
-        """A new driver-side kernel object: one per thread, since arguments are stored in it."""
+        """A new kernel object of the driver; each thread needs its own, because arguments are stored in it."""
         cl = platforms.opencl()
         try:
             return cl.Kernel(self._built, name)
@@ -201,32 +201,32 @@ class Program:
             raise KernelBuildError(message("kernel", what, has=self._built.get_info(cl.program_info.KERNEL_NAMES))) from None
 
     def save_after_launch(self, event: Any) -> None:
-        """Store the binary. PoCL compiles work-group functions at the first launch, so the time to ask is after it."""
+        """Store the binary. PoCL compiles work-group functions at the first launch, so its binary is complete only afterwards."""
         if self._unsaved and hooks.binary_store is not None:
             self._unsaved = False
-            event.wait()  # PoCL 3.1 aborts when it is asked for the binary of a kernel that is running
+            event.wait()  # PoCL 3.1 aborts if the binary of a running kernel is requested
             hooks.binary_store.save(self.key, self._final or _binary_of(self._built))
 
 
 class _Own:
-    """A thread's own driver-side kernel. Numbers stay set in it: where they are the same again, only memory is set.
+    """A thread's kernel object of the driver. Arguments stay set in it, so unchanged numbers are not set again.
 
-    ``numbers`` are those that are set, if they are known. The two setters are what ``set_args`` itself calls; without types, and
-    so without setters, a launch sets everything by ``set_args``.
+    ``numbers`` are the numbers that are set, if known. The two setters are what ``set_args`` itself calls; a kernel whose argument types
+    are unknown has none and uses ``set_args``.
     """
 
     __slots__ = ("kernel", "lenders", "numbers", "set_memory", "set_numbers")
 
     def __init__(self, kernel: Any, typed: bool):
         self.kernel = kernel
-        self.lenders: list[Any] = []  # queues that tensors of the launch under way belong to, where it goes to another
+        self.lenders: list[Any] = []  # queues of tensors in the current launch that differ from its own queue
         self.numbers: tuple[Any, ...] | None = None
         self.set_memory: Any = getattr(kernel, "_set_arg_multi", None)
         self.set_numbers: Any = getattr(kernel, "_set_arg_buf_pack_multi", None) if typed and self.set_memory else None
 
 
 def _wait_before_more(lenders: list[Any], queue: Any, event: Any) -> None:
-    """Let queues whose tensors a launch uses wait for it: they may change the values next, or hand the memory out again."""
+    """Make the other queues whose tensors a launch uses wait for it, before they write to or reuse the memory."""
     queue.flush()
     for lender in lenders:
         with driver_errors("launch", "for a barrier"):
@@ -235,17 +235,17 @@ def _wait_before_more(lenders: list[Any], queue: Any, event: Any) -> None:
 
 
 class Kernel:
-    """A kernel that can be called: ``kernel(queue, global_size, local_size, *arguments)``.
+    """A callable kernel: ``kernel(queue, global_size, local_size, *arguments)``.
 
-    Arguments are Tensors, buffers, local memory or Python numbers. A global size that is no multiple of the local size
-    is rounded up: a kernel launched this way guards itself with its element count.
+    Arguments are Tensors, buffers, local memory or Python numbers. The global size is rounded up to a multiple of the local size, so
+    the kernel must check its element count.
     """
 
     def __init__(self, program: Program, name: str):
         self.name = name
         self.program = program
         self._threads = threading.local()
-        self.launched = False  # once at least
+        self.launched = False
         first = self._object()
         kinds: Any = parameter_kinds(program.source, name)
         self.kinds = kinds if kinds is not None and len(kinds) == first.num_args else (UNKNOWN,) * first.num_args
@@ -264,7 +264,7 @@ class Kernel:
         self.max_work_group = int(first.get_work_group_info(info.WORK_GROUP_SIZE, device))
         required = tuple(first.get_work_group_info(info.COMPILE_WORK_GROUP_SIZE, device))
         self.required_local = required if any(required) else None
-        self.local_memory = int(first.get_work_group_info(info.LOCAL_MEM_SIZE, device))  # bytes that the text itself declares
+        self.local_memory = int(first.get_work_group_info(info.LOCAL_MEM_SIZE, device))  # bytes that the source declares
         self._local_argument = cl.LocalMemory
         self.enqueue = cl.enqueue_nd_range_kernel
         self.failed = cl.Error
@@ -278,7 +278,7 @@ class Kernel:
         return kernel
 
     def _own(self) -> _Own:
-        """The calling thread's kernel."""
+        """The calling thread's kernel object."""
         try:
             return self._threads.own
         except AttributeError:
@@ -300,7 +300,7 @@ class Kernel:
         self._set(own, queue, args)
         try:
             sizes, local = self._known_sizes[global_size, local_size]
-        except (KeyError, TypeError):  # a new pair, or a list, which is no key
+        except (KeyError, TypeError):  # a new pair, or an unhashable list
             sizes, local = self._remember_sizes(global_size, local_size)
         if 0 in sizes:
             return None
@@ -342,22 +342,22 @@ class Kernel:
         own.numbers = numbers
 
     def sized(self, global_size: Size, local_size: Size | None, numbers: tuple[Any, ...]) -> Sized | None:
-        """This kernel with its sizes and its numbers; ``None`` if it takes memory elsewhere than before them, or has nothing to do."""
+        """This kernel with fixed sizes and numbers; ``None`` if its buffers do not precede its numbers, or a size is 0."""
         sizes, local = self._sizes(global_size, local_size)
         usable = self._in_front and self._own().set_numbers is not None and 0 not in sizes
         return Sized(self, sizes, local, numbers) if usable else None
 
     def reads_only(self) -> tuple[bool, ...]:
-        """Per argument, whether the kernel promises not to write there; a signature that cannot be read promises nothing."""
+        """Per argument, whether it is declared const; all ``False`` if the signature cannot be parsed."""
         known = read_only(self.program.source, self.name)
         return known if known is not None and len(known) == len(self.kinds) else (False,) * len(self.kinds)
 
     def prepare(self, queue: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: Sequence[Any]) -> Prepared:
-        """A launch of this kernel that can be repeated: sizes as an observer was told them, buffers and numbers as arguments."""
+        """A launch that can be repeated; sizes and arguments are those passed to an observer."""
         return Prepared(self, queue, sizes, local, args)
 
     def _retry(self, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, error: Any) -> Any:
-        """Drivers commit memory at the first launch, not at allocation: free what the pools hold and try once more."""
+        """Free the pools and launch once more: drivers commit memory at the first launch, not at allocation."""
         if not lacks_memory(error):
             raise self._refused(sizes, local, error) from None
         free_memory()
@@ -368,16 +368,16 @@ class Kernel:
             raise failure(self.name, "at launch", again) from None
 
     def _refused(self, sizes: tuple[int, ...], local: tuple[int, ...] | None, why: Any) -> DeviceError:
-        """A launch that cannot be made, with the limits it may have met."""
+        """The error of a rejected launch, with the limits it may exceed."""
         device = self.program.state.device
         seen = {"global_size": sizes, "local_size": local, "max_work_group": self.max_work_group, "max_items": self.program.state.max_items,
                 "device": device.name}  # fmt: skip
         return DeviceError(message(self.name, f"the launch is refused ({why})", "keep to the limits", **seen))
 
     def _check_local_memory(self, argument: int = 0) -> None:
-        """Raise where text and arguments want more local memory than PoCL has, which aborts the process instead of refusing the launch.
+        """Raise if a kernel needs more local memory than PoCL has: PoCL aborts the process instead of rejecting the launch.
 
-        Other drivers refuse it themselves, and NVIDIA's gives kernels that ask for it more than ``local_mem_size``.
+        Other drivers reject it themselves, and NVIDIA's allows more than ``local_mem_size``.
         """
         device = self.program.state.device
         limit = int(device.local_mem_size)
@@ -386,7 +386,7 @@ class Kernel:
             raise DeviceError(message(self.name, what, "use smaller tiles", bytes=self.local_memory + argument, limit=limit))
 
     def _memory(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
-        """Places and buffers in turn; where the text does not tell types, the numbers too."""
+        """Argument indices and buffers, alternating; includes numbers if the argument types are unknown."""
         found: list[Any] = []
         readers = hooks.readers
         for i in self._pointers:
@@ -425,7 +425,7 @@ class Kernel:
             cl = platforms.opencl()
             with driver_errors(self.name, "for a barrier"):
                 cl.enqueue_barrier(target, wait_for=[cl.enqueue_marker(lender)])
-            lender.flush()  # a marker that was never submitted would be waited for without an end
+            lender.flush()  # waiting for a marker that was never submitted does not end
             self._own().lenders.append(lender)
 
     def _remember_sizes(self, global_size: Size, local_size: Size | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
@@ -456,7 +456,7 @@ class Kernel:
         return sizes, local
 
     def clamp(self, local: tuple[int, ...]) -> tuple[int, ...]:
-        """The local size, halved along its longest side until device and kernel allow it."""
+        """The local size, its longest side halved until device and kernel allow it."""
         limit = self.max_work_group
         if len(local) == 1 and local[0] <= limit:
             return local
@@ -468,7 +468,7 @@ class Kernel:
 
 
 class Sized:
-    """A kernel with its sizes and numbers, for who makes the same launch over ever other memory.
+    """A kernel with fixed sizes and numbers: the launches of a plan, which differ only in their buffers.
 
     ``sized(queue, (0, buffer, 1, buffer, ..))`` is to a call of the kernel what a prepared statement is to a query. It tells no
     observer and goes to the queue it is given: not for a time when there are ``hooks.launch_observers``.
@@ -479,10 +479,10 @@ class Sized:
     def __init__(self, kernel: Kernel, sizes: tuple[int, ...], local: tuple[int, ...] | None, numbers: tuple[Any, ...]):
         self.kernel, self.sizes, self.local, self.numbers = kernel, sizes, local, numbers
         self._enqueue, self._threads, self._driver = kernel.enqueue, kernel._threads, kernel.program.state.eventless
-        self._eventless: tuple[_Own, Any, Callable[[], int]] | None = None  # of the thread that came first, and its queue
+        self._eventless: tuple[_Own, Any, Callable[[], int]] | None = None  # of the first thread and its queue
 
     def __call__(self, queue: Any, memory: tuple[Any, ...], first: tuple[Any, ...] = ()) -> None:
-        """Enqueue it over ``memory``: places and buffers in turn. ``first`` are numbers of this launch, before those that stay."""
+        """Enqueue with ``memory`` (argument indices and buffers, alternating); the numbers ``first`` precede the fixed ones."""
         if platforms.forked_child:
             platforms.check_process()
         try:
@@ -511,10 +511,10 @@ class Sized:
 
 
 class Prepared:
-    """A launch with a driver-side kernel of its own, whose arguments stay set: ``call()`` is nothing but the enqueue.
+    """A launch with its own kernel object, whose arguments stay set: ``call()`` only enqueues. Replays consist of these.
 
-    ``set(index, value)`` changes an argument for the launches to come. ``answers``: ``call()`` raises nothing but answers with a status,
-    and where that is not 0, ``observed()`` tells what is wrong.
+    ``set(index, value)`` changes an argument for later launches. If ``answers``, ``call()`` returns a status instead of raising; on a
+    status other than 0, ``observed()`` raises the error.
     """
 
     __slots__ = ("_object", "_set_number", "answers", "call", "kernel", "local", "queue", "sizes")
@@ -522,7 +522,7 @@ class Prepared:
     def __init__(self, kernel: Kernel, queue: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: Sequence[Any]):
         self.kernel, self.queue, self.sizes, self.local = kernel, queue, sizes, local
         self._object = kernel._object()
-        # set_arg tries a number as every kind of memory object first, which takes 25 us
+        # set_arg first tries to convert a number to each kind of memory object, which takes 25 us
         self._set_number = getattr(self._object, "_set_arg_buf", self._object.set_arg)
         for index, value in enumerate(kernel._driver_arguments(queue, tuple(args))):
             self.set(index, value)
@@ -535,12 +535,12 @@ class Prepared:
         )
 
     def observed(self) -> Any:
-        """The launch as eager code would make it now, on the queue that profiling asks for; returns its event."""
+        """Launch as eager code does, on the profiling queue if there is one; returns the event."""
         target = self.queue if hooks.launch_queue is None else hooks.launch_queue(self.queue)
         return self.kernel.enqueue(target, self._object, self.sizes, self.local)
 
     def set(self, index: int, value: Any) -> None:
-        """Set an argument: a buffer, local memory, or a number, which takes the type the kernel's text says."""
+        """Set an argument: a buffer, local memory, or a number, which is converted to the declared type."""
         kind = self.kernel.kinds[index]
         if callable(kind):
             self._set_number(index, kind(value))
@@ -548,7 +548,7 @@ class Prepared:
             self._object.set_arg(index, value)
 
 
-_FORMAT = "2"  # of what is stored; 1 held binaries of kernels that were still running, which PoCL cannot load
+_FORMAT = "2"  # of the binary store; 1 contained binaries of running kernels, which PoCL cannot load
 
 
 def _binary_key(device: Any, source: str, options: tuple[str, ...]) -> str:
@@ -558,7 +558,7 @@ def _binary_key(device: Any, source: str, options: tuple[str, ...]) -> str:
 
 
 def _build_failure(device: Any, source: str, options: tuple[str, ...], text: str) -> str:
-    """Everything a person needs to mend a kernel: the log, the lines it means, the device, the saved source."""
+    """The text of a build error: the log, the lines it refers to, the device, the path of the saved source."""
     build_log = text.split("\n\n(options:")[0].split("\n(options:")[0].partition(f"{device.name}'")[2].partition("\n")[2].strip() or text
     lines = source.split("\n")
     marked = sorted({int(n) for n in re.findall(r":(\d+):\d+", build_log) if 0 < int(n) <= len(lines)})
@@ -571,7 +571,7 @@ def _build_failure(device: Any, source: str, options: tuple[str, ...], text: str
 
 
 def _names(source: str) -> str:
-    """The kernels of a program, as its text names them."""
+    """The names of the kernels in a source."""
     return some(re.findall(r"\bkernel\b[^;{]*?\bvoid\s+(\w+)\s*\(", source.replace("__kernel", "kernel"))) or "a program without a kernel"
 
 
