@@ -145,13 +145,18 @@ class Plan:
         """Run the commands on these operands and numbers; results are new tensors, or operands that were changed in place."""
         if self.whole is not None and not hooks.launch_observers:
             launch, shelf, nbytes, shape, dtype, memory = self.whole
-            memory, place, queue = memory.copy(), 1, self.queue
-            for t in tensors:
-                memory[place] = t.buffer
-                place += 2
-            lease = shelf.lease(nbytes)
-            buffer = memory[place] = lease.buffer
-            launch(queue, tuple(memory), numbers)
+            queue, lease = self.queue, shelf.lease(nbytes)
+            buffer = lease.buffer
+            if self.operands == 2:
+                launch(queue, (0, tensors[0].buffer, 1, tensors[1].buffer, 2, buffer), numbers)
+            elif self.operands == 1:
+                launch(queue, (0, tensors[0].buffer, 1, buffer), numbers)
+            else:
+                memory = memory.copy()
+                for place, t in enumerate(tensors):
+                    memory[2 * place + 1] = t.buffer
+                memory[-1] = buffer
+                launch(queue, tuple(memory), numbers)
             return Tensor(buffer, shape, dtype, self.context, queue, lease)
         if self.writes and hooks.readers:
             for i in self.writes:

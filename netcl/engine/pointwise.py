@@ -55,22 +55,20 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
         if named or len(args) != count:
             args = _bound(row, args, named)
         key: list[Any] = [row] if dtype is None and out is None else [row, dtype, out is None]
-        tensors: list[Tensor] = []
-        numbers: list[Any] = []
+        tensors: Sequence[Tensor] = args
+        numbers: Any = ()
         queue = None
         for x in args:
-            kind = type(x)
-            if kind in SCALARS:
-                key.append(kind)
-                numbers.append(x)
-            elif isinstance(x, Tensor):
-                if queue is None:
-                    queue = x.queue
-                elif x.queue is not queue:
-                    check_same_device(row.name, tensors[0], x)
+            if isinstance(x, Tensor):
+                if x.queue is not queue:
+                    if queue is not None:
+                        check_same_device(row.name, next(y for y in args if isinstance(y, Tensor)), x)
+                    queue = queue or x.queue
                 key.append(x.dtype)
                 key.append(x.shape)
-                tensors.append(x)
+            elif type(x) in SCALARS:
+                key.append(type(x))
+                numbers = [*numbers, x] if numbers else [x]
             else:
                 queue = None
                 break
@@ -91,11 +89,13 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
             found = found if type(found) is Waiting else _new_plan(row, queue, args, out, dtype, signature)
             if type(found) is Waiting:
                 return deferred(row, queue, args, found.types, dtype)
-        given = tuple(map(found.cast, numbers)) if numbers else ()
+        if numbers:
+            tensors = [x for x in args if isinstance(x, Tensor)]
+            numbers = tuple(map(found.cast, numbers))
         if out is None:
-            return found.run(tensors, given)
+            return found.run(tensors, numbers)
         _, shape, name = found.results[0]
-        found.run([*tensors, check_out(row.name, out, shape, name)], given)
+        found.run([*tensors, check_out(row.name, out, shape, name)], numbers)
         wrote_again(out)
         return out
 
