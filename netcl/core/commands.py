@@ -7,10 +7,24 @@ list, over memory that has no address yet. :mod:`netcl.engine.plan` makes the li
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from netcl.core import recording
+
+_constants: dict[int, weakref.ref[Any]] = {}  # by id: tensors compare element by element
+
+
+def constant(tensor: Any) -> Any:
+    """Mark a tensor that netcl makes once and that keeps its memory: plans may use it. Returns the tensor."""
+    _constants[id(tensor)] = weakref.ref(tensor)
+    return tensor
+
+
+def _is_constant(arg: Any) -> bool:
+    known = _constants.get(id(arg))
+    return known is not None and known() is arg
 
 
 class NotPlannable(Exception):
@@ -149,7 +163,11 @@ class CommandList:
 
     def _argument(self, arg: Any) -> Any:
         memory = getattr(arg, "buffer", arg)
-        return self._at(memory) if type(memory) is Place else arg
+        if type(memory) is Place:
+            return self._at(memory)
+        if hasattr(memory, "int_ptr") and not _is_constant(arg):
+            raise NotPlannable("a tensor from outside may get other memory")
+        return arg
 
     def _at(self, memory: Any) -> At:
         if type(memory) is not Place or memory.commands is not self:
@@ -180,6 +198,12 @@ class Notes:
         raise NotPlannable("the host looks at values or changes them")
 
     upload = fill = copy = read = host_work = depends = leaf = check = requires = _no
+
+
+def check_planning(*queues: Any) -> None:
+    """Raise where some but not all queues are a command list: the op takes a tensor from outside, which may get other memory."""
+    if any(type(queue) is CommandList for queue in queues):
+        raise NotPlannable("a tensor from outside may get other memory")
 
 
 def device_queue(queue: Any) -> Any:

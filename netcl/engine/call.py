@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from netcl.core import dtype as dtypes
 from netcl.core import memory, recording
-from netcl.core.commands import CommandList, Notes, NotPlannable
+from netcl.core.commands import CommandList, Notes, NotPlannable, check_planning
 from netcl.core.device import CPUQueue
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import DeferredTensor, Tensor
@@ -129,6 +129,7 @@ def planned(
         queue, signature = tensors[0].queue, tuple(key)
         for x in tensors:
             if x.queue is not queue:
+                check_planning(queue, x.queue)
                 return function(*args, **kwargs)
         try:
             found = queue.netcl.plans[signature]

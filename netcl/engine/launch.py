@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
+from netcl.core.commands import check_planning
 from netcl.core.device import CPUQueue, get_active_device, handle_of
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.kernels import primitives, program
@@ -58,6 +59,7 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
 
 
 def _check_same_device(op: str, a: Any, b: Tensor) -> None:
+    check_planning(a.queue, b.queue)
     numpy = is_numpy(a.queue) and is_numpy(b.queue)
     if not numpy and (a.context is None or a.context != b.context):
         what = "the inputs must be on one device"

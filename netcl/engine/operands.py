@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
+from netcl.core.commands import check_planning
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
@@ -63,6 +64,7 @@ def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
     """Raise unless two tensors live on one queue (all NumPy queues are one)."""
     if a.queue is b.queue or (isinstance(a.queue, CPUQueue) and isinstance(b.queue, CPUQueue)) or a.queue == b.queue:
         return
+    check_planning(a.queue, b.queue)
     where = {"a": a.device.device_name, "b": b.device.device_name}
     one = a.context is not None and a.context == b.context
     remedy = "take one into the other's stream: stream.use(tensor)" if one else "move one with tensor.to(device)"

@@ -15,6 +15,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core import env, recording
+from netcl.core.commands import constant
 from netcl.core.device import queue_of
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.queue_state import queue_state
@@ -38,7 +39,7 @@ class Faults:
     """Of a queue: the mark that kernels leave, a number for each op and size that was asked for."""
 
     def __init__(self, queue: Any):
-        self.flag = Tensor.zeros((1,), "int32", queue=queue)
+        self.flag = constant(Tensor.zeros((1,), "int32", queue=queue))
         self.codes: dict[tuple[str, int], int] = {}
         self.pending = False
 

@@ -280,3 +280,20 @@ def test_an_error_of_an_op_is_raised_before_anything_runs(cl_device, made):
     for _ in range(2):
         with pytest.raises(ShapeError, match="axis 5 is out of range"):
             ops.softmax(x, axis=5)
+
+
+def test_a_tensor_that_an_op_takes_from_outside_is_read_anew(cl_device, made):
+    weight, x = given(cl_device, 3, 4), given(cl_device, 3, 4)
+    function = call.planned("outside", lambda x: ops.mul(x, weight))
+    for _ in range(3):
+        weight.data = given(cl_device, 3, 4)  # other memory
+        np.testing.assert_allclose(function(x).to_host(), x.to_host() * weight.to_host(), rtol=1e-6)
+
+
+def test_an_outside_tensor_first_is_no_operand(cl_device, made):
+    weight, x = given(cl_device, 4, 3), given(cl_device, 3, 5)
+    function = call.planned("outside first", lambda x: ops.softmax(ops.matmul(weight, x)))
+    for _ in range(3):
+        weight.data = given(cl_device, 4, 3)
+        e = np.exp(weight.to_host() @ x.to_host())
+        np.testing.assert_allclose(function(x).to_host(), e / e.sum(-1, keepdims=True), rtol=1e-4)

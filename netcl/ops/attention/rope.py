@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core import recording
+from netcl.core.commands import constant
 from netcl.core.dtype import DTYPES, sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
@@ -28,7 +29,7 @@ def _frequencies_on(x: Tensor, base: float) -> Tensor:
     state = program.state(x.queue)
     if key not in state:
         with recording.paused():
-            state[key] = Tensor.from_host(x.queue.netcl.queue, frequencies(x.shape[-1], base), dtype)
+            state[key] = constant(Tensor.from_host(x.queue.netcl.queue, frequencies(x.shape[-1], base), dtype))
     return state[key]
 
 
