@@ -13,6 +13,7 @@ from netcl.core.device import CPUQueue, get_active_device, handle_of
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor, of_array
+from netcl.engine.functions import exp_below
 
 FLOATS = tuple(dtypes.NAMES[name] for name in ("float32", "float16", "bfloat16", "float64"))
 INTEGERS = tuple(dtypes.NAMES[name] for name in ("int32", "int64", "uint8"))
@@ -135,30 +136,14 @@ def ahead(queue: Any) -> tuple[int, int] | None:
 
 # ---- OpenCL
 
-#: exp of vectors for arguments not far above 0, accurate to an ulp, in 16 operations instead of PoCL's 27: no overflow handling, results
-#: below the smallest normal number become 0. Adding 1.5 * 2^23 rounds, and leaves the integer in the low bits.
-_EXP_BELOW = """
-#pragma OPENCL FP_CONTRACT ON
-static inline float __attribute__((overloadable)) exp_below(const float x) { return exp(x); }
-static inline floatW __attribute__((overloadable)) exp_below(const floatW x) {
-  const floatW sum = x * 1.44269504f + 12582912.0f, n = sum - 12582912.0f;
-  const floatW r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
-  floatW p = r * 1.98412698e-4f + 1.38888889e-3f;
-  p = p * r + 8.33333333e-3f;
-  p = p * r + 4.16666667e-2f;
-  p = p * r + 1.66666667e-1f;
-  p = p * r + 0.5f;
-  p = p * (r * r) + (r + 1.0f);
-  return x < -87.33f ? (floatW)(0.0f) : p * as_floatW((as_intW(sum) + 127) << 23);
-}
-"""
-
 
 def exponential(queue: Any, real: str, lanes: int) -> tuple[dict[str, str], str]:
     """The macro ``EXP_BELOW(x)`` and its source for vectors of ``lanes``; both are empty where the built-in exp is as fast."""
     if real != "float" or lanes == 1 or not on_cpu_device(queue) or handle_of(queue).profile.brand != "pocl":
         return {}, ""
-    return {"EXP_BELOW(x)": "exp_below(x)"}, _EXP_BELOW.replace("W", str(lanes))
+    vector = f"float{lanes} __attribute__((overloadable)) exp_below(const float{lanes} x) {{\n{exp_below(f'float{lanes}', f'int{lanes}')}}}"
+    scalar = "float __attribute__((overloadable)) exp_below(const float x) { return exp(x); }"
+    return {"EXP_BELOW(x)": "exp_below(x)"}, f"static inline {scalar}\nstatic inline {vector}\n"
 
 
 def kernel(
