@@ -7,6 +7,7 @@ key (arrays, lists of numbers).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from math import copysign
@@ -22,13 +23,14 @@ from netcl.engine.modes import in_mode, modes
 from netcl.engine.plan import Plan, command_list, plan_cache
 from netcl.engine.registry import Reduction
 
+log = logging.getLogger("netcl")
 _PLAIN = frozenset({bool, int, float, str, type(None), dtypes.dtype, Reduction})
 _AT_ONCE = "run at once: the op does what a plan cannot repeat"
 _ALONE = 8  # calls of one key whose deferral fused nothing, after which calls of this key run eagerly
 _AGAIN = 64  # calls after which an eager key retries deferral
 
 
-class Habit:
+class Deferral:
     """How often deferring the calls of one key paid off: ``followed`` counts values that were fused, ``alone`` those that were not.
 
     Deferring costs as much host time as a small product takes on the device, so a key whose values are never fused runs eagerly.
@@ -47,8 +49,8 @@ class Habit:
 
     def follow(self, made: Any) -> Any:
         """Return ``made``; a pending product counts here whether it is fused."""
-        if type(made) is DeferredTensor and hasattr(made.source, "habit"):
-            made.source.habit = self  # type: ignore[union-attr]
+        if type(made) is DeferredTensor and hasattr(made.source, "deferral"):
+            made.source.deferral = self  # type: ignore[union-attr]
         return made
 
 
@@ -100,7 +102,8 @@ def make_plan(name: str, queue: Any, tensors: Sequence[Tensor], function: Callab
         with in_mode(None), recording.replaced_by(Notes(commands)):
             result = function(*args, **kwargs)
         return Plan(name, commands, result)
-    except NotPlannable:
+    except NotPlannable as reason:
+        log.info("[%s] is not planned: %s", name, reason)
         return _AT_ONCE
     finally:
         commands.given = []
@@ -160,9 +163,9 @@ class _Call(NamedTuple):
         if found is None and self.deferred is not None and modes.mode is None:
             made = self.deferred(*self.args, **self.kwargs)
             if made is not None:
-                habit = plans[signature] = Habit()
-                return habit.follow(made)
-        if type(found) is Habit:
+                deferral = plans[signature] = Deferral()
+                return deferral.follow(made)
+        if type(found) is Deferral:
             if found.waits():
                 made = self.deferred(*self.args, **self.kwargs)  # type: ignore[misc]
                 if made is not None:

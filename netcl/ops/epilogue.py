@@ -16,7 +16,7 @@ from netcl.core.dtype import DTYPES, HALVES, DType
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor, deferred_tensor, with_shape
 from netcl.engine import lazy_graph
-from netcl.engine.call import Habit, planned
+from netcl.engine.call import Deferral, planned
 from netcl.engine.launch import FLOATS
 from netcl.engine.modes import in_mode, modes
 from netcl.engine.pointwise import run
@@ -85,7 +85,7 @@ class _Waiting(lazy_graph.Product):
 class PendingProduct(_Waiting):
     """A product: ``call(extras)`` launches it with what follows; its last axis may get a bias if ``by_column``."""
 
-    __slots__ = ("by_column", "call", "habit")
+    __slots__ = ("by_column", "call", "deferral")
 
     def __init__(
         self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...], call: Callable[[Extras], Tensor], by_column: bool
@@ -93,19 +93,19 @@ class PendingProduct(_Waiting):
         super().__init__(name, tuple(x for x in inputs if x is not None), extras, shape, inputs[0].queue)
         self.call: Callable[[Extras], Tensor] | None = call
         self.by_column = by_column
-        self.habit: Habit | None = None
+        self.deferral: Deferral | None = None
 
     def run(self) -> Tensor:
         assert self.call is not None
-        if self.habit is not None:
-            self.habit.alone += 1
+        if self.deferral is not None:
+            self.deferral.alone += 1
         return self.call(self.extras)
 
     def ending_in(self, extras: Extras) -> Tensor:
         """The product with what followed it."""
         assert self.call is not None
-        if self.habit is not None:
-            self.habit.followed += 1
+        if self.deferral is not None:
+            self.deferral.followed += 1
         return self.call(extras)
 
     def release(self) -> None:
