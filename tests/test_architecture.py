@@ -165,7 +165,7 @@ LINES = {
     "core": 6406,
     "data": 2398,
     "distributed": 1936,
-    "engine": 6128,
+    "engine": 6120,
     "io": 3575,
     "nn": 4645,
     "ops": 21335,
@@ -179,11 +179,11 @@ LINES = {
 }
 SLACK = 60  # a package that is further below its figure must lower it
 COUPLING = {
-    "private names of other modules": 291,
-    "imports inside functions": 49,
+    "private names of other modules": 89,
+    "imports inside functions": 46,
     "hooks": 8,
     "functions put into lower modules": 0,
-    "Any": 3649,
+    "Any": 3616,
 }
 
 
