@@ -25,7 +25,7 @@ from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.site import user_line
-from netcl.core.tensor import DeferredTensor, Remover, Tensor, deferred_tensor, duplicate, memory_of
+from netcl.core.tensor import Remover, Tensor, deferred_tensor, duplicate, memory_of
 from netcl.core.writes import clock
 from netcl.engine import lazy_graph
 from netcl.engine.modes import in_mode
@@ -198,7 +198,7 @@ def intact(node: Node, *kept: Any) -> Any:
 def _any_changed(kept: Iterable[Any], order: int) -> bool:
     for x in kept:
         kind = type(x)
-        if kind is Tensor or kind is DeferredTensor:
+        if kind is Tensor:
             if x.writes is not None and x.writes.last > order:
                 return True
         elif (kind is list or kind is tuple) and _any_changed(x, order):

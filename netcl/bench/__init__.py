@@ -100,7 +100,7 @@ class Setting:
 def enqueued(values: Any) -> Any:
     """Tensors, enqueued for certain: one whose values nobody asks for may never be computed, and would seem fast."""
     for tensor in _as_sequence(values):
-        tensor.buffer  # noqa: B018, asking is what computes it
+        tensor.realize()
     return values
 
 

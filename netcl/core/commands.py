@@ -162,7 +162,7 @@ class CommandList:
         self.commands.append(Launch(kernel, sizes, local, tuple(self._argument(arg) for arg in args)))
 
     def _argument(self, arg: Any) -> Any:
-        memory = getattr(arg, "buffer", arg)
+        memory = arg.realize() if hasattr(arg, "realize") else arg
         if type(memory) is Place:
             return self._at(memory)
         if hasattr(memory, "int_ptr") and not _is_constant(arg):
@@ -185,14 +185,14 @@ class Notes:
         """Ignored: a constant of the op, which lives on the real queue."""
 
     def changed(self, tensors: Iterable[Any]) -> None:
-        self.commands.noted |= {t.buffer.index for t in tensors if type(t.buffer) is Place and t.buffer.index < self.commands.operands}
+        self.commands.noted |= {t.memory.index for t in tensors if type(t.memory) is Place and t.memory.index < self.commands.operands}
 
     def again(self, function: Callable[[], Any], undo: Callable[[], None] | None = None) -> None:
         """Append a function that every run calls; its result is discarded."""
         self.commands.commands.append(HostStep(lambda backend: recording.again(function, undo), ()))
 
     def made(self, tensor: Any) -> bool:
-        return type(tensor.buffer) is Place and tensor.buffer.index >= self.commands.operands
+        return type(tensor.memory) is Place and tensor.memory.index >= self.commands.operands
 
     def _no(self, *args: Any, **options: Any) -> Any:
         raise NotPlannable("the host looks at values or changes them")

@@ -3,8 +3,8 @@
 Every tensor is contiguous: ``reshape`` shares the buffer, and a slice or a transposition is a copy that :mod:`netcl.ops.views` keeps
 in step with its base. Operators and methods are calls through :mod:`netcl.core.hooks`; the ops themselves live above core.
 
-A tensor may be *deferred*: it knows its shape and dtype, and ``source`` knows how its values are computed. Whoever asks for its
-memory (``buffer``, ``array``, ``pool_handle``) has it computed; nobody else notices.
+A tensor may be *deferred*: it knows its shape and dtype, and ``source`` knows how its values are computed. :meth:`Tensor.realize`
+computes them. Plans realize their operands; so do ``buffer``, ``array`` and ``pool_handle``, which give the memory to everybody else.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ class Tensor:
     >>> t.to_host().tolist()
     [[1.0, 2.0], [3.0, 4.0]]
 
-    ``place`` (of a view), ``source`` (of deferred values) and ``writes`` (of the memory) are for netcl itself.
+    ``memory`` (an OpenCL buffer or an array; ``None`` while deferred), ``lease``, ``place`` (of a view), ``source`` (of deferred values)
+    and ``writes`` (of the memory) are for netcl itself.
     """
 
     buffer: Any
@@ -165,8 +166,8 @@ class Tensor:
     pending_release: Callable[[], None] | None
 
     __slots__ = (
-        "__weakref__", "_hooks", "_learns", "_persistent", "array", "buffer", "context", "dtype", "grad", "grad_fn", "host_ref",
-        "output_nr", "pending_event", "pending_release", "place", "pool_handle", "queue", "requires_grad", "shape", "source", "writes",
+        "__weakref__", "_hooks", "_learns", "_persistent", "context", "dtype", "grad", "grad_fn", "host_ref", "lease", "memory",
+        "output_nr", "pending_event", "pending_release", "place", "queue", "requires_grad", "shape", "source", "writes",
     )  # fmt: skip
     __array_ufunc__ = None  # NumPy must leave `array + tensor` to the tensor
 
@@ -176,12 +177,12 @@ class Tensor:
         grad_fn: Any = None, host_ref: np.ndarray | None = None, array: np.ndarray | None = None, pending_event: Any = None,
         pending_release: Callable[[], None] | None = None,
     ):  # fmt: skip
-        self.buffer = buffer
+        self.memory: Any = buffer if array is None else array
         self.shape = shape
         self.dtype = dtype if type(dtype) is dtypes.dtype else dtypes.NAMES.get(dtype) or dtypes.lookup(dtype, "Tensor").name
         self.context = context
         self.queue = queue
-        self.pool_handle = pool_handle
+        self.lease = pool_handle
         self._persistent = persistent
         if persistent and pool_handle is not None:
             pool_handle.persistent = True
@@ -191,7 +192,6 @@ class Tensor:
         self.grad = grad
         self.grad_fn = grad_fn
         self.host_ref = host_ref
-        self.array = array
         self.pending_event = pending_event
         self.pending_release = pending_release
         self._hooks: list[Callable[[Tensor], Tensor | None]] | None = None
@@ -199,6 +199,20 @@ class Tensor:
         self.writes: Writes | None = None
         self.place: Any = None  # of a view in the memory of its base (ops.views.Place)
         self.source: Source | None = None
+
+    # ---- memory
+
+    def realize(self) -> Any:
+        """Compute the values if they are deferred; returns the memory, an OpenCL buffer or an array."""
+        if self.memory is None and self.source is not None:
+            made = self.source.compute()
+            memory = made.realize()
+            self.lease, self.memory = made.lease, memory.reshape(self.shape) if isinstance(memory, np.ndarray) else memory
+            if self.writes is None:
+                self.writes = writes_of(made)
+            else:
+                made.writes = self.writes
+        return self.memory
 
     # ---- making tensors
 
@@ -559,11 +573,11 @@ def new_result(shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
 
 def deferred_tensor(source: Source, shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
     """A tensor without memory: ``source`` computes it when it is asked for."""
-    made = DeferredTensor.__new__(DeferredTensor)
+    made = Tensor.__new__(Tensor)
     made.shape, made.dtype, made.queue, made.context = shape, dtypes.NAMES[dtype], queue, queue.context
     made._persistent = made._learns = False
     made.grad = made.grad_fn = made.host_ref = made.pending_event = made.pending_release = made._hooks = None
-    made.output_nr, made.writes, made.place = 0, None, None
+    made.output_nr, made.memory, made.lease, made.writes, made.place = 0, None, None, None, None
     made.source = source
     source.seen_by(made)
     return made
@@ -571,13 +585,14 @@ def deferred_tensor(source: Source, shape: tuple[int, ...], dtype: str, queue: A
 
 def with_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The same memory under another shape; the lease is shared."""
-    if type(x) is DeferredTensor:
-        assert x.source is not None
+    memory = x.memory
+    if memory is None and x.source is not None:
         view = deferred_tensor(x.source, shape, x.dtype, x.queue)
         view.writes = writes_of(x)
         return view if x.place is None else hooks.call("follow_view", x, view)
-    array = None if x.array is None else x.array.reshape(shape)
-    view = Tensor(x.buffer, shape, x.dtype, x.context, x.queue, x.pool_handle, array=array)
+    if isinstance(memory, np.ndarray):
+        memory = memory.reshape(shape)
+    view = Tensor(memory, shape, x.dtype, x.context, x.queue, x.lease)
     view.source, view.writes = x.source, writes_of(x)
     view.host_ref, view.pending_event, view.pending_release = x.host_ref, x.pending_event, x.pending_release
     return view if x.place is None else hooks.call("follow_view", x, view)
@@ -595,7 +610,8 @@ def stand_on(tensor: Any, other: Any) -> None:
     """Give ``tensor`` the memory, shape, dtype and device of ``other``: the object, which optimizers hold, stays the same."""
     if other.place is not None and other.place.strides is not None:
         other = duplicate(other)  # a part of a base: memory of its own
-    for slot in ("buffer", "array", "shape", "dtype", "context", "queue", "pool_handle", "host_ref", "pending_event", "pending_release"):
+    other.realize()
+    for slot in ("memory", "shape", "dtype", "context", "queue", "lease", "host_ref", "pending_event", "pending_release"):
         setattr(tensor, slot, getattr(other, slot))
     tensor.writes, tensor.source, tensor.place = writes_of(other), other.source, None
     wrote((tensor,))
@@ -609,30 +625,25 @@ def _set_data(self: Any, other: Any) -> None:
         stand_on(self, other)
 
 
-class DeferredTensor(Tensor):
-    """A tensor without memory. The first access to its memory computes it and makes it a plain :class:`Tensor`.
-
-    It is a separate class because ``__getattr__`` slows down every attribute access of its instances.
-    """
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        """Called only for a slot that is empty."""
-        if name not in ("array", "buffer", "pool_handle"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        assert self.source is not None
-        made = self.source.compute()
-        self.buffer, self.pool_handle = made.buffer, made.pool_handle
-        self.array = None if made.array is None else made.array.reshape(self.shape)
-        if self.writes is None:
-            self.writes = writes_of(made)
-        else:
-            made.writes = self.writes
-        self.__class__ = Tensor  # type: ignore[assignment]
-        return getattr(self, name)
+def _buffer(self: Tensor) -> Any:
+    """The OpenCL memory; ``None`` on the NumPy backend. Deferred values are computed."""
+    memory = self.realize()
+    return None if isinstance(memory, np.ndarray) else memory
 
 
+def _array(self: Tensor) -> np.ndarray | None:
+    """The array of a tensor on the NumPy backend, else ``None``. Deferred values are computed."""
+    memory = self.realize()
+    return memory if isinstance(memory, np.ndarray) else None
+
+
+def _pool_handle(self: Tensor) -> BufferHandle | None:
+    """The lease of memory from a pool. Deferred values are computed."""
+    self.realize()
+    return self.lease
+
+
+Tensor.buffer, Tensor.array, Tensor.pool_handle = property(_buffer), property(_array), property(_pool_handle)  # type: ignore
 Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: self._mark(self.requires_grad, flag))  # type: ignore
 # Every op reads the slot _learns; only assignments from outside go through the check.
 Tensor.requires_grad = property(attrgetter("_learns"), Tensor._require_grad, doc="Whether gradients are wanted.")  # type: ignore

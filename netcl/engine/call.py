@@ -18,7 +18,7 @@ from netcl.core import memory, recording
 from netcl.core.commands import CommandList, Notes, NotPlannable, check_planning
 from netcl.core.device import CPUQueue
 from netcl.core.kernel_selector import get_kernel_selector
-from netcl.core.tensor import DeferredTensor, Tensor
+from netcl.core.tensor import Tensor
 from netcl.engine.modes import in_mode, modes
 from netcl.engine.plan import Plan, command_list, plan_cache
 from netcl.engine.registry import Reduction
@@ -49,7 +49,7 @@ class Deferral:
 
     def follow(self, made: Any) -> Any:
         """Return ``made``; a pending product counts here whether it is fused."""
-        if type(made) is DeferredTensor and hasattr(made.source, "deferral"):
+        if type(made) is Tensor and made.memory is None and hasattr(made.source, "deferral"):
             made.source.deferral = self  # type: ignore[union-attr]
         return made
 
@@ -59,7 +59,7 @@ def _operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
     tensors: list[Tensor] = []
     for x in values:
         kind = type(x)
-        if kind is Tensor or kind is DeferredTensor:
+        if kind is Tensor:
             if x.host_ref is not None and memory.shares_host(x.pool_handle):
                 return None  # the caller's memory may not be aligned as the pool's is
             key.append(x.dtype)
@@ -84,7 +84,7 @@ def _operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
 def _rewritten(value: Any, operands: Iterator[Tensor]) -> Any:
     """An argument with its tensors replaced by ``operands``, in the order of :func:`_operands`."""
     kind = type(value)
-    if kind is Tensor or kind is DeferredTensor:
+    if kind is Tensor:
         return next(operands)
     if isinstance(value, tuple | list):
         parts = [_rewritten(part, operands) for part in value]

@@ -23,7 +23,7 @@ from netcl.core.device import CPUQueue
 from netcl.core.dtype import DType
 from netcl.core.hooks import Readers, hooks
 from netcl.core.kernels import program
-from netcl.core.tensor import DeferredTensor, Tensor, deferred_tensor, memory_of, with_shape
+from netcl.core.tensor import Tensor, deferred_tensor, memory_of, with_shape
 from netcl.engine import fused_kernel, rows
 from netcl.engine.map_kernel import profile_of
 from netcl.engine.modes import Mode, in_mode, modes
@@ -352,7 +352,7 @@ def _followed(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: D
 
 
 def _of_product(x: Any) -> bool:
-    return type(x) is DeferredTensor and isinstance(x.source, Product)
+    return isinstance(x, Tensor) and x.memory is None and isinstance(x.source, Product)
 
 
 def _made(node: TraceNode) -> Tensor:

@@ -121,7 +121,7 @@ class Plan:
             for i in places:
                 arg = command.args[i]
                 if not isinstance(arg, At):
-                    self.fixed.append(arg.buffer if isinstance(arg, Tensor) else arg)
+                    self.fixed.append(arg.realize() if isinstance(arg, Tensor) else arg)
                 slots += (i, start + self._slot(arg.index) if isinstance(arg, At) else len(self.fixed) - 1)
             launch = sized or _any_launch(command)
             self.steps.append((_without_numbers(launch) if sized and numbered and not given else launch, _chosen(slots)))
@@ -144,17 +144,20 @@ class Plan:
     def run(self, tensors: Sequence[Tensor], numbers: tuple[Any, ...] = ()) -> Any:
         """Run the commands on these operands and numbers; results are new tensors, or operands that were changed in place."""
         if self.whole is not None and not hooks.launch_observers:
+            for t in tensors:
+                if t.memory is None:
+                    t.realize()
             launch, shelf, nbytes, shape, dtype, memory = self.whole
             queue, lease = self.queue, shelf.lease(nbytes)
             buffer = lease.buffer
             if self.operands == 2:
-                launch(queue, (0, tensors[0].buffer, 1, tensors[1].buffer, 2, buffer), numbers)
+                launch(queue, (0, tensors[0].memory, 1, tensors[1].memory, 2, buffer), numbers)
             elif self.operands == 1:
-                launch(queue, (0, tensors[0].buffer, 1, buffer), numbers)
+                launch(queue, (0, tensors[0].memory, 1, buffer), numbers)
             else:
                 memory = memory.copy()
                 for place, t in enumerate(tensors):
-                    memory[2 * place + 1] = t.buffer
+                    memory[2 * place + 1] = t.memory
                 memory[-1] = buffer
                 launch(queue, tuple(memory), numbers)
             return Tensor(buffer, shape, dtype, self.context, queue, lease)
@@ -168,7 +171,7 @@ class Plan:
         else:
             queue, slots, leases = self.queue, self.fixed.copy(), []
             for t in tensors:
-                slots.append(t.buffer)
+                slots.append(t.realize() if t.memory is None else t.memory)
             for shelf, nbytes in self.rooms:
                 lease = shelf.lease(nbytes)
                 leases.append(lease)
@@ -202,7 +205,7 @@ class Plan:
                 command.kernel(self.queue, command.sizes, command.local, *_with_numbers(args, numbers))
             else:
                 buffers = [memory[at.index] for at in command.at]
-                command.run(backend_of(self.queue), *[m.buffer if isinstance(m, Tensor) else m for m in buffers])
+                command.run(backend_of(self.queue), *[m.realize() if isinstance(m, Tensor) else m for m in buffers])
         recording.active.op = ""
         return [memory[at] if at >= 0 else None for at, _, _ in self.results]
 
@@ -260,8 +263,8 @@ def _results(commands: CommandList, result: Any) -> tuple[Callable[[list[Any]], 
 def _result(commands: CommandList, x: Any) -> Result:
     if x is None:
         return -1, (), ""
-    if type(x) is not Tensor or x.source is not None or type(x.buffer) is not Place or x.buffer.commands is not commands:
+    if type(x) is not Tensor or x.source is not None or type(x.memory) is not Place or x.memory.commands is not commands:
         raise NotPlannable("a result is not of the call's own memory")
-    if x.buffer.index < commands.operands and x is not commands.given[x.buffer.index]:
+    if x.memory.index < commands.operands and x is not commands.given[x.memory.index]:
         raise NotPlannable("a result is a view of an operand")
-    return x.buffer.index, x.shape, x.dtype
+    return x.memory.index, x.shape, x.dtype

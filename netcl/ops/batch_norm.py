@@ -206,7 +206,7 @@ def _deferred_train(
     x, weight, bias, running_mean, running_var = _check_train(x, weight, bias, running_mean, running_var)
     if x.backend == "cpu" or not x.size or not _defers(x, weight, bias):
         return None
-    _ = x.buffer  # what waits is computed now
+    x.realize()
     mean, rstd = _planned_statistics(x, running_mean, running_var, momentum, eps)
     return _applied(x, weight, bias, mean, rstd), mean, rstd
 

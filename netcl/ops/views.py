@@ -17,7 +17,7 @@ import numpy as np
 from netcl.core import memory, recording
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
-from netcl.core.tensor import DeferredTensor, Tensor, duplicate, memory_of, of_array, with_shape
+from netcl.core.tensor import Tensor, duplicate, memory_of, of_array, with_shape
 from netcl.core.writes import Writes, clock, writes_of, wrote
 from netcl.engine.registry import S, op
 from netcl.engine.strided import broadcast_strides, copy_block, dense, take_block
@@ -158,7 +158,7 @@ def _owner_itself(owner: Any) -> Any:
 def _base(x: Tensor) -> Callable[[], Tensor | None]:
     """Finds a tensor over the memory of ``x``, without keeping that memory alive; ``None`` once no tensor holds it."""
     there, written, kind = weakref.ref(x), weakref.ref(writes_of(x)), (x.shape, x.dtype, x.context, x.queue)
-    host = x.host_ref if type(x) is Tensor and memory.shares_host(x.pool_handle) else None
+    host = x.host_ref if memory.shares_host(x.lease) else None
     memory_owner: Any = x.source
     weak = True
     if memory_owner is None and x.array is not None:
@@ -297,11 +297,9 @@ def refresh_copies(written: Writes) -> None:
         for view in views:
             if _is_stale(view):
                 continue
-            _ = view.buffer  # a view that is deferred is computed from what the base held before
+            view.realize()  # from what the base held before
             view._compute_readers()
-            for slot in ("array", "buffer", "pool_handle"):
-                delattr(view, slot)
-            view.source, view.__class__ = Reread(view, base), DeferredTensor
+            view.source, view.memory, view.lease = Reread(view, base), None, None
             _stale[id(view)] = view
     written.copies = [weakref.ref(view) for view in views] or None
 
@@ -310,7 +308,7 @@ def _settle() -> None:
     """Read stale views again before a step is recorded or replayed: that is no part of the step."""
     if _stale and recording.active.recorder is None:
         for view in list(_stale.values()):
-            _ = view.buffer
+            view.realize()
         _stale.clear()
 
 
@@ -336,7 +334,7 @@ def store(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) -> Te
 def publish(t: Tensor) -> None:
     """The memory of ``t`` itself has been written: if it is a view, write its base, too."""
     if is_copy(t):
-        own = Tensor(t.buffer, t.shape, t.dtype, t.context, t.queue, t.pool_handle, array=t.array)
+        own = Tensor(t.realize(), t.shape, t.dtype, t.context, t.queue, t.lease)
         store(t, own)
     else:
         wrote((t,))

@@ -55,7 +55,7 @@ class _Call:
         for i, arg in enumerate(args):
             if type(arg) is Tensor and not arg.requires_grad and arg.context is not None:  # the usual case, without a call
                 for other in tensors:
-                    if other.buffer is arg.buffer:
+                    if other.realize() is arg.realize():
                         break
                 else:
                     tensors.append(arg)
@@ -101,7 +101,7 @@ class _Call:
             self.objects.append(t)
             return ("object", id(t), t.backend)
         for i, other in enumerate(self.tensors):
-            if other.buffer is t.buffer:
+            if other.realize() is t.realize():
                 return ("as", i, t.shape, t.dtype)
         self.tensors.append(t)
         return (t.shape, t.dtype, id(t.queue))
@@ -151,7 +151,7 @@ class _Program:
             return replayed
         if old[0] != OUTSIDE or new[0] != OUTSIDE:
             return False
-        return not any((t := ref()) is not None and t.buffer is old[1] for ref in self.owners.get(id(old[1]), ()))
+        return not any((t := ref()) is not None and t.memory is old[1] for ref in self.owners.get(id(old[1]), ()))
 
 
 class Guards:
@@ -164,7 +164,7 @@ class Guards:
         self.gradients = [(leaf, buffer) for leaf, buffer in gradients if id(buffer) in used]
         dependencies = recorder.dependencies.values()
         self.parts = [(d.owner.__dict__, name, part) for d in dependencies for name, part in d.parts()]
-        self.owned = [(t, t.buffer) for d in dependencies for t in d.tensors()]
+        self.owned = [(t, t.realize()) for d in dependencies for t in d.tensors()]
         outside = [(ref, v.buffer) for v in recorder.values if v.kind == OUTSIDE for ref in v.owners]
         known = {id(t) for t, _ in self.owned}
         self.outside = [(ref, buffer) for ref, buffer in outside if ref() is not None and id(ref()) not in known]
@@ -176,14 +176,14 @@ class Guards:
             if attributes.get(name) is not part:
                 return False
         for t, buffer in self.owned:
-            if t.buffer is not buffer:
+            if t.memory is not buffer:
                 return False
         for ref, buffer in self.outside:
             owner = ref()
-            if owner is None or owner.buffer is not buffer:
+            if owner is None or owner.memory is not buffer:
                 return False
         for leaf, buffer in self.gradients:
-            if leaf.grad is None or leaf.grad.buffer is not buffer:
+            if leaf.grad is None or leaf.grad.memory is not buffer:
                 return False
         for one in self.left:
             if not one.is_there():
@@ -302,7 +302,7 @@ class CompiledFunction:
             if graph is None or guards is None:
                 return self._plain(call.args, call.kwargs) if program.refused else self._recorded(case, state, program, call)
             for i, t in enumerate(call.tensors):
-                if not program.trusted[i] and t.buffer is not program.buffers[i]:
+                if not program.trusted[i] and t.realize() is not program.buffers[i]:
                     return self._recorded(case, state, program, call)  # the step may reach this buffer by another name too
             if graph.meets(call.tensors) is not None:
                 return self._plain(call.args, call.kwargs)
@@ -345,7 +345,7 @@ class CompiledFunction:
             if program is None or program.refused:
                 return self._plain(call.args, call.kwargs)
         recorder = Recorder(call.tensors)
-        gradients = [(leaf, leaf.grad.buffer) for leaf in case.leaves if leaf.grad is not None]
+        gradients = [(leaf, leaf.grad.realize()) for leaf in case.leaves if leaf.grad is not None]
         settings, inside = case.settings(), call.inside()
         with recorder:
             run = _Run(self._plain(call.args, call.kwargs), recorder)
@@ -411,8 +411,8 @@ class CompiledFunction:
         reached by another name: then it is recorded again."""
         story = [*recorder.story(), _comparable_result(run.tree), tuple(leaf.grad is None for leaf in recorder.leaves.values())]
         before, program.story = program.story, story
-        moved = [t.buffer is not old for t, old in zip(tensors, program.buffers, strict=False)]
-        program.buffers = [t.buffer for t in tensors]
+        moved = [t.realize() is not old for t, old in zip(tensors, program.buffers, strict=False)]
+        program.buffers = [t.realize() for t in tensors]
         unlike, excused = "", True
         if before is not None:
             unlike, excused = _first_difference(before, story, recorder, partial(program.excuses, program.graph is not None))

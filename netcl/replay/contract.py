@@ -158,7 +158,7 @@ class Contract:
         if problem := unguarded(value):
             self._refuse(f"it reads what is not guarded: {label} is {problem}")
         elif issubclass(kind, Tensor):
-            self._tensors.setdefault(id(value), (value, value.buffer, value.requires_grad, label))
+            self._tensors.setdefault(id(value), (value, value.realize(), value.requires_grad, label))
             if self._is_users(kind):
                 self._object(value, label)
         elif kind is np.ndarray:
@@ -467,7 +467,7 @@ class Contract:
             if len(own) != size or _get(value, "__dict__") is not own:
                 return label
         for t, buffer, learns, label in self._tensors.values():
-            if t.buffer is not buffer or t.requires_grad is not learns:
+            if t.memory is not buffer or t.requires_grad is not learns:
                 return label
         for function, code, defaults, keywords in self._functions.values():
             if function.__code__ is not code or function.__defaults__ is not defaults or function.__kwdefaults__ is not keywords:

@@ -246,7 +246,7 @@ class Graph:
         bound, fresh = self._bound, {}
         with self._lock:
             for i, t in enumerate(inputs):
-                buffer = t.buffer
+                buffer = t.realize()
                 if bound[i] is not buffer:
                     bound[i] = buffer
                     for rebind in self._rebinds[i]:
@@ -283,7 +283,7 @@ class Graph:
         """The first input whose memory overlaps other memory of the step in a way that the recorded order of commands does not allow: the
         step writes it, or writes the input and also reads it by another name."""
         for i, t in enumerate(inputs):
-            if id(t.buffer) in self._written or (self._outside and i in self._rewritten and id(t.buffer) in self._outside):
+            if id(t.realize()) in self._written or (self._outside and i in self._rewritten and id(t.memory) in self._outside):
                 return i
         return None
 

@@ -103,7 +103,7 @@ class Stream:
         if tensor.context != self.queue.context:
             remedy = "move it with tensor.to(device), which copies"
             raise DeviceError(message("Stream.use", "the tensor lives on another device", remedy, tensor=tensor.device.device_name))
-        buffer = tensor.buffer  # a value that was deferred is computed now, on its own queue, before that is waited for
+        buffer = tensor.realize()  # on its own queue, before that is waited for
         self.wait_for(tensor.queue)
         lease = _Borrowed(tensor, self) if tensor.pool_handle is not None else None
         view = Tensor(buffer, tensor.shape, tensor.dtype, tensor.context, self.queue, lease)

@@ -361,7 +361,7 @@ def test_state_follows_a_parameter_to_another_device(cl_queue):
         opt.step()
         if step == 1:
             there = moved.to("cpu")
-            moved.array, moved.buffer, moved.queue, moved.context = there.array, None, there.queue, None
+            moved.memory, moved.lease, moved.queue, moved.context = there.memory, None, there.queue, None
     np.testing.assert_allclose(opt.state[moved]["master"].to_host(), opt.state[stayed]["master"].to_host(), rtol=1e-6)
     np.testing.assert_allclose(moved.to_host(), stayed.to_host(), rtol=1e-3)
 

@@ -392,17 +392,17 @@ class Kernel:
         for i in self._pointers:
             arg = args[i]
             found.append(i)
-            try:
-                found.append(arg.buffer)
-            except AttributeError:  # a buffer, local memory, or a number
+            realize = getattr(arg, "realize", None)
+            if realize is None:  # a buffer, local memory, or a number
                 found.append(arg)
                 if type(arg) is self._local_argument:
                     self._check_local_memory(sum(a.size for a in args if type(a) is self._local_argument))
                 continue
+            found.append(realize())
             if arg.queue is not queue:
                 self._check_context(queue, arg)
-            if readers and i in self._written and id(arg.pool_handle) in readers:
-                readers.compute(arg.pool_handle)
+            if readers and i in self._written and id(arg.lease) in readers:
+                readers.compute(arg.lease)
         return found
 
     def _driver_arguments(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
