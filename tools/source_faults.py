@@ -73,7 +73,7 @@ FAULTS: dict[str, Fault] = {
         "views", _TENSOR, "        view.writes = writes_of(x)\n        return view", "        return view", _IN_PLACE
     ),
     "a pending value keeps the shape it was computed in": Fault(
-        "views", _TENSOR, "made.array.reshape(self.shape)", "made.array", _OF_FUSION
+        "views", _TENSOR, "memory.reshape(self.shape) if", "memory if", _OF_FUSION
     ),
     "a value per row is read without its axes": Fault(
         "views",
@@ -96,7 +96,7 @@ FAULTS: dict[str, Fault] = {
     # ---- guards: what a replay rests on
     "guards always hold": Fault("guards", _CAPTURE, "if not guards.hold():", "if False:", _REPLAYS),
     "every argument may move": Fault(
-        "guards", _CAPTURE, "if not program.trusted[i] and t.buffer is not program.buffers[i]:", "if False:", _REPLAYS
+        "guards", _CAPTURE, "if not program.trusted[i] and t.realize() is not program.buffers[i]:", "if False:", _REPLAYS
     ),
     "settings may change": Fault("guards", _CAPTURE, "if case.changed(settings):", "if False:", ("tests/runtime/test_capture_changes.py",)),
     "two runs need not agree": Fault(

@@ -177,7 +177,7 @@ class Tensor:
         grad_fn: Any = None, host_ref: np.ndarray | None = None, array: np.ndarray | None = None, pending_event: Any = None,
         pending_release: Callable[[], None] | None = None,
     ):  # fmt: skip
-        self.memory: Any = buffer if array is None else array
+        self.memory = buffer if array is None else array
         self.shape = shape
         self.dtype = dtype if type(dtype) is dtypes.dtype else dtypes.NAMES.get(dtype) or dtypes.lookup(dtype, "Tensor").name
         self.context = context
@@ -625,25 +625,10 @@ def _set_data(self: Any, other: Any) -> None:
         stand_on(self, other)
 
 
-def _buffer(self: Tensor) -> Any:
-    """The OpenCL memory; ``None`` on the NumPy backend. Deferred values are computed."""
-    memory = self.realize()
-    return None if isinstance(memory, np.ndarray) else memory
-
-
-def _array(self: Tensor) -> np.ndarray | None:
-    """The array of a tensor on the NumPy backend, else ``None``. Deferred values are computed."""
-    memory = self.realize()
-    return memory if isinstance(memory, np.ndarray) else None
-
-
-def _pool_handle(self: Tensor) -> BufferHandle | None:
-    """The lease of memory from a pool. Deferred values are computed."""
-    self.realize()
-    return self.lease
-
-
-Tensor.buffer, Tensor.array, Tensor.pool_handle = property(_buffer), property(_array), property(_pool_handle)  # type: ignore
+# The fields of the seeds' page that give the memory compute deferred values.
+Tensor.buffer = property(lambda self: None if isinstance(self.realize(), np.ndarray) else self.memory)
+Tensor.array = property(lambda self: self.memory if isinstance(self.realize(), np.ndarray) else None)  # type: ignore
+Tensor.pool_handle = property(lambda self: (self.realize(), self.lease)[1])  # type: ignore
 Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: self._mark(self.requires_grad, flag))  # type: ignore
 # Every op reads the slot _learns; only assignments from outside go through the check.
 Tensor.requires_grad = property(attrgetter("_learns"), Tensor._require_grad, doc="Whether gradients are wanted.")  # type: ignore

@@ -142,9 +142,7 @@ class NodeReaders(Readers):
 
 hooks.readers = NodeReaders()
 lock = threading.RLock()  # a value that one thread left may be computed by another
-_noting = (
-    threading.RLock()
-)  # around changes of hooks.readers: a note that is lost is a value computed too late, after its input has changed
+_noting = threading.RLock()  # around changes of hooks.readers: a lost note is a value computed after its input has changed
 _PRUNED_FROM = 64  # readers of one memory, from which on those that are gone are looked for as often as their number has doubled
 
 
@@ -181,12 +179,7 @@ def register(node: Any) -> None:
     waiting[id(node)] = me
     own["held"] += held
     if len(waiting) > MOST_WAITING or own["held"] > MOST_HELD:
-        _shrink(_most_held(node))
-
-
-def _most_held(node: Any) -> int:
-    on_numpy = isinstance(node.queue, CPUQueue)
-    return MOST_HELD if on_numpy else max(MOST_HELD, profile_of(node.queue).global_mem_size // 8)
+        _shrink(MOST_HELD if isinstance(node.queue, CPUQueue) else max(MOST_HELD, profile_of(node.queue).global_mem_size // 8))
 
 
 def _shrink(most: int = MOST_HELD) -> None:
