@@ -22,6 +22,7 @@ from netcl.core.errors import DtypeError, message
 from netcl.core.hooks import hooks
 from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
+from netcl.core.writes import writes_of
 
 
 class _Cast(NamedTuple):
@@ -33,7 +34,7 @@ class _Cast(NamedTuple):
     recorder: Any
 
     def good(self, wanted: str) -> bool:
-        same = self.version == self.parameter._version and self.recorder is recording.active.recorder
+        same = self.version == writes_of(self.parameter).last and self.recorder is recording.active.recorder
         return same and self.half.dtype == wanted and self.half.grad_fn.rule is not None
 
 
@@ -136,7 +137,7 @@ def master_param(parameter: Tensor) -> Tensor:
     if parameter.dtype not in dtypes.HALVES:
         return parameter
     master = parameter.detach().to("float32")
-    master._mark(parameter.requires_grad, True)
+    master.requires_grad, master.persistent = parameter.requires_grad, True  # type: ignore[misc]
     return master
 
 
@@ -178,7 +179,7 @@ def _cast_parameter(parameter: Tensor, wanted: str) -> Tensor:
         return known.half
     half = parameter.to(wanted)
     if half.grad_fn is not None and active.around:
-        active.casts[id(parameter)] = _Cast(parameter, half, parameter._version, recording.active.recorder)
+        active.casts[id(parameter)] = _Cast(parameter, half, writes_of(parameter).last, recording.active.recorder)
     return half
 
 

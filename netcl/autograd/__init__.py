@@ -119,12 +119,12 @@ def find(name: str) -> _Function | None:
     return _BY_NAME.get(name) or _twins.find(name)
 
 
-_LASTING = frozenset(_forward.names())  # a program may take back an op that it registers later
+LASTING = frozenset(_forward.names())  # a program may take back an op that it registers later
 
 
 def __getattr__(name: str) -> Any:
     found = getattr(_twins, name)
-    if name in _LASTING:
+    if name in LASTING:
         globals()[name] = found  # looking it up here costs as much as the checks of a small op
     return found
 

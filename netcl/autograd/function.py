@@ -14,7 +14,7 @@ from netcl.ops import random
 
 def move(x: Tensor, queue: Any) -> Tensor:
     """``x.to(device)`` of a tensor that requires a gradient: a copy whose gradient is moved back to the device of ``x``."""
-    out = x._moved(queue)
+    out = x.detach().to(queue)
     if recording((x,)):
         Node("to", lambda node, F, grads: [grads[0].to(node.saved)], (x,), x.queue).attach((out,))
     return out

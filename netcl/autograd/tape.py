@@ -26,7 +26,7 @@ from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.site import user_line
 from netcl.core.tensor import DeferredTensor, Remover, Tensor, deferred_tensor, duplicate, memory_of
-from netcl.core.writes import clock
+from netcl.core.writes import clock, writes_of
 from netcl.engine import lazy_graph
 from netcl.engine.modes import in_mode
 from netcl.engine.modes import modes as deferral
@@ -177,7 +177,7 @@ class _Changed:
             node.name,
             "a tensor that backward reads was changed in place after the op kept it",
             "change it after backward, change a clone(), or run the forward pass again",
-            shape=tensor.shape, dtype=tensor.dtype, kept_at=node.order, version=tensor._version,
+            shape=tensor.shape, dtype=tensor.dtype, kept_at=node.order, version=writes_of(tensor).last,
         )  # fmt: skip
 
     def seen_by(self, tensor: Tensor) -> None:
@@ -209,7 +209,7 @@ def _any_changed(kept: Iterable[Any], order: int) -> bool:
 def _stand_ins(node: Node, kept: Any) -> Any:
     if isinstance(kept, (list, tuple)) and not isinstance(kept, Like):
         return type(kept)([_stand_ins(node, part) for part in kept])
-    if not isinstance(kept, Tensor) or kept._version < node.order:
+    if not isinstance(kept, Tensor) or writes_of(kept).last < node.order:
         return kept
     return deferred_tensor(_Changed(node, kept), kept.shape, kept.dtype, kept.queue)
 

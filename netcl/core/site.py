@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 import traceback
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # a program may live in a folder called netcl too
@@ -11,7 +11,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep 
 
 def user_line() -> traceback.FrameSummary:
     """The innermost line that is running and not netcl's own; the outermost line where all of them are."""
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
+    assert frame is not None  # CPython has frames
     while frame.f_back is not None and _is_own(frame.f_code.co_filename):
         frame = frame.f_back
     return traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

@@ -12,6 +12,7 @@ import numpy as np
 
 from netcl import io
 from netcl.core.errors import message
+from netcl.core.records import replaced
 from netcl.distributed import comm
 from netcl.distributed.comm import LostRankError, World
 from netcl.distributed.data_parallel import DataParallel
@@ -69,7 +70,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
     elif streams or ours.size > 1:
         first = streams[0] if streams else random.get_state(queue).as_dict()
         random.manual_seed(_rank_seed(first["seed"], loaded.step, ours.rank))
-    return loaded._replace(extra=kept["extra"], path=Path(path))
+    return replaced(loaded, extra=kept["extra"], path=Path(path))
 
 
 def _received(path: Path, folder: Path, world: World) -> Path:

@@ -18,6 +18,7 @@ from netcl import amp
 from netcl.core.device import manager, score, set_active_device
 from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.tensor import Tensor, duplicate
+from netcl.core.writes import writes_of
 from netcl.distributed import collectives
 from netcl.distributed.collectives import queues_of
 from netcl.distributed.comm import thread_worlds
@@ -55,7 +56,7 @@ def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[P
     replicas = [[Tensor.from_host(queue, values, p.dtype) for values, p in originals] for queue in queues_of(devices)]
     for replica in replicas:
         for copied, (_, p) in zip(replica, originals, strict=True):
-            copied._mark(p.requires_grad, persistent=True)
+            copied.requires_grad, copied.persistent = p.requires_grad, True
     return replicas
 
 
@@ -231,7 +232,7 @@ class DataParallel(Module):
             self._replicas_are_equal()
 
     def _written(self) -> list[int]:
-        return [p._version for p in self.module.parameters()]
+        return [writes_of(p).last for p in self.module.parameters()]
 
     def _replicas_are_equal(self) -> None:
         self._known = self._written()

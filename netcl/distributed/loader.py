@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core.errors import ShapeError, message
+from netcl.core.records import replaced
 from netcl.data import DataLoader
 from netcl.data.fetch import Task
 from netcl.distributed import comm
@@ -45,7 +46,7 @@ class ShardedLoader(DataLoader):
         size, rank = self.world.size, self.world.rank
         for task in super()._tasks(epoch, start):
             usable = len(task.indices) - len(task.indices) % size
-            yield task._replace(indices=np.split(task.indices[:usable], size)[rank])
+            yield replaced(task, indices=np.split(task.indices[:usable], size)[rank])
 
     def _key(self, epoch: int, batch: int) -> tuple[int, ...]:
         return (*super()._key(epoch, batch), self.world.rank)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core.dtype import DTYPES, DType, decode, encode
+from netcl.core.records import replaced
 from netcl.engine.expression import CText, PythonText, c_name, compose, fold
 from netcl.engine.functions import HELPERS
 from netcl.engine.registry import Pointwise, names_read_by, parse
@@ -339,7 +340,7 @@ def _store_function(dtype: DType, compute: str, layout: Layout) -> str:
     if layout.width == 1 or layout.whole:
         return f"{head} {{ {_store(dtype, compute, layout)}; }}"
     lane = f"void store_{dtype.name}_lane(__global {dtype.c_storage}* p, {layout.integer} i, {compute} x)"
-    return f"""{lane} {{ {_store(dtype, compute, layout._replace(width=1))}; }}
+    return f"""{lane} {{ {_store(dtype, compute, replaced(layout, width=1))}; }}
 {head} {{
   if (left >= {layout.width}) {{
     {_store(dtype, compute, layout)};

@@ -160,7 +160,7 @@ class Plan:
             return Tensor(buffer, shape, dtype, self.context, queue, lease)
         if self.writes and hooks.readers:
             for i in self.writes:
-                tensors[i]._compute_readers()
+                hooks.readers.compute(tensors[i].pool_handle)
         if self.noted:
             wrote([tensors[i] for i in self.noted])
         if hooks.launch_observers:

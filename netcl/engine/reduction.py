@@ -21,6 +21,7 @@ from netcl.core.dtype import DTYPES, STORED, DType
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, get_kernel_selector, is_named
 from netcl.core.kernels import program
+from netcl.core.records import replaced
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import lazy_graph, rows
 from netcl.engine.call import planned
@@ -208,7 +209,7 @@ def _launch(
     layout = Layout(0, chosen.width, aligned, integer, cpu, whole=columns and aligned)
     tensors = (x, x if given is None else given, target)
     types = tuple(DTYPES[t.dtype] for t in tensors)
-    key = (stage.row.name, "reduce", stage, types, layout, chosen._replace(slices=1))
+    key = (stage.row.name, "reduce", stage, types, layout, replaced(chosen, slices=1))
     state = program.state(queue)
     if key not in state:
         text = _source(stage, types[0], types[1], types[2], layout, chosen)
@@ -231,9 +232,9 @@ def _fold_cl(stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shap
     length = -(-length // CPU_WIDTH) * CPU_WIDTH  # slices begin where vectors do
     rest = Shape3(shape.rows, -(-shape.length // length), shape.inner)
     partial = Tensor.empty(tuple(rest), STORED[stage.compute], queue=x.queue)
-    _launch(stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
+    _launch(replaced(stage, finishes=False), x, given, partial, shape, chosen, length, args)
     second = fold_layout(rest, STORED[stage.compute], profile)
-    _launch(stage._replace(maps=False), partial, given, target, rest, second, rest.length, args)
+    _launch(replaced(stage, maps=False), partial, given, target, rest, second, rest.length, args)
 
 
 def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from netcl.core.dtype import DTYPES, STORED
 from netcl.core.kernels import program
+from netcl.core.records import replaced
 from netcl.core.tensor import Tensor
 from netcl.engine import rows
 from netcl.engine.launch import index_type
@@ -324,8 +325,8 @@ def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> r
     cpu, most, units = rows.device_of(queue)
     spread = rows.row_spread(cpu, most, inner, real in ("double", "long"))
     if columns:
-        spread = spread._replace(each=max(spread.each, -(-count // (4 * units))))
-    return spread._replace(vec=spread.vec if inner >= spread.vec else 1)
+        spread = replaced(spread, each=max(spread.each, -(-count // (4 * units))))
+    return replaced(spread, vec=spread.vec if inner >= spread.vec else 1)
 
 
 def row_launch(

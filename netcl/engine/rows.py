@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from netcl.core import dtype as dtypes
 from netcl.core.kernels import program
+from netcl.core.records import replaced
 from netcl.engine import launch, opencl_text
 from netcl.engine.strided import alignment
 
@@ -70,7 +71,7 @@ def part_spread(queue: Any, rows: int, n: int, operands: Mapping[str, str], args
     if spread.group == 1 and not cpu:  # a wave shares even a short row: a part per work-item would be too many
         spread = Spread(min(32, most), min(32, most), 1, 1)
     groups = 8 * units if cpu else units * max(1, PART_ITEMS // spread.group)
-    return spread._replace(each=-(-rows // groups), streams=streams(cpu, rows * n, operands))
+    return replaced(spread, each=-(-rows // groups), streams=streams(cpu, rows * n, operands))
 
 
 def streams(cpu: bool, n: int, operands: Mapping[str, str]) -> bool:
@@ -172,9 +173,9 @@ def run_rows(
     spread = row_spread(cpu, most, n, "float64" in operands.values(), quads)
     if cpu:  # fewer and larger pieces, as long as every core has several
         each = max(1, min(MOST_WORK // max(n, 1), -(-rows // (8 * units))))
-        spread = spread._replace(each=each, streams=streams(cpu, rows * n, operands))
+        spread = replaced(spread, each=each, streams=streams(cpu, rows * n, operands))
     if run not in (0, n):
-        spread = spread._replace(held=0)
+        spread = replaced(spread, held=0)
     kernel = row_kernel(queue, module_file, cl_file, name, operands, spread, defines)
     kernel(queue, -(-rows // spread.each) * spread.group, spread.local, *args, rows, n, spread.each)
 

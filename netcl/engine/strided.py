@@ -14,6 +14,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.kernels import program
+from netcl.core.records import replaced
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.call import planned
@@ -125,7 +126,7 @@ def _run_copy(queue: Any, copy: Copy, src: Tensor, dst: Tensor) -> None:
     if tiled is None and len(copy.axes) > _RANKS[-1]:
         first, rest = copy.axes[0], copy.axes[1:]
         for i in range(first.size):
-            part = copy._replace(source=copy.source + i * first.source, target=copy.target + i * first.target, axes=rest)
+            part = replaced(copy, source=copy.source + i * first.source, target=copy.target + i * first.target, axes=rest)
             _run_copy(queue, part, src, dst)
         return
     kernel, size, local, args = tiled or _grid_copy(queue, copy) or _row_copy(queue, copy) or _plain_copy(queue, copy)

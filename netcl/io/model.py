@@ -58,16 +58,22 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
     archive.write(path, meta, arrays, "save_model")
 
 
+def _own_tensors(model: Any) -> dict[str, Any]:
+    """The tensors themselves by the names of ``state_dict()``, which gives others over the same memory."""
+    places = {name: name.rpartition(".") for name in model.state_dict()}
+    return {name: getattr(model.get_submodule(owner), last) for name, (owner, _, last) in places.items()}
+
+
 def _tied(model: Any) -> dict[str, str]:
     """Names of weights that are the weights of an earlier name: of layers that stand in several places, and of tied ones."""
     first: dict[int, str] = {}
-    names = {name: first.setdefault(id(tensor), name) for name, tensor in model._named_state().items()}
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in _own_tensors(model).items()}
     return {name: other for name, other in names.items() if name != other}
 
 
 def _tie(model: Any, tied: Any, path: object) -> None:
     """Make weights one that were one when the file was written."""
-    state = model._named_state()
+    state = _own_tensors(model)
     for name, other in tied.items() if isinstance(tied, dict) else [("", "")]:
         if not isinstance(other, str) or not {name, other} <= state.keys() or state[name].shape != state[other].shape:
             raise refusal("load_model", f"{archive.META} is not what netcl writes", file=path)

@@ -11,6 +11,7 @@ from netcl.core.device import handle_of
 from netcl.core.dtype import DTYPES, sum_dtype
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, Problem, get_kernel_selector
+from netcl.core.records import replaced
 from netcl.core.tensor import Tensor, with_shape
 from netcl.core.writes import wrote
 from netcl.engine import launch, lazy_graph, rows
@@ -132,8 +133,7 @@ def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], mome
         if running[0] is not None and a.size:
             var = np.square(deviation).sum(view.stat_axes) / (view.shared - 1)
             for t, new in zip(running, (mean.reshape(-1), var), strict=True):
-                t._changing()
-                t.array[...] = ((1 - momentum) * t.array + momentum * new).astype(t.array.dtype)
+                t.write((1 - momentum) * t.to_host() + momentum * new)
         return y.reshape(a.shape), mean.reshape(-1), rstd.reshape(-1)
 
     dtype = sum_dtype(x.dtype)
@@ -290,7 +290,7 @@ def _grads(g: Tensor, kept: Tensor | None, x: Tensor, weight: Tensor | None, mea
     w = x if weight is None else weight
     if _fuses(x.queue, x, sizes.span):
         weight_grad, bias_grad = empty_pair(mean.shape, x, mean.dtype)
-        whole, args = sizes._replace(chunk=sizes.images, parts=1), (*upstream.args, x, w, mean, rstd, y, weight_grad, bias_grad)
+        whole, args = replaced(sizes, chunk=sizes.images, parts=1), (*upstream.args, x, w, mean, rstd, y, weight_grad, bias_grad)
         run_channels("batch_norm_grad_channels", operands, defines, x.queue, whole, sizes.channels, *args)
         return y, weight_grad, bias_grad
     weight_grad, bias_grad = sums(operands, upstream, x, mean, rstd, sizes, 0, 1)

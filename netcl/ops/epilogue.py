@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, HALVES, DType
 from netcl.core.errors import ShapeError
+from netcl.core.records import replaced
 from netcl.core.tensor import Tensor, deferred_tensor, with_shape
 from netcl.engine import lazy_graph
 from netcl.engine.call import Deferral, planned
@@ -184,7 +185,7 @@ def _with_scale(extras: Extras, number: Any) -> Extras | None:
     finish, bias, _, scale = extras
     if scale != 1 or bias is not None or not finish.plain or finish.dtype in HALVES:
         return None
-    return extras._replace(scale=float(number))
+    return replaced(extras, scale=float(number))
 
 
 def _added(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -> Extras | None:
@@ -198,23 +199,23 @@ def _added(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -
     if root is None:  # a value in between is computed already
         return None
     if other.shape == seen:
-        return extras._replace(finish=finish._replace(residual=other.dtype), residual=with_shape(other, root.shape))
+        return replaced(extras, finish=replaced(finish, residual=other.dtype), residual=with_shape(other, root.shape))
     columns = other.shape == seen[-1:] and seen == root.shape and root.by_column
     if bias is not None or not columns or other.dtype != finish.dtype or finish.dtype in HALVES:
         return None
-    return extras._replace(bias=other.detach())
+    return replaced(extras, bias=other.detach())
 
 
 def _with_cast(extras: Extras, dtype: DType) -> Extras | None:
     finish = extras.finish
     if finish.result or dtype.name not in FLOATS or dtype.c_compute != DTYPES[finish.dtype].c_compute:
         return None
-    return extras._replace(finish=finish._replace(result=dtype.name))
+    return replaced(extras, finish=replaced(finish, result=dtype.name))
 
 
 def _with_activation(extras: Extras, name: str) -> Extras | None:
     finish = extras.finish
-    return None if finish.activation or finish.result else extras._replace(finish=finish._replace(activation=name))
+    return None if finish.activation or finish.result else replaced(extras, finish=replaced(finish, activation=name))
 
 
 def _in_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:

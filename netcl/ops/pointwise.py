@@ -354,7 +354,7 @@ class _Expand(ast.NodeTransformer):
 
 
 @lru_cache(maxsize=512)
-def _user_row(title: str, expr: str, names: tuple[str, ...]) -> Pointwise:
+def user_row(title: str, expr: str, names: tuple[str, ...]) -> Pointwise:
     """A row, not registered, of an expression in ``v0``.. or the given names; C's ``2.0f`` is read as ``2.0``."""
     plain = re.sub(r"(?<=[\d.])[fF]\b", "", expr)
     try:
@@ -369,12 +369,12 @@ def _user_row(title: str, expr: str, names: tuple[str, ...]) -> Pointwise:
 
 
 def _unary_vjp(F: Any, g: Any, x: Any, expr: str) -> Any:
-    row = _user_row("elementwise_unary", expr, ("x",))
+    row = user_row("elementwise_unary", expr, ("x",))
     return differentiate(row.fwd, {"v0": x}, g, F)["v0"]
 
 
 def _binary_vjp(F: Any, g: Any, a: Any, b: Any, expr: str) -> Any:
-    row = _user_row("elementwise_binary", expr, ("a", "b"))
+    row = user_row("elementwise_binary", expr, ("a", "b"))
     grads = differentiate(row.fwd, {"v0": a, "v1": b}, g, F)
     return grads["v0"], grads["v1"]
 
@@ -430,7 +430,7 @@ _bits("bitwise_right_shift", "SHIFTRIGHT", shift_right, "The bits of a, b places
             (S((3,), expr="x ** 2"), r"\[elementwise_unary\] .*Pow is not in the expression language")])  # fmt: skip
 def elementwise_unary(x: Tensor, expr: str, *, out: Tensor | None = None) -> Tensor:
     """An expression of your own over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. It has a gradient."""
-    return run(_user_row("elementwise_unary", expr, ("x",)), (x,), out)
+    return run(user_row("elementwise_unary", expr, ("x",)), (x,), out)
 
 
 @op(at_once=True, vjp=_binary_vjp, ref=lambda a, b, expr: (a + b) * 2.0,
@@ -438,4 +438,4 @@ def elementwise_unary(x: Tensor, expr: str, *, out: Tensor | None = None) -> Ten
     errors=[(S((3,), (3,), expr="a + c"), r"\[elementwise_binary\] .*unknown name 'c'")])  # fmt: skip
 def elementwise_binary(a: Tensor, b: Tensor, expr: str, *, out: Tensor | None = None) -> Tensor:
     """An expression of your own over a and b (or ``v0`` and ``v1``), broadcast together. It has a gradient."""
-    return run(_user_row("elementwise_binary", expr, ("a", "b")), (a, b), out)
+    return run(user_row("elementwise_binary", expr, ("a", "b")), (a, b), out)

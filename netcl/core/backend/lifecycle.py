@@ -50,6 +50,9 @@ class _Finishing:
 _finishing: _Finishing | None = None  # the last block, also after it has ended
 
 
+leave_at_once = os._exit  # no handlers run and nothing is flushed: for a process whose threads are inside a driver
+
+
 def install() -> None:
     """Let queues finish at exit, survive a fork and be interrupted; the first backend installs this."""
     global _installed
@@ -109,7 +112,7 @@ def finishing_first() -> Iterator[Stop]:
     def handler(signum: int, frame: Any) -> None:
         block.handled += signum == signal.SIGINT
         if stop.is_set():
-            os._exit(128 + signum)
+            leave_at_once(128 + signum)
         stop.status = 128 + signum
         stop.set()
 
@@ -138,7 +141,7 @@ def _finish_all() -> None:
         if _interrupted_at is None:
             queue.finish()
         elif not interruptible_finish(queue, max(_LEAST_WAIT, _interrupted_at + GRACE_SECONDS - time.monotonic())):
-            os._exit(INTERRUPTED)
+            leave_at_once(INTERRUPTED)
 
 
 def _stop_daemons() -> None:
@@ -196,7 +199,7 @@ def _watch_interrupts(reader: socket.socket, writer: socket.socket, back: thread
         deadline = time.monotonic() + GRACE_SECONDS
         while not back.is_set():
             if time.monotonic() > deadline or _another(reader):
-                os._exit(INTERRUPTED)
+                leave_at_once(INTERRUPTED)
         back.clear()
         reader.settimeout(None)
 
@@ -207,7 +210,7 @@ def _is_deferred(block: _Finishing | None) -> bool:
         return False
     block.watched += 1
     if block.open and block.watched > 1:
-        os._exit(INTERRUPTED)
+        leave_at_once(INTERRUPTED)
     return True
 
 

@@ -18,13 +18,13 @@ from netcl.core import dtype as dtypes
 from netcl.core import env, memory, platforms
 from netcl.core.backend import lifecycle
 from netcl.core.backend.cpu import HostCopy, storage_of
-from netcl.core.backend.lifecycle import _after_fork_in_child, _before_fork, interruptible_finish
+from netcl.core.backend.lifecycle import interruptible_finish
 from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.queue_state import queue_state
 from netcl.core.recording import active
 
-__all__ = ["OpenCLBackend", "Transfer", "_after_fork_in_child", "_before_fork", "backend_of", "interruptible_finish"]
+__all__ = ["OpenCLBackend", "Transfer", "backend_of", "interruptible_finish"]
 
 _REMEMBERED = 1 << 14  # bytes: small tensors of any dtype
 _REMEMBERED_LABELS = 1 << 20  # bytes of signed integers: the labels of a large batch, the targets of a language model

@@ -14,7 +14,7 @@ from netcl.io.onnx.graph import Graph, Name
 from netcl.io.onnx.pointwise import Nodes, export_pointwise
 from netcl.io.onnx.table import entries_of
 from netcl.io.onnx.trace import Call, Unsupported
-from netcl.ops.pointwise import _user_row as user_row
+from netcl.ops.pointwise import user_row
 
 Export = Callable[[Graph, Call], Name | list[Name]]
 #: Modes of ``pad``, and ONNX's names for them.

@@ -7,6 +7,7 @@ from typing import Any
 
 from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernels import program
+from netcl.core.records import replaced
 from netcl.engine import launch
 from netcl.engine.opencl_text import loose_halves
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Operands
@@ -30,7 +31,7 @@ def widened(run: Callable[..., None]) -> Callable[..., None]:
             cast(exact, job.dtype, out=t.result)
         else:
             bias = None if t.bias is None else cast(t.bias, job.accumulator)
-            run(queue, job.wide, config, profile, t._replace(source=source, weight=weight, bias=bias))
+            run(queue, job.wide, config, profile, replaced(t, source=source, weight=weight, bias=bias))
 
     return wide
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from netcl.core import dtype as dtypes
 from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.records import replaced
 from netcl.core.tensor import Tensor
 from netcl.ops.conv.geometry import Geometry
 from netcl.ops.finish import Finish
@@ -80,7 +81,7 @@ class Job(NamedTuple):
     @property
     def wide(self) -> Job:
         """The same with inputs of the type sums are kept in, that ends as it did."""
-        return self if self.dtype == self.accumulator else self._replace(dtype=self.accumulator, finish=self.ending)
+        return self if self.dtype == self.accumulator else replaced(self, dtype=self.accumulator, finish=self.ending)
 
 
 class Operands(NamedTuple):

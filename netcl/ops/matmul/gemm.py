@@ -18,6 +18,7 @@ from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
+from netcl.core.records import replaced
 from netcl.core.tensor import Tensor, new_result
 from netcl.engine import algorithms, launch
 from netcl.engine.algorithms import Algorithm
@@ -199,7 +200,7 @@ class Block(NamedTuple):
 
     def for_loads(self, aligned: bool) -> Block:
         """Half as deep where values come one by one: each takes registers of its own on the way."""
-        return self if aligned or self.k <= 8 else self._replace(k=self.k // 2)
+        return self if aligned or self.k <= 8 else replaced(self, k=self.k // 2)
 
     def config(self) -> KernelConfig:
         """What names this block to a tuner."""
@@ -288,7 +289,7 @@ def _best_block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Blo
     policy = not is_named(config) and profile.device_type == "gpu" and p.itemsize == 4
     fitting = [block.for_loads(p.aligned) for block in BLOCKS if block.fits(p, profile)] if policy else []
     choices = [
-        block._replace(splits=splits) for block in fitting or [_working_block(p, config, profile)]
+        replaced(block, splits=splits) for block in fitting or [_working_block(p, config, profile)]
         for splits in ([named] if named else useful_splits(p, block, units))
     ]  # fmt: skip
     return min(choices, key=lambda block: cost(p, block, units))

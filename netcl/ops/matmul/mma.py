@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
+from netcl.core.records import replaced
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.ops.matmul import gemm, nvidia
@@ -118,7 +119,7 @@ def mma_cost(p: Product, tile: Tile, units: int, dtype: str) -> float:
 def choices(p: Product, units: int, dtype: str) -> Iterator[Tile]:
     """Every tile for a product, with the parts of k that make enough work-groups."""
     for tile in TILES[DTYPES[dtype].itemsize]:
-        yield from (tile._replace(splits=splits) for splits in gemm.useful_splits(p, tile, units))
+        yield from (replaced(tile, splits=splits) for splits in gemm.useful_splits(p, tile, units))
 
 
 def best(p: Product, units: int, config: KernelConfig | None = None) -> tuple[Tile, float]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
+from netcl.core.records import replaced
 from netcl.engine import algorithms
 from netcl.ops.matmul import gemm, mma, nvidia
 from netcl.ops.matmul.gemm import Operands, Product
@@ -90,7 +91,7 @@ def best_tile(p: Product, units: int, config: KernelConfig | None = None) -> tup
         wanted = (config.tile_m, config.tile_n, bool(extra.get("swapped")))
         tiles = [tile for tile in tiles if (tile.m, tile.n, tile.swapped) == wanted] or tiles
     splits = (extra["splits"],) if "splits" in extra else None
-    found = [tile._replace(splits=parts) for tile in tiles for parts in splits or gemm.useful_splits(p, tile, units)]
+    found = [replaced(tile, splits=parts) for tile in tiles for parts in splits or gemm.useful_splits(p, tile, units)]
     costs = [gemm.cost(p, _priced(p, tile), units) + _BEGIN for tile in found]
     return found[costs.index(min(costs))], min(costs)
 
@@ -98,7 +99,7 @@ def best_tile(p: Product, units: int, config: KernelConfig | None = None) -> tup
 def _priced(p: Product, tile: WarpGroupTile) -> WarpGroupTile:
     """A tile as fast as it is where the right operand of its instructions must be turned."""
     along = not p.trans_a if tile.swapped else p.trans_b
-    return tile if along or p.a != "float32" else tile._replace(rate=_TURNING * tile.rate)
+    return tile if along or p.a != "float32" else replaced(tile, rate=_TURNING * tile.rate)
 
 
 def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], first: bool = False) -> str:
