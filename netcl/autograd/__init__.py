@@ -107,7 +107,7 @@ def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
 _twins.put("setitem", _in_place.setitem)
 
 #: What core calls by name beside ops.
-_BY_NAME: dict[str, _Function] = {
+_CALLED_BY_CORE: dict[str, _Function] = {
     "assign": _in_place.assign, "backward": backward, "changing_history": changing_history, "check_write": _views.check_write,
     "contiguous": _views.contiguous, "follow_view": _views.follow, "in_place": _in_place.in_place, "move": move, "no_grad": no_grad,
     "refresh_copies": _views.refresh_copies, "retain_grad": retain_grad, "store": _views.store,
@@ -116,7 +116,7 @@ _BY_NAME: dict[str, _Function] = {
 
 def find(name: str) -> _Function | None:
     """A function by the name that core calls it by: the op with its gradient, or one of the tape's own."""
-    return _BY_NAME.get(name) or _twins.find(name)
+    return _CALLED_BY_CORE.get(name) or _twins.find(name)
 
 
 LASTING = frozenset(_forward.names())  # a program may take back an op that it registers later

@@ -245,7 +245,7 @@ def seed() -> int:
 
 
 #: Everything here, by the name it has at the root.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+CREATION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f.__name__: f for f in (arange, as_tensor, broadcast_tensors, empty, finfo, from_numpy, full, meshgrid, multinomial, normal, ones,
                                rand, randint, randn, randperm, seed, set_default_dtype, zeros)},
     **{name: _on_host(name, *how) for name, how in _ON_HOST.items()},

@@ -20,7 +20,7 @@ from netcl.core.kernels.primitives import PRIMITIVE_PREAMBLE, KernelSpec
 from netcl.core.tensor import Tensor
 from netcl.engine.operands import operands
 
-_SCALARS = {"int": "int", "float": "float", "bool": "int"}
+_SCALAR_TYPES = {"int": "int", "float": "float", "bool": "int"}
 _STORED = ("float32", "float64", "int32", "int64", "uint8")
 _DIM = r"\b{name}_dim(\d+)\b"
 
@@ -180,8 +180,8 @@ def _signature(name: str, function: Callable[..., Any]) -> tuple[dict[str, str],
     tensors, numbers = {}, {}
     for parameter in signature.parameters.values():
         kind = getattr(parameter.annotation, "__name__", str(parameter.annotation)).strip("'\"")
-        if kind in _SCALARS:
-            numbers[parameter.name] = _SCALARS[kind]
+        if kind in _SCALAR_TYPES:
+            numbers[parameter.name] = _SCALAR_TYPES[kind]
         else:
             tensors[parameter.name] = _stored_dtype(name, parameter.name, kind)
     if not tensors:

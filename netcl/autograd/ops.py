@@ -356,7 +356,7 @@ def _flat_gradients(inputs: Sequence[Any], back: Sequence[Any]) -> list[Any]:
 
 def find(name: str) -> Callable[..., Any] | None:
     """The differentiable function of an op, or ``None`` if no op has this name."""
-    return twin(name) if name in registry.REGISTRY or name in registry.ALIASES else None
+    return twin(name) if name in registry.REGISTRY or name in registry.OP_ALIASES else None
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

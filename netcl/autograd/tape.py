@@ -60,7 +60,7 @@ class Like(NamedTuple):
 
 make_like = partial(tuple.__new__, Like)  # half the time of calling the class
 _WALKED = "backward has already released the memory of this graph"
-_FLOATS = frozenset(name for name, row in DTYPES.items() if row.is_float)
+_FLOAT_DTYPES = frozenset(name for name, row in DTYPES.items() if row.is_float)
 
 
 def like(x: Any) -> Like:
@@ -100,7 +100,7 @@ class Node:
         self.outputs = seen = []
         for index, out in enumerate(outputs):
             seen.append(make_like((out.shape, out.dtype)))
-            if out.dtype in _FLOATS:
+            if out.dtype in _FLOAT_DTYPES:
                 out._learns = True
                 out.grad_fn = self
                 out.output_nr = index

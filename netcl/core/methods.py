@@ -181,7 +181,7 @@ def _is_float(self: Any) -> bool:
     return dtypes.DTYPES[self.dtype].is_float
 
 
-_SMALL: dict[str, Callable[..., Any]] = {
+_SHORT_METHODS: dict[str, Callable[..., Any]] = {
     "__format__": _format, "type": _type, "t": _t, "stride": _stride, "equal": _equal, "allclose": _allclose, "detach_": _detached,
     "is_floating_point": _is_float,
     "where": lambda self, condition, other: hooks.call("where", condition, self, other),
@@ -249,7 +249,7 @@ def install(tensor: Any) -> None:
     for name in ("zeros", "ones", "full", "empty"):
         setattr(tensor, f"new_{name}", _new(tensor, name))
     tensor.new_tensor = _new_tensor(tensor)
-    for name, function in _SMALL.items():
+    for name, function in _SHORT_METHODS.items():
         setattr(tensor, name, function)
     for name, get in _PROPERTIES.items():
         setattr(tensor, name, property(get))

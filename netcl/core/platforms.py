@@ -127,7 +127,7 @@ class Places:
 
 
 @dataclass
-class State:
+class PlatformState:
     """What :func:`prepare` did, once per process; ``netcl doctor`` tells it."""
 
     module: ModuleType | None = None
@@ -138,7 +138,7 @@ class State:
     imported_before: bool = False  # pyopencl was imported by the program before netcl asked
 
 
-_state = State()
+_state = PlatformState()
 _lock = threading.RLock()
 forked_child = False
 
@@ -404,7 +404,7 @@ def _tell_loader() -> None:
         env.set_for_loader("OCL_ICD_VENDORS", str(folder))
 
 
-def prepare() -> State:
+def prepare() -> PlatformState:
     """Gather the runtimes and, if the loader would miss one, tell it; once per process, before platforms are queried."""
     with _lock:
         if _state.prepared:

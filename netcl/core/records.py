@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-_Record = TypeVar("_Record", bound=tuple)
+_NamedTuple = TypeVar("_NamedTuple", bound=tuple)
 
 
-def replaced(record: _Record, **changes: Any) -> _Record:
+def replaced(record: _NamedTuple, **changes: Any) -> _NamedTuple:
     """A copy of a named tuple with other values in some fields."""
     return record._replace(**changes)  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ from netcl.distributed.sync_norm import convert_sync_batchnorm, without_sync
 from netcl.nn.module import Module
 from netcl.ops import update
 
-Parameters = list[Tensor]
+ReplicaParameters = list[Tensor]
 
 
 def all_devices() -> list[Any]:
@@ -50,7 +50,7 @@ def shard_batch(batch: Any, devices: Sequence[Any], weights: Sequence[float] | N
     return list(zip(*(collectives.scatter(part, queues, weights) for part in parts), strict=True))
 
 
-def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[Parameters]:
+def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[ReplicaParameters]:
     """Copies of ``params`` for every device."""
     originals = [(p.to_host(), p) for p in params]
     replicas = [[Tensor.from_host(queue, values, p.dtype) for values, p in originals] for queue in queues_of(devices)]
@@ -60,7 +60,7 @@ def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[P
     return replicas
 
 
-def _lists(op: str, replicas: Sequence[Any]) -> list[Parameters]:
+def _lists(op: str, replicas: Sequence[Any]) -> list[ReplicaParameters]:
     """The parameters of replicas, which are modules or lists of parameters."""
     given = [list(r.parameters()) if hasattr(r, "parameters") else list(r) for r in replicas]
     if not given:
@@ -253,7 +253,7 @@ class DataParallel(Module):
             self.weights[i] = rows / (time.perf_counter() - start)
         return self.weights
 
-    def optimizer(self, make: Callable[[Parameters], Any]) -> ReplicaOptimizer:
+    def optimizer(self, make: Callable[[ReplicaParameters], Any]) -> ReplicaOptimizer:
         """One optimizer that steps every replica: ``parallel.optimizer(lambda params: SGD(params, lr=0.1))``."""
         self.refresh()
         self._replicas_are_equal()

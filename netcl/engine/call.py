@@ -24,9 +24,9 @@ from netcl.engine.plan import Plan, command_list, plan_cache
 from netcl.engine.registry import Reduction
 
 log = logging.getLogger("netcl")
-_PLAIN = frozenset({bool, int, float, str, type(None), dtypes.dtype, Reduction})
+_PLAIN_TYPES = frozenset({bool, int, float, str, type(None), dtypes.dtype, Reduction})
 _AT_ONCE = "run at once: the op does what a plan cannot repeat"
-_ALONE = 8  # calls of one key whose deferral fused nothing, after which calls of this key run eagerly
+_UNFUSED_CALLS = 8  # calls of one key whose deferral fused nothing, after which calls of this key run eagerly
 _AGAIN = 64  # calls after which an eager key retries deferral
 
 
@@ -45,7 +45,7 @@ class Deferral:
     def waits(self) -> bool:
         """Whether the next call of this key is deferred."""
         self._calls += 1
-        return self.followed > 0 or self.alone < _ALONE or self._calls % _AGAIN == 0
+        return self.followed > 0 or self.alone < _UNFUSED_CALLS or self._calls % _AGAIN == 0
 
     def follow(self, made: Any) -> Any:
         """Return ``made``; a pending product counts here whether it is fused."""
@@ -65,7 +65,7 @@ def _operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
             key.append(x.dtype)
             key.append(x.shape)
             tensors.append(x)
-        elif kind in _PLAIN:
+        elif kind in _PLAIN_TYPES:
             key.append(kind)
             key.append(x if kind is not float or x else copysign(1.0, x))
         elif kind is tuple and all([type(part) is int for part in x]):
@@ -142,12 +142,12 @@ def planned(
             return found.run(tensors)
         if type(queue) is CommandList or isinstance(queue, CPUQueue):
             return function(*args, **kwargs)
-        return _Call(name, function, deferred, args, kwargs, tensors).made(signature, found)
+        return _UnplannedCall(name, function, deferred, args, kwargs, tensors).made(signature, found)
 
     return call
 
 
-class _Call(NamedTuple):
+class _UnplannedCall(NamedTuple):
     """A call without a valid plan in the cache."""
 
     name: Any

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from netcl.engine.functions import FUNCTIONS, FormulaFunction
+from netcl.engine.functions import FORMULA_FUNCTIONS, FormulaFunction
 from netcl.engine.registry import REGISTRY, Pointwise, called, is_truth, parse
 
 _SYMBOLS: dict[type, str] = {
@@ -137,7 +137,7 @@ class PythonText:
     def __init__(self, dtype: np.dtype):
         self.dtype = dtype
         integral = dtype.kind == "i"
-        self.env: dict[str, Any] = {name: (f.np_int if integral else f.np) for name, f in FUNCTIONS.items()}
+        self.env: dict[str, Any] = {name: (f.np_int if integral else f.np) for name, f in FORMULA_FUNCTIONS.items()}
         self.env["TRUTH"] = lambda x: np.not_equal(x, 0)
         self.env["NUMBER"] = lambda t: np.asarray(t).astype(dtype)
 

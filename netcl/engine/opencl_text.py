@@ -27,10 +27,10 @@ __all__ = ["Body", "Layout", "Port", "compose", "forward_body", "kernel_source",
 
 #: No contraction to fma: a fused chain then gives the same bits as its ops in separate kernels.
 SEPARATE = "#pragma OPENCL FP_CONTRACT OFF"
-_NUMPY = {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}
-COMPUTE: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY.items()}
+_NUMPY_TYPES = {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}
+COMPUTE: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY_TYPES.items()}
 _INFINITE = ("-INFINITY", "INFINITY")
-LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
+C_LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
 #: Folds that NumPy has a function for, by what combines two values.
 UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
 

@@ -28,11 +28,11 @@ from netcl.engine.call import planned
 from netcl.engine.launch import check_double, index_type
 from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, fusable, profile_of
 from netcl.engine.modes import in_mode, modes
-from netcl.engine.opencl_text import LIMITS, UFUNCS, Body, Layout, helper_functions, numpy_function, rotated, statements, value_functions
+from netcl.engine.opencl_text import C_LIMITS, UFUNCS, Body, Layout, helper_functions, numpy_function, rotated, statements, value_functions
 from netcl.engine.operands import check_out, common_shape, tensor
 from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, Pointwise, Reduction, names_read_by, parse
-from netcl.engine.row_kernel import Fold
+from netcl.engine.row_kernel import RowFold
 
 Axis = int | Sequence[int] | None
 _SOURCE = (Path(__file__).parent / "reduction.cl").read_text()
@@ -124,7 +124,7 @@ def _fold_functions(stage: Stage, width: int) -> str:
     lanes = "".join(f" x = fold_combine(x, x.s{rotated(width, by)});" for by in (8, 4, 2, 1) if by < width)
     parts.append(f"real fold_lanes(real x) {{{lanes} return x; }}")
     text = "\n".join(parts)
-    low, high = LIMITS[compute]
+    low, high = C_LIMITS[compute]
     neutral = {"LOWEST": low, "HIGHEST": high}.get(row.neutral, row.neutral)
     numbers = ", ".join(map(str, range(width)))
     return f"{helper_functions(text)}\n{text}\n#define NEUTRAL ((real)({neutral}))\n#define LANES ((mask)({numbers}))\n"
@@ -466,7 +466,7 @@ def fold_innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params:
         bound["v1"] = fold_innermost(first, x, axes, True, tuple(first.params.values()), STORED[real], real)
     mapped = x if row.map == "v0" else formula(f"{row.name}_map", row.map, {"v0": x, **bound}, numbers, STORED[real], real)
     plain = row.finish == "v0"
-    fold = Fold(row.combine, row.neutral)
+    fold = RowFold(row.combine, row.neutral)
     folded = lazy_graph.defer_fold(row.name, fold, mapped, axes, keepdims, DTYPES[target if plain else STORED[real]], real)  # type: ignore[arg-type]
     if plain:
         return folded

@@ -22,14 +22,14 @@ import numpy as np
 
 from netcl.core import methods
 from netcl.core.errors import message
-from netcl.engine.functions import FUNCTIONS, FormulaFunction
+from netcl.engine.functions import FORMULA_FUNCTIONS, FormulaFunction
 
 Amp = Literal["half", "float", "keep"]
-Result = Literal["same", "bool", "float", "sum"]
+ResultRule = Literal["same", "bool", "float", "sum"]
 
 _SYNTAX = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub, ast.Compare, ast.Lt, ast.Gt,
            ast.LtE, ast.GtE, ast.Eq, ast.NotEq, ast.Call, ast.Name, ast.Load, ast.Constant)  # fmt: skip
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_OP_NAME = re.compile(r"[a-z][a-z0-9_]*")
 #: Numbers that depend on the compute type: the neutral elements of ``MAX`` and ``MIN``.
 LIMITS = ("LOWEST", "HIGHEST")
 
@@ -58,16 +58,16 @@ def _check_node(node: ast.AST, text: str, op: str) -> None:
 
 def _check_call(node: ast.Call, text: str, op: str) -> None:
     name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
-    if name not in FUNCTIONS:
-        raise ValueError(message(op, f"{text!r}: unknown function {name!r}", f"known are {', '.join(FUNCTIONS)}"))
-    expected = len(FUNCTIONS[name].takes)
+    if name not in FORMULA_FUNCTIONS:
+        raise ValueError(message(op, f"{text!r}: unknown function {name!r}", f"known are {', '.join(FORMULA_FUNCTIONS)}"))
+    expected = len(FORMULA_FUNCTIONS[name].takes)
     if node.keywords or len(node.args) != expected:
         raise ValueError(message(op, f"{text!r}: {name} takes {expected} arguments", given=len(node.args)))
 
 
 def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[str]:
     """Every name an expression reads, directly or through its shared sub-expressions."""
-    found = {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)} - set(FUNCTIONS)
+    found = {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)} - set(FORMULA_FUNCTIONS)
     shared = let or {}
     for name in found & set(shared):
         found |= names_read_by(shared[name], shared)
@@ -77,7 +77,7 @@ def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[
 def called(node: ast.Call) -> FormulaFunction:
     """The function a checked call names."""
     assert isinstance(node.func, ast.Name)
-    return FUNCTIONS[node.func.id]
+    return FORMULA_FUNCTIONS[node.func.id]
 
 
 def is_truth(node: ast.AST) -> bool:
@@ -112,11 +112,11 @@ def _check_names(op: str, text: str, known: Iterable[str]) -> None:
 
 
 def _check_identity(op: str, inputs: Sequence[str], let: Iterable[str], params: Iterable[str]) -> None:
-    if not _NAME.fullmatch(op):
+    if not _OP_NAME.fullmatch(op):
         raise ValueError(message(op, "the name of an op must consist of lower-case letters, digits and underscores", name=repr(op)))
     taken = {"g", "out", "n", *(f"v{i}" for i in range(len(inputs)))}
     for name in [*let, *params]:
-        if not _NAME.fullmatch(name) or name in taken:
+        if not _OP_NAME.fullmatch(name) or name in taken:
             raise ValueError(message(op, f"a shared expression or parameter cannot be called {name!r}"))
         taken.add(name)
 
@@ -144,7 +144,7 @@ class Pointwise:
     kinks: tuple[float, ...] = ()
     tol: float = 1.0
     errors: Sequence[tuple[Sample, str]] = ()
-    result: Result | Literal[""] = ""
+    result: ResultRule | Literal[""] = ""
     accepts: Literal["any", "number", "float"] = "any"
     inputs: tuple[str, ...] = ()
     onnx: str = ""
@@ -189,7 +189,7 @@ class Pointwise:
         """The row and the parameters a call runs with."""
         return self, {**self.params, **params}
 
-    def _result(self) -> Result:
+    def _result(self) -> ResultRule:
         if is_truth(parse(self.fwd)):
             return "bool"
         return "float" if any(needs_float(text) for text in (self.fwd, *self.let.values())) else "same"
@@ -281,7 +281,7 @@ class Reduction(_WithFunction):
     given: str = ""
     params: Mapping[str, float] = field(default_factory=dict)
     amp: Amp = "float"
-    result: Result = "same"
+    result: ResultRule = "same"
     accepts: Literal["any", "float"] = "any"
     empty: bool = True
     domain: tuple[float, float] = (-1.0, 1.0)
@@ -477,7 +477,7 @@ class Composite:
 Row = Pointwise | Choice | Reduction | Op | Composite
 REGISTRY: dict[str, Row] = {}
 #: Second names of an op: ``swish`` is ``silu``.
-ALIASES: dict[str, str] = {}
+OP_ALIASES: dict[str, str] = {}
 
 
 def register(row: Row) -> Row:
@@ -487,7 +487,7 @@ def register(row: Row) -> Row:
     >>> row = register(Pointwise("cube", "v0 * v0 * v0", ("3 * g * v0 * v0",), lambda x: x**3))
     >>> unregister("cube")
     """
-    if row.name in REGISTRY or row.name in ALIASES:
+    if row.name in REGISTRY or row.name in OP_ALIASES:
         raise ValueError(message(row.name, "is registered twice", "choose another name, or unregister the first"))
     if isinstance(row, Pointwise) and row.method:
         methods.add(row.name)
@@ -503,14 +503,14 @@ def unregister(name: str) -> None:
 
 def alias(name: str, of: str) -> None:
     """Give the op ``of`` a second name."""
-    if name in REGISTRY or name in ALIASES:
+    if name in REGISTRY or name in OP_ALIASES:
         raise ValueError(message(name, "is registered twice"))
-    ALIASES[name] = REGISTRY[of].name
+    OP_ALIASES[name] = REGISTRY[of].name
 
 
 def lookup(name: str) -> Row:
     """The row of an op by its name or second name."""
-    return REGISTRY[ALIASES.get(name, name)]
+    return REGISTRY[OP_ALIASES.get(name, name)]
 
 
 def _tensor_inputs(call: Callable[..., Any]) -> tuple[str, ...]:

@@ -27,10 +27,10 @@ _STORAGE_OF = {
     "int32": "IntStorage", "int16": "ShortStorage", "int8": "CharStorage", "uint8": "ByteStorage", "bool": "BoolStorage",
     "complex64": "ComplexFloatStorage", "complex128": "ComplexDoubleStorage",
 }  # fmt: skip
-_MAGIC = 0x1950A86A20F9469CFC6C
+_TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 _PAIR_BYTES = 64  # what an item of a dictionary takes, about
 _ALIGNMENT = 64  # torch maps storages into memory when they start at multiples of this
-_DAMAGED = (ValueError, TypeError, KeyError, IndexError, OverflowError, UnicodeDecodeError, EOFError, RecursionError)
+_DAMAGED_PICKLE = (ValueError, TypeError, KeyError, IndexError, OverflowError, UnicodeDecodeError, EOFError, RecursionError)
 
 
 # ---- reading
@@ -45,11 +45,11 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
     with open(archive.regular(path, OP_LOAD), "rb") as file:
         head = file.read(4)
     if head[:2] == b"PK":
-        with Entries(path, OP_LOAD, max_bytes) as entries, refusing(OP_LOAD, path, _DAMAGED):
+        with Entries(path, OP_LOAD, max_bytes) as entries, refusing(OP_LOAD, path, _DAMAGED_PICKLE):
             return _Zip(entries, convert, max_bytes).value()
     if head[:2] != b"\x80\x02":
         raise refusal(OP_LOAD, "this is not a file of torch.save", file=path)
-    with refusing(OP_LOAD, path, _DAMAGED):
+    with refusing(OP_LOAD, path, _DAMAGED_PICKLE):
         data = Path(path).read_bytes()
         return _stream(data, archive.limit_for(len(data), max_bytes), convert, _dense_steps(len(data) // 4096, max_bytes))
 
@@ -197,7 +197,7 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
     for _ in range(3):
         value, at = opcodes.run(data, nothing.names, _no_storage, at, most)
         head.append(value)
-    if head[:2] != [_MAGIC, 1001] or not isinstance(head[2], dict):
+    if head[:2] != [_TORCH_MAGIC, 1001] or not isinstance(head[2], dict):
         raise Refused("not a file of torch.save")
     declared: dict[str, tuple[str, int]] = {}
 

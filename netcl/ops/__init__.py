@@ -14,7 +14,7 @@ from typing import Any
 
 from netcl.engine import pointwise, reduction
 from netcl.engine.call import planned
-from netcl.engine.registry import ALIASES, REGISTRY, Composite, Op, Reduction, alias, lookup, register, unregister
+from netcl.engine.registry import OP_ALIASES, REGISTRY, Composite, Op, Reduction, alias, lookup, register, unregister
 from netcl.ops import fused_rows
 
 # Not by "import": the package would then name the modules of products, which are called like their ops.
@@ -46,7 +46,7 @@ def function(name: str) -> Callable[..., Any]:
 
 def names() -> list[str]:
     """The names of all ops, second names included."""
-    return sorted([*REGISTRY, *ALIASES])
+    return sorted([*REGISTRY, *OP_ALIASES])
 
 
 for _module in pkgutil.iter_modules(__path__):
@@ -60,7 +60,7 @@ globals().update({_name: function(_name) for _name in names()})
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name not in REGISTRY and name not in ALIASES:
+    if name not in REGISTRY and name not in OP_ALIASES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return function(name)
 

@@ -18,7 +18,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import S, Sample, composite, op
-from netcl.ops.movement import Sizes, sizes_of
+from netcl.ops.movement import SizesArgument, sizes_of
 from netcl.ops.sort import Ordered
 
 _LN2 = math.log(2)
@@ -107,7 +107,7 @@ def diag_embed(F: Any, x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -
 @composite(ref=lambda x, source, destination: np.moveaxis(x, source, destination),
            samples=[S((2, 3, 4), source=0, destination=-1), S((2, 3, 4), source=(0, 1), destination=(-1, 0))],
            errors=[(S((2, 3), source=(0, 1), destination=0), r"\[moveaxis\] source and destination must name as many axes")])  # fmt: skip
-def moveaxis(F: Any, x: Tensor, source: Sizes, destination: Sizes) -> Tensor:
+def moveaxis(F: Any, x: Tensor, source: SizesArgument, destination: SizesArgument) -> Tensor:
     """Axes moved to other places; the others keep their order. A view."""
     x = _tensor("moveaxis", x)
     pairs = [[_at("moveaxis", axis, x.ndim) for axis in sizes_of(axes)] for axes in (source, destination)]

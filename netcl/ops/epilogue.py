@@ -26,10 +26,10 @@ from netcl.ops.conv import conv2d_with
 from netcl.ops.conv.geometry import frozen, geometry
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import affine_with, matmul_shape, matmul_with
-from netcl.ops.matmul.gemm import ACTIVATIONS, Extras
+from netcl.ops.matmul.gemm import EPILOGUE_ACTIVATIONS, Extras
 from netcl.ops.pointwise import cast
 
-_FOLLOWS = frozenset((*ACTIVATIONS.values(), "add", "mul", "cast"))  # ops that a kernel of a product can end in
+_FOLLOWS = frozenset((*EPILOGUE_ACTIVATIONS.values(), "add", "mul", "cast"))  # ops that a kernel of a product can end in
 
 
 class _Waiting(lazy_graph.Product):

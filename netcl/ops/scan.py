@@ -22,7 +22,7 @@ from netcl.engine.operands import check_out, tensor
 from netcl.engine.reduction import Shape3, axes_of, folded_shape, sums_of_slices
 from netcl.engine.registry import S, op
 
-_SOURCE = (Path(__file__).parent / "scan.cl").read_text()
+_SCAN_SOURCE = (Path(__file__).parent / "scan.cl").read_text()
 _SLICE = 1024  # elements that one work-item walks before it is worth asking another
 
 
@@ -45,7 +45,7 @@ def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, 
     is_nan = "isnan(x)" if compute in ("float", "double") else "0"
     macros = f"#define SRC {DTYPES[source].c_storage}\n#define DST {DTYPES[target].c_storage}\n#define IS_NAN(x) ({is_nan})\n"
     macros += f"#define LOAD load_{source}\n#define STORE store_{target}\n" + ("#define MINIMUM\n" if minimum else "")
-    text = f"{values}\n{macros}{_SOURCE.replace('INDEX_T', index)}"
+    text = f"{values}\n{macros}{_SCAN_SOURCE.replace('INDEX_T', index)}"
     return program.get(queue, text, "scan" if name == "cumsum" else "extreme")
 
 

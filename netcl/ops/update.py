@@ -353,12 +353,12 @@ def _apply_numpy(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequenc
                 _scatter_runs(flat[name], run, dtypes.encode(np.asarray(result), rows[name]))
 
 
-Run = list[tuple[int, slice, slice]]
+GatheredRun = list[tuple[int, slice, slice]]
 
 
-def _runs(sizes: Sequence[int]) -> Iterator[Run]:
+def _runs(sizes: Sequence[int]) -> Iterator[GatheredRun]:
     """Elements that are computed together: a part of a large tensor, or several small ones. Per tensor: number, its part, where."""
-    run: Run = []
+    run: GatheredRun = []
     filled = 0
     for i, size in enumerate(sizes):
         for start in range(0, size, NUMPY_BLOCK):
@@ -372,13 +372,13 @@ def _runs(sizes: Sequence[int]) -> Iterator[Run]:
         yield run
 
 
-def _gathered(arrays: Sequence[np.ndarray], run: Run, row: dtypes.DType, kind: np.dtype) -> np.ndarray:
+def _gathered(arrays: Sequence[np.ndarray], run: GatheredRun, row: dtypes.DType, kind: np.dtype) -> np.ndarray:
     parts = [arrays[i][part] for i, part, _ in run]
     stored = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return dtypes.decode(stored, row).astype(kind, copy=False)
 
 
-def _scatter_runs(arrays: Sequence[np.ndarray], run: Run, stored: np.ndarray) -> None:
+def _scatter_runs(arrays: Sequence[np.ndarray], run: GatheredRun, stored: np.ndarray) -> None:
     for i, part, at in run:
         arrays[i][part] = stored[at] if stored.ndim else stored
 

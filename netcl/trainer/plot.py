@@ -16,7 +16,7 @@ Points = Sequence[tuple[float, float]]
 _WIDTH, _HEIGHT = 460, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 26, 36
 _COLOURS = ("#2f6fdb", "#d9622b", "#2b9a66", "#8a4fd0")
-STYLE = """
+PLOT_STYLE = """
 figure { margin: 0; }
 figcaption { font-weight: 600; margin-bottom: 4px; }
 svg.chart { width: 100%; height: auto; }

@@ -117,7 +117,7 @@ def test_the_linker_configuration_is_read(tmp_path, monkeypatch):
 def test_what_the_user_set_wins(name, tmp_path, monkeypatch):
     monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setattr(platforms, "_bundled_loader", lambda: False)
-    monkeypatch.setattr(platforms, "_state", platforms.State())
+    monkeypatch.setattr(platforms, "_state", platforms.PlatformState())
     monkeypatch.setattr(platforms, "register", lambda runtimes: pytest.fail("the user's setting was overruled"))
     state = platforms.prepare()
     assert state.setting == (name, str(tmp_path)) and state.folder is None
@@ -201,7 +201,7 @@ def test_a_full_disk_costs_only_what_had_to_be_registered(tmp_path, cache, monke
         raise OSError(28, "No space left on device")
 
     runtime = good("a", tmp_path)
-    monkeypatch.setattr(platforms, "_state", platforms.State(runtimes=[runtime]))
+    monkeypatch.setattr(platforms, "_state", platforms.PlatformState(runtimes=[runtime]))
     monkeypatch.setattr(platforms, "register", full)
     platforms._tell_loader()
     assert platforms._state.folder is None and "OCL_ICD_VENDORS" not in os.environ
@@ -255,13 +255,13 @@ def test_the_command_that_installs_a_runtime(system, machine, command, monkeypat
 
 def test_nothing_is_gathered_where_the_system_registers_runtimes(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setattr(platforms, "_state", platforms.State())
+    monkeypatch.setattr(platforms, "_state", platforms.PlatformState())
     state = platforms.prepare()
     assert state.prepared and state.runtimes == [] and state.folder is None
 
 
 def test_without_pyopencl_the_error_names_the_command(monkeypatch):
-    monkeypatch.setattr(platforms, "_state", platforms.State(prepared=True))
+    monkeypatch.setattr(platforms, "_state", platforms.PlatformState(prepared=True))
     monkeypatch.setitem(sys.modules, "pyopencl", None)
     with pytest.raises(ImportError, match=r'^pyopencl required: .*pip install -e "\.\[cpu\]"'):
         platforms.opencl()

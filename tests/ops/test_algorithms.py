@@ -45,7 +45,7 @@ def test_samples_run_the_algorithm_they_belong_to(cl_device):
         for config in algorithm.samples:
             jobs = [plans.Job(kind, g, "float32") for kind in plans.KINDS for g in sizes]
             assert algorithm in [plans.algorithm_of(cl_device.queue, job, config, cl_device.profile)[0] for job in jobs], algorithm.name
-    products = [gemm.Product(8, 64, 70, False, turned, *("float32",) * 3) for turned in (False, True)]
+    products = [gemm.MatrixProduct(8, 64, 70, False, turned, *("float32",) * 3) for turned in (False, True)]
     for algorithm in algorithms.ALGORITHMS["matmul"]:
         for config in algorithm.samples if not algorithm.needs else ():
             assert algorithm in [gemm.algorithm_of(cl_device.queue, p, config, cl_device.profile)[0] for p in products], algorithm.name

@@ -17,7 +17,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.expression import CText, compose, differentiate, fold
-from netcl.engine.functions import FUNCTIONS, erf
+from netcl.engine.functions import FORMULA_FUNCTIONS, erf
 from netcl.engine.map_kernel import collapse
 from netcl.engine.opencl_text import Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
 from netcl.engine.pointwise import run
@@ -78,9 +78,9 @@ def test_only_the_wanted_gradients_are_computed():
     assert [name for name, _ in body.lines] == ["z", "e", "d0"]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", FORMULA_FUNCTIONS)
 def test_every_function_names_the_op_that_it_is(name):
-    function = FUNCTIONS[name]
+    function = FORMULA_FUNCTIONS[name]
     row = REGISTRY[function.op]
     assert isinstance(row, Pointwise | Op) and len(row.inputs) == len(function.takes)
 

@@ -238,7 +238,7 @@ def test_products_that_nothing_follows_wait_no_more(cl_device, made):
     with eager_fusion(1):
         x, w, bias = given(cl_device, 9, 7), given(cl_device, 7, 5), given(cl_device, 5)
         expected = x.to_host() @ w.to_host()
-        for _ in range(call._ALONE):
+        for _ in range(call._UNFUSED_CALLS):
             alone = ops.matmul(x, w)
             assert type(alone) is DeferredTensor
             np.testing.assert_allclose(alone.to_host(), expected, rtol=1e-5, atol=1e-5)

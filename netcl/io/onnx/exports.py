@@ -18,7 +18,7 @@ from netcl.ops.pointwise import user_row
 
 Export = Callable[[Graph, Call], Name | list[Name]]
 #: Modes of ``pad``, and ONNX's names for them.
-PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+ONNX_PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
 def emit(graph: Graph, call: Call) -> None:
@@ -89,11 +89,11 @@ def _export_strided_slice(graph: Graph, call: Call) -> Name:
 
 def _export_pad(graph: Graph, call: Call) -> Name:
     x, mode, given = call["x"], call["mode"], list(call["padding"])
-    if mode not in PAD_MODES or mode == "circular":  # "wrap" is of a later opset
+    if mode not in ONNX_PAD_MODES or mode == "circular":  # "wrap" is of a later opset
         raise Unsupported(f"pad(mode={mode!r})")
     missing = [0] * (x.ndim - len(given) // 2)
     sides = [*missing, *given[-2::-2], *missing, *given[-1::-2]]  # netcl starts with the last dimension
-    return graph.node("Pad", [x, sides, call["value"] if mode == "constant" else None], call.out.dtype, mode=PAD_MODES[mode])
+    return graph.node("Pad", [x, sides, call["value"] if mode == "constant" else None], call.out.dtype, mode=ONNX_PAD_MODES[mode])
 
 
 def _export_repeat(graph: Graph, call: Call) -> Name:

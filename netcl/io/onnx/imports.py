@@ -17,9 +17,9 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.core.dtype import DTYPES
 from netcl.core.tensor import Tensor
-from netcl.io.onnx.exports import PAD_MODES
+from netcl.io.onnx.exports import ONNX_PAD_MODES
 from netcl.io.onnx.library import dtype_of, numbers
-from netcl.io.onnx.table import FORMULAS, STRUCTURED, Entry, Node, entries_by_operator, formula, positive
+from netcl.io.onnx.table import FORMULAS, STRUCTURED, Node, OperatorEntry, entries_by_operator, formula, positive
 
 Import = Callable[..., Any]
 #: ONNX's names of inputs that are sizes, axes or limits: functions and entries get their values, not tensors.
@@ -27,7 +27,7 @@ HOST = {
     "shape", "axes", "axis", "k", "split", "repeats", "pads", "starts", "ends", "steps", "sizes", "scales", "roi", "min", "max", "ratio",
     "training_mode", "depth", "constant_value",
 }  # fmt: skip
-_SUM = STRUCTURED["sum"][0].read
+_READ_SUM = STRUCTURED["sum"][0].read
 
 
 def operators() -> set[str]:
@@ -35,7 +35,7 @@ def operators() -> set[str]:
     return {*IMPORTS, *FORMULAS, *entries_by_operator()}
 
 
-def reader(node: Node, entries: list[Entry]) -> Import:
+def reader(node: Node, entries: list[OperatorEntry]) -> Import:
     """The function that computes a node from its inputs; ``entries`` are those of its operator."""
     function = IMPORTS.get(node.kind)
     entry = next((entry for entry in entries if not entry.unread(node)), None)
@@ -93,7 +93,7 @@ def _slice(node: Node, x: Tensor, starts: list[int], ends: list[int], axes: Any 
 
 def _pad(node: Node, x: Tensor, pads: list[int], value: Any = None, axes: Any = None) -> Tensor:
     named = list(range(x.ndim)) if axes is None else [axis % x.ndim for axis in axes]
-    mode = next(mine for mine, name in PAD_MODES.items() if name == node["mode"])
+    mode = next(mine for mine, name in ONNX_PAD_MODES.items() if name == node["mode"])
     sides = {axis: (pads[i], pads[len(named) + i]) for i, axis in enumerate(named)}
     flat = [side for axis in range(x.ndim - 1, min(sides) - 1, -1) for side in sides.get(axis, (0, 0))]
     while len(flat) > 2 and mode != "constant" and flat[-2:] == [0, 0]:
@@ -183,8 +183,8 @@ IMPORTS: dict[str, Import] = {
     "Gather": _gather,
     "OneHot": _one_hot,
     "Gemm": _gemm,
-    "ReduceSumSquare": lambda node, x, axes=None: _SUM(node, ag.square(x), axes),
-    "ReduceLogSum": lambda node, x, axes=None: ag.log(_SUM(node, x, axes)),
+    "ReduceSumSquare": lambda node, x, axes=None: _READ_SUM(node, ag.square(x), axes),
+    "ReduceLogSum": lambda node, x, axes=None: ag.log(_READ_SUM(node, x, axes)),
     "ArgMax": _last_best,
     "ArgMin": _last_best,
     "CumSum": lambda node, x, axis: (

@@ -77,7 +77,7 @@ def _conv2d_vjp(F, g, x, w, bias_shape, needs, stride, padding, dilation, groups
     return dx, dw, F.sum(g, axis=(0, 2, 3)) if bias_shape is not None and needs[2] else None
 
 
-_SAMPLES = [
+_CONV_SAMPLES = [
     S((1, 1, 1, 1), (1, 1, 1, 1)),
     S((2, 3, 7, 6), (4, 3, 3, 3), (4,), padding=1),
     S((1, 4, 9, 17), (5, 4, 3, 2), stride=2, padding=(1, 0)),
@@ -90,7 +90,7 @@ _SAMPLES = [
     S((2, 33, 5, 6), (34, 33, 3, 3), (34,), padding=1),
     S((1, 2, 1, 41), (3, 2, 1, 5), padding="valid", dilation=(1, 3)),
 ]
-_ERRORS: list[Any] = [
+_CONV_ERRORS: list[Any] = [
     (S((8, 4, 32, 32), (16, 3, 3, 3)),
      r"\[conv2d\] weight expects 3 input channels, x has 4; x.shape=\(8, 4, 32, 32\), w.shape=\(16, 3, 3, 3\)"),
     (S((1, 3, 8), (4, 3, 3, 3)), r"\[conv2d\] x and the weight have four axes; x.shape=\(1, 3, 8\), w.shape=\(4, 3, 3, 3\); x is \(batch"),
@@ -105,7 +105,7 @@ _ERRORS: list[Any] = [
 ]  # fmt: skip
 
 
-@op(vjp=_conv2d_vjp, ref=arrays.ref_conv2d, cpu=arrays.forward, amp="half", samples=_SAMPLES, errors=_ERRORS)
+@op(vjp=_conv2d_vjp, ref=arrays.ref_conv2d, cpu=arrays.forward, amp="half", samples=_CONV_SAMPLES, errors=_CONV_ERRORS)
 def conv2d(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,
@@ -129,7 +129,7 @@ def _conv2d_relu_vjp(F, g, out, x, w, bias_shape, needs, stride, padding, dilati
     return _conv2d_vjp(F, g, x, w, bias_shape, needs, stride, padding, dilation, groups, pad)
 
 
-@op(vjp=_conv2d_relu_vjp, ref=arrays.ref_conv2d_relu, cpu=arrays.forward, amp="half", samples=_SAMPLES[1:5])
+@op(vjp=_conv2d_relu_vjp, ref=arrays.ref_conv2d_relu, cpu=arrays.forward, amp="half", samples=_CONV_SAMPLES[1:5])
 def conv2d_relu(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,

@@ -12,7 +12,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.engine import algorithms, launch
 from netcl.ops.conv import ending
 from netcl.ops.conv.ending import widened
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Operands, named
+from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job, named
 
 BEFORE = "axes.cl ends.cl lanes.cl lines.cl"
 FEW_FILTERS = (32, 64)  # filters of a group up to which unfolding costs too much of the product: of short and of long sums
@@ -23,12 +23,12 @@ FILLED_MORE = 0.8  # the same for the weight gradient, which has a rival that fi
 LONG = 0.5  # lanes of a vector that a line of pixels must fill
 LATENCY = 8  # multiplications under way at once that keep a core's two units busy
 GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others
-ROOM = 64 * 1024  # most bytes of lines that a work-group copies, and of gradients it turns
-WEIGHTS = 1 << 17  # weights of a block of filters: read once for every line of pixels, from the second cache
+LINE_ROOM = 64 * 1024  # most bytes of lines that a work-group copies, and of gradients it turns
+BLOCK_WEIGHTS = 1 << 17  # weights of a block of filters: read once for every line of pixels, from the second cache
 STAGED = (32, 128)  # results of a filter that are stored together, by what local memory allows: at least two tiles
 COLLECTED = 16  # weights of a filter that are
 # Pixels of a tile, by how many the registers allow: three widths are compiled, so that a new image size is no reason to compile.
-WIDTHS = {28: (8, 14, 16), 13: (8, 10, 13), 6: (4, 5, 6), 12: (8, 10, 12), 5: (3, 4, 5)}
+LINE_WIDTHS = {28: (8, 14, 16), 13: (8, 10, 13), 6: (4, 5, 6), 12: (8, 10, 12), 5: (3, 4, 5)}
 
 
 class LineShare(NamedTuple):
@@ -64,7 +64,7 @@ def form_of(job: Job, config: KernelConfig, profile: DeviceProfile) -> str:
     share = filter_share(job, lanes, profile)
     c, blocks = job.sizes[1], -(-job.filters // share.width)
     terms = c * job.g.taps
-    few = c <= FEW_CHANNELS if weights else job.filters <= FEW_FILTERS[terms >= LONG_SUM] and terms * share.width <= WEIGHTS
+    few = c <= FEW_CHANNELS if weights else job.filters <= FEW_FILTERS[terms >= LONG_SUM] and terms * share.width <= BLOCK_WEIGHTS
     filled = (FILLED_MORE if weights else FILLED) * blocks * share.width <= job.filters
     return "filters" if share.lines and (form or (few and filled)) else ""
 
@@ -81,7 +81,7 @@ def _fitting(job: Job, profile: DeviceProfile, room: int, held: Callable[[int], 
 
 
 def _local_bytes(job: Job, profile: DeviceProfile) -> int:
-    return min(ROOM, profile.local_mem_size // 2 - 512) // vectors(job, profile)[0]
+    return min(LINE_ROOM, profile.local_mem_size // 2 - 512) // vectors(job, profile)[0]
 
 
 # ---- pixels in the lanes
@@ -97,7 +97,7 @@ def pixel_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
 
 
 @widened
-def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     share = pixel_share(job, _lanes(job, config, profile), profile)
     kernel = ending.kernel(queue, job, f"{BEFORE} pixels.cl", "conv_pixels", share.tiles)
     size = (job.g.n * -(-job.class_size[0] // share.lines), job.g.groups)
@@ -114,7 +114,7 @@ def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[i
     """
     weights, unit = job.kind == WEIGHT_GRAD, job.g.kw if job.kind == WEIGHT_GRAD else 1
     most = {v: ((registers - 3) // v - 1) // unit for v in (1, 2, 4)}
-    numbers = {v: tuple(range(1, min(job.g.kh, n) + 1)) if weights else WIDTHS.get(n, ()) for v, n in most.items()}
+    numbers = {v: tuple(range(1, min(job.g.kh, n) + 1)) if weights else LINE_WIDTHS.get(n, ()) for v, n in most.items()}
 
     def cost(v: int, n: int) -> float:
         return max(v * n * unit, LATENCY) / 2 + (v + n * unit) / 4  # two products at a time, loads half hidden behind them
@@ -154,7 +154,7 @@ def filter_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
 
 
 @widened
-def _filters(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _filters(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     share = filter_share(job, _lanes(job, config, profile), profile)
     blocks = -(-job.filters // share.width)
     if job.kind == WEIGHT_GRAD:
@@ -168,7 +168,7 @@ def _filters(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile,
     multiply(queue, size, None, t.source, packed, *t.end, *job.sizes, share.lines, share.pixels, t.scale)
 
 
-def _filter_gradients(queue: Any, job: Job, share: LineShare, blocks: int, profile: DeviceProfile, t: Operands) -> None:
+def _filter_gradients(queue: Any, job: Job, share: LineShare, blocks: int, profile: DeviceProfile, t: ConvOperands) -> None:
     g, m, weights = job.g, job.filters, job.sizes[1] * job.g.taps
     splits = min(g.n * -(-g.oh // share.lines), 2 * GROUPS_PER_UNIT * profile.max_compute_units)
     multiply, collect = (

@@ -84,7 +84,7 @@ class Job(NamedTuple):
         return self if self.dtype == self.accumulator else replaced(self, dtype=self.accumulator, finish=self.ending)
 
 
-class Operands(NamedTuple):
+class ConvOperands(NamedTuple):
     """The tensors of a convolution or input gradient; of a weight gradient x, dy and dw."""
 
     source: Tensor

@@ -27,7 +27,7 @@ from netcl.engine.algorithms import Algorithm
 from netcl.ops.conv import arrays, columns, ending, few, mma, winograd_cpu, winograd_grads  # noqa: F401, add their algorithms
 from netcl.ops.conv.ending import widened
 from netcl.ops.conv.geometry import Geometry, geometry
-from netcl.ops.conv.job import FORWARD, INPUT_GRAD, KINDS, THIN, WEIGHT_GRAD, Job, Operands, named
+from netcl.ops.conv.job import FORWARD, INPUT_GRAD, KINDS, THIN, WEIGHT_GRAD, ConvOperands, Job, named
 from netcl.ops.matmul import cpu
 
 __all__ = ["FORWARD", "INPUT_GRAD", "WEIGHT_GRAD", "Job", "conv_problem", "cpu_tiles", "run", "simt_tiles"]
@@ -43,7 +43,7 @@ RIM_MAX = 2048  # pixels of a tile with its rim, in local memory
 GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy
 LONGEST_SUM = 4096  # pixels that a GPU adds up in one go: rounding errors of long sums grow with their length
 SPLIT_ROOM = 1 << 24  # elements of partial weight gradients that this may cost
-WIDE = 32  # bytes of a vector
+VECTOR_BYTES = 32  # bytes of a vector
 ROWS_KEPT = (96, 192, 384)
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
 MACROS = ("VW", "NV", "MR", "NT", "KC", "KB", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
@@ -66,7 +66,7 @@ def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, co
     meant = _MEANT.get(job.variant(config), "")
     if not algorithm.name.startswith((meant, "mma")) and (algorithm.device == "gpu" or meant == "winograd"):
         _say_once(queue, job, f"{meant} does not suit this convolution: {algorithm.name} instead")
-    algorithm.run(queue, job, config, profile, Operands(source, weight, result, **ending))
+    algorithm.run(queue, job, config, profile, ConvOperands(source, weight, result, **ending))
 
 
 def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
@@ -118,7 +118,9 @@ def _conv_kernel(queue: Any, job: Job, file: str, name: str, defines: dict[str, 
     return launch.kernel(queue, __file__, f"{_BEFORE[file]} {file}", name, operands, {**fixed, **defines})
 
 
-def _launch(queue: Any, job: Job, t: Operands, file: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int) -> None:
+def _launch(
+    queue: Any, job: Job, t: ConvOperands, file: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int
+) -> None:
     """Launch a kernel that ends in what follows."""
     kernel = ending.kernel(queue, job, f"{_BEFORE[file]} {file}", name, defines)
     kernel(queue, size, local, t.source, t.weight, *t.end, *numbers, t.scale)
@@ -177,7 +179,7 @@ def _form(job: Job, config: KernelConfig, width: int) -> str:
     """
     if job.kind != WEIGHT_GRAD:
         return ""
-    return config.extra.get("form") or ("rows" if width >= WIDE and 2 * 4 * _tap_span(job.g)[1] >= width else "panel")
+    return config.extra.get("form") or ("rows" if width >= VECTOR_BYTES and 2 * 4 * _tap_span(job.g)[1] >= width else "panel")
 
 
 def _suits_rows(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
@@ -193,7 +195,7 @@ def _suits_weights(job: Job, config: KernelConfig, profile: DeviceProfile) -> bo
 
 
 @widened
-def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     tiles = cpu_tiles(job, config, profile)
     if job.kind == WEIGHT_GRAD:
         return _cpu_panel_weights(queue, job, tiles, profile, t)
@@ -208,7 +210,7 @@ def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
 
 
 @widened
-def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     """Channels of a pixel side by side, then a product per row of the kernel; see weights.cl."""
     tiles, g, channels, m = cpu_tiles(job, config, profile), job.g, job.g.c // job.g.groups, job.filters
     apart, span = _tap_span(g)
@@ -234,7 +236,7 @@ def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProf
     collect(queue, (g.f,), None, parts, t.result, channels, m, g.kh, g.kw, apart, g.groups, strips * strip, splits)
 
 
-def _cpu_panel_weights(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile, t: Operands) -> None:
+def _cpu_panel_weights(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile, t: ConvOperands) -> None:
     g, strip = job.g, tiles["NT"] * tiles["NV"] * tiles["VW"]
     blocks = -(-job.filters // tiles["ROWS"])
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
@@ -244,7 +246,7 @@ def _cpu_panel_weights(queue: Any, job: Job, tiles: dict[str, Any], profile: Dev
 
 
 @widened
-def _cpu_rows(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _cpu_rows(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     tiles, g = cpu_tiles(job, config, profile), job.g
     lines = math.prod(g.w_shape) if job.kind == WEIGHT_GRAD else g.n * g.groups * job.filters * job.class_size[0]
     rows = max(1, lines // (4 * _busy_groups(profile)))
@@ -281,7 +283,7 @@ def _work_items(tiles: dict[str, int]) -> int:
     return tiles["BN"] // tiles["TN"] * (tiles["BM"] // tiles["TM"])
 
 
-def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     tiles, g = simt_tiles(job, config, profile), job.g
     items, rows = _work_items(tiles), -(-job.filters // tiles["BM"])
     if job.kind == WEIGHT_GRAD:
@@ -319,7 +321,7 @@ def _taps_tiles(job: Job, config: KernelConfig, profile: DeviceProfile, columns:
     return tiles | {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4"}
 
 
-def _taps(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _taps(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     if job.kind == WEIGHT_GRAD:
         return _taps_weights(queue, job, config, profile, t)
     tiles, c, m = _taps_tiles(job, config, profile, job.pixels), job.sizes[1], job.filters
@@ -333,7 +335,7 @@ def _taps(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t:
     kernel(queue, size, (items, 1, 1), t.source, packed, *t.end, *job.sizes, deep, wide, t.scale)
 
 
-def _taps_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _taps_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     tiles: dict[str, Any] = {"BM": 64, "BN": 64, "BK": TAPS_DEPTH, "TM": 8, "TN": 4}
     tiles |= {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4", "PART": 3}
     items, g = _work_items(tiles), job.g
@@ -342,7 +344,7 @@ def _taps_weights(queue: Any, job: Job, config: KernelConfig, profile: DevicePro
     _split(job, queue, t, splits, "taps.cl", "conv_taps_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
 
 
-def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     if job.kind == WEIGHT_GRAD:
         most = min(config.local_size_1d, profile.max_work_group_size) if config.use_local_memory else 1
         lanes = 1 << (max(1, most).bit_length() - 1)
@@ -361,7 +363,7 @@ def _suits_tiled(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool
     return fits and job.variant(config) is V.CONV2D_TILED_LOCAL
 
 
-def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     g, (wide, high) = job.g, config.local_size_2d
     tiles = {"TILE_W": wide, "TILE_H": high, "FILTERS": config.work_per_thread, "RIM_MAX": RIM_MAX}
     down, across = -(-job.class_size[0] // high), -(-job.class_size[1] // wide)
@@ -373,7 +375,7 @@ def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfi
 
 
 def _split(
-    job: Job, queue: Any, t: Operands, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int
+    job: Job, queue: Any, t: ConvOperands, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int
 ) -> None:
     """A weight gradient, summed in several parts where few weights would not keep the device busy; then the parts' sum."""
     kernel = _conv_kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
@@ -457,5 +459,5 @@ def _tuned_case(problem: Problem) -> algorithms.Case:
     return algorithms.Case((first, second), depth, measured, exact)
 
 
-_FLAGS = {"stride": (1, 1), "pad": (0, 0), "dilation": (1, 1), "groups": 1}
-algorithms.FAMILIES.update({op: algorithms.Family(op, "conv2d", _FLAGS, 7, 5, _tuned_case) for op in KINDS})
+_CONV_DEFAULTS = {"stride": (1, 1), "pad": (0, 0), "dilation": (1, 1), "groups": 1}
+algorithms.FAMILIES.update({op: algorithms.Family(op, "conv2d", _CONV_DEFAULTS, 7, 5, _tuned_case) for op in KINDS})
