@@ -58,7 +58,7 @@ def op_table() -> str:
     """One line per op; the dtypes are those the row's own samples pass with on the NumPy backend, not what someone wrote down."""
     from netcl import selftest
     from netcl.core.device import manager
-    from netcl.engine.registry import OP_ALIASES, REGISTRY, Pointwise, Reduction
+    from netcl.engine.registry import ALIASES, REGISTRY, Pointwise, Reduction
 
     numpy = manager.default("cpu")
     assert numpy is not None
@@ -66,7 +66,7 @@ def op_table() -> str:
     for result in selftest.results(numpy):
         if result.check in selftest.FLOATS and result.state == "ok":
             taken.setdefault(result.op, []).append(result.check)
-    second = {name: [a for a, of in OP_ALIASES.items() if of == name] for name in REGISTRY}
+    second = {name: [a for a, of in ALIASES.items() if of == name] for name in REGISTRY}
     rows = []
     for name, row in sorted(REGISTRY.items()):
         floats = "all" if len(taken.get(name, ())) == len(selftest.FLOATS) else ", ".join(taken.get(name, ())) or "integers"

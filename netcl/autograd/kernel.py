@@ -70,7 +70,7 @@ class Kernel:
         self.body = body or inspect.getdoc(function) or ""
         if not self.body:
             raise KernelBuildError(message(self.name, "a kernel needs a body", "write it as the docstring, or pass body="))
-        self.tensors, self.numbers, self.dtype = _signature(self.name, function)
+        self.tensors, self.numbers, self.dtype = _kernel_signature(self.name, function)
         self.vjp, self.shape, self.cpu, self.check, self.options = vjp, shape, cpu, check, tuple(options)
         self.forward = self._spec(self.name, self.body, self.tensors, {"out": self.dtype})
         self.backward = self._backward_specs()
@@ -174,7 +174,7 @@ def _kernel_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Tensor | None
     return [found.get(n) for n in inputs]
 
 
-def _signature(name: str, function: Callable[..., Any]) -> tuple[dict[str, str], dict[str, str], str]:
+def _kernel_signature(name: str, function: Callable[..., Any]) -> tuple[dict[str, str], dict[str, str], str]:
     """The tensors with their dtypes, the numbers with their C types, the dtype of the result."""
     signature = inspect.signature(function)
     tensors, numbers = {}, {}

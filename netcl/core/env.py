@@ -62,7 +62,7 @@ def _autotune(text: str) -> tuple[str, float | None]:
     return mode, _positive_number(seconds) if seconds else None
 
 
-def _indices(text: str) -> tuple[str, ...]:
+def _index_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -95,7 +95,7 @@ _VARIABLE_ROWS = (
              "The device used when the program names none."),
     Variable("NETCL_PLATFORM_FILTER", str.strip, "", "part of a platform's name, any case",
              "Only platforms whose name contains this are seen."),
-    Variable("NETCL_VISIBLE_DEVICES", _indices, "", "selectors separated by commas: 0:0,1:0 or pocl",
+    Variable("NETCL_VISIBLE_DEVICES", _index_list, "", "selectors separated by commas: 0:0,1:0 or pocl",
              "Only these devices are seen; empty means all."),
     Variable("NETCL_CACHE_DIR", _path, "", "a folder", "Where compiled kernels and measured configurations are kept."),
     Variable("NETCL_KERNEL_STRATEGY", _one_of_words("auto", "portable", "optimized"), "auto", "auto, portable, optimized",

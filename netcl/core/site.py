@@ -6,7 +6,7 @@ import inspect
 import os
 import traceback
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # a program may live in a folder called netcl too
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # a program may live in a folder called netcl too
 
 
 def user_line() -> traceback.FrameSummary:
@@ -19,4 +19,4 @@ def user_line() -> traceback.FrameSummary:
 
 
 def _is_own(filename: str) -> bool:
-    return filename.startswith((_PACKAGE, "<op "))  # the second are functions of reductions, which are made of text
+    return filename.startswith((PACKAGE, "<op "))  # the second are functions of reductions, which are made of text

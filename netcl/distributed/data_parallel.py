@@ -73,7 +73,7 @@ def _lists(op: str, replicas: Sequence[Any]) -> list[ReplicaParameters]:
 def broadcast_params(replicas: Sequence[Any], root: int = 0) -> None:
     """Overwrite the parameters of all replicas with those of ``replicas[root]``."""
     groups = zip(*_lists("broadcast_params", replicas), strict=True)
-    checked = [collectives.checked("broadcast_params", same, root) for same in groups]
+    checked = [collectives.checked_tensors("broadcast_params", same, root) for same in groups]
     collectives.broadcast_each([[same[root], *same[:root], *same[root + 1 :]] for same in checked])
 
 
@@ -96,7 +96,7 @@ def sync_grads(replicas: Sequence[Any], op: str = "mean", weights: Sequence[floa
             what = f"parameter {number} has a gradient on some replicas only"
             raise ShapeError(message("sync_grads", what, "run backward on all of them", without=without, shape=same[0].shape))
         if not without:
-            found.append(collectives.checked("sync_grads", [p.grad for p in same]))
+            found.append(collectives.checked_tensors("sync_grads", [p.grad for p in same]))
     if weights is not None:
         op = "sum"
         for replica, share in enumerate(np.asarray(weights, np.float64) / np.sum(weights)):

@@ -54,7 +54,7 @@ class Deferral:
         return made
 
 
-def _operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
+def _key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
     """Append what identifies the arguments to ``key`` and return the tensors among them; ``None`` for arguments that give no key."""
     tensors: list[Tensor] = []
     for x in values:
@@ -72,7 +72,7 @@ def _operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
             key.append(x)
         elif kind is tuple or kind is list or hasattr(kind, "_fields"):
             key.append((kind, len(x)))
-            inside = _operands(x, key)
+            inside = _key_operands(x, key)
             if inside is None:
                 return None
             tensors += inside
@@ -82,7 +82,7 @@ def _operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
 
 
 def _rewritten(value: Any, operands: Iterator[Tensor]) -> Any:
-    """An argument with its tensors replaced by ``operands``, in the order of :func:`_operands`."""
+    """An argument with its tensors replaced by ``operands``, in the order of :func:`_key_operands`."""
     kind = type(value)
     if kind is Tensor or kind is DeferredTensor:
         return next(operands)
@@ -122,7 +122,7 @@ def planned(
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         key = [name, selector.revision, *kwargs]
-        tensors = _operands((*args, *kwargs.values()) if kwargs else args, key)
+        tensors = _key_operands((*args, *kwargs.values()) if kwargs else args, key)
         if deferred is not None and (modes.mode is not None or not tensors or (waits is not None and waits(*args))):
             made = deferred(*args, **kwargs)
             if made is not None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from netcl.core.dtype import DTYPES, DType, decode, encode
 from netcl.core.records import replaced
-from netcl.engine.expression import CText, PythonText, c_name, compose, fold
+from netcl.engine.expression import CText, PythonText, c_name, compose, evaluate
 from netcl.engine.functions import HELPERS
 from netcl.engine.registry import Pointwise, names_read_by, parse
 
@@ -119,7 +119,7 @@ def numpy_source(body: Body, writer: PythonText) -> str:
     """The source of :func:`numpy_function`."""
     text = [f"def body({', '.join((*body.inputs, *body.scalars))}):"]
     for name, tree in body.lines:
-        value = fold(tree, writer)
+        value = evaluate(tree, writer)
         text.append(f"    {name} = {f'to_{body.rounds[name]}({value})' if name in body.rounds else value}")
     return "\n".join([*text, f"    return ({', '.join(body.outputs)},)"])
 

@@ -34,7 +34,7 @@ def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple
     return tuple(made)
 
 
-def tensor(op: str, x: Any) -> Tensor:
+def operand(op: str, x: Any) -> Tensor:
     """One input as a tensor; a number or an array goes to the active device."""
     if isinstance(x, Tensor):
         return x

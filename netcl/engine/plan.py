@@ -53,9 +53,9 @@ class Plan:
         self.name, self.queue, self.context = name, commands.queue, commands.context
         self.cast: Callable[[Any], Any] = float  # converts the numbers of a run
         self.operands, self.leased, self.commands = commands.operands, commands.leased, commands.commands
-        self.form, self.results = _results(commands, result)
+        self.form, self.results = _planned_results(commands, result)
         self.room_of, self.rooms = self._share()
-        self.noted, self.writes = sorted(commands.noted), sorted(_written(commands) | commands.noted)
+        self.noted, self.writes = sorted(commands.noted), sorted(_written_operands(commands) | commands.noted)
         self.fixed: list[Any] = []
         self.steps: list[tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]]]] = []
         self._number_slots()
@@ -235,7 +235,7 @@ def _with_numbers(args: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
     return [numbers[arg.index] if isinstance(arg, Given) else arg for arg in args]
 
 
-def _written(commands: CommandList) -> set[int]:
+def _written_operands(commands: CommandList) -> set[int]:
     """The operands that the commands may write."""
     found = set()
     for command in commands.commands:
@@ -247,7 +247,7 @@ def _written(commands: CommandList) -> set[int]:
     return {index for index in found if index < commands.operands}
 
 
-def _results(commands: CommandList, result: Any) -> tuple[Callable[[list[Any]], Any] | None, list[PlannedResult]]:
+def _planned_results(commands: CommandList, result: Any) -> tuple[Callable[[list[Any]], Any] | None, list[PlannedResult]]:
     """The function that builds the result from its tensors (``None``: it is one tensor), and per tensor its index, shape and dtype."""
     if isinstance(result, Tensor):
         return None, [_result(commands, result)]

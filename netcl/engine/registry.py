@@ -414,7 +414,7 @@ def _sources(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
     return tuple((name, *known.get(name, (-1, ""))) for name in row.asked)
 
 
-def backward(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
+def call_vjp(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
     """Call a row's ``vjp`` with the arguments that its parameters name; returns one gradient or ``None`` per tensor input.
 
     ``inputs`` may hold, in place of a tensor that is not kept, any object with ``shape`` and ``dtype``.
@@ -477,7 +477,7 @@ class Composite:
 Row = Pointwise | Choice | Reduction | Op | Composite
 REGISTRY: dict[str, Row] = {}
 #: Second names of an op: ``swish`` is ``silu``.
-OP_ALIASES: dict[str, str] = {}
+ALIASES: dict[str, str] = {}
 
 
 def register(row: Row) -> Row:
@@ -487,10 +487,10 @@ def register(row: Row) -> Row:
     >>> row = register(Pointwise("cube", "v0 * v0 * v0", ("3 * g * v0 * v0",), lambda x: x**3))
     >>> unregister("cube")
     """
-    if row.name in REGISTRY or row.name in OP_ALIASES:
+    if row.name in REGISTRY or row.name in ALIASES:
         raise ValueError(message(row.name, "is registered twice", "choose another name, or unregister the first"))
     if isinstance(row, Pointwise) and row.method:
-        methods.add(row.name)
+        methods.add_method(row.name)
     REGISTRY[row.name] = row
     return row
 
@@ -498,19 +498,19 @@ def register(row: Row) -> Row:
 def unregister(name: str) -> None:
     """Remove a row from the table."""
     del REGISTRY[name]
-    methods.remove(name)
+    methods.remove_method(name)
 
 
 def alias(name: str, of: str) -> None:
     """Give the op ``of`` a second name."""
-    if name in REGISTRY or name in OP_ALIASES:
+    if name in REGISTRY or name in ALIASES:
         raise ValueError(message(name, "is registered twice"))
-    OP_ALIASES[name] = REGISTRY[of].name
+    ALIASES[name] = REGISTRY[of].name
 
 
 def lookup(name: str) -> Row:
     """The row of an op by its name or second name."""
-    return REGISTRY[OP_ALIASES.get(name, name)]
+    return REGISTRY[ALIASES.get(name, name)]
 
 
 def _tensor_inputs(call: Callable[..., Any]) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: i
     values = {name: _decoded(array, stored[name], name, path) for name, array in arrays.items()}
     # Parameters are built as float32, whatever they are stored as; the rest is for buffers that are not in the file.
     room = max_bytes if max_bytes is not None else sum(4 * array.nbytes + OBJECT_BYTES for array in arrays.values()) + (1 << 20)
-    model = _built(meta, path, device, room)
+    model = _built_model(meta, path, device, room)
     fitting(model.state_dict(), values, path, "load_model")
     _tie(model, meta.get("tied", {}), path)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -103,7 +103,7 @@ def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: i
     return model.train(bool(meta.get("training", True)))
 
 
-def _built(meta: Mapping[str, Any], path: object, device: Any, room: int) -> Any:
+def _built_model(meta: Mapping[str, Any], path: object, device: Any, room: int) -> Any:
     queue = queue_for(device)
     before = random.get_state(queue)  # fresh weights are drawn and thrown away: the program's own numbers must not change
     try:

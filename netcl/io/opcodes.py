@@ -40,7 +40,7 @@ class Attributes(OrderedDict[Any, Any]):
     """An ordered dictionary whose attributes the program set; they are not kept."""
 
 
-def run(
+def run_program(
     data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int = 0, most: int = FREE_STEPS
 ) -> tuple[Any, int]:
     """Run a program of at most so many steps; the value it leaves and the position after it. ``persistent`` resolves references to
@@ -131,10 +131,10 @@ class _Machine:
     def set_items(self, items: Sequence[Any]) -> None:
         if len(items) % 2:
             raise Refused("a key without a value")
-        self.top(dict).update(checked(zip(items[::2], items[1::2], strict=True)))
+        self.top(dict).update(checked_items(zip(items[::2], items[1::2], strict=True)))
 
 
-def checked(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
+def checked_items(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
     """Items of a dictionary. Keys are plain and short: a tuple of tuples of ... that share their parts takes for ever to hash."""
     found = []
     for key, value in pairs:

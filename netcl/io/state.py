@@ -93,7 +93,7 @@ def load_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The arrays of a safetensors file; bfloat16 needs ``ml_dtypes``."""
     library, found = _library(), {}
     # Says what is wrong: the library takes a file that it may not read for one that is not there.
-    with open(archive.regular(path, "load_safetensors"), "rb"):
+    with open(archive.regular_file(path, "load_safetensors"), "rb"):
         pass
     with (
         refusing(
@@ -150,7 +150,7 @@ def load(path: str | os.PathLike[str], device: Any = None, *, max_bytes: int | N
     ``load_torch`` leave them on the host.
     """
     queue = queue_for(device)
-    with open(archive.regular(path, "load"), "rb") as file:
+    with open(archive.regular_file(path, "load"), "rb") as file:
         head = file.read(9)
     if head[:2] == b"PK":
         with archive.Entries(path, "load", max_bytes) as entries:

@@ -14,7 +14,7 @@ from typing import Any
 
 from netcl.engine import pointwise, reduction
 from netcl.engine.call import planned
-from netcl.engine.registry import OP_ALIASES, REGISTRY, Composite, Op, Reduction, alias, lookup, register, unregister
+from netcl.engine.registry import ALIASES, REGISTRY, Composite, Op, Reduction, alias, lookup, register, unregister
 from netcl.ops import fused_rows
 
 # Not by "import": the package would then name the modules of products, which are called like their ops.
@@ -41,12 +41,12 @@ def function(name: str) -> Callable[..., Any]:
         return planned(row, row.call, fused_rows.fused(row.name) if row.name in fused_rows.FUSED else row.deferred, row.waits)
     if isinstance(row, Composite):
         return row.over(sys.modules[__name__])
-    return reduction.function(row) if isinstance(row, Reduction) else pointwise.function(row)
+    return reduction.reduction_function(row) if isinstance(row, Reduction) else pointwise.pointwise_function(row)
 
 
 def names() -> list[str]:
     """The names of all ops, second names included."""
-    return sorted([*REGISTRY, *OP_ALIASES])
+    return sorted([*REGISTRY, *ALIASES])
 
 
 for _module in pkgutil.iter_modules(__path__):
@@ -60,7 +60,7 @@ globals().update({_name: function(_name) for _name in names()})
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name not in REGISTRY and name not in OP_ALIASES:
+    if name not in REGISTRY and name not in ALIASES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return function(name)
 

@@ -22,8 +22,8 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine.expression import differentiate
 from netcl.engine.functions import erf, shift_left, shift_right
-from netcl.engine.operands import tensor, tensors
-from netcl.engine.pointwise import function, run
+from netcl.engine.operands import operand, tensors
+from netcl.engine.pointwise import pointwise_function, run
 from netcl.engine.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
 
 
@@ -253,7 +253,7 @@ def __getattr__(name: str) -> Callable[..., Tensor]:
     row: Row | None = REGISTRY.get(name)
     if not isinstance(row, Pointwise | Choice):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return function(row)
+    return pointwise_function(row)
 
 
 # ---- ops whose arguments are not numbers
@@ -277,7 +277,7 @@ def _reference_cast(x: np.ndarray, dtype: str) -> np.ndarray:
 def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
     """x in another dtype; x itself if it has that dtype already. Floats are cut to integers, anything but 0 is true."""
     name = dtypes.lookup(dtype, "cast").name
-    x = tensor("cast", x)
+    x = operand("cast", x)
     if out is None and x.dtype == name:
         return x
     return run(_CAST, (x,), out, name)
@@ -382,7 +382,7 @@ def _binary_vjp(F: Any, g: Any, a: Any, b: Any, expr: str) -> Any:
 # ---- bits
 
 
-def _bits(name: str, function: str, ref: Callable[..., Any], doc: str, high: int = 9, truths: bool = True) -> None:
+def _bitop(name: str, function: str, ref: Callable[..., Any], doc: str, high: int = 9, truths: bool = True) -> None:
     """Register a function of the bits of integers; truth values are one bit each."""
     row = Pointwise(name, f"{function}(v0, v1)", (None, None), ref, accepts="any" if truths else "number")
 
@@ -405,9 +405,9 @@ def _check_integers(name: str, *values: Any) -> None:
 
 
 _BITNOT = Pointwise("bitwise_not", "BITNOT(v0)", (None,), np.bitwise_not)
-_bits("bitwise_and", "BITAND", np.bitwise_and, "The bits that a and b both have.")
-_bits("bitwise_or", "BITOR", np.bitwise_or, "The bits that a or b has.")
-_bits("bitwise_xor", "BITXOR", np.bitwise_xor, "The bits that exactly one of a and b has.")
+_bitop("bitwise_and", "BITAND", np.bitwise_and, "The bits that a and b both have.")
+_bitop("bitwise_or", "BITOR", np.bitwise_or, "The bits that a or b has.")
+_bitop("bitwise_xor", "BITXOR", np.bitwise_xor, "The bits that exactly one of a and b has.")
 
 
 @op(at_once=True, vjp=None, ref=np.bitwise_not,
@@ -416,13 +416,13 @@ _bits("bitwise_xor", "BITXOR", np.bitwise_xor, "The bits that exactly one of a a
 def bitwise_not(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Every bit the other way; of truth values, the other one."""
     _check_integers("bitwise_not", x)
-    x = tensor("bitwise_not", x)
+    x = operand("bitwise_not", x)
     return run(_LOGICAL_NOT if x.dtype == "bool" else _BITNOT, (x,), out)
 
 
-_bits("bitwise_left_shift", "SHIFTLEFT", shift_left, "The bits of a, b places up; 0 where b is negative or not below the number of bits.",
+_bitop("bitwise_left_shift", "SHIFTLEFT", shift_left, "The bits of a, b places up; 0 where b is negative or not below the number of bits.",
       40, truths=False)  # fmt: skip
-_bits("bitwise_right_shift", "SHIFTRIGHT", shift_right, "The bits of a, b places down, filled with the sign.", 40, truths=False)
+_bitop("bitwise_right_shift", "SHIFTRIGHT", shift_right, "The bits of a, b places down, filled with the sign.", 40, truths=False)
 
 
 @op(at_once=True, vjp=_unary_vjp, ref=lambda x, expr: np.tanh(x) * x + 1, samples=[S((257,), expr="TANH(v0) * x + 1")],

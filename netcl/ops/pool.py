@@ -20,8 +20,6 @@ from netcl.ops.conv.geometry import Pair, frozen, pair
 from netcl.ops.images import for_image, from_signal, image, to_signal
 from netcl.ops.pointwise import DIV
 
-ANY = (*launch.FLOATS, *launch.INTEGERS)
-
 
 class Windows(NamedTuple):
     """Sizes of a pooling: the image's, the result's and the window's; an adaptive one has no window of its own."""
@@ -246,7 +244,7 @@ def max_pool2d_with_indices(
     x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool2d` and the place of each maximum in its plane, counted row by row (int32)."""
-    x = image("max_pool2d", x, ANY)
+    x = image("max_pool2d", x, launch.NUMBERS)
     w = _pool_windows("max_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
     return _max(x, w)
 
@@ -472,7 +470,7 @@ def _adaptive_max_vjp(F, g, out, x_shape):
 @op(vjp=_adaptive_max_vjp, ref=None, cpu=cpu_max)
 def adaptive_max_pool2d_with_indices(x: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool2d` and the place of each maximum in its plane (int32)."""
-    x = image("adaptive_max_pool2d", x, ANY)
+    x = image("adaptive_max_pool2d", x, launch.NUMBERS)
     return _max(x, _adaptive_windows("adaptive_max_pool2d", x.shape[2:], frozen(output_size)))
 
 

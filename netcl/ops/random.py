@@ -53,7 +53,7 @@ class RandomStream:
     """The numbers of one queue: a tensor with the seed and a counter, and the blocks that were drawn since the counter was moved on."""
 
     def __init__(self, queue: Any, seed: int):
-        self.state = Tensor.from_host(queue, _packed(seed, 0))
+        self.state = Tensor.from_host(queue, _packed_state(seed, 0))
         self.drawn = 0
         self._lock = threading.Lock()
         _streams.add(self)
@@ -64,7 +64,7 @@ class RandomStream:
 
     def reset(self, seed: int, counter: int = 0) -> None:
         with self._lock:
-            self.state.from_host(_packed(seed, counter))
+            self.state.from_host(_packed_state(seed, counter))
             self.drawn = 0
 
     def words(self, blocks: int) -> np.ndarray:
@@ -91,7 +91,7 @@ class RandomStream:
         return self.state
 
 
-def _packed(seed: int, counter: int) -> np.ndarray:
+def _packed_state(seed: int, counter: int) -> np.ndarray:
     return np.array([seed % 2**64, counter % 2**64], np.uint64).view(np.int64)
 
 

@@ -320,7 +320,7 @@ hooks.settlers.append(_settle)
 # ---- writing
 
 
-def store(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) -> Tensor:
+def write_into(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) -> Tensor:
     """Write values of the dtype of ``t`` into its memory, and into its base's if it is a view. ``strides`` broadcast the values."""
     walked = dense(values.shape) if strides is None else strides
     target, offset, steps = writable(t)
@@ -337,7 +337,7 @@ def publish(t: Tensor) -> None:
     """The memory of ``t`` itself has been written: if it is a view, write its base, too."""
     if is_copy(t):
         own = Tensor(t.buffer, t.shape, t.dtype, t.context, t.queue, t.pool_handle, array=t.array)
-        store(t, own)
+        write_into(t, own)
     else:
         wrote((t,))
 

@@ -97,7 +97,7 @@ def _html_row(row: ReportRow) -> str:
     return f"<tr><td>{name}</td><td>{calls}</td><td>{ms}</td><td>{bar}{share}</td>" + "".join(f"<td>{cell}</td>" for cell in rest) + "</tr>"
 
 
-def save(path: str | os.PathLike[str], rows: Sequence[ReportRow], title: str = "kernels", summary: str = "") -> None:
+def save_report(path: str | os.PathLike[str], rows: Sequence[ReportRow], title: str = "kernels", summary: str = "") -> None:
     """Write the page."""
     page = _PAGE.format(title=html.escape(title), style=REPORT_STYLE, summary=html.escape(summary), table=kernel_table(rows))
     Path(path).write_text(page, encoding="utf-8")

@@ -33,7 +33,7 @@ def operands(job, queue, rng, *more):
 
 
 def algorithm(job, queue, config):
-    return plans.algorithm_of(queue, job, config, handle_of(queue).profile)[0].name
+    return plans.convolution_algorithm(queue, job, config, handle_of(queue).profile)[0].name
 
 
 def exact(job, first, second):

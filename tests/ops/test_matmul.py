@@ -368,7 +368,7 @@ def test_amx_is_invisible_where_it_is_not_asked_for(cl_device, monkeypatch):
     p = MatrixProduct(256, 256, 2048, False, False, "float32", "float32", "float32")
 
     def chosen():
-        return gemm.algorithm_of(cl_device.queue, p, POLICY, cl_device.profile)[0].name
+        return gemm.product_algorithm(cl_device.queue, p, POLICY, cl_device.profile)[0].name
 
     monkeypatch.delenv("NETCL_AMX", raising=False)
     assert chosen() != "amx"

@@ -52,7 +52,7 @@ def product_of(m, n, k, a="float32", b=None, c=None, placed=True, **rest):
 
 def takes(p, profile):
     """Whether the policy leaves a product to the units."""
-    return gemm.algorithm_of(None, p, gemm.PORTABLE, profile)[0].name == mma.MMA_TIER
+    return gemm.product_algorithm(None, p, gemm.PORTABLE, profile)[0].name == mma.MMA_TIER
 
 
 # ---- who may

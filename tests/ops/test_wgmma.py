@@ -43,7 +43,7 @@ def product_of(m, n, k, dtype="float32", sides=(False, False), **rest):
 
 def takes(p, profile):
     """Whether the policy leaves a product to these instructions."""
-    return gemm.algorithm_of(None, p, gemm.PORTABLE, profile)[0].name == wgmma.WGMMA_TIER
+    return gemm.product_algorithm(None, p, gemm.PORTABLE, profile)[0].name == wgmma.WGMMA_TIER
 
 
 # ---- which products

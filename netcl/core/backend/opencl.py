@@ -58,7 +58,7 @@ def _remembered(array: Any, stored: np.ndarray) -> np.ndarray | None:
     return stored.copy() if array is None or np.may_share_memory(stored, array) else stored
 
 
-def _guarded(enqueue: Callable[..., Any], failed: type[BaseException]) -> Callable[..., Any]:
+def _with_netcl_errors(enqueue: Callable[..., Any], failed: type[BaseException]) -> Callable[..., Any]:
     """A driver function whose errors are converted to netcl's."""
 
     def call(*args: Any, **options: Any) -> Any:
@@ -86,10 +86,10 @@ class OpenCLBackend:
         self.context = queue.context
         self.pool = memory.get_persistent_pool(queue)
         self.integrated = memory.is_integrated_gpu(queue)
-        self._copy = _guarded(cl.enqueue_copy, cl.Error)
-        self._fill = _guarded(cl.enqueue_fill_buffer, cl.Error)
+        self._copy = _with_netcl_errors(cl.enqueue_copy, cl.Error)
+        self._fill = _with_netcl_errors(cl.enqueue_fill_buffer, cl.Error)
         self._simulated = "oclgrind" in queue.device.platform.name.lower()
-        lifecycle.install()
+        lifecycle.install_handlers()
 
     def from_host(
         self, array: Any, dtype: str | None = None, async_copy: bool | None = None, use_pinned: bool | None = None, share: bool = False

@@ -171,7 +171,7 @@ class Program:
                 built = self._from_binary(context, self._final)
         except cl.Error as error:
             if lacks_memory(error):
-                raise failure("build", f"for {_names(self.source)}", error) from None
+                raise failure("build", f"for {_kernel_names(self.source)}", error) from None
             raise KernelBuildError(_build_failure(self.state.device, self.source, self.options, str(error))) from None
         _builds += 1
         self._unsaved = hooks.binary_store is not None
@@ -564,13 +564,13 @@ def _build_failure(device: Any, source: str, options: tuple[str, ...], text: str
     marked = sorted({int(n) for n in re.findall(r":(\d+):\d+", build_log) if 0 < int(n) <= len(lines)})
     shown = sorted({k for n in marked[:5] for k in range(max(1, n - 2), min(len(lines), n + 2) + 1)}) or range(1, min(len(lines), 12) + 1)
     listing = "\n".join(f"{'>' if n in marked else ' '}{n:5d} | {lines[n - 1]}" for n in shown)
-    seen = {"kernel": _names(source), "device": device.name, "options": " ".join(options) or "none"}
+    seen = {"kernel": _kernel_names(source), "device": device.name, "options": " ".join(options) or "none"}
     what = message("build", "the driver refused the kernel source", **seen)
     saved = _save_source(source)
     return f"{what}\n\n{build_log}\n\n{listing}\n\nsource saved as {saved}"
 
 
-def _names(source: str) -> str:
+def _kernel_names(source: str) -> str:
     """The names of the kernels in a source."""
     return some(re.findall(r"\bkernel\b[^;{]*?\bvoid\s+(\w+)\s*\(", source.replace("__kernel", "kernel"))) or "a program without a kernel"
 

@@ -20,7 +20,7 @@ from netcl.io.archive import refusal
 from netcl.io.onnx import windows  # noqa: F401 (adds its functions)
 from netcl.io.onnx.decompositions import DECOMPOSITIONS
 from netcl.io.onnx.exports import EXPORTS, emit
-from netcl.io.onnx.graph import Graph
+from netcl.io.onnx.graph import OnnxGraph
 from netcl.io.onnx.library import IR_VERSION, ONNX_TYPES, OPSET, library
 from netcl.io.onnx.table import STRUCTURED
 from netcl.io.onnx.trace import EXPORT_OP, Trace, Unsupported, trace
@@ -48,9 +48,9 @@ def export_onnx(
     run = trace(model, samples, dynamic_batch, {*EXPORTS, *STRUCTURED}, DECOMPOSITIONS)
     owner: Any = model
     state = {**dict(owner.named_parameters()), **dict(owner.named_buffers())} if hasattr(owner, "named_parameters") else {}
-    inputs = _names("input", run.inputs, input_names, state)
-    outputs = _names("output", run.outputs, output_names, {*state, *inputs})
-    graph = Graph(run, state, inputs, outputs)
+    inputs = _tensor_names("input", run.inputs, input_names, state)
+    outputs = _tensor_names("output", run.outputs, output_names, {*state, *inputs})
+    graph = OnnxGraph(run, state, inputs, outputs)
     _emit(graph, run)
     made = _proto(onnx, graph, run, outputs, dynamic_batch)
     try:
@@ -63,7 +63,7 @@ def export_onnx(
         file.write(made.SerializeToString())
 
 
-def _names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], taken: Container[str]) -> list[str]:
+def _tensor_names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], taken: Container[str]) -> list[str]:
     """A name for each input or output that differs from those of the weights: ONNX takes such a weight as the input's default."""
     names = list(given) or [kind if i == 0 else f"{kind}_{i}" for i in range(len(tensors))]
     if len(names) != len(tensors) or len(set(names)) != len(names):
@@ -74,7 +74,7 @@ def _names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], taken: Co
     return [f"model_{name}" if name in taken else name for name in names]
 
 
-def _emit(graph: Graph, run: Trace) -> None:
+def _emit(graph: OnnxGraph, run: Trace) -> None:
     """Add the nodes of all calls, or raise with the names of all ops that ONNX cannot express."""
     missing = Counter(run.unknown)
     if not +missing:
@@ -92,7 +92,7 @@ def _emit(graph: Graph, run: Trace) -> None:
         )
 
 
-def _proto(onnx: Any, graph: Graph, run: Trace, outputs: Sequence[str], dynamic: bool) -> Any:
+def _proto(onnx: Any, graph: OnnxGraph, run: Trace, outputs: Sequence[str], dynamic: bool) -> Any:
     helper = onnx.helper
     made = [graph.value(out) for out in run.outputs]
     for name, output in zip(made, outputs, strict=True):

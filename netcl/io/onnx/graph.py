@@ -37,7 +37,7 @@ def _storage_key(t: Tensor) -> tuple[Any, ...]:
     return place, t.shape, t.dtype
 
 
-class Graph:
+class OnnxGraph:
     """Collects the nodes of the calls of a trace."""
 
     def __init__(self, run: Trace, state: Mapping[str, Tensor], input_names: Sequence[str], output_names: Sequence[str]):

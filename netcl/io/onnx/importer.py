@@ -17,7 +17,7 @@ from netcl.core.device import require
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.io import tree
-from netcl.io.archive import refusal, regular
+from netcl.io.archive import refusal, regular_file
 from netcl.io.onnx import windows  # noqa: F401 (adds its functions)
 from netcl.io.onnx.imports import HOST, operators, reader
 from netcl.io.onnx.library import attribute, dtype_of, library, numbers
@@ -34,7 +34,7 @@ def import_onnx(path: str | os.PathLike[str], device: Any = None) -> OnnxModel:
     """
     onnx, undecodable = library(), importlib.import_module("google.protobuf.message").DecodeError
     try:
-        model = onnx.ModelProto.FromString(Path(regular(path, IMPORT_OP)).read_bytes())
+        model = onnx.ModelProto.FromString(Path(regular_file(path, IMPORT_OP)).read_bytes())
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, undecodable, ValueError) as fault:
         raise refusal(IMPORT_OP, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault

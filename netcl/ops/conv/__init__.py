@@ -371,7 +371,7 @@ def _col2im_vjp(F, g, kernel, stride, padding, dilation):
     return F.im2col(g, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
 
 
-@op(vjp=_col2im_vjp, ref=arrays.ref_col2im, cpu=arrays.fold,
+@op(vjp=_col2im_vjp, ref=arrays.ref_col2im, cpu=arrays.fold_windows,
     samples=[
         S((2, 18, 49), size=(7, 6), kernel=(3, 2), padding=1),
         S((1, 12, 6), size=(9, 8), kernel=(2, 3), stride=(2, 3), dilation=(3, 1)),
@@ -395,8 +395,8 @@ def col2im(cols: Tensor, *, size: Pair, kernel: Pair, stride: Pair = 1, padding:
         what = f"an image of {size} has {g.oh * g.ow} windows, cols has {cols.shape[2]}"
         raise ShapeError(message("col2im", what, **{"cols.shape": cols.shape}))
     if cols.backend == "cpu":
-        return launch.run_cpu(arrays.fold, cols, g=g)
+        return launch.run_cpu(arrays.fold_windows, cols, g=g)
     x = Tensor.empty(g.x_shape, cols.dtype, queue=cols.queue)
     if x.size:
-        columns.fold(cols, x, g)
+        columns.add_columns(cols, x, g)
     return x

@@ -19,7 +19,8 @@ from typing import Any
 from netcl.core import dtype as dtypes
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, is_named
+from netcl.core.kernel_selector import KernelConfig, is_named
+from netcl.core.kernel_selector import KernelVariant as V
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.strided import alignment, dense, take_block
@@ -28,7 +29,6 @@ from netcl.ops.conv.geometry import Geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
 from netcl.ops.matmul import gemm, nvidia
 
-V = KernelVariant
 MOST_VALUES = 1 << 27  # of columns: what a convolution may take beside its operands
 ENOUGH_ITEMS, MOST_LOADS = 1 << 18, 18  # work-items that are enough for any device, and loads that one should have under way
 # In multiply-adds of a large product on a GPU, as in winograd.py: a term by other kernels, and a launch.
@@ -42,17 +42,19 @@ PRODUCT_TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and how many
 
 def write_columns(x: Tensor, cols: Tensor, g: Geometry, together: bool = False) -> None:
     """Columns of an image follow each other in a matrix of its own, or ``together`` with those of all images in one."""
-    each, size, local = _grid(g.n * g.oh * g.ow, g.c, g.taps)
-    _built(x, cols, "im2col", {"EACH": each, **_window_macros(g)})(x.queue, size, local, x, cols, *_window_numbers(g, together))
+    each, size, local = _columns_grid(g.n * g.oh * g.ow, g.c, g.taps)
+    _columns_kernel(x, cols, "im2col", {"EACH": each, **_window_macros(g)})(x.queue, size, local, x, cols, *_window_numbers(g, together))
 
 
-def fold(cols: Tensor, x: Tensor, g: Geometry) -> None:
+def add_columns(cols: Tensor, x: Tensor, g: Geometry) -> None:
     """Columns of each image, added up where windows overlap."""
-    each, size, local = _grid(g.n * g.h * g.w, g.c, _reach(g))
-    _built(cols, x, "col2im", {"EACH": each, **_window_macros(g)})(x.queue, size, local, cols, x, *_window_numbers(g, together=False))
+    each, size, local = _columns_grid(g.n * g.h * g.w, g.c, _reach(g))
+    _columns_kernel(cols, x, "col2im", {"EACH": each, **_window_macros(g)})(
+        x.queue, size, local, cols, x, *_window_numbers(g, together=False)
+    )
 
 
-def _built(source: Tensor, result: Tensor, name: str, defines: dict[str, Any]) -> Any:
+def _columns_kernel(source: Tensor, result: Tensor, name: str, defines: dict[str, Any]) -> Any:
     real = dtypes.DTYPES[result.dtype].c_compute
     return launch.kernel(source.queue, __file__, "columns.cl", name, {"X": source.dtype, "Y": result.dtype}, {"REAL": real, **defines})
 
@@ -74,7 +76,7 @@ def _reach(g: Geometry) -> int:
     return math.prod(-(-taps // period) for taps, period in zip((g.kh, g.kw), _periods(g), strict=True))
 
 
-def _grid(places: int, channels: int, loads: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
+def _columns_grid(places: int, channels: int, loads: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
     """How many channels a work-item takes, of so many loads each, and the launch."""
     several = (n for n in (8, 4, 2) if channels % n == 0 and n * loads <= MOST_LOADS and places * channels >= n * ENOUGH_ITEMS)
     each = next(several, 1)
@@ -110,7 +112,7 @@ def has_room(job: Job, profile: DeviceProfile) -> bool:
 def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
     """Whether the product runs on matrix units, and with what else is to do takes less time than a direct sum."""
     p = columns_product(job)
-    product, _ = gemm.algorithm_of(queue, p, gemm.PORTABLE, profile)
+    product, _ = gemm.product_algorithm(queue, p, gemm.PORTABLE, profile)
     return product is not gemm.TILED_PRODUCT and columns_cost(job, product.cost(p, profile), profile.max_compute_units) < direct_cost(job)
 
 
@@ -198,8 +200,8 @@ def _forward_columns(job: Job, queue: Any, t: ConvOperands) -> None:
     cols, y = _columns(t.source, g), t.room(g.f, _pixel_count(g), dtype=job.dtype)
     _multiply(queue, columns_product(job), gemm.Operands(t.weight, cols, y))
     quads = int(pixels % 4 == 0 and job.dtype == job.ending.stored == "float32")
-    each, size, local = _grid(_pixel_count(g) // (4 if quads else 1), g.f, 4 if quads else 1)
-    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads, "EACH": each})
+    each, size, local = _columns_grid(_pixel_count(g) // (4 if quads else 1), g.f, 4 if quads else 1)
+    outputs = ending.ending_kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads, "EACH": each})
     outputs(queue, size, local, y, *t.end, g.n, g.f, pixels, t.scale)
 
 
@@ -207,8 +209,8 @@ def _input_grad(job: Job, queue: Any, t: ConvOperands) -> None:
     g, apart = job.g, _apart(job)
     source, cols = t.source if apart else _filters_first(t.source, g), t.room(g.c * g.taps, _pixel_count(g), dtype=job.dtype)
     _multiply(queue, columns_product(job), gemm.Operands(_turned(t.weight, g), source, cols))
-    each, size, local = _grid(g.n * g.h * g.w, g.c, _reach(g))
-    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"EACH": each, **_window_macros(g)})
+    each, size, local = _columns_grid(g.n * g.h * g.w, g.c, _reach(g))
+    outputs = ending.ending_kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"EACH": each, **_window_macros(g)})
     outputs(queue, size, local, cols, *t.end, *_window_numbers(g, together=not apart), t.scale)
 
 
@@ -237,7 +239,7 @@ def _columns(x: Tensor, g: Geometry, together: bool = True) -> Tensor:
 
 def add_splits(parts: Tensor, result: Tensor) -> None:
     """The sum of ``(parts, values)`` over the parts, in their order."""
-    kernel = _built(parts, result, "sum_splits", {})
+    kernel = _columns_kernel(parts, result, "sum_splits", {})
     kernel(result.queue, (result.size,), (launch.LOCAL_1D,), parts, result, result.size, parts.shape[0])
 
 

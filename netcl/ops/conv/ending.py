@@ -36,7 +36,7 @@ def widened(run: Callable[..., None]) -> Callable[..., None]:
     return wide
 
 
-def kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:
+def ending_kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:
     """A kernel that calls ``finish``: ``VW`` values at a time on CPUs. ``text`` is what else it builds on."""
     end, lanes, stored = job.ending, defines.get("VW", 1), job.ending.stored
     operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": stored, "ADDED": end.residual or job.dtype}

@@ -12,7 +12,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.engine import algorithms, launch
 from netcl.ops.conv import ending
 from netcl.ops.conv.ending import widened
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job, named
+from netcl.ops.conv.job import GROUPS_PER_UNIT, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job, tier_config
 
 BEFORE = "axes.cl ends.cl lanes.cl lines.cl"
 FEW_FILTERS = (32, 64)  # filters of a group up to which unfolding costs too much of the product: of short and of long sums
@@ -22,7 +22,6 @@ FILLED = 0.75  # lanes of vectors that must hold filters, else pixels do
 FILLED_MORE = 0.8  # the same for the weight gradient, which has a rival that fills them with channels
 LONG = 0.5  # lanes of a vector that a line of pixels must fill
 LATENCY = 8  # multiplications under way at once that keep a core's two units busy
-GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others
 LINE_ROOM = 64 * 1024  # most bytes of lines that a work-group copies, and of gradients it turns
 BLOCK_WEIGHTS = 1 << 17  # weights of a block of filters: read once for every line of pixels, from the second cache
 STAGED = (32, 128)  # results of a filter that are stored together, by what local memory allows: at least two tiles
@@ -99,7 +98,7 @@ def pixel_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
 @widened
 def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     share = pixel_share(job, _lanes(job, config, profile), profile)
-    kernel = ending.kernel(queue, job, f"{BEFORE} pixels.cl", "conv_pixels", share.tiles)
+    kernel = ending.ending_kernel(queue, job, f"{BEFORE} pixels.cl", "conv_pixels", share.tiles)
     size = (job.g.n * -(-job.class_size[0] // share.lines), job.g.groups)
     kernel(queue, size, None, t.source, t.weight, *t.end, *job.sizes, share.lines, t.scale)
 
@@ -162,7 +161,7 @@ def _filters(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile,
     g, c, m = job.g, job.sizes[1], job.filters
     n, size = g.groups * blocks * c, (g.n * -(-job.class_size[0] // share.lines), g.groups)
     names = ("pack_filters", "conv_filters")
-    pack, multiply = (ending.kernel(queue, job, f"{BEFORE} filters.cl", name, share.tiles) for name in names)
+    pack, multiply = (ending.ending_kernel(queue, job, f"{BEFORE} filters.cl", name, share.tiles) for name in names)
     packed = t.room(n * g.taps * share.width, dtype=job.accumulator)
     pack(queue, (n,), None, t.weight, packed, c, m, g.taps, blocks)
     multiply(queue, size, None, t.source, packed, *t.end, *job.sizes, share.lines, share.pixels, t.scale)
@@ -180,17 +179,17 @@ def _filter_gradients(queue: Any, job: Job, share: LineShare, blocks: int, profi
     collect(queue, (-(-weights // COLLECTED), g.groups * blocks), None, parts, t.result, m, blocks, weights, splits)
 
 
-_named = partial(named, KernelVariant.CONV2D_IMPLICIT_GEMM, "cpu")
+_few_config = partial(tier_config, KernelVariant.CONV2D_IMPLICIT_GEMM, "cpu")
 algorithms.add(
     "conv2d", "filters", "filters.cl", "few filters, or channels of a weight gradient: filters in the lanes, nothing unfolded",
     "cases_intel.json: conv 3x3/2 8x64x32x32 to 128 weight gradient", _filters, device="cpu",
     when=lambda job, config, profile: form_of(job, config, profile) == "filters",
-    configurations=lambda problem: [_named(form="filters")], samples=(_named(form="filters"), _named(form="filters", VW=8)),
+    configurations=lambda problem: [_few_config(form="filters")], samples=(_few_config(form="filters"), _few_config(form="filters", VW=8)),
 )  # fmt: skip
 algorithms.add(
     "conv2d", "pixels", "pixels.cl", "filters too few to fill a vector: pixels in the lanes",
     "cases_intel.json: conv 3x3 8x3x32x32 to 64 input gradient", _pixels, device="cpu",
     when=lambda job, config, profile: form_of(job, config, profile) == "pixels",
-    configurations=lambda problem: [] if problem.op == WEIGHT_GRAD else [_named(form="pixels")],
-    samples=(_named(form="pixels"), _named(form="pixels", VW=8)),
+    configurations=lambda problem: [] if problem.op == WEIGHT_GRAD else [_few_config(form="pixels")],
+    samples=(_few_config(form="pixels"), _few_config(form="pixels", VW=8)),
 )  # fmt: skip

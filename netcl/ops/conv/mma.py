@@ -21,7 +21,7 @@ from netcl.engine.strided import alignment
 from netcl.ops.conv import arrays, ending
 from netcl.ops.conv.geometry import geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
-from netcl.ops.matmul import nvidia
+from netcl.ops.matmul import gemm, nvidia
 
 CHUNK = 8  # values of 16 bytes
 RUN = 4  # chunks of one tap that follow each other in the columns of a weight gradient
@@ -31,7 +31,6 @@ LEAST_WORK = 1 << 22  # multiply-adds; below, launches are what takes time
 MOST_EMPTY_VALUES = 24  # values that a tile computes for one that is wanted: portable kernels are slower by more
 MOST_INT = 2**31 - 2**20
 FILL = 128  # terms in whose time a work-group begins and ends
-ALONE = 1.4  # what fewer work-groups than can be resident achieve, against their share
 PART_COST = 300  # multiply-adds of a compute unit in the time that writing and adding a partial sum takes
 
 
@@ -57,10 +56,8 @@ class ConvTile(NamedTuple):
 
     def time(self, rows: int, columns: int, depth: int, planes: int, units: int) -> float:
         """How long many of them take, as multiply-adds of a compute unit: full waves, and what is left at the end."""
-        waves, left = divmod(max(1, planes * -(-rows // self.m) * -(-columns // self.n)), units * self.resident)
-        last = -(-left // units)
-        alone = min(1.0, ALONE * last / self.resident) or 1.0
-        return self.m * self.n * (depth + FILL) * (waves * self.resident + last / alone) / self.rate
+        groups = planes * -(-rows // self.m) * -(-columns // self.n)
+        return self.m * self.n * (depth + FILL) * gemm.group_times(groups, units, self.resident) / self.rate
 
 
 CONV_MMA_TILES = (
@@ -173,7 +170,7 @@ def _mma_convolution(queue: Any, job: Job, tile: ConvTile, t: ConvOperands) -> N
     run = chunk_run(whole, tile.step)
     macros = tile.macros(job.dtype) | {"PART": 2, "EVEN": run == tile.step, "Y_EIGHT": stored in HALVES}
     macros |= {"Y_PAIR(low, high)": f"pair_{stored}(low, high)"} if stored in HALVES else {}
-    kernel = ending.kernel(queue, job, "axes.cl ends.cl mma.cl", "conv_mma", macros, text=_instructions())
+    kernel = ending.ending_kernel(queue, job, "axes.cl ends.cl mma.cl", "conv_mma", macros, text=_instructions())
     size = (-(-job.filters // tile.m) * -(-job.pixels // tile.n) * tile.items, job.g.groups * job.classes)
     read = _channels_last(queue, job, t, packs=True)
     kernel(queue, size, (tile.items, 1), *read, *t.end, *job.sizes, whole, run, t.scale)

@@ -85,7 +85,7 @@ def literal(value: Fraction) -> str:
 # ---- when
 
 
-def space(problem: Problem) -> list[KernelConfig]:
+def winograd_space(problem: Problem) -> list[KernelConfig]:
     """What a tuner tries for a convolution."""
     flags = problem.flags
     plain = problem.shape[5:] == (3, 3) and flags["groups"] == 1 and flags["stride"] == flags["dilation"] == (1, 1)
@@ -136,7 +136,7 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
     sources(queue, size, (launch.LOCAL_1D, 1), t.source, t.weight, v, u, *sizes)
     _tile_products(queue, gemm.Operands(u, v, sums), TILE_PRODUCTS, m, span, c, trans_a=back)
     macros = constants() | {"PART": 2, "QUADS": int(ow % OUT == 0 and job.ending.stored == "float32")}
-    outputs = ending.kernel(queue, job, WINOGRAD_FILES, "winograd_outputs", macros)
+    outputs = ending.ending_kernel(queue, job, WINOGRAD_FILES, "winograd_outputs", macros)
     outputs(queue, (span, m), (launch.LOCAL_1D, 1), sums, *t.end, n, m, oh, ow, *places, t.scale)
 
 
@@ -183,6 +183,6 @@ def _tile_products(
 algorithms.add(
     "conv2d", "winograd", "winograd.cl transforms.cl", "3 x 3 kernels with stride 1, where the model says that it pays",
     "cases_h200.json: conv 3x3 64x64x56x56 to 64 forward", run,
-    device="gpu", when=suits, configurations=space,
+    device="gpu", when=suits, configurations=winograd_space,
     samples=(KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "simt", "winograd_channels": 1}),),
 )  # fmt: skip

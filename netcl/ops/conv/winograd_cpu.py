@@ -11,7 +11,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.engine import algorithms, launch
 from netcl.ops.conv import ending, winograd
 from netcl.ops.conv.ending import widened
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
+from netcl.ops.conv.job import GROUPS_PER_UNIT, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
 from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE, TILE_PRODUCTS, constants
 
 # In the time of the 36 products of a channel and a filter with one tile, lanes filled: the same with the transforms of pixels, a plain sum,
@@ -22,7 +22,6 @@ INPUT_ROOM = 5 << 18  # bytes of transformed inputs that stay in the second cach
 CACHED_WEIGHTS = (
     1 << 20
 )  # bytes of transformed weights that stay there beside a strip: more are made again for every strip, which is faster
-GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others
 LEAST_PER_UNIT = 2  # as many where strips are few: every group of a strip transforms it for itself
 APART = 16  # elements between the parts of transformed values, as in the kernel
 CHANNELS, DEPTH = 16, 64  # whose weights are transformed by a work-group, and by a group of the convolution at a time
@@ -53,9 +52,9 @@ def wanted(job: Job, config: KernelConfig, pays: Callable[[], bool]) -> bool:
     return pays() if least is None else min(job.g.c, job.g.f) >= least
 
 
-def space(problem: Problem) -> list[KernelConfig]:
+def winograd_cpu_space(problem: Problem) -> list[KernelConfig]:
     """What a tuner tries: its own tiles, and others that fill the registers."""
-    found = winograd.space(problem) if problem.op != WEIGHT_GRAD else []
+    found = winograd.winograd_space(problem) if problem.op != WEIGHT_GRAD else []
     named = [{"tier": "cpu", "winograd_channels": 1, **tiles} for tiles in TUNED_TILES[problem.profile.vector_registers]] if found else []
     return found + [KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra=extra) for extra in named]
 
@@ -146,7 +145,7 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: ExtendedDeviceProfi
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
     numbers = (n, c, h, w, m, oh, ow, *tiles_of(job), *pad, back)
     macros: dict[str, Any] = {"REAL": job.compute, **share.tiles, **constants()}
-    convolve = ending.kernel(queue, job, WINOGRAD_CPU_FILES, "winograd_cpu", {**macros, "PART": 2})
+    convolve = ending.ending_kernel(queue, job, WINOGRAD_CPU_FILES, "winograd_cpu", {**macros, "PART": 2})
     u, rooms = t.weight, t.room(share.rooms, dtype=job.dtype)
     if not share.tiles["FRESH"]:
         u = t.room(share.weights, dtype=job.dtype)
@@ -159,5 +158,5 @@ WINOGRAD_CPU_CONFIG = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier":
 algorithms.add(
     "conv2d", "winograd_cpu", "winograd_cpu.cl transforms.cl", "3 x 3 kernels with stride 1 and 32 channels and filters or more",
     "cases_intel.json: conv 3x3 8x64x32x32 to 64 input gradient", run, device="cpu",
-    when=suits, cost=algorithms.first, configurations=space, samples=(WINOGRAD_CPU_CONFIG,),
+    when=suits, cost=algorithms.first, configurations=winograd_cpu_space, samples=(WINOGRAD_CPU_CONFIG,),
 )  # fmt: skip

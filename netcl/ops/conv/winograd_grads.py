@@ -8,14 +8,13 @@ from netcl.core.capabilities import DeviceProfile
 from netcl.core.kernel_selector import KernelConfig
 from netcl.engine import algorithms, launch
 from netcl.ops.conv.ending import widened
-from netcl.ops.conv.job import WEIGHT_GRAD, ConvOperands, Job
-from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE_PRODUCTS, constants, space
+from netcl.ops.conv.job import GROUPS_PER_UNIT, WEIGHT_GRAD, ConvOperands, Job
+from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE_PRODUCTS, constants, winograd_space
 from netcl.ops.conv.winograd_cpu import APART, WINOGRAD_CPU_CONFIG, tiles_of, wanted
 
 WASTE = 2  # times as many pixels in tiles as in the gradient take away what is gained
 TILES_AT_ONCE = 32  # transformed at a time
 FILTER_BLOCKS = (32, 64)  # filters of a work-group
-GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others; each has sums of its own
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
@@ -71,5 +70,5 @@ algorithms.add(
     "conv2d", "winograd_grads", "winograd_grads.cl transforms.cl", "weight gradients of the same, from 32 tiles on",
     "cases_intel.json: conv 3x3 8x64x56x56 to 64 weight gradient", run,
     device="cpu", when=suits, cost=algorithms.first, samples=(WINOGRAD_CPU_CONFIG,),
-    configurations=lambda problem: space(problem) if problem.op == WEIGHT_GRAD else [],
+    configurations=lambda problem: winograd_space(problem) if problem.op == WEIGHT_GRAD else [],
 )  # fmt: skip

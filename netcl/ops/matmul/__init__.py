@@ -23,8 +23,6 @@ from netcl.ops.movement import sum_to
 
 __all__ = ["affine", "affine_activated", "bmm", "build_matmul_kernel", "einsum", "linear", "matmul", "outer"]
 
-TYPES = (*launch.FLOATS, *launch.INTEGERS)
-
 
 # ---- matmul
 
@@ -61,11 +59,11 @@ def _product_shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans
 
 def _result_dtype(name: str, *operands: Tensor) -> str:
     first = operands[0].dtype
-    if first in TYPES and all([x.dtype is first for x in operands]):
+    if first in launch.NUMBERS and all([x.dtype is first for x in operands]):
         return first
     result = dtypes.DTYPES[first]
     for x in operands:
-        if x.dtype not in TYPES:
+        if x.dtype not in launch.NUMBERS:
             raise DtypeError(message(name, "products take numbers", 'cast first: x.to("float32")', dtype=x.dtype, shape=x.shape))
         result = dtypes.promote(result, dtypes.DTYPES[x.dtype])
     return result.name
@@ -205,7 +203,7 @@ def _check_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
         raise ShapeError(message("linear", f"bias has one value per output, {w.shape[0]} of them", **shapes, **{"bias.shape": bias.shape}))
 
 
-def _affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
+def _launch_affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
     x, w, bias = launch.as_tensors("linear", x, w, bias)
     dtype = _result_dtype("linear", x, w) if bias is None else _result_dtype("linear", x, w, bias)
     _check_linear(x, w, bias)
@@ -262,7 +260,7 @@ _LINEAR_ERRORS = [
 )
 def affine(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x w' + bias``: what ``linear`` does without an activation."""
-    return _affine(x, w, bias, None)
+    return _launch_affine(x, w, bias, None)
 
 
 def _activated_vjp(F, g, x, w, bias, out, activation, needs):
@@ -288,7 +286,7 @@ _PLAIN_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 )
 def affine_activated(x: Tensor, w: Tensor, bias: Tensor | None = None, *, activation: str) -> Tensor:
     """``linear`` with an activation, in one kernel; backward keeps the result."""
-    return _affine(x, w, bias, activation)
+    return _launch_affine(x, w, bias, activation)
 
 
 @composite(

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.dtype import HALVES, sum_dtype
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
+from netcl.core.kernel_selector import KernelConfig, Problem
+from netcl.core.kernel_selector import KernelVariant as V
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.opencl_text import loose_halves
 from netcl.ops.matmul import gemm
 from netcl.ops.matmul.gemm import MatrixProduct, Operands
 
-V = KernelVariant
 _PANEL = 256 * 1024  # bytes of B that a work-item packs: half of a common second cache, and what Intel's runtime allows
 _DEPTH = {64: 1024}  # rows of a panel by bytes of a vector: A is read in place, so wide tiles want long runs of it; else 512
 _PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in columns costs less than a second launch
@@ -172,7 +172,7 @@ def _dot(queue: Any, p: MatrixProduct, config: KernelConfig, profile: DeviceProf
     kernel(queue, -(-p.n // columns) * p.batches, 1, t.a, t.b, *t.end, *numbers, t.scale)
 
 
-def _unpacked(queue: Any, p: MatrixProduct, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _multiply_unpacked(queue: Any, p: MatrixProduct, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """B read where it lies, a tile of all rows at once."""
     lanes = _register_tile(p, profile).lanes
     height = next(rows for rows in (1, 4, 12) if rows >= min(p.m, 12))
@@ -209,19 +209,19 @@ def _panel_space(problem: Problem) -> Iterator[KernelConfig]:
 
 
 _DOT, _UNPACKED = (KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": form}) for form in ("dot", "unpacked"))
-_CPU_ROW: dict[str, Any] = {"device": "cpu", "variants": gemm.VARIANTS[1:]}
+_ON_CPUS: dict[str, Any] = {"device": "cpu", "variants": gemm.VARIANTS[1:]}
 algorithms.add(
     "matmul", "dot", "dot.cl", "few rows times a transposed matrix: dot products, nothing packed",
-    "cases_intel.json: linear 8x512x1000", _dot, **_CPU_ROW, when=_suits_dot,
+    "cases_intel.json: linear 8x512x1000", _dot, **_ON_CPUS, when=_suits_dot,
     configurations=lambda problem: [_DOT] if problem.flags["trans_b"] and not problem.flags["trans_a"] else [], samples=(_DOT,),
 )  # fmt: skip
 algorithms.add(
     "matmul", "unpacked", "cpu.cl", "few rows, or a matrix that stays in the second cache: it is read in place",
-    "cases_intel.json: attention values 64 x 64x32x64", _unpacked,
-    **_CPU_ROW, when=_suits_unpacked, configurations=lambda problem: [] if problem.flags["trans_b"] else [_UNPACKED], samples=(_UNPACKED,),
+    "cases_intel.json: attention values 64 x 64x32x64", _multiply_unpacked,
+    **_ON_CPUS, when=_suits_unpacked, configurations=lambda problem: [] if problem.flags["trans_b"] else [_UNPACKED], samples=(_UNPACKED,),
 )  # fmt: skip
 algorithms.add(
     "matmul", "panel", "cpu.cl pack.cl", "CPUs: register tiles over packed panels",
-    "cases_intel.json: matmul 1024", _panels, **_CPU_ROW, configurations=_panel_space,
+    "cases_intel.json: matmul 1024", _panels, **_ON_CPUS, configurations=_panel_space,
     samples=(KernelConfig(V.MATMUL_REGISTER_TILED, extra={"tier": "cpu", "form": "panel"}),),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Launches of matrix products: which kernel, with which tiles, over which groups.
 
-The selector gives a configuration; :func:`algorithm_of` finds the algorithm that carries it out. A configuration may name a *tier* in
+The selector gives a configuration; :func:`product_algorithm` finds the algorithm that carries it out. A configuration may name a *tier* in
 ``extra["tier"]``: ``cpu`` (cpu.cl and what belongs to it), ``simt`` (kernels of every GPU) or the name of a vendor's algorithm.
 """
 
@@ -17,7 +17,8 @@ from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
+from netcl.core.kernel_selector import KernelConfig, Problem, get_kernel_selector, is_named
+from netcl.core.kernel_selector import KernelVariant as V
 from netcl.core.records import replaced
 from netcl.core.tensor import Tensor, new_result
 from netcl.engine import algorithms, launch
@@ -27,7 +28,6 @@ from netcl.engine.strided import CopyAxis, alignment, broadcast_strides, broadca
 from netcl.ops.finish import Finish
 from netcl.ops.pointwise import cast
 
-V = KernelVariant
 #: Activations by the names users give them, as rows.
 EPILOGUE_ACTIVATIONS = {"relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "silu": "silu", "gelu": "gelu_erf"}
 _WIDEN_FROM = 64**3  # multiply-adds; below, two more launches cost more
@@ -301,14 +301,18 @@ def useful_splits(p: MatrixProduct, block: Any, units: int) -> list[int]:
     return sorted({1, *(max(1, min(times * units // groups, most)) for times in range(1, 5))})
 
 
+def group_times(groups: int, units: int, resident: int) -> float:
+    """How long work-groups take, in times of one of ``resident`` on each compute unit: full waves, and what is left at the end."""
+    waves, left = divmod(max(1, groups), units * resident)
+    last = -(-left // units)
+    return waves * resident + last / (min(1.0, FEW_GROUPS_SPEED * last / resident) or 1.0)
+
+
 def cost(p: MatrixProduct, block: Any, units: int) -> float:
     """How long a product takes, as multiply-adds of a compute unit: full waves of work-groups, and what is left at the end."""
-    groups, at_once = max(1, groups_of(p, block.m, block.n) * block.splits), units * block.resident
-    waves, left = divmod(groups, at_once)
-    last = -(-left // units)
-    alone = min(1.0, FEW_GROUPS_SPEED * last / block.resident) or 1.0
+    taken = group_times(groups_of(p, block.m, block.n) * block.splits, units, block.resident)
     added = ADDING + PER_PART * p.batches * p.m * p.n * (block.splits + 1) / units if block.splits > 1 else 0.0
-    return block.m * block.n * (-(-p.k // block.splits) + block.fill) * (waves * block.resident + last / alone) / block.rate + added
+    return block.m * block.n * (-(-p.k // block.splits) + block.fill) * taken / block.rate + added
 
 
 def portable_cost(p: MatrixProduct, profile: DeviceProfile) -> float:
@@ -358,7 +362,7 @@ TILED_PRODUCT = algorithms.add(
 )  # fmt: skip
 
 
-def _tuned_case(problem: Problem) -> algorithms.Case:
+def _tuned_product(problem: Problem) -> algorithms.Case:
     (m, n, k), (trans_a, trans_b, batches) = problem.shape, (problem.flags[name] for name in ("trans_a", "trans_b", "batches"))
     batch = () if batches == 1 else (batches,)
     return algorithms.Case(
@@ -369,7 +373,7 @@ def _tuned_case(problem: Problem) -> algorithms.Case:
 
 
 _PRODUCT_DEFAULTS = {"trans_a": False, "trans_b": False, "batches": 1}
-algorithms.FAMILIES["matmul"] = algorithms.Family("matmul", "matmul", _PRODUCT_DEFAULTS, 3, 3, _tuned_case)
+algorithms.FAMILIES["matmul"] = algorithms.Family("matmul", "matmul", _PRODUCT_DEFAULTS, 3, 3, _tuned_product)
 
 
 # ---- doing it
@@ -381,7 +385,7 @@ def problem_of(p: MatrixProduct, profile: ExtendedDeviceProfile) -> Problem:
     return Problem("matmul", p.sizes(), p.ending.dtype, flags, profile)
 
 
-def _without_local_memory_or_vectors(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
+def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
     """A configuration that was named without local memory or vectors, as one of the kernels that need neither."""
     usual = "cpu" if profile.device_type == "cpu" else "simt"
     tiled = config.extra.get("tier", usual) == "simt" and config.variant in TILED_PRODUCT.variants
@@ -391,13 +395,13 @@ def _without_local_memory_or_vectors(config: KernelConfig, profile: DeviceProfil
     return replace(config, variant=V.MATMUL_VECTORIZED if vectors else V.MATMUL_NAIVE, extra={**config.extra, "tier": "simt"})
 
 
-def algorithm_of(queue: Any, p: MatrixProduct, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
+def product_algorithm(queue: Any, p: MatrixProduct, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
     """The algorithm of a product and the configuration it runs with.
 
     A configuration that names a vendor's algorithm where that cannot run (a measurement of another driver) is done portably.
     """
-    config = _without_local_memory_or_vectors(config, profile)
-    found = algorithms.choose("matmul", queue, p, config, profile)
+    config = _plainer_product(config, profile)
+    found = algorithms.choose_algorithm("matmul", queue, p, config, profile)
     if not p.k:
         return NAIVE, config
     return (found, config) if found else (TILED_PRODUCT, PORTABLE)
@@ -407,7 +411,7 @@ def chosen(queue: Any, p: MatrixProduct, config: KernelConfig | None = None) -> 
     """The algorithm of a product by the selector's choice, or by a given configuration."""
     profile = handle_of(queue).profile
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
-    return algorithm_of(queue, p, config, profile)
+    return product_algorithm(queue, p, config, profile)
 
 
 def _widens(queue: Any, p: MatrixProduct, algorithm: Algorithm, config: KernelConfig) -> bool:

@@ -15,14 +15,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from netcl.core.dtype import DTYPES, HALVES
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
+from netcl.core.kernel_selector import KernelConfig, get_matmul_precision
+from netcl.core.kernel_selector import KernelVariant as V
 from netcl.core.records import replaced
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.ops.matmul import gemm, nvidia
 from netcl.ops.matmul.gemm import MatrixProduct, Operands
 
-V = KernelVariant
 MMA_TIER = "mma"
 _MMA_FLOATS = {"float32", *HALVES}
 _UNITS = {"float32": "MMA_TF32", "float16": "MMA_FLOAT16", "bfloat16": "MMA_BFLOAT16"}

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.dtype import DTYPES, HALVES
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
+from netcl.core.kernel_selector import KernelConfig, get_matmul_precision
+from netcl.core.kernel_selector import KernelVariant as V
 from netcl.core.records import replaced
 from netcl.engine import algorithms
 from netcl.ops.matmul import gemm, mma, nvidia
 from netcl.ops.matmul.gemm import MatrixProduct, Operands
 
-V = KernelVariant
 WGMMA_TIER = "wgmma"
 CAPABILITY = (9, 0)
 ROWS, ITEMS = 128, 384  # of a tile, of a work-group: as in wgmma.cl
