@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 _NamedTuple = TypeVar("_NamedTuple", bound=tuple)
 
 
-def replaced(record: _NamedTuple, **changes: Any) -> _NamedTuple:
+def replaced(record: _NamedTuple, **changes: object) -> _NamedTuple:
     """A copy of a named tuple with other values in some fields."""
     return record._replace(**changes)  # type: ignore[attr-defined]

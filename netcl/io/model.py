@@ -22,6 +22,7 @@ import numpy as np
 from netcl import nn
 from netcl.core import dtype as dtypes
 from netcl.core.errors import OutOfMemoryError, message
+from netcl.core.tensor import Tensor
 from netcl.io import archive, tree
 from netcl.io.archive import names_differ, refusal
 from netcl.nn.parameter import OBJECT_BYTES, placed, queue_for, stand_on
@@ -58,7 +59,7 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
     archive.write(path, meta, arrays, "save_model")
 
 
-def _own_tensors(model: Any) -> dict[str, Any]:
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The tensors themselves by the names of ``state_dict()``, which gives others over the same memory."""
     places = {name: name.rpartition(".") for name in model.state_dict()}
     return {name: getattr(model.get_submodule(owner), last) for name, (owner, _, last) in places.items()}
