@@ -146,8 +146,9 @@ def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
                 args = (kwargs.pop(row.inputs[0]), *args)
         if policy != "keep" and casting.dtype is not None:
             args, kwargs = cast_arguments(policy, args, kwargs)
-        if kwargs and note is not None and kwargs.get("out") is not None:
-            _check_out(row.name, args, kwargs)
+        if kwargs and note is not None and kwargs.get("out") is not None and learns(args, kwargs):
+            what = "a call with out= is not recorded, but an input requires a gradient"
+            raise AutogradError(message(row.name, what, "drop out=, or call it inside no_grad()", out=kwargs["out"].shape))
         observer = modes.observer
         if observer is not None:
             return observer(row, recorded, *args, **kwargs)
@@ -175,12 +176,6 @@ def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
         return out
 
     return call
-
-
-def _check_out(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    if learns(args, kwargs):
-        what = "a call with out= is not recorded, but an input requires a gradient"
-        raise AutogradError(message(name, what, "drop out=, or call it inside no_grad()", out=kwargs["out"].shape))
 
 
 def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

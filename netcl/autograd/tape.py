@@ -252,8 +252,10 @@ def run_backward(
         return walk.captured()
     finally:
         modes.enabled, modes.finishers = enabled, finishers
-        if failed and modes.expecting:
-            _tell_who_expected(sys.exc_info()[1])
+        if failed and modes.expecting and (error := sys.exc_info()[1]) is not None:
+            for tell in [known() for known in modes.expecting.values()]:
+                if tell is not None:
+                    tell(error)
 
 
 def after_backward(callback: Callable[[], None]) -> None:
@@ -271,12 +273,6 @@ def expect_backward(owner: object, failed: Callable[[BaseException], None]) -> N
 def expect_no_backward(owner: object) -> None:
     """Undo :func:`expect_backward`."""
     modes.expecting.pop(id(owner), None)
-
-
-def _tell_who_expected(error: BaseException | None) -> None:
-    for failed in [known() for known in modes.expecting.values()]:
-        if failed is not None and error is not None:
-            failed(error)
 
 
 def walk_under_way() -> object | None:

@@ -22,11 +22,6 @@ def constant(tensor: Any) -> Any:
     return tensor
 
 
-def _is_constant(arg: Any) -> bool:
-    known = _constants.get(id(arg))
-    return known is not None and known() is arg
-
-
 class NotPlannable(Exception):
     """An op does what a plan cannot repeat: it reads or uploads values, or uses state of the queue."""
 
@@ -165,7 +160,8 @@ class CommandList:
         memory = getattr(arg, "buffer", arg)
         if type(memory) is PlannedMemory:
             return self._at(memory)
-        if hasattr(memory, "int_ptr") and not _is_constant(arg):
+        constant = _constants.get(id(arg))
+        if hasattr(memory, "int_ptr") and (constant is None or constant() is not arg):
             raise NotPlannable("a tensor from outside may get other memory")
         return arg
 

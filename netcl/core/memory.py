@@ -573,12 +573,8 @@ def get_pinned_pool(queue: Any) -> PinnedBufferPool:
 
 def is_integrated_gpu(queue: Any) -> bool:
     """Whether host and device share memory: integrated GPUs, and every OpenCL CPU device."""
-    return queue_state(queue).part("integrated", lambda real: _shares_host_memory(real.device))
-
-
-def _shares_host_memory(device: Any) -> bool:
-    cl = platforms.opencl()
-    return bool(device.type & cl.device_type.CPU) or bool(device.host_unified_memory)
+    cpu = platforms.opencl().device_type.CPU
+    return queue_state(queue).part("integrated", lambda real: bool(real.device.type & cpu or real.device.host_unified_memory))
 
 
 def has_svm_support(queue: Any) -> bool:

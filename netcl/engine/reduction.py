@@ -358,7 +358,8 @@ def _reduce_numpy(
         v1 = folded * np.nan if row.given else v1
         with np.errstate(all="ignore"):
             (value,) = _text_function(row.finish, ("v0", "v1", "n", *row.params), compute)(folded, v1, as_compute(count, compute), *numbers)
-        return _host_tensor(value, shape, result, x.queue)
+        host = np.broadcast_to(np.asarray(value).reshape(shape) if np.size(value) == math.prod(shape) else value, shape)
+        return Tensor.from_host(x.queue, np.ascontiguousarray(host).reshape(shape), result.name)
     if row.given:
         first = _row_named(row.given)
         v1 = as_compute(_fold(first, x, axes, True, tuple(first.params.values()), dtype=STORED[compute]), compute)
@@ -367,12 +368,6 @@ def _reduce_numpy(
         folded = _combine_numpy(row, np.broadcast_to(mapped, x.shape), axes, compute)
         (value,) = _text_function(row.finish, ("v0", "v1", "n", *row.params), compute)(folded, v1, as_compute(count, compute), *numbers)
     return from_compute(np.asarray(value).reshape(shape), shape, result, x.queue, (x,))
-
-
-def _host_tensor(value: Any, shape: tuple[int, ...], result: DType, queue: Any) -> Tensor:
-    """A tensor, on any backend, of host values."""
-    host = np.broadcast_to(np.asarray(value).reshape(shape) if np.size(value) == math.prod(shape) else value, shape)
-    return Tensor.from_host(queue, np.ascontiguousarray(host).reshape(shape), result.name)
 
 
 def _numpy_type(compute: str) -> np.dtype:

@@ -333,7 +333,7 @@ class Sample:
             return shape
         if isinstance(shape, list):
             return [self._array(rng, i, part, dtype) for part in shape]
-        low, high, kind = (_item_of(value, i) for value in (self.low, self.high, self.dtypes))
+        low, high, kind = (value[i] if isinstance(value, tuple | list) else value for value in (self.low, self.high, self.dtypes))
         if kind in (None, "float32"):
             kind = dtype or "float32"
         if kind == "bool":
@@ -341,10 +341,6 @@ class Sample:
         if kind.startswith(("int", "uint")):
             return rng.integers(int(low), int(high), shape).astype(kind)
         return rng.uniform(low, high, shape).astype("float32" if kind == "bfloat16" else kind)
-
-
-def _item_of(value: Any, i: int) -> Any:
-    return value[i] if isinstance(value, tuple | list) else value
 
 
 def S(*shapes: Any, dtypes: Any = None, low: Any = -1.0, high: Any = 1.0, **kwargs: Any) -> Sample:

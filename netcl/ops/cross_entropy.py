@@ -97,12 +97,6 @@ def _grad_ref(
 # ---- NumPy
 
 
-def _bad_rows(labels: np.ndarray, classes: int, ignore_index: int) -> np.ndarray:
-    """Which labels are no class and not ignored."""
-    with np.errstate(invalid="ignore"):
-        return ~((labels >= 0) & (labels < classes) & (labels == np.floor(labels)) | (labels == ignore_index))
-
-
 def _targets_cpu(target: np.ndarray, weight: Any, p: LossProblem, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     """Targets with weights and smoothing as (outer, classes, inner), and what each row counts for as (outer, inner)."""
     w = np.ones(p.classes, dtype) if weight is None else weight
@@ -111,8 +105,10 @@ def _targets_cpu(target: np.ndarray, weight: Any, p: LossProblem, dtype: Any) ->
         t = target.reshape(p.outer, p.classes, p.inner) * sharp + smooth
         return t * w[:, None], np.ones((p.outer, p.inner), dtype)
     labels = target.reshape(p.outer, 1, p.inner)
-    bad = _bad_rows(labels[:, 0], p.classes, p.ignore_index)
-    seen = (labels[:, 0] != p.ignore_index) & ~bad
+    numbers, ignored = labels[:, 0], labels[:, 0] == p.ignore_index
+    with np.errstate(invalid="ignore"):
+        bad = ~((numbers >= 0) & (numbers < p.classes) & (numbers == np.floor(numbers)) | ignored)
+    seen = ~ignored & ~bad
     index = np.where(seen, labels[:, 0], 0).astype(np.int64)
     counts = np.where(seen, w[index] if p.classes else 0, 0).astype(dtype)
     t = np.where(seen, smooth, 0)[:, None] * w[:, None]

@@ -213,11 +213,6 @@ def _with_cast(extras: Extras, dtype: DType) -> Extras | None:
     return replaced(extras, finish=replaced(finish, result=dtype.name))
 
 
-def _with_activation(extras: Extras, name: str) -> Extras | None:
-    finish = extras.finish
-    return None if finish.activation or finish.result else replaced(extras, finish=replaced(finish, activation=name))
-
-
 def _in_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A tensor under the shape of a view: a pending value knows only the shape it is computed in."""
     return x if x.shape == shape else with_shape(x, shape)
@@ -241,7 +236,8 @@ class _Step(NamedTuple):
         if seen.requires_grad and f"v{self.place}" in row.saved():
             return None  # backward reads the operand, which is then stored anyway
         if len(self.values) == 1:
-            return _with_activation(of.extras, self.name)
+            finish = of.extras.finish
+            return None if finish.activation or finish.result else replaced(of.extras, finish=replaced(finish, activation=self.name))
         other = self.values[1 - self.place]
         if self.name == "mul":
             return None if isinstance(other, Tensor) else _with_scale(of.extras, other)

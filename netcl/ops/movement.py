@@ -596,12 +596,8 @@ def _shift_pairs(name: str, shifts: SizesArgument, axis: SizesArgument, ndim: in
     return list(zip(amounts, axes, strict=True))
 
 
-def _negated(shifts: SizesArgument) -> SizesArgument:
-    return -shifts if isinstance(shifts, int) else tuple(-n for n in shifts)
-
-
 @op(
-    vjp=lambda F, g, shifts, axis: F.roll(g, _negated(shifts), axis),
+    vjp=lambda F, g, shifts, axis: F.roll(g, -shifts if isinstance(shifts, int) else tuple(-n for n in shifts), axis),
     ref=lambda x, shifts, axis=None: np.roll(x, shifts, axis),
     samples=[
         S((7,), shifts=2),

@@ -108,17 +108,14 @@ def _padded_windows(x: np.ndarray, w: Windows, fill: float) -> np.ndarray:
     return windows(x, w.outs, w.kernel, w.stride, w.pad, w.dilation, fill)
 
 
-def _lowest(dtype: np.dtype) -> Any:
-    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
-
-
 def cpu_max(x: np.ndarray, *, w: Windows) -> tuple[np.ndarray, np.ndarray]:
     """The largest values and their places."""
     if w.adaptive:
         return _each_window(x, w)
     at = _padded_windows(np.arange(math.prod(w.size)).reshape(1, 1, *w.size), w, -1)
     at = at.reshape(*w.outs, -1)
-    views = _padded_windows(x, w, _lowest(x.dtype)).reshape(*x.shape[:2], *w.outs, math.prod(w.kernel))
+    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    views = _padded_windows(x, w, lowest).reshape(*x.shape[:2], *w.outs, math.prod(w.kernel))
     inside = at >= 0  # a tie with padding must not win
     best = np.argmax(views, axis=-1) if inside.all() else _argmax_inside(views, inside)
     values = np.take_along_axis(views, best[..., None], -1)[..., 0]
@@ -269,15 +266,10 @@ def _in_pairs(w: Windows) -> bool:
     return plain and w.outs[1] >= 4 and all(2 * n <= size for n, size in zip(w.outs, w.size, strict=True))
 
 
-def _take(F: Any, g: Any, places: Any) -> Any:
-    """Of every plane of ``g`` the values at ``places``."""
+def _max_grad_vjp(F, g, places):
     n, c = g.shape[:2]
     flat = F.reshape(g, (n, c, g.shape[2] * g.shape[3]))
-    return F.reshape(F.gather(flat, 2, F.reshape(places, (n, c, places.shape[2] * places.shape[3]))), places.shape)
-
-
-def _max_grad_vjp(F, g, places):
-    return _take(F, g, places), None
+    return F.reshape(F.gather(flat, 2, F.reshape(places, (n, c, places.shape[2] * places.shape[3]))), places.shape), None
 
 
 @op(vjp=_max_grad_vjp, ref=_ref_max_grad, cpu=cpu_max_grad,

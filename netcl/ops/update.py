@@ -350,7 +350,9 @@ def _apply_numpy(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequenc
         for run in _runs([t.size for t in roles[0]]):
             results = function(*(_joined_run(flat[name], run, rows[name], kind) for name in rule.reads), *numbers)
             for name, result in zip(rule.writes, results, strict=True):
-                _scatter_runs(flat[name], run, dtypes.encode(np.asarray(result), rows[name]))
+                stored = dtypes.encode(np.asarray(result), rows[name])
+                for i, part, at in run:
+                    flat[name][i][part] = stored[at] if stored.ndim else stored
 
 
 GatheredRun = list[tuple[int, slice, slice]]
@@ -376,11 +378,6 @@ def _joined_run(arrays: Sequence[np.ndarray], run: GatheredRun, row: dtypes.DTyp
     parts = [arrays[i][part] for i, part, _ in run]
     stored = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return dtypes.decode(stored, row).astype(kind, copy=False)
-
-
-def _scatter_runs(arrays: Sequence[np.ndarray], run: GatheredRun, stored: np.ndarray) -> None:
-    for i, part, at in run:
-        arrays[i][part] = stored[at] if stored.ndim else stored
 
 
 def scale(tensors: Sequence[Tensor], by: Tensor | float) -> None:

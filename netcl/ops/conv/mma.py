@@ -196,11 +196,6 @@ def _mma_weight_grad(queue: Any, job: Job, tile: ConvTile, splits: int, t: ConvO
 # ---- trust
 
 
-def _trusted(queue: Any, dtype: str) -> bool:
-    """Whether the kernels build and are right for a dtype; asked once per context."""
-    return nvidia.verdict(queue, "conv2d", "mma", dtype, lambda queue: _convolves_right(queue, dtype))
-
-
 def _convolves_right(queue: Any, dtype: str) -> bool:
     """A strided convolution and its gradients, against the exact ones: whole steps one way, broken ones the other, tiles not full."""
     g = geometry("conv2d", (3, 32, 9, 8), (37, 32, 3, 3), (2, 1), 1, 1, 1)
@@ -230,5 +225,5 @@ algorithms.add(
     "conv2d", "mma", "mma.cl", "convolutions of float16 and bfloat16 from 4 million multiply-adds on",
     "cases_h200.json: conv 3x3 128x3x32x32 to 64 weight gradient bfloat16", run, device="gpu",
     needs="NVIDIA, compute capability 8.0 or more", when=suits, cost=algorithms.first, configurations=_space,
-    probe=lambda queue, job, config: _trusted(queue, job.dtype),
+    probe=lambda queue, job, config: nvidia.verdict(queue, "conv2d", "mma", job.dtype, lambda queue: _convolves_right(queue, job.dtype)),
 )  # fmt: skip

@@ -61,7 +61,9 @@ def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, co
     ``residual`` and ``scale``, for the first two.
     """
     profile = handle_of(queue).profile
-    algorithm, config = convolution_algorithm(queue, job, config or _chosen_config(job, profile), profile)
+    shapes = (job.g.x_shape, job.g.w_shape, job.g.stride, job.g.pad, job.g.dilation)
+    config = config or get_kernel_selector().choose(conv_problem(job, profile), shapes)
+    algorithm, config = convolution_algorithm(queue, job, config, profile)
     meant = _MEANT.get(job.variant(config), "")
     if not algorithm.name.startswith((meant, "mma")) and (algorithm.device == "gpu" or meant == "winograd"):
         _say_once(queue, job, f"{meant} does not suit this convolution: {algorithm.name} instead")
@@ -73,12 +75,6 @@ def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
     g = job.g
     flags = {"stride": g.stride, "pad": g.pad, "dilation": g.dilation, "groups": g.groups}
     return Problem(job.kind, (g.n, g.c, g.h, g.w, g.f, g.kh, g.kw), job.dtype, flags, profile)
-
-
-def _chosen_config(job: Job, profile: ExtendedDeviceProfile) -> KernelConfig:
-    g = job.g
-    shapes = (g.x_shape, g.w_shape, g.stride, g.pad, g.dilation)
-    return get_kernel_selector().choose(conv_problem(job, profile), shapes)
 
 
 def _plainer_convolution(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
