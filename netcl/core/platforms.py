@@ -217,18 +217,18 @@ def _read_icd(file: Path) -> str:
     return lines[0].strip().replace("\0", "\ufffd") if lines else ""  # no path holds a NUL, and what takes paths refuses one
 
 
-def _in_folder(folder: Path, origin: str, known: bool, places: Places) -> Iterator[Runtime]:
+def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
     """Runtimes named by the .icd files of a folder; like ocl-icd, a single .icd or library is taken as well."""
     if folder.is_dir():
         files = sorted(folder.glob("*.icd"))
     else:
         files = [folder] if folder.suffix == ".icd" else []
         if not files and ".so" in folder.name:
-            yield Runtime(folder.name, str(folder), _linked_file(str(folder), places.library_folders), origin, str(folder), known)
+            yield Runtime(folder.name, str(folder), _linked_file(str(folder), places.library_folders), "system", str(folder), known)
     for file in files:
         library = _read_icd(file)
         if library:
-            yield Runtime(file.stem, library, _linked_file(library, places.library_folders), origin, str(file), known)
+            yield Runtime(file.stem, library, _linked_file(library, places.library_folders), "system", str(file), known)
 
 
 def _in_wheels(places: Places) -> Iterator[Runtime]:
@@ -268,9 +268,9 @@ def _named_runtimes(places: Places) -> Iterator[Runtime]:
 
 def gather_runtimes(places: Places) -> list[Runtime]:
     """Every runtime in ``places``, each library once; the loader's own folders come first."""
-    found = [runtime for folder in places.loader_folders for runtime in _in_folder(folder, "system", True, places)]
+    found = [runtime for folder in places.loader_folders for runtime in _in_folder(folder, True, places)]
     found += _in_wheels(places)
-    found += [runtime for folder in places.other_folders for runtime in _in_folder(folder, "system", False, places)]
+    found += [runtime for folder in places.other_folders for runtime in _in_folder(folder, False, places)]
     found += [runtime for prefix in places.prefixes for runtime in _in_prefix(prefix)]
     found += [*_named_runtimes(places), *_loose_drivers(places)]
     unique: dict[str, Runtime] = {}

@@ -187,18 +187,18 @@ def _ref_pool(x: np.ndarray, w: Windows, of: Any, dtype: Any = np.float64) -> np
 
 
 def _ref_windows(
-    name: str, x: np.ndarray, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    x: np.ndarray, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Windows:
-    return _pool_windows(name, x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
+    return _pool_windows("ref", x.shape[2:], *map(frozen, (kernel_size, stride, padding, dilation)), ceil_mode)
 
 
 def _ref_max(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-    w = _ref_windows("ref", x, kernel_size, stride, padding, dilation, ceil_mode)
+    w = _ref_windows(x, kernel_size, stride, padding, dilation, ceil_mode)
     return _ref_pool(x, w, lambda patch, _: patch.max(axis=(2, 3)), x.dtype)
 
 
 def _ref_average(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
-    w = _ref_windows("ref", x, kernel_size, stride, padding, 1, ceil_mode)
+    w = _ref_windows(x, kernel_size, stride, padding, 1, ceil_mode)
     if count_include_pad:
         return _ref_pool(x, w, lambda patch, count: patch.sum(axis=(2, 3)) / count)
     return _ref_pool(x, w, lambda patch, _: patch.mean(axis=(2, 3)))
