@@ -135,13 +135,8 @@ _add("diag", lambda F, x, diagonal=0: F.diagonal(x, diagonal) if _checked_tensor
      lambda x, diagonal=0: np.diag(x, diagonal), S((3,)), S((3, 5), diagonal=1),
      doc="The diagonal of a matrix, or a matrix with a vector on its diagonal.",
      errors=[(S((2, 2, 2)), r"\[diag\] x must have 1 or 2 axes, got 3")])  # fmt: skip
-_add(
-    "trace",
-    lambda F, x: F.sum(F.diagonal(_checked_tensor("trace", x, 2, 2))),
-    np.trace,
-    S((3, 5)),
-    doc="The sum of the diagonal of a matrix.",
-)
+_add("trace", lambda F, x: F.sum(F.diagonal(_checked_tensor("trace", x, 2, 2))), np.trace, S((3, 5)),
+     doc="The sum of the diagonal of a matrix.")  # fmt: skip
 _add("rot90", _rot90, lambda x, k=1, dims=(0, 1): np.rot90(x, k, dims), S((2, 3)), S((2, 3, 4), k=-1, dims=(1, 2)), S((2, 3), k=2),
      doc="The plane of two axes turned k times by 90 degrees, from the first axis towards the second.")  # fmt: skip
 _add("fliplr", lambda F, x: F.flip(x, 1), np.fliplr, S((2, 3)), doc="The second axis reversed.")

@@ -47,7 +47,7 @@ def test_samples_run_the_algorithm_they_belong_to(cl_device):
             assert algorithm in [plans.convolution_algorithm(cl_device.queue, job, config, cl_device.profile)[0] for job in jobs], (
                 algorithm.name
             )
-    products = [gemm.MatrixProduct(8, 64, 70, False, turned, *("float32",) * 3) for turned in (False, True)]
+    products = [gemm.Matmul(8, 64, 70, False, turned, *("float32",) * 3) for turned in (False, True)]
     for algorithm in algorithms.ALGORITHMS["matmul"]:
         for config in algorithm.samples if not algorithm.needs else ():
             assert algorithm in [gemm.product_algorithm(cl_device.queue, p, config, cl_device.profile)[0] for p in products], algorithm.name

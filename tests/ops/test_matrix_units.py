@@ -18,7 +18,7 @@ from netcl.engine import algorithms, launch
 from netcl.engine.plan import command_list
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import gemm, mma, nvidia, wgmma
-from netcl.ops.matmul.gemm import Extras, MatrixProduct
+from netcl.ops.matmul.gemm import Extras, Matmul
 
 GPU = {"device_type": "gpu", "max_compute_units": 132, "local_mem_size": 48 * 1024, "max_work_group_size": 1024}
 SIMT = KernelConfig(KernelVariant.MATMUL_TILED, 32, 32, 16, 2, extra={"tier": "simt"})
@@ -47,7 +47,7 @@ def units(cl_device, allowed):
 
 
 def product_of(m, n, k, a="float32", b=None, c=None, placed=True, **rest):
-    return MatrixProduct(m, n, k, False, False, a, b or a, c or a, placed=placed, **rest)
+    return Matmul(m, n, k, False, False, a, b or a, c or a, placed=placed, **rest)
 
 
 def takes(p, profile):

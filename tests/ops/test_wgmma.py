@@ -13,7 +13,7 @@ from netcl.core.tensor import Tensor
 from netcl.engine import algorithms
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import gemm, nvidia, wgmma
-from netcl.ops.matmul.gemm import Extras, MatrixProduct, Operands
+from netcl.ops.matmul.gemm import Extras, Matmul, Operands
 
 GPU = {"device_type": "gpu", "max_compute_units": 132, "local_mem_size": 48 * 1024, "max_work_group_size": 1024}
 SIDES = [(False, False), (False, True), (True, False), (True, True)]
@@ -38,7 +38,7 @@ def units(cl_device, monkeypatch):
 
 
 def product_of(m, n, k, dtype="float32", sides=(False, False), **rest):
-    return MatrixProduct(m, n, k, *sides, dtype, rest.pop("b", dtype), rest.pop("c", dtype), **{"placed": True, **rest})
+    return Matmul(m, n, k, *sides, dtype, rest.pop("b", dtype), rest.pop("c", dtype), **{"placed": True, **rest})
 
 
 def takes(p, profile):

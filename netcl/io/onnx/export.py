@@ -23,7 +23,7 @@ from netcl.io.onnx.exports import EXPORTS, emit
 from netcl.io.onnx.graph import OnnxGraph
 from netcl.io.onnx.library import IR_VERSION, ONNX_TYPES, OPSET, library
 from netcl.io.onnx.table import STRUCTURED
-from netcl.io.onnx.trace import EXPORT_OP, Trace, Unsupported, trace
+from netcl.io.onnx.trace import EXPORT, Trace, Unsupported, trace
 
 log = logging.getLogger("netcl")
 
@@ -44,7 +44,7 @@ def export_onnx(
     """
     onnx = library()
     if not samples:
-        raise refusal(EXPORT_OP, "a sample of every input is needed", "pass one array or tensor per input")
+        raise refusal(EXPORT, "a sample of every input is needed", "pass one array or tensor per input")
     run = trace(model, samples, dynamic_batch, {*EXPORTS, *STRUCTURED}, DECOMPOSITIONS)
     owner: Any = model
     state = {**dict(owner.named_parameters()), **dict(owner.named_buffers())} if hasattr(owner, "named_parameters") else {}
@@ -56,7 +56,7 @@ def export_onnx(
     try:
         onnx.checker.check_model(made, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as fault:
-        raise refusal(EXPORT_OP, "the graph is not valid ONNX", reason=str(fault)) from fault
+        raise refusal(EXPORT, "the graph is not valid ONNX", reason=str(fault)) from fault
     if check and importlib.util.find_spec("onnxruntime"):
         _compare_runs(made, run)
     with archive.replacing(path) as file:
@@ -67,10 +67,10 @@ def _tensor_names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], ta
     """A name for each input or output that differs from those of the weights: ONNX takes such a weight as the input's default."""
     names = list(given) or [kind if i == 0 else f"{kind}_{i}" for i in range(len(tensors))]
     if len(names) != len(tensors) or len(set(names)) != len(names):
-        raise refusal(EXPORT_OP, f"one name per {kind} is needed", names=names, count=len(tensors))
+        raise refusal(EXPORT, f"one name per {kind} is needed", names=names, count=len(tensors))
     clash = [name for name in names if name in taken]
     if clash and given:
-        raise refusal(EXPORT_OP, f"the name of an {kind} is that of a weight or another input", names=clash)
+        raise refusal(EXPORT, f"the name of an {kind} is that of a weight or another input", names=clash)
     return [f"model_{name}" if name in taken else name for name in names]
 
 
@@ -88,7 +88,7 @@ def _emit(graph: OnnxGraph, run: Trace) -> None:
     names = sorted(+missing)
     if names:
         raise refusal(
-            EXPORT_OP, f"the model has ops that cannot be exported: {', '.join(names)}", "write them with other ops", count=len(names)
+            EXPORT, f"the model has ops that cannot be exported: {', '.join(names)}", "write them with other ops", count=len(names)
         )
 
 
@@ -119,7 +119,7 @@ def _compare_runs(made: Any, run: Trace) -> None:
     try:
         session = runtime.InferenceSession(made.SerializeToString(), quiet, providers=["CPUExecutionProvider"])
     except errors.NotImplemented as missing:  # bfloat16, for instance; the graph is valid all the same
-        log.warning("%s", message(EXPORT_OP, "the file could not be compared: onnxruntime cannot run it", reason=missing))
+        log.warning("%s", message(EXPORT, "the file could not be compared: onnxruntime cannot run it", reason=missing))
         return
     assert run.other is not None
     for one in (run, run.other):
@@ -127,10 +127,10 @@ def _compare_runs(made: Any, run: Trace) -> None:
         try:
             results = session.run(None, feeds)
         except (errors.Fail, errors.InvalidArgument, errors.RuntimeException) as fault:
-            raise refusal(EXPORT_OP, "onnxruntime cannot run the graph", "check=False writes it unchecked", reason=str(fault)) from fault
+            raise refusal(EXPORT, "onnxruntime cannot run the graph", "check=False writes it unchecked", reason=str(fault)) from fault
         for index, (got, out) in enumerate(zip(results, one.outputs, strict=True)):
             wanted = out.to_host().astype(np.float64)
             scale = 1e-3 * max(1.0, np.abs(wanted).max(initial=0.0, where=np.isfinite(wanted)))
             if got.shape != wanted.shape or not np.allclose(got.astype(np.float64), wanted, rtol=0, atol=scale, equal_nan=True):
                 error = np.abs(got.astype(np.float64) - wanted).max(initial=0.0) if got.shape == wanted.shape else math.nan
-                raise refusal(EXPORT_OP, "onnxruntime computes other values", output=index, largest_difference=error, shape=got.shape)
+                raise refusal(EXPORT, "onnxruntime computes other values", output=index, largest_difference=error, shape=got.shape)

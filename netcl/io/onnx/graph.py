@@ -14,7 +14,7 @@ from netcl.core.tensor import Tensor
 from netcl.io import tree
 from netcl.io.archive import refusal
 from netcl.io.onnx.library import ONNX_TYPES, OPSET, library, schema
-from netcl.io.onnx.trace import EXPORT_OP, Call, Trace
+from netcl.io.onnx.trace import EXPORT, Call, Trace
 
 _INDEX = {"tensor(int32)", "tensor(int64)"}
 #: Types that an operator's schema leaves no choice of.
@@ -92,7 +92,7 @@ class OnnxGraph:
         other = self._others.get(id(x))
         if state is None and (other is None or not _same_values(x, other)):
             what = "a value was computed outside of the ops, or depends on the batch"
-            raise refusal(EXPORT_OP, what, "compute it with ops, or pass dynamic_batch=False", shape=x.shape, dtype=x.dtype)
+            raise refusal(EXPORT, what, "compute it with ops, or pass dynamic_batch=False", shape=x.shape, dtype=x.dtype)
         name = self._names[id(x)] = Name(state or self.fresh("constant"), x.dtype)
         self._constants.setdefault(name, tree.host_bits(x))
         return name
@@ -173,7 +173,7 @@ class OnnxGraph:
         times, rest = divmod(mine, batch) if batch else (0, 1)
         if rest or other != times * (batch + 1):
             what = f"a size in {call.name} must be a multiple of the batch, or not depend on it"
-            raise refusal(EXPORT_OP, what, "pass dynamic_batch=False", sizes=(mine, other))
+            raise refusal(EXPORT, what, "pass dynamic_batch=False", sizes=(mine, other))
         if self._batch is None:
             self._batch = self.node("Shape", [self.run.inputs[0]], self.run.inputs[0].dtype, start=0, end=1)
         return self._batch if times == 1 else self.node("Mul", [self._batch, [times]], "int64")

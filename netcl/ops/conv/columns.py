@@ -134,12 +134,12 @@ def direct_cost(job: Job) -> float:
     return COLUMNS_DIRECT_COST[job.kind] * computed * math.prod(g.w_shape) * _pixel_count(g) + winograd.VALUE_COST * moved + 2 * LAUNCH_COST
 
 
-def columns_product(job: Job) -> gemm.MatrixProduct:
+def columns_product(job: Job) -> gemm.Matmul:
     """The product of a pass: a batch for each group, and for each image where they are apart."""
     g, apart = job.g, _apart(job)
     m, rows, span = g.f // g.groups, g.c // g.groups * g.taps, g.oh * g.ow if apart else _pixel_count(g)
     sizes = {FORWARD: (m, span, rows), INPUT_GRAD: (rows, span, m), WEIGHT_GRAD: (m, rows, span)}[job.kind]
-    p = gemm.MatrixProduct(*sizes, False, job.kind == WEIGHT_GRAD, *(job.dtype,) * 3, batch=(g.n if apart else 1, g.groups), placed=True)
+    p = gemm.Matmul(*sizes, False, job.kind == WEIGHT_GRAD, *(job.dtype,) * 3, batch=(g.n if apart else 1, g.groups), placed=True)
     a, b = ((g.groups * size * apart, size) for size in (p.m * p.k, p.n * p.k))
     a = a if job.kind == WEIGHT_GRAD else (0, a[1])  # weights are those of every image
     return replace(p, a_strides=a, b_strides=b, aligned=not any(value % 4 for value in (p.lda, p.ldb, *a, *b)))
@@ -223,7 +223,7 @@ def _columns_weight_grad(job: Job, queue: Any, t: ConvOperands) -> None:
         add_splits(parts, t.result)
 
 
-def _multiply(queue: Any, p: gemm.MatrixProduct, t: gemm.Operands) -> None:
+def _multiply(queue: Any, p: gemm.Matmul, t: gemm.Operands) -> None:
     """A product whose operands may be a caller's own, which need not begin at multiples of 16 bytes."""
     placed = alignment(t.a, t.b) == 16
     gemm.multiply(queue, replace(p, placed=placed, aligned=p.aligned and placed), t)

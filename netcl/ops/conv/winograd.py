@@ -173,7 +173,7 @@ def _tile_products(
 ) -> None:
     """The products of all elements of a tile in one launch."""
     aligned = not any(size % 4 for size in (m if trans_a else k, k if trans_b else n, m * k, n * k))
-    p = gemm.MatrixProduct(m, n, k, trans_a, trans_b, *("float32",) * 3, batch=(1, batches), a_strides=(0, m * k), b_strides=(0, n * k),
+    p = gemm.Matmul(m, n, k, trans_a, trans_b, *("float32",) * 3, batch=(1, batches), a_strides=(0, m * k), b_strides=(0, n * k),
                      aligned=aligned, placed=True)  # fmt: skip
     extra = {"why": "one for every element of a tile"}
     config = None if launch.on_cpu_device(queue) else KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 64, 64, 16, 8, extra=extra)

@@ -36,15 +36,9 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
     """Channels last, in x and in dy; the sums, by blocks of filters and shares of the tiles; the way back to weights."""
     g, (high, wide) = job.g, tiles_of(job)
     lanes = config.extra.get("VW", profile.lanes)
-    tiles = {
-        "VW": lanes,
-        "MR": 4 if lanes == 8 else 8,
-        "NV": 2,
-        "NT": 1,
-        "BLOCK": FILTER_BLOCKS[g.f > FILTER_BLOCKS[0]],
-        "TILES": TILES_AT_ONCE,
-    }
-    block, across, blocks = tiles["BLOCK"], -(-g.c // (2 * lanes)) * 2 * lanes, -(-g.f // tiles["BLOCK"])
+    block = FILTER_BLOCKS[g.f > FILTER_BLOCKS[0]]
+    tiles = {"VW": lanes, "MR": 4 if lanes == 8 else 8, "NV": 2, "NT": 1, "BLOCK": block, "TILES": TILES_AT_ONCE}
+    across, blocks = -(-g.c // (2 * lanes)) * 2 * lanes, -(-g.f // block)
     count = g.n * high * wide
     shares = max(1, min(-(-GROUPS_PER_UNIT * profile.max_compute_units // blocks), count // TILES_AT_ONCE))
     seen = ((OUT * high + 2, OUT * wide + 2), (OUT * high, OUT * wide))  # lines and columns of x and of dy, to whole tiles

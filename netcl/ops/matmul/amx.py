@@ -30,7 +30,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms
 from netcl.ops.matmul import cpu, gemm
-from netcl.ops.matmul.gemm import MatrixProduct, Operands
+from netcl.ops.matmul.gemm import Matmul, Operands
 
 log = logging.getLogger("netcl")
 
@@ -52,7 +52,7 @@ def granted() -> bool:
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
-def terms_for(p: MatrixProduct) -> int:
+def terms_for(p: Matmul) -> int:
     """How many bfloat16 values an operand becomes; 0 where AMX would not be exact enough, or cannot be used."""
     if p.real != "float":
         return 0
@@ -64,7 +64,7 @@ def terms_for(p: MatrixProduct) -> int:
     return 1 if precision == "medium" else 2 if precision == "high" or p.k >= AMX_SPLIT_DEPTH else 0
 
 
-def wants(p: MatrixProduct, config: KernelConfig, profile: DeviceProfile) -> bool:
+def wants(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether a product is computed on AMX: by name, or where ``NETCL_AMX`` asks for it and it is exact enough and pays."""
     if config.extra.get("tier") == "amx":
         return True
@@ -90,7 +90,7 @@ def _multiplies_exactly(queue: Any) -> bool:
     a, b = rng.standard_normal((33, 70), np.float32), rng.standard_normal((70, 50), np.float32)
     exact = a.astype(np.float64) @ b
     for terms, bound in ((1, 2**-6), (2, 2**-14)):
-        p = MatrixProduct(33, 50, 70, False, False, "float32", "float32", "float32")
+        p = Matmul(33, 50, 70, False, False, "float32", "float32", "float32")
         t = Operands(Tensor.from_host(queue, a), Tensor.from_host(queue, b), Tensor.empty((33, 50), queue=queue))
         try:
             run(queue, p, t, terms, 2)
@@ -103,7 +103,7 @@ def _multiplies_exactly(queue: Any) -> bool:
     return True
 
 
-def run(queue: Any, p: MatrixProduct, t: Operands, terms: int, units: int) -> None:
+def run(queue: Any, p: Matmul, t: Operands, terms: int, units: int) -> None:
     """Pack both operands, multiply, and do again what holds infinities or NaN."""
     rows, columns, depth = 2 * -(-p.m // 32), 2 * -(-p.n // 32), -(-p.k // 32)
     a_plane, b_plane = p.batches * rows * depth * _PACKED_TILE, p.batches * columns * depth * _PACKED_TILE
@@ -129,7 +129,7 @@ def run(queue: Any, p: MatrixProduct, t: Operands, terms: int, units: int) -> No
         repair(queue, (columns, rows, p.batches), 1, t.a, t.b, *t.end, odd, *numbers, t.scale)
 
 
-def _amx(queue: Any, p: MatrixProduct, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _amx(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     run(queue, p, t, config.extra.get("terms") or terms_for(p) or 2, profile.max_compute_units)
 
 

@@ -35,7 +35,7 @@ SPLIT_DEPTH = 256  # least depth of a part of a product that is split along k
 
 
 @dataclass(frozen=True)
-class MatrixProduct:
+class Matmul:
     """c[batch] = op(a) op(b), m x n over k; batches are numbered over two axes with a stride each per operand."""
 
     m: int
@@ -99,7 +99,7 @@ class MatrixProduct:
     def ending(self) -> Finish:
         return self.finish or Finish(self.c)
 
-    def bare(self, **changes: Any) -> MatrixProduct:
+    def bare(self, **changes: Any) -> Matmul:
         """The sums alone, in the type they are kept in."""
         return replace(self, c=sum_dtype(self.c), bias=None, finish=None, scaled=False, **changes)
 
@@ -144,7 +144,7 @@ class Operands(NamedTuple):
         return new_result((count,), sum_dtype(self.out.dtype), self.out.queue)
 
 
-def compiled(queue: Any, file: str, name: str, p: MatrixProduct, lanes: int = 1, text: str = "", **defines: Any) -> Any:
+def compiled(queue: Any, file: str, name: str, p: Matmul, lanes: int = 1, text: str = "", **defines: Any) -> Any:
     """A kernel of the files beside this one, for the dtypes and the end of a product; ``lanes`` values are finished at once."""
     end = p.ending
     operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32", "ADDED": end.residual or "float32"}
@@ -156,15 +156,15 @@ def compiled(queue: Any, file: str, name: str, p: MatrixProduct, lanes: int = 1,
 # ---- any device: simt.cl
 
 
-def _naive(queue: Any, p: MatrixProduct, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _naive(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     _per_item(queue, p, config, t, "gemm_naive", p.batches * p.m * p.n)
 
 
-def _vectorized(queue: Any, p: MatrixProduct, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _vectorized(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     _per_item(queue, p, config, t, "gemm_vectorized", p.batches * -(-p.m // 4) * -(-p.n // 4))
 
 
-def _per_item(queue: Any, p: MatrixProduct, config: KernelConfig, t: Operands, name: str, total: int) -> None:
+def _per_item(queue: Any, p: Matmul, config: KernelConfig, t: Operands, name: str, total: int) -> None:
     numbers = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
     compiled(queue, "naive.cl", name, p)(queue, total, config.local_size_1d, t.a, t.b, *t.end, *numbers, t.scale)
 
@@ -191,10 +191,10 @@ class Block(NamedTuple):
     def items(self) -> int:
         return self.m // self.rows * (self.n // self.columns) * self.slices
 
-    def local_bytes(self, p: MatrixProduct, buffers: int) -> int:
+    def local_bytes(self, p: Matmul, buffers: int) -> int:
         return (buffers * self.k * (self.m + self.n) if self.k else 17 * self.items) * p.itemsize
 
-    def fits(self, p: MatrixProduct, profile: DeviceProfile) -> bool:
+    def fits(self, p: Matmul, profile: DeviceProfile) -> bool:
         """Whether the device has room for two of its blocks, and for its work-items."""
         return self.items <= profile.max_work_group_size and self.local_bytes(p, 2) <= profile.local_mem_size
 
@@ -228,13 +228,13 @@ FEW_GROUPS_SPEED = 1.4  # what fewer work-groups than can be resident achieve, a
 ADDING, PER_PART = 1_400_000, 18  # multiply-adds of a unit in the time that a second launch takes; of all of them, that an addition does
 
 
-def _read_macros(p: MatrixProduct, quads: bool) -> dict[str, Any]:
+def _read_macros(p: Matmul, quads: bool) -> dict[str, Any]:
     """Macros by which kernels read the operands."""
     macros: dict[str, Any] = {"WIDTH": 4 if quads else 1, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
     return macros | ({"A_QUAD(p)": launch.QUADS[p.a], "B_QUAD(p)": launch.QUADS[p.b]} if quads else {})
 
 
-def _depth_slices(queue: Any, p: MatrixProduct, block: Block, quads: bool, t: Operands) -> None:
+def _depth_slices(queue: Any, p: Matmul, block: Block, quads: bool, t: Operands) -> None:
     """Blocks whose depth the work-items share, without blocks in local memory."""
     macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _read_macros(p, quads)
     kernel = compiled(queue, "reads.cl slices.cl", "gemm_slices", p, **macros)
@@ -242,7 +242,7 @@ def _depth_slices(queue: Any, p: MatrixProduct, block: Block, quads: bool, t: Op
     kernel(queue, groups_of(p, block.m, block.n) * block.items, block.items, t.a, t.b, *t.end, *numbers, t.scale)
 
 
-def _tiles(queue: Any, p: MatrixProduct, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _tiles(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     block = _best_block(p, config, profile)
     quads = config.use_vectorization and p.aligned and p.a in launch.QUADS and p.b in launch.QUADS
     if block.k == 0:
@@ -260,12 +260,12 @@ def _tiles(queue: Any, p: MatrixProduct, config: KernelConfig, profile: DevicePr
     in_parts(queue, p, splits, kernel, groups * splits * block.items, block.items, t.a, t.b, numbers, t)
 
 
-def groups_of(p: MatrixProduct, bm: int, bn: int) -> int:
+def groups_of(p: Matmul, bm: int, bn: int) -> int:
     return p.batches * -(-p.m // bm) * -(-p.n // bn)
 
 
 def in_parts(
-    queue: Any, p: MatrixProduct, splits: int, kernel: Any, size: int, local: int, a: Tensor, b: Tensor, numbers: Sequence[int], t: Operands
+    queue: Any, p: Matmul, splits: int, kernel: Any, size: int, local: int, a: Tensor, b: Tensor, numbers: Sequence[int], t: Operands
 ) -> None:
     """Launch a kernel over a product, or over its parts along k, which are then added up."""
     if splits == 1:
@@ -276,14 +276,14 @@ def in_parts(
     add_parts(queue, p, splits, sums, t)
 
 
-def add_parts(queue: Any, p: MatrixProduct, splits: int, sums: Tensor, t: Operands) -> None:
+def add_parts(queue: Any, p: Matmul, splits: int, sums: Tensor, t: Operands) -> None:
     """Add up the parts of a product that was split along k, and end it."""
     total, width = p.batches * p.m * p.n, 4 if p.n % 4 == 0 and p.plain(p.c) else 1
     kernel = compiled(queue, "naive.cl", "add_parts", p, SUMS=width)
     kernel(queue, total // width, launch.LOCAL_1D, sums, *t.end, p.n, p.has_bias, p.m * p.n, splits, total, t.scale)
 
 
-def _best_block(p: MatrixProduct, config: KernelConfig, profile: DeviceProfile) -> Block:
+def _best_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:
     """The fastest by the model: of all blocks where policy decides, else of the ways to split the configuration's along k."""
     units, named = profile.max_compute_units, config.extra.get("splits")
     policy = not is_named(config) and profile.device_type == "gpu" and p.itemsize == 4
@@ -295,7 +295,7 @@ def _best_block(p: MatrixProduct, config: KernelConfig, profile: DeviceProfile) 
     return min(choices, key=lambda block: cost(p, block, units))
 
 
-def useful_splits(p: MatrixProduct, block: Any, units: int) -> list[int]:
+def useful_splits(p: Matmul, block: Any, units: int) -> list[int]:
     """One, and those parts of k that give every compute unit one, two, ... work-groups more."""
     most, groups = p.k // SPLIT_DEPTH if block.k else 1, max(1, groups_of(p, block.m, block.n))
     return sorted({1, *(max(1, min(times * units // groups, most)) for times in range(1, 5))})
@@ -308,19 +308,19 @@ def group_times(groups: int, units: int, resident: int) -> float:
     return waves * resident + last / (min(1.0, FEW_GROUPS_SPEED * last / resident) or 1.0)
 
 
-def cost(p: MatrixProduct, block: Any, units: int) -> float:
+def cost(p: Matmul, block: Any, units: int) -> float:
     """How long a product takes, as multiply-adds of a compute unit: full waves of work-groups, and what is left at the end."""
     taken = group_times(groups_of(p, block.m, block.n) * block.splits, units, block.resident)
     added = ADDING + PER_PART * p.batches * p.m * p.n * (block.splits + 1) / units if block.splits > 1 else 0.0
     return block.m * block.n * (-(-p.k // block.splits) + block.fill) * taken / block.rate + added
 
 
-def portable_cost(p: MatrixProduct, profile: DeviceProfile) -> float:
+def portable_cost(p: Matmul, profile: DeviceProfile) -> float:
     """How long the kernels that run on every GPU would take, in the same measure."""
     return cost(p, _best_block(p, PORTABLE, profile), profile.max_compute_units)
 
 
-def _working_block(p: MatrixProduct, config: KernelConfig, profile: DeviceProfile) -> Block:
+def _working_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:
     """A block that works: whole tiles, a work-group the device allows, one buffer that fits local memory."""
     bm, bn, bk, per_item = config.tile_m, config.tile_n, config.tile_k, config.work_per_thread
     rows, slices = config.extra.get("rows_per_item") or per_item, config.extra.get("slices") or 1
@@ -379,7 +379,7 @@ algorithms.FAMILIES["matmul"] = algorithms.Family("matmul", "matmul", _PRODUCT_D
 # ---- doing it
 
 
-def problem_of(p: MatrixProduct, profile: ExtendedDeviceProfile) -> Problem:
+def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
     """A product as the selector and the tuner name it."""
     flags = {"trans_a": p.trans_a, "trans_b": p.trans_b, "batches": p.batches}
     return Problem("matmul", p.sizes(), p.ending.dtype, flags, profile)
@@ -395,7 +395,7 @@ def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConf
     return replace(config, variant=V.MATMUL_VECTORIZED if vectors else V.MATMUL_NAIVE, extra={**config.extra, "tier": "simt"})
 
 
-def product_algorithm(queue: Any, p: MatrixProduct, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
+def product_algorithm(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
     """The algorithm of a product and the configuration it runs with.
 
     A configuration that names a vendor's algorithm where that cannot run (a measurement of another driver) is done portably.
@@ -407,14 +407,14 @@ def product_algorithm(queue: Any, p: MatrixProduct, config: KernelConfig, profil
     return (found, config) if found else (TILED_PRODUCT, PORTABLE)
 
 
-def chosen(queue: Any, p: MatrixProduct, config: KernelConfig | None = None) -> tuple[Algorithm, KernelConfig]:
+def chosen(queue: Any, p: Matmul, config: KernelConfig | None = None) -> tuple[Algorithm, KernelConfig]:
     """The algorithm of a product by the selector's choice, or by a given configuration."""
     profile = handle_of(queue).profile
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
     return product_algorithm(queue, p, config, profile)
 
 
-def _widens(queue: Any, p: MatrixProduct, algorithm: Algorithm, config: KernelConfig) -> bool:
+def _widens(queue: Any, p: Matmul, algorithm: Algorithm, config: KernelConfig) -> bool:
     """Whether the left operand is cast to the type of sums first, because kernels would read it value by value.
 
     Only where policy decides: a configuration that was measured or named means the kernel as it is.
@@ -423,16 +423,14 @@ def _widens(queue: Any, p: MatrixProduct, algorithm: Algorithm, config: KernelCo
     return on_cpu and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM
 
 
-def multiply(queue: Any, p: MatrixProduct, t: Operands, config: KernelConfig | None = None) -> Tensor:
+def multiply(queue: Any, p: Matmul, t: Operands, config: KernelConfig | None = None) -> Tensor:
     """Launch a product; returns its result."""
     algorithm, config = chosen(queue, p, config)
     algorithm.run(queue, p, config, handle_of(queue).profile, t)
     return t.out
 
 
-def _product_of(
-    a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool
-) -> MatrixProduct | None:
+def _product_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool) -> Matmul | None:
     """The product of two stacks of matrices; ``None`` if their batch axes need more than two strides."""
     (m, k), n = (a.shape[-2:][::-1] if trans_a else a.shape[-2:]), b.shape[-2 if trans_b else -1]
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -449,7 +447,7 @@ def _product_of(
     rows = (a.shape[-1], b.shape[-1], *steps[0], *steps[1])
     placed = alignment(a, b) == 16
     aligned = placed and not any(value % 4 for value in rows)
-    return MatrixProduct(m, n, k, trans_a, trans_b, a.dtype, b.dtype, finish.stored, bias.dtype if bias is not None else None, finish,
+    return Matmul(m, n, k, trans_a, trans_b, a.dtype, b.dtype, finish.stored, bias.dtype if bias is not None else None, finish,
                    (outer.size, inner.size), steps[0], steps[1], aligned, placed, scaled)  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from netcl.core.records import replaced
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.ops.matmul import gemm, nvidia
-from netcl.ops.matmul.gemm import MatrixProduct, Operands
+from netcl.ops.matmul.gemm import Matmul, Operands
 
 MMA_TIER = "mma"
 _MMA_FLOATS = {"float32", *HALVES}
@@ -78,12 +78,12 @@ class _Side(NamedTuple):
     width: int
     strides: tuple[int, int]
 
-    def ready(self, p: MatrixProduct, dtype: str) -> bool:
+    def ready(self, p: Matmul, dtype: str) -> bool:
         """Whether its lines start at multiples of 16 bytes, in the dtype that is wanted."""
         each = 16 // DTYPES[dtype].itemsize
         return self.dtype == dtype and (p.placed or p.aligned) and not any(value % each for value in (self.width, *self.strides))
 
-    def padded(self, p: MatrixProduct, dtype: str) -> tuple[_Side, int, int]:
+    def padded(self, p: Matmul, dtype: str) -> tuple[_Side, int, int]:
         """The same in whole pieces of 16 bytes; how many stacks along the inner axis differ, and how many values there are."""
         wide = _round_up(self.width, 16 // DTYPES[dtype].itemsize)
         size = self.lines * wide
@@ -96,12 +96,12 @@ def _round_up(value: int, each: int) -> int:
     return -(-value // each) * each
 
 
-def _operand_sides(p: MatrixProduct) -> tuple[_Side, _Side]:
+def _operand_sides(p: Matmul) -> tuple[_Side, _Side]:
     a = _Side(p.a, *((p.k, p.m) if p.trans_a else (p.m, p.k)), p.a_strides)
     return a, _Side(p.b, *((p.n, p.k) if p.trans_b else (p.k, p.n)), p.b_strides)
 
 
-def unit_dtype(p: MatrixProduct) -> str | None:
+def unit_dtype(p: Matmul) -> str | None:
     """The dtype in which the units are given both operands; ``None`` for products they cannot do, or not exactly enough."""
     if p.real != "float" or {p.a, p.b} - _MMA_FLOATS or not p.k:
         return None
@@ -110,19 +110,19 @@ def unit_dtype(p: MatrixProduct) -> str | None:
     return "float32" if p.k >= MMA_SPLIT_DEPTH or get_matmul_precision() == "medium" else None
 
 
-def mma_cost(p: MatrixProduct, tile: Tile, units: int, dtype: str) -> float:
+def mma_cost(p: Matmul, tile: Tile, units: int, dtype: str) -> float:
     """As :func:`gemm.cost`, and what it takes to write operands out."""
     written = [side for side in _operand_sides(p) if not side.ready(p, dtype)]
     return gemm.cost(p, tile, units) + sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in written)
 
 
-def choices(p: MatrixProduct, units: int, dtype: str) -> Iterator[Tile]:
+def choices(p: Matmul, units: int, dtype: str) -> Iterator[Tile]:
     """Every tile for a product, with the parts of k that make enough work-groups."""
     for tile in MMA_TILES[DTYPES[dtype].itemsize]:
         yield from (replaced(tile, splits=splits) for splits in gemm.useful_splits(p, tile, units))
 
 
-def best(p: MatrixProduct, units: int, config: KernelConfig | None = None) -> tuple[Tile, float]:
+def best(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[Tile, float]:
     """The fastest tile by the model, among those that a configuration names if it names one, and how long it takes."""
     dtype = unit_dtype(p) or "float32"
     found = list(choices(p, units, dtype))
@@ -132,7 +132,7 @@ def best(p: MatrixProduct, units: int, config: KernelConfig | None = None) -> tu
     return found[costs.index(min(costs))], min(costs)
 
 
-def run(queue: Any, p: MatrixProduct, t: Operands, tile: Tile | None = None) -> None:
+def run(queue: Any, p: Matmul, t: Operands, tile: Tile | None = None) -> None:
     """A product on the units: operands that are not ready, then all of it, then the addition of its parts if there are several."""
     tile = tile or best(p, int(queue.device.max_compute_units))[0]
     dtype = unit_dtype(p) or "float32"
@@ -146,7 +146,7 @@ def run(queue: Any, p: MatrixProduct, t: Operands, tile: Tile | None = None) -> 
     gemm.in_parts(queue, p, splits, kernel, items, tile.items, left, right, numbers, t)
 
 
-def _written_out(queue: Any, p: MatrixProduct, dtype: str, t: Operands) -> tuple[list[_Side], list[Tensor], int]:
+def _written_out(queue: Any, p: Matmul, dtype: str, t: Operands) -> tuple[list[_Side], list[Tensor], int]:
     """Both operands, with those that are not ready written out one after the other; and where the second then begins."""
     sides, tensors = list(_operand_sides(p)), [t.a, t.b]
     padded = {i: side.padded(p, dtype) for i, side in enumerate(sides) if not side.ready(p, dtype)}
@@ -160,7 +160,7 @@ def _written_out(queue: Any, p: MatrixProduct, dtype: str, t: Operands) -> tuple
     return sides, tensors, first
 
 
-def _mma_macros(p: MatrixProduct, tile: Tile) -> dict[str, Any]:
+def _mma_macros(p: Matmul, tile: Tile) -> dict[str, Any]:
     terms = 2 if p.a == "float32" and get_matmul_precision() != "medium" else 1
     macros = {"MMA": _UNITS[p.a], "SIZE": DTYPES[p.a].itemsize, "TERMS": terms, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
     stores = {"C_WIDTH": 1 if p.n % 4 else 4, "C_SIZE": DTYPES[p.c].itemsize} | ({"PAIR": f"pair_{p.c}"} if p.c in HALVES else {})

@@ -18,7 +18,7 @@ from netcl.core.kernel_selector import KernelVariant as V
 from netcl.core.records import replaced
 from netcl.engine import algorithms
 from netcl.ops.matmul import gemm, mma, nvidia
-from netcl.ops.matmul.gemm import MatrixProduct, Operands
+from netcl.ops.matmul.gemm import Matmul, Operands
 
 WGMMA_TIER = "wgmma"
 CAPABILITY = (9, 0)
@@ -71,7 +71,7 @@ _BEGIN = 700_000  # multiply-adds of a unit in the time that it takes the first 
 _TURNING = 0.82  # what is left of a rate where float32 does not lie along k and copiers turn it
 
 
-def takes(p: MatrixProduct) -> bool:
+def takes(p: Matmul) -> bool:
     """Whether the kernels do a product: its dtypes, and where its rows begin. float32 that may be rounded is faster one tier below."""
     whole = 16 // DTYPES[p.a].itemsize
     if p.a == "float32" and get_matmul_precision() == "medium":
@@ -83,7 +83,7 @@ def takes(p: MatrixProduct) -> bool:
     )  # fmt: skip
 
 
-def best_tile(p: MatrixProduct, units: int, config: KernelConfig | None = None) -> tuple[WarpGroupTile, float]:
+def best_tile(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[WarpGroupTile, float]:
     """The fastest tile by the model, among those that a configuration names if it names one, and how long it takes."""
     tiles: Sequence[WarpGroupTile] = WGMMA_TILES[DTYPES[p.a].itemsize]
     extra = config.extra if config else {}
@@ -96,7 +96,7 @@ def best_tile(p: MatrixProduct, units: int, config: KernelConfig | None = None) 
     return found[costs.index(min(costs))], min(costs)
 
 
-def _priced(p: MatrixProduct, tile: WarpGroupTile) -> WarpGroupTile:
+def _priced(p: Matmul, tile: WarpGroupTile) -> WarpGroupTile:
     """A tile as fast as it is where the right operand of its instructions must be turned."""
     along = not p.trans_a if tile.swapped else p.trans_b
     return tile if along or p.a != "float32" else replaced(tile, rate=_TURNING * tile.rate)
@@ -119,7 +119,7 @@ def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], fi
     return f'#define {name}(d, x, y) __asm__ volatile("//@sm_90a {line}" : {outs} : {ins}, "l"(y))\n'
 
 
-def instructions(p: MatrixProduct, tile: WarpGroupTile) -> str:
+def instructions(p: Matmul, tile: WarpGroupTile) -> str:
     """What the kernel multiplies by, and the line behind which its sums may be read."""
     # The unit wants rows of the left and columns of the right operand along k; it turns what lies otherwise.
     left, right = (int(p.trans_a), int(not p.trans_b))[:: -1 if tile.swapped else 1]
@@ -130,7 +130,7 @@ def instructions(p: MatrixProduct, tile: WarpGroupTile) -> str:
     return "".join(macros) + f'#define SETTLED(d) __asm__ volatile("" : {kept})\n'
 
 
-def run(queue: Any, p: MatrixProduct, t: Operands, tile: WarpGroupTile | None = None, **named: Any) -> None:
+def run(queue: Any, p: Matmul, t: Operands, tile: WarpGroupTile | None = None, **named: Any) -> None:
     """One launch over as many work-groups as there are processors, and one that adds parts where k is split."""
     units = int(queue.device.max_compute_units)
     tile = tile or best_tile(p, units)[0]
@@ -147,12 +147,12 @@ def run(queue: Any, p: MatrixProduct, t: Operands, tile: WarpGroupTile | None = 
     gemm.in_parts(queue, p, tile.splits, kernel, groups * ITEMS, ITEMS, t.a, t.b, numbers, t)
 
 
-def _width(p: MatrixProduct) -> int:
+def _width(p: Matmul) -> int:
     """Results that a work-item stores at once."""
     return 4 if p.c in HALVES and p.n % 4 == 0 else 2 if p.c == "float32" and p.n % 2 == 0 else 1
 
 
-def _wgmma(queue: Any, p: MatrixProduct, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _wgmma(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     run(queue, p, t, best_tile(p, profile.max_compute_units, config)[0], **config.extra.get("macros", {}))
 
 
