@@ -75,9 +75,9 @@ def __getattr__(name: str) -> Any:
 def _of_torch(name: str) -> Any:
     """What torch has at its root: functions that make tensors, ops with their gradients, methods as functions."""
     creation, autograd, tensor = (importlib.import_module(f"netcl.{path}") for path in ("autograd.creation", "autograd", "core.tensor"))
-    if name in creation.FUNCTIONS:
-        return creation.FUNCTIONS[name]
-    if name in autograd._LASTING:
+    if name in creation.CREATION_FUNCTIONS:
+        return creation.CREATION_FUNCTIONS[name]
+    if name in autograd.LASTING:
         return getattr(autograd, name)
     if name in _METHODS or (name[-1] == "_" and name[0] != "_" and hasattr(tensor.Tensor, name)):
         return getattr(tensor.Tensor, name)
@@ -88,5 +88,5 @@ def _of_torch(name: str) -> Any:
 
 def __dir__() -> list[str]:
     creation, autograd = importlib.import_module("netcl.autograd.creation"), importlib.import_module("netcl.autograd")
-    torchs = (*_RENAMED, *_METHODS, *_NUMBERS, *creation.FUNCTIONS, *autograd._LASTING)
+    torchs = (*_RENAMED, *_METHODS, *_NUMBERS, *creation.CREATION_FUNCTIONS, *autograd.LASTING)
     return sorted({*globals(), *_SHORTCUTS, *_DTYPES, *_PACKAGES, *torchs})

@@ -72,9 +72,7 @@ FAULTS: dict[str, Fault] = {
     "a view of a pending value has writes of its own": Fault(
         "views", _TENSOR, "        view.writes = writes_of(x)\n        return view", "        return view", _IN_PLACE
     ),
-    "a pending value keeps the shape it was computed in": Fault(
-        "views", _TENSOR, "memory.reshape(self.shape) if", "memory if", _OF_FUSION
-    ),
+    "a pending value keeps the shape it was computed in": Fault("views", _TENSOR, "memory.reshape(self.shape) if", "memory if", _OF_FUSION),
     "a value per row is read without its axes": Fault(
         "views",
         "netcl/engine/fused_kernel.py",

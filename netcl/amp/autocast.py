@@ -22,6 +22,7 @@ from netcl.core.errors import DtypeError, message
 from netcl.core.hooks import hooks
 from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
+from netcl.core.writes import writes_of
 
 
 class _Cast(NamedTuple):
@@ -33,7 +34,7 @@ class _Cast(NamedTuple):
     recorder: Any
 
     def good(self, wanted: str) -> bool:
-        same = self.version == self.parameter._version and self.recorder is recording.active.recorder
+        same = self.version == writes_of(self.parameter).last and self.recorder is recording.active.recorder
         return same and self.half.dtype == wanted and self.half.grad_fn.rule is not None
 
 
@@ -46,8 +47,8 @@ class _Active(threading.local):
         self.casts: dict[int, _Cast] = {}
 
 
-active = _Active()
-hooks.modes.append(partial(attrgetter("dtype"), active))
+casting = _Active()
+hooks.modes.append(partial(attrgetter("dtype"), casting))
 _warned = False
 
 
@@ -79,14 +80,14 @@ class autocast(ContextDecorator):
         self.dtype = row.name if enabled else None
 
     def __enter__(self) -> autocast:
-        active.around.append(active.dtype)
-        active.dtype = self.dtype
+        casting.around.append(casting.dtype)
+        casting.dtype = self.dtype
         return self
 
     def __exit__(self, *exc: object) -> None:
-        active.dtype = active.around.pop()
-        if not active.around:
-            active.casts.clear()
+        casting.dtype = casting.around.pop()
+        if not casting.around:
+            casting.casts.clear()
 
 
 def is_autocast_enabled() -> bool:
@@ -96,12 +97,12 @@ def is_autocast_enabled() -> bool:
     ...     is_autocast_enabled()
     True
     """
-    return active.dtype is not None
+    return casting.dtype is not None
 
 
 def get_autocast_dtype() -> str | None:
     """The dtype of the innermost ``autocast`` block of this thread; ``None`` where it is off."""
-    return active.dtype
+    return casting.dtype
 
 
 def supports_fp16(device: Any = None) -> bool:
@@ -122,8 +123,8 @@ def maybe_cast_tensor(tensor: Tensor, dtype: str | None = None) -> Tensor:
     ...     maybe_cast_tensor(x).dtype, maybe_cast_tensor(x.to("int32")).dtype
     ('float16', 'int32')
     """
-    wanted = active.dtype if dtype is None else dtypes.lookup(dtype, "maybe_cast_tensor").name
-    return tensor if wanted is None else cast(tensor, wanted)
+    wanted = casting.dtype if dtype is None else dtypes.lookup(dtype, "maybe_cast_tensor").name
+    return tensor if wanted is None else cast_recorded(tensor, wanted)
 
 
 def master_param(parameter: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ def master_param(parameter: Tensor) -> Tensor:
     if parameter.dtype not in dtypes.HALVES:
         return parameter
     master = parameter.detach().to("float32")
-    master._mark(parameter.requires_grad, True)
+    master.requires_grad, master.persistent = parameter.requires_grad, True  # type: ignore[misc]
     return master
 
 
@@ -145,19 +146,19 @@ def master_param(parameter: Tensor) -> Tensor:
 
 def cast_arguments(policy: Literal["half", "float"], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of an op with its float tensors in the dtype its row asks for inside this block."""
-    wanted = active.dtype if policy == "half" and active.dtype is not None else "float32"
+    wanted = casting.dtype if policy == "half" and casting.dtype is not None else "float32"
     return [_fitted_dtype(x, wanted) for x in args], {name: x if name == "out" else _fitted_dtype(x, wanted) for name, x in kwargs.items()}
 
 
 def _fitted_dtype(value: Any, wanted: str) -> Any:
     if isinstance(value, Tensor):
-        return cast(value, wanted)
+        return cast_recorded(value, wanted)
     if isinstance(value, (list, tuple)) and any(isinstance(part, Tensor) for part in value):
         return [_fitted_dtype(part, wanted) for part in value]
     return value
 
 
-def cast(tensor: Tensor, wanted: str) -> Tensor:
+def cast_recorded(tensor: Tensor, wanted: str) -> Tensor:
     """The tensor in another float dtype, recorded. float64 was chosen by someone and stays."""
     if tensor.dtype == wanted or tensor.dtype == "float64" or not dtypes.DTYPES[tensor.dtype].is_float:
         return tensor
@@ -173,12 +174,12 @@ def _cast_parameter(parameter: Tensor, wanted: str) -> Tensor:
 
     A replay repeats the casts of its own recording and no others.
     """
-    known = active.casts.get(id(parameter))
+    known = casting.casts.get(id(parameter))
     if known is not None and known.good(wanted):
         return known.half
     half = parameter.to(wanted)
-    if half.grad_fn is not None and active.around:
-        active.casts[id(parameter)] = _Cast(parameter, half, parameter._version, recording.active.recorder)
+    if half.grad_fn is not None and casting.around:
+        casting.casts[id(parameter)] = _Cast(parameter, half, writes_of(parameter).last, recording.active.recorder)
     return half
 
 

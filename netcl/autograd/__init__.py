@@ -33,7 +33,7 @@ from netcl.autograd.tape import (
     set_detect_anomaly,
     set_grad_enabled,
 )
-from netcl.core.hooks import Function as _Function
+from netcl.core.hooks import AnyFunction as _Function
 from netcl.core.tensor import Tensor
 from netcl.engine.lazy_graph import TraceNode
 from netcl.engine.registry import Pointwise, register
@@ -104,27 +104,27 @@ def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
     return _twins.twin(primitive.name)
 
 
-_twins.put("setitem", _in_place.setitem)
+_twins.put("setitem", _in_place.recorded_setitem)
 
 #: What core calls by name beside ops.
-_BY_NAME: dict[str, _Function] = {
+_CALLED_BY_CORE: dict[str, _Function] = {
     "assign": _in_place.assign, "backward": backward, "changing_history": changing_history, "check_write": _views.check_write,
     "contiguous": _views.contiguous, "follow_view": _views.follow, "in_place": _in_place.in_place, "move": move, "no_grad": no_grad,
-    "refresh_copies": _views.refresh_copies, "retain_grad": retain_grad, "store": _views.store,
+    "refresh_copies": _views.refresh_copies, "retain_grad": retain_grad, "store": _views.write_into,
 }  # fmt: skip
 
 
 def find(name: str) -> _Function | None:
     """A function by the name that core calls it by: the op with its gradient, or one of the tape's own."""
-    return _BY_NAME.get(name) or _twins.find(name)
+    return _CALLED_BY_CORE.get(name) or _twins.find_twin(name)
 
 
-_LASTING = frozenset(_forward.names())  # a program may take back an op that it registers later
+LASTING = frozenset(_forward.names())  # a program may take back an op that it registers later
 
 
 def __getattr__(name: str) -> Any:
     found = getattr(_twins, name)
-    if name in _LASTING:
+    if name in LASTING:
         globals()[name] = found  # looking it up here costs as much as the checks of a small op
     return found
 

@@ -27,7 +27,7 @@ from netcl.ops.composed import largest
 _UNUSED = ("layout", "pin_memory", "memory_format", "non_blocking")
 
 
-def _place(options: dict[str, Any]) -> tuple[Any, bool]:
+def _placement(options: dict[str, Any]) -> tuple[Any, bool]:
     """The queue that keyword arguments select, and whether the result requires grad; raises on unknown keywords."""
     queue = find_queue(options.pop("queue", None), None, options.pop("device", None))
     grad = options.pop("requires_grad", False)
@@ -37,12 +37,7 @@ def _place(options: dict[str, Any]) -> tuple[Any, bool]:
     return queue, bool(grad)
 
 
-def _made(values: Any, dtype: Any, options: dict[str, Any]) -> Tensor:
-    queue, grad = _place(options)
-    return Tensor.from_host(queue, values, dtype, requires_grad=grad)
-
-
-def _sizes(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
+def _given_sizes(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
     given = (options.pop("size"),) if "size" in options else size
     return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int | np.integer) else tuple(given)
 
@@ -52,22 +47,22 @@ def _sizes(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
 
 def full(size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Tensor:
     """A tensor with ``fill_value`` everywhere."""
-    queue, grad = _place(options)
+    queue, grad = _placement(options)
     value = fill_value.item() if isinstance(fill_value, Tensor) else fill_value
     return Tensor.full(size, value, dtype, queue=queue, requires_grad=grad)
 
 
 def zeros(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
     """Zeros: ``zeros(2, 3)``, ``zeros((2, 3))`` or ``zeros(size=(2, 3))``; a dtype may follow a tuple."""
-    return _constant(Tensor.zeros, size, dtype, options)
+    return _filled(Tensor.zeros, size, dtype, options)
 
 
 def ones(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
     """Ones; arguments as those of :func:`zeros`."""
-    return _constant(Tensor.ones, size, dtype, options)
+    return _filled(Tensor.ones, size, dtype, options)
 
 
-def _constant(make: Callable[..., Tensor], size: tuple[Any, ...], dtype: Any, options: dict[str, Any]) -> Tensor:
+def _filled(make: Callable[..., Tensor], size: tuple[Any, ...], dtype: Any, options: dict[str, Any]) -> Tensor:
     given = (options.pop("size"),) if "size" in options else size
     return make(*given, dtype=dtype, **{name: value for name, value in options.items() if name not in _UNUSED})
 
@@ -75,24 +70,24 @@ def _constant(make: Callable[..., Tensor], size: tuple[Any, ...], dtype: Any, op
 def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
     """An uninitialized tensor."""
     *sizes, dtype = size if len(size) == 2 and isinstance(size[1], str) else (*size, dtype)
-    shape = _sizes(tuple(sizes), options)
-    queue, grad = _place(options)
+    shape = _given_sizes(tuple(sizes), options)
+    queue, grad = _placement(options)
     return Tensor.empty(shape, dtype or dtypes.FLOAT32, queue=queue, requires_grad=grad)
 
 
 def rand(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
     """Values uniform in [0, 1)."""
-    return _random("rand", size, dtype, options)
+    return _random_tensor("rand", size, dtype, options)
 
 
 def randn(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
     """Values of the standard normal distribution."""
-    return _random("randn", size, dtype, options)
+    return _random_tensor("randn", size, dtype, options)
 
 
-def _random(kind: str, size: tuple[Any, ...], dtype: Any, options: dict[str, Any]) -> Tensor:
-    shape = _sizes(size, options)
-    queue, grad = _place(options)
+def _random_tensor(kind: str, size: tuple[Any, ...], dtype: Any, options: dict[str, Any]) -> Tensor:
+    shape = _given_sizes(size, options)
+    queue, grad = _placement(options)
     return twin(kind)(shape, dtype=dtype or dtypes.FLOAT32, queue=queue).requires_grad_(grad)
 
 
@@ -101,7 +96,7 @@ def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64
     size = options.pop("shape", size)
     if size is None and high is not None and not isinstance(high, int | np.integer):
         high, size = None, high
-    queue, _ = _place(options)
+    queue, _ = _placement(options)
     row = dtypes.lookup(dtype or "int64", "randint")
     made = twin("randint")(low, high, () if size is None else tuple(np.atleast_1d(size).tolist()), dtype="int64", queue=queue)
     return made.to(row.name)
@@ -109,7 +104,7 @@ def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64
 
 def randperm(n: int, *, dtype: Any = "int64", **options: Any) -> Tensor:
     """The numbers from 0 to n - 1 in random order."""
-    queue, _ = _place(options)
+    queue, _ = _placement(options)
     return twin("argsort")(twin("rand")((n,), queue=queue)).to(dtype)
 
 
@@ -127,17 +122,18 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, dtype: Any = No
 def arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **options: Any) -> Tensor:
     """``start, start + step, ...`` below ``end``; integers give int64, floats float32."""
     end = options.pop("stop", end)
-    queue, grad = _place(options)
+    queue, grad = _placement(options)
     return Tensor.arange(start, end, step, dtype, queue=queue).requires_grad_(grad)
 
 
-def _on_host(name: str, values: Callable[..., Any], default: Any = dtypes.FLOAT32) -> Callable[..., Tensor]:
+def _host_factory(name: str, values: Callable[..., Any], default: Any = dtypes.FLOAT32) -> Callable[..., Tensor]:
     """A factory whose values NumPy computes, with torch's keywords."""
     parameters = tuple(inspect.signature(values).parameters)
 
     def make(*args: Any, dtype: Any = None, **options: Any) -> Tensor:
         named = {key: options.pop(key) for key in parameters if key in options}
-        return _made(values(*args, **named), dtype or default, options)
+        queue, grad = _placement(options)
+        return Tensor.from_host(queue, values(*args, **named), dtype or default, requires_grad=grad)
 
     make.__name__ = make.__qualname__ = name
     make.__doc__ = f"``{name}({', '.join(parameters)})`` as in torch."
@@ -175,7 +171,7 @@ def from_numpy(array: np.ndarray) -> Tensor:
     return Tensor.from_host(array)
 
 
-def _like(name: str, make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _like_function(name: str, make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def like(input: Tensor, *args: Any, dtype: Any = None, **options: Any) -> Tensor:
         return make(input.shape, *args, dtype=dtype or input.dtype, **_beside(input, options))
 
@@ -245,11 +241,11 @@ def seed() -> int:
 
 
 #: Everything here, by the name it has at the root.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+CREATION_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f.__name__: f for f in (arange, as_tensor, broadcast_tensors, empty, finfo, from_numpy, full, meshgrid, multinomial, normal, ones,
                                rand, randint, randn, randperm, seed, set_default_dtype, zeros)},
-    **{name: _on_host(name, *how) for name, how in _ON_HOST.items()},
-    **{f"{f.__name__}_like": _like(f.__name__, f) for f in (empty, full, ones, rand, randn, zeros)},
+    **{name: _host_factory(name, *how) for name, how in _ON_HOST.items()},
+    **{f"{f.__name__}_like": _like_function(f.__name__, f) for f in (empty, full, ones, rand, randn, zeros)},
     "randint_like": lambda input, low, high=None, **options: randint(low, high, input.shape, **_beside(input, options)).to(input.dtype),
     "asarray": as_tensor,
     "broadcast_shapes": lambda *shapes: tuple(int(n) for n in np.broadcast_shapes(*shapes)),

@@ -14,7 +14,7 @@ from netcl.ops import random
 
 def move(x: Tensor, queue: Any) -> Tensor:
     """``x.to(device)`` of a tensor that requires a gradient: a copy whose gradient is moved back to the device of ``x``."""
-    out = x._moved(queue)
+    out = x.detach().to(queue)
     if recording((x,)):
         Node("to", lambda node, F, grads: [grads[0].to(node.saved)], (x,), x.queue).attach((out,))
     return out
@@ -77,8 +77,8 @@ class Function:
 
 def _function_rule(cls: type[Function]) -> Callable[..., Sequence[Any]]:
     def rule(node: Node, F: Any, grads: Sequence[Any]) -> Sequence[Any]:
-        zeros = [g if g is not None else Tensor.zeros(like.shape, like.dtype, queue=_queue(grads))
-                 for g, like in zip(grads, node.outputs, strict=True)]  # fmt: skip
+        queue, given = next(g for g in grads if g is not None).queue, zip(grads, node.outputs, strict=True)
+        zeros = [Tensor.zeros(like.shape, like.dtype, queue=queue) if g is None else g for g, like in given]
         node.saved.saved_tensors = intact(node, *node.saved.saved_tensors)
         back = cls.backward(node.saved, *zeros)
         back = back if isinstance(back, tuple) else (back,)
@@ -88,10 +88,6 @@ def _function_rule(cls: type[Function]) -> Callable[..., Sequence[Any]]:
         return back
 
     return rule
-
-
-def _queue(grads: Sequence[Any]) -> Any:
-    return next(g for g in grads if g is not None).queue
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

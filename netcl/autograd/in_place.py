@@ -39,7 +39,7 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             ops.function(name)(x, *args, out=x, **kwargs)
             return x
         return assign(x, twin(name)(x, *args, **kwargs), name)
-    return assign(x, twin(name)(_snapshot(x) if keeps_first(name) else x, *args, **kwargs), name)
+    return assign(x, twin(name)(_snapshot_of(x) if keeps_first(name) else x, *args, **kwargs), name)
 
 
 def _times_alpha(other: Any, alpha: Any) -> tuple[tuple[Any], dict[str, Any]]:
@@ -76,7 +76,7 @@ def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any
     return True
 
 
-def _snapshot(x: Tensor) -> Tensor:
+def _snapshot_of(x: Tensor) -> Tensor:
     """A copy of ``x`` with its current values and history, for backward of the op."""
     kept = duplicate(x)
     kept.requires_grad, kept.grad_fn, kept.output_nr = x.requires_grad, x.grad_fn, x.output_nr
@@ -100,7 +100,7 @@ def assign(x: Tensor, result: Tensor, name: str = "assign") -> Tensor:
             raise DtypeError(message(f"{name}_", what, "write x = x + y instead, or cast one of them", shape=x.shape))
         result = twin("cast")(result, x.dtype)
     old = _history_of(x)
-    views.store(x, result)
+    views.write_into(x, result)
     _rebase(x, old, result)
     return x
 
@@ -164,7 +164,7 @@ def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, 
 # ---- items
 
 
-def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
+def recorded_setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     """``x[index] = value``, in place and recorded: gradients flow to ``value`` and, for the other elements, to the old ``x``."""
     _check_target("setitem", x, (value,), {})
     if isinstance(value, Tensor) and views.is_copy(value) and value.writes is x.writes and _is_item(x, index, value):
@@ -172,7 +172,7 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     recorded = learns((x, value), {})
     old = _history_of(x)
     if views.is_copy(x):
-        views.store(x, ops.function("setitem")(duplicate(x), index, value))
+        views.write_into(x, ops.function("setitem")(duplicate(x), index, value))
     else:
         with _unrecorded():
             ops.function("setitem")(x, index, value)
@@ -212,7 +212,7 @@ def _fill(x: Tensor, value: Any) -> Tensor:
         return _copy(x, twin("reshape")(value, ()))
     old = _history_of(x)
     if views.is_copy(x):
-        views.store(x, Tensor.full((), value, x.dtype, queue=x.queue), (0,) * x.ndim)
+        views.write_into(x, Tensor.full((), value, x.dtype, queue=x.queue), (0,) * x.ndim)
     else:
         with _unrecorded():
             x._changing()
@@ -260,7 +260,7 @@ def _bernoulli(x: Tensor, p: Any = 0.5) -> Tensor:
     return assign(x, twin("cast")(twin("bernoulli")(twin("expand")(chance, x.shape)), x.dtype), "bernoulli")
 
 
-def _random(x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
+def _random_integers(x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
     if high is None:  # as torch: up to the largest integer that the dtype holds exactly
         low, high = (
             (0, low) if low else (0, {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "uint8": 2**8, "bool": 2}.get(x.dtype, 2**31))
@@ -277,6 +277,6 @@ def _log_normal(x: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
 
 
 _SPECIAL: dict[str, Callable[..., Tensor]] = {
-    "fill": _fill, "copy": _copy, "uniform": _fill_uniform, "normal": _fill_normal, "bernoulli": _bernoulli, "random": _random,
+    "fill": _fill, "copy": _copy, "uniform": _fill_uniform, "normal": _fill_normal, "bernoulli": _bernoulli, "random": _random_integers,
     "exponential": _exponential, "log_normal": _log_normal,
 }  # fmt: skip

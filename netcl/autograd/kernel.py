@@ -20,7 +20,7 @@ from netcl.core.kernels.primitives import PRIMITIVE_PREAMBLE, KernelSpec
 from netcl.core.tensor import Tensor
 from netcl.engine.operands import operands
 
-_SCALARS = {"int": "int", "float": "float", "bool": "int"}
+_SCALAR_TYPES = {"int": "int", "float": "float", "bool": "int"}
 _STORED = ("float32", "float64", "int32", "int64", "uint8")
 _DIM = r"\b{name}_dim(\d+)\b"
 
@@ -70,7 +70,7 @@ class Kernel:
         self.body = body or inspect.getdoc(function) or ""
         if not self.body:
             raise KernelBuildError(message(self.name, "a kernel needs a body", "write it as the docstring, or pass body="))
-        self.tensors, self.numbers, self.dtype = _signature(self.name, function)
+        self.tensors, self.numbers, self.dtype = _kernel_signature(self.name, function)
         self.vjp, self.shape, self.cpu, self.check, self.options = vjp, shape, cpu, check, tuple(options)
         self.forward = self._spec(self.name, self.body, self.tensors, {"out": self.dtype})
         self.backward = self._backward_specs()
@@ -174,14 +174,14 @@ def _kernel_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Tensor | None
     return [found.get(n) for n in inputs]
 
 
-def _signature(name: str, function: Callable[..., Any]) -> tuple[dict[str, str], dict[str, str], str]:
+def _kernel_signature(name: str, function: Callable[..., Any]) -> tuple[dict[str, str], dict[str, str], str]:
     """The tensors with their dtypes, the numbers with their C types, the dtype of the result."""
     signature = inspect.signature(function)
     tensors, numbers = {}, {}
     for parameter in signature.parameters.values():
         kind = getattr(parameter.annotation, "__name__", str(parameter.annotation)).strip("'\"")
-        if kind in _SCALARS:
-            numbers[parameter.name] = _SCALARS[kind]
+        if kind in _SCALAR_TYPES:
+            numbers[parameter.name] = _SCALAR_TYPES[kind]
         else:
             tensors[parameter.name] = _stored_dtype(name, parameter.name, kind)
     if not tensors:

@@ -8,7 +8,7 @@ from functools import cache, partial, wraps
 from typing import Any
 
 from netcl import ops
-from netcl.amp.autocast import active, autocast, cast_arguments
+from netcl.amp.autocast import autocast, cast_arguments, casting
 from netcl.autograd.tape import Node, intact, like, make_like, modes, recording
 from netcl.core.errors import AutogradError, message
 from netcl.core.tensor import Tensor
@@ -64,7 +64,7 @@ def _scale_last(call: Callable[..., Any], *args: Any, alpha: Any, **kwargs: Any)
     return call(*args[:-1], args[-1] * alpha, **kwargs)
 
 
-def _rounded(call: Callable[..., Any], a: Any, b: Any, *, rounding_mode: str | None, **kwargs: Any) -> Any:
+def _rounded_quotient(call: Callable[..., Any], a: Any, b: Any, *, rounding_mode: str | None, **kwargs: Any) -> Any:
     if rounding_mode not in (None, "floor", "trunc"):
         what = 'rounding_mode must be None, "floor" or "trunc"'
         raise ValueError(message("div", what, rounding_mode=repr(rounding_mode)))
@@ -85,7 +85,7 @@ EXTRAS: dict[str, tuple[Callable[[Any], bool], Callable[..., Any]]] = {
     "dtype": (lambda row: row.name in ("sum", "mean", "prod", "cumsum", "cumprod", "nansum", "nanmean", "softmax", "log_softmax", "norm"),
               _cast_first),
     "alpha": (lambda row: row.name in ("add", "sub", "rsub", "index_add"), _scale_last),
-    "rounding_mode": (lambda row: row.name == "div", _rounded),
+    "rounding_mode": (lambda row: row.name == "div", _rounded_quotient),
     "stable": (lambda row: row.name in ("sort", "argsort"), _ignored),
     "sorted": (lambda row: row.name == "topk", _ignored),
 }  # fmt: skip
@@ -144,10 +144,11 @@ def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
                 return EXTRAS[extra.pop()][1](call, *args, **kwargs)
             if row.inputs and row.inputs[0] in kwargs:  # input=: the code below expects the first tensor as args[0]
                 args = (kwargs.pop(row.inputs[0]), *args)
-        if policy != "keep" and active.dtype is not None:
+        if policy != "keep" and casting.dtype is not None:
             args, kwargs = cast_arguments(policy, args, kwargs)
-        if kwargs and note is not None and kwargs.get("out") is not None:
-            _check_out(row.name, args, kwargs)
+        if kwargs and note is not None and kwargs.get("out") is not None and learns(args, kwargs):
+            what = "a call with out= is not recorded, but an input requires a gradient"
+            raise AutogradError(message(row.name, what, "drop out=, or call it inside no_grad()", out=kwargs["out"].shape))
         observer = modes.observer
         if observer is not None:
             return observer(row, recorded, *args, **kwargs)
@@ -177,12 +178,6 @@ def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _check_out(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    if learns(args, kwargs):
-        what = "a call with out= is not recorded, but an input requires a gradient"
-        raise AutogradError(message(name, what, "drop out=, or call it inside no_grad()", out=kwargs["out"].shape))
-
-
 def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call must be recorded: a tensor argument, or one in a list, requires a gradient."""
     for x in (*args, *kwargs.values()) if kwargs else args:
@@ -200,7 +195,7 @@ def _composite(row: Composite) -> Callable[..., Any]:
         return function
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if active.dtype is None:
+        if casting.dtype is None:
             return function(*args, **kwargs)
         with autocast(enabled=False):  # of its parts too, products among them
             return function(*args, **kwargs)
@@ -340,7 +335,7 @@ def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     several = len(node.outputs) > 1
     out = None if outs is None else (tuple(outs) if several else outs[0])
     keywords = {**keywords, "needs": tuple(edge is not None for edge in node.edges)}  # a vjp may skip unwanted gradients
-    back = registry.backward(row, F, tuple(grads) if several else grads[0], out, inputs, keywords)
+    back = registry.call_vjp(row, F, tuple(grads) if several else grads[0], out, inputs, keywords)
     return _flat_gradients(inputs, back)
 
 
@@ -354,12 +349,12 @@ def _flat_gradients(inputs: Sequence[Any], back: Sequence[Any]) -> list[Any]:
     return flat
 
 
-def find(name: str) -> Callable[..., Any] | None:
+def find_twin(name: str) -> Callable[..., Any] | None:
     """The differentiable function of an op, or ``None`` if no op has this name."""
     return twin(name) if name in registry.REGISTRY or name in registry.ALIASES else None
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    if name.startswith("_") or (found := find(name)) is None:
+    if name.startswith("_") or (found := find_twin(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return found

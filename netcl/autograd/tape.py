@@ -26,7 +26,7 @@ from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.site import user_line
 from netcl.core.tensor import Remover, Tensor, deferred_tensor, duplicate, memory_of
-from netcl.core.writes import clock
+from netcl.core.writes import clock, writes_of
 from netcl.engine import lazy_graph
 from netcl.engine.modes import in_mode
 from netcl.engine.modes import modes as deferral
@@ -60,7 +60,7 @@ class Like(NamedTuple):
 
 make_like = partial(tuple.__new__, Like)  # half the time of calling the class
 _WALKED = "backward has already released the memory of this graph"
-_FLOATS = frozenset(name for name, row in DTYPES.items() if row.is_float)
+_FLOAT_DTYPES = frozenset(name for name, row in DTYPES.items() if row.is_float)
 
 
 def like(x: Any) -> Like:
@@ -100,7 +100,7 @@ class Node:
         self.outputs = seen = []
         for index, out in enumerate(outputs):
             seen.append(make_like((out.shape, out.dtype)))
-            if out.dtype in _FLOATS:
+            if out.dtype in _FLOAT_DTYPES:
                 out._learns = True
                 out.grad_fn = self
                 out.output_nr = index
@@ -177,7 +177,7 @@ class _Changed:
             node.name,
             "a tensor that backward reads was changed in place after the op kept it",
             "change it after backward, change a clone(), or run the forward pass again",
-            shape=tensor.shape, dtype=tensor.dtype, kept_at=node.order, version=tensor._version,
+            shape=tensor.shape, dtype=tensor.dtype, kept_at=node.order, version=writes_of(tensor).last,
         )  # fmt: skip
 
     def seen_by(self, tensor: Tensor) -> None:
@@ -209,7 +209,7 @@ def _any_changed(kept: Iterable[Any], order: int) -> bool:
 def _stand_ins(node: Node, kept: Any) -> Any:
     if isinstance(kept, (list, tuple)) and not isinstance(kept, Like):
         return type(kept)([_stand_ins(node, part) for part in kept])
-    if not isinstance(kept, Tensor) or kept._version < node.order:
+    if not isinstance(kept, Tensor) or writes_of(kept).last < node.order:
         return kept
     return deferred_tensor(_Changed(node, kept), kept.shape, kept.dtype, kept.queue)
 
@@ -252,8 +252,10 @@ def run_backward(
         return walk.captured()
     finally:
         modes.enabled, modes.finishers = enabled, finishers
-        if failed and modes.expecting:
-            _tell_who_expected(sys.exc_info()[1])
+        if failed and modes.expecting and (error := sys.exc_info()[1]) is not None:
+            for tell in [known() for known in modes.expecting.values()]:
+                if tell is not None:
+                    tell(error)
 
 
 def after_backward(callback: Callable[[], None]) -> None:
@@ -271,12 +273,6 @@ def expect_backward(owner: object, failed: Callable[[BaseException], None]) -> N
 def expect_no_backward(owner: object) -> None:
     """Undo :func:`expect_backward`."""
     modes.expecting.pop(id(owner), None)
-
-
-def _tell_who_expected(error: BaseException | None) -> None:
-    for failed in [known() for known in modes.expecting.values()]:
-        if failed is not None and error is not None:
-            failed(error)
 
 
 def walk_under_way() -> object | None:

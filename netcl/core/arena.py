@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from netcl.core.errors import DeviceError, OutOfMemoryError
 
-ROOM = 1 << 48  # address space of a segment: the n-th begins at n times this, so that no two are adjacent
+SEGMENT_ROOM = 1 << 48  # address space of a segment: the n-th begins at n times this, so that no two are adjacent
 MOST_PIECES = 4096  # cached sub-buffers: a training step requests the same ones every time
 
 
@@ -23,7 +23,7 @@ def _references(things: Any, at: Any) -> int:
     return sys.getrefcount(things[at])
 
 
-_ALONE = _references([object()], 0)  # the reference count of an object that only one container holds
+_SOLE_REFERENCE = _references([object()], 0)  # the reference count of an object that only one container holds
 
 
 class Segment(NamedTuple):
@@ -90,7 +90,7 @@ class Arena:
         with self._lock:
             self.misses += 1
             self._made += 1
-            address = self._made * ROOM
+            address = self._made * SEGMENT_ROOM
             self._segments[address] = Segment(made, room)
             self._begins[address], self._ends[address + room] = room, address
             return self._cut(nbytes, room, address)
@@ -170,13 +170,13 @@ class Arena:
 
     def _piece(self, address: int, nbytes: int) -> Any:
         """The cached sub-buffer of a range."""
-        segment = self._segments[address - address % ROOM]
+        segment = self._segments[address - address % SEGMENT_ROOM]
         if nbytes == segment.nbytes:
             return segment.buffer
         if len(self._pieces) >= MOST_PIECES:
-            for key in [key for key in self._pieces if _references(self._pieces, key) == _ALONE]:
+            for key in [key for key in self._pieces if _references(self._pieces, key) == _SOLE_REFERENCE]:
                 del self._pieces[key]
-        buffer = self._pieces[address, nbytes] = self._part_of(segment.buffer, address % ROOM, nbytes)
+        buffer = self._pieces[address, nbytes] = self._part_of(segment.buffer, address % SEGMENT_ROOM, nbytes)
         return buffer
 
     def _settle(self) -> None:
@@ -221,6 +221,6 @@ class Arena:
         """Release dropped segments without referenced sub-buffers, the sub-buffers first."""
         for pieces, _ in self._leaving:
             for at in reversed(range(len(pieces))):
-                if _references(pieces, at) == _ALONE:
+                if _references(pieces, at) == _SOLE_REFERENCE:
                     del pieces[at]
         self._leaving = [pair for pair in self._leaving if pair[0]]

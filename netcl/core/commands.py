@@ -22,16 +22,11 @@ def constant(tensor: Any) -> Any:
     return tensor
 
 
-def _is_constant(arg: Any) -> bool:
-    known = _constants.get(id(arg))
-    return known is not None and known() is arg
-
-
 class NotPlannable(Exception):
     """An op does what a plan cannot repeat: it reads or uploads values, or uses state of the queue."""
 
 
-class Place:
+class PlannedMemory:
     """Memory of a plan before it has an address: an operand of the call or, if ``index`` is not below their number, leased memory."""
 
     __slots__ = ("commands", "index", "nbytes", "persistent")
@@ -41,7 +36,7 @@ class Place:
         self.commands, self.index, self.nbytes, self.persistent = commands, index, nbytes, False
 
     @property
-    def buffer(self) -> Place:
+    def buffer(self) -> PlannedMemory:
         """A place is a lease and its buffer in one."""
         return self
 
@@ -127,18 +122,18 @@ class CommandList:
 
     # ---- as a backend
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Place:
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> PlannedMemory:
         """Memory that every run leases."""
         nbytes = math.prod(shape) * dtype.itemsize
         self.leased.append((self.pool.shelf(nbytes), nbytes))
-        return Place(self, self.operands + len(self.leased) - 1, nbytes)
+        return PlannedMemory(self, self.operands + len(self.leased) - 1, nbytes)
 
     def fill(self, buffer: Any, nbytes: int, dtype: Any, value: float = 0) -> None:
         """Set every element of the first ``nbytes`` to ``value``."""
         at = self._at(buffer)
         self.commands.append(HostStep(lambda backend, target: backend.fill(target, nbytes, dtype, value), (at,), (at.index,)))
 
-    def clone(self, storage: Any, shape: tuple[int, ...], dtype: Any) -> Place:
+    def clone(self, storage: Any, shape: tuple[int, ...], dtype: Any) -> PlannedMemory:
         """Memory with the same values."""
         made = self.empty(shape, dtype)
         if made.nbytes:
@@ -163,14 +158,15 @@ class CommandList:
 
     def _argument(self, arg: Any) -> Any:
         memory = arg.realize() if hasattr(arg, "realize") else arg
-        if type(memory) is Place:
+        if type(memory) is PlannedMemory:
             return self._at(memory)
-        if hasattr(memory, "int_ptr") and not _is_constant(arg):
+        constant = _constants.get(id(arg))
+        if hasattr(memory, "int_ptr") and (constant is None or constant() is not arg):
             raise NotPlannable("a tensor from outside may get other memory")
         return arg
 
     def _at(self, memory: Any) -> At:
-        if type(memory) is not Place or memory.commands is not self:
+        if type(memory) is not PlannedMemory or memory.commands is not self:
             raise NotPlannable("memory from outside is written")
         return At(memory.index)
 
@@ -185,14 +181,15 @@ class Notes:
         """Ignored: a constant of the op, which lives on the real queue."""
 
     def changed(self, tensors: Iterable[Any]) -> None:
-        self.commands.noted |= {t.memory.index for t in tensors if type(t.memory) is Place and t.memory.index < self.commands.operands}
+        places = [t.memory for t in tensors if type(t.memory) is PlannedMemory]
+        self.commands.noted |= {place.index for place in places if place.index < self.commands.operands}
 
     def again(self, function: Callable[[], Any], undo: Callable[[], None] | None = None) -> None:
         """Append a function that every run calls; its result is discarded."""
         self.commands.commands.append(HostStep(lambda backend: recording.again(function, undo), ()))
 
     def made(self, tensor: Any) -> bool:
-        return type(tensor.memory) is Place and tensor.memory.index >= self.commands.operands
+        return type(tensor.memory) is PlannedMemory and tensor.memory.index >= self.commands.operands
 
     def _no(self, *args: Any, **options: Any) -> Any:
         raise NotPlannable("the host looks at values or changes them")

@@ -37,7 +37,7 @@ class Quirk:
 GPU, CPU = ("gpu",), ("cpu",)
 _NVIDIA, _AMD = r"nvidia", r"\bamd\b|advanced micro devices|radeon"
 
-FAMILIES: tuple[DeviceFamily, ...] = (
+DEVICE_FAMILIES: tuple[DeviceFamily, ...] = (
     DeviceFamily("oclgrind", "simulator", platform="oclgrind"),
     DeviceFamily("intel", "fpga-emulator", platform="fpga emulation"),
     DeviceFamily("mesa", "software-gpu", name="llvmpipe|softpipe|swrast|lavapipe"),
@@ -137,7 +137,7 @@ def family_of(profile: DeviceProfile) -> tuple[str, str]:
     if profile.compute_capability:
         names = (name for least, name in COMPUTE_CAPABILITIES if profile.compute_capability >= least)
         return "nvidia", next(names, "nvidia")
-    for row in FAMILIES:
+    for row in DEVICE_FAMILIES:
         typed = not row.types or profile.device_type in row.types
         if typed and _fits(row.platform, profile.platform) and _fits(row.vendor, profile.vendor) and _fits(row.name, profile.name):
             return row.brand, row.family

@@ -92,7 +92,7 @@ NAMES: dict[str, dtype] = {row.name: row.name for row in DTYPES.values()}
 FLOAT32 = NAMES["float32"]
 HALVES: tuple[str, ...] = (NAMES["float16"], NAMES["bfloat16"])  # stored in 16 bits, computed with in float32
 ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bf16": "bfloat16"}
-_BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in ALIASES.items()}}
+_ROWS_BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in ALIASES.items()}}
 _BY_NUMPY = {row.storage: row for row in DTYPES.values() if row.name != "bfloat16"}  # a dtype's .name costs microseconds
 
 
@@ -100,8 +100,8 @@ def lookup(given: str | DTypeLike | DType, op: str = "dtype") -> DType:
     """The entry of a dtype given by name, alias, NumPy dtype or entry; raises :class:`DtypeError` for anything else."""
     if isinstance(given, DType):
         return given
-    if isinstance(given, str) and given in _BY_NAME:
-        return _BY_NAME[given]
+    if isinstance(given, str) and given in _ROWS_BY_NAME:
+        return _ROWS_BY_NAME[given]
     try:
         return DTYPES[np.dtype(given).name]
     except (TypeError, KeyError):
@@ -111,7 +111,7 @@ def lookup(given: str | DTypeLike | DType, op: str = "dtype") -> DType:
 def named(given: object) -> DType | None:
     """The entry of a dtype; ``None`` if the argument does not name one (a device, for instance)."""
     if isinstance(given, str):
-        return _BY_NAME.get(given)
+        return _ROWS_BY_NAME.get(given)
     return lookup(given) if isinstance(given, DType | np.dtype | type) else None
 
 

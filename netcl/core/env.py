@@ -13,14 +13,14 @@ from platformdirs import user_cache_path
 from netcl.core.errors import EnvironmentVariableError, message
 
 FUSE_FROM = 1 << 16  # elements; below, separate launches cost less than deferring
-_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def _flag(text: str) -> bool:
     low = text.strip().lower()
-    if low not in _ON + _OFF:
+    if low not in _YES + _NO:
         raise ValueError
-    return low in _ON
+    return low in _YES
 
 
 def _one_of_words(*legal: str) -> Callable[[str], str]:
@@ -62,7 +62,7 @@ def _autotune(text: str) -> tuple[str, float | None]:
     return mode, _positive_number(seconds) if seconds else None
 
 
-def _indices(text: str) -> tuple[str, ...]:
+def _index_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -90,12 +90,12 @@ class Variable:
             ) from None
 
 
-_ROWS = (
+_VARIABLE_ROWS = (
     Variable("NETCL_DEVICE", str.strip, "auto", "auto, gpu, cpu, cl, cl:cpu, gpu:1, 0:1 (platform:device), part of a name",
              "The device used when the program names none."),
     Variable("NETCL_PLATFORM_FILTER", str.strip, "", "part of a platform's name, any case",
              "Only platforms whose name contains this are seen."),
-    Variable("NETCL_VISIBLE_DEVICES", _indices, "", "selectors separated by commas: 0:0,1:0 or pocl",
+    Variable("NETCL_VISIBLE_DEVICES", _index_list, "", "selectors separated by commas: 0:0,1:0 or pocl",
              "Only these devices are seen; empty means all."),
     Variable("NETCL_CACHE_DIR", _path, "", "a folder", "Where compiled kernels and measured configurations are kept."),
     Variable("NETCL_KERNEL_STRATEGY", _one_of_words("auto", "portable", "optimized"), "auto", "auto, portable, optimized",
@@ -123,7 +123,7 @@ _ROWS = (
              "How progress is shown; auto is rich on a terminal and plain lines elsewhere."),
 )  # fmt: skip
 
-VARIABLES: dict[str, Variable] = {row.name: row for row in _ROWS}
+VARIABLES: dict[str, Variable] = {row.name: row for row in _VARIABLE_ROWS}
 
 
 def value(name: str) -> Any:

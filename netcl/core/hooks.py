@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
-Function = Callable[..., Any]
+AnyFunction = Callable[..., Any]
 
 
 class BinaryStore(Protocol):
@@ -31,30 +31,30 @@ class Hooks:
     """The table. Lists are never replaced: a caller may hold one to see whether it is empty."""
 
     __slots__ = ("binary_store", "launch_observers", "launch_queue", "modes", "op", "readers", "settlers", "tuned")
-    found: ClassVar[dict[str, Function]] = {}  # what ``op`` found, by name; who calls often looks here first
+    found: ClassVar[dict[str, AnyFunction]] = {}  # what ``op`` found, by name; who calls often looks here first
 
     def __init__(self) -> None:
         #: Finds a function of autograd by name: an op with its gradient, ``backward``, ``no_grad``. Filled by the root package with an
         #: import, called through :meth:`call` by the methods of Tensor, by views and by compiled functions.
-        self.op: Callable[[str], Function | None] = lambda name: None
+        self.op: Callable[[str], AnyFunction | None] = lambda name: None
         #: Measured choices: ``("autotuner", problem)`` and ``("local_sizes", ...)`` name the module of profiling that is asked. Filled by
         #: the root package with an import, called by the kernel selector and by kernels of users, once per shape.
-        self.tuned: Function = lambda module, *asked: None
+        self.tuned: AnyFunction = lambda module, *asked: None
         #: Compiled programs on disk. Filled by ``runtime.cache``, called by builds.
         self.binary_store: BinaryStore | None = None
         #: Called with kernel, queue, sizes, local sizes, arguments and event after every launch. Filled by recorders and profilers.
         self.launch_observers: list[Callable[..., None]] = []
         #: The queue, with timestamps, that launches for a queue go to meanwhile. Filled by ``profiling.events``, called by launches.
-        self.launch_queue: Function | None = None
+        self.launch_queue: AnyFunction | None = None
         #: Values that must be computed before their inputs are written. Filled by ``engine.lazy_graph``, called by launches and writes.
         self.readers = Readers()
         #: What else a recorded program depends on, compared at every call. Filled by autograd, autocast and the selector, called by
         #: ``runtime.capture``.
-        self.modes: list[Function] = []
+        self.modes: list[AnyFunction] = []
         #: Enqueue what is put off. Filled by ``engine.lazy_graph``, ``ops.views`` and ``ops.random``; called by :meth:`settle`.
         self.settlers: list[Callable[[], None]] = []
 
-    def find(self, name: str) -> Function:
+    def find(self, name: str) -> AnyFunction:
         """The function of autograd called ``name``; the import behind :attr:`op` makes threads wait for each other."""
         function = self.op(name)
         if function is None:

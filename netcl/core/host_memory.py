@@ -25,7 +25,7 @@ def reserve(nbytes: int) -> bool:
     wanted = nbytes + _EACH
     if _left < wanted:
         _left = 0
-        room = available() - RESERVE
+        room = available_bytes() - RESERVE
         if room < wanted:
             return False
         _left = int(max(wanted, min(room / 16, RESERVE)))
@@ -33,7 +33,7 @@ def reserve(nbytes: int) -> bool:
     return True
 
 
-def available() -> float:
+def available_bytes() -> float:
     """Bytes that can be allocated now; infinite where the system does not say."""
     return min(_address_space(), _control_group(), _machine())
 

@@ -9,8 +9,8 @@ from netcl.core.hooks import hooks
 from netcl.core.method_names import IN_PLACE
 
 FILLS = ("uniform", "normal", "copy", "random", "exponential", "log_normal")  # in-place methods that are not ops
-OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow",
-             "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "bitwise_left_shift",
+IN_PLACE_OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder",
+             "pow": "pow", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "bitwise_left_shift",
              "rshift": "bitwise_right_shift"}  # fmt: skip
 
 
@@ -29,5 +29,5 @@ def install(tensor: Any) -> None:
     """Give the class of tensors its in-place methods and operators."""
     for name in (*IN_PLACE, *FILLS):
         setattr(tensor, f"{name}_", in_place_method(name))
-    for name, op in OPERATORS.items():
+    for name, op in IN_PLACE_OPERATORS.items():
         setattr(tensor, f"__i{name}__", in_place_method(op))

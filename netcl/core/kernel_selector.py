@@ -87,7 +87,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Rule:
+class PolicyRule:
     """A policy rule: the first whose condition holds gives the variant and the fields that differ from the defaults."""
 
     variant: KernelVariant
@@ -131,32 +131,34 @@ def _always(p: Problem) -> bool:
     return True
 
 
-RULES: dict[str, tuple[Rule, ...]] = {
+RULES: dict[str, tuple[PolicyRule, ...]] = {
     "matmul": (
-        Rule(V.MATMUL_NAIVE, lambda p: _work(p) <= TINY_MATMUL, {**SCALAR, **WAVE, "work_per_thread": 1}, "smaller than a tile"),
-        Rule(V.MATMUL_TILED, lambda p: _work(p) < LARGE_MATMUL, {"tile_k": 16, "work_per_thread": 2}, "small and medium"),
-        Rule(V.MATMUL_REGISTER_TILED, _always, {"tile_m": 64, "tile_n": 64, "tile_k": 16}, "large"),
+        PolicyRule(V.MATMUL_NAIVE, lambda p: _work(p) <= TINY_MATMUL, {**SCALAR, **WAVE, "work_per_thread": 1}, "smaller than a tile"),
+        PolicyRule(V.MATMUL_TILED, lambda p: _work(p) < LARGE_MATMUL, {"tile_k": 16, "work_per_thread": 2}, "small and medium"),
+        PolicyRule(V.MATMUL_REGISTER_TILED, _always, {"tile_m": 64, "tile_n": 64, "tile_k": 16}, "large"),
     ),
     "conv2d": (
-        Rule(V.CONV2D_IM2COL, lambda p: p.is_cpu, WAVE, "CPUs: one matmul over unfolded patches"),
-        Rule(V.CONV2D_IMPLICIT_GEMM, lambda p: p.shape[5:7] == (1, 1), {**WAVE, "tile_k": 16}, "1x1 is a matmul already"),
-        Rule(V.CONV2D_TILED_LOCAL, _suits_tiled_local, WAVE, "small outputs, if NETCL_CONV_TILED_LOCAL allows it"),
-        Rule(V.CONV2D_WINOGRAD, _suits_winograd, WAVE, "3x3 stride 1, unless NETCL_CONV_WINOGRAD forbids it"),
-        Rule(V.CONV2D_IMPLICIT_GEMM, _always, {**WAVE, "tile_k": 16}, "everything else"),
+        PolicyRule(V.CONV2D_IM2COL, lambda p: p.is_cpu, WAVE, "CPUs: one matmul over unfolded patches"),
+        PolicyRule(V.CONV2D_IMPLICIT_GEMM, lambda p: p.shape[5:7] == (1, 1), {**WAVE, "tile_k": 16}, "1x1 is a matmul already"),
+        PolicyRule(V.CONV2D_TILED_LOCAL, _suits_tiled_local, WAVE, "small outputs, if NETCL_CONV_TILED_LOCAL allows it"),
+        PolicyRule(V.CONV2D_WINOGRAD, _suits_winograd, WAVE, "3x3 stride 1, unless NETCL_CONV_WINOGRAD forbids it"),
+        PolicyRule(V.CONV2D_IMPLICIT_GEMM, _always, {**WAVE, "tile_k": 16}, "everything else"),
     ),
     "elementwise": (
-        Rule(V.ELEMENTWISE_SCALAR, lambda p: _work(p) <= ELEMENTWISE_SCALAR_LIMIT, SCALAR, "few elements"),
-        Rule(V.ELEMENTWISE_VECTORIZED, _takes_eight_lanes, {"use_local_memory": False, "vector_width": 8}, "wide loads"),
-        Rule(V.ELEMENTWISE_VECTORIZED, _always, {"use_local_memory": False, "vector_width": 4}, "128-bit loads"),
+        PolicyRule(V.ELEMENTWISE_SCALAR, lambda p: _work(p) <= ELEMENTWISE_SCALAR_LIMIT, SCALAR, "few elements"),
+        PolicyRule(V.ELEMENTWISE_VECTORIZED, _takes_eight_lanes, {"use_local_memory": False, "vector_width": 8}, "wide loads"),
+        PolicyRule(V.ELEMENTWISE_VECTORIZED, _always, {"use_local_memory": False, "vector_width": 4}, "128-bit loads"),
     ),
     "reduction": (
-        Rule(V.REDUCTION_SEQUENTIAL, lambda p: _work(p) < REDUCTION_SEQUENTIAL_LIMIT, {**WAVE, "use_local_memory": False}, "one work-item"),
-        Rule(V.REDUCTION_PARALLEL, lambda p: _work(p) < REDUCTION_PARALLEL_LIMIT, {}, "one work-group"),
-        Rule(V.REDUCTION_WORKGROUP, _always, {}, "many work-groups, then their partial results"),
+        PolicyRule(
+            V.REDUCTION_SEQUENTIAL, lambda p: _work(p) < REDUCTION_SEQUENTIAL_LIMIT, {**WAVE, "use_local_memory": False}, "one work-item"
+        ),
+        PolicyRule(V.REDUCTION_PARALLEL, lambda p: _work(p) < REDUCTION_PARALLEL_LIMIT, {}, "one work-group"),
+        PolicyRule(V.REDUCTION_WORKGROUP, _always, {}, "many work-groups, then their partial results"),
     ),
     "batchnorm": (
-        Rule(V.BATCHNORM_FUSED, lambda p: p.flags["fuse_relu"] and not p.flags["training"], {}, "inference with ReLU: one pass"),
-        Rule(V.BATCHNORM_NAIVE, _always, {}, "statistics first"),
+        PolicyRule(V.BATCHNORM_FUSED, lambda p: p.flags["fuse_relu"] and not p.flags["training"], {}, "inference with ReLU: one pass"),
+        PolicyRule(V.BATCHNORM_NAIVE, _always, {}, "statistics first"),
     ),
 }
 

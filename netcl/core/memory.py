@@ -28,7 +28,7 @@ LARGEST_BUCKET = 256 << 20
 LARGE = 256 << 10  # bytes from which a tensor is a piece of a segment: finding one takes 3 us, an op of this size more than ten times that
 GRAIN = 1 << 10  # bytes; pieces are multiples of it. The alignment of sub-buffers on every known device divides it
 PINNED_CAP = 1 << 30  # bytes of free page-locked memory that a pool keeps at most: the operating system cannot use them
-_MOST_SIZES = 8192  # cached sizes: a program whose sizes keep changing must not grow without bound
+_MOST_SHELVES = 8192  # cached sizes: a program whose sizes keep changing must not grow without bound
 
 
 @dataclass
@@ -182,7 +182,7 @@ class BufferPool:
         if nbytes < 0:
             raise ShapeError(message("allocate", "nbytes must not be negative", nbytes=nbytes))
         with self._lock:
-            if len(self._by_size) >= _MOST_SIZES:
+            if len(self._by_size) >= _MOST_SHELVES:
                 self._by_size.clear()
             shelf = self._by_size[nbytes] = self._shelf_of(nbytes)
             return shelf
@@ -387,7 +387,7 @@ class PersistentBufferPool(BufferPool):
             return super()._shelf_of(nbytes)
         # Rounding up must not exceed the device's limit; a request that exceeds it itself raises when it is allocated.
         bucket = max(nbytes, min(self.bucket_of(nbytes), self.limit))
-        if len(self._cuts) >= _MOST_SIZES:
+        if len(self._cuts) >= _MOST_SHELVES:
             self._cuts.clear()
         if bucket not in self._cuts:
             self._cuts[bucket] = _Cut(self, bucket)
@@ -573,12 +573,8 @@ def get_pinned_pool(queue: Any) -> PinnedBufferPool:
 
 def is_integrated_gpu(queue: Any) -> bool:
     """Whether host and device share memory: integrated GPUs, and every OpenCL CPU device."""
-    return queue_state(queue).part("integrated", lambda real: _shares_host_memory(real.device))
-
-
-def _shares_host_memory(device: Any) -> bool:
-    cl = platforms.opencl()
-    return bool(device.type & cl.device_type.CPU) or bool(device.host_unified_memory)
+    cpu = platforms.opencl().device_type.CPU
+    return queue_state(queue).part("integrated", lambda real: bool(real.device.type & cpu or real.device.host_unified_memory))
 
 
 def has_svm_support(queue: Any) -> bool:

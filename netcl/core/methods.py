@@ -181,7 +181,7 @@ def _is_float(self: Any) -> bool:
     return dtypes.DTYPES[self.dtype].is_float
 
 
-_SMALL: dict[str, Callable[..., Any]] = {
+_SHORT_METHODS: dict[str, Callable[..., Any]] = {
     "__format__": _format, "type": _type, "t": _t, "stride": _stride, "equal": _equal, "allclose": _allclose, "detach_": _detached,
     "is_floating_point": _is_float,
     "where": lambda self, condition, other: hooks.call("where", condition, self, other),
@@ -208,33 +208,33 @@ _PROPERTIES: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-_tensor: list[Any] = []  # the class of tensors
+_tensor_class: list[Any] = []  # the class of tensors
 _added: set[str] = set()
 
 
-def add(op: str) -> None:
+def add_method(op: str) -> None:
     """Make an op a method of tensors, and an in-place method; ops in :data:`METHODS` already are."""
     if op in METHODS:
         return
     made = {op: _method(op), f"{op}_": in_place_method(op)}
-    if taken := [name for name in made if hasattr(_tensor[0], name)]:
+    if taken := [name for name in made if hasattr(_tensor_class[0], name)]:
         raise ValueError(message(op, f"Tensor already has an attribute {taken[0]!r}", "choose another name, or method=False"))
     for name, method in made.items():
-        setattr(_tensor[0], name, method)
+        setattr(_tensor_class[0], name, method)
     _added.update(made)
 
 
-def remove(op: str) -> None:
-    """Remove the methods that :func:`add` added for an op."""
+def remove_method(op: str) -> None:
+    """Remove the methods that :func:`add_method` added for an op."""
     hooks.found.pop(op, None)
     for name in _added & {op, f"{op}_"}:
         _added.remove(name)
-        delattr(_tensor[0], name)
+        delattr(_tensor_class[0], name)
 
 
 def install(tensor: Any) -> None:
     """Add the methods and operators to the class of tensors."""
-    _tensor.append(tensor)
+    _tensor_class.append(tensor)
     for name in METHODS:
         if name not in tensor.__dict__:
             setattr(tensor, name, _method(name))
@@ -249,7 +249,7 @@ def install(tensor: Any) -> None:
     for name in ("zeros", "ones", "full", "empty"):
         setattr(tensor, f"new_{name}", _new(tensor, name))
     tensor.new_tensor = _new_tensor(tensor)
-    for name, function in _SMALL.items():
+    for name, function in _SHORT_METHODS.items():
         setattr(tensor, name, function)
     for name, get in _PROPERTIES.items():
         setattr(tensor, name, property(get))

@@ -127,7 +127,7 @@ class Places:
 
 
 @dataclass
-class State:
+class PlatformState:
     """What :func:`prepare` did, once per process; ``netcl doctor`` tells it."""
 
     module: ModuleType | None = None
@@ -138,8 +138,8 @@ class State:
     imported_before: bool = False  # pyopencl was imported by the program before netcl asked
 
 
-_state = State()
-_lock = threading.RLock()
+_state = PlatformState()
+_prepare_lock = threading.RLock()
 forked_child = False
 
 
@@ -217,18 +217,18 @@ def _read_icd(file: Path) -> str:
     return lines[0].strip().replace("\0", "\ufffd") if lines else ""  # no path holds a NUL, and what takes paths refuses one
 
 
-def _in_folder(folder: Path, origin: str, known: bool, places: Places) -> Iterator[Runtime]:
+def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
     """Runtimes named by the .icd files of a folder; like ocl-icd, a single .icd or library is taken as well."""
     if folder.is_dir():
         files = sorted(folder.glob("*.icd"))
     else:
         files = [folder] if folder.suffix == ".icd" else []
         if not files and ".so" in folder.name:
-            yield Runtime(folder.name, str(folder), _linked_file(str(folder), places.library_folders), origin, str(folder), known)
+            yield Runtime(folder.name, str(folder), _linked_file(str(folder), places.library_folders), "system", str(folder), known)
     for file in files:
         library = _read_icd(file)
         if library:
-            yield Runtime(file.stem, library, _linked_file(library, places.library_folders), origin, str(file), known)
+            yield Runtime(file.stem, library, _linked_file(library, places.library_folders), "system", str(file), known)
 
 
 def _in_wheels(places: Places) -> Iterator[Runtime]:
@@ -266,11 +266,11 @@ def _named_runtimes(places: Places) -> Iterator[Runtime]:
         yield Runtime(name, library, _linked_file(library, places.library_folders), "OCL_ICD_FILENAMES", library, False)
 
 
-def gather(places: Places) -> list[Runtime]:
+def gather_runtimes(places: Places) -> list[Runtime]:
     """Every runtime in ``places``, each library once; the loader's own folders come first."""
-    found = [runtime for folder in places.loader_folders for runtime in _in_folder(folder, "system", True, places)]
+    found = [runtime for folder in places.loader_folders for runtime in _in_folder(folder, True, places)]
     found += _in_wheels(places)
-    found += [runtime for folder in places.other_folders for runtime in _in_folder(folder, "system", False, places)]
+    found += [runtime for folder in places.other_folders for runtime in _in_folder(folder, False, places)]
     found += [runtime for prefix in places.prefixes for runtime in _in_prefix(prefix)]
     found += [*_named_runtimes(places), *_loose_drivers(places)]
     unique: dict[str, Runtime] = {}
@@ -279,7 +279,7 @@ def gather(places: Places) -> list[Runtime]:
     return list(unique.values())
 
 
-def check(runtimes: Sequence[Runtime]) -> list[Runtime]:
+def loadable(runtimes: Sequence[Runtime]) -> list[Runtime]:
     """Try to load each library in a child process of its own; a driver that crashes takes only the child with it."""
     if not sys.executable:
         return list(runtimes)
@@ -372,13 +372,13 @@ def _recorded(folder: Path) -> dict[str, list[str]] | None:
     return rows if sound else None
 
 
-def register(runtimes: Sequence[Runtime]) -> tuple[Path, list[Runtime]]:
+def register_runtimes(runtimes: Sequence[Runtime]) -> tuple[Path, list[Runtime]]:
     """Write the folder of .icd files for all runtimes that load; returns it and the runtimes with their verdicts."""
     folder = _folder_for(_fingerprint(runtimes))
     left_out = _recorded(folder)
     added = [r for r in runtimes if not r.known]
     if left_out is None:
-        added = check(added)
+        added = loadable(added)
         left_out = {r.library: [r.error, r.remedy] for r in added if r.error}
     added = [replace(r, error=left_out[r.library][0], remedy=left_out[r.library][1]) if r.library in left_out else r for r in added]
     verdicts = {r.key: r for r in added}
@@ -394,7 +394,7 @@ def register(runtimes: Sequence[Runtime]) -> tuple[Path, list[Runtime]]:
 def _tell_loader() -> None:
     """Register what the loader would miss; a disk that takes no files costs those runtimes, not the others."""
     try:
-        folder, _state.runtimes = register(_state.runtimes)
+        folder, _state.runtimes = register_runtimes(_state.runtimes)
     except OSError as error:
         missed = ", ".join(r.name for r in _state.runtimes if not r.known)
         log.warning("%s", message("platforms", "runtimes could not be registered", "see `netcl doctor`", runtimes=missed, error=error))
@@ -404,9 +404,9 @@ def _tell_loader() -> None:
         env.set_for_loader("OCL_ICD_VENDORS", str(folder))
 
 
-def prepare() -> State:
+def prepare() -> PlatformState:
     """Gather the runtimes and, if the loader would miss one, tell it; once per process, before platforms are queried."""
-    with _lock:
+    with _prepare_lock:
         if _state.prepared:
             return _state
         _state.prepared = True
@@ -414,7 +414,7 @@ def prepare() -> State:
         _state.setting = user_setting()
         if not sys.platform.startswith("linux"):  # elsewhere the system registers every runtime
             return _state
-        _state.runtimes = gather(Places.here())
+        _state.runtimes = gather_runtimes(Places.here())
         if not _state.setting and any(not r.known for r in _state.runtimes):
             _tell_loader()
         for runtime in _state.runtimes:
@@ -436,7 +436,7 @@ def opencl() -> ModuleType:
     Raises ``ImportError`` starting with "pyopencl required" where it is not installed or does not import.
     """
     if _state.module is None:
-        with _lock:
+        with _prepare_lock:
             prepare()
             try:
                 _state.module = importlib.import_module("pyopencl")
@@ -469,7 +469,7 @@ def available() -> bool:
 def runtimes(verify: bool = False) -> list[Runtime]:
     """Every runtime that was found; ``verify=True`` tries to load each of them, in child processes."""
     found = prepare().runtimes
-    return check(found) if verify else list(found)
+    return loadable(found) if verify else list(found)
 
 
 def mapped_libraries() -> list[str]:

@@ -48,7 +48,7 @@ class QueueState:
         self.plans: dict[Any, Any] = {}
         self.lock = threading.RLock() if context is None else context.lock
         if context is not None:
-            with _lock:
+            with _states_lock:
                 context.queues.add(self)
 
     def part(self, name: str, make: Callable[[Any], Any]) -> Any:
@@ -64,12 +64,12 @@ class QueueState:
 
 _contexts: weakref.WeakKeyDictionary[Any, ContextState] = weakref.WeakKeyDictionary()
 pools: weakref.WeakSet[Any] = weakref.WeakSet()  # of device memory and of staging memory
-_lock = threading.Lock()
+_states_lock = threading.Lock()
 
 
 def context_state(context: Any) -> ContextState:
     """The state of a context, made at first use."""
-    with _lock:
+    with _states_lock:
         if context not in _contexts:
             _contexts[context] = ContextState(context)
         return _contexts[context]
@@ -89,7 +89,7 @@ def queue_state(queue: Any) -> QueueState:
 
 def queues() -> list[Any]:
     """Every OpenCL queue in use."""
-    with _lock:
+    with _states_lock:
         return [state.queue for context in _contexts.values() for state in context.queues]
 
 
@@ -102,7 +102,7 @@ def free_memory() -> None:
 
 def forget(key: Any) -> None:
     """Drop what every context keeps under ``key``; ``"plans"`` are those of its queues."""
-    with _lock:
+    with _states_lock:
         for context in _contexts.values():
             context.pop(key, None)
             for state in list(context.queues) if key == "plans" else ():

@@ -2,7 +2,7 @@
 
 Everything a program does on a device goes through three doors (launches, transfers, allocations), and a recorder listens there.
 What the host does is told here: numbers that change from step to step and work that a replay must repeat (:func:`again`), facts
-the recorded launches rest on (:func:`requires`), values the host looks at before anything is computed (:func:`check`).
+the recorded launches rest on (:func:`requires`), values the host looks at before anything is computed (:func:`check_each_run`).
 ``netcl.replay`` brings the recorder; without one, these calls cost next to nothing.
 """
 
@@ -28,7 +28,7 @@ class Number(float):
         return number
 
 
-class Recorder(Protocol):
+class RecorderProtocol(Protocol):
     """The methods that are called while a step is recorded."""
 
     def allocated(self, handle: Any) -> None: ...
@@ -47,7 +47,7 @@ class Recorder(Protocol):
 
 
 class _ActiveRecorder(threading.local):
-    recorder: Recorder | None = None
+    recorder: RecorderProtocol | None = None
     op = ""  # the op whose plan is running
 
 
@@ -55,7 +55,7 @@ active = _ActiveRecorder()
 listening = 0  # how many recorders are at work in whatever thread; every allocation asks, and asking a thread's own costs ten times as much
 
 
-def start(recorder: Recorder) -> None:
+def start(recorder: RecorderProtocol) -> None:
     """Make ``recorder`` the active recorder of this thread."""
     global listening
     active.recorder = recorder
@@ -117,7 +117,7 @@ def host_work(what: str) -> None:
         active.recorder.host_work(what)
 
 
-def check(tensor: Any, function: Callable[[Any], None]) -> None:
+def check_each_run(tensor: Any, function: Callable[[Any], None]) -> None:
     """Call ``function(tensor)`` now and before every replay; it validates the values and raises on failure."""
     if active.recorder is None:
         function(tensor)
@@ -136,7 +136,7 @@ class paused:
 
 
 @contextmanager
-def replaced_by(recorder: Recorder) -> Iterator[None]:
+def replaced_by(recorder: RecorderProtocol) -> Iterator[None]:
     """Replace the active recorder of this thread inside the block."""
     global listening
     before, active.recorder = active.recorder, recorder

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-import sys
 import traceback
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # a program may live in a folder called netcl too
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # a program may live in a folder called netcl too
 
 
 def user_line() -> traceback.FrameSummary:
     """The innermost line that is running and not netcl's own; the outermost line where all of them are."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_own(frame.f_code.co_filename):
+    frame = inspect.currentframe()
+    assert frame is not None  # CPython has frames
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((PACKAGE, "<op ")):  # functions of reductions are made of text
         frame = frame.f_back
     return traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-
-
-def _is_own(filename: str) -> bool:
-    return filename.startswith((_PACKAGE, "<op "))  # the second are functions of reductions, which are made of text

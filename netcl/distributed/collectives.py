@@ -40,7 +40,7 @@ def queues_of(devices: Iterable[Any]) -> list[Any]:
     return found
 
 
-def checked(name: str, tensors: Tensors, root: int = 0, alike: bool = True) -> list[Tensor]:
+def checked_tensors(name: str, tensors: Tensors, root: int = 0, alike: bool = True) -> list[Tensor]:
     """The tensors as a list; raises unless they have one dtype and, if ``alike``, one shape."""
     given = list(tensors)
     if not given:
@@ -102,7 +102,7 @@ class Bucket:
         return local if world.size == 1 else world.all_reduce(local, op, compress=compress, check=False)
 
 
-def write(groups: Iterable[Tensors], values: np.ndarray) -> None:
+def write_flat(groups: Iterable[Tensors], values: np.ndarray) -> None:
     """Overwrite the tensors of groups, on every replica, with consecutive values of a flat array."""
     start = 0
     for group in groups:
@@ -121,7 +121,7 @@ def all_reduce_each(groups: Iterable[Tensors], op: str = "sum") -> None:
     bucket = next(buckets, None)
     while bucket is not None:
         coming = next(buckets, None)  # its copies are under way while this one is reduced on the host
-        write(bucket.groups, bucket.reduced(ALONE, op))
+        write_flat(bucket.groups, bucket.reduced(ALONE, op))
         bucket = coming
 
 
@@ -129,7 +129,7 @@ def broadcast_each(groups: Iterable[Tensors], world: World = ALONE) -> None:
     """Overwrite the tensors of every group, on all ranks of ``world``, with the first of the group on rank 0."""
     given = list(groups)
     for firsts in bucketed([group[0]] for group in given) if world.size > 1 else ():
-        write(firsts, world.broadcast(Bucket(firsts).joined()[0], check=False))
+        write_flat(firsts, world.broadcast(Bucket(firsts).joined()[0], check=False))
     near: dict[tuple[Any, str], list[tuple[Tensor, Tensor]]] = {}
     for first, *others in given:
         far = [t for t in others if t.queue is not first.queue]
@@ -159,7 +159,7 @@ def all_reduce(tensors: Tensors, op: str = "sum") -> list[Tensor]:
     >>> [t.tolist() for t in all_reduce([a, b])]
     [[11.0, 22.0], [11.0, 22.0]]
     """
-    given = checked("all_reduce", tensors)
+    given = checked_tensors("all_reduce", tensors)
     check_op("all_reduce", op, given[0].dtype)
     all_reduce_each([given], op)
     return given
@@ -170,7 +170,7 @@ all_reduce_p2p = all_reduce  # through the host, exchanging pieces between devic
 
 def reduce(tensors: Tensors, root: int = 0, op: str = "sum") -> Tensor:
     """Overwrite the tensor at ``root`` with the reduction of all and return it."""
-    given = checked("reduce", tensors, root)
+    given = checked_tensors("reduce", tensors, root)
     check_op("reduce", op, given[0].dtype)
     if _one_queue(given):
         update.copy([given[root]], [_reduced_on_device(given, op)])
@@ -180,7 +180,7 @@ def reduce(tensors: Tensors, root: int = 0, op: str = "sum") -> Tensor:
 
 def broadcast(tensors: Tensors, root: int = 0) -> list[Tensor]:
     """Overwrite every tensor with the one at ``root``."""
-    given = checked("broadcast", tensors, root)
+    given = checked_tensors("broadcast", tensors, root)
     broadcast_each([[given[root], *given[:root], *given[root + 1 :]]])
     return given
 
@@ -218,11 +218,11 @@ def _gathered(name: str, given: list[Tensor], axis: int, roots: Tensors) -> list
 
 def gather(tensors: Tensors, root: int = 0, axis: int = 0) -> Tensor:
     """All tensors joined along ``axis`` on the device of the one at ``root``."""
-    given = checked("gather", tensors, root, alike=False)
+    given = checked_tensors("gather", tensors, root, alike=False)
     return _gathered("gather", given, axis, [given[root]])[0]
 
 
 def all_gather(tensors: Tensors, axis: int = 0) -> list[Tensor]:
     """All tensors joined along ``axis``, on the device of each."""
-    given = checked("all_gather", tensors, alike=False)
+    given = checked_tensors("all_gather", tensors, alike=False)
     return _gathered("all_gather", given, axis, given)

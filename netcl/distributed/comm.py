@@ -29,7 +29,6 @@ Arrays = list[np.ndarray]
 PIECE = 1 << 26
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
-_BFLOAT16 = dtypes.DTYPES["bfloat16"]
 #: Characters of an error message that are sent to the other ranks.
 _ERROR_TEXT = 500
 
@@ -182,13 +181,13 @@ class World:
         if self.size == 1:
             return given.copy()
         pieces = [self._all_reduced(flat[i : i + PIECE], op, compress) for i in range(0, flat.size, PIECE)]
-        return _rounded(np.concatenate(pieces or [flat]), given.dtype).reshape(given.shape)
+        return _rounded_to(np.concatenate(pieces or [flat]), given.dtype).reshape(given.shape)
 
     def reduce_scatter(self, array: Any, op: str = "sum", *, compress: str | None = None, check: bool = True) -> np.ndarray:
         """This rank's part of the reduced flat array, cut as ``np.array_split`` does; half of an :meth:`all_reduce`."""
         given = np.asarray(array)
         flat = self._checked("reduce_scatter", given, op, compress, check)
-        return _rounded(self._reduce_scattered(flat, op, compress), given.dtype)
+        return _rounded_to(self._reduce_scattered(flat, op, compress), given.dtype)
 
     def _checked(self, name: str, given: np.ndarray, op: str, compress: str | None, check: bool) -> np.ndarray:
         """The flat values in the dtype that they are reduced in."""
@@ -200,13 +199,13 @@ class World:
         return given.reshape(-1).astype(np.float32 if given.dtype.name in dtypes.HALVES else given.dtype, copy=False)
 
     def _all_reduced(self, flat: np.ndarray, op: str, compress: str | None) -> np.ndarray:
-        mine = _packed(self._reduce_scattered(flat, op, compress), compress)
+        mine = _compressed(self._reduce_scattered(flat, op, compress), compress)
         lengths = [b - a for a, b in pairwise(self.part_ends(flat.size))]
-        return np.concatenate([_unpacked(part, flat, compress) for part in self.collect("all_reduce", mine, lengths)])
+        return np.concatenate([_decompressed(part, flat, compress) for part in self.collect("all_reduce", mine, lengths)])
 
     def _reduce_scattered(self, flat: np.ndarray, op: str, compress: str | None) -> np.ndarray:
-        parts = self._all_to_all("reduce_scatter", _packed(flat, compress), self.part_ends(flat.size))
-        return combine(op, [_unpacked(part, flat, compress) for part in parts])
+        parts = self._all_to_all("reduce_scatter", _compressed(flat, compress), self.part_ends(flat.size))
+        return combine(op, [_decompressed(part, flat, compress) for part in parts])
 
     def part_ends(self, count: int) -> list[int]:
         """Where ``np.array_split`` cuts ``count`` elements for the ranks, from 0 to ``count``."""
@@ -240,16 +239,16 @@ class World:
             raise ShapeError(message(op, "there is no such rank", root=root, world=self.size))
 
 
-def _rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _rounded_to(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return values if values.dtype == dtype else dtypes.encode(values, dtypes.lookup(dtype.name)).view(dtype)
 
 
-def _packed(values: np.ndarray, compress: str | None) -> np.ndarray:
-    return dtypes.encode(values, _BFLOAT16) if compress and values.dtype == np.float32 else values
+def _compressed(values: np.ndarray, compress: str | None) -> np.ndarray:
+    return dtypes.encode(values, dtypes.DTYPES["bfloat16"]) if compress and values.dtype == np.float32 else values
 
 
-def _unpacked(stored: np.ndarray, values: np.ndarray, compress: str | None) -> np.ndarray:
-    return dtypes.decode(stored, _BFLOAT16) if compress and values.dtype == np.float32 else stored
+def _decompressed(stored: np.ndarray, values: np.ndarray, compress: str | None) -> np.ndarray:
+    return dtypes.decode(stored, dtypes.DTYPES["bfloat16"]) if compress and values.dtype == np.float32 else stored
 
 
 # ---- threads of one process

@@ -18,6 +18,7 @@ from netcl import amp
 from netcl.core.device import manager, score, set_active_device
 from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.tensor import Tensor, duplicate
+from netcl.core.writes import writes_of
 from netcl.distributed import collectives
 from netcl.distributed.collectives import queues_of
 from netcl.distributed.comm import thread_worlds
@@ -25,7 +26,7 @@ from netcl.distributed.sync_norm import convert_sync_batchnorm, without_sync
 from netcl.nn.module import Module
 from netcl.ops import update
 
-Parameters = list[Tensor]
+ReplicaParameters = list[Tensor]
 
 
 def all_devices() -> list[Any]:
@@ -49,17 +50,17 @@ def shard_batch(batch: Any, devices: Sequence[Any], weights: Sequence[float] | N
     return list(zip(*(collectives.scatter(part, queues, weights) for part in parts), strict=True))
 
 
-def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[Parameters]:
+def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[ReplicaParameters]:
     """Copies of ``params`` for every device."""
     originals = [(p.to_host(), p) for p in params]
     replicas = [[Tensor.from_host(queue, values, p.dtype) for values, p in originals] for queue in queues_of(devices)]
     for replica in replicas:
         for copied, (_, p) in zip(replica, originals, strict=True):
-            copied._mark(p.requires_grad, persistent=True)
+            copied.requires_grad, copied.persistent = p.requires_grad, True
     return replicas
 
 
-def _lists(op: str, replicas: Sequence[Any]) -> list[Parameters]:
+def _lists(op: str, replicas: Sequence[Any]) -> list[ReplicaParameters]:
     """The parameters of replicas, which are modules or lists of parameters."""
     given = [list(r.parameters()) if hasattr(r, "parameters") else list(r) for r in replicas]
     if not given:
@@ -72,7 +73,7 @@ def _lists(op: str, replicas: Sequence[Any]) -> list[Parameters]:
 def broadcast_params(replicas: Sequence[Any], root: int = 0) -> None:
     """Overwrite the parameters of all replicas with those of ``replicas[root]``."""
     groups = zip(*_lists("broadcast_params", replicas), strict=True)
-    checked = [collectives.checked("broadcast_params", same, root) for same in groups]
+    checked = [collectives.checked_tensors("broadcast_params", same, root) for same in groups]
     collectives.broadcast_each([[same[root], *same[:root], *same[root + 1 :]] for same in checked])
 
 
@@ -95,7 +96,7 @@ def sync_grads(replicas: Sequence[Any], op: str = "mean", weights: Sequence[floa
             what = f"parameter {number} has a gradient on some replicas only"
             raise ShapeError(message("sync_grads", what, "run backward on all of them", without=without, shape=same[0].shape))
         if not without:
-            found.append(collectives.checked("sync_grads", [p.grad for p in same]))
+            found.append(collectives.checked_tensors("sync_grads", [p.grad for p in same]))
     if weights is not None:
         op = "sum"
         for replica, share in enumerate(np.asarray(weights, np.float64) / np.sum(weights)):
@@ -231,7 +232,7 @@ class DataParallel(Module):
             self._replicas_are_equal()
 
     def _written(self) -> list[int]:
-        return [p._version for p in self.module.parameters()]
+        return [writes_of(p).last for p in self.module.parameters()]
 
     def _replicas_are_equal(self) -> None:
         self._known = self._written()
@@ -252,7 +253,7 @@ class DataParallel(Module):
             self.weights[i] = rows / (time.perf_counter() - start)
         return self.weights
 
-    def optimizer(self, make: Callable[[Parameters], Any]) -> ReplicaOptimizer:
+    def optimizer(self, make: Callable[[ReplicaParameters], Any]) -> ReplicaOptimizer:
         """One optimizer that steps every replica: ``parallel.optimizer(lambda params: SGD(params, lr=0.1))``."""
         self.refresh()
         self._replicas_are_equal()

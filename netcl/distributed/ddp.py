@@ -21,7 +21,7 @@ from netcl.autograd.tape import after_backward, expect_backward, expect_no_backw
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.distributed import comm
-from netcl.distributed.collectives import Bucket, broadcast_each, bucketed, write
+from netcl.distributed.collectives import Bucket, broadcast_each, bucketed, write_flat
 from netcl.distributed.comm import LostRankError, World
 from netcl.distributed.data_parallel import gradient_or_zeros
 from netcl.nn.module import Module
@@ -177,7 +177,7 @@ class DistributedDataParallel(Module):
         # Wait for all buckets before writing the first: if a rank is lost, no gradient has been overwritten.
         averages = [bucket.sent.result() for bucket in self._buckets if bucket.sent is not None]
         for bucket, average in zip(self._buckets, averages, strict=True):
-            write(bucket.grads.groups, average)
+            write_flat(bucket.grads.groups, average)
             for p, (grad,), used in zip(bucket.params.values(), bucket.grads.groups, average[-len(bucket.params) :], strict=True):
                 if used:
                     p.grad = grad

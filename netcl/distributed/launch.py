@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from netcl.core import env
+from netcl.core.backend.lifecycle import INTERRUPTED as INTERRUPTED
 from netcl.core.errors import DeviceError, message
 from netcl.distributed.mpi import INSTALL
 
 #: Seconds between two polls of a child process, and seconds it has to end by itself.
 PAUSE, GRACE = 0.2, 4.0
-INTERRUPTED = 130  # the exit status of a rank that saved after Ctrl-C, while others may still save
-TERMINATED = 128 + signal.SIGTERM
+TERMINATED = 128 + signal.SIGTERM  # exit statuses of a rank that saved after SIGTERM; INTERRUPTED after Ctrl-C
 _PR_SET_PDEATHSIG = 1
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.tensor import Tensor
 from netcl.distributed import comm
-from netcl.distributed.collectives import Bucket, wide_dtype, write
+from netcl.distributed.collectives import Bucket, wide_dtype, write_flat
 from netcl.distributed.comm import World
 from netcl.ops import update
 
@@ -80,7 +80,7 @@ class ShardedOptimizer:
             parts = self.world.collect("ShardedOptimizer", values, [sum(p.size for (p,) in share) for share in shares])
             for share, part in zip(shares, parts, strict=True):
                 if share is not mine:
-                    write(share, part)
+                    write_flat(share, part)
 
     def zero_grad(self) -> None:
         """Set all gradients to ``None``."""

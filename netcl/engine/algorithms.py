@@ -76,7 +76,7 @@ def add(family: str, *columns: Any, **more: Any) -> Algorithm:
     return made
 
 
-def choose(family: str, queue: Any, problem: Any, config: KernelConfig, profile: Any) -> Algorithm | None:
+def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig, profile: Any) -> Algorithm | None:
     """The algorithm for a problem: of those that apply, the one that the configuration names, else the cheapest, else the first."""
     meant, tier = [a for a in ALGORITHMS[family] if a.answers(config, profile)], config.extra.get("tier")
     if not meant:

@@ -24,9 +24,9 @@ from netcl.engine.plan import Plan, command_list, plan_cache
 from netcl.engine.registry import Reduction
 
 log = logging.getLogger("netcl")
-_PLAIN = frozenset({bool, int, float, str, type(None), dtypes.dtype, Reduction})
+_PLAIN_TYPES = frozenset({bool, int, float, str, type(None), dtypes.dtype, Reduction})
 _AT_ONCE = "run at once: the op does what a plan cannot repeat"
-_ALONE = 8  # calls of one key whose deferral fused nothing, after which calls of this key run eagerly
+_UNFUSED_CALLS = 8  # calls of one key whose deferral fused nothing, after which calls of this key run eagerly
 _AGAIN = 64  # calls after which an eager key retries deferral
 
 
@@ -45,7 +45,7 @@ class Deferral:
     def waits(self) -> bool:
         """Whether the next call of this key is deferred."""
         self._calls += 1
-        return self.followed > 0 or self.alone < _ALONE or self._calls % _AGAIN == 0
+        return self.followed > 0 or self.alone < _UNFUSED_CALLS or self._calls % _AGAIN == 0
 
     def follow(self, made: Any) -> Any:
         """Return ``made``; a pending product counts here whether it is fused."""
@@ -54,7 +54,7 @@ class Deferral:
         return made
 
 
-def _operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
+def _key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
     """Append what identifies the arguments to ``key`` and return the tensors among them; ``None`` for arguments that give no key."""
     tensors: list[Tensor] = []
     for x in values:
@@ -65,14 +65,14 @@ def _operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
             key.append(x.dtype)
             key.append(x.shape)
             tensors.append(x)
-        elif kind in _PLAIN:
+        elif kind in _PLAIN_TYPES:
             key.append(kind)
             key.append(x if kind is not float or x else copysign(1.0, x))
         elif kind is tuple and all([type(part) is int for part in x]):
             key.append(x)
         elif kind is tuple or kind is list or hasattr(kind, "_fields"):
             key.append((kind, len(x)))
-            inside = _operands(x, key)
+            inside = _key_operands(x, key)
             if inside is None:
                 return None
             tensors += inside
@@ -82,7 +82,7 @@ def _operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
 
 
 def _rewritten(value: Any, operands: Iterator[Tensor]) -> Any:
-    """An argument with its tensors replaced by ``operands``, in the order of :func:`_operands`."""
+    """An argument with its tensors replaced by ``operands``, in the order of :func:`_key_operands`."""
     kind = type(value)
     if kind is Tensor:
         return next(operands)
@@ -122,7 +122,7 @@ def planned(
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         key = [name, selector.revision, *kwargs]
-        tensors = _operands((*args, *kwargs.values()) if kwargs else args, key)
+        tensors = _key_operands((*args, *kwargs.values()) if kwargs else args, key)
         if deferred is not None and (modes.mode is not None or not tensors or (waits is not None and waits(*args))):
             made = deferred(*args, **kwargs)
             if made is not None:
@@ -142,12 +142,12 @@ def planned(
             return found.run(tensors)
         if type(queue) is CommandList or isinstance(queue, CPUQueue):
             return function(*args, **kwargs)
-        return _Call(name, function, deferred, args, kwargs, tensors).made(signature, found)
+        return _UnplannedCall(name, function, deferred, args, kwargs, tensors).made(signature, found)
 
     return call
 
 
-class _Call(NamedTuple):
+class _UnplannedCall(NamedTuple):
     """A call without a valid plan in the cache."""
 
     name: Any

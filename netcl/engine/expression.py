@@ -1,6 +1,6 @@
 """The meaning of expressions: one walk over the syntax tree, three languages.
 
-An expression has two sorts of values, numbers and truth values. :func:`fold` walks the tree and asks an *algebra* for
+An expression has two sorts of values, numbers and truth values. :func:`evaluate` walks the tree and asks an *algebra* for
 the value of each node: :class:`CText` writes OpenCL C, :class:`PythonText` writes Python over NumPy, :class:`ThroughOps`
 calls differentiable ops, which is how gradients of gradients are made.
 """
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from netcl.engine.functions import FUNCTIONS, FormulaFunction
+from netcl.engine.functions import FORMULA_FUNCTIONS, FormulaFunction
 from netcl.engine.registry import REGISTRY, Pointwise, called, is_truth, parse
 
 _SYMBOLS: dict[type, str] = {
@@ -42,7 +42,7 @@ class Algebra(Protocol):
     def number(self, truth: Any) -> Any: ...
 
 
-def fold(node: ast.expr, algebra: Algebra, sort: str = "n") -> Any:
+def evaluate(node: ast.expr, algebra: Algebra, sort: str = "n") -> Any:
     """The value of a tree in an algebra, as a number (``n``) or a truth value (``t``)."""
     value = _folded_value(node, algebra)
     if is_truth(node):
@@ -57,14 +57,14 @@ def _folded_value(node: ast.expr, algebra: Algebra) -> Any:
     if isinstance(node, ast.Name):
         return algebra.name(node.id)
     if isinstance(node, ast.UnaryOp):
-        return algebra.negate(fold(node.operand, algebra))
+        return algebra.negate(evaluate(node.operand, algebra))
     if isinstance(node, ast.BinOp):
-        return algebra.arithmetic(_SYMBOLS[type(node.op)], fold(node.left, algebra), fold(node.right, algebra))
+        return algebra.arithmetic(_SYMBOLS[type(node.op)], evaluate(node.left, algebra), evaluate(node.right, algebra))
     if isinstance(node, ast.Compare):
-        return algebra.compare(_SYMBOLS[type(node.ops[0])], fold(node.left, algebra), fold(node.comparators[0], algebra))
+        return algebra.compare(_SYMBOLS[type(node.ops[0])], evaluate(node.left, algebra), evaluate(node.comparators[0], algebra))
     assert isinstance(node, ast.Call)
     function = called(node)
-    return algebra.call(function, [fold(arg, algebra, sort) for arg, sort in zip(node.args, function.takes, strict=True)])
+    return algebra.call(function, [evaluate(arg, algebra, sort) for arg, sort in zip(node.args, function.takes, strict=True)])
 
 
 _PLAIN_NAMES = re.compile(r"g|out|[vsd]\d+")
@@ -89,7 +89,7 @@ class CText:
 
     def statement(self, node: ast.expr) -> str:
         """The text of a whole expression as a ``real``."""
-        text = self._real(fold(node, self))
+        text = self._real(evaluate(node, self))
         return text[1:-1] if text.startswith("(") and _closes_last(text) else text
 
     def literal(self, value: float) -> str:
@@ -137,7 +137,7 @@ class PythonText:
     def __init__(self, dtype: np.dtype):
         self.dtype = dtype
         integral = dtype.kind == "i"
-        self.env: dict[str, Any] = {name: (f.np_int if integral else f.np) for name, f in FUNCTIONS.items()}
+        self.env: dict[str, Any] = {name: (f.np_int if integral else f.np) for name, f in FORMULA_FUNCTIONS.items()}
         self.env["TRUTH"] = lambda x: np.not_equal(x, 0)
         self.env["NUMBER"] = lambda t: np.asarray(t).astype(dtype)
 
@@ -181,7 +181,7 @@ class ThroughOps:
 
     def name(self, name: str) -> Any:
         if name not in self.env:
-            self.env[name] = fold(parse(self.let[name]), self)
+            self.env[name] = evaluate(parse(self.let[name]), self)
         return self.env[name]
 
     def negate(self, x: Any) -> Any:
@@ -226,7 +226,7 @@ def compose(text: str, env: Mapping[str, Any], F: Any, let: Mapping[str, str] | 
 
     ``env`` binds ``g``, ``out``, ``v0``.. to tensors and parameters to numbers; ``let`` are a row's shared expressions.
     """
-    value = fold(parse(text), ThroughOps(env, F, let))
+    value = evaluate(parse(text), ThroughOps(env, F, let))
     g = env["g"]
     return type(g).full(g.shape, value, g.dtype, queue=g.queue) if _is_plain_number(value) else value
 
@@ -251,7 +251,7 @@ def differentiate(text: str, env: Mapping[str, Any], g: Any, F: Any) -> dict[str
     """
     record = _Record(env, F)
     record.dtype = g.dtype
-    out = fold(parse(text), record)
+    out = evaluate(parse(text), record)
     grads: dict[int, Any] = {id(out): g}
     for op, args, made in reversed(record.steps):
         if id(made) not in grads:

@@ -15,11 +15,11 @@ import numpy as np
 
 from netcl.core.errors import DtypeError, message
 
-_SMALL = (
+_ERF_SMALL = (
     (1.85777706184603153e-1, 3.16112374387056560e00, 1.13864154151050156e02, 3.77485237685302021e02, 3.20937758913846947e03),
     (1.0, 2.36012909523441209e01, 2.44024637934444173e02, 1.28261652607737228e03, 2.84423683343917062e03),
 )
-_MIDDLE = (
+_ERF_MIDDLE = (
     (2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594e0, 6.61191906371416295e01, 2.98635138197400131e02,
      8.81952221241769090e02, 1.71204761263407058e03, 2.05107837782607147e03, 1.23033935479799725e03),
     (1.0, 1.57449261107098347e01, 1.17693950891312499e02, 5.37181101862009858e02, 1.62138957456669019e03,
@@ -35,9 +35,9 @@ def erf(x: np.ndarray) -> np.ndarray:
     wide = np.asarray(x, np.float64)
     y = np.abs(wide)
     square = np.minimum(wide * wide, 1.0)
-    small = wide * np.polyval(_SMALL[0], square) / np.polyval(_SMALL[1], square)
+    small = wide * np.polyval(_ERF_SMALL[0], square) / np.polyval(_ERF_SMALL[1], square)
     z = np.minimum(y, 6.0)  # 1 - erf(6) is below half an ulp of one
-    middle = np.copysign(1.0 - np.exp(-z * z) * np.polyval(_MIDDLE[0], z) / np.polyval(_MIDDLE[1], z), wide)
+    middle = np.copysign(1.0 - np.exp(-z * z) * np.polyval(_ERF_MIDDLE[0], z) / np.polyval(_ERF_MIDDLE[1], z), wide)
     return np.where(y <= 0.46875, small, middle).astype(np.result_type(x, np.float16), copy=False)
 
 
@@ -105,7 +105,7 @@ class FormulaFunction:
         return bool(self.c_int)
 
 
-_ROWS = (
+_FUNCTION_ROWS = (
     FormulaFunction("EXP", "exp", np.exp, "exp"),
     FormulaFunction("EXP_BELOW", "exp", np.exp, "exp", c_single="netcl_expbelow"),  # of numbers that are not far above 0
     FormulaFunction("EXPM1", "expm1", np.expm1, "expm1"),
@@ -160,7 +160,7 @@ _ROWS = (
     FormulaFunction("NOT", "netcl_not", np.logical_not, "logical_not", "t", "t", c_int="netcl_not", np_int=np.logical_not),
 )
 
-FUNCTIONS: dict[str, FormulaFunction] = {row.name: row for row in _ROWS}
+FORMULA_FUNCTIONS: dict[str, FormulaFunction] = {row.name: row for row in _FUNCTION_ROWS}
 
 
 def _bits_test(name: str, order: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core.dtype import DTYPES, DType, decode, encode
-from netcl.engine.expression import CText, PythonText, c_name, compose, fold
+from netcl.engine.expression import CText, PythonText, c_name, compose, evaluate
 from netcl.engine.functions import HELPERS
 from netcl.engine.registry import Pointwise, names_read_by, parse
 
@@ -26,10 +26,10 @@ __all__ = ["Body", "Layout", "Port", "compose", "forward_body", "kernel_source",
 
 #: No contraction to fma: a fused chain then gives the same bits as its ops in separate kernels.
 SEPARATE = "#pragma OPENCL FP_CONTRACT OFF"
-_NUMPY = {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}
-COMPUTE: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY.items()}
+_NUMPY_TYPES = {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}
+COMPUTE: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY_TYPES.items()}
 _INFINITE = ("-INFINITY", "INFINITY")
-LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
+C_LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
 #: Folds that NumPy has a function for, by what combines two values.
 UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
 
@@ -118,7 +118,7 @@ def numpy_source(body: Body, writer: PythonText) -> str:
     """The source of :func:`numpy_function`."""
     text = [f"def body({', '.join((*body.inputs, *body.scalars))}):"]
     for name, tree in body.lines:
-        value = fold(tree, writer)
+        value = evaluate(tree, writer)
         text.append(f"    {name} = {f'to_{body.rounds[name]}({value})' if name in body.rounds else value}")
     return "\n".join([*text, f"    return ({', '.join(body.outputs)},)"])
 

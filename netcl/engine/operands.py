@@ -34,7 +34,7 @@ def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple
     return tuple(made)
 
 
-def tensor(op: str, x: Any) -> Tensor:
+def operand(op: str, x: Any) -> Tensor:
     """One input as a tensor; a number or an array goes to the active device."""
     if isinstance(x, Tensor):
         return x
@@ -101,10 +101,6 @@ def category(dtype: DType) -> int:
     return 2 if dtype.is_float else int(dtype.name != "bool")
 
 
-def _of_number(category: int) -> DType:
-    return DTYPES[("bool", "int64", "float32")[category]]
-
-
 def common_dtype(operands: Sequence[Any]) -> DType:
     """Promotion, as torch has it: tensors by rank; those without axes, and then Python numbers, count only where they are of a higher
     category (bool, int, float) than what stands above them.
@@ -112,5 +108,6 @@ def common_dtype(operands: Sequence[Any]) -> DType:
     tensors = [x for x in operands if isinstance(x, Tensor)]
     tiers = [[DTYPES[x.dtype] for x in tensors if x.shape], [DTYPES[x.dtype] for x in tensors if not x.shape]]
     numbers = [1 if type(x) is Size else SCALARS.index(type(x)) for x in operands if not isinstance(x, Tensor)]
-    kinds = [*(reduce(dtypes.promote, tier) for tier in tiers if tier), *([_of_number(max(numbers))] if numbers else [])]
+    number = [DTYPES[("bool", "int64", "float32")[max(numbers)]]] if numbers else []
+    kinds = [*(reduce(dtypes.promote, tier) for tier in tiers if tier), *number]
     return reduce(lambda above, below: below if category(below) > category(above) else above, kinds)

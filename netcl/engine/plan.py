@@ -12,7 +12,7 @@ from typing import Any
 
 from netcl.core import recording
 from netcl.core.backend.opencl import backend_of
-from netcl.core.commands import At, CommandList, Given, HostStep, Launch, NotPlannable, Place
+from netcl.core.commands import At, CommandList, Given, HostStep, Launch, NotPlannable, PlannedMemory
 from netcl.core.hooks import hooks
 from netcl.core.kernels.program import Sized
 from netcl.core.kernels.signature import POINTER
@@ -23,13 +23,13 @@ from netcl.core.writes import wrote, wrote_again
 
 MOST_PLANS = 4096  # per queue: programs with ever new shapes must not grow without bound
 
-Result = tuple[int, tuple[int, ...], str]  # index of its memory (-1: the result is None), shape, dtype
+PlannedResult = tuple[int, tuple[int, ...], str]  # index of its memory (-1: the result is None), shape, dtype
 
 
 def command_list(queue: Any, tensors: Sequence[Any]) -> CommandList:
     """An empty command list for a queue; ``given`` holds one of its tensors per operand."""
     commands = CommandList(queue, get_persistent_pool(queue), len(tensors))
-    places: list[Any] = [Place(commands, i, t.nbytes) for i, t in enumerate(tensors)]
+    places: list[Any] = [PlannedMemory(commands, i, t.nbytes) for i, t in enumerate(tensors)]
     commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]
     return commands
 
@@ -53,9 +53,9 @@ class Plan:
         self.name, self.queue, self.context = name, commands.queue, commands.context
         self.cast: Callable[[Any], Any] = float  # converts the numbers of a run
         self.operands, self.leased, self.commands = commands.operands, commands.leased, commands.commands
-        self.form, self.results = _results(commands, result)
+        self.form, self.results = _planned_results(commands, result)
         self.room_of, self.rooms = self._share()
-        self.noted, self.writes = sorted(commands.noted), sorted(_written(commands) | commands.noted)
+        self.noted, self.writes = sorted(commands.noted), sorted(_written_operands(commands) | commands.noted)
         self.fixed: list[Any] = []
         self.steps: list[tuple[Callable[..., Any], Callable[[list[Any]], tuple[Any, ...]]]] = []
         self._number_slots()
@@ -163,7 +163,7 @@ class Plan:
             return Tensor(buffer, shape, dtype, self.context, queue, lease)
         if self.writes and hooks.readers:
             for i in self.writes:
-                tensors[i]._compute_readers()
+                hooks.readers.compute(tensors[i].pool_handle)
         if self.noted:
             wrote([tensors[i] for i in self.noted])
         if hooks.launch_observers:
@@ -238,7 +238,7 @@ def _with_numbers(args: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
     return [numbers[arg.index] if isinstance(arg, Given) else arg for arg in args]
 
 
-def _written(commands: CommandList) -> set[int]:
+def _written_operands(commands: CommandList) -> set[int]:
     """The operands that the commands may write."""
     found = set()
     for command in commands.commands:
@@ -250,7 +250,7 @@ def _written(commands: CommandList) -> set[int]:
     return {index for index in found if index < commands.operands}
 
 
-def _results(commands: CommandList, result: Any) -> tuple[Callable[[list[Any]], Any] | None, list[Result]]:
+def _planned_results(commands: CommandList, result: Any) -> tuple[Callable[[list[Any]], Any] | None, list[PlannedResult]]:
     """The function that builds the result from its tensors (``None``: it is one tensor), and per tensor its index, shape and dtype."""
     if isinstance(result, Tensor):
         return None, [_result(commands, result)]
@@ -260,10 +260,10 @@ def _results(commands: CommandList, result: Any) -> tuple[Callable[[list[Any]], 
     return (kind._make if hasattr(kind, "_make") else kind), [_result(commands, x) for x in result]
 
 
-def _result(commands: CommandList, x: Any) -> Result:
+def _result(commands: CommandList, x: Any) -> PlannedResult:
     if x is None:
         return -1, (), ""
-    if type(x) is not Tensor or x.source is not None or type(x.memory) is not Place or x.memory.commands is not commands:
+    if type(x) is not Tensor or x.source is not None or type(x.memory) is not PlannedMemory or x.memory.commands is not commands:
         raise NotPlannable("a result is not of the call's own memory")
     if x.memory.index < commands.operands and x is not commands.given[x.memory.index]:
         raise NotPlannable("a result is a view of an operand")

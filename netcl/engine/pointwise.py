@@ -53,7 +53,7 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
 
     def call(*args: Any, out: Tensor | None = None, **named: Any) -> Tensor:
         if named or len(args) != count:
-            args = _bound(row, args, named)
+            args = _in_order(row, args, named)
         key: list[Any] = [row] if dtype is None and out is None else [row, dtype, out is None]
         tensors: Sequence[Tensor] = args
         numbers: Any = ()
@@ -115,7 +115,7 @@ def signature_of(row: Pointwise | Choice) -> Signature:
     return Signature([*inputs, *params, Parameter("out", Parameter.KEYWORD_ONLY, default=None)])
 
 
-def _bound(row: Pointwise | Choice, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+def _in_order(row: Pointwise | Choice, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
     """The inputs and parameters of a call, in order, with defaults."""
     try:
         values = signature_of(row).bind(*args, **named)
@@ -126,11 +126,11 @@ def _bound(row: Pointwise | Choice, args: tuple[Any, ...], named: dict[str, Any]
 
 
 @cache
-def function(row: Pointwise | Choice) -> Callable[..., Tensor]:
+def pointwise_function(row: Pointwise | Choice) -> Callable[..., Tensor]:
     """The public function of a row."""
 
     def choose(*args: Any, out: Tensor | None = None, **named: Any) -> Tensor:
-        args = _bound(row, args, named)
+        args = _in_order(row, args, named)
         values, params = args[: len(row.inputs)], dict(zip(row.params, args[len(row.inputs) :], strict=True))
         chosen, rest = row.resolve(params)
         return caller(chosen)(*values, *rest.values(), out=out)
@@ -185,11 +185,11 @@ def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tu
     shape = common_shape(row.name, [s for _, s in tensors], [name for name, _ in tensors])
     working = _working_dtype(row, values, params)
     result = DTYPES["bool"] if row.result == "bool" else working
-    _check_integers(row, working.c_compute, args)
+    _check_scalars(row, working.c_compute, args)
     return shape, working.c_compute, dtypes.lookup(dtype, row.name) if dtype else result
 
 
-def _check_integers(row: Pointwise, compute: str, args: Sequence[Any]) -> None:
+def _check_scalars(row: Pointwise, compute: str, args: Sequence[Any]) -> None:
     if compute in INTEGRAL:
         for x in args:
             if not isinstance(x, Tensor):
@@ -216,7 +216,7 @@ def deferred(row: Pointwise, queue: Any, args: Sequence[Any], types: Any, dtype:
         with in_mode(None):
             return run(row, args, None, dtype)
     shape, compute, result_dtype = types
-    _check_integers(row, compute, args)  # the key holds the types of numbers, not their values
+    _check_scalars(row, compute, args)  # the key holds the types of numbers, not their values
     values, params = args[: row.arity], args[row.arity :]
     return defer(row.name, forward_body(row), values, params, shape, result_dtype, compute, queue)
 

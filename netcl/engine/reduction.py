@@ -27,11 +27,11 @@ from netcl.engine.call import planned
 from netcl.engine.launch import check_double, index_type
 from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, fusable, profile_of
 from netcl.engine.modes import in_mode, modes
-from netcl.engine.opencl_text import LIMITS, UFUNCS, Body, Layout, helper_functions, numpy_function, rotated, statements, value_functions
-from netcl.engine.operands import check_out, common_shape, tensor
+from netcl.engine.opencl_text import C_LIMITS, UFUNCS, Body, Layout, helper_functions, numpy_function, rotated, statements, value_functions
+from netcl.engine.operands import check_out, common_shape, operand
 from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, Pointwise, Reduction, names_read_by, parse
-from netcl.engine.row_kernel import Fold
+from netcl.engine.row_kernel import RowFold
 
 Axis = int | Sequence[int] | None
 _SOURCE = (Path(__file__).parent / "reduction.cl").read_text()
@@ -123,7 +123,7 @@ def _fold_functions(stage: Stage, width: int) -> str:
     lanes = "".join(f" x = fold_combine(x, x.s{rotated(width, by)});" for by in (8, 4, 2, 1) if by < width)
     parts.append(f"real fold_lanes(real x) {{{lanes} return x; }}")
     text = "\n".join(parts)
-    low, high = LIMITS[compute]
+    low, high = C_LIMITS[compute]
     neutral = {"LOWEST": low, "HIGHEST": high}.get(row.neutral, row.neutral)
     numbers = ", ".join(map(str, range(width)))
     return f"{helper_functions(text)}\n{text}\n#define NEUTRAL ((real)({neutral}))\n#define LANES ((mask)({numbers}))\n"
@@ -197,7 +197,7 @@ def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 
-def _launch(
+def _launch_stage(
     stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shape: Shape3, chosen: FoldLayout, length: int, args: tuple[Any, ...]
 ) -> None:
     """Launch one stage: a partial result per ``length`` elements of every row."""
@@ -225,22 +225,22 @@ def _fold_cl(stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shap
     profile = profile_of(x.queue)
     chosen = fold_layout(shape, x.dtype, profile)
     if chosen.slices == 1:
-        _launch(stage, x, given, target, shape, chosen, shape.length, args)
+        _launch_stage(stage, x, given, target, shape, chosen, shape.length, args)
         return
     length = -(-shape.length // chosen.slices)
     length = -(-length // CPU_WIDTH) * CPU_WIDTH  # slices begin where vectors do
     rest = Shape3(shape.rows, -(-shape.length // length), shape.inner)
     partial = Tensor.empty(tuple(rest), STORED[stage.compute], queue=x.queue)
-    _launch(stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
+    _launch_stage(stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
     second = fold_layout(rest, STORED[stage.compute], profile)
-    _launch(stage._replace(maps=False), partial, given, target, rest, second, rest.length, args)
+    _launch_stage(stage._replace(maps=False), partial, given, target, rest, second, rest.length, args)
 
 
 def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tensor:
     """The sum of every ``length`` elements (a multiple of the vector width) along the folded axis."""
     partial = Tensor.empty((shape.rows, -(-shape.length // length), shape.inner), STORED[compute], queue=x.queue)
     chosen = fold_layout(shape, x.dtype, profile_of(x.queue))
-    _launch(Stage(_row_named("sum"), compute, True, False), x, None, partial, shape, chosen, length, (0, 0, 0))
+    _launch_stage(Stage(_row_named("sum"), compute, True, False), x, None, partial, shape, chosen, length, (0, 0, 0))
     return partial
 
 
@@ -267,7 +267,7 @@ def _fold(
     dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
     """Run a reduction row over ``axis``; ``dtype`` replaces the dtype of the result."""
-    x = tensor(row.name, x)
+    x = operand(row.name, x)
     axes = axes_of(row.name, axis, x.shape)
     shape = folded_shape(x.shape, axes, keepdims)
     compute, result = types_of(row, x)
@@ -357,7 +357,8 @@ def _reduce_numpy(
         v1 = folded * np.nan if row.given else v1
         with np.errstate(all="ignore"):
             (value,) = _text_function(row.finish, ("v0", "v1", "n", *row.params), compute)(folded, v1, as_compute(count, compute), *numbers)
-        return _host_tensor(value, shape, result, x.queue)
+        host = np.broadcast_to(np.asarray(value).reshape(shape) if np.size(value) == math.prod(shape) else value, shape)
+        return Tensor.from_host(x.queue, np.ascontiguousarray(host).reshape(shape), result.name)
     if row.given:
         first = _row_named(row.given)
         v1 = as_compute(_fold(first, x, axes, True, tuple(first.params.values()), dtype=STORED[compute]), compute)
@@ -366,12 +367,6 @@ def _reduce_numpy(
         folded = _combine_numpy(row, np.broadcast_to(mapped, x.shape), axes, compute)
         (value,) = _text_function(row.finish, ("v0", "v1", "n", *row.params), compute)(folded, v1, as_compute(count, compute), *numbers)
     return from_compute(np.asarray(value).reshape(shape), shape, result, x.queue, (x,))
-
-
-def _host_tensor(value: Any, shape: tuple[int, ...], result: DType, queue: Any) -> Tensor:
-    """A tensor, on any backend, of host values."""
-    host = np.broadcast_to(np.asarray(value).reshape(shape) if np.size(value) == math.prod(shape) else value, shape)
-    return Tensor.from_host(queue, np.ascontiguousarray(host).reshape(shape), result.name)
 
 
 def _numpy_type(compute: str) -> np.dtype:
@@ -431,7 +426,7 @@ def busy(queue: Any, count: int, inner: int) -> bool:
     return isinstance(queue, CPUQueue) or inner <= LONG_ROW or count >= 2 * rows.device_of(queue)[2]
 
 
-def defer_fold(
+def defer_reduction(
     row: Reduction, x: Any, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
     dtype: str | None = None,
 ) -> Tensor | None:  # fmt: skip
@@ -449,7 +444,7 @@ def defer_fold(
         count = math.prod(x.shape[: x.ndim - len(axes)])
         if busy(x.queue, count, x.size // count):
             form = partial(fold_innermost, row, x, len(axes), keepdims, params, target, real)
-            return lazy_graph.as_formulas(form, partial(fold, row, x, axis, keepdims, params, None, dtype), (x,))
+            return lazy_graph.as_formulas(form, partial(run_fold, row, x, axis, keepdims, params, None, dtype), (x,))
     if axes == tuple(range(len(axes))) and row.name == "sum" and real in ("float", "double"):
         shape = folded_shape(x.shape, axes, keepdims)
         return lazy_graph.defer_columns("columns", SAME, x, x.ndim - len(axes), shape, DTYPES[target], real)
@@ -465,7 +460,7 @@ def fold_innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params:
         bound["v1"] = fold_innermost(first, x, axes, True, tuple(first.params.values()), STORED[real], real)
     mapped = x if row.map == "v0" else formula(f"{row.name}_map", row.map, {"v0": x, **bound}, numbers, STORED[real], real)
     plain = row.finish == "v0"
-    fold = Fold(row.combine, row.neutral)
+    fold = RowFold(row.combine, row.neutral)
     folded = lazy_graph.defer_fold(row.name, fold, mapped, axes, keepdims, DTYPES[target if plain else STORED[real]], real)  # type: ignore[arg-type]
     if plain:
         return folded
@@ -483,11 +478,11 @@ def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[f
     wide = "bool" if row.result == "bool" else STORED[real]
     part = fold_innermost(row, x, 1, False, params, wide, real)
     with in_mode(None):
-        made = fold(row, part, None, False, params, None, target)
+        made = run_fold(row, part, None, False, params, None, target)
     return with_shape(made, (1,) * x.ndim) if keepdims else made
 
 
-fold = planned("fold", _fold, defer_fold)
+run_fold = planned("fold", _fold, defer_reduction)
 
 
 def _refuse_bool(name: str, axis: bool) -> None:
@@ -497,7 +492,7 @@ def _refuse_bool(name: str, axis: bool) -> None:
 
 
 @cache
-def function(row: Reduction) -> Callable[..., Tensor]:
+def reduction_function(row: Reduction) -> Callable[..., Tensor]:
     """The public function of a row: ``f(x, axis=None, keepdims=False, *, <parameters>, out=None)``.
 
     Behind the axis of ``var`` and ``std`` torch takes ``unbiased`` by position, so there ``keepdims`` must be named.
@@ -506,7 +501,7 @@ def function(row: Reduction) -> Callable[..., Tensor]:
     def plain(x: Any, axis: Axis = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
         if axis is True or axis is False:
             _refuse_bool(row.name, axis)
-        return fold(row, x, axis, keepdims, (), out)
+        return run_fold(row, x, axis, keepdims, (), out)
 
     def with_parameters(x: Any, axis: Axis = None, *, keepdims: bool = False, out: Tensor | None = None, **given: Any) -> Tensor:
         if axis is True or axis is False:
@@ -514,7 +509,7 @@ def function(row: Reduction) -> Callable[..., Tensor]:
         params = {**row.params, **given}
         if len(params) > len(row.params):
             raise TypeError(f"{row.name}() got an unexpected keyword argument {list(params)[-1]!r}")
-        return fold(row, x, axis, keepdims, tuple(params.values()), out)
+        return run_fold(row, x, axis, keepdims, tuple(params.values()), out)
 
     made: Any = with_parameters if row.params else plain
     made.__name__ = made.__qualname__ = row.name

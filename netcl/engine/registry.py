@@ -22,14 +22,14 @@ import numpy as np
 
 from netcl.core import methods
 from netcl.core.errors import message
-from netcl.engine.functions import FUNCTIONS, FormulaFunction
+from netcl.engine.functions import FORMULA_FUNCTIONS, FormulaFunction
 
 Amp = Literal["half", "float", "keep"]
-Result = Literal["same", "bool", "float", "sum"]
+ResultRule = Literal["same", "bool", "float", "sum"]
 
 _SYNTAX = (ast.Expression, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UnaryOp, ast.USub, ast.Compare, ast.Lt, ast.Gt,
            ast.LtE, ast.GtE, ast.Eq, ast.NotEq, ast.Call, ast.Name, ast.Load, ast.Constant)  # fmt: skip
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_OP_NAME = re.compile(r"[a-z][a-z0-9_]*")
 #: Numbers that depend on the compute type: the neutral elements of ``MAX`` and ``MIN``.
 LIMITS = ("LOWEST", "HIGHEST")
 
@@ -58,16 +58,16 @@ def _check_node(node: ast.AST, text: str, op: str) -> None:
 
 def _check_call(node: ast.Call, text: str, op: str) -> None:
     name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
-    if name not in FUNCTIONS:
-        raise ValueError(message(op, f"{text!r}: unknown function {name!r}", f"known are {', '.join(FUNCTIONS)}"))
-    expected = len(FUNCTIONS[name].takes)
+    if name not in FORMULA_FUNCTIONS:
+        raise ValueError(message(op, f"{text!r}: unknown function {name!r}", f"known are {', '.join(FORMULA_FUNCTIONS)}"))
+    expected = len(FORMULA_FUNCTIONS[name].takes)
     if node.keywords or len(node.args) != expected:
         raise ValueError(message(op, f"{text!r}: {name} takes {expected} arguments", given=len(node.args)))
 
 
 def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[str]:
     """Every name an expression reads, directly or through its shared sub-expressions."""
-    found = {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)} - set(FUNCTIONS)
+    found = {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)} - set(FORMULA_FUNCTIONS)
     shared = let or {}
     for name in found & set(shared):
         found |= names_read_by(shared[name], shared)
@@ -77,7 +77,7 @@ def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[
 def called(node: ast.Call) -> FormulaFunction:
     """The function a checked call names."""
     assert isinstance(node.func, ast.Name)
-    return FUNCTIONS[node.func.id]
+    return FORMULA_FUNCTIONS[node.func.id]
 
 
 def is_truth(node: ast.AST) -> bool:
@@ -112,11 +112,11 @@ def _check_names(op: str, text: str, known: Iterable[str]) -> None:
 
 
 def _check_identity(op: str, inputs: Sequence[str], let: Iterable[str], params: Iterable[str]) -> None:
-    if not _NAME.fullmatch(op):
+    if not _OP_NAME.fullmatch(op):
         raise ValueError(message(op, "the name of an op must consist of lower-case letters, digits and underscores", name=repr(op)))
     taken = {"g", "out", "n", *(f"v{i}" for i in range(len(inputs)))}
     for name in [*let, *params]:
-        if not _NAME.fullmatch(name) or name in taken:
+        if not _OP_NAME.fullmatch(name) or name in taken:
             raise ValueError(message(op, f"a shared expression or parameter cannot be called {name!r}"))
         taken.add(name)
 
@@ -144,7 +144,7 @@ class Pointwise:
     kinks: tuple[float, ...] = ()
     tol: float = 1.0
     errors: Sequence[tuple[Sample, str]] = ()
-    result: Result | Literal[""] = ""
+    result: ResultRule | Literal[""] = ""
     accepts: Literal["any", "number", "float"] = "any"
     inputs: tuple[str, ...] = ()
     onnx: str = ""
@@ -189,7 +189,7 @@ class Pointwise:
         """The row and the parameters a call runs with."""
         return self, {**self.params, **params}
 
-    def _result(self) -> Result:
+    def _result(self) -> ResultRule:
         if is_truth(parse(self.fwd)):
             return "bool"
         return "float" if any(needs_float(text) for text in (self.fwd, *self.let.values())) else "same"
@@ -281,7 +281,7 @@ class Reduction(_WithFunction):
     given: str = ""
     params: Mapping[str, float] = field(default_factory=dict)
     amp: Amp = "float"
-    result: Result = "same"
+    result: ResultRule = "same"
     accepts: Literal["any", "float"] = "any"
     empty: bool = True
     domain: tuple[float, float] = (-1.0, 1.0)
@@ -333,7 +333,7 @@ class Sample:
             return shape
         if isinstance(shape, list):
             return [self._array(rng, i, part, dtype) for part in shape]
-        low, high, kind = (_item_of(value, i) for value in (self.low, self.high, self.dtypes))
+        low, high, kind = (value[i] if isinstance(value, tuple | list) else value for value in (self.low, self.high, self.dtypes))
         if kind in (None, "float32"):
             kind = dtype or "float32"
         if kind == "bool":
@@ -341,10 +341,6 @@ class Sample:
         if kind.startswith(("int", "uint")):
             return rng.integers(int(low), int(high), shape).astype(kind)
         return rng.uniform(low, high, shape).astype("float32" if kind == "bfloat16" else kind)
-
-
-def _item_of(value: Any, i: int) -> Any:
-    return value[i] if isinstance(value, tuple | list) else value
 
 
 def S(*shapes: Any, dtypes: Any = None, low: Any = -1.0, high: Any = 1.0, **kwargs: Any) -> Sample:
@@ -414,7 +410,7 @@ def _sources(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
     return tuple((name, *known.get(name, (-1, ""))) for name in row.asked)
 
 
-def backward(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
+def call_vjp(row: Op | Reduction, F: Any, g: Any, out: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
     """Call a row's ``vjp`` with the arguments that its parameters name; returns one gradient or ``None`` per tensor input.
 
     ``inputs`` may hold, in place of a tensor that is not kept, any object with ``shape`` and ``dtype``.
@@ -490,7 +486,7 @@ def register(row: Row) -> Row:
     if row.name in REGISTRY or row.name in ALIASES:
         raise ValueError(message(row.name, "is registered twice", "choose another name, or unregister the first"))
     if isinstance(row, Pointwise) and row.method:
-        methods.add(row.name)
+        methods.add_method(row.name)
     REGISTRY[row.name] = row
     return row
 
@@ -498,7 +494,7 @@ def register(row: Row) -> Row:
 def unregister(name: str) -> None:
     """Remove a row from the table."""
     del REGISTRY[name]
-    methods.remove(name)
+    methods.remove_method(name)
 
 
 def alias(name: str, of: str) -> None:

@@ -18,7 +18,7 @@ from netcl.engine import rows
 from netcl.engine.launch import index_type
 from netcl.engine.map_kernel import merged_axes, steps_of
 from netcl.engine.opencl_text import (
-    LIMITS,
+    C_LIMITS,
     SEPARATE,
     Body,
     Layout,
@@ -39,7 +39,7 @@ _SLOW = {"EXP", "EXP_BELOW", "EXPM1", "LOG", "LOG1P", "LOG2",
          "FLOORDIV", "POW"}  # fmt: skip
 
 
-class Fold(NamedTuple):
+class RowFold(NamedTuple):
     """How a fold combines two values, and its neutral element."""
 
     combine: str
@@ -163,8 +163,8 @@ class _Row:
             text.append(f"const real s{k} = {rounded(self.steps[k].rounds or None, value)};")
         return text
 
-    def neutral(self, fold: Fold) -> str:
-        low, high = LIMITS[self.real]
+    def neutral(self, fold: RowFold) -> str:
+        low, high = C_LIMITS[self.real]
         return f"(real)({ {'LOWEST': low, 'HIGHEST': high}.get(fold.neutral, fold.neutral) })"
 
     def whole(self) -> list[str]:

@@ -15,12 +15,12 @@ from netcl.core.kernels import program
 from netcl.engine import launch, opencl_text
 from netcl.engine.strided import alignment
 
-Sizes = tuple[int, int, int]
-HALVES = {"float16": "half", "bfloat16": "bfloat16"}  # dtypes stored in 16 bits, and what rows.cl calls them
+RowSizes = tuple[int, int, int]
+HALF_NAMES = {"float16": "half", "bfloat16": "bfloat16"}  # dtypes stored in 16 bits, and what rows.cl calls them
 SHORT_ROW = 32  # elements; on a GPU a row this short is one work-item's
 MEDIUM_ROW = 1024  # up to here a row is a wave's, above a large work-group's
 QUAD_ROW = 128  # elements; a GPU's row from here on is read four at a time
-MOST_HELD = 64  # 32-bit registers of a work-item for the row it keeps
+MOST_HELD_REGISTERS = 64  # 32-bit registers of a work-item for the row it keeps
 ITEM_WORK = 4096  # elements; on a CPU a work-item takes this many, since starting one costs about a microsecond
 MOST_WORK = 16384  # and this many at the most, where there are rows enough for every core
 PART_ITEMS = 512  # work-items of a compute unit where every work-group leaves a part
@@ -52,7 +52,7 @@ def row_spread(cpu: bool, most: int, n: int, wide: bool, quads: bool = False) ->
         vectors = n // 4
         group = min(max(32, _power_of_two(-(-vectors // 4))), 512, 1 << (most.bit_length() - 1))
         held = -(-vectors // group)
-        return Spread(group, group, 4, 1, held if held * (8 if wide else 4) <= MOST_HELD else 0)
+        return Spread(group, group, 4, 1, held if held * (8 if wide else 4) <= MOST_HELD_REGISTERS else 0)
     group = min(64 if n <= MEDIUM_ROW else 256, most)
     group = 1 << (group.bit_length() - 1)
     return Spread(group, group, 1, 1)
@@ -126,8 +126,8 @@ _STREAMED = (
 def _vector_load(row: dtypes.DType, real: str, vec: int, name: str) -> str:
     if vec == 1:
         return f"((REAL){name}_LOAD(p, i))"
-    if row.name in HALVES:
-        text = f"of_{HALVES[row.name]}(((__global const loose_shorts*)((p) + (i)))->lanes)"
+    if row.name in HALF_NAMES:
+        text = f"of_{HALF_NAMES[row.name]}(((__global const loose_shorts*)((p) + (i)))->lanes)"
         return text if real == "float" else f"convert_{real}{vec}({text})"
     if row.c_storage == real:
         return "(((__global const loose*)((p) + (i)))->lanes)"
@@ -137,9 +137,9 @@ def _vector_load(row: dtypes.DType, real: str, vec: int, name: str) -> str:
 def _vector_store(row: dtypes.DType, real: str, vec: int, name: str) -> str:
     if vec == 1:
         return f"{name}_STORE(p, i, v)"
-    if row.name in HALVES:
+    if row.name in HALF_NAMES:
         wide = "v" if real == "float" else f"convert_float{vec}(v)"
-        return f"((__global loose_shorts*)((p) + (i)))->lanes = to_{HALVES[row.name]}({wide})"
+        return f"((__global loose_shorts*)((p) + (i)))->lanes = to_{HALF_NAMES[row.name]}({wide})"
     if row.c_storage == real:
         return "((__global loose*)((p) + (i)))->lanes = (v)"
     return f"vstore{vec}(convert_{row.c_storage}{vec}(v), 0, (p) + (i))"
@@ -180,7 +180,7 @@ def run_rows(
 
 
 def run_columns(
-    queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], sizes: Sizes, *args: Any, **defines: Any
+    queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], sizes: RowSizes, *args: Any, **defines: Any
 ) -> None:
     """Launch a kernel over the columns of ``(outer, n, inner)``; its last arguments are ``outer, n, inner``."""
     outer, n, inner = sizes
@@ -189,7 +189,7 @@ def run_columns(
     kernel(queue, outer * -(-inner // spread.vec), spread.local, *args, outer, n, inner)
 
 
-def around(shape: tuple[int, ...], axis: int) -> Sizes:
+def around(shape: tuple[int, ...], axis: int) -> RowSizes:
     """``(outer, n, inner)`` of a shape around an axis; a 0-d tensor is one row of one element.
 
     >>> around((2, 3, 4, 5), 1)

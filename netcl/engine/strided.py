@@ -19,7 +19,7 @@ from netcl.engine import launch
 from netcl.engine.call import planned
 
 ELEMENTS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4"}
-_TILE, _ROWS = 32, 8
+_TURNED_TILE, _TURNED_ROWS = 32, 8
 _LEAST_TILE = 8  # along both axes; below it a tile is mostly edge
 _CPU_RUN = 1 << 16  # bytes a work-item copies in one go on a CPU
 _CPU_ITEM = 1 << 14  # bytes of whole rows that a work-item copies on a CPU
@@ -29,7 +29,7 @@ _ITEM_ROWS = 4  # elements that a GPU's work-item copies: loads that are on thei
 _MOST_GROUPS = 65535  # along the second and third dimension of a launch
 
 
-class Axis(NamedTuple):
+class CopyAxis(NamedTuple):
     """One axis of a copy: its size and its strides in source and destination."""
 
     size: int
@@ -43,7 +43,7 @@ class Copy(NamedTuple):
     itemsize: int
     source: int
     target: int
-    axes: tuple[Axis, ...]
+    axes: tuple[CopyAxis, ...]
 
 
 def dense(shape: Sequence[int]) -> tuple[int, ...]:
@@ -58,19 +58,19 @@ def dense(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def merge(axes: Sequence[Axis]) -> tuple[Axis, ...]:
+def merge(axes: Sequence[CopyAxis]) -> tuple[CopyAxis, ...]:
     """Drop axes of size one and join neighbours that both sides walk in one stride.
 
     >>> merge((Axis(2, 12, 12), Axis(3, 4, 4), Axis(4, 1, 1)))
     (Axis(size=24, source=1, target=1),)
     """
-    merged: list[Axis] = []
+    merged: list[CopyAxis] = []
     for axis in axes:
         if axis.size == 1:
             continue
         last = merged[-1] if merged else None
         if last and last.source == axis.source * axis.size and last.target == axis.target * axis.size:
-            merged[-1] = Axis(last.size * axis.size, axis.source, axis.target)
+            merged[-1] = CopyAxis(last.size * axis.size, axis.source, axis.target)
         else:
             merged.append(axis)
     return tuple(merged)
@@ -85,8 +85,8 @@ def widen(copy: Copy, most: int = 16) -> Copy:
     factor = 1
     while common % (2 * factor) == 0 and copy.itemsize * 2 * factor <= most:
         factor *= 2
-    axes = [Axis(axis.size, axis.source // factor, axis.target // factor) for axis in outer]
-    axes.append(Axis(inner.size // factor, 1, 1))
+    axes = [CopyAxis(axis.size, axis.source // factor, axis.target // factor) for axis in outer]
+    axes.append(CopyAxis(inner.size // factor, 1, 1))
     return Copy(copy.itemsize * factor, copy.source // factor, copy.target // factor, merge(axes))
 
 
@@ -140,8 +140,8 @@ def _grid_copy(queue: Any, copy: Copy) -> _Launch | None:
     (size, source, target) = axes[-1]
     if len(axes) == 1 and size % _ITEM_ROWS == 0:  # one long run: as rows
         size //= _ITEM_ROWS
-        axes = (Axis(_ITEM_ROWS, size * source, size * target), Axis(size, source, target))
-    axes = (Axis(1, 0, 0),) * (4 - len(axes)) + axes
+        axes = (CopyAxis(_ITEM_ROWS, size * source, size * target), CopyAxis(size, source, target))
+    axes = (CopyAxis(1, 0, 0),) * (4 - len(axes)) + axes
     sizes = [axis.size for axis in axes]
     group = min(_GROUP, program.state(queue).max_work_group)
     across = min(1 << (sizes[3] - 1).bit_length(), group)
@@ -157,7 +157,7 @@ def _row_copy(queue: Any, copy: Copy) -> _Launch | None:
     """A launch over some rows per work-item, or of parts of long rows, for copies of few axes on CPUs."""
     if not launch.on_cpu_device(queue) or len(copy.axes) > 4:
         return None
-    axes = (Axis(1, 0, 0),) * (4 - len(copy.axes)) + copy.axes
+    axes = (CopyAxis(1, 0, 0),) * (4 - len(copy.axes)) + copy.axes
     inner, rows = axes[3].size, math.prod(axis.size for axis in axes[:3])
     chunk, _ = _elements_per_item(queue, inner, copy.itemsize)
     count = max(1, _CPU_ITEM // (chunk * copy.itemsize))
@@ -168,7 +168,7 @@ def _row_copy(queue: Any, copy: Copy) -> _Launch | None:
 
 def _plain_copy(queue: Any, copy: Copy) -> _Launch:
     rank = next(r for r in _RANKS if len(copy.axes) <= r)
-    axes = (Axis(1, 0, 0),) * (rank - len(copy.axes)) + copy.axes
+    axes = (CopyAxis(1, 0, 0),) * (rank - len(copy.axes)) + copy.axes
     inner = axes[-1].size
     rows = math.prod(axis.size for axis in axes[:-1])
     chunk, local = _elements_per_item(queue, inner, copy.itemsize)
@@ -195,13 +195,13 @@ def _transposition(queue: Any, copy: Copy) -> _Launch | None:
     if min(fast.size, slow.size) < _LEAST_TILE:
         return None
     batch = [axis for i, axis in enumerate(copy.axes) if i not in (p, q)]
-    batch = [Axis(1, 0, 0)] * (3 - len(batch)) + batch
-    blocks = -(-fast.size // _TILE) * -(-slow.size // _TILE) * math.prod(axis.size for axis in batch)
+    batch = [CopyAxis(1, 0, 0)] * (3 - len(batch)) + batch
+    blocks = -(-fast.size // _TURNED_TILE) * -(-slow.size // _TURNED_TILE) * math.prod(axis.size for axis in batch)
     args = (copy.source, copy.target, fast.size, slow.size, slow.source, fast.target, batch[1].size, batch[2].size,
             *(axis.source for axis in batch), *(axis.target for axis in batch))  # fmt: skip
     if launch.on_cpu_device(queue):
         return _Launch(_copy_kernel(queue, "transpose_cached", copy), blocks, 1, (*args, blocks))
-    return _Launch(_copy_kernel(queue, "transpose_local", copy), (blocks * _TILE, _ROWS), (_TILE, _ROWS), args)
+    return _Launch(_copy_kernel(queue, "transpose_local", copy), (blocks * _TURNED_TILE, _TURNED_ROWS), (_TURNED_TILE, _TURNED_ROWS), args)
 
 
 def alignment(*tensors: Tensor) -> int:
@@ -224,7 +224,7 @@ def _copy_block(
     if dst.array is not None:
         _strided_array(dst, sizes, d_start, d_strides)[...] = _strided_array(src, sizes, s_start, s_strides)
         return dst
-    axes = merge([Axis(*axis) for axis in zip(sizes, s_strides, d_strides, strict=True)])
+    axes = merge([CopyAxis(*axis) for axis in zip(sizes, s_strides, d_strides, strict=True)])
     copy = Copy(dtypes.DTYPES[src.dtype].itemsize, s_start, d_start, axes)
     _run_copy(dst.queue, widen(copy, alignment(src, dst)), src, dst)
     return dst

@@ -186,7 +186,7 @@ def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseExcept
         raise refusal(op, "the file is damaged or of another format", reason=reason, file=path) from fault
 
 
-def regular(path: str | os.PathLike[str], op: str) -> str | os.PathLike[str]:
+def regular_file(path: str | os.PathLike[str], op: str) -> str | os.PathLike[str]:
     """The path, unless a pipe or a device has it: opening those may never return."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise refusal(op, "a pipe or a device has this name", "name a regular file", file=path)
@@ -204,7 +204,7 @@ class Entries:
     def __init__(self, path: str | os.PathLike[str], op: str, max_bytes: int | None = None):
         self.path, self.op = path, op
         with refusing(op, path):
-            self.zip = zipfile.ZipFile(regular(path, op))
+            self.zip = zipfile.ZipFile(regular_file(path, op))
         try:
             # Of the file that is open: another may have taken its name since.
             self.size = os.fstat(self.zip.fp.fileno()).st_size  # type: ignore[union-attr]

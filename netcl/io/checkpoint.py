@@ -29,7 +29,7 @@ log = logging.getLogger("netcl")
 SAVE, LOAD = "save_checkpoint", "load_checkpoint"
 #: What is raised over states that are not made as they should be.
 _NO_STATE = (TypeError, LookupError, AttributeError, ArithmeticError)
-_NAME = re.compile(r"step-(\d{6,})\.netcl")
+_CHECKPOINT_NAME = re.compile(r"step-(\d{6,})\.netcl")
 
 
 class Checkpoint(NamedTuple):
@@ -117,7 +117,7 @@ def run_of(path: str | os.PathLike[str]) -> str:
 
 def checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
     """The checkpoints of a folder, the oldest step first."""
-    found = [(int(match[1]), path) for path in Path(folder).glob("step-*.netcl") if (match := _NAME.fullmatch(path.name))]
+    found = [(int(match[1]), path) for path in Path(folder).glob("step-*.netcl") if (match := _CHECKPOINT_NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from netcl import nn
 from netcl.core import dtype as dtypes
 from netcl.core.errors import OutOfMemoryError, message
+from netcl.core.tensor import Tensor
 from netcl.io import archive, tree
 from netcl.io.archive import names_differ, refusal
 from netcl.nn.parameter import OBJECT_BYTES, placed, queue_for, stand_on
@@ -58,16 +59,22 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
     archive.write(path, meta, arrays, "save_model")
 
 
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors themselves by the names of ``state_dict()``, which gives others over the same memory."""
+    places = {name: name.rpartition(".") for name in model.state_dict()}
+    return {name: getattr(model.get_submodule(owner), last) for name, (owner, _, last) in places.items()}
+
+
 def _tied(model: Any) -> dict[str, str]:
     """Names of weights that are the weights of an earlier name: of layers that stand in several places, and of tied ones."""
     first: dict[int, str] = {}
-    names = {name: first.setdefault(id(tensor), name) for name, tensor in model._named_state().items()}
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in _own_tensors(model).items()}
     return {name: other for name, other in names.items() if name != other}
 
 
 def _tie(model: Any, tied: Any, path: object) -> None:
     """Make weights one that were one when the file was written."""
-    state = model._named_state()
+    state = _own_tensors(model)
     for name, other in tied.items() if isinstance(tied, dict) else [("", "")]:
         if not isinstance(other, str) or not {name, other} <= state.keys() or state[name].shape != state[other].shape:
             raise refusal("load_model", f"{archive.META} is not what netcl writes", file=path)
@@ -85,7 +92,7 @@ def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: i
     values = {name: _decoded(array, stored[name], name, path) for name, array in arrays.items()}
     # Parameters are built as float32, whatever they are stored as; the rest is for buffers that are not in the file.
     room = max_bytes if max_bytes is not None else sum(4 * array.nbytes + OBJECT_BYTES for array in arrays.values()) + (1 << 20)
-    model = _built(meta, path, device, room)
+    model = _built_model(meta, path, device, room)
     fitting(model.state_dict(), values, path, "load_model")
     _tie(model, meta.get("tied", {}), path)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -97,7 +104,7 @@ def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: i
     return model.train(bool(meta.get("training", True)))
 
 
-def _built(meta: Mapping[str, Any], path: object, device: Any, room: int) -> Any:
+def _built_model(meta: Mapping[str, Any], path: object, device: Any, room: int) -> Any:
     queue = queue_for(device)
     before = random.get_state(queue)  # fresh weights are drawn and thrown away: the program's own numbers must not change
     try:

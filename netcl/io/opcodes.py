@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-_MARK = object()
+_STACK_MARK = object()
 FREE_STEPS = 1_000_000  # of a program: bare containers take a byte in a file, and a microsecond and 64 bytes when they are read
 TENSOR_STEPS = 1000  # more for each tensor of the file
 
@@ -40,7 +40,7 @@ class Attributes(OrderedDict[Any, Any]):
     """An ordered dictionary whose attributes the program set; they are not kept."""
 
 
-def run(
+def run_program(
     data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int = 0, most: int = FREE_STEPS
 ) -> tuple[Any, int]:
     """Run a program of at most so many steps; the value it leaves and the position after it. ``persistent`` resolves references to
@@ -55,7 +55,7 @@ def run(
         if count == most:
             raise Refused(f"the program has more than {most} steps, which no state dict of this size has; if you trust it, pass max_bytes=")
         step(machine, argument)
-    if len(machine.stack) != 1 or machine.stack[0] is _MARK:
+    if len(machine.stack) != 1 or machine.stack[0] is _STACK_MARK:
         raise Refused(f"the program ends with {len(machine.stack)} values")
     return machine.stack[0], stream.tell()
 
@@ -75,13 +75,13 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def pop(self) -> Any:
-        if not self.stack or self.stack[-1] is _MARK:
+        if not self.stack or self.stack[-1] is _STACK_MARK:
             raise Refused("the program takes more than it has put down")
         return self.stack.pop()
 
     def marked(self) -> list[Any]:
         for i in range(len(self.stack) - 1, -1, -1):
-            if self.stack[i] is _MARK:
+            if self.stack[i] is _STACK_MARK:
                 items = self.stack[i + 1 :]
                 del self.stack[i:]
                 return items
@@ -101,7 +101,7 @@ class _Machine:
         self.push(self.memo[index])
 
     def put(self, index: int) -> None:
-        if not self.stack or self.stack[-1] is _MARK:
+        if not self.stack or self.stack[-1] is _STACK_MARK:
             raise Refused("the program stores what it does not have")
         self.memo[index] = self.stack[-1]
 
@@ -131,10 +131,10 @@ class _Machine:
     def set_items(self, items: Sequence[Any]) -> None:
         if len(items) % 2:
             raise Refused("a key without a value")
-        self.top(dict).update(checked(zip(items[::2], items[1::2], strict=True)))
+        self.top(dict).update(checked_items(zip(items[::2], items[1::2], strict=True)))
 
 
-def checked(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
+def checked_items(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
     """Items of a dictionary. Keys are plain and short: a tuple of tuples of ... that share their parts takes for ever to hash."""
     found = []
     for key, value in pairs:
@@ -154,14 +154,14 @@ def _protocol(m: _Machine, version: int) -> None:
         raise Refused(f"protocol {version} is not known")
 
 
-_VALUES = "BININT1 BININT2 BININT LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 SHORT_BINSTRING SHORT_BINBYTES BINBYTES"
+_VALUE_OPCODES = "BININT1 BININT2 BININT LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 SHORT_BINSTRING SHORT_BINBYTES BINBYTES"
 #: What an opcode does, given its argument.
 _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
-    **dict.fromkeys(_VALUES.split(), _Machine.push),
+    **dict.fromkeys(_VALUE_OPCODES.split(), _Machine.push),
     "PROTO": _protocol,
     "FRAME": lambda m, _: None,  # its length says nothing that the opcodes do not
     "STOP": lambda m, _: None,
-    "MARK": lambda m, _: m.push(_MARK),
+    "MARK": lambda m, _: m.push(_STACK_MARK),
     "NONE": lambda m, _: m.push(None),
     "NEWTRUE": lambda m, _: m.push(True),
     "NEWFALSE": lambda m, _: m.push(False),

@@ -18,7 +18,7 @@ from netcl.io.archive import META, refusal, refusing
 from netcl.io.torch_format import load_torch, save_torch
 from netcl.nn.parameter import queue_for
 
-_DIGEST = "netcl.sha256"
+_DIGEST_KEY = "netcl.sha256"
 
 
 def host_state(value: Any, op: str) -> dict[str, np.ndarray]:
@@ -84,7 +84,7 @@ def save_safetensors(params: Any, path: str | os.PathLike[str], metadata: Mappin
     for name, array in arrays.items():
         if array.dtype.kind not in "biufcV" or (array.dtype.kind == "V" and array.dtype.name != "bfloat16"):
             raise refusal("save_safetensors", f"arrays of dtype {array.dtype} are not saved", "convert it to numbers", name=repr(name))
-    notes = {"format": "pt", **(metadata or {}), _DIGEST: _content_digest(arrays)}
+    notes = {"format": "pt", **(metadata or {}), _DIGEST_KEY: _content_digest(arrays)}
     with archive.replacing(path) as file:
         file.write(library.numpy.save(arrays, metadata=notes))
 
@@ -93,7 +93,7 @@ def load_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The arrays of a safetensors file; bfloat16 needs ``ml_dtypes``."""
     library, found = _library(), {}
     # Says what is wrong: the library takes a file that it may not read for one that is not there.
-    with open(archive.regular(path, "load_safetensors"), "rb"):
+    with open(archive.regular_file(path, "load_safetensors"), "rb"):
         pass
     with (
         refusing(
@@ -106,7 +106,7 @@ def load_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             if file.get_slice(name).get_dtype() == "BF16":
                 tree.bfloat16()
             found[name] = np.array(file.get_tensor(name))
-    if _DIGEST in notes and notes[_DIGEST] != _content_digest(found):
+    if _DIGEST_KEY in notes and notes[_DIGEST_KEY] != _content_digest(found):
         raise refusal("load_safetensors", "the arrays do not match their checksum", "the file was damaged or changed", file=path)
     return found
 
@@ -150,7 +150,7 @@ def load(path: str | os.PathLike[str], device: Any = None, *, max_bytes: int | N
     ``load_torch`` leave them on the host.
     """
     queue = queue_for(device)
-    with open(archive.regular(path, "load"), "rb") as file:
+    with open(archive.regular_file(path, "load"), "rb") as file:
         head = file.read(9)
     if head[:2] == b"PK":
         with archive.Entries(path, "load", max_bytes) as entries:

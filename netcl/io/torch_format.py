@@ -27,10 +27,10 @@ _STORAGE_OF = {
     "int32": "IntStorage", "int16": "ShortStorage", "int8": "CharStorage", "uint8": "ByteStorage", "bool": "BoolStorage",
     "complex64": "ComplexFloatStorage", "complex128": "ComplexDoubleStorage",
 }  # fmt: skip
-_MAGIC = 0x1950A86A20F9469CFC6C
+_TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 _PAIR_BYTES = 64  # what an item of a dictionary takes, about
 _ALIGNMENT = 64  # torch maps storages into memory when they start at multiples of this
-_DAMAGED = (ValueError, TypeError, KeyError, IndexError, OverflowError, UnicodeDecodeError, EOFError, RecursionError)
+_DAMAGED_PICKLE = (ValueError, TypeError, KeyError, IndexError, OverflowError, UnicodeDecodeError, EOFError, RecursionError)
 
 
 # ---- reading
@@ -42,14 +42,14 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
     Tensors become NumPy arrays (bfloat16 needs ``ml_dtypes``), or what ``convert`` makes of those; parameters become their values.
     Anything else a file asks for is refused by name.
     """
-    with open(archive.regular(path, OP_LOAD), "rb") as file:
+    with open(archive.regular_file(path, OP_LOAD), "rb") as file:
         head = file.read(4)
     if head[:2] == b"PK":
-        with Entries(path, OP_LOAD, max_bytes) as entries, refusing(OP_LOAD, path, _DAMAGED):
+        with Entries(path, OP_LOAD, max_bytes) as entries, refusing(OP_LOAD, path, _DAMAGED_PICKLE):
             return _Zip(entries, convert, max_bytes).value()
     if head[:2] != b"\x80\x02":
         raise refusal(OP_LOAD, "this is not a file of torch.save", file=path)
-    with refusing(OP_LOAD, path, _DAMAGED):
+    with refusing(OP_LOAD, path, _DAMAGED_PICKLE):
         data = Path(path).read_bytes()
         return _stream(data, archive.limit_for(len(data), max_bytes), convert, _dense_steps(len(data) // 4096, max_bytes))
 
@@ -94,7 +94,7 @@ class _Reader:
 
     def ordered(self, pairs: Any = ()) -> Attributes:
         self.take(_PAIR_BYTES * len(pairs))
-        return Attributes(opcodes.checked(pairs))
+        return Attributes(opcodes.checked_items(pairs))
 
     def tensor(self, storage: Any, offset: int, size: Any, stride: Any, grad: Any = None, hooks: Any = None, marks: Any = None) -> Any:
         if marks:  # that its values are to be conjugated, or negated, when they are read
@@ -158,7 +158,7 @@ class _Zip:
 
     def value(self) -> Any:
         program = self.entries.read(f"{self.folder}data.pkl").tobytes()
-        return opcodes.run(program, self.reader.names, self.persistent, most=self.steps)[0]
+        return opcodes.run_program(program, self.reader.names, self.persistent, most=self.steps)[0]
 
     def persistent(self, reference: Any) -> _Storage:
         dtype, key, count = _reference(reference)
@@ -195,9 +195,9 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
     nothing = _Reader(limit)
     at, head = 0, []
     for _ in range(3):
-        value, at = opcodes.run(data, nothing.names, _no_storage, at, most)
+        value, at = opcodes.run_program(data, nothing.names, _no_storage, at, most)
         head.append(value)
-    if head[:2] != [_MAGIC, 1001] or not isinstance(head[2], dict):
+    if head[:2] != [_TORCH_MAGIC, 1001] or not isinstance(head[2], dict):
         raise Refused("not a file of torch.save")
     declared: dict[str, tuple[str, int]] = {}
 
@@ -206,8 +206,8 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
         declared[key] = (dtype, count)
         return _Storage(dtype, None)
 
-    _, end = opcodes.run(data, nothing.names, declare, at, most)  # the storages come after the program, so it is run twice
-    keys, position = opcodes.run(data, nothing.names, _no_storage, end, most)
+    _, end = opcodes.run_program(data, nothing.names, declare, at, most)  # the storages come after the program, so it is run twice
+    keys, position = opcodes.run_program(data, nothing.names, _no_storage, end, most)
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or sorted(keys) != sorted(declared):
         raise Refused("the storages are not those the program uses")
     storages = {}
@@ -221,7 +221,7 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
         storages[key] = _Storage(dtype, np.frombuffer(data, np.uint8, nbytes, position + 8).copy())
         position += 8 + nbytes
     reader = _Reader(limit, head[2].get("little_endian") is False, convert)
-    return opcodes.run(data, reader.names, lambda reference: storages[_reference(reference)[1]], at, most)[0]
+    return opcodes.run_program(data, reader.names, lambda reference: storages[_reference(reference)[1]], at, most)[0]
 
 
 def _no_storage(reference: Any) -> Any:
@@ -241,14 +241,14 @@ def save_torch(value: Any, path: str | os.PathLike[str]) -> None:
     except RecursionError:
         raise refusal(OP_SAVE, "the value is nested too deeply, or contains itself") from None
     with archive.replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as out:
-        _entry(out, file, "data.pkl", writer.writer.finish())
-        _entry(out, file, "byteorder", b"little")
+        _zip_entry(out, file, "data.pkl", writer.writer.finish())
+        _zip_entry(out, file, "byteorder", b"little")
         for key, data in enumerate(writer.storages):
-            _entry(out, file, f"data/{key}", data)
-        _entry(out, file, "version", b"3\n")
+            _zip_entry(out, file, f"data/{key}", data)
+        _zip_entry(out, file, "version", b"3\n")
 
 
-def _entry(out: zipfile.ZipFile, file: Any, name: str, data: Any) -> None:
+def _zip_entry(out: zipfile.ZipFile, file: Any, name: str, data: Any) -> None:
     """An entry whose bytes start at a multiple of 64, as torch's own do; the gap is an extra field that readers skip."""
     info = zipfile.ZipInfo(f"archive/{name}")
     gap = -(file.tell() + 30 + len(info.filename) + 4) % _ALIGNMENT

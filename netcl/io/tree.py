@@ -126,7 +126,7 @@ def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tenso
             raise ValueError(f"an array of {stored.dtype} is said to be {name}")
         return from_bits(stored, name) if "$array" in value else tensor(stored, name)
 
-    _TAKEN: dict[str, Callable[..., Any]] = {**_PLAIN, "$array": array, "$tensor": array}
+    _TAKEN: dict[str, Callable[..., Any]] = {**_PLAIN_READERS, "$array": array, "$tensor": array}
     try:
         return walk(value)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as fault:
@@ -142,7 +142,7 @@ def _numpy_number(value: dict[str, Any], walk: Callable[[Any], Any]) -> Any:
     return dtype.type(walk(value["$number"]))
 
 
-_PLAIN: dict[str, Callable[..., Any]] = {
+_PLAIN_READERS: dict[str, Callable[..., Any]] = {
     "$number": _numpy_number,
     "$float": lambda value, walk: {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[value["$float"]],
     "$tuple": lambda value, walk: tuple(walk(item) for item in value["$tuple"]),

@@ -27,7 +27,7 @@ RENAMED = {
 def __getattr__(name: str) -> Callable[..., Any]:
     op = RENAMED.get(name, name)
     found = _in_place(op) if op in activation.IN_PLACE else getattr(composed if name in composed.FUNCTIONS else ag, op)
-    if op in ag._LASTING or name in composed.FUNCTIONS:
+    if op in ag.LASTING or name in composed.FUNCTIONS:
         globals()[name] = found  # later calls find it without this function
     return found
 

@@ -41,7 +41,7 @@ def function(name: str) -> Callable[..., Any]:
         return planned(row, row.call, fused_rows.fused(row.name) if row.name in fused_rows.FUSED else row.deferred, row.waits)
     if isinstance(row, Composite):
         return row.over(sys.modules[__name__])
-    return reduction.function(row) if isinstance(row, Reduction) else pointwise.function(row)
+    return reduction.reduction_function(row) if isinstance(row, Reduction) else pointwise.pointwise_function(row)
 
 
 def names() -> list[str]:

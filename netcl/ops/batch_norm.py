@@ -132,8 +132,7 @@ def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], mome
         if running[0] is not None and a.size:
             var = np.square(deviation).sum(view.stat_axes) / (view.shared - 1)
             for t, new in zip(running, (mean.reshape(-1), var), strict=True):
-                t._changing()
-                t.array[...] = ((1 - momentum) * t.array + momentum * new).astype(t.array.dtype)
+                t.write((1 - momentum) * t.to_host() + momentum * new)
         return y.reshape(a.shape), mean.reshape(-1), rstd.reshape(-1)
 
     dtype = sum_dtype(x.dtype)

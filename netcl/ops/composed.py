@@ -18,7 +18,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import S, Sample, composite, op
-from netcl.ops.movement import Sizes, sizes_of
+from netcl.ops.movement import SizesArgument, sizes_of
 from netcl.ops.sort import Ordered
 
 _LN2 = math.log(2)
@@ -31,7 +31,7 @@ class Extremes(NamedTuple):
     max: Tensor
 
 
-def _row(name: str, call: Callable[..., Any], ref: Callable[..., Any], *samples: Sample, doc: str, **columns: Any) -> None:
+def _add(name: str, call: Callable[..., Any], ref: Callable[..., Any], *samples: Sample, doc: str, **columns: Any) -> None:
     """Register a composite whose first parameters behind ``F`` are the tensors of its samples."""
     inputs = tuple(inspect.signature(call).parameters)[1 : 1 + len(samples[0].shapes)]
 
@@ -44,7 +44,7 @@ def _row(name: str, call: Callable[..., Any], ref: Callable[..., Any], *samples:
     composite(ref=ref, name=name, inputs=inputs, samples=samples, doc=doc, **columns)(with_tensors)
 
 
-def _tensor(name: str, x: Any, least: int = 0, most: int = 64) -> Tensor:
+def _checked_tensor(name: str, x: Any, least: int = 0, most: int = 64) -> Tensor:
     (made,) = launch.as_tensors(name, x)
     if not least <= made.ndim <= most:
         count = f"{least}" if least == most else f"at least {least}" if most == 64 else f"{least} or {most}"
@@ -59,7 +59,7 @@ def _rows(axis: int, ndim: int, index: Any) -> tuple[Any, ...]:
     return (*[slice(None)] * _at("index", axis, ndim), index)
 
 
-def _like(x: Tensor, values: Any) -> Any:
+def _values_like(x: Tensor, values: Any) -> Any:
     return values if isinstance(values, Tensor | int | float) else Tensor.from_host(x.queue, values, x.dtype)
 
 
@@ -73,7 +73,7 @@ def _like(x: Tensor, values: Any) -> Any:
 )
 def diagonal(F: Any, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The diagonal of two axes as a last axis; a view."""
-    x = _tensor("diagonal", x, 2)
+    x = _checked_tensor("diagonal", x, 2)
     a, b = _at("diagonal", dim1, x.ndim), _at("diagonal", dim2, x.ndim)
     if a == b:
         raise ShapeError(message("diagonal", "dim1 and dim2 must be different axes", dim1=dim1, dim2=dim2))
@@ -96,7 +96,7 @@ def _embed_ref(x, offset=0, dim1=-2, dim2=-1):
 @composite(ref=_embed_ref, samples=[S((3,)), S((2, 3), offset=-1), S((2, 3), offset=2, dim1=0, dim2=2)])
 def diag_embed(F: Any, x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
-    x = _tensor("diag_embed", x, 1)
+    x = _checked_tensor("diag_embed", x, 1)
     *lead, n = x.shape
     size = n + abs(offset)
     first = max(offset, 0) - min(offset, 0) * size
@@ -107,9 +107,9 @@ def diag_embed(F: Any, x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -
 @composite(ref=lambda x, source, destination: np.moveaxis(x, source, destination),
            samples=[S((2, 3, 4), source=0, destination=-1), S((2, 3, 4), source=(0, 1), destination=(-1, 0))],
            errors=[(S((2, 3), source=(0, 1), destination=0), r"\[moveaxis\] source and destination must name as many axes")])  # fmt: skip
-def moveaxis(F: Any, x: Tensor, source: Sizes, destination: Sizes) -> Tensor:
+def moveaxis(F: Any, x: Tensor, source: SizesArgument, destination: SizesArgument) -> Tensor:
     """Axes moved to other places; the others keep their order. A view."""
-    x = _tensor("moveaxis", x)
+    x = _checked_tensor("moveaxis", x)
     pairs = [[_at("moveaxis", axis, x.ndim) for axis in sizes_of(axes)] for axes in (source, destination)]
     if len({*pairs[0]}) != len(pairs[0]) or len({*pairs[1]}) != len(pairs[0]) or len(pairs[1]) != len(pairs[0]):
         what = "source and destination must name as many axes, each once"
@@ -131,19 +131,20 @@ def _unflatten(F: Any, x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
     return F.reshape(x, (*x.shape[:at], *(x.shape[at] // known if n == -1 and known else n for n in sizes), *x.shape[at + 1 :]))
 
 
-_row("diag", lambda F, x, diagonal=0: F.diagonal(x, diagonal) if _tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal),
+_add("diag", lambda F, x, diagonal=0: F.diagonal(x, diagonal) if _checked_tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal),
      lambda x, diagonal=0: np.diag(x, diagonal), S((3,)), S((3, 5), diagonal=1),
      doc="The diagonal of a matrix, or a matrix with a vector on its diagonal.",
      errors=[(S((2, 2, 2)), r"\[diag\] x must have 1 or 2 axes, got 3")])  # fmt: skip
-_row("trace", lambda F, x: F.sum(F.diagonal(_tensor("trace", x, 2, 2))), np.trace, S((3, 5)), doc="The sum of the diagonal of a matrix.")
-_row("rot90", _rot90, lambda x, k=1, dims=(0, 1): np.rot90(x, k, dims), S((2, 3)), S((2, 3, 4), k=-1, dims=(1, 2)), S((2, 3), k=2),
+_add("trace", lambda F, x: F.sum(F.diagonal(_checked_tensor("trace", x, 2, 2))), np.trace, S((3, 5)),
+     doc="The sum of the diagonal of a matrix.")  # fmt: skip
+_add("rot90", _rot90, lambda x, k=1, dims=(0, 1): np.rot90(x, k, dims), S((2, 3)), S((2, 3, 4), k=-1, dims=(1, 2)), S((2, 3), k=2),
      doc="The plane of two axes turned k times by 90 degrees, from the first axis towards the second.")  # fmt: skip
-_row("fliplr", lambda F, x: F.flip(x, 1), np.fliplr, S((2, 3)), doc="The second axis reversed.")
-_row("flipud", lambda F, x: F.flip(x, 0), np.flipud, S((3, 2)), doc="The first axis reversed.")
-_row("ravel", lambda F, x: F.reshape(x, (-1,)), np.ravel, S((2, 3)), doc="All elements along one axis; shares memory.")
-_row("unflatten", _unflatten, lambda x, axis, sizes: x.reshape(2, *sizes, 3), S((2, 6, 3), axis=1, sizes=(2, -1)),
+_add("fliplr", lambda F, x: F.flip(x, 1), np.fliplr, S((2, 3)), doc="The second axis reversed.")
+_add("flipud", lambda F, x: F.flip(x, 0), np.flipud, S((3, 2)), doc="The first axis reversed.")
+_add("ravel", lambda F, x: F.reshape(x, (-1,)), np.ravel, S((2, 3)), doc="All elements along one axis; shares memory.")
+_add("unflatten", _unflatten, lambda x, axis, sizes: x.reshape(2, *sizes, 3), S((2, 6, 3), axis=1, sizes=(2, -1)),
      doc="One axis divided into several; shares memory. One size may be -1.")  # fmt: skip
-_row("select", lambda F, x, axis, index: F.getitem(x, _rows(axis, x.ndim, index)), lambda x, axis, index: np.take(x, index, axis),
+_add("select", lambda F, x, axis, index: F.getitem(x, _rows(axis, x.ndim, index)), lambda x, axis, index: np.take(x, index, axis),
      S((2, 3, 4), axis=1, index=-1), doc="One slice along an axis; a view.")  # fmt: skip
 
 
@@ -174,10 +175,10 @@ def _stacked(axis: int, ndim: int, columns: int = 0) -> Callable[..., Any]:
 
 
 for _ndim in (1, 2, 3):
-    _row(f"atleast_{_ndim}d", _several_at_least(_ndim), getattr(np, f"atleast_{_ndim}d"), S(()), S((3,)), S((2, 3)),
+    _add(f"atleast_{_ndim}d", _several_at_least(_ndim), getattr(np, f"atleast_{_ndim}d"), S(()), S((3,)), S((2, 3)),
          doc=f"x with at least {_ndim} axes; of several tensors, each.")  # fmt: skip
 for _name, *_how in (("hstack", 1, 1), ("vstack", 0, 2), ("dstack", 2, 3), ("column_stack", 1, 2, 1)):
-    _row(_name, _stacked(*_how), getattr(np, _name), S([(2, 3), (2, 3)]), S([(3,), (3,)]), doc=f"Tensors joined as numpy.{_name} does.")
+    _add(_name, _stacked(*_how), getattr(np, _name), S([(2, 3), (2, 3)]), S([(3,), (3,)]), doc=f"Tensors joined as numpy.{_name} does.")
 
 
 def _repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: int | None = None) -> Tensor:
@@ -190,7 +191,7 @@ def _repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: int | None = None)
     return F.reshape(wide, (*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]))
 
 
-_row("repeat_interleave", _repeat_interleave, lambda x, repeats, axis=None: np.repeat(x, repeats, axis), S((2, 3), repeats=2),
+_add("repeat_interleave", _repeat_interleave, lambda x, repeats, axis=None: np.repeat(x, repeats, axis), S((2, 3), repeats=2),
      S((2, 3), repeats=(0, 2), axis=0), doc="Every element (or slice along an axis) repeated, by one number or one each.")  # fmt: skip
 
 
@@ -213,15 +214,15 @@ _SUMS: dict[str, tuple[Any, ...]] = {
     "addr": (lambda F, a, b: F.outer(a, b), np.outer, (2, 3), (2,), (3,), "outer(a, b)"),
 }  # fmt: skip
 for _name, (_product, _ref, *_shapes, _text) in _SUMS.items():
-    _row(_name, _plus_product(_product), lambda x, a, b, beta=1, alpha=1, ref=_ref: beta * x + alpha * ref(a, b),
+    _add(_name, _plus_product(_product), lambda x, a, b, beta=1, alpha=1, ref=_ref: beta * x + alpha * ref(a, b),
          S(*_shapes, beta=0.5, alpha=2.0), amp="half", doc=f"beta * x + alpha * ({_text}).")  # fmt: skip
-_row("mv", lambda F, a, b: F.matmul(_tensor("mv", a, 2, 2), _tensor("mv", b, 1, 1)), np.matmul, S((2, 3), (3,)), amp="half",
+_add("mv", lambda F, a, b: F.matmul(_checked_tensor("mv", a, 2, 2), _checked_tensor("mv", b, 1, 1)), np.matmul, S((2, 3), (3,)), amp="half",
      doc="A matrix times a vector.", errors=[(S((3,), (3,)), r"\[mv\] x must have 2 axes, got 1")])  # fmt: skip
-_row("dot", lambda F, a, b: F.matmul(_tensor("dot", a, 1, 1), _tensor("dot", b, 1, 1)), np.dot, S((5,), (5,)), amp="half",
+_add("dot", lambda F, a, b: F.matmul(_checked_tensor("dot", a, 1, 1), _checked_tensor("dot", b, 1, 1)), np.dot, S((5,), (5,)), amp="half",
      doc="The inner product of two vectors.", errors=[(S((2, 3), (3,)), r"\[dot\] x must have 1 axes, got 2")])  # fmt: skip
-_row("inner", lambda F, a, b: F.tensordot(a, b, ([-1], [-1])) if a.ndim and b.ndim else F.mul(a, b), np.inner, S((2, 3), (4, 3)),
+_add("inner", lambda F, a, b: F.tensordot(a, b, ([-1], [-1])) if a.ndim and b.ndim else F.mul(a, b), np.inner, S((2, 3), (4, 3)),
      amp="half", doc="Sum of products over the last axes of both.")  # fmt: skip
-_row("cdist", lambda F, a, b, p=2.0: F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1),
+_add("cdist", lambda F, a, b, p=2.0: F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1),
      lambda a, b, p=2.0: np.linalg.norm(a[..., :, None, :] - b[..., None, :, :], p, -1), S((4, 3), (5, 3)), amp="float", tol=2,
      doc="The p-norm of the difference of every row of a and every row of b.")  # fmt: skip
 
@@ -267,7 +268,7 @@ def largest(dtype: str) -> float:
 
 
 def _nan_to_num(F: Any, x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    if not dtypes.DTYPES[_tensor("nan_to_num", x).dtype].is_float:
+    if not dtypes.DTYPES[_checked_tensor("nan_to_num", x).dtype].is_float:
         return F.clone(x)
     most = largest(x.dtype)
     return F.nan_to_num_values(x, float(nan), most if posinf is None else float(posinf), -most if neginf is None else float(neginf))
@@ -279,26 +280,26 @@ def _isclose(F: Any, a: Tensor, b: Tensor, rtol: float = 1e-05, atol: float = 1e
     return F.logical_or(close, F.logical_and(F.isnan(a), F.isnan(b))) if equal_nan else close
 
 
-_row("deg2rad", lambda F, x: F.mul(x, math.pi / 180), np.deg2rad, S((5,)), doc="Degrees to radians.")
-_row("rad2deg", lambda F, x: F.mul(x, 180 / math.pi), np.rad2deg, S((5,)), doc="Radians to degrees.")
-_row("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,), low=2.1, high=2.9), doc="The signed fraction of x.")
-_row("ldexp", lambda F, a, b: F.mul(a, F.exp2(b)), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
-_row("logaddexp2", lambda F, a, b: F.div(F.logaddexp(F.mul(a, _LN2), F.mul(b, _LN2)), _LN2), np.logaddexp2, S((5,), (5,)),
+_add("deg2rad", lambda F, x: F.mul(x, math.pi / 180), np.deg2rad, S((5,)), doc="Degrees to radians.")
+_add("rad2deg", lambda F, x: F.mul(x, 180 / math.pi), np.rad2deg, S((5,)), doc="Radians to degrees.")
+_add("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,), low=2.1, high=2.9), doc="The signed fraction of x.")
+_add("ldexp", lambda F, a, b: F.mul(a, F.exp2(b)), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
+_add("logaddexp2", lambda F, a, b: F.div(F.logaddexp(F.mul(a, _LN2), F.mul(b, _LN2)), _LN2), np.logaddexp2, S((5,), (5,)),
      doc="log2(2**a + 2**b) without overflow.")  # fmt: skip
-_row("rsub", lambda F, a, b: F.sub(b, a), lambda a, b: b - a, S((3,), (3,)), doc="b - a.")
-_row("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, high=0.9), amp="float",
+_add("rsub", lambda F, a, b: F.sub(b, a), lambda a, b: b - a, S((3,), (3,)), doc="b - a.")
+_add("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, high=0.9), amp="float",
      doc="log(x / (1 - x)); with eps, of x held between eps and 1 - eps.")  # fmt: skip
-_row("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),
+_add("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),
      S(np.array([1.0, np.nan, np.inf, -np.inf], np.float32), nan=2.0, posinf=5.0, neginf=-5.0),
      doc="x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype.")  # fmt: skip
 _CLOSE = np.array([1.0, 2.0, np.nan, np.inf], np.float32)
-_row("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.array([0, 0.5, 0, 0], np.float32), equal_nan=True),
+_add("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.array([0, 0.5, 0, 0], np.float32), equal_nan=True),
      doc="Whether |a - b| <= atol + rtol * |b|; equal infinities are close.")  # fmt: skip
 
 
 def _scan(F: Any, name: str, x: Tensor, axis: int, combine: Callable[..., Any], neutral: float) -> Tensor:
     """Every element combined with all before it, by steps that double: n log n work, and the gradient of ``combine`` throughout."""
-    x = _tensor(name, x)
+    x = _checked_tensor(name, x)
     at, step = _at(name, axis, x.ndim), 1
     while x.shape and step < x.shape[at]:
         first = Tensor.full((*x.shape[:at], step, *x.shape[at + 1 :]), neutral, x.dtype, queue=x.queue)
@@ -308,13 +309,13 @@ def _scan(F: Any, name: str, x: Tensor, axis: int, combine: Callable[..., Any], 
 
 
 def _cumprod(F: Any, x: Tensor, axis: int) -> Tensor:
-    whole = not dtypes.DTYPES[_tensor("cumprod", x).dtype].is_float
+    whole = not dtypes.DTYPES[_checked_tensor("cumprod", x).dtype].is_float
     return _scan(F, "cumprod", F.cast(x, "int64") if whole else x, axis, F.mul, 1)
 
 
-_row("cumprod", _cumprod, lambda x, axis: np.cumprod(x, axis), S((2, 5, 3), axis=1), amp="float", tol=2,
+_add("cumprod", _cumprod, lambda x, axis: np.cumprod(x, axis), S((2, 5, 3), axis=1), amp="float", tol=2,
      doc="The product of every element and all before it along an axis; integers give int64.")  # fmt: skip
-_row("logcumsumexp", lambda F, x, axis: _scan(F, "logcumsumexp", x, axis, F.logaddexp, -math.inf),
+_add("logcumsumexp", lambda F, x, axis: _scan(F, "logcumsumexp", x, axis, F.logaddexp, -math.inf),
      lambda x, axis: np.logaddexp.accumulate(x, axis), S((2, 5), axis=-1), amp="float", tol=2,
      doc="log of the sum of exp of every element and all before it along an axis.")  # fmt: skip
 
@@ -322,7 +323,7 @@ _row("logcumsumexp", lambda F, x, axis: _scan(F, "logcumsumexp", x, axis, F.loga
 @composite(ref=lambda x, n=1, axis=-1: np.diff(x, n, axis), samples=[S((2, 5)), S((5, 2), n=2, axis=0)])
 def diff(F: Any, x: Tensor, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
     """The difference of every element and the one before it along an axis, ``n`` times."""
-    x = _tensor("diff", x, 1)
+    x = _checked_tensor("diff", x, 1)
     at = _at("diff", axis, x.ndim)
     if prepend is not None or append is not None:
         x = F.cat([part for part in (prepend, x, append) if part is not None], at)
@@ -348,16 +349,16 @@ def _nanmean(F: Any, x: Tensor, axis: Any = None, keepdims: bool = False) -> Ten
 
 
 _GAPS = S(np.array([[1.0, np.nan, 3.0], [4.0, 5.0, np.nan]], np.float32), axis=0)
-_row("std_mean", _with_mean("std"), lambda x, axis: (np.std(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
+_add("std_mean", _with_mean("std"), lambda x, axis: (np.std(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
      doc="std and mean over axes.")  # fmt: skip
-_row("var_mean", _with_mean("var"), lambda x, axis: (np.var(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
+_add("var_mean", _with_mean("var"), lambda x, axis: (np.var(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
      doc="var and mean over axes.")  # fmt: skip
-_row("aminmax", lambda F, x, *, axis=None, keepdims=False: Extremes(F.amin(x, axis, keepdims=keepdims), F.amax(x, axis, keepdims=keepdims)),
+_add("aminmax", lambda F, x, *, axis=None, keepdims=False: Extremes(F.amin(x, axis, keepdims=keepdims), F.amax(x, axis, keepdims=keepdims)),
      lambda x, axis=None: (np.min(x, axis), np.max(x, axis)), S((4, 3), axis=1), doc="Least and largest value, (min, max).")  # fmt: skip
-_row("nansum", lambda F, x, axis=None, keepdims=False: F.sum(F.masked_fill(x, F.isnan(x), 0), axis, keepdims=keepdims), np.nansum, _GAPS,
+_add("nansum", lambda F, x, axis=None, keepdims=False: F.sum(F.masked_fill(x, F.isnan(x), 0), axis, keepdims=keepdims), np.nansum, _GAPS,
      amp="float", doc="The sum over axes of what is not NaN.")  # fmt: skip
-_row("nanmean", _nanmean, np.nanmean, _GAPS, amp="float", doc="The mean over axes of what is not NaN.")
-_row("msort", lambda F, x: F.sort(x, 0).values, lambda x: np.sort(x, 0), S((4, 3)), doc="The values in order along the first axis.")
+_add("nanmean", _nanmean, np.nanmean, _GAPS, amp="float", doc="The mean over axes of what is not NaN.")
+_add("msort", lambda F, x: F.sort(x, 0).values, lambda x: np.sort(x, 0), S((4, 3)), doc="The values in order along the first axis.")
 
 
 def _kth_ref(x, k, axis=-1, keepdims=False):
@@ -370,7 +371,7 @@ def _kth_ref(x, k, axis=-1, keepdims=False):
            errors=[(S((4, 3), k=4), r"\[kthvalue\] k must be between 1 and the size of the axis; k=4")])  # fmt: skip
 def kthvalue(F: Any, x: Tensor, k: int, axis: int = -1, keepdims: bool = False) -> Ordered:
     """The k-th smallest value along an axis, counted from 1, and its index; NaN counts as the largest."""
-    x = _tensor("kthvalue", x)
+    x = _checked_tensor("kthvalue", x)
     at = _at("kthvalue", axis, x.ndim)
     if not 1 <= k <= (x.shape[at] if x.shape else 1):
         raise ShapeError(message("kthvalue", "k must be between 1 and the size of the axis", k=k, axis=axis, **{"x.shape": x.shape}))
@@ -391,7 +392,7 @@ def _median_ref(x, axis=None, keepdims=False):
            errors=[(S((0,)), r"\[median\] no elements")])  # fmt: skip
 def median(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = False) -> Any:
     """The median, of an even number of values the lower one; with an axis also its index, as in torch. One NaN makes it NaN."""
-    x = _tensor("median", x)
+    x = _checked_tensor("median", x)
     if axis is None:
         return F.median(F.reshape(x, (-1,)), 0).values
     at = _at("median", axis, x.ndim)
@@ -411,7 +412,7 @@ def median(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = False) -
                                 (S((3,), q=0.5, interpolation="cubic"), r"\[quantile\] unknown interpolation")])  # fmt: skip
 def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool = False, *, interpolation: str = "linear") -> Tensor:
     """The quantiles ``q`` (a number, or several, which become a first axis) along an axis, or of all values."""
-    x = _tensor("quantile", x)
+    x = _checked_tensor("quantile", x)
     wanted = np.asarray(q, np.float64)
     if ((wanted < 0) | (wanted > 1)).any():
         raise ShapeError(message("quantile", "q must be between 0 and 1", q=q))
@@ -437,7 +438,7 @@ def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool 
            errors=[(S((3,)), r"\[bincount\] x must be a vector of integers")])  # fmt: skip
 def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
     """How often each of 0, 1, ... occurs in a vector of integers, or the sum of its weights. Waits for the device."""
-    x = _tensor("bincount", x)
+    x = _checked_tensor("bincount", x)
     if x.ndim != 1 or dtypes.DTYPES[x.dtype].is_float:
         raise ShapeError(message("bincount", "x must be a vector of integers", dtype=x.dtype, **{"x.shape": x.shape}))
     length = max(minlength, int(F.amax(x)) + 1 if x.size else 0)
@@ -452,7 +453,7 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
 
     Computed on the host.
     """
-    x = _tensor("unique", x)
+    x = _checked_tensor("unique", x)
     values, inverse, counts = np.unique(x.to_host(), return_inverse=True, return_counts=True, axis=axis)
     inverse = np.reshape(inverse, x.shape if axis is None else -1)
     wanted = [inverse] * return_inverse + [counts] * return_counts
@@ -463,7 +464,7 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
 # ---- reads and writes at scattered places
 
 
-def _written(x: np.ndarray, index: Any, value: Any) -> np.ndarray:
+def _written_copy(x: np.ndarray, index: Any, value: Any) -> np.ndarray:
     out = x.copy()
     out[index] = value
     return out
@@ -483,33 +484,35 @@ def _take_along_dim(F: Any, x: Tensor, indices: Tensor, axis: int | None = None)
     return F.gather(x, at, indices)
 
 
-def _grid(axis: int, index: Any) -> tuple[Any, ...]:
+def _scatter_index(axis: int, index: Any) -> tuple[Any, ...]:
     """The index that ``scatter`` writes to: ``index`` along its axis, and every element its own place along the others."""
     ndim = len(index.shape)
     return tuple(index if i == axis % ndim else np.arange(n).reshape((-1, *(1,) * (ndim - 1 - i))) for i, n in enumerate(index.shape))
 
 
 def _scatter(F: Any, x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
-    index, src = launch.as_tensors("scatter", x, index)[1], _like(x, src)
+    index, src = launch.as_tensors("scatter", x, index)[1], _values_like(x, src)
     _at("scatter", axis, x.ndim)
-    return F.setitem(F.clone(x), _grid(axis, index), F.getitem(src, tuple(slice(0, n) for n in index.shape)) if np.ndim(src) else src)
+    return F.setitem(
+        F.clone(x), _scatter_index(axis, index), F.getitem(src, tuple(slice(0, n) for n in index.shape)) if np.ndim(src) else src
+    )
 
 
 _PLACES: dict[str, Any] = {"dtypes": ("float32", "int64"), "low": 0, "high": 3}
-_row("masked_select", _masked_select, lambda x, mask: x[mask], S((3, 4), (3, 4), dtypes=("float32", "bool")),
+_add("masked_select", _masked_select, lambda x, mask: x[mask], S((3, 4), (3, 4), dtypes=("float32", "bool")),
      doc="The elements where the mask holds, along one axis. Waits for the device: their number is a shape.")  # fmt: skip
-_row("take_along_dim", _take_along_dim, lambda x, indices, axis: np.take_along_axis(x, indices, axis), S((3, 4), (1, 4), **_PLACES, axis=0),
+_add("take_along_dim", _take_along_dim, lambda x, indices, axis: np.take_along_axis(x, indices, axis), S((3, 4), (1, 4), **_PLACES, axis=0),
      S((3, 4), (3, 2), **_PLACES, axis=1), doc="Elements at indices along an axis (or of all); other axes broadcast.")  # fmt: skip
-_row("index_fill", lambda F, x, axis, index, value: F.setitem(F.clone(x), _rows(axis, x.ndim, index), value),
-     lambda x, axis, index, value: _written(x, index, value), S((4, 3), axis=0, index=np.array([2, 0]), value=5.0),
+_add("index_fill", lambda F, x, axis, index, value: F.setitem(F.clone(x), _rows(axis, x.ndim, index), value),
+     lambda x, axis, index, value: _written_copy(x, index, value), S((4, 3), axis=0, index=np.array([2, 0]), value=5.0),
      doc="x with a value in the slices index along an axis.")  # fmt: skip
-_row("index_copy", lambda F, x, axis, index, src: F.setitem(F.clone(x), _rows(axis, x.ndim, index), _like(x, src)),
-     lambda x, axis, index, src: _written(x, index, src), S((4, 3), axis=0, index=np.array([2, 0]), src=np.ones((2, 3), np.float32)),
+_add("index_copy", lambda F, x, axis, index, src: F.setitem(F.clone(x), _rows(axis, x.ndim, index), _values_like(x, src)),
+     lambda x, axis, index, src: _written_copy(x, index, src), S((4, 3), axis=0, index=np.array([2, 0]), src=np.ones((2, 3), np.float32)),
      doc="x with the slices of src at index along an axis.")  # fmt: skip
-_row("index_put", lambda F, x, indices, values: F.setitem(F.clone(x), tuple(indices), values),
-     lambda x, indices, values: _written(x, indices, values), S((4, 3), indices=(np.array([2, 0]), np.array([1, 1])), values=7.0),
+_add("index_put", lambda F, x, indices, values: F.setitem(F.clone(x), tuple(indices), values),
+     lambda x, indices, values: _written_copy(x, indices, values), S((4, 3), indices=(np.array([2, 0]), np.array([1, 1])), values=7.0),
      doc="x with values at x[indices].")  # fmt: skip
-_row("scatter", _scatter, lambda x, axis, index, src: _written(x, _grid(axis, index), src),
+_add("scatter", _scatter, lambda x, axis, index, src: _written_copy(x, _scatter_index(axis, index), src),
      S((3, 4), axis=1, index=np.array([[0, 2], [3, 1]]), src=np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)),
      S((3, 4), axis=0, index=np.array([[2, 0, 1]]), src=9.0),
      doc="x with src (a tensor or a number) at the places index along an axis; of several values for one place the last.")  # fmt: skip

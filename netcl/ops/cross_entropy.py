@@ -97,12 +97,6 @@ def _grad_ref(
 # ---- NumPy
 
 
-def _bad_rows(labels: np.ndarray, classes: int, ignore_index: int) -> np.ndarray:
-    """Which labels are no class and not ignored."""
-    with np.errstate(invalid="ignore"):
-        return ~((labels >= 0) & (labels < classes) & (labels == np.floor(labels)) | (labels == ignore_index))
-
-
 def _targets_cpu(target: np.ndarray, weight: Any, p: LossProblem, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     """Targets with weights and smoothing as (outer, classes, inner), and what each row counts for as (outer, inner)."""
     w = np.ones(p.classes, dtype) if weight is None else weight
@@ -111,8 +105,10 @@ def _targets_cpu(target: np.ndarray, weight: Any, p: LossProblem, dtype: Any) ->
         t = target.reshape(p.outer, p.classes, p.inner) * sharp + smooth
         return t * w[:, None], np.ones((p.outer, p.inner), dtype)
     labels = target.reshape(p.outer, 1, p.inner)
-    bad = _bad_rows(labels[:, 0], p.classes, p.ignore_index)
-    seen = (labels[:, 0] != p.ignore_index) & ~bad
+    numbers, ignored = labels[:, 0], labels[:, 0] == p.ignore_index
+    with np.errstate(invalid="ignore"):
+        bad = ~((numbers >= 0) & (numbers < p.classes) & (numbers == np.floor(numbers)) | ignored)
+    seen = ~ignored & ~bad
     index = np.where(seen, labels[:, 0], 0).astype(np.int64)
     counts = np.where(seen, w[index] if p.classes else 0, 0).astype(dtype)
     t = np.where(seen, smooth, 0)[:, None] * w[:, None]
@@ -270,7 +266,7 @@ def _grad_vjp(F, g, upstream, logits, target, weight, logarithms, scale, reducti
 
 
 _L = {"dtypes": (None, "int64", None)}
-_SAMPLES = [
+_CROSS_ENTROPY_SAMPLES = [
     S((3, 5), (3,), None, high=(1.0, 5), low=(-1.0, 0), **_L),
     S((2, 257), (2,), (257,), high=(1.0, 257, 2.0), low=(-1.0, 0, 0.5), **_L),
     S((33, 10), (33,), None, dtypes=(None, "float32", None), low=(-1.0, 3.0), high=(1.0, 3.0), reduction="sum"),
@@ -282,7 +278,7 @@ _SAMPLES = [
     S((5,), np.array(2), None),
     S((0, 5), (0,), None, high=(1.0, 5), low=(-1.0, 0), reduction="sum", **_L),
 ]
-_GRAD_SAMPLES = [
+_CROSS_ENTROPY_GRAD_SAMPLES = [
     S(
         (),
         (3, 5),
@@ -309,13 +305,13 @@ _GRAD_SAMPLES = [
     ),
     S((), (4, 5), (4, 5), (5,), (4,), (), low=(-1.0, -1.0, 0.1, 0.5, 1.0, 0.5), high=(1.0, 1.0, 1.0, 1.0, 2.0, 1.0)),
 ]
-_ERRORS = [
+_CROSS_ENTROPY_ERRORS = [
     (S((2, 3), (3,), None), r"target must be labels of shape \(2,\) or probabilities of shape \(2, 3\); target=\(3,\)"),
     (S((2, 3), np.array([0, 1]), (2,)), r"weight must have one number for each of the 3 classes; weight=\(2,\)"),
 ]
 
 
-@op(vjp=_forward_vjp, ref=_forward_ref, cpu=_forward_cpu, amp="float", samples=_SAMPLES, errors=_ERRORS, tol=4)
+@op(vjp=_forward_vjp, ref=_forward_ref, cpu=_forward_cpu, amp="float", samples=_CROSS_ENTROPY_SAMPLES, errors=_CROSS_ENTROPY_ERRORS, tol=4)
 def cross_entropy_forward(
     logits: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean", ignore_index: int = -100,
     label_smoothing: float = 0.0, log_probs: bool = False,
@@ -342,7 +338,7 @@ def _empty(logits: Tensor, p: LossProblem, shape: tuple[int, ...]) -> tuple[Tens
     return loss, Tensor.full(shape, -math.inf, sums, **where), Tensor.full((), math.inf if p.reduction == "mean" else 1, sums, **where)
 
 
-@op(vjp=_grad_vjp, ref=_grad_ref, cpu=_grad_cpu, amp="float", samples=_GRAD_SAMPLES, tol=4)
+@op(vjp=_grad_vjp, ref=_grad_ref, cpu=_grad_cpu, amp="float", samples=_CROSS_ENTROPY_GRAD_SAMPLES, tol=4)
 def cross_entropy_grad(
     upstream: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, logarithms: Tensor, scale: Tensor, *, reduction: str = "mean",
     ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False,

@@ -25,10 +25,10 @@ from netcl.ops.conv import conv2d_with
 from netcl.ops.conv.geometry import frozen, geometry
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import affine_with, matmul_shape, matmul_with
-from netcl.ops.matmul.gemm import ACTIVATIONS, Extras
+from netcl.ops.matmul.gemm import EPILOGUE_ACTIVATIONS, Extras
 from netcl.ops.pointwise import cast
 
-_FOLLOWS = frozenset((*ACTIVATIONS.values(), "add", "mul", "cast"))  # ops that a kernel of a product can end in
+_FOLLOWS = frozenset((*EPILOGUE_ACTIVATIONS.values(), "add", "mul", "cast"))  # ops that a kernel of a product can end in
 
 
 class _Waiting(lazy_graph.Product):
@@ -187,7 +187,7 @@ def _with_scale(extras: Extras, number: Any) -> Extras | None:
     return extras._replace(scale=float(number))
 
 
-def _added(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -> Extras | None:
+def _plus_tensor(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -> Extras | None:
     """The product plus a tensor: a residual, kept under the product's own shape, or a bias along the product's own last axis."""
     finish, bias = extras[:2]
     if not finish.plain or other.dtype not in FLOATS or DTYPES[other.dtype].c_compute != DTYPES[finish.dtype].c_compute:
@@ -210,11 +210,6 @@ def _with_cast(extras: Extras, dtype: DType) -> Extras | None:
     if finish.result or dtype.name not in FLOATS or dtype.c_compute != DTYPES[finish.dtype].c_compute:
         return None
     return extras._replace(finish=finish._replace(result=dtype.name))
-
-
-def _with_activation(extras: Extras, name: str) -> Extras | None:
-    finish = extras.finish
-    return None if finish.activation or finish.result else extras._replace(finish=finish._replace(activation=name))
 
 
 def _in_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -240,11 +235,12 @@ class _Step(NamedTuple):
         if seen.requires_grad and f"v{self.place}" in row.saved():
             return None  # backward reads the operand, which is then stored anyway
         if len(self.values) == 1:
-            return _with_activation(of.extras, self.name)
+            finish = of.extras.finish
+            return None if finish.activation or finish.result else of.extras._replace(finish=finish._replace(activation=self.name))
         other = self.values[1 - self.place]
         if self.name == "mul":
             return None if isinstance(other, Tensor) else _with_scale(of.extras, other)
-        return _added(of.extras, other, of, seen.shape) if isinstance(other, Tensor) else None
+        return _plus_tensor(of.extras, other, of, seen.shape) if isinstance(other, Tensor) else None
 
     def alone(self) -> Callable[[Tensor], Tensor]:
         """The op by itself, applied to the pending value under the shape the op was called with; holds the other operand only."""
@@ -293,7 +289,7 @@ def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Cal
     return _deferred(PendingProduct(name, (x, w, bias), extras, shape, lambda ending: call(x, w, ending), by_column), first)
 
 
-def matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor | None:
+def pending_matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor | None:
     """A matrix product that waits for what follows."""
     if not _fusable_operands(a, b):
         return None
@@ -313,7 +309,7 @@ def pending_affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
     return _waits("affine", (x, w, bias), (*x.shape[:-1], w.shape[0]), _affine, True)
 
 
-def conv2d(
+def pending_conv2d(
     x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None
 ) -> Tensor | None:
     """A convolution that waits for what follows."""
@@ -326,4 +322,4 @@ def conv2d(
     return _waits("conv2d", (x, w, bias), g.y_shape, lambda x, w, e: _conv2d(x, w, e, g), False)
 
 
-PRODUCTS: dict[str, Callable[..., Tensor | None]] = {"matmul": matmul, "affine": pending_affine, "conv2d": conv2d}
+PRODUCTS: dict[str, Callable[..., Tensor | None]] = {"matmul": pending_matmul, "affine": pending_affine, "conv2d": pending_conv2d}

@@ -161,13 +161,13 @@ def fused(name: str) -> Callable[..., Any]:
     def formulas(*args: Any, **kwargs: Any) -> Any:
         if modes.mode is None or not modes.mode.rows:
             return None
-        return lazy_graph.as_formulas(lambda: form(*args, **kwargs), lambda: _alone(name)(*args, **kwargs), args)
+        return lazy_graph.as_formulas(lambda: form(*args, **kwargs), lambda: _planned_op(name)(*args, **kwargs), args)
 
     return formulas
 
 
 @cache
-def _alone(name: str) -> Callable[..., Any]:
+def _planned_op(name: str) -> Callable[..., Any]:
     row = REGISTRY[name]
     assert isinstance(row, Op)
     return planned(row, row.call)

@@ -135,10 +135,6 @@ def selection_of(x: Tensor, index: Any) -> Selection:
     return Selection(tuple(shape), tuple(walks), tuple(arrays), spread, tuple(layout))
 
 
-def _takes_all(selected: Selection) -> bool:
-    return all(walk == range(n) for walk, n in zip(selected.walks, selected.shape, strict=True))
-
-
 def result_shape(selected: Selection, picked: Sequence[int] = ()) -> tuple[int, ...]:
     """The shape of ``x[index]``; ``picked`` is that of its integer arrays."""
     sizes: list[int] = []
@@ -162,7 +158,7 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
     (x,) = launch.as_tensors("getitem", x)
     selected = selection_of(x, index)
     y = x if selected.shape == x.shape else F.reshape(x, selected.shape)
-    if not _takes_all(selected):
+    if any(walk != range(n) for walk, n in zip(selected.walks, selected.shape, strict=True)):
         y = F.strided_slice(y, [_start(w) for w in selected.walks], [len(w) for w in selected.walks], [w.step for w in selected.walks])
     if not selected.arrays:
         shape = result_shape(selected)

@@ -233,9 +233,6 @@ def _index_add_ref(x, axis, index, src):
     return np.moveaxis(out, 0, axis)
 
 
-_NUMBERS = (*launch.FLOATS, *launch.INTEGERS)
-
-
 @op(
     vjp=lambda F, g, axis, index: (g, None, F.index_select(g, axis, index)),
     ref=_index_add_ref,
@@ -250,7 +247,7 @@ _NUMBERS = (*launch.FLOATS, *launch.INTEGERS)
 def index_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     """``x`` with the slices of ``src`` added where ``index`` says; the same place may be named often. The result is new."""
     x, src = launch.as_tensors("index_add", x, src)
-    launch.check_dtype("index_add", x, _NUMBERS)
+    launch.check_dtype("index_add", x, launch.NUMBERS)
     at, outer, n, inner = _around_axis("index_add", x, axis)
     index = indices("index_add", index, x, n)
     expected = along(x.ndim, at, index.size, x.shape)
@@ -427,7 +424,7 @@ def _scatter_add_ref(x, axis, index, src):
 def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     """``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; the same place may be named often."""
     x, src = launch.as_tensors("scatter_add", x, src)
-    launch.check_dtype("scatter_add", x, _NUMBERS)
+    launch.check_dtype("scatter_add", x, launch.NUMBERS)
     _check_same_dtype("scatter_add", x, src)
     at, index = _along_axis("scatter_add", x, axis, index, src)
     whole, src = duplicate(x), _corner(src, index.shape)
@@ -506,7 +503,7 @@ def take(F: Any, x: Tensor, index: Tensor) -> Tensor:
 # ---- masks
 
 
-def _bits(value: float, dtype: str) -> int:
+def _bit_pattern(value: float, dtype: str) -> int:
     row = dtypes.DTYPES[dtype]
     stored = dtypes.encode(np.asarray(value, row.host).reshape(1), row)
     return int.from_bytes(stored.tobytes(), "little")
@@ -545,7 +542,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     itemsize = dtypes.DTYPES[x.dtype].itemsize
     chunk, local = (4096, 1) if launch.on_cpu_device(x.queue) else (1, 4 * launch.LOCAL_1D)
-    bits = _bits(number, x.dtype)
+    bits = _bit_pattern(number, x.dtype)
     args = (x, mask, out, x.size, math.prod(trimmed), bits - 2**64 if bits >= 2**63 else bits, chunk)
     _index_kernel(x.queue, "masked_fill", "int64", T=ELEMENTS[itemsize])(x.queue, -(-x.size // chunk), local, *args)
     return out

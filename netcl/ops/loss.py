@@ -49,7 +49,7 @@ def _check_classes(name: str, x: Tensor, target: Tensor, weight: Tensor | None, 
     if weight is not None and weight.shape != (classes,):
         raise ShapeError(message(name, "one weight per class is needed", classes=classes, **{"weight.shape": weight.shape}))
     if target.shape != x.shape:
-        recording.check(target, lambda labels: check_labels(name, labels, classes, ignore))
+        recording.check_each_run(target, lambda labels: check_labels(name, labels, classes, ignore))
 
 
 _BAD_LABEL = (S((2, 3), np.array([0, 3])), r"label 3 is not a class; index=\(1,\), target.shape=\(2,\); classes are 0..2; -100 is ignored")

@@ -22,16 +22,16 @@ from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import ELEMENTS, broadcast_strides, copy_block, dense, take_block
 from netcl.ops import fused_rows, views
 
-Sizes = int | Sequence[int]
+SizesArgument = int | Sequence[int]
 
 
-def sizes_of(first: Sizes, more: Sequence[int] = ()) -> tuple[int, ...]:
+def sizes_of(first: SizesArgument, more: Sequence[int] = ()) -> tuple[int, ...]:
     """``f(x, 2, 3)`` and ``f(x, (2, 3))`` mean the same."""
     sizes = (first, *more) if isinstance(first, (int, np.integer)) else (*first, *more)
     return sizes if set(map(type, sizes)) == {int} else tuple(int(n) for n in sizes)
 
 
-def _checked_axes(name: str, axes: Sizes, ndim: int) -> tuple[int, ...]:
+def _checked_axes(name: str, axes: SizesArgument, ndim: int) -> tuple[int, ...]:
     found = tuple(launch.check_axis(name, axis, ndim) for axis in sizes_of(axes))
     if len(set(found)) != len(found):
         raise ShapeError(message(name, "an axis is named twice", axes=axes))
@@ -76,7 +76,7 @@ def _resolved_shape(shape: tuple[int, ...], size: int, x_shape: tuple[int, ...])
     ],
     at_once=True,
 )
-def reshape(x: Tensor, shape: Sizes, *more: int) -> Tensor:
+def reshape(x: Tensor, shape: SizesArgument, *more: int) -> Tensor:
     """The same elements under another shape; shares memory. One size may be -1.
 
     >>> reshape(Tensor.arange(6), (2, -1)).shape
@@ -110,7 +110,7 @@ def flatten(F: Any, x: Tensor, start_axis: int = 0, end_axis: int = -1) -> Tenso
     samples=[S((1, 3, 1)), S((1, 3, 1), axis=0), S((2, 3), axis=1), S((1, 3, 1), axis=(0, 2))],
     errors=[(S((1, 3), axis=2), r"\[squeeze\] axis 2 is out of range for 2 axes")],
 )
-def squeeze(F: Any, x: Tensor, axis: Sizes | None = None) -> Tensor:
+def squeeze(F: Any, x: Tensor, axis: SizesArgument | None = None) -> Tensor:
     """Drop axes of size one, all or those named; a named axis of another size stays. Shares memory."""
     x = _as_tensor("squeeze", x)
     named = range(x.ndim) if axis is None else _checked_axes("squeeze", axis, x.ndim)
@@ -163,7 +163,7 @@ def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
         (S((2, 3), axes=(0,)), r"\[permute\] x has 2 axes and 1 are named; x\.shape=\(2, 3\), axes=\(0,\)"),
     ],
 )
-def permute(F: Any, x: Tensor, axes: Sizes, *more: int) -> Tensor:
+def permute(F: Any, x: Tensor, axes: SizesArgument, *more: int) -> Tensor:
     """The axes in another order.
 
     >>> from netcl import ops
@@ -201,7 +201,7 @@ def sum_to(F: Any, g: Any, shape: tuple[int, ...]) -> Any:
     return F.reshape(F.sum(g, axis=axes), shape) if axes else F.reshape(g, shape)
 
 
-def _expanded_sizes(x: Any, shape: Sizes, more: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+def _expanded_sizes(x: Any, shape: SizesArgument, more: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
     x, wanted = _as_tensor("expand", x), sizes_of(shape, more)
     extra = len(wanted) - x.ndim
     sizes = tuple(x.shape[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(wanted))
@@ -210,7 +210,7 @@ def _expanded_sizes(x: Any, shape: Sizes, more: tuple[int, ...]) -> tuple[Tensor
     return x, sizes
 
 
-def _deferred_expand(x: Any, shape: Sizes, *more: int) -> Tensor | None:
+def _deferred_expand(x: Any, shape: SizesArgument, *more: int) -> Tensor | None:
     return fused_rows.deferred_expand(*_expanded_sizes(x, shape, more))
 
 
@@ -230,7 +230,7 @@ def _deferred_expand(x: Any, shape: Sizes, *more: int) -> Tensor | None:
     ],
     deferred=_deferred_expand,
 )
-def expand(x: Tensor, shape: Sizes, *more: int) -> Tensor:
+def expand(x: Tensor, shape: SizesArgument, *more: int) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
     x, sizes = _expanded_sizes(x, shape, more)
     return take_block(x, sizes, 0, broadcast_strides(x.shape, sizes))
@@ -258,7 +258,7 @@ def _repeated(x: Tensor, times: tuple[int, ...]) -> Tensor:
     samples=[S((2, 3), repeats=(2, 1)), S((3,), repeats=(2, 4)), S((2, 3), repeats=(0, 2)), S((), repeats=(3,))],
     errors=[(S((2, 3), repeats=(2,)), r"\[repeat\] x has 2 axes and 1 repeats are given; x\.shape=\(2, 3\), repeats=\(2,\)")],
 )
-def repeat(x: Tensor, repeats: Sizes, *more: int) -> Tensor:
+def repeat(x: Tensor, repeats: SizesArgument, *more: int) -> Tensor:
     """The whole tensor repeated along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
     x = _as_tensor("repeat", x)
     times = sizes_of(repeats, more)
@@ -273,7 +273,7 @@ def repeat(x: Tensor, repeats: Sizes, *more: int) -> Tensor:
     samples=[S((2, 3), repeats=2), S((2, 3), repeats=(2, 1, 3)), S((2, 3, 2), repeats=(3, 1))],
     errors=[(S((2, 3), repeats=(-1,)), r"\[repeat\] repeats cannot be negative")],
 )
-def tile(F: Any, x: Tensor, repeats: Sizes, *more: int) -> Tensor:
+def tile(F: Any, x: Tensor, repeats: SizesArgument, *more: int) -> Tensor:
     """The whole tensor repeated along each axis, as ``numpy.tile``; missing repeats are ones in front."""
     x = _as_tensor("tile", x)
     times = sizes_of(repeats, more)
@@ -383,7 +383,7 @@ def slice_(F: Any, x: Tensor, axis: int = 0, start: int | None = None, stop: int
     samples=[S((3, 5), axes=0), S((3, 5), axes=(0, 1)), S((2, 3, 4), axes=(-1,)), S((0, 3), axes=1)],
     errors=[(S((3, 5), axes=2), r"\[flip\] axis 2 is out of range for 2 axes")],
 )
-def flip(F: Any, x: Tensor, axes: Sizes, *more: int) -> Tensor:
+def flip(F: Any, x: Tensor, axes: SizesArgument, *more: int) -> Tensor:
     """The order of the elements reversed along the named axes."""
     x = _as_tensor("flip", x)
     named = _checked_axes("flip", sizes_of(axes, more), x.ndim) if x.shape else ()
@@ -475,7 +475,7 @@ def _joined_gradient(F, g, x_shape, lengths, axis):
     return F.cat(parts, axis)
 
 
-def _split_lengths(name: str, x_shape: tuple[int, ...], sizes: Sizes, axis: int) -> tuple[list[int], int]:
+def _split_lengths(name: str, x_shape: tuple[int, ...], sizes: SizesArgument, axis: int) -> tuple[list[int], int]:
     at = launch.check_axis(name, axis, len(x_shape))
     n = x_shape[at] if x_shape else 0
     if not isinstance(sizes, (int, np.integer)):
@@ -515,7 +515,7 @@ def _split_ref(x, sizes, axis=0):
         (S((7, 3), sizes=0), r"\[split\] a part has at least one element"),
     ],
 )
-def split(x: Tensor, sizes: Sizes, axis: int = 0) -> tuple[Tensor, ...]:
+def split(x: Tensor, sizes: SizesArgument, axis: int = 0) -> tuple[Tensor, ...]:
     """Parts of ``sizes`` elements along an axis (the last may be shorter), or of the sizes in a list."""
     x = _as_tensor("split", x)
     return _split_parts(x, *_split_lengths("split", x.shape, sizes, axis))
@@ -589,19 +589,15 @@ def chunk(F: Any, x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
 # ---- rolling
 
 
-def _shift_pairs(name: str, shifts: Sizes, axis: Sizes, ndim: int) -> list[tuple[int, int]]:
+def _shift_pairs(name: str, shifts: SizesArgument, axis: SizesArgument, ndim: int) -> list[tuple[int, int]]:
     amounts, axes = sizes_of(shifts), _checked_axes(name, axis, ndim)
     if len(amounts) != len(axes):
         raise ShapeError(message(name, "one shift per axis is needed", shifts=shifts, axis=axis))
     return list(zip(amounts, axes, strict=True))
 
 
-def _negated(shifts: Sizes) -> Sizes:
-    return -shifts if isinstance(shifts, int) else tuple(-n for n in shifts)
-
-
 @op(
-    vjp=lambda F, g, shifts, axis: F.roll(g, _negated(shifts), axis),
+    vjp=lambda F, g, shifts, axis: F.roll(g, -shifts if isinstance(shifts, int) else tuple(-n for n in shifts), axis),
     ref=lambda x, shifts, axis=None: np.roll(x, shifts, axis),
     samples=[
         S((7,), shifts=2),
@@ -612,7 +608,7 @@ def _negated(shifts: Sizes) -> Sizes:
     ],
     errors=[(S((3, 5), shifts=(1, 2), axis=0), r"\[roll\] one shift per axis is needed; shifts=\(1, 2\), axis=0")],
 )
-def roll(x: Tensor, shifts: Sizes, axis: Sizes | None = None) -> Tensor:
+def roll(x: Tensor, shifts: SizesArgument, axis: SizesArgument | None = None) -> Tensor:
     """Elements moved along axes; what leaves at one end enters at the other. Without an axis, over the flattened tensor."""
     x = _as_tensor("roll", x)
     if axis is None:

@@ -19,8 +19,8 @@ from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch, rows
 from netcl.engine.registry import S, composite, op
 
-TILE = 16  # columns that a work-group of a GPU joins, as the kernel has it
-STRIP = 16  # vectors of channels that a work-item of a CPU takes where the span is 1, as the kernels have it
+JOINED_COLUMNS = 16  # columns that a work-group of a GPU joins, as the kernel has it
+CHANNEL_STRIP = 16  # vectors of channels that a work-item of a CPU takes where the span is 1, as the kernels have it
 COLUMN_ITEMS = 1024  # work-items of a GPU's compute unit where the span is 1, and each folds a column
 PART_ELEMENTS = 1024  # of a channel: smaller parts are not worth a launch that joins them
 
@@ -171,7 +171,7 @@ def weight_gradients(g: Any, x: Any, mean: Any, rstd: Any, view: View, shape: tu
 
 # ---- OpenCL
 
-FILES = {
+NORM_FILES = {
     "norm_rows": "norm_rows.cl", "norm_grad_rows": "norm_rows.cl", "batch_norm_channels": "batch_norm.cl",
     "batch_norm_grad_channels": "batch_norm.cl", "sum_parts": "norm_sums.cl", "join_sums": "norm_sums.cl",
     "moment_parts": "batch_norm_parts.cl",
@@ -201,7 +201,7 @@ def _row_sizes(shape: tuple[int, ...], axes: int, groups: int) -> tuple[int, int
 def run_norm_rows(
     kernel: str, operands: dict[str, str], defines: dict[str, int], like: Tensor, n_rows: int, n: int, *args: Any, run: int = 0
 ) -> None:
-    rows.run_rows(like.queue, __file__, f"norm.cl {FILES[kernel]}", kernel, operands, n_rows, n, *args, run=run, **defines)
+    rows.run_rows(like.queue, __file__, f"norm.cl {NORM_FILES[kernel]}", kernel, operands, n_rows, n, *args, run=run, **defines)
 
 
 class Channels(NamedTuple):
@@ -218,7 +218,7 @@ def parts_of(queue: Any, images: int, channels: int, span: int) -> Channels:
     """In how many parts the channels are folded: enough to keep the device busy; one, where a launch that joins them would cost more."""
     cpu, _, units = rows.device_of(queue)
     if span == 1:
-        wanted = -(-2 * units // -(-channels // (16 * STRIP))) if cpu else -(-COLUMN_ITEMS * units // max(channels, 1))
+        wanted = -(-2 * units // -(-channels // (16 * CHANNEL_STRIP))) if cpu else -(-COLUMN_ITEMS * units // max(channels, 1))
     elif cpu:
         wanted = -(-2 * units // max(channels, 1))
     else:  # a third of a GPU's units, with many loads in flight, read as fast as its memory gives
@@ -238,8 +238,8 @@ def run_channels(
     else:
         quads = sizes.span % 4 == 0 and rows.aligned(args)
         spread = rows.channel_spread(queue, sizes.images * sizes.channels // folds * sizes.span, wide, quads)
-    found = rows.row_kernel(queue, __file__, f"norm.cl {FILES[kernel]}", kernel, operands, spread, defines)
-    strip = spread.vec * (STRIP if spread.vec > 1 else 1)
+    found = rows.row_kernel(queue, __file__, f"norm.cl {NORM_FILES[kernel]}", kernel, operands, spread, defines)
+    strip = spread.vec * (CHANNEL_STRIP if spread.vec > 1 else 1)
     items = folds // sizes.channels * -(-sizes.channels // strip) if columns else folds * spread.group
     found(queue, items, spread.local, *args, sizes.images, sizes.channels, sizes.span)
 
@@ -252,15 +252,17 @@ def join_sums(operands: dict[str, str], like: Tensor, firsts: Tensor, seconds: T
     cpu, most, _ = rows.device_of(queue)
     local = 1 if cpu else 1 << (min(512, most).bit_length() - 1)
     spread = rows.Spread(local, local, (8 if "float64" in operands.values() else 16) if cpu else 1, 1)
-    found = rows.row_kernel(queue, __file__, f"norm.cl {FILES['join_sums']}", "join_sums", operands, spread, {})
+    found = rows.row_kernel(queue, __file__, f"norm.cl {NORM_FILES['join_sums']}", "join_sums", operands, spread, {})
     joined = empty_pair((channels,), like, firsts.dtype)
-    tile = spread.vec * (TILE if local > TILE else 1)
+    tile = spread.vec * (JOINED_COLUMNS if local > JOINED_COLUMNS else 1)
     found(queue, 2 * local * -(-channels // tile), local, firsts, seconds, *joined, parts, channels)
     return joined
 
 
 def run_join(kernel: str, operands: dict[str, str], defines: dict[str, int], queue: Any, channels: int, *args: Any) -> None:
-    found = rows.row_kernel(queue, __file__, f"norm.cl {FILES[kernel]}", kernel, operands, rows.Spread(launch.LOCAL_1D, 1, 1, 1), defines)
+    found = rows.row_kernel(
+        queue, __file__, f"norm.cl {NORM_FILES[kernel]}", kernel, operands, rows.Spread(launch.LOCAL_1D, 1, 1, 1), defines
+    )
     found(queue, channels, launch.LOCAL_1D, *args)
 
 
@@ -484,7 +486,7 @@ def row_norm_grads(
     spread = rows.part_spread(x.queue, n_rows, n, operands, args)
     parts = empty_pair((-(-n_rows // spread.each), n), x, mean.dtype)
     defines = defines_of(weight, weight, True, centered=centered, sums=True)
-    found = rows.row_kernel(x.queue, __file__, f"norm.cl {FILES['norm_grad_rows']}", "norm_grad_rows", operands, spread, defines)
+    found = rows.row_kernel(x.queue, __file__, f"norm.cl {NORM_FILES['norm_grad_rows']}", "norm_grad_rows", operands, spread, defines)
     found(x.queue, parts[0].shape[0] * spread.group, spread.local, *args, *parts, 1, 1, n_rows, n, spread.each)
     bias_grad, weight_grad = join_sums(operands, x, *parts)
     return y, with_shape(weight_grad, shape), with_shape(bias_grad, shape)

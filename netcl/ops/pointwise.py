@@ -22,8 +22,8 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine.expression import differentiate
 from netcl.engine.functions import erf, shift_left, shift_right
-from netcl.engine.operands import tensor, tensors
-from netcl.engine.pointwise import function, run
+from netcl.engine.operands import operand, tensors
+from netcl.engine.pointwise import pointwise_function, run
 from netcl.engine.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
 
 
@@ -253,7 +253,7 @@ def __getattr__(name: str) -> Callable[..., Tensor]:
     row: Row | None = REGISTRY.get(name)
     if not isinstance(row, Pointwise | Choice):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return function(row)
+    return pointwise_function(row)
 
 
 # ---- ops whose arguments are not numbers
@@ -277,7 +277,7 @@ def _reference_cast(x: np.ndarray, dtype: str) -> np.ndarray:
 def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
     """x in another dtype; x itself if it has that dtype already. Floats are cut to integers, anything but 0 is true."""
     name = dtypes.lookup(dtype, "cast").name
-    x = tensor("cast", x)
+    x = operand("cast", x)
     if out is None and x.dtype == name:
         return x
     return run(_CAST, (x,), out, name)
@@ -354,7 +354,7 @@ class _Expand(ast.NodeTransformer):
 
 
 @lru_cache(maxsize=512)
-def _user_row(title: str, expr: str, names: tuple[str, ...]) -> Pointwise:
+def user_row(title: str, expr: str, names: tuple[str, ...]) -> Pointwise:
     """A row, not registered, of an expression in ``v0``.. or the given names; C's ``2.0f`` is read as ``2.0``."""
     plain = re.sub(r"(?<=[\d.])[fF]\b", "", expr)
     try:
@@ -369,12 +369,12 @@ def _user_row(title: str, expr: str, names: tuple[str, ...]) -> Pointwise:
 
 
 def _unary_vjp(F: Any, g: Any, x: Any, expr: str) -> Any:
-    row = _user_row("elementwise_unary", expr, ("x",))
+    row = user_row("elementwise_unary", expr, ("x",))
     return differentiate(row.fwd, {"v0": x}, g, F)["v0"]
 
 
 def _binary_vjp(F: Any, g: Any, a: Any, b: Any, expr: str) -> Any:
-    row = _user_row("elementwise_binary", expr, ("a", "b"))
+    row = user_row("elementwise_binary", expr, ("a", "b"))
     grads = differentiate(row.fwd, {"v0": a, "v1": b}, g, F)
     return grads["v0"], grads["v1"]
 
@@ -382,7 +382,7 @@ def _binary_vjp(F: Any, g: Any, a: Any, b: Any, expr: str) -> Any:
 # ---- bits
 
 
-def _bits(name: str, function: str, ref: Callable[..., Any], doc: str, high: int = 9, truths: bool = True) -> None:
+def _bitop(name: str, function: str, ref: Callable[..., Any], doc: str, high: int = 9, truths: bool = True) -> None:
     """Register a function of the bits of integers; truth values are one bit each."""
     row = Pointwise(name, f"{function}(v0, v1)", (None, None), ref, accepts="any" if truths else "number")
 
@@ -405,9 +405,9 @@ def _check_integers(name: str, *values: Any) -> None:
 
 
 _BITNOT = Pointwise("bitwise_not", "BITNOT(v0)", (None,), np.bitwise_not)
-_bits("bitwise_and", "BITAND", np.bitwise_and, "The bits that a and b both have.")
-_bits("bitwise_or", "BITOR", np.bitwise_or, "The bits that a or b has.")
-_bits("bitwise_xor", "BITXOR", np.bitwise_xor, "The bits that exactly one of a and b has.")
+_bitop("bitwise_and", "BITAND", np.bitwise_and, "The bits that a and b both have.")
+_bitop("bitwise_or", "BITOR", np.bitwise_or, "The bits that a or b has.")
+_bitop("bitwise_xor", "BITXOR", np.bitwise_xor, "The bits that exactly one of a and b has.")
 
 
 @op(at_once=True, vjp=None, ref=np.bitwise_not,
@@ -416,13 +416,13 @@ _bits("bitwise_xor", "BITXOR", np.bitwise_xor, "The bits that exactly one of a a
 def bitwise_not(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Every bit the other way; of truth values, the other one."""
     _check_integers("bitwise_not", x)
-    x = tensor("bitwise_not", x)
+    x = operand("bitwise_not", x)
     return run(_LOGICAL_NOT if x.dtype == "bool" else _BITNOT, (x,), out)
 
 
-_bits("bitwise_left_shift", "SHIFTLEFT", shift_left, "The bits of a, b places up; 0 where b is negative or not below the number of bits.",
+_bitop("bitwise_left_shift", "SHIFTLEFT", shift_left, "The bits of a, b places up; 0 where b is negative or not below the number of bits.",
       40, truths=False)  # fmt: skip
-_bits("bitwise_right_shift", "SHIFTRIGHT", shift_right, "The bits of a, b places down, filled with the sign.", 40, truths=False)
+_bitop("bitwise_right_shift", "SHIFTRIGHT", shift_right, "The bits of a, b places down, filled with the sign.", 40, truths=False)
 
 
 @op(at_once=True, vjp=_unary_vjp, ref=lambda x, expr: np.tanh(x) * x + 1, samples=[S((257,), expr="TANH(v0) * x + 1")],
@@ -430,7 +430,7 @@ _bits("bitwise_right_shift", "SHIFTRIGHT", shift_right, "The bits of a, b places
             (S((3,), expr="x ** 2"), r"\[elementwise_unary\] .*Pow is not in the expression language")])  # fmt: skip
 def elementwise_unary(x: Tensor, expr: str, *, out: Tensor | None = None) -> Tensor:
     """An expression of your own over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. It has a gradient."""
-    return run(_user_row("elementwise_unary", expr, ("x",)), (x,), out)
+    return run(user_row("elementwise_unary", expr, ("x",)), (x,), out)
 
 
 @op(at_once=True, vjp=_binary_vjp, ref=lambda a, b, expr: (a + b) * 2.0,
@@ -438,4 +438,4 @@ def elementwise_unary(x: Tensor, expr: str, *, out: Tensor | None = None) -> Ten
     errors=[(S((3,), (3,), expr="a + c"), r"\[elementwise_binary\] .*unknown name 'c'")])  # fmt: skip
 def elementwise_binary(a: Tensor, b: Tensor, expr: str, *, out: Tensor | None = None) -> Tensor:
     """An expression of your own over a and b (or ``v0`` and ``v1``), broadcast together. It has a gradient."""
-    return run(_user_row("elementwise_binary", expr, ("a", "b")), (a, b), out)
+    return run(user_row("elementwise_binary", expr, ("a", "b")), (a, b), out)

@@ -20,8 +20,6 @@ from netcl.ops.conv.geometry import Pair, frozen, pair
 from netcl.ops.images import for_image, from_signal, image, to_signal
 from netcl.ops.pointwise import DIV
 
-ANY = (*launch.FLOATS, *launch.INTEGERS)
-
 
 class Windows(NamedTuple):
     """Sizes of a pooling: the image's, the result's and the window's; an adaptive one has no window of its own."""
@@ -110,17 +108,14 @@ def _padded_windows(x: np.ndarray, w: Windows, fill: float) -> np.ndarray:
     return windows(x, w.outs, w.kernel, w.stride, w.pad, w.dilation, fill)
 
 
-def _lowest(dtype: np.dtype) -> Any:
-    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
-
-
 def cpu_max(x: np.ndarray, *, w: Windows) -> tuple[np.ndarray, np.ndarray]:
     """The largest values and their places."""
     if w.adaptive:
         return _each_window(x, w)
     at = _padded_windows(np.arange(math.prod(w.size)).reshape(1, 1, *w.size), w, -1)
     at = at.reshape(*w.outs, -1)
-    views = _padded_windows(x, w, _lowest(x.dtype)).reshape(*x.shape[:2], *w.outs, math.prod(w.kernel))
+    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    views = _padded_windows(x, w, lowest).reshape(*x.shape[:2], *w.outs, math.prod(w.kernel))
     inside = at >= 0  # a tie with padding must not win
     best = np.argmax(views, axis=-1) if inside.all() else _argmax_inside(views, inside)
     values = np.take_along_axis(views, best[..., None], -1)[..., 0]
@@ -192,18 +187,18 @@ def _ref_pool(x: np.ndarray, w: Windows, of: Any, dtype: Any = np.float64) -> np
 
 
 def _ref_windows(
-    name: str, x: np.ndarray, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    x: np.ndarray, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Windows:
-    return _pool_windows(name, x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
+    return _pool_windows("ref", x.shape[2:], *map(frozen, (kernel_size, stride, padding, dilation)), ceil_mode)
 
 
 def _ref_max(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-    w = _ref_windows("ref", x, kernel_size, stride, padding, dilation, ceil_mode)
+    w = _ref_windows(x, kernel_size, stride, padding, dilation, ceil_mode)
     return _ref_pool(x, w, lambda patch, _: patch.max(axis=(2, 3)), x.dtype)
 
 
 def _ref_average(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
-    w = _ref_windows("ref", x, kernel_size, stride, padding, 1, ceil_mode)
+    w = _ref_windows(x, kernel_size, stride, padding, 1, ceil_mode)
     if count_include_pad:
         return _ref_pool(x, w, lambda patch, count: patch.sum(axis=(2, 3)) / count)
     return _ref_pool(x, w, lambda patch, _: patch.mean(axis=(2, 3)))
@@ -246,7 +241,7 @@ def max_pool2d_with_indices(
     x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False
 ) -> tuple[Tensor, Tensor]:
     """:func:`max_pool2d` and the place of each maximum in its plane, counted row by row (int32)."""
-    x = image("max_pool2d", x, ANY)
+    x = image("max_pool2d", x, launch.NUMBERS)
     w = _pool_windows("max_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
     return _max(x, w)
 
@@ -271,15 +266,10 @@ def _in_pairs(w: Windows) -> bool:
     return plain and w.outs[1] >= 4 and all(2 * n <= size for n, size in zip(w.outs, w.size, strict=True))
 
 
-def _take(F: Any, g: Any, places: Any) -> Any:
-    """Of every plane of ``g`` the values at ``places``."""
+def _max_grad_vjp(F, g, places):
     n, c = g.shape[:2]
     flat = F.reshape(g, (n, c, g.shape[2] * g.shape[3]))
-    return F.reshape(F.gather(flat, 2, F.reshape(places, (n, c, places.shape[2] * places.shape[3]))), places.shape)
-
-
-def _max_grad_vjp(F, g, places):
-    return _take(F, g, places), None
+    return F.reshape(F.gather(flat, 2, F.reshape(places, (n, c, places.shape[2] * places.shape[3]))), places.shape), None
 
 
 @op(vjp=_max_grad_vjp, ref=_ref_max_grad, cpu=cpu_max_grad,
@@ -472,7 +462,7 @@ def _adaptive_max_vjp(F, g, out, x_shape):
 @op(vjp=_adaptive_max_vjp, ref=None, cpu=cpu_max)
 def adaptive_max_pool2d_with_indices(x: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
     """:func:`adaptive_max_pool2d` and the place of each maximum in its plane (int32)."""
-    x = image("adaptive_max_pool2d", x, ANY)
+    x = image("adaptive_max_pool2d", x, launch.NUMBERS)
     return _max(x, _adaptive_windows("adaptive_max_pool2d", x.shape[2:], frozen(output_size)))
 
 

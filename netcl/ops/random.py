@@ -23,7 +23,7 @@ from netcl.core.tensor import Tensor, duplicate, of_array
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import copy_block
-from netcl.ops.movement import Sizes, sizes_of
+from netcl.ops.movement import SizesArgument, sizes_of
 
 _BITS = {"float32": 24, "float16": 11, "bfloat16": 8, "float64": 53}
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -53,7 +53,7 @@ class RandomStream:
     """The numbers of one queue: a tensor with the seed and a counter, and the blocks that were drawn since the counter was moved on."""
 
     def __init__(self, queue: Any, seed: int):
-        self.state = Tensor.from_host(queue, _packed(seed, 0))
+        self.state = Tensor.from_host(queue, _packed_state(seed, 0))
         self.drawn = 0
         self._lock = threading.Lock()
         _streams.add(self)
@@ -64,7 +64,7 @@ class RandomStream:
 
     def reset(self, seed: int, counter: int = 0) -> None:
         with self._lock:
-            self.state.from_host(_packed(seed, counter))
+            self.state.from_host(_packed_state(seed, counter))
             self.drawn = 0
 
     def words(self, blocks: int) -> np.ndarray:
@@ -91,7 +91,7 @@ class RandomStream:
         return self.state
 
 
-def _packed(seed: int, counter: int) -> np.ndarray:
+def _packed_state(seed: int, counter: int) -> np.ndarray:
     return np.array([seed % 2**64, counter % 2**64], np.uint64).view(np.int64)
 
 
@@ -188,7 +188,7 @@ def _fill_float(kind: str, out: Tensor) -> Tensor:
     if out.array is None:
         stream.draw(kind, blocks, {"OUT": out.dtype}, _macros(out.dtype), out, out.size)
         return out
-    values = _NUMPY[kind](stream.words(blocks), wide, _BITS[out.dtype]).reshape(-1)[: out.size].reshape(out.shape)
+    values = _NUMPY_DRAWS[kind](stream.words(blocks), wide, _BITS[out.dtype]).reshape(-1)[: out.size].reshape(out.shape)
     return of_array(dtypes.encode(values, dtypes.DTYPES[out.dtype]), out.dtype, out.queue)
 
 
@@ -219,7 +219,7 @@ def _normal_words(words: np.ndarray, wide: bool, bits: int) -> np.ndarray:
     return both if wide else both.astype(np.float32)
 
 
-_NUMPY = {"uniform": _uniform_words, "normal": _normal_words}
+_NUMPY_DRAWS = {"uniform": _uniform_words, "normal": _normal_words}
 
 
 def _draws(stream: RandomStream, shape: tuple[int, ...]) -> np.ndarray:
@@ -255,7 +255,7 @@ def _high_word(a: np.ndarray, b: int) -> np.ndarray:
 
 
 @op(vjp=None, ref=None, at_once=True)
-def randint(low: int = 0, high: int | None = None, shape: Sizes = (), *, dtype: str = "int64", queue: Any = None) -> Tensor:
+def randint(low: int = 0, high: int | None = None, shape: SizesArgument = (), *, dtype: str = "int64", queue: Any = None) -> Tensor:
     """Integers from ``low`` up to but not including ``high``; ``randint(n, shape=...)`` starts at 0."""
     low, high = (0, low) if high is None else (low, high)
     row = dtypes.lookup(dtype, "randint")
@@ -293,7 +293,7 @@ def bernoulli(p: Tensor) -> Tensor:
 
 
 @op(vjp=None, ref=None, at_once=True)
-def keep_mask(shape: Sizes = (), p: float = 0.5, *, queue: Any = None) -> Tensor:
+def keep_mask(shape: SizesArgument = (), p: float = 0.5, *, queue: Any = None) -> Tensor:
     """uint8: 0 with probability ``p``, else 1."""
     out = Tensor.empty(_checked_shape("keep_mask", (shape,)), "uint8", queue=queue)
     stream, blocks = stream_of(out.queue), -(-out.size // 4)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from netcl.core.tensor import Tensor
-from netcl.engine.operands import tensor
+from netcl.engine.operands import operand
 from netcl.engine.pointwise import run
-from netcl.engine.reduction import Axis, axes_of, fold, folded_shape
+from netcl.engine.reduction import Axis, axes_of, folded_shape, run_fold
 from netcl.engine.registry import Reduction, S, alias, op, register
 from netcl.ops.pointwise import NE
 
@@ -156,12 +156,12 @@ def _reference_norm(x: np.ndarray, p: float = 2, axis: Any = None, keepdims: boo
 def norm(x: Tensor, p: float = 2, axis: Axis = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """The p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts what is not zero."""
     row = _NORMS.get(float(p), _NORM_P)
-    return fold(row, x, axis, keepdims, (float(p),) if row is _NORM_P else (), out)
+    return run_fold(row, x, axis, keepdims, (float(p),) if row is _NORM_P else (), out)
 
 
 @op(vjp=None, ref=lambda x, axis=None, keepdims=False: np.asarray(np.count_nonzero(x, axis=axis, keepdims=keepdims)),
     samples=[S((257,)), S((3, 5, 7), axis=1, dtypes="int32", high=2), S((0,)), S((4, 5), axis=(0, 1), dtypes="bool")])  # fmt: skip
 def count_nonzero(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """How many elements are not zero, as int64."""
-    x = tensor("count_nonzero", x)
-    return fold(_SUM, x if x.dtype == "bool" else run(NE, (x, 0)), axis, keepdims)
+    x = operand("count_nonzero", x)
+    return run_fold(_SUM, x if x.dtype == "bool" else run(NE, (x, 0)), axis, keepdims)

@@ -18,11 +18,11 @@ from netcl.core.tensor import Tensor, of_array
 from netcl.engine.launch import check_double, index_type
 from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, profile_of
 from netcl.engine.opencl_text import Layout, value_functions
-from netcl.engine.operands import check_out, tensor
+from netcl.engine.operands import check_out, operand
 from netcl.engine.reduction import Shape3, axes_of, folded_shape, sums_of_slices
 from netcl.engine.registry import S, op
 
-_SOURCE = (Path(__file__).parent / "scan.cl").read_text()
+_SCAN_SOURCE = (Path(__file__).parent / "scan.cl").read_text()
 _SLICE = 1024  # elements that one work-item walks before it is worth asking another
 
 
@@ -45,7 +45,7 @@ def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, 
     is_nan = "isnan(x)" if compute in ("float", "double") else "0"
     macros = f"#define SRC {DTYPES[source].c_storage}\n#define DST {DTYPES[target].c_storage}\n#define IS_NAN(x) ({is_nan})\n"
     macros += f"#define LOAD load_{source}\n#define STORE store_{target}\n" + ("#define MINIMUM\n" if minimum else "")
-    text = f"{values}\n{macros}{_SOURCE.replace('INDEX_T', index)}"
+    text = f"{values}\n{macros}{_SCAN_SOURCE.replace('INDEX_T', index)}"
     return program.get(queue, text, "scan" if name == "cumsum" else "extreme")
 
 
@@ -60,7 +60,7 @@ def _slicing(shape: Shape3, queue: Any) -> tuple[int, int]:
     return length, -(-shape.length // length)
 
 
-def _local(queue: Any, items: int) -> int:
+def _scan_local_size(queue: Any, items: int) -> int:
     return 1 if profile_of(queue).device_type == "cpu" and items <= 1024 else 64
 
 
@@ -76,7 +76,7 @@ def _reference_cumsum(x: np.ndarray, axis: int | None = None, reverse: bool = Fa
     errors=[(S((2, 3), axis=2), r"\[cumsum\] axis 2 is out of range; x.shape=\(2, 3\)")])  # fmt: skip
 def cumsum(x: Tensor, axis: int | None = None, reverse: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Running sums along an axis (of all elements, flattened, without one); ``reverse`` runs from the end."""
-    x = tensor("cumsum", x)
+    x = operand("cumsum", x)
     shape = _scan_shape("cumsum", x, axis)
     row = DTYPES[x.dtype]
     result, compute = (row, row.c_compute) if row.is_float else (DTYPES["int64"], "long")
@@ -109,7 +109,7 @@ def _cumsum_cl(x: Tensor, target: Tensor, shape: Shape3, compute: str, reverse: 
     if slices > 1:
         before = _before_slices(x, shape, compute, length, slices, reverse)
     items = shape.rows * slices * shape.inner
-    kernel(queue, items, _local(queue, items), x, before, target, *shape, length, slices, int(reverse), 0)
+    kernel(queue, items, _scan_local_size(queue, items), x, before, target, *shape, length, slices, int(reverse), 0)
 
 
 def _before_slices(x: Tensor, shape: Shape3, compute: str, length: int, slices: int, reverse: bool) -> Tensor:
@@ -119,7 +119,7 @@ def _before_slices(x: Tensor, shape: Shape3, compute: str, length: int, slices: 
     kernel = _scan_kernel("cumsum", queue, totals.dtype, totals.dtype, compute, math.prod(shape))
     sizes = (shape.rows, slices, shape.inner, slices, 1)
     items = shape.rows * shape.inner
-    kernel(queue, items, _local(queue, items), totals, totals, before, *sizes, int(reverse), 1)
+    kernel(queue, items, _scan_local_size(queue, items), totals, totals, before, *sizes, int(reverse), 1)
     return before
 
 
@@ -127,7 +127,7 @@ def _before_slices(x: Tensor, shape: Shape3, compute: str, length: int, slices: 
 
 
 def _arg(name: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
-    x = tensor(name, x)
+    x = operand(name, x)
     shape = _scan_shape(name, x, axis)
     axes = tuple(range(x.ndim)) if axis is None else axes_of(name, axis, x.shape)
     result_shape = folded_shape(x.shape, axes, keepdims)
@@ -155,7 +155,7 @@ def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3) -> None:
     kernel = _scan_kernel(name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin")
     length, slices = _slicing(shape, queue)
     columns = shape.rows * shape.inner
-    local = _local(queue, columns * slices)
+    local = _scan_local_size(queue, columns * slices)
     if slices == 1:
         kernel(queue, columns, local, x, target, target, *shape, length, 1, 0)
         return

@@ -11,9 +11,9 @@ from netcl.core.tensor import Tensor
 from netcl.engine import launch, rows
 from netcl.engine.registry import S, op
 
-_SAMPLES = [S((1, 1)), S((3, 5)), S((2, 257), low=-30.0, high=30.0), S((2, 3, 4), axis=1), S((4, 255), axis=0), S((0, 3)), S(()),
+_SOFTMAX_SAMPLES = [S((1, 1)), S((3, 5)), S((2, 257), low=-30.0, high=30.0), S((2, 3, 4), axis=1), S((4, 255), axis=0), S((0, 3)), S(()),
             S((2, 1, 33))]  # fmt: skip
-_GRAD_SAMPLES = [S((3, 5), (3, 5)), S((2, 257), (2, 257)), S((2, 3, 17), (2, 3, 17), axis=1), S((0, 3), (0, 3))]
+_SOFTMAX_GRAD_SAMPLES = [S((3, 5), (3, 5)), S((2, 257), (2, 257)), S((2, 3, 17), (2, 3, 17), axis=1), S((0, 3), (0, 3))]
 _BAD_AXIS = [(S((2, 3), axis=2), r"axis 2 is out of range for 2 axes; it must be in -2..1")]
 
 
@@ -134,7 +134,7 @@ def _softmax_forward(op_name: str, x: Any, axis: int, cpu: Any, log: bool) -> Te
     return _run_softmax(op_name, "softmax", axis, {"X": x}, log)
 
 
-@op(vjp=_softmax_vjp, ref=_softmax_ref, cpu=_softmax_cpu, amp="float", samples=_SAMPLES, errors=_BAD_AXIS)
+@op(vjp=_softmax_vjp, ref=_softmax_ref, cpu=_softmax_cpu, amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Exponentials that sum to one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow.
 
@@ -145,7 +145,7 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     return _softmax_forward("softmax", x, axis, _softmax_cpu, log=False)
 
 
-@op(vjp=_log_softmax_vjp, ref=_log_softmax_ref, cpu=_log_softmax_cpu, amp="float", samples=_SAMPLES, errors=_BAD_AXIS)
+@op(vjp=_log_softmax_vjp, ref=_log_softmax_ref, cpu=_log_softmax_cpu, amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """The logarithm of :func:`softmax`: ``x - log(sum(exp(x)))``, accurate where the softmax itself is nearly 0.
 
@@ -163,13 +163,13 @@ def _grad(op_name: str, upstream: Any, y: Any, axis: int, cpu: Any, log: bool) -
     return _run_softmax(op_name, "softmax_grad", axis, {"X": upstream, "P": y}, log)
 
 
-@op(vjp=_softmax_grad_vjp, ref=_softmax_grad_ref, cpu=_softmax_grad_cpu, amp="float", samples=_GRAD_SAMPLES)
+@op(vjp=_softmax_grad_vjp, ref=_softmax_grad_ref, cpu=_softmax_grad_cpu, amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
 def softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1) -> Tensor:
     """The gradient of :func:`softmax` from that of its result ``y``: ``y (g - sum(g y))``."""
     return _grad("softmax_grad", upstream, y, axis, _softmax_grad_cpu, log=False)
 
 
-@op(vjp=_log_softmax_grad_vjp, ref=_log_softmax_grad_ref, cpu=_log_softmax_grad_cpu, amp="float", samples=_GRAD_SAMPLES)
+@op(vjp=_log_softmax_grad_vjp, ref=_log_softmax_grad_ref, cpu=_log_softmax_grad_cpu, amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
 def log_softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1) -> Tensor:
     """The gradient of :func:`log_softmax` from that of its result ``y``: ``g - exp(y) sum(g)``."""
     return _grad("log_softmax_grad", upstream, y, axis, _log_softmax_grad_cpu, log=True)

@@ -18,7 +18,7 @@ from netcl.ops.movement import along, reorder
 MOST = 64  # values that topk finds without sorting everything
 _LONG = 1024  # least elements of an axis where that pays
 LOCAL_PER_UNIT = 64  # work-items that keep a compute unit of a GPU busy
-BLOCK = 16  # elements that a work-item sorts by insertion
+INSERTION_RUN = 16  # elements that a work-item sorts by insertion
 _CHUNK = {True: 4096, False: 16}  # elements a work-item merges: on a CPU, on a GPU
 
 
@@ -29,14 +29,10 @@ class Ordered(NamedTuple):
     indices: Tensor
 
 
-def _key_macros(dtype: str) -> dict[str, Any]:
-    row = dtypes.DTYPES[dtype]
-    wide = row.itemsize == 8
-    return {"KEY": "ulong" if wide else "uint", "KIND": (2 if wide else 1) if row.is_float else 0}
-
-
 def _sort_kernel(queue: Any, name: str, dtype: str) -> Any:
-    return launch.kernel(queue, __file__, "sort.cl", name, {"X": dtype}, _key_macros(dtype))
+    row, wide = dtypes.DTYPES[dtype], dtypes.DTYPES[dtype].itemsize == 8
+    macros = {"KEY": "ulong" if wide else "uint", "KIND": (2 if wide else 1) if row.is_float else 0}
+    return launch.kernel(queue, __file__, "sort.cl", name, {"X": dtype}, macros)
 
 
 def _sort_keys(x: Tensor, descending: bool = False) -> Tensor:
@@ -50,11 +46,11 @@ def sort_keys(keys: Tensor, rows: int, n: int) -> tuple[Tensor, Tensor]:
     """Every row of unsigned keys (held in an int32 or int64 tensor) sorted, and where each came from (int32)."""
     queue, dtype = keys.queue, "int64" if keys.dtype == "int64" else "int32"
     sorted_, order = (Tensor.empty((rows, n), kind, queue=queue) for kind in (dtype, "int32"))
-    items = rows * -(-n // BLOCK)
+    items = rows * -(-n // INSERTION_RUN)
     _sort_kernel(queue, "sort_blocks", dtype)(queue, items, launch.LOCAL_1D, keys, sorted_, order, rows, n)
     on_cpu = launch.on_cpu_device(queue)
     chunk = min(_CHUNK[on_cpu], n)
-    run, spare = BLOCK, None
+    run, spare = INSERTION_RUN, None
     while run < n:
         spare = spare or tuple(Tensor.empty((rows, n), kind, queue=queue) for kind in (dtype, "int32"))
         merge = _sort_kernel(queue, "merge_runs", dtype)

@@ -27,6 +27,7 @@ from netcl.core.tensor import Tensor, of_array
 from netcl.core.writes import wrote
 from netcl.engine import launch, opencl_text
 from netcl.engine.expression import c_name
+from netcl.engine.map_kernel import CPU_WIDTH
 from netcl.engine.plan import plan_cache
 from netcl.engine.registry import names_read_by, parse
 from netcl.ops import views
@@ -34,7 +35,6 @@ from netcl.ops import views
 SLOTS = (4, 16, 64)  # tensors of a launch; few sizes, so that few kernels are compiled
 RESERVED = 160  # bytes of kernel parameters kept for the table, the factor and the numbers
 GPU_LOCAL, GPU_WIDTH, GPU_BLOCK = 256, 4, 4096
-CPU_WIDTH = 16
 CPU_BLOCKS = (1024, 65536)  # elements of a work-item on a CPU: below, starting one costs more; above, cores wait for the last
 NUMPY_BLOCK = 16384  # elements: temporaries of a formula stay in the cache
 GOLDEN = 0.6180339887498949  # multiples of it, without their whole part, lie as evenly between 0 and 1 as any number's
@@ -84,7 +84,7 @@ class Rule:
 
     def guarded(self) -> Rule:
         """The same rule, changing nothing where the number ``skip`` on the device is not 0: nobody has to wait to decide that."""
-        return _guarded(self)
+        return _guarded_rule(self)
 
 
 @cache
@@ -93,7 +93,7 @@ def _with_copy(rule: Rule, of: str, name: str) -> Rule:
 
 
 @cache
-def _guarded(rule: Rule) -> Rule:
+def _guarded_rule(rule: Rule) -> Rule:
     return replace(rule, name=f"{rule.name}_unless", given=(*rule.given, "skip"), unless="skip")
 
 
@@ -348,17 +348,19 @@ def _apply_numpy(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequenc
     flat = {name: [t.array.reshape(-1) for t in role] for name, role in zip(rule.tensors, roles, strict=True)}  # type: ignore[union-attr]
     with np.errstate(all="ignore"):
         for run in _runs([t.size for t in roles[0]]):
-            results = function(*(_gathered(flat[name], run, rows[name], kind) for name in rule.reads), *numbers)
+            results = function(*(_joined_run(flat[name], run, rows[name], kind) for name in rule.reads), *numbers)
             for name, result in zip(rule.writes, results, strict=True):
-                _scatter_runs(flat[name], run, dtypes.encode(np.asarray(result), rows[name]))
+                stored = dtypes.encode(np.asarray(result), rows[name])
+                for i, part, at in run:
+                    flat[name][i][part] = stored[at] if stored.ndim else stored
 
 
-Run = list[tuple[int, slice, slice]]
+GatheredRun = list[tuple[int, slice, slice]]
 
 
-def _runs(sizes: Sequence[int]) -> Iterator[Run]:
+def _runs(sizes: Sequence[int]) -> Iterator[GatheredRun]:
     """Elements that are computed together: a part of a large tensor, or several small ones. Per tensor: number, its part, where."""
-    run: Run = []
+    run: GatheredRun = []
     filled = 0
     for i, size in enumerate(sizes):
         for start in range(0, size, NUMPY_BLOCK):
@@ -372,15 +374,10 @@ def _runs(sizes: Sequence[int]) -> Iterator[Run]:
         yield run
 
 
-def _gathered(arrays: Sequence[np.ndarray], run: Run, row: dtypes.DType, kind: np.dtype) -> np.ndarray:
+def _joined_run(arrays: Sequence[np.ndarray], run: GatheredRun, row: dtypes.DType, kind: np.dtype) -> np.ndarray:
     parts = [arrays[i][part] for i, part, _ in run]
     stored = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return dtypes.decode(stored, row).astype(kind, copy=False)
-
-
-def _scatter_runs(arrays: Sequence[np.ndarray], run: Run, stored: np.ndarray) -> None:
-    for i, part, at in run:
-        arrays[i][part] = stored[at] if stored.ndim else stored
 
 
 def scale(tensors: Sequence[Tensor], by: Tensor | float) -> None:
@@ -505,7 +502,7 @@ def _norm_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, m
         for dtype in dict.fromkeys(t.dtype for t in tensors):
             flat = [t.array.reshape(-1) for t in tensors if t.dtype == dtype]  # type: ignore[union-attr]
             for run in _runs([values.size for values in flat]):
-                part = _partial(name, _gathered(flat, run, dtypes.DTYPES[dtype], np.dtype(np.float64)), order)
+                part = _partial(name, _joined_run(flat, run, dtypes.DTYPES[dtype], np.dtype(np.float64)), order)
                 total = np.maximum(total, part) if name in _MAXIMA else total + part
         root = {2: np.sqrt(total), 3: total ** (1 / order), 4: np.float64(total > 0)}.get(_ENDS[name], total)
         factor = np.minimum(max_norm / (root + 1e-6), 1.0)

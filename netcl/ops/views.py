@@ -22,7 +22,7 @@ from netcl.core.writes import Writes, clock, writes_of, wrote
 from netcl.engine.registry import S, op
 from netcl.engine.strided import broadcast_strides, copy_block, dense, take_block
 
-_PRUNED_FROM = 32  # entries of a weak list, from which on it is pruned as often as its length has doubled
+_VIEWS_PRUNED_FROM = 32  # entries of a weak list, from which on it is pruned as often as its length has doubled
 
 
 class SharedHistory:
@@ -72,7 +72,7 @@ def _alive(refs: Sequence[weakref.ref[Tensor]]) -> list[Tensor]:
 
 def _note(refs: list[weakref.ref[Tensor]], t: Tensor) -> None:
     refs.append(weakref.ref(t))
-    if len(refs) >= _PRUNED_FROM and not len(refs) & (len(refs) - 1):
+    if len(refs) >= _VIEWS_PRUNED_FROM and not len(refs) & (len(refs) - 1):
         refs[:] = [ref for ref in refs if ref() is not None]
 
 
@@ -318,7 +318,7 @@ hooks.settlers.append(_settle)
 # ---- writing
 
 
-def store(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) -> Tensor:
+def write_into(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) -> Tensor:
     """Write values of the dtype of ``t`` into its memory, and into its base's if it is a view. ``strides`` broadcast the values."""
     walked = dense(values.shape) if strides is None else strides
     target, offset, steps = writable(t)
@@ -335,7 +335,7 @@ def publish(t: Tensor) -> None:
     """The memory of ``t`` itself has been written: if it is a view, write its base, too."""
     if is_copy(t):
         own = Tensor(t.realize(), t.shape, t.dtype, t.context, t.queue, t.lease)
-        store(t, own)
+        write_into(t, own)
     else:
         wrote((t,))
 

@@ -38,7 +38,7 @@ LEAST_BUILD, LEAST_BUILD_AT_LAUNCH = 1.0, 3.0
 FINALISTS = 3
 FINAL = 0.1  # part of a budget that is kept for the finalists
 SLOW_ROUND = 0.2  # seconds of a round of finalists above which one round must do when the budget is spent
-SAMPLE = 2e-3  # seconds of one sample; shorter calls are repeated
+LEAST_SAMPLE = 2e-3  # seconds of one sample; shorter calls are repeated
 CHECKED_PRODUCTS = 1 << 28  # multiply-adds above which the reference is taken of a part of the problem
 NEAR, FAR = 1, 2  # powers of two by which one size, and all of them together, may differ between neighbours
 _TUNED_DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -181,7 +181,7 @@ class _Search:
                 self.trials.append(Trial(config, rejected=wrong))
                 return
             once = timing.measure(run, repeat=1, warmup=0, queue=queue).best
-            calls = max(1, min(100, int(SAMPLE / max(once, 1e-9))))
+            calls = max(1, min(100, int(LEAST_SAMPLE / max(once, 1e-9))))
             found = timing.measure(run, repeat=2, calls=calls, warmup=0, queue=queue).best
             self.trials.append(Trial(config, min(once, found)))
         except (*_FAILURES, platforms.opencl().Error) as error:
@@ -208,9 +208,9 @@ class _Search:
         few = [policy, *right] if policy.seconds < math.inf else right
         if not few:
             return policy, math.inf
-        one_round = sum(max(t.seconds, SAMPLE) for t in few)
+        one_round = sum(max(t.seconds, LEAST_SAMPLE) for t in few)
         rounds = int(min(7, max(1 if one_round > SLOW_ROUND else 3, seconds_left / (2 * one_round))))
-        calls = max(1, int(SAMPLE / max(t.seconds for t in few)))
+        calls = max(1, int(LEAST_SAMPLE / max(t.seconds for t in few)))
         ways = {str(i): partial(self.check.run, t.config) for i, t in enumerate(few)}
         again = timing.compare(repeat=rounds, calls=calls, warmup=0, queue=self.tuner.queue, **ways)
         few = [replace(t, seconds=again[str(i)].best) for i, t in enumerate(few)]

@@ -107,7 +107,7 @@ def _with_times(launch: Launch, event: Any, offset: float) -> Launch:
 
 # ---- how much work a launch is
 
-_NAME = re.compile(r"\w+(?=\W*\Z)")
+_LAST_WORD = re.compile(r"\w+(?=\W*\Z)")
 _POINTED = re.compile(r"(\w+)\s*\*")
 _ITEM = {"char": 1, "uchar": 1, "half": 2, "short": 2, "ushort": 2, "long": 8, "ulong": 8, "double": 8}
 #: How many products over the depth of queries, and over that of values, a kernel of attention makes.
@@ -122,7 +122,7 @@ def work_of(kernel: Any, args: Sequence[Any]) -> tuple[int, float]:
     memory = {id(getattr(arg, "buffer", None) or arg): _bytes(arg) for arg in args if _bytes(arg)}
     source = kernel.program.source
     declared = signature.parameters(source, kernel.name) or ()
-    given = {_NAME.search(part)[0]: (part, arg) for part, arg in zip(declared, args, strict=False)}  # type: ignore[index]
+    given = {_LAST_WORD.search(part)[0]: (part, arg) for part, arg in zip(declared, args, strict=False)}  # type: ignore[index]
     return sum(memory.values()), _flops(kernel.name, source, given)
 
 

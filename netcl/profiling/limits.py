@@ -24,7 +24,7 @@ ROUNDS = 5
 WIDTHS = (8, 16)  # lanes of vectors to try on CPUs: which is faster depends on registers and on how the driver cuts vectors
 
 #: Kernels on matrix units: the limit of ordinary arithmetic is not theirs.
-_UNITS = re.compile(r"(?:^|_)(?:wg)?mma(?:_|$)")
+_USES_MATRIX_UNITS = re.compile(r"(?:^|_)(?:wg)?mma(?:_|$)")
 
 _MOVING = """
 __kernel void limit_copy(__global const WIDE* restrict x, __global WIDE* restrict y, const int chunk, const int rounds) {
@@ -106,7 +106,7 @@ class Limits(NamedTuple):
 
 def known_for(name: str) -> bool:
     """Whether a kernel of this name computes with what was measured, and not with matrix units."""
-    return _UNITS.search(name) is None
+    return _USES_MATRIX_UNITS.search(name) is None
 
 
 def limits(queue: Any) -> Limits | None:

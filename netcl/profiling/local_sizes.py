@@ -22,7 +22,7 @@ from netcl.profiling import timing
 from netcl.runtime import tuning
 
 Sizes = tuple[int, ...]
-TOLERANCE = 1e-5  # of the largest value: another order of a sum, not another result
+SAME_RESULT = 1e-5  # of the largest value: another order of a sum, not another result
 TUNER_BUDGET = 0.25  # seconds after which a tuner's first launch measures no further candidate
 _OUTER = (1, 2, 4, 8, 16, 32)
 
@@ -121,7 +121,7 @@ def _same_results(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -
     def close(a: np.ndarray, b: np.ndarray) -> bool:
         x, y = a.astype(np.float64), b.astype(np.float64)
         largest = float(np.max(np.abs(y), initial=0.0, where=np.isfinite(y)))
-        return bool(np.allclose(x, y, rtol=TOLERANCE, atol=TOLERANCE * largest, equal_nan=True))
+        return bool(np.allclose(x, y, rtol=SAME_RESULT, atol=SAME_RESULT * largest, equal_nan=True))
 
     return all(close(a, b) for a, b in zip(found, expected, strict=True))
 

@@ -84,8 +84,8 @@ class profile:
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a trace for Perfetto or chrome://tracing."""
-        trace.save(path, self.events, self.spans)
+        trace.save_trace(path, self.events, self.spans)
 
     def save_report(self, path: str | os.PathLike[str], title: str = "netcl profile") -> None:
         """Write the table as a page in one file."""
-        report.save(path, self.rows, title, self.summary())
+        report.save_report(path, self.rows, title, self.summary())

@@ -32,9 +32,9 @@ class KernelRow:
     roofline: float | None
 
 
-Row = KernelRow | Mapping[str, Any]
+ReportRow = KernelRow | Mapping[str, Any]
 COLUMNS = ("kernel", "calls", "ms", "share", "GB/s", "GFLOP/s", "of limit")
-STYLE = """
+REPORT_STYLE = """
 table.kernels { border-collapse: collapse; font: 14px/1.5 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
 table.kernels th, table.kernels td { padding: 2px 12px; text-align: right; border-bottom: 1px solid #8884; }
 table.kernels th:first-child, table.kernels td:first-child { text-align: left; font-family: ui-monospace, monospace; }
@@ -70,7 +70,7 @@ def _kernel_row(name: str, launches: Sequence[Launch], total: float, limits: Lim
     return KernelRow(name, len(launches), seconds, moved, flops, seconds / total, gbs, gflops, roofline)
 
 
-def cells_of(row: Row) -> tuple[str, ...]:
+def cells_of(row: ReportRow) -> tuple[str, ...]:
     """A row as it is shown under :data:`COLUMNS`."""
     r = asdict(row) if isinstance(row, KernelRow) else row
     rates = [f"{r[key]:.1f}" if r[key] is not None else "" for key in ("gbs", "gflops")]
@@ -78,26 +78,26 @@ def cells_of(row: Row) -> tuple[str, ...]:
     return r["name"], f"{r['calls']}", f"{1e3 * r['seconds']:.3f}", f"{100 * r['share']:.1f} %", *rates, limit
 
 
-def text_table(rows: Sequence[Row]) -> str:
+def text_table(rows: Sequence[ReportRow]) -> str:
     """The rows for a terminal."""
     cells = [COLUMNS, *map(cells_of, rows)]
     first, *widths = (max(len(row[i]) for row in cells) for i in range(len(COLUMNS)))
     return "\n".join("  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]) for row in cells)
 
 
-def kernel_table(rows: Sequence[Row]) -> str:
-    """The rows as an HTML table of the class ``kernels``; :data:`STYLE` goes with it. Rows may be dicts from a file."""
+def kernel_table(rows: Sequence[ReportRow]) -> str:
+    """The rows as an HTML table of the class ``kernels``; :data:`REPORT_STYLE` goes with it. Rows may be dicts from a file."""
     head = "".join(f"<th>{name}</th>" for name in COLUMNS)
     return f'<table class="kernels">\n<tr>{head}</tr>\n' + "\n".join(map(_html_row, rows)) + "\n</table>"
 
 
-def _html_row(row: Row) -> str:
+def _html_row(row: ReportRow) -> str:
     name, calls, ms, share, *rest = (html.escape(cell) for cell in cells_of(row))
     bar = f'<span class="bar" style="width: {float(share.split()[0]):.0f}px"></span>'
     return f"<tr><td>{name}</td><td>{calls}</td><td>{ms}</td><td>{bar}{share}</td>" + "".join(f"<td>{cell}</td>" for cell in rest) + "</tr>"
 
 
-def save(path: str | os.PathLike[str], rows: Sequence[Row], title: str = "kernels", summary: str = "") -> None:
+def save_report(path: str | os.PathLike[str], rows: Sequence[ReportRow], title: str = "kernels", summary: str = "") -> None:
     """Write the page."""
-    page = _PAGE.format(title=html.escape(title), style=STYLE, summary=html.escape(summary), table=kernel_table(rows))
+    page = _PAGE.format(title=html.escape(title), style=REPORT_STYLE, summary=html.escape(summary), table=kernel_table(rows))
     Path(path).write_text(page, encoding="utf-8")

@@ -36,7 +36,7 @@ def events(launches: Sequence[Launch], spans: Sequence[Span] = ()) -> list[dict[
     return rows
 
 
-def save(path: str | os.PathLike[str], launches: Sequence[Launch], spans: Sequence[Span] = ()) -> None:
+def save_trace(path: str | os.PathLike[str], launches: Sequence[Launch], spans: Sequence[Span] = ()) -> None:
     """Write a trace file (JSON)."""
     text = json.dumps({"traceEvents": events(launches, spans), "displayTimeUnit": "ms"})
     Path(path).write_text(text, encoding="utf-8")

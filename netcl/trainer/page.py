@@ -20,7 +20,7 @@ from netcl.trainer.logs import read_jsonl
 from netcl.trainer.recipe import Recipe
 from netcl.trainer.run import read_json
 
-STYLE = """
+PAGE_STYLE = """
 :root { color-scheme: light dark; --line: #d8dce3; --dim: #5d6675; --back: #fff; --text: #1b2330; --card: #f6f7f9; }
 @media (prefers-color-scheme: dark) { :root { --line: #39414e; --dim: #9aa4b2; --back: #14181f; --text: #e6e9ee; --card: #1c222b; } }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; max-width: 1040px; padding: 24px; }
@@ -63,7 +63,7 @@ def page(folder: str | os.PathLike[str]) -> str:
         _section("Recipe", _table(config)),
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
-    style = f"<style>{STYLE}{plot.STYLE}{kernels.STYLE}</style>"
+    style = f"<style>{PAGE_STYLE}{plot.PLOT_STYLE}{kernels.REPORT_STYLE}</style>"
     return f"<!doctype html><html lang='en'><head>{head}{style}</head><body>{''.join(parts)}</body></html>\n"
 
 

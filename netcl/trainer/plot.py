@@ -16,14 +16,13 @@ Points = Sequence[tuple[float, float]]
 _WIDTH, _HEIGHT = 460, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 26, 36
 _COLOURS = ("#2f6fdb", "#d9622b", "#2b9a66", "#8a4fd0")
-STYLE = """
+PLOT_STYLE = """
 figure { margin: 0; }
 figcaption { font-weight: 600; margin-bottom: 4px; }
 svg.chart { width: 100%; height: auto; }
 svg.chart .grid { stroke: var(--line); stroke-width: 1; }
 svg.chart text { fill: var(--dim); font-size: 11px; font-family: inherit; }
 svg.chart polyline { fill: none; stroke-width: 2; stroke-linejoin: round; }
-svg.chart polyline.faint { stroke-width: 1; opacity: .35; }
 table.confusion td { text-align: right; min-width: 2.2em; }
 """
 
@@ -45,8 +44,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(i * step, digits) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def line_chart(title: str, series: Mapping[str, Points], x_label: str = "", faint: Sequence[str] = ()) -> str:
-    """An SVG chart of named lines; points that are not finite are left out. ``faint`` names lines for the background."""
+def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> str:
+    """An SVG chart of named lines; points that are not finite are left out."""
     lines = {name: [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)] for name, points in series.items()}
     everything = [point for points in lines.values() for point in points]
     if not everything:
@@ -54,7 +53,7 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str = "", fain
     xs, ys = ([point[i] for point in everything] for i in (0, 1))
     frame = _Frame((min(xs), max(xs)), _with_margin(min(ys), max(ys)))
     coloured = zip(lines.items(), cycle(_COLOURS), strict=False)
-    strokes = [frame.line(name, points, colour, name in faint) for (name, points), colour in coloured]
+    strokes = [frame.line(name, points, colour) for (name, points), colour in coloured]
     axes = [*frame.rows(), *frame.columns(), frame.label(x_label)]
     drawing = "".join([*axes, *strokes, *_legend(list(lines))])
     label = html.escape(title)
@@ -78,15 +77,14 @@ class _Frame:
         up = (y - self.y_range[0]) / (self.y_range[1] - self.y_range[0])
         return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
 
-    def line(self, name: str, points: Points, colour: str, faint: bool) -> str:
+    def line(self, name: str, points: Points, colour: str) -> str:
         places = [self.at(x, y) for x, y in points]
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
-        kind = ' class="faint"' if faint else ""
-        dots = "" if faint or len(points) > 40 else "".join(
+        dots = "" if len(points) > 40 else "".join(
             f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.5" fill="{colour}"><title>{html.escape(name)} {y:.4g} at {x:g}</title></circle>'
             for (px, py), (x, y) in zip(places, points, strict=True)
         )  # fmt: skip
-        return f'<polyline{kind} stroke="{colour}" points="{path}"/>{dots}'
+        return f'<polyline stroke="{colour}" points="{path}"/>{dots}'
 
     def rows(self) -> list[str]:
         found = []

@@ -32,8 +32,8 @@ class RecipeError(ValueError):
 
 
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table of options"}
-PRECISIONS = ("", "float16", "bfloat16")
-_BOUNDS: dict[str, tuple[int, float]] = {
+AMP_DTYPES = ("", "float16", "bfloat16")
+_FIELD_BOUNDS: dict[str, tuple[int, float]] = {
     "epochs": (1, math.inf), "batch_size": (1, math.inf), "accumulation_steps": (1, math.inf), "log_every": (1, math.inf),
     "workers": (0, math.inf), "seed": (0, math.inf), "lr": (0, math.inf), "weight_decay": (0, math.inf), "grad_clip": (0, math.inf),
     "warmup": (0, 1), "ema": (0, 1),
@@ -72,12 +72,12 @@ class Recipe:
     seed: int = _setting(0, "what weights, order and augmentation are drawn from")
 
     def __post_init__(self) -> None:
-        for name, (least, below) in _BOUNDS.items():
+        for name, (least, below) in _FIELD_BOUNDS.items():
             value = getattr(self, name)
             if not least <= value < below:
                 end = f" and below {below}" if below < math.inf else " and finite" if isinstance(value, float) else ""
                 raise RecipeError(message("recipe", f"{name} is at least {least}{end}", **{name: value}))
-        if self.mixed_precision not in PRECISIONS:
+        if self.mixed_precision not in AMP_DTYPES:
             raise RecipeError(message("recipe", "mixed_precision is float16 or bfloat16", mixed_precision=repr(self.mixed_precision)))
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:

@@ -65,7 +65,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
         with train, test:
             began = time.time()
             trainer.fit(train, val=test, epochs=recipe.epochs, resume="auto" if resume else None, log_every=recipe.log_every)
-            results = _results(trainer, test, data, time.time() - began, handle)
+            results = _run_results(trainer, test, data, time.time() - began, handle)
             if ours.rank == 0:
                 _write_run(place, trainer, model, test, data, results)
             profiled = profile_steps(trainer, train).to_dict()
@@ -111,12 +111,12 @@ def _write_run(place: Path, trainer: Trainer, model: Any, test: DataLoader, data
     with trainer.averaged():
         save_model(distributed.without_sync(model), place / "model.netcl")
     if data.is_text:
-        results["text"] = _written(model, "\n", 400, {"temperature": 0.8})
+        results["text"] = _generated_text(model, "\n", 400, {"temperature": 0.8})
     _write_json(place / "results.json", results)
     save_samples(place / "samples.npz", trainer, test, data)
 
 
-def _results(trainer: Trainer, test: DataLoader, data: Data, seconds: float, handle: DeviceHandle) -> dict[str, Any]:
+def _run_results(trainer: Trainer, test: DataLoader, data: Data, seconds: float, handle: DeviceHandle) -> dict[str, Any]:
     values = trainer.evaluate(test)
     results = {"test": values, "seconds": seconds, "steps": trainer.step, "parameters": sum(p.size for p in trainer.model.parameters())}
     return {**results, "classes": list(data.classes), "environment": environment(handle)}
@@ -203,10 +203,10 @@ def generate(
     with device(handle):
         model = load_model(Path(folder) / "model.netcl", handle)
         seed_all(recipe if seed is None else recipe.changed({"seed": seed}))
-        return _written(model, prompt, length, options)
+        return _generated_text(model, prompt, length, options)
 
 
-def _written(model: Any, prompt: str, length: int, options: Mapping[str, Any]) -> str:
+def _generated_text(model: Any, prompt: str, length: int, options: Mapping[str, Any]) -> str:
     # What a terminal without UTF-8 hands over are bytes in disguise.
     tokens = list(prompt.encode(errors="surrogateescape")) or [ord("\n")]
     written = model.generate([tokens], length, **options).to_host()[0]

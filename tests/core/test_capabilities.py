@@ -142,8 +142,8 @@ def test_quirks_are_looked_up_by_brand_and_family():
 
 
 def test_every_quirk_row_is_reachable_and_says_why():
-    brands = {row.brand for row in device_profile.FAMILIES}
-    families = {row.family for row in device_profile.FAMILIES}
+    brands = {row.brand for row in device_profile.DEVICE_FAMILIES}
+    families = {row.family for row in device_profile.DEVICE_FAMILIES}
     for quirk in device_profile.QUIRKS:
         assert quirk.brand in brands | {""} and quirk.family in families | {""} and (quirk.brand or quirk.family)
         assert len(quirk.reason) > 20

@@ -61,13 +61,13 @@ def test_the_limits_are_read_from_the_system(monkeypatch):
     monkeypatch.setattr(host_memory, "_text", lambda path: files.get(path, ""))
     assert host_memory._control_group() == 50 * mebi and host_memory._machine() == 3 * mebi
     files.clear()
-    assert host_memory.available() == math.inf
+    assert host_memory.available_bytes() == math.inf
 
 
 def test_a_request_beyond_the_room_is_refused(monkeypatch):
     reads = []
     monkeypatch.setattr(host_memory, "_left", 0)
-    monkeypatch.setattr(host_memory, "available", lambda: reads.append(1) or host_memory.RESERVE + (1 << 20))
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: reads.append(1) or host_memory.RESERVE + (1 << 20))
     assert not host_memory.reserve(2 << 20) and host_memory.reserve(1 << 10) and host_memory.reserve(1 << 10)
     assert len(reads) == 2  # the second small one is within what was granted
 

@@ -12,7 +12,7 @@ import pytest
 
 from netcl.core import platforms
 from netcl.core.errors import DeviceError
-from netcl.core.platforms import Places, Runtime, gather
+from netcl.core.platforms import Places, Runtime, gather_runtimes
 
 PLACEHOLDER = "/opt/anaconda1anaconda2anaconda3/lib/"
 
@@ -46,7 +46,7 @@ def test_icd_files_of_the_loader(tmp_path):
     put(tmp_path / "vendors/two.icd", "libtwo.so.1")
     put(tmp_path / "vendors/empty.icd", "")
     put(tmp_path / "vendors/readme.txt", "libthree.so")
-    found = names(gather(Places(loader_folders=(tmp_path / "vendors",), library_folders=(tmp_path / "lib",))))
+    found = names(gather_runtimes(Places(loader_folders=(tmp_path / "vendors",), library_folders=(tmp_path / "lib",))))
     assert set(found) == {"one", "two"}
     assert found["one"].path == str(library) and found["one"].known and found["one"].origin == "system"
     assert found["two"].path is None and found["two"].library == "libtwo.so.1"
@@ -54,7 +54,7 @@ def test_icd_files_of_the_loader(tmp_path):
 
 def test_folders_the_loader_does_not_read(tmp_path):
     put(tmp_path / "local/pocl.icd", str(put(tmp_path / "lib/libpocl.so.2")))
-    (runtime,) = gather(Places(loader_folders=(tmp_path / "none",), other_folders=(tmp_path / "local",)))
+    (runtime,) = gather_runtimes(Places(loader_folders=(tmp_path / "none",), other_folders=(tmp_path / "local",)))
     assert (runtime.name, runtime.known) == ("pocl", False)
 
 
@@ -62,7 +62,7 @@ def test_folders_the_loader_does_not_read(tmp_path):
 def test_wheels_next_to_pyopencl(tmp_path, bundled):
     library = put(tmp_path / ".libs/libpocl-21062cec.so")
     put(tmp_path / ".libs/pocl.icd", "libpocl-21062cec.so")
-    (runtime,) = gather(Places(wheel_folder=tmp_path / ".libs", bundled_loader=bundled))
+    (runtime,) = gather_runtimes(Places(wheel_folder=tmp_path / ".libs", bundled_loader=bundled))
     assert (runtime.origin, runtime.path, runtime.known) == ("wheel", str(library), bundled)
 
 
@@ -70,27 +70,27 @@ def test_intels_wheel_with_its_placeholder(tmp_path):
     library = put(tmp_path / "lib/libintelocl.so")
     put(tmp_path / "etc/OpenCL/vendors/intel-cpu.icd", f"{PLACEHOLDER}libintelocl.so")
     put(tmp_path / "etc/OpenCL/vendors/intel-fpga_emu.icd", f"{PLACEHOLDER}libintelocl_emu.so")
-    (runtime,) = gather(Places(prefixes=(tmp_path,)))
+    (runtime,) = gather_runtimes(Places(prefixes=(tmp_path,)))
     assert (runtime.name, runtime.library, runtime.origin, runtime.known) == ("intel-cpu", str(library), "wheel", False)
 
 
 def test_intels_wheel_whose_library_is_gone(tmp_path):
     put(tmp_path / "etc/OpenCL/vendors/intel-cpu.icd", f"{PLACEHOLDER}libintelocl.so")
-    (runtime,) = gather(Places(prefixes=(tmp_path,)))
+    (runtime,) = gather_runtimes(Places(prefixes=(tmp_path,)))
     assert runtime.error == "the library it names is not there" and "intel-opencl-rt" in runtime.remedy
 
 
 def test_a_prefix_whose_icd_files_are_right_is_taken_as_it_is(tmp_path):
     library = put(tmp_path / "elsewhere/libpocl.so")
     put(tmp_path / "etc/OpenCL/vendors/pocl.icd", str(library))
-    (runtime,) = gather(Places(prefixes=(tmp_path,)))
+    (runtime,) = gather_runtimes(Places(prefixes=(tmp_path,)))
     assert runtime.library == str(library)
 
 
 def test_a_driver_library_without_an_icd_file(tmp_path):
     library = put(tmp_path / "lib/libnvidia-opencl.so.1")
     places = Places(loader_folders=(tmp_path / "vendors",), library_folders=(tmp_path / "lib",), drivers=platforms.DRIVERS[:1])
-    (runtime,) = gather(places)
+    (runtime,) = gather_runtimes(places)
     assert (runtime.name, runtime.library, runtime.known) == ("nvidia", str(library), False)
 
 
@@ -101,7 +101,7 @@ def test_no_library_is_registered_twice(tmp_path, text):
     (folder / "libnvidia-opencl.so.1").symlink_to("libnvidia-opencl.so.580.1")
     put(tmp_path / "vendors/nvidia.icd", text.format(folder=folder))
     places = Places(loader_folders=(tmp_path / "vendors",), library_folders=(folder,), drivers=platforms.DRIVERS[:1])
-    (runtime,) = gather(places)
+    (runtime,) = gather_runtimes(places)
     assert runtime.known and runtime.source.endswith("nvidia.icd")
 
 
@@ -117,8 +117,8 @@ def test_the_linker_configuration_is_read(tmp_path, monkeypatch):
 def test_what_the_user_set_wins(name, tmp_path, monkeypatch):
     monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setattr(platforms, "_bundled_loader", lambda: False)
-    monkeypatch.setattr(platforms, "_state", platforms.State())
-    monkeypatch.setattr(platforms, "register", lambda runtimes: pytest.fail("the user's setting was overruled"))
+    monkeypatch.setattr(platforms, "_state", platforms.PlatformState())
+    monkeypatch.setattr(platforms, "register_runtimes", lambda runtimes: pytest.fail("the user's setting was overruled"))
     state = platforms.prepare()
     assert state.setting == (name, str(tmp_path)) and state.folder is None
     assert os.environ[name] == str(tmp_path)
@@ -129,7 +129,7 @@ def test_libraries_a_bundled_loader_would_not_read_are_registered(tmp_path, monk
     monkeypatch.setenv("OCL_ICD_FILENAMES", f"{library}:libnowhere.so")
     monkeypatch.setattr(platforms, "_bundled_loader", lambda: True)
     assert platforms.user_setting() is None
-    mine, nowhere = [runtime for runtime in gather(Places.here()) if runtime.origin == "OCL_ICD_FILENAMES"]
+    mine, nowhere = [runtime for runtime in gather_runtimes(Places.here()) if runtime.origin == "OCL_ICD_FILENAMES"]
     assert (mine.name, mine.path, mine.known) == ("mine", str(library), False)
     assert (nowhere.name, nowhere.path) == ("nowhere", None)
 
@@ -139,7 +139,7 @@ def test_places_follow_the_users_setting(tmp_path, monkeypatch):
     here = Places.here()
     assert here.loader_folders == (tmp_path,) and platforms.LOADER_FOLDER in here.other_folders
     monkeypatch.setenv("OCL_ICD_VENDORS", str(put(tmp_path / "one.icd", "libone.so")))
-    (runtime,) = [runtime for runtime in gather(Places.here()) if runtime.known and runtime.origin == "system"]
+    (runtime,) = [runtime for runtime in gather_runtimes(Places.here()) if runtime.known and runtime.origin == "system"]
     assert runtime.library == "libone.so"
 
 
@@ -157,9 +157,9 @@ def good(name, tmp_path, known=False, origin="driver library"):
 
 
 def test_the_folder_lists_everything_the_loader_would_not_find_itself(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(platforms, "check", lambda runtimes: list(runtimes))
+    monkeypatch.setattr(platforms, "loadable", lambda runtimes: list(runtimes))
     system, wheel, added = good("a", tmp_path, True, "system"), good("b", tmp_path, True, "wheel"), good("c", tmp_path)
-    folder, checked = platforms.register([system, wheel, added])
+    folder, checked = platforms.register_runtimes([system, wheel, added])
     assert folder.parent == cache / "icd" and checked == [system, wheel, added]
     listed = {file.name: file.read_text().strip() for file in folder.glob("*.icd")}
     assert listed == {"00-a.icd": system.library, "01-c.icd": added.library}  # its loader reads pyopencl's folder besides
@@ -167,23 +167,23 @@ def test_the_folder_lists_everything_the_loader_would_not_find_itself(tmp_path, 
 
 def test_verdicts_are_kept_until_a_file_changes(tmp_path, cache, monkeypatch):
     checks = []
-    monkeypatch.setattr(platforms, "check", lambda runtimes: checks.append(runtimes) or list(runtimes))
+    monkeypatch.setattr(platforms, "loadable", lambda runtimes: checks.append(runtimes) or list(runtimes))
     runtime = good("a", tmp_path)
-    folder, _ = platforms.register([runtime])
-    assert platforms.register([runtime])[0] == folder and len(checks) == 1
+    folder, _ = platforms.register_runtimes([runtime])
+    assert platforms.register_runtimes([runtime])[0] == folder and len(checks) == 1
     (folder / "00-a.icd").unlink()  # damage is repaired, without asking again
-    platforms.register([runtime])
+    platforms.register_runtimes([runtime])
     assert (folder / "00-a.icd").read_text() == runtime.library + "\n" and len(checks) == 1
     (folder / platforms.MARK).write_text("{ not json")
-    assert platforms.register([runtime])[0] == folder and len(checks) == 2
+    assert platforms.register_runtimes([runtime])[0] == folder and len(checks) == 2
     put(tmp_path / "lib/libneeded.so")  # what a library needs has come: the folder's time stamp changes
-    assert platforms.register([runtime])[0] != folder and len(checks) == 3
+    assert platforms.register_runtimes([runtime])[0] != folder and len(checks) == 3
 
 
 def test_what_does_not_load_is_left_out_and_remembered(tmp_path, cache):
     runtime = good("broken", tmp_path)  # an empty file
     for _ in range(2):
-        folder, (verdict,) = platforms.register([runtime])
+        folder, (verdict,) = platforms.register_runtimes([runtime])
         assert "file too short" in verdict.error and "reinstall" in verdict.remedy
         assert list(folder.glob("*.icd")) == []
     assert json.loads((folder / platforms.MARK).read_text())["left_out"][runtime.library] == [verdict.error, verdict.remedy]
@@ -191,8 +191,8 @@ def test_what_does_not_load_is_left_out_and_remembered(tmp_path, cache):
 
 def test_without_a_cache_folder_a_temporary_one_serves(tmp_path, monkeypatch):
     monkeypatch.setattr(platforms.env, "cache_dir", lambda: None)
-    monkeypatch.setattr(platforms, "check", lambda runtimes: list(runtimes))
-    folder, _ = platforms.register([good("a", tmp_path)])
+    monkeypatch.setattr(platforms, "loadable", lambda runtimes: list(runtimes))
+    folder, _ = platforms.register_runtimes([good("a", tmp_path)])
     assert (folder / "00-a.icd").is_file() and folder.stat().st_mode & 0o077 == 0
 
 
@@ -201,8 +201,8 @@ def test_a_full_disk_costs_only_what_had_to_be_registered(tmp_path, cache, monke
         raise OSError(28, "No space left on device")
 
     runtime = good("a", tmp_path)
-    monkeypatch.setattr(platforms, "_state", platforms.State(runtimes=[runtime]))
-    monkeypatch.setattr(platforms, "register", full)
+    monkeypatch.setattr(platforms, "_state", platforms.PlatformState(runtimes=[runtime]))
+    monkeypatch.setattr(platforms, "register_runtimes", full)
     platforms._tell_loader()
     assert platforms._state.folder is None and "OCL_ICD_VENDORS" not in os.environ
     assert "[platforms] runtimes could not be registered; runtimes=a, error=[Errno 28] No space left on device" in caplog.text
@@ -212,7 +212,7 @@ def test_a_library_that_is_no_driver_is_told():
     library = next((path for path in platforms.mapped_libraries() if os.path.basename(path).startswith(("libc.so", "libc-"))), None)
     if library is None:
         pytest.skip("this system does not tell which libraries are loaded")
-    (verdict,) = platforms.check([Runtime("libc", library, library, "driver library", library, False)])
+    (verdict,) = platforms.loadable([Runtime("libc", library, library, "driver library", library, False)])
     assert verdict.error == "it has no OpenCL entry points"
 
 
@@ -220,7 +220,7 @@ def test_real_runtimes_pass_the_check():
     known = [runtime for runtime in platforms.runtimes() if not runtime.error and runtime.known]
     if not known:
         pytest.skip("no OpenCL runtime is installed")
-    assert [runtime.error for runtime in platforms.check(known)] == [""] * len(known)
+    assert [runtime.error for runtime in platforms.loadable(known)] == [""] * len(known)
 
 
 @pytest.mark.parametrize(
@@ -255,13 +255,13 @@ def test_the_command_that_installs_a_runtime(system, machine, command, monkeypat
 
 def test_nothing_is_gathered_where_the_system_registers_runtimes(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setattr(platforms, "_state", platforms.State())
+    monkeypatch.setattr(platforms, "_state", platforms.PlatformState())
     state = platforms.prepare()
     assert state.prepared and state.runtimes == [] and state.folder is None
 
 
 def test_without_pyopencl_the_error_names_the_command(monkeypatch):
-    monkeypatch.setattr(platforms, "_state", platforms.State(prepared=True))
+    monkeypatch.setattr(platforms, "_state", platforms.PlatformState(prepared=True))
     monkeypatch.setitem(sys.modules, "pyopencl", None)
     with pytest.raises(ImportError, match=r'^pyopencl required: .*pip install -e "\.\[cpu\]"'):
         platforms.opencl()

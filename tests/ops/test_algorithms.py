@@ -44,11 +44,13 @@ def test_samples_run_the_algorithm_they_belong_to(cl_device):
     for algorithm in algorithms.ALGORITHMS["conv2d"]:
         for config in algorithm.samples:
             jobs = [plans.Job(kind, g, "float32") for kind in plans.KINDS for g in sizes]
-            assert algorithm in [plans.algorithm_of(cl_device.queue, job, config, cl_device.profile)[0] for job in jobs], algorithm.name
-    products = [gemm.Product(8, 64, 70, False, turned, *("float32",) * 3) for turned in (False, True)]
+            assert algorithm in [plans.convolution_algorithm(cl_device.queue, job, config, cl_device.profile)[0] for job in jobs], (
+                algorithm.name
+            )
+    products = [gemm.Matmul(8, 64, 70, False, turned, *("float32",) * 3) for turned in (False, True)]
     for algorithm in algorithms.ALGORITHMS["matmul"]:
         for config in algorithm.samples if not algorithm.needs else ():
-            assert algorithm in [gemm.algorithm_of(cl_device.queue, p, config, cl_device.profile)[0] for p in products], algorithm.name
+            assert algorithm in [gemm.product_algorithm(cl_device.queue, p, config, cl_device.profile)[0] for p in products], algorithm.name
 
 
 def test_the_cheapest_that_applies_is_chosen_and_a_named_one_before_it(monkeypatch):
@@ -62,7 +64,7 @@ def test_the_cheapest_that_applies_is_chosen_and_a_named_one_before_it(monkeypat
 
     def chosen(**extra):
         gpu = SimpleNamespace(device_type="gpu")
-        return algorithms.choose("toys", None, None, KernelConfig(KernelVariant.MATMUL_NAIVE, extra=extra), gpu)
+        return algorithms.choose_algorithm("toys", None, None, KernelConfig(KernelVariant.MATMUL_NAIVE, extra=extra), gpu)
 
     assert chosen() is cheap and chosen(tier="dear") is dear and chosen(tier="refused") is None
     with pytest.raises(ShapeError, match=r"\[toys\] tier and variant of a configuration must be those of one kernel; .*tier=x"):

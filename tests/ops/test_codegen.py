@@ -16,8 +16,8 @@ from netcl.core.errors import DeviceError, DtypeError, ShapeError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
-from netcl.engine.expression import CText, compose, differentiate, fold
-from netcl.engine.functions import FUNCTIONS, erf
+from netcl.engine.expression import CText, compose, differentiate, evaluate
+from netcl.engine.functions import FORMULA_FUNCTIONS, erf
 from netcl.engine.map_kernel import collapse
 from netcl.engine.opencl_text import Layout, Port, forward_body, kernel_source, numpy_function, vjp_body
 from netcl.engine.pointwise import run
@@ -78,9 +78,9 @@ def test_only_the_wanted_gradients_are_computed():
     assert [name for name, _ in body.lines] == ["z", "e", "d0"]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", FORMULA_FUNCTIONS)
 def test_every_function_names_the_op_that_it_is(name):
-    function = FUNCTIONS[name]
+    function = FORMULA_FUNCTIONS[name]
     row = REGISTRY[function.op]
     assert isinstance(row, Pointwise | Op) and len(row.inputs) == len(function.takes)
 
@@ -145,8 +145,8 @@ def test_an_expression_of_the_user_is_differentiated(rng):
 
 
 def test_numbers_alone_stay_numbers():
-    assert fold(parse("1 / 4 + EXP(0)"), _composer()) == 1.25
-    assert fold(parse("WHERE(1 > 2, 3, 4)"), _composer()) == 4
+    assert evaluate(parse("1 / 4 + EXP(0)"), _composer()) == 1.25
+    assert evaluate(parse("WHERE(1 > 2, 3, 4)"), _composer()) == 4
 
 
 def _composer():

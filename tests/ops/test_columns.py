@@ -33,7 +33,7 @@ def operands(job, queue, rng, *more):
 
 
 def algorithm(job, queue, config):
-    return plans.algorithm_of(queue, job, config, handle_of(queue).profile)[0].name
+    return plans.convolution_algorithm(queue, job, config, handle_of(queue).profile)[0].name
 
 
 def exact(job, first, second):
@@ -56,7 +56,7 @@ def exact(job, first, second):
 )
 def test_every_geometry(cl_queue, rng, kind, case, monkeypatch):
     """With work-items that take several channels each."""
-    monkeypatch.setattr(columns, "ITEMS", 64)
+    monkeypatch.setattr(columns, "ENOUGH_ITEMS", 64)
     job = job_of(kind, *case)
     first, second = operands(job, cl_queue, rng)
     want = exact(job, first, second)

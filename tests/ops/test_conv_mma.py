@@ -27,7 +27,7 @@ def work_groups(j, tile, splits):
     return -(-j.filters // tile.m) * -(-columns // tile.n) * j.g.groups * j.classes * splits
 
 
-@pytest.mark.parametrize("tile", mma.TILES, ids=lambda tile: f"{tile.m}x{tile.n}")
+@pytest.mark.parametrize("tile", mma.CONV_MMA_TILES, ids=lambda tile: f"{tile.m}x{tile.n}")
 def test_tiles_are_whole_warps_within_local_memory(tile):
     assert tile.warp_m % 16 == tile.warp_n % 32 == 0 and tile.items in (128, 256)
     assert tile.m % tile.warp_m == tile.n % tile.warp_n == 0
@@ -86,5 +86,5 @@ def test_a_tuner_is_offered_the_tiles_where_there_are_units(monkeypatch):
     problem = Problem("conv2d", (8, 64, 32, 32, 64, 3, 3), "float16", {}, None)
     (algorithm,) = (a for a in ALGORITHMS["conv2d"] if a.name == "mma")
     offered = {(config.extra["BM"], config.extra["BN"]) for config in algorithm.configurations(problem)}
-    assert offered == {(tile.m, tile.n) for tile in mma.TILES}
+    assert offered == {(tile.m, tile.n) for tile in mma.CONV_MMA_TILES}
     assert not algorithm.configurations(dataclasses.replace(problem, dtype="float32"))

@@ -20,7 +20,7 @@ from netcl.engine.algorithms import ALGORITHMS
 from netcl.engine.registry import REGISTRY
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import amx, build_matmul_kernel, cpu, gemm, mma, nvidia
-from netcl.ops.matmul.gemm import Extras, Operands, Product
+from netcl.ops.matmul.gemm import Extras, Matmul, Operands
 
 RELU = Finish("float32", activation="relu")
 CONFIGS = tuple(config for algorithm in ALGORITHMS["matmul"] for config in algorithm.samples)
@@ -49,9 +49,9 @@ def config_id(config: KernelConfig) -> str:
 @pytest.fixture
 def variant(request, monkeypatch, cl_device):
     """The selector answers every product with this configuration."""
-    if request.param.extra.get("tier") == mma.TIER:
+    if request.param.extra.get("tier") == mma.MMA_TIER:
         monkeypatch.setenv("NETCL_MATRIX_UNITS", "1")
-        if not (nvidia.capable(cl_device.profile) and nvidia.trusted(cl_device.queue, mma.TIER, "float32", mma.run)):
+        if not (nvidia.capable(cl_device.profile) and nvidia.trusted(cl_device.queue, mma.MMA_TIER, "float32", mma.run)):
             pytest.skip("the device has no matrix units that netcl knows")
     monkeypatch.setattr(get_kernel_selector(), "measured", lambda op, key: request.param if op == "matmul" else None)
     return request.param
@@ -116,7 +116,7 @@ POLICY = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 128, 128, 16, 8, extr
 def test_blocks_leave_few_units_of_a_gpu_idle(m, n, k, cl_device):
     """Work-groups fill whole waves of them: the slots that the last one leaves empty are a small part of all."""
     gpu = dataclasses.replace(cl_device.profile, **GPU)
-    block = gemm._best_block(Product(m, n, k, False, False, *("float32",) * 3, aligned=True), POLICY, gpu)
+    block = gemm._best_block(Matmul(m, n, k, False, False, *("float32",) * 3, aligned=True), POLICY, gpu)
     groups = block.splits * math.ceil(m / block.m) * math.ceil(n / block.n)
     slots = math.ceil(groups / 132) * 132
     assert groups / slots > 0.85, block
@@ -127,7 +127,7 @@ def test_blocks_leave_few_units_of_a_gpu_idle(m, n, k, cl_device):
 def test_small_products_are_one_launch_on_a_gpu(cl_device, rng):
     m, n, k = 30, 50, 4100
     a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (n, k), (n,)))
-    p = Product(m, n, k, False, True, "float32", "float32", "float32", "float32", RELU, aligned=True)
+    p = Matmul(m, n, k, False, True, "float32", "float32", "float32", "float32", RELU, aligned=True)
     left, right, bias_tensor = tensors(cl_device.queue, a, b, bias)
     t = Operands(left, right, Tensor.empty((m, n), queue=cl_device.queue), bias_tensor)
     with launched() as launches:
@@ -140,7 +140,7 @@ def test_small_products_are_one_launch_on_a_gpu(cl_device, rng):
 def test_a_product_with_fewer_tiles_than_cores_is_split_along_k(trans_a, trans_b, cl_device, rng):
     m, n, k = 5, 30, 1536
     a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (n,)))
-    p = Product(m, n, k, trans_a, trans_b, "float32", "float32", "float32", "float32", RELU)
+    p = Matmul(m, n, k, trans_a, trans_b, "float32", "float32", "float32", "float32", RELU)
     many = dataclasses.replace(cl_device.profile, max_compute_units=64)
     left, right, bias_tensor = tensors(cl_device.queue, a, b, bias)
     t = Operands(left, right, Tensor.empty((m, n), queue=cl_device.queue), bias_tensor)
@@ -365,10 +365,10 @@ def test_unknown_dtypes_are_refused(cl_device):
 
 
 def test_amx_is_invisible_where_it_is_not_asked_for(cl_device, monkeypatch):
-    p = Product(256, 256, 2048, False, False, "float32", "float32", "float32")
+    p = Matmul(256, 256, 2048, False, False, "float32", "float32", "float32")
 
     def chosen():
-        return gemm.algorithm_of(cl_device.queue, p, POLICY, cl_device.profile)[0].name
+        return gemm.product_algorithm(cl_device.queue, p, POLICY, cl_device.profile)[0].name
 
     monkeypatch.delenv("NETCL_AMX", raising=False)
     assert chosen() != "amx"
@@ -380,9 +380,9 @@ def test_amx_is_invisible_where_it_is_not_asked_for(cl_device, monkeypatch):
 def test_amx_splits_only_where_the_bound_holds(monkeypatch):
     def terms(k, a="float32", b="float32", c="float32", precision="highest"):
         monkeypatch.setattr(amx, "get_matmul_precision", lambda: precision)
-        return amx.terms_for(Product(64, 64, k, False, False, a, b, c))
+        return amx.terms_for(Matmul(64, 64, k, False, False, a, b, c))
 
-    assert [terms(k) for k in (amx.SPLIT_DEPTH - 1, amx.SPLIT_DEPTH)] == [0, 2]
+    assert [terms(k) for k in (amx.AMX_SPLIT_DEPTH - 1, amx.AMX_SPLIT_DEPTH)] == [0, 2]
     assert [terms(64, precision=name) for name in ("highest", "high", "medium")] == [0, 2, 1]
     assert terms(64, "bfloat16", "bfloat16", "bfloat16") == 1
     assert terms(4096, "float16", "float16", "float16") == 0 and terms(4096, "float64", "float64", "float64") == 0
@@ -397,7 +397,7 @@ def test_amx_products(terms, dtype, trans_a, trans_b, cl_device, rng):
     a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (n,)))
     a.flat[3] = np.inf
     a, b = (Tensor.from_host(cl_device.queue, x, dtype) for x in (a, b))
-    p = Product(m, n, k, trans_a, trans_b, dtype, dtype, "float32", "float32", RELU)
+    p = Matmul(m, n, k, trans_a, trans_b, dtype, dtype, "float32", "float32", RELU)
     t = Operands(a, b, Tensor.empty((m, n), queue=cl_device.queue), Tensor.from_host(cl_device.queue, bias))
     amx.run(cl_device.queue, p, t, terms, 2)
     got = t.out.to_host()

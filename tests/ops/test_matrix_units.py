@@ -18,7 +18,7 @@ from netcl.engine import algorithms, launch
 from netcl.engine.plan import command_list
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import gemm, mma, nvidia, wgmma
-from netcl.ops.matmul.gemm import Extras, Product
+from netcl.ops.matmul.gemm import Extras, Matmul
 
 GPU = {"device_type": "gpu", "max_compute_units": 132, "local_mem_size": 48 * 1024, "max_work_group_size": 1024}
 SIMT = KernelConfig(KernelVariant.MATMUL_TILED, 32, 32, 16, 2, extra={"tier": "simt"})
@@ -41,18 +41,18 @@ def ampere(cl_device, allowed, monkeypatch):
 def units(cl_device, allowed):
     """A queue whose device has matrix units that work."""
     for dtype in ("float32", "bfloat16", "float16"):
-        if not (nvidia.capable(cl_device.profile) and nvidia.trusted(cl_device.queue, mma.TIER, dtype, mma.run)):
+        if not (nvidia.capable(cl_device.profile) and nvidia.trusted(cl_device.queue, mma.MMA_TIER, dtype, mma.run)):
             pytest.skip("the device has no matrix units that netcl knows")
     return cl_device.queue
 
 
 def product_of(m, n, k, a="float32", b=None, c=None, placed=True, **rest):
-    return Product(m, n, k, False, False, a, b or a, c or a, placed=placed, **rest)
+    return Matmul(m, n, k, False, False, a, b or a, c or a, placed=placed, **rest)
 
 
 def takes(p, profile):
     """Whether the policy leaves a product to the units."""
-    return gemm.algorithm_of(None, p, gemm.PORTABLE, profile)[0].name == mma.TIER
+    return gemm.product_algorithm(None, p, gemm.PORTABLE, profile)[0].name == mma.MMA_TIER
 
 
 # ---- who may
@@ -112,8 +112,8 @@ def test_a_tier_is_trusted_only_after_a_right_product(cl_device):
         (product_of(1000, 1001, 999, "float16"), "mma"),  # written out first
         (product_of(1024, 1024, 1024, "float16", b="float32", c="float32"), "mma"),
         (product_of(8, 8, 8), None),
-        (product_of(8192, 8192, mma.SPLIT_DEPTH - 1), None),  # not exact enough
-        (product_of(8192, 8192, mma.SPLIT_DEPTH - 1, "bfloat16"), "mma"),
+        (product_of(8192, 8192, mma.MMA_SPLIT_DEPTH - 1), None),  # not exact enough
+        (product_of(8192, 8192, mma.MMA_SPLIT_DEPTH - 1, "bfloat16"), "mma"),
         (product_of(40, 40, 40, "bfloat16"), None),
         (product_of(1024, 1024, 1024, "float64"), None),
         (product_of(1024, 1024, 1024, "int32"), None),
@@ -134,10 +134,12 @@ def test_tiles_leave_few_units_idle(m, n, k, splits, dtype, ampere):
     assert groups >= 132, tile
 
 
-@pytest.mark.parametrize("tile", [tile for tiles in mma.TILES.values() for tile in tiles], ids=lambda tile: "x".join(map(str, tile[:3])))
+@pytest.mark.parametrize(
+    "tile", [tile for tiles in mma.MMA_TILES.values() for tile in tiles], ids=lambda tile: "x".join(map(str, tile[:3]))
+)
 def test_blocks_fit_what_every_such_device_has(tile):
     """And work-items copy whole lines of them: what mma.cl takes for granted."""
-    size = next(size for size, tiles in mma.TILES.items() if tile in tiles)
+    size = next(size for size, tiles in mma.MMA_TILES.items() if tile in tiles)
     assert tile.stages * tile.k * (tile.m + tile.n) * size <= 48 * 1024
     assert tile.k * size in (64, 128) and tile.warp_m % 32 == tile.warp_n % 32 == 0 and tile.k * size // 32 % 2 == 0
     assert all(side * tile.k * size // 16 % tile.items == 0 for side in (tile.m, tile.n))
@@ -187,7 +189,7 @@ def test_operands_are_written_out_only_where_they_must_be(p, names, letters, sou
 def test_what_is_written_out_lies_one_after_the_other(sources):
     """A broadcast operand once; values of 16 bits are counted as half of those that the memory is made of."""
     p = product_of(5, 3, 7, "bfloat16", batch=(2, 3), a_strides=(105, 35), b_strides=(0, 0))
-    a, b, main = sources(p, mma.TILES[2][-1])
+    a, b, main = sources(p, mma.MMA_TILES[2][-1])
     assert a.numbers == (7, 8, 5, 3, 105, 35, 0, 6 * 5 * 8) and b.numbers == (3, 8, 7, 1, 0, 0, 6 * 5 * 8, 7 * 8)
     lda, ldb, batch1, strides, first = main.numbers[3], main.numbers[4], main.numbers[6], main.numbers[7:11], main.numbers[11]
     assert (lda, ldb, batch1, strides, first) == (8, 8, 3, (120, 40, 0, 0), 240)
@@ -208,8 +210,8 @@ def test_a_tuner_is_offered_the_tiles(ampere):
     family = algorithms.FAMILIES["matmul"]
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         offered = family.configurations(family.problem(512, 512, 512, profile=ampere, dtype=dtype))
-        assert set(mma.TILES[size]) == {t for t in mma.TILES[size] if t.config() in offered}
-        for tile in mma.TILES[size]:
+        assert set(mma.MMA_TILES[size]) == {t for t in mma.MMA_TILES[size] if t.config() in offered}
+        for tile in mma.MMA_TILES[size]:
             assert mma.best(product_of(512, 512, 512, dtype), 132, tile.config())[0][:3] == tile[:3]
     plain = family.configurations(family.problem(512, 512, 512, profile=dataclasses.replace(ampere, compute_capability=None)))
     assert not any(config.extra.get("tier") == "mma" for config in plain)
@@ -230,8 +232,8 @@ def test_a_configuration_for_other_hardware_is_done_portably(tier, cl_device, rn
 
 WHOLE, ODD = (136, 200, 264), (67, 129, 301)
 CASES = [
-    *((dtype, tile, WHOLE) for dtype, tiles in (("float32", mma.TILES[4]), ("bfloat16", mma.TILES[2])) for tile in tiles),
-    ("float16", mma.TILES[2][0], WHOLE), ("float32", mma.TILES[4][-1], ODD), ("bfloat16", mma.TILES[2][-1], ODD),
+    *((dtype, tile, WHOLE) for dtype, tiles in (("float32", mma.MMA_TILES[4]), ("bfloat16", mma.MMA_TILES[2])) for tile in tiles),
+    ("float16", mma.MMA_TILES[2][0], WHOLE), ("float32", mma.MMA_TILES[4][-1], ODD), ("bfloat16", mma.MMA_TILES[2][-1], ODD),
 ]  # fmt: skip
 
 
@@ -252,12 +254,12 @@ def test_products_on_the_units(dtype, tile, sizes, trans_a, trans_b, units, rng,
     np.testing.assert_allclose(got[finite], exact[finite], rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("k", [1, 3, 8, 33, mma.SPLIT_DEPTH - 1, mma.SPLIT_DEPTH, 100, 1000])
+@pytest.mark.parametrize("k", [1, 3, 8, 33, mma.MMA_SPLIT_DEPTH - 1, mma.MMA_SPLIT_DEPTH, 100, 1000])
 def test_split_float32_is_within_four_times_a_plain_sum(k, units, rng, exact_product):
     a, b = (Tensor.from_host(units, rng.standard_normal(shape, np.float32)) for shape in ((256, k), (k, 256)))
     exact = exact_product(a, b, False, False)
     tile, plain = (
         gemm.product(a, b, (256, 256), Extras(Finish("float32")), config=config).to_host()
-        for config in (mma.TILES[4][1].config(), KernelConfig(KernelVariant.MATMUL_NAIVE, extra={"tier": "simt"}))
+        for config in (mma.MMA_TILES[4][1].config(), KernelConfig(KernelVariant.MATMUL_NAIVE, extra={"tier": "simt"}))
     )
     assert np.abs(tile - exact).max() <= 4 * np.abs(plain - exact).max()

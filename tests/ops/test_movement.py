@@ -13,7 +13,7 @@ from netcl.core.dtype import DTYPES
 from netcl.core.errors import DeviceError, ShapeError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.engine.strided import Axis, Copy, alignment, copy_block, dense, merge, widen
+from netcl.engine.strided import Copy, CopyAxis, alignment, copy_block, dense, merge, widen
 
 
 def same_memory(a: Tensor, b: Tensor) -> bool:
@@ -24,21 +24,21 @@ def same_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def test_merge_joins_what_both_sides_walk_alike():
-    assert merge([Axis(2, 12, 12), Axis(1, 7, 9), Axis(3, 4, 4), Axis(4, 1, 1)]) == (Axis(24, 1, 1),)
-    assert merge([Axis(3, 1, 4), Axis(4, 3, 1)]) == (Axis(3, 1, 4), Axis(4, 3, 1))
-    assert merge([Axis(1, 5, 5)]) == ()
+    assert merge([CopyAxis(2, 12, 12), CopyAxis(1, 7, 9), CopyAxis(3, 4, 4), CopyAxis(4, 1, 1)]) == (CopyAxis(24, 1, 1),)
+    assert merge([CopyAxis(3, 1, 4), CopyAxis(4, 3, 1)]) == (CopyAxis(3, 1, 4), CopyAxis(4, 3, 1))
+    assert merge([CopyAxis(1, 5, 5)]) == ()
 
 
 @pytest.mark.parametrize(
     ("itemsize", "axes", "start", "most", "wide"),
     [
-        (1, (Axis(3, 32, 16), Axis(16, 1, 1)), 0, 16, 16),
-        (1, (Axis(3, 32, 18), Axis(16, 1, 1)), 0, 16, 2),
-        (4, (Axis(3, 8, 8), Axis(6, 1, 1)), 0, 16, 8),
-        (4, (Axis(8, 1, 1),), 2, 16, 8),
-        (4, (Axis(8, 1, 1),), 0, 4, 4),
-        (4, (Axis(8, 2, 1),), 0, 16, 4),
-        (2, (Axis(4, 0, 8), Axis(8, 1, 1)), 0, 16, 16),
+        (1, (CopyAxis(3, 32, 16), CopyAxis(16, 1, 1)), 0, 16, 16),
+        (1, (CopyAxis(3, 32, 18), CopyAxis(16, 1, 1)), 0, 16, 2),
+        (4, (CopyAxis(3, 8, 8), CopyAxis(6, 1, 1)), 0, 16, 8),
+        (4, (CopyAxis(8, 1, 1),), 2, 16, 8),
+        (4, (CopyAxis(8, 1, 1),), 0, 4, 4),
+        (4, (CopyAxis(8, 2, 1),), 0, 16, 4),
+        (2, (CopyAxis(4, 0, 8), CopyAxis(8, 1, 1)), 0, 16, 16),
     ],
 )
 def test_widen_takes_the_largest_element_that_fits(itemsize, axes, start, most, wide):

@@ -78,8 +78,8 @@ def test_what_a_call_is_told_makes_its_kind(cl_device, made):
 
 
 def test_a_switch_reaches_calls_that_were_planned_or_replayed(cl_device, made, monkeypatch):
-    x, w, planned, choose = given(cl_device, 1, 2, 5, 5), given(cl_device, 3, 2, 3, 3), [], plans.algorithm_of
-    monkeypatch.setattr(plans, "algorithm_of", lambda queue, job, *rest: planned.append(job.kind) or choose(queue, job, *rest))
+    x, w, planned, choose = given(cl_device, 1, 2, 5, 5), given(cl_device, 3, 2, 3, 3), [], plans.convolution_algorithm
+    monkeypatch.setattr(plans, "convolution_algorithm", lambda queue, job, *rest: planned.append(job.kind) or choose(queue, job, *rest))
     step = compiled(lambda x: ops.conv2d(x, w))
     for turn, switch in enumerate("0101", 1):
         monkeypatch.setenv("NETCL_CONV_WINOGRAD", switch)
@@ -238,7 +238,7 @@ def test_products_that_nothing_follows_wait_no_more(cl_device, made):
     with eager_fusion(1):
         x, w, bias = given(cl_device, 9, 7), given(cl_device, 7, 5), given(cl_device, 5)
         expected = x.to_host() @ w.to_host()
-        for _ in range(call._ALONE):
+        for _ in range(call._UNFUSED_CALLS):
             alone = ops.matmul(x, w)
             assert alone.memory is None
             np.testing.assert_allclose(alone.to_host(), expected, rtol=1e-5, atol=1e-5)

@@ -13,11 +13,11 @@ from netcl.core.tensor import Tensor
 from netcl.engine import algorithms
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import gemm, nvidia, wgmma
-from netcl.ops.matmul.gemm import Extras, Operands, Product
+from netcl.ops.matmul.gemm import Extras, Matmul, Operands
 
 GPU = {"device_type": "gpu", "max_compute_units": 132, "local_mem_size": 48 * 1024, "max_work_group_size": 1024}
 SIDES = [(False, False), (False, True), (True, False), (True, True)]
-CASES = [(dtype, tile) for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2)) for tile in wgmma.TILES[size]]
+CASES = [(dtype, tile) for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2)) for tile in wgmma.WGMMA_TILES[size]]
 
 
 @pytest.fixture
@@ -38,12 +38,12 @@ def units(cl_device, monkeypatch):
 
 
 def product_of(m, n, k, dtype="float32", sides=(False, False), **rest):
-    return Product(m, n, k, *sides, dtype, rest.pop("b", dtype), rest.pop("c", dtype), **{"placed": True, **rest})
+    return Matmul(m, n, k, *sides, dtype, rest.pop("b", dtype), rest.pop("c", dtype), **{"placed": True, **rest})
 
 
 def takes(p, profile):
     """Whether the policy leaves a product to these instructions."""
-    return gemm.algorithm_of(None, p, gemm.PORTABLE, profile)[0].name == wgmma.TIER
+    return gemm.product_algorithm(None, p, gemm.PORTABLE, profile)[0].name == wgmma.WGMMA_TIER
 
 
 # ---- which products
@@ -120,10 +120,10 @@ def test_a_tuner_is_offered_the_tiles(hopper):
 
     def offered(profile, dtype):
         found = family.configurations(family.problem(512, 512, 512, profile=profile, dtype=dtype))
-        return [config for config in found if config.extra.get("tier") == wgmma.TIER]
+        return [config for config in found if config.extra.get("tier") == wgmma.WGMMA_TIER]
 
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
-        assert offered(hopper, dtype) == [tile.config() for tile in wgmma.TILES[size]]
+        assert offered(hopper, dtype) == [tile.config() for tile in wgmma.WGMMA_TILES[size]]
     assert not offered(hopper, "float64")
     assert not offered(dataclasses.replace(hopper, compute_capability=(8, 0)), "float32")
 
@@ -157,7 +157,7 @@ def test_as_many_groups_as_there_are_processors(splits, monkeypatch):
     queue = SimpleNamespace(device=SimpleNamespace(max_compute_units=132))
     operands = SimpleNamespace(a="a", b="b", end=("d", "r", "c"), scale=0.5, sums=lambda count: sums.append(count) or "s")
     p = product_of(4096, 4096, 4096, "bfloat16", bias="float32")
-    wgmma.run(queue, p, operands, wgmma.TILES[2][0]._replace(splits=splits))
+    wgmma.run(queue, p, operands, wgmma.WGMMA_TILES[2][0]._replace(splits=splits))
     first = launches[0]
     assert first.sizes == (132 * 384, 384)
     assert [step.name for step in launches] == ["gemm_wgmma", "add_parts"][: 1 if splits == 1 else 2]
@@ -170,7 +170,7 @@ def test_as_many_groups_as_there_are_processors(splits, monkeypatch):
 
 # A kernel takes a second to build: all tiles lie all ways in two dtypes, the third and sums in parts are of the same text.
 BUILT = [(dtype, tile, *sides, 1) for dtype, tile in CASES if dtype != "float16" for sides in SIDES]
-BUILT += [("float16", wgmma.TILES[2][0], False, True, 1), ("float32", wgmma.TILES[4][0], False, True, 2)]
+BUILT += [("float16", wgmma.WGMMA_TILES[2][0], False, True, 1), ("float32", wgmma.WGMMA_TILES[4][0], False, True, 2)]
 
 
 @pytest.mark.parametrize(("dtype", "tile", "trans_a", "trans_b", "splits"), BUILT, ids=str)
@@ -200,7 +200,7 @@ def test_products(dtype, tile, trans_a, trans_b, splits, units, rng, exact_produ
 def test_batches_with_strides(dtype, units, rng, exact_product):
     a, b = (Tensor.from_host(units, rng.standard_normal(shape, np.float32), dtype) for shape in ((3, 4, 136, 40), (4, 40, 72)))
     exact = exact_product(a, b, False, False)
-    for tile in wgmma.TILES[4 if dtype == "float32" else 2][1:3]:
+    for tile in wgmma.WGMMA_TILES[4 if dtype == "float32" else 2][1:3]:
         t = Operands(a, b, Tensor.empty((3, 4, 136, 72), dtype, queue=units))
         wgmma.run(units, gemm._product_of(a, b, False, False, None, Finish(dtype), False), t, tile)
         np.testing.assert_allclose(t.out.to_host(), exact, rtol=0, atol=(2e-6 if dtype == "float32" else 2**-8) * np.abs(exact).max())
@@ -208,4 +208,4 @@ def test_batches_with_strides(dtype, units, rng, exact_product):
 
 def test_the_tier_is_trusted(units):
     for dtype in ("float32", "bfloat16", "float16"):
-        assert nvidia.trusted(units, wgmma.TIER, dtype, wgmma.run)
+        assert nvidia.trusted(units, wgmma.WGMMA_TIER, dtype, wgmma.run)

@@ -101,7 +101,7 @@ def test_the_policy_leaves_it_to_the_plan_and_a_switch_forbids_it(cl_queue, monk
         monkeypatch.setenv("NETCL_CONV_WINOGRAD", switch)
         for kind in (plans.FORWARD, plans.INPUT_GRAD):
             job = job_of(kind, 2, 64, 16, 16, 64, 1)
-            chosen, _ = plans.algorithm_of(cl_queue, job, decide(plans.conv_problem(job, profile)), profile)
+            chosen, _ = plans.convolution_algorithm(cl_queue, job, decide(plans.conv_problem(job, profile)), profile)
             assert (chosen.name == "winograd_cpu") == (switch == "1")
 
 

@@ -139,7 +139,7 @@ def test_no_kernel_is_faster_than_the_limit(cl_device):
 
 
 def test_a_trace_has_what_perfetto_reads(tmp_path):
-    trace.save(tmp_path / "t.json", LAUNCHES, [trace.Span("step", 0.0, 5e-3)])
+    trace.save_trace(tmp_path / "t.json", LAUNCHES, [trace.Span("step", 0.0, 5e-3)])
     told = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     kernels = [e for e in told if e["ph"] == "X" and e["cat"] == "kernel"]
     assert [(e["name"], e["ts"], e["dur"]) for e in kernels] == [("gemm_x", 0, 2000), ("<copy>", 3000, 1000), ("gemm_x", 4000, 1000)]
@@ -150,7 +150,7 @@ def test_a_trace_has_what_perfetto_reads(tmp_path):
 
 def test_a_page_in_one_file(tmp_path):
     rows = report.rows_of(LAUNCHES)
-    report.save(tmp_path / "r.html", rows, title="a <b>")
+    report.save_report(tmp_path / "r.html", rows, title="a <b>")
     page = (tmp_path / "r.html").read_text()
     assert "a &lt;b&gt;" in page and "&lt;copy&gt;" in page and "<copy>" not in page
     assert "http" not in page and "<script" not in page

@@ -19,12 +19,12 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from netcl.core import memory, platforms
 from netcl.core.errors import DeviceError, message
 from netcl.core.queue_state import queues
+from netcl.core.site import PACKAGE
 
 GRACE_SECONDS = 3.0
 INTERRUPTED = 130
@@ -34,9 +34,8 @@ _LEAST_WAIT = 0.5  # a queue with nothing left to do answers well within this
 computing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads that have called an op
 _interrupted_at: float | None = None
 _installed = False
-_PACKAGE = str(Path(__file__).parents[2])
-_lock = threading.Lock()
-_snapshot: list[Any] = []
+_install_lock = threading.Lock()
+_parents_objects: list[Any] = []
 
 
 class _Finishing:
@@ -50,10 +49,10 @@ class _Finishing:
 _finishing: _Finishing | None = None  # the last block, also after it has ended
 
 
-def install() -> None:
+def install_handlers() -> None:
     """Let queues finish at exit, survive a fork and be interrupted; the first backend installs this."""
     global _installed
-    with _lock:
+    with _install_lock:
         if _installed:
             return
         _installed = True
@@ -158,7 +157,7 @@ def _stop_daemons() -> None:
 
 def _is_inside(frame: Any) -> bool:
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_PACKAGE):
+        if frame.f_code.co_filename.startswith(PACKAGE):
             return True
         frame = frame.f_back
     return False
@@ -220,11 +219,11 @@ def _another(reader: socket.socket) -> bool:
 
 def _before_fork() -> None:
     """Remember every live buffer and queue: their destructors must not run in the child."""
-    _snapshot[:] = [*memory.live_buffers(), *queues()]
+    _parents_objects[:] = [*memory.live_buffers(), *queues()]
 
 
 def _after_fork_in_child() -> None:
     """Keep the parent's driver objects alive for ever in the child, and refuse OpenCL there."""
-    for item in _snapshot:
+    for item in _parents_objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
     platforms.mark_forked_child()

@@ -18,13 +18,13 @@ from netcl.core import dtype as dtypes
 from netcl.core import env, memory, platforms
 from netcl.core.backend import lifecycle
 from netcl.core.backend.cpu import HostCopy, storage_of
-from netcl.core.backend.lifecycle import _after_fork_in_child, _before_fork, interruptible_finish
+from netcl.core.backend.lifecycle import interruptible_finish
 from netcl.core.errors import DeviceError, ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.queue_state import queue_state
 from netcl.core.recording import active
 
-__all__ = ["OpenCLBackend", "Transfer", "_after_fork_in_child", "_before_fork", "backend_of", "interruptible_finish"]
+__all__ = ["OpenCLBackend", "Transfer", "backend_of", "interruptible_finish"]
 
 _REMEMBERED = 1 << 14  # bytes: small tensors of any dtype
 _REMEMBERED_LABELS = 1 << 20  # bytes of signed integers: the labels of a large batch, the targets of a language model
@@ -58,7 +58,7 @@ def _remembered(array: Any, stored: np.ndarray) -> np.ndarray | None:
     return stored.copy() if array is None or np.may_share_memory(stored, array) else stored
 
 
-def _guarded(enqueue: Callable[..., Any], failed: type[BaseException]) -> Callable[..., Any]:
+def _with_netcl_errors(enqueue: Callable[..., Any], failed: type[BaseException]) -> Callable[..., Any]:
     """A driver function whose errors are converted to netcl's."""
 
     def call(*args: Any, **options: Any) -> Any:
@@ -86,10 +86,10 @@ class OpenCLBackend:
         self.context = queue.context
         self.pool = memory.get_persistent_pool(queue)
         self.integrated = memory.is_integrated_gpu(queue)
-        self._copy = _guarded(cl.enqueue_copy, cl.Error)
-        self._fill = _guarded(cl.enqueue_fill_buffer, cl.Error)
+        self._copy = _with_netcl_errors(cl.enqueue_copy, cl.Error)
+        self._fill = _with_netcl_errors(cl.enqueue_fill_buffer, cl.Error)
         self._simulated = "oclgrind" in queue.device.platform.name.lower()
-        lifecycle.install()
+        lifecycle.install_handlers()
 
     def from_host(
         self, array: Any, dtype: str | None = None, async_copy: bool | None = None, use_pinned: bool | None = None, share: bool = False

@@ -37,7 +37,7 @@ _TOKEN = re.compile(
 _OPTION = re.compile(r"-D ?[A-Za-z_]\w*(=[-+*/%().,\w]*)?|-cl-[-\w.=]+|-I[-\w./+]+|-w|-Werror|-g", re.A)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.A)
 _OPENING = frozenset("- + * / % ( , < > ! ? : & | && || <= >= == !=".split())  # what a value follows
-_COMMENTS = re.compile(r"//|/\*|<:|:>|<%|%>|%:|\+\+|--")  # and digraphs, which are brackets and # under other names
+_COMMENT_OR_DIGRAPH = re.compile(r"//|/\*|<:|:>|<%|%>|%:|\+\+|--")  # and digraphs, which are brackets and # under other names
 _FP16 = "#ifdef cl_khr_fp16\n#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n#endif\n"
 
 
@@ -94,7 +94,7 @@ class KernelSpec:
         built = program.build(context, self.to_source(), tuple(self.options))
         return BuiltKernel(self, built.kernel(self.name))
 
-    def run(self, queue: Any, global_size: program.Size, local_size: program.Size | None, *args: Any) -> Any:
+    def run(self, queue: Any, global_size: program.LaunchSize, local_size: program.LaunchSize | None, *args: Any) -> Any:
         """Build if need be, then launch."""
         return self.build(queue).run(queue, global_size, local_size, *args)
 
@@ -121,7 +121,7 @@ class BuiltKernel:
         self.kernel = kernel
         self.name = spec.name
 
-    def run(self, queue: Any, global_size: program.Size, local_size: program.Size | None, *args: Any) -> Any:
+    def run(self, queue: Any, global_size: program.LaunchSize, local_size: program.LaunchSize | None, *args: Any) -> Any:
         """Enqueue on ``queue``; returns the event."""
         queue = getattr(queue, "queue", queue)
         for arg in args:
@@ -135,7 +135,7 @@ class BuiltKernel:
     __call__ = run
 
     def _local(
-        self, queue: Any, sizes: tuple[int, ...], local_size: program.Size | None, args: Sequence[Any] = ()
+        self, queue: Any, sizes: tuple[int, ...], local_size: program.LaunchSize | None, args: Sequence[Any] = ()
     ) -> tuple[int, ...] | None:
         if self.kernel.required_local is not None or 0 in sizes:
             return None
@@ -199,7 +199,7 @@ class WorkGroupTuner:
 def check_expression(expression: str, arity: int, op: str = "elementwise") -> None:
     """Refuse text that is not an arithmetic expression over ``v0 .. v{arity-1}``, the macros and OpenCL's math functions."""
     known = {f"v{i}" for i in range(arity)} | set(MACRO_NAMES) | _FUNCTIONS
-    hidden = _COMMENTS.search(expression)
+    hidden = _COMMENT_OR_DIGRAPH.search(expression)
     if hidden:
         raise KernelBuildError(message(op, f"{hidden[0]!r} is not part of the expression language", expression=repr(expression)))
     position, depth, before = 0, 0, "("

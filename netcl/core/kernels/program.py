@@ -33,13 +33,13 @@ from netcl.core.queue_state import forget as forget
 
 log = logging.getLogger("netcl")
 
-Size = int | Sequence[int]
+LaunchSize = int | Sequence[int]
 
 
 MAKE_ROOM = "use a smaller batch, or drop tensors and call netcl.core.memory.empty_cache()"
 RELEASE = "repeat the call; if it fails again, restart the program: the driver may have lost the device"
 _OUT_OF_RESOURCES, _OUT_OF_HOST_MEMORY = -5, -6  # pyopencl has no classes for these codes
-_MOST_SIZES = 4096  # per kernel
+_MOST_LAUNCH_SIZES = 4096  # per kernel
 _MARK = re.compile(r"//@(sm_\w+) ")
 _builds = 0
 
@@ -171,7 +171,7 @@ class Program:
                 built = self._from_binary(context, self._final)
         except cl.Error as error:
             if lacks_memory(error):
-                raise failure("build", f"for {_names(self.source)}", error) from None
+                raise failure("build", f"for {_kernel_names(self.source)}", error) from None
             raise KernelBuildError(_build_failure(self.state.device, self.source, self.options, str(error))) from None
         _builds += 1
         self._unsaved = hooks.binary_store is not None
@@ -285,7 +285,7 @@ class Kernel:
             self._threads.own = _Own(self._typed(self._object()), UNKNOWN not in self.kinds)
             return self._threads.own
 
-    def __call__(self, queue: Any, global_size: Size, local_size: Size | None, *args: Any) -> Any:
+    def __call__(self, queue: Any, global_size: LaunchSize, local_size: LaunchSize | None, *args: Any) -> Any:
         """Enqueue the kernel; returns its event."""
         if platforms.forked_child:
             platforms.check_process()
@@ -318,7 +318,7 @@ class Kernel:
             observer(self, queue, sizes, local, args, event)
         return event
 
-    def _write_down(self, commands: CommandList, global_size: Size, local_size: Size | None, args: tuple[Any, ...]) -> None:
+    def _write_down(self, commands: CommandList, global_size: LaunchSize, local_size: LaunchSize | None, args: tuple[Any, ...]) -> None:
         self._check_local_memory(sum(arg.size for arg in args if type(arg) is self._local_argument))
         sizes, local = self._sizes(global_size, local_size)
         if 0 not in sizes:
@@ -341,7 +341,7 @@ class Kernel:
             own.set_numbers(tuple(places))
         own.numbers = numbers
 
-    def sized(self, global_size: Size, local_size: Size | None, numbers: tuple[Any, ...]) -> Sized | None:
+    def sized(self, global_size: LaunchSize, local_size: LaunchSize | None, numbers: tuple[Any, ...]) -> Sized | None:
         """This kernel with fixed sizes and numbers; ``None`` if its buffers do not precede its numbers, or a size is 0."""
         sizes, local = self._sizes(global_size, local_size)
         usable = self._in_front and self._own().set_numbers is not None and 0 not in sizes
@@ -428,15 +428,15 @@ class Kernel:
             lender.flush()  # waiting for a marker that was never submitted does not end
             self._own().lenders.append(lender)
 
-    def _remember_sizes(self, global_size: Size, local_size: Size | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    def _remember_sizes(self, global_size: LaunchSize, local_size: LaunchSize | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         found = self._sizes(global_size, local_size)
-        if len(self._known_sizes) >= _MOST_SIZES:
+        if len(self._known_sizes) >= _MOST_LAUNCH_SIZES:
             self._known_sizes.clear()
         key = global_size if isinstance(global_size, int) else tuple(global_size)
         self._known_sizes[key, local_size if local_size is None or isinstance(local_size, int) else tuple(local_size)] = found
         return found
 
-    def _sizes(self, global_size: Size, local_size: Size | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    def _sizes(self, global_size: LaunchSize, local_size: LaunchSize | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         sizes = (global_size,) if isinstance(global_size, int) else tuple(global_size)
         self._check_local_memory()
         if not 1 <= len(sizes) <= len(self.program.state.max_items):
@@ -564,13 +564,13 @@ def _build_failure(device: Any, source: str, options: tuple[str, ...], text: str
     marked = sorted({int(n) for n in re.findall(r":(\d+):\d+", build_log) if 0 < int(n) <= len(lines)})
     shown = sorted({k for n in marked[:5] for k in range(max(1, n - 2), min(len(lines), n + 2) + 1)}) or range(1, min(len(lines), 12) + 1)
     listing = "\n".join(f"{'>' if n in marked else ' '}{n:5d} | {lines[n - 1]}" for n in shown)
-    seen = {"kernel": _names(source), "device": device.name, "options": " ".join(options) or "none"}
+    seen = {"kernel": _kernel_names(source), "device": device.name, "options": " ".join(options) or "none"}
     what = message("build", "the driver refused the kernel source", **seen)
     saved = _save_source(source)
     return f"{what}\n\n{build_log}\n\n{listing}\n\nsource saved as {saved}"
 
 
-def _names(source: str) -> str:
+def _kernel_names(source: str) -> str:
     """The names of the kernels in a source."""
     return some(re.findall(r"\bkernel\b[^;{]*?\bvoid\s+(\w+)\s*\(", source.replace("__kernel", "kernel"))) or "a program without a kernel"
 

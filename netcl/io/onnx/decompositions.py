@@ -17,7 +17,7 @@ from netcl.core.tensor import Tensor
 from netcl.io.onnx.trace import Unsupported
 
 
-def _swapped(x: Tensor, swap: bool = True) -> Tensor:
+def _last_swapped(x: Tensor, swap: bool = True) -> Tensor:
     return ag.reorder(x, [*range(x.ndim - 2), x.ndim - 1, x.ndim - 2]) if swap and x.ndim > 1 else x
 
 
@@ -36,7 +36,7 @@ def _unbind(x: Tensor, axis: int, order: Any) -> Any:
     return tuple(ag.reshape(part, first.shape[1:]) for part in ag.split(first, 1))
 
 
-def _bound(xs: Any, axis: int, order: Any) -> Tensor:
+def _stacked_states(xs: Any, axis: int, order: Any) -> Tensor:
     turned = [ag.reorder(x, np.argsort(order).tolist()) for x in xs]
     return ag.cat([ag.unsqueeze(x, axis % (x.ndim + 1)) for x in turned], axis)
 
@@ -65,7 +65,7 @@ def _scattered(op: Callable[..., Tensor], x: Tensor, axis: int, index: Any, src:
     return NotImplemented if part is src else op(x, axis, index, part)
 
 
-def _affine(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
+def _affine_nodes(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
     if x.ndim == 2:
         return NotImplemented
     product = ag.matmul(x, w, transpose_b=True)
@@ -82,7 +82,7 @@ def _bias_add(x: Tensor, bias: Tensor, axis: int | None) -> Tensor:
     return ag.add(x, ag.reshape(bias, [-1 if i == at else 1 for i in range(x.ndim)]))
 
 
-def _column(x: Tensor, weight: Tensor) -> Tensor:
+def _channel_shaped(x: Tensor, weight: Tensor) -> Tensor:
     """A weight per channel of ``x``, in a shape that broadcasts."""
     return ag.reshape(weight, [-1, *[1] * (x.ndim - 2)])
 
@@ -108,8 +108,8 @@ def _rms_norm(x: Tensor, normalized_shape: Any, weight: Tensor | None, eps: floa
 def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """An instance norm of the groups, then the weights, which are per channel."""
     made = ag.reshape(ag.instance_norm(ag.reshape(x, (x.shape[0], num_groups, -1)), eps=eps), x.shape)
-    made = made if weight is None else ag.mul(made, _column(x, weight))
-    return made if bias is None else ag.add(made, _column(x, bias))
+    made = made if weight is None else ag.mul(made, _channel_shaped(x, weight))
+    return made if bias is None else ag.add(made, _channel_shaped(x, bias))
 
 
 def _attention(
@@ -118,7 +118,7 @@ def _attention(
     if dropout_p:
         raise Unsupported("scaled_dot_product_attention(dropout_p=...)")
     k, v, mask = _all_heads(q, k), _all_heads(q, v), attn_mask if mask is None else mask
-    scores = ag.matmul(ag.mul(q, 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)), _swapped(k))
+    scores = ag.matmul(ag.mul(q, 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)), _last_swapped(k))
     if causal or is_causal:
         allowed = np.tril(np.ones((q.shape[-2], k.shape[-2]), bool))
         scores = ag.where(Tensor.from_host(q.queue, allowed), scores, -math.inf)
@@ -162,7 +162,7 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "bitwise_xor": _of_truths(ag.logical_xor),
     "bitwise_not": _of_truths(ag.logical_not),
     "unbind": _unbind,
-    "bound": _bound,
+    "bound": _stacked_states,
     "roll": _roll,
     "argmax": lambda **call: _flat_best(ag.argmax, **call),
     "argmin": lambda **call: _flat_best(ag.argmin, **call),
@@ -177,14 +177,14 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "scatter": lambda **call: _scattered(ag.scatter, **call),
     "scatter_add": lambda **call: _scattered(ag.scatter_add, **call),
     "matmul": lambda a, b, transpose_a, transpose_b: (
-        ag.matmul(_swapped(a, transpose_a), _swapped(b, transpose_b)) if transpose_a or transpose_b else NotImplemented
+        ag.matmul(_last_swapped(a, transpose_a), _last_swapped(b, transpose_b)) if transpose_a or transpose_b else NotImplemented
     ),
-    "affine": _affine,
+    "affine": _affine_nodes,
     "linear": _activated,
     "affine_activated": _activated,
     "conv2d_relu": lambda **call: ag.relu(ag.conv2d(**call)),
     "bias_add": _bias_add,
-    "prelu": lambda x, weight: ag.prelu_broadcast(x, _column(x, weight) if weight.size > 1 else weight),
+    "prelu": lambda x, weight: ag.prelu_broadcast(x, _channel_shaped(x, weight) if weight.size > 1 else weight),
     "masked_fill": lambda x, mask, value: ag.where(mask, value, x),
     "adaptive_avg_pool1d": lambda **call: _adaptive("avg_pool", **call),
     "adaptive_avg_pool2d": lambda **call: _adaptive("avg_pool", **call),

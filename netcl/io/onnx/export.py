@@ -20,10 +20,10 @@ from netcl.io.archive import refusal
 from netcl.io.onnx import windows  # noqa: F401 (adds its functions)
 from netcl.io.onnx.decompositions import DECOMPOSITIONS
 from netcl.io.onnx.exports import EXPORTS, emit
-from netcl.io.onnx.graph import Graph
-from netcl.io.onnx.library import IR_VERSION, OPSET, TYPES, library
+from netcl.io.onnx.graph import OnnxGraph
+from netcl.io.onnx.library import IR_VERSION, ONNX_TYPES, OPSET, library
 from netcl.io.onnx.table import STRUCTURED
-from netcl.io.onnx.trace import OP, Trace, Unsupported, trace
+from netcl.io.onnx.trace import EXPORT, Trace, Unsupported, trace
 
 log = logging.getLogger("netcl")
 
@@ -44,37 +44,37 @@ def export_onnx(
     """
     onnx = library()
     if not samples:
-        raise refusal(OP, "a sample of every input is needed", "pass one array or tensor per input")
+        raise refusal(EXPORT, "a sample of every input is needed", "pass one array or tensor per input")
     run = trace(model, samples, dynamic_batch, {*EXPORTS, *STRUCTURED}, DECOMPOSITIONS)
     owner: Any = model
     state = {**dict(owner.named_parameters()), **dict(owner.named_buffers())} if hasattr(owner, "named_parameters") else {}
-    inputs = _names("input", run.inputs, input_names, state)
-    outputs = _names("output", run.outputs, output_names, {*state, *inputs})
-    graph = Graph(run, state, inputs, outputs)
+    inputs = _tensor_names("input", run.inputs, input_names, state)
+    outputs = _tensor_names("output", run.outputs, output_names, {*state, *inputs})
+    graph = OnnxGraph(run, state, inputs, outputs)
     _emit(graph, run)
     made = _proto(onnx, graph, run, outputs, dynamic_batch)
     try:
         onnx.checker.check_model(made, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as fault:
-        raise refusal(OP, "the graph is not valid ONNX", reason=str(fault)) from fault
+        raise refusal(EXPORT, "the graph is not valid ONNX", reason=str(fault)) from fault
     if check and importlib.util.find_spec("onnxruntime"):
         _compare_runs(made, run)
     with archive.replacing(path) as file:
         file.write(made.SerializeToString())
 
 
-def _names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], taken: Container[str]) -> list[str]:
+def _tensor_names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], taken: Container[str]) -> list[str]:
     """A name for each input or output that differs from those of the weights: ONNX takes such a weight as the input's default."""
     names = list(given) or [kind if i == 0 else f"{kind}_{i}" for i in range(len(tensors))]
     if len(names) != len(tensors) or len(set(names)) != len(names):
-        raise refusal(OP, f"one name per {kind} is needed", names=names, count=len(tensors))
+        raise refusal(EXPORT, f"one name per {kind} is needed", names=names, count=len(tensors))
     clash = [name for name in names if name in taken]
     if clash and given:
-        raise refusal(OP, f"the name of an {kind} is that of a weight or another input", names=clash)
+        raise refusal(EXPORT, f"the name of an {kind} is that of a weight or another input", names=clash)
     return [f"model_{name}" if name in taken else name for name in names]
 
 
-def _emit(graph: Graph, run: Trace) -> None:
+def _emit(graph: OnnxGraph, run: Trace) -> None:
     """Add the nodes of all calls, or raise with the names of all ops that ONNX cannot express."""
     missing = Counter(run.unknown)
     if not +missing:
@@ -87,10 +87,12 @@ def _emit(graph: Graph, run: Trace) -> None:
                     graph.bind(out, graph.constant(np.zeros(1, np.float32)))
     names = sorted(+missing)
     if names:
-        raise refusal(OP, f"the model has ops that cannot be exported: {', '.join(names)}", "write them with other ops", count=len(names))
+        raise refusal(
+            EXPORT, f"the model has ops that cannot be exported: {', '.join(names)}", "write them with other ops", count=len(names)
+        )
 
 
-def _proto(onnx: Any, graph: Graph, run: Trace, outputs: Sequence[str], dynamic: bool) -> Any:
+def _proto(onnx: Any, graph: OnnxGraph, run: Trace, outputs: Sequence[str], dynamic: bool) -> Any:
     helper = onnx.helper
     made = [graph.value(out) for out in run.outputs]
     for name, output in zip(made, outputs, strict=True):
@@ -98,7 +100,7 @@ def _proto(onnx: Any, graph: Graph, run: Trace, outputs: Sequence[str], dynamic:
 
     def info(name: str, tensor: Tensor, other: Tensor) -> Any:
         shape = ["batch" if dynamic and i == 0 and n != m else n for i, (n, m) in enumerate(zip(tensor.shape, other.shape, strict=True))]
-        return helper.make_tensor_value_info(name, TYPES[tensor.dtype], shape)
+        return helper.make_tensor_value_info(name, ONNX_TYPES[tensor.dtype], shape)
 
     assert run.other is not None
     inputs = [info(str(graph.value(x)), x, y) for x, y in zip(run.inputs, run.other.inputs, strict=True)]
@@ -117,7 +119,7 @@ def _compare_runs(made: Any, run: Trace) -> None:
     try:
         session = runtime.InferenceSession(made.SerializeToString(), quiet, providers=["CPUExecutionProvider"])
     except errors.NotImplemented as missing:  # bfloat16, for instance; the graph is valid all the same
-        log.warning("%s", message(OP, "the file could not be compared: onnxruntime cannot run it", reason=missing))
+        log.warning("%s", message(EXPORT, "the file could not be compared: onnxruntime cannot run it", reason=missing))
         return
     assert run.other is not None
     for one in (run, run.other):
@@ -125,10 +127,10 @@ def _compare_runs(made: Any, run: Trace) -> None:
         try:
             results = session.run(None, feeds)
         except (errors.Fail, errors.InvalidArgument, errors.RuntimeException) as fault:
-            raise refusal(OP, "onnxruntime cannot run the graph", "check=False writes it unchecked", reason=str(fault)) from fault
+            raise refusal(EXPORT, "onnxruntime cannot run the graph", "check=False writes it unchecked", reason=str(fault)) from fault
         for index, (got, out) in enumerate(zip(results, one.outputs, strict=True)):
             wanted = out.to_host().astype(np.float64)
             scale = 1e-3 * max(1.0, np.abs(wanted).max(initial=0.0, where=np.isfinite(wanted)))
             if got.shape != wanted.shape or not np.allclose(got.astype(np.float64), wanted, rtol=0, atol=scale, equal_nan=True):
                 error = np.abs(got.astype(np.float64) - wanted).max(initial=0.0) if got.shape == wanted.shape else math.nan
-                raise refusal(OP, "onnxruntime computes other values", output=index, largest_difference=error, shape=got.shape)
+                raise refusal(EXPORT, "onnxruntime computes other values", output=index, largest_difference=error, shape=got.shape)

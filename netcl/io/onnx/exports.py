@@ -10,18 +10,18 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.engine.registry import Choice, Pointwise
-from netcl.io.onnx.graph import Graph, Name
+from netcl.io.onnx.graph import Name, OnnxGraph
 from netcl.io.onnx.pointwise import Nodes, export_pointwise
 from netcl.io.onnx.table import entries_of
 from netcl.io.onnx.trace import Call, Unsupported
-from netcl.ops.pointwise import _user_row as user_row
+from netcl.ops.pointwise import user_row
 
-Export = Callable[[Graph, Call], Name | list[Name]]
+Export = Callable[[OnnxGraph, Call], Name | list[Name]]
 #: Modes of ``pad``, and ONNX's names for them.
-PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+ONNX_PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
-def emit(graph: Graph, call: Call) -> None:
+def emit(graph: OnnxGraph, call: Call) -> None:
     """Add the nodes of a call and name its results."""
     structured = export_pointwise if isinstance(call.row, Pointwise | Choice) else _by_table
     made = EXPORTS.get(call.name, structured)(graph, call)
@@ -29,7 +29,7 @@ def emit(graph: Graph, call: Call) -> None:
         graph.bind(tensor, name)
 
 
-def _by_table(graph: Graph, call: Call) -> list[Name]:
+def _by_table(graph: OnnxGraph, call: Call) -> list[Name]:
     arguments = {**call.inputs, **call.params}
     usual = {name: entry.default for name, entry in inspect.signature(getattr(ag, call.name)).parameters.items()}
     misfits: dict[str, Any] = {}
@@ -47,7 +47,7 @@ def _by_table(graph: Graph, call: Call) -> list[Name]:
     raise Unsupported(f"{call.name}({', '.join(f'{name}={value!r}' for name, value in misfits.items())})")
 
 
-def _export_reshape(graph: Graph, call: Call) -> Name:
+def _export_reshape(graph: OnnxGraph, call: Call) -> Name:
     mine, other = call.out.shape, call.other.out.shape
     free = [axis for axis in range(len(mine)) if mine[axis] != other[axis]]
     inferred = not free or (len(free) == 1 and 0 not in mine)
@@ -55,7 +55,7 @@ def _export_reshape(graph: Graph, call: Call) -> Name:
     return graph.node("Reshape", [call["x"], sizes], call.out.dtype, allowzero=1 if 0 in mine else None)
 
 
-def _export_expand(graph: Graph, call: Call) -> Name:
+def _export_expand(graph: OnnxGraph, call: Call) -> Name:
     def kept(axis: int) -> bool:
         """Whether an axis has its size already, in both runs."""
         at = axis - call.out.ndim
@@ -64,7 +64,7 @@ def _export_expand(graph: Graph, call: Call) -> Name:
     return graph.node("Expand", [call["x"], graph.sizes(call, kept)], call.out.dtype)
 
 
-def _export_split(graph: Graph, call: Call) -> list[Name]:
+def _export_split(graph: OnnxGraph, call: Call) -> list[Name]:
     axis = call["axis"] % call.out.ndim
     lengths, others = ([out.shape[axis] for out in run.outputs] for run in (call, call.other))
     if lengths != others:
@@ -74,7 +74,7 @@ def _export_split(graph: Graph, call: Call) -> list[Name]:
     return graph.several("Split", [call["x"], lengths], len(lengths), call.out.dtype, axis=axis)
 
 
-def _export_strided_slice(graph: Graph, call: Call) -> Name:
+def _export_strided_slice(graph: OnnxGraph, call: Call) -> Name:
     x, parts = call["x"], []
     for axis, (start, size, step) in enumerate(zip(call["starts"], call["sizes"], call["steps"], strict=True)):
         if start == 0 and step == 1 and size == x.shape[axis] and call.other["sizes"][axis] == call.other["x"].shape[axis]:
@@ -87,23 +87,23 @@ def _export_strided_slice(graph: Graph, call: Call) -> Name:
     return graph.node("Slice" if parts else "Identity", [x, *columns], call.out.dtype)
 
 
-def _export_pad(graph: Graph, call: Call) -> Name:
+def _export_pad(graph: OnnxGraph, call: Call) -> Name:
     x, mode, given = call["x"], call["mode"], list(call["padding"])
-    if mode not in PAD_MODES or mode == "circular":  # "wrap" is of a later opset
+    if mode not in ONNX_PAD_MODES or mode == "circular":  # "wrap" is of a later opset
         raise Unsupported(f"pad(mode={mode!r})")
     missing = [0] * (x.ndim - len(given) // 2)
     sides = [*missing, *given[-2::-2], *missing, *given[-1::-2]]  # netcl starts with the last dimension
-    return graph.node("Pad", [x, sides, call["value"] if mode == "constant" else None], call.out.dtype, mode=PAD_MODES[mode])
+    return graph.node("Pad", [x, sides, call["value"] if mode == "constant" else None], call.out.dtype, mode=ONNX_PAD_MODES[mode])
 
 
-def _export_repeat(graph: Graph, call: Call) -> Name:
+def _export_repeat(graph: OnnxGraph, call: Call) -> Name:
     x, dtype = call["x"], call.out.dtype
     shape = (1,) * (call.out.ndim - x.ndim) + x.shape
     name = graph.value(x) if len(shape) == x.ndim else graph.node("Reshape", [x, shape], dtype)
     return graph.node("Tile", [name, [n // size if size else 1 for n, size in zip(call.out.shape, shape, strict=True)]], dtype)
 
 
-def _export_expression(graph: Graph, call: Call) -> Name:
+def _export_expression(graph: OnnxGraph, call: Call) -> Name:
     row, dtype = user_row(call.name, call["expr"], tuple(call.inputs)), call.out.dtype
     return graph.cast(Nodes(graph, dtype).of_formula(row.fwd, [graph.value(x, dtype) for x in call.inputs.values()], {}, {}), dtype)
 

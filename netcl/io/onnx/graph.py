@@ -13,12 +13,12 @@ from netcl.core import dtype as dtypes
 from netcl.core.tensor import Tensor
 from netcl.io import tree
 from netcl.io.archive import refusal
-from netcl.io.onnx.library import OPSET, TYPES, library, schema
-from netcl.io.onnx.trace import OP, Call, Trace
+from netcl.io.onnx.library import ONNX_TYPES, OPSET, library, schema
+from netcl.io.onnx.trace import EXPORT, Call, Trace
 
 _INDEX = {"tensor(int32)", "tensor(int64)"}
 #: Types that an operator's schema leaves no choice of.
-_FIXED = {frozenset({"tensor(bool)"}): "bool", frozenset({"tensor(int64)"}): "int64"}
+_FIXED_TYPES = {frozenset({"tensor(bool)"}): "bool", frozenset({"tensor(int64)"}): "int64"}
 
 
 class Name(str):
@@ -37,7 +37,7 @@ def _storage_key(t: Tensor) -> tuple[Any, ...]:
     return place, t.shape, t.dtype
 
 
-class Graph:
+class OnnxGraph:
     """Collects the nodes of the calls of a trace."""
 
     def __init__(self, run: Trace, state: Mapping[str, Tensor], input_names: Sequence[str], output_names: Sequence[str]):
@@ -92,7 +92,7 @@ class Graph:
         other = self._others.get(id(x))
         if state is None and (other is None or not _same_values(x, other)):
             what = "a value was computed outside of the ops, or depends on the batch"
-            raise refusal(OP, what, "compute it with ops, or pass dynamic_batch=False", shape=x.shape, dtype=x.dtype)
+            raise refusal(EXPORT, what, "compute it with ops, or pass dynamic_batch=False", shape=x.shape, dtype=x.dtype)
         name = self._names[id(x)] = Name(state or self.fresh("constant"), x.dtype)
         self._constants.setdefault(name, tree.host_bits(x))
         return name
@@ -123,11 +123,11 @@ class Graph:
         names = []
         for i, x in enumerate(inputs):
             formal = form.inputs[min(i, len(form.inputs) - 1)]
-            free = formal.variable == result.variable or result.types in _FIXED
+            free = formal.variable == result.variable or result.types in _FIXED_TYPES
             names.append("" if x is None else self._operand(x, formal.types, free, dtype))
         while names and not names[-1]:
             names.pop()
-        outs = [_FIXED.get(form.outputs[min(i, len(form.outputs) - 1)].types, dtype) for i in range(count)]
+        outs = [_FIXED_TYPES.get(form.outputs[min(i, len(form.outputs) - 1)].types, dtype) for i in range(count)]
         made = [Name(self.fresh(kind.lower()), out) for out in outs]
         given = {key: int(value) if isinstance(value, bool) else value for key, value in attributes.items() if value is not None}
         self.nodes.append(library().helper.make_node(kind, names, made, **given))
@@ -149,7 +149,7 @@ class Graph:
         if name.dtype == dtype:
             return name
         made = Name(self.fresh("cast"), dtype)
-        self.nodes.append(library().helper.make_node("Cast", [name], [made], to=TYPES[dtype]))
+        self.nodes.append(library().helper.make_node("Cast", [name], [made], to=ONNX_TYPES[dtype]))
         return made
 
     # ---- sizes
@@ -173,7 +173,7 @@ class Graph:
         times, rest = divmod(mine, batch) if batch else (0, 1)
         if rest or other != times * (batch + 1):
             what = f"a size in {call.name} must be a multiple of the batch, or not depend on it"
-            raise refusal(OP, what, "pass dynamic_batch=False", sizes=(mine, other))
+            raise refusal(EXPORT, what, "pass dynamic_batch=False", sizes=(mine, other))
         if self._batch is None:
             self._batch = self.node("Shape", [self.run.inputs[0]], self.run.inputs[0].dtype, start=0, end=1)
         return self._batch if times == 1 else self.node("Mul", [self._batch, [times]], "int64")
@@ -186,7 +186,7 @@ class Graph:
         weights, nodes = [], []
         for name, array in ((name, array) for name, array in self._constants.items() if name in used):
             data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
-            tensor = helper.make_tensor(name, TYPES[name.dtype], array.shape, data, raw=True)
+            tensor = helper.make_tensor(name, ONNX_TYPES[name.dtype], array.shape, data, raw=True)
             if name in self._state.values():
                 weights.append(tensor)
             else:

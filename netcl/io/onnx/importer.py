@@ -17,13 +17,13 @@ from netcl.core.device import require
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.io import tree
-from netcl.io.archive import refusal, regular
+from netcl.io.archive import refusal, regular_file
 from netcl.io.onnx import windows  # noqa: F401 (adds its functions)
 from netcl.io.onnx.imports import HOST, operators, reader
 from netcl.io.onnx.library import attribute, dtype_of, library, numbers
 from netcl.io.onnx.table import Node, entries_by_operator
 
-OP = "import_onnx"
+IMPORT = "import_onnx"
 
 
 def import_onnx(path: str | os.PathLike[str], device: Any = None) -> OnnxModel:
@@ -34,10 +34,10 @@ def import_onnx(path: str | os.PathLike[str], device: Any = None) -> OnnxModel:
     """
     onnx, undecodable = library(), importlib.import_module("google.protobuf.message").DecodeError
     try:
-        model = onnx.ModelProto.FromString(Path(regular(path, OP)).read_bytes())
+        model = onnx.ModelProto.FromString(Path(regular_file(path, IMPORT)).read_bytes())
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, undecodable, ValueError) as fault:
-        raise refusal(OP, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
+        raise refusal(IMPORT, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
     _check_is_supported(onnx, model, path)
     with nn.parameter.placed(device):
         return OnnxModel(*_model_parts(onnx, model, path))
@@ -49,18 +49,19 @@ def _first_line(fault: Exception) -> str:
 
 def _check_is_supported(onnx: Any, model: Any, path: object) -> None:
     if not model.graph.node and not model.graph.output:
-        raise refusal(OP, "the file is damaged or not an ONNX model", file=path)
+        raise refusal(IMPORT, "the file is damaged or not an ONNX model", file=path)
     known = operators()
     unknown = Counter(_op_kind(node) for node in model.graph.node if _op_kind(node) not in known)
     if unknown:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items()))
-        raise refusal(OP, f"the model has operators that are not known: {names}", f"known are {len(known)} of the standard ones", file=path)
+        remedy = f"known are {len(known)} of the standard ones"
+        raise refusal(IMPORT, f"the model has operators that are not known: {names}", remedy, file=path)
     held = [*model.graph.initializer, *(attribute.t for node in model.graph.node for attribute in node.attribute)]
     outside = [t.name for t in held if t.data_location == onnx.TensorProto.EXTERNAL]
     if outside or model.graph.sparse_initializer:
         what = "weights are stored outside of the file" if outside else "sparse weights are not supported"
         raise refusal(
-            OP, what, "save the model with everything in one file", count=len(outside or model.graph.sparse_initializer), file=path
+            IMPORT, what, "save the model with everything in one file", count=len(outside or model.graph.sparse_initializer), file=path
         )
 
 
@@ -76,7 +77,7 @@ def _model_parts(onnx: Any, model: Any, path: object) -> tuple[list[Node], dict[
         attributes = [{entry.name: attribute(entry) for entry in node.attribute} for node in model.graph.node]
         nodes = [Node(_op_kind(n), [*n.input], [*n.output], a, opset) for n, a in zip(model.graph.node, attributes, strict=True)]
     except (ValueError, TypeError, KeyError) as fault:  # an element type that does not exist
-        raise refusal(OP, "a weight or attribute cannot be read", reason=_first_line(fault), file=path) from fault
+        raise refusal(IMPORT, "a weight or attribute cannot be read", reason=_first_line(fault), file=path) from fault
     entries = entries_by_operator()
     for node in nodes:
         node.read = reader(node, entries.get(node.kind, []))
@@ -122,7 +123,7 @@ class OnnxModel(nn.Module):
         if array.dtype.kind in "biu" or array.ndim == 0:
             return tree.tensor_of(stored, dtype, self._host)
         tensor = tree.tensor_of(stored, dtype, nn.parameter.here())
-        tensor._mark(learned, persistent=True)
+        tensor.requires_grad, tensor.persistent = learned, True  # type: ignore[misc]
         owner, last = self._owner(name)
         if learned:
             owner.register_parameter(last, tensor)
@@ -147,7 +148,7 @@ class OnnxModel(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         """Run the graph."""
         if len(inputs) != len(self.input_names):
-            raise ValueError(message(OP, f"the model takes {len(self.input_names)} inputs", names=self.input_names, given=len(inputs)))
+            raise ValueError(message(IMPORT, f"the model takes {len(self.input_names)} inputs", names=self.input_names, given=len(inputs)))
         values = {**self._values, **{name: self._input(x) for name, x in zip(self.input_names, inputs, strict=True)}}
         for i, node in enumerate(self.nodes):
             results = self._run(node, [values[name] if name else None for name in node.inputs])

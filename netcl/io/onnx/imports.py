@@ -17,9 +17,9 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.core.dtype import DTYPES
 from netcl.core.tensor import Tensor
-from netcl.io.onnx.exports import PAD_MODES
+from netcl.io.onnx.exports import ONNX_PAD_MODES
 from netcl.io.onnx.library import dtype_of, numbers
-from netcl.io.onnx.table import FORMULAS, STRUCTURED, Entry, Node, entries_by_operator, formula, positive
+from netcl.io.onnx.table import FORMULAS, STRUCTURED, Node, OperatorEntry, computed_by_formula, entries_by_operator, positive
 
 Import = Callable[..., Any]
 #: ONNX's names of inputs that are sizes, axes or limits: functions and entries get their values, not tensors.
@@ -27,7 +27,7 @@ HOST = {
     "shape", "axes", "axis", "k", "split", "repeats", "pads", "starts", "ends", "steps", "sizes", "scales", "roi", "min", "max", "ratio",
     "training_mode", "depth", "constant_value",
 }  # fmt: skip
-_SUM = STRUCTURED["sum"][0].read
+_READ_SUM = STRUCTURED["sum"][0].read
 
 
 def operators() -> set[str]:
@@ -35,11 +35,11 @@ def operators() -> set[str]:
     return {*IMPORTS, *FORMULAS, *entries_by_operator()}
 
 
-def reader(node: Node, entries: list[Entry]) -> Import:
+def reader(node: Node, entries: list[OperatorEntry]) -> Import:
     """The function that computes a node from its inputs; ``entries`` are those of its operator."""
     function = IMPORTS.get(node.kind)
     entry = next((entry for entry in entries if not entry.unread(node)), None)
-    usual = entry.read if entry else formula if node.kind in FORMULAS else None
+    usual = entry.read if entry else computed_by_formula if node.kind in FORMULAS else None
 
     def read(node: Node, *given: Any) -> Any:
         made = function(node, *given) if function else NotImplemented
@@ -72,7 +72,7 @@ def _last_best(node: Node, x: Tensor) -> Any:
     return ag.sub(x.shape[axis] - 1, op(ag.flip(x, axis), axis=axis, keepdims=bool(node["keepdims"])))
 
 
-def _split(node: Node, x: Tensor, lengths: list[int] | None = None) -> Any:
+def _read_split(node: Node, x: Tensor, lengths: list[int] | None = None) -> Any:
     axis = node["axis"]
     if lengths is None:
         each = -(-x.shape[axis] // (node["num_outputs"] or len(node.outputs)))
@@ -93,7 +93,7 @@ def _slice(node: Node, x: Tensor, starts: list[int], ends: list[int], axes: Any 
 
 def _pad(node: Node, x: Tensor, pads: list[int], value: Any = None, axes: Any = None) -> Tensor:
     named = list(range(x.ndim)) if axes is None else [axis % x.ndim for axis in axes]
-    mode = next(mine for mine, name in PAD_MODES.items() if name == node["mode"])
+    mode = next(mine for mine, name in ONNX_PAD_MODES.items() if name == node["mode"])
     sides = {axis: (pads[i], pads[len(named) + i]) for i, axis in enumerate(named)}
     flat = [side for axis in range(x.ndim - 1, min(sides) - 1, -1) for side in sides.get(axis, (0, 0))]
     while len(flat) > 2 and mode != "constant" and flat[-2:] == [0, 0]:
@@ -102,7 +102,7 @@ def _pad(node: Node, x: Tensor, pads: list[int], value: Any = None, axes: Any = 
     return ag.pad(x, flat, mode=mode, **(fill if mode == "constant" else {}))
 
 
-def _constant(node: Node) -> np.ndarray:
+def _constant_value(node: Node) -> np.ndarray:
     kinds = {"value": None, "value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
     for name in kinds.keys() & node.given.keys():
         return numbers(np.asarray(node[name], kinds[name]))
@@ -138,7 +138,7 @@ def _flat_softmax(node: Node, x: Tensor) -> Any:
     return ag.reshape(op(ag.reshape(x, (math.prod(x.shape[:axis]), -1)), axis=-1), x.shape)
 
 
-def _group_norm(node: Node, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _read_group_norm(node: Node, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     groups = node["num_groups"]
     if node.opset < 21:  # weights are per group until then
         each = (groups, x.shape[1] // groups)
@@ -169,13 +169,13 @@ IMPORTS: dict[str, Import] = {
     "Flatten": lambda node, x: ag.reshape(x, [math.prod(part) for part in (x.shape[: node["axis"]], x.shape[node["axis"] :])]),
     "Unsqueeze": lambda node, x, axes: reduce(ag.unsqueeze, sorted(axis % (x.ndim + len(axes)) for axis in axes), x),
     "Expand": lambda node, x, shape: ag.expand(x, np.broadcast_shapes(x.shape, tuple(shape))),
-    "Split": _split,
+    "Split": _read_split,
     "Slice": _slice,
     "Pad": _pad,
     "DepthToSpace": _depth_to_space,
     "Shape": lambda node, x: np.array(x.shape[node["start"] or 0 : node["end"]], np.int64),
     "Size": lambda node, x: np.array(x.size, np.int64),
-    "Constant": _constant,
+    "Constant": _constant_value,
     "ConstantOfShape": lambda node, sizes: np.full(
         sizes.to_host().tolist(), *numbers(np.zeros(1, np.float32) if node["value"] is None else node["value"].reshape(-1))
     ),
@@ -183,8 +183,8 @@ IMPORTS: dict[str, Import] = {
     "Gather": _gather,
     "OneHot": _one_hot,
     "Gemm": _gemm,
-    "ReduceSumSquare": lambda node, x, axes=None: _SUM(node, ag.square(x), axes),
-    "ReduceLogSum": lambda node, x, axes=None: ag.log(_SUM(node, x, axes)),
+    "ReduceSumSquare": lambda node, x, axes=None: _READ_SUM(node, ag.square(x), axes),
+    "ReduceLogSum": lambda node, x, axes=None: ag.log(_READ_SUM(node, x, axes)),
     "ArgMax": _last_best,
     "ArgMin": _last_best,
     "CumSum": lambda node, x, axis: (
@@ -192,5 +192,5 @@ IMPORTS: dict[str, Import] = {
     ),
     "Softmax": _flat_softmax,
     "LogSoftmax": _flat_softmax,
-    "GroupNormalization": _group_norm,
+    "GroupNormalization": _read_group_norm,
 }

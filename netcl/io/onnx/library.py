@@ -13,10 +13,10 @@ from netcl.io.archive import refusal
 #: The opset of exported models: the first that has every norm and takes the axes of reductions as inputs.
 OPSET = 18
 IR_VERSION = 9
-TYPES = {
+ONNX_TYPES = {
     "float32": 1, "uint8": 2, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11, "bfloat16": 16,
 }  # fmt: skip
-_NAMES = {code: name for name, code in TYPES.items()}
+_TYPE_NAMES = {code: name for name, code in ONNX_TYPES.items()}
 #: Integer types that tensors do not have: ONNX's number, and the dtype that replaces them.
 _WIDENED = {"int8": (3, "int32"), "uint16": (4, "int32"), "int16": (5, "int32"), "uint32": (12, "int64"), "uint64": (13, "int64")}
 
@@ -65,7 +65,7 @@ def attribute(entry: Any) -> Any:
 
 def dtype_of(code: int) -> str:
     """The dtype of ONNX's number. Integers that tensors do not have are widened; other types raise."""
-    known = _NAMES | dict(_WIDENED.values())
+    known = _TYPE_NAMES | dict(_WIDENED.values())
     if code in known:
         return known[code]
     name = library().TensorProto.DataType.Name(code)

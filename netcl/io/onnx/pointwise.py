@@ -8,9 +8,9 @@ from typing import Any
 
 from netcl.core import dtype as dtypes
 from netcl.core.tensor import Tensor
-from netcl.engine.expression import ThroughOps, fold
+from netcl.engine.expression import ThroughOps, evaluate
 from netcl.engine.registry import REGISTRY, Choice, Pointwise, called, parse
-from netcl.io.onnx.graph import Graph, Name
+from netcl.io.onnx.graph import Name, OnnxGraph
 from netcl.io.onnx.table import entries_of
 from netcl.io.onnx.trace import Call, Unsupported
 
@@ -33,7 +33,7 @@ _FLOAT_FORMULAS = {"remainder": "v0 - FLOOR(v0 / v1) * v1", "floor_divide": "FLO
 class Nodes:
     """A namespace of ops, as formulas call them, that adds nodes to a graph; numbers are computed in ``dtype``."""
 
-    def __init__(self, graph: Graph, dtype: str):
+    def __init__(self, graph: OnnxGraph, dtype: str):
         self.graph, self.dtype = graph, dtype
 
     def __getattr__(self, op: str) -> Any:
@@ -59,7 +59,7 @@ class Nodes:
         """The nodes of an expression over values ``v0``, ``v1``.. and parameters."""
         algebra = ThroughOps({**{f"v{i}": x for i, x in enumerate(given)}, **params}, self, let)
         algebra.dtype = self.dtype
-        value = fold(parse(text), algebra)
+        value = evaluate(parse(text), algebra)
         return value if isinstance(value, Name) else self.graph.value(value, self.dtype)
 
     def ne(self, a: Any, b: Any) -> Name:
@@ -84,7 +84,7 @@ def _compute_dtype(values: list[Any], out: str) -> str:
     return "int32" if found.name in ("bool", "uint8") else found.name
 
 
-def export_pointwise(graph: Graph, call: Call) -> Name:
+def export_pointwise(graph: OnnxGraph, call: Call) -> Name:
     """Add the nodes of a pointwise op."""
     assert isinstance(call.row, Pointwise | Choice)
     row, params = call.row.resolve(call.params)

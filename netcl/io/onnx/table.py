@@ -27,7 +27,7 @@ import netcl.autograd as ag
 from netcl.core import dtype as dtypes
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
-from netcl.engine.expression import ThroughOps, fold
+from netcl.engine.expression import ThroughOps, evaluate
 from netcl.engine.registry import REGISTRY, Pointwise, Row, parse
 from netcl.io.onnx.library import schema
 
@@ -168,7 +168,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Entry:
+class OperatorEntry:
     """One line of the table."""
 
     op: str
@@ -221,22 +221,22 @@ class Entry:
         return out if isinstance(out, tuple) or out.dtype == like.dtype else ag.cast(out, like.dtype)
 
 
-def formula(node: Node, *given: Tensor) -> Tensor:
+def computed_by_formula(node: Node, *given: Tensor) -> Tensor:
     """The result of an operator of :data:`FORMULAS`."""
     inputs = {f"v{i}": x for i, x in enumerate(given)}
-    out: Tensor = fold(parse(FORMULAS[node.kind]), ThroughOps({**node.attributes, **inputs}, ag))
+    out: Tensor = evaluate(parse(FORMULAS[node.kind]), ThroughOps({**node.attributes, **inputs}, ag))
     return out
 
 
 @cache
-def _entry(op: str, text: str, inputs: tuple[str, ...]) -> Entry:
+def _table_entry(op: str, text: str, inputs: tuple[str, ...]) -> OperatorEntry:
     """An entry from its two texts; an operator without arguments takes ``inputs``."""
     left, right = (ast.parse(side, mode="eval").body for side in (op, text))
     fixed = {word.arg: word.value.value for word in left.keywords} if isinstance(left, ast.Call) else {}  # type: ignore[attr-defined]
     kind, name = (ast.unparse(side.func if isinstance(side, ast.Call) else side) for side in (right, left))
     slots = tuple(map(_slot, right.args)) if isinstance(right, ast.Call) else ()
     words = {str(word.arg): _slot(word.value) for word in right.keywords} if isinstance(right, ast.Call) else {}
-    return Entry(name, kind, slots or tuple(map(Slot, inputs)), words, {str(key): value for key, value in fixed.items()})
+    return OperatorEntry(name, kind, slots or tuple(map(Slot, inputs)), words, {str(key): value for key, value in fixed.items()})
 
 
 def _slot(node: ast.expr) -> Slot:
@@ -252,22 +252,22 @@ def _slot(node: ast.expr) -> Slot:
 
 
 #: The entries of :data:`PAIRS` by op.
-STRUCTURED: dict[str, list[Entry]] = {}
+STRUCTURED: dict[str, list[OperatorEntry]] = {}
 for _op, _text in PAIRS.items():
-    STRUCTURED.setdefault(_op.split("(")[0], []).append(_entry(_op, _text, ()))
+    STRUCTURED.setdefault(_op.split("(")[0], []).append(_table_entry(_op, _text, ()))
 
 
-def entries_of(row: Row) -> list[Entry]:
+def entries_of(row: Row) -> list[OperatorEntry]:
     """The entries an op can be exported by."""
     if isinstance(row, Pointwise):
-        return [_entry(row.name, row.onnx, row.inputs)] if row.onnx else []
+        return [_table_entry(row.name, row.onnx, row.inputs)] if row.onnx else []
     return STRUCTURED.get(row.name, [])
 
 
-def entries_by_operator() -> dict[str, list[Entry]]:
+def entries_by_operator() -> dict[str, list[OperatorEntry]]:
     """The entries a node can be imported by."""
     rows = [entry for row in REGISTRY.values() if isinstance(row, Pointwise) for entry in entries_of(row)]
-    found: dict[str, list[Entry]] = {}
-    for entry in [*rows, *(_entry(op, text, ()) for op, text in {**PAIRS, **NEWER}.items())]:
+    found: dict[str, list[OperatorEntry]] = {}
+    for entry in [*rows, *(_table_entry(op, text, ()) for op, text in {**PAIRS, **NEWER}.items())]:
         found.setdefault(entry.kind, []).append(entry)
     return found

@@ -21,7 +21,7 @@ from netcl.engine.registry import Choice, Composite, Pointwise, Row, lookup
 from netcl.io.archive import refusal
 from netcl.nn.summary import evaluating
 
-OP = "export_onnx"
+EXPORT = "export_onnx"
 
 
 class Unsupported(Exception):
@@ -143,12 +143,12 @@ def trace(
         first = Trace(known, decompositions).run(model, tensors)
         second = Trace(known, decompositions).run(model, [_varied(x, free_batch) for x in tensors])
     if not first.outputs:
-        raise refusal(OP, "the model returned no tensor")
+        raise refusal(EXPORT, "the model returned no tensor")
     names = [[call.label for call in run.calls] for run in (first, second)]
     if names[0] != names[1] or len(first.outputs) != len(second.outputs):
         at = next((i for i, pair in enumerate(zip(*names, strict=False)) if pair[0] != pair[1]), min(map(len, names)))
         what = "the model does something else for other values"
-        raise refusal(OP, what, "a graph has no branches of Python", call=at, first=names[0][at : at + 1], second=names[1][at : at + 1])
+        raise refusal(EXPORT, what, "a graph has no branches of Python", call=at, first=names[0][at : at + 1], second=names[1][at : at + 1])
     for call, other in zip(first.calls, second.calls, strict=True):
         call.other = other
     first.other = second

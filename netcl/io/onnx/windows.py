@@ -11,7 +11,7 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.exports import EXPORTS
-from netcl.io.onnx.graph import Graph, Name
+from netcl.io.onnx.graph import Name, OnnxGraph
 from netcl.io.onnx.imports import IMPORTS
 from netcl.io.onnx.table import Node
 from netcl.io.onnx.trace import Call, Unsupported
@@ -35,7 +35,7 @@ def _window(call: Call, kernel: Sequence[int], padding: Any) -> dict[str, Any]:
     return {"kernel_shape": list(kernel), "strides": strides, "dilations": dilations, "pads": pads.T.reshape(-1).tolist()}
 
 
-def _pads(node: Node, sizes: Sequence[int], kernel: Sequence[int], ceil: bool = False) -> list[tuple[int, int]]:
+def _node_pads(node: Node, sizes: Sequence[int], kernel: Sequence[int], ceil: bool = False) -> list[tuple[int, int]]:
     """``(begin, end)`` per axis from ``pads`` or ``auto_pad``.
 
     With ``ceil``, enough for the windows that ``ceil_mode`` adds; windows that would start beyond the image are left out.
@@ -71,14 +71,14 @@ def _strides_of(node: Node, x: Tensor) -> dict[str, Any]:
     return {name: _one(node[f"{name}s"] or [1] * (x.ndim - 2)) for name in ("stride", "dilation")}
 
 
-def _padded(x: Tensor, pads: list[tuple[int, int]], value: float) -> Tensor:
+def _padded_input(x: Tensor, pads: list[tuple[int, int]], value: float) -> Tensor:
     return ag.pad(x, [side for pair in reversed(pads) for side in pair], value=value) if any(map(any, pads)) else x
 
 
 # ---- convolutions
 
 
-def _export_conv(graph: Graph, call: Call) -> Name:
+def _export_conv(graph: OnnxGraph, call: Call) -> Name:
     padding = call["padding"] if call.params.get("pad") is None else call["pad"]
     window = _window(call, call["w"].shape[2:], padding)
     kind = "Conv"
@@ -88,14 +88,14 @@ def _export_conv(graph: Graph, call: Call) -> Name:
 
 
 def _conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    op, pads = _op(node, x, "conv"), _pads(node, x.shape[2:], w.shape[2:])
+    op, pads = _op(node, x, "conv"), _node_pads(node, x.shape[2:], w.shape[2:])
     if any(begin != end for begin, end in pads):
-        x, pads = _padded(x, pads, 0.0), [(0, 0)] * len(pads)
+        x, pads = _padded_input(x, pads, 0.0), [(0, 0)] * len(pads)
     return op(x, w, bias, padding=_one([begin for begin, _ in pads]), groups=node["group"], **_strides_of(node, x))
 
 
 def _conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    op, pads = _op(node, x, "conv_transpose"), _pads(node, x.shape[2:], w.shape[2:])
+    op, pads = _op(node, x, "conv_transpose"), _node_pads(node, x.shape[2:], w.shape[2:])
     if any(begin != end for begin, end in pads) or node["output_shape"] or node["auto_pad"] not in ("NOTSET", "VALID"):
         raise node.fault("pads must be symmetric, without output_shape and auto_pad", pads=node["pads"], auto_pad=node["auto_pad"])
     more = _one(node["output_padding"] or [0] * len(pads))
@@ -105,7 +105,7 @@ def _conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None
 # ---- pooling
 
 
-def _export_pool(graph: Graph, call: Call) -> Name:
+def _export_pool(graph: OnnxGraph, call: Call) -> Name:
     """Windows that ``ceil_mode`` adds become padding at the end, which all runtimes treat alike."""
     if call.params.get("return_indices"):
         raise Unsupported(f"{call.name}(return_indices=True)")
@@ -128,15 +128,15 @@ def _export_pool(graph: Graph, call: Call) -> Name:
 
 def _max_pool(node: Node, x: Tensor) -> Tensor:
     op, kernel, sizes = _op(node, x, "max_pool"), node["kernel_shape"], x.shape[2:]
-    return op(_padded(x, _pads(node, sizes, kernel, ceil=True), -math.inf), _one(kernel), **_strides_of(node, x))
+    return op(_padded_input(x, _node_pads(node, sizes, kernel, ceil=True), -math.inf), _one(kernel), **_strides_of(node, x))
 
 
 def _average_pool(node: Node, x: Tensor) -> Tensor:
     op, kernel, sizes, stride = _op(node, x, "avg_pool"), node["kernel_shape"], x.shape[2:], _strides_of(node, x)["stride"]
     if any(d != 1 for d in node["dilations"] or ()):
         raise node.fault("windows must not be dilated", dilations=node["dilations"])
-    pads, wide = _pads(node, sizes, kernel), _pads(node, sizes, kernel, ceil=True)
-    total = op(_padded(x, wide, 0.0), _one(kernel), stride=stride)
+    pads, wide = _node_pads(node, sizes, kernel), _node_pads(node, sizes, kernel, ceil=True)
+    total = op(_padded_input(x, wide, 0.0), _one(kernel), stride=stride)
     inside = pads if node["count_include_pad"] else [(0, 0)] * len(kernel)
     if inside == wide:
         return total
@@ -156,7 +156,7 @@ _RESIZES = {
 }
 
 
-def _export_interpolate(graph: Graph, call: Call) -> Name:
+def _export_interpolate(graph: OnnxGraph, call: Call) -> Name:
     """By the factor where one was given: the sampling points follow the factor, not the ratio of the sizes."""
     factor, align = call["scale_factor"], bool(call["align_corners"])
     mode, moved, rounding = _RESIZES[call["mode"] != "nearest", align and call["mode"] != "nearest"]

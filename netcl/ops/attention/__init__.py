@@ -35,7 +35,7 @@ __all__ = ["Config", "attention", "attention_grad", "choose_kernel", "rope", "sc
 
 PARTS = {"attention": 1, "attention_query_grad": 2, "attention_key_grad": 3}  # the parts of a kernel file
 #: Work-items across and down, scores of each across and down, and elements of a head at a time; of ``simt.cl``, the largest first.
-TILES = ((16, 8, 4, 8, 64), (16, 8, 4, 4, 64), (8, 8, 4, 4, 32), (8, 8, 4, 2, 32))
+ATTENTION_TILES = ((16, 8, 4, 8, 64), (16, 8, 4, 4, 64), (8, 8, 4, 4, 32), (8, 8, 4, 2, 32))
 
 HELD = 64  # registers of a work-item for one result; the gradient of keys and values has two
 
@@ -58,7 +58,7 @@ def cpu_config(width: int, wide: bool, depth: int) -> Config:
 
 def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 64) -> Config:
     """For GPUs: the largest tiles that fit into local memory, whose results fit into registers, and which so many queries fill by half."""
-    for tx, ty, rx, ry, chunk in TILES:
+    for tx, ty, rx, ry, chunk in ATTENTION_TILES:
         rows, columns, chunks = ry * ty, rx * tx, -(-depth // chunk)
         size = (8 if wide else 4) * (chunk * (rows + columns) + rows * columns)
         held = (2 if wide else 1) * ry * chunks * chunk // tx
@@ -89,7 +89,7 @@ algorithms.add(
 )  # fmt: skip
 
 
-class _Call(NamedTuple):
+class _AttentionCall(NamedTuple):
     """What the kernels of one call share."""
 
     like: Tensor
@@ -128,12 +128,12 @@ def quad_macros(dtype: str) -> dict[str, str]:
     return read if dtype in HALVES else {**read, "X_QUAD_STORE(p, v)": "(*(__global real4*)(p) = (v))"}
 
 
-def _call(q: Tensor, k: Tensor, sizes: HeadSizes, mask: Mask, causal: bool, scale: float) -> _Call:
+def _call(q: Tensor, k: Tensor, sizes: HeadSizes, mask: Mask, causal: bool, scale: float) -> _AttentionCall:
     numbers = (scale, int(causal), sizes.n, sizes.m, sizes.depth, sizes.depth_v, sizes.heads, sizes.sharing, *mask.steps)
-    return _Call(q, choose_kernel(q, k, sizes), sizes, mask, numbers)
+    return _AttentionCall(q, choose_kernel(q, k, sizes), sizes, mask, numbers)
 
 
-_SAMPLES = [
+_ATTENTION_SAMPLES = [
     S((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), None),
     S((2, 33, 16), (2, 33, 16), (2, 33, 5), None, causal=True),
     S((1, 1), (1, 1), (1, 1), None),
@@ -146,14 +146,14 @@ _SAMPLES = [
     S((2, 0, 8), (2, 3, 8), (2, 3, 8), None),
     S((2, 3, 8), (2, 0, 8), (2, 0, 8), None),
 ]
-_GRAD_SAMPLES = [
+_ATTENTION_GRAD_SAMPLES = [
     S((2, 5, 6), (2, 5, 8), (2, 9, 8), (2, 9, 6), None, (2, 5, 6), (2, 5), None),
     S((2, 4, 33, 8), (2, 4, 33, 8), (2, 2, 40, 8), (2, 2, 40, 8), None, (2, 4, 33, 8), (2, 4, 33), None, causal=True),
     S((2, 2, 5, 8), (2, 2, 5, 8), (2, 2, 9, 8), (2, 2, 9, 8), (5, 9), (2, 2, 5, 8), (2, 2, 5), (2, 2, 5), scale=0.5),
     S((1, 20, 32), (1, 20, 32), (1, 20, 32), (1, 20, 32), None, (1, 20, 32), (1, 20), None, causal=True),
     S((0, 5, 8), (0, 5, 8), (0, 9, 8), (0, 9, 8), None, (0, 5, 8), (0, 5), None),
 ]
-_ERRORS = [
+_ATTENTION_ERRORS = [
     (S((2, 3, 4), (2, 5, 6), (2, 5, 6)), r"q has head size 4, k has 6"),
     (S((3, 3, 4), (2, 5, 4), (2, 5, 4)), r"k and v must have the batch axes of q, or a divisor of its heads"),
     (S((2, 3, 300), (2, 5, 300), (2, 5, 300)), r"head sizes go up to 256"),
@@ -171,7 +171,7 @@ def _attention_vjp(F, g, out, q, k, v, mask, causal, scale, needs):
     return *gradients, mask_gradient(F, upstream, *known, causal, scale) if wants_mask else None
 
 
-@op(vjp=_attention_vjp, ref=attention_ref, cpu=attention_cpu, amp="half", samples=_SAMPLES, errors=_ERRORS, tol=4)
+@op(vjp=_attention_vjp, ref=attention_ref, cpu=attention_cpu, amp="half", samples=_ATTENTION_SAMPLES, errors=_ATTENTION_ERRORS, tol=4)
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -201,7 +201,7 @@ def _widened_halves(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(cast(t, "float32") for t in tensors) if halves else tensors
 
 
-@op(vjp=attention_grad_vjp, ref=attention_grad_ref, cpu=attention_grad_cpu, samples=_GRAD_SAMPLES, tol=8)
+@op(vjp=attention_grad_vjp, ref=attention_grad_ref, cpu=attention_grad_cpu, samples=_ATTENTION_GRAD_SAMPLES, tol=8)
 def attention_grad(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor,
     through: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
@@ -227,7 +227,9 @@ def attention_grad(
     return tuple(cast(t, dtype) for t in results)
 
 
-def _run_grad(call: _Call, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logarithms: Tensor, through: Any, results: Any) -> None:
+def _run_grad(
+    call: _AttentionCall, g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logarithms: Tensor, through: Any, results: Any
+) -> None:
     sizes = call.sizes
     delta = Tensor.empty(logarithms.shape, logarithms.dtype, queue=q.queue)
     given = (g, q, k, v, q if call.mask.tensor is None else call.mask.tensor, logarithms, delta)

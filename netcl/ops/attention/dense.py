@@ -84,10 +84,6 @@ def _scores(q: np.ndarray, k: np.ndarray, mask: Any, kind: int, part: slice, cau
     return scores
 
 
-def _grouped_mask(mask: np.ndarray | None, place: Mask, sizes: HeadSizes) -> np.ndarray | None:
-    return None if mask is None else mask.reshape(_mask_shape(place, sizes))
-
-
 def _mask_shape(place: Mask, sizes: HeadSizes) -> tuple[int, ...]:
     batch, heads, n, m = place.shape
     return (batch, *((1, 1) if heads == 1 else (sizes.kv_heads, sizes.sharing)), n, m)
@@ -110,7 +106,8 @@ def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Ma
 
 def _views(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Mask) -> tuple[Any, ...]:
     return (q.reshape(grouped(sizes, sizes.n, sizes.depth, True)), k.reshape(grouped(sizes, sizes.m, sizes.depth, False)),
-            v.reshape(grouped(sizes, sizes.m, sizes.depth_v, False)), _grouped_mask(mask, place, sizes))  # fmt: skip
+            v.reshape(grouped(sizes, sizes.m, sizes.depth_v, False)),
+            None if mask is None else mask.reshape(_mask_shape(place, sizes)))  # fmt: skip
 
 
 def attention_grad_cpu(

@@ -77,7 +77,7 @@ def _conv2d_vjp(F, g, x, w, bias_shape, needs, stride, padding, dilation, groups
     return dx, dw, F.sum(g, axis=(0, 2, 3)) if bias_shape is not None and needs[2] else None
 
 
-_SAMPLES = [
+_CONV_SAMPLES = [
     S((1, 1, 1, 1), (1, 1, 1, 1)),
     S((2, 3, 7, 6), (4, 3, 3, 3), (4,), padding=1),
     S((1, 4, 9, 17), (5, 4, 3, 2), stride=2, padding=(1, 0)),
@@ -90,7 +90,7 @@ _SAMPLES = [
     S((2, 33, 5, 6), (34, 33, 3, 3), (34,), padding=1),
     S((1, 2, 1, 41), (3, 2, 1, 5), padding="valid", dilation=(1, 3)),
 ]
-_ERRORS: list[Any] = [
+_CONV_ERRORS: list[Any] = [
     (S((8, 4, 32, 32), (16, 3, 3, 3)),
      r"\[conv2d\] weight expects 3 input channels, x has 4; x.shape=\(8, 4, 32, 32\), w.shape=\(16, 3, 3, 3\)"),
     (S((1, 3, 8), (4, 3, 3, 3)), r"\[conv2d\] x and the weight have four axes; x.shape=\(1, 3, 8\), w.shape=\(4, 3, 3, 3\); x is \(batch"),
@@ -105,7 +105,7 @@ _ERRORS: list[Any] = [
 ]  # fmt: skip
 
 
-@op(vjp=_conv2d_vjp, ref=arrays.ref_conv2d, cpu=arrays.forward, amp="half", samples=_SAMPLES, errors=_ERRORS)
+@op(vjp=_conv2d_vjp, ref=arrays.ref_conv2d, cpu=arrays.forward, amp="half", samples=_CONV_SAMPLES, errors=_CONV_ERRORS)
 def conv2d(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,
@@ -129,7 +129,7 @@ def _conv2d_relu_vjp(F, g, out, x, w, bias_shape, needs, stride, padding, dilati
     return _conv2d_vjp(F, g, x, w, bias_shape, needs, stride, padding, dilation, groups, pad)
 
 
-@op(vjp=_conv2d_relu_vjp, ref=arrays.ref_conv2d_relu, cpu=arrays.forward, amp="half", samples=_SAMPLES[1:5])
+@op(vjp=_conv2d_relu_vjp, ref=arrays.ref_conv2d_relu, cpu=arrays.forward, amp="half", samples=_CONV_SAMPLES[1:5])
 def conv2d_relu(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,
@@ -371,7 +371,7 @@ def _col2im_vjp(F, g, kernel, stride, padding, dilation):
     return F.im2col(g, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
 
 
-@op(vjp=_col2im_vjp, ref=arrays.ref_col2im, cpu=arrays.fold,
+@op(vjp=_col2im_vjp, ref=arrays.ref_col2im, cpu=arrays.fold_windows,
     samples=[
         S((2, 18, 49), size=(7, 6), kernel=(3, 2), padding=1),
         S((1, 12, 6), size=(9, 8), kernel=(2, 3), stride=(2, 3), dilation=(3, 1)),
@@ -395,8 +395,8 @@ def col2im(cols: Tensor, *, size: Pair, kernel: Pair, stride: Pair = 1, padding:
         what = f"an image of {size} has {g.oh * g.ow} windows, cols has {cols.shape[2]}"
         raise ShapeError(message("col2im", what, **{"cols.shape": cols.shape}))
     if cols.backend == "cpu":
-        return launch.run_cpu(arrays.fold, cols, g=g)
+        return launch.run_cpu(arrays.fold_windows, cols, g=g)
     x = Tensor.empty(g.x_shape, cols.dtype, queue=cols.queue)
     if x.size:
-        columns.fold(cols, x, g)
+        columns.add_columns(cols, x, g)
     return x

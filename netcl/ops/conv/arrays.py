@@ -39,7 +39,7 @@ def columns(x: np.ndarray, g: Geometry) -> np.ndarray:
     return seen.reshape(g.n, g.groups, g.c // g.groups * g.taps, g.oh * g.ow)
 
 
-def fold(cols: np.ndarray, g: Geometry) -> np.ndarray:
+def fold_windows(cols: np.ndarray, g: Geometry) -> np.ndarray:
     """The sum of columns where their windows overlap: the transpose of :func:`columns`."""
     cols = cols.reshape(g.n, g.c, g.kh, g.kw, g.oh, g.ow)
     (top, bottom), (left, right) = _paddings((g.h, g.w), (g.oh, g.ow), (g.kh, g.kw), g.stride, g.pad, g.dilation)
@@ -60,7 +60,7 @@ def forward(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, *, g: Geometr
 
 def input_grad(dy: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, *, g: Geometry) -> np.ndarray:
     back = w.reshape(g.groups, g.f // g.groups, -1).swapaxes(1, 2)
-    x = fold(back @ dy.reshape(g.n, g.groups, g.f // g.groups, g.oh * g.ow), g)
+    x = fold_windows(back @ dy.reshape(g.n, g.groups, g.f // g.groups, g.oh * g.ow), g)
     return x if bias is None else x + bias.reshape(1, -1, 1, 1)
 
 

@@ -19,22 +19,22 @@ from typing import Any
 from netcl.core import dtype as dtypes
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, is_named
+from netcl.core.kernel_selector import KernelConfig, is_named
+from netcl.core.kernel_selector import KernelVariant as V
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.strided import alignment, dense, take_block
 from netcl.ops.conv import ending, winograd
 from netcl.ops.conv.geometry import Geometry
-from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Operands
+from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
 from netcl.ops.matmul import gemm, nvidia
 
-V = KernelVariant
 MOST_VALUES = 1 << 27  # of columns: what a convolution may take beside its operands
-ITEMS, MOST_LOADS = 1 << 18, 18  # work-items that are enough for any device, and loads that one should have under way
+ENOUGH_ITEMS, MOST_LOADS = 1 << 18, 18  # work-items that are enough for any device, and loads that one should have under way
 # In multiply-adds of a large product on a GPU, as in winograd.py: a term by other kernels, and a launch.
-DIRECT_COST, LAUNCH_COST = {FORWARD: 1.3, INPUT_GRAD: 1.3, WEIGHT_GRAD: 1.5}, 2e8
+COLUMNS_DIRECT_COST, LAUNCH_COST = {FORWARD: 1.3, INPUT_GRAD: 1.3, WEIGHT_GRAD: 1.5}, 2e8
 LEAST_TILE = (16, 64)  # rows and columns that those kernels compute at least
-TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and how many it may compute for one that there is
+PRODUCT_TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and how many it may compute for one that there is
 
 
 # ---- unfolding and folding
@@ -42,17 +42,19 @@ TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and how many it may 
 
 def write_columns(x: Tensor, cols: Tensor, g: Geometry, together: bool = False) -> None:
     """Columns of an image follow each other in a matrix of its own, or ``together`` with those of all images in one."""
-    each, size, local = _grid(g.n * g.oh * g.ow, g.c, g.taps)
-    _built(x, cols, "im2col", {"EACH": each, **_window_macros(g)})(x.queue, size, local, x, cols, *_window_numbers(g, together))
+    each, size, local = _columns_grid(g.n * g.oh * g.ow, g.c, g.taps)
+    _columns_kernel(x, cols, "im2col", {"EACH": each, **_window_macros(g)})(x.queue, size, local, x, cols, *_window_numbers(g, together))
 
 
-def fold(cols: Tensor, x: Tensor, g: Geometry) -> None:
+def add_columns(cols: Tensor, x: Tensor, g: Geometry) -> None:
     """Columns of each image, added up where windows overlap."""
-    each, size, local = _grid(g.n * g.h * g.w, g.c, _reach(g))
-    _built(cols, x, "col2im", {"EACH": each, **_window_macros(g)})(x.queue, size, local, cols, x, *_window_numbers(g, together=False))
+    each, size, local = _columns_grid(g.n * g.h * g.w, g.c, _reach(g))
+    _columns_kernel(cols, x, "col2im", {"EACH": each, **_window_macros(g)})(
+        x.queue, size, local, cols, x, *_window_numbers(g, together=False)
+    )
 
 
-def _built(source: Tensor, result: Tensor, name: str, defines: dict[str, Any]) -> Any:
+def _columns_kernel(source: Tensor, result: Tensor, name: str, defines: dict[str, Any]) -> Any:
     real = dtypes.DTYPES[result.dtype].c_compute
     return launch.kernel(source.queue, __file__, "columns.cl", name, {"X": source.dtype, "Y": result.dtype}, {"REAL": real, **defines})
 
@@ -74,9 +76,9 @@ def _reach(g: Geometry) -> int:
     return math.prod(-(-taps // period) for taps, period in zip((g.kh, g.kw), _periods(g), strict=True))
 
 
-def _grid(places: int, channels: int, loads: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
+def _columns_grid(places: int, channels: int, loads: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
     """How many channels a work-item takes, of so many loads each, and the launch."""
-    several = (n for n in (8, 4, 2) if channels % n == 0 and n * loads <= MOST_LOADS and places * channels >= n * ITEMS)
+    several = (n for n in (8, 4, 2) if channels % n == 0 and n * loads <= MOST_LOADS and places * channels >= n * ENOUGH_ITEMS)
     each = next(several, 1)
     return each, (places, channels // each), (launch.LOCAL_1D, 1)
 
@@ -110,8 +112,8 @@ def has_room(job: Job, profile: DeviceProfile) -> bool:
 def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
     """Whether the product runs on matrix units, and with what else is to do takes less time than a direct sum."""
     p = columns_product(job)
-    product, _ = gemm.algorithm_of(queue, p, gemm.PORTABLE, profile)
-    return product is not gemm.TILES and columns_cost(job, product.cost(p, profile), profile.max_compute_units) < direct_cost(job)
+    product, _ = gemm.product_algorithm(queue, p, gemm.PORTABLE, profile)
+    return product is not gemm.TILED_PRODUCT and columns_cost(job, product.cost(p, profile), profile.max_compute_units) < direct_cost(job)
 
 
 def columns_cost(job: Job, multiplied: float, units: int) -> float:
@@ -129,15 +131,15 @@ def direct_cost(job: Job) -> float:
     g, (rows, columns) = job.g, (job.filters, job.g.c // job.g.groups * job.g.taps if job.kind == WEIGHT_GRAD else job.pixels)
     computed = math.prod(-(-size // tile) * tile / size for size, tile in zip((rows, columns), LEAST_TILE, strict=True))
     moved = job.classes * math.prod(g.x_shape) + math.prod(g.y_shape)
-    return DIRECT_COST[job.kind] * computed * math.prod(g.w_shape) * _pixel_count(g) + winograd.VALUE_COST * moved + 2 * LAUNCH_COST
+    return COLUMNS_DIRECT_COST[job.kind] * computed * math.prod(g.w_shape) * _pixel_count(g) + winograd.VALUE_COST * moved + 2 * LAUNCH_COST
 
 
-def columns_product(job: Job) -> gemm.Product:
+def columns_product(job: Job) -> gemm.Matmul:
     """The product of a pass: a batch for each group, and for each image where they are apart."""
     g, apart = job.g, _apart(job)
     m, rows, span = g.f // g.groups, g.c // g.groups * g.taps, g.oh * g.ow if apart else _pixel_count(g)
     sizes = {FORWARD: (m, span, rows), INPUT_GRAD: (rows, span, m), WEIGHT_GRAD: (m, rows, span)}[job.kind]
-    p = gemm.Product(*sizes, False, job.kind == WEIGHT_GRAD, *(job.dtype,) * 3, batch=(g.n if apart else 1, g.groups), placed=True)
+    p = gemm.Matmul(*sizes, False, job.kind == WEIGHT_GRAD, *(job.dtype,) * 3, batch=(g.n if apart else 1, g.groups), placed=True)
     a, b = ((g.groups * size * apart, size) for size in (p.m * p.k, p.n * p.k))
     a = a if job.kind == WEIGHT_GRAD else (0, a[1])  # weights are those of every image
     return replace(p, a_strides=a, b_strides=b, aligned=not any(value % 4 for value in (p.lda, p.ldb, *a, *b)))
@@ -152,7 +154,7 @@ def _apart(job: Job) -> bool:
     g, pixels = job.g, job.g.oh * job.g.ow
     if job.kind == WEIGHT_GRAD:
         return g.n * math.prod(g.w_shape) < math.prod(g.y_shape)
-    return pixels % 4 == 0 and -(-pixels // TILE) * TILE <= MOST_EMPTY * pixels and not (job.bias and job.kind == FORWARD)
+    return pixels % 4 == 0 and -(-pixels // PRODUCT_TILE) * PRODUCT_TILE <= MOST_EMPTY * pixels and not (job.bias and job.kind == FORWARD)
 
 
 def _is_image(g: Geometry) -> bool:
@@ -168,7 +170,7 @@ def _pixel_count(g: Geometry) -> int:
 
 
 @ending.widened
-def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     """The launches of a convolution or a gradient."""
     if _apart(job) and job.kind == FORWARD:
         _by_product(job, queue, t, t.weight, _columns(t.source, job.g, together=False))
@@ -187,32 +189,32 @@ algorithms.add(
 )  # fmt: skip
 
 
-def _by_product(job: Job, queue: Any, t: Operands, a: Tensor, b: Tensor) -> None:
+def _by_product(job: Job, queue: Any, t: ConvOperands, a: Tensor, b: Tensor) -> None:
     """One that is a product, which ends in what follows."""
     p = replace(columns_product(job), c=job.ending.stored, finish=job.ending, scaled=job.finish is not None)
     _multiply(queue, p, gemm.Operands(a, b, t.result, None, t.residual, t.scale))
 
 
-def _forward_columns(job: Job, queue: Any, t: Operands) -> None:
+def _forward_columns(job: Job, queue: Any, t: ConvOperands) -> None:
     g, pixels = job.g, job.g.oh * job.g.ow
     cols, y = _columns(t.source, g), t.room(g.f, _pixel_count(g), dtype=job.dtype)
     _multiply(queue, columns_product(job), gemm.Operands(t.weight, cols, y))
     quads = int(pixels % 4 == 0 and job.dtype == job.ending.stored == "float32")
-    each, size, local = _grid(_pixel_count(g) // (4 if quads else 1), g.f, 4 if quads else 1)
-    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads, "EACH": each})
+    each, size, local = _columns_grid(_pixel_count(g) // (4 if quads else 1), g.f, 4 if quads else 1)
+    outputs = ending.ending_kernel(queue, job, "ends.cl columns.cl", "unfolded_outputs", {"QUADS": quads, "EACH": each})
     outputs(queue, size, local, y, *t.end, g.n, g.f, pixels, t.scale)
 
 
-def _input_grad(job: Job, queue: Any, t: Operands) -> None:
+def _input_grad(job: Job, queue: Any, t: ConvOperands) -> None:
     g, apart = job.g, _apart(job)
     source, cols = t.source if apart else _filters_first(t.source, g), t.room(g.c * g.taps, _pixel_count(g), dtype=job.dtype)
     _multiply(queue, columns_product(job), gemm.Operands(_turned(t.weight, g), source, cols))
-    each, size, local = _grid(g.n * g.h * g.w, g.c, _reach(g))
-    outputs = ending.kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"EACH": each, **_window_macros(g)})
+    each, size, local = _columns_grid(g.n * g.h * g.w, g.c, _reach(g))
+    outputs = ending.ending_kernel(queue, job, "ends.cl columns.cl", "folded_outputs", {"EACH": each, **_window_macros(g)})
     outputs(queue, size, local, cols, *t.end, *_window_numbers(g, together=not apart), t.scale)
 
 
-def _columns_weight_grad(job: Job, queue: Any, t: Operands) -> None:
+def _columns_weight_grad(job: Job, queue: Any, t: ConvOperands) -> None:
     g, apart = job.g, _apart(job)
     source, cols = t.weight if apart else _filters_first(t.weight, g), _columns(t.source, g, together=not apart)
     parts = t.room(g.n, t.result.size, dtype=job.dtype) if apart else t.result
@@ -221,7 +223,7 @@ def _columns_weight_grad(job: Job, queue: Any, t: Operands) -> None:
         add_splits(parts, t.result)
 
 
-def _multiply(queue: Any, p: gemm.Product, t: gemm.Operands) -> None:
+def _multiply(queue: Any, p: gemm.Matmul, t: gemm.Operands) -> None:
     """A product whose operands may be a caller's own, which need not begin at multiples of 16 bytes."""
     placed = alignment(t.a, t.b) == 16
     gemm.multiply(queue, replace(p, placed=placed, aligned=p.aligned and placed), t)
@@ -237,7 +239,7 @@ def _columns(x: Tensor, g: Geometry, together: bool = True) -> Tensor:
 
 def add_splits(parts: Tensor, result: Tensor) -> None:
     """The sum of ``(parts, values)`` over the parts, in their order."""
-    kernel = _built(parts, result, "sum_splits", {})
+    kernel = _columns_kernel(parts, result, "sum_splits", {})
     kernel(result.queue, (result.size,), (launch.LOCAL_1D,), parts, result, result.size, parts.shape[0])
 
 

@@ -9,7 +9,7 @@ from netcl.core.dtype import DTYPES, HALVES
 from netcl.core.kernels import program
 from netcl.engine import launch
 from netcl.engine.opencl_text import loose_halves
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Operands
+from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
 from netcl.ops.pointwise import cast
 
 
@@ -20,13 +20,13 @@ def widened(run: Callable[..., None]) -> Callable[..., None]:
     or in one pass more where the kernel cannot.
     """
 
-    def wide(queue: Any, job: Job, config: Any, profile: Any, t: Operands) -> None:
+    def wide(queue: Any, job: Job, config: Any, profile: Any, t: ConvOperands) -> None:
         if job.dtype == job.accumulator:
             return run(queue, job, config, profile, t)
         source, weight = cast(t.source, job.accumulator), cast(t.weight, job.accumulator)
         if job.kind == WEIGHT_GRAD:
             exact = t.room(*t.result.shape, dtype=job.accumulator)
-            run(queue, job.wide, config, profile, Operands(source, weight, exact))
+            run(queue, job.wide, config, profile, ConvOperands(source, weight, exact))
             cast(exact, job.dtype, out=t.result)
         else:
             bias = None if t.bias is None else cast(t.bias, job.accumulator)
@@ -35,7 +35,7 @@ def widened(run: Callable[..., None]) -> Callable[..., None]:
     return wide
 
 
-def kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:
+def ending_kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:
     """A kernel that calls ``finish``: ``VW`` values at a time on CPUs. ``text`` is what else it builds on."""
     end, lanes, stored = job.ending, defines.get("VW", 1), job.ending.stored
     operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": stored, "ADDED": end.residual or job.dtype}

@@ -12,7 +12,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant
 from netcl.engine import algorithms, launch
 from netcl.ops.conv import ending
 from netcl.ops.conv.ending import widened
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Operands, named
+from netcl.ops.conv.job import GROUPS_PER_UNIT, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job, tier_config
 
 BEFORE = "axes.cl ends.cl lanes.cl lines.cl"
 FEW_FILTERS = (32, 64)  # filters of a group up to which unfolding costs too much of the product: of short and of long sums
@@ -22,13 +22,12 @@ FILLED = 0.75  # lanes of vectors that must hold filters, else pixels do
 FILLED_MORE = 0.8  # the same for the weight gradient, which has a rival that fills them with channels
 LONG = 0.5  # lanes of a vector that a line of pixels must fill
 LATENCY = 8  # multiplications under way at once that keep a core's two units busy
-GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others
-ROOM = 64 * 1024  # most bytes of lines that a work-group copies, and of gradients it turns
-WEIGHTS = 1 << 17  # weights of a block of filters: read once for every line of pixels, from the second cache
+LINE_ROOM = 64 * 1024  # most bytes of lines that a work-group copies, and of gradients it turns
+BLOCK_WEIGHTS = 1 << 17  # weights of a block of filters: read once for every line of pixels, from the second cache
 STAGED = (32, 128)  # results of a filter that are stored together, by what local memory allows: at least two tiles
 COLLECTED = 16  # weights of a filter that are
 # Pixels of a tile, by how many the registers allow: three widths are compiled, so that a new image size is no reason to compile.
-WIDTHS = {28: (8, 14, 16), 13: (8, 10, 13), 6: (4, 5, 6), 12: (8, 10, 12), 5: (3, 4, 5)}
+LINE_WIDTHS = {28: (8, 14, 16), 13: (8, 10, 13), 6: (4, 5, 6), 12: (8, 10, 12), 5: (3, 4, 5)}
 
 
 class LineShare(NamedTuple):
@@ -64,7 +63,7 @@ def form_of(job: Job, config: KernelConfig, profile: DeviceProfile) -> str:
     share = filter_share(job, lanes, profile)
     c, blocks = job.sizes[1], -(-job.filters // share.width)
     terms = c * job.g.taps
-    few = c <= FEW_CHANNELS if weights else job.filters <= FEW_FILTERS[terms >= LONG_SUM] and terms * share.width <= WEIGHTS
+    few = c <= FEW_CHANNELS if weights else job.filters <= FEW_FILTERS[terms >= LONG_SUM] and terms * share.width <= BLOCK_WEIGHTS
     filled = (FILLED_MORE if weights else FILLED) * blocks * share.width <= job.filters
     return "filters" if share.lines and (form or (few and filled)) else ""
 
@@ -81,7 +80,7 @@ def _fitting(job: Job, profile: DeviceProfile, room: int, held: Callable[[int], 
 
 
 def _local_bytes(job: Job, profile: DeviceProfile) -> int:
-    return min(ROOM, profile.local_mem_size // 2 - 512) // vectors(job, profile)[0]
+    return min(LINE_ROOM, profile.local_mem_size // 2 - 512) // vectors(job, profile)[0]
 
 
 # ---- pixels in the lanes
@@ -97,9 +96,9 @@ def pixel_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
 
 
 @widened
-def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     share = pixel_share(job, _lanes(job, config, profile), profile)
-    kernel = ending.kernel(queue, job, f"{BEFORE} pixels.cl", "conv_pixels", share.tiles)
+    kernel = ending.ending_kernel(queue, job, f"{BEFORE} pixels.cl", "conv_pixels", share.tiles)
     size = (job.g.n * -(-job.class_size[0] // share.lines), job.g.groups)
     kernel(queue, size, None, t.source, t.weight, *t.end, *job.sizes, share.lines, t.scale)
 
@@ -114,7 +113,7 @@ def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[i
     """
     weights, unit = job.kind == WEIGHT_GRAD, job.g.kw if job.kind == WEIGHT_GRAD else 1
     most = {v: ((registers - 3) // v - 1) // unit for v in (1, 2, 4)}
-    numbers = {v: tuple(range(1, min(job.g.kh, n) + 1)) if weights else WIDTHS.get(n, ()) for v, n in most.items()}
+    numbers = {v: tuple(range(1, min(job.g.kh, n) + 1)) if weights else LINE_WIDTHS.get(n, ()) for v, n in most.items()}
 
     def cost(v: int, n: int) -> float:
         return max(v * n * unit, LATENCY) / 2 + (v + n * unit) / 4  # two products at a time, loads half hidden behind them
@@ -154,7 +153,7 @@ def filter_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
 
 
 @widened
-def _filters(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _filters(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     share = filter_share(job, _lanes(job, config, profile), profile)
     blocks = -(-job.filters // share.width)
     if job.kind == WEIGHT_GRAD:
@@ -162,13 +161,13 @@ def _filters(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile,
     g, c, m = job.g, job.sizes[1], job.filters
     n, size = g.groups * blocks * c, (g.n * -(-job.class_size[0] // share.lines), g.groups)
     names = ("pack_filters", "conv_filters")
-    pack, multiply = (ending.kernel(queue, job, f"{BEFORE} filters.cl", name, share.tiles) for name in names)
+    pack, multiply = (ending.ending_kernel(queue, job, f"{BEFORE} filters.cl", name, share.tiles) for name in names)
     packed = t.room(n * g.taps * share.width, dtype=job.accumulator)
     pack(queue, (n,), None, t.weight, packed, c, m, g.taps, blocks)
     multiply(queue, size, None, t.source, packed, *t.end, *job.sizes, share.lines, share.pixels, t.scale)
 
 
-def _filter_gradients(queue: Any, job: Job, share: LineShare, blocks: int, profile: DeviceProfile, t: Operands) -> None:
+def _filter_gradients(queue: Any, job: Job, share: LineShare, blocks: int, profile: DeviceProfile, t: ConvOperands) -> None:
     g, m, weights = job.g, job.filters, job.sizes[1] * job.g.taps
     splits = min(g.n * -(-g.oh // share.lines), 2 * GROUPS_PER_UNIT * profile.max_compute_units)
     multiply, collect = (
@@ -180,17 +179,17 @@ def _filter_gradients(queue: Any, job: Job, share: LineShare, blocks: int, profi
     collect(queue, (-(-weights // COLLECTED), g.groups * blocks), None, parts, t.result, m, blocks, weights, splits)
 
 
-_named = partial(named, KernelVariant.CONV2D_IMPLICIT_GEMM, "cpu")
+_few_config = partial(tier_config, KernelVariant.CONV2D_IMPLICIT_GEMM, "cpu")
 algorithms.add(
     "conv2d", "filters", "filters.cl", "few filters, or channels of a weight gradient: filters in the lanes, nothing unfolded",
     "cases_intel.json: conv 3x3/2 8x64x32x32 to 128 weight gradient", _filters, device="cpu",
     when=lambda job, config, profile: form_of(job, config, profile) == "filters",
-    configurations=lambda problem: [_named(form="filters")], samples=(_named(form="filters"), _named(form="filters", VW=8)),
+    configurations=lambda problem: [_few_config(form="filters")], samples=(_few_config(form="filters"), _few_config(form="filters", VW=8)),
 )  # fmt: skip
 algorithms.add(
     "conv2d", "pixels", "pixels.cl", "filters too few to fill a vector: pixels in the lanes",
     "cases_intel.json: conv 3x3 8x3x32x32 to 64 input gradient", _pixels, device="cpu",
     when=lambda job, config, profile: form_of(job, config, profile) == "pixels",
-    configurations=lambda problem: [] if problem.op == WEIGHT_GRAD else [_named(form="pixels")],
-    samples=(_named(form="pixels"), _named(form="pixels", VW=8)),
+    configurations=lambda problem: [] if problem.op == WEIGHT_GRAD else [_few_config(form="pixels")],
+    samples=(_few_config(form="pixels"), _few_config(form="pixels", VW=8)),
 )  # fmt: skip

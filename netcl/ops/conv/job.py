@@ -11,11 +11,12 @@ from netcl.core.tensor import Tensor
 from netcl.ops.conv.geometry import Geometry
 from netcl.ops.finish import Finish
 
+GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy, and even out what cores lose to others
 THIN = 2  # filters of a group up to which tiles are mostly empty
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = KINDS = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
 
 
-def named(variant: KernelVariant, tier: str, **extra: Any) -> KernelConfig:
+def tier_config(variant: KernelVariant, tier: str, **extra: Any) -> KernelConfig:
     """A configuration of a tier's kernels."""
     return KernelConfig(variant, extra={"tier": tier, **extra})
 
@@ -83,7 +84,7 @@ class Job(NamedTuple):
         return self if self.dtype == self.accumulator else self._replace(dtype=self.accumulator, finish=self.ending)
 
 
-class Operands(NamedTuple):
+class ConvOperands(NamedTuple):
     """The tensors of a convolution or input gradient; of a weight gradient x, dy and dw."""
 
     source: Tensor

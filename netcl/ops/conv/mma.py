@@ -20,18 +20,17 @@ from netcl.engine import algorithms, launch
 from netcl.engine.strided import alignment
 from netcl.ops.conv import arrays, ending
 from netcl.ops.conv.geometry import geometry
-from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, Job, Operands
-from netcl.ops.matmul import nvidia
+from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
+from netcl.ops.matmul import gemm, nvidia
 
 CHUNK = 8  # values of 16 bytes
 RUN = 4  # chunks of one tap that follow each other in the columns of a weight gradient
 MOST_TAPS = 16  # along an axis: bits of a pixel say which of them lie inside
 TURN_ITEMS, TURN_PIXELS, TURN_CHUNKS = 256, 128, 4  # of a work-group that puts channels last
 LEAST_WORK = 1 << 22  # multiply-adds; below, launches are what takes time
-MOST_EMPTY = 24  # values that a tile computes for one that is wanted: portable kernels are slower by more
+MOST_EMPTY_VALUES = 24  # values that a tile computes for one that is wanted: portable kernels are slower by more
 MOST_INT = 2**31 - 2**20
 FILL = 128  # terms in whose time a work-group begins and ends
-ALONE = 1.4  # what fewer work-groups than can be resident achieve, against their share
 PART_COST = 300  # multiply-adds of a compute unit in the time that writing and adding a partial sum takes
 
 
@@ -57,13 +56,11 @@ class ConvTile(NamedTuple):
 
     def time(self, rows: int, columns: int, depth: int, planes: int, units: int) -> float:
         """How long many of them take, as multiply-adds of a compute unit: full waves, and what is left at the end."""
-        waves, left = divmod(max(1, planes * -(-rows // self.m) * -(-columns // self.n)), units * self.resident)
-        last = -(-left // units)
-        alone = min(1.0, ALONE * last / self.resident) or 1.0
-        return self.m * self.n * (depth + FILL) * (waves * self.resident + last / alone) / self.rate
+        groups = planes * -(-rows // self.m) * -(-columns // self.n)
+        return self.m * self.n * (depth + FILL) * gemm.group_times(groups, units, self.resident) / self.rate
 
 
-TILES = (
+CONV_MMA_TILES = (
     ConvTile(128, 128, 64, 64, stages=3, resident=2, rate=1.0),
     ConvTile(64, 256, 64, 64, stages=2, resident=2, rate=1.0),
     ConvTile(64, 128, 64, 32, stages=4, resident=3, rate=0.8),
@@ -89,10 +86,10 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 def pays(job: Job) -> bool:
     """Whether there is enough to do, and most of it is wanted."""
-    g, rows, whole = job.g, min(tile.m for tile in TILES), chunks(job)
+    g, rows, whole = job.g, min(tile.m for tile in CONV_MMA_TILES), chunks(job)
     work = g.n * g.oh * g.ow * g.f * g.c // g.groups * g.taps
     computed = -(-job.filters // rows) * rows * whole * CHUNK
-    return work >= LEAST_WORK and computed <= MOST_EMPTY * job.filters * job.sizes[1]
+    return work >= LEAST_WORK and computed <= MOST_EMPTY_VALUES * job.filters * job.sizes[1]
 
 
 def fits(job: Job) -> bool:
@@ -103,7 +100,7 @@ def fits(job: Job) -> bool:
     return min(values) > 0 and max(values) < MOST_INT and max(g.kh, g.kw) <= MOST_TAPS
 
 
-def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     """The launches of a convolution or a gradient."""
     tile, splits = tile_of(job, config, profile.max_compute_units)
     if job.kind == WEIGHT_GRAD:
@@ -114,12 +111,16 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: O
 
 def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[ConvTile, int]:
     """The tile of a job and in how many parts it is summed: what a configuration names, else the fastest by the model."""
-    named = [tile for tile in TILES if (tile.m, tile.n) == (config.extra.get("BM"), config.extra.get("BN"))]
+    named = [tile for tile in CONV_MMA_TILES if (tile.m, tile.n) == (config.extra.get("BM"), config.extra.get("BN"))]
     splits, depth = config.extra.get("splits"), chunks(job) * CHUNK * job.g.taps // job.classes
     if job.kind != WEIGHT_GRAD:
         planes = job.g.groups * job.classes
-        return min(((tile, 1) for tile in named or TILES), key=lambda way: way[0].time(job.filters, job.pixels, depth, planes, units))
-    ways = [(tile, parts) for tile in named or TILES for parts in ([splits] if splits else _useful_splits(job, tile, depth, units))]
+        return min(
+            ((tile, 1) for tile in named or CONV_MMA_TILES), key=lambda way: way[0].time(job.filters, job.pixels, depth, planes, units)
+        )
+    ways = [
+        (tile, parts) for tile in named or CONV_MMA_TILES for parts in ([splits] if splits else _useful_splits(job, tile, depth, units))
+    ]
     sums = job.g.f * depth
 
     def time(way: tuple[ConvTile, int]) -> float:
@@ -139,8 +140,8 @@ def _useful_splits(job: Job, tile: ConvTile, columns: int, units: int) -> list[i
 # ---- launches
 
 
-def _mma_kernel(queue: Any, job: Job, part: int, name: str, defines: dict[str, Any], result: str = "") -> program.Kernel:
-    operands = {"X": job.dtype, "Y": result or job.dtype}
+def _mma_kernel(queue: Any, job: Job, part: int, name: str, defines: dict[str, Any]) -> program.Kernel:
+    operands = {"X": job.dtype, "Y": job.dtype}
     fixed = {"PART": part, "INPUT_GRAD": job.kind == INPUT_GRAD}
     return launch.kernel(queue, __file__, "axes.cl mma.cl", name, operands, fixed | defines, _instructions())
 
@@ -149,7 +150,7 @@ def _instructions() -> str:
     return primitives.cl_source(nvidia.__file__, "ptx.cl")
 
 
-def _channels_last(queue: Any, job: Job, t: Operands, packs: bool) -> tuple[Tensor, Tensor]:
+def _channels_last(queue: Any, job: Job, t: ConvOperands, packs: bool) -> tuple[Tensor, Tensor]:
     """The source with the channels of a pixel side by side, and, if asked, packed weights."""
     (n, c, high, wide, m), groups, taps, c8 = job.sizes[:5], job.g.groups, job.g.taps, chunks(job)
     plane, weights = high * wide, groups * m * taps * c8 if packs else 0
@@ -164,18 +165,18 @@ def _channels_last(queue: Any, job: Job, t: Operands, packs: bool) -> tuple[Tens
     return last, packed
 
 
-def _mma_convolution(queue: Any, job: Job, tile: ConvTile, t: Operands) -> None:
+def _mma_convolution(queue: Any, job: Job, tile: ConvTile, t: ConvOperands) -> None:
     stored, whole = job.ending.stored, chunks(job)
     run = chunk_run(whole, tile.step)
     macros = tile.macros(job.dtype) | {"PART": 2, "EVEN": run == tile.step, "Y_EIGHT": stored in HALVES}
     macros |= {"Y_PAIR(low, high)": f"pair_{stored}(low, high)"} if stored in HALVES else {}
-    kernel = ending.kernel(queue, job, "axes.cl ends.cl mma.cl", "conv_mma", macros, text=_instructions())
+    kernel = ending.ending_kernel(queue, job, "axes.cl ends.cl mma.cl", "conv_mma", macros, text=_instructions())
     size = (-(-job.filters // tile.m) * -(-job.pixels // tile.n) * tile.items, job.g.groups * job.classes)
     read = _channels_last(queue, job, t, packs=True)
     kernel(queue, size, (tile.items, 1), *read, *t.end, *job.sizes, whole, run, t.scale)
 
 
-def _mma_weight_grad(queue: Any, job: Job, tile: ConvTile, splits: int, t: Operands) -> None:
+def _mma_weight_grad(queue: Any, job: Job, tile: ConvTile, splits: int, t: ConvOperands) -> None:
     g, c8, dy = job.g, chunks(job), t.weight
     width, plane = g.taps * c8 * CHUNK, g.oh * g.ow
     padded, planes = -(-plane // CHUNK) * CHUNK, g.n * g.f
@@ -195,11 +196,6 @@ def _mma_weight_grad(queue: Any, job: Job, tile: ConvTile, splits: int, t: Opera
 # ---- trust
 
 
-def _trusted(queue: Any, dtype: str) -> bool:
-    """Whether the kernels build and are right for a dtype; asked once per context."""
-    return nvidia.verdict(queue, "conv2d", "mma", dtype, lambda queue: _convolves_right(queue, dtype))
-
-
 def _convolves_right(queue: Any, dtype: str) -> bool:
     """A strided convolution and its gradients, against the exact ones: whole steps one way, broken ones the other, tiles not full."""
     g = geometry("conv2d", (3, 32, 9, 8), (37, 32, 3, 3), (2, 1), 1, 1, 1)
@@ -214,13 +210,13 @@ def _convolves_right(queue: Any, dtype: str) -> bool:
 
 def _is_close(queue: Any, job: Job, given: tuple[Tensor, Tensor], shape: tuple[int, ...], exact: np.ndarray) -> bool:
     result = Tensor.empty(shape, job.dtype, queue=queue)
-    run(queue, job, KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM), handle_of(queue).profile, Operands(*given, result))
+    run(queue, job, KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM), handle_of(queue).profile, ConvOperands(*given, result))
     unit = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[job.dtype]
     return bool(np.abs(result.to_host() - exact).max() <= unit * np.abs(exact).max())
 
 
 def _space(problem: Problem) -> list[KernelConfig]:
-    tiles = TILES if problem.dtype in HALVES and nvidia.capable(problem.profile) else ()
+    tiles = CONV_MMA_TILES if problem.dtype in HALVES and nvidia.capable(problem.profile) else ()
     named = ({"tier": "simt", "form": "mma", "BM": tile.m, "BN": tile.n} for tile in tiles)
     return [KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM, extra=extra) for extra in named]
 
@@ -229,5 +225,5 @@ algorithms.add(
     "conv2d", "mma", "mma.cl", "convolutions of float16 and bfloat16 from 4 million multiply-adds on",
     "cases_h200.json: conv 3x3 128x3x32x32 to 64 weight gradient bfloat16", run, device="gpu",
     needs="NVIDIA, compute capability 8.0 or more", when=suits, cost=algorithms.first, configurations=_space,
-    probe=lambda queue, job, config: _trusted(queue, job.dtype),
+    probe=lambda queue, job, config: nvidia.verdict(queue, "conv2d", "mma", job.dtype, lambda queue: _convolves_right(queue, job.dtype)),
 )  # fmt: skip

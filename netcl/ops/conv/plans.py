@@ -19,7 +19,8 @@ from typing import Any
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
+from netcl.core.kernel_selector import KernelConfig, Problem, get_kernel_selector, is_named
+from netcl.core.kernel_selector import KernelVariant as V
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
@@ -27,23 +28,21 @@ from netcl.engine.algorithms import Algorithm
 from netcl.ops.conv import arrays, columns, ending, few, mma, winograd_cpu, winograd_grads  # noqa: F401, add their algorithms
 from netcl.ops.conv.ending import widened
 from netcl.ops.conv.geometry import Geometry, geometry
-from netcl.ops.conv.job import FORWARD, INPUT_GRAD, KINDS, THIN, WEIGHT_GRAD, Job, Operands, named
+from netcl.ops.conv.job import FORWARD, GROUPS_PER_UNIT, INPUT_GRAD, KINDS, THIN, WEIGHT_GRAD, ConvOperands, Job, tier_config
 from netcl.ops.matmul import cpu
 
 __all__ = ["FORWARD", "INPUT_GRAD", "WEIGHT_GRAD", "Job", "conv_problem", "cpu_tiles", "run", "simt_tiles"]
 
 log = logging.getLogger("netcl")
 
-V = KernelVariant
 TAPS_CHANNELS = 32  # channels and filters of a group from which the tiles of taps.cl are full enough
 TAPS_DEPTH = 16  # terms of a step there
 TAPS_TILES = ((64, 64), (64, 128), (128, 64), (128, 128))  # a tuner tries: filters and pixels
 SIMT_TILES = ((32, 32, 16, 2), (64, 64, 16, 4), (64, 64, 16, 8), (128, 64, 16, 8), (128, 128, 8, 8), (128, 128, 16, 8))
 RIM_MAX = 2048  # pixels of a tile with its rim, in local memory
-GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy
 LONGEST_SUM = 4096  # pixels that a GPU adds up in one go: rounding errors of long sums grow with their length
 SPLIT_ROOM = 1 << 24  # elements of partial weight gradients that this may cost
-WIDE = 32  # bytes of a vector
+VECTOR_BYTES = 32  # bytes of a vector
 ROWS_KEPT = (96, 192, 384)
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
 MACROS = ("VW", "NV", "MR", "NT", "KC", "KB", "ROWS", "BM", "BN", "BK", "TM", "TN", "TILE_W", "TILE_H", "FILTERS", "LANES")
@@ -62,11 +61,13 @@ def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, co
     ``residual`` and ``scale``, for the first two.
     """
     profile = handle_of(queue).profile
-    algorithm, config = algorithm_of(queue, job, config or _chosen_config(job, profile), profile)
+    shapes = (job.g.x_shape, job.g.w_shape, job.g.stride, job.g.pad, job.g.dilation)
+    config = config or get_kernel_selector().choose(conv_problem(job, profile), shapes)
+    algorithm, config = convolution_algorithm(queue, job, config, profile)
     meant = _MEANT.get(job.variant(config), "")
     if not algorithm.name.startswith((meant, "mma")) and (algorithm.device == "gpu" or meant == "winograd"):
         _say_once(queue, job, f"{meant} does not suit this convolution: {algorithm.name} instead")
-    algorithm.run(queue, job, config, profile, Operands(source, weight, result, **ending))
+    algorithm.run(queue, job, config, profile, ConvOperands(source, weight, result, **ending))
 
 
 def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
@@ -76,13 +77,7 @@ def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
     return Problem(job.kind, (g.n, g.c, g.h, g.w, g.f, g.kh, g.kw), job.dtype, flags, profile)
 
 
-def _chosen_config(job: Job, profile: ExtendedDeviceProfile) -> KernelConfig:
-    g = job.g
-    shapes = (g.x_shape, g.w_shape, g.stride, g.pad, g.dilation)
-    return get_kernel_selector().choose(conv_problem(job, profile), shapes)
-
-
-def _without_local_memory_or_vectors(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
+def _plainer_convolution(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
     """A configuration that was named without local memory or vectors, as one of the kernels that need neither."""
     if not is_named(config) or (config.use_local_memory and config.use_vectorization):
         return config
@@ -93,12 +88,12 @@ def _without_local_memory_or_vectors(config: KernelConfig, profile: DeviceProfil
     return replace(config, variant=V.CONV2D_NAIVE, extra={**config.extra, "tier": kept})
 
 
-def algorithm_of(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
+def convolution_algorithm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
     """The algorithm of a convolution and the configuration it runs with."""
-    config = _without_local_memory_or_vectors(config, profile)
+    config = _plainer_convolution(config, profile)
     if job.variant(config) is V.CONV2D_TILED_LOCAL:  # which has no kernel for CPUs
         config = replace(config, extra={**config.extra, "tier": "simt"})
-    found = algorithms.choose("conv2d", queue, job, config, profile)
+    found = algorithms.choose_algorithm("conv2d", queue, job, config, profile)
     assert found is not None, "panel and gemm take every convolution"
     return found, config
 
@@ -118,9 +113,11 @@ def _conv_kernel(queue: Any, job: Job, file: str, name: str, defines: dict[str, 
     return launch.kernel(queue, __file__, f"{_BEFORE[file]} {file}", name, operands, {**fixed, **defines})
 
 
-def _launch(queue: Any, job: Job, t: Operands, file: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int) -> None:
+def _launch_ending(
+    queue: Any, job: Job, t: ConvOperands, file: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int
+) -> None:
     """Launch a kernel that ends in what follows."""
-    kernel = ending.kernel(queue, job, f"{_BEFORE[file]} {file}", name, defines)
+    kernel = ending.ending_kernel(queue, job, f"{_BEFORE[file]} {file}", name, defines)
     kernel(queue, size, local, t.source, t.weight, *t.end, *numbers, t.scale)
 
 
@@ -177,7 +174,7 @@ def _form(job: Job, config: KernelConfig, width: int) -> str:
     """
     if job.kind != WEIGHT_GRAD:
         return ""
-    return config.extra.get("form") or ("rows" if width >= WIDE and 2 * 4 * _tap_span(job.g)[1] >= width else "panel")
+    return config.extra.get("form") or ("rows" if width >= VECTOR_BYTES and 2 * 4 * _tap_span(job.g)[1] >= width else "panel")
 
 
 def _suits_rows(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
@@ -193,7 +190,7 @@ def _suits_weights(job: Job, config: KernelConfig, profile: DeviceProfile) -> bo
 
 
 @widened
-def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     tiles = cpu_tiles(job, config, profile)
     if job.kind == WEIGHT_GRAD:
         return _cpu_panel_weights(queue, job, tiles, profile, t)
@@ -204,11 +201,11 @@ def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     tiles["FETCHES"] = int(launch.fetches(queue))
     size = (strips, -(-job.filters // rows), third)
-    _launch(queue, job, t, "cpu.cl", "conv_panel", tiles, size, None, *job.sizes, rows)
+    _launch_ending(queue, job, t, "cpu.cl", "conv_panel", tiles, size, None, *job.sizes, rows)
 
 
 @widened
-def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     """Channels of a pixel side by side, then a product per row of the kernel; see weights.cl."""
     tiles, g, channels, m = cpu_tiles(job, config, profile), job.g, job.g.c // job.g.groups, job.filters
     apart, span = _tap_span(g)
@@ -234,25 +231,25 @@ def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProf
     collect(queue, (g.f,), None, parts, t.result, channels, m, g.kh, g.kw, apart, g.groups, strips * strip, splits)
 
 
-def _cpu_panel_weights(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile, t: Operands) -> None:
+def _cpu_panel_weights(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile, t: ConvOperands) -> None:
     g, strip = job.g, tiles["NT"] * tiles["NV"] * tiles["VW"]
     blocks = -(-job.filters // tiles["ROWS"])
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
     size = (-(-g.c // g.groups * g.taps // strip), -(-job.filters // rows), g.groups)
     splits = max(1, min(-(-_busy_groups(profile) // math.prod(size)), job.pixels // 256))
-    _split(job, queue, t, splits, "cpu.cl", "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
+    _split_weight_grad(job, queue, t, splits, "cpu.cl", "conv_panel_weights", tiles, (*size[:2], g.groups * splits), None, rows)
 
 
 @widened
-def _cpu_rows(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _cpu_rows(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     tiles, g = cpu_tiles(job, config, profile), job.g
     lines = math.prod(g.w_shape) if job.kind == WEIGHT_GRAD else g.n * g.groups * job.filters * job.class_size[0]
     rows = max(1, lines // (4 * _busy_groups(profile)))
     size = (-(-lines // rows), 1, job.classes)
     if job.kind == WEIGHT_GRAD:
-        _split(job, queue, t, 1, "cpu.cl", "conv_direct_weights", tiles, size, None, rows)
+        _split_weight_grad(job, queue, t, 1, "cpu.cl", "conv_direct_weights", tiles, size, None, rows)
     else:
-        _launch(queue, job, t, "cpu.cl", "conv_direct", tiles, size, None, *job.sizes, rows)
+        _launch_ending(queue, job, t, "cpu.cl", "conv_direct", tiles, size, None, *job.sizes, rows)
 
 
 # ---- other devices
@@ -281,16 +278,16 @@ def _work_items(tiles: dict[str, int]) -> int:
     return tiles["BN"] // tiles["TN"] * (tiles["BM"] // tiles["TM"])
 
 
-def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     tiles, g = simt_tiles(job, config, profile), job.g
     items, rows = _work_items(tiles), -(-job.filters // tiles["BM"])
     if job.kind == WEIGHT_GRAD:
         columns = -(-g.c // g.groups * g.taps // tiles["BN"])
         splits = _pixel_splits(job, profile, columns * rows * g.groups, tiles["BK"])
         size = (columns * items, rows, g.groups * splits)
-        return _split(job, queue, t, splits, "simt.cl", "conv_gemm_weights", tiles, size, (items, 1, 1))
+        return _split_weight_grad(job, queue, t, splits, "simt.cl", "conv_gemm_weights", tiles, size, (items, 1, 1))
     size = (-(-job.pixels // tiles["BN"]) * items, rows, g.groups * job.classes)
-    _launch(queue, job, t, "simt.cl", "conv_gemm", tiles, size, (items, 1, 1), *job.sizes)
+    _launch_ending(queue, job, t, "simt.cl", "conv_gemm", tiles, size, (items, 1, 1), *job.sizes)
 
 
 def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> int:
@@ -319,7 +316,7 @@ def _taps_tiles(job: Job, config: KernelConfig, profile: DeviceProfile, columns:
     return tiles | {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4"}
 
 
-def _taps(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _taps(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     if job.kind == WEIGHT_GRAD:
         return _taps_weights(queue, job, config, profile, t)
     tiles, c, m = _taps_tiles(job, config, profile, job.pixels), job.sizes[1], job.filters
@@ -329,27 +326,29 @@ def _taps(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t:
     size = (-(-job.pixels // tiles["BN"]) * items, wide // tiles["BM"], job.g.groups * job.classes)
     packed = t.room(n, dtype=job.accumulator)
     pack(queue, (n,), (launch.LOCAL_1D,), t.weight, packed, c, m, job.g.taps, deep, wide, n)
-    kernel = ending.kernel(queue, job, f"{_BEFORE['taps.cl']} taps.cl", "conv_taps", tiles | {"PART": 2})
+    kernel = ending.ending_kernel(queue, job, f"{_BEFORE['taps.cl']} taps.cl", "conv_taps", tiles | {"PART": 2})
     kernel(queue, size, (items, 1, 1), t.source, packed, *t.end, *job.sizes, deep, wide, t.scale)
 
 
-def _taps_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _taps_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     tiles: dict[str, Any] = {"BM": 64, "BN": 64, "BK": TAPS_DEPTH, "TM": 8, "TN": 4}
     tiles |= {name: config.extra[name] for name in tiles if name in config.extra} | {"REAL4": f"{job.compute}4", "PART": 3}
     items, g = _work_items(tiles), job.g
     columns, rows = g.taps * -(-g.c // g.groups // tiles["BN"]), -(-job.filters // tiles["BM"])
     splits = _pixel_splits(job, profile, columns * rows * g.groups, tiles["BK"])
-    _split(job, queue, t, splits, "taps.cl", "conv_taps_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1))
+    _split_weight_grad(
+        job, queue, t, splits, "taps.cl", "conv_taps_weights", tiles, (columns * items, rows, g.groups * splits), (items, 1, 1)
+    )
 
 
-def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     if job.kind == WEIGHT_GRAD:
         most = min(config.local_size_1d, profile.max_work_group_size) if config.use_local_memory else 1
         lanes = 1 << (max(1, most).bit_length() - 1)
         size = (math.prod(job.g.w_shape) * lanes,)
-        return _split(job, queue, t, 1, "simt.cl", "conv_naive_weights", {"LANES": lanes}, size, (lanes,))
+        return _split_weight_grad(job, queue, t, 1, "simt.cl", "conv_naive_weights", {"LANES": lanes}, size, (lanes,))
     results = job.g.x_shape if job.kind == INPUT_GRAD else job.g.y_shape
-    _launch(queue, job, t, "simt.cl", "conv_naive", {}, (math.prod(results),), (config.local_size_1d,), *job.sizes)
+    _launch_ending(queue, job, t, "simt.cl", "conv_naive", {}, (math.prod(results),), (config.local_size_1d,), *job.sizes)
 
 
 def _suits_tiled(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
@@ -361,19 +360,19 @@ def _suits_tiled(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool
     return fits and job.variant(config) is V.CONV2D_TILED_LOCAL
 
 
-def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     g, (wide, high) = job.g, config.local_size_2d
     tiles = {"TILE_W": wide, "TILE_H": high, "FILTERS": config.work_per_thread, "RIM_MAX": RIM_MAX}
     down, across = -(-job.class_size[0] // high), -(-job.class_size[1] // wide)
     size = (down * across * wide, -(-job.filters // tiles["FILTERS"]) * high, g.n * g.groups * job.classes)
-    _launch(queue, job, t, "simt.cl", "conv_tiled", tiles, size, (wide, high, 1), *job.sizes, across)
+    _launch_ending(queue, job, t, "simt.cl", "conv_tiled", tiles, size, (wide, high, 1), *job.sizes, across)
 
 
 # ---- shared
 
 
-def _split(
-    job: Job, queue: Any, t: Operands, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int
+def _split_weight_grad(
+    job: Job, queue: Any, t: ConvOperands, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int
 ) -> None:
     """A weight gradient, summed in several parts where few weights would not keep the device busy; then the parts' sum."""
     kernel = _conv_kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
@@ -390,7 +389,7 @@ def _ceil_to(n: int, step: int) -> int:
 # ---- the table
 
 
-def _panel_space(problem: Problem, form: str) -> Iterator[KernelConfig]:
+def _conv_panel_space(problem: Problem, form: str) -> Iterator[KernelConfig]:
     for (rows, vectors), depth in itertools.product(cpu.REGISTER_TILES[problem.profile.vector_registers], cpu.PANEL_DEPTHS[1:]):
         block = {"KB": depth // 4} if problem.op == WEIGHT_GRAD else {}
         yield KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": form, "MR": rows, "NV": vectors, "KC": depth, **block})
@@ -399,36 +398,36 @@ def _panel_space(problem: Problem, form: str) -> Iterator[KernelConfig]:
 _MEANT = {V.CONV2D_WINOGRAD: "winograd", V.CONV2D_IM2COL: "columns", V.CONV2D_TILED_LOCAL: "tiled"}  # where they suit
 algorithms.add(
     "conv2d", "rows", "cpu.cl", "groups of one or two filters, and kernels of more taps than a panel has rows", "", _cpu_rows, device="cpu",
-    when=_suits_rows, samples=(named(V.CONV2D_NAIVE, "cpu"),),
+    when=_suits_rows, samples=(tier_config(V.CONV2D_NAIVE, "cpu"),),
 )  # fmt: skip
 algorithms.add(
     "conv2d", "weights", "weights.cl", "weight gradients with vectors of 32 bytes and more: channels last, nothing packed",
     "cases_intel.json: conv 3x3/2 8x256x8x8 to 512 weight gradient", _cpu_weights, device="cpu", when=_suits_weights,
-    configurations=lambda problem: _panel_space(problem, "rows") if problem.op == WEIGHT_GRAD else (),
-    samples=(named(V.CONV2D_IM2COL, "cpu", form="rows", VW=8, NV=2, KB=32),),
+    configurations=lambda problem: _conv_panel_space(problem, "rows") if problem.op == WEIGHT_GRAD else (),
+    samples=(tier_config(V.CONV2D_IM2COL, "cpu", form="rows", VW=8, NV=2, KB=32),),
 )  # fmt: skip
 algorithms.add(
     "conv2d", "panel", "cpu.cl", "CPUs: an implicit product over unfolded panels",
     "cases_intel.json: conv 1x1/2 8x64x32x32 to 128 forward", _cpu_panel, device="cpu",
-    configurations=lambda problem: _panel_space(problem, "panel"),
+    configurations=lambda problem: _conv_panel_space(problem, "panel"),
     samples=(
-        named(V.CONV2D_IMPLICIT_GEMM, "cpu", form="panel"),
-        named(V.CONV2D_IM2COL, "cpu", form="panel", KC=64, ROWS=12, NT=2),
-        named(V.CONV2D_IM2COL, "cpu", form="panel", VW=16, NV=2, MR=4),
+        tier_config(V.CONV2D_IMPLICIT_GEMM, "cpu", form="panel"),
+        tier_config(V.CONV2D_IM2COL, "cpu", form="panel", KC=64, ROWS=12, NT=2),
+        tier_config(V.CONV2D_IM2COL, "cpu", form="panel", VW=16, NV=2, MR=4),
     ),
 )  # fmt: skip
 algorithms.add(
     "conv2d", "naive", "simt.cl", "groups of one or two filters: a work-item per result", "", _simt_naive, device="gpu",
-    when=lambda job, config, profile: job.variant(config) is V.CONV2D_NAIVE, samples=(named(V.CONV2D_NAIVE, "simt"),),
+    when=lambda job, config, profile: job.variant(config) is V.CONV2D_NAIVE, samples=(tier_config(V.CONV2D_NAIVE, "simt"),),
 )  # fmt: skip
 algorithms.add(
     "conv2d", "tiled", "simt.cl", "small outputs, where NETCL_CONV_TILED_LOCAL=1 allows it", "", _simt_tiled, device="gpu",
-    when=_suits_tiled, samples=(named(V.CONV2D_TILED_LOCAL, "simt"),),
+    when=_suits_tiled, samples=(tier_config(V.CONV2D_TILED_LOCAL, "simt"),),
 )  # fmt: skip
 algorithms.add(
     "conv2d", "taps", "taps.cl", "GPUs, 32 channels and filters and more: a product per tap",
     "cases_h200.json: conv 1x1/2 128x64x32x32 to 128 weight gradient", _taps, device="gpu", when=_suits_taps,
-    configurations=lambda problem: [named(V.CONV2D_IMPLICIT_GEMM, "simt", form="taps", BM=m, BN=n) for m, n in TAPS_TILES],
+    configurations=lambda problem: [tier_config(V.CONV2D_IMPLICIT_GEMM, "simt", form="taps", BM=m, BN=n) for m, n in TAPS_TILES],
 )  # fmt: skip
 algorithms.add(
     "conv2d", "gemm", "simt.cl", "GPUs: an implicit product, gathered tile by tile",
@@ -438,7 +437,7 @@ algorithms.add(
 )  # fmt: skip
 
 
-def _tuned_case(problem: Problem) -> algorithms.Case:
+def _tuned_convolution(problem: Problem) -> algorithms.Case:
     (n, c, h, w, f, *kernel), flags, back = problem.shape, problem.flags, problem.op == WEIGHT_GRAD
     weights = (f, c // flags["groups"], *kernel)
     g = geometry(problem.op, (n, c, h, w), weights, *(flags[name] for name in ("stride", "pad", "dilation", "groups")))
@@ -457,5 +456,5 @@ def _tuned_case(problem: Problem) -> algorithms.Case:
     return algorithms.Case((first, second), depth, measured, exact)
 
 
-_FLAGS = {"stride": (1, 1), "pad": (0, 0), "dilation": (1, 1), "groups": 1}
-algorithms.FAMILIES.update({op: algorithms.Family(op, "conv2d", _FLAGS, 7, 5, _tuned_case) for op in KINDS})
+_CONV_DEFAULTS = {"stride": (1, 1), "pad": (0, 0), "dilation": (1, 1), "groups": 1}
+algorithms.FAMILIES.update({op: algorithms.Family(op, "conv2d", _CONV_DEFAULTS, 7, 5, _tuned_convolution) for op in KINDS})

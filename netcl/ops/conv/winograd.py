@@ -21,19 +21,19 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.engine import algorithms, launch
 from netcl.engine.strided import alignment
 from netcl.ops.conv import ending
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Operands
+from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
 from netcl.ops.matmul import gemm
 
 OUT, TAPS = 4, 3  # outputs of a tile along an axis, and of the kernel
 TILE = OUT + TAPS - 1
-PARTS = TILE**2  # products of a tile
+TILE_PRODUCTS = TILE**2  # products of a tile
 POINTS = (Fraction(11, 16), Fraction(11, 8))  # each with its negative, beside 0 and infinity
 # In multiply-adds of a large product on a GPU: moving a value to or from memory, a term of a direct convolution, and two more launches.
 VALUE_COST, DIRECT_COST, LAUNCHES_COST = 28, 1.25, 2e8
 LEAST_TERMS = 32  # channels, or tiles of a weight gradient: a plain sum of fewer is more exact than the transforms
 # Of a weight gradient: rows and columns of a work-group, tiles that it sums at least, and those in whose time it begins and stores.
 BLOCK, LEAST_DEPTH, BLOCK_COST = 64, 128, 100
-FILES = "ends.cl transforms.cl winograd.cl"
+WINOGRAD_FILES = "ends.cl transforms.cl winograd.cl"
 Matrix = list[list[Fraction]]
 
 
@@ -85,7 +85,7 @@ def literal(value: Fraction) -> str:
 # ---- when
 
 
-def space(problem: Problem) -> list[KernelConfig]:
+def winograd_space(problem: Problem) -> list[KernelConfig]:
     """What a tuner tries for a convolution."""
     flags = problem.flags
     plain = problem.shape[5:] == (3, 3) and flags["groups"] == 1 and flags["stride"] == flags["dilation"] == (1, 1)
@@ -99,7 +99,7 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
         return False
     g, least = job.g, config.extra.get("winograd_channels")
     plain = g.is_plain_3x3 and job.compute == "float"
-    most = PARTS * max(g.c * g.f, max(g.c, g.f) * tiles(job)[-1])  # values of what is between the transforms
+    most = TILE_PRODUCTS * max(g.c * g.f, max(g.c, g.f) * tiles(job)[-1])  # values of what is between the transforms
     fits = most < 2**30 and 4 * most <= profile.max_alloc_size // 4
     return plain and fits and (pays(job) if least is None else min(g.c, g.f) >= least)
 
@@ -107,8 +107,8 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 def pays(job: Job) -> bool:
     """Whether it is exact enough and faster: transforms wait for memory; the product for memory or arithmetic, whichever takes longer."""
     g, (n, c, *_, m, oh, ow), count = job.g, job.sizes[:7], tiles(job)[-1]
-    moved = count * (c + m) * (OUT**2 + PARTS) + c * m * (g.taps + PARTS)
-    products = PARTS * max(count * c * m, VALUE_COST * (count * (c + m) + c * m))
+    moved = count * (c + m) * (OUT**2 + TILE_PRODUCTS) + c * m * (g.taps + TILE_PRODUCTS)
+    products = TILE_PRODUCTS * max(count * c * m, VALUE_COST * (count * (c + m) + c * m))
     faster = VALUE_COST * moved + products + LAUNCHES_COST < DIRECT_COST * g.taps * c * m * n * oh * ow
     return faster and (count if job.kind == WEIGHT_GRAD else c) >= LEAST_TERMS
 
@@ -123,40 +123,40 @@ def tiles(job: Job) -> tuple[int, int, int]:
 # ---- launches on GPUs
 
 
-def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     """Transformed, a convolution is a product of matrices for each element of a tile: filters x channels x tiles."""
     if job.kind == WEIGHT_GRAD:
         return _winograd_weight_grad(queue, job, profile, t)
     (n, c, h, w, m, oh, ow), places = job.sizes[:7], tiles(job)
     span, back, pairs = places[-1], job.kind == INPUT_GRAD, m * c
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
-    u, v, sums = (t.room(PARTS, *shape, dtype="float32") for shape in ((m, c), (c, span), (m, span)))
+    u, v, sums = (t.room(TILE_PRODUCTS, *shape, dtype="float32") for shape in ((m, c), (c, span), (m, span)))
     sources = _transform(queue, job, 1, "sources", alignment(t.source), INPUT_QUADS=w % OUT == 0 and pad[1] == 1)
     size, sizes = (span, c - (-pairs // span)), (n, c, h, w, *places, *pad, pairs)
     sources(queue, size, (launch.LOCAL_1D, 1), t.source, t.weight, v, u, *sizes)
-    _tile_products(queue, gemm.Operands(u, v, sums), PARTS, m, span, c, trans_a=back)
+    _tile_products(queue, gemm.Operands(u, v, sums), TILE_PRODUCTS, m, span, c, trans_a=back)
     macros = constants() | {"PART": 2, "QUADS": int(ow % OUT == 0 and job.ending.stored == "float32")}
-    outputs = ending.kernel(queue, job, FILES, "winograd_outputs", macros)
+    outputs = ending.ending_kernel(queue, job, WINOGRAD_FILES, "winograd_outputs", macros)
     outputs(queue, (span, m), (launch.LOCAL_1D, 1), sums, *t.end, n, m, oh, ow, *places, t.scale)
 
 
-def _winograd_weight_grad(queue: Any, job: Job, profile: DeviceProfile, t: Operands) -> None:
+def _winograd_weight_grad(queue: Any, job: Job, profile: DeviceProfile, t: ConvOperands) -> None:
     """Sums over all tiles, in parts where that makes more work-groups: each is a product of its own, and the last transform adds them."""
     (n, c, h, w, m, oh, ow), (high, wide, span) = job.sizes[:7], tiles(job)
     depth = -(-span // _useful_parts(m, c, span, profile.max_compute_units) // 16) * 16
     parts, pairs = -(-span // depth), m * c
-    v, d, du = (t.room(PARTS * parts, *shape, dtype="float32") for shape in ((c, depth), (m, depth), (m, c)))
+    v, d, du = (t.room(TILE_PRODUCTS * parts, *shape, dtype="float32") for shape in ((c, depth), (m, depth), (m, c)))
     quads = {"INPUT_QUADS": w % OUT == 0 and job.g.pad[1] == 1, "QUADS": ow % OUT == 0}
     sources = _transform(queue, job, 3, "grad_sources", alignment(t.source, t.weight), **quads)
     sizes = (n, c, h, w, m, oh, ow, high, wide, parts, depth, *job.g.pad)
     sources(queue, (parts * depth, c + m), (launch.LOCAL_1D, 1), t.source, t.weight, v, d, *sizes)
-    _tile_products(queue, gemm.Operands(d, v, du), PARTS * parts, m, c, depth, trans_b=True)
+    _tile_products(queue, gemm.Operands(d, v, du), TILE_PRODUCTS * parts, m, c, depth, trans_b=True)
     _transform(queue, job, 4, "weight_grads")(queue, (pairs,), (launch.LOCAL_1D,), du, t.result, pairs, parts)
 
 
 def _useful_parts(m: int, c: int, span: int, units: int) -> int:
     """Into how many parts a sum goes, so that all compute units are busy until its end."""
-    blocks = PARTS * -(-m // BLOCK) * -(-c // BLOCK)
+    blocks = TILE_PRODUCTS * -(-m // BLOCK) * -(-c // BLOCK)
     return min(range(1, max(1, span // LEAST_DEPTH) + 1), key=lambda parts: -(-blocks * parts // units) * (-(-span // parts) + BLOCK_COST))
 
 
@@ -165,7 +165,7 @@ def _transform(queue: Any, job: Job, part: int, name: str, alignment: int = 1, *
     vectors = alignment == 16 and job.dtype == "float32"
     defines = constants() | {"PART": part, "ITEMS": launch.LOCAL_1D, "INPUT_GRAD": job.kind == INPUT_GRAD}
     defines |= {macro: vectors and wide for macro, wide in quads.items()}
-    return launch.kernel(queue, __file__, FILES, f"winograd_{name}", dict.fromkeys("XWY", job.dtype), defines)
+    return launch.kernel(queue, __file__, WINOGRAD_FILES, f"winograd_{name}", dict.fromkeys("XWY", job.dtype), defines)
 
 
 def _tile_products(
@@ -173,7 +173,7 @@ def _tile_products(
 ) -> None:
     """The products of all elements of a tile in one launch."""
     aligned = not any(size % 4 for size in (m if trans_a else k, k if trans_b else n, m * k, n * k))
-    p = gemm.Product(m, n, k, trans_a, trans_b, *("float32",) * 3, batch=(1, batches), a_strides=(0, m * k), b_strides=(0, n * k),
+    p = gemm.Matmul(m, n, k, trans_a, trans_b, *("float32",) * 3, batch=(1, batches), a_strides=(0, m * k), b_strides=(0, n * k),
                      aligned=aligned, placed=True)  # fmt: skip
     extra = {"why": "one for every element of a tile"}
     config = None if launch.on_cpu_device(queue) else KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, 64, 64, 16, 8, extra=extra)
@@ -183,6 +183,6 @@ def _tile_products(
 algorithms.add(
     "conv2d", "winograd", "winograd.cl transforms.cl", "3 x 3 kernels with stride 1, where the model says that it pays",
     "cases_h200.json: conv 3x3 64x64x56x56 to 64 forward", run,
-    device="gpu", when=suits, configurations=space,
+    device="gpu", when=suits, configurations=winograd_space,
     samples=(KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "simt", "winograd_channels": 1}),),
 )  # fmt: skip

@@ -11,20 +11,21 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.engine import algorithms, launch
 from netcl.ops.conv import ending, winograd
 from netcl.ops.conv.ending import widened
-from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, Job, Operands
-from netcl.ops.conv.winograd import LEAST_TERMS, OUT, PARTS, TILE, constants
+from netcl.ops.conv.job import GROUPS_PER_UNIT, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
+from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE, TILE_PRODUCTS, constants
 
 # In the time of the 36 products of a channel and a filter with one tile, lanes filled: the same with the transforms of pixels, a plain sum,
 # and the transform of the weights.
 WITH_TRANSFORMS, PLAIN, TRANSFORM = 1.3, 5.0, 10.0
 STRIP, LONGEST_STRIP = 32, 128  # tiles of a strip where weights are transformed once; most where every strip transforms them again
-ROOM = 5 << 18  # bytes of transformed inputs that stay in the second cache
-WEIGHTS = 1 << 20  # bytes of transformed weights that stay there beside a strip: more are made again for every strip, which is faster
-GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others
+INPUT_ROOM = 5 << 18  # bytes of transformed inputs that stay in the second cache
+CACHED_WEIGHTS = (
+    1 << 20
+)  # bytes of transformed weights that stay there beside a strip: more are made again for every strip, which is faster
 LEAST_PER_UNIT = 2  # as many where strips are few: every group of a strip transforms it for itself
 APART = 16  # elements between the parts of transformed values, as in the kernel
 CHANNELS, DEPTH = 16, 64  # whose weights are transformed by a work-group, and by a group of the convolution at a time
-FILES = "ends.cl lanes.cl transforms.cl winograd_cpu.cl"
+WINOGRAD_CPU_FILES = "ends.cl lanes.cl transforms.cl winograd_cpu.cl"
 TUNED_TILES = {32: ({"MR": 8, "NV": 3}, {"MR": 16, "NV": 1}), 16: ({"MR": 4, "NV": 3}, {"MR": 8, "NV": 1})}  # by vector registers
 LINES = 2 * TILE + OUT  # lines of a strip in local memory: patches, what comes after them, results
 
@@ -51,9 +52,9 @@ def wanted(job: Job, config: KernelConfig, pays: Callable[[], bool]) -> bool:
     return pays() if least is None else min(job.g.c, job.g.f) >= least
 
 
-def space(problem: Problem) -> list[KernelConfig]:
+def winograd_cpu_space(problem: Problem) -> list[KernelConfig]:
     """What a tuner tries: its own tiles, and others that fill the registers."""
-    found = winograd.space(problem) if problem.op != WEIGHT_GRAD else []
+    found = winograd.winograd_space(problem) if problem.op != WEIGHT_GRAD else []
     named = [{"tier": "cpu", "winograd_channels": 1, **tiles} for tiles in TUNED_TILES[problem.profile.vector_registers]] if found else []
     return found + [KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra=extra) for extra in named]
 
@@ -73,7 +74,7 @@ def pays(job: Job, profile: ExtendedDeviceProfile) -> bool:
     strips = -(-_tile_count(job) // _strip(tiles))
     ours = WITH_TRANSFORMS * strips * _strip(tiles) + TRANSFORM * (strips if tiles["FRESH"] else 1)
     faster = ours < PLAIN * job.g.n * job.sizes[5] * job.sizes[6] / OUT**2
-    return faster and min(job.g.c, job.g.f) >= LEAST_TERMS and _transformed_bytes(job.sizes[1], profile.lanes) <= 2 * ROOM
+    return faster and min(job.g.c, job.g.f) >= LEAST_TERMS and _transformed_bytes(job.sizes[1], profile.lanes) <= 2 * INPUT_ROOM
 
 
 def tiles_of(job: Job) -> tuple[int, int]:
@@ -92,17 +93,17 @@ def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any])
     tiles = _tile_macros(count, c, m, profile, given)
     blocks, strips = -(-m // tiles["MR"]), -(-count // _strip(tiles))
     groups = min(strips * blocks, max(LEAST_PER_UNIT * units, min(strips, GROUPS_PER_UNIT * units)))
-    room = PARTS * (c * _strip(tiles) + APART * tiles["NT"])
+    room = TILE_PRODUCTS * (c * _strip(tiles) + APART * tiles["NT"])
     if tiles["FRESH"]:
-        room += PARTS * (tiles["DEPTH"] * tiles["MR"] + APART)
-    return Share(tiles, blocks, groups, 0 if tiles["FRESH"] else blocks * PARTS * (c * tiles["MR"] + APART), groups * room)
+        room += TILE_PRODUCTS * (tiles["DEPTH"] * tiles["MR"] + APART)
+    return Share(tiles, blocks, groups, 0 if tiles["FRESH"] else blocks * TILE_PRODUCTS * (c * tiles["MR"] + APART), groups * room)
 
 
 def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> dict[str, Any]:
     """MR filters times NV vectors of VW tiles in registers, NT of them side by side in a strip."""
     lanes = given.get("VW", profile.lanes)
-    longest = max(lanes, min(LONGEST_STRIP, ROOM // _transformed_bytes(c, 1)))
-    fresh = given.get("FRESH", int(count <= longest or 4 * PARTS * c * m > WEIGHTS))
+    longest = max(lanes, min(LONGEST_STRIP, INPUT_ROOM // _transformed_bytes(c, 1)))
+    fresh = given.get("FRESH", int(count <= longest or 4 * TILE_PRODUCTS * c * m > CACHED_WEIGHTS))
     # Powers of two, so that sizes share programs; those that are multiplied, and transformed for, in the least time.
     strips = [size for size in (lanes << k for k in range(8)) if size <= (longest if fresh else STRIP)]
     strip = min(strips, key=lambda size: -(-count // size) * (WITH_TRANSFORMS * size + TRANSFORM)) if fresh else strips[-1]
@@ -128,34 +129,34 @@ def _strip(tiles: Mapping[str, int]) -> int:
 
 def _transformed_bytes(channels: int, tiles: int) -> int:
     """Bytes of transformed inputs."""
-    return 4 * PARTS * channels * tiles
+    return 4 * TILE_PRODUCTS * channels * tiles
 
 
 def local_size(tiles: Mapping[str, int]) -> int:
     """Bytes of local memory: the products of a strip and a block of filters, and lines of pixels, four of every tile."""
-    return 4 * _strip(tiles) * (PARTS * tiles["MR"] + LINES * OUT)
+    return 4 * _strip(tiles) * (TILE_PRODUCTS * tiles["MR"] + LINES * OUT)
 
 
 @widened
-def run(queue: Any, job: Job, config: KernelConfig, profile: ExtendedDeviceProfile, t: Operands) -> None:
+def run(queue: Any, job: Job, config: KernelConfig, profile: ExtendedDeviceProfile, t: ConvOperands) -> None:
     """The transform of weights, unless they are FRESH, then the convolution in one kernel."""
     share, (n, c, h, w, m, oh, ow) = share_of(job, profile, config.extra), job.sizes[:7]
     back = int(job.kind == INPUT_GRAD)
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
     numbers = (n, c, h, w, m, oh, ow, *tiles_of(job), *pad, back)
     macros: dict[str, Any] = {"REAL": job.compute, **share.tiles, **constants()}
-    convolve = ending.kernel(queue, job, FILES, "winograd_cpu", {**macros, "PART": 2})
+    convolve = ending.ending_kernel(queue, job, WINOGRAD_CPU_FILES, "winograd_cpu", {**macros, "PART": 2})
     u, rooms = t.weight, t.room(share.rooms, dtype=job.dtype)
     if not share.tiles["FRESH"]:
         u = t.room(share.weights, dtype=job.dtype)
-        transform = launch.kernel(queue, __file__, FILES, "winograd_cpu_weights", {}, {**macros, "PART": 1})
+        transform = launch.kernel(queue, __file__, WINOGRAD_CPU_FILES, "winograd_cpu_weights", {}, {**macros, "PART": 1})
         transform(queue, (share.blocks, -(-c // CHANNELS)), None, t.weight, u, m, c, back)
     convolve(queue, (share.groups,), None, t.source, u, rooms, *t.end, *numbers, t.scale)
 
 
-SAMPLE = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1})
+WINOGRAD_CPU_CONFIG = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"tier": "cpu", "winograd_channels": 1})
 algorithms.add(
     "conv2d", "winograd_cpu", "winograd_cpu.cl transforms.cl", "3 x 3 kernels with stride 1 and 32 channels and filters or more",
     "cases_intel.json: conv 3x3 8x64x32x32 to 64 input gradient", run, device="cpu",
-    when=suits, cost=algorithms.first, configurations=space, samples=(SAMPLE,),
+    when=suits, cost=algorithms.first, configurations=winograd_cpu_space, samples=(WINOGRAD_CPU_CONFIG,),
 )  # fmt: skip

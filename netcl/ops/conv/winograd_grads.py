@@ -8,21 +8,20 @@ from netcl.core.capabilities import DeviceProfile
 from netcl.core.kernel_selector import KernelConfig
 from netcl.engine import algorithms, launch
 from netcl.ops.conv.ending import widened
-from netcl.ops.conv.job import WEIGHT_GRAD, Job, Operands
-from netcl.ops.conv.winograd import LEAST_TERMS, OUT, PARTS, constants, space
-from netcl.ops.conv.winograd_cpu import APART, SAMPLE, tiles_of, wanted
+from netcl.ops.conv.job import GROUPS_PER_UNIT, WEIGHT_GRAD, ConvOperands, Job
+from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE_PRODUCTS, constants, winograd_space
+from netcl.ops.conv.winograd_cpu import APART, WINOGRAD_CPU_CONFIG, tiles_of, wanted
 
 WASTE = 2  # times as many pixels in tiles as in the gradient take away what is gained
-TILES = 32  # transformed at a time
-BLOCKS = (32, 64)  # filters of a work-group
-GROUPS_PER_UNIT = 4  # work-groups that even out what cores lose to others; each has sums of its own
+TILES_AT_ONCE = 32  # transformed at a time
+FILTER_BLOCKS = (32, 64)  # filters of a work-group
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether a weight gradient is to be computed like this, and there is room for its sums."""
     if job.kind != WEIGHT_GRAD or not wanted(job, config, lambda: pays(job)):
         return False
-    return 4 * PARTS * (job.g.f + BLOCKS[-1]) * (job.g.c + 32) * GROUPS_PER_UNIT <= profile.max_alloc_size
+    return 4 * TILE_PRODUCTS * (job.g.f + FILTER_BLOCKS[-1]) * (job.g.c + 32) * GROUPS_PER_UNIT <= profile.max_alloc_size
 
 
 def pays(job: Job) -> bool:
@@ -33,18 +32,20 @@ def pays(job: Job) -> bool:
 
 
 @widened
-def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     """Channels last, in x and in dy; the sums, by blocks of filters and shares of the tiles; the way back to weights."""
     g, (high, wide) = job.g, tiles_of(job)
     lanes = config.extra.get("VW", profile.lanes)
-    tiles = {"VW": lanes, "MR": 4 if lanes == 8 else 8, "NV": 2, "NT": 1, "BLOCK": BLOCKS[g.f > BLOCKS[0]], "TILES": TILES}
-    block, across, blocks = tiles["BLOCK"], -(-g.c // (2 * lanes)) * 2 * lanes, -(-g.f // tiles["BLOCK"])
+    block = FILTER_BLOCKS[g.f > FILTER_BLOCKS[0]]
+    tiles = {"VW": lanes, "MR": 4 if lanes == 8 else 8, "NV": 2, "NT": 1, "BLOCK": block, "TILES": TILES_AT_ONCE}
+    across, blocks = -(-g.c // (2 * lanes)) * 2 * lanes, -(-g.f // block)
     count = g.n * high * wide
-    shares = max(1, min(-(-GROUPS_PER_UNIT * profile.max_compute_units // blocks), count // TILES))
+    shares = max(1, min(-(-GROUPS_PER_UNIT * profile.max_compute_units // blocks), count // TILES_AT_ONCE))
     seen = ((OUT * high + 2, OUT * wide + 2), (OUT * high, OUT * wide))  # lines and columns of x and of dy, to whole tiles
     sizes = (
         g.n * seen[0][0] * seen[0][1] * g.c + 2 * lanes, g.n * seen[1][0] * seen[1][1] * g.f + block,
-        shares * blocks * PARTS * (block * across + APART), shares * blocks * PARTS * (TILES * (across + block) + 2 * APART),
+        shares * blocks * TILE_PRODUCTS * (block * across + APART),
+        shares * blocks * TILE_PRODUCTS * (TILES_AT_ONCE * (across + block) + 2 * APART),
     )  # fmt: skip
     defines: dict[str, Any] = {"REAL": job.compute, **tiles}
     turn = launch.kernel(queue, __file__, "ends.cl lanes.cl weights.cl", "channels_last", {}, defines)
@@ -62,6 +63,6 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: O
 algorithms.add(
     "conv2d", "winograd_grads", "winograd_grads.cl transforms.cl", "weight gradients of the same, from 32 tiles on",
     "cases_intel.json: conv 3x3 8x64x56x56 to 64 weight gradient", run,
-    device="cpu", when=suits, cost=algorithms.first, samples=(SAMPLE,),
-    configurations=lambda problem: space(problem) if problem.op == WEIGHT_GRAD else [],
+    device="cpu", when=suits, cost=algorithms.first, samples=(WINOGRAD_CPU_CONFIG,),
+    configurations=lambda problem: winograd_space(problem) if problem.op == WEIGHT_GRAD else [],
 )  # fmt: skip

@@ -18,12 +18,10 @@ from netcl.engine.registry import S, composite, op
 from netcl.ops.finish import Finish, activation_vjp, apart
 from netcl.ops.matmul import amx, cpu, mma, wgmma  # noqa: F401, add their algorithms
 from netcl.ops.matmul.einsum import einsum
-from netcl.ops.matmul.gemm import ACTIVATIONS, Extras, product
+from netcl.ops.matmul.gemm import EPILOGUE_ACTIVATIONS, Extras, product
 from netcl.ops.movement import sum_to
 
 __all__ = ["affine", "affine_activated", "bmm", "build_matmul_kernel", "einsum", "linear", "matmul", "outer"]
-
-TYPES = (*launch.FLOATS, *launch.INTEGERS)
 
 
 # ---- matmul
@@ -61,11 +59,11 @@ def _product_shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans
 
 def _result_dtype(name: str, *operands: Tensor) -> str:
     first = operands[0].dtype
-    if first in TYPES and all([x.dtype is first for x in operands]):
+    if first in launch.NUMBERS and all([x.dtype is first for x in operands]):
         return first
     result = dtypes.DTYPES[first]
     for x in operands:
-        if x.dtype not in TYPES:
+        if x.dtype not in launch.NUMBERS:
             raise DtypeError(message(name, "products take numbers", 'cast first: x.to("float32")', dtype=x.dtype, shape=x.shape))
         result = dtypes.promote(result, dtypes.DTYPES[x.dtype])
     return result.name
@@ -205,11 +203,11 @@ def _check_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
         raise ShapeError(message("linear", f"bias has one value per output, {w.shape[0]} of them", **shapes, **{"bias.shape": bias.shape}))
 
 
-def _affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
+def _launch_affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
     x, w, bias = launch.as_tensors("linear", x, w, bias)
     dtype = _result_dtype("linear", x, w) if bias is None else _result_dtype("linear", x, w, bias)
     _check_linear(x, w, bias)
-    finish = Finish(dtype, activation=ACTIVATIONS[activation] if activation else "")
+    finish = Finish(dtype, activation=EPILOGUE_ACTIVATIONS[activation] if activation else "")
     if x.array is not None:
         return apart(launch.run_cpu(_affine_numpy, x, w, bias, dtype=dtype), finish)
     return affine_with(x, w, Extras(finish, bias))
@@ -262,11 +260,11 @@ _LINEAR_ERRORS = [
 )
 def affine(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x w' + bias``: what ``linear`` does without an activation."""
-    return _affine(x, w, bias, None)
+    return _launch_affine(x, w, bias, None)
 
 
 def _activated_vjp(F, g, x, w, bias, out, activation, needs):
-    g = activation_vjp(F, ACTIVATIONS[activation], g, out, lambda: F.affine(x, w, bias))
+    g = activation_vjp(F, EPILOGUE_ACTIVATIONS[activation], g, out, lambda: F.affine(x, w, bias))
     return _affine_vjp(F, g, x, w, None if bias is None else bias.shape, needs)
 
 
@@ -283,12 +281,12 @@ _PLAIN_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     vjp=_activated_vjp,
     ref=lambda x, w, bias=None, *, activation: _PLAIN_ACTIVATIONS[activation](_affine_ref(x, w, bias)),
     amp="half",
-    samples=[S((3, 5), (20, 5), (20,), activation=name) for name in ACTIVATIONS] + [S((70, 40), (19, 40), activation="relu")],
+    samples=[S((3, 5), (20, 5), (20,), activation=name) for name in EPILOGUE_ACTIVATIONS] + [S((70, 40), (19, 40), activation="relu")],
     errors=_LINEAR_ERRORS[:0],
 )
 def affine_activated(x: Tensor, w: Tensor, bias: Tensor | None = None, *, activation: str) -> Tensor:
     """``linear`` with an activation, in one kernel; backward keeps the result."""
-    return _affine(x, w, bias, activation)
+    return _launch_affine(x, w, bias, activation)
 
 
 @composite(
@@ -309,8 +307,8 @@ def linear(F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, activation:
     """
     if activation is None:
         return F.affine(x, w, bias)
-    if activation not in ACTIVATIONS:
-        remedy = f"known are {', '.join(ACTIVATIONS)}"
+    if activation not in EPILOGUE_ACTIVATIONS:
+        remedy = f"known are {', '.join(EPILOGUE_ACTIVATIONS)}"
         raise ShapeError(message("linear", "unknown activation", remedy, activation=repr(activation)))
     return F.affine_activated(x, w, bias, activation=activation)
 

@@ -6,7 +6,7 @@ driver build the kernels, and is a product of odd sizes right.
 
 bfloat16 operands are multiplied as they are. float32 operands are split into two bfloat16 values (three products, about twice the
 speed of float32 arithmetic); what that loses is below the rounding of a plain float32 sum only where sums are long, so
-``set_matmul_precision("highest")`` takes it from :data:`SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` rounds to bfloat16.
+``set_matmul_precision("highest")`` takes it from :data:`AMX_SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` rounds to bfloat16.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms
 from netcl.ops.matmul import cpu, gemm
-from netcl.ops.matmul.gemm import Operands, Product
+from netcl.ops.matmul.gemm import Matmul, Operands
 
 log = logging.getLogger("netcl")
 
-SPLIT_DEPTH = 1024
-LEAST_WORK = 128**3  # multiply-adds: below, packing costs more than is won
+AMX_SPLIT_DEPTH = 1024
+AMX_LEAST_WORK = 128**3  # multiply-adds: below, packing costs more than is won
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
-_LANES = 16  # of the vectors that a product ends in
-_TILE = 512  # values of a packed tile: 16 x 32
+_AMX_LANES = 16  # of the vectors that a product ends in
+_PACKED_TILE = 512  # values of a packed tile: 16 x 32
 
 
 @cache
@@ -52,7 +52,7 @@ def granted() -> bool:
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
-def terms_for(p: Product) -> int:
+def terms_for(p: Matmul) -> int:
     """How many bfloat16 values an operand becomes; 0 where AMX would not be exact enough, or cannot be used."""
     if p.real != "float":
         return 0
@@ -61,14 +61,14 @@ def terms_for(p: Product) -> int:
     if {p.a, p.b} - {"float32", "bfloat16"}:
         return 0
     precision = get_matmul_precision()
-    return 1 if precision == "medium" else 2 if precision == "high" or p.k >= SPLIT_DEPTH else 0
+    return 1 if precision == "medium" else 2 if precision == "high" or p.k >= AMX_SPLIT_DEPTH else 0
 
 
-def wants(p: Product, config: KernelConfig, profile: DeviceProfile) -> bool:
+def wants(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether a product is computed on AMX: by name, or where ``NETCL_AMX`` asks for it and it is exact enough and pays."""
     if config.extra.get("tier") == "amx":
         return True
-    return bool(env.value("NETCL_AMX") and p.batches * p.m * p.n * p.k >= LEAST_WORK and terms_for(p))
+    return bool(env.value("NETCL_AMX") and p.batches * p.m * p.n * p.k >= AMX_LEAST_WORK and terms_for(p))
 
 
 def _driver_works(queue: Any) -> bool:
@@ -90,7 +90,7 @@ def _multiplies_exactly(queue: Any) -> bool:
     a, b = rng.standard_normal((33, 70), np.float32), rng.standard_normal((70, 50), np.float32)
     exact = a.astype(np.float64) @ b
     for terms, bound in ((1, 2**-6), (2, 2**-14)):
-        p = Product(33, 50, 70, False, False, "float32", "float32", "float32")
+        p = Matmul(33, 50, 70, False, False, "float32", "float32", "float32")
         t = Operands(Tensor.from_host(queue, a), Tensor.from_host(queue, b), Tensor.empty((33, 50), queue=queue))
         try:
             run(queue, p, t, terms, 2)
@@ -103,16 +103,18 @@ def _multiplies_exactly(queue: Any) -> bool:
     return True
 
 
-def run(queue: Any, p: Product, t: Operands, terms: int, units: int) -> None:
+def run(queue: Any, p: Matmul, t: Operands, terms: int, units: int) -> None:
     """Pack both operands, multiply, and do again what holds infinities or NaN."""
     rows, columns, depth = 2 * -(-p.m // 32), 2 * -(-p.n // 32), -(-p.k // 32)
-    a_plane, b_plane = p.batches * rows * depth * _TILE, p.batches * columns * depth * _TILE
+    a_plane, b_plane = p.batches * rows * depth * _PACKED_TILE, p.batches * columns * depth * _PACKED_TILE
     first, flags = terms * a_plane, p.batches * rows
     direct = int(p.plain(p.c) and not p.has_bias and p.ending.plain and not p.scaled)
     macros: dict[str, Any] = {"TERMS": terms, "DIRECT": direct, "A_PLAIN": p.plain(p.a), "B_PLAIN": p.plain(p.b)}
     pack_a, pack_b, repair = (gemm.compiled(queue, "amx.cl", f"amx_{name}", p, **macros) for name in ("pack_a", "pack_b", "repair"))
-    ends, functions = cpu.vector_ends(p, _LANES)
-    multiply = gemm.compiled(queue, "vectors.cl line.cl amx.cl", "amx_multiply", p, _LANES, "".join(functions), VW=_LANES, **macros, **ends)
+    ends, functions = cpu.vector_ends(p, _AMX_LANES)
+    multiply = gemm.compiled(
+        queue, "vectors.cl line.cl amx.cl", "amx_multiply", p, _AMX_LANES, "".join(functions), VW=_AMX_LANES, **macros, **ends
+    )
     batch = p.batch[1]
     share = max(1, -(-4 * units // (columns // 2 * p.batches)))
     block = 2 * max(1, rows // 2 // share)
@@ -127,7 +129,7 @@ def run(queue: Any, p: Product, t: Operands, terms: int, units: int) -> None:
         repair(queue, (columns, rows, p.batches), 1, t.a, t.b, *t.end, odd, *numbers, t.scale)
 
 
-def _amx(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _amx(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     run(queue, p, t, config.extra.get("terms") or terms_for(p) or 2, profile.max_compute_units)
 
 

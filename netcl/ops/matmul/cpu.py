@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.dtype import HALVES, sum_dtype
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
+from netcl.core.kernel_selector import KernelConfig, Problem
+from netcl.core.kernel_selector import KernelVariant as V
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.opencl_text import loose_halves
 from netcl.ops.matmul import gemm
-from netcl.ops.matmul.gemm import Operands, Product
+from netcl.ops.matmul.gemm import Matmul, Operands
 
-V = KernelVariant
 _PANEL = 256 * 1024  # bytes of B that a work-item packs: half of a common second cache, and what Intel's runtime allows
 _DEPTH = {64: 1024}  # rows of a panel by bytes of a vector: A is read in place, so wide tiles want long runs of it; else 512
 _PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in columns costs less than a second launch
@@ -23,7 +23,7 @@ _PACK_PANELS = 8  # that a work-item packs side by side of an A that is not tran
 _PACK_BYTES = 64 * 1024  # of a transposed A that a work-item packs, in whole rows of it
 _PACK_STREAMS = {64: 32}  # rows of it that are read side by side, by bytes of a vector; else 16
 _COLUMNS = 64  # of a panel
-_ROWS = 256  # that a panel is worth packing for: a thirtieth of the work
+_PACKING_ROWS = 256  # that a panel is worth packing for: a thirtieth of the work
 _DOT_ROWS = 64
 _DOT_DEPTH = 8  # vectors along k: below, adding up their lanes costs more than packing
 _UNPACKED_ROWS = {4: 4}  # by lanes: a narrow tile reads half a cache line per row of B, so packing pays from five rows on
@@ -52,7 +52,7 @@ class _Tile(NamedTuple):
         return {"MR": self.rows, "NV": self.vectors, "VW": self.lanes, "STRIPS": self.strips}
 
 
-def _register_tile(p: Product, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
+def _register_tile(p: Matmul, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
     """For the device's registers: 32 of 4 or of 16 lanes, or 16 of 8 (AVX2); or of the rows and vectors a configuration names."""
     lanes, few = profile.lanes * 4 // p.itemsize, profile.vector_registers == 16
     rows, vectors = (6, 2) if few else (6, 4)
@@ -62,15 +62,15 @@ def _register_tile(p: Product, profile: DeviceProfile, extra: Mapping[str, Any] 
     return _Tile(rows, vectors, lanes, max(1, min(_COLUMNS // (vectors * lanes), -(-p.n // (vectors * lanes)))))
 
 
-def _group_rows(p: Product, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
+def _group_rows(p: Matmul, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
     """Rows of a work-group, in whole tiles: as many as leave four groups per core, or sixteen where that hardly packs B more often."""
     per_block, units = panels * p.batches, profile.max_compute_units
     few, many = (max(1, -(-groups * units // per_block)) for groups in (4, 16))
-    blocks = max(few, min(many, p.m // _ROWS))
+    blocks = max(few, min(many, p.m // _PACKING_ROWS))
     return max(1, -(-p.m // blocks // tile.rows)) * tile.rows
 
 
-def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _panels(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """B packed into local memory; A packed before where it is transposed and large, or stored in fewer bits.
 
     Where the result gives fewer groups than there are cores, k is split: its parts are batches of a product whose results are added.
@@ -96,7 +96,7 @@ def _panels(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile
     kernel(queue, groups, 1, a, t.b, *t.end, sums, *numbers, t.scale)
 
 
-def _pack(queue: Any, p: Product, tile: _Tile, a: Tensor, packed: Tensor) -> Tensor:
+def _pack(queue: Any, p: Matmul, tile: _Tile, a: Tensor, packed: Tensor) -> Tensor:
     """A into panels of a tile's rows: some streams at a time along the rows of a transposed one, else some panels after another."""
     panels = -(-p.m // tile.rows)
     if p.trans_a:
@@ -110,7 +110,7 @@ def _pack(queue: Any, p: Product, tile: _Tile, a: Tensor, packed: Tensor) -> Ten
     return packed
 
 
-def vector_ends(p: Product, lanes: int) -> tuple[dict[str, str], dict[str, None]]:
+def vector_ends(p: Matmul, lanes: int) -> tuple[dict[str, str], dict[str, None]]:
     """How kernels read biases and residuals and store results in vectors, and the functions it takes; less for other dtypes than floats."""
     macros: dict[str, str] = {}
     functions: dict[str, None] = {}
@@ -126,7 +126,7 @@ def vector_ends(p: Product, lanes: int) -> tuple[dict[str, str], dict[str, None]
     return macros, functions
 
 
-def _panel_kernel(queue: Any, p: Product, tile: _Tile, **macros: int) -> Any:
+def _panel_kernel(queue: Any, p: Matmul, tile: _Tile, **macros: int) -> Any:
     """``gemm_panel`` with the ways in which it reads and writes vectors of the operands' dtypes."""
     ends, functions = vector_ends(p, tile.lanes)
     read, text = p.lanes("B", p.b, tile.lanes)
@@ -138,13 +138,13 @@ def _panel_kernel(queue: Any, p: Product, tile: _Tile, **macros: int) -> Any:
     return gemm.compiled(queue, "vectors.cl line.cl cpu.cl", "gemm_panel", p, tile.lanes, "".join(functions), **macros, **ends, **read)
 
 
-def _cpu_splits(p: Product, tiles: int, profile: DeviceProfile) -> int:
+def _cpu_splits(p: Matmul, tiles: int, profile: DeviceProfile) -> int:
     """Into how many equal parts k goes: as many as give every core a register tile, if the result has not that many itself."""
     wanted = min(-(-profile.max_compute_units // max(1, tiles)), p.k // gemm.SPLIT_DEPTH)
     return 1 if p.batches > 1 else next((n for n in range(wanted, 1, -1) if p.k % n == 0), 1)
 
 
-def _split_panels(queue: Any, p: Product, tile: _Tile, depth: int, splits: int, profile: DeviceProfile, t: Operands) -> None:
+def _split_panels(queue: Any, p: Matmul, tile: _Tile, depth: int, splits: int, profile: DeviceProfile, t: Operands) -> None:
     part, panels = p.k // splits, -(-p.n // (tile.columns * tile.strips))
     inner = p.bare(batch=(1, splits))
     rows, steps = _group_rows(inner, tile, panels, profile), (0, part * p.a_steps[1], 0, part * p.b_steps[0])
@@ -161,7 +161,7 @@ def _dot_tile(rows: int, profile: DeviceProfile) -> tuple[int, int]:
     return (rows, 8) if rows <= 2 else (4, 4) if rows % 4 == 0 and rows <= 16 else (3, 8)
 
 
-def _dot(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _dot(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """Dot products along k; both operands as they lie."""
     lanes = _register_tile(p, profile).lanes
     height, width = _dot_tile(p.m, profile)
@@ -172,7 +172,7 @@ def _dot(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t
     kernel(queue, -(-p.n // columns) * p.batches, 1, t.a, t.b, *t.end, *numbers, t.scale)
 
 
-def _unpacked(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _multiply_unpacked(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """B read where it lies, a tile of all rows at once."""
     lanes = _register_tile(p, profile).lanes
     height = next(rows for rows in (1, 4, 12) if rows >= min(p.m, 12))
@@ -186,13 +186,13 @@ def _unpacked(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfi
     kernel(queue, groups, 1, t.a, t.b, *t.end, t.out, *numbers, t.scale)
 
 
-def _suits_dot(p: Product, config: KernelConfig, profile: DeviceProfile) -> bool:
+def _suits_dot(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
     form, lanes = config.extra.get("form"), _register_tile(p, profile).lanes
     can = p.plain(p.a) and p.plain(p.b) and p.trans_b and not p.trans_a
     return bool(can) and (form == "dot" or (not form and p.m <= _DOT_ROWS and p.k >= _DOT_DEPTH * lanes))
 
 
-def _suits_unpacked(p: Product, config: KernelConfig, profile: DeviceProfile) -> bool:
+def _suits_unpacked(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
     form, lanes = config.extra.get("form"), _register_tile(p, profile).lanes
     can = p.plain(p.b) and not p.trans_b and p.n >= (2 if lanes == 16 else 4) * lanes
     small = lanes == 16 and p.n % (2 * lanes) == 0 and p.k * p.n <= _UNPACKED_VALUES and p.m <= _UNPACKED_MOST
@@ -209,19 +209,19 @@ def _panel_space(problem: Problem) -> Iterator[KernelConfig]:
 
 
 _DOT, _UNPACKED = (KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "cpu", "form": form}) for form in ("dot", "unpacked"))
-_CPU: dict[str, Any] = {"device": "cpu", "variants": gemm.VARIANTS[1:]}
+_ON_CPUS: dict[str, Any] = {"device": "cpu", "variants": gemm.VARIANTS[1:]}
 algorithms.add(
     "matmul", "dot", "dot.cl", "few rows times a transposed matrix: dot products, nothing packed",
-    "cases_intel.json: linear 8x512x1000", _dot, **_CPU, when=_suits_dot,
+    "cases_intel.json: linear 8x512x1000", _dot, **_ON_CPUS, when=_suits_dot,
     configurations=lambda problem: [_DOT] if problem.flags["trans_b"] and not problem.flags["trans_a"] else [], samples=(_DOT,),
 )  # fmt: skip
 algorithms.add(
     "matmul", "unpacked", "cpu.cl", "few rows, or a matrix that stays in the second cache: it is read in place",
-    "cases_intel.json: attention values 64 x 64x32x64", _unpacked,
-    **_CPU, when=_suits_unpacked, configurations=lambda problem: [] if problem.flags["trans_b"] else [_UNPACKED], samples=(_UNPACKED,),
+    "cases_intel.json: attention values 64 x 64x32x64", _multiply_unpacked,
+    **_ON_CPUS, when=_suits_unpacked, configurations=lambda problem: [] if problem.flags["trans_b"] else [_UNPACKED], samples=(_UNPACKED,),
 )  # fmt: skip
 algorithms.add(
     "matmul", "panel", "cpu.cl pack.cl", "CPUs: register tiles over packed panels",
-    "cases_intel.json: matmul 1024", _panels, **_CPU, configurations=_panel_space,
+    "cases_intel.json: matmul 1024", _panels, **_ON_CPUS, configurations=_panel_space,
     samples=(KernelConfig(V.MATMUL_REGISTER_TILED, extra={"tier": "cpu", "form": "panel"}),),
 )  # fmt: skip

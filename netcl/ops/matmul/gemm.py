@@ -1,6 +1,6 @@
 """Launches of matrix products: which kernel, with which tiles, over which groups.
 
-The selector gives a configuration; :func:`algorithm_of` finds the algorithm that carries it out. A configuration may name a *tier* in
+The selector gives a configuration; :func:`product_algorithm` finds the algorithm that carries it out. A configuration may name a *tier* in
 ``extra["tier"]``: ``cpu`` (cpu.cl and what belongs to it), ``simt`` (kernels of every GPU) or the name of a vendor's algorithm.
 """
 
@@ -17,24 +17,24 @@ from netcl.core.device import handle_of
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
+from netcl.core.kernel_selector import KernelConfig, Problem, get_kernel_selector, is_named
+from netcl.core.kernel_selector import KernelVariant as V
 from netcl.core.tensor import Tensor, new_result
 from netcl.engine import algorithms, launch
 from netcl.engine.algorithms import Algorithm
 from netcl.engine.opencl_text import loose_halves
-from netcl.engine.strided import Axis, alignment, broadcast_strides, broadcast_to, merge
+from netcl.engine.strided import CopyAxis, alignment, broadcast_strides, broadcast_to, merge
 from netcl.ops.finish import Finish
 from netcl.ops.pointwise import cast
 
-V = KernelVariant
 #: Activations by the names users give them, as rows.
-ACTIVATIONS = {"relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "silu": "silu", "gelu": "gelu_erf"}
+EPILOGUE_ACTIVATIONS = {"relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "silu": "silu", "gelu": "gelu_erf"}
 _WIDEN_FROM = 64**3  # multiply-adds; below, two more launches cost more
 SPLIT_DEPTH = 256  # least depth of a part of a product that is split along k
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """c[batch] = op(a) op(b), m x n over k; batches are numbered over two axes with a stride each per operand."""
 
     m: int
@@ -98,7 +98,7 @@ class Product:
     def ending(self) -> Finish:
         return self.finish or Finish(self.c)
 
-    def bare(self, **changes: Any) -> Product:
+    def bare(self, **changes: Any) -> Matmul:
         """The sums alone, in the type they are kept in."""
         return replace(self, c=sum_dtype(self.c), bias=None, finish=None, scaled=False, **changes)
 
@@ -143,7 +143,7 @@ class Operands(NamedTuple):
         return new_result((count,), sum_dtype(self.out.dtype), self.out.queue)
 
 
-def compiled(queue: Any, file: str, name: str, p: Product, lanes: int = 1, text: str = "", **defines: Any) -> Any:
+def compiled(queue: Any, file: str, name: str, p: Matmul, lanes: int = 1, text: str = "", **defines: Any) -> Any:
     """A kernel of the files beside this one, for the dtypes and the end of a product; ``lanes`` values are finished at once."""
     end = p.ending
     operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32", "ADDED": end.residual or "float32"}
@@ -155,15 +155,15 @@ def compiled(queue: Any, file: str, name: str, p: Product, lanes: int = 1, text:
 # ---- any device: simt.cl
 
 
-def _naive(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _naive(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     _per_item(queue, p, config, t, "gemm_naive", p.batches * p.m * p.n)
 
 
-def _vectorized(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _vectorized(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     _per_item(queue, p, config, t, "gemm_vectorized", p.batches * -(-p.m // 4) * -(-p.n // 4))
 
 
-def _per_item(queue: Any, p: Product, config: KernelConfig, t: Operands, name: str, total: int) -> None:
+def _per_item(queue: Any, p: Matmul, config: KernelConfig, t: Operands, name: str, total: int) -> None:
     numbers = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
     compiled(queue, "naive.cl", name, p)(queue, total, config.local_size_1d, t.a, t.b, *t.end, *numbers, t.scale)
 
@@ -190,10 +190,10 @@ class Block(NamedTuple):
     def items(self) -> int:
         return self.m // self.rows * (self.n // self.columns) * self.slices
 
-    def local_bytes(self, p: Product, buffers: int) -> int:
+    def local_bytes(self, p: Matmul, buffers: int) -> int:
         return (buffers * self.k * (self.m + self.n) if self.k else 17 * self.items) * p.itemsize
 
-    def fits(self, p: Product, profile: DeviceProfile) -> bool:
+    def fits(self, p: Matmul, profile: DeviceProfile) -> bool:
         """Whether the device has room for two of its blocks, and for its work-items."""
         return self.items <= profile.max_work_group_size and self.local_bytes(p, 2) <= profile.local_mem_size
 
@@ -223,17 +223,17 @@ BLOCKS = (
     Block(32, 32, 32, 4, 4, 4, resident=2, rate=0.4),
     Block(8, 4, 0, 4, 4, 128, resident=2, rate=0.1),
 )
-_ALONE = 1.4  # what fewer work-groups than can be resident achieve, against their share
+FEW_GROUPS_SPEED = 1.4  # what fewer work-groups than can be resident achieve, against their share
 ADDING, PER_PART = 1_400_000, 18  # multiply-adds of a unit in the time that a second launch takes; of all of them, that an addition does
 
 
-def _read_macros(p: Product, quads: bool) -> dict[str, Any]:
+def _read_macros(p: Matmul, quads: bool) -> dict[str, Any]:
     """Macros by which kernels read the operands."""
     macros: dict[str, Any] = {"WIDTH": 4 if quads else 1, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
     return macros | ({"A_QUAD(p)": launch.QUADS[p.a], "B_QUAD(p)": launch.QUADS[p.b]} if quads else {})
 
 
-def _depth_slices(queue: Any, p: Product, block: Block, quads: bool, t: Operands) -> None:
+def _depth_slices(queue: Any, p: Matmul, block: Block, quads: bool, t: Operands) -> None:
     """Blocks whose depth the work-items share, without blocks in local memory."""
     macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _read_macros(p, quads)
     kernel = compiled(queue, "reads.cl slices.cl", "gemm_slices", p, **macros)
@@ -241,7 +241,7 @@ def _depth_slices(queue: Any, p: Product, block: Block, quads: bool, t: Operands
     kernel(queue, groups_of(p, block.m, block.n) * block.items, block.items, t.a, t.b, *t.end, *numbers, t.scale)
 
 
-def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _tiles(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     block = _best_block(p, config, profile)
     quads = config.use_vectorization and p.aligned and p.a in launch.QUADS and p.b in launch.QUADS
     if block.k == 0:
@@ -259,12 +259,12 @@ def _tiles(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile,
     in_parts(queue, p, splits, kernel, groups * splits * block.items, block.items, t.a, t.b, numbers, t)
 
 
-def groups_of(p: Product, bm: int, bn: int) -> int:
+def groups_of(p: Matmul, bm: int, bn: int) -> int:
     return p.batches * -(-p.m // bm) * -(-p.n // bn)
 
 
 def in_parts(
-    queue: Any, p: Product, splits: int, kernel: Any, size: int, local: int, a: Tensor, b: Tensor, numbers: Sequence[int], t: Operands
+    queue: Any, p: Matmul, splits: int, kernel: Any, size: int, local: int, a: Tensor, b: Tensor, numbers: Sequence[int], t: Operands
 ) -> None:
     """Launch a kernel over a product, or over its parts along k, which are then added up."""
     if splits == 1:
@@ -275,14 +275,14 @@ def in_parts(
     add_parts(queue, p, splits, sums, t)
 
 
-def add_parts(queue: Any, p: Product, splits: int, sums: Tensor, t: Operands) -> None:
+def add_parts(queue: Any, p: Matmul, splits: int, sums: Tensor, t: Operands) -> None:
     """Add up the parts of a product that was split along k, and end it."""
     total, width = p.batches * p.m * p.n, 4 if p.n % 4 == 0 and p.plain(p.c) else 1
     kernel = compiled(queue, "naive.cl", "add_parts", p, SUMS=width)
     kernel(queue, total // width, launch.LOCAL_1D, sums, *t.end, p.n, p.has_bias, p.m * p.n, splits, total, t.scale)
 
 
-def _best_block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
+def _best_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:
     """The fastest by the model: of all blocks where policy decides, else of the ways to split the configuration's along k."""
     units, named = profile.max_compute_units, config.extra.get("splits")
     policy = not is_named(config) and profile.device_type == "gpu" and p.itemsize == 4
@@ -294,28 +294,32 @@ def _best_block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Blo
     return min(choices, key=lambda block: cost(p, block, units))
 
 
-def useful_splits(p: Product, block: Any, units: int) -> list[int]:
+def useful_splits(p: Matmul, block: Any, units: int) -> list[int]:
     """One, and those parts of k that give every compute unit one, two, ... work-groups more."""
     most, groups = p.k // SPLIT_DEPTH if block.k else 1, max(1, groups_of(p, block.m, block.n))
     return sorted({1, *(max(1, min(times * units // groups, most)) for times in range(1, 5))})
 
 
-def cost(p: Product, block: Any, units: int) -> float:
-    """How long a product takes, as multiply-adds of a compute unit: full waves of work-groups, and what is left at the end."""
-    groups, at_once = max(1, groups_of(p, block.m, block.n) * block.splits), units * block.resident
-    waves, left = divmod(groups, at_once)
+def group_times(groups: int, units: int, resident: int) -> float:
+    """How long work-groups take, in times of one of ``resident`` on each compute unit: full waves, and what is left at the end."""
+    waves, left = divmod(max(1, groups), units * resident)
     last = -(-left // units)
-    alone = min(1.0, _ALONE * last / block.resident) or 1.0
+    return waves * resident + last / (min(1.0, FEW_GROUPS_SPEED * last / resident) or 1.0)
+
+
+def cost(p: Matmul, block: Any, units: int) -> float:
+    """How long a product takes, as multiply-adds of a compute unit: full waves of work-groups, and what is left at the end."""
+    taken = group_times(groups_of(p, block.m, block.n) * block.splits, units, block.resident)
     added = ADDING + PER_PART * p.batches * p.m * p.n * (block.splits + 1) / units if block.splits > 1 else 0.0
-    return block.m * block.n * (-(-p.k // block.splits) + block.fill) * (waves * block.resident + last / alone) / block.rate + added
+    return block.m * block.n * (-(-p.k // block.splits) + block.fill) * taken / block.rate + added
 
 
-def portable_cost(p: Product, profile: DeviceProfile) -> float:
+def portable_cost(p: Matmul, profile: DeviceProfile) -> float:
     """How long the kernels that run on every GPU would take, in the same measure."""
     return cost(p, _best_block(p, PORTABLE, profile), profile.max_compute_units)
 
 
-def _working_block(p: Product, config: KernelConfig, profile: DeviceProfile) -> Block:
+def _working_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:
     """A block that works: whole tiles, a work-group the device allows, one buffer that fits local memory."""
     bm, bn, bk, per_item = config.tile_m, config.tile_n, config.tile_k, config.work_per_thread
     rows, slices = config.extra.get("rows_per_item") or per_item, config.extra.get("slices") or 1
@@ -344,7 +348,7 @@ algorithms.add(
     "matmul", "vectorized", "naive.cl", "configurations without local memory: 4 x 4 results per work-item", "", _vectorized,
     device="gpu", variants=VARIANTS[3:], cost=portable_cost, samples=(KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "simt"}),),
 )  # fmt: skip
-TILES = algorithms.add(
+TILED_PRODUCT = algorithms.add(
     "matmul", "tiles", "simt.cl slices.cl", "GPUs: register tiles fed from local memory, or slices of k where those are too few",
     "cases_h200.json: linear 64x784x128", _tiles, device="gpu", variants=VARIANTS[1:3], cost=portable_cost,
     configurations=lambda problem: [block.config() for block in BLOCKS],
@@ -357,7 +361,7 @@ TILES = algorithms.add(
 )  # fmt: skip
 
 
-def _tuned_case(problem: Problem) -> algorithms.Case:
+def _tuned_product(problem: Problem) -> algorithms.Case:
     (m, n, k), (trans_a, trans_b, batches) = problem.shape, (problem.flags[name] for name in ("trans_a", "trans_b", "batches"))
     batch = () if batches == 1 else (batches,)
     return algorithms.Case(
@@ -367,49 +371,49 @@ def _tuned_case(problem: Problem) -> algorithms.Case:
     )  # fmt: skip
 
 
-_FLAGS = {"trans_a": False, "trans_b": False, "batches": 1}
-algorithms.FAMILIES["matmul"] = algorithms.Family("matmul", "matmul", _FLAGS, 3, 3, _tuned_case)
+_PRODUCT_DEFAULTS = {"trans_a": False, "trans_b": False, "batches": 1}
+algorithms.FAMILIES["matmul"] = algorithms.Family("matmul", "matmul", _PRODUCT_DEFAULTS, 3, 3, _tuned_product)
 
 
 # ---- doing it
 
 
-def problem_of(p: Product, profile: ExtendedDeviceProfile) -> Problem:
+def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
     """A product as the selector and the tuner name it."""
     flags = {"trans_a": p.trans_a, "trans_b": p.trans_b, "batches": p.batches}
     return Problem("matmul", p.sizes(), p.ending.dtype, flags, profile)
 
 
-def _without_local_memory_or_vectors(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
+def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
     """A configuration that was named without local memory or vectors, as one of the kernels that need neither."""
     usual = "cpu" if profile.device_type == "cpu" else "simt"
-    tiled = config.extra.get("tier", usual) == "simt" and config.variant in TILES.variants
+    tiled = config.extra.get("tier", usual) == "simt" and config.variant in TILED_PRODUCT.variants
     if not is_named(config) or (config.use_local_memory and (config.use_vectorization or tiled)):
         return config
     vectors = not config.use_local_memory and config.use_vectorization and config.variant is not V.MATMUL_NAIVE
     return replace(config, variant=V.MATMUL_VECTORIZED if vectors else V.MATMUL_NAIVE, extra={**config.extra, "tier": "simt"})
 
 
-def algorithm_of(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
+def product_algorithm(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
     """The algorithm of a product and the configuration it runs with.
 
     A configuration that names a vendor's algorithm where that cannot run (a measurement of another driver) is done portably.
     """
-    config = _without_local_memory_or_vectors(config, profile)
-    found = algorithms.choose("matmul", queue, p, config, profile)
+    config = _plainer_product(config, profile)
+    found = algorithms.choose_algorithm("matmul", queue, p, config, profile)
     if not p.k:
         return NAIVE, config
-    return (found, config) if found else (TILES, PORTABLE)
+    return (found, config) if found else (TILED_PRODUCT, PORTABLE)
 
 
-def chosen(queue: Any, p: Product, config: KernelConfig | None = None) -> tuple[Algorithm, KernelConfig]:
+def chosen(queue: Any, p: Matmul, config: KernelConfig | None = None) -> tuple[Algorithm, KernelConfig]:
     """The algorithm of a product by the selector's choice, or by a given configuration."""
     profile = handle_of(queue).profile
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
-    return algorithm_of(queue, p, config, profile)
+    return product_algorithm(queue, p, config, profile)
 
 
-def _widens(queue: Any, p: Product, algorithm: Algorithm, config: KernelConfig) -> bool:
+def _widens(queue: Any, p: Matmul, algorithm: Algorithm, config: KernelConfig) -> bool:
     """Whether the left operand is cast to the type of sums first, because kernels would read it value by value.
 
     Only where policy decides: a configuration that was measured or named means the kernel as it is.
@@ -418,28 +422,31 @@ def _widens(queue: Any, p: Product, algorithm: Algorithm, config: KernelConfig) 
     return on_cpu and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM
 
 
-def multiply(queue: Any, p: Product, t: Operands, config: KernelConfig | None = None) -> Tensor:
+def multiply(queue: Any, p: Matmul, t: Operands, config: KernelConfig | None = None) -> Tensor:
     """Launch a product; returns its result."""
     algorithm, config = chosen(queue, p, config)
     algorithm.run(queue, p, config, handle_of(queue).profile, t)
     return t.out
 
 
-def _product_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool) -> Product | None:
+def _product_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool) -> Matmul | None:
     """The product of two stacks of matrices; ``None`` if their batch axes need more than two strides."""
     (m, k), n = (a.shape[-2:][::-1] if trans_a else a.shape[-2:]), b.shape[-2 if trans_b else -1]
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     axes = merge(
-        [Axis(*axis) for axis in zip(batch, broadcast_strides(a.shape[:-2], batch), broadcast_strides(b.shape[:-2], batch), strict=True)]
+        [
+            CopyAxis(*axis)
+            for axis in zip(batch, broadcast_strides(a.shape[:-2], batch), broadcast_strides(b.shape[:-2], batch), strict=True)
+        ]
     )
     if len(axes) > 2:
         return None
-    outer, inner = (Axis(1, 0, 0),) * (2 - len(axes)) + axes
+    outer, inner = (CopyAxis(1, 0, 0),) * (2 - len(axes)) + axes
     steps = [(outer[side] * size, inner[side] * size) for side, size in ((1, m * k), (2, k * n))]
     rows = (a.shape[-1], b.shape[-1], *steps[0], *steps[1])
     placed = alignment(a, b) == 16
     aligned = placed and not any(value % 4 for value in rows)
-    return Product(m, n, k, trans_a, trans_b, a.dtype, b.dtype, finish.stored, bias.dtype if bias is not None else None, finish,
+    return Matmul(m, n, k, trans_a, trans_b, a.dtype, b.dtype, finish.stored, bias.dtype if bias is not None else None, finish,
                    (outer.size, inner.size), steps[0], steps[1], aligned, placed, scaled)  # fmt: skip
 
 

@@ -15,15 +15,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from netcl.core.dtype import DTYPES, HALVES
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
+from netcl.core.kernel_selector import KernelConfig, get_matmul_precision
+from netcl.core.kernel_selector import KernelVariant as V
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.ops.matmul import gemm, nvidia
-from netcl.ops.matmul.gemm import Operands, Product
+from netcl.ops.matmul.gemm import Matmul, Operands
 
-V = KernelVariant
-TIER = "mma"
-_FLOATS = {"float32", *HALVES}
+MMA_TIER = "mma"
+_MMA_FLOATS = {"float32", *HALVES}
 _UNITS = {"float32": "MMA_TF32", "float16": "MMA_FLOAT16", "bfloat16": "MMA_BFLOAT16"}
 
 
@@ -50,14 +50,14 @@ class Tile(NamedTuple):
 
     def config(self) -> KernelConfig:
         """What names this tile to a tuner."""
-        return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, extra={"tier": TIER})
+        return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, extra={"tier": MMA_TIER})
 
     def macros(self) -> dict[str, Any]:
         return {"BM": self.m, "BN": self.n, "BK": self.k, "WM": self.warp_m, "WN": self.warp_n, "STAGES": self.stages}
 
 
 #: By bytes of a value. Blocks take 48 KB of local memory and less, which is what all of these GPUs give; rates were measured on an H200.
-TILES = {
+MMA_TILES = {
     2: (
         Tile(128, 128, 32, 64, 64, 3, 10.9, 2, 490),
         Tile(128, 64, 32, 64, 32, 4, 8.4, 3, 280),
@@ -66,7 +66,7 @@ TILES = {
     ),
     4: (Tile(64, 128, 32, 64, 32, 2, 1.54, 2, 40), Tile(64, 64, 32, 32, 32, 3, 1.37, 3, 30)),
 }
-SPLIT_DEPTH = 64  # terms from which on the largest error of split float32 is well within four times that of a plain sum
+MMA_SPLIT_DEPTH = 64  # terms from which on the largest error of split float32 is well within four times that of a plain sum
 
 
 class _Side(NamedTuple):
@@ -77,12 +77,12 @@ class _Side(NamedTuple):
     width: int
     strides: tuple[int, int]
 
-    def ready(self, p: Product, dtype: str) -> bool:
+    def ready(self, p: Matmul, dtype: str) -> bool:
         """Whether its lines start at multiples of 16 bytes, in the dtype that is wanted."""
         each = 16 // DTYPES[dtype].itemsize
         return self.dtype == dtype and (p.placed or p.aligned) and not any(value % each for value in (self.width, *self.strides))
 
-    def padded(self, p: Product, dtype: str) -> tuple[_Side, int, int]:
+    def padded(self, p: Matmul, dtype: str) -> tuple[_Side, int, int]:
         """The same in whole pieces of 16 bytes; how many stacks along the inner axis differ, and how many values there are."""
         wide = _round_up(self.width, 16 // DTYPES[dtype].itemsize)
         size = self.lines * wide
@@ -95,43 +95,43 @@ def _round_up(value: int, each: int) -> int:
     return -(-value // each) * each
 
 
-def _operand_sides(p: Product) -> tuple[_Side, _Side]:
+def _operand_sides(p: Matmul) -> tuple[_Side, _Side]:
     a = _Side(p.a, *((p.k, p.m) if p.trans_a else (p.m, p.k)), p.a_strides)
     return a, _Side(p.b, *((p.n, p.k) if p.trans_b else (p.k, p.n)), p.b_strides)
 
 
-def unit_dtype(p: Product) -> str | None:
+def unit_dtype(p: Matmul) -> str | None:
     """The dtype in which the units are given both operands; ``None`` for products they cannot do, or not exactly enough."""
-    if p.real != "float" or {p.a, p.b} - _FLOATS or not p.k:
+    if p.real != "float" or {p.a, p.b} - _MMA_FLOATS or not p.k:
         return None
     if p.a == p.b and p.a in HALVES:
         return p.a
-    return "float32" if p.k >= SPLIT_DEPTH or get_matmul_precision() == "medium" else None
+    return "float32" if p.k >= MMA_SPLIT_DEPTH or get_matmul_precision() == "medium" else None
 
 
-def mma_cost(p: Product, tile: Tile, units: int, dtype: str) -> float:
+def mma_cost(p: Matmul, tile: Tile, units: int, dtype: str) -> float:
     """As :func:`gemm.cost`, and what it takes to write operands out."""
     written = [side for side in _operand_sides(p) if not side.ready(p, dtype)]
     return gemm.cost(p, tile, units) + sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in written)
 
 
-def choices(p: Product, units: int, dtype: str) -> Iterator[Tile]:
+def choices(p: Matmul, units: int, dtype: str) -> Iterator[Tile]:
     """Every tile for a product, with the parts of k that make enough work-groups."""
-    for tile in TILES[DTYPES[dtype].itemsize]:
+    for tile in MMA_TILES[DTYPES[dtype].itemsize]:
         yield from (tile._replace(splits=splits) for splits in gemm.useful_splits(p, tile, units))
 
 
-def best(p: Product, units: int, config: KernelConfig | None = None) -> tuple[Tile, float]:
+def best(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[Tile, float]:
     """The fastest tile by the model, among those that a configuration names if it names one, and how long it takes."""
     dtype = unit_dtype(p) or "float32"
     found = list(choices(p, units, dtype))
-    if config and config.extra.get("tier") == TIER:
+    if config and config.extra.get("tier") == MMA_TIER:
         found = [tile for tile in found if tile[:3] == (config.tile_m, config.tile_n, config.tile_k)] or found
     costs = [mma_cost(p, tile, units, dtype) for tile in found]
     return found[costs.index(min(costs))], min(costs)
 
 
-def run(queue: Any, p: Product, t: Operands, tile: Tile | None = None) -> None:
+def run(queue: Any, p: Matmul, t: Operands, tile: Tile | None = None) -> None:
     """A product on the units: operands that are not ready, then all of it, then the addition of its parts if there are several."""
     tile = tile or best(p, int(queue.device.max_compute_units))[0]
     dtype = unit_dtype(p) or "float32"
@@ -145,7 +145,7 @@ def run(queue: Any, p: Product, t: Operands, tile: Tile | None = None) -> None:
     gemm.in_parts(queue, p, splits, kernel, items, tile.items, left, right, numbers, t)
 
 
-def _written_out(queue: Any, p: Product, dtype: str, t: Operands) -> tuple[list[_Side], list[Tensor], int]:
+def _written_out(queue: Any, p: Matmul, dtype: str, t: Operands) -> tuple[list[_Side], list[Tensor], int]:
     """Both operands, with those that are not ready written out one after the other; and where the second then begins."""
     sides, tensors = list(_operand_sides(p)), [t.a, t.b]
     padded = {i: side.padded(p, dtype) for i, side in enumerate(sides) if not side.ready(p, dtype)}
@@ -159,7 +159,7 @@ def _written_out(queue: Any, p: Product, dtype: str, t: Operands) -> tuple[list[
     return sides, tensors, first
 
 
-def _mma_macros(p: Product, tile: Tile) -> dict[str, Any]:
+def _mma_macros(p: Matmul, tile: Tile) -> dict[str, Any]:
     terms = 2 if p.a == "float32" and get_matmul_precision() != "medium" else 1
     macros = {"MMA": _UNITS[p.a], "SIZE": DTYPES[p.a].itemsize, "TERMS": terms, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
     stores = {"C_WIDTH": 1 if p.n % 4 else 4, "C_SIZE": DTYPES[p.c].itemsize} | ({"PAIR": f"pair_{p.c}"} if p.c in HALVES else {})
@@ -170,10 +170,10 @@ algorithms.add(
     "matmul", "mma", "mma.cl ptx.cl pad.cl", "products of floats that are large by the cost model",
     "performance.md: Matrix units of NVIDIA GPUs",
     lambda queue, p, config, profile, t: run(queue, p, t, best(p, profile.max_compute_units, config)[0]),
-    device="gpu", tiers=(TIER, "wgmma"), variants=gemm.VARIANTS, needs="NVIDIA, compute capability 8.0 or more",
+    device="gpu", tiers=(MMA_TIER, "wgmma"), variants=gemm.VARIANTS, needs="NVIDIA, compute capability 8.0 or more",
     when=lambda p, config, profile: nvidia.capable(profile) and unit_dtype(p) is not None,
-    probe=lambda queue, p, config: nvidia.trusted(queue, TIER, unit_dtype(p) or "float32", run),
+    probe=lambda queue, p, config: nvidia.trusted(queue, MMA_TIER, unit_dtype(p) or "float32", run),
     cost=lambda p, profile: best(p, profile.max_compute_units)[1],
-    configurations=lambda problem: [tile.config() for tile in nvidia.tiles_for(problem, TILES)],
-    samples=tuple(tile.config() for tile in TILES[4]),
+    configurations=lambda problem: [tile.config() for tile in nvidia.tiles_for(problem, MMA_TILES)],
+    samples=tuple(tile.config() for tile in MMA_TILES[4]),
 )  # fmt: skip

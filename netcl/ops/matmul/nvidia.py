@@ -23,7 +23,7 @@ from netcl.core.errors import KernelBuildError
 from netcl.core.kernel_selector import Problem
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.ops.matmul.gemm import Operands, Product
+from netcl.ops.matmul.gemm import Matmul, Operands
 
 log = logging.getLogger("netcl")
 
@@ -62,15 +62,15 @@ def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], b
     return state[key]
 
 
-def trusted(queue: Any, tier: str, dtype: str, run: Callable[[Any, Product, Operands], Any]) -> bool:
+def trusted(queue: Any, tier: str, dtype: str, run: Callable[[Any, Matmul, Operands], Any]) -> bool:
     """Whether the kernels of ``run(queue, product, operands)`` build and are right for operands of a dtype."""
     return verdict(queue, "matmul", tier, dtype, lambda queue: _multiplies_right(queue, dtype, run))
 
 
-def _multiplies_right(queue: Any, dtype: str, run: Callable[[Any, Product, Operands], Any]) -> bool:
+def _multiplies_right(queue: Any, dtype: str, run: Callable[[Any, Matmul, Operands], Any]) -> bool:
     rng, (m, n, k) = np.random.default_rng(0), (77, 136, 200)
     a, b = (Tensor.from_host(queue, rng.standard_normal(shape, np.float32), dtype) for shape in ((m, k), (k, n)))
     out = Tensor.empty((m, n), queue=queue)
-    run(queue, Product(m, n, k, False, False, dtype, dtype, "float32", aligned=True), Operands(a, b, out))
+    run(queue, Matmul(m, n, k, False, False, dtype, dtype, "float32", aligned=True), Operands(a, b, out))
     exact = a.to_host().astype(np.float64) @ b.to_host().astype(np.float64)
     return bool(np.abs(out.to_host() - exact).max() <= BOUNDS[dtype] * np.abs(exact).max())

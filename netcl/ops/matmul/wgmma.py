@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.dtype import DTYPES, HALVES
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_matmul_precision
+from netcl.core.kernel_selector import KernelConfig, get_matmul_precision
+from netcl.core.kernel_selector import KernelVariant as V
 from netcl.engine import algorithms
 from netcl.ops.matmul import gemm, mma, nvidia
-from netcl.ops.matmul.gemm import Operands, Product
+from netcl.ops.matmul.gemm import Matmul, Operands
 
-V = KernelVariant
-TIER = "wgmma"
+WGMMA_TIER = "wgmma"
 CAPABILITY = (9, 0)
 ROWS, ITEMS = 128, 384  # of a tile, of a work-group: as in wgmma.cl
 _RING = 192 * 1024  # bytes of local memory for stages; static arrays may have 224 KB, whatever the driver reports
@@ -53,11 +53,11 @@ class WarpGroupTile(NamedTuple):
 
     def config(self) -> KernelConfig:
         """What names this tile to a tuner."""
-        return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, extra={"tier": TIER, "swapped": int(self.swapped)})
+        return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, extra={"tier": WGMMA_TIER, "swapped": int(self.swapped)})
 
 
 #: By bytes of a value.
-TILES = {
+WGMMA_TILES = {
     2: (WarpGroupTile(128, 256, 64, 18.5, 600), WarpGroupTile(128, 128, 64, 15.3, 270)),
     4: (
         WarpGroupTile(128, 128, 32, 2.85, 80),
@@ -70,7 +70,7 @@ _BEGIN = 700_000  # multiply-adds of a unit in the time that it takes the first 
 _TURNING = 0.82  # what is left of a rate where float32 does not lie along k and copiers turn it
 
 
-def takes(p: Product) -> bool:
+def takes(p: Matmul) -> bool:
     """Whether the kernels do a product: its dtypes, and where its rows begin. float32 that may be rounded is faster one tier below."""
     whole = 16 // DTYPES[p.a].itemsize
     if p.a == "float32" and get_matmul_precision() == "medium":
@@ -82,11 +82,11 @@ def takes(p: Product) -> bool:
     )  # fmt: skip
 
 
-def best_tile(p: Product, units: int, config: KernelConfig | None = None) -> tuple[WarpGroupTile, float]:
+def best_tile(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[WarpGroupTile, float]:
     """The fastest tile by the model, among those that a configuration names if it names one, and how long it takes."""
-    tiles: Sequence[WarpGroupTile] = TILES[DTYPES[p.a].itemsize]
+    tiles: Sequence[WarpGroupTile] = WGMMA_TILES[DTYPES[p.a].itemsize]
     extra = config.extra if config else {}
-    if config and extra.get("tier") == TIER:
+    if config and extra.get("tier") == WGMMA_TIER:
         wanted = (config.tile_m, config.tile_n, bool(extra.get("swapped")))
         tiles = [tile for tile in tiles if (tile.m, tile.n, tile.swapped) == wanted] or tiles
     splits = (extra["splits"],) if "splits" in extra else None
@@ -95,7 +95,7 @@ def best_tile(p: Product, units: int, config: KernelConfig | None = None) -> tup
     return found[costs.index(min(costs))], min(costs)
 
 
-def _priced(p: Product, tile: WarpGroupTile) -> WarpGroupTile:
+def _priced(p: Matmul, tile: WarpGroupTile) -> WarpGroupTile:
     """A tile as fast as it is where the right operand of its instructions must be turned."""
     along = not p.trans_a if tile.swapped else p.trans_b
     return tile if along or p.a != "float32" else tile._replace(rate=_TURNING * tile.rate)
@@ -118,7 +118,7 @@ def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], fi
     return f'#define {name}(d, x, y) __asm__ volatile("//@sm_90a {line}" : {outs} : {ins}, "l"(y))\n'
 
 
-def instructions(p: Product, tile: WarpGroupTile) -> str:
+def instructions(p: Matmul, tile: WarpGroupTile) -> str:
     """What the kernel multiplies by, and the line behind which its sums may be read."""
     # The unit wants rows of the left and columns of the right operand along k; it turns what lies otherwise.
     left, right = (int(p.trans_a), int(not p.trans_b))[:: -1 if tile.swapped else 1]
@@ -129,7 +129,7 @@ def instructions(p: Product, tile: WarpGroupTile) -> str:
     return "".join(macros) + f'#define SETTLED(d) __asm__ volatile("" : {kept})\n'
 
 
-def run(queue: Any, p: Product, t: Operands, tile: WarpGroupTile | None = None, **named: Any) -> None:
+def run(queue: Any, p: Matmul, t: Operands, tile: WarpGroupTile | None = None, **named: Any) -> None:
     """One launch over as many work-groups as there are processors, and one that adds parts where k is split."""
     units = int(queue.device.max_compute_units)
     tile = tile or best_tile(p, units)[0]
@@ -146,21 +146,21 @@ def run(queue: Any, p: Product, t: Operands, tile: WarpGroupTile | None = None, 
     gemm.in_parts(queue, p, tile.splits, kernel, groups * ITEMS, ITEMS, t.a, t.b, numbers, t)
 
 
-def _width(p: Product) -> int:
+def _width(p: Matmul) -> int:
     """Results that a work-item stores at once."""
     return 4 if p.c in HALVES and p.n % 4 == 0 else 2 if p.c == "float32" and p.n % 2 == 0 else 1
 
 
-def _wgmma(queue: Any, p: Product, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+def _wgmma(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     run(queue, p, t, best_tile(p, profile.max_compute_units, config)[0], **config.extra.get("macros", {}))
 
 
 algorithms.add(
     "matmul", "wgmma", "wgmma.cl ptx.cl", "products whose rows begin at multiples of 16 bytes, large by the cost model",
-    "cases_h200.json: matmul 4096", _wgmma, device="gpu", tiers=(TIER,), variants=gemm.VARIANTS,
+    "cases_h200.json: matmul 4096", _wgmma, device="gpu", tiers=(WGMMA_TIER,), variants=gemm.VARIANTS,
     needs="NVIDIA, compute capability 9.0",
     when=lambda p, config, profile: nvidia.capable(profile, CAPABILITY, CAPABILITY) and takes(p),
-    probe=lambda queue, p, config: nvidia.trusted(queue, TIER, p.a, run),
+    probe=lambda queue, p, config: nvidia.trusted(queue, WGMMA_TIER, p.a, run),
     cost=lambda p, profile: best_tile(p, profile.max_compute_units)[1],
-    configurations=lambda problem: [tile.config() for tile in nvidia.tiles_for(problem, TILES, CAPABILITY, CAPABILITY)],
+    configurations=lambda problem: [tile.config() for tile in nvidia.tiles_for(problem, WGMMA_TILES, CAPABILITY, CAPABILITY)],
 )  # fmt: skip
