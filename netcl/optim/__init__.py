@@ -10,6 +10,8 @@ from netcl.optim import schedule as lr_scheduler
 from netcl.optim.adam import Adam, AdamW
 from netcl.optim.ema import ModelEMA
 from netcl.optim.formula import ASGD, Adadelta, Adagrad, Adamax, Lion, NAdam, RAdam, RMSProp, RMSprop, Rprop
+from netcl.optim.layerwise import LAMB, LARS, Adafactor, Muon
+from netcl.optim.lbfgs import LBFGS
 from netcl.optim.optimizer import Optimizer
 from netcl.optim.schedule import (
     ChainedScheduler,
@@ -34,9 +36,9 @@ from netcl.optim.schedule import (
 from netcl.optim.sgd import SGD, Momentum
 
 __all__ = [
-    "ASGD", "SGD", "AMPGradScaler", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ChainedScheduler", "ConstantLR", "CosineAnnealingLR",
-    "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR", "LRScheduler", "LambdaLR", "LinearLR", "Lion", "ModelEMA", "Momentum",
-    "MultiStepLR", "MultiplicativeLR", "NAdam", "OneCycleLR", "Optimizer", "PolynomialLR", "RAdam", "RMSProp", "RMSprop",
-    "ReduceLROnPlateau", "Rprop", "Scheduler", "SequentialLR", "StepLR", "WarmupCosine", "clip_grad_norm", "clip_grad_norm_device",
-    "clip_grad_value", "lr_scheduler",
+    "ASGD", "LAMB", "LARS", "LBFGS", "SGD", "AMPGradScaler", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax",
+    "ChainedScheduler", "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR", "LRScheduler",
+    "LambdaLR", "LinearLR", "Lion", "ModelEMA", "Momentum", "MultiStepLR", "MultiplicativeLR", "Muon", "NAdam", "OneCycleLR",
+    "Optimizer", "PolynomialLR", "RAdam", "RMSProp", "RMSprop", "ReduceLROnPlateau", "Rprop", "Scheduler", "SequentialLR", "StepLR",
+    "WarmupCosine", "clip_grad_norm", "clip_grad_norm_device", "clip_grad_value", "lr_scheduler",
 ]  # fmt: skip

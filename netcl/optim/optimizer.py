@@ -113,6 +113,10 @@ class Optimizer:
         """What a new tensor of a parameter's state is filled with."""
         return 0.0
 
+    def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
+        """The shape of a tensor of a parameter's state."""
+        return p.shape
+
     def check(self, group: Group) -> None:
         """Raise if an option of a group is out of range."""
         check_number(self.op, "lr", group["lr"])
@@ -345,7 +349,7 @@ class Optimizer:
             p, old = own[i], found[i]
             if old is None:  # in float32 also for halves
                 kind, start = dtypes.sum_dtype(p.dtype), self.initial(name, group)
-                found[i] = states[i][name] = Tensor.full(p.shape, start, kind, queue=p.queue, persistent=True)
+                found[i] = states[i][name] = Tensor.full(self.state_shape(name, p), start, kind, queue=p.queue, persistent=True)
             else:
                 found[i] = states[i][name] = old.to(p.queue)
         return found
@@ -442,9 +446,9 @@ class Optimizer:
         for name in (*self.names, "master"):
             if name in given:
                 values = given[name].to_host() if isinstance(given[name], Tensor) else np.asarray(given[name])
-                if values.shape != p.shape:
+                if values.shape != (wanted := self.state_shape(name, p)):
                     what = f"{name!r} of parameter {number} has another shape than the parameter"
-                    raise ShapeError(message(self.op, what, state=values.shape, parameter=p.shape))
+                    raise ShapeError(message(self.op, what, state=values.shape, parameter=wanted))
                 made[name] = Tensor.from_host(p.queue, values, dtypes.sum_dtype(p.dtype), persistent=True)
         return made
 
