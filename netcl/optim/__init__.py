@@ -4,6 +4,8 @@ All parameters of a model are updated in a handful of launches; options of an up
 changing them compiles nothing. State has torch's form, and a torch optimizer's ``state_dict`` loads.
 """
 
+import sys
+
 from netcl.amp.grad_scaler import GradScaler as AMPGradScaler
 from netcl.autograd.clip import clip_grad_norm, clip_grad_norm_device, clip_grad_value
 from netcl.optim import schedule as lr_scheduler
@@ -34,6 +36,8 @@ from netcl.optim.schedule import (
     WarmupCosine,
 )
 from netcl.optim.sgd import SGD, Momentum
+
+sys.modules[f"{__name__}.lr_scheduler"] = lr_scheduler  # torch's name, also for import statements
 
 __all__ = [
     "ASGD", "LAMB", "LARS", "LBFGS", "SGD", "AMPGradScaler", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax",

@@ -79,10 +79,10 @@ def test_replays_take_the_same_steps(kind, cl_device):
             schedule.step()
             return loss
 
-        step = netcl.compile(step, strict=True) if compiled else step
+        step = netcl.compile(step) if compiled else step
         for _ in range(6):
             step()
-        assert not compiled or len(step.graphs) == 1
+        assert not compiled or (len(step.graphs), step.refused) == (1, [])
         results.append(flat(params))
     np.testing.assert_allclose(results[1], results[0], rtol=1e-6, atol=1e-7)
 
