@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from netcl import ops
-from netcl.core.device import require
 from netcl.core.memory import is_integrated_gpu
 from netcl.core.tensor import Tensor
 from netcl.data import augment
@@ -31,7 +30,8 @@ class Feed:
     """
 
     def __init__(self, device_queue: Any, pinned: bool = False):
-        self.queue = require(device_queue).queue if isinstance(device_queue, str | int) else getattr(device_queue, "queue", device_queue)
+        selected: Any = Tensor.empty((0,), device=device_queue) if isinstance(device_queue, str | int) else device_queue
+        self.queue = getattr(selected, "queue", selected)
         shared = getattr(self.queue, "context", None) is None or is_integrated_gpu(self.queue)
         self.pinned = True if pinned and not shared else None
         self._copies = None if shared else Stream(self.queue)
