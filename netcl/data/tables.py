@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import zipfile
 import zlib
@@ -92,9 +93,11 @@ def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = 
     try:
         with zipfile.ZipFile(found) as archive:
             promised = sum(entry.file_size for entry in archive.infolist())
-        if promised > limit:
-            remedy = "if you trust the file, pass max_bytes="
-            raise _refused("from_npz", "the arrays are larger than is allowed", path, remedy, bytes=promised, max_bytes=limit)
+            if promised > limit:
+                remedy = "if you trust the file, pass max_bytes="
+                raise _refused("from_npz", "the arrays are larger than is allowed", path, remedy, bytes=promised, max_bytes=limit)
+            for entry in archive.infolist():
+                _check_array(archive, entry, path)
         with np.load(found, allow_pickle=False) as file:
             missing = [name for name in names if name not in file.files]
             if missing:
@@ -104,6 +107,22 @@ def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = 
         raise
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError) as error:
         raise _refused("from_npz", "the file is not an NPZ file, or damaged", path, reason=error) from None
+
+
+def _check_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Any) -> None:
+    """Refuse an array of objects, or one whose header promises another size than it has."""
+    head = np.lib.format
+    with archive.open(entry) as file:
+        try:
+            read = head.read_array_header_1_0 if head.read_magic(file) == (1, 0) else head.read_array_header_2_0
+            shape, _, dtype = read(file)
+        except ValueError as error:
+            raise _refused("from_npz", "an entry is not an array", path, entry=entry.filename, reason=error) from None
+        size = entry.file_size - file.tell()
+    if dtype.hasobject:
+        raise _refused("from_npz", "an array of Python objects is refused", path, "save arrays of numbers", entry=entry.filename)
+    if math.prod(shape) * dtype.itemsize != size:
+        raise _refused("from_npz", "an array has another size than its header says", path, entry=entry.filename, shape=shape, bytes=size)
 
 
 def _refused(op: str, what: str, path: Any, remedy: str = "", **values: object) -> FormatError:

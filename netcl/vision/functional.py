@@ -124,7 +124,7 @@ def to_pil_image(pic: Any, mode: str | None = None) -> Any:
     return made if mode in (None, made.mode) else made.convert(mode) if mode == "1" else pillow().merge(mode, made.split())
 
 
-def convert_image_dtype(image: Tensor, dtype: Any = "float32") -> Tensor:
+def convert_image_dtype(image: Any, dtype: Any = "float32") -> Tensor:
     """Values in another dtype, scaled: 0..255 of bytes are 0..1 of floats."""
     if not isinstance(image, Tensor):
         what = "the image must be a tensor"
@@ -143,12 +143,12 @@ def convert_image_dtype(image: Tensor, dtype: Any = "float32") -> Tensor:
     return _changed("convert_image_dtype", image, lambda x: (x // down).astype(target) if down else x.astype(target) * up)
 
 
-def to_dtype(inpt: Tensor, dtype: Any = "float32", scale: bool = False) -> Tensor:
+def to_dtype(inpt: Any, dtype: Any = "float32", scale: bool = False) -> Tensor:
     """A tensor in another dtype; ``scale`` also brings its values into that dtype's range."""
     return convert_image_dtype(inpt, dtype) if scale or not isinstance(inpt, Tensor) else inpt.to(str(dtype))
 
 
-def normalize(tensor: Tensor, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> Tensor:
+def normalize(tensor: Any, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> Tensor:
     """``(tensor - mean) / std`` per channel."""
     if not isinstance(tensor, Tensor) or "float" not in str(tensor.dtype):
         given = getattr(tensor, "dtype", type(tensor).__name__)
@@ -414,8 +414,8 @@ def _enhanced(op: str, img: Any, factor: float, kind: str, other: Callable[[np.n
         raise ValueError(message(op, "the factor must be at least 0", factor=factor))
     if is_pil(img):
         return getattr(pillow("ImageEnhance"), kind)(img).enhance(factor)
-    f = np.float32(factor)
-    return _changed(op, img, lambda x: np.clip(f * x + (1 - f) * other(x), 0, _most(x.dtype)).astype(x.dtype))
+    own, rest = np.float32(factor), np.float32(1 - factor)
+    return _changed(op, img, lambda x: np.clip(own * x + rest * other(x), 0, _most(x.dtype)).astype(x.dtype))
 
 
 def adjust_brightness(img: Any, brightness_factor: float) -> Any:

@@ -5,6 +5,7 @@ Run with an interpreter that has torch 2.13.0 and torchvision 0.28.0: ``python t
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -14,10 +15,8 @@ from PIL import Image
 
 _library = torch.library.Library("torchvision", "FRAGMENT")
 for _name in ("nms", "qnms"):  # declared where torchvision's compiled ops do not load; transforms do not use them
-    try:
+    with contextlib.suppress(RuntimeError):
         _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    except RuntimeError:
-        pass
 from torchvision import utils  # noqa: E402
 from torchvision.transforms import functional  # noqa: E402
 
@@ -35,7 +34,7 @@ def image(kind: str) -> object:
 
 def main() -> None:
     kept = {}
-    for key, name, options, kind in cases.keys():
+    for key, name, options, kind in cases.listed():
         given = dict(options)
         if "interpolation" in given:
             given["interpolation"] = functional.InterpolationMode(given["interpolation"])

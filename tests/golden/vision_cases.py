@@ -11,7 +11,8 @@ TENSORS = ("uint8", "float")
 
 #: Function of torchvision.transforms.functional, its arguments after the image (modes of interpolation by their value), kinds.
 CASES: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
-    *[("resize", {"size": size, "interpolation": mode}, ALL) for mode in ("nearest", "bilinear", "bicubic") for size in ([9, 14], [40, 33])],
+    *[("resize", {"size": size, "interpolation": mode}, ALL)
+      for mode in ("nearest", "bilinear", "bicubic") for size in ([9, 14], [40, 33])],
     ("resize", {"size": [7], "interpolation": "bilinear"}, ALL),
     ("resize", {"size": 16, "max_size": 20, "interpolation": "bilinear"}, ALL),
     ("resize", {"size": [9, 14], "interpolation": "bilinear", "antialias": False}, TENSORS),
@@ -38,7 +39,8 @@ CASES: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("posterize", {"bits": 3}, ("pil", "uint8")),
     ("gaussian_blur", {"kernel_size": [5, 3], "sigma": [1.3, 0.7]}, ALL),
     ("gaussian_blur", {"kernel_size": 3}, ALL),
-    *[("rotate", {"angle": angle, "interpolation": mode, "fill": [7, 0, 3]}, ALL) for angle in (25, -110) for mode in ("nearest", "bilinear")],
+    *[("rotate", {"angle": angle, "interpolation": mode, "fill": [7, 0, 3]}, ALL)
+      for angle in (25, -110) for mode in ("nearest", "bilinear")],
     ("rotate", {"angle": 33, "expand": True, "interpolation": "nearest"}, ALL),
     ("rotate", {"angle": 40, "center": [3, 4], "interpolation": "bilinear"}, ALL),
     *[("affine", {"angle": 17, "translate": [2, -3], "scale": 1.2, "shear": [8.0, 5.0], "interpolation": mode}, ALL)
@@ -63,6 +65,6 @@ def pixels(shape: tuple[int, ...] = (20, 27, 3)) -> np.ndarray:
     return np.clip(smooth + rng.normal(0, 20, shape), 0, 255).astype(np.uint8)
 
 
-def keys() -> list[tuple[str, str, dict[str, Any], str]]:
+def listed() -> list[tuple[str, str, dict[str, Any], str]]:
     """One name per case and kind, with the function, its arguments and the kind."""
     return [(f"{i}.{kind}", name, options, kind) for i, (name, options, kinds) in enumerate(CASES) for kind in kinds]

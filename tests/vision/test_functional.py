@@ -36,7 +36,7 @@ def image(kind: str, queue=None):
     return Tensor.from_host(queue, array if kind == "uint8" else array.astype(np.float32) / 255)
 
 
-@pytest.mark.parametrize(("key", "name", "options", "kind"), cases.keys(), ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(("key", "name", "options", "kind"), cases.listed(), ids=lambda v: v if isinstance(v, str) else "")
 def test_results_are_torchvisions(key, name, options, kind):
     made, wanted = np.asarray(getattr(F, name)(image(kind), **options)), golden()[key]
     assert (made.shape, made.dtype) == (wanted.shape, wanted.dtype)
