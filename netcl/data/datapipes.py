@@ -9,10 +9,10 @@ from itertools import chain, islice
 from typing import Any, ClassVar
 
 from netcl.data.collate import default_collate
-from netcl.data.dataset import Dataset, IterableDataset
+from netcl.data.dataset import ConcatDataset, Dataset, IterableDataset, StackDataset, Subset
 from netcl.data.errors import message
 from netcl.data.fetch import get_worker_info
-from netcl.data.sampler import rng_of
+from netcl.data.sampler import BatchSampler, rng_of
 
 _deterministic: list[bool] = [False]
 
@@ -115,34 +115,28 @@ def non_deterministic(cls: Any) -> Any:
 
 
 class _Stream(IterDataPipe):
-    """A function of pipes that yields samples."""
+    """What a function of pipes yields."""
 
-    def __init__(self, function: Callable[..., Iterator[Any]], *args: Any, **options: Any):
+    def __init__(self, function: Callable[..., Iterable[Any]], *args: Any, **options: Any):
         self._make = partial(function, *args, **options)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._make()
+        return iter(self._make())
 
 
-class _Chosen(MapDataPipe):
-    """Samples that a function of their number gives."""
+class _Mapped(MapDataPipe):
+    """A function of every sample."""
 
-    def __init__(self, length: int, function: Callable[[int], Any]):
-        self._length, self._function = length, function
-
-    def __len__(self) -> int:
-        return self._length
+    def __init__(self, source: Any, fn: Callable[[Any], Any]):
+        super().__init__(source)
+        self.fn = fn
 
     def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < self._length:
-            raise IndexError(message("MapDataPipe", "there is no sample with this number", index=index, samples=self._length))
-        return self._function(index)
+        return self.fn(self.sequence[index])
 
 
-def _batches(source: Any, batch_size: int, drop_last: bool = False) -> Iterator[DataChunk]:
-    samples = iter(source)
-    while (batch := DataChunk(islice(samples, batch_size))) and (len(batch) == batch_size or not drop_last):
-        yield batch
+def _batches(source: Any, batch_size: int, drop_last: bool = False) -> Iterable[DataChunk]:
+    return map(DataChunk, BatchSampler(source, batch_size, drop_last))
 
 
 def _shuffled(source: Any, *, buffer_size: int = 10000, seed: Any = None) -> Iterator[Any]:
@@ -150,46 +144,25 @@ def _shuffled(source: Any, *, buffer_size: int = 10000, seed: Any = None) -> Ite
     for sample in source:
         held.append(sample)
         if len(held) > buffer_size:
-            at = int(rng.integers(len(held)))
-            held[at], held[-1] = held[-1], held[at]
-            yield held.pop()
+            yield held.pop(int(rng.integers(len(held))))
     yield from (held[i] for i in rng.permutation(len(held)))
 
 
-def _share(source: Any) -> Iterator[Any]:
+def _share(source: Any) -> Iterable[Any]:
     """The samples of this worker: every n-th."""
     worker = get_worker_info()
-    return iter(source) if worker is None else islice(source, worker.id, None, worker.num_workers)
+    return source if worker is None else islice(source, worker.id, None, worker.num_workers)
 
 
-def _collated(source: Any, collate_fn: Callable[[list[Any]], Any] = default_collate) -> Iterator[Any]:
-    return map(collate_fn, source)
-
-
-_STREAMS: dict[str, Callable[..., Iterator[Any]]] = {
+_STREAMS: dict[str, Callable[..., Iterable[Any]]] = {
     "map": lambda source, fn: map(fn, source), "filter": lambda source, filter_fn: filter(filter_fn, source), "batch": _batches,
-    "unbatch": chain.from_iterable, "collate": _collated, "shuffle": _shuffled, "concat": chain, "zip": zip, "sharding_filter": _share,
+    "unbatch": chain.from_iterable, "collate": lambda source, collate_fn=default_collate: map(collate_fn, source), "shuffle": _shuffled,
+    "concat": chain, "zip": zip, "sharding_filter": _share,
 }  # fmt: skip
 IterDataPipe.functions.update({name: partial(_Stream, function) for name, function in _STREAMS.items()})
-
-
-def _map_shuffled(source: Any, *, indices: Any = None, seed: Any = None) -> MapDataPipe:
-    order = rng_of(seed).permutation(len(source) if indices is None else indices).tolist()
-    return _Chosen(len(order), lambda i: source[order[i]])
-
-
-def _map_batched(source: Any, batch_size: int, drop_last: bool = False) -> MapDataPipe:
-    n = len(source)
-    return _Chosen(n // batch_size if drop_last else -(-n // batch_size),
-                   lambda i: DataChunk(source[j] for j in range(i * batch_size, min((i + 1) * batch_size, n))))  # fmt: skip
-
-
-def _map_concat(*sources: Any) -> MapDataPipe:
-    whole = [(source, i) for source in sources for i in range(len(source))]
-    return _Chosen(len(whole), lambda i: whole[i][0][whole[i][1]])
-
-
 MapDataPipe.functions.update({
-    "map": lambda source, fn: _Chosen(len(source), lambda i: fn(source[i])), "batch": _map_batched, "shuffle": _map_shuffled,
-    "concat": _map_concat, "zip": lambda *sources: _Chosen(min(map(len, sources)), lambda i: tuple(source[i] for source in sources)),
+    "map": _Mapped, "concat": lambda *sources: MapDataPipe(ConcatDataset(sources)), "zip": lambda *sources: MapDataPipe(StackDataset(*sources)),
+    "shuffle": lambda source, *, seed=None: MapDataPipe(Subset(source, rng_of(seed).permutation(len(source)))),
+    "batch": lambda source, batch_size, drop_last=False: _Mapped(
+        list(_batches(range(len(source)), batch_size, drop_last)), lambda numbers: DataChunk(source[i] for i in numbers)),
 })  # fmt: skip

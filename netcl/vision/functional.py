@@ -298,18 +298,6 @@ def resized_crop(
     return resize(crop(img, top, left, height, width), pair(size), interpolation, antialias=antialias)
 
 
-def five_crop(img: Any, size: Any) -> tuple[Any, ...]:
-    """The four corners and the middle."""
-    (height, width), (_, rows, columns) = pair(size), get_dimensions(img)
-    corners = [(top, left) for top in (0, rows - height) for left in (0, columns - width)]
-    return *[crop(img, top, left, height, width) for top, left in corners], center_crop(img, [height, width])
-
-
-def ten_crop(img: Any, size: Any, vertical_flip: bool = False) -> tuple[Any, ...]:
-    """:func:`five_crop` of an image and of its mirror image."""
-    return five_crop(img, size) + five_crop(vflip(img) if vertical_flip else hflip(img), size)
-
-
 def hflip(img: Any) -> Any:
     """Left and right exchanged."""
     return img.transpose(0) if is_pil(img) else _changed("hflip", img, lambda x: x[..., ::-1])
@@ -462,21 +450,6 @@ def adjust_hue(img: Any, hue_factor: float) -> Any:
 def invert(img: Any) -> Any:
     """The negative."""
     return pillow("ImageOps").invert(img) if is_pil(img) else _changed("invert", img, lambda x: np.asarray(_most(x.dtype), x.dtype) - x)
-
-
-def solarize(img: Any, threshold: float) -> Any:
-    """Values from ``threshold`` on inverted."""
-    if is_pil(img):
-        return pillow("ImageOps").solarize(img, threshold)
-    return _changed("solarize", img, lambda x: np.where(x >= threshold, np.asarray(_most(x.dtype), x.dtype) - x, x))
-
-
-def posterize(img: Any, bits: int) -> Any:
-    """The first ``bits`` bits of every value."""
-    if not is_pil(img) and str(img.dtype) != "uint8":
-        raise TypeError(message("posterize", "the image must be of uint8", dtype=img.dtype))
-    mask = np.uint8(0xFF << (8 - bits) & 0xFF)
-    return pillow("ImageOps").posterize(img, bits) if is_pil(img) else _changed("posterize", img, lambda x: x & mask)
 
 
 def gaussian_blur(img: Any, kernel_size: Any, sigma: Any = None) -> Any:

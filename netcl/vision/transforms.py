@@ -82,11 +82,9 @@ ToPILImage, ConvertImageDtype = _class_of("ToPILImage", F.to_pil_image), _class_
 ToDtype, Normalize = _class_of("ToDtype", F.to_dtype), _class_of("Normalize", F.normalize)
 Resize, Pad = _class_of("Resize", F.resize), _class_of("Pad", F.pad)
 CenterCrop = _class_of("CenterCrop", F.center_crop, output_size="size")
-FiveCrop, TenCrop = _class_of("FiveCrop", F.five_crop), _class_of("TenCrop", F.ten_crop)
 Grayscale = _class_of("Grayscale", F.rgb_to_grayscale)
 RandomHorizontalFlip, RandomVerticalFlip = _class_of("RandomHorizontalFlip", F.hflip, 0.5), _class_of("RandomVerticalFlip", F.vflip, 0.5)
-RandomInvert, RandomSolarize = _class_of("RandomInvert", F.invert, 0.5), _class_of("RandomSolarize", F.solarize, 0.5)
-RandomPosterize = _class_of("RandomPosterize", F.posterize, 0.5)
+RandomInvert = _class_of("RandomInvert", F.invert, 0.5)
 
 
 class Compose(Transform):

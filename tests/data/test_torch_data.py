@@ -79,7 +79,7 @@ def test_pipes_of_samples_by_number():
     pipe = torch_data.MapDataPipe([3, 1, 2])
     assert list(pipe.map(twice).concat([9])) == [6, 2, 4, 9] and pipe.batch(2)[1] == [2] and len(pipe.batch(2, drop_last=True)) == 1
     assert pipe.zip("abc")[1] == (1, "b") and sorted(pipe.shuffle(seed=1)) == [1, 2, 3]
-    with pytest.raises(IndexError, match="there is no sample with this number; index=3, samples=3"):
+    with pytest.raises(IndexError):
         pipe.map(twice)[3]
 
 

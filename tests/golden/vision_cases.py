@@ -34,9 +34,6 @@ CASES: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     *[(f"adjust_{name}", {f"{name}_factor": factor}, ALL) for name in ("brightness", "contrast", "saturation") for factor in (0.4, 1.7)],
     *[("adjust_hue", {"hue_factor": factor}, ALL) for factor in (-0.3, 0.1)],
     ("invert", {}, ALL),
-    ("solarize", {"threshold": 0.6}, ("float",)),
-    ("solarize", {"threshold": 100}, ("pil", "uint8")),
-    ("posterize", {"bits": 3}, ("pil", "uint8")),
     ("gaussian_blur", {"kernel_size": [5, 3], "sigma": [1.3, 0.7]}, ALL),
     ("gaussian_blur", {"kernel_size": 3}, ALL),
     *[("rotate", {"angle": angle, "interpolation": mode, "fill": [7, 0, 3]}, ALL)

@@ -183,11 +183,11 @@ def test_npz(tmp_path):
     with pytest.raises(FormatError, match="the file is not an NPZ file, or damaged"):
         tables.from_npz(path)
     np.savez(path, x=np.array([{"a": 1}], object))
-    with pytest.raises(FormatError, match="an array of Python objects is refused; entry=x.npy"):
+    with pytest.raises(FormatError, match=r"an array of Python objects is refused; entry=x\.npy"):
         tables.from_npz(path)
     lying = io.BytesIO()
     np.lib.format.write_array_header_1_0(lying, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)})
-    for content, text in ((lying.getvalue() + bytes(80), r"another size than its header says; entry=x.npy, shape=\(1099511627776,\), bytes=80"),
+    for content, text in ((lying.getvalue() + bytes(80), r"another size than its header says; .*shape=\(1099511627776,\), bytes=80"),
                           (b"no array", "an entry is not an array; entry=x.npy")):  # fmt: skip
         with zipfile.ZipFile(path, "w") as file:
             file.writestr("x.npy", content)
