@@ -115,13 +115,14 @@ def non_deterministic(cls: Any) -> Any:
 
 
 class _Stream(IterDataPipe):
-    """What a function of pipes yields."""
+    """What a function of :data:`_STREAMS` yields; worker processes find it by its name."""
 
-    def __init__(self, function: Callable[..., Iterable[Any]], *args: Any, **options: Any):
-        self._make = partial(function, *args, **options)
+    def __init__(self, name: str, *args: Any, **options: Any):
+        self._call = name, args, options
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._make())
+        name, args, options = self._call
+        return iter(_STREAMS[name](*args, **options))
 
 
 class _Mapped(MapDataPipe):
@@ -137,6 +138,10 @@ class _Mapped(MapDataPipe):
 
 def _batches(source: Any, batch_size: int, drop_last: bool = False) -> Iterable[DataChunk]:
     return map(DataChunk, BatchSampler(source, batch_size, drop_last))
+
+
+def _chunk(source: Any, numbers: Iterable[int]) -> DataChunk:
+    return DataChunk(source[i] for i in numbers)
 
 
 def _shuffled(source: Any, *, buffer_size: int = 10000, seed: Any = None) -> Iterator[Any]:
@@ -159,10 +164,11 @@ _STREAMS: dict[str, Callable[..., Iterable[Any]]] = {
     "unbatch": chain.from_iterable, "collate": lambda source, collate_fn=default_collate: map(collate_fn, source), "shuffle": _shuffled,
     "concat": chain, "zip": zip, "sharding_filter": _share,
 }  # fmt: skip
-IterDataPipe.functions.update({name: partial(_Stream, function) for name, function in _STREAMS.items()})
+IterDataPipe.functions.update({name: partial(_Stream, name) for name in _STREAMS})
 MapDataPipe.functions.update({
-    "map": _Mapped, "concat": lambda *sources: MapDataPipe(ConcatDataset(sources)), "zip": lambda *sources: MapDataPipe(StackDataset(*sources)),
+    "map": _Mapped,
+    "batch": lambda source, size, drop_last=False: _Mapped(list(_batches(range(len(source)), size, drop_last)), partial(_chunk, source)),
     "shuffle": lambda source, *, seed=None: MapDataPipe(Subset(source, rng_of(seed).permutation(len(source)))),
-    "batch": lambda source, batch_size, drop_last=False: _Mapped(
-        list(_batches(range(len(source)), batch_size, drop_last)), lambda numbers: DataChunk(source[i] for i in numbers)),
+    "concat": lambda *sources: MapDataPipe(ConcatDataset(sources)),
+    "zip": lambda *sources: MapDataPipe(StackDataset(*sources)),
 })  # fmt: skip

@@ -71,6 +71,7 @@ def test_pipes_of_streams():
     assert [batch.tolist() for batch in pipe.batch(5).collate()] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     shared = DataLoader(pipe.sharding_filter(), 5, num_workers=2, use_shared_mem=False)
     assert sorted(np.concatenate(list(shared)).tolist()) == list(range(10))
+    assert list(pickle.loads(pickle.dumps(pipe.map(twice).batch(5))))[1] == [10, 12, 14, 16, 18]
     with pytest.raises(AttributeError, match=r"\[IterDataPipe\] there is no method 'mapp'; known are map, filter"):
         pipe.mapp(twice)
 
