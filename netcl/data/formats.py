@@ -17,7 +17,7 @@ from netcl.data.errors import FormatError, message
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MOST_AXES = 8
 _STEP = 1 << 20
-_EXPANSION, _FREE_BYTES = 200, 1 << 26  # a gzipped file may grow to this many times its size, and a small one to these bytes
+EXPANSION, FREE_BYTES = 200, 1 << 26  # a gzipped file may grow to this many times its size, and a small one to these bytes
 
 CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label, then red, green and blue planes
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -44,7 +44,7 @@ def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> np.n
         plain.seek(0)
         file: Any = gzip.GzipFile(fileobj=plain) if zipped else plain
         try:
-            return _idx(file, path, None if zipped else size, max(_FREE_BYTES, _EXPANSION * size) if max_bytes is None else max_bytes)
+            return _idx(file, path, None if zipped else size, max(FREE_BYTES, EXPANSION * size) if max_bytes is None else max_bytes)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise _refused("read_idx", "the file is damaged", path, reason=error) from None
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from netcl.data.dataset import TensorDataset
 from netcl.data.errors import FormatError, message
-from netcl.data.formats import _EXPANSION, _FREE_BYTES, regular
+from netcl.data.formats import EXPANSION, FREE_BYTES, regular
 
 _FIELD = 1 << 16  # characters of a field: numbers and labels are far shorter
 
@@ -89,7 +89,7 @@ def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = 
     Arrays of Python objects are refused, and so is a file whose arrays are larger than ``max_bytes``, by default 200 times its size.
     """
     found = regular(path, "from_npz")
-    limit = max(_FREE_BYTES, _EXPANSION * found.stat().st_size) if max_bytes is None else max_bytes
+    limit = max(FREE_BYTES, EXPANSION * found.stat().st_size) if max_bytes is None else max_bytes
     try:
         with zipfile.ZipFile(found) as archive:
             promised = sum(entry.file_size for entry in archive.infolist())

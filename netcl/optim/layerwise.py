@@ -15,8 +15,8 @@ from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.ops import update
 from netcl.ops.update import Rule
-from netcl.optim.formula import _CORRECTIONS, _MEANS, Formula, FormulaOptimizer, _compiled_formula, _readers
-from netcl.optim.optimizer import Group, Optimizer, _steps, check_counts, check_number
+from netcl.optim.formula import CORRECTIONS, MEANS, Formula, FormulaOptimizer, compiled_formula, option_readers
+from netcl.optim.optimizer import Group, Optimizer, check_counts, check_number, step_count
 
 _LERP = Rule("lerp", ("x", "y"), ("take",), {"new_x": "x + (y - x) * take"}, {"x": "new_x"})
 _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
@@ -43,12 +43,12 @@ class LayerwiseOptimizer(FormulaOptimizer):
 
     def _values(self, group: Group) -> dict[str, float]:
         kind: Any = type(self)
-        wanted = {*self._compiled(group).readers, *self._moved().readers}
-        return {name: read(group) for name, read in _readers(kind).items() if name in wanted}
+        wanted = {*self.compiled(group).readers, *self._moved().readers}
+        return {name: read(group) for name, read in option_readers(kind).items() if name in wanted}
 
     def _moved(self) -> Any:
         kind: Any = type(self)
-        return _compiled_formula(kind, kind.move)
+        return compiled_formula(kind, kind.move)
 
     def _structure(self, state: Mapping[Tensor, Any]) -> tuple[Any, ...]:
         """Also the options that :meth:`refine` may read: a replay has their values of the recorded step."""
@@ -57,7 +57,7 @@ class LayerwiseOptimizer(FormulaOptimizer):
 
     def _now(self, group: Group, states: list[dict[str, Any]], rule: Rule) -> list[float]:
         """The numbers of a rule at the step that was just counted."""
-        numbers = self.numbers(group, _steps(states[0].get("step", 1)))
+        numbers = self.numbers(group, step_count(states[0].get("step", 1)))
         return [numbers[name] for name in rule.scalars]
 
     def _change(self, group, states, age, roles, factor, found_inf) -> None:
@@ -114,10 +114,10 @@ class LAMB(LayerwiseOptimizer):
         {"m": "exp_avg", "v": "exp_avg_sq"},
         {
             "grad": "g * (factor * sign)",
-            **_MEANS,
+            **MEANS,
             "direction": "new_m / correction1 / (SQRT(new_v / correction2) + eps) + weight_decay * p",
         },
-        _CORRECTIONS,
+        CORRECTIONS,
     )
     move = Formula(formula.options, formula.tensors, {"new_p": "p - lr * factor * g"})
 
@@ -200,10 +200,10 @@ class Adafactor(LayerwiseOptimizer):
     def refine(self, group: Group, p: Tensor, u: Tensor, state: dict[str, Any]) -> tuple[Tensor, Tensor | float]:
         floor = _EPS[p.dtype] if group["eps"][0] is None else group["eps"][0]
         names = _factors(p)
-        kept = [self._remembered(group, [p], [state], name)[0] for name in names]
+        kept = [self.remembered(group, [p], [state], name)[0] for name in names]
         squares = ops.mul(u, u)
         means = [ops.mean(squares, axis, keepdims=True) for axis in (-1, -2)] if len(names) == 2 else [squares]
-        take = recording.again(lambda: [self.numbers(group, _steps(state["step"]))["take"]])
+        take = recording.again(lambda: [self.numbers(group, step_count(state["step"]))["take"]])
         update.apply(_LERP, [kept, means], take)
         estimate = kept[0]
         if len(names) == 2:

@@ -87,16 +87,21 @@ class LBFGS(Optimizer):
 
     # ---- parameters as one vector
 
+    @property
+    def params(self) -> list[Tensor]:
+        """All parameters."""
+        return self.param_groups[0]["params"]
+
     def _gradient(self) -> Tensor:
-        self._with_gradient(self.param_groups[0])  # raises if one does not fit
-        kind = max((dtypes.sum_dtype(p.dtype) for p in self._parameters()), key=lambda name: name == "float64")
+        self.with_gradient(self.param_groups[0])  # raises if one does not fit
+        kind = max((dtypes.sum_dtype(p.dtype) for p in self.params), key=lambda name: name == "float64")
         parts = [Tensor.zeros((p.size,), p.dtype, queue=p.queue) if p.grad is None else ops.reshape(p.grad.detach(), (-1,))
-                 for p in self._parameters()]  # fmt: skip
+                 for p in self.params]  # fmt: skip
         return ops.cat([ops.cast(part, kind) for part in parts])
 
     def _move(self, by: float, direction: Tensor) -> None:
-        parts = ops.split(direction, [p.size for p in self._parameters()])
-        update.apply(_ADD, [self._parameters(), [ops.reshape(x, p.shape) for x, p in zip(parts, self._parameters(), strict=True)]], (by,))
+        parts = ops.split(direction, [p.size for p in self.params])
+        update.apply(_ADD, [self.params, [ops.reshape(x, p.shape) for x, p in zip(parts, self.params, strict=True)]], (by,))
 
     def _evaluate(self, closure: Callable[[], Any]) -> tuple[Any, float, Tensor]:
         with enable_grad():
@@ -114,7 +119,7 @@ class LBFGS(Optimizer):
             return self._iterate(closure)
 
     def _iterate(self, closure: Callable[[], Any]) -> Any:
-        group, state = self.param_groups[0], self.state.setdefault(self._parameters()[0], {"func_evals": 0, "n_iter": 0})
+        group, state = self.param_groups[0], self.state.setdefault(self.params[0], {"func_evals": 0, "n_iter": 0})
         first, loss, gradient = self._evaluate(closure)
         state["func_evals"] += 1
         evaluations = done = 1
@@ -128,7 +133,7 @@ class LBFGS(Optimizer):
                 break
             before, used = loss, 0
             if group["line_search_fn"] is not None:
-                start, kept = Point(0.0, loss, gradient, slope), [duplicate(p) for p in self._parameters()]
+                start, kept = Point(0.0, loss, gradient, slope), [duplicate(p) for p in self.params]
                 found, used = _strong_wolfe(
                     partial(self._at, closure, kept, d), start, state["t"], _largest(d), group["max_eval"] - evaluations
                 )
@@ -151,7 +156,7 @@ class LBFGS(Optimizer):
         """The loss at ``start + t * d``; parameters are put back."""
         self._move(t, d)
         _, loss, gradient = self._evaluate(closure)
-        update.copy(self._parameters(), start)
+        update.copy(self.params, start)
         return Point(t, loss, gradient, _dot(gradient, d))
 
     def _direction(self, state: dict[str, Any], gradient: Tensor, most: int) -> Tensor:

@@ -14,6 +14,8 @@ from netcl.data.dataset import Dataset
 from netcl.data.datasets import FASHION_CLASSES, idx_arrays
 from netcl.data.errors import FormatError
 from netcl.data.formats import CIFAR10_CLASSES, read_cifar10, read_cifar100, regular
+from netcl.io import opcodes
+from netcl.io.opcodes import Allowed, Attributes, Refused
 from netcl.vision.functional import host_tensor, pillow
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -186,27 +188,70 @@ class KMNIST(MNIST):
 
 
 class CIFAR10(_Bundle):
-    """Photographs of 32 x 32 in ten classes, from the binary version's files in ``root/cifar-10-batches-bin`` or ``root``."""
+    """Photographs of 32 x 32 in ten classes, from the Python version's files in ``root/cifar-10-batches-py``, which are not unpickled, or
+    from the binary version's in ``root/cifar-10-batches-bin``."""
 
-    source, folders = "https://www.cs.toronto.edu/~kriz/cifar.html (binary version)", ("cifar-10-batches-bin",)
+    source, folders = "https://www.cs.toronto.edu/~kriz/cifar.html", ("cifar-10-batches-py", "cifar-10-batches-bin")
     classes: Sequence[str] = CIFAR10_CLASSES
-    _files = ([f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"])
-    _reader = staticmethod(read_cifar10)
+    _files = ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"])
+    _reader, _key = staticmethod(read_cifar10), "labels"
 
     def _read(self, folder: Path) -> None:
-        parts = [self._reader(folder / name) for name in self._files[0 if self.train else 1]]
+        names = self._files[0 if self.train else 1]
+        pickled = (folder / names[0]).exists()
+        parts = [_cifar_arrays(folder / name, self._key) if pickled else self._reader(folder / f"{name}.bin") for name in names]
         pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         self.data = self._pixels = np.ascontiguousarray(np.moveaxis(pixels, 1, -1))
         self._labels, self.targets = labels, labels.tolist()
 
 
 class CIFAR100(CIFAR10):
-    """Photographs of 32 x 32 in a hundred classes, from the binary version's files in ``root/cifar-100-binary`` or ``root``."""
+    """Photographs of 32 x 32 in a hundred classes, from the files in ``root/cifar-100-python`` or ``root/cifar-100-binary``."""
 
-    folders = ("cifar-100-binary",)
-    _files = (["train.bin"], ["test.bin"])
-    _reader = staticmethod(read_cifar100)
+    folders = ("cifar-100-python", "cifar-100-binary")
+    _files = (["train"], ["test"])
+    _reader, _key = staticmethod(read_cifar100), "fine_labels"
 
     def _read(self, folder: Path) -> None:
         super()._read(folder)
-        self.classes = regular(folder / "fine_label_names.txt", "CIFAR100").read_text(encoding="utf-8").split()[:100]
+        if (folder / "meta").exists():
+            self.classes = [str(name) for name in _unpacked(folder / "meta").get("fine_label_names", ())]
+        else:
+            self.classes = regular(folder / "fine_label_names.txt", "CIFAR100").read_text(encoding="utf-8").split()[:100]
+
+
+class _Described(Attributes):
+    """An array or a dtype of a pickle: the arguments it is made of and its state, as they are written there."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__()
+        self.arguments, self.state = arguments, ()
+
+    def build(self, state: Any) -> None:
+        self.state = state
+
+
+_ALLOWED = {name: Allowed(name, _Described) for name in ("numpy.core.multiarray._reconstruct", "numpy.dtype", "numpy.ndarray")}
+
+
+def _unpacked(path: Path) -> dict[str, Any]:
+    """The dictionary of a file of CIFAR's Python version, by an interpreter that can build containers and nothing else."""
+    try:
+        made, _ = opcodes.run(regular(path, "CIFAR").read_bytes(), _ALLOWED, lambda reference: None)
+    except Refused as error:
+        raise FormatError(message("CIFAR", "the file is not one of CIFAR's Python version", reason=error, file=path)) from None
+    return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in made.items()} if isinstance(made, dict) else {}
+
+
+def _cifar_arrays(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, 3, 32, 32) and labels (N,) of a file of CIFAR's Python version."""
+    made = _unpacked(path)
+    labels, state = made.get(key), getattr(made.get("data"), "state", ())
+    _, shape, dtype, order, content = state if isinstance(state, tuple) and len(state) == 5 else (None,) * 5
+    content = content.encode("latin-1") if isinstance(content, str) else content
+    numbers = labels if isinstance(labels, list) and all(isinstance(n, int) and 0 <= n < 100 for n in labels) else [-1]
+    kind = getattr(dtype, "arguments", None) or ("",)
+    right = (shape, order, kind[0]) == ((len(numbers), 3072), False, "u1") and isinstance(content, bytes)
+    if not right or min(numbers, default=0) < 0 or len(content) != len(numbers) * 3072:
+        raise FormatError(message("CIFAR", "the file does not hold images and their labels", keys=sorted(made), shape=shape, file=path))
+    return np.frombuffer(content, np.uint8).reshape(-1, 3, 32, 32), np.array(numbers, np.uint8)

@@ -369,7 +369,7 @@ def _sampled(x: np.ndarray, matrix: np.ndarray, out: tuple[int, ...], mode: str,
     points = augment.pixels_after(np.concatenate([linear, shift[:, None]], 1)[None].astype(np.float32), out)  # type: ignore[arg-type]
     if mode == "nearest":
         points = np.rint(points)
-    made, inside = (augment._bilinear(image, points)[0] for image in (whole, np.ones_like(whole[:, :1])))
+    made, inside = (augment.bilinear(image, points)[0] for image in (whole, np.ones_like(whole[:, :1])))
     if fill is not None:
         color = np.broadcast_to(np.asarray(fill, np.float32).reshape(-1, 1, 1), (x.shape[-3] if x.ndim > 2 else 1, 1, 1))
         made = made * inside + (1 - inside) * np.tile(color, (len(made) // len(color), 1, 1))

@@ -129,6 +129,41 @@ def test_cifar(kind, place, labels, tmp_path):
         make(tmp_path, train=False)
 
 
+def python2_pickle(entries, pixels):
+    """What Python 2 wrote: strings of bytes, and an array by its parts."""
+
+    def text(value):
+        return b"U" + bytes([len(value)]) + value.encode()
+
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
+    array += (
+        b"J"
+        + struct.pack("<i", len(pixels))
+        + b"M\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    )
+    array += b"\x89T" + struct.pack("<i", pixels.nbytes) + pixels.tobytes() + b"tb"
+    lists = b"".join(text(key) + b"](" + b"".join(b"K" + bytes([n]) for n in values) + b"e" for key, values in entries.items())
+    return b"\x80\x02}(" + lists + text("data") + array + b"u."
+
+
+def test_cifar_files_of_the_python_version(tmp_path):
+    place = tmp_path / "cifar-10-batches-py"
+    place.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 3072), np.uint8)
+    (place / "test_batch").write_bytes(python2_pickle({"labels": [5, 0, 9]}, pixels))
+    data = datasets.CIFAR10(tmp_path, train=False, download=True)
+    assert data.targets == [5, 0, 9] and data[2][1] == 9
+    np.testing.assert_array_equal(data.data[1], pixels[1].reshape(3, 32, 32).transpose(1, 2, 0))
+    hostile = b"cos\nsystem\n(U\x04exittR."
+    wrong = {b"\x80\x02" + hostile: "asks for os.system", b"\x80\x02}.": "does not hold images", b"junk": "not one of CIFAR's",
+             b"\x80\x02}(U\x04datacnumpy\nndarray\n)RK\x01bU\x06labels](K\x01eu.": "does not hold images",
+             python2_pickle({"labels": [5, 0]}, pixels): r"keys=\['data', 'labels'\], shape=\(3, 3072\)"}  # fmt: skip
+    for content, reason in wrong.items():
+        (place / "test_batch").write_bytes(content)
+        with pytest.raises(FormatError, match=reason):
+            datasets.CIFAR10(tmp_path, train=False)
+
+
 def test_saved_images_come_back(tmp_path):
     with netcl.device("cpu"):
         x = netcl.tensor(np.random.default_rng(0).integers(0, 256, (3, 4, 5)).astype(np.float32) / 255)
