@@ -16,7 +16,7 @@ from netcl.data.errors import FormatError
 from netcl.data.formats import CIFAR10_CLASSES, read_cifar10, read_cifar100, regular
 from netcl.io import opcodes
 from netcl.io.opcodes import Allowed, Attributes, Refused
-from netcl.vision.functional import host_tensor, pillow
+from netcl.vision.functional import host_tensor, pillow, to_pil_image
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")  # decoders that Pillow may use: no other programs, no scripts
@@ -128,6 +128,27 @@ class ImageFolder(DatasetFolder):
         extensions = IMG_EXTENSIONS if is_valid_file is None else None
         super().__init__(root, loader, extensions, transform, target_transform, is_valid_file, allow_empty)
         self.imgs = self.samples
+
+
+class FakeData(VisionDataset):
+    """Random images, the same for every number: to try a program without data."""
+
+    def __init__(
+        self, size: int = 1000, image_size: Sequence[int] = (3, 224, 224), num_classes: int = 10, transform: Any = None,
+        target_transform: Any = None, random_offset: int = 0,
+    ):  # fmt: skip
+        super().__init__(transform=transform, target_transform=target_transform)
+        self.size, self.image_size, self.num_classes, self.random_offset = size, tuple(image_size), num_classes, random_offset
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.size:
+            raise IndexError(message("FakeData", "there is no sample with this number", index=index, samples=self.size))
+        rng = np.random.default_rng((self.random_offset, index))
+        pixels = np.moveaxis(rng.integers(0, 256, self.image_size, np.uint8), 0, -1)
+        return self._transformed(to_pil_image(pixels), int(rng.integers(self.num_classes)))
 
 
 class _Bundle(VisionDataset):
@@ -247,7 +268,8 @@ def _cifar_arrays(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
     """Images (N, 3, 32, 32) and labels (N,) of a file of CIFAR's Python version."""
     made = _unpacked(path)
     labels, state = made.get(key), getattr(made.get("data"), "state", ())
-    _, shape, dtype, order, content = state if isinstance(state, tuple) and len(state) == 5 else (None,) * 5
+    parts: tuple[Any, ...] = state if isinstance(state, tuple) and len(state) == 5 else (None,) * 5
+    _, shape, dtype, order, content = parts
     content = content.encode("latin-1") if isinstance(content, str) else content
     numbers = labels if isinstance(labels, list) and all(isinstance(n, int) and 0 <= n < 100 for n in labels) else [-1]
     kind = getattr(dtype, "arguments", None) or ("",)

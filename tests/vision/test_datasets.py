@@ -164,6 +164,14 @@ def test_cifar_files_of_the_python_version(tmp_path):
             datasets.CIFAR10(tmp_path, train=False)
 
 
+def test_fake_data():
+    data = datasets.FakeData(3, (3, 4, 5), num_classes=2)
+    assert data[1][0].size == (5, 4) and np.array_equal(data[1][0], data[1][0]) and not np.array_equal(data[0][0], data[1][0])
+    assert {label for _, label in (data[i] for i in range(3))} <= {0, 1}
+    with pytest.raises(IndexError, match="there is no sample with this number; index=3, samples=3"):
+        data[3]
+
+
 def test_saved_images_come_back(tmp_path):
     with netcl.device("cpu"):
         x = netcl.tensor(np.random.default_rng(0).integers(0, 256, (3, 4, 5)).astype(np.float32) / 255)
