@@ -51,3 +51,10 @@ def test_results_are_torchvisions(key, name, options, kind):
 def test_grids_are_torchvisions(i):
     batch = Tensor.from_host(np.random.default_rng(6).random((5, 3, 4, 6), np.float32))
     np.testing.assert_allclose(utils.make_grid(batch, **cases.GRIDS[i]).to_host(), golden()[f"grid.{i}"], rtol=1e-5, atol=1e-6)
+
+
+def test_tensors_stay_on_their_device(queue):
+    for kind in cases.TENSORS:
+        made, wanted = (F.gaussian_blur(F.resize(image(kind, where), [9, 14]), 3) for where in (queue, None))
+        assert made.queue is queue
+        np.testing.assert_array_equal(made.to_host(), wanted.to_host())
