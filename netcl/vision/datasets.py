@@ -19,7 +19,7 @@ from netcl.io.opcodes import Allowed, Attributes, Refused
 from netcl.vision.functional import host_tensor, pillow, to_pil_image
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")  # decoders that Pillow may use: no other programs, no scripts
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # decoders that Pillow may use: no other programs, no scripts
 _DIGITS = ("0 - zero", "1 - one", "2 - two", "3 - three", "4 - four", "5 - five", "6 - six", "7 - seven", "8 - eight", "9 - nine")
 _KANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 

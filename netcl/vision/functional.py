@@ -1,6 +1,6 @@
-"""``torchvision.transforms.functional`` by its names: functions of one image, of Pillow's or a tensor ``(..., channels, height, width)``.
+"""``torchvision.transforms.functional`` by its names: functions of one image, a PIL image or a tensor ``(..., channels, height, width)``.
 
-Pillow's images are changed by Pillow, tensors on the host by NumPy, with torchvision's results in both cases. Results of tensors are on
+PIL images are changed by Pillow, tensors on the host by NumPy, with torchvision's results in both cases. Results of tensors are on
 the tensor's device; new tensors are on the NumPy backend, and a loader moves whole batches.
 """
 
@@ -44,7 +44,7 @@ def pillow(module: str = "Image") -> Any:
 
 
 def is_pil(image: Any) -> bool:
-    """Whether ``image`` is one of Pillow's."""
+    """Whether ``image`` is a PIL image."""
     loaded = sys.modules.get("PIL.Image")
     return loaded is not None and isinstance(image, loaded.Image)
 
@@ -61,11 +61,11 @@ def host_tensor(array: Any) -> Tensor:
 
 
 def _changed(op: str, image: Any, function: Callable[[np.ndarray], Any]) -> Any:
-    """A tensor after a function of its array; an image of Pillow by way of an array."""
+    """A tensor after a function of its array; a PIL image by way of an array."""
     if is_pil(image):
         return to_pil_image(function(_pixels(image)).transpose(1, 2, 0), image.mode)
     if not isinstance(image, Tensor) or image.ndim < 2:
-        what = "the image must be Pillow's, or a tensor (..., channels, height, width)"
+        what = "the image must be a PIL image or a tensor (..., channels, height, width)"
         raise TypeError(message(op, what, "convert arrays with ToTensor()", given=getattr(image, "shape", type(image).__name__)))
     return Tensor.from_host(image.queue, np.ascontiguousarray(function(image.to_host())))
 
@@ -84,22 +84,22 @@ def _most(dtype: Any) -> float:
 
 
 def _pixels(image: Any) -> np.ndarray:
-    """(channels, height, width) of an image of Pillow, or of an array (height, width[, channels])."""
+    """(channels, height, width) of a PIL image, or of an array (height, width[, channels])."""
     array = np.array(image, copy=True)
     return np.moveaxis(array if array.ndim == 3 else array[..., None], -1, 0)
 
 
 def pil_to_tensor(pic: Any) -> Tensor:
-    """An image of Pillow as a tensor of its values."""
+    """A PIL image as a tensor of its values."""
     if not is_pil(pic):
-        raise TypeError(message("pil_to_tensor", "pic must be an image of Pillow", given=type(pic).__name__))
+        raise TypeError(message("pil_to_tensor", "pic must be a PIL image", given=type(pic).__name__))
     return host_tensor(_pixels(pic))
 
 
 def to_tensor(pic: Any) -> Tensor:
-    """An image of Pillow or an array (height, width, channels) as a tensor (channels, height, width); bytes become float32 in 0..1."""
+    """A PIL image or an array (height, width, channels) as a tensor (channels, height, width); bytes become float32 in 0..1."""
     if not is_pil(pic) and not (isinstance(pic, np.ndarray) and pic.ndim in (2, 3)):
-        what = "pic must be an image of Pillow or an array of 2 or 3 axes"
+        what = "pic must be a PIL image or an array of 2 or 3 axes"
         raise TypeError(message("to_tensor", what, given=getattr(pic, "shape", type(pic).__name__)))
     array = _pixels(pic)
     if array.dtype == bool and is_pil(pic):
@@ -113,7 +113,7 @@ def to_image(inpt: Any) -> Tensor:
 
 
 def to_pil_image(pic: Any, mode: str | None = None) -> Any:
-    """A tensor (channels, height, width) or an array (height, width, channels) as an image of Pillow; floats are taken as 0..1."""
+    """A tensor (channels, height, width) or an array (height, width, channels) as a PIL image; floats are taken as 0..1."""
     array = np.moveaxis(pic.to_host(), 0, -1) if isinstance(pic, Tensor) and pic.ndim == 3 else np.asarray(pic)
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] > 4):
         raise ValueError(message("to_pil_image", "an image must have 2 or 3 axes and at most 4 channels", shape=array.shape))
@@ -193,7 +193,6 @@ def resize(
         if max_size is not None and new[1] > max_size:
             new = [int(max_size * new[0] / new[1]), max_size]
         sizes = new if height <= width else new[::-1]
-        sizes = [sizes[1], sizes[0]] if (height <= width) != (sizes[0] <= sizes[1]) else sizes
     if sizes == [height, width]:
         return img
     mode = _mode(interpolation)
@@ -247,7 +246,7 @@ def _borders(padding: Any) -> list[Any]:
 
 
 def pad(img: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Any:
-    """Borders around an image: of ``fill``, or by ``padding_mode`` "edge", "reflect" or "symmetric"."""
+    """Pad with ``fill``, or by ``padding_mode`` "edge", "reflect" or "symmetric"."""
     left, top, right, bottom = _borders(padding)
     if padding_mode not in ("constant", "edge", "reflect", "symmetric"):
         raise ValueError(message("pad", "padding_mode must be constant, edge, reflect or symmetric", padding_mode=padding_mode))
@@ -270,7 +269,7 @@ def _color(img: Any, fill: Any) -> Any:
 
 
 def crop(img: Any, top: int, left: int, height: int, width: int) -> Any:
-    """A window of an image; zeros where it lies outside."""
+    """Crop a window; zeros where it lies outside the image."""
     if is_pil(img):
         return img.crop((left, top, left + width, top + height))
     _, rows, columns = get_dimensions(img)
@@ -281,7 +280,7 @@ def crop(img: Any, top: int, left: int, height: int, width: int) -> Any:
 
 
 def center_crop(img: Any, output_size: Any) -> Any:
-    """The middle of an image, with zeros around it if it is too small."""
+    """Crop the center; an image that is too small is padded with zeros."""
     (height, width), (_, rows, columns) = pair(output_size), get_dimensions(img)
     if width > columns or height > rows:
         x, y = max(width - columns, 0), max(height - rows, 0)
@@ -294,17 +293,17 @@ def resized_crop(
     img: Any, top: int, left: int, height: int, width: int, size: Any, interpolation: Any = InterpolationMode.BILINEAR,
     antialias: bool | None = True,
 ) -> Any:  # fmt: skip
-    """A window of an image, resized."""
+    """Crop a window and resize it."""
     return resize(crop(img, top, left, height, width), pair(size), interpolation, antialias=antialias)
 
 
 def hflip(img: Any) -> Any:
-    """Left and right exchanged."""
+    """Flip horizontally."""
     return img.transpose(0) if is_pil(img) else _changed("hflip", img, lambda x: x[..., ::-1])
 
 
 def vflip(img: Any) -> Any:
-    """Top and bottom exchanged."""
+    """Flip vertically."""
     return img.transpose(1) if is_pil(img) else _changed("vflip", img, lambda x: x[..., ::-1, :])
 
 
@@ -321,13 +320,13 @@ def erase(img: Tensor, i: int, j: int, h: int, w: int, v: Any, inplace: bool = F
     return img.from_host(made.to_host()) if inplace else made
 
 
-# ---- turning
+# ---- geometry
 
 
 def rotate(
     img: Any, angle: float, interpolation: Any = InterpolationMode.NEAREST, expand: bool = False, center: Any = None, fill: Any = None
 ) -> Any:
-    """Turned against the clock about the middle, or about ``center`` as x and y; ``expand`` keeps the corners."""
+    """Rotate counterclockwise about the center, or about ``center`` (x, y); ``expand`` enlarges the result to hold the corners."""
     if is_pil(img):
         return img.rotate(angle, _PILLOW[_mode(interpolation)], expand, center, fillcolor=_color(img, fill))
     return affine(img, -angle, (0, 0), 1.0, (0.0, 0.0), interpolation, fill, center, _expand=expand)
@@ -337,7 +336,7 @@ def affine(
     img: Any, angle: float, translate: Sequence[float], scale: float, shear: Any, interpolation: Any = InterpolationMode.NEAREST,
     fill: Any = None, center: Any = None, _expand: bool = False,
 ) -> Any:  # fmt: skip
-    """Turned with the clock by ``angle``, slanted by ``shear`` degrees along x and y, scaled, and moved by ``translate`` pixels."""
+    """Rotate clockwise by ``angle``, shear by ``shear`` degrees along x and y, scale, and translate by pixels."""
     mode, (_, height, width) = _mode(interpolation), get_dimensions(img)
     turn, (x_shear, y_shear) = math.radians(angle), (math.radians(v) for v in (shear if isinstance(shear, list | tuple) else (shear, 0.0)))
     linear = np.array([[math.cos(turn - y_shear), -math.sin(turn)], [math.sin(turn - y_shear), math.cos(turn)]])
@@ -384,7 +383,7 @@ def _gray(x: np.ndarray) -> np.ndarray:
 
 
 def rgb_to_grayscale(img: Any, num_output_channels: int = 1) -> Any:
-    """Brightness alone, in one channel or three equal ones."""
+    """Convert to grayscale, in one channel or three equal ones."""
     if num_output_channels not in (1, 3):
         raise ValueError(message("rgb_to_grayscale", "num_output_channels must be 1 or 3", num_output_channels=num_output_channels))
     if is_pil(img):
@@ -423,7 +422,7 @@ def adjust_saturation(img: Any, saturation_factor: float) -> Any:
 
 
 def adjust_hue(img: Any, hue_factor: float) -> Any:
-    """Colors turned by a part of their circle, from -0.5 to 0.5."""
+    """Shift the hue by a fraction of the color circle, from -0.5 to 0.5."""
     if not -0.5 <= hue_factor <= 0.5:
         raise ValueError(message("adjust_hue", "hue_factor must be from -0.5 to 0.5", hue_factor=hue_factor))
     if get_image_num_channels(img) == 1:
@@ -448,12 +447,12 @@ def adjust_hue(img: Any, hue_factor: float) -> Any:
 
 
 def invert(img: Any) -> Any:
-    """The negative."""
+    """Invert the colors."""
     return pillow("ImageOps").invert(img) if is_pil(img) else _changed("invert", img, lambda x: np.asarray(_most(x.dtype), x.dtype) - x)
 
 
 def gaussian_blur(img: Any, kernel_size: Any, sigma: Any = None) -> Any:
-    """Blurred by a normal distribution of ``sigma`` pixels (x, y) within ``kernel_size`` pixels, both odd."""
+    """Blur with a Gaussian kernel of odd ``kernel_size`` and standard deviation ``sigma``, both (x, y)."""
     sizes = pair(kernel_size)
     sigmas = [0.15 * n + 0.35 for n in sizes] if sigma is None else [sigma] * 2 if isinstance(sigma, int | float) else pair(sigma)
     if any(n % 2 == 0 or n < 1 for n in sizes) or min(sigmas) <= 0:

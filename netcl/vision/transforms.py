@@ -1,4 +1,4 @@
-"""``torchvision.transforms`` and ``torchvision.transforms.v2`` by their names, for images of Pillow and tensors.
+"""``torchvision.transforms`` and ``torchvision.transforms.v2`` by their names, for PIL images and tensors.
 
 Called with several values, ``transform(image, label)``, a transform changes the first and returns all. In a loader, random numbers are
 those of the batch: they do not depend on the number of workers. Elsewhere they follow :func:`netcl.manual_seed`.
@@ -151,7 +151,7 @@ class ToPureTensor(Identity):
 
 
 class RandomGrayscale(Transform):
-    """Without colors with probability ``p``; channels are kept."""
+    """Convert to grayscale with probability ``p``; the number of channels stays."""
 
     def __init__(self, p: float = 0.1):
         self.p = p
@@ -238,7 +238,7 @@ class ColorJitter(Transform):
 
 
 class RandomRotation(Transform):
-    """Turned by an angle of the range ``degrees``, or of ``(-degrees, degrees)``."""
+    """Rotate by an angle of the range ``degrees``, or of ``(-degrees, degrees)``."""
 
     def __init__(
         self, degrees: Any, interpolation: Any = InterpolationMode.NEAREST, expand: bool = False, center: Any = None, fill: Any = 0
@@ -251,7 +251,7 @@ class RandomRotation(Transform):
 
 
 class RandomAffine(Transform):
-    """Turned, moved by at most ``translate`` (shares of width and height), scaled and slanted by random amounts."""
+    """Rotate, translate by at most ``translate`` (fractions of width and height), scale and shear by random amounts."""
 
     def __init__(
         self, degrees: Any, translate: Any = None, scale: Any = None, shear: Any = None, interpolation: Any = InterpolationMode.NEAREST,
@@ -294,7 +294,7 @@ class RandomErasing(Transform):
 
 
 class GaussianBlur(Transform):
-    """Blurred by a normal distribution whose ``sigma`` is drawn from a range."""
+    """Blur with a Gaussian kernel whose ``sigma`` is drawn from a range."""
 
     def __init__(self, kernel_size: Any, sigma: Any = (0.1, 2.0)):
         self.kernel_size, self.sigma = pair(kernel_size), (sigma, sigma) if isinstance(sigma, int | float) else tuple(sigma)

@@ -1,4 +1,4 @@
-"""Functions of images against torchvision's results, on images of Pillow and on tensors."""
+"""Functions of images against torchvision's results, on PIL images and on tensors."""
 
 from __future__ import annotations
 

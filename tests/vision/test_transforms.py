@@ -149,7 +149,7 @@ def test_kinds_of_images():
     ("call", "error", "text"),
     [
         (lambda: T.Normalize((0.5,), (0.5,))(picture()), TypeError, r"the image must be a tensor of floats; given=Image; put ToTensor"),
-        (lambda: T.ToTensor()(tensor(1, 2, 2)), TypeError, r"\[to_tensor\] pic must be an image of Pillow or an array"),
+        (lambda: T.ToTensor()(tensor(1, 2, 2)), TypeError, r"\[to_tensor\] pic must be a PIL image or an array"),
         (lambda: T.Pad((1, 2, 3))(tensor(1, 2, 2)), ValueError, r"\[pad\] padding must be one number"),
         (lambda: T.Pad(1, padding_mode="wrap")(tensor(1, 2, 2)), ValueError, r"\[pad\] padding_mode must be constant, edge"),
         (lambda: T.Resize(4, "lanczos")(tensor(1, 2, 2)), ValueError, r"tensors take nearest, nearest-exact, bilinear and bicubic"),
@@ -158,7 +158,7 @@ def test_kinds_of_images():
         (lambda: F.convert_image_dtype(tensor(1, 2, 2), "int64"), ValueError, r"\[convert_image_dtype\] the cast would lose digits"),
         (lambda: F.to_dtype(picture()), TypeError, r"\[convert_image_dtype\] the image must be a tensor; given=Image; put ToImage"),
         (lambda: F.to_pil_image(np.zeros((2, 2, 5))), ValueError, r"an image must have 2 or 3 axes and at most 4 channels"),
-        (lambda: T.Resize(4)(np.zeros((3, 8, 8))), TypeError, r"\[resize\] the image must be Pillow's, or a tensor"),
+        (lambda: T.Resize(4)(np.zeros((3, 8, 8))), TypeError, r"\[resize\] the image must be a PIL image or a tensor"),
         (lambda: T.Resize(), TypeError, "missing a required argument: 'size'"),
     ],
 )  # fmt: skip
