@@ -47,7 +47,7 @@ _NUMBERS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan, "newax
 
 #: Dtypes under torch's names; not kept as globals, which would hide Python's own ``bool``, ``float`` and ``int`` here.
 _DTYPES = tuple("bool uint8 int32 int int64 long float16 half bfloat16 float32 float float64 double".split())
-_PACKAGES = ("amp", "autograd", "data", "distributed", "io", "nn", "ops", "optim", "profiling", "trainer", "utils")
+_PACKAGES = ("amp", "autograd", "data", "distributed", "io", "nn", "ops", "optim", "profiling", "trainer", "utils", "vision")
 
 # Both import when they are first called.
 hooks.op = lambda name: importlib.import_module("netcl.autograd").find(name)

@@ -241,7 +241,12 @@ def test_files_and_scaler(installed, tmp_path):
 
 
 def test_torchvision(installed, tmp_path):
-    from torchvision import datasets, transforms
+    pytest.importorskip("PIL")
+    from torchvision import datasets, models, transforms
+    from torchvision.transforms import v2
+    from torchvision.utils import make_grid
+
+    assert "resnet18" in models.__dict__ and v2.Resize is transforms.Resize and make_grid.__name__ == "make_grid"
 
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)

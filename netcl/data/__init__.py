@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from netcl.data import augment, datasets, filters
+from netcl.data import augment, datasets, filters, tables
 from netcl.data.collate import default_collate
 from netcl.data.dataloader import DataLoader
 from netcl.data.dataset import (
@@ -36,7 +36,7 @@ __all__ = [
     "BatchSampler", "ChainDataset", "ConcatDataset", "DataLoader", "Dataset", "DistributedSampler", "FormatError", "IterableDataset",
     "RandomSampler", "SampleError", "Sampler", "SequentialSampler", "SharedBatchRingBuffer", "StackDataset", "Subset",
     "SubsetRandomSampler", "TensorDataset", "WeightedRandomSampler", "WorkerError", "WorkerInfo", "augment", "augment_gpu", "datasets",
-    "default_collate", "filters", "get_worker_info", "random_split", "split_dataset",
+    "default_collate", "filters", "get_worker_info", "random_split", "split_dataset", "tables",
 ]  # fmt: skip
 
 

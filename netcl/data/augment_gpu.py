@@ -30,7 +30,8 @@ class Feed:
     """
 
     def __init__(self, device_queue: Any, pinned: bool = False):
-        self.queue = getattr(device_queue, "queue", device_queue)
+        selected: Any = Tensor.empty((0,), device=device_queue) if isinstance(device_queue, str | int) else device_queue
+        self.queue = getattr(selected, "queue", selected)
         shared = getattr(self.queue, "context", None) is None or is_integrated_gpu(self.queue)
         self.pinned = True if pinned and not shared else None
         self._copies = None if shared else Stream(self.queue)

@@ -17,6 +17,16 @@ class Whole(NamedTuple):
     ended: bool = False
 
 
+class Single:
+    """Makes of a list with one sample that sample: the ``collate_fn`` of loaders that make no batches."""
+
+    def __init__(self, convert: Callable[[Any], Any] | None = None):
+        self.convert = convert
+
+    def __call__(self, batch: Sequence[Any]) -> Any:
+        return batch[0] if self.convert is None else self.convert(batch[0])
+
+
 def is_structured(sample: Any) -> bool:
     """Whether a sample is more than arrays and tuples of them: dicts, named tuples, texts."""
     if hasattr(sample, "_fields") or isinstance(sample, Mapping | str | bytes):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.data.collate import Whole, map_arrays
+from netcl.data.collate import Single, Whole, map_arrays
 from netcl.data.dataset import IterableDataset
 from netcl.data.errors import check_count, message
 from netcl.data.fetch import Fetch, Task, steps
@@ -25,12 +25,15 @@ class DataLoader:
 
     - **dataset**: has ``__len__`` and ``__getitem__``; with ``take(indices)`` as well, batches are fetched at once.
     - **batch_size, shuffle, drop_last**: one sample at a time and in order, as in torch; ``drop_last`` leaves out a last, smaller batch.
-    - **num_workers**: 0 fetches in this thread. Workers stay from epoch to epoch; order and augmentations do not depend on their number.
+      ``batch_size=None`` delivers samples as the dataset gives them.
+    - **num_workers**: 0 fetches in this thread. Workers stay from epoch to epoch, unless ``persistent_workers=False``; order and
+      augmentations do not depend on their number.
     - **prefetch**: batches each worker makes ahead; 2 unless told.
     - **seed**: fixes order and augmentations; without one, each loader draws its own.
     - **transforms**: functions of a sample's ``x``, one or several; one with a parameter ``rng`` gets the batch's generator.
     - **use_shared_mem**: workers are processes that write into shared memory; ``False`` makes them threads.
-    - **device_queue**: a queue or a device handle; batches are then tensors there, the next one on its way while one is worked on.
+    - **device_queue** or **device**: a queue, a device handle or a selector; batches are then tensors there, the next one on its way while
+      one is worked on.
     - **augment**: functions of a whole batch ``(x, rng=...)``, of :mod:`netcl.data.augment` (in the workers) or of
       :mod:`netcl.data.augment_gpu` (on the device).
     - **pin_memory**: transfers go through page-locked memory, whatever NETCL_PINNED_H2D says.
@@ -54,12 +57,16 @@ class DataLoader:
     timeout: float = 10.0
 
     def __init__(
-        self, dataset: Any, batch_size: int = 1, shuffle: bool = False, drop_last: bool = False, num_workers: int = 0,
+        self, dataset: Any, batch_size: int | None = 1, shuffle: bool = False, drop_last: bool = False, num_workers: int = 0,
         prefetch: int | None = None, seed: int | None = None, transforms: Any = None, use_shared_mem: bool = True,
         device_queue: Any = None, augment: Any = None, pin_memory: bool = False, *, sampler: Any = None, batch_sampler: Any = None,
         collate_fn: Callable[[list[Any]], Any] | None = None, worker_init_fn: Callable[[int], None] | None = None, generator: Any = None,
-        persistent_workers: bool = True, timeout: float | None = None,
+        persistent_workers: bool = True, timeout: float | None = None, device: Any = None,
     ):  # fmt: skip
+        if batch_size is None:
+            if drop_last or batch_sampler is not None:
+                raise ValueError(message("DataLoader", "batch_size=None makes no batches", "leave drop_last and batch_sampler out"))
+            batch_size, collate_fn = 1, Single(collate_fn)
         streams = isinstance(dataset, IterableDataset)
         if not streams and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             remedy = "write __len__ and __getitem__, or derive from IterableDataset"
@@ -74,12 +81,13 @@ class DataLoader:
         self.batch_sampler = BatchSampler(sampler, self.batch_size, self.drop_last) if sampler is not None else batch_sampler
         self.timeout = self.timeout if timeout is None else timeout
         self.collate_fn, self.worker_init_fn, self.persistent_workers = collate_fn, worker_init_fn, persistent_workers
+        device_queue = device if device_queue is None else device_queue
         self.use_shared_mem, self.device_queue, self.pin_memory = use_shared_mem, device_queue, pin_memory
         self.augment = augment
         here = [step.call for step in steps(augment, "augment") if not getattr(step.call, "on_device", False)]
         self._on_device = tuple(step for step in steps(augment, "augment") if getattr(step.call, "on_device", False))
         if self._on_device and device_queue is None:
-            raise ValueError(message("DataLoader", "augmentations on the device need a device", "pass device_queue="))
+            raise ValueError(message("DataLoader", "augmentations on the device need a device", "pass device="))
         self._fetch = Fetch(dataset, transforms, here, collate_fn, worker_init_fn, self.drop_last)
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pool: ProcessPool | ThreadPool | None = None
@@ -159,13 +167,13 @@ class DataLoader:
         elif (first := next(tasks, None)) is not None:
             pool = self._workers(first)
             copied = pool.shares_memory and self.device_queue is None
-            drawn_here = self.batch_sampler is None and not self._fetch.streams
+            drawn_here = self.batch_sampler is None and not self._fetch.streams and self.persistent_workers
             following: Iterator[Task] = self._tasks(epoch + 1, 0) if drawn_here else iter(())
             try:
                 for arrays in pool.run(first, tasks, following):
                     yield tuple(array.copy() for array in arrays) if copied and not isinstance(arrays, Whole) else arrays
             finally:
-                if pool is not self._pool:
+                if pool is not self._pool or not self.persistent_workers:
                     pool.close()
 
     def _tensors(self, batches: Iterator[Any], epoch: int, start: int) -> Iterator[Any]:

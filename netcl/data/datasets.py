@@ -21,7 +21,7 @@ PathLike = str | os.PathLike[str]
 
 _SYSTEM = Path("/usr/share/datasets")  # where Debian's packages dataset-fashion-mnist and its like put their files
 _DIGITS = tuple(str(digit) for digit in range(10))
-_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+FASHION_CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
 def digits() -> Split:
@@ -50,7 +50,7 @@ def mnist(root: PathLike | None = None) -> Split:
 
 def fashion_mnist(root: PathLike | None = None) -> Split:
     """Fashion-MNIST from its four IDX files in ``root``, or where Debian's package ``dataset-fashion-mnist`` puts them."""
-    return _idx_images("fashion-mnist", root, _FASHION)
+    return _idx_images("fashion-mnist", root, FASHION_CLASSES)
 
 
 def _idx_images(name: str, root: PathLike | None, classes: Sequence[str]) -> Split:
@@ -59,13 +59,19 @@ def _idx_images(name: str, root: PathLike | None, classes: Sequence[str]) -> Spl
 
 
 def _idx_part(name: str, folder: Path, part: str, classes: Sequence[str]) -> TensorDataset:
+    images, labels = idx_arrays(name, folder, part, len(classes))
+    return TensorDataset(_unit(images[:, None]), labels, name=name, classes=classes)
+
+
+def idx_arrays(name: str, folder: Path, part: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, H, W) in uint8 and labels (N,) in int64 of the part "train" or "t10k" of a set of IDX files."""
     images, labels = (read_idx(_file(name, folder, f"{part}-{what}-ubyte")) for what in ("images-idx3", "labels-idx1"))
     if images.ndim != 3 or labels.shape != images.shape[:1] or images.dtype != np.uint8:
         what = "images and labels do not belong together"
         raise FormatError(message(name, what, images=images.shape, labels=labels.shape, dtype=images.dtype, folder=folder))
-    if labels.size and int(labels.max()) >= len(classes):
-        raise FormatError(message(name, "there are more classes than the set has", label=int(labels.max()), classes=len(classes)))
-    return TensorDataset(_unit(images[:, None]), labels.astype(np.int64), name=name, classes=classes)
+    if labels.size and int(labels.max()) >= classes:
+        raise FormatError(message(name, "there are more classes than the set has", label=int(labels.max()), classes=classes))
+    return images, labels.astype(np.int64)
 
 
 def _file(name: str, folder: Path, stem: str) -> Path:

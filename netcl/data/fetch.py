@@ -76,6 +76,7 @@ class WorkerInfo(NamedTuple):
 class _Local(threading.local):
     info: WorkerInfo | None = None
     stream: tuple[Any, Iterator[Any]] | None = None
+    rng: np.random.Generator | None = None
 
 
 _local = _Local()
@@ -84,6 +85,11 @@ _local = _Local()
 def get_worker_info() -> WorkerInfo | None:
     """In a worker of a DataLoader: which one it is; elsewhere ``None``."""
     return _local.info
+
+
+def batch_rng() -> np.random.Generator | None:
+    """While a loader makes a batch: the generator of that batch, for datasets that draw; elsewhere ``None``."""
+    return _local.rng
 
 
 class Fetch:
@@ -116,14 +122,17 @@ class Fetch:
 
     def __call__(self, task: Task, beat: Callable[[], None] = lambda: None) -> tuple[np.ndarray, ...] | Whole:
         """The arrays of a batch; ``beat`` is called before each sample, so that a hang can be told from work."""
-        rng = np.random.default_rng(task.key)
         beat()
         if self.streams:
             if _local.stream is None or _local.stream[0] != task.key[:-1]:
                 _local.stream = task.key[:-1], iter(self.dataset)
             return self.of_stream(_local.stream[1], task, beat)
         take = None if self.transforms or self.whole else taker(self.dataset)
-        arrays = self._stacked(task.indices, rng, beat) if take is None else _fields(take(task.indices))
+        rng = _local.rng = np.random.default_rng(task.key)
+        try:
+            arrays = self._stacked(task.indices, rng, beat) if take is None else _fields(take(task.indices))
+        finally:
+            _local.rng = None
         if isinstance(arrays, Whole):
             return arrays
         for step in self.augment:
@@ -133,9 +142,13 @@ class Fetch:
     def of_stream(self, stream: Iterator[Any], task: Task, beat: Callable[[], None] = lambda: None) -> Whole:
         """The next batch of an iterable dataset, or that there is none."""
         samples: list[Any] = []
-        for sample in islice(stream, len(task.indices)):
-            beat()
-            samples.append(self._transformed(sample, np.random.default_rng((*task.key, len(samples)))))
+        _local.rng = np.random.default_rng(task.key)
+        try:
+            for sample in islice(stream, len(task.indices)):
+                beat()
+                samples.append(self._transformed(sample, np.random.default_rng((*task.key, len(samples)))))
+        finally:
+            _local.rng = None
         if not samples or (self.drop_last and len(samples) < len(task.indices)):
             return Whole(None, ended=True)
         return self._collated(samples)

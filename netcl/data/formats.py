@@ -17,7 +17,7 @@ from netcl.data.errors import FormatError, message
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MOST_AXES = 8
 _STEP = 1 << 20
-_EXPANSION, _FREE_BYTES = 200, 1 << 26  # a gzipped file may grow to this many times its size, and a small one to these bytes
+EXPANSION, FREE_BYTES = 200, 1 << 26  # a gzipped file may grow to this many times its size, and a small one to these bytes
 
 CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label, then red, green and blue planes
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -44,7 +44,7 @@ def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> np.n
         plain.seek(0)
         file: Any = gzip.GzipFile(fileobj=plain) if zipped else plain
         try:
-            return _idx(file, path, None if zipped else size, max(_FREE_BYTES, _EXPANSION * size) if max_bytes is None else max_bytes)
+            return _idx(file, path, None if zipped else size, max(FREE_BYTES, EXPANSION * size) if max_bytes is None else max_bytes)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise _refused("read_idx", "the file is damaged", path, reason=error) from None
 
@@ -78,17 +78,29 @@ def _idx(file: IO[bytes], path: Path, size: int | None, max_bytes: int) -> np.nd
 
 def read_cifar10(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
     """Images (N, 3, 32, 32) and labels (N,), both uint8, of one file of CIFAR-10's binary version."""
-    path = regular(path, "read_cifar10")
-    size = path.stat().st_size
-    if not size or size % CIFAR10_RECORD:
+    return _cifar("read_cifar10", path, (10,))
+
+
+def read_cifar100(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, 3, 32, 32) and fine labels (N,), both uint8, of one file of CIFAR-100's binary version."""
+    return _cifar("read_cifar100", path, (20, 100))
+
+
+def _cifar(op: str, given: str | os.PathLike[str], classes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """A file of records: a label for each of ``classes``, then red, green and blue planes of 32 x 32."""
+    path = regular(given, op)
+    size, record = path.stat().st_size, len(classes) + 3 * 32 * 32
+    if not size or size % record:
         what = "the size is not a multiple of a record"
-        raise _refused("read_cifar10", what, path, "take the binary version of the set", bytes=size, record=CIFAR10_RECORD)
-    records = np.fromfile(path, np.uint8).reshape(-1, CIFAR10_RECORD)
-    labels = records[:, 0]
-    if labels.max() >= len(CIFAR10_CLASSES):
-        row = int(np.argmax(labels >= len(CIFAR10_CLASSES)))
-        raise _refused("read_cifar10", "a label is not one of ten", path, record=row, label=int(labels[row]))
-    return records[:, 1:].reshape(-1, 3, 32, 32), labels
+        raise _refused(op, what, path, "take the binary version of the set", bytes=size, record=record)
+    records = np.fromfile(path, np.uint8).reshape(-1, record)
+    for column, count in enumerate(classes):
+        labels = records[:, column]
+        if labels.max() >= count:
+            row = int(np.argmax(labels >= count))
+            what = f"a label is not one of {'ten' if count == 10 else count}"
+            raise _refused(op, what, path, record=row, label=int(labels[row]))
+    return records[:, len(classes) :].reshape(-1, 3, 32, 32), labels
 
 
 def _refused(op: str, what: str, path: Path, remedy: str = "", **values: object) -> FormatError:

@@ -39,6 +39,9 @@ class Allowed(str):
 class Attributes(OrderedDict[Any, Any]):
     """An ordered dictionary whose attributes the program set; they are not kept."""
 
+    def build(self, state: Any) -> None:
+        """Take what the program sets; a subclass may keep it."""
+
 
 def run_program(
     data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int = 0, most: int = FREE_STEPS
@@ -122,8 +125,8 @@ class _Machine:
 
     def build(self) -> None:
         """Attributes of an object: torch sets them on the ordered dictionaries of ``state_dict()``; they hold version numbers."""
-        self.pop()
-        self.top(Attributes)
+        state = self.pop()
+        self.top(Attributes).build(state)
 
     def extend(self, items: list[Any]) -> None:
         self.top(list).extend(items)
@@ -154,7 +157,9 @@ def _protocol(m: _Machine, version: int) -> None:
         raise Refused(f"protocol {version} is not known")
 
 
-_VALUE_OPCODES = "BININT1 BININT2 BININT LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 SHORT_BINSTRING SHORT_BINBYTES BINBYTES"
+_VALUE_OPCODES = (
+    "BININT1 BININT2 BININT LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 SHORT_BINSTRING BINSTRING SHORT_BINBYTES BINBYTES"
+)
 #: What an opcode does, given its argument.
 _STEPS: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(_VALUE_OPCODES.split(), _Machine.push),

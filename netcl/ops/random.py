@@ -30,6 +30,7 @@ _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 _seed = 0
+_seeded = (_seed,)
 _streams: weakref.WeakSet[RandomStream] = weakref.WeakSet()
 
 
@@ -140,12 +141,18 @@ def manual_seed(seed: int) -> None:
     >>> rand(3).tolist() == first
     True
     """
-    global _seed
+    global _seed, _seeded
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
         raise ShapeError(message("manual_seed", "a seed is an integer", seed=repr(seed)))
     _seed = int(seed)
+    _seeded = (_seed,)
     for stream in list(_streams):
         stream.reset(_seed)
+
+
+def seeded() -> tuple[int]:
+    """The seed, in another tuple after every :func:`manual_seed`: random numbers of the host start anew when it changes."""
+    return _seeded
 
 
 def get_state(queue: Any = None) -> RandomState:

@@ -4,12 +4,16 @@ All parameters of a model are updated in a handful of launches; options of an up
 changing them compiles nothing. State has torch's form, and a torch optimizer's ``state_dict`` loads.
 """
 
+import sys
+
 from netcl.amp.grad_scaler import GradScaler as AMPGradScaler
 from netcl.autograd.clip import clip_grad_norm, clip_grad_norm_device, clip_grad_value
 from netcl.optim import schedule as lr_scheduler
 from netcl.optim.adam import Adam, AdamW
 from netcl.optim.ema import ModelEMA
 from netcl.optim.formula import ASGD, Adadelta, Adagrad, Adamax, Lion, NAdam, RAdam, RMSProp, RMSprop, Rprop
+from netcl.optim.layerwise import LAMB, LARS, Adafactor, Muon
+from netcl.optim.lbfgs import LBFGS
 from netcl.optim.optimizer import Optimizer
 from netcl.optim.schedule import (
     ChainedScheduler,
@@ -33,10 +37,12 @@ from netcl.optim.schedule import (
 )
 from netcl.optim.sgd import SGD, Momentum
 
+sys.modules[f"{__name__}.lr_scheduler"] = lr_scheduler  # torch's name, also for import statements
+
 __all__ = [
-    "ASGD", "SGD", "AMPGradScaler", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ChainedScheduler", "ConstantLR", "CosineAnnealingLR",
-    "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR", "LRScheduler", "LambdaLR", "LinearLR", "Lion", "ModelEMA", "Momentum",
-    "MultiStepLR", "MultiplicativeLR", "NAdam", "OneCycleLR", "Optimizer", "PolynomialLR", "RAdam", "RMSProp", "RMSprop",
-    "ReduceLROnPlateau", "Rprop", "Scheduler", "SequentialLR", "StepLR", "WarmupCosine", "clip_grad_norm", "clip_grad_norm_device",
-    "clip_grad_value", "lr_scheduler",
+    "ASGD", "LAMB", "LARS", "LBFGS", "SGD", "AMPGradScaler", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax",
+    "ChainedScheduler", "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR", "LRScheduler",
+    "LambdaLR", "LinearLR", "Lion", "ModelEMA", "Momentum", "MultiStepLR", "MultiplicativeLR", "Muon", "NAdam", "OneCycleLR",
+    "Optimizer", "PolynomialLR", "RAdam", "RMSProp", "RMSprop", "ReduceLROnPlateau", "Rprop", "Scheduler", "SequentialLR", "StepLR",
+    "WarmupCosine", "clip_grad_norm", "clip_grad_norm_device", "clip_grad_value", "lr_scheduler",
 ]  # fmt: skip

@@ -20,9 +20,9 @@ from netcl.optim.optimizer import Group, Optimizer, check_betas, check_number
 
 _GRAD = {"grad": "g * (factor * sign) + decay * p"}
 _MEAN = {"new_m": "m + (grad - m) * take1"}
-_MEANS = {**_MEAN, "new_v": "beta2 * v + take2 * grad * grad"}
+MEANS = {**_MEAN, "new_v": "beta2 * v + take2 * grad * grad"}
 # 1 - beta**n by expm1: the difference itself has few digits left while n is small.
-_CORRECTIONS = {
+CORRECTIONS = {
     "correction1": "-EXPM1((age + 1) * log_beta1)",
     "correction2": "-EXPM1((age + 1) * log_beta2)",
 }
@@ -87,15 +87,15 @@ class FormulaOptimizer(Optimizer):
         """The formula for the options of a group."""
         return self.formula
 
-    def _compiled(self, group: Group) -> _Compiled:
+    def compiled(self, group: Group) -> _Compiled:
         kind: Any = type(self)
-        return _compiled_formula(kind, self.formula_of(group))
+        return compiled_formula(kind, self.formula_of(group))
 
     def rule(self, group: Group) -> Rule:
-        return self._compiled(group).host
+        return self.compiled(group).host
 
     def counted_rule(self, group: Group) -> Rule:
-        return self._compiled(group).counted
+        return self.compiled(group).counted
 
     @property
     def skips_on_device(self) -> bool:
@@ -104,7 +104,7 @@ class FormulaOptimizer(Optimizer):
 
     def _values(self, group: Group) -> dict[str, float]:
         """The numbers that the formula reads, but for ``age`` and kept ones."""
-        return {name: read(group) for name, read in self._compiled(group).readers.items()}
+        return {name: read(group) for name, read in self.compiled(group).readers.items()}
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
         values = self._values(group)
@@ -145,7 +145,7 @@ class FormulaOptimizer(Optimizer):
 
 
 @cache
-def _readers(kind: Any) -> dict[str, Callable[[Group], float]]:
+def option_readers(kind: Any) -> dict[str, Callable[[Group], float]]:
     """How each number that a formula may name is read from the options of a group."""
     options = {"weight_decay": 0.0, **kind.formula.options}
     found: dict[str, Callable[[Group], float]] = {name: itemgetter(name) for name, value in options.items() if not isinstance(value, tuple)}
@@ -172,11 +172,11 @@ class _Compiled(NamedTuple):
 
 
 @cache
-def _compiled_formula(kind: Any, formula: Formula) -> _Compiled:
+def compiled_formula(kind: Any, formula: Formula) -> _Compiled:
     tensors, lines, numbers = formula.tensors, formula.lines, formula.numbers
     used = {word for text in lines.values() for word in names_read_by(text)}
     ages = {word for text in numbers.values() for word in names_read_by(text)}
-    readers = {name: read for name, read in _readers(kind).items() if name in used | ages}
+    readers = {name: read for name, read in option_readers(kind).items() if name in used | ages}
     writes = {x: f"new_{x}" for x in ("p", *tensors) if f"new_{x}" in lines}
     every, name = ("p", "g", *tensors), kind.__name__.lower()
     host = Rule(name, every, tuple(option for option in (*readers, *kind.kept, *numbers) if option in used), lines, writes)
@@ -289,7 +289,7 @@ class Adamax(FormulaOptimizer):
         {"lr": 2e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
         {"m": "exp_avg", "u": "exp_inf"},
         {**_GRAD, **_MEAN, "new_u": "MAX(beta2 * u, ABS(grad) + eps)", "new_p": "p - lr / correction1 * new_m / new_u"},
-        {"correction1": _CORRECTIONS["correction1"]},
+        {"correction1": CORRECTIONS["correction1"]},
     )
 
 
@@ -301,11 +301,11 @@ class RAdam(FormulaOptimizer):
         {"m": "exp_avg", "v": "exp_avg_sq"},
         {
             **_GRAD,
-            **_MEANS,
+            **MEANS,
             "new_p": "p * keep - lr / correction1 * new_m * (plain + adaptive / (SQRT(new_v) + eps))",
         },
         {
-            **_CORRECTIONS,
+            **CORRECTIONS,
             "limit": "2 / take2 - 1",
             "length": "limit - 2 * (age + 1) * (1 - correction2) / correction2",
             "ratio": "(length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)",
@@ -323,11 +323,11 @@ class NAdam(FormulaOptimizer):
         {"m": "exp_avg", "v": "exp_avg_sq"},
         {
             **_GRAD,
-            **_MEANS,
+            **MEANS,
             "new_p": "p * keep - (share_g * grad + share_m * new_m) / (SQRT(new_v / correction2) + eps)",
         },
         {
-            "correction2": _CORRECTIONS["correction2"],
+            "correction2": CORRECTIONS["correction2"],
             "mu": "beta1 * (1 - 0.5 * POW(0.96, (age + 1) * momentum_decay))",
             "next_mu": "beta1 * (1 - 0.5 * POW(0.96, (age + 2) * momentum_decay))",
             "next_mu_product": "mu_product * mu",

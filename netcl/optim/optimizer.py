@@ -113,6 +113,10 @@ class Optimizer:
         """What a new tensor of a parameter's state is filled with."""
         return 0.0
 
+    def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
+        """The shape of a tensor of a parameter's state."""
+        return p.shape
+
     def check(self, group: Group) -> None:
         """Raise if an option of a group is out of range."""
         check_number(self.op, "lr", group["lr"])
@@ -195,7 +199,7 @@ class Optimizer:
                 loss = closure() if closure is not None else max_norm()  # type: ignore[operator,misc]
             self.step(None if callable(max_norm) else max_norm, grad_scale=grad_scale, found_inf=found_inf)
             return loss
-        live = [(group, self._with_gradient(group)) for group in self.param_groups]
+        live = [(group, self.with_gradient(group)) for group in self.param_groups]
         total, factor = self._factor(live, max_norm, grad_scale)
         counters: list[Tensor] = []
         done = 0
@@ -238,7 +242,7 @@ class Optimizer:
     def _next_numbers(self, group: Group, rule: update.Rule, counted: Sequence[dict[str, Any]], age: int) -> list[float]:
         """Count a step of parameters of one age, and give the numbers of its update in the order of the rule."""
         if counted:
-            age = _steps(counted[0].get("step", 0)) + 1
+            age = step_count(counted[0].get("step", 0)) + 1
             for state in counted:
                 state["step"] = age
         numbers = self.numbers(group, age)
@@ -269,7 +273,7 @@ class Optimizer:
         total = ops.mul(update.norm(gradients)[0], grad_scale)
         return total, ops.mul(ops.minimum(ops.div(max_norm, ops.add(total, 1e-6)), 1.0), grad_scale)
 
-    def _with_gradient(self, group: Group) -> list[Tensor]:
+    def with_gradient(self, group: Group) -> list[Tensor]:
         found = [p for p in group["params"] if p.grad is not None]
         for p in [p for p in found if (g := p.grad).shape != p.shape or g.queue is not p.queue or g.dtype is not p.dtype]:
             self._check_gradient(p, p.grad)
@@ -290,7 +294,7 @@ class Optimizer:
         """Parameters of one age together: the age, their states, and one list of tensors per role."""
         names = self.tensors(group)
         for age, mastered, own, states in self._together(group, params, names, on_device):
-            roles: list[list[Any]] = [[p.grad for p in own], *[self._remembered(group, own, states, name) for name in names]]
+            roles: list[list[Any]] = [[p.grad for p in own], *[self.remembered(group, own, states, name) for name in names]]
             steps = self._counter(group, own, states) if on_device and self.counts else age
             masters = [self._master(p, state) for p, state in zip(own, states, strict=True)] if mastered else own
             yield steps, states, [masters, *roles, *([own] if mastered else [])]
@@ -322,7 +326,7 @@ class Optimizer:
         steps = [state.get("step", 0) for state in states]
         if on_device:
             return [id(n) if isinstance(n, Tensor) else n for n in steps]
-        return [(n if type(n) is int else _steps(n)) + 1 for n in steps]
+        return [(n if type(n) is int else step_count(n)) + 1 for n in steps]
 
     def _counter(self, group: Group, own: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> Tensor:
         """The steps taken with these parameters, on the device. They share the number until one of them is left out of a step."""
@@ -338,14 +342,14 @@ class Optimizer:
             state["step"] = counter
         return counter
 
-    def _remembered(self, group: Group, own: list[Tensor], states: list[dict[str, Any]], name: str) -> list[Tensor]:
+    def remembered(self, group: Group, own: list[Tensor], states: list[dict[str, Any]], name: str) -> list[Tensor]:
         """What is called ``name`` of each parameter; made where it is missing, and moved after a parameter that has moved."""
         found: list[Any] = [state.get(name) for state in states]
         for i in [i for i, (p, t) in enumerate(zip(own, found, strict=True)) if t is None or t.queue is not p.queue]:
             p, old = own[i], found[i]
             if old is None:  # in float32 also for halves
                 kind, start = dtypes.sum_dtype(p.dtype), self.initial(name, group)
-                found[i] = states[i][name] = Tensor.full(p.shape, start, kind, queue=p.queue, persistent=True)
+                found[i] = states[i][name] = Tensor.full(self.state_shape(name, p), start, kind, queue=p.queue, persistent=True)
             else:
                 found[i] = states[i][name] = old.to(p.queue)
         return found
@@ -379,7 +383,7 @@ class Optimizer:
         number = {id(p): i for i, p in enumerate(self._parameters())}
         groups = [{**{key: value for key, value in group.items() if key != "params"}, "params": [number[id(p)] for p in group["params"]]}
                   for group in self.param_groups]  # fmt: skip
-        states = {number[id(p)]: {key: _steps(value) if key == "step" else value for key, value in state.items()}
+        states = {number[id(p)]: {key: step_count(value) if key == "step" else value for key, value in state.items()}
                   for p, state in self.state.items()}  # fmt: skip
         return {"state": states, "param_groups": groups}
 
@@ -442,9 +446,9 @@ class Optimizer:
         for name in (*self.names, "master"):
             if name in given:
                 values = given[name].to_host() if isinstance(given[name], Tensor) else np.asarray(given[name])
-                if values.shape != p.shape:
+                if values.shape != (wanted := self.state_shape(name, p)):
                     what = f"{name!r} of parameter {number} has another shape than the parameter"
-                    raise ShapeError(message(self.op, what, state=values.shape, parameter=p.shape))
+                    raise ShapeError(message(self.op, what, state=values.shape, parameter=wanted))
                 made[name] = Tensor.from_host(p.queue, values, dtypes.sum_dtype(p.dtype), persistent=True)
         return made
 
@@ -470,7 +474,7 @@ def _of_one_age(states: Sequence[dict[str, Any]], counter: Any) -> bool:
     return True
 
 
-def _steps(steps: int | Tensor) -> int:
+def step_count(steps: int | Tensor) -> int:
     """A number of steps; one that was counted on the device is waited for."""
     return int(steps.item()) if isinstance(steps, Tensor) else steps
 

@@ -49,9 +49,7 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     **{f"torch.utils.data.{part}": (_DATA, {}) for part in ("dataloader", "dataset", "distributed", "sampler")},
     "torch.version": ((), {"__version__": "2.13.0+netcl", "cuda": None, "hip": None}),
     "torch.xpu": ((), _OFF),
-    "torchvision": ((), {"__version__": "0.28.0+netcl"}),
-    "torchvision.datasets": ((), vision.DATASETS),
-    "torchvision.transforms": ((), vision.TRANSFORMS),
+    **vision.MODULES,
 }
 
 

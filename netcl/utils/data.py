@@ -25,19 +25,27 @@ from netcl.data import (
     StackDataset,
     Subset,
     SubsetRandomSampler,
-    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
     random_split,
 )
 from netcl.data.collate import map_arrays
+from netcl.data.datapipes import (
+    DataChunk,
+    IterDataPipe,
+    MapDataPipe,
+    functional_datapipe,
+    guaranteed_datapipes_determinism,
+    non_deterministic,
+)
 from netcl.data.dataset import taker
 from netcl.ops import random
 
 __all__ = [
-    "BatchSampler", "ChainDataset", "ConcatDataset", "DataLoader", "Dataset", "DistributedSampler", "IterableDataset", "RandomSampler",
-    "Sampler", "SequentialSampler", "StackDataset", "Subset", "SubsetRandomSampler", "TensorDataset", "WeightedRandomSampler",
-    "default_collate", "default_convert", "get_worker_info", "random_split",
+    "BatchSampler", "ChainDataset", "ConcatDataset", "DataChunk", "DataLoader", "Dataset", "DistributedSampler", "IterDataPipe",
+    "IterableDataset", "MapDataPipe", "RandomSampler", "Sampler", "SequentialSampler", "StackDataset", "Subset", "SubsetRandomSampler",
+    "TensorDataset", "WeightedRandomSampler", "default_collate", "default_convert", "functional_datapipe", "get_worker_info",
+    "guaranteed_datapipes_determinism", "non_deterministic", "random_split",
 ]  # fmt: skip
 
 
@@ -51,6 +59,24 @@ def default_collate(batch: Sequence[Any]) -> Any:
     return default_convert(data.default_collate(batch))
 
 
+class TensorDataset(data.TensorDataset):
+    """Tensors of equal length; a sample is a tuple with row ``i`` of each.
+
+    >>> TensorDataset(Tensor.from_host([1.0, 2.0]))[1][0].item()
+    2.0
+    """
+
+    def __init__(self, *tensors: Any):
+        super().__init__(*tensors)
+        self.tensors = tuple(t if isinstance(t, Tensor) else Tensor.from_host(t) for t in tensors)
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(t[index] for t in self.tensors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "tensors": self.arrays}  # worker processes read arrays alone
+
+
 class DataLoader(data.DataLoader):
     """:class:`netcl.data.DataLoader` with torch's arguments, whose batches are tensors on the active device.
 
@@ -60,7 +86,7 @@ class DataLoader(data.DataLoader):
     """
 
     def __init__(
-        self, dataset: Any, batch_size: int = 1, shuffle: bool | None = None, sampler: Any = None, batch_sampler: Any = None,
+        self, dataset: Any, batch_size: int | None = 1, shuffle: bool | None = None, sampler: Any = None, batch_sampler: Any = None,
         num_workers: int = 0, collate_fn: Callable[[list[Any]], Any] | None = None, pin_memory: bool = False, drop_last: bool = False,
         timeout: float = 0, worker_init_fn: Callable[[int], None] | None = None, multiprocessing_context: Any = None, generator: Any = None,
         *, prefetch_factor: int | None = None, persistent_workers: bool = False, pin_memory_device: str = "", in_order: bool = True,
@@ -68,9 +94,11 @@ class DataLoader(data.DataLoader):
     ):  # fmt: skip
         at_once = taker(dataset) is not None and not isinstance(dataset, IterableDataset)
         netcl_options.setdefault("seed", random.get_state().as_dict()["seed"] if generator is None else None)
+        if collate_fn is None and batch_size is not None and not at_once:
+            collate_fn = data.default_collate
         super().__init__(
             dataset, batch_size, bool(shuffle), drop_last, num_workers, prefetch_factor, pin_memory=pin_memory, sampler=sampler,
-            batch_sampler=batch_sampler, collate_fn=collate_fn or (None if at_once else data.default_collate), generator=generator,
+            batch_sampler=batch_sampler, collate_fn=collate_fn, generator=generator,
             worker_init_fn=worker_init_fn, persistent_workers=persistent_workers, timeout=timeout or math.inf, **netcl_options,
         )  # fmt: skip
 

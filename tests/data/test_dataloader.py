@@ -253,5 +253,5 @@ def test_device_augmentation_is_seeded_by_the_loader(device):
         images, 4, shuffle=True, seed=2, transforms=lambda x, rng: x, augment=augment_gpu.RandomCrop(8, padding=2), device_queue=device
     )
     assert not any(np.array_equal(x, y.to_host()) for (x, _), (y, _) in zip(on_host, both, strict=True))  # draws of their own
-    with pytest.raises(ValueError, match=r"need a device; pass device_queue="):
+    with pytest.raises(ValueError, match=r"need a device; pass device="):
         DataLoader(images, augment=augment_gpu.RandomCrop(8))

@@ -34,8 +34,49 @@ class Lion(torch.optim.Optimizer):
                 m.copy_(beta2 * m + (1 - beta2) * p.grad)
 
 
+class LARS(torch.optim.Optimizer):
+    """Algorithm 1 of You et al. 2017 for one global learning rate."""
+
+    def __init__(self, params, lr, momentum=0.9, weight_decay=0.0, trust_coefficient=1e-3, eps=1e-8):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "decay": weight_decay, "trust": trust_coefficient, "eps": eps})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                weight, gradient = p.norm().item(), p.grad.norm().item()
+                local = group["trust"] * weight / (gradient + group["decay"] * weight + group["eps"]) if weight and gradient else 1.0
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                m.copy_(group["momentum"] * m + group["lr"] * local * (p.grad + group["decay"] * p))
+                p -= m
+
+
+class LAMB(torch.optim.Optimizer):
+    """Algorithm 2 of You et al. 2020 with the identity for phi."""
+
+    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                state = self.state[p]
+                state["n"] = state.get("n", 0) + 1
+                m, v = (state.setdefault(name, torch.zeros_like(p)) for name in "mv")
+                m.copy_(beta1 * m + (1 - beta1) * p.grad)
+                v.copy_(beta2 * v + (1 - beta2) * p.grad**2)
+                r = m / (1 - beta1 ** state["n"]) / ((v / (1 - beta2 ** state["n"])).sqrt() + group["eps"]) + group["decay"] * p
+                weight, length = p.norm().item(), r.norm().item()
+                p -= group["lr"] * (weight / length if weight and length else 1.0) * r
+
+
 OPTIMIZERS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW, "RMSProp": torch.optim.RMSprop, "Lion": Lion}
-OPTIMIZERS |= {name: getattr(torch.optim, name) for name in ("Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")}
+OPTIMIZERS |= {
+    name: getattr(torch.optim, name) for name in ("Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop", "Adafactor")
+}
+OPTIMIZERS |= {"LARS": LARS, "LAMB": LAMB}
 
 # name: optimizer, its options, whether gradients are clipped, whether the learning rate follows a schedule
 CASES = {
@@ -73,8 +114,28 @@ CASES = {
     "asgd": ("ASGD", {"lr": 0.05, "t0": 3.0}, False, False),
     "asgd_all": ("ASGD", {"lr": 0.05, "lambd": 0.02, "alpha": 0.5, "weight_decay": 0.05}, True, True),
     "rprop": ("Rprop", {"lr": 0.01}, False, False),
+    "adafactor": ("Adafactor", {"lr": 0.05}, False, False),
+    "adafactor_all": ("Adafactor", {"lr": 0.3, "beta2_decay": -0.5, "eps": (1e-4, 0.1), "d": 1.5, "weight_decay": 0.05}, True, True),
+    "adafactor_maximize": ("Adafactor", {"lr": 0.05, "maximize": True}, False, False),
+    "lars": ("LARS", {"lr": 0.5}, False, False),
+    "lars_all": ("LARS", {"lr": 0.5, "momentum": 0.8, "weight_decay": 0.02, "trust_coefficient": 0.01}, True, True),
+    "lamb": ("LAMB", {"lr": 0.02}, False, False),
+    "lamb_all": ("LAMB", {"lr": 0.02, "betas": (0.8, 0.95), "weight_decay": 0.05}, True, True),
 }
-STATES = ("nesterov", "amsgrad", "adamw", "rmsprop_all_clip_schedule", "adagrad_all", "nadam", "radam", "asgd", "rprop")
+# name: options, whether the iterations run in bfloat16, as torch has it, or in float32
+MUON = {
+    "muon": ({"lr": 0.02}, False),
+    "muon_plain": ({"lr": 0.02, "nesterov": False, "momentum": 0.8, "weight_decay": 0.0, "ns_steps": 3}, False),
+    "muon_rms": ({"lr": 0.02, "adjust_lr_fn": "match_rms_adamw"}, False),
+    "muon_half": ({"lr": 0.02}, True),
+}
+MATRICES = [(4, 5), (7, 3), (6, 6)]
+LBFGS = {
+    "fixed": {"lr": 0.05, "max_iter": 5, "history_size": 3},
+    "wolfe": {"line_search_fn": "strong_wolfe", "max_iter": 4},
+    "wolfe_short": {"line_search_fn": "strong_wolfe", "max_iter": 3, "max_eval": 4, "history_size": 2, "lr": 3.0},
+}
+STATES = ("nesterov", "amsgrad", "adamw", "rmsprop_all_clip_schedule", "adagrad_all", "nadam", "radam", "asgd", "rprop", "adafactor")
 
 # name: optimizer options, scheduler, its arguments, steps
 SCHEDULES = {
@@ -133,6 +194,52 @@ def run(name, start, gradients, kept):
             kept[f"case.{name}.{step}"] = np.concatenate([p.detach().numpy().reshape(-1) for p in params])
         if step == SHOWN[1] and name in STATES:
             keep_state(name, optimizer.state_dict(), kept)
+
+
+def matrices(kept):
+    rng = np.random.default_rng(21)
+    start = [rng.standard_normal(shape).astype(np.float32) for shape in MATRICES]
+    gradients = [rng.standard_normal((STEPS, *shape)).astype(np.float32) for shape in MATRICES]
+    kept |= {f"matrix.{i}": x for i, x in enumerate(start)} | {f"matrix_gradients.{i}": g for i, g in enumerate(gradients)}
+    narrow = torch.Tensor.bfloat16
+    for name, (options, half) in MUON.items():
+        torch.Tensor.bfloat16 = narrow if half else torch.Tensor.clone
+        params = parameters(start)
+        optimizer = torch.optim.Muon(params, **options)
+        for step in range(STEPS):
+            for p, g in zip(params, gradients, strict=True):
+                p.grad = torch.from_numpy(np.array(g[step]))
+            optimizer.step()
+            if step + 1 in SHOWN:
+                kept[f"case.{name}.{step + 1}"] = np.concatenate([p.detach().numpy().reshape(-1) for p in params])
+    torch.Tensor.bfloat16 = narrow
+
+
+def quasi_newton(kept):
+    """Rosenbrock's function in four variables, held by two parameters."""
+    for name, options in LBFGS.items():
+        params = [torch.nn.Parameter(torch.tensor(start)) for start in ([-1.2, 1.0], [0.5, -0.5])]
+        optimizer = torch.optim.LBFGS(params, **options)
+
+        def closure(params=params, optimizer=optimizer):
+            optimizer.zero_grad()
+            x = torch.cat(params)
+            loss = (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum() / 100
+            loss.backward()
+            return loss
+
+        found = []
+        for step in range(4):
+            loss = optimizer.step(closure)
+            state = optimizer.state_dict()["state"][0]
+            found.append([loss.item(), *torch.cat(params).tolist(), state["func_evals"], state["n_iter"]])
+            if step == 1:
+                for key in ("d", "prev_flat_grad", "old_dirs", "old_stps", "ro", "t", "H_diag", "prev_loss", "func_evals", "n_iter"):
+                    value = (
+                        torch.stack([*map(torch.as_tensor, state[key])]) if isinstance(state[key], list) else torch.as_tensor(state[key])
+                    )
+                    kept[f"lbfgs_state.{name}.{key}"] = value.numpy().copy()
+        kept[f"lbfgs.{name}"] = np.array(found)
 
 
 def keep_state(name, state, kept):
@@ -206,9 +313,12 @@ def main():
     kept = {f"start.{i}": x for i, x in enumerate(start)} | {f"gradients.{i}": g for i, g in enumerate(gradients)}
     for name in CASES:
         run(name, start, gradients, kept)
+    matrices(kept)
+    quasi_newton(kept)
     rates(kept)
     clips(start, gradients, kept)
     kept["cases"] = np.array(json.dumps({name: case for name, case in CASES.items()}))
+    kept["muon"], kept["lbfgs"] = np.array(json.dumps(MUON)), np.array(json.dumps(LBFGS))
     kept["schedules"] = np.array(json.dumps(SCHEDULES))
     kept["several"] = np.array(json.dumps(SEVERAL))
     kept["plateaus"] = np.array(json.dumps(PLATEAUS))

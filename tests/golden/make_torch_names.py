@@ -1,4 +1,5 @@
-"""Makes torch_names.json: the public functions of torch's root, the methods and properties of its Tensor, and those that write in place.
+"""Makes torch_names.json: the public functions of torch's root, the methods and properties of its Tensor, those that write in place, and
+the optimizers, schedules and names of ``utils.data``.
 
 Run with an interpreter that has torch 2.13.0: ``python tests/golden/make_torch_names.py``. No test needs torch.
 """
@@ -10,6 +11,8 @@ import json
 from pathlib import Path
 
 import torch
+from torch.optim import lr_scheduler
+from torch.utils import data
 
 
 def functions(owner: object) -> list[str]:
@@ -18,12 +21,21 @@ def functions(owner: object) -> list[str]:
     return sorted(name for name, value in found.items() if callable(value) and not inspect.isclass(value) and not inspect.ismodule(value))
 
 
+def classes(owner: object, base: type) -> list[str]:
+    """Public classes of ``owner`` under ``base``."""
+    found = {name: getattr(owner, name) for name in dir(owner) if not name.startswith("_")}
+    return sorted(name for name, value in found.items() if inspect.isclass(value) and issubclass(value, base) and value is not base)
+
+
 def main() -> None:
     methods = [name for name in dir(torch.Tensor) if not name.startswith("_")]
     names = {
         "functions": functions(torch),
         "methods": [name for name in methods if not name.endswith("_")],
         "in-place methods": [name for name in methods if name.endswith("_")],
+        "optimizers": classes(torch.optim, torch.optim.Optimizer),
+        "schedules": classes(lr_scheduler, lr_scheduler.LRScheduler),
+        "utils.data": sorted(data.__all__),
     }
     lines = ",\n".join(f"{json.dumps(kind)}: {json.dumps(found)}" for kind, found in names.items())
     Path(__file__).with_name("torch_names.json").write_text(f"{{\n{lines}\n}}\n")

@@ -447,7 +447,7 @@ def torch_state(name: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    "name", ["nesterov", "amsgrad", "adamw", "rmsprop_all_clip_schedule", "adagrad_all", "nadam", "radam", "asgd", "rprop"]
+    "name", ["nesterov", "amsgrad", "adamw", "rmsprop_all_clip_schedule", "adagrad_all", "nadam", "radam", "asgd", "rprop", "adafactor"]
 )
 def test_a_torch_state_loads(name, queue):
     _, _, clip, scheduled = CASES[name]

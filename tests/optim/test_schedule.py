@@ -282,3 +282,9 @@ def test_a_rate_that_ends_at_0_can_be_resumed():
         schedule.step()
     assert optimizer.param_groups[0]["lr"] == 0.0
     optim.SGD([leaf()], lr=0.003).load_state_dict(optimizer.state_dict())
+
+
+def test_schedules_are_imported_by_torchs_name():
+    from netcl.optim.lr_scheduler import StepLR
+
+    assert StepLR is optim.StepLR

@@ -1,0 +1,174 @@
+"""torch's data pipes: datasets that are chained by methods, ``pipe.map(f).filter(g).batch(8)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
+from typing import Any, ClassVar
+
+from netcl.data.collate import default_collate
+from netcl.data.dataset import ConcatDataset, Dataset, IterableDataset, StackDataset, Subset
+from netcl.data.errors import message
+from netcl.data.fetch import get_worker_info
+from netcl.data.sampler import BatchSampler, rng_of
+
+_deterministic: list[bool] = [False]
+
+
+class DataChunk(list[Any]):
+    """The samples of a batch of a pipe."""
+
+
+class _Functional:
+    """Methods that were registered by name: each makes a pipe over this one."""
+
+    functions: ClassVar[dict[str, Callable[..., Any]]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self.functions:
+            raise AttributeError(message(type(self).__name__, f"there is no method {name!r}", f"known are {', '.join(self.functions)}"))
+        return partial(self.functions[name], self)
+
+    @classmethod
+    def register_datapipe_as_function(cls, name: str, made: Callable[..., Any]) -> None:
+        """Make ``pipe.name(...)`` mean ``made(pipe, ...)``."""
+        if name in cls.functions:
+            raise ValueError(message("functional_datapipe", "the name is taken", name=name))
+        cls.functions[name] = made
+
+
+class IterDataPipe(_Functional, IterableDataset):
+    """An iterable dataset with the methods ``map``, ``filter``, ``batch``, ``unbatch``, ``collate``, ``shuffle``, ``concat``, ``zip`` and
+    ``sharding_filter``, and those of :func:`functional_datapipe`. ``IterDataPipe(iterable)`` wraps anything that can be iterated over.
+
+    >>> list(IterDataPipe(range(6)).filter(lambda x: x % 2).map(lambda x: x * 10).batch(2))
+    [[10, 30], [50]]
+    """
+
+    functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    def __init__(self, iterable: Iterable[Any] = ()):
+        self.iterable = iterable
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.iterable)
+
+
+class MapDataPipe(_Functional, Dataset):
+    """A dataset with the methods ``map``, ``batch``, ``shuffle``, ``concat`` and ``zip``; ``MapDataPipe(sequence)`` wraps a sequence.
+
+    >>> pipe = MapDataPipe([1, 2, 3]).map(lambda x: x + 1)
+    >>> len(pipe), pipe[2]
+    (3, 4)
+    """
+
+    functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    def __init__(self, sequence: Any = ()):
+        self.sequence = sequence
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.sequence[index]
+
+
+def functional_datapipe(name: str, enable_df_api_tracing: bool = False) -> Callable[[Any], Any]:
+    """A decorator: ``pipe.name(...)`` makes the decorated pipe over ``pipe``."""
+
+    def decorate(cls: Any) -> Any:
+        kind = MapDataPipe if issubclass(cls, MapDataPipe) else IterDataPipe
+        kind.register_datapipe_as_function(name, cls)
+        return cls
+
+    return decorate
+
+
+@contextmanager
+def guaranteed_datapipes_determinism() -> Iterator[None]:
+    """Within the block, pipes that were marked :func:`non_deterministic` cannot be made."""
+    before, _deterministic[0] = _deterministic[0], True
+    try:
+        yield
+    finally:
+        _deterministic[0] = before
+
+
+def non_deterministic(cls: Any) -> Any:
+    """A decorator of pipes whose samples differ from run to run."""
+    init = cls.__init__
+
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        if _deterministic[0]:
+            what, remedy = "the pipe is not deterministic", "leave the block of guaranteed_datapipes_determinism()"
+            raise TypeError(message(cls.__name__, what, remedy))
+        init(self, *args, **options)
+
+    cls.__init__ = checked
+    return cls
+
+
+# ---- methods
+
+
+class _Stream(IterDataPipe):
+    """What a function of :data:`_STREAMS` yields; worker processes find it by its name."""
+
+    def __init__(self, name: str, *args: Any, **options: Any):
+        self._call = name, args, options
+
+    def __iter__(self) -> Iterator[Any]:
+        name, args, options = self._call
+        return iter(_STREAMS[name](*args, **options))
+
+
+class _Mapped(MapDataPipe):
+    """A function of every sample."""
+
+    def __init__(self, source: Any, fn: Callable[[Any], Any]):
+        super().__init__(source)
+        self.fn = fn
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.fn(self.sequence[index])
+
+
+def _batches(source: Any, batch_size: int, drop_last: bool = False) -> Iterable[DataChunk]:
+    return map(DataChunk, BatchSampler(source, batch_size, drop_last))
+
+
+def _chunk(source: Any, numbers: Iterable[int]) -> DataChunk:
+    return DataChunk(source[i] for i in numbers)
+
+
+def _shuffled(source: Any, *, buffer_size: int = 10000, seed: Any = None) -> Iterator[Any]:
+    rng, held = rng_of(seed), []
+    for sample in source:
+        held.append(sample)
+        if len(held) > buffer_size:
+            yield held.pop(int(rng.integers(len(held))))
+    yield from (held[i] for i in rng.permutation(len(held)))
+
+
+def _share(source: Any) -> Iterable[Any]:
+    """The samples of this worker: every n-th."""
+    worker = get_worker_info()
+    return source if worker is None else islice(source, worker.id, None, worker.num_workers)
+
+
+_STREAMS: dict[str, Callable[..., Iterable[Any]]] = {
+    "map": lambda source, fn: map(fn, source), "filter": lambda source, filter_fn: filter(filter_fn, source), "batch": _batches,
+    "unbatch": chain.from_iterable, "collate": lambda source, collate_fn=default_collate: map(collate_fn, source), "shuffle": _shuffled,
+    "concat": chain, "zip": zip, "sharding_filter": _share,
+}  # fmt: skip
+IterDataPipe.functions.update({name: partial(_Stream, name) for name in _STREAMS})
+MapDataPipe.functions.update({
+    "map": _Mapped,
+    "batch": lambda source, size, drop_last=False: _Mapped(list(_batches(range(len(source)), size, drop_last)), partial(_chunk, source)),
+    "shuffle": lambda source, *, seed=None: MapDataPipe(Subset(source, rng_of(seed).permutation(len(source)))),
+    "concat": lambda *sources: MapDataPipe(ConcatDataset(sources)),
+    "zip": lambda *sources: MapDataPipe(StackDataset(*sources)),
+})  # fmt: skip

@@ -1,0 +1,129 @@
+"""Datasets from CSV and NPZ files."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from netcl.data.dataset import TensorDataset
+from netcl.data.errors import FormatError, message
+from netcl.data.formats import EXPANSION, FREE_BYTES, regular
+
+_FIELD = 1 << 16  # characters of a field: numbers and labels are far shorter
+
+
+def from_csv(
+    path: str | os.PathLike[str], target: str | int | None = -1, columns: Sequence[str] | None = None, delimiter: str = ",",
+    header: bool = True,
+) -> TensorDataset:  # fmt: skip
+    """A file of numbers as ``(x, y)``: ``x`` float32 of the other columns, ``y`` the column ``target``.
+
+    - **target**: a name or a number of a column; ``None`` gives ``x`` alone. Labels that are texts become int64 in the order of their
+      names, which are the ``classes``; whole numbers become int64, others float32.
+    - **columns**: names of the columns of ``x``, if they are not all.
+    - **header**: whether the first line names the columns.
+
+    Raises :class:`~netcl.data.FormatError` with the line that does not fit.
+    """
+    found = regular(path, "from_csv")
+    limit = csv.field_size_limit(_FIELD)
+    try:
+        with found.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            rows = [(reader.line_num, row) for row in reader if row]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise _refused("from_csv", "the file is not a CSV file", path, reason=error) from None
+    finally:
+        csv.field_size_limit(limit)
+    names = rows.pop(0)[1] if header and rows else [str(i) for i in range(len(rows[0][1]) if rows else 0)]
+    if not rows:
+        raise _refused("from_csv", "the file has no rows", path)
+    wrong = next(((line, row) for line, row in rows if len(row) != len(names)), None)
+    if wrong is not None:
+        raise _refused("from_csv", f"line {wrong[0]} has another number of fields", path, fields=len(wrong[1]), expected=len(names))
+    at = None if target is None else _column(names, target, path)
+    chosen = [_column(names, name, path) for name in columns] if columns else [i for i in range(len(names)) if i != at]
+    x = np.array([_numbers(row, chosen, line, path) for line, row in rows], np.float32)
+    if at is None:
+        return TensorDataset(x, name=found.name)
+    y, classes = _labels([row[at].strip() for _, row in rows])
+    return TensorDataset(x, y, name=found.name, classes=classes)
+
+
+def _column(names: Sequence[str], wanted: str | int, path: Any) -> int:
+    if isinstance(wanted, int) and -len(names) <= wanted < len(names):
+        return wanted % len(names)
+    if wanted not in names:
+        raise ValueError(message("from_csv", "there is no such column", column=wanted, columns=list(names), file=path))
+    return list(names).index(str(wanted))
+
+
+def _numbers(row: Sequence[str], chosen: Sequence[int], line: int, path: Any) -> list[float]:
+    try:
+        return [float(row[i]) for i in chosen]
+    except ValueError as error:
+        remedy = "name the columns of numbers: columns=[...]"
+        raise FormatError(message("from_csv", f"line {line} has a field that is not a number", remedy, reason=error, file=path)) from None
+
+
+def _labels(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    try:
+        values = np.array([float(text) for text in texts])
+    except ValueError:
+        classes = sorted(set(texts))
+        number = {name: i for i, name in enumerate(classes)}
+        return np.array([number[text] for text in texts], np.int64), tuple(classes)
+    return values.astype(np.int64 if (values == np.rint(values)).all() else np.float32), ()
+
+
+def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = None) -> TensorDataset:
+    """The arrays of an NPZ file as a dataset: those of ``names`` in that order, or all in the file's.
+
+    Arrays of Python objects are refused, and so is a file whose arrays are larger than ``max_bytes``, by default 200 times its size.
+    """
+    found = regular(path, "from_npz")
+    limit = max(FREE_BYTES, EXPANSION * found.stat().st_size) if max_bytes is None else max_bytes
+    try:
+        with zipfile.ZipFile(found) as archive:
+            promised = sum(entry.file_size for entry in archive.infolist())
+            if promised > limit:
+                remedy = "if you trust the file, pass max_bytes="
+                raise _refused("from_npz", "the arrays are larger than is allowed", path, remedy, bytes=promised, max_bytes=limit)
+            for entry in archive.infolist():
+                _check_array(archive, entry, path)
+        with np.load(found, allow_pickle=False) as file:
+            missing = [name for name in names if name not in file.files]
+            if missing:
+                raise ValueError(message("from_npz", "there is no such array", array=missing[0], arrays=file.files, file=path))
+            return TensorDataset(*[file[name] for name in names or file.files], name=found.name)
+    except FormatError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError) as error:
+        raise _refused("from_npz", "the file is not an NPZ file, or damaged", path, reason=error) from None
+
+
+def _check_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Any) -> None:
+    """Refuse an array of objects, or one whose header promises another size than it has."""
+    head = np.lib.format
+    with archive.open(entry) as file:
+        try:
+            read = head.read_array_header_1_0 if head.read_magic(file) == (1, 0) else head.read_array_header_2_0
+            shape, _, dtype = read(file)
+        except ValueError as error:
+            raise _refused("from_npz", "an entry is not an array", path, entry=entry.filename, reason=error) from None
+        size = entry.file_size - file.tell()
+    if dtype.hasobject:
+        raise _refused("from_npz", "an array of Python objects is refused", path, "save arrays of numbers", entry=entry.filename)
+    if math.prod(shape) * dtype.itemsize != size:
+        raise _refused("from_npz", "an array has another size than its header says", path, entry=entry.filename, shape=shape, bytes=size)
+
+
+def _refused(op: str, what: str, path: Any, remedy: str = "", **values: object) -> FormatError:
+    return FormatError(message(op, what, remedy, **values, file=path))

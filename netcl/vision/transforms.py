@@ -1,0 +1,303 @@
+"""``torchvision.transforms`` and ``torchvision.transforms.v2`` by their names, for PIL images and tensors.
+
+Called with several values, ``transform(image, label)``, a transform changes the first and returns all. In a loader, random numbers are
+those of the batch: they do not depend on the number of workers. Elsewhere they follow :func:`netcl.manual_seed`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any
+
+import numpy as np
+
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.data.fetch import batch_rng
+from netcl.ops import random
+from netcl.vision import functional
+from netcl.vision.functional import InterpolationMode, pair
+
+v2 = sys.modules[__name__]  # the names of both versions are here
+_drawn: dict[str, Any] = {"seeded": None, "rng": None}
+
+
+def rng() -> Any:
+    """What transforms draw from."""
+    own = batch_rng()
+    if own is not None:
+        return own
+    if _drawn["seeded"] is not random.seeded():
+        _drawn.update(seeded=random.seeded(), rng=np.random.default_rng(random.seeded()[0]))
+    return _drawn["rng"]
+
+
+class Transform:
+    """A function of an image. Write ``forward``."""
+
+    def forward(self, image: Any) -> Any:
+        """The image, changed."""
+        raise NotImplementedError(message(type(self).__name__, "a transform needs a method forward"))
+
+    def __call__(self, image: Any, *others: Any) -> Any:
+        made = self.forward(image)
+        return (made, *others) if others else made
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in vars(self).items() if name[0] != '_')})"
+
+
+def _class_of(name: str, function: Callable[..., Any], probability: float | None = None, **renamed: str) -> Any:
+    """The transform that calls ``function`` with the arguments of its constructor; with a ``probability``, only as often as ``p``."""
+    known = list(inspect.signature(function).parameters.values())[1:]
+    taken = [p.replace(name=renamed.get(p.name, p.name), kind=p.POSITIONAL_OR_KEYWORD) for p in known]
+    if probability is not None:
+        taken.append(inspect.Parameter("p", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=probability))
+    signature = inspect.Signature(taken)
+
+    def init(self: Any, *values: Any, **options: Any) -> None:
+        given = signature.bind(*values, **options)
+        given.apply_defaults()
+        vars(self).update(given.arguments)
+
+    def forward(self: Any, image: Any) -> Any:
+        if probability is not None and rng().random() >= self.p:
+            return image
+        return function(image, **{p.name: getattr(self, renamed.get(p.name, p.name)) for p in known})
+
+    doc = f"{inspect.getdoc(function)}{'' if probability is None else ' With probability ``p``.'}"
+    members = {"__init__": init, "forward": forward, "__signature__": signature, "__doc__": doc, "__module__": __name__}
+    return type(name, (Transform,), members)
+
+
+F = functional
+ToTensor, PILToTensor, ToImage = (
+    _class_of(*of) for of in (("ToTensor", F.to_tensor), ("PILToTensor", F.pil_to_tensor), ("ToImage", F.to_image))
+)
+ToPILImage, ConvertImageDtype = _class_of("ToPILImage", F.to_pil_image), _class_of("ConvertImageDtype", F.convert_image_dtype)
+ToDtype, Normalize = _class_of("ToDtype", F.to_dtype), _class_of("Normalize", F.normalize)
+Resize, Pad = _class_of("Resize", F.resize), _class_of("Pad", F.pad)
+CenterCrop = _class_of("CenterCrop", F.center_crop, output_size="size")
+Grayscale = _class_of("Grayscale", F.rgb_to_grayscale)
+RandomHorizontalFlip, RandomVerticalFlip = _class_of("RandomHorizontalFlip", F.hflip, 0.5), _class_of("RandomVerticalFlip", F.vflip, 0.5)
+RandomInvert = _class_of("RandomInvert", F.invert, 0.5)
+
+
+class Compose(Transform):
+    """Transforms, one after the other."""
+
+    def __init__(self, transforms: Sequence[Callable[..., Any]]):
+        self.transforms = transforms
+
+    def forward(self, image: Any) -> Any:
+        return reduce(lambda made, transform: transform(made), self.transforms, image)
+
+
+class RandomApply(Compose):
+    """All transforms with probability ``p``, or none."""
+
+    def __init__(self, transforms: Sequence[Callable[..., Any]], p: float = 0.5):
+        super().__init__(transforms)
+        self.p = p
+
+    def forward(self, image: Any) -> Any:
+        return super().forward(image) if rng().random() < self.p else image
+
+
+class RandomOrder(Compose):
+    """All transforms, in random order."""
+
+    def forward(self, image: Any) -> Any:
+        return reduce(lambda made, i: self.transforms[i](made), rng().permutation(len(self.transforms)), image)
+
+
+class RandomChoice(Compose):
+    """One of the transforms, chosen with the probabilities ``p``."""
+
+    def __init__(self, transforms: Sequence[Callable[..., Any]], p: Sequence[float] | None = None):
+        super().__init__(transforms)
+        self.p = p
+
+    def forward(self, image: Any) -> Any:
+        shares = None if self.p is None else np.asarray(self.p) / np.sum(self.p)
+        return self.transforms[rng().choice(len(self.transforms), p=shares)](image)
+
+
+class Lambda(Transform):
+    """Any function of an image."""
+
+    def __init__(self, lambd: Callable[[Any], Any]):
+        if not callable(lambd):
+            raise TypeError(message("Lambda", "lambd must be a function", given=type(lambd).__name__))
+        self.lambd = lambd
+
+    def forward(self, image: Any) -> Any:
+        return self.lambd(image)
+
+
+class Identity(Transform):
+    """The image itself."""
+
+    def forward(self, image: Any) -> Any:
+        return image
+
+
+class ToPureTensor(Identity):
+    """The image itself: tensors have no subclasses here."""
+
+
+class RandomGrayscale(Transform):
+    """Convert to grayscale with probability ``p``; the number of channels stays."""
+
+    def __init__(self, p: float = 0.1):
+        self.p = p
+
+    def forward(self, image: Any) -> Any:
+        return F.rgb_to_grayscale(image, F.get_image_num_channels(image)) if rng().random() < self.p else image
+
+
+class RandomCrop(Transform):
+    """A window of ``size`` somewhere in the image, after ``padding``; ``pad_if_needed`` also widens images that are too small."""
+
+    def __init__(self, size: Any, padding: Any = None, pad_if_needed: bool = False, fill: Any = 0, padding_mode: str = "constant"):
+        self.size, self.padding, self.pad_if_needed, self.fill, self.padding_mode = pair(size), padding, pad_if_needed, fill, padding_mode
+
+    @staticmethod
+    def get_params(img: Any, output_size: Sequence[int]) -> tuple[int, int, int, int]:
+        """Top, left, height and width of a window."""
+        (_, rows, columns), (height, width) = F.get_dimensions(img), output_size
+        if rows < height or columns < width:
+            what, remedy = "the window is larger than the image", "pass padding=, or pad_if_needed=True"
+            raise ValueError(message("RandomCrop", what, remedy, image=(rows, columns), size=tuple(output_size)))
+        return int(rng().integers(rows - height + 1)), int(rng().integers(columns - width + 1)), height, width
+
+    def forward(self, image: Any) -> Any:
+        if self.padding is not None:
+            image = F.pad(image, self.padding, self.fill, self.padding_mode)
+        (_, rows, columns), (height, width) = F.get_dimensions(image), self.size
+        for missing, at in ((width - columns, 0), (height - rows, 1)):
+            if self.pad_if_needed and missing > 0:
+                image = F.pad(image, [missing, 0] if at == 0 else [0, missing], self.fill, self.padding_mode)
+        return F.crop(image, *self.get_params(image, self.size))
+
+
+class RandomResizedCrop(Transform):
+    """A window of random area (``scale``, as a share) and shape (``ratio``, width over height), resized to ``size``."""
+
+    def __init__(
+        self, size: Any, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3),
+        interpolation: Any = InterpolationMode.BILINEAR, antialias: bool | None = True,
+    ):  # fmt: skip
+        self.size, self.scale, self.ratio, self.interpolation, self.antialias = pair(size), scale, ratio, interpolation, antialias
+
+    @staticmethod
+    def get_params(img: Any, scale: Sequence[float], ratio: Sequence[float]) -> tuple[int, int, int, int]:
+        """Top, left, height and width of a window; the middle of the image if ten draws do not fit."""
+        _, rows, columns = F.get_dimensions(img)
+        for _ in range(10):
+            area, shape = rows * columns * rng().uniform(*scale), math.exp(rng().uniform(*map(math.log, ratio)))
+            width, height = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+            if 0 < width <= columns and 0 < height <= rows:
+                return int(rng().integers(rows - height + 1)), int(rng().integers(columns - width + 1)), height, width
+        shape = min(max(columns / rows, min(ratio)), max(ratio))
+        height, width = (round(columns / shape), columns) if columns / rows < shape else (rows, round(rows * shape))
+        height, width = min(height, rows), min(width, columns)
+        return (rows - height) // 2, (columns - width) // 2, height, width
+
+    def forward(self, image: Any) -> Any:
+        window = self.get_params(image, self.scale, self.ratio)
+        return F.resized_crop(image, *window, self.size, self.interpolation, self.antialias)
+
+
+def _range(op: str, name: str, value: Any, center: float = 1.0, low: float = 0.0, high: float = math.inf) -> tuple[float, float] | None:
+    """``v`` stands for ``(center - v, center + v)``; ``None`` if nothing changes."""
+    single = isinstance(value, int | float)
+    ends = (max(center - value, low), center + value) if single else tuple(value)
+    if (single and value < 0) or len(ends) != 2 or not low <= ends[0] <= ends[1] <= high:
+        raise ValueError(message(op, f"{name} must be a range, or a number from 0 on", **{name: value}))
+    return None if ends == (center, center) else ends
+
+
+class ColorJitter(Transform):
+    """Brightness, contrast, saturation and hue changed by random amounts, in random order."""
+
+    def __init__(self, brightness: Any = 0, contrast: Any = 0, saturation: Any = 0, hue: Any = 0):
+        given = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
+        for name, value in given.items():
+            setattr(self, name, _range("ColorJitter", name, value))
+        self.hue = _range("ColorJitter", "hue", hue, 0.0, -0.5, 0.5)
+
+    def forward(self, image: Any) -> Any:
+        changes = [partial(getattr(F, f"adjust_{name}"), **{f"{name}_factor": float(rng().uniform(*ends))})
+                   for name, ends in vars(self).items() if ends is not None]  # fmt: skip
+        return reduce(lambda made, i: changes[i](made), rng().permutation(len(changes)), image)
+
+
+class RandomRotation(Transform):
+    """Rotate by an angle of the range ``degrees``, or of ``(-degrees, degrees)``."""
+
+    def __init__(
+        self, degrees: Any, interpolation: Any = InterpolationMode.NEAREST, expand: bool = False, center: Any = None, fill: Any = 0
+    ):
+        self.degrees = _range("RandomRotation", "degrees", degrees, 0.0, -math.inf) or (0.0, 0.0)
+        self.interpolation, self.expand, self.center, self.fill = interpolation, expand, center, fill
+
+    def forward(self, image: Any) -> Any:
+        return F.rotate(image, float(rng().uniform(*self.degrees)), self.interpolation, self.expand, self.center, self.fill)
+
+
+class RandomAffine(Transform):
+    """Rotate, translate by at most ``translate`` (fractions of width and height), scale and shear by random amounts."""
+
+    def __init__(
+        self, degrees: Any, translate: Any = None, scale: Any = None, shear: Any = None, interpolation: Any = InterpolationMode.NEAREST,
+        fill: Any = 0, center: Any = None,
+    ):  # fmt: skip
+        self.degrees = _range("RandomAffine", "degrees", degrees, 0.0, -math.inf) or (0.0, 0.0)
+        self.shear = (-shear, shear) if isinstance(shear, int | float) else shear
+        self.translate, self.scale, self.interpolation, self.fill, self.center = translate, scale, interpolation, fill, center
+
+    def forward(self, image: Any) -> Any:
+        _, height, width = F.get_dimensions(image)
+        moves = [
+            round(float(rng().uniform(-share, share)) * size) for share, size in zip(self.translate or (0, 0), (width, height), strict=True)
+        ]
+        scale = 1.0 if self.scale is None else float(rng().uniform(*self.scale))
+        slants = [float(rng().uniform(*ends)) for ends in np.reshape(self.shear, (-1, 2))] if self.shear is not None else []
+        shear = [*slants, 0.0, 0.0][:2]
+        return F.affine(image, float(rng().uniform(*self.degrees)), moves, scale, shear, self.interpolation, self.fill, self.center)
+
+
+class RandomErasing(Transform):
+    """A rectangle of a tensor set to ``value``, with probability ``p``; "random" fills it with normal noise."""
+
+    def __init__(self, p: float = 0.5, scale: Any = (0.02, 0.33), ratio: Any = (0.3, 3.3), value: Any = 0, inplace: bool = False):
+        self.p, self.scale, self.ratio, self.value, self.inplace = p, scale, ratio, value, inplace
+
+    def forward(self, image: Tensor) -> Tensor:
+        if rng().random() >= self.p:
+            return image
+        channels, rows, columns = F.get_dimensions(image)
+        for _ in range(10):
+            area, shape = rows * columns * rng().uniform(*self.scale), math.exp(rng().uniform(*map(math.log, self.ratio)))
+            height, width = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+            if height < rows and width < columns:
+                noise = rng().standard_normal((channels, height, width), np.float32) if self.value == "random" else None
+                value = np.asarray(self.value, np.float32).reshape(-1, 1, 1) if noise is None else noise
+                top, left = int(rng().integers(rows - height + 1)), int(rng().integers(columns - width + 1))
+                return F.erase(image, top, left, height, width, value, self.inplace)
+        return image
+
+
+class GaussianBlur(Transform):
+    """Blur with a Gaussian kernel whose ``sigma`` is drawn from a range."""
+
+    def __init__(self, kernel_size: Any, sigma: Any = (0.1, 2.0)):
+        self.kernel_size, self.sigma = pair(kernel_size), (sigma, sigma) if isinstance(sigma, int | float) else tuple(sigma)
+
+    def forward(self, image: Any) -> Any:
+        return F.gaussian_blur(image, self.kernel_size, float(rng().uniform(*self.sigma)))

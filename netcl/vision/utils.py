@@ -1,0 +1,50 @@
+"""``torchvision.utils`` by its names: grids of images, and images as files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.vision import functional
+
+
+def make_grid(
+    tensor: Any, nrow: int = 8, padding: int = 2, normalize: bool = False, value_range: tuple[float, float] | None = None,
+    scale_each: bool = False, pad_value: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """Images (batch, channels, height, width), or a list of them, as one image with ``nrow`` in a row.
+
+    ``normalize`` brings values into 0..1, from ``value_range`` or from their own range, which with ``scale_each`` is that of each image.
+
+    >>> make_grid(Tensor.zeros((5, 1, 4, 6)), nrow=3).shape
+    (3, 14, 26)
+    """
+    images = np.stack([t.to_host() for t in tensor]) if isinstance(tensor, list | tuple) else tensor.to_host()
+    images = images[(None,) * (4 - images.ndim)] if 2 <= images.ndim < 4 else images
+    if images.ndim != 4:
+        raise ValueError(message("make_grid", "images must have 2 to 4 axes", shape=images.shape))
+    images = np.repeat(images, 3, 1) if images.shape[1] == 1 else images
+    if normalize:
+        axes = (1, 2, 3) if scale_each else None
+        low, high = value_range or (images.min(axes, keepdims=True), images.max(axes, keepdims=True))
+        images = ((np.clip(images, low, high) - low) / np.maximum(np.asarray(high) - low, 1e-5)).astype(images.dtype)
+    if len(images) == 1:
+        return functional.host_tensor(images[0])
+    count, channels, height, width = images.shape
+    columns = min(nrow, count)
+    rows, tall, wide = -(-count // columns), height + padding, width + padding
+    grid = np.full((channels, rows * tall + padding, columns * wide + padding), pad_value, images.dtype)
+    for i, image in enumerate(images):
+        top, left = i // columns * tall + padding, i % columns * wide + padding
+        grid[:, top : top + height, left : left + width] = image
+    return functional.host_tensor(grid)
+
+
+def save_image(tensor: Any, fp: Any, format: str | None = None, **options: Any) -> None:
+    """Write :func:`make_grid` of ``tensor``, values 0..1, to a path or a file."""
+    grid = make_grid(tensor, **options).to_host()
+    pixels = np.clip(grid * 255 + 0.5, 0, 255).astype(np.uint8)
+    functional.pillow().fromarray(np.ascontiguousarray(np.moveaxis(pixels, 0, -1))).save(fp, format=format)
