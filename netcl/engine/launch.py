@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ FETCHING = ("pocl", "intel")  # brands of CPU drivers whose compiler has __built
 # Prefetch distance in bytes, and the cache level to prefetch into: 3 is L1, 2 is L2. The larger distance takes 8 % less time on x86 (Adam
 # on Intel's runtime: 15 %), and a quarter more on ARM.
 _AHEAD, _AHEAD_X86 = (512, 3), (2048, 2)
+# A kernel as .cl files are written: it begins a line, perhaps after a macro, and ends with the first "}" at the start of a line.
+_KERNEL = re.compile(r"^(?:\w+ )?__kernel\b[^{;]*?\bvoid\s+(\w+)\s*\((?:[^\n]*\}\n|.*?^\}\n)", re.M | re.S)
+_DIRECTIVE = re.compile(r"^[ \t]*#(?!pragma)(?:.*\\\n)*.*\n", re.M)
 LOCAL_1D = 64  # local size of kernels with one work-item per element: a full wave on every GPU, small enough to spread small problems
 #: By dtype, the expression that loads four values at p as float4.
 QUADS = {
@@ -175,7 +179,15 @@ def _build_kernel(
     check_double(kernel_name, queue, operands.values())
     lines = [f"#define {name} {_literal(value)}\n" for name, value in defines.items()]
     files = [primitives.cl_source(__file__ if part == "rows.cl" else module_file, part) for part in cl_file.split()]
-    return program.get(queue, primitives.storage_macros(**operands) + "".join(lines) + text + "\n".join(files), kernel_name)
+    source = without_other_kernels("\n".join(files), kernel_name)
+    return program.get(queue, primitives.storage_macros(**operands) + "".join(lines) + text + source, kernel_name)
+
+
+def without_other_kernels(source: str, name: str) -> str:
+    """A text with one of its kernels, and the directives of the others: drivers compile all kernels of a program."""
+    if name not in _KERNEL.findall(source):
+        return source  # a macro makes its name
+    return _KERNEL.sub(lambda found: found[0] if found[1] == name else "".join(_DIRECTIVE.findall(found[0])), source)
 
 
 def _literal(value: int | float | str) -> str:

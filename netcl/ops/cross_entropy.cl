@@ -107,8 +107,7 @@ SIZED __kernel void cross_entropy(__global const X_T* x, __global const L_T* tar
 }
 
 // One work-group: the loss, and one over what the mean divides by.
-__attribute__((reqd_work_group_size(LOCAL, 1, 1)))
-__kernel void cross_entropy_total(__global const M_T* losses, __global const M_T* counts, __global Y_T* total, __global M_T* scale,
+__kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1))) void cross_entropy_total(__global const M_T* losses, __global const M_T* counts, __global Y_T* total, __global M_T* scale,
                                   const int mean, const int rows) {
   const int lane = get_local_id(0);
   __local real sums[LOCAL], weights[LOCAL];

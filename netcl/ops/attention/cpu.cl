@@ -190,8 +190,7 @@ static inline real safe_logarithm(const real logarithm) { return logarithm == LO
 static inline int key_head(const int head, const int heads, const int sharing) { return head / heads * (heads / sharing) + head % heads / sharing; }
 
 #if PART == 1
-__attribute__((reqd_work_group_size(1, 1, 1)))
-__kernel void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask, __global X_T* out,
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention(__global const X_T* q, __global const X_T* k, __global const X_T* v, __global const M_T* mask, __global X_T* out,
                         __global S_T* logarithms, const REAL scale, const int causal, const int n, const int m, const int size,
                         const int size_v, const int heads, const int sharing, const int by_batch, const int by_head, const int by_query,
                         const int by_key) {
@@ -231,8 +230,7 @@ __kernel void attention(__global const X_T* q, __global const X_T* k, __global c
 #elif PART == 2
 
 // Also leaves delta: the sum of gradient times result of each row, less the gradient that arrives through the logarithm.
-__attribute__((reqd_work_group_size(1, 1, 1)))
-__kernel void attention_query_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_query_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                    __global const M_T* mask, __global const S_T* logarithms, __global S_T* delta,
                                    __global const X_T* forward, __global const S_T* through, __global X_T* out, const int has_through,
                                    const REAL scale, const int causal, const int n, const int m, const int size, const int size_v,
@@ -269,8 +267,7 @@ __kernel void attention_query_grad(__global const X_T* g, __global const X_T* q,
 
 #else
 
-__attribute__((reqd_work_group_size(1, 1, 1)))
-__kernel void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void attention_key_grad(__global const X_T* g, __global const X_T* q, __global const X_T* k, __global const X_T* v,
                                  __global const M_T* mask, __global const S_T* logarithms, __global const S_T* delta, __global X_T* out_k,
                                  __global X_T* out_v, const REAL scale, const int causal, const int n, const int m, const int size,
                                  const int size_v, const int heads, const int sharing, const int by_batch, const int by_head,
