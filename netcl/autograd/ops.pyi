@@ -974,6 +974,17 @@ def ravel(x: Operand) -> Any:
 def reciprocal(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """One over x."""
 
+def recurrent(gx: Tensor, weight: Tensor, bias: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None, projection: Tensor | None = None, lengths: Tensor | None = None, *, kind: str, reverse: bool = False) -> tuple[Tensor, ...]:
+    """One direction of a recurrent layer: y ``(steps, batch, width)``, the last h, of an LSTM the last c, and what backward reads.
+
+    ``gx`` ``(steps, batch, gates * hidden)`` is the input times ``weight_ih`` with the biases, ``weight`` is ``weight_hh``, ``bias`` the
+    bias of a GRU's recurrent half, ``projection`` an LSTM's ``weight_hr``. ``kind`` is ``tanh``, ``relu``, ``lstm`` or ``gru``. Row b has
+    ``lengths[b]`` steps (int32, from 1 to all); y is 0 after them.
+    """
+
+def recurrent_grad(g_y: Tensor | None, g_h: Tensor | None, g_c: Tensor | None, weight: Tensor, h0: Tensor | None, c0: Tensor | None, projection: Tensor | None, lengths: Tensor | None, y: Tensor, saved: Tensor, *, kind: str, reverse: bool = False, biased: bool = False) -> tuple[Tensor, ...]:
+    """The gradients of :func:`recurrent`: those of gx, weight, bias, h0, c0 and projection that were given."""
+
 def reduce_max(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Largest element; NaN wins. The gradient of ties is shared."""
 

@@ -1,6 +1,6 @@
 """Recurrent networks, with torch's weights: ``weight_ih_l0``, ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``, ``..._reverse``.
 
-The input is projected for all time steps at once; what must happen step by step is the recurrent half.
+The input is projected for all time steps at once; the op ``recurrent`` goes through the steps of one direction of one layer.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.module import Module
+from netcl.nn.packed import PackedSequence
 from netcl.nn.parameter import empty
 
 State = tuple[Tensor, ...]
 
 
 class _Recurrent(Module):
-    """Layers, directions, layouts; a subclass says what one step does."""
+    """Layers, directions and layouts; a subclass names its cell."""
 
+    kind = "tanh"
     gates = 1
     states: tuple[str, ...] = ("h_0",)
     proj_size = 0
@@ -63,75 +65,78 @@ class _Recurrent(Module):
         for parameter in self.parameters():
             init.uniform_(parameter, -bound, bound)
 
-    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-        """The next state from the projected input of a step and the state before."""
-        raise NotImplementedError
-
-    def _run(self, steps: Sequence[Tensor], suffix: str, state: State) -> tuple[list[Tensor], State]:
-        """One direction of one layer over the steps in the given order."""
-        weight, bias = getattr(self, f"weight_hh{suffix}"), getattr(self, f"bias_hh{suffix}", None)
-        narrowing = getattr(self, f"weight_hr{suffix}", None)
-        outputs = []
-        for projected in steps:
-            state = self._step(projected, state, weight, bias)
-            if narrowing is not None:
-                state = (ag.linear(state[0], narrowing), *state[1:])
-            outputs.append(state[0])
-        return outputs, state
-
-    def _layer(self, x: Tensor, layer: int, states: Sequence[State]) -> tuple[Tensor, list[State]]:
+    def _layer(self, x: Tensor, layer: int, states: Sequence[State], lengths: Tensor | None) -> tuple[Tensor, list[State]]:
         """One layer over ``x`` of shape (time, batch, features)."""
         outputs, finals = [], []
         for direction, name in enumerate(self._directions()):
             suffix = f"_l{layer}{name}"
-            projected = ag.linear(x, getattr(self, f"weight_ih{suffix}"), getattr(self, f"bias_ih{suffix}", None))
-            steps = [ag.reshape(step, step.shape[1:]) for step in ag.split(projected, 1, axis=0)]
-            found, final = self._run(steps[:: -1 if name else 1], suffix, states[direction])
-            outputs.append(ag.stack(found[:: -1 if name else 1], axis=0))
-            finals.append(final)
+            weights = [getattr(self, f"{part}{suffix}", None) for part in ("weight_ih", "bias_ih", "weight_hh", "bias_hh", "weight_hr")]
+            weight_ih, bias, weight_hh, inner, projection = weights
+            if self.kind != "gru" and inner is not None:  # a GRU's candidate needs its recurrent half by itself
+                bias, inner = ag.add(bias, inner), None
+            h, c = (*states[direction], None, None)[:2]
+            given = (ag.linear(x, weight_ih, bias), weight_hh, inner, h, c, projection, lengths)
+            y, *ends, _ = ag.recurrent(*given, kind=self.kind, reverse=bool(name))
+            outputs.append(y)
+            finals.append(tuple(ends))
         return (outputs[0] if len(outputs) == 1 else ag.cat(outputs, axis=-1)), finals
 
-    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        x, single = self._time_first(x)
-        given = self._initial(state, x, single)
+    def forward(self, x: Tensor | PackedSequence, state: Any = None) -> tuple[Any, Any]:
+        if isinstance(x, PackedSequence):
+            padded, lengths = x.padded()
+            y, hidden = self._run(self._check_input(padded, "(time, batch, features)"), x.to_sorted(state), lengths)
+            return x.with_data(y), x.to_given(hidden)
+        layout = "(batch, time, features)" if self.batch_first else "(time, batch, features)"
+        self._check_input(x, f"{layout} or (time, features)", 2)
+        if x.ndim == 2:
+            parts = state if isinstance(state, tuple | list) or state is None else (state,)
+            y, hidden = self._run(ag.unsqueeze(x, 1), self._batched(parts, x), None)
+            ends = tuple(ag.squeeze(h, 1) for h in (hidden if isinstance(hidden, tuple) else (hidden,)))
+            return ag.squeeze(y, 1), ends if len(ends) > 1 else ends[0]
+        y, hidden = self._run(ag.transpose(x, 0, 1) if self.batch_first else x, state, None)
+        return (ag.transpose(y, 0, 1) if self.batch_first else y), hidden
+
+    def _run(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
+        """All layers over (time, batch, features)."""
+        given = self._initial(state, x)
         finals: list[State] = []
         count = len(self._directions())
         for layer in range(self.num_layers):
             if layer and self.dropout:
                 x = ag.dropout(x, self.dropout, self.training)
-            x, ends = self._layer(x, layer, given[layer * count : (layer + 1) * count])
+            x, ends = self._layer(x, layer, given[layer * count : (layer + 1) * count], lengths)
             finals += ends
-        hidden = tuple(ag.stack([final[i] for final in finals], axis=0) for i in range(len(self.states)))
-        if single:
-            x, hidden = ag.squeeze(x, 1), tuple(ag.squeeze(h, 1) for h in hidden)
-        elif self.batch_first:
-            x = ag.transpose(x, 0, 1)
+        parts = list(zip(*finals, strict=True))
+        hidden = tuple(ag.unsqueeze(part[0], 0) if len(part) == 1 else ag.stack(part, axis=0) for part in parts)
         return x, hidden if len(hidden) > 1 else hidden[0]
 
-    def _time_first(self, x: Tensor) -> tuple[Tensor, bool]:
-        """The input as (time, batch, features), and whether it came without a batch."""
-        if x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
-            layout = "(batch, time, features)" if self.batch_first else "(time, batch, features)"
-            raise ShapeError(message(type(self).__name__, f"takes {layout} or (time, features)", shape=x.shape, input_size=self.input_size))
-        if x.ndim == 2:
-            return ag.unsqueeze(x, 1), True
-        return (ag.transpose(x, 0, 1) if self.batch_first else x), False
-
-    def _initial(self, state: Any, x: Tensor, single: bool) -> list[State]:
-        """The state every direction of every layer starts from."""
-        rows = self.num_layers * len(self._directions())
-        if x.shape[0] == 0:
+    def _check_input(self, x: Tensor, layout: str, least: int = 3) -> Tensor:
+        if not least <= x.ndim <= 3 or x.shape[-1] != self.input_size:
+            raise ShapeError(message(type(self).__name__, f"takes {layout}", shape=x.shape, input_size=self.input_size))
+        if x.shape[1 if self.batch_first and x.ndim == 3 and least == 2 else 0] == 0:
             raise ShapeError(message(type(self).__name__, "there are no time steps", shape=x.shape))
-        if state is None:
-            zeros = tuple(Tensor.zeros((x.shape[1], size), x.dtype, queue=x.queue) for size in self._state_sizes())
-            return [zeros] * rows
-        parts = state if isinstance(state, tuple | list) else (state,)
-        expected = [(rows, size) if single else (rows, x.shape[1], size) for size in self._state_sizes()]
+        return x
+
+    def _check_state(self, parts: Sequence[Tensor], *batch: int) -> None:
+        expected = [(self.num_layers * len(self._directions()), *batch, size) for size in self._state_sizes()]
         if [part.shape for part in parts] != expected:
             shapes, wanted = [part.shape for part in parts], ", ".join(map(str, expected))
             raise ShapeError(message(type(self).__name__, f"the state is {', '.join(self.states)} of shape {wanted}", shapes=shapes))
-        batched = [ag.unsqueeze(part, 1) if single else part for part in parts]
-        split = [[ag.reshape(row, row.shape[1:]) for row in ag.split(part, 1, axis=0)] for part in batched]
+
+    def _batched(self, parts: Any, x: Tensor) -> Any:
+        """The state of an input without a batch."""
+        if parts is None:
+            return None
+        self._check_state(parts)
+        return tuple(ag.unsqueeze(part, 1) for part in parts)
+
+    def _initial(self, state: Any, x: Tensor) -> list[State]:
+        """The state every direction of every layer starts from; without parts: zeros."""
+        if state is None:
+            return [()] * (self.num_layers * len(self._directions()))
+        parts = state if isinstance(state, tuple | list) else (state,)
+        self._check_state(parts, x.shape[1])
+        split = [[ag.reshape(row, row.shape[1:]) for row in ag.split(part, 1, axis=0)] for part in parts]
         return list(zip(*split, strict=True))
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
@@ -158,12 +163,8 @@ class RNN(_Recurrent):
                  batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False):  # fmt: skip
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(message("RNN", "nonlinearity is tanh or relu", nonlinearity=repr(nonlinearity)))
-        self.nonlinearity = nonlinearity
+        self.kind = self.nonlinearity = nonlinearity
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-
-    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-        total = ag.add(projected, ag.linear(state[0], weight, bias))
-        return (ag.tanh(total) if self.nonlinearity == "tanh" else ag.relu(total),)
 
 
 class LSTM(_Recurrent):
@@ -183,6 +184,7 @@ class LSTM(_Recurrent):
     ((2, 7, 10), (2, 2, 5), (2, 2, 5))
     """
 
+    kind = "lstm"
     gates = 4
     states = ("h_0", "c_0")
 
@@ -192,12 +194,6 @@ class LSTM(_Recurrent):
             raise ShapeError(message("LSTM", "proj_size is smaller than hidden_size", proj_size=proj_size, hidden_size=hidden_size))
         self.proj_size = proj_size
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-
-    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-        h, c = state
-        i, f, g, o = ag.split(ag.add(projected, ag.linear(h, weight, bias)), self.hidden_size, axis=-1)
-        c = ag.add(ag.mul(ag.sigmoid(f), c), ag.mul(ag.sigmoid(i), ag.tanh(g)))
-        return ag.mul(ag.sigmoid(o), ag.tanh(c)), c
 
 
 class GRU(_Recurrent):
@@ -215,19 +211,12 @@ class GRU(_Recurrent):
     ((7, 2, 5), (1, 2, 5))
     """
 
+    kind = "gru"
     gates = 3
-
-    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-        (h,) = state
-        x_r, x_z, x_n = ag.split(projected, self.hidden_size, axis=-1)
-        h_r, h_z, h_n = ag.split(ag.linear(h, weight, bias), self.hidden_size, axis=-1)
-        r, z = ag.sigmoid(ag.add(x_r, h_r)), ag.sigmoid(ag.add(x_z, h_z))
-        n = ag.tanh(ag.add(x_n, ag.mul(r, h_n)))
-        return (ag.lerp(n, h, z),)
 
 
 class _Cell(Module):
-    """One step of a recurrent layer, which says how the next state is computed; weights as in torch."""
+    """One step of a recurrent layer, with torch's weights."""
 
     of: type[_Recurrent]
 
@@ -254,8 +243,12 @@ class _Cell(Module):
         if [part.shape for part in state] != [shape] * len(self.of.states):
             shapes = [part.shape for part in state]
             raise ShapeError(message(type(self).__name__, f"the state must be {len(self.of.states)} tensors of {shape}", shapes=shapes))
-        state = self.of._step(self, ag.linear(input, self.weight_ih, self.bias_ih), state, self.weight_hh, self.bias_hh)  # type: ignore[arg-type]
+        state = self._step(ag.linear(input, self.weight_ih, self.bias_ih), state, self.weight_hh, self.bias_hh)
         return state if len(state) > 1 else state[0]
+
+    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+        """The next state from the projected input and the state before."""
+        raise NotImplementedError
 
 
 class RNNCell(_Cell):
@@ -274,6 +267,10 @@ class RNNCell(_Cell):
         super().__init__(input_size, hidden_size, bias)
         self.nonlinearity = nonlinearity
 
+    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+        total = ag.add(projected, ag.linear(state[0], weight, bias))
+        return (ag.tanh(total) if self.nonlinearity == "tanh" else ag.relu(total),)
+
 
 class LSTMCell(_Cell):
     """One step of :class:`LSTM`: takes ``x`` and ``(h, c)``, returns ``(h', c')``.
@@ -286,6 +283,12 @@ class LSTMCell(_Cell):
 
     of = LSTM
 
+    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+        h, c = state
+        i, f, g, o = ag.split(ag.add(projected, ag.linear(h, weight, bias)), self.hidden_size, axis=-1)
+        c = ag.add(ag.mul(ag.sigmoid(f), c), ag.mul(ag.sigmoid(i), ag.tanh(g)))
+        return ag.mul(ag.sigmoid(o), ag.tanh(c)), c
+
 
 class GRUCell(_Cell):
     """One step of :class:`GRU`.
@@ -296,3 +299,11 @@ class GRUCell(_Cell):
     """
 
     of = GRU
+
+    def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
+        (h,) = state
+        x_r, x_z, x_n = ag.split(projected, self.hidden_size, axis=-1)
+        h_r, h_z, h_n = ag.split(ag.linear(h, weight, bias), self.hidden_size, axis=-1)
+        r, z = ag.sigmoid(ag.add(x_r, h_r)), ag.sigmoid(ag.add(x_z, h_z))
+        n = ag.tanh(ag.add(x_n, ag.mul(r, h_n)))
+        return (ag.lerp(n, h, z),)

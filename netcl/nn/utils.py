@@ -1,4 +1,4 @@
-"""``torch.nn.utils`` by its names: clipping of gradients, parameters as one vector."""
+"""``torch.nn.utils`` by its names: clipping of gradients, parameters as one vector, packed sequences (``rnn``)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from netcl.autograd.clip import Parameters, clip_grad_norm, clip_grad_norm_devic
 from netcl.core.errors import ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
+from netcl.nn import packed as rnn  # noqa: F401, torch's name of it
 
 
 def clip_grad_norm_(

@@ -42,6 +42,7 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torch.mps": ((), _OFF),
     **{f"torch.{name}": ((f"netcl.{name}",), {}) for name in _SAME},
     "torch.nn.modules": (("netcl.nn",), {}),
+    "torch.nn.utils.rnn": (("netcl.nn.packed",), {}),
     "torch.optim.lr_scheduler": (("netcl.optim.schedule",), {}),
     "torch.utils": ((), {}),
     "torch.utils.checkpoint": ((), {"checkpoint": adapters.checkpoint}),

@@ -15,6 +15,7 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.trace import Unsupported
+from netcl.ops.recurrent import steps
 
 
 def _last_swapped(x: Tensor, swap: bool = True) -> Tensor:
@@ -193,5 +194,6 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "scaled_dot_product_attention": _attention,
+    "recurrent": lambda **call: steps.forward(ag, **call),
     "rope": _rope,
 }
