@@ -34,8 +34,13 @@ _SHORTCUTS = {
     **dict.fromkeys(("autocast", "is_autocast_enabled"), "netcl.amp"),
     "dtype": "netcl.core.dtype",
 }
+#: Functions of torch.nn.functional that torch has at its root as well.
+_FUNCTIONALS = """alpha_dropout bilinear celu channel_shuffle conv3d conv_tbc conv_transpose3d cosine_embedding_loss feature_alpha_dropout
+    hardshrink hinge_embedding_loss margin_ranking_loss max_pool3d native_channel_shuffle pairwise_distance pdist poisson_nll_loss rrelu
+    threshold triplet_margin_loss"""
 #: torch's names for what is here under another: where it is.
 _RENAMED = {
+    **{name: ("netcl.nn.functional", name) for name in _FUNCTIONALS.split()},
     "get_float32_matmul_precision": ("netcl.core.kernel_selector", "get_matmul_precision"),
     "set_float32_matmul_precision": ("netcl.core.kernel_selector", "set_matmul_precision"),
     "set_anomaly_enabled": ("netcl.autograd", "set_detect_anomaly"),

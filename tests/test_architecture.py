@@ -145,7 +145,7 @@ def test_functions_are_short():
 
 def test_no_file_is_named_as_a_copy_or_a_drawer():
     forbidden = re.compile(r"(_optimized|_fused|_fp16|_v2|_legacy)$|^(utils|helpers|misc)$")
-    torchs = {"netcl/utils", "netcl/nn/utils.py", "netcl/vision/utils.py"}  # public names that torch and torchvision have
+    torchs = {"netcl/utils", "netcl/nn/utils", "netcl/vision/utils.py"}  # public names that torch and torchvision have
     assert [name_of(p) for p in PACKAGE.rglob("*") if forbidden.search(p.stem) and name_of(p) not in torchs] == []
 
 

@@ -35,7 +35,7 @@ class SyncBatchNorm(_BatchNorm):
     two in backward. Ranks may have parts of different sizes. Save models through :func:`without_sync`.
     """
 
-    ranks = (2, 3, 4)
+    ranks = (2, 3, 4, 5)
     saved_by = "save netcl.distributed.without_sync(model)"
     world = World(0.0)
     plain: type[_BatchNorm] = BatchNorm2d
@@ -58,13 +58,13 @@ class SyncBatchNorm(_BatchNorm):
                 for running, new in ((self.running_mean, mean.detach()), (self.running_var, unbiased)):
                     running.write(ag.lerp(running, new, momentum))
         result = centred * ag.reshape(ag.rsqrt(variance + self.eps), shape)
-        if self.weight is not None and self.bias is not None:
-            result = result * ag.reshape(self.weight, shape) + ag.reshape(self.bias, shape)
-        return result
+        if self.weight is not None:
+            result = result * ag.reshape(self.weight, shape)
+        return result if self.bias is None else result + ag.reshape(self.bias, shape)
 
 
 def convert_sync_batchnorm(module: Module, world: World) -> Module:
-    """Replace every ``BatchNorm1d`` and ``BatchNorm2d`` in a model, in place, by a :class:`SyncBatchNorm` with the same tensors.
+    """Replace every batch norm in a model, in place, by a :class:`SyncBatchNorm` with the same tensors.
 
     Returns the model, which is another object only if it is itself a batch norm.
     """
@@ -88,7 +88,8 @@ def _replaced_norms(module: Module, change: Callable[[_BatchNorm], _BatchNorm]) 
 
 def _same_norm(kind: type[_BatchNorm], norm: _BatchNorm, **more: Any) -> _BatchNorm:
     """A batch norm of another class with the same tensors, so that existing optimizers keep working."""
-    made = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats).to(norm.queue)
+    settings = (norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    made = kind(*settings, bias=norm.bias is not None).to(norm.queue)
     for name in ("weight", "bias", "running_mean", "running_var"):
         if getattr(norm, name) is not None:
             object.__setattr__(made, name, getattr(norm, name))

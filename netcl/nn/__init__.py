@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from netcl.nn import activation, composed, factory, functional, init, loss, pool, shape, utils
+from netcl.nn import activation, composed, factory, functional, init, lazy, loss, pool, shape, utils
 from netcl.nn.activation import *  # noqa: F403, layers of tables
+from netcl.nn.adaptive_softmax import AdaptiveLogSoftmaxWithLoss
 from netcl.nn.attention import CausalSelfAttention, KVCache, MultiheadAttention, RotaryAttention
 from netcl.nn.composed import *  # noqa: F403
-from netcl.nn.container import Concat, Identity, ModuleDict, ModuleList, Residual, Sequential
-from netcl.nn.conv import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, DepthwiseConv2d
-from netcl.nn.dropout import Dropout, Dropout1d, Dropout2d
-from netcl.nn.embedding import Embedding
+from netcl.nn.container import Concat, Identity, ModuleDict, ModuleList, ParameterDict, ParameterList, Residual, Sequential
+from netcl.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, DepthwiseConv2d
+from netcl.nn.dropout import AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout
+from netcl.nn.embedding import Embedding, EmbeddingBag
 from netcl.nn.factory import build, build_sequential, config_of, register_layer, unregister_layer
 from netcl.nn.gpt import GPT
+from netcl.nn.lazy import *  # noqa: F403
 from netcl.nn.lenet import LeNet
 from netcl.nn.linear import Bilinear, Linear
 from netcl.nn.loss import *  # noqa: F403
 from netcl.nn.mlp import MLP
 from netcl.nn.module import Module
-from netcl.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm1d, InstanceNorm2d, LayerNorm, RMSNorm
-from netcl.nn.parameter import Parameter
+from netcl.nn.norm import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+    LayerNorm,
+    RMSNorm,
+)
+from netcl.nn.parameter import Buffer, Parameter
 from netcl.nn.pool import *  # noqa: F403
 from netcl.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from netcl.nn.resnet import BasicBlock, Bottleneck, ResNet, ResNet18, resnet18, resnet34, resnet50, resnet101, resnet152
@@ -35,15 +47,17 @@ from netcl.nn.transformer import (
 )
 from netcl.nn.vit import VisionTransformer, ViT, vit_small
 
-_TABLES = [name for module in (activation, composed, loss, pool, shape) for name in vars(module)["__all__"]]
+_TABLES = [name for module in (activation, composed, lazy, loss, pool, shape) for name in vars(module)["__all__"]]
 __all__ = [
-    "BasicBlock", "BatchNorm1d", "BatchNorm2d", "Bilinear", "Bottleneck", "CausalSelfAttention", "Concat", "Conv1d", "Conv2d",
-    "ConvTranspose1d", "ConvTranspose2d", "DepthwiseConv2d", "Dropout", "Dropout1d", "Dropout2d", "Embedding", "FeedForward", "GPT",
-    "GRU", "GRUCell", "GroupNorm", "Identity", "InstanceNorm1d", "InstanceNorm2d", "KVCache", "LSTM", "LSTMCell", "LayerNorm", "LeNet",
-    "Linear", "MLP", "Module", "ModuleDict", "ModuleList", "MultiheadAttention", "Parameter", "RMSNorm", "RNN", "RNNCell", "ResNet",
-    "ResNet18", "Residual", "RotaryAttention", "Sequential", "SwiGLU", "Transformer", "TransformerBlock", "TransformerDecoder",
-    "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer", "ViT", "VisionTransformer", "build", "build_sequential",
-    "config_of", "factory", "functional", "init", "register_layer", "resnet101", "resnet152", "resnet18", "resnet34", "resnet50",
+    "AdaptiveLogSoftmaxWithLoss", "AlphaDropout", "BasicBlock", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Bilinear", "Bottleneck",
+    "Buffer", "CausalSelfAttention", "Concat", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
+    "DepthwiseConv2d", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "Embedding", "EmbeddingBag", "FeatureAlphaDropout",
+    "FeedForward", "GPT", "GRU", "GRUCell", "GroupNorm", "Identity", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "KVCache",
+    "LSTM", "LSTMCell", "LayerNorm", "LeNet", "Linear", "MLP", "Module", "ModuleDict", "ModuleList", "MultiheadAttention", "Parameter",
+    "ParameterDict", "ParameterList", "RMSNorm", "RNN", "RNNCell", "ResNet", "ResNet18", "Residual", "RotaryAttention", "Sequential",
+    "SwiGLU", "Transformer", "TransformerBlock", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder",
+    "TransformerEncoderLayer", "ViT", "VisionTransformer", "build", "build_sequential", "config_of", "factory", "functional", "init",
+    "register_layer", "resnet101", "resnet152", "resnet18", "resnet34", "resnet50",
     "unregister_layer", "utils", "vit_small", *_TABLES,
 ]  # fmt: skip
 

@@ -194,6 +194,7 @@ class MultiheadAttention(Module):
 
     - **embed_dim**, **num_heads**: width and number of heads.
     - **dropout**: of the attention weights. **bias**: of the projections.
+    - **add_bias_kv**, **add_zero_attn**: whether there is one more key and value, learned (``bias_k``, ``bias_v``) or zero.
     - **kdim**, **vdim**: widths of keys and values, if they differ from ``embed_dim``.
     - **batch_first**: whether inputs are ``(batch, positions, width)``; by default ``(positions, batch, width)``.
 
@@ -209,8 +210,11 @@ class MultiheadAttention(Module):
     ((5, 2, 16), (2, 5, 5))
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, kdim: int | None = None,
-                 vdim: int | None = None, batch_first: bool = False):  # fmt: skip
+    bias_k: Tensor | None
+    bias_v: Tensor | None
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
+                 add_zero_attn: bool = False, kdim: int | None = None, vdim: int | None = None, batch_first: bool = False):  # fmt: skip
         super().__init__()
         _check_heads("MultiheadAttention", embed_dim, num_heads)
         self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
@@ -222,12 +226,15 @@ class MultiheadAttention(Module):
                 self.register_parameter(f"{name}_proj_weight", empty((embed_dim, width)))
         self.in_proj_bias = empty((3 * embed_dim,)) if bias else None
         self.out_proj = Linear(embed_dim, embed_dim, bias)
+        self.bias_k, self.bias_v = (empty((1, 1, embed_dim)) if add_bias_kv else None for _ in range(2))
+        self.add_zero_attn = add_zero_attn
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Start values anew: Xavier for the projections of the inputs, zeros for biases."""
         for _, parameter in self.named_parameters(recurse=False):
-            init.xavier_uniform_(parameter) if parameter.ndim == 2 else init.zeros_(parameter)
+            fill = {1: init.zeros_, 2: init.xavier_uniform_, 3: init.xavier_normal_}[parameter.ndim]
+            fill(parameter)
         if self.out_proj.bias is not None:
             init.zeros_(self.out_proj.bias)
 
@@ -237,8 +244,11 @@ class MultiheadAttention(Module):
         inputs = self._batch_first((query, key, value), single)
         q, k, v = self._projected(*inputs)
         mask = self._mask(attn_mask, key_padding_mask, q, k)
-        if is_causal and mask is None and need_weights:
+        longer = self.bias_k is not None or self.add_zero_attn
+        if is_causal and mask is None and (need_weights or longer):
             mask = _blocked(Tensor.from_host(q.queue, ~np.tril(np.ones((q.shape[2], k.shape[2]), bool))), q.dtype)
+        if longer:
+            k, v, mask = self._lengthened(k, v, mask)
         causal = is_causal and mask is None
         dropout = self.dropout if self.training else 0.0
         if need_weights:
@@ -261,7 +271,7 @@ class MultiheadAttention(Module):
         return [made[id(x)] for x in inputs]
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
-        if "in_proj_weight" not in self._roles:
+        if getattr(self, "in_proj_weight", None) is None:
             weights = [getattr(self, f"{name}_proj_weight") for name in "qkv"]
         elif query is key and key is value:
             return split_projections(ag.linear(query, self.in_proj_weight, self.in_proj_bias), self.num_heads)
@@ -269,6 +279,18 @@ class MultiheadAttention(Module):
             weights = list(ag.split(self.in_proj_weight, self.embed_dim, axis=0))
         biases = [None] * 3 if self.in_proj_bias is None else ag.split(self.in_proj_bias, self.embed_dim, axis=0)
         return [split_heads(ag.linear(x, w, b), self.num_heads) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
+
+    def _lengthened(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values with the learned and the zero ones at the end, which every query may attend to."""
+        batch, heads, length, size = k.shape
+        ends: list[list[Tensor]] = [[k], [v]]
+        for parts, learned in zip(ends, (self.bias_k, self.bias_v), strict=True):
+            if learned is not None:
+                parts.append(ag.expand(ag.reshape(learned, (1, heads, 1, size)), (batch, heads, 1, size)))
+            if self.add_zero_attn:
+                parts.append(Tensor.zeros((batch, heads, 1, size), k.dtype, queue=k.queue))
+        k, v = (ag.cat(parts, axis=2) for parts in ends)
+        return k, v, None if mask is None else ag.pad(mask, (0, k.shape[2] - length))
 
     def _mask(self, attn_mask: Any, key_padding_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
         """Both masks as one that is added to the scores."""
@@ -289,6 +311,33 @@ class MultiheadAttention(Module):
         keys = args[1].size // (batch * self.kdim) if len(args) > 1 else queries
         projections = 2 * batch * self.embed_dim * (queries * self.embed_dim + keys * (self.kdim + self.vdim))
         return projections + 4 * batch * queries * keys * self.embed_dim
+
+
+def multi_head_attention_forward(
+    query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int, in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None, bias_k: Tensor | None, bias_v: Tensor | None, add_zero_attn: bool, dropout_p: float,
+    out_proj_weight: Tensor, out_proj_bias: Tensor | None, training: bool = True, key_padding_mask: Any = None, need_weights: bool = True,
+    attn_mask: Any = None, use_separate_proj_weight: bool = False, q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None, v_proj_weight: Tensor | None = None, static_k: Tensor | None = None,
+    static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
+) -> tuple[Tensor, Any]:  # fmt: skip
+    """:class:`MultiheadAttention` with given weights; inputs are ``(positions, batch, width)``."""
+    if static_k is not None or static_v is not None:
+        raise ValueError(message("multi_head_attention_forward", "static_k and static_v must be None", "attend to them with attention ops"))
+    if query.shape[-1] != embed_dim_to_check:
+        what = "the last axis of query must have embed_dim_to_check elements"
+        raise ShapeError(message("multi_head_attention_forward", what, embed_dim_to_check=embed_dim_to_check, shape=query.shape))
+    layer = MultiheadAttention.__new__(MultiheadAttention)
+    vars(layer).update(
+        embed_dim=embed_dim_to_check, num_heads=num_heads, dropout=dropout_p, batch_first=False, training=training, bias_k=bias_k,
+        bias_v=bias_v, add_zero_attn=add_zero_attn, in_proj_weight=None if use_separate_proj_weight else in_proj_weight,
+        in_proj_bias=in_proj_bias, q_proj_weight=q_proj_weight, k_proj_weight=k_proj_weight, v_proj_weight=v_proj_weight,
+        out_proj=lambda x: ag.linear(x, out_proj_weight, out_proj_bias),
+    )  # fmt: skip
+    return layer.forward(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+
+
+FUNCTIONS = ["multi_head_attention_forward"]
 
 
 def _tensor(mask: Any, like: Tensor) -> Tensor:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
+from netcl.nn.ctc import ctc_loss
 from netcl.nn.layer_class import export_layers, layer_class
 from netcl.nn.loss import Loss
 from netcl.nn.module import Module
@@ -64,6 +68,17 @@ def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, trainin
     return ag.where(ag.gt(input, 0.0), input, ag.mul(input, slope.to(input.dtype)))
 
 
+def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
+    """The softmax of logits with Gumbel noise, over ``tau``; ``hard`` gives one-hot vectors with the gradient of the soft ones."""
+    drawn = ag.clamp(ag.rand(*logits.shape, queue=logits.queue), min=2.0**-24, max=1 - 2.0**-24)
+    noise = ag.neg(ag.log(ag.neg(ag.log(drawn)))).to(logits.dtype)
+    soft = ag.softmax(ag.div(ag.add(logits, noise), tau), axis=dim)
+    if not hard:
+        return soft
+    chosen = ag.moveaxis(ag.one_hot(ag.argmax(soft, axis=dim), logits.shape[dim], soft.dtype), -1, dim)
+    return ag.add(chosen, ag.sub(soft, soft.detach()))
+
+
 Threshold = _layer("Threshold", threshold, 1, "nn.Threshold(1.0, 9.0)([0.0, 2.0]).tolist()", "[9.0, 2.0]")
 Hardshrink = _layer("Hardshrink", hardshrink, 1, "nn.Hardshrink()([-1.0, 0.25]).tolist()", "[-1.0, 0.0]")
 Softshrink = _layer("Softshrink", softshrink, 1, "nn.Softshrink()([-1.0, 0.25]).tolist()", "[-0.5, 0.0]")
@@ -103,17 +118,31 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
     return ag.div(input, ag.pow(ag.add(ag.mul(ag.reshape(means, input.shape), alpha), k), beta))
 
 
-def lp_pool1d(input: Tensor, norm_type: float, kernel_size: int, stride: int | None = None, ceil_mode: bool = False) -> Tensor:
-    """The p-norm of each window of a signal."""
-    total = ag.mul(ag.avg_pool1d(ag.pow(input, norm_type), kernel_size, stride, ceil_mode=ceil_mode), float(kernel_size))
-    return ag.pow(ag.relu(total), 1.0 / norm_type)
+def conv_tbc(input: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
+    """Convolution of signals ``(length, batch, channels)`` with weights ``(length, channels, filters)``."""
+    y = ag.conv1d(ag.permute(input, (1, 2, 0)), ag.permute(weight, (2, 1, 0)), bias, padding=pad)
+    return ag.permute(y, (2, 0, 1))
 
 
-def lp_pool2d(input: Tensor, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False) -> Tensor:
-    """The p-norm of each window of an image."""
-    count = kernel_size**2 if isinstance(kernel_size, int) else math.prod(kernel_size)
-    total = ag.mul(ag.avg_pool2d(ag.pow(input, norm_type), kernel_size, stride, ceil_mode=ceil_mode), float(count))
-    return ag.pow(ag.relu(total), 1.0 / norm_type)
+def upsample(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool = False) -> Tensor:
+    """``interpolate`` under its older name."""
+    return ag.interpolate(input, size=size, scale_factor=scale_factor, mode=mode, align_corners=align_corners)
+
+
+def upsample_nearest(input: Tensor, size: Any = None, scale_factor: Any = None) -> Tensor:
+    """Images of another size, by repeated pixels."""
+    return upsample(input, size, scale_factor)
+
+
+def upsample_bilinear(input: Tensor, size: Any = None, scale_factor: Any = None) -> Tensor:
+    """Images of another size, by straight lines between pixels; the corners keep their values."""
+    return upsample(input, size, scale_factor, "bilinear", True)
+
+
+def pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    """The p-norms of the differences of all pairs of rows, the first row with all others first."""
+    first, second = (Tensor.from_host(input.queue, index) for index in np.triu_indices(input.shape[0], 1))
+    return ag.norm(ag.sub(ag.index_select(input, 0, first), ag.index_select(input, 0, second)), p, axis=-1)
 
 
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
@@ -147,8 +176,6 @@ ChannelShuffle = _layer("ChannelShuffle", channel_shuffle, 1, "nn.ChannelShuffle
 Unfold = _layer("Unfold", unfold, 1, "nn.Unfold(2)([[[[1.0, 2.0], [3.0, 4.0]]]]).shape", "(1, 4, 1)")
 Fold = _layer("Fold", fold, 1, "nn.Fold(2, 2)([[[1.0], [2.0], [3.0], [4.0]]]).tolist()", "[[[[1.0, 2.0], [3.0, 4.0]]]]")
 LocalResponseNorm = _layer("LocalResponseNorm", local_response_norm, 1, "nn.LocalResponseNorm(1, 3.0, 0.5)([[[1.0]]]).item()", "0.5")
-LPPool1d = _layer("LPPool1d", lp_pool1d, 1, "nn.LPPool1d(2, 2)([[[3.0, 4.0]]]).tolist()", "[[[5.0]]]")
-LPPool2d = _layer("LPPool2d", lp_pool2d, 1, "nn.LPPool2d(1, 2)([[[[1.0, 2.0], [3.0, 4.0]]]]).tolist()", "[[[[10.0]]]]")
 PairwiseDistance = _layer("PairwiseDistance", pairwise_distance, 2, "nn.PairwiseDistance(1, 0.0)([[1.0]], [[3.0]]).tolist()", "[2.0]")
 
 
@@ -186,6 +213,30 @@ def multi_margin_loss(
     loss = ag.masked_fill(loss, ag.one_hot(target, classes, "bool"), 0.0)
     total = ag.div(ag.sum(loss, axis=1), float(classes))
     return _reduced(total if weight is None else ag.mul(total, ag.take(weight, target)), reduction)
+
+
+def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """The mean over the classes of ``max(0, 1 - x[y] + x[i])``, for all targets ``y`` (up to the first -1) and all other classes ``i``."""
+    rows, goals = (ag.reshape(part, (-1, input.shape[-1])) for part in (input, target))
+    given = ag.eq(ag.cumsum(ag.cast(ag.lt(goals, 0), "int64"), 1), 0)
+    goals = ag.clamp(goals, min=0)
+    is_goal = ag.any(ag.logical_and(ag.one_hot(goals, input.shape[-1], "bool"), ag.unsqueeze(given, 2)), axis=1)
+    short = ag.relu(ag.add(ag.sub(1.0, ag.unsqueeze(ag.gather(rows, 1, goals), 2)), ag.unsqueeze(rows, 1)))
+    counted = ag.logical_and(ag.unsqueeze(given, 2), ag.unsqueeze(ag.logical_not(is_goal), 1))
+    loss = ag.div(ag.sum(ag.where(counted, short, 0.0), axis=(1, 2)), float(input.shape[-1]))
+    return _reduced(ag.reshape(loss, input.shape[:-1]), reduction)
+
+
+def linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None, weight: Tensor | None = None,
+    reduction: str = "mean", ignore_index: int | None = None, label_smoothing: float = 0.0, options: Any = None,
+) -> Tensor:  # fmt: skip
+    """The cross-entropy of ``linear(x)``; weights ``(C, ..., features)`` give logits ``(N, C, ...)``. ``options`` change nothing."""
+    *shape, features = linear_weight.shape
+    bias = None if linear_bias is None else ag.reshape(linear_bias, (-1,))
+    logits = ag.linear(input, ag.reshape(linear_weight, (-1, features)), bias)
+    logits, ignored = ag.reshape(logits, (*input.shape[:-1], *shape)), -100 if ignore_index is None else ignore_index
+    return ag.cross_entropy(logits, target, weight=weight, ignore_index=ignored, reduction=reduction, label_smoothing=label_smoothing)
 
 
 def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean") -> Tensor:
@@ -226,6 +277,20 @@ def triplet_margin_with_distance_loss(
     return _reduced(ag.relu(ag.add(ag.sub(distance(anchor, positive), far), margin)), reduction)
 
 
+def triplet_margin_loss(
+    anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, swap: bool = False,
+    reduction: str = "mean",
+) -> Tensor:  # fmt: skip
+    """``max(0, d(anchor, positive) - d(anchor, negative) + margin)`` with the p-norm as distance ``d``; ``swap`` takes the negative's
+    smaller distance to the two."""
+    if not swap:
+        return ag.triplet(anchor, positive, negative, margin=margin, p=p, eps=eps, reduction=reduction)
+    norm = partial(pairwise_distance, p=p, eps=eps)
+    return triplet_margin_with_distance_loss(
+        anchor, positive, negative, distance_function=norm, margin=margin, swap=True, reduction=reduction
+    )
+
+
 MarginRankingLoss = _layer("MarginRankingLoss", margin_ranking_loss, 3, "nn.MarginRankingLoss()([1.0], [3.0], [1.0]).item()", "2.0")
 HingeEmbeddingLoss = _layer("HingeEmbeddingLoss", hinge_embedding_loss, 2, "nn.HingeEmbeddingLoss()([0.5], [-1.0]).item()", "0.5")
 SoftMarginLoss = _layer("SoftMarginLoss", soft_margin_loss, 2, "round(nn.SoftMarginLoss()([0.0], [1.0]).item(), 4)", "0.6931")
@@ -233,11 +298,20 @@ MultiLabelSoftMarginLoss = _layer(
     "MultiLabelSoftMarginLoss", multilabel_soft_margin_loss, 2, "round(nn.MultiLabelSoftMarginLoss()([[0.0]], [[1.0]]).item(), 4)", "0.6931"
 )
 MultiMarginLoss = _layer("MultiMarginLoss", multi_margin_loss, 2, "nn.MultiMarginLoss()([[1.0, 2.0]], [0]).item()", "1.0")
+MultiLabelMarginLoss = _layer(
+    "MultiLabelMarginLoss", multilabel_margin_loss, 2, "nn.MultiLabelMarginLoss()([[1.0, 2.0]], [[0, -1]]).item()", "1.0"
+)
+CTCLoss = layer_class(
+    globals(), "CTCLoss(blank: int = 0, reduction: str = 'mean', zero_infinity: bool = False)",
+    "ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)", ctc_loss.__doc__ or "",
+    "round(nn.CTCLoss()([[[-1.0, -2.0]]], np.array([[1]]), [1], [1]).item(), 4)", "2.0", Loss,
+)  # fmt: skip
 CosineEmbeddingLoss = _layer(
     "CosineEmbeddingLoss", cosine_embedding_loss, 3, "nn.CosineEmbeddingLoss()([[1.0, 0.0]], [[0.0, 1.0]], [1]).item()", "1.0"
 )
 PoissonNLLLoss = _layer("PoissonNLLLoss", poisson_nll_loss, 2, "nn.PoissonNLLLoss()([0.0], [3.0]).item()", "1.0")
 GaussianNLLLoss = _layer("GaussianNLLLoss", gaussian_nll_loss, 3, "nn.GaussianNLLLoss()([0.0], [2.0], [1.0]).item()", "2.0")
+TripletMarginLoss = _layer("TripletMarginLoss", triplet_margin_loss, 3, "nn.TripletMarginLoss()([[0.0]], [[1.0]], [[3.0]]).item()", "0.0")
 TripletMarginWithDistanceLoss = _layer(
     "TripletMarginWithDistanceLoss", triplet_margin_with_distance_loss, 3,
     "round(nn.TripletMarginWithDistanceLoss()([[0.0]], [[1.0]], [[1.5]]).item(), 3)", "0.5",

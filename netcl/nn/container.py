@@ -8,13 +8,16 @@ from typing import Any
 import netcl.autograd as ag
 from netcl.core import recording
 from netcl.core.errors import message
+from netcl.core.tensor import Tensor
 from netcl.nn.module import Module
+from netcl.nn.parameter import Parameter
 
 
 class _Container(Module):
     """Modules that are what the container was made from, also when they change."""
 
     _holds_arguments = True
+    _kept = "module"  # the role of what it holds
 
     def _changed_children(self) -> Iterator[tuple[str, Module | None]]:
         return iter(())
@@ -23,7 +26,10 @@ class _Container(Module):
         """The names of the modules; a step that is recorded rests on them, even though the container itself is not called."""
         if recording.listening:
             self._tell_recorder()
-        return list(self._roles)
+        return [name for name, role in self._roles.items() if role == self._kept]
+
+    def _put(self, name: str, value: Any) -> None:
+        self.add_module(name, value)
 
     def __len__(self) -> int:
         return len(self._names())
@@ -33,15 +39,15 @@ class _Container(Module):
 
 
 class _Ordered(_Container):
-    """Modules under the names 0, 1, 2, ..., or under names of their own."""
+    """Modules (or parameters) under the names 0, 1, 2, ..., or under names of their own."""
 
-    def __iter__(self) -> Iterator[Module]:
-        return self.children()
+    def __iter__(self) -> Iterator[Any]:
+        return (self.__dict__[name] for name in self._names())
 
     def _name(self, index: int) -> str:
         names = self._names()
         if not -len(names) <= index < len(names):
-            raise IndexError(message(type(self).__name__, "there is no module at this index", index=index, length=len(names)))
+            raise IndexError(message(type(self).__name__, f"there is no {self._kept} at this index", index=index, length=len(names)))
         return names[index]
 
     def __getitem__(self, index: Any) -> Any:
@@ -50,7 +56,7 @@ class _Ordered(_Container):
         return self.__dict__[self._name(index)]
 
     def __setitem__(self, index: int, module: Module) -> None:
-        self.add_module(self._name(index), module)
+        self._put(self._name(index), module)
 
     def __delitem__(self, index: int | slice) -> None:
         kept = list(self)
@@ -63,7 +69,7 @@ class _Ordered(_Container):
 
     def _become(self, modules: list[Module]) -> None:
         """Hold exactly these, numbered."""
-        for name in list(self._roles):
+        for name in self._names():
             delattr(self, name)
         self._changed_names.clear()
         for module in modules:
@@ -72,7 +78,7 @@ class _Ordered(_Container):
 
     def append(self, module: Module) -> Any:
         """Add a module at the end."""
-        self.add_module(str(len(self)), module)
+        self._put(str(len(self)), module)
         return self
 
     def extend(self, modules: Iterable[Module]) -> Any:
@@ -151,31 +157,50 @@ class ModuleList(_Ordered):
         return [list(self)], {}
 
 
-class ModuleDict(_Container):
-    """A mapping of names to modules that the module holding it knows about.
+class _Parameters(_Container):
+    """What holds parameters: tensors and numbers that are not parameters become such."""
 
-    >>> from netcl import nn
-    >>> heads = nn.ModuleDict({"cat": nn.Linear(2, 1), "dog": nn.Linear(2, 1)})
-    >>> list(heads), heads["dog"]([[1.0, 1.0]]).shape
-    (['cat', 'dog'], (1, 1))
+    _kept = "parameter"
+
+    def _put(self, name: str, value: Any) -> None:
+        kept = isinstance(value, Tensor) and value.persistent and value.grad_fn is None
+        self.register_parameter(name, value if kept else Parameter(value))
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"({name}): {self.__dict__[name].shape}" for name in self._names())
+
+
+class ParameterList(_Parameters, ModuleList):
+    """A list of parameters that the module holding it knows about; they are called ``0``, ``1``, ... in its state dict.
+
+    >>> from netcl import nn, ones
+    >>> kept = nn.ParameterList([nn.Parameter(ones((2, 3))), ones(4)])
+    >>> len(kept), kept[1].requires_grad, list(kept.state_dict())
+    (2, True, ['0', '1'])
     """
 
-    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] = ()):
+    def __init__(self, values: Iterable[Any] = ()):
+        super().__init__(values)
+
+
+class _Mapping(_Container):
+    def __init__(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None):
         super().__init__()
-        self.update(modules)
+        self.update(values or ())
 
-    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
-        """Add modules, or replace those of the same name."""
-        for name, module in dict(modules).items():
-            self[name] = module
+    def update(self, values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
+        """Add values, or replace those of the same name."""
+        for name, value in dict(values).items():
+            self[name] = value
 
-    def __getitem__(self, name: str) -> Module:
+    def __getitem__(self, name: str) -> Any:
         if name not in self._names():
-            raise KeyError(message("ModuleDict", "there is no module of this name", f"there are {list(self._roles)}", name=repr(name)))
+            what = f"there is no {self._kept} of this name"
+            raise KeyError(message(type(self).__name__, what, f"there are {self._names()}", name=repr(name)))
         return self.__dict__[name]
 
-    def __setitem__(self, name: str, module: Module) -> None:
-        self.add_module(name, module)
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._put(name, value)
 
     def __delitem__(self, name: str) -> None:
         self.__getitem__(name)
@@ -191,16 +216,43 @@ class ModuleDict(_Container):
         """The names."""
         return self._names()
 
-    def values(self) -> list[Module]:
-        """The modules."""
-        return list(self.children())
+    def values(self) -> list[Any]:
+        """What is there."""
+        return [self.__dict__[name] for name in self._names()]
 
-    def items(self) -> list[tuple[str, Module]]:
-        """Names and modules."""
-        return list(self.named_children())
+    def items(self) -> list[tuple[str, Any]]:
+        """Names and values."""
+        return [(name, self.__dict__[name]) for name in self._names()]
+
+    def pop(self, name: str) -> Any:
+        """Take a value out and return it."""
+        value = self[name]
+        del self[name]
+        return value
 
     def _constructor_arguments(self) -> tuple[list[Any], dict[str, Any]]:
         return [dict(self.items())], {}
+
+
+class ModuleDict(_Mapping):
+    """A mapping of names to modules that the module holding it knows about.
+
+    >>> from netcl import nn
+    >>> heads = nn.ModuleDict({"cat": nn.Linear(2, 1), "dog": nn.Linear(2, 1)})
+    >>> list(heads), heads["dog"]([[1.0, 1.0]]).shape
+    (['cat', 'dog'], (1, 1))
+    """
+
+
+class ParameterDict(_Parameters, _Mapping):
+    """A mapping of names to parameters that the module holding it knows about.
+
+    >>> from netcl import nn, ones
+    >>> kept = nn.ParameterDict({"scale": ones(2)})
+    >>> kept["shift"] = ones(3)
+    >>> list(kept), kept["shift"].requires_grad
+    (['scale', 'shift'], True)
+    """
 
 
 class Identity(Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import netcl.autograd as ag
@@ -11,18 +12,11 @@ from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.module import Module
 from netcl.nn.parameter import empty
+from netcl.nn.volume import conv3d, conv_transpose3d, several
 
-Pair = int | tuple[int, int]
-Padding = int | tuple[int, int] | str
+Pair = int | tuple[int, ...]
+Padding = int | tuple[int, ...] | str
 _PADDING_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
-
-
-def _several(value: Any, axes: int, name: str) -> tuple[int, ...]:
-    """One number for all axes, or one per axis."""
-    values = (value,) * axes if isinstance(value, int) else tuple(value)
-    if len(values) != axes or any(not isinstance(n, int) for n in values):
-        raise ShapeError(message("conv", f"{name} is a number or one per axis", axes=axes, given=repr(value)))
-    return values
 
 
 class _Convolution(Module):
@@ -35,9 +29,9 @@ class _Convolution(Module):
                padding_mode: str = "zeros") -> None:  # fmt: skip
         self.in_channels, self.out_channels = channels
         self.groups, self.padding_mode = groups, padding_mode
-        self.kernel_size = _several(kernel_size, self.axes, "kernel_size")
-        self.stride = _several(stride, self.axes, "stride")
-        self.dilation = _several(dilation, self.axes, "dilation")
+        self.kernel_size = several(kernel_size, self.axes, "kernel_size")
+        self.stride = several(stride, self.axes, "stride")
+        self.dilation = several(dilation, self.axes, "dilation")
         self.padding = self._padding(padding)
         if groups < 1 or self.in_channels % groups or self.out_channels % groups:
             what = "groups must divide in_channels and out_channels"
@@ -55,7 +49,7 @@ class _Convolution(Module):
         if padding == "valid":
             return (0,) * self.axes
         if padding != "same":
-            return _several(padding, self.axes, "padding")
+            return several(padding, self.axes, "padding")
         total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
         if any(s != 1 for s in self.stride) or any(n % 2 for n in total):
             what, remedy = 'padding="same" needs stride 1 and an odd window', "pad with netcl.autograd.pad first"
@@ -130,6 +124,24 @@ class Conv2d(_Conv):
         return ag.conv2d(x, self.weight, self.bias, stride=self.stride, padding=padding, dilation=self.dilation, groups=self.groups)
 
 
+class Conv3d(_Conv):
+    """A convolution of volumes, as :class:`Conv2d` of images; computed as one of images (:func:`netcl.nn.volume.conv3d`).
+
+    Shapes: ``x`` ``(N, in_channels, D, H, W)``, ``y`` ``(N, out_channels, D', H', W')``, ``weight``
+    ``(out_channels, in_channels / groups, kD, kH, kW)``.
+
+    >>> from netcl import nn, zeros
+    >>> nn.Conv3d(3, 8, 3, padding=1)(zeros((2, 3, 4, 5, 6))).shape
+    (2, 8, 4, 5, 6)
+    """
+
+    axes = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, padding = self._padded(x)
+        return conv3d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+
 class DepthwiseConv2d(Conv2d):
     """A convolution of each channel by itself: ``Conv2d`` with as many groups as channels.
 
@@ -152,10 +164,29 @@ class _ConvTranspose(_Convolution):
     transposed = True
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0,
-                 output_padding: Pair = 0, groups: int = 1, bias: bool = True, dilation: Pair = 1, pad: Pair | None = None):  # fmt: skip
+                 output_padding: Pair = 0, groups: int = 1, bias: bool = True, dilation: Pair = 1, padding_mode: str = "zeros",
+                 pad: Pair | None = None):  # fmt: skip
         super().__init__()
+        if padding_mode != "zeros":
+            raise ValueError(message(type(self).__name__, 'padding_mode must be "zeros"', padding_mode=repr(padding_mode)))
         self._setup((in_channels, out_channels), kernel_size, stride, padding if pad is None else pad, dilation, groups, bias)
-        self.output_padding = _several(output_padding, self.axes, "output_padding")
+        self.output_padding = several(output_padding, self.axes, "output_padding")
+
+    def _options(self, x: Tensor, output_size: Sequence[int] | None) -> dict[str, Any]:
+        """The settings of the op; an ``output_size`` of the last axes decides the output padding."""
+        extra = self.output_padding
+        if output_size is not None:
+            sizes, rows = (
+                [int(n) for n in output_size][-self.axes :],
+                zip(self.stride, self.padding, self.dilation, self.kernel_size, strict=True),
+            )
+            least = [(n - 1) * s - 2 * p + d * (k - 1) + 1 for n, (s, p, d, k) in zip(x.shape[-self.axes :], rows, strict=True)]
+            extra = tuple(size - low for size, low in zip(sizes, least, strict=True))
+            if any(not 0 <= n < s for n, s in zip(extra, self.stride, strict=True)):
+                what = f"output_size must be at least {tuple(least)} and less than a stride above"
+                raise ShapeError(message(type(self).__name__, what, output_size=sizes))
+        given = {"stride": self.stride, "padding": self.padding, "output_padding": extra, "dilation": self.dilation}
+        return {"groups": self.groups, **(given if self.axes > 1 else {name: value[0] for name, value in given.items()})}
 
 
 class ConvTranspose2d(_ConvTranspose):
@@ -167,16 +198,15 @@ class ConvTranspose2d(_ConvTranspose):
 
     Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')`` with
     ``H' = (H - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1``, ``weight``
-    ``(in_channels, out_channels / groups, kH, kW)``.
+    ``(in_channels, out_channels / groups, kH, kW)``. ``forward(x, output_size)`` chooses the output padding by the wanted size.
 
     >>> from netcl import nn, zeros
     >>> nn.ConvTranspose2d(16, 8, 2, stride=2)(zeros((1, 16, 7, 7))).shape
     (1, 8, 14, 14)
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.conv_transpose2d(x, self.weight, self.bias, stride=self.stride, padding=self.padding,
-                                   output_padding=self.output_padding, groups=self.groups, dilation=self.dilation)  # fmt: skip
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        return ag.conv_transpose2d(x, self.weight, self.bias, **self._options(x, output_size))
 
 
 class ConvTranspose1d(_ConvTranspose):
@@ -189,6 +219,19 @@ class ConvTranspose1d(_ConvTranspose):
 
     axes = 1
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.conv_transpose1d(x, self.weight, self.bias, stride=self.stride[0], padding=self.padding[0],
-                                   output_padding=self.output_padding[0], groups=self.groups, dilation=self.dilation[0])  # fmt: skip
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        return ag.conv_transpose1d(x, self.weight, self.bias, **self._options(x, output_size))
+
+
+class ConvTranspose3d(_ConvTranspose):
+    """The transpose of :class:`Conv3d`, as :class:`ConvTranspose2d` for images.
+
+    >>> from netcl import nn, zeros
+    >>> nn.ConvTranspose3d(4, 8, 2, stride=2)(zeros((1, 4, 3, 4, 5))).shape
+    (1, 8, 6, 8, 10)
+    """
+
+    axes = 3
+
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        return conv_transpose3d(x, self.weight, self.bias, **self._options(x, output_size))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import netcl.autograd as ag
 from netcl.core.errors import check_probability
 from netcl.core.tensor import Tensor
+from netcl.nn.layer_class import layer_class
 from netcl.nn.module import Module
 
 
@@ -32,6 +33,38 @@ class Dropout(Module):
         return f"p={self.p}"
 
 
+def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Zeros whole channels with probability ``p`` and scales the others by ``1 / (1 - p)``; the identity unless ``training``."""
+    return ag.mul(input, ag.dropout(_ones(input, channels=True), p)) if training and p else input
+
+
+def _ones(x: Tensor, channels: bool) -> Tensor:
+    """One per element, or one per channel with axes to broadcast."""
+    return Tensor.ones((*x.shape[:2], *(1,) * (x.ndim - 2)) if channels else x.shape, x.dtype, queue=x.queue)
+
+
+def _alpha(input: Tensor, p: float, training: bool, channels: bool) -> Tensor:
+    check_probability("alpha_dropout", "p", p)
+    if not training or p == 0:
+        return input
+    if p == 1:
+        return ag.mul(input, 0.0)
+    low = -1.7580993408473766  # -scale * alpha of SELU: what it tends to
+    scale = ((1 - p) * (1 + p * low**2)) ** -0.5
+    kept = ag.gt(ag.dropout(_ones(input, channels), p), 0.0)
+    return ag.add(ag.mul(ag.where(kept, input, low), scale), -scale * p * low)
+
+
+def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
+    """Dropout for SELU: elements become the value SELU tends to, then mean and variance are restored."""
+    return _alpha(input, p, training, channels=False)
+
+
+def feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
+    """:func:`alpha_dropout` of whole channels."""
+    return _alpha(input, p, training, channels=True)
+
+
 class Dropout2d(Dropout):
     """Zeros whole channels with probability ``p`` and scales the others by ``1 / (1 - p)``; the identity in evaluation mode.
 
@@ -44,10 +77,18 @@ class Dropout2d(Dropout):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        kept = ag.dropout(Tensor.ones((*x.shape[:2], *(1,) * (x.ndim - 2)), x.dtype, queue=x.queue), self.p)
-        return ag.mul(x, kept)
+        return dropout2d(x, self.p, self.training)
 
 
-Dropout1d = Dropout2d
+AlphaDropout = layer_class(
+    globals(), "AlphaDropout", "alpha_dropout(x, p, training)",
+    "Dropout that keeps mean and variance of SELU's results: elements become the value SELU tends to, then all are scaled.",
+    "nn.AlphaDropout(0.5).eval()([1.0, 2.0]).tolist()", "[1.0, 2.0]", Dropout,
+)  # fmt: skip
+FeatureAlphaDropout = layer_class(
+    globals(), "FeatureAlphaDropout", "feature_alpha_dropout(x, p, training)", ":class:`AlphaDropout` of whole channels.",
+    "nn.FeatureAlphaDropout().eval()([1.0, 2.0]).tolist()", "[1.0, 2.0]", Dropout,
+)  # fmt: skip
+dropout1d = dropout3d = dropout2d
+Dropout1d = Dropout3d = Dropout2d
+FUNCTIONS = ["alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"]

@@ -2,12 +2,109 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.module import Module
-from netcl.nn.parameter import empty
+from netcl.nn.parameter import Parameter, empty
+
+# ---- functions
+
+
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
+              scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:  # fmt: skip
+    """``weight[input]``; ``max_norm`` first shortens the vectors that are looked up, in place. Gradients are dense, ``sparse`` or not."""
+    if max_norm is not None:
+        _shorten(weight, input, max_norm, norm_type)
+    found = ag.embedding(input, weight, padding_idx=padding_idx)
+    if not scale_grad_by_freq:
+        return found
+    share = ag.unsqueeze(ag.div(1.0, ag.embedding(input, _counts(weight, input))), -1)
+    still = found.detach()
+    return ag.add(still, ag.mul(ag.sub(found, still), ag.reshape(share, (*input.shape, 1))))  # the difference is 0, its gradient is not
+
+
+def _counts(weight: Tensor, index: Tensor) -> Tensor:
+    """How often each vector is looked up, as a column."""
+    flat = ag.reshape(index, (-1,))
+    ones = Tensor.ones((flat.size,), weight.dtype, queue=weight.queue)
+    return ag.reshape(ag.index_add(Tensor.zeros((weight.shape[0],), weight.dtype, queue=weight.queue), 0, flat, ones), (-1, 1))
+
+
+def _shorten(weight: Tensor, index: Tensor, max_norm: float, norm_type: float) -> None:
+    with ag.no_grad():
+        length = ag.norm(weight, norm_type, axis=1, keepdims=True)
+        long = ag.logical_and(ag.gt(_counts(weight, index), 0.0), ag.gt(length, max_norm))
+        hooks.call("in_place", "mul", weight, ag.where(long, ag.div(max_norm, ag.add(length, 1e-7)), 1.0))
+
+
+def embedding_bag(
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False, padding_idx: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Sums, means or maxima of vectors that are looked up in bags: the rows of ``input``, or its parts from ``offsets`` on.
+
+    ``per_sample_weights`` multiplies the vectors of sums. Vectors of ``padding_idx`` do not count. An empty bag gives zeros. Bags with
+    ``offsets`` and maxima are formed on the host.
+    """
+    _check_bags(input, offsets, mode, per_sample_weights)
+    counted = Tensor.ones(input.shape, "bool", queue=input.queue)
+    if offsets is not None and mode == "max":
+        input, counted = _rows_of_bags(input, offsets, include_last_offset)
+    if padding_idx is not None:
+        counted = ag.logical_and(counted, ag.ne(input, padding_idx % weight.shape[0]))
+    found = embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
+    if mode == "max":
+        best = ag.amax(ag.where(ag.unsqueeze(counted, -1), found, -np.inf), axis=1)
+        return ag.where(ag.unsqueeze(ag.any(counted, axis=1), -1), best, 0.0)
+    weights = ag.unsqueeze(ag.cast(counted, found.dtype), -1)
+    summed = found if per_sample_weights is None else ag.mul(found, ag.unsqueeze(per_sample_weights, -1))
+    total, count = (_bagged(part, offsets, include_last_offset) for part in (ag.mul(summed, weights), weights))
+    return total if mode == "sum" else ag.div(total, ag.clamp(count, min=1.0))
+
+
+def _check_bags(input: Tensor, offsets: Tensor | None, mode: str, weights: Tensor | None) -> None:
+    if mode not in ("sum", "mean", "max"):
+        raise ValueError(message("embedding_bag", "mode must be sum, mean or max", mode=repr(mode)))
+    if (input.ndim, offsets is None) not in ((1, False), (2, True)):
+        what = "input must have 2 axes, or 1 axis and offsets"
+        raise ShapeError(message("embedding_bag", what, offsets=offsets is not None, **{"input.shape": input.shape}))
+    if weights is not None and (mode != "sum" or weights.shape != input.shape):
+        what = 'per_sample_weights must have the shape of the input, and mode must be "sum"'
+        raise ShapeError(message("embedding_bag", what, mode=mode, **{"per_sample_weights.shape": weights.shape}))
+
+
+def _bagged(values: Tensor, offsets: Tensor | None, include_last: bool) -> Tensor:
+    """The sums of the vectors of every bag."""
+    if offsets is None:
+        return ag.sum(values, axis=1)
+    bags, count = offsets.size - include_last, values.shape[0]
+    ones = Tensor.ones((offsets.size,), "int64", queue=values.queue)
+    begins = ag.index_add(Tensor.zeros((count + 1,), "int64", queue=values.queue), 0, offsets, ones)
+    bag = ag.sub(ag.narrow(ag.cumsum(begins, 0), 0, 0, count), 1)
+    return ag.index_add(Tensor.zeros((bags, values.shape[1]), values.dtype, queue=values.queue), 0, bag, values)
+
+
+def _rows_of_bags(input: Tensor, offsets: Tensor, include_last: bool) -> tuple[Tensor, Tensor]:
+    """Bags as rows of one length, filled with numbers that are there, and which numbers count."""
+    index, begins = input.to_host(), offsets.to_host().astype(np.int64)
+    ends = begins[1:] if include_last else np.append(begins[1:], len(index))
+    bags = [index[a:b] for a, b in zip(begins, ends, strict=False)]
+    rows = np.full((len(bags), max([1, *map(len, bags)])), index[0] if len(index) else 0, np.int64)
+    for row, bag in zip(rows, bags, strict=True):
+        row[: len(bag)] = bag
+    there = np.arange(rows.shape[1]) < np.array([[len(bag)] for bag in bags]).reshape(-1, 1)
+    return Tensor.from_host(input.queue, rows), Tensor.from_host(input.queue, there)
+
+
+# ---- layers
 
 
 class Embedding(Module):
@@ -16,6 +113,8 @@ class Embedding(Module):
     - **num_embeddings**: how many vectors there are.
     - **embedding_dim**: their length.
     - **padding_idx**: a number whose vector starts as zeros and gets no gradient.
+    - **max_norm**, **norm_type**: vectors that are looked up are first shortened to this norm, in place.
+    - **scale_grad_by_freq**: whether gradients are divided by how often a number occurs. **sparse** changes nothing: they are dense.
 
     Shapes: ``index`` of any shape and any dtype of integers, ``y`` ``(*index.shape, embedding_dim)``, ``weight``
     ``(num_embeddings, embedding_dim)``, which starts as standard normal values.
@@ -25,15 +124,30 @@ class Embedding(Module):
     (1, 3, 4)
     """
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None):
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, max_norm: float | None = None,
+                 norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False):  # fmt: skip
         super().__init__()
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            what = "padding_idx is not in the table"
-            raise ShapeError(message("Embedding", what, padding_idx=padding_idx, num_embeddings=num_embeddings))
+            what = "padding_idx must be in the table"
+            raise ShapeError(message(type(self).__name__, what, padding_idx=padding_idx, num_embeddings=num_embeddings))
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self.max_norm, self.norm_type, self.scale_grad_by_freq = max_norm, norm_type, scale_grad_by_freq
         self.weight = empty((num_embeddings, embedding_dim))
         self.reset_parameters()
+
+    @classmethod
+    def from_pretrained(cls, embeddings: Any, freeze: bool = True, **options: Any) -> Any:
+        """A layer with given vectors, which are not learned unless ``freeze`` is off.
+
+        >>> from netcl import nn
+        >>> nn.Embedding.from_pretrained([[1.0, 2.0], [3.0, 4.0]])([1]).tolist()
+        [[3.0, 4.0]]
+        """
+        table = embeddings if isinstance(embeddings, Tensor) else Tensor.from_host(embeddings)
+        layer = cls(*table.shape, **options)
+        layer.weight = Parameter(table)
+        return layer.requires_grad_(not freeze)
 
     def reset_parameters(self) -> None:
         """Start values anew."""
@@ -44,4 +158,32 @@ class Embedding(Module):
             self.weight.write(values)
 
     def forward(self, index: Tensor) -> Tensor:
-        return ag.embedding(index, self.weight, padding_idx=self.padding_idx)
+        if self.max_norm is None and not self.scale_grad_by_freq:
+            return ag.embedding(index, self.weight, padding_idx=self.padding_idx)
+        return embedding(index, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq)
+
+
+class EmbeddingBag(Embedding):
+    """Sums, means or maxima of bags of vectors, as :func:`embedding_bag`; arguments as in torch.
+
+    Shapes: ``input`` ``(B, N)``, or ``(N,)`` with ``offsets`` ``(B,)``; ``y`` ``(B, embedding_dim)``.
+
+    >>> from netcl import nn, tensor
+    >>> nn.EmbeddingBag(10, 4)(tensor([1, 2, 3, 4]), tensor([0, 3])).shape
+    (2, 4)
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, max_norm: float | None = None, norm_type: float = 2.0,
+                 scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, include_last_offset: bool = False,
+                 padding_idx: int | None = None):  # fmt: skip
+        super().__init__(num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq)
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        return embedding_bag(
+            input, self.weight, offsets, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.mode,
+            per_sample_weights=per_sample_weights, include_last_offset=self.include_last_offset, padding_idx=self.padding_idx,
+        )  # fmt: skip
+
+
+FUNCTIONS = ["embedding", "embedding_bag"]

@@ -7,13 +7,17 @@ differently: ``dim`` for ``axis``, ``training`` defaults, names of losses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
-from netcl.nn import activation, composed
+from netcl.nn import activation, attention, composed, ctc, volume
+from netcl.nn import dropout as dropouts
+from netcl.nn import embedding as embeddings
+from netcl.nn import linear as linears
 from netcl.nn.activation import celu as celu
 from netcl.nn.activation import glu as glu
 from netcl.nn.norm import EPSILON
@@ -21,15 +25,36 @@ from netcl.nn.norm import EPSILON
 #: torch's names of ops that are called otherwise here.
 RENAMED = {
     "logsigmoid": "log_sigmoid", "hardsigmoid": "hard_sigmoid", "hardswish": "hard_swish", "hardtanh": "hard_tanh",
+    "native_channel_shuffle": "channel_shuffle",
 }  # fmt: skip
+#: Functions that are composed of ops, and where they are.
+COMPOSED = {name: module for module in (attention, composed, ctc, dropouts, embeddings, linears, volume) for name in module.FUNCTIONS}
+#: Functions that torch has in a form that writes its result into the input.
+WRITING = ("celu_", "elu_", "hardtanh_", "leaky_relu_", "relu_", "rrelu_", "selu_", "threshold_")
+_POOLS = tuple(f"{kind}max_pool{axes}d" for kind in ("", "adaptive_") for axes in (1, 2, 3))
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
     op = RENAMED.get(name, name)
-    found = _in_place(op) if op in activation.IN_PLACE else getattr(composed if name in composed.FUNCTIONS else ag, op)
-    if op in ag.LASTING or name in composed.FUNCTIONS:
+    if name in WRITING:
+        found = _writing(__getattr__(name[:-1]) if name != "celu_" else celu)
+    elif name.removesuffix("_with_indices") in _POOLS and name not in _POOLS:
+        found = partial(__getattr__(name.removesuffix("_with_indices")), return_indices=True)
+    else:
+        found = _in_place(op) if op in activation.IN_PLACE else getattr(COMPOSED.get(op, ag), op)
+    if op in ag.LASTING or op in COMPOSED or name in WRITING:
         globals()[name] = found  # later calls find it without this function
     return found
+
+
+def _writing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function that writes its result into its input."""
+
+    @wraps(function)
+    def write(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return hooks.call("in_place", "copy", input, function(ag.clone(input), *args, **kwargs))
+
+    return write
 
 
 @cache
@@ -45,7 +70,7 @@ def _in_place(name: str) -> Callable[..., Tensor]:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *composed.FUNCTIONS, *RENAMED, *dir(ag)})
+    return sorted({*globals(), *COMPOSED, *RENAMED, *WRITING, *(f"{name}_with_indices" for name in _POOLS), *dir(ag)})
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
@@ -106,6 +131,13 @@ def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: An
            groups: int = 1) -> Tensor:  # fmt: skip
     """Convolution of images."""
     return ag.conv2d(input, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
+
+
+def conv_transpose1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
+                     groups: int = 1, dilation: Any = 1) -> Tensor:  # fmt: skip
+    """The transpose of a convolution of signals."""
+    options = {"stride": stride, "padding": padding, "output_padding": output_padding, "groups": groups, "dilation": dilation}
+    return ag.conv_transpose1d(input, weight, bias, **options)
 
 
 def conv_transpose2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,

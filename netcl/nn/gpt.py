@@ -80,7 +80,7 @@ class GPT(Module):
         parts = self.transformer
         x = parts["wte"](tokens)
         if "wpe" in parts:
-            places = parts["wpe"].weight  # type: ignore[attr-defined]
+            places = parts["wpe"].weight
             whole = tokens.shape[1] == self.block_size
             x = ag.add(x, places if whole else ag.narrow(places, 0, seen, tokens.shape[1]))
         x = parts["drop"](x)

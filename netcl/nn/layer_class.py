@@ -29,7 +29,7 @@ def layer_class(scope: dict[str, Any], head: str, call: str, doc: str, example: 
     of_base = list(inspect.signature(base).parameters)
     given = ast.parse(f"def {head}: ...").body[0].args if parameters else None  # type: ignore[attr-defined]
     settings = [arg.arg for arg in (*given.args, *given.kwonlyargs)] if given else of_base
-    forward, inputs, used = _forward(call, {*settings, "training"})
+    forward, inputs, used = _forward(call, {*settings, "training"}, scope)
     text = f"class {name}({base.__name__}):\n"
     if given:
         own = [setting for setting in settings if setting in used and setting not in of_base]
@@ -44,11 +44,12 @@ def layer_class(scope: dict[str, Any], head: str, call: str, doc: str, example: 
     return made[name]
 
 
-def _forward(call: str, settings: set[str]) -> tuple[str, list[str], set[str]]:
+def _forward(call: str, settings: set[str], scope: dict[str, Any]) -> tuple[str, list[str], set[str]]:
     """The expression over ``self``, the names of its inputs in the order of their first use, and the settings it uses."""
     tree = ast.parse(call, mode="eval")
     functions = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id != "ag" and id(node) not in functions]
+    used_names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in functions)
+    names = [node for node in used_names if not inspect.ismodule(scope.get(node.id))]
     names.sort(key=lambda node: node.col_offset)
     used = {node.id for node in names}
     inputs = [name for name in dict.fromkeys(node.id for node in names) if name not in settings]

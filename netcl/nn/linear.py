@@ -44,6 +44,14 @@ class Linear(Module):
         return output.size * (2 * self.in_features + (self.bias is not None))
 
 
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``y_k = x1^T W_k x2 + b_k`` of the last axes."""
+    outs, one, two = weight.shape
+    outer = ag.mul(ag.reshape(input1, (-1, one, 1)), ag.reshape(input2, (-1, 1, two)))
+    flat = ag.linear(ag.reshape(outer, (-1, one * two)), ag.reshape(weight, (outs, -1)), bias)
+    return ag.reshape(flat, (*input1.shape[:-1], outs))
+
+
 class Bilinear(Module):
     """A map that is linear in each of two inputs: ``y_k = x1^T W_k x2 + b_k``.
 
@@ -65,11 +73,10 @@ class Bilinear(Module):
         init.layer_(self.weight, self.bias, fan_in=in1_features)
 
     def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
-        lead = x1.shape[:-1]
-        outer = ag.mul(ag.reshape(x1, (-1, self.in1_features, 1)), ag.reshape(x2, (-1, 1, self.in2_features)))
-        weight = ag.reshape(self.weight, (self.out_features, -1))
-        flat = ag.linear(ag.reshape(outer, (-1, self.in1_features * self.in2_features)), weight, self.bias)
-        return ag.reshape(flat, (*lead, self.out_features))
+        return bilinear(x1, x2, self.weight, self.bias)
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
         return output.size * 2 * self.in1_features * self.in2_features + math.prod(args[0].shape) * self.in2_features
+
+
+FUNCTIONS = ["bilinear"]

@@ -30,10 +30,10 @@ class Loss(Module):
         self.reduction = reduction
 
     def keep_weight(self, name: str, weight: Any) -> None:
-        """Keep given weights as a buffer that is not part of the state, since they are part of the configuration."""
+        """Keep given weights as a buffer; they are part of the state dict."""
         if weight is not None and not isinstance(weight, Tensor):
             weight = Tensor.from_host(here(), weight, "float32")
-        self.register_buffer(name, weight, persistent=False)
+        self.register_buffer(name, weight)
 
 
 _layer = partial(layer_class, globals(), base=Loss)
@@ -55,6 +55,7 @@ NLLLoss = _layer(
     "Shapes: log-probabilities ``(N, C)`` or ``(N, C, ...)``, targets ``(N,)`` or ``(N, ...)``.",
     "nn.NLLLoss()([[-1.0, -2.0]], [1]).item()", "2.0",
 )  # fmt: skip
+NLLLoss2d = NLLLoss
 MSELoss = _layer(
     "MSELoss", "ag.mse(x, target, reduction=reduction)", "The squared difference: ``(x - y)^2``.",
     "nn.MSELoss()([1.0, 2.0], [1.0, 4.0]).item()", "2.0",
@@ -101,12 +102,6 @@ CosineSimilarity = layer_class(
     "The cosine of the angle between vectors: ``x1 x2 / max(|x1| |x2|, eps)`` along ``dim``.",
     "nn.CosineSimilarity()([[3.0, 4.0]], [[6.0, 8.0]]).tolist()", "[1.0]",
 )  # fmt: skip
-TripletMarginLoss = _layer(
-    "TripletMarginLoss(margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, reduction: str = 'mean')",
-    "ag.triplet(anchor, positive, negative, margin=margin, p=p, eps=eps, reduction=reduction)",
-    "``max(0, d(anchor, positive) - d(anchor, negative) + margin)`` with the p-norm as distance ``d``.\n\n"
-    "Shapes: three times ``(N, D)``.", "nn.TripletMarginLoss()([[0.0]], [[1.0]], [[3.0]]).item()", "0.0",
-)  # fmt: skip
 InfoNCELoss = _layer(
     "InfoNCELoss(temperature: float = 0.07, reduction: str = 'mean')",
     "ag.info_nce(query, key, temperature=temperature, reduction=reduction)",
@@ -119,4 +114,4 @@ ContrastiveLoss = _layer(
     "Pairs that belong together (``y = 1``) are pulled, others pushed apart: ``y d^2 + (1 - y) max(0, margin - d)^2``.\n\n"
     "Shapes: two times ``(N, D)``, targets ``(N,)``.", "nn.ContrastiveLoss()([[0.0]], [[3.0]], [0.0]).item()", "0.0",
 )  # fmt: skip
-export_layers(globals())
+export_layers(globals(), "NLLLoss2d")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +16,11 @@ from netcl.core import dtype as dtypes
 from netcl.core import recording
 from netcl.core.device import queue_of
 from netcl.core.errors import DtypeError, ShapeError, message, some
+from netcl.core.next_list import NextList
 from netcl.core.tensor import Tensor
 from netcl.nn import factory, hooks
-from netcl.nn.parameter import here, is_parameter, peel, stand_on
+from netcl.nn.parameter import Buffer, here, is_parameter, peel, stand_on
+from netcl.nn.pickling import stored
 from netcl.nn.summary import Summary, summarize
 
 M = TypeVar("M", bound="Module")
@@ -150,6 +153,8 @@ class Module(metaclass=_Constructed):
 
     def __setattr__(self, name: str, value: Any) -> None:
         roles = self._roles
+        if isinstance(value, Buffer):
+            return self.register_buffer(name, value.data, value.persistent)
         if isinstance(value, Module):
             roles[name] = "module"
             self._changed_names.add(name)
@@ -223,7 +228,7 @@ class Module(metaclass=_Constructed):
             seen.add(id(self))
             yield prefix, self
             for name, child in self.named_children():
-                yield from child.named_modules(_joined(prefix, name), seen)
+                yield from child.named_modules(joined(prefix, name), seen)
 
     def modules(self) -> Iterator[Module]:
         """This module and all inside it, each once."""
@@ -252,23 +257,23 @@ class Module(metaclass=_Constructed):
             for name, tensor in module._named_tensors(*wanted):
                 if id(tensor) not in seen:
                     seen.add(id(tensor))
-                    yield _joined(path, name), tensor
+                    yield joined(path, name), tensor
 
     def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Every parameter once, with its dotted name, in the order of registration."""
         return self._walk_tensors("parameter", prefix=prefix, recurse=recurse)
 
-    def parameters(self, recurse: bool = True) -> list[Tensor]:
-        """Every parameter once, in the order of registration."""
-        return [tensor for _, tensor in self.named_parameters(recurse=recurse)]
+    def parameters(self, recurse: bool = True) -> NextList[Tensor]:
+        """Every parameter once, in the order of registration: a list that ``next`` takes, too."""
+        return NextList(tensor for _, tensor in self.named_parameters(recurse=recurse))
 
     def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Every buffer once, with its dotted name."""
         return self._walk_tensors("buffer", "scratch", prefix=prefix, recurse=recurse)
 
-    def buffers(self, recurse: bool = True) -> list[Tensor]:
+    def buffers(self, recurse: bool = True) -> NextList[Tensor]:
         """Every buffer once."""
-        return [tensor for _, tensor in self.named_buffers(recurse=recurse)]
+        return NextList(tensor for _, tensor in self.named_buffers(recurse=recurse))
 
     # ---- state
 
@@ -277,9 +282,9 @@ class Module(metaclass=_Constructed):
         return {name: tensor.detach() for name, tensor in self._named_state(prefix).items()}
 
     def _named_state(self, prefix: str = "") -> dict[str, Tensor]:
-        found = {_joined(prefix, name): tensor for name, tensor in self._named_tensors("parameter", "buffer")}
+        found = {joined(prefix, name): tensor for name, tensor in self._named_tensors("parameter", "buffer")}
         for name, child in self.named_children():
-            found |= child._named_state(_joined(prefix, name))
+            found |= child._named_state(joined(prefix, name))
         return found
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> IncompatibleKeys:
@@ -295,6 +300,8 @@ class Module(metaclass=_Constructed):
         >>> layer([[1.0, 1.0]]).tolist()
         [[6.0]]
         """
+        for path, module in list(self.named_modules()):
+            module._before_loading(path, state)
         own = self._named_state()
         given = {name: value if isinstance(value, Tensor) else np.asarray(value) for name, value in state.items()}
         keys = IncompatibleKeys([name for name in own if name not in given], [name for name in given if name not in own])
@@ -313,8 +320,25 @@ class Module(metaclass=_Constructed):
             module._after_loading()
         return keys
 
+    def _before_loading(self, prefix: str, state: Mapping[str, Any]) -> None:
+        """Called before a state dict is loaded, with the path of this module."""
+
     def _after_loading(self) -> None:
         """Called after a state dict was loaded."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle gets: the attributes, with host values in place of tensors."""
+        return stored(vars(self))
+
+    def __copy__(self: M) -> M:
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self: M, memo: dict[int, Any]) -> M:
+        memo[id(self)] = made = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     # ---- what is done to all at once
 
@@ -505,7 +529,8 @@ class Module(metaclass=_Constructed):
         return summarize(self, input_shape, dtype)
 
 
-def _joined(prefix: str, name: str) -> str:
+def joined(prefix: str, name: str) -> str:
+    """A dotted name."""
     return f"{prefix}.{name}" if prefix else name
 
 

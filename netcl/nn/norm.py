@@ -45,11 +45,11 @@ class _Running(_Norm):
     running_var: Tensor | None
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-                 track_running_stats: bool = True):  # fmt: skip
+                 track_running_stats: bool = True, *, bias: bool = True):  # fmt: skip
         super().__init__()
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
-        self._affine((num_features,), affine, affine)
+        self._affine((num_features,), affine, affine and bias)
         self.register_buffer("running_mean", full((num_features,), 0.0) if track_running_stats else None)
         self.register_buffer("running_var", full((num_features,), 1.0) if track_running_stats else None)
         self._batches, self._shown = 0, 0
@@ -105,7 +105,7 @@ class BatchNorm1d(_BatchNorm):
     evaluation the running ones are used.
 
     - **num_features**: the number of channels.
-    - **eps**, **momentum** (``None``: a plain average over all batches), **affine**, **track_running_stats**: as in torch.
+    - **eps**, **momentum** (``None``: a plain average over all batches), **affine**, **track_running_stats**, **bias**: as in torch.
 
     Shapes: ``(N, C)`` or ``(N, C, L)``.
 
@@ -133,6 +133,17 @@ class BatchNorm2d(_BatchNorm):
     ranks = (4,)
 
 
+class BatchNorm3d(_BatchNorm):
+    """Batch norm of volumes ``(N, C, D, H, W)``; see :class:`BatchNorm1d`.
+
+    >>> from netcl import nn, ones
+    >>> nn.BatchNorm3d(3)(ones((2, 3, 2, 4, 4))).shape
+    (2, 3, 2, 4, 4)
+    """
+
+    ranks = (5,)
+
+
 class InstanceNorm2d(_Running):
     """Normalises each channel of each image by itself: ``y = (x - mean) / sqrt(var + eps) * weight + bias``.
 
@@ -149,8 +160,8 @@ class InstanceNorm2d(_Running):
     ranks = (4,)
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = False,
-                 track_running_stats: bool = False):  # fmt: skip
-        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+                 track_running_stats: bool = False, *, bias: bool = True):  # fmt: skip
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
@@ -178,6 +189,17 @@ class InstanceNorm1d(InstanceNorm2d):
     """
 
     ranks = (3,)
+
+
+class InstanceNorm3d(InstanceNorm2d):
+    """:class:`InstanceNorm2d` of volumes ``(N, C, D, H, W)``.
+
+    >>> from netcl import nn, ones
+    >>> nn.InstanceNorm3d(3)(ones((2, 3, 2, 4, 4))).shape
+    (2, 3, 2, 4, 4)
+    """
+
+    ranks = (5,)
 
 
 class LayerNorm(_Norm):
@@ -235,7 +257,7 @@ class GroupNorm(_Norm):
     - **num_groups**: how many groups the channels are divided into.
     - **num_channels**: the number of channels.
     - **eps**: keeps the division finite.
-    - **affine**: whether there are ``weight`` and ``bias``, one per channel.
+    - **affine**: whether there are ``weight`` and (unless **bias** is off) ``bias``, one per channel.
 
     Shapes: ``(N, C, ...)`` in and out.
 
@@ -244,13 +266,13 @@ class GroupNorm(_Norm):
     (2, 6, 4)
     """
 
-    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True):
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, *, bias: bool = True):
         super().__init__()
         if num_groups < 1 or num_channels % num_groups:
             what = "num_groups must divide num_channels"
             raise ShapeError(message("GroupNorm", what, num_groups=num_groups, num_channels=num_channels))
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
-        self._affine((num_channels,), affine, affine)
+        self._affine((num_channels,), affine, affine and bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.group_norm(x, self.num_groups, self.weight, self.bias, eps=self.eps)

@@ -140,6 +140,20 @@ class Parameter(metaclass=_LooksLikeParameter):
         return tensor
 
 
+class Buffer:
+    """A tensor to assign to an attribute of a module, which keeps it by ``register_buffer``: ``self.mean = nn.Buffer(zeros(3))``.
+
+    >>> from netcl import nn
+    >>> layer = nn.Identity()
+    >>> layer.mean = nn.Buffer([1.0, 2.0])
+    >>> list(layer.state_dict()), layer.mean.tolist()
+    (['mean'], [1.0, 2.0])
+    """
+
+    def __init__(self, data: Any, *, persistent: bool = True):
+        self.data, self.persistent = data, persistent
+
+
 def is_parameter(value: Any) -> bool:
     """Whether a value is something a module learns: a leaf tensor that requires a gradient."""
     return isinstance(value, Tensor) and value.requires_grad and value.grad_fn is None

@@ -1,15 +1,16 @@
-"""Pooling layers. ``pad`` is another name of ``padding``."""
+"""Pooling layers, from a table: one row per kind, for signals, images and volumes. ``pad`` is another name of ``padding``."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import netcl.autograd as ag  # noqa: F401, the expressions below are in it
+from netcl.core.tensor import Tensor
+from netcl.nn import volume
 from netcl.nn.layer_class import export_layers, layer_class
 from netcl.nn.module import Module
-
-_layer = partial(layer_class, globals())
+from netcl.nn.volume import Sizes
 
 
 class _Pool(Module):
@@ -17,85 +18,111 @@ class _Pool(Module):
         return args[0].size
 
 
-class _MaxPool(_Pool):
-    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
-                 pad: Any = None):  # fmt: skip
+class _Windowed(_Pool):
+    def __init__(self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, pad: Sizes | None = None):
         super().__init__()
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
-        self.padding, self.dilation, self.ceil_mode = padding if pad is None else pad, dilation, ceil_mode
+        self.padding = padding if pad is None else pad
 
 
-class _AvgPool(_Pool):
-    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True,
-                 pad: Any = None):  # fmt: skip
-        super().__init__()
-        self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
-        self.padding, self.ceil_mode, self.count_include_pad = padding if pad is None else pad, ceil_mode, count_include_pad
+class _Unpool(_Windowed):
+    axes = 0
+
+    def __init__(self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0):
+        super().__init__(kernel_size, stride, padding)
+
+    def forward(self, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        unpool = getattr(volume, f"max_unpool{self.axes}d")
+        return unpool(input, indices, self.kernel_size, self.stride, self.padding, output_size)
 
 
-class _Adaptive(_Pool):
-    def __init__(self, output_size: Any):
-        super().__init__()
-        self.output_size = output_size
+_OF = {1: ("signals", "(N, C, L)"), 2: ("images", "(N, C, H, W)"), 3: ("volumes", "(N, C, D, H, W)")}
+_WINDOWS = "**kernel_size**, **stride** (by default ``kernel_size``), **padding**"
+_PLACES = "**return_indices** (gives the place of each maximum in its plane or volume, too)"
+_ADAPTIVE = "of windows chosen so that {of} of ``output_size`` (a number, or one per axis) remain."
 
 
-MaxPool1d = _layer(
-    "MaxPool1d", "ag.max_pool1d(x, kernel_size, stride, padding, dilation, ceil_mode)",
-    "The largest value of each window of signals; padding never wins.\n\n"
-    "- **kernel_size**, **stride** (by default ``kernel_size``), **padding**, **dilation**, **ceil_mode**: as in torch.\n\n"
-    "Shapes: ``(N, C, L)`` becomes ``(N, C, (L + 2 padding - dilation (kernel_size - 1) - 1) // stride + 1)``.",
-    "nn.MaxPool1d(2)([[[1.0, 3.0, 2.0, 0.0]]]).tolist()", "[[[3.0, 2.0]]]", _MaxPool,
+def _pools(kind: str, settings: str, arguments: str, doc: str, sizes: Sequence[int] = (1, 2, 3), base: type[Module] = _Pool) -> list[Any]:
+    """The layers of one kind for signals, images and volumes; their examples leave half of 4 values per axis."""
+    name = "".join(f"_{c.lower()}" if c.isupper() else c for c in kind.replace("LP", "Lp"))[1:]
+    given, made = "2, 2" if kind == "LPPool" else "2", []
+    for axes in sizes:
+        function, (of, shape) = f"{name}{axes}d", _OF[axes]
+        call = f"{'volume' if function in volume.FUNCTIONS else 'ag'}.{function}(x, {arguments})"
+        shown, gives = f"nn.{kind}{axes}d({given})(np.ones((1, 1{', 4' * axes}), np.float32)).shape", f"(1, 1{', 2' * axes})"
+        text = f"{doc.format(of=of)}\n\nShapes: ``{shape}`` in and out."
+        made.append(layer_class(globals(), f"{kind}{axes}d({settings})", call, text, shown, gives, base))
+    return made
+
+
+_KERNEL, _PAD = "kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0", "pad: Sizes | None = None"
+MaxPool1d, MaxPool2d, MaxPool3d = _pools(
+    "MaxPool", f"{_KERNEL}, dilation: Sizes = 1, return_indices: bool = False, ceil_mode: bool = False, {_PAD}",
+    "kernel_size, stride, padding, dilation, ceil_mode, return_indices",
+    f"The largest value of each window of {{of}}; padding never wins.\n\n- {_WINDOWS}, **dilation**, {_PLACES},\n  **ceil_mode**: "
+    "numbers, or one per axis, as in torch.", base=_Windowed,
 )  # fmt: skip
-MaxPool2d = _layer(
-    "MaxPool2d", "ag.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)",
-    "The largest value of each window of images; padding never wins.\n\n"
-    "- **kernel_size**, **stride** (by default ``kernel_size``), **padding**, **dilation** (numbers or pairs), **ceil_mode**: as in\n"
-    "  torch.\n\n"
-    "Shapes: ``(N, C, H, W)`` becomes ``(N, C, H', W')`` with ``H' = (H + 2 padding - dilation (kernel_size - 1) - 1) // stride + 1``.",
-    "nn.MaxPool2d(2)([[[[1.0, 3.0], [2.0, 0.0]]]]).tolist()", "[[[[3.0]]]]", _MaxPool,
+_MEAN = f"The mean of each window of {{of}}.\n\n- {_WINDOWS}, **ceil_mode**, **count_include_pad**,\n  **divisor_override** (not 1d)."
+_AVERAGE = f"{_KERNEL}, ceil_mode: bool = False, count_include_pad: bool = True"
+_AVERAGED = "kernel_size, stride, padding, ceil_mode, count_include_pad"
+(AvgPool1d,) = _pools("AvgPool", f"{_AVERAGE}, {_PAD}", _AVERAGED, _MEAN, (1,), _Windowed)
+AvgPool2d, AvgPool3d = _pools(
+    "AvgPool", f"{_AVERAGE}, divisor_override: int | None = None, {_PAD}", f"{_AVERAGED}, divisor_override", _MEAN, (2, 3), _Windowed
+)
+AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d = _pools("AdaptiveAvgPool", "output_size: Any", "output_size", f"Means {_ADAPTIVE}")
+AdaptiveMaxPool1d, AdaptiveMaxPool2d, AdaptiveMaxPool3d = _pools(
+    "AdaptiveMaxPool", "output_size: Any, return_indices: bool = False", "output_size, return_indices",
+    f"Largest values {_ADAPTIVE}\n\n- {_PLACES}.",
 )  # fmt: skip
-AvgPool1d = _layer(
-    "AvgPool1d", "ag.avg_pool1d(x, kernel_size, stride, padding, ceil_mode, count_include_pad)",
-    "The mean of each window of signals.\n\n"
-    "- **kernel_size**, **stride** (by default ``kernel_size``), **padding**, **ceil_mode**, **count_include_pad**: as in torch.\n\n"
-    "Shapes: ``(N, C, L)`` becomes ``(N, C, (L + 2 padding - kernel_size) // stride + 1)``.",
-    "nn.AvgPool1d(2)([[[1.0, 3.0, 2.0, 0.0]]]).tolist()", "[[[2.0, 1.0]]]", _AvgPool,
+LPPool1d, LPPool2d, LPPool3d = _pools(
+    "LPPool", "norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False",
+    "norm_type, kernel_size, stride, ceil_mode", "The p-norm of each window of {of}, ``p`` being **norm_type**.",
 )  # fmt: skip
-AvgPool2d = _layer(
-    "AvgPool2d", "ag.avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad)",
-    "The mean of each window of images.\n\n"
-    "- **kernel_size**, **stride** (by default ``kernel_size``), **padding** (numbers or pairs), **ceil_mode**, **count_include_pad**: as\n"
-    "  in torch.\n\nShapes: ``(N, C, H, W)`` becomes ``(N, C, H', W')`` with ``H' = (H + 2 padding - kernel_size) // stride + 1``.",
-    "nn.AvgPool2d(2)([[[[1.0, 3.0], [2.0, 0.0]]]]).tolist()", "[[[[1.5]]]]", _AvgPool,
-)  # fmt: skip
-AdaptiveAvgPool1d = _layer(
-    "AdaptiveAvgPool1d", "ag.adaptive_avg_pool1d(x, output_size)",
-    "Means over windows chosen so that ``output_size`` values remain.\n\nShapes: ``(N, C, L)`` becomes ``(N, C, output_size)``.",
-    "nn.AdaptiveAvgPool1d(1)([[[1.0, 3.0]]]).tolist()", "[[[2.0]]]", _Adaptive,
-)  # fmt: skip
-AdaptiveAvgPool2d = _layer(
-    "AdaptiveAvgPool2d", "ag.adaptive_avg_pool2d(x, output_size)",
-    "Means over windows chosen so that images of ``output_size`` (a number, or height and width) remain.\n\n"
-    "Shapes: ``(N, C, H, W)`` becomes ``(N, C, *output_size)``.",
-    "nn.AdaptiveAvgPool2d(1)([[[[1.0, 3.0], [2.0, 0.0]]]]).tolist()", "[[[[1.5]]]]", _Adaptive,
-)  # fmt: skip
-AdaptiveMaxPool1d = _layer(
-    "AdaptiveMaxPool1d", "ag.squeeze(ag.adaptive_max_pool2d(ag.unsqueeze(x, 2), (1, output_size)), 2)",
-    "Largest values of windows chosen so that ``output_size`` values remain.\n\nShapes: ``(N, C, L)`` becomes ``(N, C, output_size)``.",
-    "nn.AdaptiveMaxPool1d(1)([[[1.0, 3.0]]]).tolist()", "[[[3.0]]]", _Adaptive,
-)  # fmt: skip
-AdaptiveMaxPool2d = _layer(
-    "AdaptiveMaxPool2d", "ag.adaptive_max_pool2d(x, output_size)",
-    "Largest values of windows chosen so that images of ``output_size`` (a number, or height and width) remain.\n\n"
-    "Shapes: ``(N, C, H, W)`` becomes ``(N, C, *output_size)``.",
-    "nn.AdaptiveMaxPool2d(1)([[[[1.0, 3.0], [2.0, 0.0]]]]).tolist()", "[[[[3.0]]]]", _Adaptive,
-)  # fmt: skip
-GlobalAvgPool2d = _layer(
-    "GlobalAvgPool2d", "ag.mean(x, axis=(2, 3))", "The mean of each channel.\n\nShapes: ``(N, C, H, W)`` becomes ``(N, C)``.",
+
+
+class MaxUnpool1d(_Unpool):
+    """Values back at the places that :class:`MaxPool1d` with ``return_indices`` gave, zeros elsewhere.
+
+    ``forward(input, indices, output_size)``: the size decides among those that a pool maps to one.
+
+    >>> from netcl import nn
+    >>> pooled = nn.MaxPool1d(2, return_indices=True)([[[1.0, 3.0, 2.0, 0.0]]])
+    >>> nn.MaxUnpool1d(2)(*pooled).tolist()
+    [[[0.0, 3.0, 2.0, 0.0]]]
+    """
+
+    axes = 1
+
+
+class MaxUnpool2d(_Unpool):
+    """:class:`MaxUnpool1d` for images.
+
+    >>> from netcl import nn, ones
+    >>> nn.MaxUnpool2d(2)(*nn.MaxPool2d(2, return_indices=True)(ones((1, 1, 4, 6)))).shape
+    (1, 1, 4, 6)
+    """
+
+    axes = 2
+
+
+class MaxUnpool3d(_Unpool):
+    """:class:`MaxUnpool1d` for volumes.
+
+    >>> from netcl import nn, ones
+    >>> nn.MaxUnpool3d(2)(*nn.MaxPool3d(2, return_indices=True)(ones((1, 1, 2, 4, 6)))).shape
+    (1, 1, 2, 4, 6)
+    """
+
+    axes = 3
+
+
+GlobalAvgPool2d = layer_class(
+    globals(), "GlobalAvgPool2d", "ag.mean(x, axis=(2, 3))", "The mean of each channel.\n\nShapes: ``(N, C, H, W)`` becomes ``(N, C)``.",
     "nn.GlobalAvgPool2d()([[[[1.0, 3.0], [2.0, 0.0]]]]).tolist()", "[[1.5]]", _Pool,
 )  # fmt: skip
-GlobalMaxPool2d = _layer(
-    "GlobalMaxPool2d", "ag.amax(x, axis=(2, 3))", "The largest value of each channel.\n\nShapes: ``(N, C, H, W)`` becomes ``(N, C)``.",
+GlobalMaxPool2d = layer_class(
+    globals(), "GlobalMaxPool2d", "ag.amax(x, axis=(2, 3))",
+    "The largest value of each channel.\n\nShapes: ``(N, C, H, W)`` becomes ``(N, C)``.",
     "nn.GlobalMaxPool2d()([[[[1.0, 3.0], [2.0, 0.0]]]]).tolist()", "[[3.0]]", _Pool,
 )  # fmt: skip
 export_layers(globals())

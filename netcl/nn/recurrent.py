@@ -14,8 +14,8 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.module import Module
-from netcl.nn.packed import PackedSequence
 from netcl.nn.parameter import empty
+from netcl.nn.utils.rnn import PackedSequence
 
 State = tuple[Tensor, ...]
 

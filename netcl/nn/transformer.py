@@ -21,6 +21,8 @@ from netcl.nn.module import Module
 from netcl.nn.norm import LayerNorm, RMSNorm
 from netcl.nn.parameter import here
 
+Activated = str | Callable[[Tensor], Tensor]
+
 
 class _TransformerLayer(Module):
     """Branches that are each added to their input and normalized: attentions, then a feed-forward network."""
@@ -28,7 +30,7 @@ class _TransformerLayer(Module):
     attentions: tuple[str, ...] = ("self_attn",)
     self_attn: MultiheadAttention
 
-    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1, activation: str = "relu",
+    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1, activation: Activated = "relu",
                  layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False, bias: bool = True):  # fmt: skip
         super().__init__()
         self.norm_first = norm_first
@@ -41,7 +43,7 @@ class _TransformerLayer(Module):
             setattr(self, f"norm{number}", LayerNorm(d_model, layer_norm_eps, bias=bias))
         for number in branches:
             setattr(self, f"dropout{number}", Dropout(dropout))
-        self.activation = make_activation(activation)
+        self.activation = make_activation(activation) if isinstance(activation, str) else activation
 
     def _through(self, x: Tensor, *attended: Callable[[Tensor], Tensor]) -> Tensor:
         branches = [*attended, lambda x: self.linear2(self.dropout(self.activation(self.linear1(x))))]
@@ -58,7 +60,8 @@ class TransformerEncoderLayer(_TransformerLayer):
     branches instead.
 
     - **d_model**, **nhead**, **dim_feedforward**: width, heads, width between the linear layers.
-    - **dropout**: after the attention and inside and after the feed-forward network. **activation**: ``relu``, ``gelu`` or another name.
+    - **dropout**: after the attention and inside and after the feed-forward network.
+    - **activation**: ``relu``, ``gelu``, another name or a function.
     - **layer_norm_eps**, **batch_first**, **norm_first**, **bias**: as in torch.
 
     Shapes: ``(positions, batch, d_model)``, or ``(batch, positions, d_model)`` with ``batch_first``. ``src_mask``,
@@ -89,7 +92,7 @@ class TransformerEncoder(_LayerStack):
     """A stack of encoder layers with the same settings: ``x = layer_n(... layer_1(x))``, then a norm if there is one.
 
     - **encoder_layer**: the layer of which all are copies (their weights are drawn anew, unlike torch's).
-    - **num_layers**: how many. **norm**: a module for the result.
+    - **num_layers**: how many. **norm**: a module for the result. The other arguments are torch's and change nothing.
 
     Shapes and masks: as in :class:`TransformerEncoderLayer` (``mask``, ``src_key_padding_mask``, ``is_causal``).
 
@@ -98,7 +101,8 @@ class TransformerEncoder(_LayerStack):
     (5, 2, 16)
     """
 
-    def __init__(self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: Module | None = None):
+    def __init__(self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: Module | None = None,
+                 enable_nested_tensor: bool = True, mask_check: bool = True):  # fmt: skip
         super().__init__(encoder_layer, num_layers, norm)
 
     def forward(self, src: Tensor, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False) -> Tensor:
@@ -159,7 +163,7 @@ class Transformer(Module):
     """
 
     def __init__(self, d_model: int = 512, nhead: int = 8, num_encoder_layers: int = 6, num_decoder_layers: int = 6,
-                 dim_feedforward: int = 2048, dropout: float = 0.1, activation: str = "relu", custom_encoder: Module | None = None,
+                 dim_feedforward: int = 2048, dropout: float = 0.1, activation: Activated = "relu", custom_encoder: Module | None = None,
                  custom_decoder: Module | None = None, layer_norm_eps: float = 1e-5, batch_first: bool = False, norm_first: bool = False,
                  bias: bool = True):  # fmt: skip
         super().__init__()

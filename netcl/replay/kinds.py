@@ -32,13 +32,14 @@ from typing import Any
 
 import numpy as np
 
+from netcl.core.next_list import NextList
 from netcl.core.tensor import Tensor
 
 EXACTLY_PLAIN = frozenset((bool, int, float, str, bytes, complex, type(None)))
 CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 CALLABLE = (FunctionType, BuiltinFunctionType, MethodType, MethodDescriptorType, WrapperDescriptorType, MethodWrapperType, partial)
 #: Classes of Python's library that a user's class may extend: they hold no state but what is guarded.
-BASES = frozenset((object, SimpleNamespace, OrderedDict, defaultdict, Counter, decimal.Decimal, fractions.Fraction,
+BASES = frozenset((object, SimpleNamespace, NextList, OrderedDict, defaultdict, Counter, decimal.Decimal, fractions.Fraction,
                    *CONTAINERS, *EXACTLY_PLAIN))  # fmt: skip
 MOST_BYTES = 4096  # of an array
 NO_DICT: dict[str, Any] = {}  # of an object without attributes of its own

@@ -17,9 +17,7 @@ from typing import Any
 
 from netcl.core.device import chosen_device, manager, set_active_device
 from netcl.core.errors import message
-from netcl.nn.module import Module
 from netcl.torch import devices
-from netcl.torch.adapters import parameters
 from netcl.torch.names import MissingNameError, modules, nearest
 from netcl.torch.scan import missing
 
@@ -27,11 +25,7 @@ __all__ = ["MissingNameError", "install", "missing", "run", "uninstall"]
 
 #: Holds ``torch.py`` and ``torchvision.py``, which install the modules in worker processes: those inherit ``sys.path``.
 _WORKERS = str(Path(__file__).with_name("workers"))
-_before: list[Any] = []  # the device and the method that uninstall() restores
-
-
-def _let_parameters_be(method: Any) -> None:
-    Module.parameters = method  # type: ignore[method-assign]
+_before: list[Any] = []  # the device that uninstall() restores
 
 
 def install(device: Any = "cpu") -> None:
@@ -46,8 +40,7 @@ def install(device: Any = "cpu") -> None:
     if foreign is not None:
         what, remedy = f"{foreign} is already imported", "install before anything imports it: python -m netcl.torch script.py"
         raise RuntimeError(message("netcl.torch", what, remedy, file=getattr(sys.modules[foreign], "__file__", None)))
-    _before.extend((chosen_device(), Module.parameters))
-    _let_parameters_be(parameters)
+    _before.append(chosen_device())
     manager.name_devices(devices.named)
     set_active_device(device)
     sys.modules.update(ours)
@@ -64,7 +57,6 @@ def uninstall() -> None:
     if _WORKERS in sys.path:
         sys.path.remove(_WORKERS)
     manager.name_devices()
-    _let_parameters_be(_before.pop())
     set_active_device(_before.pop())
 
 

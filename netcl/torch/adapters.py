@@ -46,23 +46,6 @@ _DTYPES = {"": None, "Float": "float32", "Double": "float64", "Half": "float16",
 TENSORS = {f"{kind}Tensor": TensorClass(f"{kind}Tensor", (), {"dtype": dtype}) for kind, dtype in _DTYPES.items()}
 
 
-class ParameterSequence(list[Tensor]):
-    """A list of parameters that ``next()`` takes one after the other from, as from torch's ``parameters()``."""
-
-    _taken = 0
-
-    def __next__(self) -> Tensor:
-        if self._taken >= len(self):
-            raise StopIteration
-        self._taken += 1
-        return self[self._taken - 1]
-
-
-def parameters(self: Module, recurse: bool = True) -> ParameterSequence:
-    """``Module.parameters`` while installed: netcl's is a plain list, which compiled functions can guard."""
-    return ParameterSequence(tensor for _, tensor in self.named_parameters(recurse=recurse))
-
-
 class Generator(np.random.Generator):
     """``torch.Generator`` for samplers, loaders and ``random_split``."""
 

@@ -20,7 +20,8 @@ class MissingNameError(AttributeError):
         self.full_name = full_name
 
 
-_SAME = ("nn", "nn.functional", "nn.init", "nn.parameter", "nn.utils", "optim", "optim.optimizer")
+_SAME = ("nn", "nn.functional", "nn.init", "nn.parameter", "nn.utils", "nn.utils.parametrizations", "nn.utils.parametrize",
+         "nn.utils.rnn", "optim", "optim.optimizer")  # fmt: skip
 _DATA = ("netcl.utils.data",)
 _OFF: dict[str, Any] = dict.fromkeys(("is_available", "is_built", "is_initialized"), lambda: False)
 _CUDNN = {**_OFF, "version": lambda: None, "enabled": False, "benchmark": False, "deterministic": False, "allow_tf32": False}
@@ -42,7 +43,7 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torch.mps": ((), _OFF),
     **{f"torch.{name}": ((f"netcl.{name}",), {}) for name in _SAME},
     "torch.nn.modules": (("netcl.nn",), {}),
-    "torch.nn.utils.rnn": (("netcl.nn.packed",), {}),
+    "torch.nn.utils.rnn": (("netcl.nn.utils.rnn",), {}),
     "torch.optim.lr_scheduler": (("netcl.optim.schedule",), {}),
     "torch.utils": ((), {}),
     "torch.utils.checkpoint": ((), {"checkpoint": adapters.checkpoint}),

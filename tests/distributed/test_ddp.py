@@ -11,7 +11,7 @@ import pytest
 import netcl.autograd as ag
 from netcl import nn, optim
 from netcl.core.tensor import Tensor
-from netcl.distributed import DistributedDataParallel, LostRankError, thread_worlds
+from netcl.distributed import DistributedDataParallel, LostRankError, convert_sync_batchnorm, thread_worlds, without_sync
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((8, 6), np.float32), RNG.integers(0, 3, 8)
@@ -143,3 +143,18 @@ def test_a_rank_that_froze_something_is_named():
             DistributedDataParallel(model, world)
 
     everywhere(2, frozen_on_the_second)
+
+
+def test_batch_norms_without_bias():
+    x, weight = RNG.standard_normal((8, 3, 2), np.float32), np.float32([1, 2, 3])
+
+    def run(world):
+        layer = convert_sync_batchnorm(nn.BatchNorm1d(3, bias=False), world)
+        layer.weight.write(weight)
+        return layer(x[world.rank :: 2]).to_host(), without_sync(layer).bias
+
+    whole = nn.BatchNorm1d(3, bias=False, device="cpu")
+    whole.weight.write(weight)
+    for rank, (part, bias) in enumerate(everywhere(2, run)):
+        np.testing.assert_allclose(part, whole(x).to_host()[rank::2], atol=1e-5)
+        assert bias is None

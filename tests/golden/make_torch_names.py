@@ -1,5 +1,5 @@
-"""Makes torch_names.json: the public functions of torch's root, the methods and properties of its Tensor, those that write in place, and
-the optimizers, schedules and names of ``utils.data``.
+"""Makes torch_names.json: the public functions of torch's root, the methods and properties of its Tensor, those that write in place, the
+classes of torch.nn, the functions of torch.nn.functional, the optimizers, schedules and names of ``utils.data``.
 
 Run with an interpreter that has torch 2.13.0: ``python tests/golden/make_torch_names.py``. No test needs torch.
 """
@@ -36,6 +36,8 @@ def main() -> None:
         "optimizers": classes(torch.optim, torch.optim.Optimizer),
         "schedules": classes(lr_scheduler, lr_scheduler.LRScheduler),
         "utils.data": sorted(data.__all__),
+        "layers": sorted(name for name in dir(torch.nn) if name[0].isupper() and inspect.isclass(getattr(torch.nn, name))),
+        "functionals": functions(torch.nn.functional),
     }
     lines = ",\n".join(f"{json.dumps(kind)}: {json.dumps(found)}" for kind, found in names.items())
     Path(__file__).with_name("torch_names.json").write_text(f"{{\n{lines}\n}}\n")

@@ -177,17 +177,89 @@ LAYERS = {
     "poisson_nll_rates": ("PoissonNLLLoss", (False,), {}, [np.abs(uniform("rates.x", (3, 5))), np.abs(uniform("counts.y", (3, 5)))]),
     "gaussian_nll": ("GaussianNLLLoss", (), {"full": True}, [(3, 5), (3, 5), np.abs(uniform("var.x", (3, 5))) + np.float32(0.1)]),
     "triplet_distance": ("TripletMarginWithDistanceLoss", (), {"swap": True}, [(6, 5), (6, 5), (6, 5)]),
+    "conv3d": ("Conv3d", (4, 6, (3, 2, 3)), {"stride": (2, 1, 2), "padding": (1, 0, 2), "groups": 2}, [(2, 4, 6, 5, 7)]),
+    "conv3d_same": ("Conv3d", (2, 3, 3), {"padding": "same", "dilation": (2, 1, 1), "bias": False}, [(1, 2, 5, 4, 3)]),
+    "conv3d_replicate": ("Conv3d", (2, 3, 3), {"padding": (1, 2, 1), "padding_mode": "replicate"}, [(1, 2, 4, 3, 5)]),
+    "conv_transpose3d": ("ConvTranspose3d", (4, 6, (3, 2, 3)), {"stride": (2, 1, 2), "padding": (1, 0, 1), "output_padding": (1, 0, 1),
+                                                                "groups": 2}, [(2, 4, 3, 4, 3)]),
+    "conv_transpose3d_dilated": ("ConvTranspose3d", (2, 3, 2), {"dilation": (2, 1, 3), "bias": False}, [(1, 2, 3, 2, 4)]),
+    "batch_norm3d": ("BatchNorm3d", (3,), {}, [(2, 3, 2, 3, 4)]),
+    "batch_norm2d_no_bias": ("BatchNorm2d", (3,), {"bias": False}, [(2, 3, 4, 5)]),
+    "instance_norm3d": ("InstanceNorm3d", (3,), {"affine": True, "track_running_stats": True}, [(2, 3, 2, 3, 4)]),
+    "group_norm_no_bias": ("GroupNorm", (2, 6), {"bias": False}, [(3, 6, 5)]),
+    "max_pool3d": ("MaxPool3d", (3,), {"stride": 2, "padding": 1, "ceil_mode": True}, [(2, 2, 5, 6, 7)]),
+    "max_pool3d_dilated": ("MaxPool3d", ((2, 1, 2),), {"stride": 1, "dilation": (1, 1, 2), "return_indices": True}, [(2, 2, 4, 3, 5)]),
+    "max_pool2d_indices": ("MaxPool2d", (3,), {"stride": 2, "padding": 1, "return_indices": True}, [(2, 3, 8, 11)]),
+    "max_pool1d_indices": ("MaxPool1d", (3, 2), {"return_indices": True}, [(2, 3, 11)]),
+    "avg_pool3d": ("AvgPool3d", (3,), {"stride": 2, "padding": 1, "ceil_mode": True, "count_include_pad": False}, [(2, 2, 5, 6, 7)]),
+    "avg_pool3d_padded": ("AvgPool3d", ((2, 3, 1),), {"padding": (1, 1, 0)}, [(2, 2, 5, 6, 3)]),
+    "avg_pool3d_divisor": ("AvgPool3d", (3,), {"stride": 2, "padding": 1, "divisor_override": 5}, [(1, 2, 5, 6, 4)]),
+    "avg_pool2d_divisor": ("AvgPool2d", (3,), {"stride": 2, "padding": 1, "ceil_mode": True, "divisor_override": 2}, [(1, 2, 5, 6)]),
+    "adaptive_avg_pool3d": ("AdaptiveAvgPool3d", ((2, None, 3),), {}, [(2, 2, 5, 3, 7)]),
+    "adaptive_max_pool3d": ("AdaptiveMaxPool3d", ((2, 3, None),), {"return_indices": True}, [(2, 2, 5, 4, 3)]),
+    "adaptive_max_pool2d_indices": ("AdaptiveMaxPool2d", (3,), {"return_indices": True}, [(2, 3, 8, 11)]),
+    "adaptive_max_pool1d_indices": ("AdaptiveMaxPool1d", (4,), {"return_indices": True}, [(2, 3, 11)]),
+    "lp_pool3d": ("LPPool3d", (2, (1, 2, 3)), {}, [(2, 2, 3, 4, 6)]),
+    "max_unpool1d": ("MaxUnpool1d", (2,), {}, [(2, 3, 4), integers("unpool1", (2, 3, 4), 2) + 2 * np.arange(4)]),
+    "max_unpool2d": ("MaxUnpool2d", (2,), {"stride": (2, 3)}, [(1, 2, 2, 2), np.array([[[[0, 8], [10, 18]], [[1, 3], [12, 14]]]])]),
+    "max_unpool3d": ("MaxUnpool3d", (2,), {}, [(1, 1, 1, 2, 2), np.array([[[[[0, 14], [5, 31]]]]])]),
+    "embedding_max_norm": ("Embedding", (7, 4), {"max_norm": 0.9, "padding_idx": 2}, [integers("embedding.x", (3, 5), 6)]),
+    "embedding_frequency": ("Embedding", (7, 4), {"scale_grad_by_freq": True}, [integers("embedding.x", (3, 5), 6)]),
+    "bag": ("EmbeddingBag", (7, 4), {"padding_idx": 2}, [integers("bag.x", (3, 5), 7)]),
+    "bag_sum": ("EmbeddingBag", (7, 4), {"mode": "sum"}, [integers("bag.x", (9,), 7), np.array([0, 0, 4, 7]), (9,)]),
+    "bag_mean": ("EmbeddingBag", (7, 4), {"include_last_offset": True}, [integers("bag.x", (9,), 7), np.array([0, 3, 3, 9])]),
+    "bag_max": ("EmbeddingBag", (7, 4), {"mode": "max", "padding_idx": 1}, [integers("bag.x", (9,), 7), np.array([0, 4, 4])]),
+    "attention_bias_kv": ("MultiheadAttention", (12, 3), {"add_bias_kv": True, "add_zero_attn": True},
+                          [(5, 2, 12), (7, 2, 12), (7, 2, 12)]),
+    "ctc": ("CTCLoss", (), {}, [(8, 3, 5), np.array([[1, 2, 2, 4], [3, 3, 0, 0], [1, 0, 0, 0]]), np.array([8, 7, 5]), np.array([4, 2, 1])]),
+    "ctc_sum": ("CTCLoss", (4,), {"reduction": "sum", "zero_infinity": True},
+                [(4, 3, 5), np.array([1, 2, 0, 0, 3, 1, 2, 3]), np.array([4, 4, 4]), np.array([2, 2, 4])]),
+    "ctc_each": ("CTCLoss", (), {"reduction": "none"}, [(5, 2, 4), np.array([[1, 3], [2, 2]]), np.array([5, 4]), np.array([2, 0])]),
+    "multilabel_margin": ("MultiLabelMarginLoss", (), {}, [(3, 5), np.array([[3, 0, -1, 1, 2], [-1, 0, 0, 0, 0], [4, 3, 2, 1, 0]])]),
+    "triplet_swap": ("TripletMarginLoss", (), {"swap": True, "p": 3.0}, [(6, 5), (6, 5), (6, 5)]),
+    "adaptive_softmax": ("AdaptiveLogSoftmaxWithLoss", (8, 20), {"cutoffs": [5, 11], "div_value": 2.0, "head_bias": True},
+                         [(6, 8), np.array([0, 4, 5, 10, 11, 19])]),
+    "upsampling_nearest": ("UpsamplingNearest2d", (), {"scale_factor": 2}, [(2, 3, 4, 5)]),
+    "upsampling_bilinear": ("UpsamplingBilinear2d", (), {"size": (7, 9)}, [(2, 3, 4, 5)]),
     **{f"activation_{name}": (name, (), {}, [(3, 33)]) for name in (
         "ReLU", "ReLU6", "LeakyReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Sigmoid", "LogSigmoid", "Tanh", "Softplus",
         "Softsign", "Hardsigmoid", "Hardswish", "Hardtanh", "Hardshrink", "Softshrink", "Tanhshrink")},
 }  # fmt: skip
 SCALED = {"activation_ReLU6": 8, "activation_Hardswish": 6, "activation_Hardsigmoid": 6, "activation_Softplus": 30}  # inputs beyond [-1, 1)
+SOFTENED = ("ctc",)  # the first input is the result of a log_softmax
 EVALUATED = ("batch_norm", "instance_norm")  # run once in training, then once in evaluation mode
 
 
+# Functions of torch.nn.functional that have no layer, or forms that layers do not use: function, inputs, keyword arguments.
+FUNCTIONS = {
+    "bilinear_function": ("bilinear", [(2, 3, 5), (2, 3, 4), (6, 5, 4)], {}),
+    "conv3d_valid": ("conv3d", [(1, 2, 4, 5, 6), (3, 2, 2, 3, 1)], {"padding": "valid", "stride": 2}),
+    "conv3d_even": ("conv3d", [(1, 2, 4, 5, 6), (3, 2, 2, 4, 2), (3,)], {"padding": "same"}),
+    "conv_tbc": ("conv_tbc", [(7, 2, 3), (3, 3, 4), (4,)], {"pad": 1}),
+    "ctc_alone": ("ctc_loss", [(6, 4), np.array([1, 1, 2])], {"input_lengths": 6, "target_lengths": 3}),
+    "linear_cross_entropy_flat": ("linear_cross_entropy", [(6, 4), (5, 4), integers("lce.y", (6,), 5)], {"ignore_index": 2}),
+    "linear_cross_entropy_deep": ("linear_cross_entropy", [(6, 4), (5, 3, 4), integers("lce.y", (6, 3), 5)], {"label_smoothing": 0.1}),
+    "max_unpool1d_size": ("max_unpool1d", [(1, 2, 3), np.array([[[1, 2, 5], [0, 3, 4]]])], {"kernel_size": 2, "output_size": (1, 2, 7)}),
+    "multilabel_margin_one": ("multilabel_margin_loss", [(4,), np.array([3, 0, -1, 1])], {"reduction": "sum"}),
+    "pdist": ("pdist", [(5, 4)], {"p": 3.0}),
+    "triplet_each": ("triplet_margin_loss", [(6, 5), (6, 5), (6, 5)], {"reduction": "none", "swap": True}),
+    "upsample_bilinear_function": ("upsample_bilinear", [(1, 2, 3, 4)], {"scale_factor": 2}),
+}  # fmt: skip
+
+
+# Layers with computed weights: the function of torch.nn.utils, then as above.
+WRAPPED = {
+    "weight_norm": ("weight_norm", "Linear", (4, 3), {}, [(2, 4)]),
+    "weight_norm_conv": ("parametrizations.weight_norm", "Conv2d", (2, 3, 3), {}, [(1, 2, 5, 4)]),
+    "spectral_norm": ("spectral_norm", "Conv1d", (2, 3, 3), {}, [(1, 2, 5)]),
+    "spectral_norm_transposed": ("parametrizations.spectral_norm", "ConvTranspose2d", (2, 3, 2), {}, [(1, 2, 5, 4)]),
+}
+PACKED_LENGTHS = (2, 5, 3, 5, 1)
+
+
 def layer_inputs(name: str) -> list[np.ndarray]:
-    """The inputs of a layer's case."""
-    shapes = LAYERS[name][3]
+    """The inputs of a case of a layer or a function."""
+    shapes = FUNCTIONS[name][1] if name in FUNCTIONS else (LAYERS.get(name) or WRAPPED[name])[-1]
     made = [x if isinstance(x, np.ndarray) else uniform(f"{name}.{i}", x) for i, x in enumerate(shapes)]
     return [x * np.float32(SCALED.get(name, 1)) if x.dtype == np.float32 else x for x in made]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from functools import cache
+from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -81,22 +82,23 @@ def close(got, want, what: str, rtol: float = 1e-4, atol: float = 2e-5) -> None:
 
 def _layers():
     """Losses and activations are one op each or composed of a few, and those are held to torch on every device by tests/ops and the op
-    table; so are all but a few of the other composed layers."""
+    table; so are all but a few of the other composed layers, and those whose kernels other cases run."""
     few = ("local_response_norm", "multi_margin", "pad_Reflection2", "fold")
+    known = ("max_pool1d_indices", "max_pool2d_indices", "adaptive_max_pool1d_indices", "adaptive_max_pool2d_indices", "avg_pool3d_padded",
+             "group_norm_no_bias", "lp_pool3d", "max_unpool1d", "max_unpool3d", "bag", "bag_sum", "conv3d_replicate",
+             "conv_transpose3d_dilated", "upsampling_nearest", "upsampling_bilinear")  # other cases run their kernels  # fmt: skip
     for name, (kind, *_) in cases.LAYERS.items():
-        alone = kind.endswith("Loss") or name.startswith("activation_") or (kind in nn.composed.__all__ and name not in few)
+        alone = (
+            kind.endswith("Loss") or name.startswith("activation_") or (kind in nn.composed.__all__ and name not in few) or name in known
+        )
         yield pytest.param(name, marks=pytest.mark.matrix if alone else ())
 
 
-@pytest.mark.parametrize("name", list(_layers()))
-def test_layer(name, device):
-    kind, args, kwargs, _ = cases.LAYERS[name]
-    want = expected(f"layer/{name}/")
-    module = filled(getattr(nn, kind)(*args, **kwargs))
-    inputs = [Tensor.from_host(device.queue, x, requires_grad=x.dtype == np.float32) for x in cases.layer_inputs(name)]
-    outputs = cases.several(module(*inputs))
+def check(name, function, inputs, want):
+    """Outputs and the gradients of inputs."""
+    given = [ag.log_softmax(inputs[0], axis=-1), *inputs[1:]] if name.startswith(cases.SOFTENED) else inputs
     total = None
-    for i, out in enumerate(outputs):
+    for i, out in enumerate(cases.several(function(*given))):
         close(out, want[f"out{i}"], f"output {i}")
         part = ag.sum(out * cases.uniform(f"{name}.g{i}", out.shape))
         total = part if total is None else total + part
@@ -104,6 +106,46 @@ def test_layer(name, device):
     for i, x in enumerate(inputs):
         if f"dx{i}" in want:
             close(x.grad, want[f"dx{i}"], f"gradient of input {i}", atol=1e-4)
+
+
+@pytest.mark.parametrize("name", cases.FUNCTIONS)
+def test_function(name, device):
+    function, _, options = cases.FUNCTIONS[name]
+    inputs = [Tensor.from_host(device.queue, x, requires_grad=x.dtype == np.float32) for x in cases.layer_inputs(name)]
+    options = {key: Tensor.from_host(device.queue, v) if isinstance(v, np.ndarray) else v for key, v in options.items()}
+    check(name, partial(getattr(nn.functional, function), **options), inputs, expected(f"function/{name}/"))
+
+
+@pytest.mark.parametrize("name", cases.WRAPPED)
+def test_computed_weights(name, device):
+    wrapper, kind, args, kwargs, _ = cases.WRAPPED[name]
+    check_module(name, filled(attrgetter(wrapper)(nn.utils)(getattr(nn, kind)(*args, **kwargs))), device, f"wrapped/{name}/")
+
+
+def test_packed_sequences(device):
+    lstm, want = filled(nn.LSTM(4, 3, num_layers=2, bidirectional=True)), expected("packed/lstm/")
+    x = Tensor.from_host(device.queue, cases.uniform("packed.x", (5, 5, 4)), requires_grad=True)
+    state = tuple(Tensor.from_host(device.queue, cases.uniform(f"packed.{part}", (4, 5, 3))) for part in "hc")
+
+    def run(x):
+        y, final = lstm(nn.utils.rnn.pack_padded_sequence(x, cases.PACKED_LENGTHS, enforce_sorted=False), state)
+        return nn.utils.rnn.pad_packed_sequence(y, padding_value=0.5)[0], final
+
+    check("lstm", run, [x], want)
+    for key, parameter in lstm.named_parameters():
+        close(parameter.grad, want[f"d_{key}"], f"gradient of {key}", atol=1e-4)
+
+
+@pytest.mark.parametrize("name", list(_layers()))
+def test_layer(name, device):
+    kind, args, kwargs, _ = cases.LAYERS[name]
+    check_module(name, filled(getattr(nn, kind)(*args, **kwargs)), device, f"layer/{name}/")
+
+
+def check_module(name, module, device, prefix):
+    want = expected(prefix)
+    inputs = [Tensor.from_host(device.queue, x, requires_grad=x.dtype == np.float32) for x in cases.layer_inputs(name)]
+    check(name, module, inputs, want)
     for key, parameter in module.named_parameters():
         close(parameter.grad, want[f"d_{key}"], f"gradient of {key}", atol=1e-4)
     if name.startswith(cases.EVALUATED):

@@ -27,7 +27,11 @@ ARGUMENTS = {
     "ConvTranspose1d": (2, 4, 3), "GRUCell": (3, 4), "InstanceNorm1d": (3,), "LSTMCell": (3, 4), "RNNCell": (3, 4),
     "Transformer": (8, 2, 1, 1, 16), "TransformerDecoderLayer": (8, 2, 16),
     "Upsample": (5,), "ChannelShuffle": (2,), "Fold": (4, 2), "LPPool1d": (2, 2), "LPPool2d": (2, 2), "LocalResponseNorm": (3,),
-    "Threshold": (0.1, 2.0), "Unfold": (2,),
+    "Threshold": (0.1, 2.0), "Unfold": (2,), "AdaptiveAvgPool3d": (2,), "AdaptiveMaxPool3d": ([2, 3, 2],), "AvgPool3d": (2,),
+    "AdaptiveLogSoftmaxWithLoss": (8, 12, [3, 6]), "BatchNorm3d": (3,), "Conv3d": (2, 4, (3, 1, 2)), "ConvTranspose3d": (2, 4, 3),
+    "EmbeddingBag": (7, 3), "InstanceNorm3d": (3,), "LPPool3d": (2, 2),
+    "LazyLinear": (3,), "MaxPool3d": (2,), "UpsamplingBilinear2d": (5,), "UpsamplingNearest2d": (5,),
+    **{f"MaxUnpool{n}d": (2,) for n in (1, 2, 3)}, **{f"LazyConv{kind}{n}d": (4, 3) for kind in ("", "Transpose") for n in (1, 2, 3)},
     **{f"{kind}Pad{n}d": (1, *((2.0,) if kind == "Constant" else ()))
        for kind in ("Constant", "Zero", "Reflection", "Replication", "Circular") for n in (1, 2, 3)},
 }  # fmt: skip
@@ -36,6 +40,8 @@ NESTED = {
     "TransformerEncoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, nn.LayerNorm(8)),
     "TransformerDecoder": lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16), 2, nn.LayerNorm(8)),
     "ResNet": lambda: nn.ResNet(nn.BasicBlock, (1, 1, 1, 1), 10, stem="cifar", width=4),
+    "ParameterList": lambda: nn.ParameterList([[1.0, 2.0], [3.0]]),
+    "ParameterDict": lambda: nn.ParameterDict({"a": [1.0, 2.0]}),
     "ViT": lambda: nn.ViT(8, 4, 1, 2, 8, 8, 3),
     "VisionTransformer": lambda: nn.VisionTransformer(8, 4, 1, 2, 8, 8, 3),
 }
@@ -126,7 +132,7 @@ def test_running_statistics_are_changed_in_place(device):
         (lambda: nn.BatchNorm1d(3), (2, 4), r"\[BatchNorm1d\] takes 2 axes or 3 axes with 3 channels in axis 1; shape=\(2, 4\)"),
         (lambda: nn.GroupNorm(2, 3), (), r"\[GroupNorm\] num_groups must divide num_channels"),
         (lambda: nn.Conv2d(3, 4, 3, groups=2), (), r"\[Conv2d\] groups must divide in_channels and out_channels"),
-        (lambda: nn.Conv2d(3, 4, (3, 3, 3)), (), r"\[conv\] kernel_size is a number or one per axis; axes=2"),
+        (lambda: nn.Conv2d(3, 4, (3, 3, 3)), (), r"\[conv\] kernel_size must be a number or one per axis; axes=2"),
         (lambda: nn.Conv2d(3, 4, 2, padding="same"), (), r'\[Conv2d\] padding="same" needs stride 1 and an odd window'),
         (lambda: nn.LSTM(3, 4), (2, 5, 7), r"\[LSTM\] takes \(time, batch, features\) or \(time, features\); shape=\(2, 5, 7\)"),
         (lambda: nn.GRU(3, 4), (0, 5, 3), r"\[GRU\] there are no time steps"),
@@ -135,7 +141,7 @@ def test_running_statistics_are_changed_in_place(device):
         (lambda: nn.RotaryAttention(6, 2), (), r"\[RotaryAttention\] a head has an even size"),
         (lambda: nn.LeNet(image_size=8), (), r"\[LeNet\] the images are too small; image_size=8; at least 12 x 12"),
         (lambda: nn.ViT(image_size=30), (), r"\[ViT\] the patches do not divide the images"),
-        (lambda: nn.Embedding(3, 2, padding_idx=3), (), r"\[Embedding\] padding_idx is not in the table"),
+        (lambda: nn.Embedding(3, 2, padding_idx=3), (), r"\[Embedding\] padding_idx must be in the table"),
     ],
 )
 def test_wrong_shapes_are_told(make, shape, text):

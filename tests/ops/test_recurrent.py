@@ -17,7 +17,7 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine.algorithms import ALGORITHMS
 from netcl.engine.registry import REGISTRY
-from netcl.nn.packed import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from netcl.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 from netcl.ops.recurrent import plans, steps
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -1,4 +1,4 @@
-"""``torch.nn.utils`` by its names: clipping of gradients, parameters as one vector, packed sequences (``rnn``)."""
+"""``torch.nn.utils`` by its names: clipping of gradients, parameters as one vector, normalized weights, sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from netcl.autograd.clip import Parameters, clip_grad_norm, clip_grad_norm_devic
 from netcl.core.errors import ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
-from netcl.nn import packed as rnn  # noqa: F401, torch's name of it
+from netcl.nn.utils import parametrizations as parametrizations
+from netcl.nn.utils import parametrize as parametrize
+from netcl.nn.utils import rnn as rnn
+from netcl.nn.utils.parametrize import remove_spectral_norm as remove_spectral_norm
+from netcl.nn.utils.parametrize import remove_weight_norm as remove_weight_norm
+from netcl.nn.utils.parametrize import spectral_norm as spectral_norm
+from netcl.nn.utils.parametrize import weight_norm as weight_norm
 
 
 def clip_grad_norm_(

@@ -1,0 +1,78 @@
+"""Connectionist temporal classification (Graves et al. 2006): the loss of label sequences that are shorter than the input."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+
+_NEVER = -1e30  # a log-probability of 0 whose gradient is 0, where that of -inf is NaN
+
+
+def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: str = "mean",
+             zero_infinity: bool = False) -> Tensor:  # fmt: skip
+    """The negative log-probability that an input is labelled by its target: all ways to place the labels, with blanks between, summed.
+
+    - **log_probs**: ``(T, N, C)``, or ``(T, C)`` for one sequence; gradients are right for a ``log_softmax``, as in torch.
+    - **targets**: ``(N, S)``, or all labels in one vector. **input_lengths**, **target_lengths**: numbers per sequence.
+    - **reduction**: ``mean`` divides every loss by the length of its target first.
+
+    The sum runs forward through time on the device; the labels and lengths are read on the host.
+    """
+    single = log_probs.ndim == 2
+    x = ag.unsqueeze(log_probs, 1) if single else log_probs
+    x = ag.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
+    lengths, counts = (np.asarray(given, np.int64).reshape(-1) for given in (input_lengths, target_lengths))
+    labels = _padded(np.asarray(targets), counts)
+    if len(lengths) != x.shape[1] or len(counts) != x.shape[1] or not ((lengths > 0) & (lengths <= x.shape[0])).all():
+        what = "every sequence must have an input length between 1 and T, and a target length"
+        raise ShapeError(message("ctc_loss", what, input_lengths=len(lengths), target_lengths=len(counts), **{"log_probs.shape": x.shape}))
+    loss = _negative_log(x, labels, lengths, counts, blank)
+    impossible = ag.gt(loss, -_NEVER / 2)
+    loss = ag.where(impossible, 0.0 if zero_infinity else math.inf, loss)
+    if reduction == "mean":
+        return ag.mean(ag.div(loss, Tensor.from_host(x.queue, np.maximum(counts, 1), x.dtype)))
+    return ag.sum(loss) if reduction == "sum" else ag.squeeze(loss, 0) if single else loss
+
+
+def _padded(targets: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The labels as rows of one length."""
+    if targets.ndim == 2:
+        return targets.astype(np.int64)
+    if targets.ndim != 1 or targets.size < counts.sum():
+        what = "targets must be rows of labels, or all labels in one vector"
+        raise ShapeError(message("ctc_loss", what, target_lengths=counts.tolist(), **{"targets.shape": targets.shape}))
+    rows = np.zeros((len(counts), counts.max(initial=0)), np.int64)
+    rows[np.arange(rows.shape[1]) < counts[:, None]] = targets[: counts.sum()]
+    return rows
+
+
+def _negative_log(x: Tensor, labels: np.ndarray, lengths: np.ndarray, counts: np.ndarray, blank: int) -> Tensor:
+    """The losses of all sequences. States are blank, label, blank, ..., blank; a label may follow another one, but not its equal."""
+    batch, states = len(labels), 2 * labels.shape[1] + 1
+    path = np.full((batch, states), blank)
+    path[:, 1::2] = labels
+    skips = np.zeros((batch, states), bool)
+    skips[:, 2:] = (path[:, 2:] != blank) & (path[:, 2:] != path[:, :-2])
+    where = Tensor.from_host(x.queue, path)
+    emitted = ag.unbind(ag.gather(x, 2, ag.expand(where, (x.shape[0], batch, states))), axis=0)
+    barred = Tensor.from_host(x.queue, np.where(skips, 0.0, _NEVER), x.dtype)
+    running = Tensor.from_host(x.queue, np.arange(x.shape[0])[:, None, None] < lengths[:, None], "bool")
+    alpha = ag.where(Tensor.from_host(x.queue, np.broadcast_to(np.arange(states) < 2, (batch, states))), emitted[0], _NEVER)
+    never = Tensor.full((batch, 2), _NEVER, x.dtype, queue=x.queue)
+    for step in range(1, x.shape[0]):
+        longer = ag.cat([never, alpha], axis=1)
+        ways = ag.stack([alpha, longer[:, 1:-1], ag.add(longer[:, :-2], barred)], axis=0)
+        alpha = ag.where(running[step], ag.add(ag.logsumexp(ways, axis=0), emitted[step]), alpha)
+    ends = np.stack([2 * counts, np.maximum(2 * counts - 1, 0)], axis=1)
+    last = ag.gather(alpha, 1, Tensor.from_host(x.queue, ends))
+    one_way = Tensor.from_host(x.queue, np.where((counts == 0)[:, None] & (np.arange(2) == 1), _NEVER, 0.0), x.dtype)
+    return ag.neg(ag.logsumexp(ag.add(last, one_way), axis=1))
+
+
+FUNCTIONS = ["ctc_loss"]

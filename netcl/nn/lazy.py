@@ -1,0 +1,90 @@
+"""Lazy layers: they take the number of input features from the first input, and become the layers they stand for.
+
+>>> from netcl import nn, zeros
+>>> layer = nn.LazyLinear(3)
+>>> layer(zeros((2, 5))).shape, layer
+((2, 3), Linear(in_features=5, out_features=3, bias=True))
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.nn import conv, linear, norm
+from netcl.nn.layer_class import export_layers
+from netcl.nn.module import Module, joined
+from netcl.nn.parameter import here
+
+
+class _Lazy(Module):
+    """What lazy layers share. Before the first input there are no parameters, and ``parameters()`` raises."""
+
+    becomes: Any
+    of_input: int  # the axis of the input whose size is missing
+    of_weight: int  # the axis of the weight that has it
+
+    def _become(self, size: int, queue: Any, dtype: str | None) -> None:
+        """Be the layer for ``size`` features, with this layer's mode and hooks."""
+        positional, named = self._constructor_arguments()
+        made = self.becomes(size, *positional, **named, queue=queue, dtype=dtype)
+        kept = {name: self.__dict__[name] for name in ("training", "_module_hooks")}
+        self.__dict__.clear()
+        self.__dict__.update(made.__dict__ | kept)
+        self.__class__ = self.becomes
+
+    def forward(self, x: Tensor, *rest: Any) -> Any:
+        self._become(x.shape[self.of_input], x.queue, x.dtype if dtypes.DTYPES[x.dtype].is_float else None)
+        return self.forward(x, *rest)
+
+    def _before_loading(self, prefix: str, state: Mapping[str, Any]) -> None:
+        for name in ("weight", "running_mean"):
+            if joined(prefix, name) in state:
+                groups = self._made_from.get("groups", 1) if self.of_weight else 1
+                return self._become(state[joined(prefix, name)].shape[self.of_weight] * groups, here(), None)
+
+    def _named_tensors(self, *wanted: str) -> Iterator[tuple[str, Tensor]]:
+        if wanted == ("parameter",):
+            what, remedy = "there are no parameters before the first input", "call the model once with an input first"
+            raise ValueError(message(type(self).__name__, what, remedy))
+        return super()._named_tensors(*wanted)
+
+
+def lazy_class(real: type[Module], of_input: int = 1, of_weight: int = 0, **defaults: Any) -> Any:
+    """The lazy form of a layer: its constructor takes what the layer's does, without the first argument."""
+    parameters = [p.replace(default=defaults.get(p.name, p.default)) for p in list(inspect.signature(real).parameters.values())[1:]]
+
+    class Made(_Lazy, real):  # type: ignore[valid-type,misc]
+        def __init__(self, *args: Any, **kwargs: Any):
+            Module.__init__(self)
+
+    Made.becomes, Made.of_input, Made.of_weight = real, of_input, of_weight
+    Made.__name__ = Made.__qualname__ = f"Lazy{real.__name__}"
+    size = (2, 5) + (4,) * (int(real.__name__[-2]) if real.__name__[-1] == "d" else 0)
+    required = [str(3 - i) for i, p in enumerate(parameters) if p.default is p.empty]
+    Made.__doc__ = f""":class:`{real.__name__}` whose number of input features is that of the first input; it then is one.
+
+    >>> from netcl import nn, zeros
+    >>> layer = nn.{Made.__name__}({", ".join(required)})
+    >>> y = layer(zeros({size}))
+    >>> type(layer) is nn.{real.__name__}
+    True
+    """
+    Made.__signature__ = inspect.Signature(parameters)
+    return Made
+
+
+LazyLinear = lazy_class(linear.Linear, -1, 1)
+LazyConv1d, LazyConv2d, LazyConv3d = (lazy_class(real, 1, 1) for real in (conv.Conv1d, conv.Conv2d, conv.Conv3d))
+LazyConvTranspose1d = lazy_class(conv.ConvTranspose1d)
+LazyConvTranspose2d = lazy_class(conv.ConvTranspose2d)
+LazyConvTranspose3d = lazy_class(conv.ConvTranspose3d)
+LazyBatchNorm1d, LazyBatchNorm2d, LazyBatchNorm3d = map(lazy_class, (norm.BatchNorm1d, norm.BatchNorm2d, norm.BatchNorm3d))
+LazyInstanceNorm1d, LazyInstanceNorm2d, LazyInstanceNorm3d = (
+    lazy_class(real, affine=True, track_running_stats=True) for real in (norm.InstanceNorm1d, norm.InstanceNorm2d, norm.InstanceNorm3d)
+)
+export_layers(globals())

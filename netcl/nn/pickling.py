@@ -1,0 +1,39 @@
+"""What Python's pickle gets of a module: its attributes, with host values in place of tensors.
+
+netcl reads no pickles; this is for programs that send modules to other processes. What is restored lies on the active device.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from netcl.core.tensor import Tensor
+from netcl.nn.parameter import here
+
+
+class _Stored:
+    """A tensor in a pickle. One tensor has one of these, so that pickle sees shared parameters as one object."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor
+
+    def __reduce__(self) -> Any:
+        tensor = self.tensor
+        return _restored, (tensor.to_host(), tensor.dtype, tensor.requires_grad and tensor.grad_fn is None, tensor.persistent)
+
+
+_known: weakref.WeakValueDictionary[int, _Stored] = weakref.WeakValueDictionary()  # by the tensor, which its entry keeps alive
+
+
+def _restored(values: Any, dtype: str, requires_grad: bool, persistent: bool) -> Tensor:
+    return Tensor.from_host(here(), values, dtype, requires_grad=requires_grad, persistent=persistent)
+
+
+def stored(value: Any) -> Any:
+    """A value with all tensors in it, at any depth of lists, tuples and dicts, as pickle can take them."""
+    if isinstance(value, Tensor):
+        return _known.setdefault(id(value), _Stored(value))
+    if type(value) in (list, tuple):
+        return type(value)(map(stored, value))
+    return {key: stored(part) for key, part in value.items()} if type(value) is dict else value

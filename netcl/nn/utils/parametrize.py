@@ -1,0 +1,251 @@
+"""Parameters that are computed from others: ``torch.nn.utils.parametrize``, and weight and spectral norm in torch's older form.
+
+A module with a computed parameter has a class of its own, in which the parameter is a property; its state dict has what it is computed
+from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import netcl.autograd as ag
+from netcl.core.errors import message
+from netcl.core.hooks import hooks
+from netcl.core.tensor import Tensor
+from netcl.nn.container import ModuleDict, ModuleList
+from netcl.nn.module import Module
+from netcl.nn.parameter import Parameter
+
+
+def _compute(module: Module, name: str, function: Callable[[Any], Tensor] | None) -> None:
+    """Make ``module.name`` what ``function(module)`` gives; ``None`` makes it an attribute again."""
+    computed = {**vars(module).get("_computed", {}), name: function}
+    vars(module)["_computed"] = computed = {key: value for key, value in computed.items() if value is not None}
+    real = vars(type(module)).get("_real", type(module))
+    body: dict[str, Any] = {key: property(partial(_computed, key)) for key in computed}
+    body |= {"_real": real, "__module__": real.__module__, "saved_by": "save its state_dict, or remove the parametrization first"}
+    module.__class__ = type(real)(real.__name__, (real,), body) if computed else real
+
+
+def _computed(name: str, module: Any) -> Tensor:
+    return module._computed[name](module)
+
+
+def _taken(module: Module, name: str, op: str) -> Tensor:
+    """The values of a parameter, which is taken out of its module."""
+    there = dict(module.named_parameters(recurse=False))
+    if name not in there:
+        raise ValueError(message(op, f"{type(module).__name__} has no parameter {name!r}", f"it has {list(there)}"))
+    delattr(module, name)
+    return there[name].detach()
+
+
+def _put_back(module: Module, name: str, value: Tensor) -> Module:
+    _compute(module, name, None)
+    module.register_parameter(name, Parameter(value.detach()))
+    return module
+
+
+# ---- any parametrization
+
+
+class ParametrizationList(ModuleList):
+    """The parametrizations of one parameter, applied one after the other, and what the first one starts from."""
+
+    def __init__(self, modules: Any = (), original: Any = ()):
+        super().__init__(modules)
+        several = isinstance(original, tuple | list)
+        named = {f"original{i}": part for i, part in enumerate(original)} if several else {"original": original}
+        for name, part in named.items():
+            self.register_parameter(name, Parameter(part))
+
+    def originals(self) -> list[Tensor]:
+        """What the first parametrization is given."""
+        return [value for name, value in self.named_parameters(recurse=False) if name.startswith("original")]
+
+    def forward(self) -> Tensor:
+        first, *rest = self
+        value = first(*self.originals())
+        for module in rest:
+            value = module(value)
+        return value
+
+
+def register_parametrization(module: Any, tensor_name: str, parametrization: Any, *, unsafe: bool = False) -> Any:
+    """Make a parameter the result of a module: ``module.weight`` is ``parametrization(module.parametrizations.weight.original)``.
+
+    ``right_inverse`` of the parametrization, where it has one, gives what to start from.
+
+    >>> from netcl import nn
+    >>> class Symmetric(nn.Module):
+    ...     def forward(self, x):
+    ...         return (x + x.T) * 0.5
+    >>> layer = register_parametrization(nn.Linear(2, 2), "weight", Symmetric())
+    >>> bool((layer.weight == layer.weight.T).all()), list(layer.state_dict())
+    (True, ['bias', 'parametrizations.weight.original'])
+    """
+    if is_parametrized(module, tensor_name):
+        module.parametrizations[tensor_name].append(parametrization)
+        return module
+    original = _taken(module, tensor_name, "register_parametrization")
+    if hasattr(parametrization, "right_inverse"):
+        with ag.no_grad():
+            original = parametrization.right_inverse(original)
+    if not is_parametrized(module):
+        module.parametrizations = ModuleDict()
+    module.parametrizations[tensor_name] = ParametrizationList([parametrization], original)
+    _compute(module, tensor_name, lambda self: self.parametrizations[tensor_name]())
+    return module
+
+
+def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
+    """Whether a module, or one parameter of it, is computed by parametrizations."""
+    found = vars(module).get("parametrizations")
+    return isinstance(found, ModuleDict) and (tensor_name is None or tensor_name in found)
+
+
+def remove_parametrizations(module: Any, tensor_name: str, leave_parametrized: bool = True) -> Any:
+    """Make a parameter a plain one again, with its computed value, or with what it was computed from."""
+    if not is_parametrized(module, tensor_name):
+        raise ValueError(message("remove_parametrizations", f"{tensor_name!r} of {type(module).__name__} is not parametrized"))
+    originals = module.parametrizations[tensor_name].originals()
+    if not leave_parametrized and len(originals) > 1:
+        raise ValueError(message("remove_parametrizations", "it is computed from several tensors", "pass leave_parametrized=True"))
+    value = getattr(module, tensor_name) if leave_parametrized else originals[0]
+    del module.parametrizations[tensor_name]
+    if not len(module.parametrizations):
+        del module.parametrizations
+    return _put_back(module, tensor_name, value)
+
+
+# ---- weight norm
+
+
+class WeightNorm(Module):
+    """``g * v / |v|``, with norms per slice along ``dim``, or of all with ``None``."""
+
+    def __init__(self, dim: int | None = 0):
+        super().__init__()
+        self.dim = None if dim == -1 else dim
+
+    def _norm(self, weight: Tensor) -> Tensor:
+        if self.dim is None:
+            return ag.norm(ag.reshape(weight, (-1,)), 2.0, axis=0)
+        axes = tuple(axis for axis in range(weight.ndim) if axis != self.dim)
+        return ag.sqrt(ag.sum(ag.square(weight), axis=axes, keepdims=True))
+
+    def forward(self, weight_g: Tensor, weight_v: Tensor) -> Tensor:
+        return ag.mul(weight_v, ag.div(weight_g, self._norm(weight_v)))
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The ``g`` and ``v`` of a weight."""
+        return self._norm(weight), weight
+
+
+def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
+    """Compute a parameter as ``g * v / |v|`` from ``weight_g`` and ``weight_v``, with norms per slice along ``dim`` (``None``: of all).
+
+    >>> from netcl import nn
+    >>> [(key, value.shape) for key, value in weight_norm(nn.Linear(3, 2)).state_dict().items()]
+    [('bias', (2,)), ('weight_g', (2, 1)), ('weight_v', (2, 3))]
+    """
+    form = WeightNorm(dim)
+    for suffix, value in zip("gv", form.right_inverse(_taken(module, name, "weight_norm")), strict=True):
+        module.register_parameter(f"{name}_{suffix}", Parameter(value))
+    _compute(module, name, lambda self: form.forward(getattr(self, f"{name}_g"), getattr(self, f"{name}_v")))
+    return module
+
+
+def remove_weight_norm(module: Module, name: str = "weight") -> Module:
+    """Make a parameter of :func:`weight_norm` a plain one again, with its value."""
+    return _removed(module, name, ("_g", "_v"), "remove_weight_norm")
+
+
+def _removed(module: Module, name: str, suffixes: tuple[str, ...], op: str) -> Module:
+    if not all(f"{name}{suffix}" in vars(module) for suffix in suffixes):
+        raise ValueError(message(op, f"{name!r} of {type(module).__name__} is not normalized"))
+    training, vars(module)["training"] = module.training, False
+    value, vars(module)["training"] = getattr(module, name), training
+    for suffix in suffixes:
+        delattr(module, f"{name}{suffix}")
+    return _put_back(module, name, value)
+
+
+# ---- spectral norm
+
+
+def _unit(x: Tensor, eps: float) -> Tensor:
+    return ag.div(x, ag.clamp(ag.norm(x, 2.0, axis=0), min=eps))
+
+
+class SpectralNorm(Module):
+    """A weight by its largest singular value, as vectors ``u`` and ``v`` have it; in training, power iterations improve them in place.
+
+    ``older`` is torch's older form: it starts from random vectors, and a round begins with ``v``.
+    """
+
+    _u: Tensor
+    _v: Tensor
+
+    def __init__(self, weight: Any, n_power_iterations: int = 1, dim: int = 0, eps: float = 1e-12, older: bool = False):
+        super().__init__()
+        self.n_power_iterations, self.dim, self.eps, self.older = n_power_iterations, dim, eps, older
+        matrix = self._matrix(weight)
+        u, v = (_unit(ag.randn(n, queue=weight.queue).to(weight.dtype), eps) for n in matrix.shape)
+        for _ in range(0 if older else 15):
+            u, v = self._round(matrix, u, v)
+        self.register_buffer("_u", u)
+        self.register_buffer("_v", v)
+
+    def _matrix(self, weight: Tensor) -> Tensor:
+        return ag.reshape(ag.moveaxis(weight, self.dim, 0), (weight.shape[self.dim], -1))
+
+    def _round(self, matrix: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        u = u if self.older else _unit(ag.mv(matrix, v), self.eps)
+        v = _unit(ag.mv(ag.transpose(matrix, 0, 1), u), self.eps)
+        return _unit(ag.mv(matrix, v), self.eps) if self.older else u, v
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return self.divided(weight, self._u, self._v, self.training)
+
+    def divided(self, weight: Tensor, u: Tensor, v: Tensor, training: bool) -> Tensor:
+        """The weight by its largest singular value."""
+        matrix = self._matrix(weight)
+        with ag.no_grad():
+            for _ in range(self.n_power_iterations if training else 0):
+                for kept, new in zip((u, v), self._round(matrix, u, v), strict=True):
+                    hooks.call("in_place", "copy", kept, new)
+        return ag.div(weight, ag.dot(ag.clone(u), ag.mv(matrix, ag.clone(v))))
+
+
+def spectral_form(module: Module, name: str, rounds: int, eps: float, dim: int | None, older: bool = False) -> SpectralNorm:
+    """The spectral norm of a parameter; rows are the results: the first axis, or the second one in transposed convolutions."""
+    axis = dim if dim is not None else int(getattr(module, "transposed", False))
+    return SpectralNorm(getattr(module, name).detach(), rounds, axis, eps, older)
+
+
+def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
+    """Compute a parameter as ``weight_orig`` by its largest singular value, which power iterations in training approach.
+
+    >>> from netcl import nn
+    >>> list(spectral_norm(nn.Linear(3, 2)).state_dict())
+    ['bias', 'weight_orig', 'weight_u', 'weight_v']
+    """
+    form = spectral_form(module, name, n_power_iterations, eps, dim, older=True)
+    module.register_parameter(f"{name}_orig", Parameter(_taken(module, name, "spectral_norm")))
+    for suffix, value in zip("uv", form.buffers(), strict=True):
+        module.register_buffer(f"{name}_{suffix}", value)
+
+    def compute(self: Any) -> Tensor:
+        original, u, v = (getattr(self, f"{name}_{suffix}") for suffix in ("orig", "u", "v"))
+        return form.divided(original, u, v, self.training)
+
+    _compute(module, name, compute)
+    return module
+
+
+def remove_spectral_norm(module: Module, name: str = "weight") -> Module:
+    """Make a parameter of :func:`spectral_norm` a plain one again, with its value."""
+    return _removed(module, name, ("_orig", "_u", "_v"), "remove_spectral_norm")

@@ -1,0 +1,159 @@
+"""``torch.nn.utils.rnn`` by its names: sequences of different lengths as one padded tensor, or packed without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core.device import queue_of
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+
+
+class PackedSequence(NamedTuple):
+    """The steps of sequences in the order of time, the longest sequence first.
+
+    - **data**: ``(steps of all sequences, *)``. **batch_sizes**: how many sequences have a first, second, ... step; on the host.
+    - **sorted_indices**, **unsorted_indices**: the order of the sequences by length, and its inverse.
+    """
+
+    data: Tensor
+    batch_sizes: Tensor
+    sorted_indices: Tensor | None = None
+    unsorted_indices: Tensor | None = None
+
+    def to(self, *args: Any, **kwargs: Any) -> PackedSequence:
+        """The sequences on another device, or of another dtype."""
+        return self._replace(data=self.data.to(*args, **kwargs))
+
+    def lengths(self) -> np.ndarray:
+        """The lengths of the sequences, the longest first."""
+        sizes = self.batch_sizes.to_host()
+        return (sizes[None, :] > np.arange(sizes[0])[:, None]).sum(axis=1)
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """``(time, batch, features)``, rows in order of length, and their lengths as int32. Values after the end are the row's last."""
+        lengths, starts = self.lengths(), np.concatenate(([0], np.cumsum(self.batch_sizes.to_host())[:-1]))
+        at = starts[np.minimum(np.arange(len(starts))[:, None], lengths - 1)] + np.arange(len(lengths))
+        return _rows(self.data, at), Tensor.from_host(self.data.queue, lengths.astype(np.int32))
+
+    def with_data(self, y: Tensor) -> PackedSequence:
+        """The same sequences with the values of a padded tensor, rows in order of length."""
+        at = np.flatnonzero(np.arange(y.shape[0])[:, None] < self.lengths())
+        return self._replace(data=_rows(ag.reshape(y, (-1, *y.shape[2:])), at))
+
+    def to_sorted(self, state: Any) -> Any:
+        """A state (layers, batch, features), or a tuple of them, in order of length."""
+        return _reordered(state, self.sorted_indices)
+
+    def to_given(self, state: Any) -> Any:
+        """A state in the order in which the rows were given."""
+        return _reordered(state, self.unsorted_indices)
+
+
+def _reordered(state: Any, order: Tensor | None) -> Any:
+    if order is None or state is None:
+        return state
+    if isinstance(state, tuple | list):
+        return tuple(ag.index_select(part, 1, order) for part in state)
+    return ag.index_select(state, 1, order)
+
+
+def _on_host(values: np.ndarray) -> Tensor:
+    return Tensor.from_host(queue_of("cpu"), values.astype(np.int64))
+
+
+def _rows(x: Tensor, index: np.ndarray) -> Tensor:
+    """Rows of a tensor in the order and the shape of ``index``."""
+    found = ag.index_select(x, 0, Tensor.from_host(x.queue, index.astype(np.int64).reshape(-1)))
+    return ag.reshape(found, (*index.shape, *x.shape[1:]))
+
+
+def _places(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Time and sequence of every step, as they are packed."""
+    time, sequence = np.nonzero(lengths[None, :] > np.arange(lengths.max(initial=0))[:, None])
+    return time, sequence
+
+
+def pad_sequence(sequences: Sequence[Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right") -> Tensor:
+    """Sequences ``(length, *)`` as ``(longest, batch, *)``, or ``(batch, longest, *)``, filled with ``padding_value``.
+
+    >>> from netcl import tensor
+    >>> pad_sequence([tensor([1.0, 2.0]), tensor([3.0])], batch_first=True).tolist()
+    [[1.0, 2.0], [3.0, 0.0]]
+    """
+    longest = max(x.shape[0] for x in sequences)
+    sides = [(longest - x.shape[0], 0) if padding_side == "left" else (0, longest - x.shape[0]) for x in sequences]
+    padded = [ag.pad(x, (0, 0) * (x.ndim - 1) + side, value=padding_value) for x, side in zip(sequences, sides, strict=True)]
+    return ag.stack(padded, axis=0 if batch_first else 1)
+
+
+def unpad_sequence(padded_sequences: Tensor, lengths: Any, batch_first: bool = False) -> list[Tensor]:
+    """The sequences of a padded tensor."""
+    x = padded_sequences if batch_first else ag.transpose(padded_sequences, 0, 1)
+    return [x[i, : int(length)] for i, length in enumerate(np.asarray(lengths))]
+
+
+def invert_permutation(permutation: Tensor | None) -> Tensor | None:
+    """The permutation that undoes one."""
+    return None if permutation is None else ag.argsort(permutation)
+
+
+def pack_padded_sequence(input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> PackedSequence:
+    """Pack a padded tensor; the lengths must descend unless ``enforce_sorted`` is off."""
+    sizes = np.asarray(lengths, np.int64).reshape(-1)
+    time, batch = input.shape[:2][:: -1 if batch_first else 1]
+    if len(sizes) != batch or sizes.min(initial=1) < 1 or sizes.max(initial=1) > time:
+        what = "every sequence must have a length between 1 and the steps of the input"
+        raise ShapeError(message("pack_padded_sequence", what, lengths=sizes.tolist(), **{"input.shape": input.shape}))
+    order = np.arange(batch) if enforce_sorted else np.argsort(-sizes, kind="stable")
+    if (np.diff(sizes[order]) > 0).any():
+        remedy = "sort the batch, or pass enforce_sorted=False"
+        raise ShapeError(message("pack_padded_sequence", "lengths must be in descending order", remedy, lengths=sizes.tolist()))
+    step, sequence = _places(sizes[order])
+    row = order[sequence] * time + step if batch_first else step * batch + order[sequence]
+    data = _rows(ag.reshape(input, (time * batch, *input.shape[2:])), row)
+    indices = [None, None] if enforce_sorted else [Tensor.from_host(input.queue, i) for i in (order, np.argsort(order))]
+    return PackedSequence(data, _on_host(np.bincount(step, minlength=sizes.max(initial=0))), *indices)
+
+
+def pack_sequence(sequences: Sequence[Tensor], enforce_sorted: bool = True) -> PackedSequence:
+    """Pack sequences ``(length, *)``."""
+    return pack_padded_sequence(pad_sequence(sequences), [x.shape[0] for x in sequences], enforce_sorted=enforce_sorted)
+
+
+def _original(packed: PackedSequence) -> np.ndarray:
+    """The place of every sequence in the order of their lengths."""
+    if packed.unsorted_indices is None:
+        return np.arange(int(packed.batch_sizes.to_host()[0]))
+    return packed.unsorted_indices.to_host()
+
+
+def pad_packed_sequence(
+    sequence: PackedSequence, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """The padded tensor of packed sequences, and their lengths; the inverse of :func:`pack_padded_sequence`.
+
+    >>> from netcl import ones
+    >>> packed = pack_padded_sequence(ones((3, 2, 1)), [3, 1])
+    >>> packed.batch_sizes.tolist(), pad_packed_sequence(packed)[0].shape
+    ([2, 1, 1], (3, 2, 1))
+    """
+    lengths, data = sequence.lengths(), sequence.data
+    time = int(lengths.max()) if total_length is None else total_length
+    if time < lengths.max():
+        what = f"total_length must be at least {int(lengths.max())}"
+        raise ShapeError(message("pad_packed_sequence", what, total_length=total_length))
+    index = np.full((time, len(lengths)), len(data))  # the row behind the last one is the padding
+    index[_places(lengths)] = np.arange(len(data))
+    order = _original(sequence)
+    filled = ag.cat([data, Tensor.full((1, *data.shape[1:]), padding_value, data.dtype, queue=data.queue)], axis=0)
+    return _rows(filled, index[:, order].T if batch_first else index[:, order]), _on_host(lengths[order])
+
+
+def unpack_sequence(packed_sequences: PackedSequence) -> list[Tensor]:
+    """The sequences of a packed one."""
+    return unpad_sequence(*pad_packed_sequence(packed_sequences))

@@ -1,0 +1,221 @@
+"""Functions of volumes ``(batch, channels, depth, height, width)`` and pools that come with places, composed of ops of images."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import netcl.autograd as ag
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+
+Sizes = int | Sequence[int]
+
+
+def several(value: Sizes, axes: int, name: str, op: str = "conv") -> tuple[int, ...]:
+    """One number for all axes, or one per axis."""
+    values = (value,) * axes if isinstance(value, int) else tuple(value)
+    if len(values) != axes or any(not isinstance(n, int) for n in values):
+        raise ShapeError(message(op, f"{name} must be a number or one per axis", axes=axes, given=repr(value)))
+    return values
+
+
+def _volume(op: str, x: Tensor, label: str = "input") -> tuple[int, ...]:
+    if x.ndim != 5:
+        what = f"{label} must have 5 axes (batch, channels, depth, height, width), got {x.ndim}"
+        raise ShapeError(message(op, what, **{f"{label}.shape": x.shape}))
+    return x.shape
+
+
+# ---- convolutions
+
+
+def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0, dilation: Sizes = 1,
+           groups: int = 1) -> Tensor:  # fmt: skip
+    """Convolution of volumes: one convolution of images, whose channels are those of the input at every depth of the window."""
+    kernel = _volume("conv3d", weight, "weight")[2]
+    batch, channels, *_ = _volume("conv3d", input)
+    (step, *steps), (spread, *spreads) = several(stride, 3, "stride", "conv3d"), several(dilation, 3, "dilation", "conv3d")
+    front, back = 0, 0
+    plane: Any = padding
+    if padding == "same":
+        front, back = spread * (kernel - 1) // 2, -(-spread * (kernel - 1) // 2)
+        if step != 1:
+            raise ShapeError(message("conv3d", "padding='same' is defined for stride 1 only", stride=stride))
+    elif not isinstance(padding, str):
+        front, *plane = several(padding, 3, "padding", "conv3d")
+        back = front
+    x = ag.pad(input, (0, 0, 0, 0, front, back)) if front or back else input
+    outs = (x.shape[2] - spread * (kernel - 1) - 1) // step + 1
+    if outs < 1:
+        raise ShapeError(message("conv3d", f"the kernel spans {spread * (kernel - 1) + 1} depths, the padded input has {x.shape[2]}"))
+    taps = [x[:, :, k * spread : k * spread + (outs - 1) * step + 1 : step] for k in range(kernel)]
+    windows = ag.permute(ag.stack(taps, axis=3), (0, 2, 1, 3, 4, 5))
+    images = ag.reshape(windows, (batch * outs, channels * kernel, *x.shape[3:]))
+    filters = ag.reshape(weight, (weight.shape[0], weight.shape[1] * kernel, *weight.shape[3:]))
+    y = ag.conv2d(images, filters, bias, stride=tuple(steps), padding=plane, dilation=tuple(spreads), groups=groups)
+    return ag.transpose(ag.reshape(y, (batch, outs, *y.shape[1:])), 1, 2)
+
+
+def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
+                     output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1) -> Tensor:  # fmt: skip
+    """The transpose of :func:`conv3d`: one transposed convolution of images, whose results are added up along the depth."""
+    op = "conv_transpose3d"
+    batch, channels, depth, *size = _volume(op, input)
+    _, filters, kernel, *window = _volume(op, weight, "weight")
+    given = {"stride": stride, "padding": padding, "output_padding": output_padding, "dilation": dilation}
+    options = {name: several(value, 3, name, op) for name, value in given.items()}
+    step, pad, extra, spread = (value[0] for value in options.values())
+    images = ag.reshape(ag.transpose(input, 1, 2), (batch * depth, channels, *size))
+    planes = {name: value[1:] for name, value in options.items()}
+    y = ag.conv_transpose2d(images, ag.reshape(weight, (channels, filters * kernel, *window)), groups=groups, **planes)
+    filters, (high, wide) = filters * groups, y.shape[2:]
+    windows = ag.permute(ag.reshape(y, (batch, depth, filters, kernel, high * wide)), (0, 2, 4, 3, 1))
+    outs = (depth - 1) * step - 2 * pad + spread * (kernel - 1) + extra + 1
+    columns = ag.reshape(windows, (batch, filters * high * wide * kernel, depth))
+    folded = ag.col2im(columns, size=(outs, 1), kernel=(kernel, 1), stride=(step, 1), padding=(pad, 0), dilation=(spread, 1))
+    y = ag.reshape(ag.transpose(ag.reshape(folded, (batch, filters, high * wide, outs)), 2, 3), (batch, filters, outs, high, wide))
+    return y if bias is None else ag.add(y, ag.reshape(bias, (-1, 1, 1, 1)))
+
+
+# ---- pools: of every plane, then along the depth
+
+
+def _pooled(x: Tensor, plane: Callable[[Tensor], Any], depth: Callable[[Tensor], Any], places: bool = False) -> Any:
+    """Both pools; ``places`` says that they return the places of the maxima, too."""
+    batch, channels, deep, *size = x.shape
+    y = plane(ag.reshape(x, (batch, channels * deep, *size)))
+    y, inside = y if places else (y, None)
+    high, wide = y.shape[2:]
+    y = depth(ag.reshape(y, (batch, channels, deep, high * wide)))
+    y, at = y if places else (y, None)
+    shape = (batch, channels, y.shape[2], high, wide)
+    if inside is None or at is None:
+        return ag.reshape(y, shape)
+    at = ag.reshape(at, (batch, channels, -1))
+    inside = ag.gather(ag.reshape(inside, (batch, channels, -1)), 2, at)
+    found = ag.add(ag.mul(ag.floor_divide(at, high * wide), math.prod(size)), inside)
+    return ag.reshape(y, shape), ag.reshape(found, shape)
+
+
+def _pool3d(op: str, pool: Callable[..., Any], x: Tensor, settings: Sequence[Any], *rest: Any, places: bool = False) -> Any:
+    """A pool of volumes from one of images; of its settings ``stride`` is second and the kernel where it is not given."""
+    _volume(op, x)
+    sizes = [several(settings[0] if value is None else value, 3, "every setting", op) for value in settings]
+    plane, depth = [size[1:] for size in sizes], [(size[0], unit) for size, unit in zip(sizes, (1, 1, 0, 1), strict=False)]
+    return _pooled(x, lambda y: pool(y, *plane, *rest), lambda y: pool(y, *depth, *rest), places)
+
+
+def max_pool3d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
+               ceil_mode: bool = False, return_indices: bool = False) -> Any:  # fmt: skip
+    """The largest value of each window of volumes; ``return_indices`` also gives its place in the volume."""
+    settings = kernel_size, stride, padding, dilation
+    return _pool3d("max_pool3d", ag.max_pool2d, input, settings, ceil_mode, return_indices, places=return_indices)
+
+
+def avg_pool3d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
+               count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:  # fmt: skip
+    """The mean of each window of volumes; ``divisor_override`` divides its sum by another number."""
+    if divisor_override is not None:
+        return _divided(avg_pool3d, input, 3, kernel_size, stride, padding, ceil_mode, divisor_override)
+    return _pool3d("avg_pool3d", ag.avg_pool2d, input, (kernel_size, stride, padding), ceil_mode, count_include_pad)
+
+
+def avg_pool2d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
+               count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:  # fmt: skip
+    """The mean of each window of images; ``divisor_override`` divides its sum by another number."""
+    if divisor_override is None:
+        return ag.avg_pool2d(input, kernel_size, stride, padding, ceil_mode, count_include_pad)
+    return _divided(ag.avg_pool2d, input, 2, kernel_size, stride, padding, ceil_mode, divisor_override)
+
+
+def _divided(pool: Callable[..., Tensor], x: Tensor, axes: int, kernel: Sizes, stride: Sizes | None, padding: Sizes, ceil_mode: bool,
+             divisor: int) -> Tensor:  # fmt: skip
+    """Sums of windows by ``divisor``. Zeros are added until every window is whole, so that all means divide by the same number."""
+    kernels, pads = several(kernel, axes, "kernel_size"), several(padding, axes, "padding")
+    strides = kernels if stride is None else several(stride, axes, "stride")
+    sides: list[int] = []
+    for size, k, s, p in zip(x.shape[-axes:], kernels, strides, pads, strict=True):
+        reach = size + 2 * p - k
+        outs = (-(-reach // s) if ceil_mode else reach // s) + 1
+        outs -= ceil_mode and (outs - 1) * s >= size + p
+        sides[:0] = [p, max((outs - 1) * s + k - size - p, 0)]
+    return ag.mul(pool(ag.pad(x, sides), kernels, strides), math.prod(kernels) / divisor)
+
+
+def _adaptive(op: str, pool: Callable[..., Any], x: Tensor, output_size: Any, *places: bool) -> Any:
+    _volume(op, x)
+    first, *rest = (output_size,) * 3 if output_size is None or isinstance(output_size, int) else output_size
+    depth = x.shape[2] if first is None else first
+    return _pooled(x, lambda y: pool(y, tuple(rest), *places), lambda y: pool(y, (depth, None), *places), any(places))
+
+
+def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor:
+    """Means over windows chosen so that volumes of ``output_size`` remain."""
+    return _adaptive("adaptive_avg_pool3d", ag.adaptive_avg_pool2d, input, output_size)
+
+
+def adaptive_max_pool3d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    """Largest values of windows chosen so that volumes of ``output_size`` remain."""
+    return _adaptive("adaptive_max_pool3d", ag.adaptive_max_pool2d, input, output_size, return_indices)
+
+
+def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+    """Largest values of windows chosen so that ``output_size`` values remain."""
+    (size,) = several(output_size, 1, "output_size", "adaptive_max_pool1d")
+    both = ag.adaptive_max_pool2d(ag.unsqueeze(input, 2), (1, size), True)
+    y, places = (ag.squeeze(part, 2) for part in both)
+    return (y, places) if return_indices else y
+
+
+def _lp(pool: Callable[..., Tensor], x: Tensor, axes: int, power: float, kernel: Sizes, stride: Sizes | None, ceil_mode: bool) -> Tensor:
+    count = math.prod(several(kernel, axes, "kernel_size", "lp_pool"))
+    total = ag.mul(pool(ag.pow(x, power), kernel, stride, ceil_mode=ceil_mode), float(count))
+    return ag.pow(ag.relu(total), 1.0 / power)
+
+
+def lp_pool1d(input: Tensor, norm_type: float, kernel_size: int, stride: int | None = None, ceil_mode: bool = False) -> Tensor:
+    """The p-norm of each window of a signal."""
+    return _lp(ag.avg_pool1d, input, 1, norm_type, kernel_size, stride, ceil_mode)
+
+
+def lp_pool2d(input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False) -> Tensor:
+    """The p-norm of each window of an image."""
+    return _lp(ag.avg_pool2d, input, 2, norm_type, kernel_size, stride, ceil_mode)
+
+
+def lp_pool3d(input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False) -> Tensor:
+    """The p-norm of each window of a volume."""
+    return _lp(avg_pool3d, input, 3, norm_type, kernel_size, stride, ceil_mode)
+
+
+# ---- back from the places of maxima
+
+
+def _unpooled(axes: int) -> Callable[..., Tensor]:
+    def unpool(input: Tensor, indices: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+               output_size: Sequence[int] | None = None) -> Tensor:  # fmt: skip
+        op = f"max_unpool{axes}d"
+        kernel, pads = several(kernel_size, axes, "kernel_size", op), several(padding, axes, "padding", op)
+        strides = kernel if stride is None else several(stride, axes, "stride", op)
+        if input.ndim != axes + 2 or input.shape != indices.shape:
+            what = f"input and indices must have one shape of {axes + 2} axes"
+            raise ShapeError(message(op, what, **{"input.shape": input.shape, "indices.shape": indices.shape}))
+        rows = zip(input.shape[2:], kernel, strides, pads, strict=True)
+        size = tuple((n - 1) * s - 2 * p + k for n, k, s, p in rows) if output_size is None else tuple(map(int, output_size))[-axes:]
+        lead = input.shape[:2]
+        empty = Tensor.zeros((*lead, math.prod(size)), input.dtype, queue=input.queue)
+        filled = ag.scatter(empty, 2, ag.reshape(indices, (*lead, -1)), ag.reshape(input, (*lead, -1)))
+        return ag.reshape(filled, (*lead, *size))
+
+    unpool.__name__ = f"max_unpool{axes}d"
+    unpool.__doc__ = "Values at the places that a max pool with ``return_indices`` gave, zeros elsewhere."
+    return unpool
+
+
+max_unpool1d, max_unpool2d, max_unpool3d = (_unpooled(axes) for axes in (1, 2, 3))
+
+
+FUNCTIONS = [name for name, made in globals().items() if inspect.isfunction(made) and name[0] != "_" and name != "several"]

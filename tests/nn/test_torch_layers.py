@@ -1,0 +1,329 @@
+"""Layers and utilities of torch beyond its numbers (test_golden.py): lazy layers, containers, copies, sequences, what is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import netcl
+import netcl.autograd as ag
+import netcl.nn.functional as F
+from netcl import nn, optim
+from netcl.core.errors import AutogradError, ShapeError
+from netcl.core.tensor import Tensor
+
+
+@pytest.fixture(autouse=True)
+def _on_numpy():
+    with netcl.device("cpu"):
+        yield
+
+
+def same_state(a, b):
+    left, right = a.state_dict(), b.state_dict()
+    return list(left) == list(right) and all(np.array_equal(left[key].to_host(), right[key].to_host()) for key in left)
+
+
+# ---- parameters
+
+
+def test_next_takes_parameters_and_lists_stay_lists():
+    model = nn.Linear(3, 2)
+    parameters = model.parameters()
+    assert next(model.parameters()) is model.weight and next(model.parameters()) is model.weight
+    assert next(parameters) is model.weight and next(parameters) is model.bias and next(parameters, None) is None
+    assert len(parameters) == 2 and list(parameters) == [model.weight, model.bias] and isinstance(parameters, list)
+    assert next(nn.BatchNorm1d(2).buffers()).shape == (2,)
+    assert len(optim.SGD(parameters, lr=0.1).param_groups[0]["params"]) == 2
+
+
+def test_compiled_functions_guard_the_list(device):
+    with netcl.device(device):
+        model = nn.Linear(3, 2)
+        kept = model.parameters()
+        for p in kept:
+            nn.init.ones_(p)  # sums that are exact in any order
+
+        def total(x):
+            with netcl.no_grad():
+                return sum((p.sum() for p in kept), model(x).sum())
+
+        compiled, x = netcl.compile(total), netcl.ones(2, 3)
+        assert {compiled(x).item() for _ in range(4)} == {total(x).item()} and not compiled.refused
+        kept.pop()
+        assert compiled(x).item() == total(x).item()
+
+
+def test_lists_and_dicts_of_parameters():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ParameterList([netcl.ones(2), nn.Parameter(netcl.zeros(3))])
+            self.named = nn.ParameterDict({"scale": netcl.ones(1)})
+
+    net = Net()
+    net.named["shift"] = netcl.zeros(1)
+    assert list(net.state_dict()) == ["parts.0", "parts.1", "named.scale", "named.shift"] and len(net.parameters()) == 4
+    net.parts.append(netcl.ones(4))
+    del net.parts[0]
+    assert [p.shape for p in net.parts] == [(3,), (4,)] and list(net.parts.state_dict()) == ["0", "1"] and len(net.parts[:1]) == 1
+    assert "scale" in net.named and net.named.pop("scale").requires_grad and list(net.named) == ["shift"]
+    with pytest.raises(KeyError, match=r"\[ParameterDict\] there is no parameter of this name; name='scale'"):
+        net.named["scale"]
+    with pytest.raises(IndexError, match=r"\[ParameterList\] there is no parameter at this index"):
+        net.parts[2]
+
+
+def test_buffers_by_assignment():
+    layer = nn.Identity()
+    layer.kept, layer.scratch = nn.Buffer(netcl.ones(2)), nn.Buffer([1.0], persistent=False)
+    assert list(layer.state_dict()) == ["kept"] and [name for name, _ in layer.named_buffers()] == ["kept", "scratch"]
+
+
+# ---- copies
+
+
+def test_pickles_hold_the_state():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.PReLU())
+    model[2].weight = model[0].bias  # shared
+    model(np.ones((4, 3), np.float32))
+    again = pickle.loads(pickle.dumps(model.eval()))
+    assert same_state(model, again) and again[2].weight is again[0].bias and not again.training
+    assert again[1].num_batches_tracked.item() == 1 and again.config == model.config
+    assert all(p.requires_grad and p.persistent for p in again.parameters())
+    x = np.ones((2, 3), np.float32)
+    assert np.array_equal(again(x).to_host(), model(x).to_host())
+    loss = pickle.loads(pickle.dumps(nn.CrossEntropyLoss(weight=netcl.tensor([1.0, 2.0]))))
+    assert loss.weight.tolist() == [1.0, 2.0]
+
+
+def test_copies_share_or_do_not():
+    model = nn.Sequential(nn.Linear(3, 2), nn.PReLU())
+    model[1].weight = model[0].bias
+    deep, shallow = copy.deepcopy(model), copy.copy(model)
+    assert same_state(model, deep) and deep[0].weight is not model[0].weight and deep[1].weight is deep[0].bias
+    assert shallow[0] is model[0] and shallow is not model
+
+
+def test_weights_of_losses_are_state():
+    loss = nn.BCEWithLogitsLoss(pos_weight=[1.0, 3.0])
+    assert list(loss.state_dict()) == ["pos_weight"] and nn.MSELoss().state_dict() == {}
+    loss.load_state_dict({"pos_weight": [2.0, 4.0]})
+    assert loss.pos_weight.tolist() == [2.0, 4.0] and not loss.parameters()
+
+
+# ---- lazy layers
+
+
+@pytest.mark.parametrize(("lazy", "args", "real", "shape"), [
+    ("LazyLinear", (4,), "Linear", (2, 5)), ("LazyConv2d", (4, 3), "Conv2d", (2, 6, 5, 5)),
+    ("LazyConvTranspose3d", (4, 2), "ConvTranspose3d", (1, 6, 3, 3, 3)), ("LazyBatchNorm1d", (), "BatchNorm1d", (4, 6)),
+])  # fmt: skip
+def test_lazy_layers_become_real_ones(lazy, args, real, shape):
+    layer = getattr(nn, lazy)(*args)
+    seen = []
+    layer.register_forward_hook(lambda *call: seen.append(1))
+    assert isinstance(layer, getattr(nn, real)) and layer.state_dict() == {}
+    with pytest.raises(ValueError, match=rf"\[{lazy}\] there are no parameters before the first input; call the model once"):
+        layer.parameters()
+    y = layer.eval()(np.ones(shape, np.float32))
+    other = getattr(nn, real)(shape[-1] if real == "Linear" else shape[1], *args)
+    assert type(layer) is getattr(nn, real) and layer.config == other.config and list(layer.state_dict()) == list(other.state_dict())
+    assert not layer.training and seen == [1] and layer(np.ones(shape, np.float32)).shape == y.shape
+
+
+def test_lazy_layers_take_sizes_from_a_state_dict():
+    real = nn.Sequential(nn.Conv2d(6, 4, 3, groups=2), nn.BatchNorm2d(4), nn.ConvTranspose2d(4, 6, 2, groups=2), nn.Linear(3, 2))
+    lazy = nn.Sequential(nn.LazyConv2d(4, 3, groups=2), nn.LazyBatchNorm2d(), nn.LazyConvTranspose2d(6, 2, groups=2), nn.LazyLinear(2))
+    lazy.load_state_dict(real.state_dict())
+    assert same_state(real, lazy) and lazy.config == real.config
+    assert nn.LazyInstanceNorm2d()._made_from["affine"] and not nn.InstanceNorm2d(2).affine  # as in torch
+
+
+# ---- functions
+
+
+def test_functions_that_write_into_their_input():
+    x = netcl.tensor([-2.0, 0.5, 3.0])
+    assert F.relu_(x) is x and x.tolist() == [0.0, 0.5, 3.0]
+    assert F.threshold_(x, 1.0, -1.0).tolist() == x.tolist() == [-1.0, -1.0, 3.0]
+    assert F.hardtanh_(x, -0.5, 2.0).tolist() == [-0.5, -0.5, 2.0]
+    leaf = netcl.tensor([-1.0, 2.0], requires_grad=True)
+    with pytest.raises(AutogradError, match="a leaf that requires grad"):
+        F.elu_(leaf)
+    F.leaky_relu_(leaf * 1.0, 0.5).sum().backward()
+    assert leaf.grad.tolist() == [0.5, 1.0]
+
+
+def test_gumbel_softmax(device):
+    netcl.manual_seed(0)
+    logits = Tensor.from_host(device.queue, np.tile(np.float32([0, 1, 2]), (2000, 1)), requires_grad=True)
+    soft = F.gumbel_softmax(logits, tau=0.5)
+    np.testing.assert_allclose(soft.to_host().sum(1), 1, rtol=1e-5)
+    hard = F.gumbel_softmax(logits, hard=True)
+    values = hard.to_host()
+    assert set(np.unique(values)) <= {0.0, 1.0} and (values.sum(1) == 1).all()
+    np.testing.assert_allclose(values.mean(0), np.exp([0, 1, 2]) / np.exp([0, 1, 2]).sum(), atol=0.05)
+    (hard * netcl.tensor([1.0, 2.0, 3.0], device=device)).sum().backward()
+    assert np.abs(logits.grad.to_host()).sum() > 0
+
+
+def test_alpha_dropout_keeps_mean_and_variance(device):
+    netcl.manual_seed(0)
+    x = ag.randn(400, 500, queue=device.queue)
+    y = nn.AlphaDropout(0.3)(x).to_host()
+    assert abs(y.mean()) < 0.02 and abs(y.std() - 1) < 0.02 and 0.28 < np.unique(y, return_counts=True)[1].max() / y.size < 0.32
+    z = F.feature_alpha_dropout(netcl.ones(40, 50, 2, device=device), 0.5, training=True).to_host()
+    assert (z == z[:, :, :1]).all() and len(np.unique(z)) == 2
+    assert F.alpha_dropout(x, 0.3) is x and nn.FeatureAlphaDropout().eval()(x) is x
+
+
+def test_attention_by_function_is_that_of_the_layer():
+    layer = nn.MultiheadAttention(6, 2, add_bias_kv=True)
+    x, y = ag.randn(4, 2, 6), ag.randn(5, 2, 6)
+    given = (layer.in_proj_weight, layer.in_proj_bias, layer.bias_k, layer.bias_v, False, 0.0, layer.out_proj.weight, layer.out_proj.bias)
+    out, weights = F.multi_head_attention_forward(x, y, y, 6, 2, *given, is_causal=True)
+    wanted, others = layer(x, y, y, is_causal=True)
+    assert np.array_equal(out.to_host(), wanted.to_host()) and np.array_equal(weights.to_host(), others.to_host())
+    assert weights.shape == (2, 4, 6) and (weights.to_host()[:, 0, 1:5] == 0).all()
+    with pytest.raises(ShapeError, match="must have embed_dim_to_check elements"):
+        F.multi_head_attention_forward(x, y, y, 5, 2, *given)
+
+
+def test_max_norm_shortens_what_is_looked_up(device):
+    layer = nn.Embedding.from_pretrained(Tensor.from_host(device.queue, np.float32([[3, 4], [6, 8], [0.3, 0.4]])), max_norm=1.0)
+    np.testing.assert_allclose(layer(netcl.tensor([0, 2], device=device)).to_host(), [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
+    np.testing.assert_allclose(layer.weight.to_host(), [[0.6, 0.8], [6, 8], [0.3, 0.4]], rtol=1e-6)
+    assert not layer.weight.requires_grad and nn.Embedding.from_pretrained([[1.0]], freeze=False).weight.requires_grad
+
+
+def test_transposed_convolutions_take_an_output_size():
+    layer = nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1)
+    x = netcl.ones(1, 2, 4, 5)
+    assert layer(x).shape == (1, 3, 7, 9) and layer(x, output_size=(8, 9)).shape == (1, 3, 8, 9)
+    assert nn.ConvTranspose1d(2, 3, 3, stride=2)(netcl.ones(1, 2, 4), [1, 3, 10]).shape == (1, 3, 10)
+    assert F.conv_transpose1d(netcl.ones(1, 2, 4), netcl.ones(2, 3, 3), None, 2, 1, 1).shape == (1, 3, 8)
+    with pytest.raises(ShapeError, match=r"\[ConvTranspose2d\] output_size must be at least \(7, 9\)"):
+        layer(x, output_size=(9, 9))
+
+
+def test_ctc_of_an_impossible_target():
+    logits = netcl.randn(2, 1, 3, requires_grad=True)
+    given = (ag.log_softmax(logits, axis=-1), netcl.tensor([[1, 1]]), [2], [2])  # two equal labels need a blank between
+    assert F.ctc_loss(*given).item() == np.inf
+    loss = F.ctc_loss(*given, zero_infinity=True)
+    loss.backward()
+    assert loss.item() == 0.0 and not logits.grad.to_host().any()
+    half = (ag.cast(given[0].detach(), "float16"), given[1][:, :1], [2], [1])
+    assert abs(F.ctc_loss(*half).item() - F.ctc_loss(given[0], *half[1:]).item()) < 1e-2
+    with pytest.raises(ShapeError, match="an input length between 1 and T"):
+        F.ctc_loss(given[0], given[1], [3], [2])
+
+
+@pytest.mark.parametrize(("call", "text"), [
+    (lambda: F.conv3d(netcl.ones(1, 2, 3, 3), netcl.ones(1, 2, 1, 1, 1)), r"\[conv3d\] input must have 5 axes .*, got 4"),
+    (lambda: F.conv3d(netcl.ones(1, 2, 2, 3, 3), netcl.ones(1, 2, 3, 1, 1)), "the kernel spans 3 depths, the padded input has 2"),
+    (lambda: F.max_pool3d(netcl.ones(1, 2, 3, 3), 2), r"\[max_pool3d\] input must have 5 axes"),
+    (lambda: nn.Conv3d(2, 3, (1, 2)), r"\[conv\] kernel_size must be a number or one per axis; axes=3"),
+    (lambda: F.max_unpool2d(netcl.ones(1, 1, 2, 2), netcl.ones(1, 1, 2, 1), 2), r"\[max_unpool2d\] input and indices must have one"),
+    (lambda: F.embedding_bag(netcl.tensor([1]), netcl.ones(2, 3)), r"\[embedding_bag\] input must have 2 axes, or 1 axis and offsets"),
+    (lambda: F.embedding_bag(netcl.tensor([[1]]), netcl.ones(2, 3), per_sample_weights=netcl.ones(1, 1)), 'mode must be "sum"'),
+    (lambda: nn.AdaptiveLogSoftmaxWithLoss(4, 9, [3, 3]), r"\[AdaptiveLogSoftmaxWithLoss\] cutoffs must be different, ascending"),
+    (lambda: nn.utils.rnn.pack_padded_sequence(netcl.ones(3, 2, 1), [1, 3]), r"lengths must be in descending order; lengths=\[1, 3\]"),
+    (lambda: nn.utils.rnn.pack_padded_sequence(netcl.ones(3, 2, 1), [4, 1]), "a length between 1 and the steps of the input"),
+])  # fmt: skip
+def test_wrong_shapes_are_refused(call, text):
+    with pytest.raises(ShapeError, match=text):
+        call()
+
+
+# ---- sequences
+
+
+def test_sequences_pack_and_unpack(device):
+    rnn = nn.utils.rnn
+    parts = [Tensor.from_host(device.queue, np.full((n, 2), n, np.float32)) for n in (2, 4, 1)]
+    packed = rnn.pack_sequence(parts, enforce_sorted=False)
+    assert packed.batch_sizes.tolist() == [3, 2, 1, 1] and packed.sorted_indices.tolist() == [1, 0, 2]
+    assert packed.data.to_host()[:, 0].tolist() == [4, 2, 1, 4, 2, 4, 4] and packed.data.device == device
+    padded, lengths = rnn.pad_packed_sequence(packed, batch_first=True, padding_value=-1.0, total_length=5)
+    assert padded.shape == (3, 5, 2) and lengths.tolist() == [2, 4, 1] and padded.to_host()[2, :, 0].tolist() == [1, -1, -1, -1, -1]
+    assert [x.tolist() for x in rnn.unpack_sequence(packed)] == [x.tolist() for x in parts]
+    assert rnn.pad_sequence(parts, padding_side="left").to_host()[:, 2, 0].tolist() == [0, 0, 0, 1]
+    assert rnn.invert_permutation(netcl.tensor([2, 0, 1])).tolist() == [1, 2, 0]
+    assert packed.to("float16").data.dtype == "float16"
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU])
+def test_packed_runs_are_those_of_each_sequence(kind):
+    layer = kind(3, 4, bidirectional=True, batch_first=True)
+    parts = [netcl.randn(n, 3) for n in (3, 1, 3)]
+    output, final = layer(nn.utils.rnn.pack_sequence(parts, enforce_sorted=False))
+    padded, _ = nn.utils.rnn.pad_packed_sequence(output, batch_first=True)
+    for i, x in enumerate(parts):
+        y, h = layer(x)
+        np.testing.assert_allclose(padded.to_host()[i, : len(x)], y.to_host(), atol=1e-6)
+        np.testing.assert_allclose(final.to_host()[:, i], h.to_host(), atol=1e-6)
+
+
+# ---- computed weights
+
+
+def test_normalized_weights_train_and_are_removed():
+    layer = nn.Linear(3, 2)
+    before = layer.weight.to_host()
+    assert nn.utils.weight_norm(layer) is layer and repr(layer) == "Linear(in_features=3, out_features=2, bias=True)"
+    np.testing.assert_allclose(layer.weight.to_host(), before, rtol=1e-6)
+    optimizer = optim.SGD(layer.parameters(), lr=0.1)
+    layer(netcl.ones(1, 3)).sum().backward()
+    optimizer.step()
+    after = layer.weight.to_host()
+    assert (after != before).any() and copy.deepcopy(layer).weight.tolist() == after.tolist()
+    with pytest.raises(ValueError, match="is not registered; save its state_dict, or remove the parametrization first"):
+        _ = layer.config
+    nn.utils.remove_weight_norm(layer)
+    assert type(layer) is nn.Linear and list(layer.state_dict()) == ["bias", "weight"] and layer.weight.tolist() == after.tolist()
+    with pytest.raises(ValueError, match=r"\[remove_weight_norm\] 'weight' of Linear is not normalized"):
+        nn.utils.remove_weight_norm(layer)
+
+
+def test_spectral_norm_is_one_in_the_end():
+    netcl.manual_seed(0)
+    layer = nn.Linear(4, 3)
+    layer.weight.write(np.diag([3.0, 1.0, 0.5, 0.0])[:3].astype(np.float32))
+    nn.utils.spectral_norm(layer, n_power_iterations=20)
+    layer(netcl.ones(1, 4))
+    assert abs(np.linalg.norm(layer.eval().weight.to_host(), 2) - 1) < 1e-3
+    kept = layer.weight_u.tolist()
+    layer(netcl.ones(1, 4))
+    assert layer.weight_u.tolist() == kept
+    nn.utils.remove_spectral_norm(layer)
+    assert abs(np.linalg.norm(layer.weight.to_host(), 2) - 1) < 1e-3 and list(layer.state_dict()) == ["bias", "weight"]
+
+
+def test_parametrizations_follow_each_other():
+    class Times(nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x):
+            return x * self.factor
+
+    parametrize = nn.utils.parametrize
+    layer = nn.Linear(2, 2)
+    before = layer.weight.to_host()
+    for factor in (2.0, 5.0):
+        parametrize.register_parametrization(layer, "weight", Times(factor))
+    assert parametrize.is_parametrized(layer, "weight") and not parametrize.is_parametrized(layer, "bias")
+    np.testing.assert_allclose(layer.weight.to_host(), 10 * before, rtol=1e-6)
+    parametrize.register_parametrization(layer, "bias", Times(0.0))
+    parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
+    assert layer.weight.tolist() == before.tolist() and layer.bias.tolist() == [0.0, 0.0]
+    parametrize.remove_parametrizations(layer, "bias")
+    assert type(layer) is nn.Linear and not parametrize.is_parametrized(layer) and len(layer.parameters()) == 2
+    with pytest.raises(ValueError, match=r"\[weight_norm\] Linear has no parameter 'scale'; it has \['weight', 'bias'\]"):
+        nn.utils.weight_norm(layer, "scale")
