@@ -33,6 +33,7 @@ _SHORTCUTS = {
     **dict.fromkeys(("compile", "capture_graph"), "netcl.replay.compiled"),
     **dict.fromkeys(("autocast", "is_autocast_enabled"), "netcl.amp"),
     "dtype": "netcl.core.dtype",
+    **dict.fromkeys("angle conj imag is_complex istft polar real stft view_as_complex view_as_real".split(), "netcl.fft"),
 }
 #: Functions of torch.nn.functional that torch has at its root as well.
 _FUNCTIONALS = """alpha_dropout bilinear celu channel_shuffle conv3d conv_tbc conv_transpose3d cosine_embedding_loss feature_alpha_dropout
@@ -41,18 +42,35 @@ _FUNCTIONALS = """alpha_dropout bilinear celu channel_shuffle conv3d conv_tbc co
 #: torch's names for what is here under another: where it is.
 _RENAMED = {
     **{name: ("netcl.nn.functional", name) for name in _FUNCTIONALS.split()},
+    "complex": ("netcl.fft", "complex_"),
     "get_float32_matmul_precision": ("netcl.core.kernel_selector", "get_matmul_precision"),
     "set_float32_matmul_precision": ("netcl.core.kernel_selector", "set_matmul_precision"),
     "set_anomaly_enabled": ("netcl.autograd", "set_detect_anomaly"),
 }
 #: Methods of tensors that torch has as functions, too; so are all that write in place.
-_METHODS = """adjoint allclose clone detach equal get_device is_complex is_floating_point is_nonzero is_same_size is_signed numel positive
+_METHODS = """adjoint allclose clone detach equal get_device is_floating_point is_nonzero is_same_size is_signed numel positive
     t""".split()
 _NUMBERS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan, "newaxis": None}
 
 #: Dtypes under torch's names; not kept as globals, which would hide Python's own ``bool``, ``float`` and ``int`` here.
-_DTYPES = tuple("bool uint8 int32 int int64 long float16 half bfloat16 float32 float float64 double".split())
-_PACKAGES = ("amp", "autograd", "data", "distributed", "io", "nn", "ops", "optim", "profiling", "trainer", "utils", "vision")
+_DTYPES = """bool uint8 int8 int16 short uint16 int32 int uint32 int64 long uint64 float16 half bfloat16 float32 float float64
+    double""".split()
+_PACKAGES = (
+    "amp",
+    "autograd",
+    "data",
+    "distributed",
+    "fft",
+    "io",
+    "linalg",
+    "nn",
+    "ops",
+    "optim",
+    "profiling",
+    "trainer",
+    "utils",
+    "vision",
+)
 
 # Both import when they are first called.
 hooks.op = lambda name: importlib.import_module("netcl.autograd").find(name)

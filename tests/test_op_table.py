@@ -19,7 +19,8 @@ POINTWISE = [name for name in ROWS if isinstance(REGISTRY[name], Pointwise)]
 DIFFERENTIABLE = [name for name in ROWS if REGISTRY[name].differentiable]
 FLAT = {name for name in POINTWISE if not set(REGISTRY[name].vjp) - {None, "0"}}
 #: Made of rows that are tested by themselves and with no kernel of their own: on OpenCL devices float32 values, the rest with --full.
-MADE_OF_ROWS = {n for n in ROWS if getattr(REGISTRY[n], "call", len).__module__ == "netcl.ops.composed"}
+COMPOSED = tuple(f"netcl.ops.{name}" for name in ("composed", "scatter", "linalg", "fft"))
+MADE_OF_ROWS = {n for n in ROWS if getattr(REGISTRY[n], "call", len).__module__ in COMPOSED}
 TWICE = [name for name in DIFFERENTIABLE if isinstance(REGISTRY[name], Pointwise | Reduction) and name not in FLAT]
 
 
@@ -78,6 +79,31 @@ def test_special_values_are_numpys(name, device):
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_errors_are_worded_as_declared(name, device):
     selftest.check_errors(REGISTRY[name], device)
+
+
+#: Rows that integers of every size keep their dtype in: numbers wrap as NumPy's do.
+INTEGRAL = [n for n in POINTWISE if REGISTRY[n].result != "float" and REGISTRY[n].accepts != "float" and not REGISTRY[n].params]
+INTEGERS = ("int8", "int16", "uint16", "uint32", "uint64")
+
+
+@pytest.mark.parametrize("name", INTEGRAL)
+def test_integers_are_numpys(name, device, full):
+    """On OpenCL devices every fourth row in one dtype, the next one in the next: loads and stores are shared."""
+    row, turn = REGISTRY[name], INTEGRAL.index(name)
+    everything = full or device.backend == "cpu"
+    for dtype in INTEGERS if everything else (INTEGERS[turn // 4 % 5],) if turn % 4 == 0 else ():
+        limits, rng = np.iinfo(dtype), np.random.default_rng(turn)
+        values = [rng.integers(limits.min, limits.max, 37, dtype, endpoint=True) for _ in range(row.arity)]
+        values[0][:3] = limits.min, limits.max, 0
+        if name == "pow":
+            values[1] %= 5
+        got = getattr(ops, name)(*(Tensor.from_host(device.queue, x) for x in values)).to_host()
+        with np.errstate(all="ignore"):
+            want = row.ref(*values)
+        if want.dtype.kind == "f":  # of a reference that has no integers
+            assert np.allclose(got.astype(float), want), dtype
+        else:
+            assert got.dtype == want.dtype and np.array_equal(got, want), dtype
 
 
 @pytest.mark.parametrize("name", TWICE)

@@ -74,7 +74,7 @@ def test_a_script_without_its_names_ends_with_one_line(tmp_path, capsys):
     before, last = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "") and before.endswith("the script ends where it uses one of them")
     assert last == ("[netcl.torch] netcl has no torch.distributions.Categorical, the nearest name is torch.distributed; at=reinforce.py:5; "
-                    "the script also needs torch.linalg.matrix_rank (reinforce.py:16)")  # fmt: skip
+                    "the script also needs torch.linalg.eigvals (reinforce.py:16)")  # fmt: skip
     assert main(["--check", str(SCRIPTS / "reinforce.py")]) == 1 and main(["--check", str(SCRIPTS / "gpt.py")]) == 0
     assert capsys.readouterr().err == before.removesuffix("; the script ends where it uses one of them") + "\n"
 

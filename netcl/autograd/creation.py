@@ -37,6 +37,11 @@ def _placement(options: dict[str, Any]) -> tuple[Any, bool]:
     return queue, bool(grad)
 
 
+def made_here(values: Any, dtype: Any, options: dict[str, Any]) -> Tensor:
+    queue, grad = _placement(options)
+    return Tensor.from_host(queue, values, dtype, requires_grad=grad)
+
+
 def _given_sizes(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
     given = (options.pop("size"),) if "size" in options else size
     return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int | np.integer) else tuple(given)
@@ -132,8 +137,7 @@ def _host_factory(name: str, values: Callable[..., Any], default: Any = dtypes.F
 
     def make(*args: Any, dtype: Any = None, **options: Any) -> Tensor:
         named = {key: options.pop(key) for key in parameters if key in options}
-        queue, grad = _placement(options)
-        return Tensor.from_host(queue, values(*args, **named), dtype or default, requires_grad=grad)
+        return made_here(values(*args, **named), dtype or default, options)
 
     make.__name__ = make.__qualname__ = name
     make.__doc__ = f"``{name}({', '.join(parameters)})`` as in torch."

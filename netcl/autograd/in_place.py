@@ -262,9 +262,8 @@ def _bernoulli(x: Tensor, p: Any = 0.5) -> Tensor:
 
 def _random_integers(x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
     if high is None:  # as torch: up to the largest integer that the dtype holds exactly
-        low, high = (
-            (0, low) if low else (0, {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "uint8": 2**8, "bool": 2}.get(x.dtype, 2**31))
-        )
+        exact = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**31, "bool": 2}.get(x.dtype)
+        low, high = 0, low or exact or min(2**31, int(np.iinfo(DTYPES[x.dtype].host).max) + 1)
     return assign(x, twin("cast")(twin("randint")(low, high, x.shape, queue=x.queue), x.dtype), "random")
 
 

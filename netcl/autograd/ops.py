@@ -23,7 +23,8 @@ _twins: dict[str, tuple[Any, Callable[..., Any]]] = {}
 TORCHS_WORDS = (
     ("dim", "axis"), ("dims", "axis"), ("dims", "axes"), ("keepdim", "keepdims"), ("start_dim", "start_axis"), ("end_dim", "end_axis"),
     ("dim0", "axis0"), ("dim1", "axis1"), ("unbiased", "correction"), ("tensors", "xs"), ("size", "shape"), ("weight", "w"),
-    ("source", "src"), ("split_size_or_sections", "sizes"), ("split_size", "sizes"), ("split_sizes", "sizes"), ("dims", "repeats"),
+    ("source", "src"), ("value", "src"), ("split_size_or_sections", "sizes"), ("split_size", "sizes"), ("split_sizes", "sizes"),
+    ("dims", "repeats"),
     ("exponent", "b"), ("mat2", "b"), ("vec2", "b"), ("tensor1", "b"), ("tensor2", "c"), ("end", "b"), ("values", "b"), ("self", "a"),
     ("query", "q"), ("key", "k"), ("value", "v"), ("elements", "x"), ("test_elements", "values"), ("tensor", "a"),
     ("upscale_factor", "factor"), ("downscale_factor", "factor"),

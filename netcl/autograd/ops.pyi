@@ -74,6 +74,9 @@ def affine(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 def affine_activated(x: Tensor, w: Tensor, bias: Tensor | None = None, *, activation: str) -> Tensor:
     """``linear`` with an activation, in one kernel; backward keeps the result."""
 
+def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool = False) -> Tensor:
+    """The grid with which :func:`grid_sample` moves images of ``size`` by the affine maps ``theta`` ``(batch, 2, 3)``; 3-D ones too."""
+
 def all(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Whether no element is zero."""
 
@@ -239,6 +242,9 @@ def bitwise_right_shift(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> T
 def bitwise_xor(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The bits that exactly one of a and b has."""
 
+def block_diag(xs: Sequence[Tensor]) -> Tensor:
+    """A matrix with the given ones along its diagonal, and zeros elsewhere."""
+
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """The products of two stacks of matrices, one by one."""
 
@@ -247,6 +253,9 @@ def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
 
 def broadcast_to(x: Tensor, shape: Any, *more: int) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
+
+def bucketize(x: Operand, boundaries: Operand, **how: Any) -> Any:
+    """The index of the part between boundaries that each element lies in. Computed on the host."""
 
 def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
     """x in another dtype; x itself if it has that dtype already. Floats are cut to integers, anything but 0 is true."""
@@ -264,6 +273,15 @@ def cdist(a: Operand, b: Operand, p: float = 2.0) -> Any:
 
 def ceil(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Smallest integer not below x."""
+
+def cholesky(A: Operand, upper: bool = False) -> Any:
+    """L with ``L L^T = A``; ``linalg.cholesky``."""
+
+def cholesky_inverse(L: Operand, upper: bool = False) -> Any:
+    """The inverse of ``L L^T``, from the Cholesky factor."""
+
+def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
+    """X with ``L L^T X = B``, from the Cholesky factor."""
 
 def chunk(x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
     """At most ``chunks`` parts of equal size along an axis; the last may be shorter."""
@@ -331,10 +349,10 @@ def conv2d(x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Any = 1,
 
     ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``, where ``c`` runs
     over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``, ``"same"`` or
-    ``"valid"``; ``pad`` is another name for it.
+    ``"valid"``; ``pad`` is another name for it. One image may be given without the axis of the batch.
 
     >>> import netcl.ops as F
-    >>> from netcl.core.tensor import Tensor
+    >>> from netcl.core.tensor import Tensor, with_shape
     >>> F.conv2d(Tensor.ones((1, 3, 8, 8)), Tensor.ones((4, 3, 3, 3)), padding=1).shape
     (1, 4, 8, 8)
     """
@@ -361,13 +379,16 @@ def conv_transpose2d(x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride
     ``(height - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1``.
 
     >>> import netcl.ops as F
-    >>> from netcl.core.tensor import Tensor
+    >>> from netcl.core.tensor import Tensor, with_shape
     >>> F.conv_transpose2d(Tensor.ones((1, 4, 8, 8)), Tensor.ones((4, 3, 2, 2)), stride=2).shape
     (1, 3, 16, 16)
     """
 
 def copysign(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """|a| with the sign of b."""
+
+def corrcoef(x: Tensor) -> Tensor:
+    """The correlations of the rows."""
 
 def cos(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """Cosine."""
@@ -380,6 +401,12 @@ def cosine_similarity(a: Tensor, b: Tensor, *, axis: int = 1, eps: float = 1e-08
 
 def count_nonzero(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     """How many elements are not zero, as int64."""
+
+def cov(x: Tensor, *, correction: float = 1) -> Tensor:
+    """The covariances of the rows."""
+
+def cross(a: Operand, b: Operand, axis: float = -1) -> Any:
+    """The cross product along an axis of 3."""
 
 def cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean') -> Tensor:
     """Softmax and negative log-likelihood in one: ``-log(softmax(x)[target])``.
@@ -397,6 +424,12 @@ def cross_entropy_forward(logits: Tensor, target: Tensor, weight: Tensor | None 
 def cross_entropy_grad(upstream: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, logarithms: Tensor, scale: Tensor, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> Tensor:
     """The gradient of the logits: ``upstream * scale * (softmax - target)``."""
 
+def cummax(x: Tensor, axis: int) -> Any:
+    """The largest of every element and all before it along an axis, its index, of equals the last; NaN stays."""
+
+def cummin(x: Tensor, axis: int) -> Any:
+    """The least of every element and all before it along an axis, its index, of equals the last; NaN stays."""
+
 def cumprod(x: Tensor, axis: int) -> Tensor:
     """The product of every element and all before it along an axis; integers give int64."""
 
@@ -405,6 +438,9 @@ def cumsum(x: Tensor, axis: int | None = None, reverse: bool = False, *, out: Te
 
 def deg2rad(x: Operand) -> Any:
     """Degrees to radians."""
+
+def det(A: Operand) -> Any:
+    """The determinant of square matrices. Computed on the host."""
 
 def diag(x: Operand, diagonal: float = 0) -> Any:
     """The diagonal of a matrix, or a matrix with a vector on its diagonal."""
@@ -417,6 +453,12 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 def diff(x: Tensor, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
     """The difference of every element and the one before it along an axis, ``n`` times."""
+
+def digamma(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """The derivative of lgamma; NaN at negative integers."""
+
+def dist(a: Operand, b: Operand, p: float = 2) -> Any:
+    """The p-norm of the difference."""
 
 def div(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """True quotient; integers give float32."""
@@ -464,6 +506,9 @@ def erf(x: Operand, *, out: Tensor | None = None) -> Tensor:
 def erfc(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """1 - erf(x), accurate where that difference is small."""
 
+def erfinv(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """The inverse of erf; infinite at -1 and 1."""
+
 def exp(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """e to the power of x."""
 
@@ -475,6 +520,15 @@ def expand(x: Tensor, shape: Any, *more: int) -> Tensor:
 
 def expm1(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """exp(x) - 1, accurate near 0."""
+
+def fft_from_real(x: Operand, axis: float = -1, scale: float = 1.0) -> Any:
+    """The first half of the transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
+
+def fft_pairs(x: Operand, axes: Any, forward: bool = True, scale: float = 1.0) -> Any:
+    """The transform of pairs along axes, or its inverse without the division, times ``scale``. Computed on the host."""
+
+def fft_to_real(x: Operand, n: Any, axis: float = -1, scale: float = 1.0) -> Any:
+    """The ``n`` real numbers whose transform begins with the pairs along an axis, without the division, times ``scale``. On the host."""
 
 def fix(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x without its fraction."""
@@ -551,7 +605,7 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str = 'bilinear', padding_mode: s
     """The values of images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``.
 
     A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centres of its corner pixels). Outside
-    lie zeros, or with ``padding_mode="border"`` the nearest pixels.
+    lie zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images.
     """
 
 def grid_sample_grid_grad(dy: Tensor, x: Tensor, grid: Tensor, *, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Tensor:
@@ -587,6 +641,9 @@ def hinge(x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = 'm
 def hinge_loss(x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
+def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """How many elements lie in each of ``bins`` equal parts of ``[min, max]``, by default of the range of x, for which it waits."""
+
 def hstack(xs: Sequence[Tensor]) -> Tensor:
     """Tensors joined as numpy.hstack does."""
 
@@ -611,8 +668,11 @@ def index_copy(x: Operand, axis: Any, index: Any, src: Any) -> Any:
 def index_fill(x: Operand, axis: Any, index: Any, value: Any) -> Any:
     """x with a value in the slices index along an axis."""
 
-def index_put(x: Operand, indices: Any, values: Any) -> Any:
-    """x with values at x[indices]."""
+def index_put(x: Tensor, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Tensor:
+    """x with values at x[indices], or added there (``accumulate``), where one place may be named often."""
+
+def index_reduce(x: Tensor, axis: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
+    """x with the slices of src combined with those at index along an axis; ``reduce`` as in scatter_reduce."""
 
 def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
     """The slices of an axis that ``index`` names, in its order."""
@@ -626,17 +686,22 @@ def inner(a: Operand, b: Operand) -> Any:
 def instance_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-05) -> Tensor:
     """Instance norm of ``(N, C, ...)``: statistics per image and channel."""
 
-def interpolate(x: Tensor, size: Any = None, scale_factor: Any = None, mode: str = 'nearest', align_corners: bool = False) -> Tensor:
-    """Images ``(batch, channels, height, width)`` or signals ``(batch, channels, length)`` at another size.
+def interpolate(x: Tensor, size: Any = None, scale_factor: Any = None, mode: str = 'nearest', align_corners: bool | None = None, recompute_scale_factor: bool | None = None, antialias: bool = False) -> Tensor:
+    """Images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes at another size.
 
-    Give ``size`` or ``scale_factor`` (a number, or one per axis). ``mode`` is ``"nearest"``, ``"bilinear"`` or, for signals, ``"linear"``.
-    ``align_corners=True`` puts the corner pixels of both on top of each other; otherwise their outer edges.
+    Give ``size`` or ``scale_factor`` (a number, or one per axis). ``mode`` is ``nearest``, ``nearest-exact``, ``area``, for signals
+    ``linear``, for images ``bilinear`` and ``bicubic``, for volumes ``trilinear``. ``align_corners=True`` puts the corner pixels of both
+    on top of each other; otherwise their outer edges. ``antialias`` widens the kernel of ``bilinear`` and ``bicubic``
+    where an image shrinks.
 
     >>> import netcl.ops as F
     >>> from netcl.core.tensor import Tensor
     >>> F.interpolate(Tensor.ones((1, 3, 8, 8)), scale_factor=2).shape
     (1, 3, 16, 16)
     """
+
+def inverse(A: Operand) -> Any:
+    """The inverse of square matrices. Computed on the host."""
 
 def isclose(a: Tensor, b: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
     """Whether |a - b| <= atol + rtol * |b|; equal infinities are close."""
@@ -658,6 +723,9 @@ def isneginf(x: Operand, *, out: Tensor | None = None) -> Tensor:
 
 def isposinf(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """x is infinite and positive."""
+
+def istft_pairs(x: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True, normalized: bool = False, onesided: bool = True, length: int | None = None) -> Tensor:
+    """The signals whose :func:`stft_pairs` is nearest to ``x``; ``netcl.istft`` takes torch's arguments."""
 
 def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
     """``cat`` of checked tensors; ``lengths`` are theirs along the axis, so that backward need not keep them."""
@@ -706,6 +774,72 @@ def less(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
 def less_equal(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """a <= b."""
 
+def lgamma(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """log(|gamma(x)|)."""
+
+def linalg_cholesky(A: Operand, *, upper: bool = False) -> Any:
+    """L with ``L L^T = A`` for symmetric positive definite matrices, whose lower triangle is read; ``upper`` gives ``L^T``. On the host."""
+
+def linalg_cofactors(A: Operand) -> Any:
+    """The derivative of the determinant by each element, of singular matrices too. It has no gradient. Computed on the host."""
+
+def linalg_cond(A: Tensor, p: Any = None) -> Tensor:
+    """The condition number of matrices in a norm p."""
+
+def linalg_det(A: Operand) -> Any:
+    """The determinant of square matrices. Computed on the host."""
+
+def linalg_eigh(A: Operand, UPLO: str = 'L') -> Any:
+    """Eigenvalues, from the least up, and eigenvectors of symmetric matrices, of which one triangle is read. Computed on the host."""
+
+def linalg_eigvalsh(A: Operand, UPLO: str = 'L') -> Any:
+    """The eigenvalues of symmetric matrices, from the least up. Computed on the host."""
+
+def linalg_inv(A: Operand) -> Any:
+    """The inverse of square matrices. Computed on the host."""
+
+def linalg_lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """The X for which the sum of squares of ``A X - B`` is least, of several the shortest; by the pseudo-inverse, for every ``driver``."""
+
+def linalg_matrix_norm(A: Tensor, ord: Any = 'fro', axis: Sequence[int] = ..., keepdims: bool = False) -> Tensor:
+    """A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2; nuc and 2 by singular values, on the host."""
+
+def linalg_matrix_rank(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+    """How many singular values are above ``max(atol, rtol * largest)``. Computed on the host."""
+
+def linalg_multi_dot(tensors: Sequence[Tensor]) -> Tensor:
+    """The product of several matrices, in the order that takes the fewest multiplications."""
+
+def linalg_norm(A: Tensor, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
+    """A norm of vectors, or of matrices where two axes are named or A has two; by default the 2-norm of all."""
+
+def linalg_pinv(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+    """The pseudo-inverse; singular values up to ``max(atol, rtol * largest)`` count as 0. Computed on the host."""
+
+def linalg_qr(A: Operand, mode: str = 'reduced') -> Any:
+    """Q with orthonormal columns and an upper triangular R whose product is A; ``mode`` is reduced, complete or r. Computed on the host."""
+
+def linalg_slogdet(A: Operand) -> Any:
+    """The sign of the determinant and the logarithm of its absolute value. Computed on the host."""
+
+def linalg_solve(A: Operand, B: Operand, *, left: bool = True) -> Any:
+    """X with ``A X = B``, or ``X A = B`` if not ``left``; B may hold vectors. Computed on the host."""
+
+def linalg_solve_triangular(A: Operand, B: Operand, *, upper: Any, left: bool = True, unitriangular: bool = False) -> Any:
+    """X with ``A X = B``, or ``X A = B`` if not ``left``, for one triangle of A; the other is not read. Computed on the host."""
+
+def linalg_svd(A: Operand, full_matrices: bool = True) -> Any:
+    """U, S and Vh with ``U diag(S) Vh = A``, the singular values S from the largest down. Computed on the host."""
+
+def linalg_svdvals(A: Operand) -> Any:
+    """The singular values, from the largest down. Computed on the host."""
+
+def linalg_vecdot(a: Operand, b: Operand, axis: float = -1) -> Any:
+    """The inner products of vectors along an axis."""
+
+def linalg_vector_norm(x: Operand, ord: float = 2, axis: Any = None, keepdims: bool = False) -> Any:
+    """``sum(|x|**ord) ** (1/ord)`` over axes; ord may be infinite, 0 counts what is not zero."""
+
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
     """``activation(x w' + bias)`` over the last axis of ``x``; weights are out x in, as in torch.
 
@@ -747,6 +881,9 @@ def logaddexp2(a: Operand, b: Operand) -> Any:
 def logcumsumexp(x: Operand, axis: Any) -> Any:
     """log of the sum of exp of every element and all before it along an axis."""
 
+def logdet(A: Operand) -> Any:
+    """The logarithm of the determinant; NaN where that is negative."""
+
 def logical_and(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """Both are not zero."""
 
@@ -774,6 +911,9 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
     """``x * scale`` where the uint8 ``mask`` is not 0, else 0: what dropout does, and its gradient."""
 
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """x with the first elements of source where the mask holds. Waits for the device."""
+
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     """The elements where the mask holds, along one axis. Waits for the device: their number is a shape."""
 
@@ -786,6 +926,12 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
     >>> matmul(Tensor.ones((2, 3)), Tensor.ones((3, 4))).shape
     (2, 4)
     """
+
+def matrix_exp(A: Tensor) -> Tensor:
+    """The exponential of square matrices."""
+
+def matrix_power(A: Tensor, n: int) -> Tensor:
+    """A square matrix to an integer power; a negative one inverts it on the host."""
 
 def max(x: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, out: Tensor | None = None) -> Any:
     """The largest element; with ``dim``, ``(values, indices)`` along it, as in torch; with ``axis``, values only, as in NumPy.
@@ -847,6 +993,12 @@ def mm(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool = F
     (2, 4)
     """
 
+def mode(x: Tensor, axis: int = -1, keepdims: bool = False) -> Any:
+    """The most frequent value along an axis, of several the least, and the last index of it. Computed on the host."""
+
+def mode_indices(x: Operand, axis: float = -1) -> Any:
+    """The last index of the most frequent value along an axis, of several the least. Computed on the host."""
+
 def moveaxis(x: Tensor, source: Any, destination: Any) -> Tensor:
     """Axes moved to other places; the others keep their order. A view."""
 
@@ -870,6 +1022,9 @@ def multiply(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
 
 def mv(a: Operand, b: Operand) -> Any:
     """A matrix times a vector."""
+
+def mvlgamma(x: Tensor, p: int) -> Tensor:
+    """The logarithm of the multivariate gamma function of dimension p."""
 
 def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype."""
@@ -904,8 +1059,8 @@ def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_
 def nonzero(x: Tensor) -> Tensor:
     """The coordinates of the elements that are not zero, one row each, int64. Waits for the device: their number is a shape."""
 
-def norm(x: Tensor, p: float = 2, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """The p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts what is not zero."""
+def norm(x: Tensor, p: float | str = 2, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """The p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts what is not zero, "fro" is 2."""
 
 def not_equal(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """a != b."""
@@ -931,11 +1086,17 @@ def permute(x: Tensor, axes: Any, *more: int) -> Tensor:
     (4, 2, 3)
     """
 
+def pinverse(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+    """The pseudo-inverse; singular values up to ``max(atol, rtol * largest)`` count as 0. Computed on the host."""
+
 def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
     """``(n, c * factor^2, h, w)`` becomes ``(n, c, h * factor, w * factor)``: channels turn into neighbouring pixels."""
 
 def pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
     """The inverse of :func:`pixel_shuffle`."""
+
+def polygamma(x: Any, n: Any) -> Tensor:
+    """The n-th derivative of digamma, for n of 0 and 1: ``polygamma(1, x)`` as in torch, or ``polygamma(x, 1)``."""
 
 def pow(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
     """First to the power of the second."""
@@ -948,6 +1109,9 @@ def prelu_broadcast(a: Operand, b: Operand, *, out: Tensor | None = None) -> Ten
 
 def prod(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Product over axes."""
+
+def qr(A: Operand, some: bool = True) -> Any:
+    """``linalg.qr``; complete unless ``some``."""
 
 def quantile(x: Tensor, q: Any, axis: int | None = None, keepdims: bool = False, *, interpolation: str = 'linear') -> Tensor:
     """The quantiles ``q`` (a number, or several, which become a first axis) along an axis, or of all values."""
@@ -993,6 +1157,9 @@ def reduce_mean(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Te
 
 def reduce_sum(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Sum over axes; integers and bool give int64."""
+
+def reflect_points(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """x reflected at -1 and 1, as often as needed."""
 
 def relu(x: Operand, *, out: Tensor | None = None) -> Tensor:
     """The positive part: max(x, 0)."""
@@ -1090,11 +1257,20 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
     [[7.0]]
     """
 
-def scatter(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
-    """x with src (a tensor or a number) at the places index along an axis; of several values for one place the last."""
+def scatter(x: Tensor, axis: int, index: Any, src: Any, *, reduce: str | None = None) -> Tensor:
+    """x with src (a tensor or a number) at the places index along an axis; of several values for one place the last. ``reduce`` adds or multiplies instead, by scatter_reduce."""
 
 def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     """``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; the same place may be named often."""
+
+def scatter_reduce(x: Tensor, axis: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
+    """x with the values of src that index sends to each place combined with it: sum, prod, mean, amax or amin. Without ``include_self`` x itself does not count. prod, amax and amin are computed on the host."""
+
+def scatter_reduced(x: Operand, axis: Any, index: Operand, src: Operand, reduce: Any, include_self: Any) -> Any:
+    """The products, largest or least values of :func:`scatter_reduce`. Computed on the host."""
+
+def searchsorted(sorted_sequence: Operand, values: Operand, *, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None) -> Any:
+    """Where values would be inserted along the last axis to keep it sorted, before equal ones or behind (``right``). On the host."""
 
 def select(x: Operand, axis: Any, index: Any) -> Any:
     """One slice along an axis; a view."""
@@ -1134,6 +1310,9 @@ def sinh(x: Operand, *, out: Tensor | None = None) -> Tensor:
 
 def slice(x: Tensor, axis: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Tensor:
     """``x[start:stop:step]`` along one axis; bounds beyond the ends are cut, as everywhere in Python."""
+
+def slogdet(A: Operand) -> Any:
+    """The sign of the determinant and the logarithm of its absolute value. Computed on the host."""
 
 def smooth_l1(x: Tensor, target: Tensor, *, beta: float = 1.0, reduction: str = 'mean') -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
@@ -1191,6 +1370,9 @@ def std(x: Operand, axis: Any = None, *, keepdims: bool = False, correction: flo
 def std_mean(x: Tensor, axis: Any = None, *, keepdims: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
     """std and mean over axes."""
 
+def stft_pairs(x: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True, pad_mode: str = 'reflect', normalized: bool = False, onesided: bool = True) -> Tensor:
+    """The transforms of overlapping windows of signals, ``(..., frequencies, frames, 2)``; ``netcl.stft`` takes torch's arguments."""
+
 def strided_slice(x: Tensor, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Tensor:
     """Along each axis ``sizes`` elements from ``starts`` on, ``steps`` apart (which may be negative)."""
 
@@ -1205,6 +1387,9 @@ def subtract(a: Operand, b: Operand, *, out: Tensor | None = None) -> Tensor:
 
 def sum(x: Operand, axis: Any = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Sum over axes; integers and bool give int64."""
+
+def svd(A: Tensor, some: bool = True, compute_uv: bool = True) -> Any:
+    """U, S and V, which ``linalg.svd`` gives transposed; reduced if ``some``."""
 
 def swapaxes(x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
     """Two axes exchanged, by default the last two."""
@@ -1245,6 +1430,12 @@ def trace(x: Operand) -> Any:
 def transpose(x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
     """Two axes exchanged, by default the last two."""
 
+def trapezoid(y: Tensor, x: Any = None, *, dx: float = 1.0, axis: int = -1) -> Tensor:
+    """The integral along an axis by the trapezoidal rule."""
+
+def trigamma(x: Operand, *, out: Tensor | None = None) -> Tensor:
+    """The derivative of digamma."""
+
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros above a diagonal."""
 
@@ -1268,6 +1459,9 @@ def unbind(x: Tensor, axis: int = 0, *, order: Sequence[int] | None = None) -> t
 
 def unflatten(x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
     """One axis divided into several; shares memory. One size may be -1."""
+
+def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    """Parts of ``size`` elements, ``step`` apart, of an axis, along a new last axis. A copy (torch gives a view)."""
 
 def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None) -> Any:
     """The different values in order; with them, where asked for, the place of every element among them and how often each occurs.

@@ -65,6 +65,11 @@ class DType:
     def is_float(self) -> bool:
         return self.rank >= 40
 
+    @cached_property
+    def narrow(self) -> bool:
+        """Whether storing an integer of the compute type keeps only its low bits."""
+        return 0 < self.rank < 40 and self.c_storage != self.c_compute
+
 
 def _dtype_row(name: str, storage: str, c_storage: str, c_compute: str, rank: int, load="p[i]", store="p[i] = (x)", host="") -> DType:
     return DType(dtype(name), np.dtype(storage), np.dtype(host or storage), c_storage, c_compute, load, store, rank)
@@ -78,8 +83,13 @@ DTYPES: dict[str, DType] = {  # keyed by the one object of each dtype: a look-up
     for row in (
         _dtype_row("bool", "bool", "uchar", "int", 0, store="p[i] = (uchar)((x) != 0)"),
         _dtype_row("uint8", "uint8", "uchar", "int", 10),
+        _dtype_row("int8", "int8", "char", "int", 11),
+        _dtype_row("int16", "int16", "short", "int", 15),
+        _dtype_row("uint16", "uint16", "ushort", "int", 16),
         _dtype_row("int32", "int32", "int", "int", 20),
+        _dtype_row("uint32", "uint32", "uint", "long", 25),
         _dtype_row("int64", "int64", "long", "long", 30),
+        _dtype_row("uint64", "uint64", "ulong", "ulong", 35),
         _dtype_row("float16", "float16", "half", "float", 40, load="vload_half(i, p)", store="vstore_half_rte(x, i, p)"),
         _dtype_row("bfloat16", "uint16", "ushort", "float", 41, load="as_float((uint)(p[i]) << 16)", store=_BF16_STORE, host="float32"),
         _dtype_row("float32", "float32", "float", "float", 50),
@@ -91,7 +101,8 @@ STORED = {row.c_compute: row.name for row in DTYPES.values() if row.c_storage ==
 NAMES: dict[str, dtype] = {row.name: row.name for row in DTYPES.values()}
 FLOAT32 = NAMES["float32"]
 HALVES: tuple[str, ...] = (NAMES["float16"], NAMES["bfloat16"])  # stored in 16 bits, computed with in float32
-ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bf16": "bfloat16"}
+ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "short": "int16",
+           "bf16": "bfloat16"}  # fmt: skip
 _ROWS_BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in ALIASES.items()}}
 _BY_NUMPY = {row.storage: row for row in DTYPES.values() if row.name != "bfloat16"}  # a dtype's .name costs microseconds
 
@@ -133,11 +144,22 @@ def of_array(array: np.ndarray, op: str = "from_host") -> DType:
     raise DtypeError(message(op, f"arrays of dtype {name} are not taken", remedy, shape=array.shape))
 
 
-def promote(a: DType, b: DType) -> DType:
-    """The dtype of ``a op b`` by torch's rules: the higher rank, and float32 for float16 with bfloat16."""
+def _promoted(a: DType, b: DType) -> DType:
     if {a.name, b.name} == {"float16", "bfloat16"}:
-        return DTYPES["float32"]
-    return a if a.rank >= b.rank else b
+        return _FLOAT32
+    if a.is_float or b.is_float:
+        return a if a.rank >= b.rank else b
+    return DTYPES[np.promote_types(a.storage, b.storage).name]
+
+
+_PROMOTED = {(a, b): _promoted(a, b) for a in DTYPES.values() for b in DTYPES.values()}
+
+
+def promote(a: DType, b: DType) -> DType:
+    """The dtype of ``a op b`` by torch's rules: the higher rank of floats, and float32 for float16 with bfloat16. Integers are promoted as
+    in NumPy, which is torch's rule where torch has one; uint64 with a signed dtype gives float64.
+    """
+    return _PROMOTED[a, b]
 
 
 def sum_dtype(dtype: str) -> str:

@@ -56,7 +56,7 @@ OPERATORS = {
 }  # fmt: skip
 REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul", "and", "or", "xor", "lshift", "rshift")
 MOVES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bool": "bool", "cpu": "cpu",
-         "byte": "uint8", "bfloat16": "bfloat16"}  # fmt: skip
+         "byte": "uint8", "char": "int8", "short": "int16", "bfloat16": "bfloat16"}  # fmt: skip
 
 
 def _method(op: str) -> Callable[..., Any]:
@@ -122,7 +122,8 @@ def _type(self: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
     return f"netcl.{_TYPES[self.dtype]}Tensor" if dtype is None else self.to(dtype)
 
 
-_TYPES = {"bool": "Bool", "uint8": "Byte", "int32": "Int", "int64": "Long", "float16": "Half", "bfloat16": "BFloat16", "float32": "Float",
+_TYPES = {"bool": "Bool", "uint8": "Byte", "int8": "Char", "int16": "Short", "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
+          "int32": "Int", "int64": "Long", "float16": "Half", "bfloat16": "BFloat16", "float32": "Float",
           "float64": "Double"}  # fmt: skip
 
 
@@ -190,7 +191,8 @@ _SHORT_METHODS: dict[str, Callable[..., Any]] = {
     "dim": lambda self: self.ndim, "ndimension": lambda self: self.ndim, "nelement": lambda self: self.numel(),
     "element_size": lambda self: dtypes.DTYPES[self.dtype].itemsize, "storage_offset": lambda self: 0,
     "is_contiguous": lambda self, memory_format=None: True, "is_complex": lambda self: False, "is_nonzero": lambda self: bool(self),
-    "is_signed": lambda self: self.dtype not in ("bool", "uint8"), "is_same_size": lambda self, other: self.shape == other.shape,
+    "is_signed": lambda self: dtypes.DTYPES[self.dtype].host.kind in "if",
+    "is_same_size": lambda self, other: self.shape == other.shape,
     "is_pinned": lambda self: False, "pin_memory": lambda self: self, "get_device": lambda self: -1 if self.backend == "cpu" else 0,
     "view_as": lambda self, other: hooks.call("reshape", self, other.shape),
     "reshape_as": lambda self, other: hooks.call("reshape", self, other.shape),

@@ -84,8 +84,8 @@ class CText:
 
     def __init__(self, compute: str):
         self.compute = compute
-        self.suffix = {"float": "f", "double": "", "int": "", "long": "L"}[compute]
-        self.integral = compute in ("int", "long")
+        self.suffix = {"float": "f", "double": "", "int": "", "long": "L", "ulong": "UL"}[compute]
+        self.integral = compute in ("int", "long", "ulong")
 
     def statement(self, node: ast.expr) -> str:
         """The text of a whole expression as a ``real``."""
@@ -136,7 +136,7 @@ class PythonText:
 
     def __init__(self, dtype: np.dtype):
         self.dtype = dtype
-        integral = dtype.kind == "i"
+        integral = dtype.kind in "iu"
         self.env: dict[str, Any] = {name: (f.np_int if integral else f.np) for name, f in FORMULA_FUNCTIONS.items()}
         self.env["TRUTH"] = lambda x: np.not_equal(x, 0)
         self.env["NUMBER"] = lambda t: np.asarray(t).astype(dtype)

@@ -46,6 +46,32 @@ def erfc(x: np.ndarray) -> np.ndarray:
     return _ERFC(x).astype(np.result_type(x, np.float16), copy=False)
 
 
+_LGAMMA = np.vectorize(lambda x: math.inf if math.isinf(x) or (x <= 0 and x == math.floor(x)) else math.lgamma(x), otypes=[float])
+
+
+def lgamma(x: np.ndarray) -> np.ndarray:
+    """log(|gamma(x)|), infinite at 0 and negative integers."""
+    return _LGAMMA(x).astype(np.result_type(x, np.float16), copy=False)
+
+
+#: M. Giles, "Approximating the erfinv function" (2011), by powers of w - 2.5 where w < 5, of sqrt(w) - 3 beyond; w = -log(1 - x * x).
+_ERFINV = (
+    (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164, 0.246640727,
+     1.50140941),
+    (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+)  # fmt: skip
+
+
+def erfinv(x: np.ndarray) -> np.ndarray:
+    """The inverse of erf: an approximation for float32 and two steps of Newton's method."""
+    wide = np.asarray(x, np.float64)
+    w = -np.log1p(-wide * wide)
+    y = wide * np.where(w < 5, np.polyval(_ERFINV[0], w - 2.5), np.polyval(_ERFINV[1], np.sqrt(np.maximum(w, 5)) - 3))
+    for _ in range(2):
+        y = y - (erf(y) - wide) * np.exp(np.minimum(y * y, 700)) * (math.sqrt(math.pi) / 2)
+    return np.where(np.abs(wide) == 1, wide * np.inf, y).astype(np.result_type(x, np.float16), copy=False)
+
+
 def integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """``a ** b`` in integers; a negative exponent gives the truncated quotient, 0 unless the base is 1 or -1."""
     power = np.power(a, np.maximum(b, 0))
@@ -94,7 +120,7 @@ class FormulaFunction:
 
     def c_name(self, compute: str) -> str:
         """The C function for a compute type."""
-        if compute in ("int", "long"):
+        if compute in ("int", "long", "ulong"):
             return self.c_int
         if not self.c:
             _integers_only()
@@ -131,6 +157,8 @@ _FUNCTION_ROWS = (
     FormulaFunction("COSH", "cosh", np.cosh, "cosh"),
     FormulaFunction("ERF", "erf", erf, "erf", c_single="netcl_erf"),
     FormulaFunction("ERFC", "erfc", erfc, "erfc"),
+    FormulaFunction("ERFINV", "netcl_erfinv", erfinv, "erfinv"),
+    FormulaFunction("LGAMMA", "lgamma", lgamma, "lgamma"),
     FormulaFunction("HYPOT", "hypot", np.hypot, "hypot", "nn"),
     FormulaFunction("COPYSIGN", "copysign", np.copysign, "copysign", "nn"),
     FormulaFunction("ABS", "fabs", np.abs, "abs", c_int="netcl_iabs", np_int=np.abs),
@@ -195,6 +223,14 @@ def exp_below(kind: str, bits: str) -> str:
 """
 
 
+def _horner(numbers: tuple[float, ...], variable: str) -> str:
+    """A polynomial in OpenCL C, the highest power first."""
+    text = f"(real)({numbers[0]!r}f)"
+    for number in numbers[1:]:
+        text = f"({text} * {variable} + (real)({number!r}f))"
+    return text
+
+
 #: What OpenCL C does not have, or has with another NaN, sign or zero than NumPy. Emitted only where used.
 #: ``PICK(no, yes, mask)`` is the ternary operator, which works on vectors as ``select`` does; PoCL's ``select`` takes ten times longer.
 HELPERS: dict[str, str] = {
@@ -243,6 +279,13 @@ HELPERS: dict[str, str] = {
   const real y = x * p / q;
   return PICK(PICK(y, (real)(1.0f), (mask)(y > 1.0f)), (real)(-1.0f), (mask)(y < -1.0f));
 }""",
+    "netcl_erfinv": f"""real netcl_erfinv(real x) {{
+  const real w = -log1p(-x * x), a = w - (real)(2.5f), b = sqrt(PICK((real)(5), w, (mask)(w > 5))) - (real)(3);
+  real y = x * PICK({_horner(_ERFINV[1], "b")}, {_horner(_ERFINV[0], "a")}, (mask)(w < 5));
+  if (sizeof(element) == 8)
+    for (int step = 0; step < 2; ++step) y -= (erf(y) - x) * exp(y * y) * (real)(0.886226925452758);
+  return PICK(PICK(y, x * (real)(INFINITY), (mask)(fabs(x) == 1)), (x - x) / (x - x), (mask)(fabs(x) > 1));
+}}""",
     "netcl_expbelow": "real netcl_expbelow(real x) {\n#ifdef POCL_DEVICE_ADDRESS_BITS\n"
     + exp_below("real", "mask")
     + "#else\n  return exp(x);\n#endif\n}",
@@ -262,16 +305,16 @@ HELPERS: dict[str, str] = {
   return PICK(whole, a / b, (mask)(b == 0));
 }""",
     # Division by zero and MIN / -1 trap on x86: both are computed as a division by one.
-    "netcl_ifmod": "real netcl_ifmod(real a, real b) { return a % PICK(b, (real)(1), (mask)((b == 0) | (b == -1))); }",
+    "netcl_ifmod": "real netcl_ifmod(real a, real b) { return a % PICK(b, (real)(1), (mask)((b == 0) | ((b == -1) & (b < 0)))); }",
     "netcl_iremainder": """real netcl_iremainder(real a, real b) {
-  const real r = a % PICK(b, (real)(1), (mask)((b == 0) | (b == -1)));
+  const real r = a % PICK(b, (real)(1), (mask)((b == 0) | ((b == -1) & (b < 0))));
   return PICK(r, r + b, (mask)((r != 0) & ((r < 0) != (b < 0)) & (b != 0)));
 }""",
     "netcl_ifloordiv": """real netcl_ifloordiv(real a, real b) {
-  const real d = PICK(b, (real)(1), (mask)((b == 0) | (b == -1)));
+  const real d = PICK(b, (real)(1), (mask)((b == 0) | ((b == -1) & (b < 0))));
   const real q = a / d, r = a - q * d;
   const real whole = PICK(q, q - (real)(1), (mask)((r != 0) & ((r < 0) != (d < 0))));
-  return PICK(PICK(whole, -a, (mask)(b == -1)), (real)(0), (mask)(b == 0));
+  return PICK(PICK(whole, -a, (mask)((b == -1) & (b < 0))), (real)(0), (mask)(b == 0));
 }""",
     "netcl_ipow": """real netcl_ipow(real a, real b) {
   real result = (real)(1), base = a, left = b;

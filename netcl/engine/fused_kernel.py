@@ -248,7 +248,7 @@ def _plan_rows(region: Region, options: tuple[str, ...]) -> Plan:
         for i, total in zip(parts, sums, strict=True):
             results[i] = total
     plan = Plan(region.name, commands, results)
-    plan.cast = int if real in ("int", "long") else float
+    plan.cast = int if real in ("int", "long", "ulong") else float
     return plan
 
 

@@ -17,7 +17,7 @@ from netcl.core.tensor import Tensor, of_array
 from netcl.engine.functions import exp_below
 
 FLOATS = tuple(dtypes.NAMES[name] for name in ("float32", "float16", "bfloat16", "float64"))
-INTEGERS = tuple(dtypes.NAMES[name] for name in ("int32", "int64", "uint8"))
+INTEGERS = tuple(name for name, row in dtypes.DTYPES.items() if 0 < row.rank < 40)
 NUMBERS = (*FLOATS, *INTEGERS)
 FETCHING = ("pocl", "intel")  # brands of CPU drivers whose compiler has __builtin_prefetch
 # Prefetch distance in bytes, and the cache level to prefetch into: 3 is L1, 2 is L2. The larger distance takes 8 % less time on x86 (Adam

@@ -26,7 +26,8 @@ from netcl.engine.opencl_text import COMPUTE, STREAM_BYTES, Body, Layout, Port, 
 from netcl.engine.operands import Operand
 from netcl.engine.plan import Plan, command_list
 
-INTEGRAL = {"int": ("int32", 2**31), "long": ("int64", 2**63)}  # compute types: their name, and what they end before
+#: Integral compute types: their name, and what they end before.
+INTEGRAL = {"int": ("int32", 2**31), "long": ("int64", 2**63), "ulong": ("uint64", 2**64)}
 CPU_WIDTH = 16
 
 
@@ -175,7 +176,7 @@ def _kernel(
 def as_integer(op: str, compute: str, value: Any) -> int:
     """A number as an integer of a compute type."""
     name, most = INTEGRAL[compute]
-    if not -most <= value < most:
+    if not (0 if compute == "ulong" else -most) <= value < most:
         remedy = 'cast first: x.to("int64")' if compute == "int" else "use a float"
         raise DtypeError(message(op, f"{value} does not fit into {name}", remedy))
     return int(value)
@@ -183,7 +184,7 @@ def as_integer(op: str, compute: str, value: Any) -> int:
 
 def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, values: Sequence[Any]) -> bool:
     """Whether an op's value can wait: it has elements, its dtype can be told without storing it, and the device knows its types."""
-    if not math.prod(shape) or result.name == "uint8":
+    if not math.prod(shape) or result.narrow:
         return False
     double = compute == "double" or result.name == "float64" or any(getattr(x, "dtype", None) == "float64" for x in values)
     return not double or isinstance(queue, CPUQueue) or profile_of(queue).has_fp64
@@ -206,8 +207,8 @@ def from_compute(values: Any, shape: tuple[int, ...], dtype: DType, queue: Any, 
     with np.errstate(all="ignore"):
         if dtype.name == "bool":
             full = full != 0
-        elif dtype.name == "uint8" and full.dtype.kind == "f":
-            full = full.astype(np.int32)
+        elif dtype.narrow and full.dtype.kind == "f":
+            full = full.astype(COMPUTE[dtype.c_compute])
         stored = dtypes.encode(full, dtype)
     if stored.shape != shape:
         stored = np.broadcast_to(stored, shape).copy()

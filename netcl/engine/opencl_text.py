@@ -26,10 +26,12 @@ __all__ = ["Body", "Layout", "Port", "compose", "forward_body", "kernel_source",
 
 #: No contraction to fma: a fused chain then gives the same bits as its ops in separate kernels.
 SEPARATE = "#pragma OPENCL FP_CONTRACT OFF"
-_NUMPY_TYPES = {"float": "float32", "double": "float64", "int": "int32", "long": "int64"}
+_NUMPY_TYPES = {"float": "float32", "double": "float64", "int": "int32", "long": "int64", "ulong": "uint64"}
 COMPUTE: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY_TYPES.items()}
 _INFINITE = ("-INFINITY", "INFINITY")
-C_LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX")}
+C_LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX"),
+          "ulong": ("0", "ULONG_MAX")}  # fmt: skip
+_MASKS = {"float": "int", "double": "long", "ulong": "long"}  # of compute types that differ from what their comparisons give
 #: Folds that NumPy has a function for, by what combines two values.
 UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
 
@@ -223,13 +225,13 @@ def _store_text(dtype: DType, compute: str, width: int) -> str:
     """The expression that converts ``x`` from the compute type to the storage type (half: to float, the store rounds)."""
     if dtype.name == "bool":
         zero, one = (f"({_vector(compute, width)})({digit})" for digit in "01")
-        kind = _vector({"float": "int", "double": "long"}.get(compute, compute), width)
+        kind = _vector(_MASKS.get(compute, compute), width)
         return _converted("uchar", width, f"PICK({zero}, {one}, ({kind})(x != {zero}))")
     if dtype.name in ("float16", "bfloat16"):
         wide = "x" if compute == "float" else _converted("float", width, "x")
         return wide if dtype.name == "float16" else f"netcl_bfloat16_{width}({wide})"
-    if dtype.name == "uint8" and compute in ("float", "double"):
-        return _converted("uchar", width, _converted("int", width, "x"))
+    if dtype.narrow and compute in ("float", "double"):  # beyond the range, the low bits: a conversion to an unsigned type may saturate
+        return _converted(dtype.c_storage, width, _converted(dtype.c_compute, width, "x"))
     return "x" if dtype.c_storage == compute else _converted(dtype.c_storage, width, "x")
 
 
@@ -364,7 +366,7 @@ def _stream_function(dtype: DType, compute: str, layout: Layout) -> str:
 def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: str, layout: Layout, rounds: Sequence[str] = ()) -> str:
     """The typedefs and the load and store functions of every dtype that a kernel uses."""
     width = layout.width
-    mask = {"float": "int", "double": "long"}.get(compute, compute)
+    mask = _MASKS.get(compute, compute)
     parts = ["#define PICK(no, yes, mask) ((mask) ? (yes) : (no))"]
     if width == 16:
         parts.append("#define CONVERT16(kind, x) ((kind##16)(convert_##kind##8((x).lo), convert_##kind##8((x).hi)))")

@@ -299,7 +299,7 @@ def _fold_axes(row: Reduction, x: Tensor, axes: tuple[int, ...], target: Tensor,
         _fold_axes(first, x, axes, given, compute, count, tuple(first.params.values()))
     pattern = runs(x.shape, axes)
     folded = sum(1 for is_folded, _ in pattern if is_folded)
-    cast = int if compute in ("int", "long") else float
+    cast = int if compute in ("int", "long", "ulong") else float
     numbers = [cast(value) for value in params]
     args = (*numbers, *(0,) * (2 - len(numbers)), cast(count))
     mapped = False
@@ -377,7 +377,7 @@ def _neutral(row: Reduction, compute: str) -> float:
     if row.neutral not in ("LOWEST", "HIGHEST"):
         return float(row.neutral)
     kind = _numpy_type(compute)
-    limits = np.iinfo(kind) if kind.kind == "i" else None
+    limits = np.iinfo(kind) if kind.kind in "iu" else None
     low, high = (limits.min, limits.max) if limits else (-math.inf, math.inf)
     return low if row.neutral == "LOWEST" else high
 

@@ -322,7 +322,7 @@ class RowLaunch(NamedTuple):
 def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> rows.Spread:
     """How rows are distributed; sums over columns use few groups, because each leaves a part to be added up."""
     cpu, most, units = rows.device_of(queue)
-    spread = rows.row_spread(cpu, most, inner, real in ("double", "long"))
+    spread = rows.row_spread(cpu, most, inner, real in ("double", "long", "ulong"))
     if columns:
         spread = spread._replace(each=max(spread.each, -(-count // (4 * units))))
     return spread._replace(vec=spread.vec if inner >= spread.vec else 1)

@@ -23,7 +23,9 @@ epilogue: Any = importlib.import_module("netcl.ops.epilogue")
 TORCHS_NAMES = {
     "abs": "absolute", "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2",
     "atanh": "arctanh", "cat": "concat concatenate", "div": "divide true_divide", "dot": "vdot", "expand": "broadcast_to",
-    "ge": "greater_equal", "gt": "greater", "le": "less_equal", "lt": "less", "matmul": "mm", "moveaxis": "movedim", "mul": "multiply",
+    "ge": "greater_equal", "gt": "greater", "le": "less_equal", "linalg_det": "det",
+    "linalg_inv": "inverse", "linalg_pinv": "pinverse", "linalg_slogdet": "slogdet", "lt": "less", "matmul": "mm", "moveaxis": "movedim",
+    "mul": "multiply",
     "ne": "not_equal", "neg": "negative", "nonzero": "argwhere", "outer": "ger", "sign": "sgn", "split": "split_with_sizes",
     "sub": "subtract", "transpose": "swapaxes swapdims", "trunc": "fix", "vstack": "row_stack",
 }  # fmt: skip

@@ -18,6 +18,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import S, Sample, composite, op
+from netcl.ops.index import joined_index
 from netcl.ops.movement import SizesArgument, sizes_of
 from netcl.ops.sort import Ordered
 
@@ -31,7 +32,7 @@ class Extremes(NamedTuple):
     max: Tensor
 
 
-def _add(name: str, call: Callable[..., Any], ref: Callable[..., Any], *samples: Sample, doc: str, **columns: Any) -> None:
+def row(name: str, call: Callable[..., Any], ref: Callable[..., Any], *samples: Sample, doc: str, **columns: Any) -> None:
     """Register a composite whose first parameters behind ``F`` are the tensors of its samples."""
     inputs = tuple(inspect.signature(call).parameters)[1 : 1 + len(samples[0].shapes)]
 
@@ -59,7 +60,7 @@ def _rows(axis: int, ndim: int, index: Any) -> tuple[Any, ...]:
     return (*[slice(None)] * _at("index", axis, ndim), index)
 
 
-def _values_like(x: Tensor, values: Any) -> Any:
+def like(x: Tensor, values: Any) -> Any:
     return values if isinstance(values, Tensor | int | float) else Tensor.from_host(x.queue, values, x.dtype)
 
 
@@ -131,20 +132,20 @@ def _unflatten(F: Any, x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
     return F.reshape(x, (*x.shape[:at], *(x.shape[at] // known if n == -1 and known else n for n in sizes), *x.shape[at + 1 :]))
 
 
-_add("diag", lambda F, x, diagonal=0: F.diagonal(x, diagonal) if _checked_tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal),
+row("diag", lambda F, x, diagonal=0: F.diagonal(x, diagonal) if _checked_tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal),
      lambda x, diagonal=0: np.diag(x, diagonal), S((3,)), S((3, 5), diagonal=1),
      doc="The diagonal of a matrix, or a matrix with a vector on its diagonal.",
      errors=[(S((2, 2, 2)), r"\[diag\] x must have 1 or 2 axes, got 3")])  # fmt: skip
-_add("trace", lambda F, x: F.sum(F.diagonal(_checked_tensor("trace", x, 2, 2))), np.trace, S((3, 5)),
+row("trace", lambda F, x: F.sum(F.diagonal(_checked_tensor("trace", x, 2, 2))), np.trace, S((3, 5)),
      doc="The sum of the diagonal of a matrix.")  # fmt: skip
-_add("rot90", _rot90, lambda x, k=1, dims=(0, 1): np.rot90(x, k, dims), S((2, 3)), S((2, 3, 4), k=-1, dims=(1, 2)), S((2, 3), k=2),
+row("rot90", _rot90, lambda x, k=1, dims=(0, 1): np.rot90(x, k, dims), S((2, 3)), S((2, 3, 4), k=-1, dims=(1, 2)), S((2, 3), k=2),
      doc="The plane of two axes turned k times by 90 degrees, from the first axis towards the second.")  # fmt: skip
-_add("fliplr", lambda F, x: F.flip(x, 1), np.fliplr, S((2, 3)), doc="The second axis reversed.")
-_add("flipud", lambda F, x: F.flip(x, 0), np.flipud, S((3, 2)), doc="The first axis reversed.")
-_add("ravel", lambda F, x: F.reshape(x, (-1,)), np.ravel, S((2, 3)), doc="All elements along one axis; shares memory.")
-_add("unflatten", _unflatten, lambda x, axis, sizes: x.reshape(2, *sizes, 3), S((2, 6, 3), axis=1, sizes=(2, -1)),
+row("fliplr", lambda F, x: F.flip(x, 1), np.fliplr, S((2, 3)), doc="The second axis reversed.")
+row("flipud", lambda F, x: F.flip(x, 0), np.flipud, S((3, 2)), doc="The first axis reversed.")
+row("ravel", lambda F, x: F.reshape(x, (-1,)), np.ravel, S((2, 3)), doc="All elements along one axis; shares memory.")
+row("unflatten", _unflatten, lambda x, axis, sizes: x.reshape(2, *sizes, 3), S((2, 6, 3), axis=1, sizes=(2, -1)),
      doc="One axis divided into several; shares memory. One size may be -1.")  # fmt: skip
-_add("select", lambda F, x, axis, index: F.getitem(x, _rows(axis, x.ndim, index)), lambda x, axis, index: np.take(x, index, axis),
+row("select", lambda F, x, axis, index: F.getitem(x, _rows(axis, x.ndim, index)), lambda x, axis, index: np.take(x, index, axis),
      S((2, 3, 4), axis=1, index=-1), doc="One slice along an axis; a view.")  # fmt: skip
 
 
@@ -175,10 +176,10 @@ def _stacked(axis: int, ndim: int, columns: int = 0) -> Callable[..., Any]:
 
 
 for _ndim in (1, 2, 3):
-    _add(f"atleast_{_ndim}d", _several_at_least(_ndim), getattr(np, f"atleast_{_ndim}d"), S(()), S((3,)), S((2, 3)),
+    row(f"atleast_{_ndim}d", _several_at_least(_ndim), getattr(np, f"atleast_{_ndim}d"), S(()), S((3,)), S((2, 3)),
          doc=f"x with at least {_ndim} axes; of several tensors, each.")  # fmt: skip
 for _name, *_how in (("hstack", 1, 1), ("vstack", 0, 2), ("dstack", 2, 3), ("column_stack", 1, 2, 1)):
-    _add(_name, _stacked(*_how), getattr(np, _name), S([(2, 3), (2, 3)]), S([(3,), (3,)]), doc=f"Tensors joined as numpy.{_name} does.")
+    row(_name, _stacked(*_how), getattr(np, _name), S([(2, 3), (2, 3)]), S([(3,), (3,)]), doc=f"Tensors joined as numpy.{_name} does.")
 
 
 def _repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: int | None = None) -> Tensor:
@@ -191,7 +192,7 @@ def _repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: int | None = None)
     return F.reshape(wide, (*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]))
 
 
-_add("repeat_interleave", _repeat_interleave, lambda x, repeats, axis=None: np.repeat(x, repeats, axis), S((2, 3), repeats=2),
+row("repeat_interleave", _repeat_interleave, lambda x, repeats, axis=None: np.repeat(x, repeats, axis), S((2, 3), repeats=2),
      S((2, 3), repeats=(0, 2), axis=0), doc="Every element (or slice along an axis) repeated, by one number or one each.")  # fmt: skip
 
 
@@ -214,15 +215,15 @@ _SUMS: dict[str, tuple[Any, ...]] = {
     "addr": (lambda F, a, b: F.outer(a, b), np.outer, (2, 3), (2,), (3,), "outer(a, b)"),
 }  # fmt: skip
 for _name, (_product, _ref, *_shapes, _text) in _SUMS.items():
-    _add(_name, _plus_product(_product), lambda x, a, b, beta=1, alpha=1, ref=_ref: beta * x + alpha * ref(a, b),
+    row(_name, _plus_product(_product), lambda x, a, b, beta=1, alpha=1, ref=_ref: beta * x + alpha * ref(a, b),
          S(*_shapes, beta=0.5, alpha=2.0), amp="half", doc=f"beta * x + alpha * ({_text}).")  # fmt: skip
-_add("mv", lambda F, a, b: F.matmul(_checked_tensor("mv", a, 2, 2), _checked_tensor("mv", b, 1, 1)), np.matmul, S((2, 3), (3,)), amp="half",
+row("mv", lambda F, a, b: F.matmul(_checked_tensor("mv", a, 2, 2), _checked_tensor("mv", b, 1, 1)), np.matmul, S((2, 3), (3,)), amp="half",
      doc="A matrix times a vector.", errors=[(S((3,), (3,)), r"\[mv\] x must have 2 axes, got 1")])  # fmt: skip
-_add("dot", lambda F, a, b: F.matmul(_checked_tensor("dot", a, 1, 1), _checked_tensor("dot", b, 1, 1)), np.dot, S((5,), (5,)), amp="half",
+row("dot", lambda F, a, b: F.matmul(_checked_tensor("dot", a, 1, 1), _checked_tensor("dot", b, 1, 1)), np.dot, S((5,), (5,)), amp="half",
      doc="The inner product of two vectors.", errors=[(S((2, 3), (3,)), r"\[dot\] x must have 1 axes, got 2")])  # fmt: skip
-_add("inner", lambda F, a, b: F.tensordot(a, b, ([-1], [-1])) if a.ndim and b.ndim else F.mul(a, b), np.inner, S((2, 3), (4, 3)),
+row("inner", lambda F, a, b: F.tensordot(a, b, ([-1], [-1])) if a.ndim and b.ndim else F.mul(a, b), np.inner, S((2, 3), (4, 3)),
      amp="half", doc="Sum of products over the last axes of both.")  # fmt: skip
-_add("cdist", lambda F, a, b, p=2.0: F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1),
+row("cdist", lambda F, a, b, p=2.0: F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1),
      lambda a, b, p=2.0: np.linalg.norm(a[..., :, None, :] - b[..., None, :, :], p, -1), S((4, 3), (5, 3)), amp="float", tol=2,
      doc="The p-norm of the difference of every row of a and every row of b.")  # fmt: skip
 
@@ -280,20 +281,20 @@ def _isclose(F: Any, a: Tensor, b: Tensor, rtol: float = 1e-05, atol: float = 1e
     return F.logical_or(close, F.logical_and(F.isnan(a), F.isnan(b))) if equal_nan else close
 
 
-_add("deg2rad", lambda F, x: F.mul(x, math.pi / 180), np.deg2rad, S((5,)), doc="Degrees to radians.")
-_add("rad2deg", lambda F, x: F.mul(x, 180 / math.pi), np.rad2deg, S((5,)), doc="Radians to degrees.")
-_add("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,), low=2.1, high=2.9), doc="The signed fraction of x.")
-_add("ldexp", lambda F, a, b: F.mul(a, F.exp2(b)), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
-_add("logaddexp2", lambda F, a, b: F.div(F.logaddexp(F.mul(a, _LN2), F.mul(b, _LN2)), _LN2), np.logaddexp2, S((5,), (5,)),
+row("deg2rad", lambda F, x: F.mul(x, math.pi / 180), np.deg2rad, S((5,)), doc="Degrees to radians.")
+row("rad2deg", lambda F, x: F.mul(x, 180 / math.pi), np.rad2deg, S((5,)), doc="Radians to degrees.")
+row("frac", lambda F, x: F.sub(x, F.trunc(x)), lambda x: x - np.trunc(x), S((5,), low=2.1, high=2.9), doc="The signed fraction of x.")
+row("ldexp", lambda F, a, b: F.mul(a, F.exp2(b)), lambda a, b: a * np.exp2(b), S((5,), (5,)), doc="a * 2**b.")
+row("logaddexp2", lambda F, a, b: F.div(F.logaddexp(F.mul(a, _LN2), F.mul(b, _LN2)), _LN2), np.logaddexp2, S((5,), (5,)),
      doc="log2(2**a + 2**b) without overflow.")  # fmt: skip
-_add("rsub", lambda F, a, b: F.sub(b, a), lambda a, b: b - a, S((3,), (3,)), doc="b - a.")
-_add("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, high=0.9), amp="float",
+row("rsub", lambda F, a, b: F.sub(b, a), lambda a, b: b - a, S((3,), (3,)), doc="b - a.")
+row("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, high=0.9), amp="float",
      doc="log(x / (1 - x)); with eps, of x held between eps and 1 - eps.")  # fmt: skip
-_add("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),
+row("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),
      S(np.array([1.0, np.nan, np.inf, -np.inf], np.float32), nan=2.0, posinf=5.0, neginf=-5.0),
      doc="x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype.")  # fmt: skip
 _CLOSE = np.array([1.0, 2.0, np.nan, np.inf], np.float32)
-_add("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.array([0, 0.5, 0, 0], np.float32), equal_nan=True),
+row("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.array([0, 0.5, 0, 0], np.float32), equal_nan=True),
      doc="Whether |a - b| <= atol + rtol * |b|; equal infinities are close.")  # fmt: skip
 
 
@@ -313,9 +314,9 @@ def _cumprod(F: Any, x: Tensor, axis: int) -> Tensor:
     return _scan(F, "cumprod", F.cast(x, "int64") if whole else x, axis, F.mul, 1)
 
 
-_add("cumprod", _cumprod, lambda x, axis: np.cumprod(x, axis), S((2, 5, 3), axis=1), amp="float", tol=2,
+row("cumprod", _cumprod, lambda x, axis: np.cumprod(x, axis), S((2, 5, 3), axis=1), amp="float", tol=2,
      doc="The product of every element and all before it along an axis; integers give int64.")  # fmt: skip
-_add("logcumsumexp", lambda F, x, axis: _scan(F, "logcumsumexp", x, axis, F.logaddexp, -math.inf),
+row("logcumsumexp", lambda F, x, axis: _scan(F, "logcumsumexp", x, axis, F.logaddexp, -math.inf),
      lambda x, axis: np.logaddexp.accumulate(x, axis), S((2, 5), axis=-1), amp="float", tol=2,
      doc="log of the sum of exp of every element and all before it along an axis.")  # fmt: skip
 
@@ -349,16 +350,16 @@ def _nanmean(F: Any, x: Tensor, axis: Any = None, keepdims: bool = False) -> Ten
 
 
 _GAPS = S(np.array([[1.0, np.nan, 3.0], [4.0, 5.0, np.nan]], np.float32), axis=0)
-_add("std_mean", _with_mean("std"), lambda x, axis: (np.std(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
+row("std_mean", _with_mean("std"), lambda x, axis: (np.std(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
      doc="std and mean over axes.")  # fmt: skip
-_add("var_mean", _with_mean("var"), lambda x, axis: (np.var(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
+row("var_mean", _with_mean("var"), lambda x, axis: (np.var(x, axis, ddof=1), np.mean(x, axis)), S((4, 3), axis=0), amp="float",
      doc="var and mean over axes.")  # fmt: skip
-_add("aminmax", lambda F, x, *, axis=None, keepdims=False: Extremes(F.amin(x, axis, keepdims=keepdims), F.amax(x, axis, keepdims=keepdims)),
+row("aminmax", lambda F, x, *, axis=None, keepdims=False: Extremes(F.amin(x, axis, keepdims=keepdims), F.amax(x, axis, keepdims=keepdims)),
      lambda x, axis=None: (np.min(x, axis), np.max(x, axis)), S((4, 3), axis=1), doc="Least and largest value, (min, max).")  # fmt: skip
-_add("nansum", lambda F, x, axis=None, keepdims=False: F.sum(F.masked_fill(x, F.isnan(x), 0), axis, keepdims=keepdims), np.nansum, _GAPS,
+row("nansum", lambda F, x, axis=None, keepdims=False: F.sum(F.masked_fill(x, F.isnan(x), 0), axis, keepdims=keepdims), np.nansum, _GAPS,
      amp="float", doc="The sum over axes of what is not NaN.")  # fmt: skip
-_add("nanmean", _nanmean, np.nanmean, _GAPS, amp="float", doc="The mean over axes of what is not NaN.")
-_add("msort", lambda F, x: F.sort(x, 0).values, lambda x: np.sort(x, 0), S((4, 3)), doc="The values in order along the first axis.")
+row("nanmean", _nanmean, np.nanmean, _GAPS, amp="float", doc="The mean over axes of what is not NaN.")
+row("msort", lambda F, x: F.sort(x, 0).values, lambda x: np.sort(x, 0), S((4, 3)), doc="The values in order along the first axis.")
 
 
 def _kth_ref(x, k, axis=-1, keepdims=False):
@@ -484,35 +485,62 @@ def _take_along_dim(F: Any, x: Tensor, indices: Tensor, axis: int | None = None)
     return F.gather(x, at, indices)
 
 
-def _scatter_index(axis: int, index: Any) -> tuple[Any, ...]:
+def grid_of(axis: int, index: Any) -> tuple[Any, ...]:
     """The index that ``scatter`` writes to: ``index`` along its axis, and every element its own place along the others."""
     ndim = len(index.shape)
     return tuple(index if i == axis % ndim else np.arange(n).reshape((-1, *(1,) * (ndim - 1 - i))) for i, n in enumerate(index.shape))
 
 
-def _scatter(F: Any, x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
-    index, src = launch.as_tensors("scatter", x, index)[1], _values_like(x, src)
+def _scatter(F: Any, x: Tensor, axis: int, index: Any, src: Any, *, reduce: str | None = None) -> Tensor:
+    index, src = launch.as_tensors("scatter", x, index)[1], like(x, src)
     _at("scatter", axis, x.ndim)
-    return F.setitem(
-        F.clone(x), _scatter_index(axis, index), F.getitem(src, tuple(slice(0, n) for n in index.shape)) if np.ndim(src) else src
-    )
+    if reduce is not None:
+        if reduce not in ("add", "multiply"):
+            raise ValueError(message("scatter", 'reduce must be "add" or "multiply"', reduce=repr(reduce)))
+        src = src if np.ndim(src) else Tensor.full(index.shape, float(src), x.dtype, queue=x.queue)
+        return F.scatter_reduce(x, axis, index, src, "sum" if reduce == "add" else "prod")
+    return F.setitem(F.clone(x), grid_of(axis, index), F.getitem(src, tuple(slice(0, n) for n in index.shape)) if np.ndim(src) else src)
+
+
+def _index_put(F: Any, x: Tensor, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Tensor:
+    if not accumulate:
+        return F.setitem(F.clone(x), tuple(indices), values)
+    parts: list[Any] = []
+    for index in indices:
+        truth = index.dtype == "bool" if isinstance(index, Tensor) else np.asarray(index).dtype == bool
+        parts += F.unbind(F.nonzero(index), 1) if truth else [index]
+    lead, rest = x.shape[: len(parts)], x.shape[len(parts) :]
+    flat = joined_index("index_put", list(zip(parts, lead, strict=True)), x)
+    spread = F.expand(values if isinstance(values, Tensor) else Tensor.from_host(x.queue, values, x.dtype), (*flat.shape, *rest))
+    rows = F.reshape(x, (math.prod(lead), *rest))
+    return F.reshape(F.index_add(rows, 0, F.reshape(flat, (flat.size,)), F.reshape(spread, (flat.size, *rest))), x.shape)
+
+
+def _index_put_ref(x, indices, values, accumulate=False):
+    if not accumulate:
+        return _written_copy(x, indices, values)
+    out = x.copy()
+    np.add.at(out, indices, values)
+    return out
 
 
 _PLACES: dict[str, Any] = {"dtypes": ("float32", "int64"), "low": 0, "high": 3}
-_add("masked_select", _masked_select, lambda x, mask: x[mask], S((3, 4), (3, 4), dtypes=("float32", "bool")),
+row("masked_select", _masked_select, lambda x, mask: x[mask], S((3, 4), (3, 4), dtypes=("float32", "bool")),
      doc="The elements where the mask holds, along one axis. Waits for the device: their number is a shape.")  # fmt: skip
-_add("take_along_dim", _take_along_dim, lambda x, indices, axis: np.take_along_axis(x, indices, axis), S((3, 4), (1, 4), **_PLACES, axis=0),
+row("take_along_dim", _take_along_dim, lambda x, indices, axis: np.take_along_axis(x, indices, axis), S((3, 4), (1, 4), **_PLACES, axis=0),
      S((3, 4), (3, 2), **_PLACES, axis=1), doc="Elements at indices along an axis (or of all); other axes broadcast.")  # fmt: skip
-_add("index_fill", lambda F, x, axis, index, value: F.setitem(F.clone(x), _rows(axis, x.ndim, index), value),
+row("index_fill", lambda F, x, axis, index, value: F.setitem(F.clone(x), _rows(axis, x.ndim, index), value),
      lambda x, axis, index, value: _written_copy(x, index, value), S((4, 3), axis=0, index=np.array([2, 0]), value=5.0),
      doc="x with a value in the slices index along an axis.")  # fmt: skip
-_add("index_copy", lambda F, x, axis, index, src: F.setitem(F.clone(x), _rows(axis, x.ndim, index), _values_like(x, src)),
+row("index_copy", lambda F, x, axis, index, src: F.setitem(F.clone(x), _rows(axis, x.ndim, index), like(x, src)),
      lambda x, axis, index, src: _written_copy(x, index, src), S((4, 3), axis=0, index=np.array([2, 0]), src=np.ones((2, 3), np.float32)),
      doc="x with the slices of src at index along an axis.")  # fmt: skip
-_add("index_put", lambda F, x, indices, values: F.setitem(F.clone(x), tuple(indices), values),
-     lambda x, indices, values: _written_copy(x, indices, values), S((4, 3), indices=(np.array([2, 0]), np.array([1, 1])), values=7.0),
-     doc="x with values at x[indices].")  # fmt: skip
-_add("scatter", _scatter, lambda x, axis, index, src: _written_copy(x, _scatter_index(axis, index), src),
+row("index_put", _index_put, _index_put_ref, S((4, 3), indices=(np.array([2, 0]), np.array([1, 1])), values=7.0),
+     S((4, 3), indices=(np.array([2, 0, 2]),), values=np.ones(3, np.float32), accumulate=True),
+     doc="x with values at x[indices], or added there (``accumulate``), where one place may be named often.")  # fmt: skip
+row("scatter", _scatter, lambda x, axis, index, src: _written_copy(x, grid_of(axis, index), src),
      S((3, 4), axis=1, index=np.array([[0, 2], [3, 1]]), src=np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)),
      S((3, 4), axis=0, index=np.array([[2, 0, 1]]), src=9.0),
-     doc="x with src (a tensor or a number) at the places index along an axis; of several values for one place the last.")  # fmt: skip
+     errors=[(S((3, 4), axis=0, index=np.array([[2]]), src=9.0, reduce="max"), r"\[scatter\] reduce must be \"add\" or \"multiply\"")],
+     doc="x with src (a tensor or a number) at the places index along an axis; of several values for one place the last. "
+         "``reduce`` adds or multiplies instead, by scatter_reduce.")  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import statistics
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -21,7 +22,7 @@ from netcl.core.dtype import DTYPES
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine.expression import differentiate
-from netcl.engine.functions import erf, shift_left, shift_right
+from netcl.engine.functions import erf, lgamma, shift_left, shift_right
 from netcl.engine.operands import operand, tensors
 from netcl.engine.pointwise import pointwise_function, run
 from netcl.engine.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op, register
@@ -43,6 +44,32 @@ def binary(name: str, fwd: str, vjp0: str | None, vjp1: str | None, ref: Callabl
     row = Pointwise(name, fwd, (vjp0, vjp1), ref, errors=errors, **columns)
     register(row)
     return row
+
+
+# ---- references that NumPy does not have
+
+
+def _of_number(function: Callable[[float], float]) -> Callable[..., np.ndarray]:
+    """A function of a number as one of arrays, in their dtype."""
+    return lambda x: np.vectorize(function, otypes=[float])(x).astype(np.asarray(x).dtype)
+
+
+def _erfinv_ref(x: float) -> float:
+    if not abs(x) < 1:
+        return math.copysign(math.inf, x) if abs(x) == 1 else math.nan
+    return statistics.NormalDist().inv_cdf((x + 1) / 2) / math.sqrt(2)
+
+
+def _digamma_ref(x: float) -> float:
+    if math.isinf(x) or (x <= 0 and x == math.floor(x)):
+        return -math.copysign(math.inf, x) if x == 0 else math.inf if x > 0 else math.nan
+    return _digamma_ref(x + 1) - 1 / x if x < 60 else math.log(x) - 0.5 / x - 1 / (12 * x * x) + 1 / (120 * x**4)
+
+
+def _trigamma_ref(x: float) -> float:
+    if math.isinf(x) or (x <= 0 and x == math.floor(x)):
+        return math.nan if x == -math.inf else 0.0 if x > 0 else math.inf
+    return _trigamma_ref(x + 1) + 1 / (x * x) if x < 60 else 1 / x + 0.5 / x**2 + 1 / (6 * x**3) - 1 / (30 * x**5)
 
 
 # ---- arithmetic
@@ -91,6 +118,26 @@ unary("erf", "ERF(v0)", "g * 1.1283791670955126 * EXP(-v0 * v0)", np.vectorize(m
       onnx="Erf", doc="The error function.")  # fmt: skip
 unary("erfc", "ERFC(v0)", "-1.1283791670955126 * g * EXP(-v0 * v0)", np.vectorize(math.erfc, otypes=[float]), amp="float",
       doc="1 - erf(x), accurate where that difference is small.")  # fmt: skip
+unary("erfinv", "ERFINV(v0)", "g * 0.8862269254527580 * EXP(out * out)", _of_number(_erfinv_ref), amp="float",
+      domain=(-0.95, 0.95), tol=2, doc="The inverse of erf; infinite at -1 and 1.")  # fmt: skip
+# Digamma and trigamma: the recurrence to an argument of at least 10.5, Stirling's series there, and reflection below 0.5.
+_STEPS = [f"1 / (z + {i})" for i in range(10)]
+_PSI = {"z": "WHERE(v0 < 0.5, 1 - v0, v0)", "w": "z + 10", "r": "1 / (w * w)", "h": " + ".join(_STEPS),
+        "p": "LOG(w) - 0.5 / w - r * (1 / 12.0 - r * (1 / 120.0 - r * (1 / 252.0 - r * (1 / 240.0 - r * (1 / 132.0 - r * 0.0210927961)))))",
+        "f": "3.141592653589793 * WHERE(v0 == 0, v0, v0 - ROUND(v0))", "t": "TAN(WHERE(v0 < 0.5, f, 1))",
+        "k": "WHERE(AND(v0 < 0, v0 == FLOOR(v0)), 0, 1)",
+        "psi": "(p - h - WHERE(v0 < 0.5, 3.141592653589793 / t, 0)) * (k / k)"}  # fmt: skip
+_PSI1 = {"q": " + ".join(f"{step} / (z + {i})" for i, step in enumerate(_STEPS)), "c": "SIN(WHERE(v0 < 0.5, f, 1))",
+         "u": "q + 1 / w + 0.5 * r + r / w * (1 / 6.0 - r * (1 / 30.0 - r * (1 / 42.0 - r * (1 / 30.0 - r * (5 / 66.0 - r * 0.253113)))))",
+         "psi1": "WHERE(v0 < 0.5, 9.869604401089358 / (c * c) - u, u)"}  # fmt: skip
+_GAMMA = {"amp": "float", "domain": (0.3, 4.0), "tol": 4}
+unary("lgamma", "LGAMMA(v0)", "g * psi", lgamma, let=_PSI, **_GAMMA, doc="log(|gamma(x)|).")
+unary("digamma", "psi", "g * psi1", _of_number(_digamma_ref), let=_PSI | _PSI1, **_GAMMA,
+      doc="The derivative of lgamma; NaN at negative integers.")  # fmt: skip
+_PSI2 = {"j": " + ".join(f"{step} / ((z + {i}) * (z + {i}))" for i, step in enumerate(_STEPS)),
+         "d": "-2 * j - r - r / w - r * r * (0.5 - r * (1 / 6.0 - r * (1 / 6.0 - r * (0.3 - r * 5 / 6.0))))"}  # fmt: skip
+unary("trigamma", "psi1", "g * (d - WHERE(v0 < 0.5, 62.01255336059963 * COS(f) / (c * c * c), 0))", _of_number(_trigamma_ref),
+      let=_PSI | _PSI1 | _PSI2, **_GAMMA, doc="The derivative of digamma.")  # fmt: skip
 unary("asin", "ASIN(v0)", "g / SQRT(1 - v0 * v0)", np.arcsin, amp="float", domain=(-0.9, 0.9), onnx="Asin", doc="Inverse sine.")
 unary("acos", "ACOS(v0)", "-g / SQRT(1 - v0 * v0)", np.arccos, amp="float", domain=(-0.9, 0.9), onnx="Acos", doc="Inverse cosine.")
 unary("atan", "ATAN(v0)", "g / (1 + v0 * v0)", np.arctan, amp="float", onnx="Atan", doc="Inverse tangent.")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.engine.operands import operand
 from netcl.engine.pointwise import run
@@ -123,8 +124,15 @@ _NORMS: dict[float, Reduction] = {
 _NORM_P = Reduction("norm_p", map="POW(ABS(v0), p)", finish="POW(v0, 1 / p)", params={"p": 3.0}, **_ABS)
 
 
+def _order(p: float | str) -> float:
+    """``p`` as a number; the Frobenius norm is the 2-norm of all elements."""
+    if isinstance(p, str) and p != "fro":
+        raise ValueError(message("norm", 'p must be a number or "fro"', "other norms of matrices: netcl.linalg.matrix_norm", p=repr(p)))
+    return 2.0 if p == "fro" else float(p)
+
+
 def _norm_vjp(F: Any, g: Any, out: Any, x: Any, p: float, axis: Axis) -> Any:
-    p = float(p)
+    p = _order(p)
     if p == 0:
         return F.mul(x, 0.0)
     g, out = _with_folded_axes(F, g, x.shape, axis), _with_folded_axes(F, out, x.shape, axis)
@@ -152,11 +160,13 @@ def _reference_norm(x: np.ndarray, p: float = 2, axis: Any = None, keepdims: boo
 
 @op(vjp=_norm_vjp, ref=_reference_norm, amp="float", tol=2,
     samples=[S((257,)), S((3, 5, 7), p=1, axis=1), S((4, 6), p=3, axis=(0, 1)), S((5, 9), p=math.inf, axis=-1, keepdims=True), S((0,))],
-    errors=[(S((2, 3), axis=2), r"\[norm_2\] axis 2 is out of range")])  # fmt: skip
-def norm(x: Tensor, p: float = 2, axis: Axis = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """The p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts what is not zero."""
-    row = _NORMS.get(float(p), _NORM_P)
-    return run_fold(row, x, axis, keepdims, (float(p),) if row is _NORM_P else (), out)
+    errors=[(S((2, 3), axis=2), r"\[norm_2\] axis 2 is out of range"),
+            (S((2, 3), p="nuc"), r"\[norm\] p must be a number or \"fro\"; p='nuc'; other norms of matrices")])  # fmt: skip
+def norm(x: Tensor, p: float | str = 2, axis: Axis = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
+    """The p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts what is not zero, "fro" is 2."""
+    order = _order(p)
+    row = _NORMS.get(order, _NORM_P)
+    return run_fold(row, x, axis, keepdims, (order,) if row is _NORM_P else (), out)
 
 
 @op(vjp=None, ref=lambda x, axis=None, keepdims=False: np.asarray(np.count_nonzero(x, axis=axis, keepdims=keepdims)),

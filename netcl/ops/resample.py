@@ -12,10 +12,11 @@ from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
+from netcl.engine.pointwise import run
 from netcl.engine.registry import S, composite, op
 from netcl.ops.conv.geometry import Pair, frozen, pair
 from netcl.ops.images import from_signal, image, to_signal
-from netcl.ops.pointwise import cast
+from netcl.ops.pointwise import cast, unary
 
 Steps = Sequence[float]
 
@@ -95,12 +96,17 @@ def _ref_resample_grad(dy, *, size, steps, mode="nearest", align_corners=False):
     return np.einsum("oh,ncop,pw->nchw", down, dy, across)
 
 
-def _ref_interpolate(x, size=None, scale_factor=None, mode="nearest", align_corners=False):
-    images = x[:, :, None] if x.ndim == 3 else x
-    size, steps = _target_size("ref", images.shape[2:], x.ndim, frozen(size), frozen(scale_factor), mode, align_corners)
-    kind = "nearest" if mode == "nearest" else "bilinear"
-    y = _ref_resample(images, size=size, steps=steps, mode=kind, align_corners=align_corners)
-    return y[:, :, 0] if x.ndim == 3 else y
+def _ref_interpolate(x, size=None, scale_factor=None, mode="nearest", align_corners=False, antialias=False):
+    outs, steps = _target_size("ref", x.shape[2:], frozen(size), frozen(scale_factor), mode, align_corners)
+    for axis, (out, step) in enumerate(zip(outs, steps, strict=True), 2):
+        if mode in ("nearest", "linear", "bilinear") and not antialias:
+            weights = _matrix(x.shape[axis], out, step, mode, align_corners)
+        else:
+            index, shares = _taps(x.shape[axis], out, step, mode, align_corners, antialias)
+            weights = np.zeros((out, x.shape[axis]))
+            np.add.at(weights, (np.arange(out)[:, None], index), shares)
+        x = np.moveaxis(np.moveaxis(x, axis, -1) @ weights.T, -1, axis)
+    return x
 
 
 # ---- interpolation
@@ -169,33 +175,72 @@ def resample2d_input_grad(dy: Tensor, *, size: Pair, steps: Steps, mode: str = "
     return _run_resample("resample_grad", dy, dx, wanted, dy.shape[2:], steps, mode, align_corners)
 
 
-def _resampled_axes(name: str, label: str, value: Any, ndim: int) -> tuple[Any, ...]:
-    """One value per axis that is resampled: two of an image, the second of a signal."""
-    values = value if isinstance(value, tuple) else (value,) * (ndim - 2)
-    if len(values) != ndim - 2:
-        raise ShapeError(message(name, f"{label} is one number or one per resampled axis", **{label: value, "axes": ndim - 2}))
-    return values if ndim == 4 else (None, *values)
+_MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear", "area")
 
 
-def _target_size(
-    name: str, size: Any, ndim: int, wanted: Any, factor: Any, mode: str, align: bool
-) -> tuple[tuple[int, int], tuple[float, float]]:
-    """The result's height and width, and the distance of its neighbours in input pixels."""
-    _one_of(name, "mode", mode, ("nearest", "linear", "bilinear"))
+def _target_size(name: str, size: Any, wanted: Any, factor: Any, mode: str, align: bool) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The result's sizes, and the distance of its neighbours in input pixels, per resampled axis."""
+    _one_of(name, "mode", mode, _MODES)
     if (wanted is None) == (factor is None):
         raise ShapeError(message(name, "exactly one of size and scale_factor is needed", size=wanted, scale_factor=factor))
-    if align and mode == "nearest":
-        raise ShapeError(message(name, "align_corners has a meaning for linear modes only", mode=repr(mode)))
-    given = _resampled_axes(name, "size" if factor is None else "scale_factor", wanted if factor is None else factor, ndim)
+    if align and mode in ("nearest", "nearest-exact", "area"):
+        raise ShapeError(message(name, "align_corners has a meaning for linear and cubic modes only", mode=repr(mode)))
+    label, value = ("size", wanted) if factor is None else ("scale_factor", factor)
+    values = value if isinstance(value, tuple) else (value,) * len(size)
+    if len(values) != len(size):
+        raise ShapeError(message(name, f"{label} is one number or one per resampled axis", **{label: value, "axes": len(size)}))
     outs, steps = [], []
-    for n, value in zip(size, given, strict=True):
-        out = n if value is None else int(value) if factor is None else math.floor(n * value)
+    for n, each in zip(size, values, strict=True):
+        out = int(each) if factor is None else math.floor(n * each)
         if out < 1 or n < 1:
             raise ShapeError(message(name, f"an axis of {n} pixels cannot become {out}", size=wanted, scale_factor=factor))
-        plain = n / out if factor is None or value is None else 1 / value
         outs.append(out)
-        steps.append(((n - 1) / (out - 1) if out > 1 else 0.0) if align else plain)
-    return tuple(outs), tuple(steps)  # type: ignore[return-value]
+        steps.append(((n - 1) / (out - 1) if out > 1 else 0.0) if align else n / out if factor is None else 1 / each)
+    return tuple(outs), tuple(steps)
+
+
+def _cubic(x: np.ndarray, a: float) -> np.ndarray:
+    """The kernel of cubic convolution."""
+    x = np.abs(x)
+    return np.where(x < 1, ((a + 2) * x - (a + 3)) * x * x + 1, np.where(x < 2, ((x - 5) * x + 8) * x * a - 4 * a, 0))
+
+
+def _taps(n: int, outs: int, step: float, mode: str, align: bool, antialias: bool) -> tuple[np.ndarray, np.ndarray]:
+    """``(outs, taps)``: the pixels of an axis that every output is made of, and their shares."""
+    out, cubic = np.arange(outs), mode == "bicubic"
+    if mode.startswith("nearest"):
+        index = np.floor((out + 0.5 * (mode == "nearest-exact")).astype(np.float32) * np.float32(step))[:, None]
+        shares = np.ones((outs, 1))
+    elif mode == "area" or antialias:
+        wide = max(step, 1.0)
+        center, support = step * (out + 0.5), (1 + cubic) * wide
+        first, last = np.maximum(np.trunc(center - support + 0.5), 0), np.minimum(np.trunc(center + support + 0.5), n)
+        if mode == "area":
+            first, last = out * n // outs, -((out + 1) * n // -outs)
+        index = first[:, None] + np.arange(int((last - first).max()))
+        away = (index - center[:, None] + 0.5) / wide
+        shares = (_cubic(away, -0.5) if cubic else np.ones_like(away) if mode == "area" else np.maximum(1 - np.abs(away), 0)) * (
+            index < last[:, None]
+        )
+        shares /= shares.sum(1, keepdims=True)
+    else:
+        center = out * step if align else (out + 0.5) * step - 0.5
+        center = center if cubic else np.maximum(center, 0)
+        index = np.floor(center)[:, None] + np.arange(-cubic, 2 + cubic)
+        away = index - center[:, None]
+        shares = _cubic(away, -0.75) if cubic else 1 - np.abs(away)
+    return np.clip(index, 0, n - 1).astype(np.int64), shares
+
+
+def _along_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarray) -> Any:
+    """An axis replaced by weighted sums of its slices."""
+    count, taps = index.shape
+    picked = F.index_select(x, axis, Tensor.from_host(x.queue, index.reshape(-1)))
+    if taps == 1:
+        return picked
+    parts = F.reshape(picked, (*x.shape[:axis], count, taps, *x.shape[axis + 1 :]))
+    weights = Tensor.from_host(x.queue, shares.reshape((count, taps, *(1,) * (x.ndim - 1 - axis))), x.dtype)
+    return F.sum(F.mul(parts, weights), axis + 1)
 
 
 @composite(ref=_ref_interpolate,
@@ -207,36 +252,57 @@ def _target_size(
         S((1, 2, 3, 3), size=(1, 1), mode="bilinear", align_corners=True),
         S((2, 3, 7), scale_factor=2),
         S((2, 3, 7), size=12, mode="linear"),
+        S((1, 2, 5, 4), size=(7, 3), mode="bicubic"),
+        S((1, 2, 5, 9), size=(7, 3), mode="bilinear", antialias=True),
+        S((1, 2, 5, 7), size=(3, 9), mode="area"),
+        S((1, 1, 2, 3, 4), size=(3, 2, 5), mode="trilinear"),
     ],
     errors=[
-        (S((2, 3), scale_factor=2), r"\[interpolate\] x has three or four axes; x.shape=\(2, 3\)"),
+        (S((2, 3), scale_factor=2), r"\[interpolate\] x has three to five axes; x.shape=\(2, 3\)"),
         (S((1, 1, 4, 4)), r"\[interpolate\] exactly one of size and scale_factor is needed; size=None, scale_factor=None"),
-        (S((1, 1, 4, 4), size=2, mode="cubic"), r"\[interpolate\] unknown mode; mode='cubic'; known: nearest, linear, bilinear"),
-        (S((1, 1, 4, 4), size=2, align_corners=True), r"\[interpolate\] align_corners has a meaning for linear modes only; mode='nearest'"),
+        (S((1, 1, 4, 4), size=2, mode="cubic"), r"\[interpolate\] unknown mode; mode='cubic'; known: nearest, nearest-exact, linear"),
+        (S((1, 1, 4, 4), size=2, align_corners=True), r"\[interpolate\] align_corners has a meaning for linear and cubic modes only"),
+        (S((1, 1, 4, 4), size=2, antialias=True), r"\[interpolate\] antialias is for images in mode bilinear or bicubic; mode='nearest'"),
+        (S((1, 1, 4), size=2, mode="bicubic"), r"\[interpolate\] mode bicubic takes x with 4 axes; x.shape=\(1, 1, 4\)"),
         (S((1, 1, 4, 4), scale_factor=0.1), r"\[interpolate\] an axis of 4 pixels cannot become 0; "),
         (S((1, 1, 4, 4), size=(1, 2, 3)), r"\[interpolate\] size is one number or one per resampled axis; size=\(1, 2, 3\), axes=2"),
     ])  # fmt: skip
 def interpolate(
-    F: Any, x: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool = False
-) -> Tensor:
-    """Images ``(batch, channels, height, width)`` or signals ``(batch, channels, length)`` at another size.
+    F: Any, x: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None, antialias: bool = False,
+) -> Tensor:  # fmt: skip
+    """Images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes at another size.
 
-    Give ``size`` or ``scale_factor`` (a number, or one per axis). ``mode`` is ``"nearest"``, ``"bilinear"`` or, for signals, ``"linear"``.
-    ``align_corners=True`` puts the corner pixels of both on top of each other; otherwise their outer edges.
+    Give ``size`` or ``scale_factor`` (a number, or one per axis). ``mode`` is ``nearest``, ``nearest-exact``, ``area``, for signals
+    ``linear``, for images ``bilinear`` and ``bicubic``, for volumes ``trilinear``. ``align_corners=True`` puts the corner pixels of both
+    on top of each other; otherwise their outer edges. ``antialias`` widens the kernel of ``bilinear`` and ``bicubic``
+    where an image shrinks.
 
     >>> import netcl.ops as F
     >>> from netcl.core.tensor import Tensor
     >>> F.interpolate(Tensor.ones((1, 3, 8, 8)), scale_factor=2).shape
     (1, 3, 16, 16)
     """
-    if len(x.shape) not in (3, 4):
-        raise ShapeError(message("interpolate", "x has three or four axes", **{"x.shape": x.shape}))
-    signal = len(x.shape) == 3
-    images = from_signal(F, x) if signal else x
-    outs, steps = _target_size("interpolate", images.shape[2:], len(x.shape), frozen(size), frozen(scale_factor), mode, align_corners)
-    kind = "nearest" if mode == "nearest" else "bilinear"
-    y = F.resample2d(images, size=outs, steps=steps, mode=kind, align_corners=align_corners)
-    return to_signal(F, y) if signal else y
+    if len(x.shape) not in (3, 4, 5):
+        raise ShapeError(message("interpolate", "x has three to five axes", **{"x.shape": x.shape}))
+    align, ndim = bool(align_corners), len(x.shape)
+    outs, steps = _target_size("interpolate", x.shape[2:], frozen(size), frozen(scale_factor), mode, align)
+    if recompute_scale_factor:
+        steps = _target_size("interpolate", x.shape[2:], outs, None, mode, align)[1]
+    if antialias and (mode not in ("bilinear", "bicubic") or ndim != 4):
+        raise ShapeError(message("interpolate", "antialias is for images in mode bilinear or bicubic", mode=repr(mode)))
+    needed = {"bicubic": 4, "trilinear": 5}.get(mode, ndim)
+    if needed != ndim or (ndim == 5 and mode in ("linear", "bilinear")):
+        raise ShapeError(message("interpolate", f"mode {mode} takes x with {max(needed, 3)} axes", **{"x.shape": x.shape}))
+    if ndim < 5 and mode in ("nearest", "linear", "bilinear") and not antialias:
+        images, wanted, steps = (from_signal(F, x), (1, *outs), (1.0, *steps)) if ndim == 3 else (x, outs, steps)
+        kind = "nearest" if mode == "nearest" else "bilinear"
+        y = F.resample2d(images, size=wanted, steps=steps, mode=kind, align_corners=align)
+        return to_signal(F, y) if ndim == 3 else y
+    (x,) = launch.as_tensors("interpolate", x)
+    for axis, (out, step) in enumerate(zip(outs, steps, strict=True), 2):
+        x = _along_axis(F, x, axis, *_taps(x.shape[axis], out, step, mode, align, antialias))
+    return x
 
 
 # ---- grids in NumPy
@@ -323,6 +389,8 @@ def _ref_weights(grid, size, mode, padding_mode, align_corners):
 
 
 def _ref_grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False):
+    if padding_mode == "reflection":
+        grid, padding_mode = np.arcsin(np.sin(grid * np.pi / 2)) * 2 / np.pi, "border"
     out = np.zeros((*x.shape[:2], grid.shape[1] * grid.shape[2]))
     for n in range(x.shape[0]):
         for p, corners in enumerate(_ref_weights(grid[n], x.shape[2:], mode, padding_mode, align_corners)):
@@ -345,7 +413,7 @@ def _ref_grid_sample_grad(dy, grid, *, size, mode="bilinear", padding_mode="zero
 
 def _checked_grid(name: str, image: Tensor, grid: Tensor, mode: str, padding_mode: str, label: str = "x") -> None:
     _one_of(name, "mode", mode, ("bilinear", "nearest"))
-    _one_of(name, "padding_mode", padding_mode, ("zeros", "border"))
+    _one_of(name, "padding_mode", padding_mode, ("zeros", "border", "reflection")[: 2 + (name == "grid_sample")])
     launch.check_dtype(name, grid, name="grid")
     if grid.ndim != 4 or grid.shape[3] != 2 or grid.shape[0] != image.shape[0]:
         what = f"grid is (batch, height, width, 2) with the batch of {label}"
@@ -358,7 +426,15 @@ def _flags(mode: str, padding_mode: str, align_corners: bool) -> dict[str, Any]:
     return {"linear": mode == "bilinear", "border": padding_mode == "border", "align": align_corners}
 
 
+_REFLECTED = unary("reflect_points", "ABS(REMAINDER(v0 - 1, 4) - 2) - 1", "g * SIGN(REMAINDER(v0 - 1, 4) - 2)",
+                   lambda x: np.abs(np.remainder(x - 1, 4) - 2) - 1, kinks=(-3.0, -1.0, 1.0, 3.0), tol=2, accepts="float",
+                   doc="x reflected at -1 and 1, as often as needed.")  # fmt: skip
+
+
 def _grid_sample_vjp(F, g, x, grid, needs, mode, padding_mode, align_corners):
+    if padding_mode == "reflection":
+        dx, d_points = _grid_sample_vjp(F, g, x, F.reflect_points(grid), needs, mode, "border", align_corners)
+        return dx, F.mul(d_points, F.sign(F.sub(F.remainder(F.sub(grid, 1), 4), 2))) if needs[1] else None
     options = {"mode": mode, "padding_mode": padding_mode, "align_corners": align_corners}
     dx = F.grid_sample_input_grad(g, grid, size=x.shape[2:], **options) if needs[0] else None
     return dx, F.grid_sample_grid_grad(g, x, grid, **options) if needs[1] else None
@@ -369,6 +445,7 @@ _GRIDS = [
     S((2, 3, 5, 4), (2, 4, 3, 2), align_corners=True, low=-1.3, high=1.3),
     S((1, 2, 4, 5), (1, 5, 3, 2), padding_mode="border", low=-1.4, high=1.4),
     S((2, 2, 5, 6), (2, 4, 5, 2), mode="nearest", low=-1.2, high=1.2),
+    S((1, 2, 4, 5), (1, 5, 3, 2), padding_mode="reflection", low=-2.4, high=2.4),
 ]
 
 
@@ -377,17 +454,19 @@ _GRIDS = [
         (S((1, 2, 4), (1, 3, 4, 2)), r"\[grid_sample\] x has four axes: batch, channels, height, width; x.shape=\(1, 2, 4\)"),
         (S((1, 2, 4, 4), (2, 3, 4, 2)), r"\[grid_sample\] grid is \(batch, height, width, 2\) with the batch of x; x.shape="),
         (S((1, 2, 4, 4), (1, 3, 4, 2), mode="bicubic"), r"\[grid_sample\] unknown mode; mode='bicubic'; known: bilinear, nearest"),
-        (S((1, 2, 4, 4), (1, 3, 4, 2), padding_mode="reflection"), r"\[grid_sample\] unknown padding_mode; .*known: zeros, border"),
+        (S((1, 2, 4, 4), (1, 3, 4, 2), padding_mode="wrap"), r"\[grid_sample\] unknown padding_mode; .*known: zeros, border, reflection"),
     ])  # fmt: skip
 def grid_sample(x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = False) -> Tensor:
     """The values of images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``.
 
     A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centres of its corner pixels). Outside
-    lie zeros, or with ``padding_mode="border"`` the nearest pixels.
+    lie zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images.
     """
     x, grid = launch.as_tensors("grid_sample", x, grid)
     x = image("grid_sample", x)
     _checked_grid("grid_sample", x, grid, mode, padding_mode)
+    if padding_mode == "reflection":
+        grid, padding_mode = run(_REFLECTED, (grid,)), "border"
     if x.backend == "cpu":
         return launch.run_cpu(cpu_grid_sample, x, grid, **_flags(mode, padding_mode, align_corners))
     y = Tensor.empty((*x.shape[:2], *grid.shape[1:3]), x.dtype, queue=x.queue)
@@ -468,6 +547,31 @@ def grid_sample_grid_grad(
     kernel = _resample_kernel("sample_grid_grid_grad", x, grid)
     kernel(x.queue, (grid.shape[0] * points,), (launch.LOCAL_1D,), dy, x, grid, result, *numbers)
     return result
+
+
+def _affine_ref(theta, size, align_corners=False):
+    lines = [np.linspace(-1, 1, n) * (1 if align_corners else (n - 1) / n) if n > 1 else np.zeros(1) for n in size[2:]]
+    points = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(size[2:])], -1)
+    return np.einsum("...k,njk->n...j", points, theta)
+
+
+@composite(ref=_affine_ref, samples=[S((2, 2, 3), size=(2, 3, 4, 5)), S((1, 2, 3), size=(1, 1, 1, 3), align_corners=True),
+                                     S((1, 3, 4), size=(1, 1, 2, 3, 2))],
+           errors=[(S((2, 3, 3), size=(2, 1, 4, 4)), r"\[affine_grid\] theta must be \(batch, 2, 3\); .*shape=\(2, 3, 3\)")])  # fmt: skip
+def affine_grid(F: Any, theta: Tensor, size: Sequence[int], align_corners: bool = False) -> Tensor:
+    """The grid with which :func:`grid_sample` moves images of ``size`` by the affine maps ``theta`` ``(batch, 2, 3)``; 3-D ones too."""
+    axes, theta = len(size) - 2, launch.as_tensors("affine_grid", theta)[0]
+    if theta.shape != (size[0], axes, axes + 1):
+        raise ShapeError(
+            message("affine_grid", f"theta must be (batch, {axes}, {axes + 1})", size=tuple(size), **{"theta.shape": theta.shape})
+        )
+    lines = [
+        np.zeros(1) if n == 1 and align_corners else np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1
+        for n in size[2:]
+    ]
+    points = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(tuple(size[2:]))], -1).reshape(-1, axes + 1)
+    moved = F.matmul(Tensor.from_host(theta.queue, points, theta.dtype), F.transpose(theta, 1, 2))
+    return F.reshape(moved, (*theta.shape[:1], *size[2:], axes))
 
 
 # ---- shuffles

@@ -8,7 +8,7 @@
 #ifndef KEY  // uint, or ulong for dtypes of 8 bytes
 #define KEY uint
 #endif
-#ifndef KIND  // of the values: 0 integers, 1 float, 2 double
+#ifndef KIND  // of the values: 0 integers, 1 float, 2 double, 3 unsigned integers of the size of KEY
 #define KIND 1
 #endif
 #ifndef BLOCK
@@ -23,6 +23,8 @@ static inline KEY key_of(const X_REAL x) {
 #if KIND == 0
   const KEY sign = (KEY)1 << (sizeof(KEY) * 8 - 1);
   return (KEY)x ^ sign;
+#elif KIND == 3
+  return (KEY)x;
 #elif KIND == 1
   if (x != x) return ~(KEY)0;
   const uint u = x == 0 ? 0u : as_uint((float)x);

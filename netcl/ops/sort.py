@@ -29,10 +29,14 @@ class Ordered(NamedTuple):
     indices: Tensor
 
 
+def _key_macros(dtype: str) -> dict[str, Any]:
+    row = dtypes.DTYPES[dtype]
+    wide, unsigned = row.itemsize == 8, row.name in ("uint32", "uint64")
+    return {"KEY": "ulong" if wide else "uint", "KIND": (2 if wide else 1) if row.is_float else 3 if unsigned else 0}
+
+
 def _sort_kernel(queue: Any, name: str, dtype: str) -> Any:
-    row, wide = dtypes.DTYPES[dtype], dtypes.DTYPES[dtype].itemsize == 8
-    macros = {"KEY": "ulong" if wide else "uint", "KIND": (2 if wide else 1) if row.is_float else 0}
-    return launch.kernel(queue, __file__, "sort.cl", name, {"X": dtype}, macros)
+    return launch.kernel(queue, __file__, "sort.cl", name, {"X": dtype}, _key_macros(dtype))
 
 
 def _sort_keys(x: Tensor, descending: bool = False) -> Tensor:

@@ -20,7 +20,7 @@ class MissingNameError(AttributeError):
         self.full_name = full_name
 
 
-_SAME = ("nn", "nn.functional", "nn.init", "nn.parameter", "nn.utils", "nn.utils.parametrizations", "nn.utils.parametrize",
+_SAME = ("fft", "linalg", "nn", "nn.functional", "nn.init", "nn.parameter", "nn.utils", "nn.utils.parametrizations", "nn.utils.parametrize",
          "nn.utils.rnn", "optim", "optim.optimizer")  # fmt: skip
 _DATA = ("netcl.utils.data",)
 _OFF: dict[str, Any] = dict.fromkeys(("is_available", "is_built", "is_initialized"), lambda: False)

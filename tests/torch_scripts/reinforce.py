@@ -13,4 +13,4 @@ for _ in range(30):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-torch.linalg.matrix_rank(policy.weight)
+torch.linalg.eigvals(policy.weight)

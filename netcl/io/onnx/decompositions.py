@@ -56,8 +56,10 @@ def _var(x: Tensor, axis: Any, keepdims: bool, correction: float) -> Tensor:
     return ag.div(total, float(x.size // max(total.size, 1) - correction))
 
 
-def _scattered(op: Callable[..., Tensor], x: Tensor, axis: int, index: Any, src: Any) -> Any:
+def _scattered(op: Callable[..., Tensor], x: Tensor, axis: int, index: Any, src: Any, reduce: str | None = None) -> Any:
     """With the part of ``src`` that has the shape of the index, which ONNX requires."""
+    if reduce is not None:
+        return ag.scatter_reduce(x, axis, index, src, "sum" if reduce == "add" else "prod")
     shape, part = np.shape(index), src
     if not isinstance(src, Tensor):
         part = Tensor.from_host(x.queue, np.broadcast_to(np.asarray(src), shape).astype(x.dtype), x.dtype)

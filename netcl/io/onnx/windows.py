@@ -10,6 +10,7 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
+from netcl.io.archive import refusal
 from netcl.io.onnx.exports import EXPORTS
 from netcl.io.onnx.graph import Name, OnnxGraph
 from netcl.io.onnx.imports import IMPORTS
@@ -159,6 +160,9 @@ _RESIZES = {
 def _export_interpolate(graph: OnnxGraph, call: Call) -> Name:
     """By the factor where one was given: the sampling points follow the factor, not the ratio of the sizes."""
     factor, align = call["scale_factor"], bool(call["align_corners"])
+    if call["mode"] not in ("nearest", "linear", "bilinear") or call["antialias"] or call["x"].ndim == 5:
+        what = "interpolate can be exported in modes nearest, linear and bilinear, without antialias"
+        raise refusal("export_onnx", what, mode=repr(call["mode"]), shape=call["x"].shape)
     mode, moved, rounding = _RESIZES[call["mode"] != "nearest", align and call["mode"] != "nearest"]
     options = {"mode": mode, "coordinate_transformation_mode": moved, "nearest_mode": rounding or None}
     if factor is None or align:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from netcl.core.errors import DtypeError, ShapeError, message
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.ops.conv import arrays, columns, plans
 from netcl.ops.conv.geometry import Geometry, Padding, Pair, frozen, geometry, pair, transposed_size
 from netcl.ops.finish import Finish, activation_vjp
-from netcl.ops.images import for_image, from_signal, to_signal
+from netcl.ops.images import for_image, from_signal
 from netcl.ops.matmul.gemm import Extras
 
 
@@ -34,6 +34,9 @@ def _check_bias(name: str, bias: Tensor | None, channels: int) -> None:
 
 def _convolve(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], relu: bool) -> Tensor:
     x, w, bias = _conv_tensors(name, x=x, w=w, bias=bias)
+    if x.ndim == 3:
+        y = _convolve(name, with_shape(x, (1, *x.shape)), w, bias, options, relu)
+        return with_shape(y, y.shape[1:])
     g = geometry(name, x.shape, w.shape, *options)
     _check_bias(name, bias, g.f)
     if x.backend == "cpu":
@@ -70,7 +73,15 @@ def _conv_options(stride: Any, padding: Any, dilation: Any, groups: Any, pad: An
 # ---- the convolution
 
 
+def _without_batch(F, vjp, g, x, *args):
+    """The gradients of a convolution of one image, given without an axis of the batch."""
+    dx, *others = vjp(F, F.unsqueeze(g, 0), F.unsqueeze(x, 0), *args)
+    return dx if dx is None else F.squeeze(dx, 0), *others
+
+
 def _conv2d_vjp(F, g, x, w, bias_shape, needs, stride, padding, dilation, groups, pad):
+    if len(x.shape) == 3:
+        return _without_batch(F, _conv2d_vjp, g, x, w, bias_shape, needs, stride, padding, dilation, groups, pad)
     options = {"stride": stride, "padding": padding if pad is None else pad, "dilation": dilation, "groups": groups}
     dx = F.conv2d_input_grad(g, w, size=x.shape[2:], **options) if needs[0] else None
     dw = F.conv2d_weight_grad(g, x, kernel=w.shape[2:], **options) if needs[1] else None
@@ -93,7 +104,7 @@ _CONV_SAMPLES = [
 _CONV_ERRORS: list[Any] = [
     (S((8, 4, 32, 32), (16, 3, 3, 3)),
      r"\[conv2d\] weight expects 3 input channels, x has 4; x.shape=\(8, 4, 32, 32\), w.shape=\(16, 3, 3, 3\)"),
-    (S((1, 3, 8), (4, 3, 3, 3)), r"\[conv2d\] x and the weight have four axes; x.shape=\(1, 3, 8\), w.shape=\(4, 3, 3, 3\); x is \(batch"),
+    (S((3, 8), (4, 3, 3, 3)), r"\[conv2d\] x and the weight have four axes; x.shape=\(3, 8\), w.shape=\(4, 3, 3, 3\); x is \(batch"),
     (S((1, 4, 8, 8), (6, 1, 3, 3), groups=4), r"\[conv2d\] 6 filters do not divide into 4 groups; .*groups=4"),
     (S((1, 1, 2, 5), (1, 1, 3, 3)), r"\[conv2d\] the kernel spans 3 x 3 pixels, the padded input has 2 x 5; "),
     (S((1, 1, 5, 5), (1, 1, 3, 3), stride=0), r"\[conv2d\] stride must be at least 1; stride=0"),
@@ -114,10 +125,10 @@ def conv2d(
 
     ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``, where ``c`` runs
     over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``, ``"same"`` or
-    ``"valid"``; ``pad`` is another name for it.
+    ``"valid"``; ``pad`` is another name for it. One image may be given without the axis of the batch.
 
     >>> import netcl.ops as F
-    >>> from netcl.core.tensor import Tensor
+    >>> from netcl.core.tensor import Tensor, with_shape
     >>> F.conv2d(Tensor.ones((1, 3, 8, 8)), Tensor.ones((4, 3, 3, 3)), padding=1).shape
     (1, 4, 8, 8)
     """
@@ -235,6 +246,8 @@ def conv2d_weight_grad(
 
 
 def _transpose_vjp(F, g, x, w, bias_shape, needs, stride, padding, groups, dilation):
+    if len(x.shape) == 3:
+        return _without_batch(F, _transpose_vjp, g, x, w, bias_shape, needs, stride, padding, groups, dilation)
     options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     dx = F.conv2d(g, w, **options) if needs[0] else None
     dw = F.conv2d_weight_grad(x, g, kernel=w.shape[2:], **options) if needs[1] else None
@@ -252,7 +265,7 @@ def _transpose_vjp(F, g, x, w, bias_shape, needs, stride, padding, groups, dilat
     errors=[
         (S((1, 4, 5, 5), (3, 4, 3, 3)), r"\[conv_transpose2d\] weight expects 3 input channels, x has 4; x.shape=\(1, 4, 5, 5\), w.shape="),
         (S((1, 4, 5, 5), (4, 4, 3, 3), output_padding=1), r"\[conv_transpose2d\] output_padding must be smaller than the stride; "),
-        (S((1, 4, 5), (4, 4, 3, 3)), r"\[conv_transpose2d\] x and the weight have four axes; "),
+        (S((4, 5), (4, 4, 3, 3)), r"\[conv_transpose2d\] x and the weight have four axes; "),
         (S((1, 4, 1, 1), (4, 4, 1, 1), padding=1), r"\[conv_transpose2d\] the result would have -1 x -1 pixels; "),
         (S((1, 4, 5, 5), (4, 2, 3, 3), (3,)), r"\[conv_transpose2d\] bias must have one value for each of 2 filters; bias.shape=\(3,\)"),
     ])  # fmt: skip
@@ -266,13 +279,19 @@ def conv_transpose2d(
     ``(height - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1``.
 
     >>> import netcl.ops as F
-    >>> from netcl.core.tensor import Tensor
+    >>> from netcl.core.tensor import Tensor, with_shape
     >>> F.conv_transpose2d(Tensor.ones((1, 4, 8, 8)), Tensor.ones((4, 3, 2, 2)), stride=2).shape
     (1, 3, 16, 16)
     """
     name = "conv_transpose2d"
     x, w, bias = _conv_tensors(name, x=x, w=w, bias=bias)
     options = _conv_options(stride, padding, dilation, groups)
+    if x.ndim == 3:
+        images = with_shape(x, (1, *x.shape))
+        y = conv_transpose2d(
+            images, w, bias, stride=stride, padding=padding, output_padding=output_padding, groups=groups, dilation=dilation
+        )
+        return with_shape(y, y.shape[1:])
     size = transposed_size(name, x.shape, w.shape, options[0], options[1], frozen(output_padding), options[2])
     if w.shape[0] != x.shape[1]:
         what = f"weight expects {w.shape[0]} input channels, x has {x.shape[1]}"
@@ -290,10 +309,12 @@ def _ref_conv1d(x, w, bias=None, *, stride=1, padding=0, dilation=1, groups=1):
     return arrays.ref_conv2d(x[:, :, None], w[:, :, None], bias, groups=groups, **options)[:, :, 0]
 
 
-def _check_1d(name: str, x: Any, w: Any) -> None:
-    if len(x.shape) != 3 or len(w.shape) != 3:
+def _signals(F: Any, name: str, x: Any, w: Any) -> Any:
+    """The signals as images of height 1; a single one, without an axis of the batch, as one image."""
+    if len(x.shape) not in (2, 3) or len(w.shape) != 3:
         remedy = "x is (batch, channels, length), w is (filters, channels / groups, length)"
         raise ShapeError(message(name, "x and the weight have three axes", remedy, **{"x.shape": x.shape, "w.shape": w.shape}))
+    return F.unsqueeze(x, -2)
 
 
 def _for_images(stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
@@ -311,9 +332,8 @@ def conv1d(
     F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1
 ) -> Tensor:
     """Convolution of signals ``(batch, channels, length)`` with weights ``(filters, channels / groups, length)``."""
-    _check_1d("conv1d", x, w)
-    y = F.conv2d(from_signal(F, x), from_signal(F, w), bias, groups=groups, **_for_images(stride, padding, dilation))
-    return to_signal(F, y)
+    images = _signals(F, "conv1d", x, w)
+    return F.squeeze(F.conv2d(images, from_signal(F, w), bias, groups=groups, **_for_images(stride, padding, dilation)), -2)
 
 
 def _ref_transpose1d(x, w, bias=None, *, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
@@ -323,15 +343,15 @@ def _ref_transpose1d(x, w, bias=None, *, stride=1, padding=0, output_padding=0, 
 
 @composite(ref=_ref_transpose1d, amp="half",
     samples=[S((2, 4, 7), (4, 3, 3), (3,), stride=2, padding=1, output_padding=1), S((1, 4, 9), (4, 2, 4), groups=2, dilation=2)],
-    errors=[(S((2, 3), (4, 3, 3)), r"\[conv_transpose1d\] x and the weight have three axes; ")])  # fmt: skip
+    errors=[(S((3,), (4, 3, 3)), r"\[conv_transpose1d\] x and the weight have three axes; ")])  # fmt: skip
 def conv_transpose1d(
     F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0, output_padding: int = 0,
     groups: int = 1, dilation: int = 1,
 ) -> Tensor:  # fmt: skip
     """The transpose of :func:`conv1d`; ``w`` is ``(channels, filters / groups, length)``."""
-    _check_1d("conv_transpose1d", x, w)
+    images = _signals(F, "conv_transpose1d", x, w)
     options = {**_for_images(stride, padding, dilation), "output_padding": for_image(output_padding, 0), "groups": groups}
-    return to_signal(F, F.conv_transpose2d(from_signal(F, x), from_signal(F, w), bias, **options))
+    return F.squeeze(F.conv_transpose2d(images, from_signal(F, w), bias, **options), -2)
 
 
 # ---- columns

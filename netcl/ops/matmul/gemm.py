@@ -113,7 +113,7 @@ class Matmul:
     @property
     def itemsize(self) -> int:
         """Bytes of the type sums are kept in."""
-        return 8 if self.real in ("double", "long") else 4
+        return 8 if self.real in ("double", "long", "ulong") else 4
 
     def sizes(self) -> tuple[int, ...]:
         return (self.m, self.n, self.k)

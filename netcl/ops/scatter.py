@@ -1,0 +1,362 @@
+"""Running extremes, windows, counts, and writes that combine values at one place. What NumPy computes on the host says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from netcl.core import dtype as dtypes
+from netcl.core.errors import DtypeError, ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.engine import launch
+from netcl.engine.registry import S, composite
+from netcl.ops.composed import grid_of, like
+from netcl.ops.composed import row as made_of
+from netcl.ops.linalg import on_host
+from netcl.ops.sort import Ordered
+
+_at = launch.check_axis
+
+# ---- scans and windows
+
+
+def _cumulative(name: str, larger: bool) -> Any:
+    def call(F: Any, x: Tensor, axis: int) -> Ordered:
+        """Steps that double, over values and their indices; the gradient is that of the gather at the end."""
+        x = launch.as_tensors(name, x)[0]
+        at, step, values = _at(name, axis, x.ndim), 1, x.detach()
+        places = np.arange(x.shape[at] if x.shape else 1).reshape((-1, *(1,) * max(x.ndim - 1 - at, 0)) if x.shape else ())
+        index = F.clone(F.expand(Tensor.from_host(x.queue, places), x.shape))
+        while x.shape and step < x.shape[at]:
+            rest = x.shape[at] - step
+            before, origin = (F.cat([F.narrow(t, at, 0, step), F.narrow(t, at, 0, rest)], at) for t in (values, index))
+            kept = F.gt(before, values) if larger else F.lt(before, values)
+            if dtypes.DTYPES[x.dtype].is_float:
+                kept = F.logical_or(kept, F.logical_and(F.isnan(before), F.logical_not(F.isnan(values))))
+            values, index, step = F.where(kept, before, values), F.where(kept, origin, index), 2 * step
+        return Ordered(F.gather(x, at, index) if x.shape else F.clone(x), index)
+
+    return call
+
+
+def _cumulative_ref(extreme: Any) -> Any:
+    def reference(x, axis):
+        values = extreme.accumulate(x, axis)
+        hit = np.where(x == values, np.expand_dims(np.arange(x.shape[axis]), tuple(range(1, x.ndim - axis % x.ndim))), 0)
+        return values, np.maximum.accumulate(hit, axis)
+
+    return reference
+
+
+for _name, _extreme, _what in (("cummax", np.maximum, "largest"), ("cummin", np.minimum, "least")):
+    made_of(_name, _cumulative(_name, _name == "cummax"), _cumulative_ref(_extreme), S((7,), axis=0), S((2, 5, 3), axis=1),
+            S((9,), axis=0, dtypes="int64", low=0, high=4), errors=[(S((3, 2), axis=2), rf"\[{_name}\] axis 2 is out of range for 2 axes")],
+            doc=f"The {_what} of every element and all before it along an axis, its index, of equals the last; NaN stays.")  # fmt: skip
+
+
+def _unfold(F: Any, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    at = _at("unfold", dimension, x.ndim)
+    length = x.shape[at] if x.shape else 1
+    if not 0 <= size <= length or step < 1:
+        raise ShapeError(message("unfold", "size must be at most that of the axis, and step positive", size=size, step=step, length=length))
+    starts = np.arange(0, length - size + 1, step)
+    index = Tensor.from_host(x.queue, (starts[:, None] + np.arange(size)).reshape(-1))
+    parts = F.index_select(x if x.shape else F.reshape(x, (1,)), at, index)
+    return F.moveaxis(F.reshape(parts, (*x.shape[:at], len(starts), size, *x.shape[at + 1 :])), at + 1, -1)
+
+
+made_of("unfold", _unfold, lambda x, dimension, size, step: np.take(np.lib.stride_tricks.sliding_window_view(x, size, dimension),
+        np.arange(0, x.shape[dimension] - size + 1, step), dimension), S((7, 2), dimension=0, size=3, step=2),
+        S((2, 6), dimension=1, size=6, step=1),
+        errors=[(S((4,), dimension=0, size=5, step=1), r"\[unfold\] size must be at most that of the axis, and step positive; size=5")],
+        doc="Parts of ``size`` elements, ``step`` apart, of an axis, along a new last axis. A copy (torch gives a view).")  # fmt: skip
+
+
+# ---- writes
+
+
+_REDUCED = {"prod": (np.multiply, 1), "amax": (np.maximum, -math.inf), "amin": (np.minimum, math.inf)}
+
+
+def _reduced(x, axis, index, src, reduce, include_self):
+    combine, neutral = _REDUCED[reduce]
+    wide = x.dtype.kind == "f"
+    neutral = neutral if wide or reduce == "prod" else np.iinfo(x.dtype).min if neutral < 0 else np.iinfo(x.dtype).max
+    at, out = grid_of(axis, index), x.copy()
+    if not include_self:
+        out[at] = neutral
+    combine.at(out, at, src[tuple(slice(0, n) for n in index.shape)])
+    return out
+
+
+def _scatter_extreme_vjp(F, g, out, x, axis, index, src, reduce, include_self):
+    """Shared evenly by all elements that are the extreme; of a product, the product of the others."""
+    part = F.getitem(src, tuple(slice(0, n) for n in index.shape))
+    named = F.scatter(F.cast(F.mul(out, 0), "bool"), axis, index, True)
+    if reduce == "prod":
+        zero, one = F.eq(part, 0), F.eq(x, 0)
+        filled = F.where(zero, 1.0, part)
+        zeros = F.gather(
+            F.scatter_add(F.mul(x, 0) if not include_self else F.cast(one, x.dtype), axis, index, F.cast(zero, x.dtype)), axis, index
+        )
+        rest = F.scatter_reduced(F.where(one, 1.0, x) if include_self else x, axis, index, filled, "prod", include_self)
+        others = F.where(F.eq(F.sub(zeros, F.cast(zero, x.dtype)), 0), F.div(F.gather(rest, axis, index), filled), 0.0)
+        d_src, whole = F.mul(F.gather(g, axis, index), others), F.scatter_reduced(F.add(F.mul(x, 0), 1.0), axis, index, part, "prod", True)
+        d_x = F.mul(g, whole)
+    else:
+        mine, theirs = F.cast(F.eq(x, out), g.dtype), F.cast(F.eq(part, F.gather(out, axis, index)), g.dtype)
+        mine = mine if include_self else F.where(named, 0.0, mine)
+        each = F.div(g, F.clamp_min(F.scatter_add(mine, axis, index, theirs), 1.0))
+        d_x, d_src = F.mul(mine, each), F.mul(theirs, F.gather(each, axis, index))
+    d_x = d_x if include_self else F.where(named, 0.0, g)
+    if d_src.shape != src.shape:
+        d_src = F.strided_unslice(d_src, src.shape, (0,) * src.ndim, (1,) * src.ndim)
+    return d_x, None, d_src
+
+
+_WHERE = np.array([[0, 2, 0, 3], [1, 1, 2, 0]])
+
+
+@on_host("x index src", vjp=_scatter_extreme_vjp, ref=_reduced, takes="any", amp="float", tol=4,
+         samples=[S((2, 5), 1, _WHERE, (3, 4), reduce=how, include_self=own) for how in _REDUCED for own in (True, False)])  # fmt: skip
+def scatter_reduced(x, axis, index, src, reduce, include_self):
+    """The products, largest or least values of :func:`scatter_reduce`. Computed on the host."""
+    return _reduced(x, axis, index, src, reduce, include_self).astype(x.dtype)
+
+
+def _scatter_reduce(F: Any, x: Tensor, axis: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
+    index, src, axis = launch.as_tensors("scatter_reduce", x, index)[1], like(x, src), _at("scatter_reduce", axis, x.ndim)
+    if reduce not in ("sum", "mean", *_REDUCED):
+        what = "reduce must be sum, prod, mean, amax or amin"
+        raise ValueError(message("scatter_reduce", what, reduce=repr(reduce)))
+    _check_places("scatter_reduce", x, axis, index, src)
+    if reduce in _REDUCED:
+        return F.scatter_reduced(x, axis, index, src, reduce, include_self)
+    made = F.scatter_add(x if include_self else F.scatter(x, axis, index, 0), axis, index, src)
+    if reduce == "sum":
+        return made
+    ones = Tensor.ones(index.shape, x.dtype, queue=x.queue)
+    own = Tensor.full(x.shape, int(include_self), x.dtype, queue=x.queue)
+    count = F.clamp_min(F.scatter_add(own, axis, index, ones), 1)
+    return F.div(made, count) if dtypes.DTYPES[x.dtype].is_float else F.floor_divide(made, count)
+
+
+def _check_places(name: str, x: Tensor, axis: int, index: Tensor, src: Tensor) -> None:
+    fits = x.ndim == index.ndim == src.ndim and all(
+        m <= k and (m <= n or i == axis) for i, (n, m, k) in enumerate(zip(x.shape, index.shape, src.shape, strict=True))
+    )
+    if not fits or x.dtype != src.dtype:
+        what = "index must fit into src, and into x but along the axis, and x and src have one dtype"
+        shapes = {"x.shape": x.shape, "index.shape": index.shape, "src.shape": src.shape}
+        raise ShapeError(message(name, what, **shapes, dtypes=(x.dtype, src.dtype)))
+
+
+def _scatter_reduce_ref(x, axis, index, src, reduce, include_self=True):
+    out = x.copy()
+    for place in {
+        tuple(p[i][at] for i in range(x.ndim)) for p in [np.broadcast_arrays(*grid_of(axis, index))] for at in np.ndindex(*index.shape)
+    }:
+        hits = np.all([p == q for p, q in zip(np.broadcast_arrays(*grid_of(axis, index)), place, strict=True)], 0)
+        values = [*([x[place]] * include_self), *src[: index.shape[0], : index.shape[1]][hits]]
+        out[place] = getattr(np, reduce)(values)
+    return out
+
+
+_SRC = np.arange(8, dtype=np.float32).reshape(2, 4) / 4 - 1
+made_of("scatter_reduce", _scatter_reduce, _scatter_reduce_ref,
+        *(S((2, 5), axis=1, index=_WHERE, src=_SRC, reduce=how, include_self=own) for how in ("sum", "mean", "amax")
+        for own in (True, False)),
+        tol=4, errors=[(S((2, 5), axis=1, index=_WHERE, src=_SRC, reduce="max"),
+        r"\[scatter_reduce\] reduce must be sum, prod, mean, amax or amin"),
+                       (S((2, 5), axis=0, index=_WHERE, src=_SRC[:1], reduce="sum"), r"\[scatter_reduce\] index must fit into src")],
+        doc="x with the values of src that index sends to each place combined with it: sum, prod, mean, amax or amin. "
+            "Without ``include_self`` x itself does not count. prod, amax and amin are computed on the host.")  # fmt: skip
+
+
+def _index_reduce(F: Any, x: Tensor, axis: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
+    index, src = launch.as_tensors("index_reduce", x, index)[1], like(x, src)
+    at = _at("index_reduce", axis, x.ndim)
+    spread = F.clone(F.expand(F.reshape(index, (-1, *(1,) * (x.ndim - 1 - at))), src.shape))
+    return _scatter_reduce(F, x, at, spread, src, reduce, include_self=include_self)
+
+
+made_of("index_reduce", _index_reduce,
+        lambda x, axis, index, src, reduce: _scatter_reduce_ref(x, axis, np.repeat(index[:, None], 3, 1), src, reduce),
+        S((4, 3), axis=0, index=np.array([2, 0, 2]), src=np.arange(9, dtype=np.float32).reshape(3, 3) / 8, reduce="prod"), tol=2,
+        doc="x with the slices of src combined with those at index along an axis; ``reduce`` as in scatter_reduce.")  # fmt: skip
+
+
+def _masked_scatter(F: Any, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    mask = F.expand(mask, x.shape)
+    if mask.dtype != "bool":
+        raise DtypeError(message("masked_scatter", "mask must be a bool tensor", dtype=mask.dtype))
+    order = F.sub(F.cumsum(F.reshape(mask, (-1,)), 0), 1)
+    taken = F.index_select(F.reshape(source, (-1,)), 0, F.clamp(order, 0, max(source.size - 1, 0)))
+    if int(F.sum(mask)) > source.size:
+        raise ShapeError(message("masked_scatter", "source must have as many elements as mask has true ones", source=source.shape))
+    return F.where(mask, F.reshape(taken, x.shape), x)
+
+
+def _masked_scatter_ref(x, mask, source):
+    out = x.copy()
+    out[mask] = source.ravel()[: mask.sum()]
+    return out
+
+
+made_of("masked_scatter", _masked_scatter, _masked_scatter_ref, S((3, 4), (3, 4), (12,), dtypes=("float32", "bool", "float32")),
+        doc="x with the first elements of source where the mask holds. Waits for the device.")  # fmt: skip
+
+
+# ---- counts and search
+
+
+@composite(ref=lambda x, bins=100, min=0, max=0: np.histogram(x, bins, None if min == max else (min, max))[0].astype(x.dtype),
+           samples=[S((50,), bins=7), S((5, 9), bins=4, min=-0.5, max=0.75)], inputs=("x",),
+           errors=[(S((3,), bins=4, min=2, max=1), r"\[histc\] max must not be below min; min=2, max=1")])  # fmt: skip
+def histc(F: Any, x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """How many elements lie in each of ``bins`` equal parts of ``[min, max]``, by default of the range of x, for which it waits."""
+    x = launch.as_tensors("histc", x)[0].detach()
+    launch.check_dtype("histc", x)
+    if max < min:
+        raise ShapeError(message("histc", "max must not be below min", min=min, max=max))
+    if min == max and x.size:
+        min, max = F.amin(x).item(), F.amax(x).item()
+    min, max = (min - 1, max + 1) if min == max else (min, max)
+    inside = F.logical_and(F.ge(x, min), F.le(x, max))
+    place = F.clamp(F.floor(F.mul(F.div(F.sub(x, min), max - min), bins)), 0, bins - 1)
+    place = F.cast(F.where(inside, place, float(bins)), "int64")
+    counts = F.index_add(
+        Tensor.zeros((bins + 1,), "int64", queue=x.queue), 0, F.reshape(place, (-1,)), Tensor.ones((x.size,), "int64", queue=x.queue)
+    )
+    return F.cast(F.narrow(counts, 0, 0, bins), x.dtype)
+
+
+def _searched(sequence, values, right):
+    side: Any = "right" if right else "left"
+    if sequence.ndim == 1:
+        return np.searchsorted(sequence, values, side)
+    rows = zip(sequence.reshape(-1, sequence.shape[-1]), values.reshape(-1, values.shape[-1]), strict=True)
+    return np.stack([np.searchsorted(row, wanted, side) for row, wanted in rows]).reshape(values.shape)
+
+
+_SORTED = np.array([0.1, 0.3, 0.3, 0.7], np.float32)
+
+
+@on_host("sorted_sequence values", vjp=None, takes="any",
+         ref=lambda sorted_sequence, values, right=False: _searched(sorted_sequence, values, right),
+         samples=[S(_SORTED, (5,)), S(_SORTED, np.array([0.3, 0.9], np.float32), right=True),
+         S(np.stack([_SORTED, 2 * _SORTED]), (2, 3))])  # fmt: skip
+def searchsorted(sorted_sequence, values, *, out_int32=False, right=False, side=None, sorter=None):
+    """Where values would be inserted along the last axis to keep it sorted, before equal ones or behind (``right``). On the host."""
+    if sorter is not None:
+        sorted_sequence = np.take_along_axis(sorted_sequence, np.asarray(sorter), -1)
+    if sorted_sequence.ndim > 1 and sorted_sequence.shape[:-1] != values.shape[:-1]:
+        what = "sorted_sequence and values must agree in all axes but the last"
+        raise ShapeError(message("searchsorted", what, sorted_sequence=sorted_sequence.shape, values=values.shape))
+    return _searched(sorted_sequence, values, right or side == "right").astype(np.int32 if out_int32 else np.int64)
+
+
+made_of("bucketize", lambda F, x, boundaries, **how: F.searchsorted(boundaries, x, **how),
+        lambda x, boundaries, right=False: np.searchsorted(boundaries, x, "right" if right else "left"), S((2, 4), _SORTED),
+        S((3,), _SORTED, right=True),
+        doc="The index of the part between boundaries that each element lies in. Computed on the host.")  # fmt: skip
+
+
+@on_host("x", vjp=None, takes="any", ref=None, samples=[S((9,))])
+def mode_indices(x, axis=-1):
+    """The last index of the most frequent value along an axis, of several the least. Computed on the host."""
+    rows = np.moveaxis(x, axis, -1)
+    flat = rows.reshape(-1, rows.shape[-1])
+    found = []
+    for row in flat:
+        values, counts = np.unique(row, return_counts=True)
+        best = values[np.argmax(counts)]
+        found.append(np.flatnonzero((row == best) | ((row != row) & (best != best)))[-1])
+    return np.array(found, np.int64).reshape(rows.shape[:-1])
+
+
+def _mode(F: Any, x: Tensor, axis: int = -1, keepdims: bool = False) -> Ordered:
+    at = _at("mode", axis, x.ndim)
+    if not x.size:
+        raise ShapeError(message("mode", "no elements", **{"x.shape": x.shape}))
+    index = F.unsqueeze(F.mode_indices(x, at), at) if x.shape else Tensor.zeros((), "int64", queue=x.queue)
+    values = F.gather(x, at, index) if x.shape else F.clone(x)
+    return Ordered(values, index) if keepdims or not x.shape else Ordered(F.squeeze(values, at), F.squeeze(index, at))
+
+
+def _mode_ref(x, axis=-1, keepdims=False):
+    found = np.apply_along_axis(lambda row: max(sorted(set(row)), key=lambda v: (list(row).count(v), -v)), axis, x)
+    last = np.apply_along_axis(
+        lambda row: len(row) - 1 - list(row)[::-1].index(max(sorted(set(row)), key=lambda v: (list(row).count(v), -v))), axis, x
+    )
+    return (np.expand_dims(found, axis), np.expand_dims(last, axis)) if keepdims else (found, last)
+
+
+made_of("mode", _mode, _mode_ref, S((9,), dtypes="int64", low=0, high=4), S((5, 3), axis=0, keepdims=True),
+        errors=[(S((0,)), r"\[mode\] no elements")],
+        doc="The most frequent value along an axis, of several the least, and the last index of it. Computed on the host.")  # fmt: skip
+
+
+# ---- special functions, statistics and arrangements made of other rows
+
+
+@composite(ref=lambda x, n: 1 / x + 0.5 / x**2 + 1 / (6 * x**3) - 1 / (30 * x**5) + 1 / (42 * x**7),
+         samples=[S((5,), n=1, low=12.0, high=20.0)],
+           inputs=("x",), amp="float", errors=[(S((3,), n=2), r"\[polygamma\] n must be 0 or 1; n=2")])  # fmt: skip
+def polygamma(F: Any, x: Any, n: Any) -> Tensor:
+    """The n-th derivative of digamma, for n of 0 and 1: ``polygamma(1, x)`` as in torch, or ``polygamma(x, 1)``."""
+    x, n = (n, x) if isinstance(x, int) else (x, n)
+    if n not in (0, 1):
+        raise ValueError(message("polygamma", "n must be 0 or 1", n=n))
+    return F.digamma(x) if n == 0 else F.trigamma(x)
+
+
+def _mvlgamma(F: Any, x: Tensor, p: int) -> Tensor:
+    halves = F.add(F.unsqueeze(x, -1), Tensor.from_host(x.queue, -np.arange(p) / 2, x.dtype))
+    return F.add(F.sum(F.lgamma(halves), -1), p * (p - 1) / 4 * math.log(math.pi))
+
+
+def _cov(F: Any, x: Tensor, *, correction: float = 1) -> Tensor:
+    rows = x if x.ndim == 2 else F.reshape(x, (1, -1))
+    off = F.sub(rows, F.mean(rows, 1, keepdims=True))
+    made = F.div(F.matmul(off, F.transpose(off, 0, 1)), max(rows.shape[1] - correction, 0))
+    return made if x.ndim == 2 else F.reshape(made, ())
+
+
+def _corrcoef(F: Any, x: Tensor) -> Tensor:
+    cov = _cov(F, x)
+    root = F.sqrt(F.diagonal(cov)) if x.ndim == 2 else F.sqrt(cov)
+    return F.div(F.div(cov, F.unsqueeze(root, -1)), root) if x.ndim == 2 else F.div(cov, cov)
+
+
+def _block_diag(F: Any, xs: Sequence[Tensor]) -> Tensor:
+    parts = [F.reshape(t, (1,) * (2 - t.ndim) + tuple(t.shape)) for t in xs]
+    width, rows, before = sum(t.shape[1] for t in parts), [], 0
+    for t in parts:
+        rows.append(F.pad(t, (before, width - before - t.shape[1])))
+        before += t.shape[1]
+    return F.cat(rows, 0)
+
+
+def _trapezoid(F: Any, y: Tensor, x: Any = None, *, dx: float = 1.0, axis: int = -1) -> Tensor:
+    at, n = _at("trapezoid", axis, y.ndim), y.shape[axis]
+    middle = F.mul(F.add(F.narrow(y, at, 1, n - 1), F.narrow(y, at, 0, n - 1)), 0.5)
+    width = dx if x is None else F.reshape(F.diff(x), (-1, *(1,) * (y.ndim - 1 - at))) if x.ndim == 1 else F.diff(x, axis=at)
+    return F.sum(F.mul(middle, width), at)
+
+
+made_of("mvlgamma", _mvlgamma,
+        lambda x, p: p * (p - 1) / 4 * math.log(math.pi) + sum(np.vectorize(math.lgamma)(x - j / 2) for j in range(p)),
+        S((5,), p=3, low=2.0, high=5.0), amp="float", tol=4,
+        doc="The logarithm of the multivariate gamma function of dimension p.")  # fmt: skip
+made_of("cov", _cov, lambda x, correction=1: np.cov(x, ddof=correction), S((3, 5)), S((4,), correction=0), amp="float", tol=2,
+        doc="The covariances of the rows.")  # fmt: skip
+made_of("corrcoef", _corrcoef, np.corrcoef, S((3, 5)), amp="float", tol=2, doc="The correlations of the rows.")
+made_of("block_diag", _block_diag, lambda xs: np.block([[xs[0], np.zeros((2, 1))], [np.zeros((1, 3)), xs[1].reshape(1, 1)]]),
+        S([(2, 3), (1,)]),
+        doc="A matrix with the given ones along its diagonal, and zeros elsewhere.")  # fmt: skip
+made_of("trapezoid", _trapezoid, lambda y, dx=1.0, axis=-1: dx * (y.sum(axis) - (y.take(0, axis) + y.take(-1, axis)) / 2),
+        S((3, 5)), S((4, 2), dx=0.5, axis=0), amp="float", doc="The integral along an axis by the trapezoidal rule.")  # fmt: skip
