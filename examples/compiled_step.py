@@ -30,7 +30,7 @@ def train(handle, compiled: bool, steps: int) -> tuple[float, float]:
 
     run = netcl.compile(step) if compiled else step
     batches = itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps)
-    start = loss = None
+    start, loss = 0.0, netcl.zeros(1)
     for number, (x, y) in enumerate(batches):
         if number == steps // 2:  # recorded and warm
             netcl.synchronize(handle)

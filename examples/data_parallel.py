@@ -21,6 +21,7 @@ def model() -> nn.Module:
 
 def train(parallel: nn.Module, loader, epochs: int) -> float:
     optimizer, loss_of = optim.SGD(parallel.parameters(), lr=0.2), nn.CrossEntropyLoss()
+    loss = netcl.zeros(1)
     for _ in range(epochs):
         for x, y in loader:
             optimizer.zero_grad()
@@ -40,8 +41,8 @@ def main() -> None:
     train_set, _ = datasets.digits()
     ranks = world()
     if ranks.size > 1:
-        loader = ShardedLoader(train_set, batch_size=64, shuffle=True, seed=0, drop_last=True)
-        loss = train(DistributedDataParallel(model()), loader, epochs)
+        part = ShardedLoader(train_set, batch_size=64, shuffle=True, seed=0, drop_last=True)
+        loss = train(DistributedDataParallel(model()), part, epochs)
         print(f"rank {ranks.rank} of {ranks.size}: loss {loss:.4f}")
     else:
         loader = DataLoader(train_set, batch_size=64, shuffle=True, seed=0, drop_last=True)

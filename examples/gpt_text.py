@@ -8,6 +8,7 @@ Without a file it learns from the documentation it came with.
 import argparse
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model")
     arguments = parser.parse_args()
     small = {"block_size": 16, "n_layer": 1, "n_head": 2, "n_embd": 32}
-    size = small if arguments.smoke else {"block_size": 64, "n_layer": 4, "n_head": 4, "n_embd": 128}
+    size: dict[str, Any] = small if arguments.smoke else {"block_size": 64, "n_layer": 4, "n_head": 4, "n_embd": 128}
     steps = 5 if arguments.smoke else arguments.steps
 
     manual_seed(0)

@@ -25,7 +25,7 @@ from netcl import nn, optim
     },
     shape=lambda x, width: x.shape,
 )
-def bump(x: "float32", width: "float32") -> "float32":  # noqa: F821
+def bump(x: "float32", width: "float32") -> "float32":  # type: ignore  # noqa: F821
     "out[i] = exp(-(x[i] * width[0]) * (x[i] * width[0]));"
 
 
@@ -56,7 +56,7 @@ def main() -> None:
         places = np.linspace(-1, 1, 64, dtype=np.float32)[:, None]
         wanted = np.sin(4 * places)
         model = Bumps(16)
-        optimizer = optim.Adam(model.parameters(), lr=0.02)
+        optimizer, loss = optim.Adam(model.parameters(), lr=0.02), nc.zeros(1)
         for step in range(5 if arguments.smoke else 400):
             optimizer.zero_grad()
             loss = ag.mse(model(places), wanted)

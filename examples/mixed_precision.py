@@ -21,7 +21,7 @@ def train(handle, dtype: str, steps: int) -> tuple[float, float]:
     optimizer = optim.Adam(model.parameters(), lr=1e-3)
     loss_of, half = nn.CrossEntropyLoss(), dtype != "float32"
     scaler = amp.GradScaler() if dtype == "float16" else None  # the range of bfloat16 is that of float32
-    start = loss = None
+    start, loss = 0.0, netcl.zeros(1)
     for step, (x, y) in enumerate(itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps)):
         if step == steps // 5:  # compiled and warm
             netcl.synchronize(handle)

@@ -46,7 +46,7 @@ def main() -> None:
         )  # fmt: skip
         with loader:
             for epoch in range(1 if arguments.smoke else 3):
-                start, total = time.perf_counter(), 0.0
+                start, total = time.perf_counter(), netcl.zeros(1)
                 for x, _ in loader:
                     total = total + x.mean()
                 print(f"epoch {epoch}: mean {(total / len(loader)).item():.6f}, {time.perf_counter() - start:.2f} s")

@@ -11,6 +11,7 @@ import importlib.util
 import math
 from typing import Any
 
+from netcl.core import tracebacks as _tracebacks
 from netcl.core.hooks import hooks
 from netcl.runtime import cache as _cache  # noqa: F401, registers the disk cache with core's door to the driver
 
@@ -24,7 +25,7 @@ _SHORTCUTS = {
     **dict.fromkeys(_AUTOGRAD.split(), "netcl.autograd"),
     **dict.fromkeys(("zeros", "ones", "full", "arange"), "netcl.autograd.creation"),
     "build_matmul_kernel": "netcl.ops.matmul",
-    "manual_seed": "netcl.ops.random",
+    **dict.fromkeys(("Generator", "manual_seed"), "netcl.ops.random"),
     **dict.fromkeys(("save", "load"), "netcl.io"),
     **dict.fromkeys(("device", "synchronize"), "netcl.core.device"),
     **dict.fromkeys(("get_matmul_precision", "set_matmul_precision"), "netcl.core.kernel_selector"),
@@ -48,33 +49,19 @@ _RENAMED = {
     "set_anomaly_enabled": ("netcl.autograd", "set_detect_anomaly"),
 }
 #: Methods of tensors that torch has as functions, too; so are all that write in place.
-_METHODS = """adjoint allclose clone detach equal get_device is_floating_point is_nonzero is_same_size is_signed numel positive
-    t""".split()
+_METHODS = """adjoint allclose clone detach equal get_device is_floating_point is_nonzero is_same_size is_signed
+    is_conj is_neg is_inference is_distributed numel positive t""".split()
 _NUMBERS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan, "newaxis": None}
 
 #: Dtypes under torch's names; not kept as globals, which would hide Python's own ``bool``, ``float`` and ``int`` here.
 _DTYPES = """bool uint8 int8 int16 short uint16 int32 int uint32 int64 long uint64 float16 half bfloat16 float32 float float64
     double""".split()
-_PACKAGES = (
-    "amp",
-    "autograd",
-    "data",
-    "distributed",
-    "fft",
-    "io",
-    "linalg",
-    "nn",
-    "ops",
-    "optim",
-    "profiling",
-    "trainer",
-    "utils",
-    "vision",
-)
+_PACKAGES = """accelerator amp autograd data distributed distributions fft io linalg nn ops optim profiling trainer utils vision""".split()
 
 # Both import when they are first called.
 hooks.op = lambda name: importlib.import_module("netcl.autograd").find(name)
 hooks.tuned = lambda module, *asked: importlib.import_module(f"netcl.profiling.{module}").tuned(*asked)
+_tracebacks.install()
 
 
 def __getattr__(name: str) -> Any:

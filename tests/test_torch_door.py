@@ -55,7 +55,7 @@ def installed():
 # ---- scripts
 
 
-@pytest.mark.parametrize("name", ["vae", "words", "gpt"])
+@pytest.mark.parametrize("name", ["vae", "words", "gpt", "reinforce", "upscale"])
 def test_script(name, tmp_path):
     first, last = losses(start(SCRIPTS / f"{name}.py", cwd=tmp_path))
     assert last < 0.85 * first
@@ -69,13 +69,41 @@ def test_script_on_one_device_with_arguments_and_a_worker(tmp_path, one_target):
     assert last < 0.85 * first and (tmp_path / "here.pt").exists() and "epoch 3" in done.stdout
 
 
+def test_a_script_of_77_lines_runs_unchanged_and_with_its_imports_changed(tmp_path, one_target):
+    pytest.importorskip("netcl.vision", reason="transforms are there")
+    lines = (SCRIPTS / "classifier.py").read_text(encoding="utf-8").splitlines()
+    ported = [
+        re.sub(r"^(from|import) torch(vision)?\b", lambda found: f"{found[1]} netcl{'.vision' if found[2] else ''}", line) for line in lines
+    ]
+    ported = ["import netcl as torch" if line == "import netcl" else line for line in ported]
+    changed = [line for line, new in zip(lines, ported, strict=True) if line != new]
+    assert len(lines) == 77 and len(changed) == 7 and all(line.startswith(("import torch", "from torch")) for line in changed)
+    script = written(tmp_path, "\n".join(ported) + "\n")
+    environment = {**os.environ, "NETCL_DEVICE": one_target.selector}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240)
+    for ran in (done, start(SCRIPTS / "classifier.py", selector=one_target.selector, cwd=tmp_path)):
+        first, last = losses(ran)
+        assert last < 0.5 * first and "accuracy 1.00" in ran.stdout
+
+
+def test_workers_of_a_script_without_a_main_guard_are_threads(tmp_path):
+    text = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+print("once", sum(x.sum().item() for x, in DataLoader(TensorDataset(torch.arange(6)), batch_size=2, num_workers=2)))
+"""
+    done = start(written(tmp_path, text), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "once 15\n") and "num_workers=2; its workers are threads" in done.stderr, done.stderr
+
+
 def test_a_script_without_its_names_ends_with_one_line(tmp_path, capsys):
-    done = start(SCRIPTS / "reinforce.py", cwd=tmp_path)
+    script = written(tmp_path, "import torch\nfrom torch.distributions import Categorucal\ntorch.fx.symbolic_trace(Categorucal)\n")
+    done = start(script, cwd=tmp_path)
     before, last = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "") and before.endswith("the script ends where it uses one of them")
-    assert last == ("[netcl.torch] netcl has no torch.distributions.Categorical, the nearest name is torch.distributed; at=reinforce.py:5; "
-                    "the script also needs torch.linalg.eigvals (reinforce.py:16)")  # fmt: skip
-    assert main(["--check", str(SCRIPTS / "reinforce.py")]) == 1 and main(["--check", str(SCRIPTS / "gpt.py")]) == 0
+    assert last == ("[netcl.torch] netcl has no torch.distributions.Categorucal, the nearest name is torch.distributions.Categorical; "
+                    "at=script.py:2; the script also needs torch.fx.symbolic_trace (script.py:3)")  # fmt: skip
+    assert main(["--check", str(script)]) == 1 and main(["--check", str(SCRIPTS / "gpt.py")]) == 0
     assert capsys.readouterr().err == before.removesuffix("; the script ends where it uses one of them") + "\n"
 
 
@@ -165,6 +193,12 @@ def test_install_refuses_beside_the_real_one(monkeypatch):
 # ---- what the modules answer
 
 
+class Own(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.width, self.layer = width, nn.Linear(width, 1)
+
+
 def test_tensor_classes(installed):
     import torch
 
@@ -232,12 +266,57 @@ def test_files_and_scaler(installed, tmp_path):
     file.seek(0)
     read = torch.load(file, map_location=lambda storage, location: storage)
     assert read["w"].tolist() == [0, 1, 2] and read["n"] == 2
-    with pytest.raises(TypeError, match=r"\[torch.save\] a whole module cannot be saved without pickle; module=Linear; save the weights"):
-        torch.save(nn.Linear(1, 1), tmp_path / "m.pt")
+    torch.save(Own(2), tmp_path / "m.pt")
+    with pytest.raises(ValueError, match=r"\[torch.load\] the file holds a whole module of an unknown class; .*:Own.*safe_globals"):
+        torch.load(tmp_path / "m.pt")
+    with torch.serialization.safe_globals([Own]):
+        assert torch.load(tmp_path / "m.pt").width == 2
+    assert "Own" not in str(nn.factory.registered())
     scaler = torch.cuda.amp.GradScaler(init_scale=4.0)
     assert scaler.scale(torch.ones(())).item() == 4.0 == scaler.get_scale() == scaler.state_dict()["scale"]
     with torch.autocast("cpu"):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+def test_what_tensors_say_about_their_device(cl_device, monkeypatch, request):
+    monkeypatch.setenv("NETCL_DEVICE", request.node.callspec.params["cl_device"].selector)
+    netcl.torch.install()
+    try:
+        import torch
+
+        x = torch.ones(2, device="cuda")
+        assert (str(x.device), x.device.type, x.device.index, x.is_cuda, x.is_xpu) == ("cuda:0", "cuda", 0, True, False)
+        assert (str(x.cpu().device), x.cpu().device.type, x.cpu().is_cuda) == ("cpu", "cpu", False)
+        file = io.BytesIO()
+        torch.save({"x": [x]}, file)
+        for place, there in ((None, "cuda"), ("cpu", "cpu"), (lambda storage, location: storage, "cpu")):
+            file.seek(0)
+            assert torch.load(file, map_location=place)["x"][0].device.type == there
+    finally:
+        netcl.torch.uninstall()
+    assert repr(x.device).startswith("DeviceHandle(") and x.device.type == cl_device.device_type
+
+
+def test_process_groups_and_wrapped_models(installed):
+    import torch
+    import torch.distributed as dist
+
+    with pytest.raises(RuntimeError, match=r"\[torch.distributed\] there is no process group; call init_process_group"):
+        dist.get_rank()
+    with pytest.raises(
+        RuntimeError, match=r"\[init_process_group\] the ranks of this job are not started by MPI; world_size=3; .*mpiexec -n 3"
+    ):
+        dist.init_process_group("nccl", world_size=3, rank=0)
+    dist.init_process_group("gloo")
+    total = torch.tensor([2.0])
+    dist.all_reduce(total, op=dist.ReduceOp.SUM)
+    model = torch.nn.parallel.DistributedDataParallel(nn.Linear(2, 1), device_ids=None)
+    assert (dist.get_rank(), dist.get_world_size(), total.tolist(), model(torch.ones(3, 2)).shape) == (0, 1, [2.0], (3, 1))
+    dist.destroy_process_group()
+    assert not dist.is_initialized() and list(nn.Module.state_dict(torch.nn.DataParallel(nn.Linear(2, 1)))) == [
+        "module.weight",
+        "module.bias",
+    ]
 
 
 def test_torchvision(installed, tmp_path):

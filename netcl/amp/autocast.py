@@ -137,7 +137,7 @@ def master_param(parameter: Tensor) -> Tensor:
     if parameter.dtype not in dtypes.HALVES:
         return parameter
     master = parameter.detach().to("float32")
-    master.requires_grad, master.persistent = parameter.requires_grad, True  # type: ignore[misc]
+    master.requires_grad, master.persistent = parameter.requires_grad, True
     return master
 
 

@@ -82,7 +82,7 @@ class GradScaler:
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss times the scale: call ``.backward()`` on it."""
-        return loss * self._on(loss).scale if self._is_enabled() else loss  # type: ignore[operator]
+        return loss * self._on(loss).scale if self._is_enabled() else loss
 
     def unscale_grads(self, optimizer: Any, params: Iterable[Tensor] | None = None) -> None:
         """Divide the gradients by the scale, in place, to look at or clip them before :meth:`step`.

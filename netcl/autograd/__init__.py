@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from netcl import ops as _forward
 from netcl.autograd import in_place as _in_place
@@ -110,7 +110,7 @@ _twins.put("setitem", _in_place.recorded_setitem)
 _CALLED_BY_CORE: dict[str, _Function] = {
     "assign": _in_place.assign, "backward": backward, "changing_history": changing_history, "check_write": _views.check_write,
     "contiguous": _views.contiguous, "follow_view": _views.follow, "in_place": _in_place.in_place, "move": move, "no_grad": no_grad,
-    "refresh_copies": _views.refresh_copies, "retain_grad": retain_grad, "store": _views.write_into,
+    "refresh_copies": _views.refresh_copies, "retain_grad": retain_grad, "signature": _twins.signature, "store": _views.write_into,
 }  # fmt: skip
 
 
@@ -122,11 +122,15 @@ def find(name: str) -> _Function | None:
 LASTING = frozenset(_forward.names())  # a program may take back an op that it registers later
 
 
-def __getattr__(name: str) -> Any:
-    found = getattr(_twins, name)
-    if name in LASTING:
-        globals()[name] = found  # looking it up here costs as much as the checks of a small op
-    return found
+if TYPE_CHECKING:
+    from netcl.autograd.ops import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        found = getattr(_twins, name)
+        if name in LASTING:
+            globals()[name] = found  # looking it up here costs as much as the checks of a small op
+        return found
 
 
 def __dir__() -> list[str]:

@@ -23,6 +23,7 @@ from netcl.core.tensor import Tensor
 from netcl.engine.operands import common_dtype
 from netcl.ops import random
 from netcl.ops.composed import largest
+from netcl.ops.random import with_generator as with_generator
 
 _UNUSED = ("layout", "pin_memory", "memory_format", "non_blocking")
 
@@ -80,11 +81,13 @@ def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
     return Tensor.empty(shape, dtype or dtypes.FLOAT32, queue=queue, requires_grad=grad)
 
 
+@with_generator
 def rand(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
     """Values uniform in [0, 1)."""
     return _random_tensor("rand", size, dtype, options)
 
 
+@with_generator
 def randn(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
     """Values of the standard normal distribution."""
     return _random_tensor("randn", size, dtype, options)
@@ -96,6 +99,7 @@ def _random_tensor(kind: str, size: tuple[Any, ...], dtype: Any, options: dict[s
     return twin(kind)(shape, dtype=dtype or dtypes.FLOAT32, queue=queue).requires_grad_(grad)
 
 
+@with_generator
 def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64", **options: Any) -> Tensor:
     """Integers from ``low`` up to but not including ``high``: ``randint(10, (2, 3))`` or ``randint(3, 10, (2, 3))``."""
     size = options.pop("shape", size)
@@ -107,12 +111,14 @@ def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64
     return made.to(row.name)
 
 
+@with_generator
 def randperm(n: int, *, dtype: Any = "int64", **options: Any) -> Tensor:
     """The numbers from 0 to n - 1 in random order."""
     queue, _ = _placement(options)
     return twin("argsort")(twin("rand")((n,), queue=queue)).to(dtype)
 
 
+@with_generator
 def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, dtype: Any = None, **options: Any) -> Tensor:
     """Normal values of a mean and a deviation, each a number or a tensor; two numbers need ``size``."""
     like = next((x for x in (mean, std) if isinstance(x, Tensor)), None)
@@ -188,6 +194,7 @@ def _beside(x: Tensor, options: dict[str, Any]) -> dict[str, Any]:
     return options if options.get("device") is not None else {**options, "queue": x.queue}
 
 
+@with_generator
 def multinomial(input: Any, num_samples: int, replacement: bool = False) -> Tensor:
     """Indices along the last axis, drawn with probabilities proportional to its values, which need not sum to 1."""
     if input.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > input.shape[-1]):
@@ -250,8 +257,11 @@ CREATION_FUNCTIONS: dict[str, Callable[..., Any]] = {
                                rand, randint, randn, randperm, seed, set_default_dtype, zeros)},
     **{name: _host_factory(name, *how) for name, how in _ON_HOST.items()},
     **{f"{f.__name__}_like": _like_function(f.__name__, f) for f in (empty, full, ones, rand, randn, zeros)},
-    "randint_like": lambda input, low, high=None, **options: randint(low, high, input.shape, **_beside(input, options)).to(input.dtype),
+    "randint_like": with_generator(
+        lambda input, low, high=None, **options: randint(low, high, input.shape, **_beside(input, options)).to(input.dtype)
+    ),
     "asarray": as_tensor,
+    "bernoulli": with_generator(lambda input: twin("bernoulli")(input)),
     "broadcast_shapes": lambda *shapes: tuple(int(n) for n in np.broadcast_shapes(*shapes)),
     "cartesian_prod": lambda *tensors: twin("stack")([twin("ravel")(grid) for grid in meshgrid(*tensors)], -1),
     "get_default_device": get_active_device, "set_default_device": set_active_device, "get_default_dtype": lambda: dtypes.FLOAT32,

@@ -25,6 +25,7 @@ from netcl.engine.registry import Choice, Pointwise
 from netcl.engine.strided import dense
 from netcl.ops import views
 from netcl.ops.getitem import block_of, result_shape, selection_of
+from netcl.ops.random import with_generator
 
 
 def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -276,6 +277,7 @@ def _log_normal(x: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
 
 
 _SPECIAL: dict[str, Callable[..., Tensor]] = {
-    "fill": _fill, "copy": _copy, "uniform": _fill_uniform, "normal": _fill_normal, "bernoulli": _bernoulli, "random": _random_integers,
-    "exponential": _exponential, "log_normal": _log_normal,
+    "fill": _fill, "copy": _copy,
+    **{name: with_generator(fill) for name, fill in (("uniform", _fill_uniform), ("normal", _fill_normal), ("bernoulli", _bernoulli),
+                                             ("random", _random_integers), ("exponential", _exponential), ("log_normal", _log_normal))},
 }  # fmt: skip

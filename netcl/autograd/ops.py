@@ -54,6 +54,30 @@ def _torchs_words(row: Any) -> dict[str, str]:
     return {theirs: ours for theirs, ours in words.items() if theirs not in parameters}
 
 
+#: Parameters that signatures show under torch's name; the second input is ``other`` where it has no better one.
+_SHOWN = {"axis": "dim", "axes": "dims", "keepdims": "keepdim", "start_axis": "start_dim", "end_axis": "end_dim", "axis0": "dim0",
+          "axis1": "dim1", "xs": "tensors", "w": "weight", "q": "query", "k": "key", "v": "value", "b": "other"}  # fmt: skip
+_SECOND = {"pow": "exponent", "mm": "mat2", "bmm": "mat2", "outer": "vec2", "lerp": "end", "addcmul": "tensor1", "addcdiv": "tensor1"}
+
+
+def signature(name: str) -> tuple[inspect.Signature, dict[str, str]]:
+    """The signature of an op in torch's words, and the other names by which it takes a parameter that is not an input."""
+    row = registry.lookup(name)
+    own = inspect.signature(ops.function(row.name))
+    words, taken = _torchs_words(row), own.parameters
+    shown = {ours: theirs for ours, theirs in _SHOWN.items() if words.get(theirs) == ours and (len(ours) > 1 or ours in row.inputs)}
+    shown |= {"b": _SECOND[name]} if name in _SECOND else {"axis": "dims"} if name in ("flip", "roll") and "axis" in taken else {}
+    if row.inputs and row.inputs[0] in ("x", "a", "p", "index") and "input" not in taken:
+        shown[row.inputs[0]] = "input"
+    parameters = [p.replace(name=shown.get(p.name, p.name)) for p in taken.values() if p.kind is not p.VAR_KEYWORD]
+    more = [extra for extra in EXTRAS if words.get(extra) == extra]
+    parameters += [inspect.Parameter(extra, inspect.Parameter.KEYWORD_ONLY, default=None) for extra in more]
+    others = {theirs: ours for theirs, ours in words.items() if ours not in (theirs, *row.inputs)} | {ours: ours for ours in shown}
+    return own.replace(parameters=parameters), {
+        other: shown.get(ours, ours) for other, ours in others.items() if ours not in row.inputs and other != shown.get(ours, ours)
+    }
+
+
 def _cast_first(call: Callable[..., Any], x: Any, *args: Any, dtype: Any, **kwargs: Any) -> Any:
     return call(x if dtype is None else twin("cast")(x, dtype), *args, **kwargs)
 
@@ -76,9 +100,9 @@ def _rounded_quotient(call: Callable[..., Any], a: Any, b: Any, *, rounding_mode
     return call(a, b, **kwargs) if rounding_mode is None else twin("floor_divide")(a, b, **kwargs)
 
 
-def _ignored(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Drop ``stable`` and ``sorted``: sorting is always stable, and topk is always sorted."""
-    return call(*args, **{name: value for name, value in kwargs.items() if name not in ("stable", "sorted")})
+def _ignored(call: Callable[..., Any], *args: Any, stable: Any, **kwargs: Any) -> Any:
+    """Drop ``stable``: sorting is always stable."""
+    return call(*args, **kwargs)
 
 
 #: torch's parameters that no row has: which ops take them, and the function that implements them.
@@ -88,7 +112,6 @@ EXTRAS: dict[str, tuple[Callable[[Any], bool], Callable[..., Any]]] = {
     "alpha": (lambda row: row.name in ("add", "sub", "rsub", "index_add"), _scale_last),
     "rounding_mode": (lambda row: row.name == "div", _rounded_quotient),
     "stable": (lambda row: row.name in ("sort", "argsort"), _ignored),
-    "sorted": (lambda row: row.name == "topk", _ignored),
 }  # fmt: skip
 
 

@@ -121,6 +121,8 @@ _VARIABLE_ROWS = (
              "How long a distributed call waits for the other ranks before it names who is missing."),
     Variable("NETCL_PROGRESS", _one_of_words("auto", "rich", "plain", "off"), "auto", "auto, rich, plain, off",
              "How progress is shown; auto is rich on a terminal and plain lines elsewhere."),
+    Variable("NETCL_TRACEBACK", _one_of_words("short", "full"), "short", "short, full",
+             "Whether tracebacks of netcl's errors leave netcl's own frames out and end in the line of the program. full shows all."),
 )  # fmt: skip
 
 VARIABLES: dict[str, Variable] = {row.name: row for row in _VARIABLE_ROWS}

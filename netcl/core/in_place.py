@@ -7,6 +7,7 @@ from typing import Any
 
 from netcl.core.hooks import hooks
 from netcl.core.method_names import IN_PLACE
+from netcl.core.op_signature import OpSignature
 
 FILLS = ("uniform", "normal", "copy", "random", "exponential", "log_normal")  # in-place methods that are not ops
 IN_PLACE_OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder",
@@ -21,6 +22,8 @@ def in_place_method(op: str) -> Callable[..., Any]:
         return hooks.call("in_place", op, self, *args, **kwargs)
 
     method.__name__ = f"{op}_"
+    if op in IN_PLACE:
+        method.__signature__ = OpSignature(op)  # type: ignore[attr-defined]
     method.__doc__ = f"``netcl.ops.{op}`` of this tensor, written into its own memory; returns the tensor."
     return method
 

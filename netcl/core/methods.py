@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from netcl.core import dtype as dtypes
+from netcl.core import notebook
 from netcl.core.errors import ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.in_place import in_place_method
 from netcl.core.method_names import METHODS
+from netcl.core.op_signature import OpSignature
 
 
 class Size(int):
@@ -64,6 +66,7 @@ def _method(op: str) -> Callable[..., Any]:
         return hooks.call(op, self, *args, **kwargs)
 
     method.__name__ = op
+    method.__signature__ = OpSignature(op)  # type: ignore[attr-defined]
     method.__doc__ = f"``netcl.ops.{op}`` of this tensor."
     return method
 
@@ -183,17 +186,19 @@ def _is_float(self: Any) -> bool:
 
 
 _SHORT_METHODS: dict[str, Callable[..., Any]] = {
-    "__format__": _format, "type": _type, "t": _t, "stride": _stride, "equal": _equal, "allclose": _allclose, "detach_": _detached,
+    "__format__": _format, "_repr_html_": notebook.tensor,
+    "type": _type, "t": _t, "stride": _stride, "equal": _equal, "allclose": _allclose, "detach_": _detached,
     "is_floating_point": _is_float,
     "where": lambda self, condition, other: hooks.call("where", condition, self, other),
     "contiguous": lambda self, memory_format=None: self if self.place is None else hooks.call("contiguous", self),
     "cuda": lambda self, device=None, non_blocking=False: self.to("gpu" if device is None else device),
     "dim": lambda self: self.ndim, "ndimension": lambda self: self.ndim, "nelement": lambda self: self.numel(),
     "element_size": lambda self: dtypes.DTYPES[self.dtype].itemsize, "storage_offset": lambda self: 0,
-    "is_contiguous": lambda self, memory_format=None: True, "is_complex": lambda self: False, "is_nonzero": lambda self: bool(self),
+    "is_contiguous": lambda self, memory_format=None: True, "is_nonzero": lambda self: bool(self),
     "is_signed": lambda self: dtypes.DTYPES[self.dtype].host.kind in "if",
     "is_same_size": lambda self, other: self.shape == other.shape,
     "is_pinned": lambda self: False, "pin_memory": lambda self: self, "get_device": lambda self: -1 if self.backend == "cpu" else 0,
+    **dict.fromkeys(("is_complex", "is_conj", "is_neg", "is_inference", "is_distributed"), lambda self: False),
     "view_as": lambda self, other: hooks.call("reshape", self, other.shape),
     "reshape_as": lambda self, other: hooks.call("reshape", self, other.shape),
     "expand_as": lambda self, other: hooks.call("expand", self, other.shape),
@@ -206,7 +211,9 @@ _PROPERTIES: dict[str, Callable[[Any], Any]] = {
     "is_leaf": lambda self: self.grad_fn is None, "itemsize": lambda self: dtypes.DTYPES[self.dtype].itemsize,
     "mT": lambda self: hooks.call("transpose", self, -2, -1), "mH": lambda self: hooks.call("transpose", self, -2, -1),
     "H": _t, "real": lambda self: self, "is_cuda": lambda self: self.backend == "cl" and self.device.device_type == "gpu",
-    "is_cpu": lambda self: self.backend == "cpu", "is_sparse": lambda self: False, "is_quantized": lambda self: False,
+    "is_cpu": lambda self: self.backend == "cpu", "layout": lambda self: "strided", "name": lambda self: None,
+    **dict.fromkeys([f"is_{kind}" for kind in "sparse sparse_csr quantized xpu mps meta mkldnn nested ipu maia mtia vulkan xla".split()],
+                    lambda self: False),
 }  # fmt: skip
 
 

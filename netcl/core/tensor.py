@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -31,6 +31,11 @@ from netcl.core.hooks import hooks
 from netcl.core.memory import BufferHandle
 from netcl.core.methods import SIZES, Size, size_of
 from netcl.core.writes import Writes, writes_of, wrote
+
+if TYPE_CHECKING:
+    from netcl.core.tensor_methods import TensorMethods
+else:
+    TensorMethods = object
 
 _CPU = CPUBackend()
 
@@ -136,7 +141,7 @@ class Source(Protocol):
 
 
 @dataclass(init=False, repr=False, eq=False)
-class Tensor:
+class Tensor(TensorMethods):
     """An n-dimensional array on a device.
 
     >>> from netcl.core.tensor import Tensor

@@ -64,7 +64,7 @@ def _warped(x: Any, matrix: np.ndarray, size: tuple[int, int], mode: str) -> Any
     matrix[:, :, 2] += scale / 2 - 1
     row, column = np.meshgrid(np.arange(size[0]), np.arange(size[1]), indexing="ij")
     pixels = np.stack([column, row, np.ones_like(row)], -1).reshape(1, -1, 3).astype(np.float32)
-    points = ops.matmul(_like(x, pixels), _like(x, np.ascontiguousarray(matrix.transpose(0, 2, 1))))
+    points = ops.matmul(_like(x, pixels), _like(x, np.ascontiguousarray(matrix.transpose(0, 2, 1))))  # type: ignore[operator]
     return ops.grid_sample(x, ops.reshape(points, (x.shape[0], *size, 2)), mode=mode)
 
 

@@ -94,6 +94,12 @@ class DataLoader:
         self._epoch, self._batch, self._at_position = 0, 0, True
         self._iterations = 0
 
+    def __repr__(self) -> str:
+        streams = isinstance(self.dataset, IterableDataset)
+        of = type(self.dataset).__name__ if streams else f"{type(self.dataset).__name__} of {len(self.dataset)}, {len(self)} batches"
+        shown = {name: getattr(self, name) for name in ("batch_size", "shuffle", "drop_last", "num_workers")}
+        return f"{type(self).__name__}({of}, {', '.join(f'{name}={value}' for name, value in shown.items())}, epoch={self.epoch})"
+
     def __len__(self) -> int:
         """Batches per epoch."""
         if self.batch_sampler is not None:

@@ -312,7 +312,8 @@ def _summed(owner: DataParallel, found: dict[int, list[Tensor | None]]) -> list[
     collectives.all_reduce_each(zip(*totals, strict=True))
     for own, sums in list(zip(params, totals, strict=True))[1:]:
         for k, total in zip(used, sums, strict=True):
-            own[k].grad = total if own[k].grad is None else ag.add(own[k].grad, total).detach()
+            before = own[k].grad
+            own[k].grad = total if before is None else ag.add(before, total).detach()
     first = dict(zip(used, totals[0], strict=True))
     return [first.get(k) for k in range(len(nothing))]
 

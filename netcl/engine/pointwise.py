@@ -142,8 +142,8 @@ def pointwise_function(row: Pointwise | Choice) -> Callable[..., Tensor]:
 
 
 def _operands_of(row: Pointwise, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with arrays converted to tensors; raises if a parameter is not a number."""
-    params = args[row.arity :]
+    """The arguments with arrays converted to tensors and NumPy's numbers to Python's; raises if a parameter is not a number."""
+    params = [x.item() if isinstance(x, np.generic) else x for x in args[row.arity :]]
     for name, value in zip(row.params, params, strict=True):
         if not isinstance(value, SCALARS):
             raise TypeError(message(row.name, f"{name} must be a number", **{name: repr(value)}))

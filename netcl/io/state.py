@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -123,12 +124,17 @@ _SAVERS: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def save(value: Any, path: str | os.PathLike[str]) -> None:
+def save(value: Any, path: Any) -> None:
     """``netcl.save``: a module, a state dict or any nesting of plain values, arrays and tensors, in the format the suffix names.
 
     ``.netcl`` keeps a module with its architecture, and nested states exactly; ``.npz``, ``.safetensors`` and ``.pt`` / ``.pth`` /
-    ``.bin`` keep the weights.
+    ``.bin`` keep the weights. Into an open file, torch's format is written.
     """
+    if hasattr(path, "write"):
+        with tempfile.TemporaryDirectory() as folder:
+            save(value, name := Path(folder, "state.pt"))
+            path.write(name.read_bytes())
+        return
     suffix = Path(path).suffix.lower()
     if suffix in _SAVERS:
         _SAVERS[suffix](value, path)
@@ -143,12 +149,20 @@ def save(value: Any, path: str | os.PathLike[str]) -> None:
         archive.write(path, {"kind": "state", "state": state}, arrays, "save")
 
 
-def load(path: str | os.PathLike[str], device: Any = None, *, max_bytes: int | None = None) -> Any:
+def load(path: Any, device: Any = None, *, map_location: Any = None, weights_only: bool = True, max_bytes: int | None = None) -> Any:
     """``netcl.load``: what :func:`save` wrote, or a file of torch, safetensors or NumPy; told apart by its content.
 
     Arrays of foreign files become tensors on the active (or the given) device; ``load_params``, ``load_safetensors`` and
-    ``load_torch`` leave them on the host.
+    ``load_torch`` leave them on the host. ``map_location`` is torch's word for ``device``; nothing is ever unpickled, whatever
+    ``weights_only`` says.
     """
+    if hasattr(path, "read"):
+        with tempfile.TemporaryDirectory() as folder:
+            name = Path(folder, "state.pt")
+            name.write_bytes(path.read())
+            return load(name, device, map_location=map_location, max_bytes=max_bytes)
+    place = next(iter(map_location.values())) if isinstance(map_location, Mapping) else map_location
+    device = ("cpu" if callable(place) else place) if device is None else device
     queue = queue_for(device)
     with open(archive.regular_file(path, "load"), "rb") as file:
         head = file.read(9)

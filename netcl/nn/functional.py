@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
@@ -34,17 +34,21 @@ WRITING = ("celu_", "elu_", "hardtanh_", "leaky_relu_", "relu_", "rrelu_", "selu
 _POOLS = tuple(f"{kind}max_pool{axes}d" for kind in ("", "adaptive_") for axes in (1, 2, 3))
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
-    op = RENAMED.get(name, name)
-    if name in WRITING:
-        found = _writing(__getattr__(name[:-1]) if name != "celu_" else celu)
-    elif name.removesuffix("_with_indices") in _POOLS and name not in _POOLS:
-        found = partial(__getattr__(name.removesuffix("_with_indices")), return_indices=True)
-    else:
-        found = _in_place(op) if op in activation.IN_PLACE else getattr(COMPOSED.get(op, ag), op)
-    if op in ag.LASTING or op in COMPOSED or name in WRITING:
-        globals()[name] = found  # later calls find it without this function
-    return found
+if TYPE_CHECKING:
+    from netcl.nn.functional_names import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Callable[..., Any]:
+        op = RENAMED.get(name, name)
+        if name in WRITING:
+            found = _writing(__getattr__(name[:-1]) if name != "celu_" else celu)
+        elif name.removesuffix("_with_indices") in _POOLS and name not in _POOLS:
+            found = partial(__getattr__(name.removesuffix("_with_indices")), return_indices=True)
+        else:
+            found = _in_place(op) if op in activation.IN_PLACE else getattr(COMPOSED.get(op, ag), op)
+        if op in ag.LASTING or op in COMPOSED or name in WRITING:
+            globals()[name] = found  # later calls find it without this function
+        return found
 
 
 def _writing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

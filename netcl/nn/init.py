@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.autograd.creation import with_generator
 from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
@@ -77,6 +78,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 # ---- random values
 
 
+@with_generator
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     """Values uniform between ``a`` and ``b``.
 
@@ -88,11 +90,13 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     return _put(tensor, a + (b - a) * _drawn("uniform", tensor))
 
 
+@with_generator
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Values of a normal distribution."""
     return _put(tensor, mean + std * _drawn("normal", tensor))
 
 
+@with_generator
 def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> Tensor:
     """Values of a normal distribution held between ``a`` and ``b``, by inversion: every value costs one random number."""
     low, high = (math.erf((limit - mean) / std / math.sqrt(2)) for limit in (a, b))
@@ -106,6 +110,7 @@ def _inverse_erf(y: np.ndarray) -> np.ndarray:
     return y * np.where(w < 5, np.polyval(_MIDDLE, w - 2.5), np.polyval(_TAIL, np.sqrt(w) - 3))
 
 
+@with_generator
 def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """Rows (or columns, if there are more rows) of a random orthogonal matrix; trailing axes are flattened."""
     if tensor.ndim < 2:
@@ -119,6 +124,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     return _put(tensor, gain * (q if tall is flat else q.T).reshape(tensor.shape))
 
 
+@with_generator
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
     """A matrix of normal values with a share of each column set to zero."""
     if tensor.ndim != 2:
@@ -168,12 +174,14 @@ def _xavier_std(tensor: Tensor, gain: float) -> float:
     return gain * math.sqrt(2.0 / max(1, sum(fan_in_and_fan_out(tensor))))
 
 
+@with_generator
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """Uniform with variance ``2 gain**2 / (fan_in + fan_out)`` (Glorot and Bengio 2010)."""
     bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
     return uniform_(tensor, -bound, bound)
 
 
+@with_generator
 def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """Normal with variance ``2 gain**2 / (fan_in + fan_out)``."""
     return normal_(tensor, 0.0, _xavier_std(tensor, gain))
@@ -186,6 +194,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
     return calculate_gain(nonlinearity, a) / math.sqrt(max(1, fan))
 
 
+@with_generator
 def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
     """Uniform with variance ``gain**2 / fan`` (He et al. 2015).
 
@@ -199,6 +208,7 @@ def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonli
     return uniform_(tensor, -bound, bound)
 
 
+@with_generator
 def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
     """Normal with variance ``gain**2 / fan``."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))

@@ -7,13 +7,13 @@ import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 import netcl.autograd as ag
 from netcl.core import dtype as dtypes
-from netcl.core import recording
+from netcl.core import notebook, recording
 from netcl.core.device import queue_of
 from netcl.core.errors import DtypeError, ShapeError, message, some
 from netcl.core.next_list import NextList
@@ -51,14 +51,16 @@ class _Constructed(ABCMeta):
         own = inspect.signature(cls.__init__)  # type: ignore[misc]
         cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:])
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs, place = peel(cls.__signature__, tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args), kwargs)
-        with place:
-            module = super().__call__(*args, **kwargs)
-        bound = cls.__signature__.bind(*args, **kwargs)
-        bound.apply_defaults()
-        module._made_with(bound.arguments)
-        return module if place.queue is None else module.to(place.queue)
+    if not TYPE_CHECKING:  # which then take the constructor's own parameters
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            args, kwargs, place = peel(cls.__signature__, tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args), kwargs)
+            with place:
+                module = super().__call__(*args, **kwargs)
+            bound = cls.__signature__.bind(*args, **kwargs)
+            bound.apply_defaults()
+            module._made_with(bound.arguments)
+            return module if place.queue is None else module.to(place.queue)
 
 
 class _Computed:
@@ -108,7 +110,7 @@ class Module(metaclass=_Constructed):
     _changed_names: set[str]
     _made_from: dict[str, Any]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls: type[M], *args: Any, **kwargs: Any) -> M:
         module = super().__new__(cls)
         module.__dict__.update(training=True, _roles={}, _module_hooks={}, _changed_names=set())
         return module
@@ -506,6 +508,12 @@ class Module(metaclass=_Constructed):
             return f"{type(self).__name__}({extra})"
         body = "\n".join(lines if not extra else [extra, *lines])
         return f"{type(self).__name__}(\n  " + body.replace("\n", "\n  ") + "\n)"
+
+    def _repr_html_(self) -> str:
+        count = sum(p.size for p in self.parameters())
+        rows = [(name or "(this)", type(part).__name__, part.extra_repr(), f"{sum(p.size for p in part.parameters()):,}")
+                for name, part in self.named_modules()]  # fmt: skip
+        return notebook.table(f"{type(self).__name__}, {count:,} parameters", ("name", "layer", "settings", "parameters"), rows)
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
         """Floating-point operations of one call, a multiplication and an addition being two; containers leave it at 0."""

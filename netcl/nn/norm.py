@@ -94,8 +94,9 @@ class _BatchNorm(_Running):
         self._check(x)
         training = self.training or self.running_mean is None
         momentum = recording.again(self._count) if self.training and self.track_running_stats else 0.0
-        affine, options = (self.weight, self.bias), {"training": training, "momentum": momentum, "eps": self.eps}
-        return ag.batch_norm(x, self.running_mean, self.running_var, *affine, **options)
+        return ag.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, training=training, momentum=momentum, eps=self.eps
+        )
 
 
 class BatchNorm1d(_BatchNorm):

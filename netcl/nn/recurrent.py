@@ -65,12 +65,17 @@ class _Recurrent(Module):
         for parameter in self.parameters():
             init.uniform_(parameter, -bound, bound)
 
+    def flatten_parameters(self) -> None:
+        """Return without a change: torch's call for cuDNN, which wants the weights in one block."""
+
     def _layer(self, x: Tensor, layer: int, states: Sequence[State], lengths: Tensor | None) -> tuple[Tensor, list[State]]:
         """One layer over ``x`` of shape (time, batch, features)."""
         outputs, finals = [], []
         for direction, name in enumerate(self._directions()):
             suffix = f"_l{layer}{name}"
-            weights = [getattr(self, f"{part}{suffix}", None) for part in ("weight_ih", "bias_ih", "weight_hh", "bias_hh", "weight_hr")]
+            weights: list[Any] = [
+                getattr(self, f"{part}{suffix}", None) for part in ("weight_ih", "bias_ih", "weight_hh", "bias_hh", "weight_hr")
+            ]
             weight_ih, bias, weight_hh, inner, projection = weights
             if self.kind != "gru" and inner is not None:  # a GRU's candidate needs its recurrent half by itself
                 bias, inner = ag.add(bias, inner), None

@@ -69,7 +69,7 @@ def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
     options = {name: several(value, 3, name, op) for name, value in given.items()}
     step, pad, extra, spread = (value[0] for value in options.values())
     images = ag.reshape(ag.transpose(input, 1, 2), (batch * depth, channels, *size))
-    planes = {name: value[1:] for name, value in options.items()}
+    planes: dict[str, Any] = {name: value[1:] for name, value in options.items()}
     y = ag.conv_transpose2d(images, ag.reshape(weight, (channels, filters * kernel, *window)), groups=groups, **planes)
     filters, (high, wide) = filters * groups, y.shape[2:]
     windows = ag.permute(ag.reshape(y, (batch, depth, filters, kernel, high * wide)), (0, 2, 4, 3, 1))

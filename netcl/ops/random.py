@@ -6,15 +6,18 @@ NumPy backend draws the same numbers as OpenCL devices, up to the rounding of ``
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from netcl.core import dtype as dtypes
+from netcl.core.arguments import find_queue
 from netcl.core.device import queue_of
 from netcl.core.errors import DtypeError, ShapeError, check_probability, message
 from netcl.core.hooks import hooks
@@ -53,9 +56,10 @@ def philox(start: int, blocks: int, seed: int) -> np.ndarray:
 class RandomStream:
     """The numbers of one queue: a tensor with the seed and a counter, and the blocks that were drawn since the counter was moved on."""
 
-    def __init__(self, queue: Any, seed: int):
+    def __init__(self, queue: Any, seed: int, of_queue: bool = True):
         self.state = Tensor.from_host(queue, _packed_state(seed, 0))
         self.drawn = 0
+        self.of_queue = of_queue  # else of a Generator, which has a seed of its own
         self._lock = threading.Lock()
         _streams.add(self)
 
@@ -147,7 +151,8 @@ def manual_seed(seed: int) -> None:
     _seed = int(seed)
     _seeded = (_seed,)
     for stream in list(_streams):
-        stream.reset(_seed)
+        if stream.of_queue:
+            stream.reset(_seed)
 
 
 def seeded() -> tuple[int]:
@@ -168,6 +173,66 @@ def set_state(state: RandomState | Mapping[str, int], queue: Any = None) -> None
         return
     values = state.as_dict() if isinstance(state, RandomState) else state
     stream.reset(int(values["seed"]), int(values["counter"]))
+
+
+class Generator(np.random.Generator):
+    """Random numbers with a seed of their own, for ``generator=`` of functions that draw, of samplers and of loaders.
+
+    >>> g = Generator().manual_seed(3)
+    >>> with_tensor = with_generator(rand)
+    >>> first = with_tensor(2, generator=g).tolist()
+    >>> first == with_tensor(2, generator=g).tolist(), first == with_tensor(2, generator=g.manual_seed(3)).tolist()
+    (False, True)
+    """
+
+    def __init__(self, device: Any = None):
+        super().__init__(np.random.PCG64(0))
+        self.device, self._seed = device, 0
+        self._own: dict[Any, RandomStream] = {}  # by queue
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Restart the numbers from a seed; returns the generator."""
+        self._seed, self.bit_generator.state = int(seed), np.random.PCG64(int(seed) % 2**64).state
+        for stream in self._own.values():
+            stream.reset(self._seed)
+        return self
+
+    def seed(self) -> int:
+        """Restart from a random seed, and return it."""
+        return self.manual_seed(int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> 1))._seed
+
+    def initial_seed(self) -> int:
+        """The seed that was set last."""
+        return self._seed
+
+    @contextmanager
+    def drawing_on(self, queue: Any) -> Iterator[None]:
+        """Let what a queue draws come from this generator."""
+        state: Any = queue_state(queue)
+        before = stream_of(queue)
+        if queue not in self._own:
+            self._own[queue] = RandomStream(queue, self._seed, of_queue=False)
+        state.random = self._own[queue]
+        try:
+            yield
+        finally:
+            state.random = before
+
+
+def with_generator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that draws numbers, with ``generator=``; the device is that of its first tensor, or of ``queue=`` or ``device=``."""
+
+    @functools.wraps(function)
+    def drawn(*args: Any, generator: Generator | None = None, **kwargs: Any) -> Any:
+        if generator is None:
+            return function(*args, **kwargs)
+        if not isinstance(generator, Generator):
+            raise TypeError(message(function.__name__, "generator must be a netcl.Generator", given=type(generator).__name__))
+        like = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        with generator.drawing_on(find_queue(kwargs.get("queue"), None, kwargs.get("device")) if like is None else like.queue):
+            return function(*args, **kwargs)
+
+    return drawn
 
 
 # ---- numbers

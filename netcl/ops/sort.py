@@ -172,7 +172,7 @@ def _top_rows(keys: Tensor, rows: int, n: int, k: int) -> Tensor:
     return out
 
 
-def _topk_ref(x, k, axis=-1, largest=True):
+def _topk_ref(x, k, axis=-1, largest=True, sorted=True):
     order = _top_ref(x, k, axis, largest)
     return np.take_along_axis(x, order, axis), order
 
@@ -182,8 +182,8 @@ def _topk_ref(x, k, axis=-1, largest=True):
     samples=[S((9,), k=3), S((3, 40), k=1), S((6, 4), k=2, axis=0, largest=False), S((5,), k=5), S((5,), k=0)],
     errors=[(S((3, 2), k=3), r"\[topk\] k is between 0 and the size of the axis; k=3, axis=-1, x\.shape=\(3, 2\)")],
 )
-def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Ordered:
-    """The ``k`` largest (or smallest) values along an axis, in order, and their indices."""
+def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted: bool = True) -> Ordered:
+    """The ``k`` largest (or smallest) values along an axis, in order whatever ``sorted`` says, and their indices."""
     (x,) = launch.as_tensors("topk", x)
     order = F.top_indices(x, k, axis, largest)
     return Ordered(F.gather(x, axis, order), order)

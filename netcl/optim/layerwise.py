@@ -160,8 +160,8 @@ class Muon(LayerwiseOptimizer):
         a, b, c = group["ns_coefficients"]
         x = ops.div(x, ops.clamp(_norms(x)[0], group["eps"], math.inf))
         for _ in range(group["ns_steps"]):
-            gram = ops.matmul(x, ops.transpose(x))
-            x = ops.add(ops.mul(x, a), ops.matmul(ops.add(ops.mul(gram, b), ops.mul(ops.matmul(gram, gram), c)), x))
+            gram = ops.matmul(x, ops.transpose(x))  # type: ignore[operator]
+            x = ops.add(ops.mul(x, a), ops.matmul(ops.add(ops.mul(gram, b), ops.mul(ops.matmul(gram, gram), c)), x))  # type: ignore[operator]
         matched = group["adjust_lr_fn"] == "match_rms_adamw"
         return ops.transpose(x) if rows > columns else x, 0.2 * math.sqrt(max(p.shape)) if matched else math.sqrt(max(1, rows / columns))
 

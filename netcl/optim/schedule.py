@@ -30,7 +30,19 @@ def _check_optimizer(op: str, optimizer: Any) -> None:
         raise TypeError(message(op, "the first argument is the optimizer", given=type(optimizer).__name__))
 
 
-class Scheduler:
+class Described:
+    """A schedule's ``repr``: its settings, its step and the rates."""
+
+    optimizer: Any
+
+    def __repr__(self) -> str:
+        plain = (bool, int, float, str)
+        shown: dict[str, Any] = {name: value for name, value in vars(self).items() if name[0] != "_" and isinstance(value, plain)}
+        shown["lr"] = [float(group["lr"]) for group in self.optimizer.param_groups]
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
+
+
+class Scheduler(Described):
     """Sets the learning rate of every group, once at the start and then at each :meth:`step`.
 
     A subclass gives :meth:`rates`. ``last_epoch`` counts the steps; to resume, load the state of optimizer and scheduler.
@@ -564,7 +576,7 @@ class SequentialLR(_Several):
         self._last_lr = self.present()
 
 
-class ReduceLROnPlateau:
+class ReduceLROnPlateau(Described):
     """Multiplies by ``factor`` when a metric has not become better for more than ``patience`` steps.
 
     ``mode`` says whether smaller (``"min"``) or larger is better, ``threshold`` how much better counts (a share of the best

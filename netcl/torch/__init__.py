@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from netcl.core.device import chosen_device, manager, set_active_device
+from netcl.core.device import chosen_device, set_active_device
 from netcl.core.errors import message
 from netcl.torch import devices
 from netcl.torch.names import MissingNameError, modules, nearest
-from netcl.torch.scan import missing
+from netcl.torch.scan import is_guarded, missing
+from netcl.utils.data import DataLoader
 
 __all__ = ["MissingNameError", "install", "missing", "run", "uninstall"]
 
@@ -41,7 +42,7 @@ def install(device: Any = "cpu") -> None:
         what, remedy = f"{foreign} is already imported", "install before anything imports it: python -m netcl.torch script.py"
         raise RuntimeError(message("netcl.torch", what, remedy, file=getattr(sys.modules[foreign], "__file__", None)))
     _before.append(chosen_device())
-    manager.name_devices(devices.named)
+    devices.install()
     set_active_device(device)
     sys.modules.update(ours)
     sys.path.insert(0, _WORKERS)
@@ -56,7 +57,7 @@ def uninstall() -> None:
             del sys.modules[name]
     if _WORKERS in sys.path:
         sys.path.remove(_WORKERS)
-    manager.name_devices()
+    devices.uninstall()
     set_active_device(_before.pop())
 
 
@@ -67,6 +68,7 @@ def run(path: str | os.PathLike[str], argv: Sequence[str] = (), device: Any = "c
     """
     absent = missing(path)
     before = sys.argv, sys.path[:]
+    DataLoader.processes = is_guarded(path)
     sys.argv, sys.path[:] = [os.fspath(path), *argv], [str(Path(path).resolve().parent), *sys.path]
     install(device)
     try:
@@ -81,6 +83,7 @@ def run(path: str | os.PathLike[str], argv: Sequence[str] = (), device: Any = "c
     finally:
         uninstall()
         sys.argv, sys.path[:] = before
+        DataLoader.processes = True
 
 
 def _explained(name: str, absent: dict[str, str]) -> MissingNameError:

@@ -10,6 +10,7 @@ from netcl.core import device as core
 from netcl.core import memory
 from netcl.core.device import DeviceHandle, manager
 from netcl.core.errors import DeviceError, message
+from netcl.core.tensor import Tensor
 from netcl.ops.random import manual_seed
 
 _current = [0]
@@ -59,6 +60,45 @@ class device(core.device):
 
     def __repr__(self) -> str:
         return f"device(type={self.type!r}{'' if self._index is None else f', index={self._index}'})"
+
+
+def _text(handle: Any) -> str:
+    return f"cuda:{_number(handle)}" if handle.backend == "cl" else "cpu"
+
+
+def _number(handle: Any) -> int | None:
+    """The number of an OpenCL device among those that "cuda" may mean."""
+    there = [core.require(index).device for index in _indices()] if handle.backend == "cl" else []
+    return there.index(handle.device) if handle.device in there else None
+
+
+#: What ``x.device`` and ``x.is_cuda`` say to a script, by class; :func:`install` puts it there.
+_ANSWERS: tuple[tuple[Any, str, Any], ...] = (
+    (DeviceHandle, "type", property(lambda handle: "cuda" if handle.backend == "cl" else "cpu")),
+    (DeviceHandle, "index", property(_number)),
+    (DeviceHandle, "__str__", _text),
+    (DeviceHandle, "__repr__", lambda handle: f"device({_text(handle)!r})"),
+    (Tensor, "is_cuda", property(lambda x: x.backend == "cl")),
+)
+_before: list[Any] = []
+
+
+def install() -> None:
+    """Let "cuda" mean OpenCL devices, also in what tensors say about their device."""
+    manager.name_devices(named)
+    _before[:] = [vars(owner).get(name) for owner, name, _ in _ANSWERS]
+    for owner, name, answer in _ANSWERS:
+        setattr(owner, name, answer)
+
+
+def uninstall() -> None:
+    """Undo :func:`install`."""
+    manager.name_devices()
+    for (owner, name, _), value in zip(_ANSWERS, _before, strict=True):
+        if value is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, value)
 
 
 def is_available() -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 from functools import cache
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from netcl.torch import adapters, devices, vision
+from netcl import nn
+from netcl.torch import adapters, devices, files, parallel, vision
 
 
 class MissingNameError(AttributeError):
@@ -20,8 +22,10 @@ class MissingNameError(AttributeError):
         self.full_name = full_name
 
 
-_SAME = ("fft", "linalg", "nn", "nn.functional", "nn.init", "nn.parameter", "nn.utils", "nn.utils.parametrizations", "nn.utils.parametrize",
-         "nn.utils.rnn", "optim", "optim.optimizer")  # fmt: skip
+_SAME = ("distributions", "fft", "linalg", "nn.functional", "nn.init", "nn.parameter", "nn.utils", "nn.utils.parametrizations",
+         "nn.utils.parametrize", "nn.utils.rnn", "optim", "optim.optimizer")  # fmt: skip
+_LAYERS = """activation adaptive batchnorm channelshuffle container conv distance dropout flatten fold instancenorm linear loss module
+    normalization padding pixelshuffle pooling rnn sparse transformer upsampling utils""".split()
 _DATA = ("netcl.utils.data",)
 _OFF: dict[str, Any] = dict.fromkeys(("is_available", "is_built", "is_initialized"), lambda: False)
 _CUDNN = {**_OFF, "version": lambda: None, "enabled": False, "benchmark": False, "deterministic": False, "allow_tf32": False}
@@ -39,12 +43,19 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torch.backends.mps": ((), _OFF),
     "torch.cuda": ((), devices.CUDA),
     "torch.cuda.amp": (("netcl.amp",), adapters.CUDA_AMP),
-    "torch.distributed": ((), _OFF),
+    "torch.distributed": ((), parallel.DISTRIBUTED),
+    "torch.hub": (("tqdm",), {}),
     "torch.mps": ((), _OFF),
+    "torch.multiprocessing": (("multiprocessing",), {}),
     **{f"torch.{name}": ((f"netcl.{name}",), {}) for name in _SAME},
+    "torch.nn": (("netcl.nn",), parallel.NN),
     "torch.nn.modules": (("netcl.nn",), {}),
-    "torch.nn.utils.rnn": (("netcl.nn.utils.rnn",), {}),
+    **{f"torch.nn.modules.{name}": (("netcl.nn",), {"NonDynamicallyQuantizableLinear": nn.Linear}) for name in _LAYERS},
+    "torch.nn.parallel": ((), parallel.PARALLEL),
+    "torch.onnx": ((), {"export": adapters.export_onnx}),
     "torch.optim.lr_scheduler": (("netcl.optim.schedule",), {}),
+    "torch.random": (("netcl",), {}),
+    "torch.serialization": ((), files.SERIALIZATION),
     "torch.utils": ((), {}),
     "torch.utils.checkpoint": ((), {"checkpoint": adapters.checkpoint}),
     "torch.utils.data": (_DATA, {}),
@@ -69,7 +80,7 @@ class TorchModule(ModuleType):
         if name == "__all__":
             return [listed for listed in dir(self) if not listed.startswith("_")]
         if not name.startswith("__"):
-            for source in self._sources:
+            for source in filter(importlib.util.find_spec, self._sources):
                 value = getattr(importlib.import_module(source), name, importlib)
                 if not isinstance(value, ModuleType):  # packages of netcl are modules of torch only by the table
                     return value
@@ -77,7 +88,7 @@ class TorchModule(ModuleType):
         raise MissingNameError(f"netcl has no {full}{nearest(full)}", full)
 
     def __dir__(self) -> list[str]:
-        sources = [importlib.import_module(source) for source in self._sources]
+        sources = [importlib.import_module(source) for source in filter(importlib.util.find_spec, self._sources)]
         theirs = {listed for source in sources for listed in dir(source) if not isinstance(getattr(source, listed, source), ModuleType)}
         return sorted({*self.__dict__, *theirs})
 

@@ -28,6 +28,12 @@ def missing(path: str | os.PathLike[str]) -> dict[str, str]:
     return found
 
 
+def is_guarded(path: str | os.PathLike[str]) -> bool:
+    """Whether a script keeps its work under ``if __name__ == "__main__":``, as worker processes, which import it, need it."""
+    tests = [node.test for node in ast.parse(Path(path).read_bytes()).body if isinstance(node, ast.If)]
+    return any(isinstance(part, ast.Name) and part.id == "__name__" for test in tests for part in ast.walk(test))
+
+
 class _Scan(ast.NodeVisitor):
     def __init__(self, file: Path, found: dict[str, str]):
         self.file, self.found = file, found

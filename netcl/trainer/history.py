@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from netcl.core import notebook
+
 
 class History(Mapping[str, list[float]]):
     """The numbers of a run: ``history["loss"]`` has one value per epoch; ``history.rows`` has one dictionary per epoch.
@@ -47,6 +49,11 @@ class History(Mapping[str, list[float]]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+    def _repr_html_(self) -> str:
+        numbers = [[f"{row[name]:.4g}" if name in row else "" for name in self] for row in self.rows]
+        rows = [(row["epoch"] + 1, *cells) for row, cells in zip(self.rows, numbers, strict=True)]
+        return notebook.table("History", ("epoch", *self), rows)
 
     def __repr__(self) -> str:
         return f"History({len(self.rows)} epochs, {', '.join(self)})"

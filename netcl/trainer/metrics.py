@@ -142,7 +142,7 @@ class ConfusionMatrix(Metric):
         if scores.shape[1] != self.classes:
             raise ShapeError(message(self.name, f"was made for {self.classes} classes", outputs=outputs.shape))
         right, chosen = (ops.one_hot(index, self.classes) for index in (labels, ops.argmax(scores, axis=1)))
-        return [ops.matmul(ops.transpose(ops.cast(right, "float32"), 0, 1), ops.cast(chosen, "float32"))]
+        return [ops.matmul(ops.transpose(ops.cast(right, "float32"), 0, 1), ops.cast(chosen, "float32"))]  # type: ignore[operator]
 
     def value(self, sums: Sequence[np.ndarray], samples: int) -> np.ndarray:
         return np.rint(sums[0]).astype(np.int64)

@@ -146,6 +146,11 @@ class Trainer:
 
     # ---- training
 
+    def __repr__(self) -> str:
+        parts = [type(self.model).__name__, type(self.optimizer).__name__, f"metrics={[metric.name for metric in self.metrics]}"]
+        parts += [type(self.scheduler).__name__] if self.scheduler is not None else []
+        return f"Trainer({', '.join(parts)}, epoch={self.epoch}, step={self.step})"
+
     def fit(self, train: Iterable[Any], val: Iterable[Any] | None = None, epochs: int = 1, resume: str | os.PathLike[str] | None = None,
             log_every: int = 20) -> History:  # fmt: skip
         """Train until ``epochs`` epochs are done, counting those of the run that is resumed.

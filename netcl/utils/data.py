@@ -5,12 +5,15 @@ A loader's batches are on the active device, and its order follows :func:`netcl.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from netcl import data
-from netcl.core.device import get_active_device
+from netcl.core.device import get_active_device, require
+from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.data import (
     BatchSampler,
@@ -40,6 +43,8 @@ from netcl.data.datapipes import (
 )
 from netcl.data.dataset import taker
 from netcl.ops import random
+
+log = logging.getLogger("netcl")
 
 __all__ = [
     "BatchSampler", "ChainDataset", "ConcatDataset", "DataChunk", "DataLoader", "Dataset", "DistributedSampler", "IterDataPipe",
@@ -85,6 +90,8 @@ class DataLoader(data.DataLoader):
     ((2, 1), [0, 1])
     """
 
+    processes = True  # whether workers may be processes; ``python -m netcl.torch`` looks at its script
+
     def __init__(
         self, dataset: Any, batch_size: int | None = 1, shuffle: bool | None = None, sampler: Any = None, batch_sampler: Any = None,
         num_workers: int = 0, collate_fn: Callable[[list[Any]], Any] | None = None, pin_memory: bool = False, drop_last: bool = False,
@@ -92,6 +99,9 @@ class DataLoader(data.DataLoader):
         *, prefetch_factor: int | None = None, persistent_workers: bool = False, pin_memory_device: str = "", in_order: bool = True,
         **netcl_options: Any,
     ):  # fmt: skip
+        if num_workers and not self.processes and netcl_options.setdefault("use_shared_mem", False) is False:
+            what = "the script has no `if __name__ == '__main__':`, without which worker processes would run it again"
+            log.warning(message("DataLoader", what, "its workers are threads", num_workers=num_workers))
         at_once = taker(dataset) is not None and not isinstance(dataset, IterableDataset)
         netcl_options.setdefault("seed", random.get_state().as_dict()["seed"] if generator is None else None)
         if collate_fn is None and batch_size is not None and not at_once:
@@ -109,3 +119,11 @@ class DataLoader(data.DataLoader):
 
     def _delivered(self, batch: tuple[Any, ...]) -> Any:
         return list(batch)
+
+
+def _arrived(values: Any, dtype: str) -> Tensor:
+    return Tensor.from_host(require("cpu").queue, values, dtype)
+
+
+# In datasets of worker processes; pickle itself still refuses tensors.
+ForkingPickler.register(Tensor, lambda x: (_arrived, (x.to_host(), str(x.dtype))))

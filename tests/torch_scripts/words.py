@@ -93,9 +93,10 @@ for epoch in range(args.epochs):
 
 with tempfile.TemporaryDirectory() as folder:
     with open(os.path.join(folder, "model.pt"), "wb") as f:
-        torch.save(model.state_dict(), f)
-    with open(os.path.join(folder, "model.pt"), "rb") as f:
-        model.load_state_dict(torch.load(f))
+        torch.save(model, f)
+    with open(os.path.join(folder, "model.pt"), "rb") as f, torch.serialization.safe_globals([WordModel, nn.Embedding, nn.LSTM]):
+        model = torch.load(f)
+model.rnn.flatten_parameters()
 model.eval()
 token, state, said = torch.randint(len(vocabulary), (1, 1), dtype=torch.long).to(device), model.init_hidden(1), []
 with torch.no_grad():

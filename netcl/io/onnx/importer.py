@@ -123,7 +123,7 @@ class OnnxModel(nn.Module):
         if array.dtype.kind in "biu" or array.ndim == 0:
             return tree.tensor_of(stored, dtype, self._host)
         tensor = tree.tensor_of(stored, dtype, nn.parameter.here())
-        tensor.requires_grad, tensor.persistent = learned, True  # type: ignore[misc]
+        tensor.requires_grad, tensor.persistent = learned, True
         owner, last = self._owner(name)
         if learned:
             owner.register_parameter(last, tensor)

@@ -183,7 +183,7 @@ def _resize(node: Node, x: Tensor, region: Any = None, scales: Any = None, sizes
         what = "only nearest (asymmetric, floor) and linear resizing of images and signals is supported"
         raise node.fault(what, form=form, shape=x.shape)
     linear, align = known[0]
-    target = {"size": tuple(given[2:])} if by_size else {"scale_factor": tuple(given[2:])}
+    target: dict[str, Any] = {"size": tuple(given[2:])} if by_size else {"scale_factor": tuple(given[2:])}
     return ag.interpolate(x, **target, mode=("linear" if x.ndim == 3 else "bilinear") if linear else "nearest", align_corners=align)
 
 

@@ -1,0 +1,34 @@
+"""``torch.accelerator`` by its names: the OpenCL device that netcl prefers, where there is one.
+
+>>> from netcl import accelerator
+>>> accelerator.is_available() == (accelerator.current_accelerator() is not None)
+True
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from netcl.core import device as core
+
+__all__ = ["current_accelerator", "device_count", "is_available", "synchronize"]
+
+
+def is_available() -> bool:
+    """Whether the default device is an OpenCL device, not the NumPy backend."""
+    return core.require("auto").backend == "cl"
+
+
+def current_accelerator(check_available: bool = False) -> core.device | None:
+    """The default OpenCL device; ``None`` if there is none."""
+    return core.device("auto") if is_available() else None
+
+
+def device_count() -> int:
+    """The number of OpenCL devices."""
+    return len(core.manager.found()) if is_available() else 0
+
+
+def synchronize(device: Any = None) -> None:
+    """Wait until a device, by default every one, has finished its work."""
+    core.synchronize(None if device is None else core.require(device))

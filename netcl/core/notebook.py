@@ -1,0 +1,42 @@
+"""HTML for notebooks: what ``_repr_html_`` of tensors, modules and histories returns."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_MOST = 10  # rows and columns of a table of values
+
+
+def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table with a caption; cells are escaped.
+
+    >>> table("two", ["a"], [[1], ["<b>"]])
+    '<table><caption>two</caption><tr><th>a</th></tr><tr><td>1</td></tr><tr><td>&lt;b&gt;</td></tr></table>'
+    """
+    top = "".join(f"<th>{html.escape(str(cell))}</th>" for cell in head)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><caption>{html.escape(caption)}</caption>{f'<tr>{top}</tr>' if top else ''}{body}</table>"
+
+
+def tensor(x: Any) -> str:
+    """The values of a vector or a matrix as a table, its first and last rows and columns; other tensors as their ``repr``."""
+    grad = ", requires_grad" if x.requires_grad else ""
+    caption = f"Tensor {tuple(x.shape)} {x.dtype} on {x.device.device_name}{grad}"
+    if x.ndim not in (1, 2) or not x.size:
+        return f"<pre>{html.escape(repr(x))}</pre>"
+    values = x.detach().to_host().reshape(-1, x.shape[-1])
+    rows, columns = (_ends(n) for n in values.shape)
+    cells = [["..." if i is None or j is None else _number(values[i, j]) for j in columns] for i in rows]
+    return table(caption, [], cells)
+
+
+def _ends(count: int) -> list[int | None]:
+    """Indices of an axis; ``None`` stands for those that are left out."""
+    half = _MOST // 2
+    return [*range(count)] if count <= _MOST else [*range(half), None, *range(count - half, count)]
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if value.dtype.kind == "f" else str(value)

@@ -1,0 +1,64 @@
+"""Tracebacks of netcl's own errors without netcl's frames: they end in the line of the user. One hook, which runs when one is printed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import Any
+
+from netcl.core import env
+from netcl.core.site import is_own
+
+NOTE = "netcl's own frames are hidden; NETCL_TRACEBACK=full shows them"
+
+
+def without_own_frames(error: BaseException) -> bool:
+    """Take netcl's frames out of the traceback of an error that netcl raised on purpose, and of its causes; whether any were."""
+    hidden, seen = False, set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        hidden |= _shorten(following)
+        following = following.__cause__ or following.__context__
+    return hidden
+
+
+def _shorten(error: BaseException) -> bool:
+    entries: list[TracebackType] = []
+    entry = error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    shown = [e for e in entries if not is_own(name := e.tb_frame.f_code.co_filename) and name != "<frozen runpy>"]
+    # Errors raised on purpose have the form of errors.message; anything else that ends inside netcl is netcl's fault, and told in full.
+    if not shown or not entries or not is_own(entries[-1].tb_frame.f_code.co_filename) or not str(error).startswith("["):
+        return False
+    for one, following in zip(shown, [*shown[1:], None], strict=True):
+        one.tb_next = following
+    error.__traceback__ = shown[0]
+    return len(shown) < len(entries)
+
+
+def _prepared(error: BaseException | None) -> TracebackType | None:
+    if error is None:
+        return None
+    if env.value("NETCL_TRACEBACK") == "short" and without_own_frames(error) and hasattr(error, "add_note"):
+        error.add_note(NOTE)
+    return error.__traceback__
+
+
+def install() -> None:
+    """Let uncaught errors be printed this way: by the interpreter, by threads and, if it runs, by IPython."""
+    plain, of_thread = sys.excepthook, threading.excepthook
+
+    def shown(kind: Any, error: Any, entries: Any) -> None:
+        plain(kind, error, _prepared(error) if error is not None else entries)
+
+    def shown_of_thread(given: Any) -> None:
+        of_thread(threading.ExceptHookArgs((given.exc_type, given.exc_value, _prepared(given.exc_value), given.thread)))
+
+    sys.excepthook, threading.excepthook = shown, shown_of_thread
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None:
+        shell.set_custom_exc((Exception,), lambda shell, kind, error, *_: shell.showtraceback((kind, error, _prepared(error))))

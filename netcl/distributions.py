@@ -1,0 +1,337 @@
+"""Probability distributions under torch's names: ``sample``, ``rsample``, ``log_prob``, ``entropy``, ``kl_divergence``.
+
+>>> import netcl
+>>> from netcl.distributions import Categorical
+>>> policy = Categorical(logits=netcl.tensor([0.0, 2.0]))
+>>> action = policy.sample()
+>>> policy.log_prob(action).shape, policy.probs.tolist()[1] > 0.8
+((), True)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from netcl import autograd as ag
+from netcl.autograd import creation
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+
+__all__ = ["Bernoulli", "Categorical", "Distribution", "Exponential", "Independent", "Laplace", "LogNormal", "Normal", "OneHotCategorical",
+           "Uniform", "kl_divergence"]  # fmt: skip
+
+Value = Tensor | float
+
+
+class Distribution:
+    """The base of all distributions. ``batch_shape`` are independent ones, ``event_shape`` is the shape of a draw of one."""
+
+    batch_shape: tuple[int, ...]
+    event_shape: tuple[int, ...] = ()
+    has_rsample = False
+
+    def __init__(self, **parameters: Any):
+        """Keep the parameters as tensors of their common shape."""
+        queue = next((x.queue for x in parameters.values() if isinstance(x, Tensor)), None)
+        given = {name: x if isinstance(x, Tensor) else Tensor.from_host(queue, np.asarray(x, np.float32)) for name, x in parameters.items()}
+        self.batch_shape = tuple(int(n) for n in np.broadcast_shapes(*(x.shape for x in given.values())))
+        for name, x in given.items():
+            setattr(self, name, x if x.shape == self.batch_shape else x.expand(self.batch_shape))
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw values through which gradients flow to the parameters."""
+        raise NotImplementedError(message(type(self).__name__, "draws of this distribution have no gradient", "use sample()"))
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw values without a gradient, of shape ``sample_shape + batch_shape + event_shape``."""
+        with ag.no_grad():
+            return self.rsample(sample_shape)
+
+    def log_prob(self, value: Any) -> Tensor:
+        """The logarithm of the density or probability of ``value``."""
+        raise NotImplementedError(message(type(self).__name__, "log_prob is not defined"))
+
+    def entropy(self) -> Tensor:
+        """The entropy, in nats."""
+        raise NotImplementedError(message(type(self).__name__, "entropy is not defined"))
+
+    def _drawn(self, kind: str, like: Tensor, sample_shape: Sequence[int]) -> Tensor:
+        return creation.CREATION_FUNCTIONS[kind]((*sample_shape, *self.batch_shape), dtype=like.dtype, queue=like.queue)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean."""
+        raise NotImplementedError(message(type(self).__name__, "mean is not defined"))
+
+    @property
+    def stddev(self) -> Tensor:
+        """The standard deviation."""
+        return self.variance.sqrt()
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance."""
+        raise NotImplementedError(message(type(self).__name__, "variance is not defined"))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(batch_shape={self.batch_shape}, event_shape={self.event_shape})"
+
+
+class _LocationScale(Distribution):
+    has_rsample = True
+    loc: Tensor
+    scale: Tensor
+
+    def __init__(self, loc: Value, scale: Value, validate_args: Any = None):
+        super().__init__(loc=loc, scale=scale)
+
+    mean = property(lambda self: self.loc)
+
+
+class Normal(_LocationScale):
+    """The normal distribution with mean ``loc`` and standard deviation ``scale``."""
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return self.loc + self.scale * self._drawn("randn", self.loc, sample_shape)
+
+    def log_prob(self, value: Any) -> Tensor:
+        return ((value - self.loc) / self.scale).square() * -0.5 - self.scale.log() - 0.5 * math.log(2 * math.pi)
+
+    def entropy(self) -> Tensor:
+        return self.scale.log() + 0.5 * (1 + math.log(2 * math.pi))
+
+    def cdf(self, value: Any) -> Tensor:
+        """The probability of values up to ``value``."""
+        return (((value - self.loc) / (self.scale * math.sqrt(2))).erf() + 1) * 0.5
+
+    variance = property(lambda self: self.scale.square())
+
+
+class LogNormal(Normal):
+    """The distribution of values whose logarithm is normal."""
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return super().rsample(sample_shape).exp()
+
+    def log_prob(self, value: Any) -> Tensor:
+        logarithm = value.log()
+        return super().log_prob(logarithm) - logarithm
+
+    def entropy(self) -> Tensor:
+        return super().entropy() + self.loc
+
+    def cdf(self, value: Any) -> Tensor:
+        return super().cdf(value.log())
+
+    mean = property(lambda self: (self.loc + self.scale.square() * 0.5).exp())
+    variance = property(lambda self: self.scale.square().expm1() * (2 * self.loc + self.scale.square()).exp())
+
+
+class Laplace(_LocationScale):
+    """The Laplace distribution: ``exp(-|x - loc| / scale) / (2 scale)``."""
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        u = self._drawn("rand", self.loc, sample_shape) - 0.5
+        return self.loc - self.scale * u.sign() * (-2 * u.abs()).clamp(min=-1 + 1e-7).log1p()
+
+    def log_prob(self, value: Any) -> Tensor:
+        return -(value - self.loc).abs() / self.scale - (2 * self.scale).log()
+
+    def entropy(self) -> Tensor:
+        return (2 * self.scale).log() + 1
+
+    variance = property(lambda self: 2 * self.scale.square())
+
+
+class Uniform(Distribution):
+    """Values uniform in [low, high)."""
+
+    has_rsample = True
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, low: Value, high: Value, validate_args: Any = None):
+        super().__init__(low=low, high=high)
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return self.low + (self.high - self.low) * self._drawn("rand", self.low, sample_shape)
+
+    def log_prob(self, value: Any) -> Tensor:
+        inside = (self.low <= value) * (value < self.high)
+        return inside.to(self.low.dtype).log() - (self.high - self.low).log()
+
+    def entropy(self) -> Tensor:
+        return (self.high - self.low).log()
+
+    mean = property(lambda self: (self.low + self.high) * 0.5)
+    variance = property(lambda self: (self.high - self.low).square() / 12)
+
+
+class Exponential(Distribution):
+    """The exponential distribution with density ``rate * exp(-rate * x)``."""
+
+    has_rsample = True
+    rate: Tensor
+
+    def __init__(self, rate: Value, validate_args: Any = None):
+        super().__init__(rate=rate)
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return -(-self._drawn("rand", self.rate, sample_shape)).log1p() / self.rate
+
+    def log_prob(self, value: Any) -> Tensor:
+        return self.rate.log() - self.rate * value
+
+    def entropy(self) -> Tensor:
+        return 1 - self.rate.log()
+
+    mean = property(lambda self: 1 / self.rate)
+    variance = property(lambda self: 1 / self.rate.square())
+
+
+def _one_of(name: str, probs: Any, logits: Any) -> tuple[str, Any]:
+    if (probs is None) == (logits is None):
+        given = [word for word, value in (("probs", probs), ("logits", logits)) if value is not None]
+        raise ValueError(message(name, "exactly one of probs and logits must be given", given=given))
+    return ("probs", probs) if logits is None else ("logits", logits)
+
+
+class Bernoulli(Distribution):
+    """1 with probability ``probs``, else 0; or from ``logits``, the logarithm of the odds."""
+
+    probs: Tensor
+    logits: Tensor
+
+    def __init__(self, probs: Value | None = None, logits: Value | None = None, validate_args: Any = None):
+        name, given = _one_of("Bernoulli", probs, logits)
+        super().__init__(**{name: given})
+        if name == "logits":
+            self.probs = self.logits.sigmoid()
+        else:
+            eps = creation.finfo(self.probs.dtype).eps
+            inside = self.probs.clamp(eps, 1 - eps)
+            self.logits = inside.log() - (-inside).log1p()
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        with ag.no_grad():
+            return ag.bernoulli(self.probs.detach().expand((*sample_shape, *self.batch_shape)))
+
+    def log_prob(self, value: Any) -> Tensor:
+        return -ag.binary_cross_entropy_with_logits(self.logits.expand(value.shape), value.to(self.logits.dtype), reduction="none")
+
+    def entropy(self) -> Tensor:
+        return ag.binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none")
+
+    mean = property(lambda self: self.probs)
+    variance = property(lambda self: self.probs * (1 - self.probs))
+
+
+class Categorical(Distribution):
+    """One of ``n`` classes; ``probs`` or ``logits`` have them along their last axis and need not be normalized."""
+
+    probs: Tensor
+    logits: Tensor
+
+    def __init__(self, probs: Any = None, logits: Any = None, validate_args: Any = None):
+        name, given = _one_of(type(self).__name__, probs, logits)
+        if not getattr(given, "shape", ()):
+            raise ShapeError(message(type(self).__name__, f"{name} must have at least one axis", given=repr(given)))
+        super().__init__(**{name: given})
+        if name == "logits":
+            self.logits = self.logits - self.logits.logsumexp(-1, keepdim=True)
+            self.probs = self.logits.exp()
+        else:
+            self.probs = self.probs / self.probs.sum(-1, keepdim=True)
+            self.logits = self.probs.clamp(min=creation.finfo(self.probs.dtype).eps).log()
+        self.batch_shape, self._classes = self.batch_shape[:-1], self.batch_shape[-1]
+
+    def _indices(self, sample_shape: Sequence[int]) -> Tensor:
+        with ag.no_grad():
+            rows = self.probs.detach().reshape(-1, self._classes)
+            drawn = creation.multinomial(rows, math.prod(sample_shape), replacement=True)
+            return drawn.t().reshape((*sample_shape, *self.batch_shape))
+
+    def _log_prob_of(self, index: Tensor) -> Tensor:
+        shape = np.broadcast_shapes(index.shape, self.batch_shape)
+        logits = self.logits.expand((*shape, self._classes))
+        return logits.gather(-1, index.to("int64").expand(shape).unsqueeze(-1)).squeeze(-1)
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return self._indices(sample_shape)
+
+    def log_prob(self, value: Any) -> Tensor:
+        return self._log_prob_of(value)
+
+    def entropy(self) -> Tensor:
+        return -(self.logits * self.probs).sum(-1)
+
+    @property
+    def mode(self) -> Tensor:
+        """The most probable class."""
+        return self.probs.argmax(-1)
+
+
+class OneHotCategorical(Categorical):
+    """:class:`Categorical` whose draws are one-hot vectors."""
+
+    def __init__(self, probs: Any = None, logits: Any = None, validate_args: Any = None):
+        super().__init__(probs, logits)
+        self.event_shape = (self._classes,)
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return ag.one_hot(self._indices(sample_shape), self._classes).to(self.probs.dtype)
+
+    def log_prob(self, value: Any) -> Tensor:
+        return self._log_prob_of(value.argmax(-1))
+
+    mean = property(lambda self: self.probs)
+    variance = property(lambda self: self.probs * (1 - self.probs))
+
+
+class Independent(Distribution):
+    """The last ``reinterpreted_batch_ndims`` batch axes of a distribution as one event: log probabilities are summed over them."""
+
+    def __init__(self, base_distribution: Distribution, reinterpreted_batch_ndims: int, validate_args: Any = None):
+        shape, count = base_distribution.batch_shape, reinterpreted_batch_ndims
+        if not 0 <= count <= len(shape):
+            raise ShapeError(message("Independent", "reinterpreted_batch_ndims must be at most the number of batch axes", shape=shape))
+        self.base_dist, self.has_rsample, self._axes = base_distribution, base_distribution.has_rsample, tuple(range(-count, 0))
+        self.batch_shape, self.event_shape = shape[: len(shape) - count], shape[len(shape) - count :] + base_distribution.event_shape
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return self.base_dist.rsample(sample_shape)
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        return self.base_dist.sample(sample_shape)
+
+    def _summed(self, value: Tensor) -> Tensor:
+        return value.sum(self._axes) if self._axes else value
+
+    def log_prob(self, value: Any) -> Tensor:
+        return self._summed(self.base_dist.log_prob(value))
+
+    def entropy(self) -> Tensor:
+        return self._summed(self.base_dist.entropy())
+
+    mean = property(lambda self: self.base_dist.mean)
+    variance = property(lambda self: self.base_dist.variance)
+
+
+def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
+    """The Kullback-Leibler divergence of two distributions of the same class."""
+    if isinstance(p, Normal) and isinstance(q, Normal) and type(p) is type(q):
+        ratio = (p.scale / q.scale).square()
+        return (ratio + ((p.loc - q.loc) / q.scale).square() - 1 - ratio.log()) * 0.5
+    if isinstance(p, Categorical) and isinstance(q, Categorical):
+        return (p.probs * (p.logits - q.logits)).sum(-1)
+    if isinstance(p, Bernoulli) and isinstance(q, Bernoulli):
+        return p.probs * (p.logits - q.logits) + ag.softplus(q.logits) - ag.softplus(p.logits)
+    if isinstance(p, Exponential) and isinstance(q, Exponential):
+        return q.rate / p.rate - 1 + (p.rate / q.rate).log()
+    if isinstance(p, Independent) and isinstance(q, Independent) and p.event_shape == q.event_shape:
+        return p._summed(kl_divergence(p.base_dist, q.base_dist))
+    raise NotImplementedError(message("kl_divergence", "no formula for these distributions", p=type(p).__name__, q=type(q).__name__))

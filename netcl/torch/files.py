@@ -1,0 +1,118 @@
+"""``torch.save``, ``torch.load`` and ``torch.serialization``, without pickle.
+
+State dicts and nestings of plain values and tensors are files that PyTorch reads. A whole module is a file of ``netcl.save``: the name of
+its class, the arguments of its constructor and its weights; loading it needs its classes, as ``torch.load(weights_only=True)`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.io.model import save_model
+from netcl.io.state import load as load_file
+from netcl.io.torch_format import save_torch
+from netcl.nn import factory
+from netcl.nn.module import Module
+from netcl.torch import devices
+
+_ON_DEVICE = b"netcl: cuda"
+_allowed: list[Any] = []
+
+
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+@contextmanager
+def _registered(classes: Iterable[Any]) -> Iterator[None]:
+    """Let files name these classes of modules."""
+    before = set(factory.registered())
+    known = {factory.lookup(name) for name in before}
+    made = [cls for cls in classes if isinstance(cls, type) and issubclass(cls, Module) and cls not in known]
+    for cls in dict.fromkeys(made):
+        factory.register_layer(_full_name(cls), cls)
+    try:
+        yield
+    finally:
+        for name in set(factory.registered()) - before:
+            factory.unregister_layer(name)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    parts = value.values() if isinstance(value, Mapping) else value.state_dict().values() if isinstance(value, Module) else value
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | Module | list | tuple):
+        for part in parts:
+            yield from _tensors(part)
+
+
+def save(obj: Any, f: Any, *unused: Any, **options: Any) -> None:
+    """``torch.save`` into a path or a file. If all tensors are on an OpenCL device, a comment in the archive says so to :func:`load`."""
+    if not isinstance(f, str | os.PathLike):
+        with tempfile.TemporaryDirectory() as folder:
+            save(obj, path := Path(folder, "state.pt"))
+            f.write(path.read_bytes())
+    elif isinstance(obj, Module):
+        with _registered(type(part) for part in obj.modules()):
+            save_model(obj, f)
+    else:
+        save_torch(obj, f)
+    if isinstance(f, str | os.PathLike) and {x.backend for x in _tensors(obj)} == {"cl"}:
+        with zipfile.ZipFile(f, "a") as archive:
+            archive.comment = _ON_DEVICE
+
+
+def _saved_on(f: str | os.PathLike[str]) -> str:
+    """The device of ``map_location=None``: "cuda" for tensors that were on an OpenCL device, if there is one."""
+    if not zipfile.is_zipfile(f) or not devices.is_available():
+        return "cpu"
+    with zipfile.ZipFile(f) as archive:
+        return "cuda" if archive.comment == _ON_DEVICE else "cpu"
+
+
+def load(f: Any, map_location: Any = None, pickle_module: Any = None, *, weights_only: bool | None = None, **options: Any) -> Any:
+    """``torch.load`` of a path or a file. Tensors are on ``map_location``, by default where they were saved.
+
+    The classes of a whole module must be in :func:`safe_globals`, or ``weights_only=False`` finds them among the imported modules.
+    """
+    if not isinstance(f, str | os.PathLike):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "state.pt")
+            path.write_bytes(f.read())
+            return load(path, map_location, weights_only=weights_only)
+    imported = [v for m in list(sys.modules.values()) for v in list(vars(m).values())] if weights_only is False else []
+    with _registered([*_allowed, *(v for v in imported if isinstance(v, type) and issubclass(v, Module))]):
+        try:
+            return load_file(f, map_location=_saved_on(f) if map_location is None else map_location)
+        except ValueError as error:
+            if "no layer of this type is registered" not in str(error):
+                raise
+            remedy = "name its classes: torch.serialization.safe_globals([Net]), or pass weights_only=False"
+            raise ValueError(message("torch.load", "the file holds a whole module of an unknown class", remedy, reason=error)) from error
+
+
+@contextmanager
+def safe_globals(classes: Iterable[Any]) -> Iterator[None]:
+    """Allow ``torch.load`` to make modules of these classes."""
+    before = list(_allowed)
+    _allowed.extend(classes)
+    try:
+        yield
+    finally:
+        _allowed[:] = before
+
+
+SERIALIZATION: dict[str, Any] = {
+    "save": save, "load": load, "safe_globals": safe_globals, "add_safe_globals": _allowed.extend, "clear_safe_globals": _allowed.clear,
+    "get_safe_globals": lambda: list(_allowed),
+}  # fmt: skip

@@ -1,0 +1,75 @@
+"""``torch.distributed`` over :mod:`netcl.distributed` (ranks are started by ``mpiexec``), and ``torch.nn.parallel``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from netcl import distributed
+from netcl.core import env
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.nn.module import Module
+
+_group: list[distributed.World] = []
+
+
+def _init(backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1, **options: Any) -> None:
+    world = distributed.world()
+    expected = world_size if world_size > 0 else int(env.raw("WORLD_SIZE") or world.size)
+    if expected != world.size:
+        remedy = f"start the ranks with mpiexec: mpiexec -n {expected} python -m netcl.torch script.py"
+        raise RuntimeError(message("init_process_group", "the ranks of this job are not started by MPI", remedy, world_size=expected))
+    _group[:] = [world]
+
+
+def _world() -> distributed.World:
+    if not _group:
+        raise RuntimeError(message("torch.distributed", "there is no process group", "call init_process_group() first"))
+    return _group[0]
+
+
+def _all_reduce(tensor: Tensor, op: str = "sum", group: Any = None, async_op: bool = False) -> None:
+    tensor.write(_world().all_reduce(tensor.to_host(), op))
+
+
+def _broadcast(tensor: Tensor, src: int = 0, group: Any = None, async_op: bool = False) -> None:
+    tensor.write(_world().broadcast(tensor.to_host(), src))
+
+
+def _ddp(module: Module, device_ids: Any = None, *unused: Any, broadcast_buffers: bool = True, **options: Any) -> Module:
+    return distributed.DistributedDataParallel(module, _world(), broadcast_buffers=broadcast_buffers)
+
+
+class OneDevice(Module):
+    """``torch.nn.DataParallel`` over one device: the module itself, under the name ``module``."""
+
+    def __init__(self, module: Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+def _data_parallel(module: Module, device_ids: Sequence[Any] | None = None, output_device: Any = None, dim: int = 0) -> Module:
+    """The batch is split over the devices that ``device_ids`` names; without it there is one, as OpenCL devices differ in speed."""
+    devices = [f"cuda:{i}" if isinstance(i, int) else i for i in device_ids or ()]
+    return distributed.DataParallel(module, devices) if len(devices) > 1 else OneDevice(module)
+
+
+NN: dict[str, Any] = {"DataParallel": _data_parallel}
+PARALLEL: dict[str, Any] = {
+    **NN, "DistributedDataParallel": _ddp,
+    "data_parallel": lambda module, inputs, device_ids=None, *rest, **options: _data_parallel(module, device_ids)(
+        *(inputs if isinstance(inputs, tuple) else (inputs,))
+    ),
+}  # fmt: skip
+DISTRIBUTED: dict[str, Any] = {
+    "is_available": lambda: True, "is_initialized": lambda: bool(_group), "is_nccl_available": lambda: False,
+    "init_process_group": _init, "destroy_process_group": lambda group=None: _group.clear(),
+    "get_rank": lambda group=None: _world().rank, "get_world_size": lambda group=None: _world().size,
+    "barrier": lambda group=None, **options: _world().barrier(), "all_reduce": _all_reduce, "broadcast": _broadcast,
+    "ReduceOp": SimpleNamespace(SUM="sum", AVG="mean", MAX="max", MIN="min", PRODUCT="prod"),
+}  # fmt: skip

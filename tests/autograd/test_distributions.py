@@ -1,0 +1,121 @@
+"""``netcl.distributions`` against the formulas, and ``netcl.Generator``."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import netcl
+from netcl import distributions as D
+from netcl import nn
+
+#: Parameters, a value, and log_prob, entropy, mean and variance as torch 2.13 computes them.
+L, S = (0.3, -1.0, 2.0), (0.5, 1.0, 2.0)
+NORMAL = -0.5 * math.log(2 * math.pi)
+
+
+def near(tensor, wanted, tolerance=2e-5):
+    np.testing.assert_allclose(tensor.to_host(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_densities(device):
+    with netcl.device(device):
+        loc, scale, value = (netcl.tensor(list(x)) for x in (L, S, (0.2, 0.4, 1.5)))
+        z = (np.array([0.2, 0.4, 1.5]) - L) / np.array(S)
+        near(D.Normal(loc, scale).log_prob(value), NORMAL - z * z / 2 - np.log(S))
+        near(D.Normal(loc, scale).cdf(loc), [0.5] * 3)
+        near(D.Normal(loc, scale).entropy(), 0.5 - NORMAL + np.log(S))
+        log_z = (np.log([0.2, 0.4, 1.5]) - L) / np.array(S)
+        near(D.LogNormal(loc, scale).log_prob(value), NORMAL - log_z**2 / 2 - np.log(S) - np.log([0.2, 0.4, 1.5]), 1e-4)
+        near(D.Laplace(loc, scale).log_prob(value), -np.abs(z) - np.log(2 * np.array(S)))
+        near(D.Uniform(loc, loc + scale).log_prob(loc), -np.log(S))
+        assert D.Uniform(0.0, 1.0).log_prob(netcl.tensor(2.0)).item() == -math.inf
+        near(D.Exponential(scale).log_prob(value), np.log(S) - np.array(S) * [0.2, 0.4, 1.5])
+        near(D.Bernoulli(logits=loc).log_prob(netcl.tensor([1.0, 0.0, 1.0])), -np.log1p(np.exp([-0.3, -1.0, -2.0])))
+        one = D.Categorical(netcl.tensor([1.0, 1.0, 2.0]))
+        near(one.log_prob(netcl.tensor([0, 2])), np.log([0.25, 0.5]))
+        near(one.entropy(), 1.5 * math.log(2))
+        near(D.OneHotCategorical(logits=netcl.zeros(4)).log_prob(netcl.tensor([0.0, 1.0, 0.0, 0.0])), -math.log(4))
+        near(D.Independent(D.Normal(loc, scale), 1).log_prob(loc), 3 * NORMAL - np.log(S).sum())
+
+
+def test_divergences(device):
+    with netcl.device(device):
+        loc, scale = netcl.tensor(list(L)), netcl.tensor(list(S))
+        wanted = np.array(S) ** 2 / 2 + np.array(L) ** 2 / 2 - 0.5 - np.log(S)
+        near(D.kl_divergence(D.Normal(loc, scale), D.Normal(0.0, 1.0)), wanted)
+        near(D.kl_divergence(D.Independent(D.Normal(loc, scale), 1), D.Independent(D.Normal(loc, scale), 1)), 0.0)
+        near(D.kl_divergence(D.Categorical(netcl.tensor([0.5, 0.5])), D.Categorical(netcl.tensor([0.25, 0.75]))), 0.5 * math.log(4 / 3))
+        near(D.kl_divergence(D.Bernoulli(0.5), D.Bernoulli(0.25)), 0.5 * math.log(4 / 3))
+        near(D.kl_divergence(D.Exponential(1.0), D.Exponential(2.0)), 1 - math.log(2))
+        with pytest.raises(NotImplementedError, match=r"\[kl_divergence\] no formula for these distributions; p=Normal, q=Uniform"):
+            D.kl_divergence(D.Normal(0.0, 1.0), D.Uniform(0.0, 1.0))
+
+
+@pytest.mark.parametrize("made", [
+    lambda: D.Normal(1.0, 0.5), lambda: D.LogNormal(0.0, 0.25), lambda: D.Laplace(1.0, 0.5), lambda: D.Uniform(1.0, 3.0),
+    lambda: D.Exponential(2.0), lambda: D.Bernoulli(0.3), lambda: D.OneHotCategorical(netcl.tensor([0.2, 0.8])),
+], ids=lambda f: "")  # fmt: skip
+def test_draws_have_the_mean_and_variance(made):
+    with netcl.device("cpu"):
+        netcl.manual_seed(2)
+        distribution = made()
+        drawn = distribution.sample((4000,)).to_host()
+        assert drawn.shape == (4000, *distribution.batch_shape, *distribution.event_shape)
+        np.testing.assert_allclose(drawn.mean(0), distribution.mean.to_host(), atol=0.05)
+        np.testing.assert_allclose(drawn.var(0), distribution.variance.to_host(), atol=0.05)
+
+
+def test_gradients_flow_through_rsample_and_log_prob():
+    with netcl.device("cpu"):
+        loc = netcl.zeros(3, requires_grad=True)
+        D.Normal(loc, 1.0).rsample((2,)).sum().backward()
+        assert loc.grad.tolist() == [2.0, 2.0, 2.0]
+        logits = netcl.zeros(2, requires_grad=True)
+        D.Categorical(logits=logits).log_prob(netcl.tensor(1)).backward()
+        assert logits.grad.tolist() == [-0.5, 0.5] and not D.Normal(loc, 1.0).sample().requires_grad
+        with pytest.raises(NotImplementedError, match=r"\[Categorical\] draws of this distribution have no gradient; use sample\(\)"):
+            D.Categorical(logits=logits).rsample()
+        with pytest.raises(ValueError, match=r"\[Bernoulli\] exactly one of probs and logits must be given; given=\[\]"):
+            D.Bernoulli()
+
+
+def test_a_generator_has_its_own_seed(device):
+    with netcl.device(device):
+        draws = {
+            "randn": lambda g: netcl.randn(5, generator=g), "rand_like": lambda g: netcl.rand_like(netcl.ones(5), generator=g),
+            "randint": lambda g: netcl.randint(0, 99, (5,), generator=g), "randperm": lambda g: netcl.randperm(9, generator=g),
+            "multinomial": lambda g: netcl.multinomial(netcl.ones(50), 5, generator=g),
+            "bernoulli": lambda g: netcl.bernoulli(netcl.full((40,), 0.5), generator=g),
+            "normal_": lambda g: netcl.empty(5).normal_(generator=g),
+            "init": lambda g: nn.init.xavier_uniform_(netcl.empty(3, 3), generator=g),
+        }  # fmt: skip
+        generator = netcl.Generator()
+        for name, draw in draws.items():
+            first, second = draw(generator.manual_seed(4)).tolist(), draw(generator).tolist()
+            netcl.manual_seed(9)
+            plain = netcl.rand(2).tolist()
+            again = draw(generator.manual_seed(4)).tolist()
+            netcl.manual_seed(9)
+            draw(generator)
+            assert first == again != second and netcl.rand(2).tolist() == plain, name
+        assert generator.initial_seed() == 4 and generator.seed() == generator.initial_seed() != 4
+        with pytest.raises(TypeError, match=r"\[randn\] generator must be a netcl.Generator; given=int"):
+            netcl.randn(2, generator=3)
+
+
+def test_a_function_that_draws_from_a_generator_can_be_compiled(device):
+    with netcl.device(device):
+        generator = netcl.Generator().manual_seed(1)
+        step = netcl.compile(lambda x: x + netcl.randn(3, generator=generator))
+        drawn = [step(netcl.zeros(3)).tolist() for _ in range(5)]
+        generator.manual_seed(1)
+        np.testing.assert_allclose(drawn, [netcl.randn(3, generator=generator).tolist() for _ in range(5)])
+
+
+def test_numpy_numbers_are_parameters(device):
+    with netcl.device(device):
+        x = netcl.tensor([-1.0, 0.5, 2.0])
+        assert x.clamp(np.float32(0), np.float64(1)).tolist() == [0.0, 0.5, 1.0] and (x * np.float64(2)).dtype == netcl.float32
