@@ -1,4 +1,5 @@
 # make demo: install from this checkout into .venv, with a CPU OpenCL runtime, train a CNN on handwritten digits, write a report
+#   (the runtime is a wheel on x86-64 Linux; elsewhere the system's package, installed if that needs no password)
 # make test: the same with the development tools; everything CI checks
 # make test-full: the same on every CPU runtime, with every op in every dtype and every kernel; hours on two cores
 # make quick: the inner loop
@@ -12,9 +13,10 @@ JOBS ?= 2
 .PHONY: demo test test-full quick lint docs-tables site clean
 
 demo: $(VENV)/.cpu
-	-$(BIN)/netcl doctor
+	@$(BIN)/netcl doctor --fix || echo "make: the demo goes on with NumPy"
 	$(BIN)/netcl selftest relu
 	$(BIN)/netcl train --data digits --model cnn --run runs/demo --overwrite
+	@echo "activate the environment: . $(BIN)/activate; then: netcl --help"
 
 # Threads of NumPy that wait by spinning would take the cores from the other jobs.
 test test-full quick: export OPENBLAS_NUM_THREADS := 1
@@ -43,11 +45,13 @@ site: $(VENV)/.docs
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: netcl needs Python 3.10 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "make: this Python cannot make environments; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(PYTHON) -I netcl/core/system_packages.py venv && $(PYTHON) -m venv $(VENV); } || { rm -rf $(VENV); exit 1; }
 
 # One stamp per extra: pip runs again only after pyproject.toml has changed.
 $(VENV)/.cpu $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	@[ $* != dev ] || $(BIN)/python -I netcl/core/system_packages.py tools
+	@[ $* != dev ] || $(BIN)/netcl doctor --fix || echo "make: the tests run on NumPy alone"
 	touch $@
 
 clean:

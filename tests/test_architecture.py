@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import netcl
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "netcl"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -341,13 +343,6 @@ def test_import_netcl_works_without_pyopencl():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_there_is_one_version():
-    import netcl
-
-    said = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
-    assert said and said[1] == netcl.__version__
-
-
 @pytest.mark.slow
 def test_the_wheel_carries_every_module_and_kernel(tmp_path):
     copy = tmp_path / "checkout"
@@ -356,4 +351,9 @@ def test_the_wheel_carries_every_module_and_kernel(tmp_path):
     done = subprocess.run(build, cwd=copy, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
-    assert {name_of(p) for p in MODULES + KERNELS} <= set(zipfile.ZipFile(wheel).namelist())
+    held = zipfile.ZipFile(wheel)
+    assert {name_of(p) for p in MODULES + KERNELS} | {"netcl/py.typed"} <= set(held.namelist())
+    (described,) = [name for name in held.namelist() if name.endswith("/METADATA")]
+    text = held.read(described).decode()
+    assert "\nName: netcl-dl\n" in text and f"\nVersion: {netcl.__version__}\n" in text
+    assert set(re.findall(r"^Provides-Extra: (\w+)", text, re.M)) >= {*"opencl cpu intel train vision models onnx mpi all".split()}

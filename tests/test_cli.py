@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 import netcl
 from netcl import cli
 from netcl.cli.command import COMMANDS, table
-from netcl.core import env
+from netcl.core import env, platforms
 from netcl.core.device import manager, score
 from netcl.engine.registry import REGISTRY
 
@@ -29,7 +30,7 @@ def test_doctor_tells_what_it_found(capsys):
     usable = [found for found in manager.found() if score(found.profile)[0] >= 0]
     assert status == (0 if usable else 1)
     for found in manager.found():
-        assert found.profile.name in text and found.index in text
+        assert found.profile.title in text and found.index in text
     assert "Runtimes were looked for in:" in text and "libnvidia-opencl.so.1" in text
     assert ("Ready:" in text) is bool(usable)
 
@@ -49,7 +50,7 @@ def test_an_op_that_is_not_there_is_told(capsys):
 def test_devices_marks_what_auto_means(capsys):
     status, text, _ = run(capsys, "devices")
     (starred,) = [line for line in text.splitlines() if line.startswith("*")]
-    assert status == 0 and manager.default("auto").device_name in starred
+    assert status == 0 and manager.default("auto").profile.title in starred
     assert len(text.splitlines()) == len(manager.found()) + 2
 
 
@@ -144,3 +145,24 @@ def test_ctrl_c_while_a_command_starts_has_its_status(monkeypatch, name):
 
     monkeypatch.setattr(name, interrupted)
     assert __main__.main() == 130
+
+
+def test_ops_can_be_filtered(capsys):
+    status, text, _ = run(capsys, "ops", "Sigmoid")
+    names = [line.split()[0] for line in text.splitlines()[1:]]
+    assert status == 0 and {"sigmoid", "silu"} <= set(names) and "matmul" not in names
+    status, _, err = run(capsys, "ops", "sigmod")
+    assert status == 1 and err.startswith("[ops] no op has this in its name or documentation; filter='sigmod'; did you mean sigmoid")
+
+
+def test_selftest_says_how_long_it_will_take(capsys, monkeypatch):
+    monkeypatch.setattr("netcl.cli.ops._ESTIMATE_EVERY", 1)
+    status, text, _ = run(capsys, "selftest", "relu", "neg", "abs", "--device", "cpu")
+    estimates = [line for line in text.splitlines() if line.startswith("-- ")]
+    assert status == 0 and len(estimates) == 2 and re.fullmatch(r"-- 1 of 3 ops; about \d+ min \d+ s left", estimates[0])
+
+
+def test_without_a_checkout_the_commands_of_doctor_work(monkeypatch):
+    """They name packages of the registry, not extras of a checkout or of another project's netcl."""
+    for word in (platforms.PIP_CPU, platforms.PIP_OPENCL, platforms.install_command()):
+        assert "-e" not in word.split() and "[" not in word and "netcl" not in word

@@ -10,15 +10,18 @@ import argparse
 import os
 import platform as machine
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 from netcl import __version__
-from netcl.cli.command import command, say, table
-from netcl.core import env, platforms
+from netcl.cli.command import command, option, say, table
+from netcl.core import env, platforms, system_packages
 from netcl.core.device import Found, manager, score
 from netcl.core.errors import DeviceError, EnvironmentVariableError
 from netcl.core.platforms import Runtime
@@ -69,6 +72,7 @@ class Facts:
     hidden: str = ""  # why devices of the driver are not shown
     refused: str = ""  # why NETCL_DEVICE leads to no device
     illegal: tuple[tuple[str, str], ...] = ()  # NETCL_ variables that hold nonsense, and what is wrong with each
+    other_netcl: str = ""  # the version of the registry's netcl, another project, if it is installed here as well
     gpus: tuple[str, ...] = ()  # keys of GPU_DRIVERS: graphics cards the kernel knows
     install: str = field(default_factory=platforms.install_command)
 
@@ -120,8 +124,18 @@ def collect() -> Facts:
         hidden=hidden or ", ".join(filters),
         refused=refused,
         illegal=tuple(_illegal()),
+        other_netcl=other_netcl(),
         gpus=tuple(gpus_of_the_kernel()),
     )
+
+
+def other_netcl() -> str:
+    """The version of a distribution "netcl" that came from a registry: not this project, whose distribution is called netcl-dl."""
+    try:
+        found = metadata.distribution("netcl")
+    except metadata.PackageNotFoundError:
+        return ""
+    return "" if found.read_text("direct_url.json") else found.version  # pip writes that file for a checkout, as this one once was
 
 
 def _illegal() -> Iterator[tuple[str, str]]:
@@ -145,7 +159,7 @@ def _about_pyopencl(facts: Facts) -> Iterator[Finding]:
     if "does not import" in facts.import_error:
         yield Finding("pyopencl-broken", facts.import_error.partition(";")[0], "pip install --force-reinstall pyopencl")
     elif facts.import_error:
-        mend = platforms.PIP_CPU if facts.install == platforms.PIP_CPU else f"{platforms.PIP_OPENCL}, and {facts.install}"
+        mend = facts.install if facts.install.startswith("pip") else f"{platforms.PIP_OPENCL}, and {facts.install}"
         yield Finding("no-pyopencl", "pyopencl is not installed in this Python environment", mend)
 
 
@@ -214,8 +228,14 @@ def _about_devices(facts: Facts) -> Iterator[Finding]:
         what = "the only OpenCL device is a simulator (Oclgrind): right for checking kernels, too slow for work, never chosen by itself"
         yield Finding("only-simulator", what, facts.install)
     else:
-        names = ", ".join(f.profile.name for f in facts.found)
+        names = ", ".join(f.profile.title for f in facts.found)
         yield Finding("only-software", f"there is no device fit for work, only: {names}", facts.install)
+
+
+def _about_the_name(facts: Facts) -> Iterator[Finding]:
+    if facts.other_netcl:
+        what = f"the distribution netcl {facts.other_netcl} in this environment is another project, and its files are in the same folder"
+        yield Finding("other-netcl", what, "pip uninstall netcl, then install netcl-dl again")
 
 
 def _about_variables(facts: Facts) -> Iterator[Finding]:
@@ -226,6 +246,7 @@ def _about_variables(facts: Facts) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    _about_the_name,
     _about_pyopencl,
     _about_settings,
     _about_runtimes,
@@ -264,7 +285,7 @@ def device_rows(found: Sequence[Found]) -> list[list[str]]:
         size = f"{p.global_mem_size / 2**30:.1f} GB"
         note = "" if score(p)[0] >= 0 else "only when named"
         halves = "listed" if p.has_fp16 else "storage"
-        rows.append([star, f.index, p.platform, p.name, p.device_type, str(p.max_compute_units), size, halves, note])
+        rows.append([star, f.index, p.platform, p.title, p.device_type, str(p.max_compute_units), size, halves, note])
     star = "*" if chosen is not None and chosen.backend == "cpu" else ""
     return [*rows, [star, "cpu", "NumPy", "NumPy", "cpu", "", "", "storage", ""]]
 
@@ -303,10 +324,35 @@ def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
         say("Not ready: there is no OpenCL device fit for work. netcl computes with NumPy until there is one.")
 
 
-@command("doctor")
+def fix(facts: Facts) -> bool:
+    """Install what is missing for a CPU device: pyopencl and PoCL by pip, PoCL by the system where pip has none; whether any was."""
+    loads = facts.import_error and any(not r.error and "oclgrind" not in r.library for r in facts.runtimes)  # it only lacks pyopencl
+    wants_runtime = not (facts.usable or facts.hidden or facts.setting or loads)
+    wheels = ["pyopencl"] if facts.import_error else []
+    wheels += ["pocl-binary-distribution"] if wants_runtime and platforms.has_wheel() else []
+    done = False
+    if wheels:
+        say(f"netcl: pip installs {' '.join(wheels)}", flush=True)
+        done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wheels]).returncode == 0
+    if wants_runtime and not platforms.has_wheel():
+        done = system_packages.install("runtime") or done
+    return done
+
+
+@command(
+    "doctor",
+    option(
+        "--fix",
+        action="store_true",
+        help="install a CPU runtime if there is no device: by pip, or by the system where no password is asked",
+    ),
+)
 def doctor(args: argparse.Namespace) -> int:
     """What was looked for and found, what is missing, and the command that mends it."""
     facts = collect()
+    if args.fix and not facts.ready and fix(facts):
+        sys.stdout.flush()
+        return subprocess.run([sys.executable, "-m", "netcl", "doctor"]).returncode  # a loader reads its runtimes once per process
     print_doctor(facts, diagnose(facts))
     return 0 if facts.ready else 1
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
 from netcl.cli.command import DEVICE, CommandError, command, option, pick_device, say, table
 from netcl.core.errors import message
+
+_ESTIMATE_EVERY = 20  # ops between two statements of the time that is left
 
 
 def _asked_ops(given: Sequence[str]) -> list[str]:
@@ -32,24 +35,29 @@ def _asked_ops(given: Sequence[str]) -> list[str]:
 def selftest(args: argparse.Namespace) -> int:
     """Every op's samples on a device of this machine, as a table."""
     from netcl import selftest as tests
+    from netcl.engine.registry import REGISTRY
 
     names, handle = _asked_ops(args.ops), pick_device(args.device)
-    print(f"{handle.platform_name} / {handle.device_name}")
+    print(handle.profile.title)
     counts: Counter[str] = Counter()
     failed: list[tests.Result] = []
-    for op, results in groupby(tests.results(handle, names), key=lambda result: result.op):
+    total, began = len(names or REGISTRY), time.monotonic()
+    for done, (op, results) in enumerate(groupby(tests.results(handle, names), key=lambda result: result.op), 1):
         states = list(results)
         counts.update(result.state for result in states)
         failed += [result for result in states if result.state == "FAILED"]
         cells = "  ".join(f"{result.check} {result.state}" for result in states)
         say(f"{op:28s} {sum(result.seconds for result in states):7.2f} s  {cells}", flush=True)
+        if done % _ESTIMATE_EVERY == 0 and done < total:
+            left = (time.monotonic() - began) / done * (total - done)
+            say(f"-- {done} of {total} ops; about {left // 60:.0f} min {left % 60:.0f} s left", flush=True)
     for result in failed:
         print(f"\n{result.op}, {result.check}: {result.detail}")
     print(f"\n{counts['ok']} passed, {counts['FAILED']} failed, {counts['refused']} skipped")
     return 1 if failed else 0
 
 
-@command("ops")
+@command("ops", option("filter", nargs="?", default="", help="a part of names or of their documentation; all ops if none is given"))
 def ops(args: argparse.Namespace) -> int:
     """The op table: name, kind, gradient, autocast policy, one line of documentation."""
     from netcl.engine.registry import ALIASES, REGISTRY
@@ -59,6 +67,11 @@ def ops(args: argparse.Namespace) -> int:
         row = REGISTRY[ALIASES.get(name, name)]
         gradient = "gradient" if row.differentiable else "-"
         doc = f"same as {ALIASES[name]}" if name in ALIASES else (row.doc.splitlines() or [""])[0]
-        rows.append([name, type(row).__name__.lower(), gradient, row.amp, doc])
+        if args.filter.lower() in f"{name} {doc}".lower():
+            rows.append([name, type(row).__name__.lower(), gradient, row.amp, doc])
+    if not rows:
+        close = difflib.get_close_matches(args.filter, [*REGISTRY, *ALIASES], 3)
+        remedy = f"did you mean {', '.join(close)}?" if close else "`netcl ops` lists all"
+        raise CommandError(message("ops", "no op has this in its name or documentation", remedy, filter=repr(args.filter)))
     print(table(("name", "kind", "gradient", "amp", ""), rows))
     return 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import json
+import runpy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +26,10 @@ def _told_in_a_line() -> Iterator[None]:
     try:
         yield
     except (RecipeError, FileError, FloatingPointError, ShapeError, MemoryError) as fault:
+        raise CommandError(str(fault)) from fault
+    except ImportError as fault:  # of an optional package; one of netcl's own modules is no message
+        if not str(fault).startswith("["):
+            raise
         raise CommandError(str(fault)) from fault
 
 
@@ -55,7 +61,7 @@ def _recipe(args: argparse.Namespace) -> Any:
         recipe = recipe.changed(read_recipe(path / "config.json" if path.is_dir() else path))
     given = {item.name: getattr(args, item.name) for item in dataclasses.fields(Recipe)}
     chosen = {name: _parsed_options(value) if isinstance(value, list) else value for name, value in given.items() if value is not None}
-    return recipe.changed(chosen)
+    return recipe.changed(chosen).resolved()
 
 
 def _parsed_options(pairs: list[str]) -> dict[str, Any]:
@@ -105,7 +111,9 @@ def _start_ranks(args: argparse.Namespace) -> int:
 
 def _folder(args: argparse.Namespace) -> Path:
     recipe = _recipe(args)
-    return Path(args.run or Path("runs") / f"{recipe.data}-{recipe.model}")
+    kind, _, place = recipe.data.partition(":")
+    names = [kind, *([Path(place).stem] if place else []), recipe.model.rpartition(":")[2]]
+    return Path(args.run or Path("runs") / "-".join(names))
 
 
 @command(
@@ -127,15 +135,16 @@ def _folder(args: argparse.Namespace) -> Path:
         metavar="N",
         help="start a --distributed job that fails again from its last checkpoint, so many times at most",
     ),
+    option("--find-lr", action="store_true", help="look for the learning rate first, and train with it"),
     option("--tensorboard", action="store_true", help="write files for TensorBoard too"),
 )
 @_told_in_a_line()
 def train(args: argparse.Namespace) -> int:
-    """Train a model on data by name; writes a folder with checkpoints, logs, the model and a report."""
+    """Train a model on your own files or on data by name; writes a folder with checkpoints, logs, the model and a report."""
     from netcl import distributed
     from netcl.trainer import TensorBoard
     from netcl.trainer.page import write_report
-    from netcl.trainer.run import train_run
+    from netcl.trainer.run import find_rate, train_run
 
     if args.distributed > 1 and distributed.world().size == 1:
         return _start_ranks(args)
@@ -144,14 +153,21 @@ def train(args: argparse.Namespace) -> int:
     recipe, handle, folder = _recipe(args), pick_device(args.device), _folder(args)
     if distributed.world().rank == 0:
         with suppress(BrokenPipeError):  # the run goes on without a reader; what is printed at its end then has status 141
-            say(f"{recipe.data} / {recipe.model} on {handle.device_name} ({handle.platform_name})", flush=True)
+            say(f"{recipe.data} / {recipe.model} on {handle.profile.title}", flush=True)
     callbacks = [TensorBoard(folder / "tensorboard")] if args.tensorboard else []
+    if args.find_lr:
+        if distributed.world().size > 1 or args.resume:
+            raise CommandError(message("train", "--find-lr is for a new run of one process", "run it alone, then pass --lr"))
+        recipe = recipe.changed({"lr": find_rate(recipe, handle).suggestion})
+        say(f"learning rate {recipe.lr:g} (found: a tenth of the one with the lowest loss)", flush=True)
     results = train_run(recipe, folder, handle, args.resume, callbacks, args.overwrite)
     if distributed.world().rank:
         return 0
     page = write_report(folder)
     rows = [[name, f"{value:.4f}"] for name, value in results["test"].items()]
     print(table(("test", ""), [*rows, ["seconds", f"{results['seconds']:.1f}"]]))
+    if best := results["best"]:
+        say(f"These numbers and the model are of epoch {best['epoch']} of {best['of']}, the best by {best['by']} ({best['value']:.4g}).")
     print(f"model   {folder / 'model.netcl'}\nreport  {page}")
     return 0
 
@@ -167,6 +183,40 @@ def report(args: argparse.Namespace) -> int:
     from netcl.trainer.page import write_report
 
     print(write_report(args.run, args.out))
+    return 0
+
+
+@command(
+    "predict",
+    option("model", help="a file of a run: runs/NAME/model.netcl"),
+    option("files", nargs="+", help="inputs as in training: pictures, .csv, .npz, .npy or IDX"),
+    option("--class", dest="own", help="MODULE:CLASS or FILE.py:CLASS, for a model of your own"),
+    option("--out", help="a CSV file to write instead of a table"),
+    DEVICE,
+)
+@_told_in_a_line()
+def predict(args: argparse.Namespace) -> int:
+    """Apply the model of a run to files."""
+    from netcl.io import load_model, read_notes
+    from netcl.trainer.recipe import own_model
+    from netcl.trainer.run import predict_file
+
+    notes, handle = read_notes(args.model), pick_device(args.device)
+    if not {"classes", "scale"} & notes.keys():
+        remedy = "`netcl generate RUN` writes text" if notes.get("kind") == "text" else "train it with `netcl train`"
+        raise CommandError(message("predict", "the model file does not say what its inputs and outputs are", remedy, file=args.model))
+    if args.own:
+        own_model(args.own)
+    model = load_model(args.model, handle)
+    try:
+        rows = [[str(path), *row] for path in args.files for row in predict_file(model, notes, path)]
+    except ValueError as fault:
+        raise CommandError(str(fault)) from fault
+    header = ("file", "row", notes.get("target") or "prediction", "probability")
+    if args.out:
+        with Path(args.out).open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([header, *rows])
+    print(args.out or table(header, rows))
     return 0
 
 
@@ -196,22 +246,41 @@ def generate_text(args: argparse.Namespace) -> int:
     return 0
 
 
+def _trace_script(words: list[str], handle: Any) -> Any:
+    """A program of the user under the profiler, as ``python script.py ...`` would run it."""
+    from netcl.core.device import device
+    from netcl.profiling import profile
+
+    before, sys.argv = sys.argv, list(words)
+    path, sys.path = sys.path, [str(Path(words[0]).resolve().parent), *sys.path]
+    try:
+        with device(handle), profile() as found:
+            runpy.run_path(words[0], run_name="__main__")
+    finally:
+        sys.argv, sys.path = before, path
+    return found
+
+
 @command(
     "trace",
     _recipe_arguments,
-    option("--steps", type=whole(1), default=5, help="how many steps are traced, after one that warms up"),
+    option("script_arguments", nargs="*", default=[], help="arguments of a script, if the file is one (.py): then all of it is traced"),
+    option("--steps", type=whole(1), default=5, help="how many steps of a recipe are traced, after one that warms up"),
     option("--out", default="trace.json", help="the file to write, for https://ui.perfetto.dev or chrome://tracing"),
 )
 @_told_in_a_line()
 def trace_training(args: argparse.Namespace) -> int:
-    """Trace the kernels of a few training steps: a table here, and a chrome-trace file that Perfetto opens."""
+    """Trace the kernels of a script, or of a few training steps: a table here, and a chrome-trace file that Perfetto opens."""
     from netcl.profiling.report import COLUMNS, cells_of, text_table
     from netcl.trainer.run import trace_run
 
     handle = pick_device(args.device)
     if handle.backend != "cl":
         raise CommandError(message("trace", "the NumPy backend has no kernels to trace", "name an OpenCL device: --device cl"))
-    found = trace_run(_recipe(args), handle, args.steps)
+    if args.file and args.file.endswith(".py"):
+        found = _trace_script([args.file, *args.script_arguments], handle)
+    else:
+        found = trace_run(_recipe(args), handle, args.steps)
     found.save_trace(args.out)
     say(found.summary())
     lines, room = text_table(found.rows), terminal_columns()

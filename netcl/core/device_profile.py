@@ -35,6 +35,13 @@ class Quirk:
 
 
 GPU, CPU = ("gpu",), ("cpu",)
+# Numbers by which PoCL names ARM's processors: the part in MIDR_EL1.
+ARM_PARTS = {
+    "0xd03": "Cortex-A53", "0xd04": "Cortex-A35", "0xd05": "Cortex-A55", "0xd07": "Cortex-A57", "0xd08": "Cortex-A72",
+    "0xd09": "Cortex-A73", "0xd0a": "Cortex-A75", "0xd0b": "Cortex-A76", "0xd0c": "Neoverse N1", "0xd0d": "Cortex-A77",
+    "0xd40": "Neoverse V1", "0xd41": "Cortex-A78", "0xd49": "Neoverse N2", "0xd4f": "Neoverse V2", "0xd84": "Neoverse V3",
+    "0xd8e": "Neoverse N3",
+}  # fmt: skip
 _NVIDIA, _AMD = r"nvidia", r"\bamd\b|advanced micro devices|radeon"
 
 DEVICE_FAMILIES: tuple[DeviceFamily, ...] = (
@@ -123,6 +130,22 @@ class ExtendedDeviceProfile(DeviceProfile):
     def is_integrated(self) -> bool:
         """A GPU that shares the host's memory."""
         return self.device_type == "gpu" and (self.unified_memory or bool(INTEGRATED.search(self.name)))
+
+    @property
+    def title(self) -> str:
+        """The name for people: ``Neoverse N1, 2 cores (PoCL 3.1)`` where PoCL says ``pthread--0xd0c``."""
+        part = re.search(r"0x[0-9a-f]{3}$", self.name)
+        plain = re.sub(r"\((r|tm|c)\)|\bcpu\b|\bprocessor\b|@.*", " ", re.sub(r"^(pthread|basic|cpu)-", "", self.name), flags=re.I)
+        maker = re.search(r"\b(Intel|AMD|Apple|Ampere)\b.*", plain)
+        name = ARM_PARTS.get(part[0] if part else "", "") or " ".join((maker[0] if maker else plain).split()).strip("- ")
+        if not name or name.startswith("0x"):
+            name = f"{self.vendor} CPU"
+        if not self.driver_version:  # NumPy
+            return name
+        version = re.search(r"\d+(\.\d+)?", self.driver_version)
+        runtime = " ".join(["PoCL" if self.brand == "pocl" else self.platform.replace("(R)", ""), *([version[0]] if version else [])])
+        cores = f", {self.max_compute_units} core{'s' * (self.max_compute_units > 1)}" if self.device_type == "cpu" else ""
+        return f"{name}{cores} ({runtime})"
 
     def has_quirk(self, name: str) -> bool:
         return any(quirk.name == name for quirk in self.quirks)

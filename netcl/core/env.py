@@ -119,8 +119,8 @@ _VARIABLE_ROWS = (
              "What is told on stderr: 1 device chosen, 2 kernels built, 3 timings and fusion, 4 generated source."),
     Variable("NETCL_COMM_TIMEOUT", _positive_number, "300", "seconds",
              "How long a distributed call waits for the other ranks before it names who is missing."),
-    Variable("NETCL_PROGRESS", _one_of_words("auto", "rich", "plain", "off"), "auto", "auto, rich, plain, off",
-             "How progress is shown; auto is rich on a terminal and plain lines elsewhere."),
+    Variable("NETCL_PROGRESS", _one_of_words("auto", "bar", "plain", "off"), "auto", "auto, bar, plain, off",
+             "How progress is shown; auto is a moving line on a terminal and in a notebook, and plain lines elsewhere."),
     Variable("NETCL_TRACEBACK", _one_of_words("short", "full"), "short", "short, full",
              "Whether tracebacks of netcl's errors leave netcl's own frames out and end in the line of the program. full shows all."),
 )  # fmt: skip

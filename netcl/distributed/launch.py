@@ -53,7 +53,7 @@ def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> i
         notes = Path(folder)
         wrapper = ["-m", "netcl.distributed.replica", "--guard", ",".join(devices) or "auto", "--notes", folder]
         command = [mpiexec(), "-n", str(ranks), sys.executable, *wrapper, *program]
-        job = subprocess.Popen(command, env=env.for_child(), preexec_fn=die_with_parent)
+        job = subprocess.Popen(command, env=env.for_child(), preexec_fn=DIE_WITH_PARENT)
         with handled({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: lambda *_: leave(notes, "interrupt")}):
             status = _watch_job(job, notes, ranks)
         return TERMINATED if (notes / "interrupt").exists() and status else status
@@ -103,6 +103,8 @@ def handled(handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """For ``preexec_fn``: kill this process when its parent ends. Only on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    """Kill this process when its parent ends. Only on Linux."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+DIE_WITH_PARENT = die_with_parent if sys.platform == "linux" else None  # Popen's preexec_fn, which Windows refuses

@@ -18,7 +18,7 @@ from netcl.core import env
 from netcl.core.errors import message
 from netcl.distributed.comm import PIECE, Arrays, Failures, LostRankError, World, late, mean_of
 
-INSTALL = 'install the extra "mpi" of this checkout: pip install -e ".[mpi]"'
+INSTALL = "pip install mpi4py mpich"
 #: Variables that mpiexec of MPICH, Intel MPI, Open MPI or Slurm sets for the processes it starts.
 _STARTED = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMIX_RANK")
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")

@@ -20,7 +20,7 @@ from pathlib import Path
 from netcl.core import env
 from netcl.distributed import comm, mpi
 from netcl.distributed.data_parallel import all_devices
-from netcl.distributed.launch import INTERRUPTED, PAUSE, die_with_parent, handled, launch, leave, wait
+from netcl.distributed.launch import DIE_WITH_PARENT, INTERRUPTED, PAUSE, handled, launch, leave, wait
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _guard(devices: str, folder: str, program: Sequence[str]) -> int:
     """Run the rank as a child and return its exit status; end it with the job. Ctrl-C reaches the rank itself, which may have to save."""
     command = [sys.executable, "-m", "netcl.distributed.replica", "--rank", devices, "--notes", folder, *program]
-    rank = subprocess.Popen(command, close_fds=False, preexec_fn=die_with_parent)  # mpiexec passes open files to the rank
+    rank = subprocess.Popen(command, close_fds=False, preexec_fn=DIE_WITH_PARENT)  # mpiexec passes open files to the rank
     notes, number, interrupted = Path(folder), mpi.rank_by_launcher(), False
     with handled({signal.SIGINT: signal.SIG_IGN}):
         while (status := wait(rank, PAUSE)) is None:

@@ -57,7 +57,8 @@ def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
         return ()
     for a in given:
         if not isinstance(a, int | np.integer) or not -len(shape) <= a < len(shape):
-            raise ShapeError(message(name, f"axis {a} is out of range", "", **{"x.shape": shape}))
+            remedy = f"it must be in {-len(shape)}..{len(shape) - 1}" if shape else "a number has no axes"
+            raise ShapeError(message(name, f"axis {a} is out of range", remedy, **{"x.shape": shape}))
     axes = sorted(int(a) % len(shape) for a in given)
     if len(set(axes)) < len(axes):
         raise ShapeError(message(name, "an axis is named twice", "", axis=axis, **{"x.shape": shape}))

@@ -32,12 +32,12 @@ from netcl.replay.compiled import CompiledFunction
 _NOT_BUILT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RecursionError, OutOfMemoryError)
 
 
-def save_model(model: Any, path: str | os.PathLike[str]) -> None:
+def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, Any] | None = None) -> None:
     """Write a model: its architecture (any class known to ``nn.register_layer``) and its weights, under exactly this name.
 
     The file is an NPZ archive that ``np.load`` opens, with JSON (``type``, ``config``, ``version``) in ``__netcl_meta__``. It takes the
     place of an older one only when all of it is on the disk. To resume training, use ``save_checkpoint``. Of a model that is compiled,
-    the model itself is written.
+    the model itself is written. ``notes`` is JSON to keep beside it, for :func:`read_notes`: how inputs were made, what outputs mean.
     """
     if isinstance(model, CompiledFunction):
         if folded := vars(model).get("folded"):  # the model is another than its architecture says
@@ -55,6 +55,7 @@ def save_model(model: Any, path: str | os.PathLike[str]) -> None:
         "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
         "tied": _tied(model),
         "training": model.training,
+        "notes": dict(notes or {}),
     }
     archive.write(path, meta, arrays, "save_model")
 
@@ -63,6 +64,14 @@ def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The tensors themselves by the names of ``state_dict()``, which gives others over the same memory."""
     places = {name: name.rpartition(".") for name in model.state_dict()}
     return {name: getattr(model.get_submodule(owner), last) for name, (owner, _, last) in places.items()}
+
+
+def read_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The notes of a file of :func:`save_model`; empty if it has none."""
+    notes = archive.read_meta(path, "load_model").get("notes", {})
+    if not isinstance(notes, dict):
+        raise refusal("load_model", f"{archive.META} is not what netcl writes", file=path)
+    return notes
 
 
 def _tied(model: Any) -> dict[str, str]:

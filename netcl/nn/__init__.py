@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib as _difflib
+from typing import Any
+
 from netcl.nn import activation, composed, factory, functional, init, lazy, loss, pool, shape, utils
 from netcl.nn.activation import *  # noqa: F403, layers of tables
 from netcl.nn.adaptive_softmax import AdaptiveLogSoftmaxWithLoss
@@ -66,3 +69,8 @@ for _name in __all__:
     _made = globals()[_name]
     if _made in _MODELS or (isinstance(_made, type) and issubclass(_made, Module) and _made not in (Module, activation.Activation)):
         register_layer(_name, _made)
+
+
+def __getattr__(name: str) -> Any:
+    near = [] if name.startswith("__") else _difflib.get_close_matches(name, __all__, n=3)
+    raise AttributeError(f"module 'netcl.nn' has no attribute {name!r}" + (f"; the nearest names are {', '.join(near)}" if near else ""))

@@ -74,6 +74,9 @@ class _Computed:
         return self if module is None else self.function(module)
 
 
+_USE_A_LAYER = "use a layer (nn.ReLU() for relu), or call the function in forward"
+
+
 class Module(metaclass=_Constructed):
     """The base of all layers and models.
 
@@ -199,7 +202,7 @@ class Module(metaclass=_Constructed):
         """Keep a module under a name that need not be a Python name."""
         self._check_name(name, "add_module")
         if module is not None and not isinstance(module, Module):
-            raise TypeError(message("add_module", f"{name!r} is not a module", given=type(module).__name__))
+            raise TypeError(message("add_module", f"{name!r} is not a module", _USE_A_LAYER, given=type(module).__name__))
         setattr(self, name, module)
 
     def _check_name(self, name: Any, op: str) -> None:

@@ -214,7 +214,8 @@ def _check_train(*tensors: Any) -> list[Any]:
     x, weight, bias, running_mean, running_var = launch.as_tensors("batch_norm", *tensors)
     _check_batch("batch_norm", x, weight, bias, running_mean, running_var)
     if x.shape[1] and x.size == x.shape[1]:
-        raise ShapeError(message("batch_norm", "training needs more than one value per channel", x=x.shape))
+        remedy = "pass a larger batch (drop_last=True of a DataLoader), or call model.eval() first"
+        raise ShapeError(message("batch_norm", "training needs more than one value per channel", remedy, x=x.shape))
     return [x, weight, bias, running_mean, running_var]
 
 

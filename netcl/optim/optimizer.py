@@ -73,6 +73,8 @@ class Optimizer:
         self._check_switches(switches or {})
         if isinstance(params, Tensor):
             raise TypeError(message(self.op, "parameters are given as a list", "pass [tensor], or model.parameters()", shape=params.shape))
+        if hasattr(params, "parameters"):
+            raise TypeError(message(self.op, "parameters are given as a list", "pass model.parameters()", given=type(params).__name__))
         given = list(params)
         if not given:
             raise ValueError(message(self.op, "there are no parameters to optimize", "pass model.parameters()"))

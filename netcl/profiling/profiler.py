@@ -9,6 +9,7 @@ from typing import Any
 
 from netcl.core.device import get_active_device, require, synchronize
 from netcl.core.errors import message
+from netcl.core.kernels import program
 from netcl.profiling import report, trace
 from netcl.profiling.events import Launch, Observer
 from netcl.profiling.limits import limits
@@ -21,7 +22,8 @@ class profile:
 
     Everything that is launched while the block runs is seen, on all devices and threads. ``device`` names the one whose limits
     the last column is measured against (default: the active one); ``roofline=False`` leaves that column out, and with it the
-    small kernels that measure the device once per process. Regions of :func:`netcl.runtime.perf.timing_region` join the trace.
+    small kernels that measure the device once per process. Regions of :func:`netcl.runtime.perf.timing_region`, phases of a
+    ``Trainer`` and compiled programs join the trace.
 
     Unless the queues were made with ``NETCL_PROFILE_EVENTS=1``, kernels run one at a time meanwhile: their times are exact, the
     time between them is not that of an ordinary run. Nothing costs anything outside the block.
@@ -43,6 +45,7 @@ class profile:
         synchronize(self.device)
         self._observer, self._rows = Observer(), None
         perf.listeners.append(self._region)
+        program.build_listeners.append(self._compiled)
         self._began = time.perf_counter()
         self._observer.begin()
         return self
@@ -53,11 +56,15 @@ class profile:
         self.seconds += time.perf_counter() - self._began
         self._observer.end()
         perf.listeners.remove(self._region)
+        program.build_listeners.remove(self._compiled)
         self.events += self._observer.launches
         self._observer = None
 
     def _region(self, name: str, begin: float, end: float) -> None:
         self.spans.append(trace.Span(name, begin - self._began, end - self._began))
+
+    def _compiled(self, name: str, begin: float, end: float) -> None:
+        self.spans.append(trace.Span(name, begin - self._began, end - self._began, "compile"))
 
     @property
     def rows(self) -> list[KernelRow]:

@@ -19,10 +19,11 @@ class Span(NamedTuple):
     name: str
     start: float
     end: float
+    lane: str = "regions"  # or "compile"
 
 
 def events(launches: Sequence[Launch], spans: Sequence[Span] = ()) -> list[dict[str, Any]]:
-    """The trace events: one track per device, and one for the host's regions if there are any."""
+    """The trace events: one track per device, and tracks for the host's regions and for compiling, if there are any."""
     queues = list(dict.fromkeys(launch.queue for launch in launches))
     rows = [_name("process_name", _DEVICE, 0, "kernels")]
     rows += [_name("thread_name", _DEVICE, track, queue) for track, queue in enumerate(queues)]
@@ -31,8 +32,9 @@ def events(launches: Sequence[Launch], spans: Sequence[Span] = ()) -> list[dict[
         facts |= {"flops": launch.flops} if launch.flops else {}
         rows.append(_event(launch.name, _DEVICE, queues.index(launch.queue), launch.start, launch.end, facts))
     if spans:
-        rows += [_name("process_name", _HOST, 0, "host"), _name("thread_name", _HOST, 0, "regions")]
-        rows += [_event(span.name, _HOST, 0, span.start, span.end, {}) for span in spans]
+        lanes = list(dict.fromkeys(span.lane for span in spans))
+        rows += [_name("process_name", _HOST, 0, "host"), *(_name("thread_name", _HOST, i, lane) for i, lane in enumerate(lanes))]
+        rows += [_event(span.name, _HOST, lanes.index(span.lane), span.start, span.end, {}) for span in spans]
     return rows
 
 

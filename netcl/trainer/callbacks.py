@@ -63,15 +63,19 @@ class Callback:
     def on_interrupt(self, logs: Logs) -> None:
         """Called after Ctrl-C, when the step is finished and before the run ends."""
 
+    def close(self) -> None:
+        """Called when ``fit`` ends, also by an error."""
+
 
 class CallbackList:
     """Calls several callbacks in order."""
 
     def __init__(self, callbacks: Iterable[Callback]):
-        given = list(callbacks)
+        given: list[Any] = list(callbacks)
         for callback in given:
             if not isinstance(callback, Callback):
-                raise TypeError(message("callbacks", "a callback is an object of a subclass of Callback", given=repr(callback)))
+                remedy = f"call it: {callback.__name__}(...)" if isinstance(callback, type) else "derive from netcl.trainer.Callback"
+                raise TypeError(message("callbacks", "a callback is an object of a subclass of Callback", remedy, given=repr(callback)))
         self.callbacks = sorted(given, key=lambda callback: callback.order)
 
     def __call__(self, moment: str, *arguments: Any) -> None:
@@ -86,7 +90,7 @@ class Watch:
     def __init__(self, op: str, monitor: str, mode: str = "auto", min_delta: float = 0.0):
         if mode not in ("auto", "min", "max"):
             raise ValueError(message(op, "mode is auto, min or max", mode=repr(mode)))
-        rises = mode == "max" or (mode == "auto" and any(word in monitor for word in ("acc", "top", "auc", "f1")))
+        rises = mode == "max" or (mode == "auto" and any(word in monitor for word in ("acc", "top", "auc", "f1", "r2")))
         self.op, self.monitor, self.min_delta = op, monitor, abs(min_delta)
         self.sign = -1.0 if rises else 1.0
         self.best = math.inf
@@ -94,7 +98,8 @@ class Watch:
     def better(self, logs: Logs) -> bool:
         """Whether the watched number is the best so far; a missing one is an error, a NaN never is."""
         if self.monitor not in logs:
-            raise ValueError(message(self.op, f"there is no number {self.monitor!r} to watch", f"there are {', '.join(logs)}"))
+            remedy = f"{'pass val= to fit; ' if self.monitor.startswith('val_') else ''}there are {', '.join(logs)}"
+            raise ValueError(message(self.op, f"there is no number {self.monitor!r} to watch", remedy))
         number = self.sign * float(logs[self.monitor])
         if not number < self.best - self.min_delta:
             return False

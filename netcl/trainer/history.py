@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from netcl.core import notebook
+from netcl.core.errors import message
 
 
 class History(Mapping[str, list[float]]):
@@ -38,6 +40,32 @@ class History(Mapping[str, list[float]]):
         """The epoch with the lowest (or, with ``mode="max"``, highest) value of a column."""
         rows = [row for row in self.rows if name in row]
         return int((min if mode == "min" else max)(rows, key=lambda row: row[name])["epoch"])
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw every number with its validation number over the epochs; needs matplotlib. Returns its figure.
+
+        - **path**: also write the figure into this file.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as missing:
+            remedy = "pip install matplotlib; or write a page without it: the Report callback, netcl report RUN"
+            raise ImportError(message("History.plot", "matplotlib is not installed", remedy)) from missing
+        hidden = ("seconds", "samples_per_second")
+        names = [name for name in self if not name.startswith("val_") and name not in hidden]
+        if not names:
+            raise ValueError(message("History.plot", "the history holds no epoch", "call fit first"))
+        figure = Figure(figsize=(4.0 * len(names), 3.0), layout="constrained")
+        for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+            for column, label in ((name, "train"), (f"val_{name}", "validation")):
+                rows = [row for row in self.rows if column in row]
+                if rows:
+                    axes.plot([row["epoch"] + 1 for row in rows], [row[column] for row in rows], label=label, marker=".")
+            axes.set(title=name, xlabel="epoch")
+            axes.legend()
+        if path is not None:
+            figure.savefig(path)
+        return figure
 
     def __getitem__(self, name: str) -> list[float]:
         if not any(name in row for row in self.rows):

@@ -35,7 +35,7 @@ class JSONLLogger(Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
         if self.trainer.log_due:
-            self._write("step", logs)
+            self._write("step", {**logs, "lr": self.trainer.learning_rates()[0]})
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         self._write("epoch", logs)

@@ -148,8 +148,132 @@ class ConfusionMatrix(Metric):
         return np.rint(sums[0]).astype(np.int64)
 
 
+class F1(Metric):
+    """The mean over classes of the F1 score, ``2 precision recall / (precision + recall)``; classes that never occur are left out.
+
+    >>> metric = F1()
+    >>> metric.update(Tensor.from_host([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), Tensor.from_host([1, 0, 0]))
+    >>> round(metric.compute(), 4)
+    0.6667
+    """
+
+    name = "f1"
+
+    def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
+        classes = _labels(self.name, outputs, targets)[0].shape[1]
+        return ConfusionMatrix(classes).count(outputs, targets)
+
+    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
+        matrix = sums[0].astype(np.float64)
+        named = matrix.sum(axis=0) + matrix.sum(axis=1)
+        return float(np.mean((2 * np.diag(matrix) / named.clip(1))[named > 0]))
+
+
+class _Collected(Metric):
+    """A metric that needs all outputs and targets: both are kept until :meth:`reset`."""
+
+    def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
+        return [outputs, targets]
+
+    def add(self, parts: Sequence[Tensor], samples: int) -> None:
+        self.sums = [*self.sums, *parts]
+        self.samples += samples
+
+    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
+        outputs, targets = (np.concatenate(sums[i::2]).astype(np.float64) for i in (0, 1))
+        return self.of(outputs, targets)
+
+    def of(self, outputs: np.ndarray, targets: np.ndarray) -> float:
+        """The metric of all outputs and targets, as float64."""
+        raise NotImplementedError
+
+
+class AUC(_Collected):
+    """The area under the ROC curve: how likely a positive has a higher score than a negative. Ties count half.
+
+    Outputs are one score per sample, or scores of classes; of more than two classes it is the mean over each against the rest.
+
+    >>> metric = AUC()
+    >>> metric.update(Tensor.from_host([0.1, 0.4, 0.35, 0.8]), Tensor.from_host([0, 0, 1, 1]))
+    >>> metric.compute()
+    0.75
+    """
+
+    name = "auc"
+
+    def of(self, outputs: np.ndarray, targets: np.ndarray) -> float:
+        scores, labels = outputs.reshape(len(outputs), -1), targets.reshape(len(targets), -1)
+        labels = labels.argmax(axis=1) if labels.shape[1] > 1 else labels[:, 0]
+        if scores.shape[1] <= 2:
+            return _roc_area(scores[:, -1] - (scores[:, 0] if scores.shape[1] == 2 else 0.0), labels == 1)
+        scores = scores - scores.max(axis=1, keepdims=True)
+        scores = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))  # of different samples only probabilities compare
+        areas = [_roc_area(scores[:, i], labels == i) for i in range(scores.shape[1]) if 0 < (labels == i).sum() < len(labels)]
+        return float(np.mean(areas)) if areas else float("nan")
+
+
+def _roc_area(scores: np.ndarray, positive: np.ndarray) -> float:
+    """The Mann-Whitney statistic, from mean ranks; ``nan`` if one of the two kinds is missing."""
+    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(count) - (count - 1) / 2)[place.reshape(-1)]
+    yes, no = int(positive.sum()), int((~positive).sum())
+    return float((ranks[positive].sum() - yes * (yes + 1) / 2) / (yes * no)) if yes and no else float("nan")
+
+
+def _same_shape(name: str, outputs: Tensor, targets: Tensor) -> None:
+    if outputs.shape != targets.shape:
+        remedy = "reshape one of them: y[:, None], or outputs.squeeze(-1)"
+        raise ShapeError(
+            message(name, "outputs and targets must have the same shape", remedy, outputs=outputs.shape, targets=targets.shape)
+        )
+
+
+class MAE(Metric):
+    """The mean absolute error, times ``unit``: the size of 1 in the user's unit, for targets that were scaled.
+
+    >>> metric = MAE()
+    >>> metric.update(Tensor.from_host([1.0, 4.0]), Tensor.from_host([2.0, 2.0]))
+    >>> metric.compute()
+    1.5
+    """
+
+    name = "mae"
+
+    def __init__(self, unit: float = 1.0):
+        super().__init__()
+        self.unit = unit
+
+    def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
+        _same_shape(self.name, outputs, targets)
+        each = targets.shape[-1] if targets.ndim > 1 else 1  # `samples` counts rows
+        return [ops.mul(ops.sum(ops.abs(ops.sub(outputs, targets))), self.unit / each)]
+
+
+class R2(_Collected):
+    """The coefficient of determination: 1 for exact outputs, 0 for outputs that are the mean of the targets.
+
+    >>> metric = R2()
+    >>> metric.update(Tensor.from_host([1.0, 2.0, 4.0]), Tensor.from_host([1.0, 2.0, 3.0]))
+    >>> metric.compute()
+    0.5
+    """
+
+    name = "r2"
+
+    def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
+        _same_shape(self.name, outputs, targets)
+        return [outputs, targets]
+
+    def of(self, outputs: np.ndarray, targets: np.ndarray) -> float:
+        spread = np.square(targets - targets.mean(axis=0)).sum()
+        return float(1 - np.square(targets - outputs).sum() / spread) if spread else float("nan")
+
+
+NAMED: dict[str, type[Metric]] = {kind.name: kind for kind in (Accuracy, F1, AUC, MAE, R2)}
+
+
 def make_metric(given: str | Metric) -> Metric:
-    """A metric by its name (``accuracy``, ``top5``), or the metric itself.
+    """A metric by its name (``accuracy``, ``top5``, ``f1``, ``auc``, ``mae``, ``r2``), or the metric itself.
 
     >>> make_metric("top3").name
     'top3'
@@ -159,6 +283,6 @@ def make_metric(given: str | Metric) -> Metric:
     top = re.fullmatch(r"top([1-9]\d*)", given) if isinstance(given, str) else None
     if top:
         return TopK(int(top[1]))
-    if given != Accuracy.name:
-        raise ValueError(message("metrics", "no metric has this name", "known are accuracy, top2, top3, ...", name=repr(given)))
-    return Accuracy()
+    if given not in NAMED:
+        raise ValueError(message("metrics", "no metric has this name", f"known are {', '.join(NAMED)}, top2, top3, ...", name=repr(given)))
+    return NAMED[given]()

@@ -52,15 +52,19 @@ def write_report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | 
 
 def page(folder: str | os.PathLike[str]) -> str:
     """The page of a run, as text."""
-    config = {**Recipe().to_dict(), **read_json(folder, "config.json")}
-    title = f"{config['data']} / {config['model']}"
+    config = read_json(folder, "config.json")
+    if "title" in config:  # of the Report callback
+        title = str(config.pop("title"))
+    else:
+        config = {**Recipe().to_dict(), **config}
+        title = f"{config['data']} / {config['model']}"
     with _reading(folder, "log.jsonl"):
         curves = _section("Curves", f'<div class="charts">{_charts(read_jsonl(Path(folder) / "log.jsonl"))}</div>')
-    finished = all((Path(folder) / name).exists() for name in ("results.json", "profile.json"))
+    finished = all((Path(folder) / name).exists() for name in ("results.json", *(["profile.json"] if "data" in config else [])))
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         *(_finished(folder, curves) if finished else ("<p class='dim'>This run is not finished.</p>", curves)),
-        _section("Recipe", _table(config)),
+        _section("Settings", _table(config)),
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
     style = f"<style>{PAGE_STYLE}{plot.PLOT_STYLE}{kernels.REPORT_STYLE}</style>"
@@ -77,9 +81,20 @@ def _finished(folder: str | os.PathLike[str], curves: str) -> list[str]:
         where = _section("Environment", _table(place))
     with _reading(folder, "samples.npz"):
         predictions = _predictions(Path(folder) / "samples.npz", classes)
-    with _reading(folder, "profile.json"):
-        slowest = kernels.kernel_table(read_json(folder, "profile.json")["rows"][:15])
-    return [*head, curves, *predictions, text, _section("Slowest kernels", f'<div class="scroll">{slowest}</div>'), where]
+    with _reading(folder, "results.json"):
+        phases = _phases(results.get("phases", {}))
+    slowest = ""
+    if (Path(folder) / "profile.json").exists():  # the Report callback makes none
+        with _reading(folder, "profile.json"):
+            table = kernels.kernel_table(read_json(folder, "profile.json")["rows"][:15])
+            slowest = _section("Slowest kernels", f'<div class="scroll">{table}</div>')
+    return [*head, curves, *predictions, text, phases, slowest, where]
+
+
+def _phases(phases: Mapping[str, float]) -> str:
+    total = sum(phases.values())
+    rows = [[name, f"{seconds:.2f}", f"{seconds / total:.0%}"] for name, seconds in phases.items()] if total else []
+    return _section("Time by phase", _grid(("phase", "seconds", "share"), rows)) if rows else ""
 
 
 @contextmanager
@@ -100,6 +115,9 @@ def _section(title: str, content: str) -> str:
 
 def _facts_html(results: Mapping[str, Any]) -> str:
     numbers = {f"test {name}": f"{value:.2%}" if name == "accuracy" else f"{value:.4g}" for name, value in results["test"].items()}
+    best = results.get("best") or {}
+    numbers |= {"weights of epoch": f"{best['epoch']} of {best['of']}"} if best else {}
+    numbers |= {"device memory": f"{results['memory'] / 2**20:,.0f} MiB"} if results.get("memory") else {}
     numbers |= {"steps": f"{results['steps']:,}", "parameters": f"{results['parameters']:,}", "training": f"{results['seconds']:.1f} s"}
     return f'<div class="facts">{"".join(f"<div>{name}<b>{value}</b></div>" for name, value in numbers.items())}</div>'
 
@@ -108,11 +126,13 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> str:
     epochs = [row for row in rows if row["kind"] == "epoch"]
     names = [name for name in epochs[-1] if f"val_{name}" in epochs[-1]] if epochs else []
     charts = [
-        plot.line_chart(name, {"train": _column(epochs, name), "test": _column(epochs, f"val_{name}")}, "epoch") for name in names
+        plot.line_chart(name, {"train": _column(epochs, name), "validation": _column(epochs, f"val_{name}")}, "epoch") for name in names
     ]  # fmt: skip
     steps = [(row["step"], row["loss"]) for row in rows if row["kind"] == "step" and row.get("loss") is not None]
     charts.append(plot.line_chart("loss while training", {"loss": steps}, "step"))
-    charts.append(plot.line_chart("learning rate", {"lr": _column(epochs, "lr")}, "epoch"))
+    rates = [(row["step"], row["lr"]) for row in rows if row["kind"] == "step" and row.get("lr") is not None]
+    charts.append(plot.line_chart("learning rate", {"lr": rates}, "step"))
+    charts.append(plot.line_chart("samples per second", {"training": _column(epochs, "samples_per_second")}, "epoch"))
     return "".join(charts)
 
 
@@ -124,16 +144,37 @@ def _predictions(path: Path, classes: Sequence[str]) -> list[str]:
     if not path.exists():
         return []
     kept = read_arrays(path, "report")
+    if "targets" in kept:
+        return _residuals(kept)
+    matrix = _section("Confusion matrix", f'<div class="scroll">{plot.confusion_table(kept["confusion"], classes)}</div>')
+    rows = list(zip(kept["labels"], kept["chosen"], kept["likely"], strict=True))
+    if "images" not in kept:
+        wrong = [[row + 1, classes[label], classes[chosen], f"{likely:.0%}"] for row, (label, chosen, likely) in
+                 zip(kept["rows"], rows, strict=True) if label != chosen]  # fmt: skip
+        return [matrix, _section("Worst mistakes", _grid(("test row", "true", "chosen", "probability"), wrong))]
     samples = [
         _sample(image, classes[label], classes[chosen], float(likely))
-        for image, label, chosen, likely in zip(kept["images"], kept["labels"], kept["chosen"], kept["likely"], strict=True)
-    ]
-    matrix = plot.confusion_table(kept["confusion"], classes)
-    wrong_first = '<p class="dim">Test images, those the model gets wrong first.</p>'
-    return [
-        _section("Confusion matrix", f'<div class="scroll">{matrix}</div>'),
-        _section("Predictions", f'{wrong_first}<div class="samples">{"".join(samples)}</div>'),
-    ]
+        for image, (label, chosen, likely) in zip(kept["images"], rows, strict=True)
+    ]  # fmt: skip
+    wrong_first = '<p class="dim">Test images: mistakes first, those the model is surest of at the front.</p>'
+    return [matrix, _section("Predictions", f'{wrong_first}<div class="samples">{"".join(samples)}</div>')]
+
+
+def _residuals(kept: Mapping[str, np.ndarray]) -> list[str]:
+    """Outputs of a regression against the targets, and the largest differences."""
+    pairs = list(zip(kept["targets"].tolist(), kept["outputs"].tolist(), strict=True))
+    charts = plot.scatter_chart("predicted over true", pairs, "true") + plot.scatter_chart(
+        "residuals", [(t, o - t) for t, o in pairs], "true", None
+    )
+    worst = [[row + 1, f"{pairs[row][0]:.6g}", f"{pairs[row][1]:.6g}", f"{pairs[row][1] - pairs[row][0]:+.4g}"] for row in kept["rows"]]
+    header = ("test row", "true", "predicted", "difference")
+    return [_section("Residuals", f'<div class="charts">{charts}</div>'), _section("Worst mistakes", _grid(header, worst))]
+
+
+def _grid(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>' if rows else "<p class='dim'>None.</p>"
 
 
 def _sample(image: np.ndarray, label: str, chosen: str, likely: float) -> str:

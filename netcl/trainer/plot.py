@@ -61,6 +61,26 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> s
     return f"<figure><figcaption>{label}</figcaption>{picture}</figure>"
 
 
+def scatter_chart(title: str, points: Points, x_label: str = "", diagonal: float | None = 1.0, most: int = 2000) -> str:
+    """An SVG chart of dots, with the line on which they would all lie: ``y = diagonal * x``, or ``y = 0``. At most ``most`` are drawn."""
+    shown = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    shown = shown[:: -(-len(shown) // most) or 1]
+    if not shown:
+        return ""
+    xs, ys = ([point[i] for point in shown] for i in (0, 1))
+    ends = [(x, (diagonal or 0.0) * x) for x in (min(xs), max(xs))]
+    heights = [*ys, *(y for _, y in ends)]
+    room = 0.05 * (max(heights) - min(heights)) or 1.0
+    frame = _Frame((min(xs), max(xs)), (min(heights) - room, max(heights) + room))
+    dots = "".join(
+        f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2" fill="{_COLOURS[0]}" opacity=".55"/>' for px, py in (frame.at(*p) for p in shown)
+    )
+    drawing = "".join([*frame.rows(), *frame.columns(), frame.label(x_label), frame.line("", ends, _COLOURS[1], True), dots])
+    label = html.escape(title)
+    picture = f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{drawing}</svg>'
+    return f"<figure><figcaption>{label}</figcaption>{picture}</figure>"
+
+
 def _with_margin(low: float, high: float) -> tuple[float, float]:
     room = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
     return low - room if low - room > 0 or low < 0 else 0.0, high + room
@@ -77,14 +97,15 @@ class _Frame:
         up = (y - self.y_range[0]) / (self.y_range[1] - self.y_range[0])
         return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
 
-    def line(self, name: str, points: Points, colour: str) -> str:
+    def line(self, name: str, points: Points, colour: str, faint: bool = False) -> str:
         places = [self.at(x, y) for x, y in points]
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
-        dots = "" if len(points) > 40 else "".join(
+        kind = ' class="faint"' if faint else ""
+        dots = "" if faint or len(points) > 40 else "".join(
             f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.5" fill="{colour}"><title>{html.escape(name)} {y:.4g} at {x:g}</title></circle>'
             for (px, py), (x, y) in zip(places, points, strict=True)
         )  # fmt: skip
-        return f'<polyline stroke="{colour}" points="{path}"/>{dots}'
+        return f'<polyline{kind} stroke="{colour}" points="{path}"/>{dots}'
 
     def rows(self) -> list[str]:
         found = []

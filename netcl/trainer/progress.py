@@ -1,21 +1,25 @@
-"""Progress: a bar that moves on a terminal, plain ASCII lines everywhere else."""
+"""Progress: one line that moves on a terminal and in a notebook, plain ASCII lines everywhere else."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any, TextIO
 
 from netcl.core import env
 from netcl.core.errors import message
+from netcl.core.kernels import program
 from netcl.trainer.callbacks import Callback, Logs
 
-WIDE = 100  # columns from which a bar has room beside the numbers
-_PLAIN_SECONDS = 10.0  # between two plain lines of one epoch
+STYLES = ("auto", "bar", "plain", "off")
+_PLAIN_SECONDS = 5.0  # between two plain lines of one epoch
+_FIRST_SECONDS = 1.5  # until the first of them: compilers take longer
+_TICK_SECONDS = 0.25  # between two states of a moving line
+_BAR = 20  # columns of the bar, where there is room for it
 
 
 def numbers_line(logs: Mapping[str, Any]) -> str:
@@ -28,106 +32,164 @@ def numbers_line(logs: Mapping[str, Any]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, int | float))
 
 
-class Progress(Callback):
-    """Shows how far a run is, on ``stream`` (standard error).
+def clock(seconds: float) -> str:
+    """Seconds as ``1:05`` or ``2:01:05``.
 
-    ``style`` is ``auto`` (rich on a terminal, if it is installed; plain lines elsewhere), ``rich``, ``plain`` or ``off``; by default what
-    ``NETCL_PROGRESS`` says. Trainers have one unless they are given another.
+    >>> clock(65.4), clock(7265)
+    ('1:05', '2:01:05')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Progress(Callback):
+    """Shows how far a run is, on ``stream`` (standard error): the phase, the pace, the time that is left, and the kernel being compiled.
+
+    ``style`` is ``auto`` (a line that moves on a terminal and in a notebook, plain lines elsewhere), ``bar``, ``plain`` or ``off``; by
+    default what ``NETCL_PROGRESS`` says. Trainers have one unless they are given another. A thread moves the line, so that it also moves
+    while a compiler runs; it reads nothing from the device.
     """
 
     def __init__(self, style: str | None = None, stream: TextIO | None = None):
         self.style = env.value("NETCL_PROGRESS") if style is None else style
-        if self.style not in ("auto", "rich", "plain", "off"):
-            raise ValueError(message("Progress", "style is auto, rich, plain or off", style=repr(self.style)))
+        if self.style not in STYLES:
+            raise ValueError(message("Progress", "style is auto, bar, plain or off", style=repr(self.style)))
         self.stream = stream
-        self._bar: _Bar | None = None
+        self._moves = False
+        self._numbers = self._shown = ""
         self._said = 0.0
+        self._pace = _Pace()
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._ticker: threading.Thread | None = None
 
     def on_train_begin(self, logs: Logs) -> None:
         stream = self._out = self.stream or sys.stderr
         if stream is None or getattr(stream, "closed", False):
             self.style = "off"
+        if self.style == "off":
             return
-        if self.style == "rich" and find_spec("rich") is None:
-            raise ImportError(message("Progress", "rich is not installed", "pip install rich, or style='plain'"))
-        rich = self.style == "rich" or (self.style == "auto" and stream.isatty() and find_spec("rich") is not None)
-        self._bar = _Bar(stream) if rich else None
-        self._said = time.monotonic()
-
-    def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
-        if self._bar:
-            self._bar.begin(self._title(epoch), self.trainer.batches)
+        notebook = type(stream).__module__.startswith("ipykernel")
+        self._moves = self.style == "bar" or (self.style == "auto" and (stream.isatty() or notebook))
+        self._said = time.monotonic() - _PLAIN_SECONDS + _FIRST_SECONDS
+        self._pace, self._numbers = _Pace(), ""
+        self._ended.clear()
+        self._ticker = threading.Thread(target=self._tick, name="netcl-progress", daemon=True)
+        self._ticker.start()
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        if not self.trainer.log_due or self.style == "off":
-            return
-        if self._bar:
-            self._bar.move(batch + 1, numbers_line(logs))
-        elif time.monotonic() - self._said > _PLAIN_SECONDS:
-            of = f"/{self.trainer.batches}" if self.trainer.batches else ""
-            self._say(f"{self._title(self.trainer.epoch)}, batch {batch + 1}{of}: {numbers_line(logs)}")
+        if self.trainer.log_due and self.style != "off":
+            self._numbers = numbers_line(logs)
+            self._pace.note(self.trainer)
+            self.show()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        if self._bar:
-            self._bar.end()
+        self._numbers = ""
         self._say(f"{self._title(epoch)}  {numbers_line(logs)}  ({logs['seconds']:.1f} s)")
 
-    def on_train_end(self, logs: Logs) -> None:
-        if self._bar:
-            self._bar.end()
+    def close(self) -> None:
+        self._ended.set()
+        if self._ticker is not None and self._ticker is not threading.current_thread():
+            self._ticker.join()
+        self._ticker = None
+        self._clear()
 
     def on_interrupt(self, logs: Logs) -> None:
-        self.on_train_end(logs)
         self._say(f"interrupted after step {self.trainer.step}")
 
+    def _tick(self) -> None:
+        while not self._ended.wait(_TICK_SECONDS):
+            self.show()
+
+    def show(self) -> None:
+        """Move the line, or write a plain one if the last was some seconds ago."""
+        if self.style == "off":
+            return
+        if self._moves:
+            columns = shutil.get_terminal_size((80, 24)).columns - 1
+            self._write(f"\r{self.state(columns)[:columns].ljust(len(self._shown))}", moving=True)
+        elif time.monotonic() - self._said > _PLAIN_SECONDS:
+            self._say(self.state())
+
+    def state(self, columns: int | None = None) -> str:
+        """The present state in one line; of ``columns`` at most what fits, in order of use."""
+        trainer = self.trainer
+        done, of = trainer.batch, trainer.batches
+        count = f"{done}/{of}" if of else f"batch {done}"
+        parts = [f"{self._title(trainer.epoch)} {count}", self.phase(), self._pace.left(trainer), self._pace.speed, self._numbers]
+        parts = [part for part in parts if part]
+        if of and columns is not None and columns >= 100:
+            full = _BAR * done // of
+            parts.insert(1, f"[{'#' * full}{'.' * (_BAR - full)}]")
+        while columns is not None and len(parts) > 2 and len("  ".join(parts)) > columns:
+            parts.pop()
+        return "  ".join(parts)
+
+    def phase(self) -> str:
+        """What is being done: ``training``, ``validating``, ``saving``, or the kernel that is compiled."""
+        name = program.building.partition(",")[0]
+        return f"compiling {name} (kernel {program.build_count() + 1})" if name else self.trainer.phase
+
     def _title(self, epoch: int) -> str:
-        return f"epoch {epoch + 1}/{self.trainer.epochs}"
+        return f"epoch {min(epoch + 1, self.trainer.epochs)}/{self.trainer.epochs}"
 
     def _say(self, text: str) -> None:
         """A line, broken between numbers where a terminal is too narrow for it."""
         if self.style == "off":
             return
+        self._clear()
         if self._out.isatty():
             columns = shutil.get_terminal_size((80, 24)).columns
             text = textwrap.fill(text, columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-        try:
-            self._out.write(text + "\n")
-            self._out.flush()
-        except OSError:  # its reader is gone (`| head`, a closed terminal): the run goes on without
-            self.style = "off"
+        self._write(text + "\n")
         self._said = time.monotonic()
 
+    def _clear(self) -> None:
+        """Remove the line that moves."""
+        if self._shown:
+            self._write(f"\r{' ' * len(self._shown)}\r")
 
-class _Bar:
-    """A bar of rich. It disappears when the epoch ends, where its line takes its place."""
+    def _write(self, text: str, moving: bool = False) -> None:
+        with self._lock:
+            if moving and self._ended.is_set():
+                return
+            self._shown = text[1:].rstrip() if moving else ""
+            try:
+                self._out.write(text)
+                self._out.flush()
+            except (OSError, ValueError):  # its reader is gone (`| head`, a closed terminal), or it was closed: the run goes on without
+                self.style = "off"
 
-    def __init__(self, stream: TextIO):
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-        from rich.progress import Progress as RichProgress
 
-        console = Console(file=stream)
-        wide = console.width >= WIDE
-        columns = [
-            TextColumn("{task.description}"),
-            *([BarColumn()] if wide else []),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-        ]
-        self._make = lambda: RichProgress(*columns, console=console, transient=True)
-        self._live: Any = None
-        self._task: Any = None
+class _Pace:
+    """How fast batches were done, from the first reading on: what comes before is compiling."""
 
-    def begin(self, title: str, total: int | None) -> None:
-        self.end()
-        self._live = self._make()
-        self._live.start()
-        self._task = self._live.add_task(title, total=total, numbers="")
+    def __init__(self) -> None:
+        self._first: tuple[float, int, int] | None = None
+        self._last: tuple[float, int, int] | None = None
 
-    def move(self, done: int, numbers: str) -> None:
-        self._live.update(self._task, completed=done, numbers=numbers)
+    def note(self, trainer: Any) -> None:
+        """Remember the time, the batches of the run and the samples of the epoch, at a moment when the device was waited for."""
+        done = trainer.epoch * (trainer.batches or 0) + trainer.batch
+        now = (time.monotonic(), done, trainer.samples)
+        if self._first is None or now[2] < self._first[2]:  # another epoch counts its samples anew
+            self._first = now
+        self._last = now
 
-    def end(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+    def _since(self) -> tuple[float, int, int]:
+        if self._first is None or self._last is None or self._last[0] <= self._first[0]:
+            return 0.0, 0, 0
+        return self._last[0] - self._first[0], self._last[1] - self._first[1], self._last[2] - self._first[2]
+
+    @property
+    def speed(self) -> str:
+        seconds, _, samples = self._since()
+        return f"{samples / seconds:.3g} samples/s" if samples > 0 else ""
+
+    def left(self, trainer: Any) -> str:
+        """The time to the end of the run at this pace; empty until it is known."""
+        seconds, batches, _ = self._since()
+        if batches <= 0 or not trainer.batches:
+            return ""
+        todo = trainer.epochs * trainer.batches - trainer.epoch * trainer.batches - trainer.batch
+        return f"ETA {clock(seconds / batches * max(0, todo))}"

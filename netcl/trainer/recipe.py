@@ -5,25 +5,32 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib.util
+import inspect
 import json
 import math
 import os
+import runpy
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+import netcl.autograd as ag
 from netcl import nn, optim
 from netcl.core.errors import message
-from netcl.data import DataLoader, augment, datasets
+from netcl.data import DataLoader, augment, datasets, files
 from netcl.distributed import ShardedLoader, World
+from netcl.nn.factory import registered
 from netcl.nn.parameter import placed
 from netcl.ops.random import manual_seed
 from netcl.trainer.callbacks import Callback
-from netcl.trainer.metrics import Metric
+from netcl.trainer.metrics import MAE, Metric
+from netcl.trainer.pictures import read_folder
 from netcl.trainer.trainer import Trainer, token_cross_entropy
 
 
@@ -35,7 +42,8 @@ _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true o
 AMP_DTYPES = ("", "float16", "bfloat16")
 _FIELD_BOUNDS: dict[str, tuple[int, float]] = {
     "epochs": (1, math.inf), "batch_size": (1, math.inf), "accumulation_steps": (1, math.inf), "log_every": (1, math.inf),
-    "workers": (0, math.inf), "seed": (0, math.inf), "lr": (0, math.inf), "weight_decay": (0, math.inf), "grad_clip": (0, math.inf),
+    "workers": (0, math.inf), "patience": (0, math.inf), "val_split": (0, 1), "test_split": (0, 1),
+    "seed": (0, math.inf), "lr": (0, math.inf), "weight_decay": (0, math.inf), "grad_clip": (0, math.inf),
     "warmup": (0, 1), "ema": (0, 1),
 }  # fmt: skip
 
@@ -49,12 +57,23 @@ def _setting(default: Any, doc: str) -> Any:
 class Recipe:
     """All settings of a run. Fields are the keys of a TOML or JSON file and, spelt with dashes, the options of ``netcl train``."""
 
-    data: str = _setting("digits", "a name of netcl.data.datasets: digits, mnist, fashion-mnist, cifar10, synthetic, text")
+    data: str = _setting(
+        "digits",
+        "folder:PATH (of pictures), csv:FILE, npz:FILE, idx:FOLDER, text:FILE; or digits, mnist, fashion-mnist, cifar10, synthetic, text",
+    )
     root: str = _setting("", "where the files of the data are; the file itself, for text")
+    target: str = _setting("", "the column of a CSV file to predict")
+    task: str = _setting("", "classification or regression; by the targets if none is given")
+    val_split: float = _setting(0.1, "the part of the training samples, drawn by the seed, that says which weights are best; 0 is none")
+    test_split: float = _setting(0.1, "the part of own data, drawn by the seed, that only the final numbers are of")
     data_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the data"})
-    model: str = _setting("cnn", "cnn, mlp, lenet, resnet18, vit, or gpt for text")
+    model: str = _setting(
+        "auto",
+        "cnn, mlp, lenet, resnet18, resnet34, resnet50, resnet101, resnet152, vit, gpt (for text); or your own MODULE:CLASS, FILE.py:CLASS",
+    )
     model_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the model"})
     epochs: int = _setting(10, "how often the data is gone through")
+    patience: int = _setting(0, "end the run after so many epochs without a lower validation loss; 0 is never")
     batch_size: int = _setting(64, "samples of a batch, over all ranks")
     optimizer: str = _setting("adamw", "sgd, adam, adamw, rmsprop or lion")
     lr: float = _setting(2e-3, "the learning rate, at its highest")
@@ -79,6 +98,11 @@ class Recipe:
                 raise RecipeError(message("recipe", f"{name} is at least {least}{end}", **{name: value}))
         if self.mixed_precision not in AMP_DTYPES:
             raise RecipeError(message("recipe", "mixed_precision is float16 or bfloat16", mixed_precision=repr(self.mixed_precision)))
+
+    def resolved(self) -> Recipe:
+        """With a model for the data in place of ``auto``: gpt for text, mlp for tables and arrays, cnn for images."""
+        kind = self.data.partition(":")[0].lower()
+        return self if self.model != "auto" else self.changed({"model": {"text": "gpt", "csv": "mlp", "npz": "mlp"}.get(kind, "cnn")})
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
         """A copy with other values; unknown names and wrong types raise."""
@@ -128,11 +152,13 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set as a run needs it."""
+    """A data set as a run needs it. ``reading`` says, as JSON, how inputs are made from files and outputs are understood."""
 
     train: Any
     test: Any
-    classes: tuple[str, ...]  # empty for text
+    classes: tuple[str, ...]  # empty for text and for a regression
+    val: Any = None
+    reading: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -140,43 +166,102 @@ class Data:
         return tuple(np.shape(self.train[0][0]))
 
     @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for an input, or for a position of a text."""
+        return self.train.vocabulary if self.is_text else len(self.classes) or len(self.reading["scale"])
+
+    @property
     def is_text(self) -> bool:
-        return not self.classes
+        return self.reading.get("kind") == "text"
+
+    @property
+    def is_regression(self) -> bool:
+        return "scale" in self.reading
+
+    @property
+    def metrics(self) -> list[str | Metric]:
+        """What is counted besides the loss."""
+        return [MAE(float(np.mean(self.reading["scale"]))), "r2"] if self.is_regression else ["accuracy"]
+
+    @property
+    def loss_fn(self) -> Any:
+        return token_cross_entropy if self.is_text else ag.mse_loss if self.is_regression else None
+
+
+FILES: dict[str, Callable[..., files.Samples]] = {"folder": read_folder, **files.KINDS}
 
 
 def load_data(recipe: Recipe) -> Data:
-    """The data of a recipe."""
+    """The data of a recipe, in three parts: validation is drawn from the training samples, never from those of the test."""
+    kind, colon, place = recipe.data.partition(":")
+    key = kind.lower().replace("_", "-")
+    known = (*datasets.NAMES, *(f"{name}:PATH" for name in (*FILES, "text")))
+    if key not in (*FILES, "text") if colon else key not in datasets.NAMES:
+        raise RecipeError(message("recipe", "there is no such data", f"known are {', '.join(known)}", data=repr(recipe.data)))
+    root = place if key == "text" and colon else recipe.root
+    if key == "text" and not root:
+        raise RecipeError(message("recipe", "a text needs a file", "--data text:FILE", data=repr(recipe.data)))
+    try:
+        return _own_data(recipe) if colon and key != "text" else _named_data(recipe, key, root)
+    except RecipeError:
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, MemoryError) as fault:
+        raise RecipeError(message("recipe", f"the data cannot be read: {fault}", data=recipe.data, options=recipe.data_options)) from fault
+
+
+def _own_data(recipe: Recipe) -> Data:
+    plan = files.Plan(recipe.target, recipe.task, recipe.val_split, recipe.test_split, recipe.seed)
+    kind, _, place = recipe.data.partition(":")
+    path = Path(place).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(message(kind, "there is no such file or folder", "paths are relative to the current folder", path=path))
+    found = FILES[kind](path, plan, **recipe.data_options)
+    return Data(found.train, found.test, found.classes, found.val, found.reading)
+
+
+def _named_data(recipe: Recipe, key: str, root: str) -> Data:
     options = dict(recipe.data_options)
-    key = recipe.data.lower().replace("_", "-")
     if key == "text":
         block = options.pop("block", recipe.model_options.get("block_size", 64))
         if type(block) is not int or block < 1:
             raise RecipeError(message("recipe", "block (block_size of the model) must be a whole number from 1 on", block=repr(block)))
-        options = {"block": block, "step": max(1, block // 4), **options}
-    if key not in datasets.NAMES:
-        raise RecipeError(message("recipe", "there is no such data", f"known are {', '.join(datasets.NAMES)}", data=repr(recipe.data)))
-    if key == "text" and not recipe.root:
-        raise RecipeError(message("recipe", "a text needs a file", "--root FILE", data=repr(recipe.data)))
-    place = (recipe.root,) if recipe.root else ()
-    try:
-        train, test = datasets.NAMES[key](*place, **options)
-    except (TypeError, ValueError, LookupError, ArithmeticError, MemoryError) as fault:
-        raise RecipeError(message("recipe", f"the data cannot be read: {fault}", data=recipe.data, options=recipe.data_options)) from fault
+        options = {"block": block, "step": max(1, block // 4), "test": recipe.test_split or 0.1, **options}
+    train, test = datasets.NAMES[key](*((root,) if root else ()), **options)
     if not len(train) or not len(test):
         raise RecipeError(message("recipe", "data must have samples to train and to test with", train=len(train), test=len(test)))
-    return Data(train, test, tuple(getattr(train, "classes", ()) or ()))
+    if key == "text":
+        return Data(*_text_parts(train, test, recipe.val_split), reading={"kind": "text"})
+    classes = tuple(getattr(train, "classes", ()) or ())
+    kept, val = files.held_out(train, train.arrays[1], recipe.val_split, recipe.seed)
+    return Data(kept, test, classes, val, {"kind": "image", "classes": list(classes), "shape": list(train[0][0].shape)})
 
 
-def make_loaders(recipe: Recipe, data: Data, queue: Any, world: World | None = None) -> tuple[DataLoader, DataLoader]:
-    """A loader to train with and one to test with, delivering to a queue; of a world's training batches each rank gets its part."""
-    small_shift = None if data.is_text or not recipe.augment else augment.RandomAffine(degrees=8, translate=0.08, scale=(0.92, 1.08))
+def _text_parts(train: Any, test: Any, fraction: float) -> tuple[Any, Any, tuple[str, ...], Any]:
+    """The last part of the text to train with is for validation."""
+    size = max(train.block + 1, int(len(train.content) * fraction))
+    cut = len(train.content) - size
+    if not fraction or cut < train.block + 1:
+        return train, test, (), None
+    content = train.content.tobytes()
+    made = [
+        datasets.Bytes(part, train.block, step, train.name) for part, step in ((content[:cut], train.step), (content[cut:], train.block))
+    ]
+    return made[0], test, (), made[1]
+
+
+def make_loaders(recipe: Recipe, data: Data, queue: Any, world: World | None = None) -> tuple[DataLoader, DataLoader | None, DataLoader]:
+    """Loaders to train, to validate (``None`` without such a part) and to test, delivering to a queue; of a world's training batches each
+    rank gets its part."""
+    images = len(data.shape) == 3 and data.reading.get("kind") == "image"
+    small_shift = augment.RandomAffine(degrees=8, translate=0.08, scale=(0.92, 1.08)) if images and recipe.augment else None
     common: dict[str, Any] = {"device_queue": queue, "num_workers": recipe.workers, "seed": recipe.seed}
     common |= {"shuffle": True, "drop_last": len(data.train) > recipe.batch_size, "augment": small_shift}
     shared = world is not None and world.size > 1
     check_shares(recipe, 1 if world is None else world.size)
     kind = partial(ShardedLoader, world=world) if shared else DataLoader
     train = kind(data.train, recipe.batch_size, **common)
-    return train, DataLoader(data.test, recipe.batch_size, shuffle=False, device_queue=queue)
+    val, test = (part and DataLoader(part, recipe.batch_size, shuffle=False, device_queue=queue) for part in (data.val, data.test))
+    return train, val, test
 
 
 def check_shares(recipe: Recipe, ranks: int) -> None:
@@ -197,14 +282,14 @@ def cnn(data: Data, width: int = 32, dropout: float = 0.1) -> Any:
 
     layers = [*block(data.shape[0], width), *block(width, width), nn.MaxPool2d(2), *block(width, 2 * width), *block(2 * width, 2 * width)]
     side = data.shape[-1] // 4
-    head = [nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(dropout), nn.Linear(2 * width * side * (data.shape[-2] // 4), len(data.classes))]
+    head = [nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(dropout), nn.Linear(2 * width * side * (data.shape[-2] // 4), data.outputs)]
     return nn.Sequential(*layers, *head)
 
 
 def vit(data: Data, **options: Any) -> Any:
     side = data.shape[-1]
     small = {"patch_size": 4 if side % 4 == 0 else 1, "num_layers": 4, "num_heads": 4, "hidden_dim": 64, "mlp_dim": 128}
-    return nn.ViT(image_size=side, num_classes=len(data.classes), in_channels=data.shape[0], **{**small, **options})
+    return nn.ViT(image_size=side, num_classes=data.outputs, in_channels=data.shape[0], **{**small, **options})
 
 
 def gpt(data: Data, **options: Any) -> Any:
@@ -212,25 +297,62 @@ def gpt(data: Data, **options: Any) -> Any:
     return nn.GPT(data.train.vocabulary, **{**small, **options})
 
 
+def _resnet(name: str, data: Data, **options: Any) -> Any:
+    return getattr(nn, name)(num_classes=data.outputs, in_channels=data.shape[0], **options)
+
+
 MODELS: dict[str, Callable[..., Any]] = {
     "cnn": cnn,
-    "mlp": lambda data, hidden=(256, 128), **options: nn.MLP(math.prod(data.shape), list(hidden), len(data.classes), **options),
-    "lenet": lambda data, **options: nn.LeNet(len(data.classes), data.shape[0], data.shape[-1], **options),
-    "resnet18": lambda data, **options: nn.ResNet18(len(data.classes), in_channels=data.shape[0], **options),
+    "mlp": lambda data, hidden=(256, 128), **options: nn.MLP(math.prod(data.shape), list(hidden), data.outputs, **options),
+    "lenet": lambda data, **options: nn.LeNet(data.outputs, data.shape[0], data.shape[-1], **options),
+    "resnet18": lambda data, **options: nn.ResNet18(data.outputs, in_channels=data.shape[0], **options),
+    **{name: partial(_resnet, name) for name in ("resnet34", "resnet50", "resnet101", "resnet152")},
     "vit": vit,
     "gpt": gpt,
 }
 
 
+def own_model(spec: str) -> Callable[..., Any]:
+    """The class (or function) of ``MODULE:NAME`` or ``FILE.py:NAME``, registered so that models of it can be saved."""
+    place, _, name = spec.rpartition(":")
+    try:
+        if place.endswith(".py"):
+            found: Any = SimpleNamespace(**runpy.run_path(place, run_name=Path(place).stem))
+        else:
+            sys.path[:0] = [] if "" in sys.path or os.getcwd() in sys.path else [os.getcwd()]
+            found = importlib.import_module(place)
+        made = getattr(found, name)
+    except (ImportError, OSError, AttributeError) as fault:
+        remedy = "--model MODULE:CLASS, importable from the current folder, or FILE.py:CLASS"
+        raise RecipeError(message("recipe", f"the model cannot be found: {fault}", remedy, model=spec)) from fault
+    if isinstance(made, type) and issubclass(made, nn.Module) and made.__name__ not in registered():
+        nn.register_layer(made)
+    return made
+
+
+def _filled(made: Callable[..., Any], data: Data, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, and what a model's signature asks of the data under the usual names."""
+    known: dict[str, Any] = {"num_classes": data.outputs, "out_features": data.outputs, "in_channels": data.shape[0]}
+    known |= {"in_features": math.prod(data.shape), "input_shape": data.shape}
+    return {**{name: value for name, value in known.items() if name in inspect.signature(made).parameters}, **options}
+
+
 def make_model(recipe: Recipe, data: Data, device: Any) -> Any:
     """The model of a recipe for its data, on a device."""
-    if recipe.model not in MODELS:
-        raise RecipeError(message("recipe", "there is no such model", f"known are {', '.join(MODELS)}", model=repr(recipe.model)))
-    if data.is_text != (recipe.model == "gpt"):
+    recipe = recipe.resolved()
+    if ":" in recipe.model:
+        made = own_model(recipe.model)
+        make = lambda data, **options: made(**_filled(made, data, options))  # noqa: E731
+    elif recipe.model not in MODELS:
+        known = f"known are {', '.join(MODELS)}, and MODULE:CLASS of your own"
+        raise RecipeError(message("recipe", "there is no such model", known, model=repr(recipe.model)))
+    elif data.is_text != (recipe.model == "gpt"):
         raise RecipeError(message("recipe", "text needs the model gpt, and images another", data=recipe.data, model=recipe.model))
+    else:
+        make = MODELS[recipe.model]
     try:
         with placed(device):
-            return MODELS[recipe.model](data, **recipe.model_options)
+            return make(data, **recipe.model_options)
     except (TypeError, ValueError, LookupError, ArithmeticError) as fault:
         options = {"model": recipe.model, "options": recipe.model_options}
         raise RecipeError(message("recipe", f"the model cannot be made: {fault}", **options)) from fault
@@ -245,7 +367,7 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
 SCHEDULES = ("cosine", "constant")
 
 
-def make_trainer(recipe: Recipe, model: Any, steps_per_epoch: int, metrics: list[str | Metric], callbacks: list[Callback]) -> Trainer:
+def make_trainer(recipe: Recipe, model: Any, steps_per_epoch: int, data: Data, callbacks: list[Callback]) -> Trainer:
     """The trainer of a recipe."""
     if recipe.optimizer not in OPTIMIZERS or recipe.schedule not in SCHEDULES:
         known = f"optimizers are {', '.join(OPTIMIZERS)}, schedules {', '.join(SCHEDULES)}"
@@ -256,7 +378,7 @@ def make_trainer(recipe: Recipe, model: Any, steps_per_epoch: int, metrics: list
     if recipe.schedule == "cosine":
         scheduler = optim.WarmupCosine(optimizer, min(int(recipe.warmup * total), total - 1), total)
     return Trainer(
-        model, optimizer, loss_fn=token_cross_entropy if recipe.model == "gpt" else None, metrics=metrics,
+        model, optimizer, loss_fn=data.loss_fn, metrics=data.metrics,
         mixed_precision=recipe.mixed_precision or False, grad_clip=recipe.grad_clip or None,
         accumulation_steps=recipe.accumulation_steps, scheduler=scheduler, compile=recipe.compile,
         ema=optim.ModelEMA(model, recipe.ema, warmup=True) if recipe.ema else None, callbacks=callbacks,

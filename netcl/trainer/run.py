@@ -11,6 +11,7 @@ import os
 import platform as machine
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,23 @@ import numpy as np
 from netcl import distributed
 from netcl.core.device import DeviceHandle, device
 from netcl.core.errors import message
+from netcl.core.memory import memory_stats
+from netcl.core.tensor import Tensor
 from netcl.data import DataLoader
+from netcl.data.files import read_inputs
 from netcl.io import FileError, load_model, save_model
 from netcl.io.archive import filling
 from netcl.profiling import profile
-from netcl.trainer.callbacks import Callback, Logs, LRMonitor, ModelCheckpoint, NaNGuard
+from netcl.trainer.callbacks import Callback, EarlyStopping, Logs, LRMonitor, ModelCheckpoint, NaNGuard
+from netcl.trainer.find_lr import RateTest, find_lr
 from netcl.trainer.logs import CSVLogger, JSONLLogger
+from netcl.trainer.pictures import picture
 from netcl.trainer.progress import Progress
 from netcl.trainer.recipe import Data, Recipe, RecipeError, load_data, make_loaders, make_model, make_trainer, read_recipe, seed_all
 from netcl.trainer.trainer import Trainer
 
 SAMPLES = 24
+PICTURES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 RESULTS = ("model.netcl", "results.json", "samples.npz", "profile.json", "report.html")
 PROFILED_STEPS = 5
 
@@ -39,10 +46,11 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
               callbacks: Sequence[Callback] = (), overwrite: bool = False) -> dict[str, Any]:  # fmt: skip
     """Train a recipe on a device and write everything into a folder; returns the content of ``results.json``.
 
+    The model that is kept and tested has the weights of the epoch with the lowest validation loss.
     A folder with checkpoints raises unless ``resume`` continues their run or ``overwrite`` removes it.
     As a rank of an MPI job it trains with the others: each has its part of every batch, and rank 0 writes.
     """
-    place, ours = Path(folder), distributed.world()
+    place, ours, recipe = Path(folder), distributed.world(), recipe.resolved()
     ours.deterministic = True  # a resumed run ends with the bits of a straight one
     with ours.together(), device(handle):
         keeper = ModelCheckpoint(place / "checkpoints", overwrite=overwrite)
@@ -54,24 +62,36 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
         model = make_model(recipe, data, handle)
         if ours.size > 1:  # weights are those of the seed, whatever the number of ranks; what ranks drop out is not the same
             distributed.manual_seed(recipe.seed, ours)
-        train, test = make_loaders(recipe, data, handle.queue, ours)
+        train, val, test = make_loaders(recipe, data, handle.queue, ours)
         writers = [_Config(place, recipe), JSONLLogger(place / "log.jsonl"), CSVLogger(place / "log.csv")]
         own = [*writers, *callbacks] if ours.rank == 0 else [Progress("off")]
-        always = [_Rates(), keeper, LRMonitor(), NaNGuard()]
+        always: list[Callback] = [_Rates(), keeper, LRMonitor(), NaNGuard()]
+        if recipe.patience:
+            always.append(EarlyStopping("loss" if val is None else "val_loss", recipe.patience))
         shared = model
         if ours.size > 1:
             shared = distributed.DistributedDataParallel(distributed.convert_sync_batchnorm(model, ours), ours)
-        trainer = make_trainer(recipe, shared, len(train), ["accuracy"], [*own, *always])
-        with train, test:
+        trainer = make_trainer(recipe, shared, len(train), data, [*own, *always])
+        with train, val or nullcontext(), test:
             began = time.time()
-            trainer.fit(train, val=test, epochs=recipe.epochs, resume="auto" if resume else None, log_every=recipe.log_every)
-            results = _run_results(trainer, test, data, time.time() - began, handle)
+            trainer.fit(train, val=val, epochs=recipe.epochs, resume="auto" if resume else None, log_every=recipe.log_every)
+            best = _restore_best(trainer, keeper, ours)
+            results = {**_run_results(trainer, test, data, time.time() - began, handle), "best": best}
             if ours.rank == 0:
                 _write_run(place, trainer, model, test, data, results)
             profiled = profile_steps(trainer, train).to_dict()
             if ours.rank == 0:
                 _write_json(place / "profile.json", profiled)
     return results
+
+
+def _restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.World) -> dict[str, Any]:
+    """Give the model the weights of the best checkpoint; the epoch they are of, and the number that says so."""
+    watch = keeper.watch
+    if watch is None or not trainer.by_rank_0((keeper.folder / "best.netcl").is_file()):
+        return {}
+    distributed.load_checkpoint(keeper.folder / "best.netcl", world=world, model=trainer.model, ema=trainer.ema)
+    return {"epoch": trainer.history.best(watch.monitor) + 1, "of": len(trainer.history.rows), "by": watch.monitor, "value": watch.best}
 
 
 class _Config(Callback):
@@ -109,7 +129,7 @@ def _write_run(place: Path, trainer: Trainer, model: Any, test: DataLoader, data
     """The model, what it does on the test data, and samples of that."""
     model.eval()
     with trainer.averaged():
-        save_model(distributed.without_sync(model), place / "model.netcl")
+        save_model(distributed.without_sync(model), place / "model.netcl", notes=dict(data.reading))
     if data.is_text:
         results["text"] = _generated_text(model, "\n", 400, {"temperature": 0.8})
     _write_json(place / "results.json", results)
@@ -117,9 +137,15 @@ def _write_run(place: Path, trainer: Trainer, model: Any, test: DataLoader, data
 
 
 def _run_results(trainer: Trainer, test: DataLoader, data: Data, seconds: float, handle: DeviceHandle) -> dict[str, Any]:
-    values = trainer.evaluate(test)
-    results = {"test": values, "seconds": seconds, "steps": trainer.step, "parameters": sum(p.size for p in trainer.model.parameters())}
+    results = {"test": trainer.evaluate(test), "seconds": seconds, **run_facts(trainer)}
     return {**results, "classes": list(data.classes), "environment": environment(handle)}
+
+
+def run_facts(trainer: Trainer) -> dict[str, Any]:
+    """What any finished run can say about itself: steps, parameters, seconds by phase, bytes of device memory."""
+    parameters = sum(p.size for p in trainer.model.parameters())
+    phases = {name: round(seconds, 3) for name, seconds in trainer.phase_seconds.items()}
+    return {"steps": trainer.step, "parameters": parameters, "phases": phases, "memory": memory_stats()["bytes_allocated"]}
 
 
 def environment(handle: DeviceHandle) -> dict[str, str]:
@@ -128,27 +154,70 @@ def environment(handle: DeviceHandle) -> dict[str, str]:
 
     opencl = platforms.opencl().VERSION_TEXT if handle.backend == "cl" else "not used"
     return {
-        "device": handle.device_name, "platform": handle.platform_name, "system": f"{machine.system()} {machine.machine()}",
+        "device": handle.profile.title, "platform": handle.platform_name, "system": f"{machine.system()} {machine.machine()}",
         "python": machine.python_version(), "numpy": np.__version__, "pyopencl": opencl,
         "processors": str(os.cpu_count()), "finished": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
     }  # fmt: skip
 
 
 def save_samples(path: Path, trainer: Trainer, test: DataLoader, data: Data) -> None:
-    """Write predictions on test data: the confusion matrix and some images, misclassified ones first."""
+    """Write predictions on test data, the worst first: with the confusion matrix, or with all outputs of a regression."""
     if data.is_text:
         return
-    x, y = (np.concatenate(parts) for parts in zip(*([part.to_host() for part in batch] for batch in test), strict=True))
+    host = ([part.to_host() if isinstance(part, Tensor) else np.asarray(part) for part in batch] for batch in test)
+    x, y = (np.concatenate(parts) for parts in zip(*host, strict=True))
     scores = trainer.predict(test).astype(np.float64)
-    likely = np.exp(scores - scores.max(axis=1, keepdims=True))
-    likely /= likely.sum(axis=1, keepdims=True)
-    chosen = likely.argmax(axis=1)
-    confusion = np.zeros((len(data.classes),) * 2, np.int64)
-    np.add.at(confusion, (y, chosen), 1)
-    shown = np.argsort(chosen == y, kind="stable")[:SAMPLES]
-    pixels = np.clip(x[shown] * 255, 0, 255).astype(np.uint8)
+    kept: dict[str, np.ndarray] = {}
+    if data.is_regression:
+        mean, scale = (np.asarray(data.reading[name]) for name in ("mean", "scale"))
+        targets, outputs = ((values.reshape(len(values), -1) * scale + mean)[:, 0] for values in (y, scores))
+        kept = {"targets": targets, "outputs": outputs, "rows": np.argsort(-np.abs(outputs - targets), kind="stable")[:SAMPLES]}
+    else:
+        likely = probabilities(scores)
+        chosen = likely.argmax(axis=1)
+        confusion = np.zeros((len(data.classes),) * 2, np.int64)
+        np.add.at(confusion, (y, chosen), 1)
+        shown = np.lexsort((-likely.max(axis=1), chosen == y))[:SAMPLES]  # mistakes first, the surest of them at the front
+        kept = {"confusion": confusion, "labels": y[shown], "chosen": chosen[shown], "likely": likely.max(axis=1)[shown], "rows": shown}
+        if x.ndim == 4:
+            kept["images"] = np.clip(x[shown] * 255, 0, 255).astype(np.uint8)
     with filling(path):
-        np.savez(path, confusion=confusion, images=pixels, labels=y[shown], chosen=chosen[shown], likely=likely.max(axis=1)[shown])
+        np.savez(path, **kept)  # type: ignore[arg-type]
+
+
+def probabilities(scores: np.ndarray) -> np.ndarray:
+    """The softmax of rows of scores."""
+    likely = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return likely / likely.sum(axis=1, keepdims=True)
+
+
+def predict_file(model: Any, notes: Mapping[str, Any], path: str | os.PathLike[str]) -> list[list[str]]:
+    """What a model gives for each input of a file: the row, and a class with its probability or the numbers of a regression."""
+    pictures = notes["kind"] == "image" and Path(path).suffix.lower() in PICTURES
+    x = picture(path, notes["shape"])[None] / np.float32(255) if pictures else read_inputs(path, notes)
+    outputs = np.concatenate([model(part).to_host() for part in np.array_split(x, max(1, len(x) // 256))]).astype(np.float64)
+    if "scale" in notes:
+        values = outputs * np.asarray(notes["scale"]) + np.asarray(notes["mean"])
+        return [[str(i + 1), " ".join(f"{value:.6g}" for value in row), ""] for i, row in enumerate(values)]
+    likely = probabilities(outputs)
+    return [[str(i + 1), notes["classes"][int(row.argmax())], f"{row.max():.4f}"] for i, row in enumerate(likely)]
+
+
+def find_rate(recipe: Recipe, handle: DeviceHandle) -> RateTest:
+    """The range test for the learning rate of a recipe, on a model of its own."""
+    with device(handle):
+        trainer, train = _made(recipe, handle)
+        with train:
+            return find_lr(trainer, train)
+
+
+def _made(recipe: Recipe, handle: DeviceHandle) -> tuple[Trainer, DataLoader]:
+    """The trainer of a recipe without the files of a run, and the loader of its training samples."""
+    seed_all(recipe)
+    data = load_data(recipe)
+    model = make_model(recipe, data, handle)
+    train, _, _ = make_loaders(recipe, data, handle.queue)
+    return make_trainer(recipe, model, len(train), data, [Progress("off")]), train
 
 
 def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> profile:
@@ -165,12 +234,9 @@ def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> p
 def trace_run(recipe: Recipe, handle: DeviceHandle, steps: int) -> profile:
     """A few training steps of a recipe under the profiler."""
     with device(handle):
-        seed_all(recipe)
-        data = load_data(recipe)
-        model = make_model(recipe, data, handle)
-        train, _ = make_loaders(recipe, data, handle.queue)
+        trainer, train = _made(recipe, handle)
         with train:
-            return profile_steps(make_trainer(recipe, model, len(train), ["accuracy"], []), train, steps)
+            return profile_steps(trainer, train, steps)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -196,9 +262,7 @@ def generate(
     recipe = Recipe().changed(read_recipe(Path(folder) / "config.json"))
     if recipe.model != "gpt":
         raise RecipeError(
-            message(
-                "generate", "the run has no model of text", "train one: netcl train --data text --root FILE --model gpt", model=recipe.model
-            )
+            message("generate", "the run has no model of text", "train one: netcl train --data text:FILE", model=recipe.model)
         )
     with device(handle):
         model = load_model(Path(folder) / "model.netcl", handle)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from netcl import distributed
 from netcl.core.backend.lifecycle import Stop, finishing_first
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
+from netcl.data import DataLoader, TensorDataset, random_split
 from netcl.distributed import DistributedDataParallel, World
 from netcl.distributed.checkpoint import unwrapped
 from netcl.io import FileError, latest_whole, save_checkpoint
@@ -26,6 +28,7 @@ from netcl.ops import update
 from netcl.optim import ReduceLROnPlateau
 from netcl.optim.optimizer import check_counts
 from netcl.replay.compiled import compile as compiled
+from netcl.runtime import perf
 from netcl.trainer.callbacks import Callback, CallbackList, ModelCheckpoint
 from netcl.trainer.history import History
 from netcl.trainer.metrics import Mean, Metric, make_metric
@@ -115,6 +118,7 @@ class Trainer:
         self.run_id = secrets.token_hex(8)  # checkpoints carry it, and a resumed run keeps it
         self.batches: int | None = None
         self.history = History()
+        self.phase, self.phase_seconds = "training", defaultdict[str, float](float)
         self.stop_training = self.log_due = self._trained = False
         self._accumulated = 0
         self._train_data: Any = None
@@ -136,6 +140,25 @@ class Trainer:
         return self._accumulated == 0
 
     @property
+    def samples(self) -> int:
+        """The number of samples of the epoch so far."""
+        return self._loss.samples
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """A block of which the time counts as another phase than that around it."""
+        outer, began, inside = self.phase, time.perf_counter(), sum(self.phase_seconds.values())
+        self.phase = name
+        try:
+            yield
+        finally:
+            self.phase = outer
+            ended = time.perf_counter()
+            self.phase_seconds[name] += ended - began - (sum(self.phase_seconds.values()) - inside)
+            for listener in perf.listeners:
+                listener(name, began, ended)
+
+    @property
     def running_loss(self) -> float:
         """The mean loss of the epoch so far. Waits for the device."""
         return float(self._loss.compute())
@@ -151,11 +174,13 @@ class Trainer:
         parts += [type(self.scheduler).__name__] if self.scheduler is not None else []
         return f"Trainer({', '.join(parts)}, epoch={self.epoch}, step={self.step})"
 
-    def fit(self, train: Iterable[Any], val: Iterable[Any] | None = None, epochs: int = 1, resume: str | os.PathLike[str] | None = None,
-            log_every: int = 20) -> History:  # fmt: skip
-        """Train until ``epochs`` epochs are done, counting those of the run that is resumed.
+    def fit(self, train: Any, val: Any = None, epochs: int = 1, resume: str | os.PathLike[str] | None = None, log_every: int = 20, *,
+            batch_size: int = 32, validation_split: float = 0.0, validation_data: Any = None, seed: int = 0) -> History:  # fmt: skip
+        """Train until ``epochs`` epochs are done, counting those of the run that is resumed: ``fit(batches)`` or ``fit(x, y)``.
 
-        - **val**: data to evaluate after each epoch; its numbers are called ``val_loss``, ....
+        - **val**: data to evaluate after each epoch; its numbers are called ``val_loss``, .... Of arrays, ``fit(x, y)``, it is the targets.
+        - **batch_size**, **validation_split**, **validation_data**, **seed**: of arrays: the size of a batch, the part of them drawn for
+          validation (or the arrays ``(x, y)`` to use), and the seed of both the drawing and the order. Batches are shuffled in each epoch.
         - **resume**: a checkpoint or a folder of them, or ``"auto"``: the folder of the ``ModelCheckpoint`` callback, if it has any yet. Of
           a folder the newest that can be read is taken; newer ones are set aside under another name, with a warning. Everything goes on
           as if the run had never stopped, to the bit, if the data can say where it was (``DataLoader``) or comes in one order each time.
@@ -168,6 +193,11 @@ class Trainer:
         ends the run on all.
         """
         check_counts("fit", epochs=epochs, log_every=log_every)
+        if isinstance(train, np.ndarray | Tensor):
+            train, val = self._loaders_of(train, val, batch_size, validation_split, validation_data, seed)
+        elif validation_split or validation_data is not None:
+            remedy = "pass the batches to evaluate as val="
+            raise ValueError(message("fit", "validation_split and validation_data are for arrays, fit(x, y)", remedy))
         self._reset()
         self._train_data, self.epochs = train, epochs
         self.batches = len(train) if isinstance(train, Sized) else None
@@ -185,24 +215,29 @@ class Trainer:
                     callback.claim(found)  # before anything is loaded or written
             if found is not None:
                 self.load(found)
-            self.callbacks("on_train_begin", {})
-            while self.epoch < epochs and not self.stop_training:
-                self._run_epoch(train, val, log_every, interrupt)
-            self.callbacks("on_train_end", self.history.last)
+            try:
+                self.callbacks("on_train_begin", {})
+                while self.epoch < epochs and not self.stop_training:
+                    self._run_epoch(train, val, log_every, interrupt)
+                self.callbacks("on_train_end", self.history.last)
+            finally:
+                self.callbacks("close")
         return self.history
 
     def _run_epoch(self, train: Iterable[Any], val: Iterable[Any] | None, log_every: int, interrupt: Stop) -> None:
-        began, seen = time.perf_counter(), self._loss.samples
+        began, seen = time.perf_counter(), self.samples
         self.callbacks("on_epoch_begin", self.epoch, {})
         if not self._trained:
-            self._train_batches(train, log_every, interrupt)
+            with self._phase("training"):
+                self._train_batches(train, log_every, interrupt)
         values = {metric.name: metric.compute() for metric in self._counting}
         logs: dict[str, Any] = {"epoch": self.epoch, **{name: value for name, value in values.items() if isinstance(value, int | float)}}
         seconds = time.perf_counter() - began
-        logs |= {"seconds": seconds, "samples_per_second": (self._loss.samples - seen) / seconds}
+        logs |= {"seconds": seconds, "samples_per_second": (self.samples - seen) / seconds}
         self._trained = True
         if val is not None:
-            values = self._evaluate(val, interrupt)
+            with self._phase("validating"):
+                values = self._evaluate(val, interrupt)
             logs |= {f"val_{name}": value for name, value in values.items() if isinstance(value, int | float)}
         self._step_scheduler("epoch", logs)
         self.history.rows.append(logs)
@@ -308,8 +343,10 @@ class Trainer:
 
     # ---- using
 
-    def evaluate(self, data: Iterable[Any]) -> dict[str, Any]:
-        """The loss and the metrics over data, in evaluation mode, with the averages of ``ema`` where there is one."""
+    def evaluate(self, data: Any, targets: Any = None, *, batch_size: int = 32) -> dict[str, Any]:
+        """The loss and the metrics over batches, or over arrays ``evaluate(x, y)``, in evaluation mode, with the averages of ``ema``."""
+        if isinstance(data, np.ndarray | Tensor):
+            data = DataLoader(self._pair("evaluate", data, targets), batch_size, shuffle=False)
         return self._evaluate(data, Stop())
 
     def _evaluate(self, data: Iterable[Any], interrupt: Stop) -> dict[str, Any]:
@@ -361,6 +398,29 @@ class Trainer:
     def _tensor(self, value: Any) -> Tensor:
         return value if isinstance(value, Tensor) else Tensor.from_host(self.queue, np.asarray(value))
 
+    def _pair(self, op: str, x: Any, y: Any) -> TensorDataset:
+        """Arrays of inputs and targets as a dataset; float64, NumPy's default, becomes the dtype of float32 weights."""
+        if y is None:
+            raise ValueError(message(op, "an array of inputs needs its targets", f"{op}(x, y), or {op}(batches) of (x, y)"))
+        host = [value.to_host() if isinstance(value, Tensor) else np.asarray(value) for value in (x, y)]
+        if len(host[0]) != len(host[1]):
+            raise ValueError(message(op, "x and y must have the same number of samples", x=host[0].shape, y=host[1].shape))
+        if not any(parameter.dtype == "float64" for parameter in self.model.parameters()):
+            host = [array.astype(np.float32) if array.dtype == np.float64 else array for array in host]
+        return TensorDataset(*host)
+
+    def _loaders_of(self, x: Any, y: Any, batch_size: int, split: float, given: Any, seed: int) -> tuple[DataLoader, DataLoader | None]:
+        """Loaders of the arrays of ``fit(x, y)``: to train with, and to evaluate."""
+        data: Any = self._pair("fit", x, y)
+        if not 0.0 <= split < 1.0 or (split and given is not None):
+            what = "validation_split must be at least 0 and below 1, and cannot be given with validation_data"
+            raise ValueError(message("fit", what, validation_split=split))
+        val: Any = None if given is None else self._pair("fit", *given)
+        if split:
+            data, val = random_split(data, [1.0 - split, split], seed=seed)
+        made = None if val is None else DataLoader(val, batch_size, shuffle=False)
+        return DataLoader(data, batch_size, shuffle=True, seed=seed), made
+
     # ---- checkpoints
 
     def save(self, path: str | os.PathLike[str], keep_last: int | None = None) -> Path | None:
@@ -370,7 +430,8 @@ class Trainer:
         """
         whole = {**self._parts(), "step": self.step, "extra": self.state_dict(), "keep_last": keep_last, "run": self.run_id}
         ranks = self._ranks
-        return save_checkpoint(path, **whole) if ranks is None else distributed.save_checkpoint(path, world=ranks, **whole)
+        with self._phase("saving"):
+            return save_checkpoint(path, **whole) if ranks is None else distributed.save_checkpoint(path, world=ranks, **whole)
 
     @property
     def writes(self) -> bool:

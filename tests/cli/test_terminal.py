@@ -56,13 +56,12 @@ def test_lines_fit(arguments):
 
 
 def test_a_run_on_a_terminal(tmp_path):
-    pytest.importorskip("rich")
     options = ["--data", "synthetic", "--data-options", "samples=256", "--model", "mlp", "--epochs", "2", "--log-every", "1"]
     status, text = on_terminal("train", *options, "--device", "cpu", "--run", str(tmp_path), NO_COLOR="1")
     lines = lines_of(text)
     assert status == 0 and "\x1b[3" not in text.replace("\x1b[?", "") and any(line.startswith("epoch 2/2  loss") for line in lines)
     assert max(len(line) for line in lines if str(tmp_path)[:8] not in line) <= 60
-    assert any(re.match(r"epoch 1/2\s+\d+/4", line) for line in lines)  # the bar's line moved
+    assert any(re.match(r"epoch 1/2\s+\d+/\d  training", line) for line in lines)  # the bar's line moved
 
 
 def test_an_encoding_that_lacks_a_sign(tmp_path):

@@ -64,9 +64,10 @@ def test_a_run_leaves_everything_in_its_folder(digits):
     }
     results = json.loads((digits / "results.json").read_text())
     with (digits / "log.csv").open(newline="") as file:
-        last = list(csv.DictReader(file))[-1]
-    assert results["test"]["accuracy"] == pytest.approx(float(last["val_accuracy"])) and results["test"]["accuracy"] > 0.8
-    assert [path.name for path in checkpoints(digits / "checkpoints")] == ["step-000022.netcl", "step-000044.netcl"]
+        losses = [float(row["val_loss"]) for row in csv.DictReader(file)]
+    assert results["test"]["accuracy"] > 0.8
+    assert results["best"] == {"epoch": 1 + losses.index(min(losses)), "of": 2, "by": "val_loss", "value": pytest.approx(min(losses))}
+    assert [path.name for path in checkpoints(digits / "checkpoints")] == ["step-000020.netcl", "step-000040.netcl"]
 
 
 def test_the_model_file_is_the_model_of_the_results(digits):
@@ -101,7 +102,7 @@ def test_a_used_folder_needs_a_decision(digits, tmp_path, capsys):
     assert "--resume" in err and "--overwrite" in err and len(err.splitlines()) == 1
     assert (tmp_path / "log.jsonl").read_bytes() == (digits / "log.jsonl").read_bytes()
     assert run(capsys, *words, "--overwrite")[0] == 0
-    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-000022.netcl"]
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-000020.netcl"]
     with pytest.raises(SystemExit):
         run(capsys, *words, "--overwrite", "--resume")
 
@@ -111,7 +112,7 @@ def test_what_is_given_to_a_resumed_run_counts(digits):
     recipe = Recipe().changed({**read_recipe(digits / "config.json"), "schedule": "constant", "lr": 0.5, "weight_decay": 0.25})
     data = load_data(recipe)
     model = make_model(recipe, data, manager.default("cpu"))
-    trainer = make_trainer(recipe, model, 1, ["accuracy"], [_Rates()])
+    trainer = make_trainer(recipe, model, 1, data, [_Rates()])
     for callback in trainer.callbacks.callbacks:
         callback.set_trainer(trainer)
     trainer.optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)  # as a checkpoint of another recipe would
@@ -159,7 +160,7 @@ def test_the_page_needs_nothing_else(digits):
     text = (digits / "report.html").read_text()
     page = Page(text)
     assert page.fetched == [] and "@import" not in text and "url(" not in text and page.open == []
-    assert page.tags.count("svg") == 4 and page.tags.count("img") == 24 and "script" not in page.tags
+    assert page.tags.count("svg") == 5 and page.tags.count("img") == 24 and "script" not in page.tags
     assert text.count("<td") >= 100 and 'class="kernels"' in text
 
 
@@ -206,7 +207,7 @@ def test_an_unfinished_run_has_a_page_too(digits, tmp_path, capsys):
         shutil.copy(digits / name, tmp_path)
     assert run(capsys, "report", tmp_path)[0] == 0
     page = Page((tmp_path / "report.html").read_text())
-    assert page.open == [] and page.tags.count("svg") == 4 and "img" not in page.tags
+    assert page.open == [] and page.tags.count("svg") == 5 and "img" not in page.tags
 
 
 def chromium() -> str | None:
@@ -237,7 +238,7 @@ def test_a_browser_draws_curves_and_tables(digits, tmp_path):
     ]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
     told = json.loads(re.search(r'<pre id="told">(\{.*?\})</pre>', dom)[1])
-    assert told == {"lines": 6, "charts": 4, "cells": 100, "kernels": 1, "images": 24}
+    assert told == {"lines": 7, "charts": 5, "cells": 100, "kernels": 1, "images": 24}
 
 
 def test_text_is_learnt_and_written(text_run, capsys):
@@ -391,3 +392,17 @@ def test_a_trace_is_what_perfetto_opens(cl_device, tmp_path, capsys):
     assert status == 0 and len(spans) > 10 and all(event["dur"] >= 0 and event["name"] for event in spans)
     assert sum(event["name"] == "cross_entropy" for event in spans) == 3  # the data has two batches
     assert spans[0]["name"] in out or any(event["name"] in out for event in spans)
+
+
+def test_a_script_is_traced(cl_device, tmp_path, capsys):
+    (tmp_path / "helper.py").write_text("FACTOR = 3.0\n")
+    (tmp_path / "mine.py").write_text(
+        "import sys\nimport netcl\nfrom helper import FACTOR\nfrom netcl.runtime.perf import timing_region\n"
+        "with timing_region('mine'):\n    x = netcl.ones((64,)) * FACTOR + float(sys.argv[1])\n    print(x.sum().item())\n"
+    )
+    selector = f"{cl_device.platform_name}"
+    status, out, err = run(capsys, "trace", tmp_path / "mine.py", "2.0", "--device", selector, "--out", tmp_path / "trace.json")
+    assert status == 0 and "320.0" in out, err
+    told = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in told if e["name"] == "thread_name"}
+    assert {lanes[e["pid"], e["tid"]] for e in told if e["name"] == "mine"} == {"regions"} and any(e.get("cat") == "kernel" for e in told)

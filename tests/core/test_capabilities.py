@@ -13,6 +13,8 @@ from netcl.core.device import manager
 from netcl.core.device_profile import extend, family_of
 from netcl.core.errors import EnvironmentVariableError
 
+POCL = "Portable Computing Language"
+
 
 def profile(name="gpu", vendor="Acme", platform="Acme CL", device_type="gpu", local_mem_size=48 * 1024, **facts):
     return DeviceProfile(name, vendor, platform, "OpenCL 3.0", "1", device_type, local_mem_size=local_mem_size, **facts)
@@ -167,3 +169,48 @@ def test_half_arithmetic_is_confirmed_by_a_kernel(cl_device):
     assert isinstance(confirmed, bool)
     if cl_device.profile.brand == "pocl" and not cl_device.profile.has_fp16:
         assert confirmed is False
+
+
+@pytest.mark.parametrize(
+    "facts, title",
+    [
+        ({"name": "pthread--0xd0c", "platform": POCL, "vendor": "ARM", "driver_version": "3.1+debian"}, "Neoverse N1, 2 cores (PoCL 3.1)"),
+        ({"name": "cpu-neoverse-n1-0xd0c", "platform": POCL, "vendor": "ARM", "driver_version": "5.0"}, "Neoverse N1, 2 cores (PoCL 5.0)"),
+        ({"name": "pthread--0xfff", "platform": POCL, "vendor": "ARM", "driver_version": "3.1"}, "ARM CPU, 2 cores (PoCL 3.1)"),
+        (
+            {"name": "pthread-Intel(R) Xeon(R) CPU @ 2.20GHz", "platform": POCL, "vendor": "GenuineIntel", "driver_version": "3.0"},
+            "Intel Xeon, 2 cores (PoCL 3.0)",
+        ),
+        (
+            {"name": "cpu-haswell-AMD EPYC 7B13", "platform": POCL, "vendor": "AuthenticAMD", "driver_version": "6.0"},
+            "AMD EPYC 7B13, 2 cores (PoCL 6.0)",
+        ),
+        (
+            {
+                "name": "Intel(R) Xeon(R) Processor",
+                "platform": "Intel(R) OpenCL",
+                "vendor": "Intel(R) Corporation",
+                "driver_version": "2026.2.0",
+            },
+            "Intel Xeon, 2 cores (Intel OpenCL 2026.2)",
+        ),
+        (
+            {
+                "name": "NVIDIA H200",
+                "platform": "NVIDIA CUDA",
+                "vendor": "NVIDIA Corporation",
+                "driver_version": "580.1",
+                "device_type": "gpu",
+            },
+            "NVIDIA H200 (NVIDIA CUDA 580.1)",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_devices_have_names_for_people(facts, title):
+    profile = DeviceProfile(**{"version": "OpenCL 3.0", "device_type": "cpu", "max_compute_units": 2, **facts})
+    assert extend(profile).title == title
+
+
+def test_numpy_is_called_numpy():
+    assert manager.default("cpu").profile.title == "NumPy"

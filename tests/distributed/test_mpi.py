@@ -207,7 +207,7 @@ def test_ctrl_c_lets_the_ranks_save(tmp_path):
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), start_new_session=True)
     assert job.stdout is not None
     said = []
-    while not any("epoch 1/" in line for line in said):
+    while not any("epoch 1/500  loss" in line for line in said):
         said.append(job.stdout.readline())
         assert said[-1], said
     os.killpg(job.pid, signal.SIGINT)
@@ -247,7 +247,7 @@ def test_sigterm_lets_the_ranks_save_and_leaves_no_process(tmp_path):
     words = ["-m", "netcl", "train", "--data", "digits", "--model", "mlp", "--run", str(tmp_path), "--epochs", "500", "--distributed", "2"]
     job = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
     assert job.stdout is not None
-    while "epoch 1/" not in (line := job.stdout.readline()):
+    while "epoch 1/500  loss" not in (line := job.stdout.readline()):
         assert line
     job.terminate()
     rest = job.communicate(timeout=100)[0]  # the pipe is closed when the last process of the job has ended

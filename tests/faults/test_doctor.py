@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from netcl.cli.doctor import Facts, diagnose, gpus_of_the_kernel
+from netcl.cli.doctor import Facts, diagnose, gpus_of_the_kernel, other_netcl
 from netcl.core import platforms
 from netcl.core.platforms import Runtime
 
@@ -146,10 +146,8 @@ def test_no_pyopencl(sandbox):
     status, text = sandbox.doctor(BLOCK_PYOPENCL)
     assert status == 1
     assert "[no-pyopencl] pyopencl is not installed in this Python environment" in text
-    expected = (
-        'pip install -e ".[cpu]"' if platform.machine() == "x86_64" else 'pip install -e ".[opencl]", and apt-get install pocl-opencl-icd'
-    )
-    assert f"mend: {expected}" in text and "*  cpu       NumPy" in text
+    by_pip = platforms.PIP_CPU if platforms.has_wheel() else f"{platforms.PIP_OPENCL}, and {platforms.install_command()}"
+    assert f"mend: {by_pip}" in text and "*  cpu       NumPy" in text
 
 
 @pytest.mark.fault("pyopencl does not import", "a broken extension module", "named with its remedy")
@@ -382,3 +380,16 @@ def test_a_variable_that_holds_nonsense(sandbox, setting):
     status, text = sandbox.doctor(**dict([setting]))
     assert status == 1 and f"[illegal-variable] [env] {setting[0]} has an illegal value; value='{setting[1]}'" in text
     assert f"mend: unset {setting[0]}" in text
+
+
+@pytest.mark.parametrize("from_registry", [True, False])
+def test_the_other_netcl_is_recognised(from_registry, tmp_path, monkeypatch):
+    info = tmp_path / "netcl-0.4.4.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: netcl\nVersion: 0.4.4\n")
+    if not from_registry:
+        (info / "direct_url.json").write_text('{"url": "file:///checkout", "dir_info": {"editable": true}}')
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert other_netcl() == ("0.4.4" if from_registry else "")
+    codes = [finding.code for finding in diagnose(Facts(pyopencl="2026.1", other_netcl=other_netcl()))]
+    assert ("other-netcl" in codes) == from_registry

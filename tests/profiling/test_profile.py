@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from netcl import ops
+from netcl.core.device import device as using
 from netcl.core.hooks import hooks
+from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.profiling import EventTimer, KernelRow, compare, events, measure, profile, report, trace
 from netcl.profiling.limits import Limits, limits
@@ -132,7 +134,7 @@ def test_no_kernel_is_faster_than_the_limit(cl_device):
         for _ in range(10):
             (x @ x + x).to_host(), (y @ y + y).to_host()
     assert (
-        0 < max(row.roofline for row in p.rows if row.roofline is not None) < 4
+        0 < max(row.roofline for row in p.rows if row.roofline is not None) <= 1
     )  # both times are measured, and on a busy machine far apart
     sizes, rates = zip(*limits(cl_device.queue).bandwidths, strict=True)
     assert sorted(sizes) == list(sizes) and sorted(rates, reverse=True) == list(rates)
@@ -187,3 +189,13 @@ def test_a_replayed_step_is_seen_like_an_eager_one(cl_device):
             assert call(a, b).to_host()[0, 0] == 130
         seen.append([(launch.name, launch.flops) for launch in p.events])
     assert len(twice.graphs) == 1 and seen[0] == seen[1] and seen[0][0][1] == 2 * 33 * 65 * 17
+
+
+def test_a_build_is_a_lane_of_the_trace(cl_device, monkeypatch):
+    monkeypatch.setattr(hooks, "binary_store", None)
+    source = "__kernel void a_kernel_of_this_test(__global float* x) { x[0] = 1.0f; }"
+    with using(cl_device), profile(roofline=False) as p:
+        program.get(cl_device.queue, source, "a_kernel_of_this_test")
+    (span,) = p.spans
+    assert span.lane == "compile" and span.name == "a_kernel_of_this_test" and 0 <= span.start <= span.end
+    assert "compile" in [event["args"]["name"] for event in trace.events([], p.spans) if event["name"] == "thread_name"]

@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 
+import netcl.autograd as ag
 from netcl import nn, optim
 from netcl.core.device import manager
 from netcl.io import FileError, checkpoints, run_of
@@ -21,9 +22,11 @@ from netcl.trainer import (
     ModelCheckpoint,
     NaNGuard,
     Progress,
+    Report,
     Trainer,
     read_jsonl,
 )
+from netcl.trainer.page import write_report
 
 DATA = [(np.eye(4, dtype=np.float32), np.arange(4) % 2)]
 
@@ -118,7 +121,7 @@ def test_a_checkpoint_of_another_run_is_not_resumed(tmp_path):
 
 
 def test_a_number_that_is_not_there_is_named():
-    with pytest.raises(ValueError, match=r"\[EarlyStopping\] there is no number 'val_f1' to watch; there are epoch, loss"):
+    with pytest.raises(ValueError, match=r"\[EarlyStopping\] there is no number 'val_f1' to watch; pass val= to fit; there are "):
         make(EarlyStopping("val_f1")).fit(DATA)
 
 
@@ -194,3 +197,23 @@ def test_tensorboard_files_are_written(tmp_path):
     make(TensorBoard(tmp_path)).fit(DATA, epochs=2)
     (file,) = tmp_path.glob("events.out.tfevents*")
     assert b"epoch/loss" in file.read_bytes()
+
+
+def test_any_trainer_leaves_a_report(tmp_path):
+    test = [(x, y) for x, y in DATA]
+    make(Report(tmp_path, "My <run>", test=test, classes=["no", "yes"])).fit(DATA, val=DATA, epochs=3, log_every=1)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<h1>My &lt;run&gt;</h1>" in page and "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
+    for part in ("Confusion matrix", "learning rate", "samples per second", "Time by phase", "validating", "loss while training", "yes"):
+        assert part in page, part
+    assert "Slowest kernels" not in page and write_report(tmp_path, tmp_path / "again.html").read_text() == page
+
+
+def test_a_report_of_a_regression_shows_residuals(tmp_path):
+    rng = np.random.default_rng(0)
+    data = [(rng.standard_normal((8, 2)).astype(np.float32), rng.standard_normal((8, 1)).astype(np.float32))]
+    model = nn.Linear(manager.default("cpu"), 2, 1)
+    callbacks = [Progress("off"), Report(tmp_path, test=data)]
+    Trainer(model, optim.SGD(model.parameters(), lr=0.1), loss_fn=ag.mse_loss, metrics=["mae"], callbacks=callbacks).fit(data)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<h1>Linear</h1>" in page and "Residuals" in page and "test mae" in page

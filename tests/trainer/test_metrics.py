@@ -7,7 +7,7 @@ import pytest
 
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
-from netcl.trainer import Accuracy, ConfusionMatrix, TopK
+from netcl.trainer import AUC, F1, MAE, R2, Accuracy, ConfusionMatrix, TopK
 from netcl.trainer.metrics import make_metric
 
 
@@ -38,6 +38,66 @@ def test_scores_of_sequences_and_of_pixels(rng):
 def test_wrong_shapes_and_names_are_refused():
     with pytest.raises(ShapeError, match=r"\[accuracy\] the outputs are not scores of these targets"):
         Accuracy().update(Tensor.zeros((4, 3)), Tensor.zeros((5,)))
-    with pytest.raises(ValueError, match=r"\[metrics\] no metric has this name; name='acuracy'; known are accuracy, top2"):
+    with pytest.raises(
+        ValueError, match=r"\[metrics\] no metric has this name; name='acuracy'; known are accuracy, f1, auc, mae, r2, top2"
+    ):
         make_metric("acuracy")
     assert np.isnan(Accuracy().compute())
+
+
+def of(metric, outputs, targets, device, pieces: int = 2) -> float:
+    for x, y in zip(np.array_split(outputs, pieces), np.array_split(targets, pieces), strict=True):
+        metric.update(Tensor.from_host(device.queue, x), Tensor.from_host(device.queue, y))
+    return metric.compute()
+
+
+def test_f1_is_the_mean_over_classes(device, rng):
+    scores, labels = rng.standard_normal((60, 4)).astype(np.float32), rng.integers(0, 3, 60)  # class 3 is only predicted
+    chosen = scores.argmax(1)
+    expected = []
+    for i in range(4):
+        hit, named = ((chosen == i) & (labels == i)).sum(), (chosen == i).sum() + (labels == i).sum()
+        expected.append(2 * hit / named)
+    assert of(F1(), scores, labels, device) == pytest.approx(np.mean(expected), rel=1e-6)
+
+
+def test_auc_counts_pairs(device, rng):
+    scores, labels = rng.integers(0, 6, 50).astype(np.float32), rng.integers(0, 2, 50)  # with ties
+    pairs = scores[labels == 1][:, None] - scores[labels == 0]
+    expected = ((pairs > 0) + 0.5 * (pairs == 0)).mean()
+    assert of(AUC(), scores, labels, device) == pytest.approx(expected)
+    both = np.stack([-scores, scores], axis=1)
+    assert of(AUC(), both, labels, device) == pytest.approx(expected)
+    assert np.isnan(of(AUC(), scores, np.zeros(50, np.int64), device))
+
+
+def test_auc_of_several_classes_compares_probabilities(device, rng):
+    scores, labels = rng.standard_normal((40, 3)).astype(np.float32), rng.integers(0, 3, 40)
+    likely = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    areas = [(likely[labels == i, i][:, None] > likely[labels != i, i]).mean() for i in range(3)]
+    assert of(AUC(), scores, labels, device) == pytest.approx(np.mean(areas))
+    shifted = scores + rng.integers(-8, 8, (40, 1)).astype(np.float32)  # adds to all scores of a sample, and to none of its probabilities
+    assert of(AUC(), shifted, labels, device) == pytest.approx(np.mean(areas), abs=1e-3)
+
+
+def test_errors_of_a_regression(device, rng):
+    x, y = rng.standard_normal((2, 30, 2)).astype(np.float32) + 50
+    assert of(MAE(), x, y, device) == pytest.approx(np.abs(x - y).mean(), rel=1e-4)
+    assert of(MAE(unit=10.0), x, y, device) == pytest.approx(10 * np.abs(x - y).mean(), rel=1e-4)
+    exact = 1 - np.square(x - y, dtype=np.float64).sum() / np.square(y - y.mean(0, dtype=np.float64)).sum()
+    assert of(R2(), x, y, device) == pytest.approx(exact, rel=1e-5)
+    for metric in (MAE(), R2()):
+        with pytest.raises(ShapeError, match=r"same shape; outputs=\(30, 2\), targets=\(30,\); reshape"):
+            of(metric, x, y[:, 0], device, pieces=1)
+
+
+@pytest.mark.parametrize("name", ["f1", "auc", "mae", "r2"])
+def test_a_metric_continues_from_its_state(name, device, rng):
+    outputs, targets = rng.standard_normal((20, 2)).astype(np.float32), rng.integers(0, 2, 20)
+    if name in ("mae", "r2"):
+        targets = rng.standard_normal((20, 2)).astype(np.float32)
+    whole, half, rest = make_metric(name), make_metric(name), make_metric(name)
+    expected = of(whole, outputs, targets, device)
+    of(half, outputs[:10], targets[:10], device, pieces=1)
+    rest.load_state_dict(half.state_dict())
+    assert of(rest, outputs[10:], targets[10:], device, pieces=1) == pytest.approx(expected)

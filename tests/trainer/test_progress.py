@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+import math
+import re
+import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from netcl import nn, optim
 from netcl.core.device import manager
-from netcl.trainer import Progress, Trainer, progress
+from netcl.trainer import ModelCheckpoint, Progress, Trainer, progress
 
 DATA = [(np.eye(4, dtype=np.float32), np.arange(4) % 2)] * 3
 
@@ -30,36 +35,100 @@ def shown(stream, style="auto", **options):
     return stream.getvalue()
 
 
-def test_plain_lines_where_there_is_no_terminal():
+def test_plain_lines_where_there_is_no_terminal(monkeypatch):
+    monkeypatch.setattr(progress, "_PLAIN_SECONDS", math.inf)
     lines = shown(io.StringIO()).splitlines()
     assert len(lines) == 2 and lines[0].startswith("epoch 1/2  loss ") and "val_accuracy" in lines[1] and "\x1b" not in lines[0]
 
 
 def test_a_long_epoch_is_told_in_between(monkeypatch):
     monkeypatch.setattr(progress, "_PLAIN_SECONDS", -1.0)
-    assert "epoch 1/2, batch 2/3: loss " in shown(io.StringIO(), log_every=2)
+    monkeypatch.setattr(progress, "_FIRST_SECONDS", -1.0)
+    assert re.search(r"epoch 1/2 2/3  training  (ETA \d+:\d\d  [\d.e+]+ samples/s  )?loss ", shown(io.StringIO(), log_every=2))
 
 
-@pytest.mark.parametrize("style", ["auto", "plain"])
+@pytest.mark.parametrize("style", ["auto", "bar", "plain"])
 def test_a_narrow_terminal(style, monkeypatch):
-    pytest.importorskip("rich")
     for name, value in {"COLUMNS": "60", "LINES": "24", "NO_COLOR": "1", "TERM": "xterm", "LANG": "C"}.items():
         monkeypatch.setenv(name, value)
     text = shown(Terminal(), style, log_every=1)
-    lines = [part for line in text.replace("\r", "\n").splitlines() for part in [progress_text(line)]]
-    assert text.isascii() and max(map(len, lines)) <= 60
-    assert any(line.startswith("epoch 2/2  loss ") for line in lines) and "\x1b[3" not in text.replace("\x1b[?25", "")
-
-
-def progress_text(line: str) -> str:
-    """A line without the codes that move the cursor."""
-    return "".join(part.partition("m")[2] if i and "m" in part else part.lstrip("[?0123456789;ABCDHJKhl") if i else part
-                   for i, part in enumerate(line.split("\x1b")))  # fmt: skip
+    lines = text.replace("\r", "\n").splitlines()
+    assert text.isascii() and max(map(len, lines)) <= 60 and "\x1b" not in text
+    assert any(line.startswith("epoch 2/2  loss ") for line in lines)
+    assert any(re.match(r"epoch 1/2 \d/3  training", line) for line in lines) == (style != "plain")
 
 
 def test_off_says_nothing_and_nonsense_is_refused(monkeypatch):
     assert shown(io.StringIO(), "off") == ""
-    with pytest.raises(ValueError, match=r"\[Progress\] style is auto, rich, plain or off; style='loud'"):
+    with pytest.raises(ValueError, match=r"\[Progress\] style is auto, bar, plain or off; style='loud'"):
         Progress("loud")
     monkeypatch.setenv("NETCL_PROGRESS", "plain")
     assert Progress().style == "plain"
+
+
+def halfway(**changes):
+    """A progress in the middle of a run of 10 epochs of 100 batches, without a trainer's thread."""
+    shown = Progress("bar", Terminal())
+    values = {"epoch": 1, "epochs": 10, "batch": 0, "batches": 100, "samples": 0, "phase": "training", "step": 0}
+    shown.trainer = SimpleNamespace(**{**values, **changes})
+    return shown
+
+
+def test_the_time_left_and_the_pace(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    shown = halfway()
+    shown.trainer.batch, shown.trainer.samples = 10, 320  # the first reading comes after compiling
+    shown._pace.note(shown.trainer)
+    assert "ETA" not in shown.state()
+    now[0], shown.trainer.batch, shown.trainer.samples = 102.0, 20, 640
+    shown._pace.note(shown.trainer)
+    shown._numbers = "loss 0.5"
+    assert shown.state() == "epoch 2/10 20/100  training  ETA 2:56  160 samples/s  loss 0.5"
+    assert shown.state(120).startswith("epoch 2/10 20/100  [####................]  training  ")
+    assert shown.state(40) == "epoch 2/10 20/100  training  ETA 2:56"
+    shown.trainer.batches = None
+    assert shown.state().startswith("epoch 2/10 batch 20  training  160 samples/s")
+
+
+def test_the_kernel_that_is_compiled_is_named(monkeypatch):
+    monkeypatch.setattr(progress.program, "building", "conv2d_tiled")
+    monkeypatch.setattr(progress.program, "build_count", lambda: 13)
+    assert halfway().state() == "epoch 2/10 0/100  compiling conv2d_tiled (kernel 14)"
+
+
+def test_the_line_moves_while_nothing_is_reported():
+    """As while a compiler runs: the thread moves it, within two seconds."""
+    stream = Terminal()
+
+    class Slow:
+        def __len__(self):
+            return 1
+
+        def __iter__(self):
+            deadline = time.monotonic() + 30
+            while "epoch 1/1 0/1  training" not in stream.getvalue() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield DATA[0]
+
+    model = nn.Linear(manager.default("cpu"), 4, 2)
+    Trainer(model, optim.SGD(model.parameters(), lr=0.1), callbacks=[Progress("bar", stream)]).fit(Slow())
+    assert stream.getvalue().startswith("\repoch 1/1 0/1  training")
+    assert not [thread for thread in threading.enumerate() if thread.name == "netcl-progress"]
+
+
+def test_an_error_ends_the_line():
+    stream = Terminal()
+    model = nn.Linear(manager.default("cpu"), 4, 2)
+    trainer = Trainer(model, optim.SGD(model.parameters(), lr=0.1), callbacks=[Progress("bar", stream)])
+    with pytest.raises(ValueError, match="no batches"):
+        trainer.fit([])
+    assert not [thread for thread in threading.enumerate() if thread.name == "netcl-progress"]
+    assert stream.getvalue() == "" or stream.getvalue().endswith("\r")
+
+
+def test_phases_are_timed(tmp_path):
+    model = nn.Linear(manager.default("cpu"), 4, 2)
+    trainer = Trainer(model, optim.SGD(model.parameters(), lr=0.1), callbacks=[Progress("off"), ModelCheckpoint(tmp_path)])
+    trainer.fit(DATA, val=DATA)
+    assert set(trainer.phase_seconds) == {"training", "validating", "saving"} and min(trainer.phase_seconds.values()) >= 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import signal
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -367,3 +369,51 @@ def test_a_trainer_that_could_not_train_is_refused():
         make(CPU, mixed_precision="float64")
     with pytest.raises(TypeError, match=r"\[fit\] loss_fn gives a tensor with one number; given=float"):
         make(CPU, loss_fn=lambda outputs, targets: 1.0).fit(batches(1))
+
+
+def columns(samples=40, seed=0):
+    x, y = (np.concatenate(part) for part in zip(*batches(samples // 8, seed=seed), strict=True))
+    return x, y
+
+
+def test_fit_takes_arrays(device):
+    x, y = columns(64)
+    trainer = make(device.queue, dropout=0.0)
+    history = trainer.fit(x.astype(np.float64), y, epochs=8, batch_size=16, validation_split=0.25)
+    assert trainer.step == 8 * 3 and len(history["val_loss"]) == 8 and history["loss"][-1] < history["loss"][0]
+    assert trainer.evaluate(x, y)["accuracy"] == pytest.approx((trainer.predict(x).argmax(1) == y).mean())
+    other = make(device.queue, dropout=0.0)
+    assert other.fit(Tensor.from_host(device.queue, x), y, epochs=1, batch_size=16, validation_data=columns(16, seed=1))["val_loss"]
+
+
+def test_the_parts_and_the_order_of_arrays_follow_the_seed():
+    x, y = columns()
+    losses = [
+        make(CPU.queue, dropout=0.0).fit(x, y, epochs=2, batch_size=8, validation_split=0.2, seed=seed)["val_loss"] for seed in (1, 1, 2)
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({}, r"\[fit\] an array of inputs needs its targets; fit\(x, y\)"),
+        ({"val": np.zeros(3, np.int64)}, r"same number of samples; x=\(40, 4\), y=\(3,\)"),
+        ({"val": np.zeros(40, np.int64), "validation_split": 1.5}, r"validation_split must be at least 0 and below 1"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        make(CPU.queue).fit(columns()[0], **options)
+    with pytest.raises(ValueError, match=r"for arrays, fit\(x, y\); pass the batches to evaluate as val="):
+        make(CPU.queue).fit(batches(), validation_split=0.1)
+
+
+def test_a_history_is_drawn_or_names_what_is_missing(monkeypatch, tmp_path):
+    history = make(CPU.queue).fit(batches(), val=batches(1), epochs=2)
+    if importlib.util.find_spec("matplotlib") is not None:
+        figure = history.plot(tmp_path / "curves.png")
+        assert [axes.get_title() for axes in figure.axes] == ["loss", "accuracy"] and (tmp_path / "curves.png").stat().st_size
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"\[History.plot\] matplotlib is not installed; pip install matplotlib"):
+        history.plot()

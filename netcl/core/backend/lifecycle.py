@@ -57,7 +57,8 @@ def install_handlers() -> None:
             return
         _installed = True
     atexit.register(_finish_all)
-    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
     if threading.current_thread() is threading.main_thread():
         _install_interrupt_handler()
 

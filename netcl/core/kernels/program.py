@@ -42,6 +42,8 @@ _OUT_OF_RESOURCES, _OUT_OF_HOST_MEMORY = -5, -6  # pyopencl has no classes for t
 _MOST_LAUNCH_SIZES = 4096  # per kernel
 _MARK = re.compile(r"//@(sm_\w+) ")
 _builds = 0
+build_listeners: list[Callable[[str, float, float], None]] = []  # called with the names, the begin and the end of every build
+building = ""  # the kernels that a driver compiles at this moment; progress shows it
 
 
 def build_count() -> int:
@@ -160,12 +162,15 @@ class Program:
             return cl.Program(context, [self.state.device], [binary]).build()
 
     def _from_source(self, context: Any) -> Any:
-        global _builds
+        global _builds, building
         cl = platforms.opencl()
         start = time.perf_counter()
+        # Without -w compilers write "1 warning generated." past Python to the terminal.
+        options = [*self.options, *([] if env.value("NETCL_DEBUG") else ["-w"])]
+        building = _kernel_names(self.source)
         try:
             with _quiet(cl):
-                built = cl.Program(context, self.source).build(options=list(self.options), cache_dir=False)
+                built = cl.Program(context, self.source).build(options=options, cache_dir=False)
             if _MARK.search(self.source):
                 self._final = unmarked(_binary_of(built))
                 built = self._from_binary(context, self._final)
@@ -173,7 +178,11 @@ class Program:
             if lacks_memory(error):
                 raise failure("build", f"for {_kernel_names(self.source)}", error) from None
             raise KernelBuildError(_build_failure(self.state.device, self.source, self.options, str(error))) from None
+        finally:
+            building = ""
         _builds += 1
+        for listener in build_listeners:
+            listener(_kernel_names(self.source), start, time.perf_counter())
         self._unsaved = hooks.binary_store is not None
         if env.value("NETCL_DEBUG") >= 2:
             names = built.get_info(cl.program_info.KERNEL_NAMES)
@@ -202,9 +211,11 @@ class Program:
 
     def save_after_launch(self, event: Any) -> None:
         """Store the binary. PoCL compiles work-group functions at the first launch, so its binary is complete only afterwards."""
+        global building
         if self._unsaved and hooks.binary_store is not None:
-            self._unsaved = False
+            self._unsaved, building = False, _kernel_names(self.source)
             event.wait()  # PoCL 3.1 aborts if the binary of a running kernel is requested
+            building = ""
             hooks.binary_store.save(self.key, self._final or _binary_of(self._built))
 
 

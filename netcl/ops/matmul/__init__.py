@@ -48,7 +48,9 @@ def _product_shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans
     if k != rows:
         transposed = {"transpose_a": True} if trans_a else {}
         transposed |= {"transpose_b": True} if trans_b else {}
-        raise ShapeError(message("matmul", f"a has {k} columns and b has {rows} rows", **{"a.shape": a, "b.shape": b}, **transposed))
+        what = f"a has {k} columns and b has {rows} rows"
+        remedy = "transpose b: a @ b.mT" if k == n else "make them equal: transpose or reshape one"
+        raise ShapeError(message("matmul", what, remedy, **{"a.shape": a, "b.shape": b}, **transposed))
     try:
         batch = np.broadcast_shapes(left[:-2], right[:-2])
     except ValueError:
@@ -198,7 +200,9 @@ def _check_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
     shapes = {"x.shape": x.shape, "w.shape": w.shape}
     if w.ndim != 2 or not x.shape or x.shape[-1] != w.shape[1]:
         what = f"w expects {w.shape[1]} features, x has {x.shape[-1] if x.shape else 'none'}" if w.ndim == 2 else "w is a matrix, out x in"
-        raise ShapeError(message("linear", what, **shapes))
+        flat = w.ndim == 2 and x.ndim > 2 and math.prod(x.shape[1:]) == w.shape[1]
+        remedy = "flatten the input first: nn.Flatten(), or x.flatten(1)" if flat else "the layer's in_features must be the last axis of x"
+        raise ShapeError(message("linear", what, remedy, **shapes))
     if bias is not None and bias.shape != (w.shape[0],):
         raise ShapeError(message("linear", f"bias has one value per output, {w.shape[0]} of them", **shapes, **{"bias.shape": bias.shape}))
 

@@ -1,0 +1,103 @@
+"""Installs packages of the operating system: an OpenCL runtime where pip has none, and what ``make test`` uses besides.
+
+The Makefile, CI and ``netcl doctor --fix`` share it. It imports the standard library alone, because it is also a program that runs before
+anything is installed: ``python -I netcl/core/system_packages.py venv``.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+# Package managers in order of preference: the arguments that install, and the packages of each purpose.
+MANAGERS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
+    "apt-get": (("install", "-y", "--no-install-recommends"), {"runtime": ("pocl-opencl-icd",), "venv": ("python3-venv",)}),
+    "dnf": (("install", "-y"), {"runtime": ("pocl",)}),
+    "zypper": (("--non-interactive", "install"), {"runtime": ("pocl",)}),
+    "pacman": (("-S", "--noconfirm"), {"runtime": ("pocl",)}),
+    "brew": (("install",), {"runtime": ("pocl",)}),
+}
+# Programs that tests use where they are installed; the names are those of Debian's packages. pip has Oclgrind for x86-64.
+TOOLS = ("chromium",) if platform.machine() == "x86_64" else ("chromium", "oclgrind")
+_SECONDS = 900
+
+
+def manager() -> str:
+    """The package manager of this machine; empty if it has none that is known here."""
+    return next((name for name in MANAGERS if shutil.which(name)), "")
+
+
+def command(purpose: str) -> str:
+    """What to type to install the packages of a purpose (``runtime``, ``venv``); empty if the package manager is unknown."""
+    program = manager()
+    packages = MANAGERS[program][1].get(purpose, ()) if program else ()
+    verb = "-S" if program == "pacman" else "install"
+    sudo = "" if program == "brew" or is_root() else "sudo "
+    return f"{sudo}{program} {verb} {' '.join(packages)}" if packages else ""
+
+
+def is_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def prefix(program: str) -> list[str] | None:
+    """The words before ``program`` that give it the right to install without a password; ``None`` if there are none."""
+    if program == "brew" or is_root():
+        return []
+    sudo = shutil.which("sudo")
+    if sudo and _status([sudo, "-n", "true"]) == 0:
+        return [sudo, "-n"]
+    return None
+
+
+def install(purpose: str) -> bool:
+    """Install the packages of a purpose if that needs no password; whether it was done. Reports on standard error."""
+    program = manager()
+    packages, words = MANAGERS[program][1].get(purpose, ()) if program else (), prefix(program)
+    return bool(packages) and words is not None and _install(program, words, packages)
+
+
+def _install(program: str, words: Sequence[str], packages: Sequence[str]) -> bool:
+    sys.stderr.write(f"netcl: {program} installs {' '.join(packages)}\n")
+    start = [*words, "env", "DEBIAN_FRONTEND=noninteractive", program]
+    if program == "apt-get":
+        start += ["-qq", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]
+        _status([*start, "update"])  # where it fails, the lists that are there may do
+    if _status([*start, *MANAGERS[program][0], *packages]) == 0:
+        return True
+    sys.stderr.write(f"netcl: {program} could not install {' '.join(packages)}\n")
+    return False
+
+
+def install_tools() -> None:
+    """Install the missing programs of :data:`TOOLS`, as root only: nobody expects ``make test`` to add a browser to their system."""
+    for name in TOOLS:
+        if is_root() and manager() == "apt-get" and not shutil.which(name):
+            _install("apt-get", [], [name])
+
+
+def _status(words: Sequence[str]) -> int:
+    null = subprocess.DEVNULL
+    try:
+        return subprocess.run(words, stdin=null, stdout=null, stderr=null, timeout=_SECONDS).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return 1
+
+
+def main(purpose: str) -> int:
+    """Install the packages of a purpose, or say what to type."""
+    if purpose == "tools":
+        install_tools()
+        return 0
+    if install(purpose):
+        return 0
+    sys.stderr.write(f"netcl: type: {command(purpose) or f'the command of this system that installs {purpose}'}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,297 @@
+"""A user's own files as samples: tables (CSV), arrays (NPZ) and images (IDX), with parts to train, validate and test drawn by a seed.
+
+A reader of :data:`KINDS` makes :class:`Samples`. Their ``reading`` describes, as plain JSON, how inputs were made from the file, so that
+:func:`read_inputs` makes them from further files in the same way.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl.data.dataset import Subset, TensorDataset
+from netcl.data.errors import FormatError, message
+from netcl.data.formats import read_idx, regular
+
+PathLike = str | os.PathLike[str]
+CLASSIFICATION, REGRESSION = "classification", "regression"
+_MOST_CLASSES = 20  # of whole numbers in a column; more are taken for a quantity
+_MOST_VALUES = 100  # of texts in a column
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs and targets of a file: int64 labels with their ``classes``, or float32 numbers of shape (N, outputs)."""
+
+    train: Any
+    val: Any  # None without a part for validation
+    test: Any
+    classes: tuple[str, ...]
+    reading: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How targets are taken and parts are drawn: the task (empty: by the targets), the target's column, two fractions and the seed."""
+
+    target: str = ""
+    task: str = ""
+    val: float = 0.1
+    test: float = 0.1
+    seed: int = 0
+
+
+def parts(labels: np.ndarray | None, samples: int, fractions: Sequence[float], seed: int) -> list[np.ndarray]:
+    """Indices drawn at random: one array per fraction, then the rest. Every class is divided alike where ``labels`` are given.
+
+    >>> [part.tolist() for part in parts(np.array([0, 1] * 4), 8, [0.25], seed=0)]
+    [[0, 1], [2, 3, 4, 5, 6, 7]]
+    """
+    rng = np.random.default_rng(seed)
+    found: list[list[np.ndarray]] = [[] for _ in range(len(fractions) + 1)]
+    for label in [None] if labels is None else np.unique(labels):
+        own = rng.permutation(samples if labels is None else np.flatnonzero(labels == label))
+        cuts = np.rint(np.cumsum(fractions) * len(own)).astype(int)
+        for part, indices in zip(found, np.split(own, cuts), strict=True):
+            part.append(indices)
+    return [np.sort(np.concatenate(part)) for part in found]
+
+
+def held_out(dataset: Any, labels: np.ndarray | None, fraction: float, seed: int) -> tuple[Any, Any]:
+    """A dataset without a part drawn for validation, and that part; ``None`` for the fraction 0."""
+    if not fraction:
+        return dataset, None
+    val, train = parts(labels, len(dataset), [fraction], seed)
+    _check_parts("validation", train=len(train), validation=len(val))
+    return Subset(dataset, train), Subset(dataset, val)
+
+
+def _check_parts(what: str, **sizes: int) -> None:
+    if not all(sizes.values()):
+        raise ValueError(message("data", f"there are too few samples for a part for {what}", "add samples, or change the splits", **sizes))
+
+
+# ---- targets
+
+
+def _task(op: str, values: np.ndarray, given: str) -> str:
+    """Classification for texts and few whole numbers; regression for other numbers."""
+    if given not in ("", CLASSIFICATION, REGRESSION):
+        raise ValueError(message(op, f"task must be {CLASSIFICATION} or {REGRESSION}", task=repr(given)))
+    numeric = values.dtype.kind in "iuf"
+    if given == REGRESSION and not numeric:
+        raise ValueError(message(op, "a regression needs numbers as targets", f"--task {CLASSIFICATION}", targets=values[:3].tolist()))
+    if given:
+        return given
+    whole = values.dtype.kind in "iu" or (numeric and bool((values == np.rint(values)).all()))
+    return CLASSIFICATION if not numeric or (values.ndim == 1 and whole and len(np.unique(values)) <= _MOST_CLASSES) else REGRESSION
+
+
+def _targets(op: str, values: np.ndarray, plan: Plan, train: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+    """Targets for training, and how to read the model's outputs. Numbers of a regression are scaled by those of the training part."""
+    if _task(op, values, plan.task) == CLASSIFICATION:
+        names, labels = np.unique(values, return_inverse=True)
+        whole = values.dtype.kind == "f"
+        return labels.reshape(-1).astype(np.int64), {"classes": [str(int(name) if whole and name == int(name) else name) for name in names]}
+    columns = values.reshape(len(values), -1).astype(np.float64)
+    if not np.isfinite(columns).all():
+        raise FormatError(message(op, "a target is not finite", row=int(np.flatnonzero(~np.isfinite(columns).all(axis=1))[0])))
+    own = columns[train]
+    mean, scale = own.mean(axis=0), own.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    return ((columns - mean) / scale).astype(np.float32), {"mean": mean.tolist(), "scale": scale.tolist()}
+
+
+# ---- tables
+
+
+def read_table(path: PathLike) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of a CSV file, separated by comma, semicolon, tab or bar."""
+    with regular(path, "csv").open(encoding="utf-8-sig", newline="", errors="replace") as file:
+        first = file.readline()
+        file.seek(0)
+        reader = csv.reader(file, delimiter=max(",;\t|", key=first.count))
+        header = [name.strip() for name in next(reader, [])]
+        rows = []
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                if len(row) != len(header):
+                    what = "a line has another number of cells than the header"
+                    raise FormatError(message("csv", what, line=reader.line_num, cells=len(row), header=len(header), file=path))
+                rows.append([cell.strip() for cell in row])
+    if not rows or len(set(header)) != len(header) or "" in header:
+        what = "a table needs a first line of different column names, and lines of values"
+        raise FormatError(message("csv", what, header=header[:8], rows=len(rows), file=path))
+    return header, rows
+
+
+def _numbers(cells: Sequence[str]) -> np.ndarray | None:
+    """Cells as float64, empty ones as NaN; ``None`` if one of them is no number."""
+    try:
+        return np.array([float(cell) if cell else math.nan for cell in cells])
+    except ValueError:
+        return None
+
+
+def _column(name: str, cells: Sequence[str], train: np.ndarray) -> dict[str, Any]:
+    """How a column of inputs is read: scaled by the training part, or one 0 or 1 for each text of the training part."""
+    numbers = _numbers(cells)
+    if numbers is not None:
+        own = numbers[train][np.isfinite(numbers[train])]
+        return {"name": name, "mean": float(own.mean()) if own.size else 0.0, "scale": float(own.std()) or 1.0 if own.size else 1.0}
+    values = sorted({cells[i] for i in train})
+    if len(values) > _MOST_VALUES:
+        remedy = f"leave it out: --data-options 'drop=[\"{name}\"]'"
+        raise FormatError(message("csv", f"a column of texts has more than {_MOST_VALUES} values", remedy, column=name, values=len(values)))
+    return {"name": name, "values": values}
+
+
+def _encoded(columns: Sequence[Mapping[str, Any]], header: Sequence[str], rows: Sequence[Sequence[str]], path: PathLike) -> np.ndarray:
+    missing = [column["name"] for column in columns if column["name"] not in header]
+    if missing:
+        raise FormatError(message("csv", "columns are missing", columns=missing, header=list(header), file=path))
+    found = []
+    for column in columns:
+        cells = [row[header.index(column["name"])] for row in rows]
+        if "values" in column:
+            found += [np.array([cell == value for cell in cells], np.float64) for value in column["values"]]
+            continue
+        numbers = _numbers(cells)
+        if numbers is None:
+            raise FormatError(message("csv", "a column of numbers holds a text", column=column["name"], file=path))
+        scaled = (numbers - column["mean"]) / column["scale"]
+        found.append(np.where(np.isfinite(scaled), scaled, 0.0))  # an empty cell is the mean
+    return np.stack(found, axis=1).astype(np.float32)
+
+
+def _csv(path: Path, plan: Plan, drop: Sequence[str] = ()) -> Samples:
+    header, rows = read_table(path)
+    unknown = [name for name in (plan.target, *drop) if name not in header]
+    if unknown:
+        what = "the table has no such column" if plan.target else "the column to predict is not named"
+        raise ValueError(message("csv", what, f"--target COLUMN, one of {', '.join(header)}", column=unknown[0] or None, file=path))
+    cells = [row[header.index(plan.target)] for row in rows]
+    if "" in cells:
+        raise FormatError(
+            message("csv", "a target is empty", "fill it in, or remove the line", row=cells.index("") + 1, column=plan.target)
+        )
+    numbers = _numbers(cells)
+    values = np.array(cells) if numbers is None else numbers
+    stratified = values if _task("csv", values, plan.task) == CLASSIFICATION else None
+    val, test, train = parts(stratified, len(rows), [plan.val, plan.test], plan.seed)
+    y, told = _targets("csv", values, plan, train)
+    inputs = [name for name in header if name not in (plan.target, *drop)]
+    columns = [_column(name, [row[header.index(name)] for row in rows], train) for name in inputs]
+    reading = {"kind": "csv", "columns": columns, "target": plan.target, **told}
+    return _divided(_encoded(columns, header, rows, path), y, (train, val, test), reading, path, plan.val > 0)
+
+
+def _divided(x: np.ndarray, y: np.ndarray, indices: Sequence[np.ndarray], reading: dict[str, Any], path: Path, wants_val: bool) -> Samples:
+    train, val, test = indices
+    sizes = {"train": len(train), "test": len(test), **({"validation": len(val)} if wants_val else {})}
+    _check_parts(" and ".join(name for name, size in sizes.items() if not size), **sizes)
+    whole = TensorDataset(x, y, name=path.name, classes=reading.get("classes", ()))
+    reading = {**reading, "shape": list(x.shape[1:])}
+    return Samples(Subset(whole, train), Subset(whole, val) if len(val) else None, Subset(whole, test), tuple(whole.classes), reading)
+
+
+# ---- arrays and images
+
+
+def _pictures(x: np.ndarray) -> np.ndarray:
+    """Inputs as float32; bytes are divided by 255, and images of one channel get that axis."""
+    scaled = x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x.astype(np.float32)
+    return scaled[:, None] if scaled.ndim == 3 else scaled
+
+
+def _arrays(op: str, path: Path, plan: Plan, x: np.ndarray, y: np.ndarray, tested: tuple[np.ndarray, np.ndarray] | None) -> Samples:
+    """Samples of arrays; ``tested`` are those of a test part that the file brings."""
+    for inputs, targets in ((x, y), *([tested] if tested else [])):
+        if x.dtype.kind not in "iufb" or len(inputs) != len(targets) or inputs.ndim < 2:
+            what = "inputs must be numbers of shape (samples, ...), with one target for each"
+            raise FormatError(message(op, what, x=inputs.shape, y=targets.shape, dtype=inputs.dtype, file=path))
+    stratified = y if _task(op, y, plan.task) == CLASSIFICATION else None
+    fractions = [plan.val] if tested else [plan.val, plan.test]
+    val, *rest = parts(stratified, len(y), fractions, plan.seed)
+    test, train = (np.arange(len(y), len(y) + len(tested[1])), rest[0]) if tested else (rest[0], rest[1])
+    x, y = (np.concatenate(pair) for pair in zip((x, y), tested, strict=True)) if tested else (x, y)
+    targets, told = _targets(op, y, plan, train)
+    reading = {"kind": "image" if x.ndim > 2 else "array", **told}
+    return _divided(_pictures(x), targets, (train, val, test), reading, path, plan.val > 0)
+
+
+_PAIRS = (("x", "y"), ("X", "y"), ("x_train", "y_train"), ("X_train", "y_train"), ("images", "labels"), ("data", "target"))
+
+
+def _npz_arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        found = np.load(regular(path, "npz"), allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return {"x": found}
+        with found:
+            return {name: found[name] for name in found.files}
+    except (ValueError, zipfile.BadZipFile, EOFError) as fault:
+        raise FormatError(message("npz", f"the file cannot be read: {fault}", file=path)) from fault
+
+
+def _npz(path: Path, plan: Plan) -> Samples:
+    found = _npz_arrays(path)
+    names = next((pair for pair in _PAIRS if set(pair) <= found.keys()), None)
+    if names is None:
+        remedy = f"name them {' or '.join('/'.join(pair) for pair in _PAIRS[::2])}"
+        raise FormatError(message("npz", "the file has no arrays of inputs and targets", remedy, arrays=sorted(found), file=path))
+    ends = [name.replace("train", "test") for name in names]
+    tested = (found[ends[0]], found[ends[1]]) if "train" in names[0] and set(ends) <= found.keys() else None
+    return _arrays("npz", path, plan, found[names[0]], found[names[1]], tested)
+
+
+def _idx(path: Path, plan: Plan) -> Samples:
+    """A folder in which names hold ``images`` and ``labels``; files whose names hold ``t10k`` or ``test`` are the test part."""
+    files = sorted(file for file in path.iterdir() if "ubyte" in file.name or "idx" in file.name) if path.is_dir() else []
+    tested, own = ([file for file in files if ("t10k" in file.name or "test" in file.name) == kind] for kind in (True, False))
+
+    def pair(chosen: Sequence[Path]) -> tuple[np.ndarray, np.ndarray] | None:
+        found = [next((file for file in chosen if word in file.name), None) for word in ("images", "labels")]
+        return (read_idx(found[0]), read_idx(found[1])) if found[0] and found[1] else None
+
+    train = pair(own)
+    if train is None:
+        remedy = "name a folder with files like train-images-idx3-ubyte and train-labels-idx1-ubyte, gzipped or not"
+        raise FileNotFoundError(message("idx", "there are no images and labels", remedy, folder=path, files=[file.name for file in files]))
+    return _arrays("idx", path, plan, *train, pair(tested))
+
+
+KINDS: dict[str, Callable[..., Samples]] = {"csv": _csv, "npz": _npz, "idx": _idx}
+
+
+# ---- further inputs
+
+
+def read_inputs(path: PathLike, reading: Mapping[str, Any]) -> np.ndarray:
+    """Inputs of a file for a model that was trained on files of the same kind; ``reading`` is that of its :class:`Samples`."""
+    file = regular(path, "predict")
+    if reading.get("kind") == "csv":
+        header, rows = read_table(file)
+        return _encoded(reading["columns"], header, rows, file)
+    if file.suffix in (".npz", ".npy"):
+        found = _npz_arrays(file)
+        x = _pictures(found[next((pair[0] for pair in _PAIRS if pair[0] in found), next(iter(found)))])
+    elif "idx" in file.name or "ubyte" in file.name:
+        x = _pictures(read_idx(file))
+    else:
+        raise FormatError(
+            message("predict", "the kind of this file is not known", "known are .csv, .npz, .npy, IDX and pictures", file=file)
+        )
+    if list(x.shape[1:]) != list(reading["shape"]):
+        raise FormatError(
+            message("predict", "inputs have another shape than the model's", shape=x.shape[1:], expected=tuple(reading["shape"]))
+        )
+    return x

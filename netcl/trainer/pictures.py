@@ -1,0 +1,68 @@
+"""A user's own pictures: a folder per class, decoded once, cut to one size and kept as bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl.core.errors import message
+from netcl.data.dataset import Dataset, Subset
+from netcl.data.files import Plan, Samples, held_out, parts
+
+_PARTS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test",)}
+
+
+def picture(path: str | os.PathLike[str], shape: Sequence[int]) -> np.ndarray:
+    """The picture of a file as uint8 of ``shape`` (channels, height, width): the middle of it, resized."""
+    image = import_module("netcl.vision.datasets").default_loader(path, "L" if shape[0] == 1 else "RGB")
+    cut = import_module("PIL.ImageOps").fit(image, (shape[2], shape[1]))
+    return np.asarray(cut, np.uint8).reshape(shape[1], shape[2], shape[0]).transpose(2, 0, 1)
+
+
+class Pictures(Dataset):
+    """Decoded pictures with their labels; samples are float32 in 0..1."""
+
+    def __init__(self, files: Sequence[tuple[str, int]], shape: Sequence[int]):
+        self.pixels = np.stack([picture(path, shape) for path, _ in files])
+        self.labels = np.array([label for _, label in files], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.take(np.asarray(index))
+
+    def take(self, indices: np.ndarray) -> tuple[Any, Any]:
+        """Many samples at once, stacked."""
+        return self.pixels[indices].astype(np.float32) / np.float32(255), self.labels[indices]
+
+
+def read_folder(path: Path, plan: Plan, size: int = 64, channels: int = 3) -> Samples:
+    """The pictures of ``path/CLASS/...``, or of ``path/train/CLASS/...`` with ``test`` and perhaps ``val`` beside it."""
+    if type(size) is not int or size < 1 or channels not in (1, 3):
+        raise ValueError(message("folder", "size must be a whole number of pixels, and channels 1 or 3", size=size, channels=channels))
+    inside = {entry.name.lower(): entry for entry in path.iterdir() if entry.is_dir()}
+    roots = {part: next((inside[name] for name in names if name in inside), None) for part, names in _PARTS.items()}
+    folder, shape = import_module("netcl.vision.datasets").ImageFolder, (channels, size, size)
+    found = {part: folder(root) for part, root in roots.items() if root} if roots["train"] and roots["test"] else {"train": folder(path)}
+    classes = tuple(found["train"].classes)
+    if any(tuple(part.classes) != classes for part in found.values()):
+        names = {part: list(data.classes) for part, data in found.items()}
+        raise ValueError(message("folder", "the parts must have folders for the same classes", **names))
+    train, val, test = (Pictures(found[part].samples, shape) if part in found else None for part in ("train", "val", "test"))
+    reading = {"kind": "image", "classes": list(classes), "shape": list(shape)}
+    assert train is not None
+    if test is None:
+        indices = parts(train.labels, len(train), [plan.val, plan.test], plan.seed)
+        if not all(map(len, indices[0 if plan.val else 1 :])):
+            sizes = dict(zip(("validation", "test", "train"), map(len, indices), strict=True))
+            raise ValueError(message("folder", "there are too few pictures for three parts", "add pictures, or change the splits", **sizes))
+        cut = [Subset(train, part) if len(part) else None for part in indices]
+        return Samples(cut[2], cut[0], cut[1], classes, reading)
+    kept, drawn = (train, val) if val is not None else held_out(train, train.labels, plan.val, plan.seed)
+    return Samples(kept, drawn, test, classes, reading)

@@ -1,0 +1,58 @@
+"""The report of any run: a callback that leaves a page behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from netcl.core.device import handle_of
+from netcl.io.archive import filling
+from netcl.trainer.callbacks import Logs
+from netcl.trainer.logs import JSONLLogger
+
+
+class Report(JSONLLogger):
+    """Writes ``report.html`` into a folder at the end of a run, and what it is made of: curves, time by phase, memory, test results.
+
+    - **folder**: where it goes. **title**: the headline; the model's class if none is given.
+    - **test**: batches ``(x, y)`` of which the final numbers are, with a confusion matrix (if ``classes`` are given) or residuals. Without
+      it the numbers are the last epoch's, and the page shows no predictions.
+    - **classes**: the names of the classes.
+    """
+
+    order = 1
+
+    def __init__(self, folder: str | os.PathLike[str], title: str = "", test: Any = None, classes: Sequence[str] = ()):
+        super().__init__(Path(folder) / "log.jsonl")
+        self.folder, self.title, self.test, self.classes = Path(folder), title, test, tuple(classes)
+
+    def on_train_begin(self, logs: Logs) -> None:
+        super().on_train_begin(logs)
+        trainer, self._began_at = self.trainer, time.time()
+        settings: dict[str, Any] = {"epochs": trainer.epochs, "batches": trainer.batches, "optimizer": type(trainer.optimizer).__name__}
+        settings |= {"lr": trainer.learning_rates()[0], "loss": getattr(trainer.loss_fn, "__name__", type(trainer.loss_fn).__name__)}
+        self._write_json("config.json", {"title": self.title or type(trainer.model).__name__, **settings})
+
+    def on_train_end(self, logs: Logs) -> None:
+        from netcl.trainer.page import write_report
+        from netcl.trainer.recipe import Data
+        from netcl.trainer.run import environment, run_facts, save_samples
+
+        trainer, seconds = self.trainer, time.time() - self._began_at
+        hidden = ("seconds", "samples_per_second", "lr")
+        values = {name: value for name, value in logs.items() if isinstance(value, float) and name not in hidden}
+        if self.test is not None:
+            values = {name: value for name, value in trainer.evaluate(self.test).items() if isinstance(value, int | float)}
+            reading = {} if self.classes else {"mean": [0.0], "scale": [1.0]}
+            save_samples(self.folder / "samples.npz", trainer, self.test, Data(None, None, self.classes, None, reading))
+        facts = {"test": values, "seconds": seconds, "classes": list(self.classes), **run_facts(trainer)}
+        self._write_json("results.json", {**facts, "environment": environment(handle_of(trainer.queue))})
+        write_report(self.folder)
+
+    def _write_json(self, name: str, content: dict[str, Any]) -> None:
+        with filling(self.folder / name):
+            (self.folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,246 @@
+"""From a user's own files to a report and to predictions, by one command each."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from netcl import cli
+from netcl.data.files import KINDS, Plan, parts, read_inputs
+from netcl.io import load_model, read_notes
+from netcl.trainer.recipe import Recipe, load_data
+
+SMALL = ["--device", "cpu", "--epochs", "3", "--batch-size", "16", "--model-options", "hidden=[16]"]
+
+
+def run(capsys, *arguments):
+    status = cli.main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+@pytest.fixture
+def houses(tmp_path):
+    """A table with numbers, texts, empty cells and a quantity to predict."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "houses.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["size", "rooms", "town", "id", "price"])
+        for i in range(120):
+            size, rooms, town = rng.uniform(40, 200), rng.integers(1, 6), rng.choice(["Bonn", "Köln"])
+            price = round(1000 * size + 20000 * rooms + 50000 * (town == "Bonn"))
+            writer.writerow([f"{size:.1f}" if i % 10 else "", rooms, town, f"h{i}", price])
+    return path
+
+
+@pytest.fixture
+def flowers(tmp_path):
+    rng = np.random.default_rng(1)
+    path = tmp_path / "flowers.csv"
+    rows = [(a, b, "rose" if a + b > 0 else "lily") for a, b in rng.standard_normal((150, 2)).round(3)]
+    path.write_text("a;b;kind\n" + "".join(f"{a};{b};{kind}\n" for a, b, kind in rows))
+    return path
+
+
+def test_a_table_with_a_quantity_becomes_a_report_and_predictions(houses, tmp_path, capsys):
+    words = ["--data", f"csv:{houses}", "--target", "price", "--data-options", 'drop=["id"]', "--lr", "0.03", "--epochs", "12", *SMALL[4:]]
+    status, out, err = run(capsys, "train", *words, "--device", "cpu", "--run", tmp_path / "run")
+    assert status == 0, err
+    assert "val_mae" in err and "r2" in out and "the best by val_loss" in out
+    results, config = (json.loads((tmp_path / "run" / name).read_text()) for name in ("results.json", "config.json"))
+    assert config["model"] == "mlp" and results["test"]["r2"] > 0.5 and 1000 < results["test"]["mae"] < 60000
+    page = (tmp_path / "run/report.html").read_text()
+    assert "Residuals" in page and "Worst mistakes" in page and "Confusion" not in page
+    status, out, _ = run(capsys, "predict", tmp_path / "run/model.netcl", houses, "--device", "cpu", "--out", tmp_path / "p.csv")
+    with (tmp_path / "p.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert status == 0 and header[2] == "price" and len(rows) == 120
+    with houses.open(newline="", encoding="utf-8") as file:
+        prices = [float(row["price"]) for row in csv.DictReader(file)]
+    assert np.corrcoef(prices, [float(row[2]) for row in rows])[0, 1] > 0.8
+
+
+def test_a_table_with_names_is_a_classification(flowers, tmp_path, capsys):
+    words = ["--data", f"csv:{flowers}", "--target", "kind", "--lr", "0.05", *SMALL]
+    assert run(capsys, "train", *words, "--run", tmp_path / "run")[0] == 0
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert results["classes"] == ["lily", "rose"] and results["test"]["accuracy"] > 0.8
+    assert "lily" in (tmp_path / "run/report.html").read_text()
+    status, out, _ = run(capsys, "predict", tmp_path / "run/model.netcl", flowers, "--device", "cpu")
+    chosen = [line.split()[2] for line in out.splitlines()[1:]]
+    right = [line.split(";")[2] for line in flowers.read_text().splitlines()[1:]]
+    assert status == 0 and np.mean([a == b for a, b in zip(chosen, right, strict=True)]) > 0.85
+
+
+def test_the_test_and_validation_parts_are_apart_and_follow_the_seed(flowers):
+    def rows(part):
+        return {tuple(part[i][0]) for i in range(len(part))}
+
+    loaded = [load_data(Recipe().changed({"data": f"csv:{flowers}", "target": "kind", "seed": seed})) for seed in (0, 0, 1)]
+    shares = [[rows(part) for part in (data.train, data.val, data.test)] for data in loaded]
+    assert sum(map(len, shares[0])) == 150 and all(13 <= len(part) <= 17 for part in shares[0][1:])
+    assert not shares[0][0] & shares[0][1] and not shares[0][0] & shares[0][2] and not shares[0][1] & shares[0][2]
+    assert shares[0] == shares[1] != shares[2]
+    digits = load_data(Recipe())
+    assert len(digits.test) == 355 and len(digits.train) + len(digits.val) == 1442 and len(digits.val) == 143
+
+
+def test_parts_divide_every_class():
+    labels = np.repeat([0, 1, 2], [50, 30, 20])
+    val, test, train = parts(labels, 100, [0.1, 0.2], seed=3)
+    assert [np.bincount(labels[part]).tolist() for part in (val, test, train)] == [[5, 3, 2], [10, 6, 4], [35, 21, 14]]
+    assert sorted([*val, *test, *train]) == list(range(100))
+
+
+def test_scales_are_those_of_the_training_part(flowers):
+    found = KINDS["csv"](flowers, Plan(target="kind"))
+    x = np.stack([found.train[i][0] for i in range(len(found.train))])
+    np.testing.assert_allclose(x.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(x.std(0), 1, rtol=1e-5)
+
+
+def test_a_text_of_a_later_table_that_training_did_not_see_is_no_class(houses, tmp_path):
+    reading = KINDS["csv"](houses, Plan(target="price"), drop=["id"]).reading
+    (tmp_path / "new.csv").write_text("town,rooms,size\nUlm,3,\nBonn,3,100\n")
+    x = read_inputs(tmp_path / "new.csv", reading)
+    assert x.shape == (2, 4) and x[0].tolist()[2:] == [0.0, 0.0] and x[0, 0] == 0.0 and x[1].tolist()[2:] == [1.0, 0.0]
+
+
+def test_arrays_bring_their_own_test_part_or_not(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, (60, 8, 8), np.uint8), np.arange(60) % 3
+    np.savez(tmp_path / "all.npz", images=x, labels=y)
+    np.savez(tmp_path / "two.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+    whole, two = (KINDS["npz"](tmp_path / f"{name}.npz", Plan()) for name in ("all", "two"))
+    assert [len(part) for part in (whole.train, whole.val, whole.test)] == [48, 6, 6] and whole.reading["shape"] == [1, 8, 8]
+    assert len(two.test) == 20 and two.test[0][1] == y[40] and len(two.train) + len(two.val) == 40
+    np.testing.assert_allclose(two.test[0][0][0], x[40] / 255, rtol=1e-6)
+    words = ["--data", f"npz:{tmp_path}/two.npz", "--model", "cnn", "--model-options", "width=4", *SMALL[:6], "--epochs", "1"]
+    assert run(capsys, "train", *words, "--run", tmp_path / "run")[0] == 0
+    np.save(tmp_path / "new.npy", x[:2])
+    assert "probability" in run(capsys, "predict", tmp_path / "run/model.netcl", tmp_path / "new.npy", "--device", "cpu")[1]
+    np.save(tmp_path / "new.npy", x[:2, :4])
+    status, _, err = run(capsys, "predict", tmp_path / "run/model.netcl", tmp_path / "new.npy", "--device", "cpu")
+    assert status == 1 and "another shape than the model's; shape=(1, 4, 8), expected=(1, 8, 8)" in err
+
+
+def test_numbers_to_predict_in_arrays_are_a_regression(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "r.npz", x=rng.standard_normal((50, 3)), y=rng.standard_normal((50, 2)) * 7 + 3)
+    data = load_data(Recipe().changed({"data": f"npz:{tmp_path}/r.npz"}))
+    assert data.is_regression and data.outputs == 2 and data.train[0][1].shape == (2,) and data.train[0][0].dtype == np.float32
+
+
+def test_a_folder_of_idx_files(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, array in (("train-images-idx3", rng.integers(0, 255, (40, 4, 4))), ("train-labels-idx1", np.arange(40) % 2 + 5)):
+        head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+        (tmp_path / f"{name}-ubyte.gz").write_bytes(gzip.compress(head + array.astype(np.uint8).tobytes()))
+    found = KINDS["idx"](tmp_path, Plan())
+    assert found.classes == ("5", "6") and len(found.test) == 4 and found.train[0][0].shape == (1, 4, 4)
+
+
+def test_a_text_file_needs_one_option(tmp_path, capsys):
+    (tmp_path / "song.txt").write_text("the quick fox\n" * 60)
+    size = ["--model-options", "n_layer=1", "n_head=2", "n_embd=16", "block_size=8", "--epochs", "2", "--device", "cpu"]
+    status, _, err = run(capsys, "train", "--data", f"text:{tmp_path}/song.txt", *size, "--run", tmp_path / "run")
+    assert status == 0 and "val_loss" in err and (tmp_path / "run/report.html").exists()
+    status, _, err = run(capsys, "predict", tmp_path / "run/model.netcl", tmp_path / "song.txt", "--device", "cpu")
+    assert status == 1 and "`netcl generate RUN` writes text" in err
+
+
+def test_a_class_of_the_user(flowers, tmp_path, capsys, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from netcl import nn\n"
+        "class TwoLayersOfMine(nn.Module):\n"
+        "    def __init__(self, in_features, num_classes, width=8):\n"
+        "        super().__init__()\n"
+        "        self.first, self.second = nn.Linear(in_features, width), nn.Linear(width, num_classes)\n"
+        "    def forward(self, x):\n"
+        "        return self.second(self.first(x).relu())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "--data", f"csv:{flowers}", "--target", "kind", "--model", "mine.py:TwoLayersOfMine", *SMALL[:6]]
+    assert run(capsys, *words, "--model-options", "width=4")[0] == 0
+    model = load_model(tmp_path / "runs/csv-flowers-TwoLayersOfMine/model.netcl", "cpu")
+    assert model.first.weight.shape == (4, 2) and read_notes(tmp_path / "runs/csv-flowers-TwoLayersOfMine/model.netcl")["target"] == "kind"
+    status, _, err = run(capsys, *words[:-6], "--model", "mine:Missing", "--device", "cpu")
+    assert status == 1 and "the model cannot be found" in err and "FILE.py:CLASS" in err
+
+
+def test_early_stopping_and_the_found_rate(flowers, tmp_path, capsys):
+    words = ["--data", f"csv:{flowers}", "--target", "kind", *SMALL, "--find-lr", "--patience", "1", "--epochs", "40"]
+    status, out, _ = run(capsys, "train", *words, "--run", tmp_path)
+    config, results = (json.loads((tmp_path / name).read_text()) for name in ("config.json", "results.json"))
+    assert status == 0 and f"learning rate {config['lr']:g} (found" in out and config["lr"] != Recipe().lr
+    assert results["best"]["epoch"] < results["best"]["of"] < 40
+
+
+@pytest.mark.parametrize(
+    "content, options, told",
+    [
+        ("a,b\n1,2\n", ["--target", "c"], "the table has no such column; column=c"),
+        ("a,b\n1,2\n", [], "--target COLUMN, one of a, b"),
+        ("a,b\n1,2\n3\n", ["--target", "b"], "a line has another number of cells than the header; line=3, cells=1, header=2"),
+        ("a,b\n1,x\n3,\n", ["--target", "b"], "a target is empty; row=2, column=b"),
+        ("a,b\n1,x\n3,y\n", ["--target", "b"], "too few samples"),
+        ("a,b\n1,x\n3,y\n", ["--target", "b", "--task", "regression"], "a regression needs numbers"),
+        ("", ["--target", "b"], "a table needs a first line"),
+        ("a,b\n" + "".join(f"name{i},{i % 2}\n" for i in range(200)), ["--target", "b"], "more than 100 values; column=a"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_told_in_a_line(content, options, told, tmp_path, capsys):
+    (tmp_path / "t.csv").write_text(content)
+    status, _, err = run(capsys, "train", "--data", f"csv:{tmp_path}/t.csv", *options, "--run", tmp_path / "run", "--device", "cpu")
+    assert status == 1 and told in err and len(err.splitlines()) == 1
+
+
+def test_files_that_are_not_there_and_kinds_that_are_unknown(tmp_path, capsys):
+    status, _, err = run(capsys, "train", "--data", f"csv:{tmp_path}/none.csv", "--target", "x", "--device", "cpu")
+    assert status == 1 and "there is no such file or folder" in err
+    status, _, err = run(capsys, "train", "--data", "xml:file", "--device", "cpu")
+    assert status == 1 and "there is no such data" in err and "csv:PATH" in err
+    np.savez(tmp_path / "n.npz", a=np.zeros(3))
+    status, _, err = run(capsys, "train", "--data", f"npz:{tmp_path}/n.npz", "--device", "cpu")
+    assert status == 1 and "no arrays of inputs and targets" in err and "name them x/y" in err
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Red and blue JPEGs of several sizes, in a folder per class."""
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("netcl.vision")
+    rng = np.random.default_rng(0)
+    for name, channel in (("red", 0), ("blue", 2)):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for i in range(20):
+            pixels = rng.integers(0, 60, (12 + i % 5, 16, 3), np.uint8)
+            pixels[..., channel] += 150
+            image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{i}.jpg")
+    return tmp_path / "pictures"
+
+
+def test_a_folder_of_jpegs_becomes_a_report_and_predictions(pictures, tmp_path, capsys):
+    words = ["--data", f"folder:{pictures}", "--data-options", "size=8", "--model", "mlp", *SMALL, "--lr", "0.03", "--epochs", "8"]
+    status, _, err = run(capsys, "train", *words, "--run", tmp_path / "run")
+    assert status == 0, err
+    results, page = json.loads((tmp_path / "run/results.json").read_text()), (tmp_path / "run/report.html").read_text()
+    assert results["classes"] == ["blue", "red"] and "Predictions" in page and 'alt="red"' in page
+    status, out, _ = run(capsys, "predict", tmp_path / "run/model.netcl", *sorted(pictures.rglob("1.jpg")), "--device", "cpu")
+    assert status == 0 and [line.split()[2] for line in out.splitlines()[1:]] == ["blue", "red"]
+
+
+def test_a_folder_may_bring_its_parts(pictures, tmp_path):
+    for part in ("train", "test"):
+        (tmp_path / "all" / part).mkdir(parents=True)
+        for name in ("red", "blue"):
+            (tmp_path / "all" / part / name).symlink_to(pictures / name)
+    data = load_data(Recipe().changed({"data": f"folder:{tmp_path}/all", "data_options": {"size": 8}, "val_split": 0.25}))
+    assert [len(part) for part in (data.train, data.val, data.test)] == [30, 10, 40] and data.shape == (3, 8, 8)
+    assert 0.5 < data.test[39][0][0].mean() < 0.9 and data.test[39][1] == 1  # red, the last class
