@@ -179,7 +179,12 @@ def register(node: Any) -> None:
     waiting[id(node)] = me
     own["held"] += held
     if len(waiting) > MOST_WAITING or own["held"] > MOST_HELD:
-        _shrink(MOST_HELD if isinstance(node.queue, CPUQueue) else max(MOST_HELD, profile_of(node.queue).global_mem_size // 8))
+        _shrink(most_held(node.queue))
+
+
+def most_held(queue: Any) -> int:
+    """How many bytes of inputs the pending nodes of a queue may keep alive."""
+    return MOST_HELD if isinstance(queue, CPUQueue) else max(MOST_HELD, profile_of(queue).global_mem_size // 8)
 
 
 def _shrink(most: int = MOST_HELD) -> None:

@@ -471,7 +471,7 @@ def test_what_waits_is_bounded(limit, cl_device, monkeypatch):
     ops.add(x, 1.0).to_host()
     lazy_graph.flush()
     monkeypatch.setattr(lazy_graph, limit, 8 if limit == "MOST_WAITING" else 8 * x.nbytes)
-    monkeypatch.setattr(lazy_graph, "_most_held", lambda node: lazy_graph.MOST_HELD)  # whatever the device could hold
+    monkeypatch.setattr(lazy_graph, "most_held", lambda queue: lazy_graph.MOST_HELD)  # whatever the device could hold
     with lazy_graph.eager_fusion(1):
         held = [x + float(k) for k in range(40)]
         assert sum(lazy_graph.waiting_node(t) is not None for t in held) <= 8

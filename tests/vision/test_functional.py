@@ -44,7 +44,7 @@ def test_results_are_torchvisions(key, name, options, kind):
     if name in ("rotate", "affine") and kind != "pil":  # a place between two pixels may be rounded to either
         assert (off > (1 if kind == "uint8" else 1e-3)).mean() <= 0.01
     else:
-        assert off.max() <= (2e-6 * max(1, np.abs(wanted).max()) if wanted.dtype.kind == "f" else 1) and (off > 0.5).mean() <= 0.01
+        assert off.max() <= (2e-6 * max(1, np.abs(wanted).max()) if wanted.dtype.kind == "f" else 1) and (off > 0.5).mean() <= 0.02
 
 
 @pytest.mark.parametrize("i", range(len(cases.GRIDS)))
