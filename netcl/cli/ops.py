@@ -17,7 +17,7 @@ _ESTIMATE_EVERY = 20  # ops between two statements of the time that is left
 
 def _asked_ops(given: Sequence[str]) -> list[str]:
     """The rows of the op table that are meant."""
-    from netcl.engine.registry import ALIASES, REGISTRY
+    from netcl.ops import ALIASES, REGISTRY
 
     for name in given:
         if name not in REGISTRY and name not in ALIASES:
@@ -35,7 +35,7 @@ def _asked_ops(given: Sequence[str]) -> list[str]:
 def selftest(args: argparse.Namespace) -> int:
     """Every op's samples on a device of this machine, as a table."""
     from netcl import selftest as tests
-    from netcl.engine.registry import REGISTRY
+    from netcl.ops import REGISTRY
 
     names, handle = _asked_ops(args.ops), pick_device(args.device)
     print(handle.profile.title)
@@ -60,7 +60,7 @@ def selftest(args: argparse.Namespace) -> int:
 @command("ops", option("filter", nargs="?", default="", help="a part of names or of their documentation; all ops if none is given"))
 def ops(args: argparse.Namespace) -> int:
     """The op table: name, kind, gradient, autocast policy, one line of documentation."""
-    from netcl.engine.registry import ALIASES, REGISTRY
+    from netcl.ops import ALIASES, REGISTRY
 
     rows = []
     for name in sorted([*REGISTRY, *ALIASES]):

@@ -642,7 +642,7 @@ def live_buffers() -> list[Any]:
 
 
 def _largest_live(pool: BufferPool, count: int = 3) -> str:
-    tensors = [o for o in gc.get_objects() if type(o).__name__ == "Tensor" and getattr(o, "pool_handle", None) is not None]
+    tensors = [o for o in gc.get_objects() if type(o).__name__ == "Tensor" and getattr(o, "lease", None) is not None]
     mine = sorted((t for t in tensors if t.pool_handle.pool is pool), key=lambda t: -t.nbytes)
     return ", ".join(f"{t.shape} {t.dtype} {_size(t.pool_handle.nbytes)}" for t in mine[:count])
 

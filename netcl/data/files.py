@@ -53,7 +53,7 @@ def parts(labels: np.ndarray | None, samples: int, fractions: Sequence[float], s
     """Indices drawn at random: one array per fraction, then the rest. Every class is divided alike where ``labels`` are given.
 
     >>> [part.tolist() for part in parts(np.array([0, 1] * 4), 8, [0.25], seed=0)]
-    [[0, 1], [2, 3, 4, 5, 6, 7]]
+    [[4, 7], [0, 1, 2, 3, 5, 6]]
     """
     rng = np.random.default_rng(seed)
     found: list[list[np.ndarray]] = [[] for _ in range(len(fractions) + 1)]

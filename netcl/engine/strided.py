@@ -61,8 +61,8 @@ def dense(shape: Sequence[int]) -> tuple[int, ...]:
 def merge(axes: Sequence[CopyAxis]) -> tuple[CopyAxis, ...]:
     """Drop axes of size one and join neighbours that both sides walk in one stride.
 
-    >>> merge((Axis(2, 12, 12), Axis(3, 4, 4), Axis(4, 1, 1)))
-    (Axis(size=24, source=1, target=1),)
+    >>> merge((CopyAxis(2, 12, 12), CopyAxis(3, 4, 4), CopyAxis(4, 1, 1)))
+    (CopyAxis(size=24, source=1, target=1),)
     """
     merged: list[CopyAxis] = []
     for axis in axes:

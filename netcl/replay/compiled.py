@@ -514,6 +514,8 @@ class _Inference(CompiledFunction):
             return super()._plain(args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # how it is copied is its own affair
+            raise AttributeError(name)
         return getattr(self.__dict__["function"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -50,8 +50,8 @@ words = ["--data", "synthetic", "--data-options", "classes=2", "samples=32", "--
 assert main(["train", *words, "--run", folder]) == 0
 assert main(["report", folder]) == 0
 assert main(["doctor"]) in (0, 1)
-from netcl.core.host_memory import available
-assert available() > 0
+from netcl.core.host_memory import available_bytes
+assert available_bytes() > 0
 print("done")
 '''
 
@@ -69,6 +69,6 @@ def test_the_folders_of_android_are_searched(monkeypatch):
     monkeypatch.setattr(sys, "platform", "android")
     monkeypatch.setattr(platforms, "_state", platforms.PlatformState())
     monkeypatch.setattr(
-        platforms, "gather", lambda places: [platforms.Runtime("mali", "/v/libmali.so", "/v/libmali.so", "system", "", True)]
+        platforms, "gather_runtimes", lambda places: [platforms.Runtime("mali", "/v/libmali.so", "/v/libmali.so", "system", "", True)]
     )
     assert [runtime.name for runtime in platforms.prepare().runtimes] == ["mali"]

@@ -322,12 +322,14 @@ algorithms.add(
 )  # fmt: skip
 algorithms.add(
     "recurrent", "persistent", "cell.cl simt.cl entry.cl",
-    "GPUs: all steps in one launch; groups hold their weights and wait for each other", "", _persistent,
+    "GPUs: all steps in one launch; groups hold their weights and wait for each other",
+    "recurrent_h200.json: LSTM 256, batch 64, 35 steps, forward", _persistent,
     device="gpu", tiers=("persistent",), needs="NVIDIA, compute capability 7.0 or more",
     when=lambda layer, config, profile: _persistent_block(layer, config, profile) is not None, probe=_trusted,
     samples=_SAMPLES["persistent"],
 )  # fmt: skip
 algorithms.add(
-    "recurrent", "steps", "cell.cl simt.cl entry.cl", "GPUs: one launch per step: product, gates and cell", "", _steps,
+    "recurrent", "steps", "cell.cl simt.cl entry.cl", "GPUs: one launch per step: product, gates and cell",
+    "recurrent_h200_steps.json: LSTM 650, batch 20, 35 steps, forward and backward", _steps,
     device="gpu", tiers=("steps", "persistent"), samples=_SAMPLES["steps"],
 )  # fmt: skip
