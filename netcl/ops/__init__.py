@@ -14,7 +14,9 @@ from typing import Any
 
 from netcl.engine import pointwise, reduction
 from netcl.engine.call import planned
-from netcl.engine.registry import ALIASES, REGISTRY, Composite, Op, Reduction, alias, lookup, register, unregister
+from netcl.engine.registry import ALIASES as ALIASES
+from netcl.engine.registry import REGISTRY as REGISTRY
+from netcl.engine.registry import Composite, Op, Reduction, alias, lookup, register, unregister
 from netcl.ops import fused_rows
 
 # Not by "import": the package would then name the modules of products, which are called like their ops.

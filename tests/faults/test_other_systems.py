@@ -8,7 +8,7 @@ from pathlib import Path
 
 from netcl.core import platforms
 
-# What the documentation of os and signal marks as "Unix only", and modules that Windows lacks.
+# What the documentation of os and signal marks as "Unix only", and modules that Windows lacks. O_NONBLOCK stays: shutil of Python 3.12 uses it.
 PROGRAM = r'''
 import contextlib, importlib, logging.handlers, multiprocessing, os, pkgutil, platform, runpy, select, signal, subprocess, sys, tempfile
 import numpy, platformdirs
@@ -21,7 +21,7 @@ for module, names in (
          getpriority getresuid getsid getuid initgroups killpg lchown lockf major mkfifo mknod nice openpty pathconf pipe2 posix_fadvise
          posix_fallocate posix_spawn pread preadv pwrite readv register_at_fork sched_getaffinity sched_yield sendfile setegid seteuid
          setgid setpgid setpriority setsid setuid statvfs sync sysconf sysconf_names tcgetpgrp ttyname uname wait wait3 wait4 writev
-         O_CLOEXEC O_DIRECTORY O_DSYNC O_NOCTTY O_NOFOLLOW O_NONBLOCK O_SYNC O_PATH"""),
+         O_CLOEXEC O_DIRECTORY O_DSYNC O_NOCTTY O_NOFOLLOW O_SYNC O_PATH"""),
     (signal, """SIGALRM SIGBUS SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGTTIN SIGTTOU SIGUSR1 SIGUSR2 SIGWINCH
              alarm getitimer setitimer pause pthread_kill pthread_sigmask siginterrupt sigpending sigwait sigwaitinfo"""),
     (select, "poll epoll"),
