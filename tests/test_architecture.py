@@ -170,7 +170,7 @@ LINES = {
     "engine": 6169,
     "io": 3622,
     "nn": 6178,
-    "ops": 24049,
+    "ops": 24051,
     "optim": 2358,
     "profiling": 1303,
     "replay": 2607,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from netcl.core import platforms
 
-# What the documentation of os and signal marks as "Unix only", and modules that Windows lacks. O_NONBLOCK stays: shutil of Python 3.12 uses it.
+# What the documentation of os and signal marks as "Unix only", and modules that Windows lacks; shutil of Python 3.12 keeps O_NONBLOCK.
 PROGRAM = r'''
 import contextlib, importlib, logging.handlers, multiprocessing, os, pkgutil, platform, runpy, select, signal, subprocess, sys, tempfile
 import numpy, platformdirs
