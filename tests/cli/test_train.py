@@ -117,6 +117,7 @@ def test_what_is_given_to_a_resumed_run_counts(digits):
         callback.set_trainer(trainer)
     trainer.optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)  # as a checkpoint of another recipe would
     trainer.callbacks("on_train_begin", {})
+    trainer.callbacks("close")
     assert [trainer.optimizer.param_groups[0][name] for name in ("lr", "weight_decay")] == [0.5, 0.25]
 
 
