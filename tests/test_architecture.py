@@ -165,7 +165,7 @@ LINES = {
     "bench": 328,
     "cli": 1359,
     "core": 6728,
-    "data": 3056,
+    "data": 3057,
     "distributed": 1940,
     "engine": 6169,
     "io": 3622,

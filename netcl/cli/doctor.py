@@ -348,7 +348,7 @@ def fix(facts: Facts) -> bool:
     ),
 )
 def doctor(args: argparse.Namespace) -> int:
-    """What was looked for and found, what is missing, and the command that mends it."""
+    """What was looked for and found, what is missing, and the command that fixes it."""
     facts = collect()
     if args.fix and not facts.ready and fix(facts):
         sys.stdout.flush()

@@ -307,7 +307,7 @@ def _start_check(runtime: Runtime) -> subprocess.Popen[str] | None:
 
 
 def _verdict(runtime: Runtime, child: subprocess.Popen[str]) -> tuple[str, str]:
-    """Why the library does not load and what mends it; two empty strings if it does."""
+    """Why the library does not load and what fixes it; two empty strings if it does."""
     try:
         _, text = child.communicate(timeout=60)
     except subprocess.TimeoutExpired:

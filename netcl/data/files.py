@@ -6,10 +6,8 @@ A reader of :data:`KINDS` makes :class:`Samples`. Their ``reading`` describes, a
 
 from __future__ import annotations
 
-import csv
 import math
 import os
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ import numpy as np
 from netcl.data.dataset import Subset, TensorDataset
 from netcl.data.errors import FormatError, message
 from netcl.data.formats import read_idx, regular
+from netcl.data.tables import read_csv_rows, read_numpy_arrays
 
 PathLike = str | os.PathLike[str]
 CLASSIFICATION, REGRESSION = "classification", "regression"
@@ -115,18 +114,14 @@ def _targets(op: str, values: np.ndarray, plan: Plan, train: np.ndarray) -> tupl
 
 def read_table(path: PathLike) -> tuple[list[str], list[list[str]]]:
     """The header and the rows of a CSV file, separated by comma, semicolon, tab or bar."""
-    with regular(path, "csv").open(encoding="utf-8-sig", newline="", errors="replace") as file:
-        first = file.readline()
-        file.seek(0)
-        reader = csv.reader(file, delimiter=max(",;\t|", key=first.count))
-        header = [name.strip() for name in next(reader, [])]
-        rows = []
-        for row in reader:
-            if any(cell.strip() for cell in row):
-                if len(row) != len(header):
-                    what = "a line has another number of cells than the header"
-                    raise FormatError(message("csv", what, line=reader.line_num, cells=len(row), header=len(header), file=path))
-                rows.append([cell.strip() for cell in row])
+    (_, first), *others = read_csv_rows(path, "csv") or [(0, [])]
+    header, rows = [name.strip() for name in first], []
+    for line, row in others:
+        if any(cell.strip() for cell in row):
+            if len(row) != len(header):
+                what = "a line has another number of cells than the header"
+                raise FormatError(message("csv", what, line=line, cells=len(row), header=len(header), file=path))
+            rows.append([cell.strip() for cell in row])
     if not rows or len(set(header)) != len(header) or "" in header:
         what = "a table needs a first line of different column names, and lines of values"
         raise FormatError(message("csv", what, header=header[:8], rows=len(rows), file=path))
@@ -231,19 +226,8 @@ def _arrays(op: str, path: Path, plan: Plan, x: np.ndarray, y: np.ndarray, teste
 _PAIRS = (("x", "y"), ("X", "y"), ("x_train", "y_train"), ("X_train", "y_train"), ("images", "labels"), ("data", "target"))
 
 
-def _npz_arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        found = np.load(regular(path, "npz"), allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return {"x": found}
-        with found:
-            return {name: found[name] for name in found.files}
-    except (ValueError, zipfile.BadZipFile, EOFError) as fault:
-        raise FormatError(message("npz", f"the file cannot be read: {fault}", file=path)) from fault
-
-
 def _npz(path: Path, plan: Plan) -> Samples:
-    found = _npz_arrays(path)
+    found = read_numpy_arrays(path, "npz")
     names = next((pair for pair in _PAIRS if set(pair) <= found.keys()), None)
     if names is None:
         remedy = f"name them {' or '.join('/'.join(pair) for pair in _PAIRS[::2])}"
@@ -282,7 +266,7 @@ def read_inputs(path: PathLike, reading: Mapping[str, Any]) -> np.ndarray:
         header, rows = read_table(file)
         return _encoded(reading["columns"], header, rows, file)
     if file.suffix in (".npz", ".npy"):
-        found = _npz_arrays(file)
+        found = read_numpy_arrays(file, "npz")
         x = _pictures(found[next((pair[0] for pair in _PAIRS if pair[0] in found), next(iter(found)))])
     elif "idx" in file.name or "ubyte" in file.name:
         x = _pictures(read_idx(file))

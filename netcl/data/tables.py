@@ -8,7 +8,8 @@ import os
 import zipfile
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -32,16 +33,7 @@ def from_csv(
 
     Raises :class:`~netcl.data.FormatError` with the line that does not fit.
     """
-    found = regular(path, "from_csv")
-    limit = csv.field_size_limit(_FIELD)
-    try:
-        with found.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
-            rows = [(reader.line_num, row) for row in reader if row]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise _refused("from_csv", "the file is not a CSV file", path, reason=error) from None
-    finally:
-        csv.field_size_limit(limit)
+    rows = read_csv_rows(path, "from_csv", delimiter)
     names = rows.pop(0)[1] if header and rows else [str(i) for i in range(len(rows[0][1]) if rows else 0)]
     if not rows:
         raise _refused("from_csv", "the file has no rows", path)
@@ -52,9 +44,25 @@ def from_csv(
     chosen = [_column(names, name, path) for name in columns] if columns else [i for i in range(len(names)) if i != at]
     x = np.array([_numbers(row, chosen, line, path) for line, row in rows], np.float32)
     if at is None:
-        return TensorDataset(x, name=found.name)
+        return TensorDataset(x, name=Path(path).name)
     y, classes = _labels([row[at].strip() for _, row in rows])
-    return TensorDataset(x, y, name=found.name, classes=classes)
+    return TensorDataset(x, y, name=Path(path).name, classes=classes)
+
+
+def read_csv_rows(path: str | os.PathLike[str], op: str, delimiter: str = "") -> list[tuple[int, list[str]]]:
+    """The lines of a CSV file that are not empty: their numbers and fields. Without ``delimiter`` the first line shows it."""
+    found = regular(path, op)
+    limit = csv.field_size_limit(_FIELD)
+    try:
+        with found.open(newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter or max(",;\t|", key=first.count), strict=True)
+            return [(reader.line_num, row) for row in reader if row]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise _refused(op, "the file is not a CSV file in UTF-8", path, reason=error) from None
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _column(names: Sequence[str], wanted: str | int, path: Any) -> int:
@@ -88,41 +96,50 @@ def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = 
 
     Arrays of Python objects are refused, and so is a file whose arrays are larger than ``max_bytes``, by default 200 times its size.
     """
-    found = regular(path, "from_npz")
-    limit = max(FREE_BYTES, EXPANSION * found.stat().st_size) if max_bytes is None else max_bytes
+    arrays = read_numpy_arrays(path, "from_npz", max_bytes)
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise ValueError(message("from_npz", "there is no such array", array=missing[0], arrays=list(arrays), file=path))
+    return TensorDataset(*[arrays[name] for name in names or arrays], name=Path(path).name)
+
+
+def read_numpy_arrays(path: str | os.PathLike[str], op: str, max_bytes: int | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an NPZ file by name; that of an NPY file is called ``x``. Nothing is read before all headers are checked."""
+    found = regular(path, op)
+    size = found.stat().st_size
+    limit = max(FREE_BYTES, EXPANSION * size) if max_bytes is None else max_bytes
     try:
+        if found.suffix == ".npy":
+            with found.open("rb") as plain:
+                _check_array(plain, size, op, path, found.name)
+            return {"x": np.load(found, allow_pickle=False)}
         with zipfile.ZipFile(found) as archive:
             promised = sum(entry.file_size for entry in archive.infolist())
             if promised > limit:
-                remedy = "if you trust the file, pass max_bytes="
-                raise _refused("from_npz", "the arrays are larger than is allowed", path, remedy, bytes=promised, max_bytes=limit)
+                remedy = "if you trust the file, pass max_bytes= to from_npz"
+                raise _refused(op, "the arrays are larger than is allowed", path, remedy, bytes=promised, max_bytes=limit)
             for entry in archive.infolist():
-                _check_array(archive, entry, path)
+                with archive.open(entry) as file:
+                    _check_array(file, entry.file_size, op, path, entry.filename)
         with np.load(found, allow_pickle=False) as file:
-            missing = [name for name in names if name not in file.files]
-            if missing:
-                raise ValueError(message("from_npz", "there is no such array", array=missing[0], arrays=file.files, file=path))
-            return TensorDataset(*[file[name] for name in names or file.files], name=found.name)
-    except FormatError:
-        raise
+            return {name: file[name] for name in file.files}
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError) as error:
-        raise _refused("from_npz", "the file is not an NPZ file, or damaged", path, reason=error) from None
+        raise _refused(op, "the file is not an NPZ file, or damaged", path, reason=error) from None
 
 
-def _check_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Any) -> None:
+def _check_array(file: IO[bytes], nbytes: int, op: str, path: Any, entry: str) -> None:
     """Refuse an array of objects, or one whose header promises another size than it has."""
     head = np.lib.format
-    with archive.open(entry) as file:
-        try:
-            read = head.read_array_header_1_0 if head.read_magic(file) == (1, 0) else head.read_array_header_2_0
-            shape, _, dtype = read(file)
-        except ValueError as error:
-            raise _refused("from_npz", "an entry is not an array", path, entry=entry.filename, reason=error) from None
-        size = entry.file_size - file.tell()
+    try:
+        read = head.read_array_header_1_0 if head.read_magic(file) == (1, 0) else head.read_array_header_2_0
+        shape, _, dtype = read(file)
+    except ValueError as error:
+        raise _refused(op, "an entry is not an array", path, entry=entry, reason=error) from None
+    size = nbytes - file.tell()
     if dtype.hasobject:
-        raise _refused("from_npz", "an array of Python objects is refused", path, "save arrays of numbers", entry=entry.filename)
+        raise _refused(op, "an array of Python objects is refused", path, "save arrays of numbers", entry=entry)
     if math.prod(shape) * dtype.itemsize != size:
-        raise _refused("from_npz", "an array has another size than its header says", path, entry=entry.filename, shape=shape, bytes=size)
+        raise _refused(op, "an array has another size than its header says", path, entry=entry, shape=shape, bytes=size)
 
 
 def _refused(op: str, what: str, path: Any, remedy: str = "", **values: object) -> FormatError:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from netcl import cli
+from netcl.data import FormatError, files, tables
 from netcl.data.files import KINDS, Plan, parts, read_inputs
 from netcl.io import load_model, read_notes
 from netcl.trainer.recipe import Recipe, load_data
@@ -244,3 +245,17 @@ def test_a_folder_may_bring_its_parts(pictures, tmp_path):
     data = load_data(Recipe().changed({"data": f"folder:{tmp_path}/all", "data_options": {"size": 8}, "val_split": 0.25}))
     assert [len(part) for part in (data.train, data.val, data.test)] == [30, 10, 40] and data.shape == (3, 8, 8)
     assert 0.5 < data.test[39][0][0].mean() < 0.9 and data.test[39][1] == 1  # red, the last class
+
+
+def test_files_that_are_not_what_they_say_are_refused(tmp_path):
+    """Bytes that are no UTF-8 were replaced by a sign, and an NPZ file of any promised size was read."""
+    (tmp_path / "latin.csv").write_bytes("name,y\nK\xf6ln,1\n".encode("latin1"))
+    with pytest.raises(FormatError, match=r"\[csv\] the file is not a CSV file in UTF-8"):
+        files.read_table(tmp_path / "latin.csv")
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(tables.FREE_BYTES + 1, np.uint8), y=np.zeros(1))
+    with pytest.raises(FormatError, match=r"\[npz\] the arrays are larger than is allowed"):
+        tables.read_numpy_arrays(tmp_path / "bomb.npz", "npz")
+    np.save(tmp_path / "short.npy", np.zeros(100))
+    (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:-8])
+    with pytest.raises(FormatError, match="another size than its header says"):
+        files.read_inputs(tmp_path / "short.npy", {"kind": "array", "shape": []})
