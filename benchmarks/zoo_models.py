@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,18 @@ class Entry:
     classes: int
     gpu: int
     cpu: int
-    target: str = "class"  # what y is: "class" one of each sample, "tokens" one per position, "" none
+    target: str = "class"  # what y is: "class" one of each sample, "tokens" one per position, "pixels" one per pixel, "" none
 
     def batch(self, size: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Input and target."""
         rng = np.random.default_rng(seed)
-        x = rng.integers(0, self.classes, (size, *self.shape)) if self.input == "tokens" else rng.standard_normal((size, *self.shape), np.float32)
-        y = rng.integers(0, self.classes, (size, *self.shape) if self.target == "tokens" else (size,))
+        x = (
+            rng.integers(0, self.classes, (size, *self.shape))
+            if self.input == "tokens"
+            else rng.standard_normal((size, *self.shape), np.float32)
+        )
+        each = {"tokens": self.shape, "pixels": self.shape[1:]}.get(self.target, ())
+        y = rng.integers(0, self.classes, (size, *each))
         return x, y
 
 
@@ -76,7 +82,9 @@ def resnet50(T: Any, nn: Any) -> Any:
                 for i in range(n):
                     blocks.append(Bottleneck(c, planes, stride if i == 0 else 1))
                     c = 4 * planes
-            self.body = nn.Sequential(*_conv_bn(nn, 3, 64, 7, 2, act=nn.ReLU), nn.MaxPool2d(3, 2, 1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            self.body = nn.Sequential(
+                *_conv_bn(nn, 3, 64, 7, 2, act=nn.ReLU), nn.MaxPool2d(3, 2, 1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()
+            )
             self.fc = nn.Linear(c, 1000)
 
         def forward(self, x: Any) -> Any:
@@ -139,7 +147,15 @@ def mobilenet_v2(T: Any, nn: Any) -> Any:
 
 def efficientnet_b0(T: Any, nn: Any) -> Any:
     """EfficientNet-B0 at 224 x 224, without stochastic depth."""
-    table = ((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3))
+    table = (
+        (1, 16, 1, 1, 3),
+        (6, 24, 2, 2, 3),
+        (6, 40, 2, 2, 5),
+        (6, 80, 3, 2, 3),
+        (6, 112, 3, 1, 5),
+        (6, 192, 4, 2, 5),
+        (6, 320, 1, 1, 3),
+    )
     return _stages(T, nn, table, True, nn.SiLU)
 
 
@@ -202,7 +218,7 @@ def unet(T: Any, nn: Any) -> Any:
             return self.head(x)
 
         def loss(self, x: Any, y: Any) -> Any:
-            return nn.functional.cross_entropy(self(x), (x[:, 0] > 0).long())
+            return nn.functional.cross_entropy(self(x), y)
 
     return UNet()
 
@@ -240,15 +256,15 @@ def diffusion_unet(T: Any, nn: Any) -> Any:
             self.a, self.down1, self.b, self.attend1 = Residual(64, 64), nn.Conv2d(64, 128, 3, 2, 1), Residual(128, 128), Attend(128)
             self.down2, self.c, self.up2 = nn.Conv2d(128, 256, 3, 2, 1), Residual(256, 256), nn.Conv2d(256, 128, 3, padding=1)
             self.d, self.attend2, self.up1, self.e = Residual(256, 128), Attend(128), nn.Conv2d(128, 64, 3, padding=1), Residual(128, 64)
-            self.double = nn.Upsample(scale_factor=2, mode="nearest")
+            self.enlarge = nn.Upsample(scale_factor=2, mode="nearest")
 
         def forward(self, x: Any) -> Any:
             t = self.time(x[:, 0, 0, :1])
             one = self.a(self.first(x), t)
             two = self.attend1(self.b(self.down1(one), t))
             three = self.c(self.down2(two), t)
-            two = self.attend2(self.d(T.cat([self.up2(self.double(three)), two], 1), t))
-            return self.last(self.e(T.cat([self.up1(self.double(two)), one], 1), t))
+            two = self.attend2(self.d(T.cat([self.up2(self.enlarge(three)), two], 1), t))
+            return self.last(self.e(T.cat([self.up1(self.enlarge(two)), one], 1), t))
 
         def loss(self, x: Any, y: Any) -> Any:
             return ((self(x) - x) ** 2).mean()
@@ -292,7 +308,7 @@ def dcgan(T: Any, nn: Any) -> Any:
             super().__init__()
             up, w = nn.ConvTranspose2d, (512, 256, 128, 64)
             make = [up(100, w[0], 4, 1, 0, bias=False), nn.BatchNorm2d(w[0]), nn.ReLU()]
-            for c, f in zip(w, w[1:], strict=False):
+            for c, f in pairwise(w):
                 make += [up(c, f, 4, 2, 1, bias=False), nn.BatchNorm2d(f), nn.ReLU()]
             self.make = nn.Sequential(*make, up(64, 3, 4, 2, 1, bias=False), nn.Tanh())
             judge = [nn.Conv2d(3, 64, 4, 2, 1, bias=False), nn.LeakyReLU(0.2)]
@@ -320,8 +336,10 @@ def pointnet(T: Any, nn: Any) -> Any:
             for c, f in ((3, 64), (64, 64), (64, 128), (128, 1024)):
                 layers += [nn.Conv1d(c, f, 1), nn.BatchNorm1d(f), nn.ReLU()]
             self.points = nn.Sequential(*layers)
-            self.head = nn.Sequential(nn.Linear(1024, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 256), nn.BatchNorm1d(256), nn.ReLU(),
-                                      nn.Linear(256, 40))  # fmt: skip
+            head: list[Any] = []
+            for c, f in ((1024, 512), (512, 256)):
+                head += [nn.Linear(c, f), nn.BatchNorm1d(f), nn.ReLU()]
+            self.head = nn.Sequential(*head, nn.Linear(256, 40))
 
         def forward(self, x: Any) -> Any:
             return self.head(self.points(x).amax(2))
@@ -338,7 +356,11 @@ def lstm_lm(T: Any, nn: Any) -> Any:
     class Words(_classifier(T)):
         def __init__(self) -> None:
             super().__init__()
-            self.embedding, self.lstm, self.linear = nn.Embedding(10_000, 256), nn.LSTM(256, 256, 2, batch_first=True), nn.Linear(256, 10_000)
+            self.embedding, self.lstm, self.linear = (
+                nn.Embedding(10_000, 256),
+                nn.LSTM(256, 256, 2, batch_first=True),
+                nn.Linear(256, 10_000),
+            )
 
         def forward(self, x: Any) -> Any:
             return self.linear(self.lstm(self.embedding(x))[0])
@@ -408,7 +430,11 @@ def vit_small(T: Any, nn: Any) -> Any:
     class Vit(_classifier(T)):
         def __init__(self) -> None:
             super().__init__()
-            self.patch, self.places, self.token = nn.Conv2d(3, 384, 16, 16), nn.Parameter(T.zeros(197, 384)), nn.Parameter(T.zeros(1, 1, 384))
+            self.patch, self.places, self.token = (
+                nn.Conv2d(3, 384, 16, 16),
+                nn.Parameter(T.zeros(197, 384)),
+                nn.Parameter(T.zeros(1, 1, 384)),
+            )
             self.blocks, self.norm, self.head = nn.Sequential(*(block(384, 6) for _ in range(12))), nn.LayerNorm(384), nn.Linear(384, 1000)
 
         def forward(self, x: Any) -> Any:
@@ -491,7 +517,7 @@ ZOO = {
     "MobileNetV2": Entry(mobilenet_v2, "images", (3, 224, 224), 1000, 64, 2),
     "EfficientNet-B0": Entry(efficientnet_b0, "images", (3, 224, 224), 1000, 64, 2),
     "ConvNeXt-T": Entry(convnext_tiny, "images", (3, 224, 224), 1000, 32, 1),
-    "U-Net": Entry(unet, "images", (3, 128, 128), 2, 16, 1, ""),
+    "U-Net": Entry(unet, "images", (3, 128, 128), 2, 16, 1, "pixels"),
     "Diffusion U-Net": Entry(diffusion_unet, "images", (3, 32, 32), 2, 64, 4, ""),
     "VAE": Entry(vae, "images", (784,), 2, 128, 128, ""),
     "DCGAN": Entry(dcgan, "images", (3, 64, 64), 2, 128, 4, ""),

@@ -261,6 +261,18 @@ def broadcast_to(input: Operand, shape: Any = ..., *more: int, size: Any = ...) 
 def bucketize(input: Operand, boundaries: Operand) -> Tensor:
     """The index of the part between boundaries that each element lies in. Computed on the host."""
 
+def cached_attention(query: Operand, key: Operand, value: Operand, keys: Operand, values: Operand, lengths: Operand, *, scale: float | None = None, window: int = 0, softcap: float = 0.0) -> Tensor:
+    """Causal attention of new positions over a cache, into which their keys and values are written.
+
+    - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
+    - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place.
+    - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
+      works for every length. Positions behind the end of the cache are not written: whoever counts them must stop before.
+    - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
+
+    There is no gradient: use :func:`scaled_dot_product_attention` to train.
+    """
+
 def cast(input: Operand, dtype: Any, *, out: Tensor | None = None) -> Tensor:
     """x in another dtype; x itself if it has that dtype already. Floats are cut to integers, anything but 0 is true."""
 

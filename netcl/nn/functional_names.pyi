@@ -78,6 +78,7 @@ from netcl.autograd.ops import bmm as bmm
 from netcl.autograd.ops import bound as bound
 from netcl.autograd.ops import broadcast_to as broadcast_to
 from netcl.autograd.ops import bucketize as bucketize
+from netcl.autograd.ops import cached_attention as cached_attention
 from netcl.autograd.ops import cast as cast
 from netcl.autograd.ops import cat as cat
 from netcl.autograd.ops import cdist as cdist

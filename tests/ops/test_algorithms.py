@@ -43,6 +43,7 @@ def test_every_algorithm_is_documented_and_names_what_exists(algorithm):
 def test_samples_run_the_algorithm_they_belong_to(cl_device):
     """Each of them for one of the op's shapes at least, whatever the device."""
     sizes = [geometry("conv2d", (2, c, 9, 8), (c, c, k, k), 1, k // 2, 1, 1) for k in (1, 3) for c in (8, 40)]
+    sizes.append(geometry("conv2d", (2, 8, 9, 8), (8, 1, 3, 3), 1, 1, 1, 8))
     for algorithm in algorithms.ALGORITHMS["conv2d"]:
         for config in algorithm.samples:
             jobs = [plans.Job(kind, g, "float32") for kind in plans.KINDS for g in sizes]

@@ -138,3 +138,23 @@ def test_rope_makes_scores_depend_on_distance_only(device):
     scores = ops.rope(q, offset=3).to_host() @ ops.rope(k, offset=3).to_host().T
     for diagonal in (-5, 0, 4):
         np.testing.assert_allclose(np.diag(scores, diagonal), np.diag(scores, diagonal)[0], rtol=1e-3, atol=1e-4)
+
+
+def test_a_cache_is_written_behind_its_end_and_read_up_to_it(queue):
+    """Token by token over a cache gives what one causal attention over all positions gives, also where the lengths differ."""
+    rng, (batch, heads, groups, length, depth) = np.random.default_rng(0), (2, 4, 2, 80, 8)
+    q, k, v = (rng.standard_normal((batch, n, length, depth), np.float32) for n in (heads, groups, groups))
+    want = ops.scaled_dot_product_attention(*(Tensor.from_host(queue, x) for x in (q, k, v)), causal=True).to_host()
+    keys, values = (Tensor.zeros((batch, groups, length + 3, depth), queue=queue) for _ in range(2))
+    lengths = np.array([0, 9], np.int32)
+    for cache, x in ((keys, k), (values, v)):
+        cache[1, :, :9] = Tensor.from_host(queue, x[1, :, :9])
+    for new in (5, 1, 60, 3):
+        at = [slice(n, n + new) for n in lengths]
+        fresh = [Tensor.from_host(queue, np.stack([x[b][:, at[b]] for b in range(batch)])) for x in (q, k, v)]
+        got = ops.cached_attention(*fresh, keys, values, Tensor.from_host(queue, lengths)).to_host()
+        for b in range(batch):
+            np.testing.assert_allclose(got[b], want[b][:, at[b]], rtol=2e-5, atol=2e-6)
+        lengths += new
+    np.testing.assert_array_equal(keys.to_host()[1, :, :78], k[1, :, :78])
+    np.testing.assert_array_equal(values.to_host()[0, :, 69:], 0)

@@ -17,6 +17,7 @@ from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms, launch
 from netcl.engine.registry import S, composite, op
+from netcl.ops.attention.cached import cached_attention
 from netcl.ops.attention.dense import (
     attention_cpu,
     attention_grad_cpu,
@@ -30,7 +31,7 @@ from netcl.ops.attention.geometry import HeadSizes, Mask, attention_geometry, ma
 from netcl.ops.attention.rope import rope
 from netcl.ops.pointwise import cast
 
-__all__ = ["Config", "attention", "attention_grad", "choose_kernel", "rope", "scaled_dot_product_attention"]
+__all__ = ["Config", "attention", "attention_grad", "cached_attention", "choose_kernel", "rope", "scaled_dot_product_attention"]
 
 
 PARTS = {"attention": 1, "attention_query_grad": 2, "attention_key_grad": 3}  # the parts of a kernel file

@@ -82,7 +82,13 @@ def _weights(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile
     g, pairs = job.g, job.g.f * job.sizes[1]
     splits = max(1, min(g.n, -(-GROUPS * profile.max_compute_units // pairs)))
     splits = -(-g.n // -(-g.n // splits))  # none without images
-    tiles |= {"ROWS": _rows(g.oh, 1 << 30, profile), "PART": 3, "ITEMS": ITEMS, "W_QUAD(p)": launch.QUADS.get(job.dtype, "0"), "REAL": "float"}
+    tiles |= {
+        "ROWS": _rows(g.oh, 1 << 30, profile),
+        "PART": 3,
+        "ITEMS": ITEMS,
+        "W_QUAD(p)": launch.QUADS.get(job.dtype, "0"),
+        "REAL": "float",
+    }
     stored = job.dtype if splits == 1 else job.accumulator
     operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": stored}
     kernel = launch.kernel(queue, __file__, "ends.cl narrow.cl", "narrow_weight_grad", operands, tiles)
@@ -94,6 +100,7 @@ def _weights(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile
 
 NARROW = tier_config(V.CONV2D_IMPLICIT_GEMM, "simt", form="narrow")
 algorithms.add(
-    "conv2d", "narrow", "narrow.cl", "GPUs, depthwise and groups of up to eight channels: registers, no local memory", "", run, device="gpu",
-    when=suits, cost=algorithms.first, configurations=lambda problem: [NARROW] if problem.flags["groups"] > 1 else [], samples=(NARROW,),
+    "conv2d", "narrow", "narrow.cl", "GPUs, depthwise and groups of up to eight channels: registers only",
+    "zoo_h200.json: MobileNetV2, step, compiled", run, device="gpu", when=suits, cost=algorithms.first,
+    configurations=lambda problem: [NARROW] if problem.flags["groups"] > 1 else [], samples=(NARROW,),
 )  # fmt: skip

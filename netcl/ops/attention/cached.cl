@@ -1,0 +1,155 @@
+// Attention of a few new positions over a cache of keys and values that lies in memory already, and the write of the new ones into it.
+//
+// A work-group takes ROWS queries that share a head of keys, and RANGE positions of the cache; scores wait in local memory. How many
+// positions are filled is read on the device, so that one recorded launch serves every length. With SPLITS the sums of the ranges are
+// combined by a second kernel.
+#pragma OPENCL FP_CONTRACT ON
+
+#ifndef ITEMS
+#define ITEMS 64  // of a work-group: 1 or a multiple of 32
+#define RANGE 256
+#define ROWS 1
+#define DEPTH 64  // elements of a head; a multiple of VW
+#define DEPTH_V 64
+#define VW 4
+#define REAL float  // what scores and sums are kept in
+#define SPLITS 0
+#endif
+#define CHUNKS (DEPTH_V / VW)
+#define PARTS (ITEMS > CHUNKS ? ITEMS / CHUNKS : 1)  // of the positions, when values are added up
+
+#define JOINED_(a, b) a##b
+#define JOINED(a, b) JOINED_(a, b)
+#if VW == 1
+typedef REAL lanes;
+#define DOT(v) (v)
+#else
+typedef JOINED(REAL, VW) lanes;
+#if VW == 4
+#define DOT(v) ((v).x + (v).y + (v).z + (v).w)
+#elif VW == 8
+#define DOT(v) dot((v).lo + (v).hi, (JOINED(REAL, 4))(1))
+#else
+#define DOT(v) dot((v).lo.lo + (v).lo.hi + (v).hi.lo + (v).hi.hi, (JOINED(REAL, 4))(1))
+#endif
+#endif
+
+#if PART == 1
+// B, G: sequences and heads of keys; H: heads of queries; T: new positions; L: positions of the cache. window: how many a query sees, 0 for
+// all. The cache holds `lengths[b]` positions before the call. Work-groups: ranges, heads of keys of all sequences, blocks of queries.
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attention(
+    __global const X_T* restrict q, __global const X_T* restrict k, __global const X_T* restrict v, __global X_T* restrict keys,
+    __global X_T* restrict values, __global const P_T* restrict lengths, __global Y_T* restrict out, __global REAL* restrict sums,
+    int H, int G, int T, int L, int window, int ranges, const REAL scale, const REAL cap) {
+  __local REAL scores[ROWS][RANGE], query[ROWS][DEPTH], found[ITEMS], most[ROWS], total[ROWS];
+  __local REAL added[PARTS][ROWS][DEPTH_V];
+  const int l = get_local_id(0), range = get_group_id(0), head = get_group_id(1), first = get_group_id(2) * ROWS;
+  const int b = head / G, sharing = H / G, rows = min(ROWS, sharing * T - first), seen = (int)lengths[b];
+  const int from = range * RANGE, to = min(min(seen + T, L), from + RANGE);
+  __global X_T* own_keys = keys + (size_t)head * L * DEPTH;
+  __global X_T* own_values = values + (size_t)head * L * DEPTH_V;
+  __global const X_T* new_keys = k + (size_t)head * T * DEPTH;
+  __global const X_T* new_values = v + (size_t)head * T * DEPTH_V;
+
+  if (first == 0)  // what is new; every work-group reads it from where it came
+    for (int i = max(from, seen) - seen; i < to - seen; ++i) {
+      for (int d = l; d < DEPTH; d += ITEMS) X_STORE(own_keys, (size_t)(seen + i) * DEPTH + d, X_LOAD(new_keys, (size_t)i * DEPTH + d));
+      for (int d = l; d < DEPTH_V; d += ITEMS) X_STORE(own_values, (size_t)(seen + i) * DEPTH_V + d, X_LOAD(new_values, (size_t)i * DEPTH_V + d));
+    }
+  for (int i = l; i < ROWS * DEPTH; i += ITEMS) {
+    const int r = min(i / DEPTH, rows - 1) + first, at = ((b * H + head % G * sharing + r / T) * T + r % T);
+    query[i / DEPTH][i % DEPTH] = X_LOAD(q, (size_t)at * DEPTH + i % DEPTH);
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+
+  for (int i = from + l; i < to; i += ITEMS) {
+    __global const X_T* key = i < seen ? own_keys + (size_t)i * DEPTH : new_keys + (size_t)(i - seen) * DEPTH;
+    lanes dots[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) dots[r] = (lanes)(0);
+#pragma unroll 4
+    for (int d = 0; d < DEPTH; d += VW) {
+      const lanes part = X_LANES(key + d);
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) dots[r] += part * *(__local const lanes*)&query[r][d];
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const int place = seen + (first + r) % T;
+      REAL score = DOT(dots[r]) * scale;
+      if (cap > 0) score = cap * tanh(score / cap);
+      scores[r][i - from] = i <= place && (window == 0 || i > place - window) ? score : -INFINITY;
+    }
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int r = 0; r < rows; ++r) {
+    REAL top = -INFINITY;
+    for (int i = l; i < to - from; i += ITEMS) top = fmax(top, scores[r][i]);
+    found[l] = top;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = 0; i < ITEMS; ++i) top = fmax(top, found[i]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    REAL sum = 0;
+    for (int i = l; i < to - from; i += ITEMS) {
+      const REAL share = top == -INFINITY ? (REAL)0 : exp(scores[r][i] - top);
+      scores[r][i] = share;
+      sum += share;
+    }
+    found[l] = sum;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (l == 0) {
+      for (int i = 1; i < ITEMS; ++i) sum += found[i];
+      most[r] = top;
+      total[r] = sum;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+
+  for (int chunk = l % CHUNKS; chunk < CHUNKS && l < PARTS * CHUNKS; chunk += ITEMS) {
+    lanes sum[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) sum[r] = (lanes)(0);
+#pragma unroll 4
+    for (int i = from + l / CHUNKS * (ITEMS > 1); i < to; i += PARTS) {
+      __global const X_T* value = i < seen ? own_values + (size_t)i * DEPTH_V : new_values + (size_t)(i - seen) * DEPTH_V;
+      const lanes part = X_LANES(value + chunk * VW);
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) sum[r] += part * scores[r][i - from];
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) *(__local lanes*)&added[ITEMS > 1 ? l / CHUNKS % PARTS : 0][r][chunk * VW] = sum[r];
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int i = l; i < rows * DEPTH_V; i += ITEMS) {
+    const int r = i / DEPTH_V, d = i % DEPTH_V, at = (b * H + head % G * sharing + (first + r) / T) * T + (first + r) % T;
+    REAL sum = 0;
+    for (int part = 0; part < PARTS; ++part) sum += added[part][r][d];
+#if SPLITS
+    out[((size_t)at * ranges + range) * DEPTH_V + d] = sum;
+    if (d == 0) {
+      sums[((size_t)at * ranges + range) * 2] = most[r];
+      sums[((size_t)at * ranges + range) * 2 + 1] = total[r];
+    }
+#else
+    Y_STORE(out, (size_t)at * DEPTH_V + d, total[r] > 0 ? sum / total[r] : (REAL)0);
+#endif
+  }
+}
+#endif
+
+#if PART == 2
+// The sums of all ranges of a query as one.
+__kernel void combine_ranges(__global const REAL* restrict parts, __global const REAL* restrict sums, __global Y_T* restrict out, int n,
+                             int ranges) {
+  const int i = get_global_id(0), row = i / DEPTH_V, d = i % DEPTH_V;
+  if (i >= n) return;
+  REAL top = -INFINITY, sum = 0, all = 0;
+  for (int j = 0; j < ranges; ++j) top = fmax(top, sums[(row * ranges + j) * 2]);
+  for (int j = 0; j < ranges; ++j) {
+    const REAL factor = top == -INFINITY ? (REAL)0 : exp(sums[(row * ranges + j) * 2] - top);
+    all += factor * sums[(row * ranges + j) * 2 + 1];
+    sum += factor * parts[((size_t)row * ranges + j) * DEPTH_V + d];
+  }
+  Y_STORE(out, i, all > 0 ? sum / all : (REAL)0);
+}
+#endif

@@ -1,0 +1,136 @@
+"""Attention over a cache of keys and values that was allocated ahead: what decoding needs for every token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from netcl.core.device import handle_of
+from netcl.core.dtype import DTYPES, sum_dtype
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.core.writes import wrote
+from netcl.engine import launch
+from netcl.engine.registry import S, op
+from netcl.ops.attention.geometry import score_scale
+
+MOST_ROWS = 8  # queries of a work-group: each has its sums in registers
+ITEMS = 128
+RANGES = (64, 512)  # positions of a work-group, at least and at most
+SCORES = 2048  # scores of a work-group, in local memory
+GROUPS = 2  # work-groups per compute unit that are enough
+
+
+def _cached_ref(q, k, v, keys, values, lengths, scale=None, window=0, softcap=0.0):
+    """Position by position; the operands are not changed."""
+    (batch, heads, new, depth), groups = q.shape, k.shape[1]
+    out = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
+    for b in range(batch):
+        seen = int(lengths[b])
+        both = [np.concatenate([old[b, :, :seen], fresh[b]], 1) for old, fresh in ((keys, k), (values, v))]
+        for t in range(new):
+            first = max(0, seen + t + 1 - window) if window else 0
+            for h in range(heads):
+                g = h // (heads // groups)
+                scores = both[0][g, first : seen + t + 1] @ q[b, h, t] * score_scale(scale, depth)
+                scores = softcap * np.tanh(scores / softcap) if softcap else scores
+                shares = np.exp(scores - scores.max())
+                out[b, h, t] = shares @ both[1][g, first : seen + t + 1] / shares.sum()
+    return out
+
+
+def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, **options: Any) -> Any:
+    """The op on NumPy, cache included."""
+    wide = [np.asarray(x, np.float64) for x in (q, k, v, keys, values)]
+    result = _cached_ref(*wide, lengths, **options)  # type: ignore[call-arg]
+    for b, seen in enumerate(lengths):
+        for cache, fresh in ((keys, k), (values, v)):
+            cache[b, :, seen : seen + fresh.shape[2]] = fresh[b]
+    return result
+
+
+def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
+    shapes: dict[str, Any] = {name: t.shape for name, t in (("q", q), ("k", k), ("v", v), ("keys", keys), ("values", values))}
+    if any(len(shape) != 4 for shape in shapes.values()) or q.shape[1] % max(1, k.shape[1]):
+        what = "q must be (batch, heads, new, size); k, v and the cache have the same axes, and their heads divide those of q"
+        raise ShapeError(message("cached_attention", what, **shapes))
+    batch, _, new, depth = q.shape
+    fits = k.shape[0] == batch and k.shape[2:] == (new, depth) and v.shape[:3] == k.shape[:3]
+    same = all(c.shape[:2] == t.shape[:2] and c.shape[3] == t.shape[3] for c, t in ((keys, k), (values, v)))
+    if not fits or not same or keys.shape[2] != values.shape[2] or not 0 < new <= keys.shape[2]:
+        raise ShapeError(message("cached_attention", "q, k, v and the cache must agree in batch, heads, positions and sizes", **shapes))
+    if lengths.shape != (batch,) or lengths.dtype not in ("int32", "int64"):
+        what = "lengths must be one integer (int32 or int64) per sequence"
+        raise ShapeError(message("cached_attention", what, lengths=lengths.shape, dtype=lengths.dtype, batch=batch))
+
+
+def _lanes_of(x: Tensor, depths: tuple[int, int], width: int) -> tuple[int, str]:
+    """Values that the kernel reads at once, and the expression that does."""
+    if x.dtype == "float64" or (x.dtype == "float32" and launch.on_cpu_device(x.queue)):
+        lanes = next((n for n in (16, 8, 4) if n <= max(4, width) and not any(d % n for d in depths)), 1)
+        return lanes, f"vload{lanes}(0, p)" if lanes > 1 else "(*(p))"
+    return (4, launch.QUADS[x.dtype]) if not any(d % 4 for d in depths) else (1, "X_LOAD((p), 0)")
+
+
+_T = {"dtypes": (None,) * 5 + ("int32",), "low": (-1.0,) * 5 + (0,)}
+
+
+@op(
+    vjp=None, ref=_cached_ref, tol=4,
+    samples=[S((2, 4, 1, 8), (2, 2, 1, 8), (2, 2, 1, 8), (2, 2, 9, 8), (2, 2, 9, 8), (2,), high=(1.0,) * 5 + (8,), **_T),
+             S((1, 6, 3, 12), (1, 2, 3, 12), (1, 2, 3, 5), (1, 2, 130, 12), (1, 2, 130, 5), (1,), high=(1.0,) * 5 + (120,), window=4, **_T),
+             S((2, 2, 1, 16), (2, 2, 1, 16), (2, 2, 1, 16), (2, 2, 70, 16), (2, 2, 70, 16), (2,), high=(1.0,) * 5 + (66,), softcap=2.0,
+               scale=0.5, **_T)],
+    errors=[(S((1, 3, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), (1,), **_T), r"their heads divide those of q"),
+            (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 4), (1, 2, 9, 8), (1,), **_T), r"q, k, v and the cache must agree")],
+)  # fmt: skip
+def cached_attention(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, *, scale: float | None = None, window: int = 0,
+    softcap: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """Causal attention of new positions over a cache, into which their keys and values are written.
+
+    - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
+    - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place.
+    - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
+      works for every length. Positions behind the end of the cache are not written: whoever counts them must stop before.
+    - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
+
+    There is no gradient: use :func:`scaled_dot_product_attention` to train.
+    """
+    q, k, v, keys, values, lengths = launch.as_tensors("cached_attention", q, k, v, keys, values, lengths)
+    for name, t in (("q", q), ("k", k), ("v", v), ("keys", keys), ("values", values)):
+        launch.check_dtype("cached_attention", t, (q.dtype,) if q.dtype in launch.FLOATS else launch.FLOATS, name)
+    _check_cache(q, k, v, keys, values, lengths)
+    wrote((keys, values))
+    options = {"scale": scale, "window": window, "softcap": softcap}
+    if q.backend == "cpu":
+        return launch.run_cpu(_cached_cpu, q, k, v, keys, values, lengths, dtype=q.dtype, **options)
+    return _cached_cl(q, k, v, keys, values, lengths, score_scale(scale, q.shape[3]), window, softcap)
+
+
+def _cached_cl(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, scale: float, window: int, softcap: float) -> Tensor:
+    (batch, heads, new, depth), (groups, length, wide) = q.shape, values.shape[1:]
+    profile, on_cpu = handle_of(q.queue).profile, launch.on_cpu_device(q.queue)
+    out = Tensor.empty((*q.shape[:3], wide), q.dtype, queue=q.queue)
+    rows = min(MOST_ROWS, heads // groups * new)
+    blocks = -(-(heads // groups * new) // rows)
+    even = length * batch * groups * blocks // (GROUPS * profile.max_compute_units)  # positions for which all units have work
+    span = min(RANGES[1], SCORES // rows, max(RANGES[0], 1 << max(0, even.bit_length() - 1)))
+    ranges = -(-length // span)
+    lanes, read = _lanes_of(q, (depth, wide), profile.vector_width)
+    sums_in, real = sum_dtype(q.dtype), DTYPES[q.dtype].c_compute
+    operands = {"X": q.dtype, "P": lengths.dtype, "Y": q.dtype if ranges == 1 else sums_in}
+    defines: dict[str, Any] = {"ITEMS": 1 if on_cpu else ITEMS, "RANGE": span, "ROWS": rows, "DEPTH": depth, "DEPTH_V": wide, "VW": lanes,
+                               "SPLITS": int(ranges > 1), "X_LANES(p)": read, "REAL": real, "PART": 1}  # fmt: skip
+    kernel = launch.kernel(q.queue, __file__, "cached.cl", "cached_attention", operands, defines)
+    parts = out if ranges == 1 else Tensor.empty((out.size * ranges,), sums_in, queue=q.queue)
+    sums = parts if ranges == 1 else Tensor.empty((2 * ranges * batch * heads * new,), sums_in, queue=q.queue)
+    size = (ranges * defines["ITEMS"], batch * groups, blocks)
+    kernel(q.queue, size, (defines["ITEMS"], 1, 1), q, k, v, keys, values, lengths, parts, sums, heads, groups, new, length, window, ranges,
+           scale, softcap)  # fmt: skip
+    if ranges > 1:
+        combine = launch.kernel(q.queue, __file__, "cached.cl", "combine_ranges", operands | {"Y": q.dtype}, defines | {"PART": 2})
+        combine(q.queue, (out.size,), (launch.LOCAL_1D,), parts, sums, out, out.size, ranges)
+    return out
