@@ -606,19 +606,11 @@ def greater_equal(input: Operand, other: Operand, *, out: Tensor | None = None) 
     """a >= b."""
 
 def grid_sample(input: Operand, grid: Operand, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Tensor:
-    """The values of images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``.
+    """The values of images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; of volumes too.
 
-    A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centres of its corner pixels). Outside
-    lie zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images.
-    """
-
-def grid_sample_grid_grad(dy: Operand, x: Operand, grid: Operand, *, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Tensor:
-    """The gradient of :func:`grid_sample` with respect to its grid; zero for the nearest pixel. It has no gradient itself."""
-
-def grid_sample_input_grad(dy: Operand, grid: Operand, *, size: Any, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Tensor:
-    """The gradient of :func:`grid_sample` with respect to an image of height and width ``size``.
-
-    Points add up in their order: one work-item per plane, so that two runs agree bit for bit.
+    A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Outside
+    lie zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
+    ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
     """
 
 def group_norm(input: Operand, num_groups: int, weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-05) -> Tensor:

@@ -169,8 +169,6 @@ from netcl.autograd.ops import global_max_pool as global_max_pool
 from netcl.autograd.ops import greater as greater
 from netcl.autograd.ops import greater_equal as greater_equal
 from netcl.autograd.ops import grid_sample as grid_sample
-from netcl.autograd.ops import grid_sample_grid_grad as grid_sample_grid_grad
-from netcl.autograd.ops import grid_sample_input_grad as grid_sample_input_grad
 from netcl.autograd.ops import group_norm as group_norm
 from netcl.autograd.ops import gt as gt
 from netcl.autograd.ops import heaviside as heaviside

@@ -71,6 +71,12 @@ CASES = {
         3 * np.linspace(-1, 0.93, 24, dtype=np.float32).reshape(1, 3, 4, 2)),
     "reflection_aligned": (sampled(padding_mode="reflection", align_corners=True), (1, 2, 4, 5),
         3 * np.linspace(-1, 0.93, 24, dtype=np.float32).reshape(1, 3, 4, 2)),
+    **{f"grid_bicubic_{pad}_{align}": (sampled(mode="bicubic", padding_mode=pad, align_corners=align), (1, 2, 4, 3),
+        1.7 * np.linspace(-1, 0.93, 24, dtype=np.float32).reshape(1, 3, 4, 2)) for pad in ("zeros", "border", "reflection")
+        for align in (False, True)},
+    **{f"grid_volume_{mode}_{pad}": (sampled(mode=mode, padding_mode=pad, align_corners=False), (1, 2, 3, 4, 2),
+        1.4 * np.linspace(-1, 0.93, 36, dtype=np.float32).reshape(1, 2, 3, 2, 3)) for mode in ("bilinear", "nearest")
+        for pad in ("zeros", "border", "reflection")},
     "affine_grid": (lambda t, theta: t.nn.functional.affine_grid(theta, (2, 3, 4, 5), align_corners=False), (2, 2, 3)),
     "conv2d_single": (lambda t, x, w, b: t.nn.functional.conv2d(x, w, b, padding=1), (3, 6, 5), (4, 3, 3, 3), (4,)),
     "conv1d_single": (lambda t, x, w: t.nn.functional.conv1d(x, w), (3, 6), (4, 3, 3)),
