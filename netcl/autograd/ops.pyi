@@ -246,9 +246,6 @@ def bitwise_right_shift(input: Operand, other: Operand, *, out: Tensor | None = 
 def bitwise_xor(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """The bits that exactly one of a and b has."""
 
-def block_diag(tensors: Sequence[Operand]) -> Tensor:
-    """A matrix with the given ones along its diagonal, and zeros elsewhere."""
-
 def bmm(input: Operand, mat2: Operand) -> Tensor:
     """The products of two stacks of matrices, one by one."""
 
@@ -280,9 +277,6 @@ def ceil(input: Operand, *, out: Tensor | None = None) -> Tensor:
 
 def cholesky(A: Operand, upper: bool = False) -> Tensor:
     """L with ``L L^T = A``; ``linalg.cholesky``."""
-
-def cholesky_inverse(L: Operand, upper: bool = False) -> Tensor:
-    """The inverse of ``L L^T``, from the Cholesky factor."""
 
 def cholesky_solve(B: Operand, L: Operand, upper: bool = False) -> Tensor:
     """X with ``L L^T X = B``, from the Cholesky factor."""
@@ -391,9 +385,6 @@ def conv_transpose2d(input: Operand, weight: Operand, bias: Operand | None = Non
 def copysign(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """|a| with the sign of b."""
 
-def corrcoef(input: Operand) -> Tensor:
-    """The correlations of the rows."""
-
 def cos(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Cosine."""
 
@@ -405,9 +396,6 @@ def cosine_similarity(input: Operand, other: Operand, *, dim: int = 1, eps: floa
 
 def count_nonzero(input: Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """How many elements are not zero, as int64."""
-
-def cov(input: Operand, *, correction: float = 1, unbiased: float = ...) -> Tensor:
-    """The covariances of the rows."""
 
 def cross(input: Operand, other: Operand, dim: float = -1, *, axis: float = ...) -> Tensor:
     """The cross product along an axis of 3."""
@@ -460,9 +448,6 @@ def diff(input: Operand, n: int = 1, dim: int = -1, prepend: Any = None, append:
 
 def digamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of lgamma; NaN at negative integers."""
-
-def dist(input: Operand, other: Operand, p: float = 2) -> Tensor:
-    """The p-norm of the difference."""
 
 def div(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: Any = None) -> Tensor:
     """True quotient; integers give float32."""
@@ -1425,9 +1410,6 @@ def trace(input: Operand) -> Tensor:
 
 def transpose(input: Operand, dim0: int = -2, dim1: int = -1, *, axis0: int = ..., axis1: int = ...) -> Tensor:
     """Two axes exchanged, by default the last two."""
-
-def trapezoid(y: Operand, x: Any = None, *, dx: float = 1.0, dim: int = -1, elements: Any = ..., axis: int = ...) -> Tensor:
-    """The integral along an axis by the trapezoidal rule."""
 
 def trigamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of digamma."""

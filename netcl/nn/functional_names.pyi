@@ -73,7 +73,6 @@ from netcl.autograd.ops import bitwise_not as bitwise_not
 from netcl.autograd.ops import bitwise_or as bitwise_or
 from netcl.autograd.ops import bitwise_right_shift as bitwise_right_shift
 from netcl.autograd.ops import bitwise_xor as bitwise_xor
-from netcl.autograd.ops import block_diag as block_diag
 from netcl.autograd.ops import bmm as bmm
 from netcl.autograd.ops import bound as bound
 from netcl.autograd.ops import broadcast_to as broadcast_to
@@ -83,7 +82,6 @@ from netcl.autograd.ops import cat as cat
 from netcl.autograd.ops import cdist as cdist
 from netcl.autograd.ops import ceil as ceil
 from netcl.autograd.ops import cholesky as cholesky
-from netcl.autograd.ops import cholesky_inverse as cholesky_inverse
 from netcl.autograd.ops import cholesky_solve as cholesky_solve
 from netcl.autograd.ops import chunk as chunk
 from netcl.autograd.ops import clamp as clamp
@@ -105,11 +103,9 @@ from netcl.autograd.ops import conv2d_input_grad as conv2d_input_grad
 from netcl.autograd.ops import conv2d_relu as conv2d_relu
 from netcl.autograd.ops import conv2d_weight_grad as conv2d_weight_grad
 from netcl.autograd.ops import copysign as copysign
-from netcl.autograd.ops import corrcoef as corrcoef
 from netcl.autograd.ops import cos as cos
 from netcl.autograd.ops import cosh as cosh
 from netcl.autograd.ops import count_nonzero as count_nonzero
-from netcl.autograd.ops import cov as cov
 from netcl.autograd.ops import cross as cross
 from netcl.autograd.ops import cross_entropy as cross_entropy
 from netcl.autograd.ops import cross_entropy_forward as cross_entropy_forward
@@ -125,7 +121,6 @@ from netcl.autograd.ops import diag_embed as diag_embed
 from netcl.autograd.ops import diagonal as diagonal
 from netcl.autograd.ops import diff as diff
 from netcl.autograd.ops import digamma as digamma
-from netcl.autograd.ops import dist as dist
 from netcl.autograd.ops import div as div
 from netcl.autograd.ops import divide as divide
 from netcl.autograd.ops import dot as dot
@@ -389,7 +384,6 @@ from netcl.autograd.ops import top_indices as top_indices
 from netcl.autograd.ops import topk as topk
 from netcl.autograd.ops import trace as trace
 from netcl.autograd.ops import transpose as transpose
-from netcl.autograd.ops import trapezoid as trapezoid
 from netcl.autograd.ops import trigamma as trigamma
 from netcl.autograd.ops import tril as tril
 from netcl.autograd.ops import triplet as triplet

@@ -534,15 +534,11 @@ def _cholesky_solve(F: Any, B: Tensor, L: Tensor, upper: bool = False) -> Tensor
 
 
 _LOWER = np.linalg.cholesky(_SYMMETRIC).astype(np.float32)
-_FACTOR: dict[str, Any] = {"amp": "float", "tol": 8, "errors": ()}
 made_of("cholesky", lambda F, A, upper=False: F.linalg_cholesky(A, upper=upper), _symmetric(_cholesky), S(_SYMMETRIC), amp="float", tol=2,
         doc="L with ``L L^T = A``; ``linalg.cholesky``.")  # fmt: skip
 made_of("cholesky_solve", _cholesky_solve, lambda B, L, upper=False: np.linalg.solve(np.tril(L) @ np.tril(L).T, B),
-        S((3, 2), _LOWER), **_FACTOR,
+        S((3, 2), _LOWER), amp="float", tol=8,
         doc="X with ``L L^T X = B``, from the Cholesky factor.")  # fmt: skip
-made_of("cholesky_inverse", lambda F, L, upper=False: _cholesky_solve(F, _constant(L, np.eye(L.shape[-1])), L, upper),
-        lambda L, upper=False: np.linalg.inv(np.tril(L) @ np.tril(L).T), S(_LOWER), **_FACTOR,
-        doc="The inverse of ``L L^T``, from the Cholesky factor.")  # fmt: skip
 made_of("qr", lambda F, A, some=True: F.linalg_qr(A, "reduced" if some else "complete"), lambda A, some=True: tuple(np.linalg.qr(A)),
         S((4, 3)),
         amp="float", tol=4, doc="``linalg.qr``; complete unless ``some``.")  # fmt: skip
@@ -558,6 +554,3 @@ made_of(
 )
 made_of("linalg_vecdot", lambda F, a, b, axis=-1: F.sum(F.mul(a, b), axis), lambda a, b, axis=-1: (a * b).sum(axis), S((4, 3), (4, 3)),
         doc="The inner products of vectors along an axis.")  # fmt: skip
-made_of("dist", lambda F, a, b, p=2: F.norm(F.sub(a, b), p), lambda a, b, p=2: np.linalg.norm((a - b).ravel(), p), S((4, 3), (4, 3)),
-        amp="float",
-        doc="The p-norm of the difference.")  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -319,44 +318,7 @@ def _mvlgamma(F: Any, x: Tensor, p: int) -> Tensor:
     return F.add(F.sum(F.lgamma(halves), -1), p * (p - 1) / 4 * math.log(math.pi))
 
 
-def _cov(F: Any, x: Tensor, *, correction: float = 1) -> Tensor:
-    rows = x if x.ndim == 2 else F.reshape(x, (1, -1))
-    off = F.sub(rows, F.mean(rows, 1, keepdims=True))
-    made = F.div(F.matmul(off, F.transpose(off, 0, 1)), max(rows.shape[1] - correction, 0))
-    return made if x.ndim == 2 else F.reshape(made, ())
-
-
-def _corrcoef(F: Any, x: Tensor) -> Tensor:
-    cov = _cov(F, x)
-    root = F.sqrt(F.diagonal(cov)) if x.ndim == 2 else F.sqrt(cov)
-    return F.div(F.div(cov, F.unsqueeze(root, -1)), root) if x.ndim == 2 else F.div(cov, cov)
-
-
-def _block_diag(F: Any, xs: Sequence[Tensor]) -> Tensor:
-    parts = [F.reshape(t, (1,) * (2 - t.ndim) + tuple(t.shape)) for t in xs]
-    width, rows, before = sum(t.shape[1] for t in parts), [], 0
-    for t in parts:
-        rows.append(F.pad(t, (before, width - before - t.shape[1])))
-        before += t.shape[1]
-    return F.cat(rows, 0)
-
-
-def _trapezoid(F: Any, y: Tensor, x: Any = None, *, dx: float = 1.0, axis: int = -1) -> Tensor:
-    at, n = _at("trapezoid", axis, y.ndim), y.shape[axis]
-    middle = F.mul(F.add(F.narrow(y, at, 1, n - 1), F.narrow(y, at, 0, n - 1)), 0.5)
-    width = dx if x is None else F.reshape(F.diff(x), (-1, *(1,) * (y.ndim - 1 - at))) if x.ndim == 1 else F.diff(x, axis=at)
-    return F.sum(F.mul(middle, width), at)
-
-
 made_of("mvlgamma", _mvlgamma,
         lambda x, p: p * (p - 1) / 4 * math.log(math.pi) + sum(np.vectorize(math.lgamma)(x - j / 2) for j in range(p)),
         S((5,), p=3, low=2.0, high=5.0), amp="float", tol=4,
         doc="The logarithm of the multivariate gamma function of dimension p.")  # fmt: skip
-made_of("cov", _cov, lambda x, correction=1: np.cov(x, ddof=correction), S((3, 5)), S((4,), correction=0), amp="float", tol=2,
-        doc="The covariances of the rows.")  # fmt: skip
-made_of("corrcoef", _corrcoef, np.corrcoef, S((3, 5)), amp="float", tol=2, doc="The correlations of the rows.")
-made_of("block_diag", _block_diag, lambda xs: np.block([[xs[0], np.zeros((2, 1))], [np.zeros((1, 3)), xs[1].reshape(1, 1)]]),
-        S([(2, 3), (1,)]),
-        doc="A matrix with the given ones along its diagonal, and zeros elsewhere.")  # fmt: skip
-made_of("trapezoid", _trapezoid, lambda y, dx=1.0, axis=-1: dx * (y.sum(axis) - (y.take(0, axis) + y.take(-1, axis)) / 2),
-        S((3, 5)), S((4, 2), dx=0.5, axis=0), amp="float", doc="The integral along an axis by the trapezoidal rule.")  # fmt: skip

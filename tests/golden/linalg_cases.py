@@ -57,7 +57,6 @@ CASES = {
         for own in (True, False)},
     "index_reduce": (lambda t, x, i, s: x.index_reduce(0, i, s, "amax"), (4, 3), np.array([2, 0, 2]), (3, 3)),
     "cdist": (lambda t, a, b: t.cdist(a, b), (4, 3), (5, 3)),
-    "cov": (lambda t, x: t.cov(x), (3, 5)),
     "bicubic": (interpolated(size=(7, 3), mode="bicubic"), (1, 2, 5, 4)),
     "bicubic_aligned": (interpolated(size=(7, 3), mode="bicubic", align_corners=True), (1, 2, 5, 4)),
     "bicubic_antialias": (interpolated(size=(3, 9), mode="bicubic", antialias=True), (1, 2, 8, 5)),
