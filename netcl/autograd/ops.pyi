@@ -652,9 +652,6 @@ def index_fill(input: Operand, dim: Any = ..., index: Any = ..., value: Any = ..
 def index_put(input: Operand, indices: Sequence[Any], values: Any = ..., accumulate: bool = False, *, test_elements: Any = ...) -> Tensor:
     """x with values at x[indices], or added there (``accumulate``), where one place may be named often."""
 
-def index_reduce(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., reduce: str = ..., *, include_self: bool = True, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
-    """x with the slices of src combined with those at index along an axis; ``reduce`` as in scatter_reduce."""
-
 def index_select(input: Operand, dim: int = ..., index: Operand = ..., *, axis: int = ...) -> Tensor:
     """The slices of an axis that ``index`` names, in its order."""
 
@@ -714,7 +711,7 @@ def joined(tensors: Sequence[Operand], *, dim: int, lengths: Sequence[int], axis
 def keep_mask(shape: Any = ..., p: float = 0.5, *, queue: Any = None, size: Any = ...) -> Tensor:
     """uint8: 0 with probability ``p``, else 1."""
 
-def kl_div(input: Operand, target: Operand, *, reduction: str = 'mean', log_target: bool = False) -> Tensor:
+def kl_div(input: Operand, target: Operand, *, log_target: bool = False, reduction: str = 'mean') -> Tensor:
     """``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the batch."""
 
 def kron(input: Operand, other: Operand) -> Tensor:
@@ -764,9 +761,6 @@ def linalg_cholesky(A: Operand, *, upper: bool = False) -> Tensor:
 def linalg_cofactors(A: Operand) -> Tensor:
     """The derivative of the determinant by each element, of singular matrices too. It has no gradient. Computed on the host."""
 
-def linalg_cond(A: Operand, p: Any = None) -> Tensor:
-    """The condition number of matrices in a norm p."""
-
 def linalg_det(A: Operand) -> Tensor:
     """The determinant of square matrices. Computed on the host."""
 
@@ -787,9 +781,6 @@ def linalg_matrix_norm(A: Operand, ord: Any = 'fro', dim: Sequence[int] = ..., k
 
 def linalg_matrix_rank(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Tensor:
     """How many singular values are above ``max(atol, rtol * largest)``. Computed on the host."""
-
-def linalg_multi_dot(tensors: Sequence[Operand]) -> Tensor:
-    """The product of several matrices, in the order that takes the fewest multiplications."""
 
 def linalg_norm(A: Operand, ord: Any = None, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """A norm of vectors, or of matrices where two axes are named or A has two; by default the 2-norm of all."""
@@ -1003,9 +994,6 @@ def multiply(input: Operand, other: Operand, *, out: Tensor | None = None) -> Te
 
 def mv(input: Operand, other: Operand) -> Tensor:
     """A matrix times a vector."""
-
-def mvlgamma(input: Operand, p: int) -> Tensor:
-    """The logarithm of the multivariate gamma function of dimension p."""
 
 def nan_to_num(input: Operand, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype."""

@@ -179,7 +179,6 @@ from netcl.autograd.ops import index_add as index_add
 from netcl.autograd.ops import index_copy as index_copy
 from netcl.autograd.ops import index_fill as index_fill
 from netcl.autograd.ops import index_put as index_put
-from netcl.autograd.ops import index_reduce as index_reduce
 from netcl.autograd.ops import index_select as index_select
 from netcl.autograd.ops import info_nce as info_nce
 from netcl.autograd.ops import inner as inner
@@ -209,7 +208,6 @@ from netcl.autograd.ops import less_equal as less_equal
 from netcl.autograd.ops import lgamma as lgamma
 from netcl.autograd.ops import linalg_cholesky as linalg_cholesky
 from netcl.autograd.ops import linalg_cofactors as linalg_cofactors
-from netcl.autograd.ops import linalg_cond as linalg_cond
 from netcl.autograd.ops import linalg_det as linalg_det
 from netcl.autograd.ops import linalg_eigh as linalg_eigh
 from netcl.autograd.ops import linalg_eigvalsh as linalg_eigvalsh
@@ -217,7 +215,6 @@ from netcl.autograd.ops import linalg_inv as linalg_inv
 from netcl.autograd.ops import linalg_lstsq as linalg_lstsq
 from netcl.autograd.ops import linalg_matrix_norm as linalg_matrix_norm
 from netcl.autograd.ops import linalg_matrix_rank as linalg_matrix_rank
-from netcl.autograd.ops import linalg_multi_dot as linalg_multi_dot
 from netcl.autograd.ops import linalg_norm as linalg_norm
 from netcl.autograd.ops import linalg_pinv as linalg_pinv
 from netcl.autograd.ops import linalg_qr as linalg_qr
@@ -276,7 +273,6 @@ from netcl.autograd.ops import msort as msort
 from netcl.autograd.ops import mul as mul
 from netcl.autograd.ops import multiply as multiply
 from netcl.autograd.ops import mv as mv
-from netcl.autograd.ops import mvlgamma as mvlgamma
 from netcl.autograd.ops import nan_to_num as nan_to_num
 from netcl.autograd.ops import nan_to_num_values as nan_to_num_values
 from netcl.autograd.ops import nanmean as nanmean

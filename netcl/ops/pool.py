@@ -514,14 +514,9 @@ def max_pool1d(
     samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, count_include_pad=False)],
     errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[avg_pool1d\] x has three axes: ")])  # fmt: skip
 def avg_pool1d(
-    F: Any,
-    x: Tensor,
-    kernel_size: int,
-    stride: int | None = None,
-    padding: int = 0,
-    ceil_mode: bool = False,
+    F: Any, x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The mean of each window of signals ``(batch, channels, length)``."""
     images = _signal(F, "avg_pool1d", x)
     return to_signal(
@@ -543,25 +538,13 @@ def _plane_axes(name: str, x: Any) -> tuple[int, ...]:
     return tuple(range(2, len(x.shape)))
 
 
-_GLOBAL = [S((2, 3, 5, 7)), S((1, 2, 9)), S((3, 1, 1, 1))]
-_NO_PLANE = r"\[{}\] x has batch, channels and at least one axis to pool; x.shape=\(2, 3\)"
+def _global_pool(name: str, fold: str, what: str) -> None:
+    composite(ref=lambda x: getattr(np, fold)(x, axis=tuple(range(2, x.ndim)), keepdims=True), name=name, inputs=("x",),
+              samples=[S((2, 3, 5, 7)), S((1, 2, 9)), S((3, 1, 1, 1))],
+              errors=[(S((2, 3)), rf"\[{name}\] x has batch, channels and at least one axis to pool; x.shape=\(2, 3\)")],
+              doc=f"The {what} of each channel; axes stay with size 1.")(
+        lambda F, x: getattr(F, fold)(x, axis=_plane_axes(name, x), keepdims=True))  # fmt: skip
 
 
-@composite(
-    ref=lambda x: x.mean(axis=tuple(range(2, x.ndim)), keepdims=True),
-    samples=_GLOBAL,
-    errors=[(S((2, 3)), _NO_PLANE.format("global_avg_pool"))],
-)
-def global_avg_pool(F: Any, x: Tensor) -> Tensor:
-    """The mean of each channel; axes stay with size 1."""
-    return F.mean(x, axis=_plane_axes("global_avg_pool", x), keepdims=True)
-
-
-@composite(
-    ref=lambda x: x.max(axis=tuple(range(2, x.ndim)), keepdims=True),
-    samples=_GLOBAL,
-    errors=[(S((2, 3)), _NO_PLANE.format("global_max_pool"))],
-)
-def global_max_pool(F: Any, x: Tensor) -> Tensor:
-    """The largest value of each channel; axes stay with size 1."""
-    return F.amax(x, axis=_plane_axes("global_max_pool", x), keepdims=True)
+_global_pool("global_avg_pool", "mean", "mean")
+_global_pool("global_max_pool", "amax", "largest value")

@@ -25,47 +25,24 @@ def _one_of(name: str, label: str, value: Any, legal: Sequence[str]) -> None:
         raise ShapeError(message(name, f"unknown {label}", f"known: {', '.join(legal)}", **{label: repr(value)}))
 
 
-# ---- one axis in NumPy
+# ---- in NumPy
 
 
-def _neighbors(size: int, outs: int, step: float, linear: bool, align: bool, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per output: the pixel before it, the pixel after it, and the latter's share."""
-    out = np.arange(outs)
-    if not linear:
-        low = np.minimum((out.astype(np.float32) * np.float32(step)).astype(np.int64), size - 1)
-        return low, low, np.zeros(outs, dtype)
-    out = out.astype(dtype)
-    where = out * dtype(step) if align else (out + dtype(0.5)) * dtype(step) - dtype(0.5)
-    where = np.maximum(where, 0)
-    low = np.minimum(where.astype(np.int64), size - 1)
-    return low, np.minimum(low + 1, size - 1), (where - low).astype(dtype)
-
-
-def _along(x: np.ndarray, axis: int, outs: int, step: float, linear: bool, align: bool) -> np.ndarray:
-    low, high, share = _neighbors(x.shape[axis], outs, step, linear, align, x.dtype.type)
-    if not linear:
-        return np.take(x, low, axis)
-    share = share.reshape([-1 if k == axis else 1 for k in range(x.ndim)])
-    return (1 - share) * np.take(x, low, axis) + share * np.take(x, high, axis)
-
-
-def _back(dy: np.ndarray, axis: int, size: int, step: float, linear: bool, align: bool) -> np.ndarray:
-    low, high, share = _neighbors(size, dy.shape[axis], step, linear, align, dy.dtype.type)
-    g = np.moveaxis(dy, axis, 0)
-    dx = np.zeros((size, *g.shape[1:]), dy.dtype)
-    share = share.reshape(-1, *([1] * (g.ndim - 1)))
-    np.add.at(dx, low, (1 - share) * g)
-    if linear:
-        np.add.at(dx, high, share * g)
-    return np.moveaxis(dx, 0, axis)
-
-
-def cpu_resample(x: np.ndarray, *, size: Pair, steps: Steps, linear: bool, align: bool) -> np.ndarray:
-    return _along(_along(x, 2, size[0], steps[0], linear, align), 3, size[1], steps[1], linear, align)  # type: ignore[index]
-
-
-def cpu_resample_grad(dy: np.ndarray, *, size: Pair, steps: Steps, linear: bool, align: bool) -> np.ndarray:
-    return _back(_back(dy, 2, size[0], steps[0], linear, align), 3, size[1], steps[1], linear, align)  # type: ignore[index]
+def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, back: bool = False) -> np.ndarray:
+    """Images at another size, or (``back``) the gradient for images of ``size``, one axis at a time."""
+    for axis, (n, step) in enumerate(zip(size, steps, strict=True), 2):  # type: ignore[arg-type]
+        was = x.shape[axis]
+        index, shares = _taps(*((n, was) if back else (was, n)), step, mode, align, False)
+        shares = shares.astype(x.dtype).reshape(*shares.shape, *(1,) * (x.ndim - 1))
+        moved = np.moveaxis(x, axis, 0)
+        if back:
+            made = np.zeros((n, *moved.shape[1:]), x.dtype)
+            for k in range(index.shape[1]):
+                np.add.at(made, index[:, k], shares[:, k] * moved)
+        else:
+            made = sum(shares[:, k] * moved[index[:, k]] for k in range(index.shape[1]))  # type: ignore[assignment]
+        x = np.moveaxis(made, 0, axis)
+    return x
 
 
 # ---- definitions
@@ -129,7 +106,7 @@ def _resample_vjp(F, g, x_shape, steps, mode, align_corners):
     return F.resample2d_input_grad(g, size=x_shape[2:], steps=steps, mode=mode, align_corners=align_corners)
 
 
-@op(vjp=_resample_vjp, ref=_ref_resample, cpu=cpu_resample,
+@op(vjp=_resample_vjp, ref=_ref_resample, cpu=_resampled,
     samples=[
         S((1, 2, 3, 4), size=(6, 8), steps=(0.5, 0.5)),
         S((2, 1, 5, 7), size=(3, 9), steps=(5 / 3, 7 / 9), mode="bilinear"),
@@ -139,7 +116,7 @@ def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", al
     x = image("resample2d", x)
     wanted = pair("resample2d", "size", frozen(size), 1)
     if x.backend == "cpu":
-        return launch.run_cpu(cpu_resample, x, size=wanted, steps=steps, linear=mode == "bilinear", align=align_corners)
+        return launch.run_cpu(_resampled, x, size=wanted, steps=steps, mode=mode, align=align_corners)
     y = Tensor.empty((*x.shape[:2], *wanted), x.dtype, queue=x.queue)
     return _run_resample("resample", x, y, x.shape[2:], wanted, steps, mode, align_corners)
 
@@ -148,7 +125,7 @@ def _resample_grad_vjp(F, g, dy_shape, steps, mode, align_corners):
     return F.resample2d(g, size=dy_shape[2:], steps=steps, mode=mode, align_corners=align_corners)
 
 
-@op(vjp=_resample_grad_vjp, ref=_ref_resample_grad, cpu=cpu_resample_grad,
+@op(vjp=_resample_grad_vjp, ref=_ref_resample_grad, cpu=_resampled,
     samples=[
         S((1, 2, 6, 8), size=(3, 4), steps=(0.5, 0.5)),
         S((2, 1, 3, 9), size=(5, 7), steps=(5 / 3, 7 / 9), mode="bilinear"),
@@ -159,7 +136,7 @@ def resample2d_input_grad(dy: Tensor, *, size: Pair, steps: Steps, mode: str = "
     dy = image("resample2d_input_grad", dy, label="dy")
     wanted = pair("resample2d_input_grad", "size", frozen(size), 1)
     if dy.backend == "cpu":
-        return launch.run_cpu(cpu_resample_grad, dy, size=wanted, steps=steps, linear=mode == "bilinear", align=align_corners)
+        return launch.run_cpu(_resampled, dy, size=wanted, steps=steps, mode=mode, align=align_corners, back=True)
     dx = Tensor.empty((*dy.shape[:2], *wanted), dy.dtype, queue=dy.queue)
     return _run_resample("resample_grad", dy, dx, wanted, dy.shape[2:], steps, mode, align_corners)
 

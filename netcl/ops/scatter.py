@@ -175,19 +175,6 @@ made_of("scatter_reduce", _scatter_reduce, _scatter_reduce_ref,
             "Without ``include_self`` x itself does not count. prod, amax and amin are computed on the host.")  # fmt: skip
 
 
-def _index_reduce(F: Any, x: Tensor, axis: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
-    index, src = launch.as_tensors("index_reduce", x, index)[1], like(x, src)
-    at = _at("index_reduce", axis, x.ndim)
-    spread = F.clone(F.expand(F.reshape(index, (-1, *(1,) * (x.ndim - 1 - at))), src.shape))
-    return _scatter_reduce(F, x, at, spread, src, reduce, include_self=include_self)
-
-
-made_of("index_reduce", _index_reduce,
-        lambda x, axis, index, src, reduce: _scatter_reduce_ref(x, axis, np.repeat(index[:, None], 3, 1), src, reduce),
-        S((4, 3), axis=0, index=np.array([2, 0, 2]), src=np.arange(9, dtype=np.float32).reshape(3, 3) / 8, reduce="prod"), tol=2,
-        doc="x with the slices of src combined with those at index along an axis; ``reduce`` as in scatter_reduce.")  # fmt: skip
-
-
 def _masked_scatter(F: Any, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     mask = F.expand(mask, x.shape)
     if mask.dtype != "bool":
@@ -299,7 +286,7 @@ made_of("mode", _mode, _mode_ref, S((9,), dtypes="int64", low=0, high=4), S((5, 
         doc="The most frequent value along an axis, of several the least, and the last index of it. Computed on the host.")  # fmt: skip
 
 
-# ---- special functions, statistics and arrangements made of other rows
+# ---- special functions
 
 
 @composite(ref=lambda x, n: 1 / x + 0.5 / x**2 + 1 / (6 * x**3) - 1 / (30 * x**5) + 1 / (42 * x**7),
@@ -311,14 +298,3 @@ def polygamma(F: Any, x: Any, n: Any) -> Tensor:
     if n not in (0, 1):
         raise ValueError(message("polygamma", "n must be 0 or 1", n=n))
     return F.digamma(x) if n == 0 else F.trigamma(x)
-
-
-def _mvlgamma(F: Any, x: Tensor, p: int) -> Tensor:
-    halves = F.add(F.unsqueeze(x, -1), Tensor.from_host(x.queue, -np.arange(p) / 2, x.dtype))
-    return F.add(F.sum(F.lgamma(halves), -1), p * (p - 1) / 4 * math.log(math.pi))
-
-
-made_of("mvlgamma", _mvlgamma,
-        lambda x, p: p * (p - 1) / 4 * math.log(math.pi) + sum(np.vectorize(math.lgamma)(x - j / 2) for j in range(p)),
-        S((5,), p=3, low=2.0, high=5.0), amp="float", tol=4,
-        doc="The logarithm of the multivariate gamma function of dimension p.")  # fmt: skip
