@@ -64,6 +64,7 @@ def _annotation(row: Any, parameter: inspect.Parameter, own: str) -> str:
         return "Operand" if own in row.inputs else _of_default(parameter.default)
     if parameter.annotation is not parameter.empty:
         text = parameter.annotation if isinstance(parameter.annotation, str) else getattr(parameter.annotation, "__name__", "Any")
+        text = text.replace("SizesArgument", "int | Sequence[int]")
         text = text.replace("Tensor", "Operand") if own in row.inputs else text  # arrays are converted
         return text if _known(text) else "Any"
     return "Operand" if own in row.inputs else _of_default(parameter.default)

@@ -204,13 +204,13 @@ def batch_norm_train(input: Operand, weight: Operand | None = None, bias: Operan
     Running statistics, where given, are updated in place: the mean, and the variance with n - 1 in its denominator.
     """
 
-def bce(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean') -> Tensor:
+def bce(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
 
 def bce_elements(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Binary cross-entropy of each element."""
 
-def bce_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean') -> Tensor:
+def bce_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
 
 def bernoulli(input: Operand) -> Tensor:
@@ -219,10 +219,10 @@ def bernoulli(input: Operand) -> Tensor:
 def bias_add(input: Operand, bias: Operand, dim: int = 1, *, out: Tensor | None = None, axis: int = ...) -> Tensor:
     """x plus one value per channel; channels are axis 1 (the last axis of a matrix)."""
 
-def binary_cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean') -> Tensor:
+def binary_cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
 
-def binary_cross_entropy_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean') -> Tensor:
+def binary_cross_entropy_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
 
 def bincount(input: Operand, weights: Any = None, minlength: int = 0) -> Tensor:
@@ -252,7 +252,7 @@ def bmm(input: Operand, mat2: Operand) -> Tensor:
 def bound(tensors: Sequence[Operand], *, dim: int, order: Sequence[int], axis: int = ...) -> Tensor:
     """The inverse of :func:`unbind`."""
 
-def broadcast_to(input: Operand, shape: Any = ..., *more: int, size: Any = ...) -> Tensor:
+def broadcast_to(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
 
 def bucketize(input: Operand, boundaries: Operand) -> Tensor:
@@ -333,10 +333,10 @@ def concatenate(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) ->
     (3, 3)
     """
 
-def contrastive(input: Operand, other: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
+def contrastive(input: Operand, other: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
 
-def contrastive_loss(input: Operand, other: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
+def contrastive_loss(input: Operand, other: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
 
 def conv1d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1) -> Tensor:
@@ -400,7 +400,7 @@ def count_nonzero(input: Operand, dim: Any = None, keepdim: bool = False, *, axi
 def cross(input: Operand, other: Operand, dim: float = -1, *, axis: float = ...) -> Tensor:
     """The cross product along an axis of 3."""
 
-def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean') -> Tensor:
+def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """Softmax and negative log-likelihood in one: ``-log(softmax(x)[target])``.
 
     Logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits' shape
@@ -504,7 +504,7 @@ def exp(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def exp2(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """2 to the power of x."""
 
-def expand(input: Operand, shape: Any = ..., *more: int, size: Any = ...) -> Tensor:
+def expand(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
 
 def expm1(input: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -525,7 +525,7 @@ def fix(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def flatten(input: Operand, start_dim: int = 0, end_dim: int = -1, *, start_axis: int = ..., end_axis: int = ...) -> Tensor:
     """Join the axes ``start_axis`` to ``end_axis`` into one; shares memory."""
 
-def flip(input: Operand, dims: Any = ..., *more: int, axes: Any = ...) -> Tensor:
+def flip(input: Operand, dims: int | Sequence[int] = ..., *more: int, axes: int | Sequence[int] = ...) -> Tensor:
     """The order of the elements reversed along the named axes."""
 
 def fliplr(input: Operand) -> Tensor:
@@ -616,10 +616,10 @@ def hard_tanh(input: Operand, min_val: float = -1.0, max_val: float = 1.0, *, ou
 def heaviside(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """0 where a is negative, 1 where positive, else b."""
 
-def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
+def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
-def hinge_loss(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
+def hinge_loss(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
 def histc(input: Operand, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
@@ -628,10 +628,10 @@ def histc(input: Operand, bins: int = 100, min: float = 0, max: float = 0) -> Te
 def hstack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.hstack does."""
 
-def huber(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean') -> Tensor:
+def huber(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """``delta`` times the smooth L1 loss with ``beta = delta``."""
 
-def huber_loss(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean') -> Tensor:
+def huber_loss(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """``delta`` times the smooth L1 loss with ``beta = delta``."""
 
 def hypot(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -655,7 +655,7 @@ def index_put(input: Operand, indices: Sequence[Any], values: Any = ..., accumul
 def index_select(input: Operand, dim: int = ..., index: Operand = ..., *, axis: int = ...) -> Tensor:
     """The slices of an axis that ``index`` names, in its order."""
 
-def info_nce(input: Operand, other: Operand, *, temperature: float = 0.07, reduction: str = 'mean') -> Tensor:
+def info_nce(input: Operand, other: Operand, *, temperature: float = 0.07, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Row i of ``a`` must find row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
 
 def inner(input: Operand, other: Operand) -> Tensor:
@@ -708,10 +708,10 @@ def istft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_l
 def joined(tensors: Sequence[Operand], *, dim: int, lengths: Sequence[int], axis: int = ...) -> Tensor:
     """``cat`` of checked tensors; ``lengths`` are theirs along the axis, so that backward need not keep them."""
 
-def keep_mask(shape: Any = ..., p: float = 0.5, *, queue: Any = None, size: Any = ...) -> Tensor:
+def keep_mask(shape: int | Sequence[int] = ..., p: float = 0.5, *, queue: Any = None, size: int | Sequence[int] = ...) -> Tensor:
     """uint8: 0 with probability ``p``, else 1."""
 
-def kl_div(input: Operand, target: Operand, *, log_target: bool = False, reduction: str = 'mean') -> Tensor:
+def kl_div(input: Operand, target: Operand, *, log_target: bool = False, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the batch."""
 
 def kron(input: Operand, other: Operand) -> Tensor:
@@ -720,10 +720,10 @@ def kron(input: Operand, other: Operand) -> Tensor:
 def kthvalue(input: Operand, k: int = ..., dim: int = -1, keepdim: bool = False, *, key: int = ..., axis: int = ..., keepdims: bool = ...) -> Ordered:
     """The k-th smallest value along an axis, counted from 1, and its index; NaN counts as the largest."""
 
-def l1(input: Operand, target: Operand, *, reduction: str = 'mean') -> Tensor:
+def l1(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """The absolute difference."""
 
-def l1_loss(input: Operand, target: Operand, *, reduction: str = 'mean') -> Tensor:
+def l1_loss(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """The absolute difference."""
 
 def layer_norm(input: Operand, normalized_shape: int | Sequence[int], weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-05) -> Tensor:
@@ -971,16 +971,16 @@ def mode(input: Operand, dim: int = -1, keepdim: bool = False, *, axis: int = ..
 def mode_indices(input: Operand, dim: float = -1, *, axis: float = ...) -> Any:
     """The last index of the most frequent value along an axis, of several the least. Computed on the host."""
 
-def moveaxis(input: Operand, source: Any, destination: Any) -> Tensor:
+def moveaxis(input: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Axes moved to other places; the others keep their order. A view."""
 
-def movedim(input: Operand, source: Any, destination: Any) -> Tensor:
+def movedim(input: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Axes moved to other places; the others keep their order. A view."""
 
-def mse(input: Operand, target: Operand, *, reduction: str = 'mean') -> Tensor:
+def mse(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """The squared difference."""
 
-def mse_loss(input: Operand, target: Operand, *, reduction: str = 'mean') -> Tensor:
+def mse_loss(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """The squared difference."""
 
 def msort(input: Operand) -> Tensor:
@@ -1019,10 +1019,10 @@ def neg(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def negative(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The negative."""
 
-def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean') -> Tensor:
+def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
-def nll_loss(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean') -> Tensor:
+def nll_loss(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
 def nonzero(input: Operand) -> Tensor:
@@ -1047,7 +1047,7 @@ def pad(input: Operand, padding: Sequence[int], mode: str = 'constant', value: f
     ``constant``, ``reflect``, ``replicate`` or ``circular``.
     """
 
-def permute(input: Operand, dims: Any = ..., *more: int, axes: Any = ...) -> Tensor:
+def permute(input: Operand, dims: int | Sequence[int] = ..., *more: int, axes: int | Sequence[int] = ...) -> Tensor:
     """The axes in another order.
 
     >>> from netcl import ops
@@ -1095,7 +1095,7 @@ def rand(*shape: Any, dtype: Any = 'float32', queue: Any = None, size: Any = ...
     (2, 3)
     """
 
-def randint(low: int = 0, high: int | None = None, shape: Any = ..., *, dtype: Any = 'int64', queue: Any = None, size: Any = ...) -> Tensor:
+def randint(low: int = 0, high: int | None = None, shape: int | Sequence[int] = ..., *, dtype: Any = 'int64', queue: Any = None, size: int | Sequence[int] = ...) -> Tensor:
     """Integers from ``low`` up to but not including ``high``; ``randint(n, shape=...)`` starts at 0."""
 
 def randn(*shape: Any, dtype: Any = 'float32', queue: Any = None, size: Any = ...) -> Tensor:
@@ -1142,7 +1142,7 @@ def remainder(input: Operand, other: Operand, *, out: Tensor | None = None) -> T
 def reorder(input: Operand, order: Sequence[int]) -> Tensor:
     """The axes in another order: what ``permute`` and ``transpose`` do."""
 
-def repeat(input: Operand, repeats: Any = ..., *more: int, dims: Any = ...) -> Tensor:
+def repeat(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
     """The whole tensor repeated along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
 
 def repeat_interleave(input: Operand, repeats: Any = ..., dim: int | None = None, *, dims: Any = ..., axis: int | None = ...) -> Tensor:
@@ -1154,7 +1154,7 @@ def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', 
 def resample2d_input_grad(dy: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False) -> Tensor:
     """The gradient of :func:`resample2d` with respect to an image of height and width ``size``."""
 
-def reshape(input: Operand, shape: Any = ..., *more: int, size: Any = ...) -> Tensor:
+def reshape(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
     """The same elements under another shape; shares memory. One size may be -1.
 
     >>> reshape(Tensor.arange(6), (2, -1)).shape
@@ -1169,7 +1169,7 @@ def rms_norm(input: Operand, normalized_shape: int | Sequence[int], weight: Oper
     [[1.0, 1.0]]
     """
 
-def roll(input: Operand, shifts: Any, dims: Any = None, *, dim: Any = ..., axis: Any = ...) -> Tensor:
+def roll(input: Operand, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, dim: int | Sequence[int] | None = ..., axis: int | Sequence[int] | None = ...) -> Tensor:
     """Elements moved along axes; what leaves at one end enters at the other. Without an axis, over the flattened tensor."""
 
 def rope(input: Operand, positions: Operand | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False) -> Tensor:
@@ -1226,13 +1226,13 @@ def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, m
     [[7.0]]
     """
 
-def scatter(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., *, reduce: str | None = None, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
+def scatter(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., *, reduce: Any = None, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
     """x with src (a tensor or a number) at the places index along an axis; of several values for one place the last. ``reduce`` adds or multiplies instead, by scatter_reduce."""
 
 def scatter_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, axis: int = ...) -> Tensor:
     """``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; the same place may be named often."""
 
-def scatter_reduce(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., reduce: str = ..., *, include_self: bool = True, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
+def scatter_reduce(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., reduce: Any = ..., *, include_self: bool = True, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
     """x with the values of src that index sends to each place combined with it: sum, prod, mean, amax or amin. Without ``include_self`` x itself does not count. prod, amax and amin are computed on the host."""
 
 def scatter_reduced(input: Operand, dim: Any = ..., index: Operand = ..., src: Operand = ..., reduce: Any = ..., include_self: Any = ..., *, axis: Any = ...) -> Tensor:
@@ -1283,10 +1283,10 @@ def slice(input: Operand, dim: int = 0, start: int | None = None, stop: int | No
 def slogdet(A: Operand) -> Any:
     """The sign of the determinant and the logarithm of its absolute value. Computed on the host."""
 
-def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean') -> Tensor:
+def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
 
-def smooth_l1_loss(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean') -> Tensor:
+def smooth_l1_loss(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
 
 def softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
@@ -1315,10 +1315,10 @@ def sort(input: Operand, dim: int = -1, descending: bool = False, *, stable: Any
     ([1.0, 2.0, 3.0], [1, 2, 0])
     """
 
-def split(input: Operand, sizes: Any = ..., dim: int = 0, *, split_size_or_sections: Any = ..., split_size: Any = ..., split_sizes: Any = ..., axis: int = ...) -> tuple[Tensor, ...]:
+def split(input: Operand, sizes: int | Sequence[int] = ..., dim: int = 0, *, split_size_or_sections: int | Sequence[int] = ..., split_size: int | Sequence[int] = ..., split_sizes: int | Sequence[int] = ..., axis: int = ...) -> tuple[Tensor, ...]:
     """Parts of ``sizes`` elements along an axis (the last may be shorter), or of the sizes in a list."""
 
-def split_with_sizes(input: Operand, sizes: Any = ..., dim: int = 0, *, split_size_or_sections: Any = ..., split_size: Any = ..., split_sizes: Any = ..., axis: int = ...) -> tuple[Tensor, ...]:
+def split_with_sizes(input: Operand, sizes: int | Sequence[int] = ..., dim: int = 0, *, split_size_or_sections: int | Sequence[int] = ..., split_size: int | Sequence[int] = ..., split_sizes: int | Sequence[int] = ..., axis: int = ...) -> tuple[Tensor, ...]:
     """Parts of ``sizes`` elements along an axis (the last may be shorter), or of the sizes in a list."""
 
 def sqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -1327,7 +1327,7 @@ def sqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def square(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The square."""
 
-def squeeze(input: Operand, dim: Any = None, *, axis: Any = ...) -> Tensor:
+def squeeze(input: Operand, dim: int | Sequence[int] | None = None, *, axis: int | Sequence[int] | None = ...) -> Tensor:
     """Drop axes of size one, all or those named; a named axis of another size stays. Shares memory."""
 
 def stack(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
@@ -1384,7 +1384,7 @@ def tanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def tensordot(input: Operand, other: Operand, dims: Any = 2) -> Tensor:
     """Sum of products over the last ``dims`` axes of a and the first of b, or over two lists of axes."""
 
-def tile(input: Operand, repeats: Any = ..., *more: int, dims: Any = ...) -> Tensor:
+def tile(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
     """The whole tensor repeated along each axis, as ``numpy.tile``; missing repeats are ones in front."""
 
 def top_indices(input: Operand, k: int = ..., dim: int = -1, largest: bool = True, *, key: int = ..., axis: int = ...) -> Tensor:
@@ -1405,10 +1405,10 @@ def trigamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def tril(input: Operand, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros above a diagonal."""
 
-def triplet(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean') -> Tensor:
+def triplet(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean', size_average: Operand = None, reduce: Operand = None) -> Tensor:
     """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
 
-def triplet_margin_loss(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean') -> Tensor:
+def triplet_margin_loss(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean', size_average: Operand = None, reduce: Operand = None) -> Tensor:
     """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
 
 def triu(input: Operand, diagonal: int = 0) -> Tensor:

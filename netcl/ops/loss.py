@@ -98,6 +98,8 @@ def _loss(name: str, elements: Any, ref: Any, *samples: Any, doc: str, errors: A
     tensors = _same_shape if alike else launch.as_tensors
 
     def call(F: Any, *args: Any, reduction: str = "mean", **options: Any) -> Tensor:
+        if len(args) < 2:
+            own.bind(F, *args, **options)  # raises where a tensor is missing
         _check_reduction(name, reduction)
         given = tensors(name, *args, *(options.pop(label, None) for label in inputs[len(args) :]))
         loss = elements(F, *given, **options)

@@ -210,10 +210,6 @@ def _expanded_sizes(x: Any, shape: SizesArgument, more: tuple[int, ...]) -> tupl
     return x, sizes
 
 
-def _deferred_expand(x: Any, shape: SizesArgument, *more: int) -> Tensor | None:
-    return fused_rows.deferred_expand(*_expanded_sizes(x, shape, more))
-
-
 @op(
     vjp=lambda F, g, x_shape: sum_to(F, g, x_shape),
     ref=lambda x, shape: np.broadcast_to(x, [x.shape[i - len(shape)] if n == -1 else n for i, n in enumerate(shape)]).copy(),
@@ -228,7 +224,7 @@ def _deferred_expand(x: Any, shape: SizesArgument, *more: int) -> Tensor | None:
         (S((3, 2), shape=(3, 4)), r"\[expand\] x does not broadcast to the shape; x\.shape=\(3, 2\), shape=\(3, 4\)"),
         (S((3, 2), shape=(2,)), r"\[expand\] x does not broadcast to the shape"),
     ],
-    deferred=_deferred_expand,
+    deferred=lambda x, shape, *more: fused_rows.deferred_expand(*_expanded_sizes(x, shape, more)),
 )
 def expand(x: Tensor, shape: SizesArgument, *more: int) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
@@ -646,7 +642,8 @@ def _register_triangle(name: str, where: str) -> None:
         kernel(x.queue, -(-x.size // chunk_), local, x, out, x.size, x.shape[-2], x.shape[-1], diagonal, int(name == "triu"), chunk_)
         return out
 
-    op(vjp=lambda F, g, diagonal: getattr(F, name)(g, diagonal), ref=getattr(np, name), name=name, inputs=("x",),
+    op(vjp=lambda F, g, diagonal: getattr(F, name)(g, diagonal), name=name, inputs=("x",),
+       ref=lambda x, diagonal=0: getattr(np, name)(x, diagonal),
        samples=[S((3, 5)), S((5, 3), diagonal=1), S((2, 4, 4), diagonal=-2), S((3, 0)), S((1, 1), diagonal=1)],
        errors=[(S((3,)), rf"\[{name}\] a triangle needs at least two axes; x\.shape=\(3,\)")],
        doc=f"The matrices of the last two axes with zeros {where} a diagonal.")(call)  # fmt: skip

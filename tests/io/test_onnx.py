@@ -154,6 +154,16 @@ def test_models_on_a_device(device, tmp_path):
     np.testing.assert_allclose(ran(tmp_path / "m.onnx", IMAGES)[0], expected, rtol=1e-4, atol=1e-4)
 
 
+def test_arguments_may_be_tuples(tmp_path):
+    model = nn.LSTM(3, 4)
+    x, state = np.ones((5, 2, 3), np.float32), tuple(np.full((1, 2, 4), value, np.float32) for value in (0.5, -1.0))
+    export_onnx(model, tmp_path / "f.onnx", x, state)
+    assert [entry.name for entry in onnx.load(tmp_path / "f.onnx").graph.input] == ["input", "input_1", "input_2"]
+    y, (h, c) = model(x, tuple(map(Tensor.from_host, state)))
+    for got, wanted in zip(import_onnx(tmp_path / "f.onnx")(x, *state), (y, h, c), strict=True):
+        np.testing.assert_allclose(got.to_host(), wanted.to_host(), rtol=1e-5, atol=1e-6)
+
+
 def test_several_inputs_and_outputs_are_named(tmp_path):
     def function(a, b):
         return ag.matmul(a, b), {"sum": ag.add(a, 1.5)}
