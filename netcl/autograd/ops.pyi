@@ -39,17 +39,8 @@ def adaptive_avg_pool1d(input: Operand, output_size: int) -> Tensor:
 def adaptive_avg_pool2d(input: Operand, output_size: Any) -> Tensor:
     """Means over windows chosen so that ``output_size`` pixels remain (a number, or height and width; ``None`` keeps an axis)."""
 
-def adaptive_avg_pool2d_input_grad(dy: Operand, *, size: Any) -> Tensor:
-    """The gradient of :func:`adaptive_avg_pool2d` with respect to an image of height and width ``size``."""
-
 def adaptive_max_pool2d(input: Operand, output_size: Any, return_indices: bool = False) -> Any:
     """The largest values of windows chosen so that ``output_size`` pixels remain (a number, or height and width)."""
-
-def adaptive_max_pool2d_input_grad(dy: Operand, places: Operand, *, size: Any) -> Tensor:
-    """The gradient of :func:`adaptive_max_pool2d` with respect to an image of height and width ``size``."""
-
-def adaptive_max_pool2d_with_indices(input: Operand, output_size: Any) -> tuple[Tensor, Tensor]:
-    """:func:`adaptive_max_pool2d` and the place of each maximum in its plane (int32)."""
 
 def add(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: Any = None) -> Tensor:
     """Sum of two tensors."""
@@ -173,9 +164,6 @@ def avg_pool2d(input: Operand, kernel_size: Any, stride: Any = None, padding: An
 
     ``count_include_pad=False`` divides by the pixels that lie in the image only.
     """
-
-def avg_pool2d_input_grad(dy: Operand, *, size: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
-    """The gradient of :func:`avg_pool2d` with respect to an image of height and width ``size``."""
 
 def baddbmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
     """beta * x + alpha * (a @ b)."""
@@ -931,12 +919,6 @@ def max_pool2d(input: Operand, kernel_size: Any, stride: Any = None, padding: An
     (1, 3, 4, 4)
     """
 
-def max_pool2d_input_grad(dy: Operand, places: Operand, *, size: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Tensor:
-    """The gradient of :func:`max_pool2d` with respect to an image of height and width ``size``, given the places of the maxima."""
-
-def max_pool2d_with_indices(input: Operand, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> tuple[Tensor, Tensor]:
-    """:func:`max_pool2d` and the place of each maximum in its plane, counted row by row (int32)."""
-
 def maximum(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """The larger of two; NaN wins. The gradient of a tie is shared."""
 
@@ -1066,6 +1048,18 @@ def pixel_unshuffle(input: Operand, factor: int = ..., *, upscale_factor: int = 
 
 def polygamma(input: Any, n: Any) -> Tensor:
     """The n-th derivative of digamma, for n of 0 and 1: ``polygamma(1, x)`` as in torch, or ``polygamma(x, 1)``."""
+
+def pool_average(input: Operand, *, windows: Any, count_pad: bool = True) -> Tensor:
+    """The mean of each window; ``count_pad`` says whether padding counts."""
+
+def pool_average_grad(dy: Operand, *, windows: Any, count_pad: bool = True) -> Tensor:
+    """The gradient of :func:`pool_average`."""
+
+def pool_max(input: Operand, *, windows: Any) -> tuple[Tensor, Tensor]:
+    """The largest value of each window, and its place in its plane, counted row by row (int32)."""
+
+def pool_max_grad(dy: Operand, places: Operand, *, windows: Any) -> Tensor:
+    """The gradient of :func:`pool_max`, given the places of the maxima."""
 
 def pow(input: Operand, exponent: Operand, *, out: Tensor | None = None) -> Tensor:
     """First to the power of the second."""

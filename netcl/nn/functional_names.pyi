@@ -11,10 +11,7 @@ from netcl.autograd.ops import acos as acos
 from netcl.autograd.ops import acosh as acosh
 from netcl.autograd.ops import adaptive_avg_pool1d as adaptive_avg_pool1d
 from netcl.autograd.ops import adaptive_avg_pool2d as adaptive_avg_pool2d
-from netcl.autograd.ops import adaptive_avg_pool2d_input_grad as adaptive_avg_pool2d_input_grad
 from netcl.autograd.ops import adaptive_max_pool2d as adaptive_max_pool2d
-from netcl.autograd.ops import adaptive_max_pool2d_input_grad as adaptive_max_pool2d_input_grad
-from netcl.autograd.ops import adaptive_max_pool2d_with_indices as adaptive_max_pool2d_with_indices
 from netcl.autograd.ops import add as add
 from netcl.autograd.ops import addbmm as addbmm
 from netcl.autograd.ops import addcdiv as addcdiv
@@ -54,7 +51,6 @@ from netcl.autograd.ops import atleast_3d as atleast_3d
 from netcl.autograd.ops import attention_grad as attention_grad
 from netcl.autograd.ops import avg_pool1d as avg_pool1d
 from netcl.autograd.ops import avg_pool2d as avg_pool2d
-from netcl.autograd.ops import avg_pool2d_input_grad as avg_pool2d_input_grad
 from netcl.autograd.ops import baddbmm as baddbmm
 from netcl.autograd.ops import batch_norm_grad as batch_norm_grad
 from netcl.autograd.ops import batch_norm_inference as batch_norm_inference
@@ -255,8 +251,6 @@ from netcl.autograd.ops import matrix_power as matrix_power
 from netcl.autograd.ops import max as max
 from netcl.autograd.ops import max_pool1d as max_pool1d
 from netcl.autograd.ops import max_pool2d as max_pool2d
-from netcl.autograd.ops import max_pool2d_input_grad as max_pool2d_input_grad
-from netcl.autograd.ops import max_pool2d_with_indices as max_pool2d_with_indices
 from netcl.autograd.ops import maximum as maximum
 from netcl.autograd.ops import mean as mean
 from netcl.autograd.ops import median as median
@@ -293,6 +287,10 @@ from netcl.autograd.ops import pinverse as pinverse
 from netcl.autograd.ops import pixel_shuffle as pixel_shuffle
 from netcl.autograd.ops import pixel_unshuffle as pixel_unshuffle
 from netcl.autograd.ops import polygamma as polygamma
+from netcl.autograd.ops import pool_average as pool_average
+from netcl.autograd.ops import pool_average_grad as pool_average_grad
+from netcl.autograd.ops import pool_max as pool_max
+from netcl.autograd.ops import pool_max_grad as pool_max_grad
 from netcl.autograd.ops import pow as pow
 from netcl.autograd.ops import prelu as prelu
 from netcl.autograd.ops import prelu_broadcast as prelu_broadcast
