@@ -1142,11 +1142,11 @@ def repeat(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims:
 def repeat_interleave(input: Operand, repeats: Any = ..., dim: int | None = None, *, dims: Any = ..., axis: int | None = ...) -> Tensor:
     """Every element (or slice along an axis) repeated, by one number or one each."""
 
-def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False) -> Tensor:
-    """Images of height and width ``size`` whose neighbours lie ``steps`` input pixels apart; what :func:`interpolate` is made of."""
+def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False, back: bool = False) -> Tensor:
+    """Images of height and width ``size`` whose neighbors lie ``steps`` input pixels apart; what :func:`interpolate` is made of.
 
-def resample2d_input_grad(dy: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False) -> Tensor:
-    """The gradient of :func:`resample2d` with respect to an image of height and width ``size``."""
+    ``back`` gives the transpose, the gradient for images of ``size``: there, ``x`` is that of the result.
+    """
 
 def reshape(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
     """The same elements under another shape; shares memory. One size may be -1.

@@ -314,7 +314,6 @@ from netcl.autograd.ops import reorder as reorder
 from netcl.autograd.ops import repeat as repeat
 from netcl.autograd.ops import repeat_interleave as repeat_interleave
 from netcl.autograd.ops import resample2d as resample2d
-from netcl.autograd.ops import resample2d_input_grad as resample2d_input_grad
 from netcl.autograd.ops import reshape as reshape
 from netcl.autograd.ops import roll as roll
 from netcl.autograd.ops import rope as rope

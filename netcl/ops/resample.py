@@ -62,14 +62,10 @@ def _matrix(size: int, outs: int, step: float, mode: str, align: bool) -> np.nda
     return weights
 
 
-def _ref_resample(x, *, size, steps, mode="nearest", align_corners=False):
-    down, across = (_matrix(n, m, s, mode, align_corners) for n, m, s in zip(x.shape[2:], size, steps, strict=True))
-    return np.einsum("oh,nchw,pw->ncop", down, x, across)
-
-
-def _ref_resample_grad(dy, *, size, steps, mode="nearest", align_corners=False):
-    down, across = (_matrix(n, m, s, mode, align_corners) for n, m, s in zip(size, dy.shape[2:], steps, strict=True))
-    return np.einsum("oh,ncop,pw->nchw", down, dy, across)
+def _ref_resample(x, *, size, steps, mode="nearest", align_corners=False, back=False):
+    ends = (size, x.shape[2:]) if back else (x.shape[2:], size)
+    down, across = (_matrix(n, m, s, mode, align_corners) for n, m, s in zip(*ends, steps, strict=True))
+    return np.einsum("ho,nchw,wp->ncop", down, x, across) if back else np.einsum("oh,nchw,pw->ncop", down, x, across)
 
 
 def _ref_interpolate(x, size=None, scale_factor=None, mode="nearest", align_corners=False, antialias=False):
@@ -102,43 +98,29 @@ def _run_resample(kernel: str, source: Tensor, result: Tensor, size: Any, outs: 
     return result
 
 
-def _resample_vjp(F, g, x_shape, steps, mode, align_corners):
-    return F.resample2d_input_grad(g, size=x_shape[2:], steps=steps, mode=mode, align_corners=align_corners)
+def _resample_vjp(F, g, x_shape, steps, mode, align_corners, back):
+    return F.resample2d(g, size=x_shape[2:], steps=steps, mode=mode, align_corners=align_corners, back=not back)
 
 
 @op(vjp=_resample_vjp, ref=_ref_resample, cpu=_resampled,
     samples=[
         S((1, 2, 3, 4), size=(6, 8), steps=(0.5, 0.5)),
         S((2, 1, 5, 7), size=(3, 9), steps=(5 / 3, 7 / 9), mode="bilinear"),
+        S((1, 2, 6, 8), size=(3, 4), steps=(0.5, 0.5), back=True),
+        S((2, 1, 3, 9), size=(5, 7), steps=(5 / 3, 7 / 9), mode="bilinear", back=True),
+        S((1, 1, 11, 4), size=(4, 9), steps=(0.3, 8 / 3), mode="bilinear", align_corners=True, back=True),
     ])  # fmt: skip
-def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", align_corners: bool = False) -> Tensor:
-    """Images of height and width ``size`` whose neighbours lie ``steps`` input pixels apart; what :func:`interpolate` is made of."""
-    x = image("resample2d", x)
-    wanted = pair("resample2d", "size", frozen(size), 1)
+def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", align_corners: bool = False, back: bool = False) -> Tensor:
+    """Images of height and width ``size`` whose neighbors lie ``steps`` input pixels apart; what :func:`interpolate` is made of.
+
+    ``back`` gives the transpose, the gradient for images of ``size``: there, ``x`` is that of the result.
+    """
+    x, wanted = image("resample2d", x), pair("resample2d", "size", frozen(size), 1)
     if x.backend == "cpu":
-        return launch.run_cpu(_resampled, x, size=wanted, steps=steps, mode=mode, align=align_corners)
+        return launch.run_cpu(_resampled, x, size=wanted, steps=steps, mode=mode, align=align_corners, back=back)
     y = Tensor.empty((*x.shape[:2], *wanted), x.dtype, queue=x.queue)
-    return _run_resample("resample", x, y, x.shape[2:], wanted, steps, mode, align_corners)
-
-
-def _resample_grad_vjp(F, g, dy_shape, steps, mode, align_corners):
-    return F.resample2d(g, size=dy_shape[2:], steps=steps, mode=mode, align_corners=align_corners)
-
-
-@op(vjp=_resample_grad_vjp, ref=_ref_resample_grad, cpu=_resampled,
-    samples=[
-        S((1, 2, 6, 8), size=(3, 4), steps=(0.5, 0.5)),
-        S((2, 1, 3, 9), size=(5, 7), steps=(5 / 3, 7 / 9), mode="bilinear"),
-        S((1, 1, 11, 4), size=(4, 9), steps=(0.3, 8 / 3), mode="bilinear", align_corners=True),
-    ])  # fmt: skip
-def resample2d_input_grad(dy: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", align_corners: bool = False) -> Tensor:
-    """The gradient of :func:`resample2d` with respect to an image of height and width ``size``."""
-    dy = image("resample2d_input_grad", dy, label="dy")
-    wanted = pair("resample2d_input_grad", "size", frozen(size), 1)
-    if dy.backend == "cpu":
-        return launch.run_cpu(_resampled, dy, size=wanted, steps=steps, mode=mode, align=align_corners, back=True)
-    dx = Tensor.empty((*dy.shape[:2], *wanted), dy.dtype, queue=dy.queue)
-    return _run_resample("resample_grad", dy, dx, wanted, dy.shape[2:], steps, mode, align_corners)
+    ends = (wanted, x.shape[2:]) if back else (x.shape[2:], wanted)
+    return _run_resample("resample_grad" if back else "resample", x, y, *ends, steps, mode, align_corners)
 
 
 _MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear", "area")
