@@ -262,10 +262,11 @@ def _drawn(x: Tensor, kind: str) -> Tensor:
     return twin(kind)(x.shape, dtype=x.dtype, queue=x.queue)
 
 
-_SPECIAL: dict[str, Callable[..., Tensor]] = {"fill": _fill, "copy": _copy} | {name: with_generator(fill) for name, fill in {
+_DRAWN: dict[str, Callable[..., Tensor]] = {
     "uniform": lambda x, low=0.0, high=1.0: assign(x, _drawn(x, "rand") * (high - low) + low, "uniform"),
     "normal": lambda x, mean=0.0, std=1.0: assign(x, _drawn(x, "randn") * std + mean, "normal"),
     "bernoulli": _bernoulli, "random": _random_integers,
     "exponential": lambda x, lambd=1.0: assign(x, twin("log1p")(-_drawn(x, "rand")) / -lambd, "exponential"),
     "log_normal": lambda x, mean=1.0, std=2.0: assign(x, twin("exp")(_drawn(x, "randn") * std + mean), "log_normal"),
-}.items()}  # fmt: skip
+}  # fmt: skip
+_SPECIAL = {"fill": _fill, "copy": _copy, **{name: with_generator(fill) for name, fill in _DRAWN.items()}}

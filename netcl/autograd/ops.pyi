@@ -20,6 +20,7 @@ def put(name: str, function: Callable[..., Any]) -> None: ...
 def record(name: str, out: Tensor, *args: Any) -> None: ...
 def keeps_first(name: str) -> bool: ...
 def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool: ...
+def older_reduction(size_average: bool | None, reduce: bool | None) -> dict[str, str]: ...
 
 def abs(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The absolute value."""
@@ -42,7 +43,7 @@ def adaptive_avg_pool2d(input: Operand, output_size: Any) -> Tensor:
 def adaptive_max_pool2d(input: Operand, output_size: Any, return_indices: bool = False) -> Any:
     """The largest values of windows chosen so that ``output_size`` pixels remain (a number, or height and width)."""
 
-def add(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: Any = None) -> Tensor:
+def add(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Sum of two tensors."""
 
 def addbmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
@@ -192,13 +193,13 @@ def batch_norm_train(input: Operand, weight: Operand | None = None, bias: Operan
     Running statistics, where given, are updated in place: the mean, and the variance with n - 1 in its denominator.
     """
 
-def bce(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def bce(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
 
 def bce_elements(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Binary cross-entropy of each element."""
 
-def bce_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def bce_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
 
 def bernoulli(input: Operand) -> Tensor:
@@ -207,10 +208,10 @@ def bernoulli(input: Operand) -> Tensor:
 def bias_add(input: Operand, bias: Operand, dim: int = 1, *, out: Tensor | None = None, axis: int = ...) -> Tensor:
     """x plus one value per channel; channels are axis 1 (the last axis of a matrix)."""
 
-def binary_cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def binary_cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
 
-def binary_cross_entropy_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def binary_cross_entropy_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
 
 def bincount(input: Operand, weights: Any = None, minlength: int = 0) -> Tensor:
@@ -388,7 +389,7 @@ def count_nonzero(input: Operand, dim: Any = None, keepdim: bool = False, *, axi
 def cross(input: Operand, other: Operand, dim: float = -1, *, axis: float = ...) -> Tensor:
     """The cross product along an axis of 3."""
 
-def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Softmax and negative log-likelihood in one: ``-log(softmax(x)[target])``.
 
     Logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits' shape
@@ -437,10 +438,10 @@ def diff(input: Operand, n: int = 1, dim: int = -1, prepend: Any = None, append:
 def digamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of lgamma; NaN at negative integers."""
 
-def div(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: Any = None) -> Tensor:
+def div(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: str | None = None) -> Tensor:
     """True quotient; integers give float32."""
 
-def divide(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: Any = None) -> Tensor:
+def divide(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: str | None = None) -> Tensor:
     """True quotient; integers give float32."""
 
 def dot(input: Operand, other: Operand) -> Tensor:
@@ -604,10 +605,10 @@ def hard_tanh(input: Operand, min_val: float = -1.0, max_val: float = 1.0, *, ou
 def heaviside(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """0 where a is negative, 1 where positive, else b."""
 
-def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
-def hinge_loss(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def hinge_loss(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
 def histc(input: Operand, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
@@ -616,10 +617,10 @@ def histc(input: Operand, bins: int = 100, min: float = 0, max: float = 0) -> Te
 def hstack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.hstack does."""
 
-def huber(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def huber(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``delta`` times the smooth L1 loss with ``beta = delta``."""
 
-def huber_loss(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def huber_loss(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``delta`` times the smooth L1 loss with ``beta = delta``."""
 
 def hypot(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -628,7 +629,7 @@ def hypot(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tenso
 def im2col(input: Operand, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
     """The windows of images as columns: ``(batch, channels * kernel height * kernel width, windows)``; of any dtype."""
 
-def index_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, alpha: Any = None, axis: int = ...) -> Tensor:
+def index_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, alpha: float | None = None, axis: int = ...) -> Tensor:
     """``x`` with the slices of ``src`` added where ``index`` says; the same place may be named often. The result is new."""
 
 def index_copy(input: Operand, dim: Any = ..., index: Any = ..., src: Any = ..., *, source: Any = ..., value: Any = ..., axis: Any = ...) -> Tensor:
@@ -699,7 +700,7 @@ def joined(tensors: Sequence[Operand], *, dim: int, lengths: Sequence[int], axis
 def keep_mask(shape: int | Sequence[int] = ..., p: float = 0.5, *, queue: Any = None, size: int | Sequence[int] = ...) -> Tensor:
     """uint8: 0 with probability ``p``, else 1."""
 
-def kl_div(input: Operand, target: Operand, *, log_target: bool = False, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def kl_div(input: Operand, target: Operand, *, log_target: bool = False, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the batch."""
 
 def kron(input: Operand, other: Operand) -> Tensor:
@@ -708,10 +709,10 @@ def kron(input: Operand, other: Operand) -> Tensor:
 def kthvalue(input: Operand, k: int = ..., dim: int = -1, keepdim: bool = False, *, key: int = ..., axis: int = ..., keepdims: bool = ...) -> Ordered:
     """The k-th smallest value along an axis, counted from 1, and its index; NaN counts as the largest."""
 
-def l1(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def l1(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The absolute difference."""
 
-def l1_loss(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def l1_loss(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The absolute difference."""
 
 def layer_norm(input: Operand, normalized_shape: int | Sequence[int], weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-05) -> Tensor:
@@ -959,10 +960,10 @@ def moveaxis(input: Operand, source: int | Sequence[int], destination: int | Seq
 def movedim(input: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Axes moved to other places; the others keep their order. A view."""
 
-def mse(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def mse(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The squared difference."""
 
-def mse_loss(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def mse_loss(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The squared difference."""
 
 def msort(input: Operand) -> Tensor:
@@ -1001,10 +1002,10 @@ def neg(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def negative(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The negative."""
 
-def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
-def nll_loss(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def nll_loss(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
 def nonzero(input: Operand) -> Tensor:
@@ -1205,7 +1206,7 @@ def row_stack(tensors: Sequence[Operand]) -> Tensor:
 def rsqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """One over the square root."""
 
-def rsub(input: Operand, other: Operand, *, alpha: Any = None) -> Tensor:
+def rsub(input: Operand, other: Operand, *, alpha: float | None = None) -> Tensor:
     """b - a."""
 
 def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, attn_mask: Any = None, causal: bool = False, is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0) -> Tensor:
@@ -1277,10 +1278,10 @@ def slice(input: Operand, dim: int = 0, start: int | None = None, stop: int | No
 def slogdet(A: Operand) -> Any:
     """The sign of the determinant and the logarithm of its absolute value. Computed on the host."""
 
-def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
 
-def smooth_l1_loss(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Operand = None) -> Tensor:
+def smooth_l1_loss(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
 
 def softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
@@ -1342,10 +1343,10 @@ def strided_slice(input: Operand, starts: Sequence[int], sizes: Sequence[int] = 
 def strided_unslice(input: Operand, shape: Sequence[int] = ..., starts: Sequence[int] = ..., steps: Sequence[int] = ..., *, size: Sequence[int] = ...) -> Tensor:
     """Zeros of ``shape`` with ``x`` where ``strided_slice`` would have taken it from: the gradient of that op."""
 
-def sub(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: Any = None) -> Tensor:
+def sub(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Difference of two tensors."""
 
-def subtract(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: Any = None) -> Tensor:
+def subtract(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Difference of two tensors."""
 
 def sum(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
@@ -1399,16 +1400,16 @@ def trigamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def tril(input: Operand, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros above a diagonal."""
 
-def triplet(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean', size_average: Operand = None, reduce: Operand = None) -> Tensor:
+def triplet(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
 
-def triplet_margin_loss(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean', size_average: Operand = None, reduce: Operand = None) -> Tensor:
+def triplet_margin_loss(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
 
 def triu(input: Operand, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros below a diagonal."""
 
-def true_divide(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: Any = None) -> Tensor:
+def true_divide(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: str | None = None) -> Tensor:
     """True quotient; integers give float32."""
 
 def trunc(input: Operand, *, out: Tensor | None = None) -> Tensor:

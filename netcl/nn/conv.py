@@ -215,7 +215,7 @@ def _transposed(axes: int) -> Any:
     >>> nn.{name}(4, 8, 2, stride=2)(zeros({x})).shape
     {y}
     """
-    return type(_ConvTranspose)(name, (_ConvTranspose,), {"axes": axes, "__doc__": doc, "__module__": __name__})
+    return type(Module)(name, (_ConvTranspose,), {"axes": axes, "__doc__": doc, "__module__": __name__})  # type: ignore[misc]
 
 
 ConvTranspose1d, ConvTranspose3d = _transposed(1), _transposed(3)

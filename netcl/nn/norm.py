@@ -128,7 +128,7 @@ def _of_rank(name: str, base: type[_Running], like: str, of: str) -> Any:
     >>> nn.{name}(3)(ones({shape})).shape
     {shape}
     """
-    return type(base)(name, (base,), {"ranks": (axes + 2,), "__doc__": doc, "__module__": __name__})
+    return type(Module)(name, (base,), {"ranks": (axes + 2,), "__doc__": doc, "__module__": __name__})  # type: ignore[misc]
 
 
 BatchNorm2d = _of_rank("BatchNorm2d", _BatchNorm, "BatchNorm1d", "images ``(N, C, H, W)``")

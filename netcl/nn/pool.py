@@ -90,7 +90,7 @@ def _unpool(axes: int) -> Any:
     >>> nn.{name}(2)(*nn.MaxPool{axes}d(2, return_indices=True)(ones({shape}))).shape
     {shape}
     """
-    return type(_Unpool)(name, (_Unpool,), {"axes": axes, "__doc__": doc, "__module__": __name__})
+    return type(Module)(name, (_Unpool,), {"axes": axes, "__doc__": doc, "__module__": __name__})  # type: ignore[misc]
 
 
 MaxUnpool1d, MaxUnpool2d, MaxUnpool3d = map(_unpool, (1, 2, 3))

@@ -32,7 +32,7 @@ def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, 
     """Images at another size, or (``back``) the gradient for images of ``size``, one axis at a time."""
     for axis, (n, step) in enumerate(zip(size, steps, strict=True), 2):  # type: ignore[arg-type]
         was = x.shape[axis]
-        index, shares = _taps(*((n, was) if back else (was, n)), step, mode, align, False)
+        index, shares = _taps(n if back else was, was if back else n, step, mode, align, False)
         shares = shares.astype(x.dtype).reshape(*shares.shape, *(1,) * (x.ndim - 1))
         moved = np.moveaxis(x, axis, 0)
         if back:
@@ -40,7 +40,7 @@ def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, 
             for k in range(index.shape[1]):
                 np.add.at(made, index[:, k], shares[:, k] * moved)
         else:
-            made = sum(shares[:, k] * moved[index[:, k]] for k in range(index.shape[1]))  # type: ignore[assignment]
+            made = sum(shares[:, k] * moved[index[:, k]] for k in range(index.shape[1]))
         x = np.moveaxis(made, 0, axis)
     return x
 
@@ -119,8 +119,8 @@ def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", al
     if x.backend == "cpu":
         return launch.run_cpu(_resampled, x, size=wanted, steps=steps, mode=mode, align=align_corners, back=back)
     y = Tensor.empty((*x.shape[:2], *wanted), x.dtype, queue=x.queue)
-    ends = (wanted, x.shape[2:]) if back else (x.shape[2:], wanted)
-    return _run_resample("resample_grad" if back else "resample", x, y, *ends, steps, mode, align_corners)
+    before, after = (wanted, x.shape[2:]) if back else (x.shape[2:], wanted)
+    return _run_resample("resample_grad" if back else "resample", x, y, before, after, steps, mode, align_corners)
 
 
 _MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear", "area")
@@ -261,16 +261,17 @@ def _grid_ref(x, grid, mode="bilinear", padding_mode="zeros", align_corners=Fals
     if padding_mode == "reflection":
         grid = np.arcsin(np.sin(grid * np.pi / 2)) * 2 / np.pi
     out = np.zeros((*x.shape[:2], *grid.shape[1:-1]))
-    for n, *place in np.ndindex(grid.shape[:-1]):
+    for point in np.ndindex(grid.shape[:-1]):
         taps: list[Any] = [((), 1.0)]
-        for size, v in zip(x.shape[2:], grid[(n, *place)][::-1], strict=True):
+        for size, v in zip(x.shape[2:], grid[point][::-1], strict=True):
             at = (v + 1) / 2 * (size - 1) if align_corners else ((v + 1) * size - 1) / 2
             at = at if padding_mode == "zeros" else min(max(at, 0.0), size - 1.0)
             low = round(at) if mode == "nearest" else math.floor(at)
             taps = [((*i, low + k), w * abs(1 - k - (mode != "nearest") * (at - low))) for i, w in taps for k in (0, 1)]
         for index, weight in taps:
             if all(0 <= i < size for i, size in zip(index, x.shape[2:], strict=True)):
-                out[(n, slice(None), *place)] += weight * x[(n, slice(None), *index)]
+                place, pixel = ((point[0], slice(None), *at) for at in (point[1:], index))
+                out[place] += weight * x[pixel]
     return out
 
 
@@ -279,7 +280,7 @@ unary("reflect_points", "ABS(REMAINDER(v0 - 1, 4) - 2) - 1", "g * SIGN(REMAINDER
       doc="x reflected at -1 and 1, as often as needed.")  # fmt: skip
 
 #: The weights of the pixels around a point: polynomials in its distance from the pixel before it, lowest power first.
-_SHARES = {"bilinear": [[1, -1], [0, 1]], "nearest": [[1, 0]],
+_SHARES: dict[str, list[list[float]]] = {"bilinear": [[1, -1], [0, 1]], "nearest": [[1, 0]],
            "bicubic": [[0, -0.75, 1.5, -0.75], [1, 0, -2.25, 1.25], [0, 0.75, 1.5, -1.25], [0, 0, -0.75, 0.75]]}  # fmt: skip
 
 

@@ -204,7 +204,7 @@ def resize(
     def resampled(x: np.ndarray) -> np.ndarray:
         wide = x.reshape(1, -1, height, width).astype(np.float32 if x.dtype.itemsize < 4 else np.result_type(x.dtype, np.float32))
         smooth = bool(antialias) and not mode.startswith("nearest")
-        made = ops.interpolate(host_tensor(wide), size=tuple(sizes), mode=mode, antialias=smooth).to_host()  # type: ignore[operator]
+        made = ops.interpolate(host_tensor(wide), size=tuple(sizes), mode=mode, antialias=smooth).to_host()
         return _rounded(made, x).reshape(*x.shape[:-2], *sizes)
 
     return _changed("resize", img, resampled)

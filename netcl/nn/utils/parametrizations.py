@@ -53,7 +53,7 @@ class _Orthogonal(Module):
         rest = ag.randn(*tall.shape[:-1], rows - columns, dtype=tall.dtype, queue=tall.queue)
         q, r = ag.linalg_qr(ag.cat([tall, rest], -1))
         self.register_buffer("base", ag.mul(q, ag.unsqueeze(ag.sign(ag.diagonal(r, 0, -2, -1)), -2)))
-        return Tensor.from_host(weight.queue, -np.eye(*weight.shape), weight.dtype)
+        return Tensor.from_host(weight.queue, -np.eye(weight.shape[0], weight.shape[1]), weight.dtype)
 
 
 def orthogonal(module: Module, name: str = "weight", orthogonal_map: str | None = None, *, use_trivialization: bool = True) -> Module:
