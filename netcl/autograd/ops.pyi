@@ -1209,6 +1209,18 @@ def rsqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def rsub(input: Operand, other: Operand, *, alpha: float | None = None) -> Tensor:
     """b - a."""
 
+def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
+    """The values of images at points: :func:`grid_sample` by kernels of its own, after its checks."""
+
+def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
+    """The gradient of :func:`sample_images` with respect to its grid; zero for the nearest pixel. It has no gradient itself."""
+
+def sample_images_input_grad(dy: Operand, grid: Operand, *, size: Any, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
+    """The gradient of :func:`sample_images` with respect to images of height and width ``size``.
+
+    Points add up in their order: one work-item per plane, so that two runs agree bit for bit.
+    """
+
 def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, attn_mask: Any = None, causal: bool = False, is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0) -> Tensor:
     """``softmax(q k' / sqrt(D) + mask) v`` over the last two axes of ``(..., N, D)`` queries, ``(..., M, D)`` keys and values.
 

@@ -326,6 +326,9 @@ from netcl.autograd.ops import row_norm_weight_grad as row_norm_weight_grad
 from netcl.autograd.ops import row_stack as row_stack
 from netcl.autograd.ops import rsqrt as rsqrt
 from netcl.autograd.ops import rsub as rsub
+from netcl.autograd.ops import sample_images as sample_images
+from netcl.autograd.ops import sample_images_grid_grad as sample_images_grid_grad
+from netcl.autograd.ops import sample_images_input_grad as sample_images_input_grad
 from netcl.autograd.ops import scatter as scatter
 from netcl.autograd.ops import scatter_add as scatter_add
 from netcl.autograd.ops import scatter_reduce as scatter_reduce

@@ -343,6 +343,9 @@ def grid_sample(
     if min(x.shape[1:]) < 1:
         raise ShapeError(message(name, "x has no pixels", **shapes))
     (batch, channels, *sizes), kind, count = x.shape, dtypes.sum_dtype(x.dtype), math.prod(grid.shape[1:-1])
+    if x.ndim == 4 and mode != "bicubic":
+        points = F.reflect_points(grid) if padding_mode == "reflection" else grid
+        return F.sample_images(x, points, linear=mode == "bilinear", border=padding_mode != "zeros", align=align_corners)
     points = F.reshape(F.cast(grid, kind), (batch, count, len(sizes)))
     points = F.reflect_points(points) if padding_mode == "reflection" else points
     index, weight = Tensor.from_host(x.queue, np.arange(batch).reshape(-1, 1, 1)), Tensor.ones((1, 1, 1), kind, queue=x.queue)
