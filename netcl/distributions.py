@@ -21,8 +21,7 @@ from netcl.autograd import creation
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 
-__all__ = ["Bernoulli", "Categorical", "Distribution", "Exponential", "Independent", "Laplace", "LogNormal", "Normal", "OneHotCategorical",
-           "Uniform", "kl_divergence"]  # fmt: skip
+__all__ = ["Bernoulli", "Categorical", "Distribution", "Independent", "Normal", "Uniform", "kl_divergence"]
 
 Value = Tensor | float
 
@@ -55,45 +54,29 @@ class Distribution:
         """The logarithm of the density or probability of ``value``."""
         raise NotImplementedError(message(type(self).__name__, "log_prob is not defined"))
 
-    def entropy(self) -> Tensor:
-        """The entropy, in nats."""
-        raise NotImplementedError(message(type(self).__name__, "entropy is not defined"))
-
     def _drawn(self, kind: str, like: Tensor, sample_shape: Sequence[int]) -> Tensor:
         return creation.CREATION_FUNCTIONS[kind]((*sample_shape, *self.batch_shape), dtype=like.dtype, queue=like.queue)
 
-    @property
-    def mean(self) -> Tensor:
-        """The mean."""
-        raise NotImplementedError(message(type(self).__name__, "mean is not defined"))
+    def __getattr__(self, name: str) -> Any:
+        if name in ("entropy", "mean", "variance"):
+            raise NotImplementedError(message(type(self).__name__, f"{name} is not defined"))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    @property
-    def stddev(self) -> Tensor:
-        """The standard deviation."""
-        return self.variance.sqrt()
-
-    @property
-    def variance(self) -> Tensor:
-        """The variance."""
-        raise NotImplementedError(message(type(self).__name__, "variance is not defined"))
+    stddev = property(lambda self: self.variance.sqrt(), doc="The standard deviation.")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(batch_shape={self.batch_shape}, event_shape={self.event_shape})"
 
 
-class _LocationScale(Distribution):
+class Normal(Distribution):
+    """The normal distribution with mean ``loc`` and standard deviation ``scale``."""
+
     has_rsample = True
     loc: Tensor
     scale: Tensor
 
     def __init__(self, loc: Value, scale: Value, validate_args: Any = None):
         super().__init__(loc=loc, scale=scale)
-
-    mean = property(lambda self: self.loc)
-
-
-class Normal(_LocationScale):
-    """The normal distribution with mean ``loc`` and standard deviation ``scale``."""
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return self.loc + self.scale * self._drawn("randn", self.loc, sample_shape)
@@ -108,43 +91,8 @@ class Normal(_LocationScale):
         """The probability of values up to ``value``."""
         return (((value - self.loc) / (self.scale * math.sqrt(2))).erf() + 1) * 0.5
 
+    mean = property(lambda self: self.loc)
     variance = property(lambda self: self.scale.square())
-
-
-class LogNormal(Normal):
-    """The distribution of values whose logarithm is normal."""
-
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return super().rsample(sample_shape).exp()
-
-    def log_prob(self, value: Any) -> Tensor:
-        logarithm = value.log()
-        return super().log_prob(logarithm) - logarithm
-
-    def entropy(self) -> Tensor:
-        return super().entropy() + self.loc
-
-    def cdf(self, value: Any) -> Tensor:
-        return super().cdf(value.log())
-
-    mean = property(lambda self: (self.loc + self.scale.square() * 0.5).exp())
-    variance = property(lambda self: self.scale.square().expm1() * (2 * self.loc + self.scale.square()).exp())
-
-
-class Laplace(_LocationScale):
-    """The Laplace distribution: ``exp(-|x - loc| / scale) / (2 scale)``."""
-
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        u = self._drawn("rand", self.loc, sample_shape) - 0.5
-        return self.loc - self.scale * u.sign() * (-2 * u.abs()).clamp(min=-1 + 1e-7).log1p()
-
-    def log_prob(self, value: Any) -> Tensor:
-        return -(value - self.loc).abs() / self.scale - (2 * self.scale).log()
-
-    def entropy(self) -> Tensor:
-        return (2 * self.scale).log() + 1
-
-    variance = property(lambda self: 2 * self.scale.square())
 
 
 class Uniform(Distribution):
@@ -169,28 +117,6 @@ class Uniform(Distribution):
 
     mean = property(lambda self: (self.low + self.high) * 0.5)
     variance = property(lambda self: (self.high - self.low).square() / 12)
-
-
-class Exponential(Distribution):
-    """The exponential distribution with density ``rate * exp(-rate * x)``."""
-
-    has_rsample = True
-    rate: Tensor
-
-    def __init__(self, rate: Value, validate_args: Any = None):
-        super().__init__(rate=rate)
-
-    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return -(-self._drawn("rand", self.rate, sample_shape)).log1p() / self.rate
-
-    def log_prob(self, value: Any) -> Tensor:
-        return self.rate.log() - self.rate * value
-
-    def entropy(self) -> Tensor:
-        return 1 - self.rate.log()
-
-    mean = property(lambda self: 1 / self.rate)
-    variance = property(lambda self: 1 / self.rate.square())
 
 
 def _one_of(name: str, probs: Any, logits: Any) -> tuple[str, Any]:
@@ -249,22 +175,16 @@ class Categorical(Distribution):
             self.logits = self.probs.clamp(min=creation.finfo(self.probs.dtype).eps).log()
         self.batch_shape, self._classes = self.batch_shape[:-1], self.batch_shape[-1]
 
-    def _indices(self, sample_shape: Sequence[int]) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         with ag.no_grad():
             rows = self.probs.detach().reshape(-1, self._classes)
             drawn = creation.multinomial(rows, math.prod(sample_shape), replacement=True)
             return drawn.t().reshape((*sample_shape, *self.batch_shape))
 
-    def _log_prob_of(self, index: Tensor) -> Tensor:
-        shape = np.broadcast_shapes(index.shape, self.batch_shape)
-        logits = self.logits.expand((*shape, self._classes))
-        return logits.gather(-1, index.to("int64").expand(shape).unsqueeze(-1)).squeeze(-1)
-
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return self._indices(sample_shape)
-
     def log_prob(self, value: Any) -> Tensor:
-        return self._log_prob_of(value)
+        shape = np.broadcast_shapes(value.shape, self.batch_shape)
+        logits = self.logits.expand((*shape, self._classes))
+        return logits.gather(-1, value.to("int64").expand(shape).unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
         return -(self.logits * self.probs).sum(-1)
@@ -273,23 +193,6 @@ class Categorical(Distribution):
     def mode(self) -> Tensor:
         """The most probable class."""
         return self.probs.argmax(-1)
-
-
-class OneHotCategorical(Categorical):
-    """:class:`Categorical` whose draws are one-hot vectors."""
-
-    def __init__(self, probs: Any = None, logits: Any = None, validate_args: Any = None):
-        super().__init__(probs, logits)
-        self.event_shape = (self._classes,)
-
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        return ag.one_hot(self._indices(sample_shape), self._classes).to(self.probs.dtype)
-
-    def log_prob(self, value: Any) -> Tensor:
-        return self._log_prob_of(value.argmax(-1))
-
-    mean = property(lambda self: self.probs)
-    variance = property(lambda self: self.probs * (1 - self.probs))
 
 
 class Independent(Distribution):
@@ -323,15 +226,13 @@ class Independent(Distribution):
 
 def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
     """The Kullback-Leibler divergence of two distributions of the same class."""
-    if isinstance(p, Normal) and isinstance(q, Normal) and type(p) is type(q):
+    if isinstance(p, Normal) and isinstance(q, Normal):
         ratio = (p.scale / q.scale).square()
         return (ratio + ((p.loc - q.loc) / q.scale).square() - 1 - ratio.log()) * 0.5
     if isinstance(p, Categorical) and isinstance(q, Categorical):
         return (p.probs * (p.logits - q.logits)).sum(-1)
     if isinstance(p, Bernoulli) and isinstance(q, Bernoulli):
         return p.probs * (p.logits - q.logits) + ag.softplus(q.logits) - ag.softplus(p.logits)
-    if isinstance(p, Exponential) and isinstance(q, Exponential):
-        return q.rate / p.rate - 1 + (p.rate / q.rate).log()
     if isinstance(p, Independent) and isinstance(q, Independent) and p.event_shape == q.event_shape:
         return p._summed(kl_divergence(p.base_dist, q.base_dist))
     raise NotImplementedError(message("kl_divergence", "no formula for these distributions", p=type(p).__name__, q=type(q).__name__))

@@ -56,20 +56,14 @@ class Complex:
     def _each(self, function: Callable[[Any], Any]) -> Complex:
         return Complex(function(self.real), function(self.imag))
 
+    def __getattr__(self, name: str) -> Any:
+        """``reshape``, ``transpose``, ``detach``, ``to``, ``sum``: those of both parts."""
+        if name not in ("reshape", "transpose", "detach", "to", "sum"):
+            raise AttributeError(f"'Complex' object has no attribute {name!r}")
+        return lambda *args, **options: self._each(lambda x: getattr(x, name)(*args, **options))
+
     def __getitem__(self, index: Any) -> Complex:
         return self._each(lambda x: x[index])
-
-    def reshape(self, *shape: Any) -> Complex:
-        return self._each(lambda x: x.reshape(*shape))
-
-    def transpose(self, dim0: int, dim1: int) -> Complex:
-        return self._each(lambda x: x.transpose(dim0, dim1))
-
-    def detach(self) -> Complex:
-        return self._each(lambda x: x.detach())
-
-    def to(self, *target: Any, **options: Any) -> Complex:
-        return self._each(lambda x: x.to(*target, **options))
 
     def abs(self) -> Tensor:
         return twin("hypot")(self.real, self.imag)
@@ -85,9 +79,6 @@ class Complex:
 
     def tolist(self) -> Any:
         return self.numpy().tolist()
-
-    def sum(self, *args: Any, **kwargs: Any) -> Complex:
-        return self._each(lambda x: x.sum(*args, **kwargs))
 
     __abs__ = abs
 
@@ -175,10 +166,6 @@ def is_complex(input: Any) -> bool:
 # ---- transforms
 
 
-def _as_pairs(x: Any) -> Tensor:
-    return view_as_real(x if isinstance(x, Complex) else Complex(*_parts(_floats(x))))
-
-
 def _floats(x: Any) -> Tensor:
     return x if isinstance(x, Tensor) and DTYPES[x.dtype].is_float else twin("cast")(x, "float32")
 
@@ -199,7 +186,10 @@ def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None,
     """``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
     if kind == "rc" and isinstance(input, Complex):
         raise DtypeError(message(name, "takes real tensors", "use fft"))
-    x, ndim = _floats(input) if kind == "rc" else _as_pairs(input), input.ndim
+    x, ndim = (
+        _floats(input) if kind == "rc" else view_as_real(input if isinstance(input, Complex) else Complex(*_parts(_floats(input)))),
+        input.ndim,
+    )
     sizes = None if sizes is None else (sizes,) if isinstance(sizes, int) else tuple(sizes)
     axes = tuple(range(ndim - len(sizes), ndim)) if dims is None and sizes is not None else axes_of(name, dims, ndim)
     if sizes is None:
@@ -254,9 +244,9 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, **options: Any) -> Ten
     return made_here(np.fft.fftfreq(n, d), dtype or "float32", options)
 
 
-def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, **options: Any) -> Tensor:
+def rfftfreq(n: int, d: float = 1.0, **options: Any) -> Tensor:
     """:func:`fftfreq` for ``rfft``."""
-    return made_here(np.fft.rfftfreq(n, d), dtype or "float32", options)
+    return fftfreq(n, d, **options)[: n // 2 + 1].abs()
 
 
 def _shifted(input: Any, dim: Any, sign: int) -> Any:

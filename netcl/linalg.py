@@ -15,8 +15,17 @@ from typing import Any
 import numpy as np
 
 from netcl.autograd.ops import find_twin
+from netcl.core.errors import DtypeError, message
 from netcl.ops import names
 
+
+def eig(A: Any) -> Any:
+    """Raise: eigenvalues of matrices that are not symmetric are complex, and tensors are not."""
+    remedy = "use linalg.eigh for symmetric matrices, or numpy.linalg.eig(A.numpy())"
+    raise DtypeError(message("linalg.eig", "the result would be complex, and there is no complex dtype", remedy))
+
+
+eigvals = eig
 LinAlgError = np.linalg.LinAlgError
 _SAME = {"cross", "diagonal", "matmul", "matrix_exp", "matrix_power"}
 

@@ -338,3 +338,13 @@ def test_torchvision(installed, tmp_path):
     image, label = data[1]
     assert (len(data), label, image.shape) == (2, 3, (1, 4, 4))
     assert np.allclose(image.numpy()[0], (pixels[1][:, ::-1] / 255 - 0.5) / 0.25, atol=1e-6)
+
+
+def test_processes_are_started_by_mpi(installed):
+    import torch.multiprocessing as mp
+
+    seen = []
+    mp.spawn(lambda rank, word: seen.append((rank, word)), args=("x",), nprocs=1)
+    assert seen == [(0, "x")]
+    with pytest.raises(RuntimeError, match=r"\[torch.multiprocessing.spawn\] .*; nprocs=2; start the ranks with mpiexec -n 2 python"):
+        mp.spawn(print, nprocs=2)

@@ -51,6 +51,7 @@ def put(name: str, function: Callable[..., Any]) -> None: ...
 def record(name: str, out: Tensor, *args: Any) -> None: ...
 def keeps_first(name: str) -> bool: ...
 def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool: ...
+def older_reduction(size_average: bool | None, reduce: bool | None) -> dict[str, str]: ...
 '''
 
 #: torch writes these in place by giving the tensor another shape; tensors of netcl keep theirs.
@@ -64,6 +65,7 @@ def _annotation(row: Any, parameter: inspect.Parameter, own: str) -> str:
         return "Operand" if own in row.inputs else _of_default(parameter.default)
     if parameter.annotation is not parameter.empty:
         text = parameter.annotation if isinstance(parameter.annotation, str) else getattr(parameter.annotation, "__name__", "Any")
+        text = text.replace("SizesArgument", "int | Sequence[int]")
         text = text.replace("Tensor", "Operand") if own in row.inputs else text  # arrays are converted
         return text if _known(text) else "Any"
     return "Operand" if own in row.inputs else _of_default(parameter.default)
@@ -94,7 +96,7 @@ def _parameters(name: str, row: Any) -> list[str]:
     """The parameters of an op in torch's words, then, by keyword only, under the other names it takes."""
     shown, others = signature(name)
     ours = inspect.signature(ops.function(row.name)).parameters
-    own = dict(zip(shown.parameters, [*ours, *shown.parameters], strict=False))  # parameters that are added come last
+    own = dict(zip(shown.parameters, ours, strict=False)) | {extra: extra for extra in EXTRAS if extra not in ours}
     parts: list[str] = []
     kinds = {p.kind for p in shown.parameters.values()}
     twice = set(others.values())

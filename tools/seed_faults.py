@@ -39,7 +39,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("logsumexp", "finish: constant 0"): "the shift cancels, whatever it is",
 }
 #: Rows without a reference of their own, and the row that proves them.
-PROVED_BY = {"max_pool2d_with_indices": "max_pool2d", "adaptive_max_pool2d_with_indices": "adaptive_max_pool2d"}
+PROVED_BY = {"pool_max": "max_pool2d", "pool_average": "avg_pool2d"}
 #: What no sample of a row can show, and the test that does.
 ELSEWHERE = {
     "bernoulli": "tests/ops/test_random.py", "keep_mask": "tests/ops/test_random.py", "rand": "tests/ops/test_random.py",

@@ -34,17 +34,15 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if name in _SPECIAL:
         return _SPECIAL[name](x, *args, **kwargs)
     if name in ("add", "sub") and "alpha" in kwargs:
-        args, kwargs = _times_alpha(*args, **kwargs)
+        alpha = kwargs.pop("alpha")
+        args = tuple(other if alpha == 1 else other * alpha for other in (*args, *kwargs.values()))
+        kwargs = {}
     if not learns((x, *args), kwargs):
         if _fits_in(name, x, args, kwargs):
             ops.function(name)(x, *args, out=x, **kwargs)
             return x
         return assign(x, twin(name)(x, *args, **kwargs), name)
     return assign(x, twin(name)(_snapshot_of(x) if keeps_first(name) else x, *args, **kwargs), name)
-
-
-def _times_alpha(other: Any, alpha: Any) -> tuple[tuple[Any], dict[str, Any]]:
-    return (other if alpha == 1 else other * alpha,), {}
 
 
 def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -248,14 +246,6 @@ def _copy(x: Tensor, source: Any) -> Tensor:
     return assign(x, source, "copy")
 
 
-def _fill_uniform(x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    return assign(x, twin("rand")(x.shape, dtype=x.dtype, queue=x.queue) * (high - low) + low, "uniform")
-
-
-def _fill_normal(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    return assign(x, twin("randn")(x.shape, dtype=x.dtype, queue=x.queue) * std + mean, "normal")
-
-
 def _bernoulli(x: Tensor, p: Any = 0.5) -> Tensor:
     chance = p if isinstance(p, Tensor) else Tensor.full((), p, "float32", queue=x.queue)
     return assign(x, twin("cast")(twin("bernoulli")(twin("expand")(chance, x.shape)), x.dtype), "bernoulli")
@@ -268,16 +258,15 @@ def _random_integers(x: Tensor, low: int = 0, high: int | None = None) -> Tensor
     return assign(x, twin("cast")(twin("randint")(low, high, x.shape, queue=x.queue), x.dtype), "random")
 
 
-def _exponential(x: Tensor, lambd: float = 1.0) -> Tensor:
-    return assign(x, twin("log1p")(-twin("rand")(x.shape, dtype=x.dtype, queue=x.queue)) / -lambd, "exponential")
+def _drawn(x: Tensor, kind: str) -> Tensor:
+    return twin(kind)(x.shape, dtype=x.dtype, queue=x.queue)
 
 
-def _log_normal(x: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
-    return assign(x, twin("exp")(twin("randn")(x.shape, dtype=x.dtype, queue=x.queue) * std + mean), "log_normal")
-
-
-_SPECIAL: dict[str, Callable[..., Tensor]] = {
-    "fill": _fill, "copy": _copy,
-    **{name: with_generator(fill) for name, fill in (("uniform", _fill_uniform), ("normal", _fill_normal), ("bernoulli", _bernoulli),
-                                             ("random", _random_integers), ("exponential", _exponential), ("log_normal", _log_normal))},
+_DRAWN: dict[str, Callable[..., Tensor]] = {
+    "uniform": lambda x, low=0.0, high=1.0: assign(x, _drawn(x, "rand") * (high - low) + low, "uniform"),
+    "normal": lambda x, mean=0.0, std=1.0: assign(x, _drawn(x, "randn") * std + mean, "normal"),
+    "bernoulli": _bernoulli, "random": _random_integers,
+    "exponential": lambda x, lambd=1.0: assign(x, twin("log1p")(-_drawn(x, "rand")) / -lambd, "exponential"),
+    "log_normal": lambda x, mean=1.0, std=2.0: assign(x, twin("exp")(_drawn(x, "randn") * std + mean), "log_normal"),
 }  # fmt: skip
+_SPECIAL = {"fill": _fill, "copy": _copy, **{name: with_generator(fill) for name, fill in _DRAWN.items()}}

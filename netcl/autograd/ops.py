@@ -105,6 +105,17 @@ def _ignored(call: Callable[..., Any], *args: Any, stable: Any, **kwargs: Any) -
     return call(*args, **kwargs)
 
 
+def older_reduction(size_average: bool | None, reduce: bool | None) -> dict[str, str]:
+    """``reduction=`` for torch's older parameters; empty if neither is given."""
+    if size_average is None and reduce is None:
+        return {}
+    return {"reduction": "none" if reduce is False else "sum" if size_average is False else "mean"}
+
+
+def _with_older_reduction(call: Callable[..., Any], *args: Any, size_average: Any = None, reduce: Any = None, **kwargs: Any) -> Any:
+    return call(*args, **kwargs | older_reduction(size_average, reduce))
+
+
 #: torch's parameters that no row has: which ops take them, and the function that implements them.
 EXTRAS: dict[str, tuple[Callable[[Any], bool], Callable[..., Any]]] = {
     "dtype": (lambda row: row.name in ("sum", "mean", "prod", "cumsum", "cumprod", "nansum", "nanmean", "softmax", "log_softmax", "norm"),
@@ -112,6 +123,8 @@ EXTRAS: dict[str, tuple[Callable[[Any], bool], Callable[..., Any]]] = {
     "alpha": (lambda row: row.name in ("add", "sub", "rsub", "index_add"), _scale_last),
     "rounding_mode": (lambda row: row.name == "div", _rounded_quotient),
     "stable": (lambda row: row.name in ("sort", "argsort"), _ignored),
+    **dict.fromkeys(("size_average", "reduce"), (lambda row: isinstance(row, Composite) and "reduction" in
+                    inspect.signature(row.call).parameters, _with_older_reduction)),
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ def put(name: str, function: Callable[..., Any]) -> None: ...
 def record(name: str, out: Tensor, *args: Any) -> None: ...
 def keeps_first(name: str) -> bool: ...
 def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool: ...
+def older_reduction(size_average: bool | None, reduce: bool | None) -> dict[str, str]: ...
 
 def abs(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The absolute value."""
@@ -39,19 +40,10 @@ def adaptive_avg_pool1d(input: Operand, output_size: int) -> Tensor:
 def adaptive_avg_pool2d(input: Operand, output_size: Any) -> Tensor:
     """Means over windows chosen so that ``output_size`` pixels remain (a number, or height and width; ``None`` keeps an axis)."""
 
-def adaptive_avg_pool2d_input_grad(dy: Operand, *, size: Any) -> Tensor:
-    """The gradient of :func:`adaptive_avg_pool2d` with respect to an image of height and width ``size``."""
-
 def adaptive_max_pool2d(input: Operand, output_size: Any, return_indices: bool = False) -> Any:
     """The largest values of windows chosen so that ``output_size`` pixels remain (a number, or height and width)."""
 
-def adaptive_max_pool2d_input_grad(dy: Operand, places: Operand, *, size: Any) -> Tensor:
-    """The gradient of :func:`adaptive_max_pool2d` with respect to an image of height and width ``size``."""
-
-def adaptive_max_pool2d_with_indices(input: Operand, output_size: Any) -> tuple[Tensor, Tensor]:
-    """:func:`adaptive_max_pool2d` and the place of each maximum in its plane (int32)."""
-
-def add(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: Any = None) -> Tensor:
+def add(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Sum of two tensors."""
 
 def addbmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
@@ -174,9 +166,6 @@ def avg_pool2d(input: Operand, kernel_size: Any, stride: Any = None, padding: An
     ``count_include_pad=False`` divides by the pixels that lie in the image only.
     """
 
-def avg_pool2d_input_grad(dy: Operand, *, size: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
-    """The gradient of :func:`avg_pool2d` with respect to an image of height and width ``size``."""
-
 def baddbmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
     """beta * x + alpha * (a @ b)."""
 
@@ -204,13 +193,13 @@ def batch_norm_train(input: Operand, weight: Operand | None = None, bias: Operan
     Running statistics, where given, are updated in place: the mean, and the variance with n - 1 in its denominator.
     """
 
-def bce(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean') -> Tensor:
+def bce(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
 
 def bce_elements(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Binary cross-entropy of each element."""
 
-def bce_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean') -> Tensor:
+def bce_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
 
 def bernoulli(input: Operand) -> Tensor:
@@ -219,10 +208,10 @@ def bernoulli(input: Operand) -> Tensor:
 def bias_add(input: Operand, bias: Operand, dim: int = 1, *, out: Tensor | None = None, axis: int = ...) -> Tensor:
     """x plus one value per channel; channels are axis 1 (the last axis of a matrix)."""
 
-def binary_cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean') -> Tensor:
+def binary_cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
 
-def binary_cross_entropy_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean') -> Tensor:
+def binary_cross_entropy_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
 
 def bincount(input: Operand, weights: Any = None, minlength: int = 0) -> Tensor:
@@ -246,16 +235,13 @@ def bitwise_right_shift(input: Operand, other: Operand, *, out: Tensor | None = 
 def bitwise_xor(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """The bits that exactly one of a and b has."""
 
-def block_diag(tensors: Sequence[Operand]) -> Tensor:
-    """A matrix with the given ones along its diagonal, and zeros elsewhere."""
-
 def bmm(input: Operand, mat2: Operand) -> Tensor:
     """The products of two stacks of matrices, one by one."""
 
 def bound(tensors: Sequence[Operand], *, dim: int, order: Sequence[int], axis: int = ...) -> Tensor:
     """The inverse of :func:`unbind`."""
 
-def broadcast_to(input: Operand, shape: Any = ..., *more: int, size: Any = ...) -> Tensor:
+def broadcast_to(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
 
 def bucketize(input: Operand, boundaries: Operand) -> Tensor:
@@ -292,9 +278,6 @@ def ceil(input: Operand, *, out: Tensor | None = None) -> Tensor:
 
 def cholesky(A: Operand, upper: bool = False) -> Tensor:
     """L with ``L L^T = A``; ``linalg.cholesky``."""
-
-def cholesky_inverse(L: Operand, upper: bool = False) -> Tensor:
-    """The inverse of ``L L^T``, from the Cholesky factor."""
 
 def cholesky_solve(B: Operand, L: Operand, upper: bool = False) -> Tensor:
     """X with ``L L^T X = B``, from the Cholesky factor."""
@@ -351,10 +334,10 @@ def concatenate(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) ->
     (3, 3)
     """
 
-def contrastive(input: Operand, other: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
+def contrastive(input: Operand, other: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
 
-def contrastive_loss(input: Operand, other: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
+def contrastive_loss(input: Operand, other: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
 
 def conv1d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1) -> Tensor:
@@ -403,9 +386,6 @@ def conv_transpose2d(input: Operand, weight: Operand, bias: Operand | None = Non
 def copysign(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """|a| with the sign of b."""
 
-def corrcoef(input: Operand) -> Tensor:
-    """The correlations of the rows."""
-
 def cos(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Cosine."""
 
@@ -418,13 +398,10 @@ def cosine_similarity(input: Operand, other: Operand, *, dim: int = 1, eps: floa
 def count_nonzero(input: Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """How many elements are not zero, as int64."""
 
-def cov(input: Operand, *, correction: float = 1, unbiased: float = ...) -> Tensor:
-    """The covariances of the rows."""
-
 def cross(input: Operand, other: Operand, dim: float = -1, *, axis: float = ...) -> Tensor:
     """The cross product along an axis of 3."""
 
-def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean') -> Tensor:
+def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Softmax and negative log-likelihood in one: ``-log(softmax(x)[target])``.
 
     Logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits' shape
@@ -473,13 +450,10 @@ def diff(input: Operand, n: int = 1, dim: int = -1, prepend: Any = None, append:
 def digamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of lgamma; NaN at negative integers."""
 
-def dist(input: Operand, other: Operand, p: float = 2) -> Tensor:
-    """The p-norm of the difference."""
-
-def div(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: Any = None) -> Tensor:
+def div(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: str | None = None) -> Tensor:
     """True quotient; integers give float32."""
 
-def divide(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: Any = None) -> Tensor:
+def divide(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: str | None = None) -> Tensor:
     """True quotient; integers give float32."""
 
 def dot(input: Operand, other: Operand) -> Tensor:
@@ -531,7 +505,7 @@ def exp(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def exp2(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """2 to the power of x."""
 
-def expand(input: Operand, shape: Any = ..., *more: int, size: Any = ...) -> Tensor:
+def expand(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
 
 def expm1(input: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -552,7 +526,7 @@ def fix(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def flatten(input: Operand, start_dim: int = 0, end_dim: int = -1, *, start_axis: int = ..., end_axis: int = ...) -> Tensor:
     """Join the axes ``start_axis`` to ``end_axis`` into one; shares memory."""
 
-def flip(input: Operand, dims: Any = ..., *more: int, axes: Any = ...) -> Tensor:
+def flip(input: Operand, dims: int | Sequence[int] = ..., *more: int, axes: int | Sequence[int] = ...) -> Tensor:
     """The order of the elements reversed along the named axes."""
 
 def fliplr(input: Operand) -> Tensor:
@@ -618,19 +592,11 @@ def greater_equal(input: Operand, other: Operand, *, out: Tensor | None = None) 
     """a >= b."""
 
 def grid_sample(input: Operand, grid: Operand, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Tensor:
-    """The values of images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``.
+    """The values of images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; of volumes too.
 
-    A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centres of its corner pixels). Outside
-    lie zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images.
-    """
-
-def grid_sample_grid_grad(dy: Operand, x: Operand, grid: Operand, *, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Tensor:
-    """The gradient of :func:`grid_sample` with respect to its grid; zero for the nearest pixel. It has no gradient itself."""
-
-def grid_sample_input_grad(dy: Operand, grid: Operand, *, size: Any, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Tensor:
-    """The gradient of :func:`grid_sample` with respect to an image of height and width ``size``.
-
-    Points add up in their order: one work-item per plane, so that two runs agree bit for bit.
+    A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Outside
+    lie zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
+    ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
     """
 
 def group_norm(input: Operand, num_groups: int, weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-05) -> Tensor:
@@ -651,10 +617,10 @@ def hard_tanh(input: Operand, min_val: float = -1.0, max_val: float = 1.0, *, ou
 def heaviside(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """0 where a is negative, 1 where positive, else b."""
 
-def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
+def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
-def hinge_loss(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean') -> Tensor:
+def hinge_loss(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
 def histc(input: Operand, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
@@ -663,10 +629,10 @@ def histc(input: Operand, bins: int = 100, min: float = 0, max: float = 0) -> Te
 def hstack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.hstack does."""
 
-def huber(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean') -> Tensor:
+def huber(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``delta`` times the smooth L1 loss with ``beta = delta``."""
 
-def huber_loss(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean') -> Tensor:
+def huber_loss(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``delta`` times the smooth L1 loss with ``beta = delta``."""
 
 def hypot(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -675,7 +641,7 @@ def hypot(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tenso
 def im2col(input: Operand, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
     """The windows of images as columns: ``(batch, channels * kernel height * kernel width, windows)``; of any dtype."""
 
-def index_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, alpha: Any = None, axis: int = ...) -> Tensor:
+def index_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, alpha: float | None = None, axis: int = ...) -> Tensor:
     """``x`` with the slices of ``src`` added where ``index`` says; the same place may be named often. The result is new."""
 
 def index_copy(input: Operand, dim: Any = ..., index: Any = ..., src: Any = ..., *, source: Any = ..., value: Any = ..., axis: Any = ...) -> Tensor:
@@ -687,13 +653,10 @@ def index_fill(input: Operand, dim: Any = ..., index: Any = ..., value: Any = ..
 def index_put(input: Operand, indices: Sequence[Any], values: Any = ..., accumulate: bool = False, *, test_elements: Any = ...) -> Tensor:
     """x with values at x[indices], or added there (``accumulate``), where one place may be named often."""
 
-def index_reduce(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., reduce: str = ..., *, include_self: bool = True, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
-    """x with the slices of src combined with those at index along an axis; ``reduce`` as in scatter_reduce."""
-
 def index_select(input: Operand, dim: int = ..., index: Operand = ..., *, axis: int = ...) -> Tensor:
     """The slices of an axis that ``index`` names, in its order."""
 
-def info_nce(input: Operand, other: Operand, *, temperature: float = 0.07, reduction: str = 'mean') -> Tensor:
+def info_nce(input: Operand, other: Operand, *, temperature: float = 0.07, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Row i of ``a`` must find row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
 
 def inner(input: Operand, other: Operand) -> Tensor:
@@ -746,10 +709,10 @@ def istft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_l
 def joined(tensors: Sequence[Operand], *, dim: int, lengths: Sequence[int], axis: int = ...) -> Tensor:
     """``cat`` of checked tensors; ``lengths`` are theirs along the axis, so that backward need not keep them."""
 
-def keep_mask(shape: Any = ..., p: float = 0.5, *, queue: Any = None, size: Any = ...) -> Tensor:
+def keep_mask(shape: int | Sequence[int] = ..., p: float = 0.5, *, queue: Any = None, size: int | Sequence[int] = ...) -> Tensor:
     """uint8: 0 with probability ``p``, else 1."""
 
-def kl_div(input: Operand, target: Operand, *, reduction: str = 'mean', log_target: bool = False) -> Tensor:
+def kl_div(input: Operand, target: Operand, *, log_target: bool = False, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the batch."""
 
 def kron(input: Operand, other: Operand) -> Tensor:
@@ -758,10 +721,10 @@ def kron(input: Operand, other: Operand) -> Tensor:
 def kthvalue(input: Operand, k: int = ..., dim: int = -1, keepdim: bool = False, *, key: int = ..., axis: int = ..., keepdims: bool = ...) -> Ordered:
     """The k-th smallest value along an axis, counted from 1, and its index; NaN counts as the largest."""
 
-def l1(input: Operand, target: Operand, *, reduction: str = 'mean') -> Tensor:
+def l1(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The absolute difference."""
 
-def l1_loss(input: Operand, target: Operand, *, reduction: str = 'mean') -> Tensor:
+def l1_loss(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The absolute difference."""
 
 def layer_norm(input: Operand, normalized_shape: int | Sequence[int], weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-05) -> Tensor:
@@ -799,9 +762,6 @@ def linalg_cholesky(A: Operand, *, upper: bool = False) -> Tensor:
 def linalg_cofactors(A: Operand) -> Tensor:
     """The derivative of the determinant by each element, of singular matrices too. It has no gradient. Computed on the host."""
 
-def linalg_cond(A: Operand, p: Any = None) -> Tensor:
-    """The condition number of matrices in a norm p."""
-
 def linalg_det(A: Operand) -> Tensor:
     """The determinant of square matrices. Computed on the host."""
 
@@ -822,9 +782,6 @@ def linalg_matrix_norm(A: Operand, ord: Any = 'fro', dim: Sequence[int] = ..., k
 
 def linalg_matrix_rank(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Tensor:
     """How many singular values are above ``max(atol, rtol * largest)``. Computed on the host."""
-
-def linalg_multi_dot(tensors: Sequence[Operand]) -> Tensor:
-    """The product of several matrices, in the order that takes the fewest multiplications."""
 
 def linalg_norm(A: Operand, ord: Any = None, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """A norm of vectors, or of matrices where two axes are named or A has two; by default the 2-norm of all."""
@@ -975,12 +932,6 @@ def max_pool2d(input: Operand, kernel_size: Any, stride: Any = None, padding: An
     (1, 3, 4, 4)
     """
 
-def max_pool2d_input_grad(dy: Operand, places: Operand, *, size: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Tensor:
-    """The gradient of :func:`max_pool2d` with respect to an image of height and width ``size``, given the places of the maxima."""
-
-def max_pool2d_with_indices(input: Operand, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> tuple[Tensor, Tensor]:
-    """:func:`max_pool2d` and the place of each maximum in its plane, counted row by row (int32)."""
-
 def maximum(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """The larger of two; NaN wins. The gradient of a tie is shared."""
 
@@ -1015,16 +966,16 @@ def mode(input: Operand, dim: int = -1, keepdim: bool = False, *, axis: int = ..
 def mode_indices(input: Operand, dim: float = -1, *, axis: float = ...) -> Any:
     """The last index of the most frequent value along an axis, of several the least. Computed on the host."""
 
-def moveaxis(input: Operand, source: Any, destination: Any) -> Tensor:
+def moveaxis(input: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Axes moved to other places; the others keep their order. A view."""
 
-def movedim(input: Operand, source: Any, destination: Any) -> Tensor:
+def movedim(input: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Axes moved to other places; the others keep their order. A view."""
 
-def mse(input: Operand, target: Operand, *, reduction: str = 'mean') -> Tensor:
+def mse(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The squared difference."""
 
-def mse_loss(input: Operand, target: Operand, *, reduction: str = 'mean') -> Tensor:
+def mse_loss(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The squared difference."""
 
 def msort(input: Operand) -> Tensor:
@@ -1038,9 +989,6 @@ def multiply(input: Operand, other: Operand, *, out: Tensor | None = None) -> Te
 
 def mv(input: Operand, other: Operand) -> Tensor:
     """A matrix times a vector."""
-
-def mvlgamma(input: Operand, p: int) -> Tensor:
-    """The logarithm of the multivariate gamma function of dimension p."""
 
 def nan_to_num(input: Operand, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype."""
@@ -1066,10 +1014,10 @@ def neg(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def negative(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The negative."""
 
-def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean') -> Tensor:
+def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
-def nll_loss(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean') -> Tensor:
+def nll_loss(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
 def nonzero(input: Operand) -> Tensor:
@@ -1094,7 +1042,7 @@ def pad(input: Operand, padding: Sequence[int], mode: str = 'constant', value: f
     ``constant``, ``reflect``, ``replicate`` or ``circular``.
     """
 
-def permute(input: Operand, dims: Any = ..., *more: int, axes: Any = ...) -> Tensor:
+def permute(input: Operand, dims: int | Sequence[int] = ..., *more: int, axes: int | Sequence[int] = ...) -> Tensor:
     """The axes in another order.
 
     >>> from netcl import ops
@@ -1113,6 +1061,18 @@ def pixel_unshuffle(input: Operand, factor: int = ..., *, upscale_factor: int = 
 
 def polygamma(input: Any, n: Any) -> Tensor:
     """The n-th derivative of digamma, for n of 0 and 1: ``polygamma(1, x)`` as in torch, or ``polygamma(x, 1)``."""
+
+def pool_average(input: Operand, *, windows: Any, count_pad: bool = True) -> Tensor:
+    """The mean of each window; ``count_pad`` says whether padding counts."""
+
+def pool_average_grad(dy: Operand, *, windows: Any, count_pad: bool = True) -> Tensor:
+    """The gradient of :func:`pool_average`."""
+
+def pool_max(input: Operand, *, windows: Any) -> tuple[Tensor, Tensor]:
+    """The largest value of each window, and its place in its plane, counted row by row (int32)."""
+
+def pool_max_grad(dy: Operand, places: Operand, *, windows: Any) -> Tensor:
+    """The gradient of :func:`pool_max`, given the places of the maxima."""
 
 def pow(input: Operand, exponent: Operand, *, out: Tensor | None = None) -> Tensor:
     """First to the power of the second."""
@@ -1142,7 +1102,7 @@ def rand(*shape: Any, dtype: Any = 'float32', queue: Any = None, size: Any = ...
     (2, 3)
     """
 
-def randint(low: int = 0, high: int | None = None, shape: Any = ..., *, dtype: Any = 'int64', queue: Any = None, size: Any = ...) -> Tensor:
+def randint(low: int = 0, high: int | None = None, shape: int | Sequence[int] = ..., *, dtype: Any = 'int64', queue: Any = None, size: int | Sequence[int] = ...) -> Tensor:
     """Integers from ``low`` up to but not including ``high``; ``randint(n, shape=...)`` starts at 0."""
 
 def randn(*shape: Any, dtype: Any = 'float32', queue: Any = None, size: Any = ...) -> Tensor:
@@ -1189,19 +1149,19 @@ def remainder(input: Operand, other: Operand, *, out: Tensor | None = None) -> T
 def reorder(input: Operand, order: Sequence[int]) -> Tensor:
     """The axes in another order: what ``permute`` and ``transpose`` do."""
 
-def repeat(input: Operand, repeats: Any = ..., *more: int, dims: Any = ...) -> Tensor:
+def repeat(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
     """The whole tensor repeated along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
 
 def repeat_interleave(input: Operand, repeats: Any = ..., dim: int | None = None, *, dims: Any = ..., axis: int | None = ...) -> Tensor:
     """Every element (or slice along an axis) repeated, by one number or one each."""
 
-def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False) -> Tensor:
-    """Images of height and width ``size`` whose neighbours lie ``steps`` input pixels apart; what :func:`interpolate` is made of."""
+def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False, back: bool = False) -> Tensor:
+    """Images of height and width ``size`` whose neighbors lie ``steps`` input pixels apart; what :func:`interpolate` is made of.
 
-def resample2d_input_grad(dy: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False) -> Tensor:
-    """The gradient of :func:`resample2d` with respect to an image of height and width ``size``."""
+    ``back`` gives the transpose, the gradient for images of ``size``: there, ``x`` is that of the result.
+    """
 
-def reshape(input: Operand, shape: Any = ..., *more: int, size: Any = ...) -> Tensor:
+def reshape(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
     """The same elements under another shape; shares memory. One size may be -1.
 
     >>> reshape(Tensor.arange(6), (2, -1)).shape
@@ -1216,7 +1176,7 @@ def rms_norm(input: Operand, normalized_shape: int | Sequence[int], weight: Oper
     [[1.0, 1.0]]
     """
 
-def roll(input: Operand, shifts: Any, dims: Any = None, *, dim: Any = ..., axis: Any = ...) -> Tensor:
+def roll(input: Operand, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, dim: int | Sequence[int] | None = ..., axis: int | Sequence[int] | None = ...) -> Tensor:
     """Elements moved along axes; what leaves at one end enters at the other. Without an axis, over the flattened tensor."""
 
 def rope(input: Operand, positions: Operand | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False) -> Tensor:
@@ -1258,8 +1218,20 @@ def row_stack(tensors: Sequence[Operand]) -> Tensor:
 def rsqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """One over the square root."""
 
-def rsub(input: Operand, other: Operand, *, alpha: Any = None) -> Tensor:
+def rsub(input: Operand, other: Operand, *, alpha: float | None = None) -> Tensor:
     """b - a."""
+
+def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
+    """The values of images at points: :func:`grid_sample` by kernels of its own, after its checks."""
+
+def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
+    """The gradient of :func:`sample_images` with respect to its grid; zero for the nearest pixel. It has no gradient itself."""
+
+def sample_images_input_grad(dy: Operand, grid: Operand, *, size: Any, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
+    """The gradient of :func:`sample_images` with respect to images of height and width ``size``.
+
+    Points add up in their order: one work-item per plane, so that two runs agree bit for bit.
+    """
 
 def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, attn_mask: Any = None, causal: bool = False, is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0) -> Tensor:
     """``softmax(q k' / sqrt(D) + mask) v`` over the last two axes of ``(..., N, D)`` queries, ``(..., M, D)`` keys and values.
@@ -1273,13 +1245,13 @@ def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, m
     [[7.0]]
     """
 
-def scatter(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., *, reduce: str | None = None, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
+def scatter(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., *, reduce: Any = None, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
     """x with src (a tensor or a number) at the places index along an axis; of several values for one place the last. ``reduce`` adds or multiplies instead, by scatter_reduce."""
 
 def scatter_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, axis: int = ...) -> Tensor:
     """``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; the same place may be named often."""
 
-def scatter_reduce(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., reduce: str = ..., *, include_self: bool = True, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
+def scatter_reduce(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., reduce: Any = ..., *, include_self: bool = True, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
     """x with the values of src that index sends to each place combined with it: sum, prod, mean, amax or amin. Without ``include_self`` x itself does not count. prod, amax and amin are computed on the host."""
 
 def scatter_reduced(input: Operand, dim: Any = ..., index: Operand = ..., src: Operand = ..., reduce: Any = ..., include_self: Any = ..., *, axis: Any = ...) -> Tensor:
@@ -1330,10 +1302,10 @@ def slice(input: Operand, dim: int = 0, start: int | None = None, stop: int | No
 def slogdet(A: Operand) -> Any:
     """The sign of the determinant and the logarithm of its absolute value. Computed on the host."""
 
-def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean') -> Tensor:
+def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
 
-def smooth_l1_loss(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean') -> Tensor:
+def smooth_l1_loss(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
 
 def softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
@@ -1362,10 +1334,10 @@ def sort(input: Operand, dim: int = -1, descending: bool = False, *, stable: Any
     ([1.0, 2.0, 3.0], [1, 2, 0])
     """
 
-def split(input: Operand, sizes: Any = ..., dim: int = 0, *, split_size_or_sections: Any = ..., split_size: Any = ..., split_sizes: Any = ..., axis: int = ...) -> tuple[Tensor, ...]:
+def split(input: Operand, sizes: int | Sequence[int] = ..., dim: int = 0, *, split_size_or_sections: int | Sequence[int] = ..., split_size: int | Sequence[int] = ..., split_sizes: int | Sequence[int] = ..., axis: int = ...) -> tuple[Tensor, ...]:
     """Parts of ``sizes`` elements along an axis (the last may be shorter), or of the sizes in a list."""
 
-def split_with_sizes(input: Operand, sizes: Any = ..., dim: int = 0, *, split_size_or_sections: Any = ..., split_size: Any = ..., split_sizes: Any = ..., axis: int = ...) -> tuple[Tensor, ...]:
+def split_with_sizes(input: Operand, sizes: int | Sequence[int] = ..., dim: int = 0, *, split_size_or_sections: int | Sequence[int] = ..., split_size: int | Sequence[int] = ..., split_sizes: int | Sequence[int] = ..., axis: int = ...) -> tuple[Tensor, ...]:
     """Parts of ``sizes`` elements along an axis (the last may be shorter), or of the sizes in a list."""
 
 def sqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -1374,7 +1346,7 @@ def sqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def square(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The square."""
 
-def squeeze(input: Operand, dim: Any = None, *, axis: Any = ...) -> Tensor:
+def squeeze(input: Operand, dim: int | Sequence[int] | None = None, *, axis: int | Sequence[int] | None = ...) -> Tensor:
     """Drop axes of size one, all or those named; a named axis of another size stays. Shares memory."""
 
 def stack(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
@@ -1395,10 +1367,10 @@ def strided_slice(input: Operand, starts: Sequence[int], sizes: Sequence[int] = 
 def strided_unslice(input: Operand, shape: Sequence[int] = ..., starts: Sequence[int] = ..., steps: Sequence[int] = ..., *, size: Sequence[int] = ...) -> Tensor:
     """Zeros of ``shape`` with ``x`` where ``strided_slice`` would have taken it from: the gradient of that op."""
 
-def sub(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: Any = None) -> Tensor:
+def sub(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Difference of two tensors."""
 
-def subtract(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: Any = None) -> Tensor:
+def subtract(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Difference of two tensors."""
 
 def sum(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
@@ -1431,7 +1403,7 @@ def tanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def tensordot(input: Operand, other: Operand, dims: Any = 2) -> Tensor:
     """Sum of products over the last ``dims`` axes of a and the first of b, or over two lists of axes."""
 
-def tile(input: Operand, repeats: Any = ..., *more: int, dims: Any = ...) -> Tensor:
+def tile(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
     """The whole tensor repeated along each axis, as ``numpy.tile``; missing repeats are ones in front."""
 
 def top_indices(input: Operand, k: int = ..., dim: int = -1, largest: bool = True, *, key: int = ..., axis: int = ...) -> Tensor:
@@ -1446,25 +1418,22 @@ def trace(input: Operand) -> Tensor:
 def transpose(input: Operand, dim0: int = -2, dim1: int = -1, *, axis0: int = ..., axis1: int = ...) -> Tensor:
     """Two axes exchanged, by default the last two."""
 
-def trapezoid(y: Operand, x: Any = None, *, dx: float = 1.0, dim: int = -1, elements: Any = ..., axis: int = ...) -> Tensor:
-    """The integral along an axis by the trapezoidal rule."""
-
 def trigamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of digamma."""
 
 def tril(input: Operand, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros above a diagonal."""
 
-def triplet(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean') -> Tensor:
+def triplet(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
 
-def triplet_margin_loss(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean') -> Tensor:
+def triplet_margin_loss(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
 
 def triu(input: Operand, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros below a diagonal."""
 
-def true_divide(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: Any = None) -> Tensor:
+def true_divide(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: str | None = None) -> Tensor:
     """True quotient; integers give float32."""
 
 def trunc(input: Operand, *, out: Tensor | None = None) -> Tensor:

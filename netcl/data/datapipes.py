@@ -9,7 +9,7 @@ from itertools import chain, islice
 from typing import Any, ClassVar
 
 from netcl.data.collate import default_collate
-from netcl.data.dataset import ConcatDataset, Dataset, IterableDataset, StackDataset, Subset
+from netcl.data.dataset import Dataset, IterableDataset
 from netcl.data.errors import message
 from netcl.data.fetch import get_worker_info
 from netcl.data.sampler import BatchSampler, rng_of
@@ -21,25 +21,7 @@ class DataChunk(list[Any]):
     """The samples of a batch of a pipe."""
 
 
-class _Functional:
-    """Methods that were registered by name: each makes a pipe over this one."""
-
-    functions: ClassVar[dict[str, Callable[..., Any]]]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self.functions:
-            raise AttributeError(message(type(self).__name__, f"there is no method {name!r}", f"known are {', '.join(self.functions)}"))
-        return partial(self.functions[name], self)
-
-    @classmethod
-    def register_datapipe_as_function(cls, name: str, made: Callable[..., Any]) -> None:
-        """Make ``pipe.name(...)`` mean ``made(pipe, ...)``."""
-        if name in cls.functions:
-            raise ValueError(message("functional_datapipe", "the name is taken", name=name))
-        cls.functions[name] = made
-
-
-class IterDataPipe(_Functional, IterableDataset):
+class IterDataPipe(IterableDataset):
     """An iterable dataset with the methods ``map``, ``filter``, ``batch``, ``unbatch``, ``collate``, ``shuffle``, ``concat``, ``zip`` and
     ``sharding_filter``, and those of :func:`functional_datapipe`. ``IterDataPipe(iterable)`` wraps anything that can be iterated over.
 
@@ -55,16 +37,17 @@ class IterDataPipe(_Functional, IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.iterable)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self.functions:
+            raise AttributeError(message(type(self).__name__, f"there is no method {name!r}", f"known are {', '.join(self.functions)}"))
+        return partial(self.functions[name], self)
 
-class MapDataPipe(_Functional, Dataset):
-    """A dataset with the methods ``map``, ``batch``, ``shuffle``, ``concat`` and ``zip``; ``MapDataPipe(sequence)`` wraps a sequence.
 
-    >>> pipe = MapDataPipe([1, 2, 3]).map(lambda x: x + 1)
-    >>> len(pipe), pipe[2]
-    (3, 4)
-    """
+class MapDataPipe(Dataset):
+    """A dataset over a sequence; its methods are those of :func:`functional_datapipe`."""
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+    __getattr__ = IterDataPipe.__getattr__
 
     def __init__(self, sequence: Any = ()):
         self.sequence = sequence
@@ -80,8 +63,9 @@ def functional_datapipe(name: str, enable_df_api_tracing: bool = False) -> Calla
     """A decorator: ``pipe.name(...)`` makes the decorated pipe over ``pipe``."""
 
     def decorate(cls: Any) -> Any:
-        kind = MapDataPipe if issubclass(cls, MapDataPipe) else IterDataPipe
-        kind.register_datapipe_as_function(name, cls)
+        if name in cls.functions:
+            raise ValueError(message("functional_datapipe", "the name is taken", name=name))
+        cls.functions[name] = cls
         return cls
 
     return decorate
@@ -111,9 +95,6 @@ def non_deterministic(cls: Any) -> Any:
     return cls
 
 
-# ---- methods
-
-
 class _Stream(IterDataPipe):
     """What a function of :data:`_STREAMS` yields; worker processes find it by its name."""
 
@@ -123,25 +104,6 @@ class _Stream(IterDataPipe):
     def __iter__(self) -> Iterator[Any]:
         name, args, options = self._call
         return iter(_STREAMS[name](*args, **options))
-
-
-class _Mapped(MapDataPipe):
-    """A function of every sample."""
-
-    def __init__(self, source: Any, fn: Callable[[Any], Any]):
-        super().__init__(source)
-        self.fn = fn
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.fn(self.sequence[index])
-
-
-def _batches(source: Any, batch_size: int, drop_last: bool = False) -> Iterable[DataChunk]:
-    return map(DataChunk, BatchSampler(source, batch_size, drop_last))
-
-
-def _chunk(source: Any, numbers: Iterable[int]) -> DataChunk:
-    return DataChunk(source[i] for i in numbers)
 
 
 def _shuffled(source: Any, *, buffer_size: int = 10000, seed: Any = None) -> Iterator[Any]:
@@ -160,15 +122,9 @@ def _share(source: Any) -> Iterable[Any]:
 
 
 _STREAMS: dict[str, Callable[..., Iterable[Any]]] = {
-    "map": lambda source, fn: map(fn, source), "filter": lambda source, filter_fn: filter(filter_fn, source), "batch": _batches,
+    "map": lambda source, fn: map(fn, source), "filter": lambda source, filter_fn: filter(filter_fn, source),
+    "batch": lambda source, batch_size, drop_last=False: map(DataChunk, BatchSampler(source, batch_size, drop_last)),
     "unbatch": chain.from_iterable, "collate": lambda source, collate_fn=default_collate: map(collate_fn, source), "shuffle": _shuffled,
     "concat": chain, "zip": zip, "sharding_filter": _share,
 }  # fmt: skip
 IterDataPipe.functions.update({name: partial(_Stream, name) for name in _STREAMS})
-MapDataPipe.functions.update({
-    "map": _Mapped,
-    "batch": lambda source, size, drop_last=False: _Mapped(list(_batches(range(len(source)), size, drop_last)), partial(_chunk, source)),
-    "shuffle": lambda source, *, seed=None: MapDataPipe(Subset(source, rng_of(seed).permutation(len(source)))),
-    "concat": lambda *sources: MapDataPipe(ConcatDataset(sources)),
-    "zip": lambda *sources: MapDataPipe(StackDataset(*sources)),
-})  # fmt: skip

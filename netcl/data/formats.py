@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import math
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,7 +19,8 @@ from netcl.data.errors import FormatError, message
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MOST_AXES = 8
 _STEP = 1 << 20
-EXPANSION, FREE_BYTES = 200, 1 << 26  # a gzipped file may grow to this many times its size, and a small one to these bytes
+_EXPANSION, _FREE_BYTES = 200, 1 << 26  # a packed file may grow to this many times its size, and a small one to these bytes
+_NO_HEADER = (ValueError, TypeError, KeyError, SyntaxError, MemoryError, RecursionError)
 
 CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label, then red, green and blue planes
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -27,8 +30,13 @@ def regular(path: str | os.PathLike[str], op: str) -> Path:
     """The path, unless a pipe or a device has it: opening those may never return."""
     found = Path(path)
     if found.exists() and not (found.is_file() or found.is_dir()):
-        raise _refused(op, "a pipe or a device has this name", found, "name a regular file")
+        raise refused(op, "a pipe or a device has this name", found, "name a regular file")
     return found
+
+
+def limit_for(size: int, max_bytes: int | None) -> int:
+    """How many bytes the content of a file of so many bytes may take in memory."""
+    return max_bytes if max_bytes is not None else max(_FREE_BYTES, _EXPANSION * size)
 
 
 def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> np.ndarray:
@@ -44,35 +52,33 @@ def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> np.n
         plain.seek(0)
         file: Any = gzip.GzipFile(fileobj=plain) if zipped else plain
         try:
-            return _idx(file, path, None if zipped else size, max(FREE_BYTES, EXPANSION * size) if max_bytes is None else max_bytes)
+            return _idx(file, path, None if zipped else size, limit_for(size, max_bytes))
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise _refused("read_idx", "the file is damaged", path, reason=error) from None
+            raise refused("read_idx", "the file is damaged", path, reason=error) from None
 
 
 def _idx(file: IO[bytes], path: Path, size: int | None, max_bytes: int) -> np.ndarray:
     head = file.read(4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES or not 0 < head[3] <= _MOST_AXES:
-        raise _refused("read_idx", "this is not an IDX file", path, begins=head.hex(" "))
+        raise refused("read_idx", "this is not an IDX file", path, begins=head.hex(" "))
     dtype, axes = np.dtype(_IDX_TYPES[head[2]]), head[3]
     lengths = file.read(4 * axes)
     if len(lengths) < 4 * axes:
-        raise _refused("read_idx", "the file ends in its header", path, axes=axes)
+        raise refused("read_idx", "the file ends in its header", path, axes=axes)
     shape = tuple(int(n) for n in np.frombuffer(lengths, ">u4"))
     nbytes, head_bytes = math.prod(shape) * dtype.itemsize, 4 + 4 * axes
     if size is not None and size != head_bytes + nbytes:
-        raise _refused(
-            "read_idx", "the file is not as long as its header says", path, shape=shape, expected=head_bytes + nbytes, bytes=size
-        )
+        raise refused("read_idx", "the file is not as long as its header says", path, shape=shape, expected=head_bytes + nbytes, bytes=size)
     if nbytes > max_bytes:
         remedy = "if you trust the file, pass max_bytes="
-        raise _refused("read_idx", "the header promises more than is allowed", path, remedy, shape=shape, bytes=nbytes, max_bytes=max_bytes)
+        raise refused("read_idx", "the header promises more than is allowed", path, remedy, shape=shape, bytes=nbytes, max_bytes=max_bytes)
     body = np.empty(nbytes, np.uint8)  # pages are taken as they are filled: memory grows with what is there, not with the promise
     read = 0
     while read < nbytes and (part := file.readinto(body[read : read + _STEP])):  # type: ignore[attr-defined]
         read += part
     if read < nbytes or file.read(1):
         what = "the file is shorter than its header says" if read < nbytes else "the file goes on after its last value"
-        raise _refused("read_idx", what, path, shape=shape, expected=nbytes, missing=nbytes - read)
+        raise refused("read_idx", what, path, shape=shape, expected=nbytes, missing=nbytes - read)
     return body.view(dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
@@ -92,16 +98,52 @@ def _cifar(op: str, given: str | os.PathLike[str], classes: tuple[int, ...]) -> 
     size, record = path.stat().st_size, len(classes) + 3 * 32 * 32
     if not size or size % record:
         what = "the size is not a multiple of a record"
-        raise _refused(op, what, path, "take the binary version of the set", bytes=size, record=record)
+        raise refused(op, what, path, "take the binary version of the set", bytes=size, record=record)
     records = np.fromfile(path, np.uint8).reshape(-1, record)
     for column, count in enumerate(classes):
         labels = records[:, column]
         if labels.max() >= count:
             row = int(np.argmax(labels >= count))
             what = f"a label is not one of {'ten' if count == 10 else count}"
-            raise _refused(op, what, path, record=row, label=int(labels[row]))
+            raise refused(op, what, path, record=row, label=int(labels[row]))
     return records[:, len(classes) :].reshape(-1, 3, 32, 32), labels
 
 
-def _refused(op: str, what: str, path: Path, remedy: str = "", **values: object) -> FormatError:
+def npy_array(data: np.ndarray, refuse: Callable[..., Exception]) -> np.ndarray:
+    """The array of the bytes of an NPY file; ``refuse`` makes the error. Arrays of objects are refused, whatever is pickled in them."""
+    try:
+        dtype, fortran, shape, start = _npy_header(data)
+    except _NO_HEADER as fault:
+        raise refuse("the file is damaged or of another format", reason=f"{type(fault).__name__}: {fault}") from fault
+    if dtype.kind not in "biufcU" or dtype.hasobject:
+        raise refuse(f"an entry holds dtype {dtype}, not numbers", "objects are pickled, and pickles are never opened")
+    if math.prod(shape) * dtype.itemsize != data.size - start:
+        raise refuse("an entry has more or fewer bytes than its shape says", shape=shape, bytes=data.size - start)
+    values = data[start:].copy() if start % max(dtype.alignment, 1) else data[start:]
+    try:  # nothing may have sizes that no memory has
+        return np.ascontiguousarray(values.view(dtype).reshape(shape[::-1]).T) if fortran else values.view(dtype).reshape(shape)
+    except ValueError as fault:
+        raise refuse("the file is damaged or of another format", reason=f"{type(fault).__name__}: {fault}") from fault
+
+
+def _npy_header(data: np.ndarray) -> tuple[np.dtype, bool, tuple[int, ...], int]:
+    """dtype, order, shape and offset of the values of an NPY entry. ``literal_eval`` reads literals and runs nothing."""
+    head = data[:12].tobytes()
+    if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\x01\x00", b"\x02\x00"):
+        raise ValueError("not an NPY array")
+    width = 2 if head[6] == 1 else 4
+    start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
+    if start > min(data.size, 1 << 16):
+        raise ValueError("the header is longer than any header is")
+    fields = ast.literal_eval(data[8 + width : start].tobytes().decode("latin1").strip())
+    descr, fortran, shape = fields["descr"], fields["fortran_order"], fields["shape"]
+    if not (isinstance(descr, str) and isinstance(fortran, bool) and isinstance(shape, tuple)):
+        raise ValueError("a header field has the wrong type")
+    if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 64:
+        raise ValueError(f"the shape is {shape}")
+    return np.dtype(descr), fortran, shape, start
+
+
+def refused(op: str, what: str, path: Any, remedy: str = "", **values: object) -> FormatError:
+    """An error about a file."""
     return FormatError(message(op, what, remedy, **values, file=path))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import csv
-import math
 import os
 import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from netcl.data.dataset import TensorDataset
 from netcl.data.errors import FormatError, message
-from netcl.data.formats import EXPANSION, FREE_BYTES, regular
+from netcl.data.formats import limit_for, npy_array, refused, regular
 
 _FIELD = 1 << 16  # characters of a field: numbers and labels are far shorter
 
@@ -36,10 +35,10 @@ def from_csv(
     rows = read_csv_rows(path, "from_csv", delimiter)
     names = rows.pop(0)[1] if header and rows else [str(i) for i in range(len(rows[0][1]) if rows else 0)]
     if not rows:
-        raise _refused("from_csv", "the file has no rows", path)
+        raise refused("from_csv", "the file has no rows", path)
     wrong = next(((line, row) for line, row in rows if len(row) != len(names)), None)
     if wrong is not None:
-        raise _refused("from_csv", f"line {wrong[0]} has another number of fields", path, fields=len(wrong[1]), expected=len(names))
+        raise refused("from_csv", f"line {wrong[0]} has another number of fields", path, fields=len(wrong[1]), expected=len(names))
     at = None if target is None else _column(names, target, path)
     chosen = [_column(names, name, path) for name in columns] if columns else [i for i in range(len(names)) if i != at]
     x = np.array([_numbers(row, chosen, line, path) for line, row in rows], np.float32)
@@ -60,7 +59,7 @@ def read_csv_rows(path: str | os.PathLike[str], op: str, delimiter: str = "") ->
             reader = csv.reader(file, delimiter=delimiter or max(",;\t|", key=first.count), strict=True)
             return [(reader.line_num, row) for row in reader if row]
     except (csv.Error, UnicodeDecodeError) as error:
-        raise _refused(op, "the file is not a CSV file in UTF-8", path, reason=error) from None
+        raise refused(op, "the file is not a CSV file in UTF-8", path, reason=error) from None
     finally:
         csv.field_size_limit(limit)
 
@@ -104,43 +103,22 @@ def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = 
 
 
 def read_numpy_arrays(path: str | os.PathLike[str], op: str, max_bytes: int | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an NPZ file by name; that of an NPY file is called ``x``. Nothing is read before all headers are checked."""
+    """The arrays of an NPZ file by name; that of an NPY file is called ``x``. Sizes are checked before anything is unpacked."""
     found = regular(path, op)
-    size = found.stat().st_size
-    limit = max(FREE_BYTES, EXPANSION * size) if max_bytes is None else max_bytes
+
+    def array(entry: str, data: np.ndarray) -> np.ndarray:
+        return npy_array(data, lambda what, remedy="", **values: refused(op, what, path, remedy, entry=entry, **values))
+
+    limit = limit_for(found.stat().st_size, max_bytes)
     try:
         if found.suffix == ".npy":
-            with found.open("rb") as plain:
-                _check_array(plain, size, op, path, found.name)
-            return {"x": np.load(found, allow_pickle=False)}
+            return {"x": array(found.name, np.fromfile(found, np.uint8))}
         with zipfile.ZipFile(found) as archive:
             promised = sum(entry.file_size for entry in archive.infolist())
             if promised > limit:
                 remedy = "if you trust the file, pass max_bytes= to from_npz"
-                raise _refused(op, "the arrays are larger than is allowed", path, remedy, bytes=promised, max_bytes=limit)
-            for entry in archive.infolist():
-                with archive.open(entry) as file:
-                    _check_array(file, entry.file_size, op, path, entry.filename)
-        with np.load(found, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+                raise refused(op, "the arrays are larger than is allowed", path, remedy, bytes=promised, max_bytes=limit)
+            names = archive.namelist()
+            return {name.removesuffix(".npy"): array(name, np.frombuffer(archive.read(name), np.uint8).copy()) for name in names}
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError) as error:
-        raise _refused(op, "the file is not an NPZ file, or damaged", path, reason=error) from None
-
-
-def _check_array(file: IO[bytes], nbytes: int, op: str, path: Any, entry: str) -> None:
-    """Refuse an array of objects, or one whose header promises another size than it has."""
-    head = np.lib.format
-    try:
-        read = head.read_array_header_1_0 if head.read_magic(file) == (1, 0) else head.read_array_header_2_0
-        shape, _, dtype = read(file)
-    except ValueError as error:
-        raise _refused(op, "an entry is not an array", path, entry=entry, reason=error) from None
-    size = nbytes - file.tell()
-    if dtype.hasobject:
-        raise _refused(op, "an array of Python objects is refused", path, "save arrays of numbers", entry=entry)
-    if math.prod(shape) * dtype.itemsize != size:
-        raise _refused(op, "an array has another size than its header says", path, entry=entry, shape=shape, bytes=size)
-
-
-def _refused(op: str, what: str, path: Any, remedy: str = "", **values: object) -> FormatError:
-    return FormatError(message(op, what, remedy, **values, file=path))
+        raise refused(op, "the file is not an NPZ file, or damaged", path, reason=error) from None

@@ -6,12 +6,10 @@ refused, and nothing is ever unpickled or written to a path that a file names.
 
 from __future__ import annotations
 
-import ast
 import errno
 import hashlib
 import importlib
 import json
-import math
 import os
 import re
 import secrets
@@ -27,6 +25,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from netcl.core.errors import DtypeError, ShapeError, message, some
+from netcl.data.formats import limit_for, npy_array
 from netcl.io.opcodes import Refused
 
 fcntl: Any = None
@@ -35,15 +34,11 @@ with suppress(ImportError):  # Windows has none; there, a file that is being wri
 
 VERSION = 1
 META = "__netcl_meta__"
-EXPANSION = 200  # a deflated archive may grow to this many times its size, which real weights never do
-FREE_BYTES = 1 << 26  # and small ones to this
 #: What a ``.netcl`` file may hold, and what opens it.
 OPENED_BY = {"model": "load_model", "checkpoint": "load_checkpoint", "state": "netcl.load", "params": "load_params"}
 _SWEEP_SECONDS = 60
-_NPY = b"\x93NUMPY"
 #: What readers of zip archives raise over damaged bytes; a RecursionError, over JSON, is a RuntimeError.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError, OverflowError, OSError)
-_NO_HEADER = (ValueError, TypeError, KeyError, SyntaxError, MemoryError, RecursionError)
 _BAD_NAME = re.compile(r"^$|^[/~]|^[A-Za-z]:|\\|(^|/)\.\.?(/|$)|//|/$|[\x00-\x1f\x7f\ud800-\udfff]|^.{4096}")
 
 
@@ -194,11 +189,6 @@ def regular_file(path: str | os.PathLike[str], op: str) -> str | os.PathLike[str
     return path
 
 
-def limit_for(size: int, max_bytes: int | None) -> int:
-    """How many bytes the content of a file of so many bytes may take in memory."""
-    return max_bytes if max_bytes is not None else max(FREE_BYTES, EXPANSION * size)
-
-
 class Entries:
     """The entries of a zip archive, looked over before any is read."""
 
@@ -273,37 +263,7 @@ def read_arrays(path: str | os.PathLike[str], op: str, max_bytes: int | None = N
 
 def array_of(entries: Entries, name: str) -> np.ndarray:
     """The array of an NPY entry."""
-    data = entries.read(name)
-    with refusing(entries.op, f"{entries.path}:{name}", _NO_HEADER):
-        dtype, fortran, shape, start = _header(data)
-    if dtype.kind not in "biufcU" or dtype.hasobject:
-        raise entries.refuse(
-            f"an entry holds dtype {dtype}, not numbers", "objects are pickled, and pickles are never opened", name=repr(name)
-        )
-    expected = math.prod(shape) * dtype.itemsize
-    if expected != data.size - start:
-        raise entries.refuse("an entry has more or fewer bytes than its shape says", name=repr(name), shape=shape, bytes=data.size - start)
-    values = data[start:].copy() if start % max(dtype.alignment, 1) else data[start:]
-    with refusing(entries.op, f"{entries.path}:{name}", (ValueError,)):  # nothing may have sizes that no memory has
-        return np.ascontiguousarray(values.view(dtype).reshape(shape[::-1]).T) if fortran else values.view(dtype).reshape(shape)
-
-
-def _header(data: np.ndarray) -> tuple[np.dtype, bool, tuple[int, ...], int]:
-    """dtype, order, shape and offset of the values of an NPY entry. ``literal_eval`` reads literals and runs nothing."""
-    head = data[:12].tobytes()
-    if head[:6] != _NPY or head[6:8] not in (b"\x01\x00", b"\x02\x00"):
-        raise ValueError("not an NPY array")
-    width = 2 if head[6] == 1 else 4
-    start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
-    if start > min(data.size, 1 << 16):
-        raise ValueError("the header is longer than any header is")
-    fields = ast.literal_eval(data[8 + width : start].tobytes().decode("latin1").strip())
-    descr, fortran, shape = fields["descr"], fields["fortran_order"], fields["shape"]
-    if not (isinstance(descr, str) and isinstance(fortran, bool) and isinstance(shape, tuple)):
-        raise ValueError("a header field has the wrong type")
-    if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 64:
-        raise ValueError(f"the shape is {shape}")
-    return np.dtype(descr), fortran, shape, start
+    return npy_array(entries.read(name), lambda what, remedy="", **values: entries.refuse(what, remedy, name=repr(name), **values))
 
 
 def read(path: str | os.PathLike[str], op: str, kind: str, max_bytes: int | None = None) -> Archive:

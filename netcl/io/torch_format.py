@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core.tensor import Tensor
+from netcl.data.formats import limit_for
 from netcl.io import archive, opcodes, tree
 from netcl.io.archive import Entries, refusal, refusing
 from netcl.io.opcodes import Allowed, Attributes, Refused, Writer
@@ -51,7 +52,7 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
         raise refusal(OP_LOAD, "this is not a file of torch.save", file=path)
     with refusing(OP_LOAD, path, _DAMAGED_PICKLE):
         data = Path(path).read_bytes()
-        return _stream(data, archive.limit_for(len(data), max_bytes), convert, _dense_steps(len(data) // 4096, max_bytes))
+        return _stream(data, limit_for(len(data), max_bytes), convert, _dense_steps(len(data) // 4096, max_bytes))
 
 
 def _dense_steps(tensors: int, max_bytes: int | None) -> int:

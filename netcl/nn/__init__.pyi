@@ -57,8 +57,6 @@ from netcl.nn.activation import Activation as _Activation
 from netcl.nn.adaptive_softmax import AdaptiveLogSoftmaxWithLoss as _AdaptiveLogSoftmaxWithLoss
 from netcl.nn.resnet import BasicBlock as _BasicBlock
 from netcl.nn.norm import BatchNorm1d as _BatchNorm1d
-from netcl.nn.norm import BatchNorm2d as _BatchNorm2d
-from netcl.nn.norm import BatchNorm3d as _BatchNorm3d
 from netcl.nn.linear import Bilinear as _Bilinear
 from netcl.nn.resnet import Bottleneck as _Bottleneck
 from netcl.nn.attention import CausalSelfAttention as _CausalSelfAttention
@@ -66,9 +64,7 @@ from netcl.nn.container import Concat as _Concat
 from netcl.nn.conv import Conv1d as _Conv1d
 from netcl.nn.conv import Conv2d as _Conv2d
 from netcl.nn.conv import Conv3d as _Conv3d
-from netcl.nn.conv import ConvTranspose1d as _ConvTranspose1d
 from netcl.nn.conv import ConvTranspose2d as _ConvTranspose2d
-from netcl.nn.conv import ConvTranspose3d as _ConvTranspose3d
 from netcl.nn.conv import DepthwiseConv2d as _DepthwiseConv2d
 from netcl.nn.dropout import Dropout as _Dropout
 from netcl.nn.dropout import Dropout2d as _Dropout2d
@@ -80,18 +76,13 @@ from netcl.nn.recurrent import GRU as _GRU
 from netcl.nn.recurrent import GRUCell as _GRUCell
 from netcl.nn.norm import GroupNorm as _GroupNorm
 from netcl.nn.container import Identity as _Identity
-from netcl.nn.norm import InstanceNorm1d as _InstanceNorm1d
 from netcl.nn.norm import InstanceNorm2d as _InstanceNorm2d
-from netcl.nn.norm import InstanceNorm3d as _InstanceNorm3d
 from netcl.nn.recurrent import LSTM as _LSTM
 from netcl.nn.recurrent import LSTMCell as _LSTMCell
 from netcl.nn.norm import LayerNorm as _LayerNorm
 from netcl.nn.lenet import LeNet as _LeNet
 from netcl.nn.linear import Linear as _Linear
 from netcl.nn.mlp import MLP as _MLP
-from netcl.nn.pool import MaxUnpool1d as _MaxUnpool1d
-from netcl.nn.pool import MaxUnpool2d as _MaxUnpool2d
-from netcl.nn.pool import MaxUnpool3d as _MaxUnpool3d
 from netcl.nn.container import ModuleDict as _ModuleDict
 from netcl.nn.container import ModuleList as _ModuleList
 from netcl.nn.attention import MultiheadAttention as _MultiheadAttention
@@ -176,11 +167,13 @@ class BasicBlock(_BasicBlock):
 class BatchNorm1d(_BatchNorm1d):
     def __init__(self, num_features: int, eps: float = 1e-05, momentum: float | None = 0.1, affine: bool = True, track_running_stats: bool = True, *, bias: bool = True, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
 
-class BatchNorm2d(_BatchNorm2d):
+class BatchNorm2d(Module):
     def __init__(self, num_features: int, eps: float = 1e-05, momentum: float | None = 0.1, affine: bool = True, track_running_stats: bool = True, *, bias: bool = True, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
 
-class BatchNorm3d(_BatchNorm3d):
+class BatchNorm3d(Module):
     def __init__(self, num_features: int, eps: float = 1e-05, momentum: float | None = 0.1, affine: bool = True, track_running_stats: bool = True, *, bias: bool = True, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 class Bilinear(_Bilinear):
     def __init__(self, in1_features: int, in2_features: int, out_features: int, bias: bool = True, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
@@ -243,14 +236,16 @@ class Conv2d(_Conv2d):
 class Conv3d(_Conv3d):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, bias: bool = True, padding_mode: str = 'zeros', pad: Any = None, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
 
-class ConvTranspose1d(_ConvTranspose1d):
+class ConvTranspose1d(Module):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, bias: bool = True, dilation: Any = 1, padding_mode: str = 'zeros', pad: Any = None, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 class ConvTranspose2d(_ConvTranspose2d):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, bias: bool = True, dilation: Any = 1, padding_mode: str = 'zeros', pad: Any = None, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
 
-class ConvTranspose3d(_ConvTranspose3d):
+class ConvTranspose3d(Module):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, bias: bool = True, dilation: Any = 1, padding_mode: str = 'zeros', pad: Any = None, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 class CosineEmbeddingLoss(Module):
     def __init__(self, margin: float = 0.0, reduction: str = 'mean', *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
@@ -373,14 +368,16 @@ class InfoNCELoss(Module):
     def __init__(self, temperature: float = 0.07, reduction: str = 'mean', *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
     def __getattr__(self, name: str) -> Any: ...
 
-class InstanceNorm1d(_InstanceNorm1d):
+class InstanceNorm1d(Module):
     def __init__(self, num_features: int, eps: float = 1e-05, momentum: float | None = 0.1, affine: bool = False, track_running_stats: bool = False, *, bias: bool = True, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 class InstanceNorm2d(_InstanceNorm2d):
     def __init__(self, num_features: int, eps: float = 1e-05, momentum: float | None = 0.1, affine: bool = False, track_running_stats: bool = False, *, bias: bool = True, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
 
-class InstanceNorm3d(_InstanceNorm3d):
+class InstanceNorm3d(Module):
     def __init__(self, num_features: int, eps: float = 1e-05, momentum: float | None = 0.1, affine: bool = False, track_running_stats: bool = False, *, bias: bool = True, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 class KLDivLoss(Module):
     def __init__(self, reduction: str = 'mean', log_target: bool = False, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
@@ -508,14 +505,17 @@ class MaxPool3d(Module):
     def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, return_indices: bool = False, ceil_mode: bool = False, pad: Any = None, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
     def __getattr__(self, name: str) -> Any: ...
 
-class MaxUnpool1d(_MaxUnpool1d):
+class MaxUnpool1d(Module):
     def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
 
-class MaxUnpool2d(_MaxUnpool2d):
+class MaxUnpool2d(Module):
     def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
 
-class MaxUnpool3d(_MaxUnpool3d):
+class MaxUnpool3d(Module):
     def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
 
 class Mish(Module):
     def __init__(self, inplace: bool = False, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.autograd.ops import older_reduction
 from netcl.core.tensor import Tensor
 from netcl.nn.ctc import ctc_loss
 from netcl.nn.layer_class import export_layers, layer_class
@@ -317,5 +318,15 @@ TripletMarginWithDistanceLoss = _layer(
     "round(nn.TripletMarginWithDistanceLoss()([[0.0]], [[1.0]], [[1.5]]).item(), 3)", "0.5",
 )  # fmt: skip
 
+
+def _reducing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(function)
+    def call(*args: Any, size_average: Any = None, reduce: Any = None, **kwargs: Any) -> Tensor:
+        return function(*args, **kwargs | older_reduction(size_average, reduce))
+
+    return call
+
+
+globals().update({name: _reducing(made) for name, made in [*globals().items()] if name.endswith("_loss")})
 FUNCTIONS = [name for name, made in globals().items() if inspect.isfunction(made) and made.__module__ == __name__ and name[0] != "_"]
 export_layers(globals())

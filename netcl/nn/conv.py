@@ -127,9 +127,6 @@ class Conv2d(_Conv):
 class Conv3d(_Conv):
     """A convolution of volumes, as :class:`Conv2d` of images; computed as one of images (:func:`netcl.nn.volume.conv3d`).
 
-    Shapes: ``x`` ``(N, in_channels, D, H, W)``, ``y`` ``(N, out_channels, D', H', W')``, ``weight``
-    ``(out_channels, in_channels / groups, kD, kH, kW)``.
-
     >>> from netcl import nn, zeros
     >>> nn.Conv3d(3, 8, 3, padding=1)(zeros((2, 3, 4, 5, 6))).shape
     (2, 8, 4, 5, 6)
@@ -188,6 +185,10 @@ class _ConvTranspose(_Convolution):
         given = {"stride": self.stride, "padding": self.padding, "output_padding": extra, "dilation": self.dilation}
         return {"groups": self.groups, **(given if self.axes > 1 else {name: value[0] for name, value in given.items()})}
 
+    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        function: Any = conv_transpose3d if self.axes == 3 else ag.conv_transpose1d if self.axes == 1 else ag.conv_transpose2d
+        return function(x, self.weight, self.bias, **self._options(x, output_size))
+
 
 class ConvTranspose2d(_ConvTranspose):
     """The transpose of a convolution: it turns the shape ``Conv2d`` gives back into the one it takes.
@@ -205,33 +206,16 @@ class ConvTranspose2d(_ConvTranspose):
     (1, 8, 14, 14)
     """
 
-    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        return ag.conv_transpose2d(x, self.weight, self.bias, **self._options(x, output_size))
 
-
-class ConvTranspose1d(_ConvTranspose):
-    """The transpose of :class:`Conv1d`, as :class:`ConvTranspose2d` for images.
+def _transposed(axes: int) -> Any:
+    name, x, y = f"ConvTranspose{axes}d", (1, 4, 3, 4, 5)[: axes + 2], (1, 8, 6, 8, 10)[: axes + 2]
+    doc = f"""The transpose of :class:`Conv{axes}d`, as :class:`ConvTranspose2d` for images.
 
     >>> from netcl import nn, zeros
-    >>> nn.ConvTranspose1d(16, 8, 2, stride=2)(zeros((1, 16, 7))).shape
-    (1, 8, 14)
+    >>> nn.{name}(4, 8, 2, stride=2)(zeros({x})).shape
+    {y}
     """
-
-    axes = 1
-
-    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        return ag.conv_transpose1d(x, self.weight, self.bias, **self._options(x, output_size))
+    return type(Module)(name, (_ConvTranspose,), {"axes": axes, "__doc__": doc, "__module__": __name__})  # type: ignore[misc]
 
 
-class ConvTranspose3d(_ConvTranspose):
-    """The transpose of :class:`Conv3d`, as :class:`ConvTranspose2d` for images.
-
-    >>> from netcl import nn, zeros
-    >>> nn.ConvTranspose3d(4, 8, 2, stride=2)(zeros((1, 4, 3, 4, 5))).shape
-    (1, 8, 6, 8, 10)
-    """
-
-    axes = 3
-
-    def forward(self, x: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        return conv_transpose3d(x, self.weight, self.bias, **self._options(x, output_size))
+ConvTranspose1d, ConvTranspose3d = _transposed(1), _transposed(3)

@@ -11,10 +11,7 @@ from netcl.autograd.ops import acos as acos
 from netcl.autograd.ops import acosh as acosh
 from netcl.autograd.ops import adaptive_avg_pool1d as adaptive_avg_pool1d
 from netcl.autograd.ops import adaptive_avg_pool2d as adaptive_avg_pool2d
-from netcl.autograd.ops import adaptive_avg_pool2d_input_grad as adaptive_avg_pool2d_input_grad
 from netcl.autograd.ops import adaptive_max_pool2d as adaptive_max_pool2d
-from netcl.autograd.ops import adaptive_max_pool2d_input_grad as adaptive_max_pool2d_input_grad
-from netcl.autograd.ops import adaptive_max_pool2d_with_indices as adaptive_max_pool2d_with_indices
 from netcl.autograd.ops import add as add
 from netcl.autograd.ops import addbmm as addbmm
 from netcl.autograd.ops import addcdiv as addcdiv
@@ -54,7 +51,6 @@ from netcl.autograd.ops import atleast_3d as atleast_3d
 from netcl.autograd.ops import attention_grad as attention_grad
 from netcl.autograd.ops import avg_pool1d as avg_pool1d
 from netcl.autograd.ops import avg_pool2d as avg_pool2d
-from netcl.autograd.ops import avg_pool2d_input_grad as avg_pool2d_input_grad
 from netcl.autograd.ops import baddbmm as baddbmm
 from netcl.autograd.ops import batch_norm_grad as batch_norm_grad
 from netcl.autograd.ops import batch_norm_inference as batch_norm_inference
@@ -73,7 +69,6 @@ from netcl.autograd.ops import bitwise_not as bitwise_not
 from netcl.autograd.ops import bitwise_or as bitwise_or
 from netcl.autograd.ops import bitwise_right_shift as bitwise_right_shift
 from netcl.autograd.ops import bitwise_xor as bitwise_xor
-from netcl.autograd.ops import block_diag as block_diag
 from netcl.autograd.ops import bmm as bmm
 from netcl.autograd.ops import bound as bound
 from netcl.autograd.ops import broadcast_to as broadcast_to
@@ -84,7 +79,6 @@ from netcl.autograd.ops import cat as cat
 from netcl.autograd.ops import cdist as cdist
 from netcl.autograd.ops import ceil as ceil
 from netcl.autograd.ops import cholesky as cholesky
-from netcl.autograd.ops import cholesky_inverse as cholesky_inverse
 from netcl.autograd.ops import cholesky_solve as cholesky_solve
 from netcl.autograd.ops import chunk as chunk
 from netcl.autograd.ops import clamp as clamp
@@ -106,11 +100,9 @@ from netcl.autograd.ops import conv2d_input_grad as conv2d_input_grad
 from netcl.autograd.ops import conv2d_relu as conv2d_relu
 from netcl.autograd.ops import conv2d_weight_grad as conv2d_weight_grad
 from netcl.autograd.ops import copysign as copysign
-from netcl.autograd.ops import corrcoef as corrcoef
 from netcl.autograd.ops import cos as cos
 from netcl.autograd.ops import cosh as cosh
 from netcl.autograd.ops import count_nonzero as count_nonzero
-from netcl.autograd.ops import cov as cov
 from netcl.autograd.ops import cross as cross
 from netcl.autograd.ops import cross_entropy as cross_entropy
 from netcl.autograd.ops import cross_entropy_forward as cross_entropy_forward
@@ -126,7 +118,6 @@ from netcl.autograd.ops import diag_embed as diag_embed
 from netcl.autograd.ops import diagonal as diagonal
 from netcl.autograd.ops import diff as diff
 from netcl.autograd.ops import digamma as digamma
-from netcl.autograd.ops import dist as dist
 from netcl.autograd.ops import div as div
 from netcl.autograd.ops import divide as divide
 from netcl.autograd.ops import dot as dot
@@ -170,8 +161,6 @@ from netcl.autograd.ops import global_max_pool as global_max_pool
 from netcl.autograd.ops import greater as greater
 from netcl.autograd.ops import greater_equal as greater_equal
 from netcl.autograd.ops import grid_sample as grid_sample
-from netcl.autograd.ops import grid_sample_grid_grad as grid_sample_grid_grad
-from netcl.autograd.ops import grid_sample_input_grad as grid_sample_input_grad
 from netcl.autograd.ops import group_norm as group_norm
 from netcl.autograd.ops import gt as gt
 from netcl.autograd.ops import heaviside as heaviside
@@ -187,7 +176,6 @@ from netcl.autograd.ops import index_add as index_add
 from netcl.autograd.ops import index_copy as index_copy
 from netcl.autograd.ops import index_fill as index_fill
 from netcl.autograd.ops import index_put as index_put
-from netcl.autograd.ops import index_reduce as index_reduce
 from netcl.autograd.ops import index_select as index_select
 from netcl.autograd.ops import info_nce as info_nce
 from netcl.autograd.ops import inner as inner
@@ -217,7 +205,6 @@ from netcl.autograd.ops import less_equal as less_equal
 from netcl.autograd.ops import lgamma as lgamma
 from netcl.autograd.ops import linalg_cholesky as linalg_cholesky
 from netcl.autograd.ops import linalg_cofactors as linalg_cofactors
-from netcl.autograd.ops import linalg_cond as linalg_cond
 from netcl.autograd.ops import linalg_det as linalg_det
 from netcl.autograd.ops import linalg_eigh as linalg_eigh
 from netcl.autograd.ops import linalg_eigvalsh as linalg_eigvalsh
@@ -225,7 +212,6 @@ from netcl.autograd.ops import linalg_inv as linalg_inv
 from netcl.autograd.ops import linalg_lstsq as linalg_lstsq
 from netcl.autograd.ops import linalg_matrix_norm as linalg_matrix_norm
 from netcl.autograd.ops import linalg_matrix_rank as linalg_matrix_rank
-from netcl.autograd.ops import linalg_multi_dot as linalg_multi_dot
 from netcl.autograd.ops import linalg_norm as linalg_norm
 from netcl.autograd.ops import linalg_pinv as linalg_pinv
 from netcl.autograd.ops import linalg_qr as linalg_qr
@@ -266,8 +252,6 @@ from netcl.autograd.ops import matrix_power as matrix_power
 from netcl.autograd.ops import max as max
 from netcl.autograd.ops import max_pool1d as max_pool1d
 from netcl.autograd.ops import max_pool2d as max_pool2d
-from netcl.autograd.ops import max_pool2d_input_grad as max_pool2d_input_grad
-from netcl.autograd.ops import max_pool2d_with_indices as max_pool2d_with_indices
 from netcl.autograd.ops import maximum as maximum
 from netcl.autograd.ops import mean as mean
 from netcl.autograd.ops import median as median
@@ -284,7 +268,6 @@ from netcl.autograd.ops import msort as msort
 from netcl.autograd.ops import mul as mul
 from netcl.autograd.ops import multiply as multiply
 from netcl.autograd.ops import mv as mv
-from netcl.autograd.ops import mvlgamma as mvlgamma
 from netcl.autograd.ops import nan_to_num as nan_to_num
 from netcl.autograd.ops import nan_to_num_values as nan_to_num_values
 from netcl.autograd.ops import nanmean as nanmean
@@ -305,6 +288,10 @@ from netcl.autograd.ops import pinverse as pinverse
 from netcl.autograd.ops import pixel_shuffle as pixel_shuffle
 from netcl.autograd.ops import pixel_unshuffle as pixel_unshuffle
 from netcl.autograd.ops import polygamma as polygamma
+from netcl.autograd.ops import pool_average as pool_average
+from netcl.autograd.ops import pool_average_grad as pool_average_grad
+from netcl.autograd.ops import pool_max as pool_max
+from netcl.autograd.ops import pool_max_grad as pool_max_grad
 from netcl.autograd.ops import pow as pow
 from netcl.autograd.ops import prelu as prelu
 from netcl.autograd.ops import prelu_broadcast as prelu_broadcast
@@ -328,7 +315,6 @@ from netcl.autograd.ops import reorder as reorder
 from netcl.autograd.ops import repeat as repeat
 from netcl.autograd.ops import repeat_interleave as repeat_interleave
 from netcl.autograd.ops import resample2d as resample2d
-from netcl.autograd.ops import resample2d_input_grad as resample2d_input_grad
 from netcl.autograd.ops import reshape as reshape
 from netcl.autograd.ops import roll as roll
 from netcl.autograd.ops import rope as rope
@@ -341,6 +327,9 @@ from netcl.autograd.ops import row_norm_weight_grad as row_norm_weight_grad
 from netcl.autograd.ops import row_stack as row_stack
 from netcl.autograd.ops import rsqrt as rsqrt
 from netcl.autograd.ops import rsub as rsub
+from netcl.autograd.ops import sample_images as sample_images
+from netcl.autograd.ops import sample_images_grid_grad as sample_images_grid_grad
+from netcl.autograd.ops import sample_images_input_grad as sample_images_input_grad
 from netcl.autograd.ops import scatter as scatter
 from netcl.autograd.ops import scatter_add as scatter_add
 from netcl.autograd.ops import scatter_reduce as scatter_reduce
@@ -392,7 +381,6 @@ from netcl.autograd.ops import top_indices as top_indices
 from netcl.autograd.ops import topk as topk
 from netcl.autograd.ops import trace as trace
 from netcl.autograd.ops import transpose as transpose
-from netcl.autograd.ops import trapezoid as trapezoid
 from netcl.autograd.ops import trigamma as trigamma
 from netcl.autograd.ops import tril as tril
 from netcl.autograd.ops import triplet as triplet

@@ -13,15 +13,10 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.autograd.creation import with_generator
+from netcl.core.device import queue_of
 from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-
-# Mike Giles, "Approximating the erfinv function" (2010): coefficients near the middle and in the tails, in w and sqrt(w).
-_MIDDLE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164, 0.246640727,
-           1.50140941)  # fmt: skip
-_TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047, 1.00167406,
-         2.83297682)  # fmt: skip
 
 
 def _drawn(kind: str, tensor: Tensor) -> np.ndarray:
@@ -101,13 +96,8 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
     """Values of a normal distribution held between ``a`` and ``b``, by inversion: every value costs one random number."""
     low, high = (math.erf((limit - mean) / std / math.sqrt(2)) for limit in (a, b))
     values = low + (high - low) * _drawn("uniform", tensor)
-    return _put(tensor, np.clip(mean + std * math.sqrt(2) * _inverse_erf(values), a, b))
-
-
-def _inverse_erf(y: np.ndarray) -> np.ndarray:
-    y = np.clip(y, -1 + 1e-16, 1 - 1e-16)
-    w = -np.log((1 - y) * (1 + y))
-    return y * np.where(w < 5, np.polyval(_MIDDLE, w - 2.5), np.polyval(_TAIL, np.sqrt(w) - 3))
+    inverse = ag.erfinv(Tensor.from_host(queue_of("cpu"), values, "float64")).to_host()
+    return _put(tensor, np.clip(mean + std * math.sqrt(2) * inverse, a, b))
 
 
 @with_generator

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import netcl.autograd as ag  # noqa: F401, the expressions below are in it
+from netcl.autograd.ops import older_reduction
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn.layer_class import export_layers, layer_class
@@ -13,7 +14,14 @@ from netcl.nn.module import Module
 from netcl.nn.parameter import here
 
 
-class Loss(Module):
+class _Reducing(type(Module)):  # type: ignore[misc]
+    """Losses also take torch's older ``size_average=`` and ``reduce=``."""
+
+    def __call__(cls, *args: Any, size_average: Any = None, reduce: Any = None, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs | older_reduction(size_average, reduce))
+
+
+class Loss(Module, metaclass=_Reducing):
     """The base of losses."""
 
     WEIGHTS = ("weight", "pos_weight")  # settings that are kept as buffers

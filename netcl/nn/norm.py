@@ -118,31 +118,21 @@ class BatchNorm1d(_BatchNorm):
     ranks = (2, 3)
 
 
-class BatchNorm2d(_BatchNorm):
-    """Batch norm of images: ``y = (x - mean) / sqrt(var + eps) * weight + bias``, per channel; see :class:`BatchNorm1d`.
-
-    - **num_features**: the number of channels.
-    - **eps**, **momentum**, **affine**, **track_running_stats**: as in torch.
-
-    Shapes: ``(N, C, H, W)``.
+def _of_rank(name: str, base: type[_Running], like: str, of: str) -> Any:
+    """A norm like another one, of tensors of another rank."""
+    axes = int(name[-2])
+    shape = (2, 3, 2, 4, 4)[: axes + 2]
+    doc = f""":class:`{like}` of {of}.
 
     >>> from netcl import nn, ones
-    >>> nn.BatchNorm2d(3)(ones((2, 3, 4, 4))).shape
-    (2, 3, 4, 4)
+    >>> nn.{name}(3)(ones({shape})).shape
+    {shape}
     """
+    return type(Module)(name, (base,), {"ranks": (axes + 2,), "__doc__": doc, "__module__": __name__})  # type: ignore[misc]
 
-    ranks = (4,)
 
-
-class BatchNorm3d(_BatchNorm):
-    """Batch norm of volumes ``(N, C, D, H, W)``; see :class:`BatchNorm1d`.
-
-    >>> from netcl import nn, ones
-    >>> nn.BatchNorm3d(3)(ones((2, 3, 2, 4, 4))).shape
-    (2, 3, 2, 4, 4)
-    """
-
-    ranks = (5,)
+BatchNorm2d = _of_rank("BatchNorm2d", _BatchNorm, "BatchNorm1d", "images ``(N, C, H, W)``")
+BatchNorm3d = _of_rank("BatchNorm3d", _BatchNorm, "BatchNorm1d", "volumes ``(N, C, D, H, W)``")
 
 
 class InstanceNorm2d(_Running):
@@ -181,26 +171,8 @@ class InstanceNorm2d(_Running):
                 ag.lerp(running, ag.mean(new, axis=0).to(running.dtype), momentum, out=running)  # in place: recorded launches look here
 
 
-class InstanceNorm1d(InstanceNorm2d):
-    """:class:`InstanceNorm2d` of signals ``(N, C, L)``.
-
-    >>> from netcl import nn, ones
-    >>> nn.InstanceNorm1d(3)(ones((2, 3, 4))).shape
-    (2, 3, 4)
-    """
-
-    ranks = (3,)
-
-
-class InstanceNorm3d(InstanceNorm2d):
-    """:class:`InstanceNorm2d` of volumes ``(N, C, D, H, W)``.
-
-    >>> from netcl import nn, ones
-    >>> nn.InstanceNorm3d(3)(ones((2, 3, 2, 4, 4))).shape
-    (2, 3, 2, 4, 4)
-    """
-
-    ranks = (5,)
+InstanceNorm1d = _of_rank("InstanceNorm1d", InstanceNorm2d, "InstanceNorm2d", "signals ``(N, C, L)``")
+InstanceNorm3d = _of_rank("InstanceNorm3d", InstanceNorm2d, "InstanceNorm2d", "volumes ``(N, C, D, H, W)``")
 
 
 class LayerNorm(_Norm):

@@ -80,49 +80,24 @@ LPPool1d, LPPool2d, LPPool3d = _pools(
 )  # fmt: skip
 
 
-class MaxUnpool1d(_Unpool):
-    """Values back at the places that :class:`MaxPool1d` with ``return_indices`` gave, zeros elsewhere.
+def _unpool(axes: int) -> Any:
+    name, shape = f"MaxUnpool{axes}d", (1, 1, *range(2, 2 * axes + 2, 2))
+    doc = f"""Values of {_OF[axes][0]} back at the places that :class:`MaxPool{axes}d` with ``return_indices`` gave, zeros elsewhere.
 
     ``forward(input, indices, output_size)``: the size decides among those that a pool maps to one.
 
-    >>> from netcl import nn
-    >>> pooled = nn.MaxPool1d(2, return_indices=True)([[[1.0, 3.0, 2.0, 0.0]]])
-    >>> nn.MaxUnpool1d(2)(*pooled).tolist()
-    [[[0.0, 3.0, 2.0, 0.0]]]
-    """
-
-    axes = 1
-
-
-class MaxUnpool2d(_Unpool):
-    """:class:`MaxUnpool1d` for images.
-
     >>> from netcl import nn, ones
-    >>> nn.MaxUnpool2d(2)(*nn.MaxPool2d(2, return_indices=True)(ones((1, 1, 4, 6)))).shape
-    (1, 1, 4, 6)
+    >>> nn.{name}(2)(*nn.MaxPool{axes}d(2, return_indices=True)(ones({shape}))).shape
+    {shape}
     """
-
-    axes = 2
-
-
-class MaxUnpool3d(_Unpool):
-    """:class:`MaxUnpool1d` for volumes.
-
-    >>> from netcl import nn, ones
-    >>> nn.MaxUnpool3d(2)(*nn.MaxPool3d(2, return_indices=True)(ones((1, 1, 2, 4, 6)))).shape
-    (1, 1, 2, 4, 6)
-    """
-
-    axes = 3
+    return type(Module)(name, (_Unpool,), {"axes": axes, "__doc__": doc, "__module__": __name__})  # type: ignore[misc]
 
 
-GlobalAvgPool2d = layer_class(
-    globals(), "GlobalAvgPool2d", "ag.mean(x, axis=(2, 3))", "The mean of each channel.\n\nShapes: ``(N, C, H, W)`` becomes ``(N, C)``.",
-    "nn.GlobalAvgPool2d()([[[[1.0, 3.0], [2.0, 0.0]]]]).tolist()", "[[1.5]]", _Pool,
-)  # fmt: skip
-GlobalMaxPool2d = layer_class(
-    globals(), "GlobalMaxPool2d", "ag.amax(x, axis=(2, 3))",
-    "The largest value of each channel.\n\nShapes: ``(N, C, H, W)`` becomes ``(N, C)``.",
-    "nn.GlobalMaxPool2d()([[[[1.0, 3.0], [2.0, 0.0]]]]).tolist()", "[[3.0]]", _Pool,
+MaxUnpool1d, MaxUnpool2d, MaxUnpool3d = map(_unpool, (1, 2, 3))
+GlobalAvgPool2d, GlobalMaxPool2d = (
+    layer_class(globals(), f"Global{kind}Pool2d", f"ag.{op}(x, axis=(2, 3))",
+                f"The {what} of each channel.\n\nShapes: ``(N, C, H, W)`` becomes ``(N, C)``.",
+                f"nn.Global{kind}Pool2d()([[[[1.0, 3.0], [2.0, 0.0]]]]).tolist()", gives, _Pool)
+    for kind, op, what, gives in (("Avg", "mean", "mean", "[[1.5]]"), ("Max", "amax", "largest value", "[[3.0]]"))
 )  # fmt: skip
 export_layers(globals())

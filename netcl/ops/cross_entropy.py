@@ -73,7 +73,7 @@ def _rows_ref(logits, target, weight, ignore_index, label_smoothing, log_probs):
     return x, t, counts, logs
 
 
-def _forward_ref(logits, target, weight=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, log_probs=False):
+def cross_entropy_ref(logits, target, weight=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, log_probs=False):
     x, t, counts, logs = _rows_ref(logits, target, weight, ignore_index, label_smoothing, log_probs)
     losses = (t * (logs[:, None] - x)).sum(-1)
     shape = target.shape if target.shape != logits.shape else np.delete(logits.shape, 1 if logits.ndim > 1 else 0)
@@ -279,39 +279,20 @@ _CROSS_ENTROPY_SAMPLES = [
     S((0, 5), (0,), None, high=(1.0, 5), low=(-1.0, 0), reduction="sum", **_L),
 ]
 _CROSS_ENTROPY_GRAD_SAMPLES = [
-    S(
-        (),
-        (3, 5),
-        (3,),
-        None,
-        (3,),
-        (),
-        dtypes=(None, None, "int64", None, None, None),
-        high=(1.0, 1.0, 5, 1.0, 2.0, 1.0),
-        low=(-1.0, -1.0, 0, 0.0, 1.0, 0.5),
-    ),
-    S(
-        (2, 7),
-        (2, 257, 7),
-        (2, 7),
-        (257,),
-        (2, 7),
-        (),
-        dtypes=(None, None, "int32", None, None, None),
-        high=(1.0, 1.0, 257, 2.0, 7.0, 1.0),
-        low=(-1.0, -1.0, 0, 0.5, 6.0, 0.5),
-        reduction="none",
-        label_smoothing=0.1,
-    ),
+    S((), (3, 5), (3,), None, (3,), (), dtypes=(None, None, "int64", None, None, None), high=(1.0, 1.0, 5, 1.0, 2.0, 1.0),
+      low=(-1.0, -1.0, 0, 0.0, 1.0, 0.5)),
+    S((2, 7), (2, 257, 7), (2, 7), (257,), (2, 7), (), dtypes=(None, None, "int32", None, None, None), reduction="none",
+      label_smoothing=0.1, high=(1.0, 1.0, 257, 2.0, 7.0, 1.0), low=(-1.0, -1.0, 0, 0.5, 6.0, 0.5)),
     S((), (4, 5), (4, 5), (5,), (4,), (), low=(-1.0, -1.0, 0.1, 0.5, 1.0, 0.5), high=(1.0, 1.0, 1.0, 1.0, 2.0, 1.0)),
-]
+]  # fmt: skip
 _CROSS_ENTROPY_ERRORS = [
     (S((2, 3), (3,), None), r"target must be labels of shape \(2,\) or probabilities of shape \(2, 3\); target=\(3,\)"),
     (S((2, 3), np.array([0, 1]), (2,)), r"weight must have one number for each of the 3 classes; weight=\(2,\)"),
 ]
 
 
-@op(vjp=_forward_vjp, ref=_forward_ref, cpu=_forward_cpu, amp="float", samples=_CROSS_ENTROPY_SAMPLES, errors=_CROSS_ENTROPY_ERRORS, tol=4)
+@op(vjp=_forward_vjp, ref=cross_entropy_ref, cpu=_forward_cpu, amp="float", tol=4, samples=_CROSS_ENTROPY_SAMPLES,
+    errors=_CROSS_ENTROPY_ERRORS)  # fmt: skip
 def cross_entropy_forward(
     logits: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean", ignore_index: int = -100,
     label_smoothing: float = 0.0, log_probs: bool = False,

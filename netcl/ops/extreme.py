@@ -39,45 +39,30 @@ def _extreme_ref(fold: Any, place: Any) -> Any:
     return reference
 
 
-_EXTREME: dict[str, Any] = {
-    "inputs": ("x",),
-    "samples": [
-        S((257,)),
-        S((3, 5), axis=1),
-        S((3, 5, 7), dim=1),
-        S((33, 4), dim=-1, keepdim=True),
-        S((6,), dim=0, dtypes="int32", high=9),
-    ],
-}
+_EXTREME_SAMPLES = [S((257,)), S((3, 5), axis=1), S((3, 5, 7), dim=1), S((33, 4), dim=-1, keepdim=True),
+                    S((6,), dim=0, dtypes="int32", high=9)]  # fmt: skip
+_DOCS = {"max": """The largest element; with ``dim``, ``(values, indices)`` along it, as in torch; with ``axis``, values only, as in NumPy.
+
+A tensor in place of ``dim`` is compared elementwise, as by ``maximum``. The gradient of ``values`` goes to the elements at
+``indices``; that of a fold without ``dim`` is shared by all elements that are the largest.
+
+>>> from netcl import ops
+>>> values, indices = ops.max(Tensor.from_host([[1.0, 5.0], [7.0, 2.0]]), 1)
+>>> values.tolist(), indices.tolist()
+([5.0, 7.0], [1, 0])
+""", "min": "The smallest element; ``dim``, ``axis`` and a second tensor as in :func:`max`."}  # fmt: skip
 
 
-def _extreme_errors(name: str) -> list[Any]:
-    return [
-        (S((3, 2), dim=2), rf"\[arg{name}\] axis 2 is out of range"),
-        (S((3, 2), dim=(0, 1)), rf"\[{name}\] dim must be one integer; dim=\(0, 1\); several axes: a{name}\(x, \(0, 1\)\)"),
-    ]
+def _register_extreme(name: str) -> None:
+    def call(F: Any, x: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Axis = None, keepdims: bool = False,
+             out: Tensor | None = None) -> Tensor | Ordered:  # fmt: skip
+        return _extreme(F, name, x, dim, keepdim, axis, keepdims, out)
+
+    errors = [(S((3, 2), dim=2), rf"\[arg{name}\] axis 2 is out of range"), (S((3, 2), dim=(0, 1)),
+               rf"\[{name}\] dim must be one integer; dim=\(0, 1\); several axes: a{name}\(x, \(0, 1\)\)")]  # fmt: skip
+    ref = _extreme_ref(getattr(np, name), getattr(np, f"arg{name}"))
+    composite(ref=ref, name=name, inputs=("x",), samples=_EXTREME_SAMPLES, errors=errors, doc=_DOCS[name])(call)
 
 
-@composite(ref=_extreme_ref(np.max, np.argmax), errors=_extreme_errors("max"), **_EXTREME)
-def max(
-    F: Any, x: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Axis = None, keepdims: bool = False, out: Tensor | None = None
-) -> Tensor | Ordered:  # fmt: skip
-    """The largest element; with ``dim``, ``(values, indices)`` along it, as in torch; with ``axis``, values only, as in NumPy.
-
-    A tensor in place of ``dim`` is compared elementwise, as by ``maximum``. The gradient of ``values`` goes to the elements at
-    ``indices``; that of a fold without ``dim`` is shared by all elements that are the largest.
-
-    >>> from netcl import ops
-    >>> values, indices = ops.max(Tensor.from_host([[1.0, 5.0], [7.0, 2.0]]), 1)
-    >>> values.tolist(), indices.tolist()
-    ([5.0, 7.0], [1, 0])
-    """
-    return _extreme(F, "max", x, dim, keepdim, axis, keepdims, out)
-
-
-@composite(ref=_extreme_ref(np.min, np.argmin), errors=_extreme_errors("min"), **_EXTREME)
-def min(
-    F: Any, x: Tensor, dim: Any = None, keepdim: bool = False, *, axis: Axis = None, keepdims: bool = False, out: Tensor | None = None
-) -> Tensor | Ordered:  # fmt: skip
-    """The smallest element; ``dim``, ``axis`` and a second tensor as in :func:`max`."""
-    return _extreme(F, "min", x, dim, keepdim, axis, keepdims, out)
+_register_extreme("max")
+_register_extreme("min")

@@ -10,7 +10,7 @@ import inspect
 import math
 from collections import namedtuple
 from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,9 @@ def on_host(inputs: str, *, vjp: Callable[..., Any] | None, ref: Callable[..., A
             _check(name, takes, tensors, names)
             if bound.arguments.get("rtol", 0) is None or ("rtol" in signature.parameters and "rtol" not in bound.arguments):
                 exact = bound.arguments.get("atol") is not None
-                bound.arguments["rtol"] = 0.0 if exact else _epsilon(tensors[0].dtype) * max(tensors[0].shape[-2:])
+                bound.arguments["rtol"] = (
+                    0.0 if exact else float(np.finfo(dtypes.DTYPES[tensors[0].dtype].host).eps) * max(tensors[0].shape[-2:])
+                )
             for label, x in zip(names, tensors, strict=True):
                 host = x.to_host()
                 bound.arguments[label] = host.astype(np.float64) if takes != "any" and host.dtype.kind == "f" else host
@@ -71,10 +73,6 @@ def on_host(inputs: str, *, vjp: Callable[..., Any] | None, ref: Callable[..., A
 def _sent(values: Any, like: Tensor) -> Tensor:
     array = np.asarray(values)
     return Tensor.from_host(like.queue, np.ascontiguousarray(array).reshape(array.shape), like.dtype if array.dtype.kind == "f" else None)
-
-
-def _epsilon(dtype: str) -> float:
-    return float(np.finfo(dtypes.DTYPES[dtype].host).eps)
 
 
 def _check(name: str, takes: str, tensors: Sequence[Tensor], labels: Sequence[str]) -> None:
@@ -184,15 +182,10 @@ def _solve_triangular_vjp(F, g, out, A, upper, left, unitriangular):
     return F.triu(d_a, int(unitriangular)) if upper else F.tril(d_a, -int(unitriangular)), d_b
 
 
-@on_host(
-    "A B",
-    vjp=_solve_triangular_vjp,
-    takes="square",
-    amp="float",
-    tol=2,
-    ref=lambda A, B, upper, left=True, unitriangular=False: _solve(_triangle(A, upper, unitriangular), B, left),
-    samples=[S(_WELL, (3, 2), upper=True), S(_WELL, (3, 3), upper=False, unitriangular=True), S(_WELL, (2, 3), upper=False, left=False)],
-)
+@on_host("A B", vjp=_solve_triangular_vjp, takes="square", amp="float", tol=2,
+         ref=lambda A, B, upper, left=True, unitriangular=False: _solve(_triangle(A, upper, unitriangular), B, left),
+         samples=[S(_WELL, (3, 2), upper=True), S(_WELL, (3, 3), upper=False, unitriangular=True),
+                  S(_WELL, (2, 3), upper=False, left=False)])  # fmt: skip
 def linalg_solve_triangular(A, B, *, upper, left=True, unitriangular=False):
     """X with ``A X = B``, or ``X A = B`` if not ``left``, for one triangle of A; the other is not read. Computed on the host."""
     return _solve(_triangle(A, upper, unitriangular), B, left)
@@ -272,11 +265,8 @@ def linalg_cofactors(A):
     return (np.linalg.det(u) * np.linalg.det(vh))[..., None, None] * ((u * others[..., None, :]) @ vh)
 
 
-def _slogdet_vjp(F, g, A):
-    return F.mul(A, 0) if g[1] is None else F.mul(_columns(F, F.unsqueeze(g[1], -1)), _t(F, F.linalg_inv(A)))
-
-
-@on_host("A", vjp=_slogdet_vjp, ref=lambda A: tuple(np.linalg.slogdet(A)), errors=_errors("linalg_slogdet", _FLAT, _OBLONG), **_SQUARE)
+@on_host("A", vjp=lambda F, g, A: F.mul(A, 0) if g[1] is None else F.mul(_columns(F, F.unsqueeze(g[1], -1)), _t(F, F.linalg_inv(A))),
+         ref=lambda A: tuple(np.linalg.slogdet(A)), errors=_errors("linalg_slogdet", _FLAT, _OBLONG), **_SQUARE)  # fmt: skip
 def linalg_slogdet(A):
     """The sign of the determinant and the logarithm of its absolute value. Computed on the host."""
     return Determinant(*np.linalg.slogdet(A))
@@ -390,8 +380,7 @@ made_of("linalg_svdvals", lambda F, A: F.linalg_svd(A, False).S, lambda A: np.li
         amp="float", tol=4,
         doc="The singular values, from the largest down. Computed on the host.")  # fmt: skip
 made_of("linalg_eigvalsh", lambda F, A, UPLO="L": F.linalg_eigh(A, UPLO).eigenvalues, _symmetric(np.linalg.eigvalsh), S(_SYMMETRIC),
-        amp="float",
-        tol=2, doc="The eigenvalues of symmetric matrices, from the least up. Computed on the host.")  # fmt: skip
+        amp="float", tol=2, doc="The eigenvalues of symmetric matrices, from the least up. Computed on the host.")  # fmt: skip
 
 
 # ---- norms
@@ -424,15 +413,12 @@ def _norm(F: Any, A: Tensor, ord: Any = None, axis: Any = None, keepdims: bool =
     return F.norm(A, 2 if ord is None else ord, axis, keepdims)
 
 
-def _matrix_norm_ref(A, ord="fro", axis=(-2, -1), keepdims=False):
-    return np.linalg.norm(A, ord, axis, keepdims)
-
-
 _NORMS: dict[str, Any] = {"amp": "float", "tol": 4}
 made_of("linalg_vector_norm", lambda F, x, ord=2, axis=None, keepdims=False: F.norm(x, ord, axis, keepdims),
         lambda x, ord=2, axis=None: np.linalg.norm(x.ravel() if axis is None else x, ord, axis), S((3, 4)), S((3, 4), ord=3.0, axis=1),
         **_NORMS, doc="``sum(|x|**ord) ** (1/ord)`` over axes; ord may be infinite, 0 counts what is not zero.")  # fmt: skip
-made_of("linalg_matrix_norm", _matrix_norm, _matrix_norm_ref, S((3, 4)), S((2, 3, 4), ord="nuc"), S((3, 2, 4), ord=1,
+made_of("linalg_matrix_norm", _matrix_norm, lambda A, ord="fro", axis=(-2, -1), keepdims=False: np.linalg.norm(A, ord, axis, keepdims),
+        S((3, 4)), S((2, 3, 4), ord="nuc"), S((3, 2, 4), ord=1,
         axis=(0, 2), keepdims=True),
         S((2, 3, 4), ord=-math.inf), S((3, 4), ord=2), **_NORMS, errors=[(S((3, 4), ord=3),
         r"\[linalg_matrix_norm\] ord must be fro, nuc, inf")],
@@ -440,18 +426,6 @@ made_of("linalg_matrix_norm", _matrix_norm, _matrix_norm_ref, S((3, 4)), S((2, 3
 made_of("linalg_norm", _norm, lambda A, ord=None, axis=None: np.linalg.norm(A, ord, axis), S((3, 4)), S((3, 4), ord=math.inf),
         S((2, 3), ord=1, axis=1), **_NORMS, errors=[(S((3,), ord="fro"), r"\[linalg_norm\] ord='fro' is a norm of matrices")],
         doc="A norm of vectors, or of matrices where two axes are named or A has two; by default the 2-norm of all.")  # fmt: skip
-
-
-def _cond(F: Any, A: Tensor, p: Any = None) -> Tensor:
-    if p in (None, 2, -2):
-        values = F.linalg_svdvals(A)
-        ends = F.amax(values, -1), F.amin(values, -1)
-        return F.div(*(ends if p != -2 else ends[::-1]))
-    return F.mul(_matrix_norm(F, A, p), _matrix_norm(F, F.linalg_inv(A), p))
-
-
-made_of("linalg_cond", _cond, lambda A, p=None: np.linalg.cond(A, p), S(_WELL), S(_WELL, p=math.inf), amp="float", tol=8,
-        doc="The condition number of matrices in a norm p.")  # fmt: skip
 
 
 # ---- powers and products
@@ -485,34 +459,9 @@ def _exp_ref(A):
     return total
 
 
-def _multi_dot(F: Any, tensors: Sequence[Tensor]) -> Tensor:
-    """Products in the order that takes the fewest multiplications."""
-    given = [*tensors]
-    first, last = given[0].ndim == 1, given[-1].ndim == 1
-    given[0] = F.unsqueeze(given[0], 0) if first else given[0]
-    given[-1] = F.unsqueeze(given[-1], 1) if last else given[-1]
-    sizes = (given[0].shape[0], *(x.shape[-1] for x in given))
-
-    @lru_cache
-    def best(i: int, j: int) -> tuple[int, int]:
-        """The multiplications of the product of i..j, and where its last one divides it."""
-        whole = (best(i, k)[0] + best(k + 1, j)[0] + sizes[i] * sizes[k + 1] * sizes[j + 1] for k in range(i, j))
-        return min(zip(whole, range(i, j), strict=True)) if i < j else (0, i)
-
-    def product(i: int, j: int) -> Tensor:
-        at = best(i, j)[1]
-        return given[i] if i == j else F.matmul(product(i, at), product(at + 1, j))
-
-    made = product(0, len(given) - 1)
-    return F.reshape(made, made.shape[first : 2 - last])
-
-
 made_of("matrix_power", _matrix_power, np.linalg.matrix_power, S(_WELL, n=3), S(_WELL, n=-2), S(_WELL, n=0), amp="float", tol=8,
         doc="A square matrix to an integer power; a negative one inverts it on the host.")  # fmt: skip
 made_of("matrix_exp", _matrix_exp, _exp_ref, S(_WELL), S((2, 3, 3)), amp="float", tol=8, doc="The exponential of square matrices.")
-made_of("linalg_multi_dot", _multi_dot, lambda xs: np.linalg.multi_dot(xs), S([(2, 3), (3, 4), (4, 2)]), S([(3,), (3, 4), (4,)]),
-        amp="half",
-        tol=2, doc="The product of several matrices, in the order that takes the fewest multiplications.")  # fmt: skip
 
 
 # ---- torch's older names
@@ -534,30 +483,18 @@ def _cholesky_solve(F: Any, B: Tensor, L: Tensor, upper: bool = False) -> Tensor
 
 
 _LOWER = np.linalg.cholesky(_SYMMETRIC).astype(np.float32)
-_FACTOR: dict[str, Any] = {"amp": "float", "tol": 8, "errors": ()}
 made_of("cholesky", lambda F, A, upper=False: F.linalg_cholesky(A, upper=upper), _symmetric(_cholesky), S(_SYMMETRIC), amp="float", tol=2,
         doc="L with ``L L^T = A``; ``linalg.cholesky``.")  # fmt: skip
 made_of("cholesky_solve", _cholesky_solve, lambda B, L, upper=False: np.linalg.solve(np.tril(L) @ np.tril(L).T, B),
-        S((3, 2), _LOWER), **_FACTOR,
+        S((3, 2), _LOWER), amp="float", tol=8,
         doc="X with ``L L^T X = B``, from the Cholesky factor.")  # fmt: skip
-made_of("cholesky_inverse", lambda F, L, upper=False: _cholesky_solve(F, _constant(L, np.eye(L.shape[-1])), L, upper),
-        lambda L, upper=False: np.linalg.inv(np.tril(L) @ np.tril(L).T), S(_LOWER), **_FACTOR,
-        doc="The inverse of ``L L^T``, from the Cholesky factor.")  # fmt: skip
 made_of("qr", lambda F, A, some=True: F.linalg_qr(A, "reduced" if some else "complete"), lambda A, some=True: tuple(np.linalg.qr(A)),
-        S((4, 3)),
-        amp="float", tol=4, doc="``linalg.qr``; complete unless ``some``.")  # fmt: skip
+        S((4, 3)), amp="float", tol=4, doc="``linalg.qr``; complete unless ``some``.")  # fmt: skip
 made_of("svd", _old_svd, _old_svd_ref, S((4, 3)), amp="float", tol=8,
         doc="U, S and V, which ``linalg.svd`` gives transposed; reduced if ``some``.")  # fmt: skip
-made_of(
-    "cross",
-    lambda F, a, b, axis=-1: F.sub(F.mul(F.roll(a, -1, axis), F.roll(b, 1, axis)), F.mul(F.roll(a, 1, axis), F.roll(b, -1, axis))),
-    lambda a, b, axis=-1: np.cross(a, b, axis=axis),
-    S((4, 3), (4, 3)),
-    S((3, 2), (3, 2), axis=0),
-    doc="The cross product along an axis of 3.",
-)
+made_of("cross",
+        lambda F, a, b, axis=-1: F.sub(F.mul(F.roll(a, -1, axis), F.roll(b, 1, axis)), F.mul(F.roll(a, 1, axis), F.roll(b, -1, axis))),
+        lambda a, b, axis=-1: np.cross(a, b, axis=axis), S((4, 3), (4, 3)), S((3, 2), (3, 2), axis=0),
+        doc="The cross product along an axis of 3.")  # fmt: skip
 made_of("linalg_vecdot", lambda F, a, b, axis=-1: F.sum(F.mul(a, b), axis), lambda a, b, axis=-1: (a * b).sum(axis), S((4, 3), (4, 3)),
         doc="The inner products of vectors along an axis.")  # fmt: skip
-made_of("dist", lambda F, a, b, p=2: F.norm(F.sub(a, b), p), lambda a, b, p=2: np.linalg.norm((a - b).ravel(), p), S((4, 3), (4, 3)),
-        amp="float",
-        doc="The p-norm of the difference.")  # fmt: skip

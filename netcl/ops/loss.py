@@ -6,6 +6,8 @@ made of), else by reading them back.
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import Pointwise, S, alias, composite, register
+from netcl.ops.cross_entropy import cross_entropy_ref
 
 IGNORE = -100
 
@@ -58,17 +61,15 @@ _BAD_LABEL = (S((2, 3), np.array([0, 3])), r"label 3 is not a class; index=\(1,\
 # ---- reductions
 
 
-def _check_reduction(name: str, reduction: str, *more: str) -> None:
+def _check_reduction(name: str, reduction: str) -> None:
+    more = ("batchmean",) * (name == "kl_div")
     if reduction not in ("mean", "sum", "none", *more):
         raise ValueError(message(name, f"reduction is {', '.join(('mean', 'sum', *more))} or none", reduction=repr(reduction)))
 
 
-def _with_reduction(F: Any, name: str, loss: Any, reduction: str) -> Any:
-    _check_reduction(name, reduction)
-    return loss if reduction == "none" else F.sum(loss) if reduction == "sum" else F.mean(loss)
-
-
 def _ref(loss: np.ndarray, reduction: str) -> np.ndarray:
+    if reduction == "batchmean":
+        return np.asarray(loss.sum() / len(loss))
     return loss if reduction == "none" else np.asarray(loss.sum() if reduction == "sum" else loss.mean())
 
 
@@ -87,39 +88,39 @@ def _same_shape(name: str, x: Any, target: Any, *more: Any) -> list[Any]:
     return [x, target, *rest]
 
 
-def _unlike(name: str) -> tuple[Any, str]:
-    text = r"x\.shape=\(4, 1\), target\.shape=\(4,\); pass target\.reshape\(\(4, 1\)\), or x\.squeeze\(1\)"
-    return S((4, 1), (4,)), rf"\[{name}\] x and target must have the same shape; {text}"
+_UNLIKE = r"x\.shape=\(4, 1\), target\.shape=\(4,\); pass target\.reshape\(\(4, 1\)\), or x\.squeeze\(1\)"
+
+
+def _loss(name: str, elements: Any, ref: Any, *samples: Any, doc: str, errors: Any = (), alike: bool = True, **columns: Any) -> None:
+    """Register a loss that ``elements`` and ``ref`` compute per element, with ``reduction``. ``alike``: x and target have one shape."""
+    own = inspect.signature(elements)
+    inputs = tuple(own.parameters)[1 : 1 + len(samples[0].shapes)]
+    tensors = _same_shape if alike else launch.as_tensors
+
+    def call(F: Any, *args: Any, reduction: str = "mean", **options: Any) -> Tensor:
+        if len(args) < 2:
+            own.bind(F, *args, **options)  # raises where a tensor is missing
+        _check_reduction(name, reduction)
+        given = tensors(name, *args, *(options.pop(label, None) for label in inputs[len(args) :]))
+        loss = elements(F, *given, **options)
+        if reduction == "batchmean":
+            return F.mul(F.sum(loss), 1.0 / (loss.shape or (1,))[0])
+        return loss if reduction == "none" else F.sum(loss) if reduction == "sum" else F.mean(loss)
+
+    reduction = inspect.Parameter("reduction", inspect.Parameter.KEYWORD_ONLY, default="mean", annotation="str")
+    kinds = {None: "Tensor | None", inspect.Parameter.empty: "Tensor"}
+    typed = [p.replace(annotation=kinds[p.default]) if p.name in inputs else p for p in own.parameters.values()]
+    call.__signature__ = own.replace(parameters=[*typed, reduction], return_annotation="Tensor")  # type: ignore[attr-defined]
+    unlike = [(S((4, 1), (4,)), rf"\[{name}\] x and target must have the same shape; {_UNLIKE}")] * alike
+    composite(ref=lambda *given, reduction="mean", **options: _ref(ref(*given, **options), reduction), name=name, inputs=inputs,
+              samples=samples, errors=[*unlike, *errors], doc=doc, **{"amp": "float", **columns})(call)  # fmt: skip
 
 
 # ---- classification
 
 
-def _cross_entropy_ref(
-    x: np.ndarray,
-    target: np.ndarray,
-    weight: np.ndarray | None = None,
-    *,
-    ignore_index: int = IGNORE,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-) -> np.ndarray:
-    classes = x.shape[1]
-    logp = x - np.log(np.exp(x).sum(1, keepdims=True))
-    w = np.ones(classes) if weight is None else weight
-    counted = np.ones((x.shape[0], *x.shape[2:]))
-    if target.shape == x.shape:
-        wanted = target
-    else:
-        counted = np.where(target == ignore_index, 0.0, 1.0)
-        hot = np.eye(classes)[np.where(target == ignore_index, 0, target).astype(int)] * counted[..., None]
-        wanted = np.moveaxis(hot, -1, 1)
-    smooth = (wanted * (1 - label_smoothing) + label_smoothing / classes) * np.expand_dims(counted, 1)
-    weighted = w.reshape(1, -1, *[1] * (x.ndim - 2))
-    loss = -(smooth * logp * weighted).sum(1)
-    if reduction == "mean":
-        return np.asarray(loss.sum() / (loss.size if target.shape == x.shape else (wanted * weighted).sum()))
-    return _ref(loss, reduction)
+def _cross_entropy_ref(*given, **options):
+    return cross_entropy_ref(*given, **options)[0]
 
 
 _CE: dict[str, Any] = {"dtypes": ("float32", "int64", "float32"), "low": (-4.0, 0, 0.5), "high": (4.0, 3, 2.0)}
@@ -149,15 +150,9 @@ _CE: dict[str, Any] = {"dtypes": ("float32", "int64", "float32"), "low": (-4.0, 
     ],
 )
 def cross_entropy(
-    F: Any,
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    *,
-    ignore_index: int = IGNORE,
-    label_smoothing: float = 0.0,
+    F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = IGNORE, label_smoothing: float = 0.0,
     reduction: str = "mean",
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Softmax and negative log-likelihood in one: ``-log(softmax(x)[target])``.
 
     Logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits' shape
@@ -170,18 +165,8 @@ def cross_entropy(
     return F.cross_entropy_forward(x, target, weight, **options)[0]
 
 
-def _nll_ref(
-    x: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, *, ignore_index: int = IGNORE, reduction: str = "mean"
-) -> np.ndarray:
-    counted = target != ignore_index
-    label = np.where(counted, target, 0).astype(int)
-    weights = counted * (np.ones(x.shape[1]) if weight is None else weight)[label]
-    loss = -weights * np.take_along_axis(x, np.expand_dims(label, 1), 1).squeeze(1)
-    return np.asarray(loss.sum() / weights.sum()) if reduction == "mean" else _ref(loss, reduction)
-
-
 @composite(
-    ref=_nll_ref,
+    ref=partial(_cross_entropy_ref, log_probs=True),
     amp="float",
     samples=[S((4, 3), (4,), None, **_CE), S((2, 3, 5), (2, 5), (3,), **_CE), S((4, 3), (4,), (3,), reduction="sum", **_CE)],
     errors=[(S((2, 3), np.array([0, 3])), r"\[nll\] label 3 is not a class")],
@@ -197,154 +182,78 @@ def nll(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, igno
 # ---- regression
 
 
-@composite(
-    ref=lambda x, target, *, reduction="mean": _ref((x - target) ** 2, reduction),
-    amp="float",
-    samples=_PAIRS,
-    errors=[_BAD_REDUCTION, _unlike("mse")],
-)
-def mse(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """The squared difference."""
-    x, target = _same_shape("mse", x, target)
-    return _with_reduction(F, "mse", F.square(F.sub(x, target)), reduction)
-
-
-@composite(
-    ref=lambda x, target, *, reduction="mean": _ref(np.abs(x - target), reduction), amp="float", samples=_PAIRS, errors=[_unlike("l1")]
-)
-def l1(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """The absolute difference."""
-    x, target = _same_shape("l1", x, target)
-    return _with_reduction(F, "l1", F.abs(F.sub(x, target)), reduction)
-
-
-def _smooth_l1_ref(x: np.ndarray, target: np.ndarray, *, beta: float = 1.0, reduction: str = "mean") -> np.ndarray:
-    d = np.abs(x - target)
-    return _ref(np.where(d < beta, d * d / (2 * beta) if beta else 0 * d, d - beta / 2), reduction)
-
-
-@composite(ref=_smooth_l1_ref, amp="float", samples=[*_PAIRS, S((9,), (9,), beta=0.3)], errors=[_unlike("smooth_l1")])
-def smooth_l1(F: Any, x: Tensor, target: Tensor, *, beta: float = 1.0, reduction: str = "mean") -> Tensor:
-    """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
-    x, target = _same_shape("smooth_l1", x, target)
-    if not beta:
-        return l1(F, x, target, reduction=reduction)
+def _smooth_l1(F: Any, x: Any, target: Any, *, beta: float = 1.0) -> Any:
     d = F.abs(F.sub(x, target))
-    return _with_reduction(F, "smooth_l1", F.where(F.lt(d, beta), F.mul(F.square(d), 0.5 / beta), F.sub(d, beta / 2)), reduction)
+    return F.where(F.lt(d, beta), F.mul(F.square(d), 0.5 / beta), F.sub(d, beta / 2)) if beta else d
 
 
-@composite(
-    ref=lambda x, target, *, delta=1.0, reduction="mean": delta * _smooth_l1_ref(x, target, beta=delta, reduction=reduction),
-    amp="float",
-    samples=[*_PAIRS, S((9,), (9,), delta=0.4)],
-    errors=[_unlike("huber")],
-)
-def huber(F: Any, x: Tensor, target: Tensor, *, delta: float = 1.0, reduction: str = "mean") -> Tensor:
-    """``delta`` times the smooth L1 loss with ``beta = delta``."""
-    x, target = _same_shape("huber", x, target)
-    return F.mul(smooth_l1(F, x, target, beta=delta, reduction=reduction), float(delta))
+def _smooth_l1_ref(x, target, *, beta=1.0):
+    d = np.abs(x - target)
+    return np.where(d < beta, d * d / (2 * beta), d - beta / 2)
+
+
+_loss("mse", lambda F, x, target: F.square(F.sub(x, target)), lambda x, target: (x - target) ** 2, *_PAIRS, errors=[_BAD_REDUCTION],
+      doc="The squared difference.")  # fmt: skip
+_loss("l1", lambda F, x, target: F.abs(F.sub(x, target)), lambda x, target: np.abs(x - target), *_PAIRS, doc="The absolute difference.")
+_loss("smooth_l1", _smooth_l1, _smooth_l1_ref, *_PAIRS, S((9,), (9,), beta=0.3),
+      doc="``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``.")  # fmt: skip
+_loss("huber", lambda F, x, target, *, delta=1.0: F.mul(_smooth_l1(F, x, target, beta=delta), float(delta)),
+      lambda x, target, *, delta=1.0: delta * _smooth_l1_ref(x, target, beta=delta), *_PAIRS, S((9,), (9,), delta=0.4),
+      doc="``delta`` times the smooth L1 loss with ``beta = delta``.")  # fmt: skip
 
 
 # ---- probabilities
 
 
-def _bce_ref(x: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, *, reduction: str = "mean") -> np.ndarray:
+def _bce_ref(x, target, weight=None):
     loss = -(target * np.maximum(np.log(x), -100) + (1 - target) * np.maximum(np.log(1 - x), -100))
-    return _ref(loss if weight is None else loss * weight, reduction)
+    return loss if weight is None else loss * weight
 
 
 # A row of its own for its gradient: that of the logarithms is infinite at 0 and 1, and held there, as in torch.
 register(Pointwise("bce_elements", "-(v1 * yes + (1 - v1) * no)", ("g * (v0 - v1) / MAX(v0 * (1 - v0), 1e-12)", "g * (no - yes)"),
-                   lambda x, target: _bce_ref(x, target, reduction="none"), amp="float", domain=(0.1, 0.9), tol=2,
+                   _bce_ref, amp="float", domain=(0.1, 0.9), tol=2,
                    let={"yes": "MAX(LOG(v0), -100)", "no": "MAX(LOG1P(-v0), -100)"},
                    doc="Binary cross-entropy of each element."))  # fmt: skip
 
 
-@composite(
-    ref=_bce_ref,
-    amp="float",
-    tol=2,
-    samples=[S((3, 5), (3, 5), None, low=0.1, high=0.9), S((7,), (7,), (7,), reduction="sum", low=0.1, high=0.9)],
-    errors=[_unlike("bce")],
-)
-def bce(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
-    """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
-    x, target, weight = _same_shape("bce", x, target, weight)
-    loss = F.bce_elements(x, target)
-    return _with_reduction(F, "bce", loss if weight is None else F.mul(loss, weight), reduction)
+def _weighted(F: Any, loss: Any, weight: Any) -> Any:
+    return loss if weight is None else F.mul(loss, weight)
 
 
-def _bce_logits_ref(
-    x: np.ndarray, target: np.ndarray, weight: np.ndarray | None = None, pos_weight: np.ndarray | None = None, *, reduction: str = "mean"
-) -> np.ndarray:
+def _bce_with_logits(F: Any, x: Any, target: Any, weight: Any = None, pos_weight: Any = None) -> Any:
+    yes = _weighted(F, F.mul(target, F.log_sigmoid(x)), pos_weight)
+    return _weighted(F, F.neg(F.add(yes, F.mul(F.sub(1.0, target), F.log_sigmoid(F.neg(x))))), weight)
+
+
+def _bce_logits_ref(x, target, weight=None, pos_weight=None):
     p = 1.0 if pos_weight is None else pos_weight
-    loss = p * target * np.logaddexp(0, -x) + (1 - target) * np.logaddexp(0, x)
-    return _ref(loss if weight is None else loss * weight, reduction)
+    return (p * target * np.logaddexp(0, -x) + (1 - target) * np.logaddexp(0, x)) * (1.0 if weight is None else weight)
 
 
-@composite(
-    ref=_bce_logits_ref,
-    amp="float",
-    samples=[
-        S((3, 5), (3, 5), None, None, low=(-4.0, 0.0, 0, 0), high=(4.0, 1.0, 1, 1)),
-        S((3, 5), (3, 5), (5,), (5,), low=(-4.0, 0.0, 0.5, 0.5), high=(4.0, 1.0, 2.0, 2.0)),
-        S((9,), (9,), None, None, reduction="none"),
-    ],
-    errors=[_unlike("bce_with_logits")],
-)
-def bce_with_logits(
-    F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, *, reduction: str = "mean"
-) -> Tensor:
-    """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
-    x, target, weight, pos_weight = _same_shape("bce_with_logits", x, target, weight, pos_weight)
-    yes = F.mul(target, F.log_sigmoid(x))
-    yes = yes if pos_weight is None else F.mul(yes, pos_weight)
-    loss = F.neg(F.add(yes, F.mul(F.sub(1.0, target), F.log_sigmoid(F.neg(x)))))
-    return _with_reduction(F, "bce_with_logits", loss if weight is None else F.mul(loss, weight), reduction)
-
-
-def _kl_div_ref(x: np.ndarray, target: np.ndarray, *, reduction: str = "mean", log_target: bool = False) -> np.ndarray:
-    loss = np.exp(target) * (target - x) if log_target else target * (np.log(target) - x)
-    return np.asarray(loss.sum() / x.shape[0]) if reduction == "batchmean" else _ref(loss, reduction)
-
-
-@composite(
-    ref=_kl_div_ref,
-    amp="float",
-    tol=2,
-    samples=[
-        S((3, 5), (3, 5), low=(-3.0, 0.1), high=(0.0, 0.9)),
-        S((3, 5), (3, 5), log_target=True, reduction="batchmean", low=-3.0, high=0.0),
-    ],
-    errors=[_unlike("kl_div")],
-)
-def kl_div(F: Any, x: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False) -> Tensor:
-    """``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the batch."""
-    _check_reduction("kl_div", reduction, "batchmean")
-    x, target = _same_shape("kl_div", x, target)
+def _kl_div(F: Any, x: Any, target: Any, *, log_target: bool = False) -> Any:
     if log_target:
-        loss = F.mul(F.exp(target), F.sub(target, x))
-    else:
-        held = F.where(F.eq(target, 0.0), 1.0, target)  # 0 log 0 is 0
-        loss = F.mul(target, F.sub(F.log(held), x))
-    return F.mul(F.sum(loss), 1.0 / (x.shape or (1,))[0]) if reduction == "batchmean" else _with_reduction(F, "kl_div", loss, reduction)
+        return F.mul(F.exp(target), F.sub(target, x))
+    return F.mul(target, F.sub(F.log(F.where(F.eq(target, 0.0), 1.0, target)), x))  # 0 log 0 is 0
+
+
+_loss("bce", lambda F, x, target, weight=None: _weighted(F, F.bce_elements(x, target), weight), _bce_ref,
+      S((3, 5), (3, 5), None, low=0.1, high=0.9), S((7,), (7,), (7,), reduction="sum", low=0.1, high=0.9), tol=2,
+      doc="Binary cross-entropy of probabilities; logarithms are held above -100, as in torch.")  # fmt: skip
+_loss("bce_with_logits", _bce_with_logits, _bce_logits_ref,
+      S((3, 5), (3, 5), None, None, low=(-4.0, 0.0, 0, 0), high=(4.0, 1.0, 1, 1)),
+      S((3, 5), (3, 5), (5,), (5,), low=(-4.0, 0.0, 0.5, 0.5), high=(4.0, 1.0, 2.0, 2.0)), S((9,), (9,), None, None, reduction="none"),
+      doc="Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives.")  # fmt: skip
+_loss("kl_div", _kl_div, lambda x, y, *, log_target=False: np.exp(y) * (y - x) if log_target else y * (np.log(y) - x),
+      S((3, 5), (3, 5), low=(-3.0, 0.1), high=(0.0, 0.9)), S((3, 5), (3, 5), log_target=True, reduction="batchmean", low=-3.0, high=0.0),
+      tol=2, doc="``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the "
+      "batch.")  # fmt: skip
 
 
 # ---- similarity
 
 
-@composite(
-    ref=lambda x, target, *, margin=1.0, reduction="mean": _ref(np.maximum(0, margin - x * target), reduction),
-    amp="float",
-    samples=[S((3, 5), (3, 5)), S((9,), (9,), margin=0.5, reduction="sum")],
-)
-def hinge(F: Any, x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = "mean") -> Tensor:
-    """``max(0, margin - x target)`` for targets of -1 and 1."""
-    x, target = _same_shape("hinge", x, target)
-    return _with_reduction(F, "hinge", F.relu(F.sub(float(margin), F.mul(x, target))), reduction)
-
-
-def _cosine_ref(a: np.ndarray, b: np.ndarray, *, axis: int = 1, eps: float = 1e-8) -> np.ndarray:
+def _cosine_ref(a, b, *, axis=1, eps=1e-8):
     lengths = [np.maximum(np.sqrt((v * v).sum(axis)), eps) for v in (a, b)]
     return (a * b).sum(axis) / (lengths[0] * lengths[1])
 
@@ -361,82 +270,52 @@ def cosine_similarity(F: Any, a: Tensor, b: Tensor, *, axis: int = 1, eps: float
     return F.div(F.sum(F.mul(a, b), axis=axis), F.mul(_length(F, a, axis, eps), _length(F, b, axis, eps)))
 
 
-def _triplet_ref(
-    anchor: np.ndarray,
-    positive: np.ndarray,
-    negative: np.ndarray,
-    *,
-    margin: float = 1.0,
-    p: float = 2.0,
-    eps: float = 1e-6,
-    reduction: str = "mean",
-) -> np.ndarray:
-    near, far = ((np.abs(anchor - other + eps) ** p).sum(-1) ** (1 / p) for other in (positive, negative))
-    return _ref(np.maximum(0, near - far + margin), reduction)
-
-
-@composite(
-    ref=_triplet_ref,
-    amp="float",
-    tol=2,
-    samples=[S((4, 5), (4, 5), (4, 5)), S((3, 2), (3, 2), (3, 2), margin=2.0, p=3.0, reduction="none")],
-)
-def triplet(
-    F: Any,
-    anchor: Tensor,
-    positive: Tensor,
-    negative: Tensor,
-    *,
-    margin: float = 1.0,
-    p: float = 2.0,
-    eps: float = 1e-6,
-    reduction: str = "mean",
-) -> Tensor:
-    """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
-    anchor, positive, negative = launch.as_tensors("triplet", anchor, positive, negative)
+def _triplet(F: Any, anchor: Any, positive: Any, negative: Any, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6) -> Any:
     near, far = (F.norm(F.add(F.sub(anchor, other), eps), p, axis=-1) for other in (positive, negative))
-    return _with_reduction(F, "triplet", F.relu(F.add(F.sub(near, far), float(margin))), reduction)
+    return F.relu(F.add(F.sub(near, far), float(margin)))
 
 
-def _info_nce_ref(a: np.ndarray, b: np.ndarray, *, temperature: float = 0.07, reduction: str = "mean") -> np.ndarray:
+def _triplet_ref(anchor, positive, negative, *, margin=1.0, p=2.0, eps=1e-6):
+    near, far = ((np.abs(anchor - other + eps) ** p).sum(-1) ** (1 / p) for other in (positive, negative))
+    return np.maximum(0, near - far + margin)
+
+
+def _contrastive(F: Any, a: Any, b: Any, target: Any, *, margin: float = 1.0) -> Any:
+    d = _length(F, F.sub(a, b), -1, 1e-12)
+    apart = F.square(F.relu(F.sub(float(margin), d)))
+    return F.add(F.mul(target, F.square(d)), F.mul(F.sub(1.0, target), apart))
+
+
+def _contrastive_ref(a, b, target, *, margin=1.0):
+    d = np.sqrt(((a - b) ** 2).sum(-1))
+    return target * d**2 + (1 - target) * np.maximum(0, margin - d) ** 2
+
+
+_loss("hinge", lambda F, x, target, *, margin=1.0: F.relu(F.sub(float(margin), F.mul(x, target))),
+      lambda x, target, *, margin=1.0: np.maximum(0, margin - x * target), S((3, 5), (3, 5)),
+      S((9,), (9,), margin=0.5, reduction="sum"), doc="``max(0, margin - x target)`` for targets of -1 and 1.")  # fmt: skip
+_loss("triplet", _triplet, _triplet_ref, S((4, 5), (4, 5), (4, 5)), S((3, 2), (3, 2), (3, 2), margin=2.0, p=3.0, reduction="none"),
+      alike=False, tol=2,
+      doc="``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm.")  # fmt: skip
+_loss("contrastive", _contrastive, _contrastive_ref,
+      S((4, 5), (4, 5), (4,), low=(-1.0, -1.0, 0.0), high=(1.0, 1.0, 1.0), margin=2.5),
+      S((3, 2), (3, 2), (3,), low=(-1.0, -1.0, 0.0), high=1.0, margin=3.0, reduction="none"), alike=False, tol=2,
+      doc="``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0).")  # fmt: skip
+
+
+def _info_nce_ref(a, b, *, temperature=0.07, reduction="mean"):
     unit = [v / np.sqrt((v * v).sum(1, keepdims=True)) for v in (a, b)]
     return _cross_entropy_ref(unit[0] @ unit[1].T / temperature, np.arange(len(a)), reduction=reduction)
 
 
-@composite(
-    ref=_info_nce_ref,
-    amp="float",
-    tol=10,
-    samples=[S((4, 5), (4, 5), temperature=0.5), S((3, 8), (3, 8), temperature=1.0, reduction="sum")],
-)
+@composite(ref=_info_nce_ref, amp="float", tol=10,
+           samples=[S((4, 5), (4, 5), temperature=0.5), S((3, 8), (3, 8), temperature=1.0, reduction="sum")])  # fmt: skip
 def info_nce(F: Any, a: Tensor, b: Tensor, *, temperature: float = 0.07, reduction: str = "mean") -> Tensor:
     """Row i of ``a`` must find row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
     a, b = launch.as_tensors("info_nce", a, b)
     unit = [F.div(v, F.unsqueeze(_length(F, v, 1, 1e-8), 1)) for v in (a, b)]
     logits = F.mul(F.matmul(unit[0], F.permute(unit[1], (1, 0))), 1.0 / temperature)
     return cross_entropy(F, logits, Tensor.arange(a.shape[0], queue=a.queue), reduction=reduction)
-
-
-def _contrastive_ref(a: np.ndarray, b: np.ndarray, target: np.ndarray, *, margin: float = 1.0, reduction: str = "mean") -> np.ndarray:
-    d = np.sqrt(((a - b) ** 2).sum(-1))
-    return _ref(target * d**2 + (1 - target) * np.maximum(0, margin - d) ** 2, reduction)
-
-
-@composite(
-    ref=_contrastive_ref,
-    amp="float",
-    tol=2,
-    samples=[
-        S((4, 5), (4, 5), (4,), low=(-1.0, -1.0, 0.0), high=(1.0, 1.0, 1.0), margin=2.5),
-        S((3, 2), (3, 2), (3,), low=(-1.0, -1.0, 0.0), high=1.0, margin=3.0, reduction="none"),
-    ],
-)
-def contrastive(F: Any, a: Tensor, b: Tensor, target: Tensor, *, margin: float = 1.0, reduction: str = "mean") -> Tensor:
-    """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
-    a, b, target = launch.as_tensors("contrastive", a, b, target)
-    d = _length(F, F.sub(a, b), -1, 1e-12)
-    apart = F.square(F.relu(F.sub(float(margin), d)))
-    return _with_reduction(F, "contrastive", F.add(F.mul(target, F.square(d)), F.mul(F.sub(1.0, target), apart)), reduction)
 
 
 for _name, _short in {

@@ -210,10 +210,6 @@ def _expanded_sizes(x: Any, shape: SizesArgument, more: tuple[int, ...]) -> tupl
     return x, sizes
 
 
-def _deferred_expand(x: Any, shape: SizesArgument, *more: int) -> Tensor | None:
-    return fused_rows.deferred_expand(*_expanded_sizes(x, shape, more))
-
-
 @op(
     vjp=lambda F, g, x_shape: sum_to(F, g, x_shape),
     ref=lambda x, shape: np.broadcast_to(x, [x.shape[i - len(shape)] if n == -1 else n for i, n in enumerate(shape)]).copy(),
@@ -228,7 +224,7 @@ def _deferred_expand(x: Any, shape: SizesArgument, *more: int) -> Tensor | None:
         (S((3, 2), shape=(3, 4)), r"\[expand\] x does not broadcast to the shape; x\.shape=\(3, 2\), shape=\(3, 4\)"),
         (S((3, 2), shape=(2,)), r"\[expand\] x does not broadcast to the shape"),
     ],
-    deferred=_deferred_expand,
+    deferred=lambda x, shape, *more: fused_rows.deferred_expand(*_expanded_sizes(x, shape, more)),
 )
 def expand(x: Tensor, shape: SizesArgument, *more: int) -> Tensor:
     """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
@@ -631,41 +627,27 @@ def _rolled(n: int, amount: int) -> list[tuple[int, int, int]]:
 # ---- triangles
 
 
-def _triangle_of(name: str, x: Any, diagonal: int, upper: bool) -> Tensor:
-    x = _as_tensor(name, x)
-    if x.ndim < 2:
-        raise ShapeError(message(name, "a triangle needs at least two axes", **{"x.shape": x.shape}))
-    if x.array is not None:
-        return of_array((np.triu if upper else np.tril)(x.array, diagonal), x.dtype, x.queue)
-    out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
-    if not x.size:
+def _register_triangle(name: str, where: str) -> None:
+    def call(x: Tensor, diagonal: int = 0) -> Tensor:
+        x = _as_tensor(name, x)
+        if x.ndim < 2:
+            raise ShapeError(message(name, "a triangle needs at least two axes", **{"x.shape": x.shape}))
+        if x.array is not None:
+            return of_array(getattr(np, name)(x.array, diagonal), x.dtype, x.queue)
+        out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
+        if not x.size:
+            return out
+        chunk_, local = (4096, 1) if launch.on_cpu_device(x.queue) else (1, launch.LOCAL_1D)
+        kernel = launch.kernel(x.queue, __file__, "movement.cl", "triangle", {}, {"T": ELEMENTS[dtypes.DTYPES[x.dtype].itemsize]})
+        kernel(x.queue, -(-x.size // chunk_), local, x, out, x.size, x.shape[-2], x.shape[-1], diagonal, int(name == "triu"), chunk_)
         return out
-    chunk_, local = (4096, 1) if launch.on_cpu_device(x.queue) else (1, launch.LOCAL_1D)
-    kernel = launch.kernel(x.queue, __file__, "movement.cl", "triangle", {}, {"T": ELEMENTS[dtypes.DTYPES[x.dtype].itemsize]})
-    kernel(x.queue, -(-x.size // chunk_), local, x, out, x.size, x.shape[-2], x.shape[-1], diagonal, int(upper), chunk_)
-    return out
+
+    op(vjp=lambda F, g, diagonal: getattr(F, name)(g, diagonal), name=name, inputs=("x",),
+       ref=lambda x, diagonal=0: getattr(np, name)(x, diagonal),
+       samples=[S((3, 5)), S((5, 3), diagonal=1), S((2, 4, 4), diagonal=-2), S((3, 0)), S((1, 1), diagonal=1)],
+       errors=[(S((3,)), rf"\[{name}\] a triangle needs at least two axes; x\.shape=\(3,\)")],
+       doc=f"The matrices of the last two axes with zeros {where} a diagonal.")(call)  # fmt: skip
 
 
-_TRIANGLE_SAMPLES = [S((3, 5)), S((5, 3), diagonal=1), S((2, 4, 4), diagonal=-2), S((3, 0)), S((1, 1), diagonal=1)]
-
-
-@op(
-    vjp=lambda F, g, diagonal: F.tril(g, diagonal),
-    ref=lambda x, diagonal=0: np.tril(x, diagonal),
-    samples=_TRIANGLE_SAMPLES,
-    errors=[(S((3,)), r"\[tril\] a triangle needs at least two axes; x\.shape=\(3,\)")],
-)
-def tril(x: Tensor, diagonal: int = 0) -> Tensor:
-    """The matrices of the last two axes with zeros above a diagonal."""
-    return _triangle_of("tril", x, diagonal, upper=False)
-
-
-@op(
-    vjp=lambda F, g, diagonal: F.triu(g, diagonal),
-    ref=lambda x, diagonal=0: np.triu(x, diagonal),
-    samples=_TRIANGLE_SAMPLES,
-    errors=[(S((3,)), r"\[triu\] a triangle needs at least two axes; x\.shape=\(3,\)")],
-)
-def triu(x: Tensor, diagonal: int = 0) -> Tensor:
-    """The matrices of the last two axes with zeros below a diagonal."""
-    return _triangle_of("triu", x, diagonal, upper=True)
+_register_triangle("tril", "above")
+_register_triangle("triu", "below")

@@ -308,16 +308,12 @@ def __getattr__(name: str) -> Callable[..., Tensor]:
 _CAST = Pointwise("cast", "v0", ("g",), lambda x: x)
 
 
-def _cast_vjp(F: Any, g: Any, x_dtype: str) -> Any:
-    return F.cast(g, x_dtype)
-
-
 def _reference_cast(x: np.ndarray, dtype: str) -> np.ndarray:
     """Rounding to a narrower float is left to the tolerance: it has no slope that differences could see."""
     return x if dtypes.lookup(dtype, "cast").is_float else x.astype(dtype)
 
 
-@op(at_once=True, vjp=_cast_vjp, ref=_reference_cast, tol=1000,
+@op(at_once=True, vjp=lambda F, g, x_dtype: F.cast(g, x_dtype), ref=_reference_cast, tol=1000,
     samples=[S((257,), dtype="float32"), S((3, 5), dtype="float"), S((0,), dtype="int32"),
              S((33,), dtype="uint8", dtypes="int32", low=0, high=200), S((9,), dtype="bool", dtypes="int64", high=2)],
     errors=[(S((3,), dtype="complex64"), r"\[cast\] unknown dtype; dtype='complex64'")])  # fmt: skip

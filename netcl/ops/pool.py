@@ -186,77 +186,52 @@ def _ref_pool(x: np.ndarray, w: Windows, of: Any, dtype: Any = np.float64) -> np
     return out
 
 
-def _ref_windows(
-    x: np.ndarray, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-) -> Windows:
-    return _pool_windows("ref", x.shape[2:], *map(frozen, (kernel_size, stride, padding, dilation)), ceil_mode)
-
-
 def _ref_max(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-    w = _ref_windows(x, kernel_size, stride, padding, dilation, ceil_mode)
+    w = _pool_windows("ref", x.shape[2:], *map(frozen, (kernel_size, stride, padding, dilation)), ceil_mode)
     return _ref_pool(x, w, lambda patch, _: patch.max(axis=(2, 3)), x.dtype)
 
 
 def _ref_average(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
-    w = _ref_windows(x, kernel_size, stride, padding, 1, ceil_mode)
+    w = _pool_windows("ref", x.shape[2:], *map(frozen, (kernel_size, stride, padding)), 1, ceil_mode)
     if count_include_pad:
         return _ref_pool(x, w, lambda patch, count: patch.sum(axis=(2, 3)) / count)
     return _ref_pool(x, w, lambda patch, _: patch.mean(axis=(2, 3)))
 
 
-def _ref_spread(dy: np.ndarray, w: Windows, weight: Any) -> np.ndarray:
-    """Every gradient, times ``weight``, added to the pixels of its window."""
-    dx = np.zeros((*dy.shape[:2], *w.size))
-    for i, (rows, high) in enumerate(w.along(0)):
-        for j, (columns, wide) in enumerate(w.along(1)):
-            share = dy[:, :, i : i + 1, j : j + 1] * weight(rows, columns, high * wide)
+def _ref_average_grad(dy, *, windows, count_pad=True):
+    """Every gradient added to the pixels of its window, divided by their number."""
+    dx = np.zeros((*dy.shape[:2], *windows.size))
+    for i, (rows, high) in enumerate(windows.along(0)):
+        for j, (columns, wide) in enumerate(windows.along(1)):
+            share = dy[:, :, i : i + 1, j : j + 1] / (high * wide if count_pad else len(rows) * len(columns))
             dx[np.ix_(range(dy.shape[0]), range(dy.shape[1]), rows, columns)] += share
     return dx
 
 
-def _ref_average_grad(dy, *, size, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
-    w = _pool_windows("ref", tuple(size), frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
-    return _ref_spread(dy, w, lambda rows, columns, count: 1 / (count if count_include_pad else len(rows) * len(columns)))
-
-
-def _ref_max_grad(dy, places, *, size, **options):
-    dx = np.zeros((*dy.shape[:2], size[0] * size[1]))
+def _ref_max_grad(dy, places, *, windows):
+    dx = np.zeros((*dy.shape[:2], math.prod(windows.size)))
     for at in np.ndindex(dy.shape):
         dx[at[0], at[1], places[at]] += dy[at]
-    return dx.reshape(*dy.shape[:2], *size)
+    return dx.reshape(*dy.shape[:2], *windows.size)
 
 
-# ---- the largest value
+# ---- over windows
 
 
-def _max_vjp(F, g, out, x_shape, kernel_size, stride, padding, dilation, ceil_mode):
-    if g[0] is None:
-        return None
-    options = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
-    return F.max_pool2d_input_grad(g[0], out[1], size=x_shape[2:], **options)
-
-
-@op(vjp=_max_vjp, ref=None, cpu=cpu_max)
-def max_pool2d_with_indices(
-    x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False
-) -> tuple[Tensor, Tensor]:
-    """:func:`max_pool2d` and the place of each maximum in its plane, counted row by row (int32)."""
-    x = image("max_pool2d", x, launch.NUMBERS)
-    w = _pool_windows("max_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
-    return _max(x, w)
-
-
-def _max(x: Tensor, w: Windows) -> tuple[Tensor, Tensor]:
+@op(vjp=lambda F, g, out, windows: None if g[0] is None else F.pool_max_grad(g[0], out[1], windows=windows), ref=None, cpu=cpu_max)
+def pool_max(x: Tensor, *, windows: Windows) -> tuple[Tensor, Tensor]:
+    """The largest value of each window, and its place in its plane, counted row by row (int32)."""
+    x = image("pool_max", x, launch.NUMBERS)
     if x.backend == "cpu":
-        return launch.run_cpu(cpu_max, x, dtype=(x.dtype, "int32"), w=w)
-    y = Tensor.empty((*x.shape[:2], *w.outs), x.dtype, queue=x.queue)
+        return launch.run_cpu(cpu_max, x, dtype=(x.dtype, "int32"), w=windows)
+    y = Tensor.empty((*x.shape[:2], *windows.outs), x.dtype, queue=x.queue)
     places = Tensor.empty(y.shape, "int32", queue=x.queue)
     planes = math.prod(y.shape[:2])
-    if _in_pairs(w) and x.dtype == "float32" and planes >= _fair_share(x.queue):
+    if _in_pairs(windows) and x.dtype == "float32" and planes >= _fair_share(x.queue):
         pairs = launch.kernel(x.queue, __file__, "pool_planes.cl", "pool_max_pairs")
-        pairs(x.queue, (planes,), (1,), x, y, places, *w.size, *w.outs)
+        pairs(x.queue, (planes,), (1,), x, y, places, *windows.size, *windows.outs)
     else:
-        _run_pool("pool_max", w, y, x, y, places)
+        _run_pool("pool_max", windows, y, x, y, places)
     return y, places
 
 
@@ -266,49 +241,80 @@ def _in_pairs(w: Windows) -> bool:
     return plain and w.outs[1] >= 4 and all(2 * n <= size for n, size in zip(w.outs, w.size, strict=True))
 
 
+def _fair_share(queue: Any) -> float:
+    """How many planes keep all cores of a CPU busy, a plane each; on other devices no number does."""
+    return 4 * program.state(queue).device.max_compute_units if launch.on_cpu_device(queue) else math.inf
+
+
 def _max_grad_vjp(F, g, places):
     n, c = g.shape[:2]
     flat = F.reshape(g, (n, c, g.shape[2] * g.shape[3]))
     return F.reshape(F.gather(flat, 2, F.reshape(places, (n, c, places.shape[2] * places.shape[3]))), places.shape), None
 
 
+_OTHER_GRADIENT = r"\[{}\] dy must be the gradient of an output of 2 x 2 pixels; dy.shape=\(1, 1, 3, 2\), "
+
+
 @op(vjp=_max_grad_vjp, ref=_ref_max_grad, cpu=cpu_max_grad,
     samples=[
-        S((1, 2, 2, 2), np.array([[[[0, 2], [8, 10]], [[5, 7], [13, 15]]]], "int32"), size=(4, 4), kernel_size=2),
-        S((1, 1, 2, 2), np.array([[[[4, 4], [4, 8]]]], "int32"), size=(3, 3), kernel_size=2, stride=1),
+        S((1, 2, 2, 2), np.array([[[[0, 2], [8, 10]], [[5, 7], [13, 15]]]], "int32"), windows=Windows((4, 4), (2, 2), (2, 2), (2, 2))),
+        S((1, 1, 2, 2), np.array([[[[4, 4], [4, 8]]]], "int32"), windows=Windows((3, 3), (2, 2), (2, 2))),
+        S((1, 1, 2, 2), np.array([[[[1, 2], [3, 8]]]], "int32"), windows=Windows((3, 3), (2, 2), adaptive=True)),
     ],
-    errors=[(S((1, 1, 3, 2), np.zeros((1, 1, 3, 2), "int32"), size=(4, 4), kernel_size=2),
-             r"\[max_pool2d_input_grad\] dy must be the gradient of an output of 2 x 2 pixels; dy.shape=\(1, 1, 3, 2\), ")])  # fmt: skip
-def max_pool2d_input_grad(
-    dy: Tensor, places: Tensor, *, size: Pair, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
-    ceil_mode: bool = False,
-) -> Tensor:  # fmt: skip
-    """The gradient of :func:`max_pool2d` with respect to an image of height and width ``size``, given the places of the maxima."""
-    name = "max_pool2d_input_grad"
-    w = _pool_windows(name, frozen(size), frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
-    return _max_grad(name, dy, places, w)
-
-
-def _max_grad(name: str, dy: Any, places: Any, w: Windows) -> Tensor:
-    dy, places = launch.as_tensors(name, dy, places)
-    launch.check_dtype(name, dy, name="dy")
-    launch.check_dtype(name, places, ("int32",), "places")
-    _check_gradient(name, dy, w)
+    errors=[(S((1, 1, 3, 2), np.zeros((1, 1, 3, 2), "int32"), windows=Windows((4, 4), (2, 2), (2, 2), (2, 2))),
+             _OTHER_GRADIENT.format("pool_max_grad"))])  # fmt: skip
+def pool_max_grad(dy: Tensor, places: Tensor, *, windows: Windows) -> Tensor:
+    """The gradient of :func:`pool_max`, given the places of the maxima."""
+    dy, places = launch.as_tensors("pool_max_grad", dy, places)
+    launch.check_dtype("pool_max_grad", dy, name="dy")
+    launch.check_dtype("pool_max_grad", places, ("int32",), "places")
+    _check_gradient("pool_max_grad", dy, windows)
     if dy.backend == "cpu":
-        return launch.run_cpu(cpu_max_grad, dy, places, w=w)
-    dx = Tensor.empty((*dy.shape[:2], *w.size), dy.dtype, queue=dy.queue)
+        return launch.run_cpu(cpu_max_grad, dy, places, w=windows)
+    dx = Tensor.empty((*dy.shape[:2], *windows.size), dy.dtype, queue=dy.queue)
     planes = math.prod(dx.shape[:2])
     if dx.size and dx.dtype in ("float32", "float64") and planes >= _fair_share(dx.queue):
         scatter = launch.kernel(dx.queue, __file__, "pool_planes.cl", "pool_max_scatter", {"X": dx.dtype})
-        scatter(dx.queue, (planes,), (1,), dy, places, dx, math.prod(w.size), math.prod(w.outs))
+        scatter(dx.queue, (planes,), (1,), dy, places, dx, math.prod(windows.size), math.prod(windows.outs))
     else:
-        _run_pool("pool_max_grad", w, dx, dy, places, dx)
+        _run_pool("pool_max_grad", windows, dx, dy, places, dx)
     return dx
 
 
-def _fair_share(queue: Any) -> float:
-    """How many planes keep all cores of a CPU busy, a plane each; on other devices no number does."""
-    return 4 * program.state(queue).device.max_compute_units if launch.on_cpu_device(queue) else math.inf
+@op(vjp=lambda F, g, windows, count_pad: F.pool_average_grad(g, windows=windows, count_pad=count_pad), ref=None, cpu=cpu_average)
+def pool_average(x: Tensor, *, windows: Windows, count_pad: bool = True) -> Tensor:
+    """The mean of each window; ``count_pad`` says whether padding counts."""
+    x = image("pool_average", x)
+    if x.backend == "cpu":
+        return launch.run_cpu(cpu_average, x, w=windows, count_pad=count_pad)
+    y = Tensor.empty((*x.shape[:2], *windows.outs), x.dtype, queue=x.queue)
+    _run_pool("pool_average", windows, y, x, y, count_pad=count_pad)
+    return y
+
+
+_STRIDED = Windows((8, 9), (5, 5), (3, 2), (2, 2), (1, 1))
+
+
+@op(vjp=lambda F, g, windows, count_pad: F.pool_average(g, windows=windows, count_pad=count_pad), ref=_ref_average_grad,
+    cpu=cpu_average_grad,
+    samples=[S((2, 3, 3, 4), windows=Windows((7, 9), (3, 4), (2, 2), (2, 2))), S((1, 2, 5, 5), windows=_STRIDED, count_pad=False),
+             *(S((1, 2, *outs), windows=Windows(size, outs, adaptive=True))
+               for size, outs in (((7, 9), (1, 1)), ((7, 10), (3, 4)), ((3, 4), (5, 4))))],
+    errors=[(S((1, 1, 3, 2), windows=Windows((4, 4), (2, 2), (2, 2), (2, 2))), _OTHER_GRADIENT.format("pool_average_grad"))])  # fmt: skip
+def pool_average_grad(dy: Tensor, *, windows: Windows, count_pad: bool = True) -> Tensor:
+    """The gradient of :func:`pool_average`."""
+    dy = image("pool_average_grad", dy)
+    _check_gradient("pool_average_grad", dy, windows)
+    if dy.backend == "cpu":
+        return launch.run_cpu(cpu_average_grad, dy, w=windows, count_pad=count_pad)
+    if windows.adaptive and windows.outs == (1, 1):  # every pixel gets the same
+        return broadcast_to(run(DIV, (dy, float(math.prod(windows.size)))), (*dy.shape[:2], *windows.size))
+    dx = Tensor.empty((*dy.shape[:2], *windows.size), dy.dtype, queue=dy.queue)
+    _run_pool("pool_average_grad", windows, dx, dy, dx, count_pad=count_pad)
+    return dx
+
+
+# ---- images
 
 
 @composite(ref=_ref_max,
@@ -340,19 +346,13 @@ def max_pool2d(
     >>> F.max_pool2d(Tensor.ones((1, 3, 8, 8)), 2).shape
     (1, 3, 4, 4)
     """
-    both = F.max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
+    x = image("max_pool2d", x, launch.NUMBERS)
+    w = _pool_windows("max_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), frozen(dilation), ceil_mode)
+    both = F.pool_max(x, windows=w)
     return both if return_indices else both[0]
 
 
-# ---- the mean
-
-
-def _average_vjp(F, g, x_shape, kernel_size, stride, padding, ceil_mode, count_include_pad):
-    options = {"stride": stride, "padding": padding, "ceil_mode": ceil_mode, "count_include_pad": count_include_pad}
-    return F.avg_pool2d_input_grad(g, size=x_shape[2:], kernel_size=kernel_size, **options)
-
-
-@op(vjp=_average_vjp, ref=_ref_average, cpu=cpu_average,
+@composite(ref=_ref_average,
     samples=[
         S((1, 1, 1, 1), kernel_size=1),
         S((2, 3, 7, 9), kernel_size=2),
@@ -366,60 +366,16 @@ def _average_vjp(F, g, x_shape, kernel_size, stride, padding, ceil_mode, count_i
         (S((1, 1, 4, 4), kernel_size=2, padding=2), r"\[avg_pool2d\] padding must be at most half the kernel; "),
     ])  # fmt: skip
 def avg_pool2d(
-    x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False, count_include_pad: bool = True
-) -> Tensor:
+    F: Any, x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:  # fmt: skip
     """The mean of each window of images ``(batch, channels, height, width)``.
 
     ``count_include_pad=False`` divides by the pixels that lie in the image only.
     """
     x = image("avg_pool2d", x)
     w = _pool_windows("avg_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
-    return _average(x, w, count_include_pad)
-
-
-def _average(x: Tensor, w: Windows, count_pad: bool = True) -> Tensor:
-    if x.backend == "cpu":
-        return launch.run_cpu(cpu_average, x, w=w, count_pad=count_pad)
-    y = Tensor.empty((*x.shape[:2], *w.outs), x.dtype, queue=x.queue)
-    _run_pool("pool_average", w, y, x, y, count_pad=count_pad)
-    return y
-
-
-def _average_grad_vjp(F, g, kernel_size, stride, padding, ceil_mode, count_include_pad):
-    return F.avg_pool2d(g, kernel_size, stride, padding, ceil_mode, count_include_pad)
-
-
-@op(vjp=_average_grad_vjp, ref=_ref_average_grad, cpu=cpu_average_grad,
-    samples=[
-        S((2, 3, 3, 4), size=(7, 9), kernel_size=2),
-        S((2, 3, 4, 4), size=(8, 7), kernel_size=3, stride=2, padding=1),
-        S((1, 2, 5, 5), size=(8, 9), kernel_size=(3, 2), stride=2, padding=1, ceil_mode=True, count_include_pad=False),
-    ],
-    errors=[(S((1, 1, 3, 2), size=(4, 4), kernel_size=2),
-             r"\[avg_pool2d_input_grad\] dy must be the gradient of an output of 2 x 2 pixels; ")])  # fmt: skip
-def avg_pool2d_input_grad(
-    dy: Tensor, *, size: Pair, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Tensor:  # fmt: skip
-    """The gradient of :func:`avg_pool2d` with respect to an image of height and width ``size``."""
-    name = "avg_pool2d_input_grad"
-    w = _pool_windows(name, frozen(size), frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
-    return _average_grad(name, dy, w, count_include_pad)
-
-
-def _average_grad(name: str, dy: Any, w: Windows, count_pad: bool = True) -> Tensor:
-    dy = image(name, dy)
-    _check_gradient(name, dy, w)
-    if dy.backend == "cpu":
-        return launch.run_cpu(cpu_average_grad, dy, w=w, count_pad=count_pad)
-    if w.adaptive and w.outs == (1, 1):  # every pixel gets the same
-        return broadcast_to(run(DIV, (dy, float(math.prod(w.size)))), (*dy.shape[:2], *w.size))
-    dx = Tensor.empty((*dy.shape[:2], *w.size), dy.dtype, queue=dy.queue)
-    _run_pool("pool_average_grad", w, dx, dy, dx, count_pad=count_pad)
-    return dx
-
-
-# ---- windows that divide the image evenly
+    return F.pool_average(x, windows=w, count_pad=count_include_pad)
 
 
 def _ref_adaptive(x, output_size, of=np.mean):
@@ -427,7 +383,7 @@ def _ref_adaptive(x, output_size, of=np.mean):
     return _ref_pool(x, w, lambda patch, _: of(patch, axis=(2, 3)))
 
 
-@op(vjp=lambda F, g, x_shape: F.adaptive_avg_pool2d_input_grad(g, size=x_shape[2:]), ref=_ref_adaptive, cpu=cpu_average,
+@composite(ref=_ref_adaptive,
     samples=[
         S((2, 3, 7, 9), output_size=1),
         S((1, 2, 7, 10), output_size=(3, 4)),
@@ -438,40 +394,10 @@ def _ref_adaptive(x, output_size, of=np.mean):
         (S((2, 3, 7), output_size=1), r"\[adaptive_avg_pool2d\] x has four axes: batch, channels, height, width; x.shape=\(2, 3, 7\)"),
         (S((2, 3, 7, 7), output_size=0), r"\[adaptive_avg_pool2d\] output_size must be at least 1; output_size=\(0, 0\)"),
     ])  # fmt: skip
-def adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor:
+def adaptive_avg_pool2d(F: Any, x: Tensor, output_size: Any) -> Tensor:
     """Means over windows chosen so that ``output_size`` pixels remain (a number, or height and width; ``None`` keeps an axis)."""
     x = image("adaptive_avg_pool2d", x)
-    return _average(x, _adaptive_windows("adaptive_avg_pool2d", x.shape[2:], frozen(output_size)))
-
-
-@op(vjp=lambda F, g, dy_shape: F.adaptive_avg_pool2d(g, dy_shape[2:]), cpu=cpu_average_grad,
-    ref=lambda dy, *, size: _ref_spread(dy, _adaptive_windows("ref", size, dy.shape[2:]), lambda rows, columns, count: 1 / count),
-    samples=[S((2, 3, 1, 1), size=(7, 9)), S((1, 2, 3, 4), size=(7, 10)), S((1, 2, 5, 4), size=(3, 4))],
-    errors=[(S((2, 3, 1), size=(4, 4)), r"\[adaptive_avg_pool2d_input_grad\] x has four axes: ")])  # fmt: skip
-def adaptive_avg_pool2d_input_grad(dy: Tensor, *, size: Pair) -> Tensor:
-    """The gradient of :func:`adaptive_avg_pool2d` with respect to an image of height and width ``size``."""
-    name = "adaptive_avg_pool2d_input_grad"
-    dy = image(name, dy)
-    return _average_grad(name, dy, _adaptive_windows(name, pair(name, "size", frozen(size), 1), dy.shape[2:]))
-
-
-def _adaptive_max_vjp(F, g, out, x_shape):
-    return None if g[0] is None else F.adaptive_max_pool2d_input_grad(g[0], out[1], size=x_shape[2:])
-
-
-@op(vjp=_adaptive_max_vjp, ref=None, cpu=cpu_max)
-def adaptive_max_pool2d_with_indices(x: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
-    """:func:`adaptive_max_pool2d` and the place of each maximum in its plane (int32)."""
-    x = image("adaptive_max_pool2d", x, launch.NUMBERS)
-    return _max(x, _adaptive_windows("adaptive_max_pool2d", x.shape[2:], frozen(output_size)))
-
-
-@op(vjp=_max_grad_vjp, ref=_ref_max_grad, cpu=cpu_max_grad,
-    samples=[S((1, 1, 2, 2), np.array([[[[1, 2], [3, 8]]]], "int32"), size=(3, 3))])  # fmt: skip
-def adaptive_max_pool2d_input_grad(dy: Tensor, places: Tensor, *, size: Pair) -> Tensor:
-    """The gradient of :func:`adaptive_max_pool2d` with respect to an image of height and width ``size``."""
-    name = "adaptive_max_pool2d_input_grad"
-    return _max_grad(name, dy, places, _adaptive_windows(name, pair(name, "size", frozen(size), 1), dy.shape[2:]))
+    return F.pool_average(x, windows=_adaptive_windows("adaptive_avg_pool2d", x.shape[2:], frozen(output_size)))
 
 
 @composite(ref=lambda x, output_size, return_indices=False: _ref_adaptive(x, output_size, np.max),
@@ -479,7 +405,8 @@ def adaptive_max_pool2d_input_grad(dy: Tensor, places: Tensor, *, size: Pair) ->
     errors=[(S((2, 3, 7), output_size=1), r"\[adaptive_max_pool2d\] x has four axes: ")])  # fmt: skip
 def adaptive_max_pool2d(F: Any, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
     """The largest values of windows chosen so that ``output_size`` pixels remain (a number, or height and width)."""
-    both = F.adaptive_max_pool2d_with_indices(x, output_size)
+    x = image("adaptive_max_pool2d", x, launch.NUMBERS)
+    both = F.pool_max(x, windows=_adaptive_windows("adaptive_max_pool2d", x.shape[2:], frozen(output_size)))
     return both if return_indices else both[0]
 
 
@@ -503,9 +430,8 @@ def max_pool1d(
 ) -> Any:  # fmt: skip
     """The largest value of each window of signals ``(batch, channels, length)``."""
     images = _signal(F, "max_pool1d", x)
-    y, places = F.max_pool2d_with_indices(
-        images, for_image(kernel_size, 1), for_image(stride, 1), for_image(padding, 0), for_image(dilation, 1), ceil_mode
-    )
+    sizes = for_image(kernel_size, 1), for_image(stride, 1), for_image(padding, 0), for_image(dilation, 1)
+    y, places = F.max_pool2d(images, *sizes, ceil_mode, return_indices=True)
     return (to_signal(F, y), to_signal(F, places)) if return_indices else to_signal(F, y)
 
 
@@ -514,14 +440,9 @@ def max_pool1d(
     samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, count_include_pad=False)],
     errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[avg_pool1d\] x has three axes: ")])  # fmt: skip
 def avg_pool1d(
-    F: Any,
-    x: Tensor,
-    kernel_size: int,
-    stride: int | None = None,
-    padding: int = 0,
-    ceil_mode: bool = False,
+    F: Any, x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The mean of each window of signals ``(batch, channels, length)``."""
     images = _signal(F, "avg_pool1d", x)
     return to_signal(
@@ -543,25 +464,13 @@ def _plane_axes(name: str, x: Any) -> tuple[int, ...]:
     return tuple(range(2, len(x.shape)))
 
 
-_GLOBAL = [S((2, 3, 5, 7)), S((1, 2, 9)), S((3, 1, 1, 1))]
-_NO_PLANE = r"\[{}\] x has batch, channels and at least one axis to pool; x.shape=\(2, 3\)"
+def _global_pool(name: str, fold: str, what: str) -> None:
+    composite(ref=lambda x: getattr(np, fold)(x, axis=tuple(range(2, x.ndim)), keepdims=True), name=name, inputs=("x",),
+              samples=[S((2, 3, 5, 7)), S((1, 2, 9)), S((3, 1, 1, 1))],
+              errors=[(S((2, 3)), rf"\[{name}\] x has batch, channels and at least one axis to pool; x.shape=\(2, 3\)")],
+              doc=f"The {what} of each channel; axes stay with size 1.")(
+        lambda F, x: getattr(F, fold)(x, axis=_plane_axes(name, x), keepdims=True))  # fmt: skip
 
 
-@composite(
-    ref=lambda x: x.mean(axis=tuple(range(2, x.ndim)), keepdims=True),
-    samples=_GLOBAL,
-    errors=[(S((2, 3)), _NO_PLANE.format("global_avg_pool"))],
-)
-def global_avg_pool(F: Any, x: Tensor) -> Tensor:
-    """The mean of each channel; axes stay with size 1."""
-    return F.mean(x, axis=_plane_axes("global_avg_pool", x), keepdims=True)
-
-
-@composite(
-    ref=lambda x: x.max(axis=tuple(range(2, x.ndim)), keepdims=True),
-    samples=_GLOBAL,
-    errors=[(S((2, 3)), _NO_PLANE.format("global_max_pool"))],
-)
-def global_max_pool(F: Any, x: Tensor) -> Tensor:
-    """The largest value of each channel; axes stay with size 1."""
-    return F.amax(x, axis=_plane_axes("global_max_pool", x), keepdims=True)
+_global_pool("global_avg_pool", "mean", "mean")
+_global_pool("global_max_pool", "amax", "largest value")

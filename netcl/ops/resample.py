@@ -12,11 +12,10 @@ from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
-from netcl.engine.pointwise import run
 from netcl.engine.registry import S, composite, op
 from netcl.ops.conv.geometry import Pair, frozen, pair
 from netcl.ops.images import from_signal, image, to_signal
-from netcl.ops.pointwise import cast, unary
+from netcl.ops.pointwise import unary
 
 Steps = Sequence[float]
 
@@ -26,47 +25,24 @@ def _one_of(name: str, label: str, value: Any, legal: Sequence[str]) -> None:
         raise ShapeError(message(name, f"unknown {label}", f"known: {', '.join(legal)}", **{label: repr(value)}))
 
 
-# ---- one axis in NumPy
+# ---- in NumPy
 
 
-def _neighbors(size: int, outs: int, step: float, linear: bool, align: bool, dtype: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per output: the pixel before it, the pixel after it, and the latter's share."""
-    out = np.arange(outs)
-    if not linear:
-        low = np.minimum((out.astype(np.float32) * np.float32(step)).astype(np.int64), size - 1)
-        return low, low, np.zeros(outs, dtype)
-    out = out.astype(dtype)
-    where = out * dtype(step) if align else (out + dtype(0.5)) * dtype(step) - dtype(0.5)
-    where = np.maximum(where, 0)
-    low = np.minimum(where.astype(np.int64), size - 1)
-    return low, np.minimum(low + 1, size - 1), (where - low).astype(dtype)
-
-
-def _along(x: np.ndarray, axis: int, outs: int, step: float, linear: bool, align: bool) -> np.ndarray:
-    low, high, share = _neighbors(x.shape[axis], outs, step, linear, align, x.dtype.type)
-    if not linear:
-        return np.take(x, low, axis)
-    share = share.reshape([-1 if k == axis else 1 for k in range(x.ndim)])
-    return (1 - share) * np.take(x, low, axis) + share * np.take(x, high, axis)
-
-
-def _back(dy: np.ndarray, axis: int, size: int, step: float, linear: bool, align: bool) -> np.ndarray:
-    low, high, share = _neighbors(size, dy.shape[axis], step, linear, align, dy.dtype.type)
-    g = np.moveaxis(dy, axis, 0)
-    dx = np.zeros((size, *g.shape[1:]), dy.dtype)
-    share = share.reshape(-1, *([1] * (g.ndim - 1)))
-    np.add.at(dx, low, (1 - share) * g)
-    if linear:
-        np.add.at(dx, high, share * g)
-    return np.moveaxis(dx, 0, axis)
-
-
-def cpu_resample(x: np.ndarray, *, size: Pair, steps: Steps, linear: bool, align: bool) -> np.ndarray:
-    return _along(_along(x, 2, size[0], steps[0], linear, align), 3, size[1], steps[1], linear, align)  # type: ignore[index]
-
-
-def cpu_resample_grad(dy: np.ndarray, *, size: Pair, steps: Steps, linear: bool, align: bool) -> np.ndarray:
-    return _back(_back(dy, 2, size[0], steps[0], linear, align), 3, size[1], steps[1], linear, align)  # type: ignore[index]
+def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, back: bool = False) -> np.ndarray:
+    """Images at another size, or (``back``) the gradient for images of ``size``, one axis at a time."""
+    for axis, (n, step) in enumerate(zip(size, steps, strict=True), 2):  # type: ignore[arg-type]
+        was = x.shape[axis]
+        index, shares = _taps(n if back else was, was if back else n, step, mode, align, False)
+        shares = shares.astype(x.dtype).reshape(*shares.shape, *(1,) * (x.ndim - 1))
+        moved = np.moveaxis(x, axis, 0)
+        if back:
+            made = np.zeros((n, *moved.shape[1:]), x.dtype)
+            for k in range(index.shape[1]):
+                np.add.at(made, index[:, k], shares[:, k] * moved)
+        else:
+            made = sum(shares[:, k] * moved[index[:, k]] for k in range(index.shape[1]))
+        x = np.moveaxis(made, 0, axis)
+    return x
 
 
 # ---- definitions
@@ -86,14 +62,10 @@ def _matrix(size: int, outs: int, step: float, mode: str, align: bool) -> np.nda
     return weights
 
 
-def _ref_resample(x, *, size, steps, mode="nearest", align_corners=False):
-    down, across = (_matrix(n, m, s, mode, align_corners) for n, m, s in zip(x.shape[2:], size, steps, strict=True))
-    return np.einsum("oh,nchw,pw->ncop", down, x, across)
-
-
-def _ref_resample_grad(dy, *, size, steps, mode="nearest", align_corners=False):
-    down, across = (_matrix(n, m, s, mode, align_corners) for n, m, s in zip(size, dy.shape[2:], steps, strict=True))
-    return np.einsum("oh,ncop,pw->nchw", down, dy, across)
+def _ref_resample(x, *, size, steps, mode="nearest", align_corners=False, back=False):
+    ends = (size, x.shape[2:]) if back else (x.shape[2:], size)
+    down, across = (_matrix(n, m, s, mode, align_corners) for n, m, s in zip(*ends, steps, strict=True))
+    return np.einsum("ho,nchw,wp->ncop", down, x, across) if back else np.einsum("oh,nchw,pw->ncop", down, x, across)
 
 
 def _ref_interpolate(x, size=None, scale_factor=None, mode="nearest", align_corners=False, antialias=False):
@@ -112,67 +84,43 @@ def _ref_interpolate(x, size=None, scale_factor=None, mode="nearest", align_corn
 # ---- interpolation
 
 
-def _resample_kernel(name: str, image: Tensor, grid: Tensor) -> Any:
-    """A kernel of ``resample.cl``. One program serves them all, so results have the dtype of what they belong to."""
-    real, y = dtypes.DTYPES[image.dtype].c_compute, grid.dtype if name == "sample_grid_grid_grad" else image.dtype
-    operands = {"X": image.dtype, "D": image.dtype, "G": grid.dtype, "Y": y}
-    return launch.kernel(image.queue, __file__, "resample.cl", name, operands, {"REAL": real})
-
-
-def _how(mode: str, align_corners: bool, padding_mode: str = "zeros") -> int:
-    return (mode == "bilinear") + 2 * align_corners + 4 * (padding_mode == "border")
-
-
 def _run_resample(kernel: str, source: Tensor, result: Tensor, size: Any, outs: Any, steps: Steps, mode: str, align: bool) -> Tensor:
     """Launch a kernel of ``resample.cl`` that fills ``result``: a row per work-item on CPUs, an element on other devices."""
     if not result.size:
         return result
     queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])
     span = across if launch.on_cpu_device(queue) else 1
-    built = _resample_kernel(kernel, source, source)
+    operands = {"X": source.dtype, "Y": source.dtype}
+    built = launch.kernel(queue, __file__, "resample.cl", kernel, operands, {"REAL": dtypes.DTYPES[source.dtype].c_compute})
     parts = [part for step in steps for part in (float(np.float32(step)), step - float(np.float32(step)))]
-    items = planes * result.shape[2] * -(-across // span)
-    built(queue, (items,), (1 if span > 1 else launch.LOCAL_1D,), source, result, planes, *size, *outs, *parts, _how(mode, align), span)
+    items, how = planes * result.shape[2] * -(-across // span), (mode == "bilinear") + 2 * align
+    built(queue, (items,), (1 if span > 1 else launch.LOCAL_1D,), source, result, planes, *size, *outs, *parts, how, span)
     return result
 
 
-def _resample_vjp(F, g, x_shape, steps, mode, align_corners):
-    return F.resample2d_input_grad(g, size=x_shape[2:], steps=steps, mode=mode, align_corners=align_corners)
+def _resample_vjp(F, g, x_shape, steps, mode, align_corners, back):
+    return F.resample2d(g, size=x_shape[2:], steps=steps, mode=mode, align_corners=align_corners, back=not back)
 
 
-@op(vjp=_resample_vjp, ref=_ref_resample, cpu=cpu_resample,
+@op(vjp=_resample_vjp, ref=_ref_resample, cpu=_resampled,
     samples=[
         S((1, 2, 3, 4), size=(6, 8), steps=(0.5, 0.5)),
         S((2, 1, 5, 7), size=(3, 9), steps=(5 / 3, 7 / 9), mode="bilinear"),
+        S((1, 2, 6, 8), size=(3, 4), steps=(0.5, 0.5), back=True),
+        S((2, 1, 3, 9), size=(5, 7), steps=(5 / 3, 7 / 9), mode="bilinear", back=True),
+        S((1, 1, 11, 4), size=(4, 9), steps=(0.3, 8 / 3), mode="bilinear", align_corners=True, back=True),
     ])  # fmt: skip
-def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", align_corners: bool = False) -> Tensor:
-    """Images of height and width ``size`` whose neighbours lie ``steps`` input pixels apart; what :func:`interpolate` is made of."""
-    x = image("resample2d", x)
-    wanted = pair("resample2d", "size", frozen(size), 1)
+def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", align_corners: bool = False, back: bool = False) -> Tensor:
+    """Images of height and width ``size`` whose neighbors lie ``steps`` input pixels apart; what :func:`interpolate` is made of.
+
+    ``back`` gives the transpose, the gradient for images of ``size``: there, ``x`` is that of the result.
+    """
+    x, wanted = image("resample2d", x), pair("resample2d", "size", frozen(size), 1)
     if x.backend == "cpu":
-        return launch.run_cpu(cpu_resample, x, size=wanted, steps=steps, linear=mode == "bilinear", align=align_corners)
+        return launch.run_cpu(_resampled, x, size=wanted, steps=steps, mode=mode, align=align_corners, back=back)
     y = Tensor.empty((*x.shape[:2], *wanted), x.dtype, queue=x.queue)
-    return _run_resample("resample", x, y, x.shape[2:], wanted, steps, mode, align_corners)
-
-
-def _resample_grad_vjp(F, g, dy_shape, steps, mode, align_corners):
-    return F.resample2d(g, size=dy_shape[2:], steps=steps, mode=mode, align_corners=align_corners)
-
-
-@op(vjp=_resample_grad_vjp, ref=_ref_resample_grad, cpu=cpu_resample_grad,
-    samples=[
-        S((1, 2, 6, 8), size=(3, 4), steps=(0.5, 0.5)),
-        S((2, 1, 3, 9), size=(5, 7), steps=(5 / 3, 7 / 9), mode="bilinear"),
-        S((1, 1, 11, 4), size=(4, 9), steps=(0.3, 8 / 3), mode="bilinear", align_corners=True),
-    ])  # fmt: skip
-def resample2d_input_grad(dy: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", align_corners: bool = False) -> Tensor:
-    """The gradient of :func:`resample2d` with respect to an image of height and width ``size``."""
-    dy = image("resample2d_input_grad", dy, label="dy")
-    wanted = pair("resample2d_input_grad", "size", frozen(size), 1)
-    if dy.backend == "cpu":
-        return launch.run_cpu(cpu_resample_grad, dy, size=wanted, steps=steps, linear=mode == "bilinear", align=align_corners)
-    dx = Tensor.empty((*dy.shape[:2], *wanted), dy.dtype, queue=dy.queue)
-    return _run_resample("resample_grad", dy, dx, wanted, dy.shape[2:], steps, mode, align_corners)
+    before, after = (wanted, x.shape[2:]) if back else (x.shape[2:], wanted)
+    return _run_resample("resample_grad" if back else "resample", x, y, before, after, steps, mode, align_corners)
 
 
 _MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear", "area")
@@ -305,248 +253,111 @@ def interpolate(
     return x
 
 
-# ---- grids in NumPy
+# ---- grids
 
 
-def _spots(values: np.ndarray, size: int, linear: bool, border: bool, align: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per value: the pixel before it, the share of the pixel after it, and the slope of the coordinate in pixels."""
-    at = (values + 1) / 2 * (size - 1) if align else ((values + 1) * size - 1) / 2
-    slope = np.full(at.shape, (size - 1) / 2 if align else size / 2, at.dtype)
-    if border:
-        slope = np.where((at > 0) & (at < size - 1), slope, 0)
-        at = np.where(at > 0, np.minimum(at, size - 1), 0)
-    else:
-        at = np.where(at > -2, np.minimum(at, size + 1), -2)
-    if not linear:
-        return np.rint(at).astype(np.int64), np.zeros_like(at), np.zeros_like(at)
-    low = np.floor(at)
-    return low.astype(np.int64), at - low, slope
-
-
-def _corners(grid: np.ndarray, size: Any, linear: bool, border: bool, align: bool) -> Any:
-    """The pixels under each point as ``(inside, flat index, share down, share across)``, and the two spots."""
-    h, v = (_spots(grid[..., k].reshape(grid.shape[0], grid.shape[1] * grid.shape[2]), size[1 - k], linear, border, align) for k in (0, 1))
-    found = []
-    for down in (0, 1) if linear else (0,):
-        for across in (0, 1) if linear else (0,):
-            row, column = v[0] + down, h[0] + across
-            inside = (row >= 0) & (row < size[0]) & (column >= 0) & (column < size[1])
-            index = np.where(inside, row * size[1] + column, 0)
-            found.append((inside, index, v[1] if down else 1 - v[1], h[1] if across else 1 - h[1]))
-    return found, h, v
-
-
-def _picked(x: np.ndarray, inside: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """``(n, c, points)``: pixels of each plane, zero where there is none."""
-    flat = x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
-    values = np.take_along_axis(flat, np.broadcast_to(index[:, None], (*x.shape[:2], index.shape[1])), 2)
-    return np.where(inside[:, None], values, 0)
-
-
-def cpu_grid_sample(x: np.ndarray, grid: np.ndarray, *, linear: bool, border: bool, align: bool) -> np.ndarray:
-    found, _, _ = _corners(grid.astype(x.dtype), x.shape[2:], linear, border, align)
-    y = sum((down * across)[:, None] * _picked(x, inside, index) for inside, index, down, across in found)
-    return y.reshape(*x.shape[:2], *grid.shape[1:3])
-
-
-def cpu_grid_sample_grad(dy: np.ndarray, grid: np.ndarray, *, size: Any, linear: bool, border: bool, align: bool) -> np.ndarray:
-    found, _, _ = _corners(grid.astype(dy.dtype), size, linear, border, align)
-    planes, pixels = math.prod(dy.shape[:2]), size[0] * size[1]
-    dx, flat = np.zeros(planes * pixels, dy.dtype), dy.reshape(*dy.shape[:2], dy.shape[2] * dy.shape[3])
-    offset = (np.arange(planes) * pixels).reshape(*dy.shape[:2], 1)
-    for inside, index, down, across in found:
-        np.add.at(dx, (index[:, None] + offset).reshape(-1), (np.where(inside, down * across, 0)[:, None] * flat).reshape(-1))
-    return dx.reshape(*dy.shape[:2], *size)
-
-
-def cpu_grid_sample_grid_grad(dy: np.ndarray, x: np.ndarray, grid: np.ndarray, *, linear: bool, border: bool, align: bool) -> np.ndarray:
-    if not linear:
-        return np.zeros(grid.shape, grid.dtype)
-    found, h, v = _corners(grid.astype(x.dtype), x.shape[2:], linear, border, align)
-    a, b, d, e = (_picked(x, inside, index) for inside, index, _, _ in found)
-    flat = dy.reshape(*dy.shape[:2], dy.shape[2] * dy.shape[3])
-    down, across = v[1][:, None], h[1][:, None]
-    left = (flat * ((1 - down) * (b - a) + down * (e - d))).sum(axis=1) * h[2]
-    up = (flat * ((1 - across) * (d - a) + across * (e - b))).sum(axis=1) * v[2]
-    return np.stack([left, up], axis=-1).reshape(grid.shape)
-
-
-# ---- grids, defined
-
-
-def _ref_weights(grid, size, mode, padding_mode, align_corners):
-    """For every point of one image: its pixels and their weights, point by point."""
-    rows = []
-    for u, t in grid.reshape(-1, 2):
-        at = [((u, t)[k] + 1) / 2 * (size[1 - k] - 1) if align_corners else (((u, t)[k] + 1) * size[1 - k] - 1) / 2 for k in (0, 1)]
-        if padding_mode == "border":
-            at = [min(max(a, 0.0), size[1 - k] - 1.0) for k, a in enumerate(at)]
-        low = [round(a) if mode == "nearest" else math.floor(a) for a in at]
-        share = [0.0 if mode == "nearest" else a - b for a, b in zip(at, low, strict=True)]
-        corners = [(low[1] + i, low[0] + j, abs(1 - i - share[1]) * abs(1 - j - share[0])) for i in (0, 1) for j in (0, 1)]
-        rows.append([(r, c, w) for r, c, w in corners if 0 <= r < size[0] and 0 <= c < size[1]])
-    return rows
-
-
-def _ref_grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False):
+def _grid_ref(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False):
+    """Every point by itself."""
     if padding_mode == "reflection":
-        grid, padding_mode = np.arcsin(np.sin(grid * np.pi / 2)) * 2 / np.pi, "border"
-    out = np.zeros((*x.shape[:2], grid.shape[1] * grid.shape[2]))
-    for n in range(x.shape[0]):
-        for p, corners in enumerate(_ref_weights(grid[n], x.shape[2:], mode, padding_mode, align_corners)):
-            for r, c, weight in corners:
-                out[n, :, p] += weight * x[n, :, r, c]
-    return out.reshape(*x.shape[:2], *grid.shape[1:3])
-
-
-def _ref_grid_sample_grad(dy, grid, *, size, mode="bilinear", padding_mode="zeros", align_corners=False):
-    dx, flat = np.zeros((*dy.shape[:2], *size)), dy.reshape(*dy.shape[:2], -1)
-    for n in range(dy.shape[0]):
-        for p, corners in enumerate(_ref_weights(grid[n], size, mode, padding_mode, align_corners)):
-            for r, c, weight in corners:
-                dx[n, :, r, c] += weight * flat[n, :, p]
-    return dx
-
-
-# ---- sampling
-
-
-def _checked_grid(name: str, image: Tensor, grid: Tensor, mode: str, padding_mode: str, label: str = "x") -> None:
-    _one_of(name, "mode", mode, ("bilinear", "nearest"))
-    _one_of(name, "padding_mode", padding_mode, ("zeros", "border", "reflection")[: 2 + (name == "grid_sample")])
-    launch.check_dtype(name, grid, name="grid")
-    if grid.ndim != 4 or grid.shape[3] != 2 or grid.shape[0] != image.shape[0]:
-        what = f"grid is (batch, height, width, 2) with the batch of {label}"
-        raise ShapeError(message(name, what, **{f"{label}.shape": image.shape, "grid.shape": grid.shape}))
-    if min(image.shape[1:]) < 1:
-        raise ShapeError(message(name, f"{label} has no pixels", **{f"{label}.shape": image.shape}))
-
-
-def _flags(mode: str, padding_mode: str, align_corners: bool) -> dict[str, Any]:
-    return {"linear": mode == "bilinear", "border": padding_mode == "border", "align": align_corners}
-
-
-_REFLECTED = unary("reflect_points", "ABS(REMAINDER(v0 - 1, 4) - 2) - 1", "g * SIGN(REMAINDER(v0 - 1, 4) - 2)",
-                   lambda x: np.abs(np.remainder(x - 1, 4) - 2) - 1, kinks=(-3.0, -1.0, 1.0, 3.0), tol=2, accepts="float",
-                   doc="x reflected at -1 and 1, as often as needed.")  # fmt: skip
-
-
-def _grid_sample_vjp(F, g, x, grid, needs, mode, padding_mode, align_corners):
-    if padding_mode == "reflection":
-        dx, d_points = _grid_sample_vjp(F, g, x, F.reflect_points(grid), needs, mode, "border", align_corners)
-        return dx, F.mul(d_points, F.sign(F.sub(F.remainder(F.sub(grid, 1), 4), 2))) if needs[1] else None
-    options = {"mode": mode, "padding_mode": padding_mode, "align_corners": align_corners}
-    dx = F.grid_sample_input_grad(g, grid, size=x.shape[2:], **options) if needs[0] else None
-    return dx, F.grid_sample_grid_grad(g, x, grid, **options) if needs[1] else None
-
-
-_GRIDS = [
-    S((1, 2, 4, 5), (1, 3, 4, 2)),
-    S((2, 3, 5, 4), (2, 4, 3, 2), align_corners=True, low=-1.3, high=1.3),
-    S((1, 2, 4, 5), (1, 5, 3, 2), padding_mode="border", low=-1.4, high=1.4),
-    S((2, 2, 5, 6), (2, 4, 5, 2), mode="nearest", low=-1.2, high=1.2),
-    S((1, 2, 4, 5), (1, 5, 3, 2), padding_mode="reflection", low=-2.4, high=2.4),
-]
-
-
-@op(vjp=_grid_sample_vjp, ref=_ref_grid_sample, cpu=cpu_grid_sample, amp="float", samples=_GRIDS,
-    errors=[
-        (S((1, 2, 4), (1, 3, 4, 2)), r"\[grid_sample\] x has four axes: batch, channels, height, width; x.shape=\(1, 2, 4\)"),
-        (S((1, 2, 4, 4), (2, 3, 4, 2)), r"\[grid_sample\] grid is \(batch, height, width, 2\) with the batch of x; x.shape="),
-        (S((1, 2, 4, 4), (1, 3, 4, 2), mode="bicubic"), r"\[grid_sample\] unknown mode; mode='bicubic'; known: bilinear, nearest"),
-        (S((1, 2, 4, 4), (1, 3, 4, 2), padding_mode="wrap"), r"\[grid_sample\] unknown padding_mode; .*known: zeros, border, reflection"),
-    ])  # fmt: skip
-def grid_sample(x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = False) -> Tensor:
-    """The values of images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``.
-
-    A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centres of its corner pixels). Outside
-    lie zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images.
-    """
-    x, grid = launch.as_tensors("grid_sample", x, grid)
-    x = image("grid_sample", x)
-    _checked_grid("grid_sample", x, grid, mode, padding_mode)
-    if padding_mode == "reflection":
-        grid, padding_mode = run(_REFLECTED, (grid,)), "border"
-    if x.backend == "cpu":
-        return launch.run_cpu(cpu_grid_sample, x, grid, **_flags(mode, padding_mode, align_corners))
-    y = Tensor.empty((*x.shape[:2], *grid.shape[1:3]), x.dtype, queue=x.queue)
-    points = grid.shape[1] * grid.shape[2]
-    kernel = _resample_kernel("sample_grid", x, grid)
-    kernel(x.queue, (grid.shape[0] * points,), (launch.LOCAL_1D,), x, grid, y, *x.shape, points, _how(mode, align_corners, padding_mode))
-    return y
-
-
-def _grid_sample_grad_vjp(F, g, dy, grid, needs, mode, padding_mode, align_corners):
-    options = {"mode": mode, "padding_mode": padding_mode, "align_corners": align_corners}
-    back = F.grid_sample(g, grid, **options) if needs[0] else None
-    return back, F.grid_sample_grid_grad(dy, g, grid, **options) if needs[1] else None
-
-
-@op(vjp=_grid_sample_grad_vjp, ref=_ref_grid_sample_grad, cpu=cpu_grid_sample_grad, amp="float",
-    samples=[
-        S((1, 2, 3, 4), (1, 3, 4, 2), size=(4, 5)),
-        S((2, 3, 4, 3), (2, 4, 3, 2), size=(5, 4), align_corners=True, low=-1.3, high=1.3),
-        S((1, 2, 5, 3), (1, 5, 3, 2), size=(4, 5), padding_mode="border", low=-1.4, high=1.4),
-    ],
-    errors=[(S((1, 2, 3, 3), (1, 3, 4, 2), size=(4, 5)),
-             r"\[grid_sample_input_grad\] dy and grid differ in height and width; dy.shape=\(1, 2, 3, 3\), ")])  # fmt: skip
-def grid_sample_input_grad(
-    dy: Tensor, grid: Tensor, *, size: Pair, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = False
-) -> Tensor:
-    """The gradient of :func:`grid_sample` with respect to an image of height and width ``size``.
-
-    Points add up in their order: one work-item per plane, so that two runs agree bit for bit.
-    """
-    name = "grid_sample_input_grad"
-    dy, grid = launch.as_tensors(name, dy, grid)
-    dy, wanted = image(name, dy, label="dy"), pair(name, "size", frozen(size), 1)
-    _checked_grid(name, dy, grid, mode, padding_mode, "dy")
-    if dy.shape[2:] != grid.shape[1:3]:
-        raise ShapeError(message(name, "dy and grid differ in height and width", **{"dy.shape": dy.shape, "grid.shape": grid.shape}))
-    if dy.backend == "cpu":
-        return launch.run_cpu(cpu_grid_sample_grad, dy, grid, size=wanted, **_flags(mode, padding_mode, align_corners))
-    sums = dtypes.sum_dtype(dy.dtype)
-    dx = Tensor.empty((*dy.shape[:2], *wanted), sums, queue=dy.queue)
-    local, points = 1 if launch.on_cpu_device(dy.queue) else launch.LOCAL_1D, dy.shape[2] * dy.shape[3]
-    numbers = (*dy.shape[:2], *wanted, points, _how(mode, align_corners, padding_mode))
-    _resample_kernel("sample_grid_grad", dy, grid)(dy.queue, (math.prod(dy.shape[:2]),), (local,), dy, grid, dx, *numbers)
-    return dx if sums == dy.dtype else cast(dx, dy.dtype)
-
-
-def _ref_grid_grad(dy, x, grid, mode="bilinear", padding_mode="zeros", align_corners=False, step=1e-6):
-    """Central differences of the definition."""
-    out = np.zeros(grid.shape)
-    for k in (0, 1):
-        shift = np.zeros(2)
-        shift[k] = step
-        up, down = (_ref_grid_sample(x, grid + sign * shift, mode, padding_mode, align_corners) for sign in (1, -1))
-        out[..., k] = (dy * (up - down) / (2 * step)).sum(axis=1)
+        grid = np.arcsin(np.sin(grid * np.pi / 2)) * 2 / np.pi
+    out = np.zeros((*x.shape[:2], *grid.shape[1:-1]))
+    for point in np.ndindex(grid.shape[:-1]):
+        taps: list[Any] = [((), 1.0)]
+        for size, v in zip(x.shape[2:], grid[point][::-1], strict=True):
+            at = (v + 1) / 2 * (size - 1) if align_corners else ((v + 1) * size - 1) / 2
+            at = at if padding_mode == "zeros" else min(max(at, 0.0), size - 1.0)
+            low = round(at) if mode == "nearest" else math.floor(at)
+            taps = [((*i, low + k), w * abs(1 - k - (mode != "nearest") * (at - low))) for i, w in taps for k in (0, 1)]
+        for index, weight in taps:
+            if all(0 <= i < size for i, size in zip(index, x.shape[2:], strict=True)):
+                place, pixel = ((point[0], slice(None), *at) for at in (point[1:], index))
+                out[place] += weight * x[pixel]
     return out
 
 
-@op(vjp=None, ref=_ref_grid_grad, cpu=cpu_grid_sample_grid_grad, amp="float", tol=100.0,
+unary("reflect_points", "ABS(REMAINDER(v0 - 1, 4) - 2) - 1", "g * SIGN(REMAINDER(v0 - 1, 4) - 2)",
+      lambda x: np.abs(np.remainder(x - 1, 4) - 2) - 1, kinks=(-3.0, -1.0, 1.0, 3.0), tol=2, accepts="float",
+      doc="x reflected at -1 and 1, as often as needed.")  # fmt: skip
+
+#: The weights of the pixels around a point: polynomials in its distance from the pixel before it, lowest power first.
+_SHARES: dict[str, list[list[float]]] = {"bilinear": [[1, -1], [0, 1]], "nearest": [[1, 0]],
+           "bicubic": [[0, -0.75, 1.5, -0.75], [1, 0, -2.25, 1.25], [0, 0.75, 1.5, -1.25], [0, 0, -0.75, 0.75]]}  # fmt: skip
+
+
+def _grid_taps(F: Any, v: Tensor, size: int, mode: str, padding_mode: str, align: bool) -> tuple[Tensor, Tensor]:
+    """Pixels along one axis for coordinates ``(batch, points)`` and their weights: ``(batch, taps, points)`` both."""
+    at = F.mul(F.add(v, 1.0), (size - 1) / 2) if align else F.sub(F.mul(F.add(v, 1.0), size / 2), 0.5)
+    low, high = (-2.0, size + 1.0) if padding_mode == "zeros" or mode == "bicubic" else (0.0, size - 1.0)
+    at = F.where(F.gt(at, low), F.where(F.lt(at, high), at, high), low)  # NaN becomes the lower end
+    first = (F.round if mode == "nearest" else F.floor)(at.detach())
+    taps, powers = len(_SHARES[mode]), Tensor.from_host(v.queue, np.array(_SHARES[mode]).T[..., None], v.dtype)
+    weight, away = F.select(powers, 0, len(_SHARES[mode][0]) - 1), F.unsqueeze(F.sub(at, first), 1)
+    for power in range(len(_SHARES[mode][0]) - 2, -1, -1):
+        weight = F.add(F.mul(weight, away), F.select(powers, 0, power))
+    index = F.add(F.unsqueeze(F.cast(first, "int64"), 1), Tensor.from_host(v.queue, np.arange(taps)[:, None] - (taps > 2)))
+    if padding_mode == "zeros":
+        weight = F.where(F.logical_and(F.ge(index, 0), F.lt(index, size)), weight, 0.0)
+    elif padding_mode == "reflection":
+        index = F.remainder(index, max(2 * (size - align), 1))
+        index = F.minimum(index, F.sub(2 * size - 1 - align, index))
+    return F.clamp(index, 0, size - 1), F.expand(weight, index.shape)
+
+
+@composite(ref=_grid_ref, amp="float",
     samples=[
-        S((1, 2, 3, 4), (1, 2, 4, 5), (1, 3, 4, 2)),
-        S((1, 2, 5, 3), (1, 2, 4, 5), (1, 5, 3, 2), padding_mode="border", low=-1.4, high=1.4),
+        S((1, 2, 4, 5), (1, 3, 4, 2)),
+        S((2, 3, 5, 4), (2, 4, 3, 2), align_corners=True, low=-1.3, high=1.3),
+        S((1, 2, 4, 5), (1, 5, 3, 2), padding_mode="border", low=-1.4, high=1.4),
+        S((2, 2, 5, 6), (2, 4, 5, 2), mode="nearest", low=-1.2, high=1.2),
+        S((1, 2, 4, 5), (1, 5, 3, 2), padding_mode="reflection", low=-2.4, high=2.4),
+        S((1, 2, 3, 4, 5), (1, 2, 3, 2, 3), low=-1.2, high=1.2),
+    ],
+    errors=[
+        (S((1, 2, 4), (1, 3, 4, 2)), r"\[grid_sample\] x must have 4 or 5 axes, got 3"),
+        (S((1, 2, 4, 4), (2, 3, 4, 2)), r"\[grid_sample\] grid must be \(batch, height, width, 2\) with the batch of x; x.shape="),
+        (S((1, 2, 3, 4, 4), (1, 2, 3, 4, 3), mode="bicubic"), r"\[grid_sample\] mode bicubic takes x with 4 axes"),
+        (S((1, 2, 4, 4), (1, 3, 4, 2), mode="cubic"), r"\[grid_sample\] unknown mode; mode='cubic'; known: bilinear, nearest, bicubic"),
+        (S((1, 2, 4, 4), (1, 3, 4, 2), padding_mode="wrap"), r"\[grid_sample\] unknown padding_mode; .*known: zeros, border, reflection"),
     ])  # fmt: skip
-def grid_sample_grid_grad(
-    dy: Tensor, x: Tensor, grid: Tensor, *, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = False
+def grid_sample(
+    F: Any, x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = False
 ) -> Tensor:
-    """The gradient of :func:`grid_sample` with respect to its grid; zero for the nearest pixel. It has no gradient itself."""
-    name = "grid_sample_grid_grad"
-    dy, x, grid = launch.as_tensors(name, dy, x, grid)
-    x, dy = image(name, x), image(name, dy, label="dy")
-    _checked_grid(name, x, grid, mode, padding_mode)
-    if dy.shape != (*x.shape[:2], *grid.shape[1:3]):
-        raise ShapeError(message(name, "dy is not the gradient of a sample of x under grid", **{"dy.shape": dy.shape, "x.shape": x.shape}))
-    if x.backend == "cpu":
-        return launch.run_cpu(cpu_grid_sample_grid_grad, dy, x, grid, dtype=grid.dtype, **_flags(mode, padding_mode, align_corners))
-    result = Tensor.empty(grid.shape, grid.dtype, queue=x.queue)
-    points = grid.shape[1] * grid.shape[2]
-    numbers = (*x.shape, points, _how(mode, align_corners, padding_mode))
-    kernel = _resample_kernel("sample_grid_grid_grad", x, grid)
-    kernel(x.queue, (grid.shape[0] * points,), (launch.LOCAL_1D,), dy, x, grid, result, *numbers)
-    return result
+    """The values of images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; of volumes too.
+
+    A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Outside
+    lie zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
+    ``nearest`` or, for images, ``bicubic``. Points of volumes are ``(x, y, z)``.
+    """
+    name, (x, grid) = "grid_sample", launch.as_tensors("grid_sample", x, grid)
+    shapes = {"x.shape": x.shape, "grid.shape": grid.shape}
+    _one_of(name, "mode", mode, tuple(_SHARES))
+    _one_of(name, "padding_mode", padding_mode, ("zeros", "border", "reflection"))
+    if x.ndim not in (4, 5) or (x.ndim == 5 and mode == "bicubic"):
+        what = f"x must have 4 or 5 axes, got {x.ndim}" if mode != "bicubic" else "mode bicubic takes x with 4 axes"
+        raise ShapeError(message(name, what, **shapes))
+    for t, label in ((x, "x"), (grid, "grid")):
+        launch.check_dtype(name, t, name=label)
+    if grid.ndim != x.ndim or grid.shape[-1] != x.ndim - 2 or grid.shape[0] != x.shape[0]:
+        form = "height, width, 2" if x.ndim == 4 else "depth, height, width, 3"
+        raise ShapeError(message(name, f"grid must be (batch, {form}) with the batch of x", **shapes))
+    if min(x.shape[1:]) < 1:
+        raise ShapeError(message(name, "x has no pixels", **shapes))
+    (batch, channels, *sizes), kind, count = x.shape, dtypes.sum_dtype(x.dtype), math.prod(grid.shape[1:-1])
+    if x.ndim == 4 and mode != "bicubic":
+        points = F.reflect_points(grid) if padding_mode == "reflection" else grid
+        return F.sample_images(x, points, linear=mode == "bilinear", border=padding_mode != "zeros", align=align_corners)
+    points = F.reshape(F.cast(grid, kind), (batch, count, len(sizes)))
+    points = F.reflect_points(points) if padding_mode == "reflection" else points
+    index, weight = Tensor.from_host(x.queue, np.arange(batch).reshape(-1, 1, 1)), Tensor.ones((1, 1, 1), kind, queue=x.queue)
+    for axis, size in enumerate(sizes):
+        at, share = _grid_taps(F, F.select(points, -1, len(sizes) - 1 - axis), size, mode, padding_mode, align_corners)
+        shape = batch, index.shape[1] * at.shape[1], count
+        index = F.reshape(F.add(F.unsqueeze(F.mul(index, size), 2), F.unsqueeze(at, 1)), shape)
+        weight = F.reshape(F.mul(F.unsqueeze(weight, 2), F.unsqueeze(share, 1)), shape)
+    rows = F.reshape(F.moveaxis(x, 1, -1), (batch * math.prod(sizes), channels))
+    picked = F.reshape(F.index_select(rows, 0, F.reshape(index, (index.size,))), (*index.shape, channels))
+    y = F.cast(F.sum(F.mul(F.cast(picked, kind), F.unsqueeze(weight, -1)), 1), x.dtype)
+    return F.reshape(F.transpose(y, 1, 2), (batch, channels, *grid.shape[1:-1]))
 
 
 def _affine_ref(theta, size, align_corners=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -176,19 +175,6 @@ made_of("scatter_reduce", _scatter_reduce, _scatter_reduce_ref,
             "Without ``include_self`` x itself does not count. prod, amax and amin are computed on the host.")  # fmt: skip
 
 
-def _index_reduce(F: Any, x: Tensor, axis: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
-    index, src = launch.as_tensors("index_reduce", x, index)[1], like(x, src)
-    at = _at("index_reduce", axis, x.ndim)
-    spread = F.clone(F.expand(F.reshape(index, (-1, *(1,) * (x.ndim - 1 - at))), src.shape))
-    return _scatter_reduce(F, x, at, spread, src, reduce, include_self=include_self)
-
-
-made_of("index_reduce", _index_reduce,
-        lambda x, axis, index, src, reduce: _scatter_reduce_ref(x, axis, np.repeat(index[:, None], 3, 1), src, reduce),
-        S((4, 3), axis=0, index=np.array([2, 0, 2]), src=np.arange(9, dtype=np.float32).reshape(3, 3) / 8, reduce="prod"), tol=2,
-        doc="x with the slices of src combined with those at index along an axis; ``reduce`` as in scatter_reduce.")  # fmt: skip
-
-
 def _masked_scatter(F: Any, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     mask = F.expand(mask, x.shape)
     if mask.dtype != "bool":
@@ -300,7 +286,7 @@ made_of("mode", _mode, _mode_ref, S((9,), dtypes="int64", low=0, high=4), S((5, 
         doc="The most frequent value along an axis, of several the least, and the last index of it. Computed on the host.")  # fmt: skip
 
 
-# ---- special functions, statistics and arrangements made of other rows
+# ---- special functions
 
 
 @composite(ref=lambda x, n: 1 / x + 0.5 / x**2 + 1 / (6 * x**3) - 1 / (30 * x**5) + 1 / (42 * x**7),
@@ -312,51 +298,3 @@ def polygamma(F: Any, x: Any, n: Any) -> Tensor:
     if n not in (0, 1):
         raise ValueError(message("polygamma", "n must be 0 or 1", n=n))
     return F.digamma(x) if n == 0 else F.trigamma(x)
-
-
-def _mvlgamma(F: Any, x: Tensor, p: int) -> Tensor:
-    halves = F.add(F.unsqueeze(x, -1), Tensor.from_host(x.queue, -np.arange(p) / 2, x.dtype))
-    return F.add(F.sum(F.lgamma(halves), -1), p * (p - 1) / 4 * math.log(math.pi))
-
-
-def _cov(F: Any, x: Tensor, *, correction: float = 1) -> Tensor:
-    rows = x if x.ndim == 2 else F.reshape(x, (1, -1))
-    off = F.sub(rows, F.mean(rows, 1, keepdims=True))
-    made = F.div(F.matmul(off, F.transpose(off, 0, 1)), max(rows.shape[1] - correction, 0))
-    return made if x.ndim == 2 else F.reshape(made, ())
-
-
-def _corrcoef(F: Any, x: Tensor) -> Tensor:
-    cov = _cov(F, x)
-    root = F.sqrt(F.diagonal(cov)) if x.ndim == 2 else F.sqrt(cov)
-    return F.div(F.div(cov, F.unsqueeze(root, -1)), root) if x.ndim == 2 else F.div(cov, cov)
-
-
-def _block_diag(F: Any, xs: Sequence[Tensor]) -> Tensor:
-    parts = [F.reshape(t, (1,) * (2 - t.ndim) + tuple(t.shape)) for t in xs]
-    width, rows, before = sum(t.shape[1] for t in parts), [], 0
-    for t in parts:
-        rows.append(F.pad(t, (before, width - before - t.shape[1])))
-        before += t.shape[1]
-    return F.cat(rows, 0)
-
-
-def _trapezoid(F: Any, y: Tensor, x: Any = None, *, dx: float = 1.0, axis: int = -1) -> Tensor:
-    at, n = _at("trapezoid", axis, y.ndim), y.shape[axis]
-    middle = F.mul(F.add(F.narrow(y, at, 1, n - 1), F.narrow(y, at, 0, n - 1)), 0.5)
-    width = dx if x is None else F.reshape(F.diff(x), (-1, *(1,) * (y.ndim - 1 - at))) if x.ndim == 1 else F.diff(x, axis=at)
-    return F.sum(F.mul(middle, width), at)
-
-
-made_of("mvlgamma", _mvlgamma,
-        lambda x, p: p * (p - 1) / 4 * math.log(math.pi) + sum(np.vectorize(math.lgamma)(x - j / 2) for j in range(p)),
-        S((5,), p=3, low=2.0, high=5.0), amp="float", tol=4,
-        doc="The logarithm of the multivariate gamma function of dimension p.")  # fmt: skip
-made_of("cov", _cov, lambda x, correction=1: np.cov(x, ddof=correction), S((3, 5)), S((4,), correction=0), amp="float", tol=2,
-        doc="The covariances of the rows.")  # fmt: skip
-made_of("corrcoef", _corrcoef, np.corrcoef, S((3, 5)), amp="float", tol=2, doc="The correlations of the rows.")
-made_of("block_diag", _block_diag, lambda xs: np.block([[xs[0], np.zeros((2, 1))], [np.zeros((1, 3)), xs[1].reshape(1, 1)]]),
-        S([(2, 3), (1,)]),
-        doc="A matrix with the given ones along its diagonal, and zeros elsewhere.")  # fmt: skip
-made_of("trapezoid", _trapezoid, lambda y, dx=1.0, axis=-1: dx * (y.sum(axis) - (y.take(0, axis) + y.take(-1, axis)) / 2),
-        S((3, 5)), S((4, 2), dx=0.5, axis=0), amp="float", doc="The integral along an axis by the trapezoidal rule.")  # fmt: skip

@@ -452,12 +452,10 @@ def _strided_scatter_ref(x: np.ndarray, src: np.ndarray, size: Sequence[int], st
     return out.reshape(x.shape)
 
 
-def _as_strided_vjp(F: Any, g: Any, x_shape: Any, size: Any, stride: Any, storage_offset: int) -> Any:
-    return F.as_strided_scatter(Tensor.zeros(x_shape, g.dtype, queue=g.queue), g, size, stride, storage_offset)
-
-
 @op(
-    vjp=_as_strided_vjp,
+    vjp=lambda F, g, x_shape, size, stride, storage_offset: F.as_strided_scatter(
+        Tensor.zeros(x_shape, g.dtype, queue=g.queue), g, size, stride, storage_offset
+    ),
     ref=_block_ref,
     samples=[S((3, 4), size=(4, 3), stride=(1, 4)), S((5, 4), size=(2, 2), stride=(8, -2), storage_offset=3)],
     errors=[

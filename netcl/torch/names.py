@@ -46,7 +46,7 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torch.distributed": ((), parallel.DISTRIBUTED),
     "torch.hub": (("tqdm",), {}),
     "torch.mps": ((), _OFF),
-    "torch.multiprocessing": (("multiprocessing",), {}),
+    "torch.multiprocessing": (("multiprocessing",), {"spawn": parallel.spawn}),
     **{f"torch.{name}": ((f"netcl.{name}",), {}) for name in _SAME},
     "torch.nn": (("netcl.nn",), parallel.NN),
     "torch.nn.modules": (("netcl.nn",), {}),

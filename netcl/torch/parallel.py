@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +28,14 @@ def _world() -> distributed.World:
     if not _group:
         raise RuntimeError(message("torch.distributed", "there is no process group", "call init_process_group() first"))
     return _group[0]
+
+
+def spawn(fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, join: bool = True, **options: Any) -> None:
+    """``torch.multiprocessing.spawn`` of one process: a call. Ranks of several are started by MPI."""
+    if nprocs > 1:
+        remedy = f"start the ranks with mpiexec -n {nprocs} python -m netcl.torch script.py, and call the function with its rank"
+        raise RuntimeError(message("torch.multiprocessing.spawn", "ranks are processes that MPI starts", remedy, nprocs=nprocs))
+    fn(0, *args)
 
 
 def _all_reduce(tensor: Tensor, op: str = "sum", group: Any = None, async_op: bool = False) -> None:

@@ -66,7 +66,7 @@ class Trainer:
     """Trains, evaluates and applies a model.
 
     - **model**, **optimizer**: what is trained, and by which rule.
-    - **device_queue**: where (a queue, handle or selector); by default where the model is.
+    - **device_queue**, or **device**: where (a queue, handle or selector); by default where the model is.
     - **loss_fn**: ``loss_fn(outputs, targets)``, by default cross-entropy.
     - **metrics**: names (``"accuracy"``, ``"top5"``) or :class:`~netcl.trainer.metrics.Metric` objects.
     - **mixed_precision**: ``True`` or a dtype (``"float16"``, ``"bfloat16"``): forward under autocast, the loss scaled for float16.
@@ -92,13 +92,13 @@ class Trainer:
     def __init__(self, model: Any, optimizer: Any, device_queue: Any = None, loss_fn: Callable[[Any, Any], Tensor] | None = None,
                  metrics: Sequence[str | Metric] = (), mixed_precision: bool | str = False, grad_clip: float | None = None,
                  accumulation_steps: int = 1, scheduler: Any = None, ema: Any = None, compile: bool = False,
-                 callbacks: Sequence[Callback] = (), *, schedule_by: str = "step"):  # fmt: skip
+                 callbacks: Sequence[Callback] = (), *, schedule_by: str = "step", device: Any = None):  # fmt: skip
         check_counts("Trainer", accumulation_steps=accumulation_steps)
         if schedule_by not in ("step", "epoch"):
             raise ValueError(message("Trainer", "schedule_by is step or epoch", schedule_by=repr(schedule_by)))
         self.model, self.optimizer = model, optimizer
-        if device_queue is not None:
-            model.to(device_queue)
+        if device_queue is not None or device is not None:
+            model.to(device if device_queue is None else device_queue)
         _check_has_parameters(model, optimizer)
         self.loss_fn = ag.cross_entropy if loss_fn is None else loss_fn
         self.metrics = [make_metric(metric) for metric in metrics]

@@ -202,39 +202,12 @@ def resize(
         raise ValueError(message("resize", "tensors take nearest, nearest-exact, bilinear and bicubic", interpolation=mode))
 
     def resampled(x: np.ndarray) -> np.ndarray:
-        if mode.startswith("nearest"):
-            at = [
-                ((np.arange(n) + (0.5 if mode == "nearest-exact" else 0)) * (was / n)).astype(int)
-                for n, was in zip(sizes, x.shape[-2:], strict=True)
-            ]
-            return x[..., at[0][:, None], at[1]]
-        rows, columns = (_weights(was, n, mode, bool(antialias)) for n, was in zip(sizes, x.shape[-2:], strict=True))
-        wide = x.astype(np.float32) if x.dtype != np.float64 else x
-        return _rounded(rows @ (wide @ columns.T), x)
+        wide = x.reshape(1, -1, height, width).astype(np.float32 if x.dtype.itemsize < 4 else np.result_type(x.dtype, np.float32))
+        smooth = bool(antialias) and not mode.startswith("nearest")
+        made = ops.interpolate(host_tensor(wide), size=tuple(sizes), mode=mode, antialias=smooth).to_host()
+        return _rounded(made, x).reshape(*x.shape[:-2], *sizes)
 
     return _changed("resize", img, resampled)
-
-
-def _weights(source: int, target: int, mode: str, antialias: bool) -> np.ndarray:
-    """(target, source): what each pixel of a row contributes to each pixel of the resized one."""
-    scale = source / target
-    wide = max(scale, 1.0) if antialias else 1.0  # how far the filter is stretched
-    centers = (np.arange(target) + 0.5) * scale - 0.5
-    reach = (2 if mode == "bicubic" else 1) * wide
-    taps = np.floor(centers - reach).astype(int)[:, None] + np.arange(int(np.ceil(2 * reach)) + 2)
-    away = np.abs(taps - centers[:, None]) / wide
-    a = -0.5 if antialias else -0.75
-    if mode == "bilinear":
-        values = np.maximum(1 - away, 0)
-    else:
-        inner, outer = ((a + 2) * away - (a + 3)) * away**2 + 1, ((away - 5) * away + 8) * away * a - 4 * a
-        values = np.where(away <= 1, inner, np.where(away < 2, outer, 0))
-    if antialias:  # taps outside do not count; without antialiasing they repeat the border
-        values = values * ((taps >= 0) & (taps < source))
-    values = values / values.sum(1, keepdims=True)
-    made = np.zeros((target, source))
-    np.add.at(made, (np.arange(target)[:, None], np.clip(taps, 0, source - 1)), values)
-    return made.astype(np.float32)
 
 
 def _borders(padding: Any) -> list[Any]:

@@ -27,17 +27,12 @@ def test_densities(device):
         near(D.Normal(loc, scale).log_prob(value), NORMAL - z * z / 2 - np.log(S))
         near(D.Normal(loc, scale).cdf(loc), [0.5] * 3)
         near(D.Normal(loc, scale).entropy(), 0.5 - NORMAL + np.log(S))
-        log_z = (np.log([0.2, 0.4, 1.5]) - L) / np.array(S)
-        near(D.LogNormal(loc, scale).log_prob(value), NORMAL - log_z**2 / 2 - np.log(S) - np.log([0.2, 0.4, 1.5]), 1e-4)
-        near(D.Laplace(loc, scale).log_prob(value), -np.abs(z) - np.log(2 * np.array(S)))
         near(D.Uniform(loc, loc + scale).log_prob(loc), -np.log(S))
         assert D.Uniform(0.0, 1.0).log_prob(netcl.tensor(2.0)).item() == -math.inf
-        near(D.Exponential(scale).log_prob(value), np.log(S) - np.array(S) * [0.2, 0.4, 1.5])
         near(D.Bernoulli(logits=loc).log_prob(netcl.tensor([1.0, 0.0, 1.0])), -np.log1p(np.exp([-0.3, -1.0, -2.0])))
         one = D.Categorical(netcl.tensor([1.0, 1.0, 2.0]))
         near(one.log_prob(netcl.tensor([0, 2])), np.log([0.25, 0.5]))
         near(one.entropy(), 1.5 * math.log(2))
-        near(D.OneHotCategorical(logits=netcl.zeros(4)).log_prob(netcl.tensor([0.0, 1.0, 0.0, 0.0])), -math.log(4))
         near(D.Independent(D.Normal(loc, scale), 1).log_prob(loc), 3 * NORMAL - np.log(S).sum())
 
 
@@ -49,15 +44,11 @@ def test_divergences(device):
         near(D.kl_divergence(D.Independent(D.Normal(loc, scale), 1), D.Independent(D.Normal(loc, scale), 1)), 0.0)
         near(D.kl_divergence(D.Categorical(netcl.tensor([0.5, 0.5])), D.Categorical(netcl.tensor([0.25, 0.75]))), 0.5 * math.log(4 / 3))
         near(D.kl_divergence(D.Bernoulli(0.5), D.Bernoulli(0.25)), 0.5 * math.log(4 / 3))
-        near(D.kl_divergence(D.Exponential(1.0), D.Exponential(2.0)), 1 - math.log(2))
         with pytest.raises(NotImplementedError, match=r"\[kl_divergence\] no formula for these distributions; p=Normal, q=Uniform"):
             D.kl_divergence(D.Normal(0.0, 1.0), D.Uniform(0.0, 1.0))
 
 
-@pytest.mark.parametrize("made", [
-    lambda: D.Normal(1.0, 0.5), lambda: D.LogNormal(0.0, 0.25), lambda: D.Laplace(1.0, 0.5), lambda: D.Uniform(1.0, 3.0),
-    lambda: D.Exponential(2.0), lambda: D.Bernoulli(0.3), lambda: D.OneHotCategorical(netcl.tensor([0.2, 0.8])),
-], ids=lambda f: "")  # fmt: skip
+@pytest.mark.parametrize("made", [lambda: D.Normal(1.0, 0.5), lambda: D.Uniform(1.0, 3.0), lambda: D.Bernoulli(0.3)], ids=lambda f: "")
 def test_draws_have_the_mean_and_variance(made):
     with netcl.device("cpu"):
         netcl.manual_seed(2)
@@ -78,6 +69,8 @@ def test_gradients_flow_through_rsample_and_log_prob():
         assert logits.grad.tolist() == [-0.5, 0.5] and not D.Normal(loc, 1.0).sample().requires_grad
         with pytest.raises(NotImplementedError, match=r"\[Categorical\] draws of this distribution have no gradient; use sample\(\)"):
             D.Categorical(logits=logits).rsample()
+        with pytest.raises(NotImplementedError, match=r"\[Categorical\] mean is not defined"):
+            D.Categorical(logits=logits).mean  # noqa: B018
         with pytest.raises(ValueError, match=r"\[Bernoulli\] exactly one of probs and logits must be given; given=\[\]"):
             D.Bernoulli()
 

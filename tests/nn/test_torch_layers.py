@@ -327,3 +327,32 @@ def test_parametrizations_follow_each_other():
     assert type(layer) is nn.Linear and not parametrize.is_parametrized(layer) and len(layer.parameters()) == 2
     with pytest.raises(ValueError, match=r"\[weight_norm\] Linear has no parameter 'scale'; it has \['weight', 'bias'\]"):
         nn.utils.weight_norm(layer, "scale")
+
+
+def test_older_parameters_of_reductions():
+    x, y = netcl.tensor([1.0, 2.0]), netcl.tensor([0.0, 4.0])
+    assert F.mse_loss(x, y, size_average=False).item() == nn.MSELoss(size_average=False)(x, y).item() == 5.0
+    assert F.mse_loss(x, y, reduce=False).tolist() == nn.MSELoss(reduce=False)(x, y).tolist() == [1.0, 4.0]
+    assert F.mse_loss(x, y, size_average=True).item() == F.mse_loss(x, y).item() == 2.5
+    assert F.hinge_embedding_loss(x, y, size_average=False).shape == ()
+    assert nn.HingeEmbeddingLoss(reduce=False)(x, y).shape == (2,)
+    with pytest.raises(TypeError, match="missing a required argument: 'target'"):
+        F.mse_loss(x)
+
+
+@pytest.mark.parametrize("kind", ["matrix_exp", "cayley"])
+@pytest.mark.parametrize("shape", [(3, 3), (2, 4), (4, 2)])
+def test_orthogonal_weights(shape, kind):
+    netcl.manual_seed(0)
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(*shape[::-1]), orthogonal_map=kind)
+    assert sorted(layer.state_dict()) == ["bias", "parametrizations.weight.0.base", "parametrizations.weight.original"]
+    original = layer.parametrizations.weight.original
+    for _ in range(2):
+        w = layer.weight.to_host()
+        np.testing.assert_allclose(w @ w.T if shape[0] <= shape[1] else w.T @ w, np.eye(min(shape)), atol=1e-5)
+        layer(netcl.ones(1, shape[1])).square().sum().backward()
+        assert original.grad.abs().sum().item() > 0
+        with netcl.no_grad():
+            original += original.grad
+    with pytest.raises(ValueError, match=r"\[orthogonal\] takes a matrix, and the map matrix_exp or cayley"):
+        nn.utils.parametrizations.orthogonal(nn.Linear(2, 2), orthogonal_map="householder")

@@ -49,6 +49,11 @@ def test_values_and_gradients_are_torchs(name, device):
 # ---- what torch has no word for
 
 
+def test_complex_results_are_refused():
+    with pytest.raises(DtypeError, match=r"\[linalg.eig\] the result would be complex, .*; use linalg.eigh"):
+        netcl.linalg.eig(netcl.ones(2, 2))
+
+
 def test_second_derivatives_of_decompositions():
     with netcl.device("cpu"):
         a = netcl.tensor(golden.SYMMETRIC, dtype="float64", requires_grad=True)

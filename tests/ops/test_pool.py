@@ -12,6 +12,7 @@ import netcl.autograd as ag
 import netcl.ops as F
 from netcl.core.device import manager
 from netcl.core.tensor import Tensor
+from netcl.ops.pool import Windows
 
 _spec = importlib.util.spec_from_file_location("image_cases", Path(__file__).parents[1] / "golden" / "image_cases.py")
 golden = importlib.util.module_from_spec(_spec)
@@ -89,11 +90,10 @@ def test_gradients_of_many_planes(device, kernel, stride):
     """A CPU then gives a plane to each work-item; windows that overlap, touch, and leave pixels out."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4, 9, 7, 8)).astype(np.float32)
-    y, places = F.max_pool2d_with_indices(Tensor.from_host(device.queue, x), kernel, stride)
+    y, places = F.max_pool2d(Tensor.from_host(device.queue, x), kernel, stride, return_indices=True)
     dy = rng.standard_normal(y.shape).astype(np.float32)
-    found = F.max_pool2d_input_grad(
-        Tensor.from_host(device.queue, dy), places, size=x.shape[2:], kernel_size=kernel, stride=stride
-    ).to_host()
+    windows = Windows(x.shape[2:], y.shape[2:], (kernel,) * 2, (stride,) * 2)
+    found = F.pool_max_grad(Tensor.from_host(device.queue, dy), places, windows=windows).to_host()
     expected = np.zeros((36, 56))
     np.add.at(expected, (np.arange(36)[:, None], places.to_host().reshape(36, -1)), dy.reshape(36, -1))
     np.testing.assert_allclose(found, expected.reshape(x.shape), rtol=1e-6, atol=1e-6)
@@ -105,7 +105,7 @@ def test_pairs_of_many_planes(device, width):
     rng = np.random.default_rng(0)
     x = rng.integers(-3, 3, (8, 16, 5, width)).astype(np.float32)
     x[rng.random(x.shape) < 0.05] = np.nan
-    values, places = (t.to_host() for t in F.max_pool2d_with_indices(Tensor.from_host(device.queue, x), 2))
+    values, places = (t.to_host() for t in F.max_pool2d(Tensor.from_host(device.queue, x), 2, return_indices=True))
     windows = x[:, :, :4, : width // 2 * 2].reshape(8, 16, 2, 2, width // 2, 2).swapaxes(3, 4).reshape(*values.shape, 4)
     best = np.argmax(windows, axis=-1)
     np.testing.assert_array_equal(values, np.max(windows, axis=-1))

@@ -17,6 +17,7 @@ import netcl
 from netcl import nn, optim
 from netcl.core.backend.lifecycle import Stop
 from netcl.core.device import manager
+from netcl.core.errors import DeviceError
 from netcl.core.tensor import Tensor
 from netcl.data import DataLoader, TensorDataset
 from netcl.distributed import DistributedDataParallel, LostRankError, thread_worlds
@@ -55,6 +56,14 @@ class StopAt(Callback):
     def on_train_batch_end(self, batch, logs):
         if self.trainer.step == self.at and self.trainer.at_boundary:
             raise RuntimeError("power cut")
+
+
+def test_a_device_is_where_the_model_goes():
+    model = nn.Linear(2, 2, device="cpu")
+    Trainer(model, optim.SGD(model.parameters(), lr=0.1), device="cpu")
+    assert model.weight.backend == "cpu"
+    with pytest.raises(DeviceError, match="nowhere"):
+        Trainer(model, optim.SGD(model.parameters(), lr=0.1), device="nowhere")
 
 
 def test_a_run_learns_and_tells(device):

@@ -226,12 +226,12 @@ def test_npz(tmp_path):
     with pytest.raises(FormatError, match="the file is not an NPZ file, or damaged"):
         tables.from_npz(path)
     np.savez(path, x=np.array([{"a": 1}], object))
-    with pytest.raises(FormatError, match=r"an array of Python objects is refused; entry=x\.npy"):
+    with pytest.raises(FormatError, match=r"an entry holds dtype object, not numbers; entry=x\.npy, .*; objects are pickled"):
         tables.from_npz(path)
     lying = io.BytesIO()
     np.lib.format.write_array_header_1_0(lying, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)})
-    for content, text in ((lying.getvalue() + bytes(80), r"another size than its header says; .*shape=\(1099511627776,\), bytes=80"),
-                          (b"no array", "an entry is not an array; entry=x.npy")):  # fmt: skip
+    for content, text in ((lying.getvalue() + bytes(80), r"more or fewer bytes than its shape says; .*shape=\(1099511627776,\), bytes=80"),
+                          (b"no array", "of another format; entry=x.npy, reason=ValueError: not an NPY array")):  # fmt: skip
         with zipfile.ZipFile(path, "w") as file:
             file.writestr("x.npy", content)
         with pytest.raises(FormatError, match=text):

@@ -34,7 +34,7 @@ def export_onnx(
 ) -> None:  # fmt: skip
     """Write a model, or any function of tensors, as an ONNX file.
 
-    - **samples**: one example (tensor or array) per input of the model; shapes and dtypes of the inputs are theirs.
+    - **samples**: one example (tensor, array, or tuple of them) per argument; shapes and dtypes of the inputs are theirs.
     - **input_names, output_names**: names of inputs and outputs; by default ``input``, ``input_1``.. and ``output``, ``output_1``..
     - **dynamic_batch**: leave the size of the first dimension of all inputs open.
     - **check**: compare with onnxruntime on the samples if it is installed; a warning is logged if it lacks an operator.

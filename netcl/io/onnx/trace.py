@@ -74,9 +74,9 @@ class Trace:
         self.outputs: list[Tensor] = []
         self.other: Trace | None = None
 
-    def run(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Trace:
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Trace:
         """Call a function and record its ops."""
-        self.inputs = list(inputs)
+        self.inputs = _flat(inputs)
         with ag.no_grad(), _with_observer(self.observe):
             self.outputs = _flat(function(*inputs))
         return self
@@ -134,14 +134,20 @@ def _flat(value: Any) -> list[Tensor]:
     return [tensor for part in parts for tensor in _flat(part)]
 
 
+def _mapped(function: Callable[[Any], Tensor], value: Any) -> Any:
+    """A function of every leaf of nested tuples; an LSTM takes its two states as one argument. Lists are values."""
+    return tuple(_mapped(function, part) for part in value) if isinstance(value, tuple) else function(value)
+
+
 def trace(
     model: Callable[..., Any], samples: Sequence[Any], free_batch: bool, known: Container[str], decompositions: Mapping[str, Any]
 ) -> Trace:
     """The calls of a model on samples, each with the same call of a second run on other values (and a batch larger by one)."""
-    tensors = [x if isinstance(x, Tensor) else Tensor.from_host(getattr(model, "queue", None), x) for x in samples]
+    queue = getattr(model, "queue", None)
+    tensors = _mapped(lambda x: x if isinstance(x, Tensor) else Tensor.from_host(queue, x), tuple(samples))
     with evaluating(model) if hasattr(model, "modules") else nullcontext():
         first = Trace(known, decompositions).run(model, tensors)
-        second = Trace(known, decompositions).run(model, [_varied(x, free_batch) for x in tensors])
+        second = Trace(known, decompositions).run(model, _mapped(lambda x: _varied(x, free_batch), tensors))
     if not first.outputs:
         raise refusal(EXPORT, "the model returned no tensor")
     names = [[call.label for call in run.calls] for run in (first, second)]

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
 from netcl.nn.module import Module
 from netcl.nn.utils.parametrize import WeightNorm, register_parametrization, spectral_form
 
@@ -14,3 +21,45 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
 def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
     """:func:`~netcl.nn.utils.spectral_norm` as a parametrization of ``parametrizations.weight.original``."""
     return register_parametrization(module, name, spectral_form(module, name, n_power_iterations, eps, dim))
+
+
+class _Orthogonal(Module):
+    """``base`` times an orthogonal matrix made from a skew-symmetric one; rows where there are more columns than rows."""
+
+    base: Any
+
+    def __init__(self, orthogonal_map: str):
+        super().__init__()
+        self.orthogonal_map = orthogonal_map
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.shape[-2] < x.shape[-1]
+        x = ag.transpose(x, -2, -1) if wide else x
+        rows, columns = x.shape[-2:]
+        part = ag.pad(ag.tril(x), (0, rows - columns))
+        skew = ag.sub(part, ag.transpose(part, -2, -1))
+        if self.orthogonal_map == "matrix_exp":
+            q = ag.matrix_exp(skew)
+        else:
+            one, half = Tensor.from_host(x.queue, np.eye(rows), x.dtype), ag.mul(skew, 0.5)
+            q = ag.linalg_solve(ag.sub(one, half), ag.add(one, half))
+        q = ag.narrow(ag.matmul(self.base, q), -1, 0, columns)
+        return ag.transpose(q, -2, -1) if wide else q
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """The weight that gives ``base``, which the nearest orthogonal matrix becomes."""
+        tall = ag.transpose(weight, -2, -1) if weight.shape[-2] < weight.shape[-1] else weight
+        rows, columns = tall.shape[-2:]
+        rest = ag.randn(*tall.shape[:-1], rows - columns, dtype=tall.dtype, queue=tall.queue)
+        q, r = ag.linalg_qr(ag.cat([tall, rest], -1))
+        self.register_buffer("base", ag.mul(q, ag.unsqueeze(ag.sign(ag.diagonal(r, 0, -2, -1)), -2)))
+        return Tensor.from_host(weight.queue, -np.eye(weight.shape[0], weight.shape[1]), weight.dtype)
+
+
+def orthogonal(module: Module, name: str = "weight", orthogonal_map: str | None = None, *, use_trivialization: bool = True) -> Module:
+    """Keep the rows or columns of a matrix orthonormal, by ``matrix_exp`` or ``cayley`` of a skew-symmetric matrix."""
+    kind, weight = orthogonal_map or "matrix_exp", getattr(module, name)
+    if kind not in ("matrix_exp", "cayley") or weight.ndim != 2 or not use_trivialization:
+        what, remedy = "takes a matrix, and the map matrix_exp or cayley", "leave use_trivialization on"
+        raise ShapeError(message("orthogonal", what, remedy, orthogonal_map=kind, shape=weight.shape))
+    return register_parametrization(module, name, _Orthogonal(kind))
