@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from netcl.core.device import queue_of
 from netcl.core.dtype import lookup
 from netcl.io.archive import refusal
@@ -162,7 +160,3 @@ def describe(path: str | os.PathLike[str]) -> dict[str, str]:
         found["rotary positions"] = "; ".join(ropes)
     return found
 
-
-def state_arrays(model: Model) -> dict[str, np.ndarray]:
-    """The tensors of a model under their Hugging Face names, on the host."""
-    return {name: make() for name, (_, make) in push(model, ARCHITECTURES[model.config.architecture].names).items()}

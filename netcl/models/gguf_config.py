@@ -38,8 +38,9 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
     if metadata.get("split.count", 0) not in (0, 1):
         raise refusal("gguf", "the file is one of several parts", "merge them: llama-gguf-split --merge")
     found = {ours: metadata[f"{arch}.{theirs}"] for ours, theirs in KEYS.items() if f"{arch}.{theirs}" in metadata}
-    if any(isinstance(value, np.ndarray | list) for value in found.values()):
-        raise refusal("gguf", "sizes that differ between layers are not supported", architecture=arch)
+    rotary = {key: value for key, value in metadata.items() if ".rope." in key and not key.endswith(".type")}
+    if any(not isinstance(value, int | float) for value in (*found.values(), *rotary.values(), metadata.get(f"{arch}.attention.scale", 0))):
+        raise refusal("gguf", "settings of the architecture must be numbers; sizes that differ between layers are not supported", given=arch)
     tokens = {ours: metadata.get(f"tokenizer.ggml.{theirs}") for ours, theirs in _TOKENS.items()}
     row, embedding = ARCHITECTURES[types[0]], shapes.get("token_embd.weight", (1, 1))
     found |= {
@@ -47,7 +48,7 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         "tie_word_embeddings": "output.weight" not in shapes,
     }  # fmt: skip
     if "query_bias" not in row.settings:
-        found["attention_bias"] = "blk.0.attn_q.bias" in shapes
+        found |= {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
     if arch != "gpt2":
         found["rope_parameters"] = _rope_parameters(metadata, arch, shapes, factors)
     if arch.startswith("gemma"):
@@ -107,6 +108,10 @@ def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarr
                f"{arch}.context_length": config.context}  # fmt: skip
     eps = "layer_norm_epsilon" if config.norm == "layer" else "layer_norm_rms_epsilon"
     values[f"{arch}.attention.{eps}"] = config.eps
+    if config.experts is not None:
+        if len(config.experts.layers) != config.layers:
+            raise refusal("save", "GGUF has no experts in some of the layers only", "use format='hf'", layers=config.experts.layers)
+        values |= {f"{arch}.expert_count": config.experts.count, f"{arch}.expert_used_count": config.experts.chosen}
     tensors: dict[str, np.ndarray] = {}
     full = next((r for r, w in zip(config.ropes, config.windows, strict=True) if w is None), config.ropes[0] if config.ropes else None)
     if full is not None:

@@ -132,11 +132,8 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     library, path = tokenizers_library(), folder / "tokenizer.json"
     data = read_json(path, "tokenizer")
     data |= {"truncation": None, "padding": None}
-    with refusing("tokenizer", path, (ValueError, TypeError)):
-        try:
-            backend = library.Tokenizer.from_str(json.dumps(data))
-        except Exception as fault:  # noqa: BLE001
-            raise ValueError(str(fault)) from fault
+    with refusing("tokenizer", path, (Exception,)):  # the package raises no class of its own
+        backend = library.Tokenizer.from_str(json.dumps(data))
     settings = read_json(folder / "tokenizer_config.json", "tokenizer") if (folder / "tokenizer_config.json").is_file() else {}
     template = settings.get("chat_template")
     if (folder / "chat_template.jinja").is_file():
@@ -185,13 +182,12 @@ def _special_ids(own: Mapping[str, Any], count: int) -> dict[str, int]:
 
 def _add_ends(backend: Any, own: Mapping[str, Any], special: Mapping[str, str], kind: str) -> None:
     """Let ``encode`` add the tokens that begin and end a text."""
-    begins = own.get("tokenizer.ggml.add_bos_token", kind == "llama") and "bos_token" in special
-    ends = own.get("tokenizer.ggml.add_eos_token", kind == "t5") and "eos_token" in special
-    around = [special["bos_token"]] * bool(begins), [special["eos_token"]] * bool(ends)
-    if begins or ends:
-        used = [(token, backend.token_to_id(token)) for token in dict.fromkeys([*around[0], *around[1]])]
-        single = [*around[0], "$A", *around[1]]
-        backend.post_processor = tokenizers_library().processors.TemplateProcessing(single=single, special_tokens=used)
+    wanted = {"bos": own.get("tokenizer.ggml.add_bos_token", kind == "llama"), "eos": own.get("tokenizer.ggml.add_eos_token", kind == "t5")}
+    begin, end = ([special[f"{name}_token"]] if added and f"{name}_token" in special else [] for name, added in wanted.items())
+    if begin or end:
+        used = [(token, backend.token_to_id(token)) for token in dict.fromkeys([*begin, *end])]
+        make = tokenizers_library().processors.TemplateProcessing
+        backend.post_processor = make(single=[*begin, "$A", *end], special_tokens=used)
 
 
 def _byte_level(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) -> Any:
@@ -277,12 +273,13 @@ def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         raise refusal("save", "GGUF has no such vocabulary", "use format='hf'", model=model["type"])
     listed = dict(model["vocab"]) if model["type"] == "BPE" else {piece: i for i, (piece, _) in enumerate(model["vocab"])}
     added = {row["content"]: CONTROL if row["special"] else USER_DEFINED for row in data["added_tokens"]}
+    unknown = model.get("unk_token") if model.get("unk_id") is None else model["vocab"][model["unk_id"]][0]
     listed |= {row["content"]: row["id"] for row in data["added_tokens"]}
     size = max(listed.values()) + 1
     tokens, types = [f"[PAD{i}]" for i in range(size)], np.full(size, UNUSED, np.int32)
     for token, i in listed.items():
         byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">") and kind != "gpt2"
-        tokens[i], types[i] = token, added.get(token, BYTE if byte else UNKNOWN if token == model.get("unk_token") else NORMAL)
+        tokens[i], types[i] = token, added.get(token, BYTE if byte else UNKNOWN if token == unknown else NORMAL)
     found: dict[str, Any] = {"model": kind, "tokens": tokens, "token_type": types}
     if kind == "gpt2":
         names = [name for name, split in SPLITS.items() if len(split) > 10 and json.dumps(split)[1:-1] in text]

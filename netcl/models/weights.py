@@ -86,7 +86,7 @@ def pull(source: WeightSource, origin: Origin, config: ModelConfig, shape: tuple
     if array.shape != shape:
         what = "a tensor has another shape than its configuration says"
         raise refusal("models", what, file=source.path, tensor=origin.name, shape=array.shape, expected=shape)
-    return np.ascontiguousarray(array)
+    return np.ascontiguousarray(array).reshape(shape)
 
 
 #: What a file may leave out of our names, and what it may put in front of them: heads and base models are saved under either.

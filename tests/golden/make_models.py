@@ -6,6 +6,7 @@ model_cases.py, so the files hold configurations, names, shapes and results only
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import tempfile
@@ -84,6 +85,7 @@ def seeded(model, kind, seed, folder):
 
 def decoded(model, ids):
     """Logits of the prompt and of the whole text without a cache, greedy tokens with one, and the least lead of the likeliest token."""
+    fresh = copy.deepcopy(model)  # dynamic rotary frequencies stay grown
     with torch.no_grad():
         out = model(torch.tensor(ids), use_cache=True)
         prompt, cache, tokens, leads, steps = out.logits, out.past_key_values, [], [], []
@@ -95,7 +97,7 @@ def decoded(model, ids):
             tokens.append(int(logits.argmax()))
             out = model(torch.tensor([[tokens[-1]]]), past_key_values=cache, use_cache=True)
             logits = out.logits[:, -1]
-        whole = model(torch.tensor([[*ids[0], *tokens[:24]]]), use_cache=False).logits
+        whole = fresh(torch.tensor([[*ids[0], *tokens[:24]]]), use_cache=False).logits
     return {"prompt": prompt.numpy(), "whole": whole.numpy(), "last_step": steps[-1]}, tokens, min(leads)
 
 
@@ -109,7 +111,7 @@ def make_decoder(case, name, options):
         with tempfile.TemporaryDirectory() as folder:
             model, written, shapes = seeded(kind(config), kind, seed, folder)
         results, tokens, lead = decoded(model, ids)
-        lead *= len(set(tokens)) >= 12
+        lead *= min(1.0, len(set(tokens)) / 12)
         if best is None or lead > best[0]:
             best = (lead, {"seed": seed, "config": written, "shapes": shapes, "ids": ids, "tokens": tokens}, results)
     print(case, "lead", best[0], "tokens", len(set(best[1]["tokens"])), "std", best[2]["prompt"].std())
