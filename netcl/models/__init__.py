@@ -5,7 +5,8 @@
 ['bert', 'clip', 'clip_text_model', 'clip_vision_model']
 """
 
-from netcl.models.architectures import ARCHITECTURES
+from netcl.models.architectures import ARCHITECTURES as ARCHITECTURES
+from netcl.models.architectures import read_config
 from netcl.models.config import ModelConfig
 from netcl.models.decoder import CausalLM
 from netcl.models.encoder import DualEncoder, Encoder
@@ -14,6 +15,6 @@ from netcl.models.gguf import GGUFFile, write_gguf
 from netcl.models.tokenizer import Tokenizer
 
 __all__ = [
-    "ARCHITECTURES", "CausalLM", "DualEncoder", "Encoder", "GGUFFile", "ModelConfig", "Tokenizer", "describe", "load", "save",
+    "CausalLM", "DualEncoder", "Encoder", "GGUFFile", "ModelConfig", "Tokenizer", "describe", "load", "read_config", "save",
     "write_gguf",
 ]  # fmt: skip

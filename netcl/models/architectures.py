@@ -206,7 +206,7 @@ def _decoder_details(given: Mapping[str, Any], row: Architecture, found: ModelCo
     caps = {name: None if given.get(key) is None or not gemma else real_number(given, key)
             for name, key in (("attention_cap", "attn_logit_softcapping"), ("final_cap", "final_logit_softcapping"))}  # fmt: skip
     if any(cap is not None and cap <= 0 for cap in caps.values()):
-        raise refusal("config", "soft caps must be above 0", **caps)
+        raise refusal("config", "soft caps must be above 0", given=caps)
     return {
         "query_bias": bool(query), "output_bias": row.settings.get("output_bias", "query_bias" not in row.settings and bool(query)),
         "mlp_bias": row.settings.get("mlp_bias", bool(given.get("mlp_bias", False))),

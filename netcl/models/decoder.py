@@ -99,7 +99,8 @@ class CausalLM(Module):
     # ---- writing
 
     def generate(self, prompt: Any, max_new_tokens: int = 64, temperature: float = 0.0, top_k: int | None = None,
-                 top_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (), stream: bool = False) -> Any:  # fmt: skip
+                 top_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (),
+                 stream: bool = False) -> Any:  # fmt: skip
         """Continue a prompt; returns only what is new.
 
         - **prompt**: a text, token ids ``(length,)``, or several of either. Texts give a text, ids give a list of ids; several give a

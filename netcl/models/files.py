@@ -122,7 +122,8 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         tensors = {name: NewTensor(shape, storage_kind(name, shape, wanted), make_array)
                    for name, (shape, make_array) in push(model, row.gguf_names).items()}  # fmt: skip
         tensors |= {name: NewTensor(array.shape, kind_of("F32"), lambda array=array: array) for name, array in extra.items()}  # type: ignore[misc]
-        return write_gguf(path, metadata, tensors)
+        write_gguf(path, metadata, tensors)
+        return
     if kind is not None:
         raise ValueError(f"[save] kind is for format='gguf'; kind={kind!r}")
     folder = Path(path)
@@ -132,7 +133,8 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
     write_tensors(folder, {name: make_array for name, (_, make_array) in push(model, row.names).items()})
     if getattr(model, "generation", None):
         write_json(folder / "generation_config.json", model.generation)  # type: ignore[union-attr]
-    return None if tokenizer is None else tokenizer.save(folder)
+    if tokenizer is not None:
+        tokenizer.save(folder)
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -148,7 +150,7 @@ def describe(path: str | os.PathLike[str]) -> dict[str, str]:
         "architecture": f"{config.architecture} ({ARCHITECTURES[config.architecture].hf_class})",
         "parameters": f"{sum(sizes.values()):,} in {len(sizes)} tensors",
         "types": ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common()),
-        "layers": f"{config.layers}, width {config.width}, {config.heads} heads of {config.head_size}, {config.kv_heads} of keys and values",
+        "layers": f"{config.layers}, width {config.width}, {config.heads} heads of {config.head_size}, {config.kv_heads} for keys",
         "feed forward": f"width {config.inner}, {config.activation}{', gated' if config.gated else ''}",
         "context": f"{config.context} positions" + (f", windows of {', '.join(map(str, windows))}" if windows else ""),
         "vocabulary": f"{config.vocab_size} tokens",
@@ -159,4 +161,3 @@ def describe(path: str | os.PathLike[str]) -> dict[str, str]:
     if ropes:
         found["rotary positions"] = "; ".join(ropes)
     return found
-

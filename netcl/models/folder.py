@@ -95,7 +95,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Callable[[], np.ndarray]],
     shards: list[dict[str, np.ndarray]] = [{}]
     places: dict[str, int] = {}
     total = held = 0
-    names = []
+    names: list[str] = []
     for name, make in tensors.items():
         array = make()
         if shards[-1] and held + array.nbytes > shard_bytes:

@@ -40,7 +40,7 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
     found = {ours: metadata[f"{arch}.{theirs}"] for ours, theirs in KEYS.items() if f"{arch}.{theirs}" in metadata}
     rotary = {key: value for key, value in metadata.items() if ".rope." in key and not key.endswith(".type")}
     if any(not isinstance(value, int | float) for value in (*found.values(), *rotary.values(), metadata.get(f"{arch}.attention.scale", 0))):
-        raise refusal("gguf", "settings of the architecture must be numbers; sizes that differ between layers are not supported", given=arch)
+        raise refusal("gguf", "settings must be numbers; sizes that differ between layers are not supported", architecture=arch)
     tokens = {ours: metadata.get(f"tokenizer.ggml.{theirs}") for ours, theirs in _TOKENS.items()}
     row, embedding = ARCHITECTURES[types[0]], shapes.get("token_embd.weight", (1, 1))
     found |= {

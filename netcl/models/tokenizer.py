@@ -1,4 +1,4 @@
-"""Tokenizers: ``tokenizer.json`` of a folder, and the vocabularies inside GGUF files, both on the package ``tokenizers``; chat templates."""
+"""Tokenizers of folders (``tokenizer.json``) and of GGUF files, both on the package ``tokenizers``; chat templates."""
 
 from __future__ import annotations
 
@@ -162,10 +162,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         raise refusal("tokenizer", "tokenizer.ggml.token_type must have a number for every token", tokens=len(tokens))
     backend = makers[kind](tokens, types, own)
     library = tokenizers_library()
-    for wanted, special in ((USER_DEFINED, False), (CONTROL, True)):
+    for wanted, add in ((USER_DEFINED, backend.add_tokens), (CONTROL, backend.add_special_tokens)):
         added = [tokens[i] for i in np.flatnonzero(types == wanted) if tokens[i]]
-        make = backend.add_special_tokens if special else backend.add_tokens
-        make([library.AddedToken(token, normalized=False, special=special) for token in added])
+        add([library.AddedToken(token, normalized=False, special=wanted == CONTROL) for token in added])
     special = {f"{name}_token": tokens[i] for name, i in _special_ids(own, len(tokens)).items()}
     _add_ends(backend, own, special, kind)
     template = own.get("tokenizer.chat_template", "")
@@ -176,7 +175,7 @@ def _special_ids(own: Mapping[str, Any], count: int) -> dict[str, int]:
     keys = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
     found = {name: own.get(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
     if any(i is not None and not (isinstance(i, int) and 0 <= i < count) for i in found.values()):
-        raise refusal("tokenizer", "ids of special tokens must be below the number of tokens", tokens=count, **found)
+        raise refusal("tokenizer", "ids of special tokens must be below the number of tokens", tokens=count, ids=found)
     return {name: i for name, i in found.items() if i is not None}
 
 

@@ -23,14 +23,16 @@ import model_cases as cases  # noqa: E402
 
 TOKENS, NEW = 11, 64
 SMALL = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}  # fmt: skip
+         "num_key_value_heads": 2, "max_position_embeddings": 128,
+         "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}  # fmt: skip
 LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2.0, 3.0, 4.0],
         "original_max_position_embeddings": 96}  # fmt: skip
 DECODERS = {
-    "gpt2": ("GPT2", {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "bos_token_id": None, "eos_token_id": None}),
+    "gpt2": ("GPT2", {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128,
+                      "bos_token_id": None, "eos_token_id": None}),
     "llama": ("Llama", {**SMALL, "rope_parameters": LLAMA3}),
     "llama-linear": ("Llama", {**SMALL, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
                                "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}),
@@ -59,7 +61,11 @@ DECODERS = {
 TEXT = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "max_position_embeddings": 40}  # fmt: skip
 IMAGE = {"image_size": 16, "patch_size": 8, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-CLIP = {"projection_dim": 24, "text_config": {**TEXT, "eos_token_id": 95, "projection_dim": 24}, "vision_config": {**IMAGE, "projection_dim": 24}}
+CLIP = {
+    "projection_dim": 24,
+    "text_config": {**TEXT, "eos_token_id": 95, "projection_dim": 24},
+    "vision_config": {**IMAGE, "projection_dim": 24},
+}
 ENCODERS = {
     "bert": ("BertModel", "BertConfig", TEXT),
     "roberta": ("RobertaModel", "RobertaConfig", {**TEXT, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}),
@@ -140,7 +146,9 @@ def make_encoder(case, name, config_name, options):
     else:
         results = {"states": out.last_hidden_state, "pooled": out.pooler_output}
     print(case, {key: float(value.std()) for key, value in results.items()})
-    return {"seed": 0, "config": written, "shapes": shapes, "ids": ids.tolist(), "mask": mask.tolist()}, {key: v.numpy() for key, v in results.items()}
+    return {"seed": 0, "config": written, "shapes": shapes, "ids": ids.tolist(), "mask": mask.tolist()}, {
+        key: v.numpy() for key, v in results.items()
+    }
 
 
 def main():

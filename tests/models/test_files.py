@@ -126,4 +126,4 @@ def test_half_weights_and_the_limit_of_the_context(folder_of):
 def test_what_a_file_holds_is_told(folder_of):
     told = models.describe(folder_of("mixtral"))
     assert told["architecture"] == "mixtral (MixtralForCausalLM)" and told["experts"] == "2 of 4 per token, width 48"
-    assert told["layers"] == "2, width 32, 4 heads of 8, 2 of keys and values" and told["types"].startswith("F32 ")
+    assert told["layers"] == "2, width 32, 4 heads of 8, 2 for keys" and told["types"].startswith("F32 ")

@@ -57,7 +57,11 @@ def test_streams_are_the_text_in_pieces_and_stop_strings_end_it(model):
 
 def test_random_choices_follow_the_seed_and_the_options(model):
     options = {"temperature": 1.5, "seed": 3}
-    assert model.generate("Hello", 20, **options) == model.generate("Hello", 20, **options) != model.generate("Hello", 20, temperature=1.5, seed=4)
+    assert (
+        model.generate("Hello", 20, **options)
+        == model.generate("Hello", 20, **options)
+        != model.generate("Hello", 20, temperature=1.5, seed=4)
+    )
     greedy = model.generate("Hello", 20)
     assert model.generate("Hello", 20, top_k=1, **options) == greedy == model.generate("Hello", 20, top_p=1e-6, **options)
     for wrong in ({"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}):

@@ -14,7 +14,9 @@ from netcl.core.tensor import Tensor
 
 ROWS = json.loads((Path(__file__).parent.parent / "golden" / "models.json").read_text(encoding="utf-8"))
 ON_EVERY_DEVICE = ("llama", "mixtral")
-DECODERS = [pytest.param(case, marks=[] if case in ON_EVERY_DEVICE else pytest.mark.matrix) for case, row in ROWS.items() if "tokens" in row]
+DECODERS = [
+    pytest.param(case, marks=[] if case in ON_EVERY_DEVICE else pytest.mark.matrix) for case, row in ROWS.items() if "tokens" in row
+]
 
 
 def ids_of(values, model) -> Tensor:

@@ -31,7 +31,10 @@ def strings() -> list[str]:
         block = [c for c in map(chr, range(start, start + 128)) if unicodedata.category(c) not in ("Cn", "Cs", "Co")]
         if block:
             some = rng.choice(block, 8)
-            found += ["".join(some), f"{words[rng.integers(len(words))]} {''.join(some[:4])}{words[rng.integers(len(words))]}  {some[4]}1\n{some[5]}"]
+            found += [
+                "".join(some),
+                f"{words[rng.integers(len(words))]} {''.join(some[:4])}{words[rng.integers(len(words))]}  {some[4]}1\n{some[5]}",
+            ]
     return found
 
 
@@ -155,7 +158,12 @@ def test_chat_templates_run_in_a_sandbox(trained):
     assert made.apply_chat_template(messages, add_generation_prompt=False, tools=[]) == made.encode("<s><|user|>hi</s>\n[]")
     with pytest.raises(ValueError, match="TemplateError: no such role"):
         made.apply_chat_template([{"role": "bad", "content": ""}], tools=[])
-    for attack in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ cycler.__init__.__globals__.os }}", "{% for x in range(10**9) %}{% endfor %}"):
+    for attack in (
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{% for x in range(10**9) %}{% endfor %}",
+    ):
         with pytest.raises(ValueError, match="cannot be applied"):
             render_template(attack, messages=[])
     with pytest.raises(ValueError, match="the model has no chat template"):
