@@ -207,8 +207,9 @@ def _decoder_details(given: Mapping[str, Any], row: Architecture, found: ModelCo
             for name, key in (("attention_cap", "attn_logit_softcapping"), ("final_cap", "final_logit_softcapping"))}  # fmt: skip
     if any(cap is not None and cap <= 0 for cap in caps.values()):
         raise refusal("config", "soft caps must be above 0", given=caps)
+    stretched = max((rope.factor for rope in ropes.values() if rope is not None and rope.kind == "dynamic"), default=1.0)
     return {
-        "query_bias": bool(query), "output_bias": row.settings.get("output_bias", "query_bias" not in row.settings and bool(query)),
+        "context": int(found.context * stretched), "query_bias": bool(query), "output_bias": row.settings.get("output_bias", "query_bias" not in row.settings and bool(query)),
         "mlp_bias": row.settings.get("mlp_bias", bool(given.get("mlp_bias", False))),
         "tied": bool(given.get("tie_word_embeddings", row.settings.get("tied", row.gguf == "gpt2"))),
         "ropes": tuple(ropes[kind] for kind in types), "windows": tuple(window if kind == "sliding_attention" else None for kind in types),

@@ -85,9 +85,8 @@ class Rope:
             return plain * (smooth + (1 - smooth) / self.factor)
         if self.kind == "yarn":
             return self._yarn(plain)
-        if self.kind in ("longrope", "factors"):
-            name = "long_factor" if self.kind == "longrope" and self.stretch(length) else "short_factor"
-            return plain / np.asarray(self.options[name], np.float64)
+        if self.kind == "longrope":
+            return plain / np.asarray(self.options["long_factor" if self.stretch(length) else "short_factor"], np.float64)
         return plain
 
     def _yarn(self, plain: np.ndarray) -> np.ndarray:
@@ -112,7 +111,7 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
         given = {"rope_theta": config.get("rope_local_base_freq" if local else "rope_theta"), **(scaling or {})}
     kind = given.get("rope_type") or given.get("type") or "default"
     kind = "longrope" if kind == "su" else kind
-    known = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
+    known = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
     if kind not in known:
         raise refusal("config", f"rope_type must be one of {', '.join(known)}", given=repr(kind))
     share = real_number(given, "partial_rotary_factor", default=real_number(config, "partial_rotary_factor", default=1.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from netcl.nn.embedding import Embedding
 from netcl.nn.gpt import check_sampling, choose
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module
-from netcl.nn.summary import evaluating
 
 _CONTEXT_TOKENS = 4  # of a prompt that the text behind it is decoded with: a word's first token decodes differently at the start of a text
 
@@ -46,7 +45,6 @@ class CausalLM(Module):
             self.lm_head.out_features, self.lm_head.weight = config.vocab_size, self.embed_tokens.weight
         self.generation: dict[str, Any] = {}
         self.make_tokenizer: Callable[[], Tokenizer] | None = None
-        self._tokenizer: Tokenizer | None = None
         self._tables: dict[Any, Tensor] = {}
 
     def extra_repr(self) -> str:
@@ -60,12 +58,10 @@ class CausalLM(Module):
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the model's file, made at first use."""
-        if self._tokenizer is None:
-            if self.make_tokenizer is None:
-                what, remedy = "the model has no tokenizer", "pass token ids, or load a folder with tokenizer.json or a GGUF file"
-                raise ValueError(message("tokenizer", what, remedy))
-            self._tokenizer = self.make_tokenizer()
-        return self._tokenizer
+        if self.make_tokenizer is None:
+            what, remedy = "the model has no tokenizer", "pass token ids, or load a folder with tokenizer.json or a GGUF file"
+            raise ValueError(message("tokenizer", what, remedy))
+        return self.make_tokenizer()
 
     def new_cache(self) -> KVCache:
         """An empty cache for this model."""
@@ -125,15 +121,15 @@ class CausalLM(Module):
             pieces = self._pieces(self.tokenizer.encode(prompt), stops, options)
             return pieces if stream else "".join(pieces)
         ids = [int(i) for i in prompt]
-        made = (token for token in self._tokens(ids, *options)) if not stops else self._until(ids, stops, options)
+        made = self._until(ids, stops, options) if stops else self._tokens(ids, *options)
         return made if stream else list(made)
 
     def _tokens(self, ids: list[int], most: int, temperature: float, top_k: int | None, top_p: float | None,
-                seed: int | None) -> Iterator[int]:  # fmt: skip
+                seed: int | None, ends: Collection[int] = ()) -> Iterator[int]:  # fmt: skip
         if not ids or len(ids) > self.context or min(ids) < 0 or max(ids) >= self.config.vocab_size:
             what = f"a prompt must have 1 to {self.context} tokens below {self.config.vocab_size}"
             raise ShapeError(message("generate", what, tokens=len(ids)))
-        ends = self.end_tokens()
+        ends = {*self.end_tokens(), *ends}
         rng = None if seed is None else np.random.default_rng(seed)
         cache, step = self.new_cache(), ids
         for _ in range(min(most, self.context - len(ids) + 1)):
@@ -146,7 +142,7 @@ class CausalLM(Module):
             step = [token]
 
     def _last_logits(self, ids: list[int], cache: KVCache) -> np.ndarray:
-        with ag.no_grad(), evaluating(self):
+        with ag.no_grad():
             states = self.states(Tensor.from_host(self.queue, np.array([ids], np.int64)), cache)
             return self.head(ag.narrow(states, 1, states.shape[1] - 1, 1)).to_host()[:, 0].astype(np.float32)
 
@@ -154,17 +150,16 @@ class CausalLM(Module):
         return float(ag.rand(1, queue=self.queue).to_host()[0])
 
     def end_tokens(self) -> set[int]:
-        """The tokens that end a text, by the configuration, the generation configuration and the tokenizer."""
+        """The tokens that end a text, by the configuration and the generation settings; for texts, the tokenizer may know more."""
         found = self.generation.get("eos_token_id")
         more = found if isinstance(found, list) else [] if found is None else [found]
-        own = self._tokenizer.end_tokens if self._tokenizer is not None else ()
-        return {*self.config.eos_tokens, *more, *own}
+        return {*self.config.eos_tokens, *more}
 
     def _pieces(self, ids: list[int], stops: tuple[str, ...], options: Any) -> Iterator[str]:
         """Text as it is made: whole characters only, and nothing that a stop string may still take back."""
         context, made, given = ids[-_CONTEXT_TOKENS:], list[int](), 0
         skipped = len(self.tokenizer.decode(context))
-        for token in self._tokens(ids, *options):
+        for token in self._tokens(ids, *options, self.tokenizer.end_tokens):
             made.append(token)
             text = self.tokenizer.decode([*context, *made])[skipped:]
             found = [at for at in (text.find(word) for word in stops if word) if at >= 0]

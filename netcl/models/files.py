@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ class _GGUFModel:
 
     def tokenizer_maker(self) -> Callable[[], Any] | None:
         """What makes the file's tokenizer; ``None`` without a vocabulary."""
-        return (lambda: gguf_tokenizer(self.file.metadata)) if "tokenizer.ggml.model" in self.file.metadata else None
+        own = {key: value for key, value in self.file.metadata.items() if key.startswith("tokenizer.")}
+        return partial(gguf_tokenizer, own) if own else None
 
 
 def _opened(path: str | os.PathLike[str]) -> HubFolder | _GGUFModel:
@@ -68,7 +70,8 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
     with placed(queue_of(device), dtype or "float32", 2 * itemsize * weights + (len(source.shapes) + 100) * 8 * OBJECT_BYTES, blank=True):
         model = _built(config, row.kind)
     fill(model, source, names, row.ignored)
-    model.make_tokenizer = source.tokenizer_maker()
+    maker = source.tokenizer_maker()
+    model.make_tokenizer = None if maker is None else cache(maker)
     if isinstance(model, CausalLM):
         model.generation = source.generation
         model.context = config.context if context is None else min(context, config.context)
@@ -129,7 +132,8 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     dtype = next(iter(model.parameters())).dtype
-    write_json(folder / "config.json", {**config.source, "architectures": [row.hf_class], "dtype": dtype})
+    described = {key: value for key, value in config.source.items() if key != "torch_dtype"}
+    write_json(folder / "config.json", {**described, "architectures": [row.hf_class], "dtype": dtype})
     write_tensors(folder, {name: make_array for name, (_, make_array) in push(model, row.names).items()})
     if getattr(model, "generation", None):
         write_json(folder / "generation_config.json", model.generation)  # type: ignore[union-attr]

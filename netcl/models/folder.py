@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class HubFolder:
         """What makes the folder's tokenizer; ``None`` without a ``tokenizer.json``."""
         from netcl.models.tokenizer import folder_tokenizer
 
-        return (lambda: folder_tokenizer(self.path)) if (self.path / "tokenizer.json").is_file() else None
+        return partial(folder_tokenizer, self.path) if (self.path / "tokenizer.json").is_file() else None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -82,7 +82,9 @@ def _rope_parameters(metadata: Mapping[str, Any], arch: str, shapes: Mapping[str
     if size and head and size != head:
         found["partial_rotary_factor"] = size / head
     if "rope_freqs.weight" in shapes:
-        found |= {"rope_type": "factors", "short_factor": factors("rope_freqs.weight").tolist()}
+        same = dict.fromkeys(("short_factor", "long_factor"), factors("rope_freqs.weight").tolist())
+        found |= {"rope_type": "longrope", **same, "attention_factor": 1.0, "factor": 1.0}
+        found.setdefault("original_max_position_embeddings", metadata.get(f"{arch}.context_length"))
     if "rope_factors_long.weight" in shapes and "rope_factors_short.weight" in shapes:
         both = {f"{name}_factor": factors(f"rope_factors_{name}.weight").tolist() for name in ("long", "short")}
         found |= {"rope_type": "longrope", **both}
@@ -119,7 +121,7 @@ def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarr
         if full.kind in ("linear", "yarn"):
             values |= {f"{arch}.rope.scaling.type": full.kind, f"{arch}.rope.scaling.factor": full.factor,
                        f"{arch}.rope.scaling.original_context_length": int(full.original)}  # fmt: skip
-        elif full.kind in ("llama3", "factors"):
+        elif full.kind == "llama3" or (full.kind == "longrope" and full.options["short_factor"] == full.options["long_factor"]):
             plain = full.base ** (-np.arange(0, full.size, 2) / full.size)
             tensors["rope_freqs.weight"] = (plain / full.frequencies(1)).astype(np.float32)
         elif full.kind == "longrope":

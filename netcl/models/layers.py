@@ -137,7 +137,7 @@ class MixtureOfExperts(Module):
         if self.normalized:
             scores = ag.div(scores, ag.sum(scores, axis=-1, keepdims=True))
         weights, routes = ag.reshape(ag.cast(scores, x.dtype), (-1, 1)), index.to_host()
-        total = ag.mul(flat, 0.0)
+        total = Tensor.zeros(flat.shape, flat.dtype, queue=flat.queue)
         for expert in np.unique(routes):
             tokens, places = np.nonzero(routes == expert)
             at, slots = (Tensor.from_host(x.queue, part.astype(np.int64)) for part in (tokens, tokens * self.chosen + places))

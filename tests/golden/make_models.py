@@ -37,7 +37,7 @@ DECODERS = {
     "llama-linear": ("Llama", {**SMALL, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
                                "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}),
     "llama-dynamic": ("Llama", {**SMALL, "max_position_embeddings": 32, "num_key_value_heads": 4,
-                                "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
+                                "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}),
     "llama-yarn": ("Llama", {**SMALL, "rope_parameters": YARN}),
     "mistral": ("Mistral", {**SMALL, "sliding_window": 9, "head_dim": 16}),
     "qwen2": ("Qwen2", {**SMALL, "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1}),

@@ -127,3 +127,50 @@ def test_what_a_file_holds_is_told(folder_of):
     told = models.describe(folder_of("mixtral"))
     assert told["architecture"] == "mixtral (MixtralForCausalLM)" and told["experts"] == "2 of 4 per token, width 48"
     assert told["layers"] == "2, width 32, 4 heads of 8, 2 for keys" and told["types"].startswith("F32 ")
+
+
+def test_bfloat16_weights_of_folders_and_gguf_files(folder_of, tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    from netcl.io import load_safetensors, save_safetensors
+
+    shutil.copy(folder_of("gemma2") / "config.json", tmp_path)
+    tensors = load_safetensors(folder_of("gemma2") / "model.safetensors")
+    save_safetensors({name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}, tmp_path / "model.safetensors")
+    model = models.load(tmp_path, "cpu")
+    models.save(model, tmp_path / "a.gguf", "gguf", kind="BF16")
+    np.testing.assert_allclose(logits(models.load(tmp_path / "a.gguf", "cpu")), logits(model), atol=1e-5)
+    half = models.load(tmp_path, "cpu", dtype="bfloat16")
+    np.testing.assert_allclose(logits(half), logits(model), atol=0.3)
+    models.save(half, tmp_path / "again")
+    assert load_safetensors(tmp_path / "again" / "model.safetensors")["model.norm.weight"].dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1"])
+def test_quantized_files_hold_the_rounded_weights(kind, folder_of, tmp_path):
+    from netcl.ops.quantized.formats import dequantize, quantize
+
+    model = models.load(folder_of("gpt2"), "cpu")
+    models.save(model, tmp_path / "a.gguf", "gguf", kind=kind)
+    assert f"{kind} " in models.describe(tmp_path / "a.gguf")["types"]
+    for (name, loaded), original in zip(models.load(tmp_path / "a.gguf", "cpu").named_parameters(), model.parameters(), strict=True):
+        expected = original.to_host()
+        if expected.ndim == 2 and name != "embed_positions.weight":  # which stays F32, as vectors do
+            expected = dequantize(quantize(expected, kind), kind, expected.shape)
+        np.testing.assert_array_equal(loaded.to_host(), expected, err_msg=name)
+
+
+def test_mutated_model_files_load_or_are_refused(folder_of, rng, tmp_path):
+    """Bytes of a GGUF file changed at random: the model loads, or its file is refused in netcl's form."""
+    models.save(models.load(folder_of("llama"), "cpu"), tmp_path / "a.gguf", "gguf")
+    whole, path, refused = (tmp_path / "a.gguf").read_bytes(), tmp_path / "b.gguf", 0
+    for _ in range(60):
+        content = bytearray(whole)
+        for at in rng.integers(24, 1300, rng.integers(1, 4)):
+            content[at] = rng.choice([0, 1, 0x7F, 0xFF, content[at] ^ (1 << int(rng.integers(0, 8)))])
+        path.write_bytes(content)
+        try:
+            models.load(path, "cpu")
+        except (FileError, MemoryError) as error:
+            assert str(error).startswith("[")
+            refused += 1
+    assert refused > 20
