@@ -91,14 +91,25 @@ def join_heads(x: Tensor) -> Tensor:
     return ag.reshape(x if positions == 1 else ag.permute(x, (0, 2, 1, 3)), (batch, positions, heads * size))
 
 
+def causal_mask(queue: Any, queries: int, seen: int, window: int | None = None) -> tuple[Tensor | None, bool]:
+    """Mask and ``is_causal`` for attention of ``queries`` behind ``seen`` earlier positions, each to the last ``window`` positions.
+
+    The mask is ``None`` where ``is_causal`` or nothing says the same.
+    """
+    total = seen + queries
+    near = window is None or window >= total
+    if near and (seen == 0 or queries == 1):
+        return None, queries > 1
+    allowed = np.tril(np.ones((queries, total), bool), seen)
+    if not near:
+        allowed &= ~np.tril(np.ones((queries, total), bool), seen - (window or 0))
+    return Tensor.from_host(queue, allowed), False
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: int, dropout: float) -> Tensor:
     """Causal attention of queries that stand behind ``seen`` earlier positions of ``k`` and ``v``."""
-    queries = q.shape[2]
-    if seen == 0:
-        return ag.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=queries > 1)
-    # True where a query may look: at earlier positions, and at those of its own block up to itself.
-    mask = None if queries == 1 else Tensor.from_host(q.queue, np.tril(np.ones((queries, seen + queries), bool), seen))
-    return ag.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout)
+    mask, causal = causal_mask(q.queue, q.shape[2], seen)
+    return ag.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout, is_causal=causal)
 
 
 def _check_heads(name: str, width: int, heads: int) -> int:

@@ -16,6 +16,7 @@ from netcl.autograd.creation import with_generator
 from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
+from netcl.nn.parameter import draws_values
 
 # Mike Giles, "Approximating the erfinv function" (2010): coefficients near the middle and in the tails, in w and sqrt(w).
 _MIDDLE = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164, 0.246640727,
@@ -87,13 +88,13 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     >>> bool((abs(t.to_host()) <= 2).all())
     True
     """
-    return _put(tensor, a + (b - a) * _drawn("uniform", tensor))
+    return _put(tensor, a + (b - a) * _drawn("uniform", tensor)) if draws_values() else tensor
 
 
 @with_generator
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Values of a normal distribution."""
-    return _put(tensor, mean + std * _drawn("normal", tensor))
+    return _put(tensor, mean + std * _drawn("normal", tensor)) if draws_values() else tensor
 
 
 @with_generator
