@@ -55,12 +55,12 @@ def models(args: argparse.Namespace) -> int:
 @_reported()
 def generate_text(args: argparse.Namespace) -> int:
     """Continue a prompt with a language model or with the model of a run."""
-    from netcl.nn.gpt import check_sampling
+    from netcl.nn.decoding import Sampling
 
     run = (Path(args.path) / "model.netcl").is_file()
     temperature = (0.8 if run else 0.0) if args.temperature is None else args.temperature
     options = {"temperature": temperature, "top_k": args.top_k, "top_p": args.top_p}
-    check_sampling(**options)
+    Sampling(**options).check()
     prompt = args.prompt if args.named_prompt is None else args.named_prompt
     length = 300 if args.length is None else args.length
     if run:

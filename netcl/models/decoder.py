@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from netcl.models.layers import Block, make_norm_layer, make_span
 from netcl.models.tokenizer import Tokenizer
 from netcl.nn.attention import KVCache
 from netcl.nn.container import ModuleList
+from netcl.nn.decoding import Sampling, continued
 from netcl.nn.embedding import Embedding
-from netcl.nn.gpt import check_sampling, choose
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module
 
@@ -63,9 +63,15 @@ class CausalLM(Module):
             raise ValueError(message("tokenizer", what, remedy))
         return self.make_tokenizer()
 
-    def new_cache(self) -> KVCache:
+    def new_cache(self, capacity: int | None = None) -> KVCache:
         """An empty cache for this model."""
-        return KVCache(self.config.layers)
+        return KVCache(self.config.layers, capacity)
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the step of a token does the same work for every length and every value."""
+        fixed = all(rope is None or rope.stretch(1) == rope.stretch(self.context) for rope in self.config.ropes)
+        return fixed and self.config.experts is None
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None) -> Tensor:
         return self.head(self.states(ids, cache, positions))
@@ -79,10 +85,12 @@ class CausalLM(Module):
         x = self.embed_tokens(ids)
         if self.config.embedding_scale != 1:
             x = ag.mul(x, self.config.embedding_scale)
+        if positions is None and cache is not None:
+            positions = cache.positions(*ids.shape, ids.queue)
         if self.embed_positions is not None:
             table = self.embed_positions.weight
-            x = ag.add(x, ag.narrow(table, 0, seen, ids.shape[1]) if positions is None else self.embed_positions(positions))
-        span = make_span(self.config, ids.queue, ids.shape[1], seen, positions, self._tables)
+            x = ag.add(x, ag.narrow(table, 0, 0, ids.shape[1]) if positions is None else self.embed_positions(positions))
+        span = make_span(self.config, ids.queue, ids.shape[1], seen, positions, self._tables, cached=cache is not None)
         for layer in self.layers:
             x = layer(x, span, cache)
         return self.norm(x)
@@ -109,45 +117,54 @@ class CausalLM(Module):
         - **stop**: strings that end the text; they are not part of it.
         - **stream**: return an iterator over pieces of the text (or single ids) as they are made; for one prompt.
         """
-        check_sampling(temperature, top_k, top_p)
+        sampling = Sampling(temperature, top_k, top_p).check()
         prompt = prompt.to_host() if isinstance(prompt, Tensor) else prompt
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        options = (max_new_tokens, temperature, top_k, top_p, seed)
-        if not isinstance(prompt, str) and len(prompt) and not isinstance(prompt[0], int | np.integer):
-            if stream:
-                raise ValueError(message("generate", "stream=True takes one prompt", "loop over the prompts", prompts=len(prompt)))
-            return [self.generate(one, *options, stop=stops) for one in prompt]
         if isinstance(prompt, str):
-            pieces = self._pieces(self.tokenizer.encode(prompt), stops, options)
+            pieces = self._pieces(self.tokenizer.encode(prompt), stops, max_new_tokens, sampling, seed)
             return pieces if stream else "".join(pieces)
-        ids = [int(i) for i in prompt]
-        made = self._until(ids, stops, options) if stops else self._tokens(ids, *options)
-        return made if stream else list(made)
+        if not len(prompt) or isinstance(prompt[0], int | np.integer):
+            made = self._until([int(i) for i in prompt], stops, max_new_tokens, sampling, seed)
+            return made if stream else list(made)
+        if stream:
+            raise ValueError(message("generate", "stream=True takes one prompt", "loop over the prompts", prompts=len(prompt)))
+        return self._together(prompt, stops, max_new_tokens, sampling, seed)
 
-    def _tokens(self, ids: list[int], most: int, temperature: float, top_k: int | None, top_p: float | None,
-                seed: int | None, ends: Collection[int] = ()) -> Iterator[int]:  # fmt: skip
-        if not ids or len(ids) > self.context or min(ids) < 0 or max(ids) >= self.config.vocab_size:
-            what = f"a prompt must have 1 to {self.context} tokens below {self.config.vocab_size}"
-            raise ShapeError(message("generate", what, tokens=len(ids)))
-        ends = {*self.end_tokens(), *ends}
+    def _together(self, prompts: Sequence[Any], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> list[Any]:
+        """Several prompts in one batch."""
+        texts = [isinstance(prompt, str) for prompt in prompts]
+        ids = [self.tokenizer.encode(prompt) if text else [int(i) for i in prompt] for prompt, text in zip(prompts, texts, strict=True)]
+        ends = {*self.end_tokens(), *(self.tokenizer.end_tokens if any(texts) else ())}
+        made: list[list[int]] = [[] for _ in ids]
+        going = set(range(len(ids)))
+        for tokens in self._tokens(ids, most, sampling, seed):
+            for row in sorted(going):
+                if int(tokens[row]) in ends or len(ids[row]) + len(made[row]) > self.context:
+                    going.discard(row)
+                    continue
+                made[row].append(int(tokens[row]))
+                if stops and any(word in self.tokenizer.decode(made[row]) for word in stops if word):
+                    going.discard(row)
+            if not going:
+                break
+        return [self._cut_text(prompt, row, stops) if text else row for prompt, row, text in zip(ids, made, texts, strict=True)]
+
+    def _cut_text(self, prompt: list[int], made: list[int], stops: tuple[str, ...]) -> str:
+        context = prompt[-_CONTEXT_TOKENS:]
+        text = self.tokenizer.decode([*context, *made])[len(self.tokenizer.decode(context)) :]
+        return text[: min((at for at in (text.find(word) for word in stops if word) if at >= 0), default=len(text))]
+
+    def _tokens(self, prompts: Sequence[list[int]], most: int, sampling: Sampling, seed: int | None) -> Iterator[np.ndarray]:
+        for ids in prompts:
+            if not ids or len(ids) > self.context or min(ids) < 0 or max(ids) >= self.config.vocab_size:
+                what = f"a prompt must have 1 to {self.context} tokens below {self.config.vocab_size}"
+                raise ShapeError(message("generate", what, tokens=len(ids)))
         rng = None if seed is None else np.random.default_rng(seed)
-        cache, step = self.new_cache(), ids
-        for _ in range(min(most, self.context - len(ids) + 1)):
-            logits = self._last_logits(step, cache)
-            drawn = 0.0 if not temperature else self._uniform() if rng is None else rng.random()
-            token = int(choose(logits, np.array([drawn]), temperature, top_k, top_p)[0])
-            if token in ends:
-                return
-            yield token
-            step = [token]
 
-    def _last_logits(self, ids: list[int], cache: KVCache) -> np.ndarray:
-        with ag.no_grad():
-            states = self.states(Tensor.from_host(self.queue, np.array([ids], np.int64)), cache)
-            return self.head(ag.narrow(states, 1, states.shape[1] - 1, 1)).to_host()[:, 0].astype(np.float32)
+        def draw(batch: int) -> np.ndarray:
+            return ag.rand(batch, queue=self.queue).to_host() if rng is None else rng.random(batch)
 
-    def _uniform(self) -> float:
-        return float(ag.rand(1, queue=self.queue).to_host()[0])
+        return continued(self, prompts, min(most, self.context - max(map(len, prompts)) + 1), sampling, draw)
 
     def end_tokens(self) -> set[int]:
         """The tokens that end a text, by the configuration and the generation settings; for texts, the tokenizer may know more."""
@@ -155,12 +172,26 @@ class CausalLM(Module):
         more = found if isinstance(found, list) else [] if found is None else [found]
         return {*self.config.eos_tokens, *more}
 
-    def _pieces(self, ids: list[int], stops: tuple[str, ...], options: Any) -> Iterator[str]:
+    def _until(self, ids: list[int], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> Iterator[int]:
+        """Ids up to a token that ends texts, or to the one whose text completes a stop string."""
+        made: list[int] = []
+        ends = self.end_tokens()
+        for tokens in self._tokens([ids], most, sampling, seed):
+            if int(tokens[0]) in ends:
+                return
+            made.append(int(tokens[0]))
+            yield made[-1]
+            if stops and any(word in self.tokenizer.decode(made) for word in stops if word):
+                return
+
+    def _pieces(self, ids: list[int], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> Iterator[str]:
         """Text as it is made: whole characters only, and nothing that a stop string may still take back."""
         context, made, given = ids[-_CONTEXT_TOKENS:], list[int](), 0
-        skipped = len(self.tokenizer.decode(context))
-        for token in self._tokens(ids, *options, self.tokenizer.end_tokens):
-            made.append(token)
+        skipped, ends = len(self.tokenizer.decode(context)), {*self.end_tokens(), *self.tokenizer.end_tokens}
+        for tokens in self._tokens([ids], most, sampling, seed):
+            if int(tokens[0]) in ends:
+                break
+            made.append(int(tokens[0]))
             text = self.tokenizer.decode([*context, *made])[skipped:]
             found = [at for at in (text.find(word) for word in stops if word) if at >= 0]
             if found:
@@ -173,15 +204,6 @@ class CausalLM(Module):
         rest = self.tokenizer.decode([*context, *made])[skipped:][given:] if made else ""
         if rest:
             yield rest
-
-    def _until(self, ids: list[int], stops: tuple[str, ...], options: Any) -> Iterator[int]:
-        """Ids up to the one whose text completes a stop string."""
-        made: list[int] = []
-        for token in self._tokens(ids, *options):
-            made.append(token)
-            yield token
-            if any(word in self.tokenizer.decode(made) for word in stops if word):
-                return
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:

@@ -69,7 +69,7 @@ class Encoder(Module):
         x = self._image_embeddings(inputs) if self.config.image else self._text_embeddings(inputs, token_types)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        span = Span(0, None, {None: self._mask(x, mask)}, {})
+        span = Span(None, {None: self._mask(x, mask)}, {})
         for layer in self.layers:
             x = layer(x, span)
         return x if self.norm is None or self.config.pooling == "norm" else self.norm(x)

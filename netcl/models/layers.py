@@ -27,9 +27,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Span(NamedTuple):
-    """What the layers of one forward pass share: earlier positions, explicit positions, masks by window, rotary tables."""
+    """What the layers of one forward pass share: positions that do not begin at 0, masks by window, rotary tables."""
 
-    seen: int
     positions: Tensor | None
     masks: dict[int | None, tuple[Tensor | None, bool]]
     tables: dict[Rope, Tensor]
@@ -68,7 +67,8 @@ class SelfAttention(Module):
         if self.rope is not None:
             q, k = (rotated(x, self.rope, span) for x in (q, k))
         if cache is not None:
-            k, v = cache.append(self.layer, k, v)
+            out = cache(self.layer, q, k, v, scale=self.scale, window=self.window or 0, softcap=self.cap or 0.0)
+            return self.o_proj(join_heads(out))
         mask, causal = span.masks[self.window]
         if self.cap is None:
             out = ag.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=self.scale)
@@ -81,7 +81,7 @@ def rotated(x: Tensor, rope: Rope, span: Span) -> Tensor:
     """Queries or keys at their positions; only the first ``rope.size`` elements of each head turn."""
     depth, factor = x.shape[-1], rope.attention_factor
     part = x if rope.size == depth else ag.narrow(x, 3, 0, rope.size)
-    part = ag.rope(part, span.positions, span.tables[rope], offset=span.seen)
+    part = ag.rope(part, span.positions, span.tables[rope])
     part = part if factor == 1 else ag.mul(part, factor)
     return part if rope.size == depth else ag.cat([part, ag.narrow(x, 3, rope.size, depth - rope.size)], axis=3)
 
@@ -171,8 +171,9 @@ class Block(Module):
         return ag.add(x, out if self.post_feedforward_norm is None else self.post_feedforward_norm(out))
 
 
-def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, positions: Tensor | None, kept: dict[Any, Tensor]) -> Span:
-    """The :class:`Span` of a forward pass; ``kept`` holds the rotary tables of earlier ones."""
+def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, positions: Tensor | None, kept: dict[Any, Tensor],
+              cached: bool = False) -> Span:  # fmt: skip
+    """The :class:`Span` of a forward pass; ``kept`` holds the rotary tables of earlier ones. A cache makes its own masks."""
     tables = {}
     for rope in dict.fromkeys(rope for rope in config.ropes if rope is not None):
         key = (rope, rope.stretch(seen + queries), queue)
@@ -181,8 +182,8 @@ def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, position
                 kept.clear()
             kept[key] = Tensor.from_host(queue, rope.frequencies(seen + queries).astype(np.float32))
         tables[rope] = kept[key]
-    masks = {window: causal_mask(queue, queries, seen, window) for window in dict.fromkeys(config.windows)}
-    return Span(seen, positions, masks, tables)
+    masks = {} if cached else {window: causal_mask(queue, queries, 0, window) for window in dict.fromkeys(config.windows)}
+    return Span(positions, masks, tables)
 
 
 def check_activation(name: Any) -> str:
