@@ -11,7 +11,7 @@ import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.models.config import ModelConfig
-from netcl.models.layers import Block, make_norm_layer, make_span
+from netcl.models.layers import TransformerLayer, make_norm_layer, make_span
 from netcl.models.tokenizer import Tokenizer
 from netcl.nn.attention import KVCache
 from netcl.nn.container import ModuleList
@@ -38,7 +38,7 @@ class CausalLM(Module):
         self.config, self.context = config, config.context
         self.embed_tokens = Embedding(config.vocab_size, config.width)
         self.embed_positions = Embedding(config.context, config.width) if config.learned_positions else None
-        self.layers = ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.layers = ModuleList(TransformerLayer(config, layer) for layer in range(config.layers))
         self.norm = make_norm_layer(config)
         self.lm_head = Linear(config.width, config.vocab_size if not config.tied else 0, bias=False)
         if config.tied:
@@ -125,18 +125,18 @@ class CausalLM(Module):
         return made if stream else list(made)
 
     def _tokens(self, ids: list[int], most: int, temperature: float, top_k: int | None, top_p: float | None,
-                seed: int | None, ends: Collection[int] = ()) -> Iterator[int]:  # fmt: skip
+                seed: int | None, *ends: Collection[int]) -> Iterator[int]:  # fmt: skip
         if not ids or len(ids) > self.context or min(ids) < 0 or max(ids) >= self.config.vocab_size:
             what = f"a prompt must have 1 to {self.context} tokens below {self.config.vocab_size}"
             raise ShapeError(message("generate", what, tokens=len(ids)))
-        ends = {*self.end_tokens(), *ends}
+        final = self.end_tokens().union(*ends)
         rng = None if seed is None else np.random.default_rng(seed)
         cache, step = self.new_cache(), ids
         for _ in range(min(most, self.context - len(ids) + 1)):
             logits = self._last_logits(step, cache)
             drawn = 0.0 if not temperature else self._uniform() if rng is None else rng.random()
             token = int(choose(logits, np.array([drawn]), temperature, top_k, top_p)[0])
-            if token in ends:
+            if token in final:
                 return
             yield token
             step = [token]
