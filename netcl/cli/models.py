@@ -33,9 +33,9 @@ def _reported() -> Iterator[None]:
 @_reported()
 def models(args: argparse.Namespace) -> int:
     """Tell what a model file or folder holds: architecture, sizes, types of tensors."""
-    from netcl.models import describe
+    from netcl.models import describe_model
 
-    say(facts(describe(args.path)))
+    say(facts(describe_model(args.path)))
     return 0
 
 

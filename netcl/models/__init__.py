@@ -10,11 +10,11 @@ from netcl.models.architectures import read_config
 from netcl.models.config import ModelConfig
 from netcl.models.decoder import CausalLM
 from netcl.models.encoder import DualEncoder, Encoder
-from netcl.models.files import describe, load, save
+from netcl.models.files import describe_model, load, save
 from netcl.models.gguf import GGUFFile, write_gguf
 from netcl.models.tokenizer import Tokenizer
 
 __all__ = [
-    "CausalLM", "DualEncoder", "Encoder", "GGUFFile", "ModelConfig", "Tokenizer", "describe", "load", "read_config", "save",
+    "CausalLM", "DualEncoder", "Encoder", "GGUFFile", "ModelConfig", "Tokenizer", "describe_model", "load", "read_config", "save",
     "write_gguf",
 ]  # fmt: skip

@@ -31,10 +31,10 @@ _EXPERTS = {
     "mlp.gate": "mlp.gate",
     "mlp.shared_expert_gate": "mlp.shared_expert_gate",
 }
-_NORMS = {"input_layernorm": "input_layernorm", "pre_feedforward_layernorm": "post_attention_layernorm"}
+_LLAMA_NORMS = {"input_layernorm": "input_layernorm", "pre_feedforward_layernorm": "post_attention_layernorm"}
 LLAMA: _Names = {
     "embed_tokens": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head",
-    **_layered("model.layers.{i}.", {**_NORMS, **_PROJECTIONS, **_MLP, **_EXPERTS}),
+    **_layered("model.layers.{i}.", {**_LLAMA_NORMS, **_PROJECTIONS, **_MLP, **_EXPERTS}),
 }  # fmt: skip
 _GEMMA_NORMS = {"input_layernorm": "input_layernorm +1", "pre_feedforward_layernorm": "pre_feedforward_layernorm +1",
                 "post_attention_norm": "post_attention_layernorm +1", "post_feedforward_norm": "post_feedforward_layernorm +1",
@@ -130,12 +130,12 @@ class Architecture:
 
 
 _ALL_BIASES = {"query_bias": True, "output_bias": True, "mlp_bias": True}
-_PLAIN = {"norm": "layer", "gated": False, "learned_positions": True, **_ALL_BIASES}
-_ENCODER = {**_PLAIN, "causal": False}
+_CLASSIC = {"norm": "layer", "gated": False, "learned_positions": True, **_ALL_BIASES}
+_ENCODER = {**_CLASSIC, "causal": False}
 _GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
               "max_position_embeddings": "n_positions", "intermediate_size": "n_inner", "hidden_act": "activation_function"}  # fmt: skip
 ARCHITECTURES: dict[str, Architecture] = {
-    "gpt2": Architecture("GPT2LMHeadModel", GPT2, "gpt2", _GGUF_FUSED, keys=_GPT2_KEYS, settings={**_PLAIN, "activation": "gelu_new"},
+    "gpt2": Architecture("GPT2LMHeadModel", GPT2, "gpt2", _GGUF_FUSED, keys=_GPT2_KEYS, settings={**_CLASSIC, "activation": "gelu_new"},
                          ignored=(".attn.bias", ".attn.masked_bias")),
     "llama": Architecture("LlamaForCausalLM", LLAMA, "llama", _GGUF_LLAMA),
     "mistral": Architecture("MistralForCausalLM", LLAMA, "llama", _GGUF_LLAMA, windows="all"),
@@ -154,7 +154,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "roberta": Architecture("RobertaModel", BERT, kind="encoder", settings={**_ENCODER, "norm_first": False, "embedding_norm": True,
                             "final_norm": False, "pooling": "tanh"}, ignored=("lm_head.", "position_ids")),
     "vit": Architecture("ViTModel", VIT, kind="encoder", settings={**_ENCODER, "pooling": "tanh"}, ignored=("classifier.",)),
-    "clip_text_model": Architecture("CLIPTextModel", CLIP_TEXT, kind="encoder", settings={**_PLAIN, "activation": "quick_gelu",
+    "clip_text_model": Architecture("CLIPTextModel", CLIP_TEXT, kind="encoder", settings={**_CLASSIC, "activation": "quick_gelu",
                                     "pooling": "end"}, ignored=("position_ids",)),
     "clip_vision_model": Architecture("CLIPVisionModel", CLIP_VISION, kind="encoder", settings={**_ENCODER, "activation": "quick_gelu",
                                       "embedding_norm": True, "final_norm": False, "pooling": "norm"}, ignored=("position_ids",)),
@@ -209,7 +209,8 @@ def _decoder_details(given: Mapping[str, Any], row: Architecture, found: ModelCo
         raise refusal("config", "soft caps must be above 0", given=caps)
     stretched = max((rope.factor for rope in ropes.values() if rope is not None and rope.kind == "dynamic"), default=1.0)
     return {
-        "context": int(found.context * stretched), "query_bias": bool(query), "output_bias": row.settings.get("output_bias", "query_bias" not in row.settings and bool(query)),
+        "context": int(found.context * stretched), "query_bias": bool(query),
+        "output_bias": row.settings.get("output_bias", "query_bias" not in row.settings and bool(query)),
         "mlp_bias": row.settings.get("mlp_bias", bool(given.get("mlp_bias", False))),
         "tied": bool(given.get("tie_word_embeddings", row.settings.get("tied", row.gguf == "gpt2"))),
         "ropes": tuple(ropes[kind] for kind in types), "windows": tuple(window if kind == "sliding_attention" else None for kind in types),

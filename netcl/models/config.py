@@ -11,13 +11,13 @@ import numpy as np
 
 from netcl.io.archive import FileError, refusal
 
-MOST = 1 << 31  # of any size in a configuration
+MOST_ELEMENTS = 1 << 31  # of any size in a configuration
 
 
 def whole_number(config: Mapping[str, Any], *keys: str, default: int | None = None, least: int = 1) -> int:
     """The first of ``keys`` that a configuration has, checked as a size."""
     found = next((config[key] for key in keys if config.get(key) is not None), default)
-    if not isinstance(found, int) or isinstance(found, bool) or not least <= found < MOST:
+    if not isinstance(found, int) or isinstance(found, bool) or not least <= found < MOST_ELEMENTS:
         raise refusal("config", f"{keys[0]} must be a whole number from {least} on", given=repr(found))
     return found
 
@@ -32,7 +32,7 @@ def real_number(config: Mapping[str, Any], *keys: str, default: float | None = N
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions: ``size`` elements of each head are rotated; ``kind`` and ``options`` say how a context was extended."""
+    """Rotary positions: ``size`` elements of each head are rotate_heads; ``kind`` and ``options`` say how a context was extended."""
 
     base: float
     size: int
@@ -52,7 +52,7 @@ class Rope:
 
     @property
     def attention_factor(self) -> float:
-        """What rotated queries and keys are multiplied by."""
+        """What rotate_heads queries and keys are multiplied by."""
         if self.kind not in ("yarn", "longrope"):
             return 1.0
         if self.options.get("attention_factor") is not None:
@@ -121,7 +121,7 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
     if found.size < 2 or found.size % 2 or found.size > head or found.base <= 1 or (kind == "dynamic" and found.size < 4):
         raise refusal("config", "rotary positions need an even part of the head and a base above 1", size=found.size, base=found.base)
     try:
-        tables = [found.frequencies(length) for length in (1, MOST)]
+        tables = [found.frequencies(length) for length in (1, MOST_ELEMENTS)]
     except (ArithmeticError, KeyError, TypeError, ValueError) as fault:
         if isinstance(fault, FileError):
             raise

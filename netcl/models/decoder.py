@@ -11,7 +11,7 @@ import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.models.config import ModelConfig
-from netcl.models.layers import Block, make_norm_layer, make_span
+from netcl.models.layers import TransformerLayer, make_norm_layer, make_span
 from netcl.models.tokenizer import Tokenizer
 from netcl.nn.attention import KVCache
 from netcl.nn.container import ModuleList
@@ -38,7 +38,7 @@ class CausalLM(Module):
         self.config, self.context = config, config.context
         self.embed_tokens = Embedding(config.vocab_size, config.width)
         self.embed_positions = Embedding(config.context, config.width) if config.learned_positions else None
-        self.layers = ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.layers = ModuleList(TransformerLayer(config, layer) for layer in range(config.layers))
         self.norm = make_norm_layer(config)
         self.lm_head = Linear(config.width, config.vocab_size if not config.tied else 0, bias=False)
         if config.tied:

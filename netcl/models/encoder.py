@@ -10,7 +10,7 @@ import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.models.config import ModelConfig
-from netcl.models.layers import Block, Span, make_norm_layer
+from netcl.models.layers import AttentionSpan, TransformerLayer, make_norm_layer
 from netcl.nn.container import ModuleList
 from netcl.nn.conv import Conv2d
 from netcl.nn.embedding import Embedding
@@ -45,7 +45,7 @@ class Encoder(Module):
         self.embed_positions = Embedding(positions, config.width)
         self.embed_types = Embedding(config.token_types, config.width) if config.token_types else None
         self.embedding_norm = LayerNorm(config.width, config.eps) if config.embedding_norm else None
-        self.layers = ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.layers = ModuleList(TransformerLayer(config, layer) for layer in range(config.layers))
         self.norm = make_norm_layer(config) if config.final_norm or config.pooling == "norm" else None
         self.pooler = Linear(config.width, config.width) if config.pooling == "tanh" else None
         self.projection = Linear(config.width, config.projection, bias=False) if config.projection else None
@@ -69,7 +69,7 @@ class Encoder(Module):
         x = self._image_embeddings(inputs) if self.config.image else self._text_embeddings(inputs, token_types)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        span = Span(None, {None: self._mask(x, mask)}, {})
+        span = AttentionSpan(None, {None: self._mask(x, mask)}, {})
         for layer in self.layers:
             x = layer(x, span)
         return x if self.norm is None or self.config.pooling == "norm" else self.norm(x)
@@ -149,16 +149,16 @@ class DualEncoder(Module):
 
     def text_vectors(self, ids: Tensor, mask: Any = None) -> Tensor:
         """A vector of length 1 per text."""
-        return _unit(self.text.pooled(self.text(ids, mask), ids))
+        return _unit_vectors(self.text.pooled(self.text(ids, mask), ids))
 
     def image_vectors(self, images: Tensor) -> Tensor:
         """A vector of length 1 per image."""
-        return _unit(self.vision.pooled(self.vision(images)))
+        return _unit_vectors(self.vision.pooled(self.vision(images)))
 
     def forward(self, ids: Tensor, images: Tensor, mask: Any = None) -> Tensor:
         scores = ag.matmul(self.image_vectors(images), self.text_vectors(ids, mask), transpose_b=True)
         return ag.mul(scores, ag.exp(self.logit_scale))
 
 
-def _unit(x: Tensor) -> Tensor:
+def _unit_vectors(x: Tensor) -> Tensor:
     return ag.div(x, ag.norm(x, 2, axis=-1, keepdims=True))

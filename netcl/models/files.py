@@ -21,7 +21,7 @@ from netcl.models.encoder import DualEncoder, Encoder
 from netcl.models.folder import HubFolder, write_json, write_tensors
 from netcl.models.gguf import GGUFFile, NewTensor, storage_kind, write_gguf
 from netcl.models.gguf_config import config_from_gguf, metadata_of
-from netcl.models.tokenizer import gguf_tokenizer, gguf_vocabulary
+from netcl.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer, gguf_vocabulary
 from netcl.models.weights import fill, push
 from netcl.nn.parameter import OBJECT_BYTES, placed
 from netcl.ops.quantized.formats import kind_of
@@ -31,7 +31,7 @@ Model = CausalLM | Encoder | DualEncoder
 
 
 class _GGUFModel:
-    """A GGUF file with the configuration that its metadata describe."""
+    """A GGUF file with the configuration that its metadata describe_model."""
 
     def __init__(self, path: Path):
         self.path, self.file = path, GGUFFile(path)
@@ -39,11 +39,6 @@ class _GGUFModel:
         self.generation: dict[str, Any] = {}
         self.shapes = {name: shape for name, shape in self.file.shapes.items() if name not in _ROPE_TENSORS}
         self.kinds, self.read = self.file.kinds, self.file.read
-
-    def tokenizer_maker(self) -> Callable[[], Any] | None:
-        """What makes the file's tokenizer; ``None`` without a vocabulary."""
-        own = {key: value for key, value in self.file.metadata.items() if key.startswith("tokenizer.")}
-        return partial(gguf_tokenizer, own) if own else None
 
 
 def _opened(path: str | os.PathLike[str]) -> HubFolder | _GGUFModel:
@@ -62,7 +57,7 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
     """
     source = _opened(path)
     _, row = architecture_of(source.config)
-    config = _fitting(source)
+    config = _config_of(source)
     names = row.gguf_names if isinstance(source, _GGUFModel) else row.names
     itemsize = lookup(dtype or "float32", "load").itemsize
     # A configuration may not ask for more memory than its tensors need; norms and heads leave some room.
@@ -70,15 +65,22 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
     with placed(queue_of(device), dtype or "float32", 2 * itemsize * weights + (len(source.shapes) + 100) * 8 * OBJECT_BYTES, blank=True):
         model = _built(config, row.kind)
     fill(model, source, names, row.ignored)
-    maker = source.tokenizer_maker()
-    model.make_tokenizer = None if maker is None else cache(maker)
+    model.make_tokenizer = _tokenizer_maker(source)
     if isinstance(model, CausalLM):
         model.generation = source.generation
         model.context = config.context if context is None else min(context, config.context)
     return model.eval()
 
 
-def _fitting(source: HubFolder | _GGUFModel) -> ModelConfig:
+def _tokenizer_maker(source: HubFolder | _GGUFModel) -> Callable[[], Tokenizer] | None:
+    """What makes the tokenizer, once; ``None`` if there is no vocabulary."""
+    if isinstance(source, HubFolder):
+        return cache(partial(folder_tokenizer, source.path)) if (source.path / "tokenizer.json").is_file() else None
+    own = {key: value for key, value in source.file.metadata.items() if key.startswith("tokenizer.")}
+    return cache(partial(gguf_tokenizer, own)) if "tokenizer.ggml.model" in own else None
+
+
+def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
     """The configuration, without a pooling layer that the file does not have."""
     if source.config.get("model_type") == "clip":
         return _pair_config(source.config)
@@ -90,10 +92,10 @@ def _fitting(source: HubFolder | _GGUFModel) -> ModelConfig:
 
 def _pair_config(config: Mapping[str, Any]) -> ModelConfig:
     """CLIP's configuration: that of its texts, whose ``source`` is the whole."""
-    return replace(_half(config, "text"), architecture="clip", source=dict(config))
+    return replace(_clip_config(config, "text"), architecture="clip", source=dict(config))
 
 
-def _half(config: Mapping[str, Any], name: str) -> ModelConfig:
+def _clip_config(config: Mapping[str, Any], name: str) -> ModelConfig:
     given = config.get(f"{name}_config")
     if not isinstance(given, dict) or not isinstance(config.get("projection_dim"), int):
         raise refusal("config", f"CLIP must have a {name}_config and a projection_dim")
@@ -102,7 +104,7 @@ def _half(config: Mapping[str, Any], name: str) -> ModelConfig:
 
 def _built(config: ModelConfig, kind: str) -> Model:
     if kind == "pair":
-        return DualEncoder(config, _half(config.source, "text"), _half(config.source, "vision"))
+        return DualEncoder(config, _clip_config(config.source, "text"), _clip_config(config.source, "vision"))
     return CausalLM(config) if kind == "decoder" else Encoder(config)
 
 
@@ -122,8 +124,8 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         wanted = kind_of(kind or {"float16": "F16", "bfloat16": "BF16"}.get(dtype, "F32"), "save").name
         metadata, extra = metadata_of(config)
         metadata |= {} if tokenizer is None else gguf_vocabulary(tokenizer)
-        tensors = {name: NewTensor(shape, storage_kind(name, shape, wanted), make_array)
-                   for name, (shape, make_array) in push(model, row.gguf_names).items()}  # fmt: skip
+        made = {name: (tuple(n for n in shape if n != 1), make_array) for name, (shape, make_array) in push(model, row.gguf_names).items()}
+        tensors = {name: NewTensor(shape, storage_kind(name, shape, wanted), make_array) for name, (shape, make_array) in made.items()}
         tensors |= {name: NewTensor(array.shape, kind_of("F32"), lambda array=array: array) for name, array in extra.items()}  # type: ignore[misc]
         write_gguf(path, metadata, tensors)
         return
@@ -141,10 +143,10 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         tokenizer.save(folder)
 
 
-def describe(path: str | os.PathLike[str]) -> dict[str, str]:
+def describe_model(path: str | os.PathLike[str]) -> dict[str, str]:
     """What a file or folder holds, for people: architecture, sizes, types of tensors, tokenizer."""
     source = _opened(path)
-    config, sizes = _fitting(source), {name: math.prod(shape) for name, shape in source.shapes.items()}
+    config, sizes = _config_of(source), {name: math.prod(shape) for name, shape in source.shapes.items()}
     kinds: Counter[str] = Counter()
     for name, size in sizes.items():
         kinds[source.kinds[name]] += size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from netcl.io import tree
 from netcl.io.archive import bad_name, refusal, refusing, regular_file, replacing
 from netcl.io.state import safetensors_library, save_safetensors
 
-_INDEX = "model.safetensors.index.json"
+_SHARD_INDEX = "model.safetensors.index.json"
 _LONGEST_JSON = 1 << 28
 _SHARD_BYTES = 4 << 30
 
 
-def read_json(path: Path, op: str = "models") -> dict[str, Any]:
+def read_object(path: Path, op: str = "models") -> dict[str, Any]:
     """A JSON object out of a file."""
     if os.path.getsize(regular_file(path, op)) > _LONGEST_JSON:
         raise refusal(op, f"the file must have at most {_LONGEST_JSON} bytes", file=path)
@@ -36,9 +35,9 @@ class HubFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        self.config = read_json(path / "config.json")
+        self.config = read_object(path / "config.json")
         there = path / "generation_config.json"
-        self.generation = read_json(there) if there.is_file() else {}
+        self.generation = read_object(there) if there.is_file() else {}
         self._files: dict[str, Any] = {}
         self._places: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -48,15 +47,15 @@ class HubFolder:
 
     def _shards(self) -> list[str]:
         """The files with tensors; an index may name only files of this folder."""
-        if not (self.path / _INDEX).is_file():
+        if not (self.path / _SHARD_INDEX).is_file():
             if not (self.path / "model.safetensors").is_file():
                 remedy = "convert other formats with save_pretrained(..., safe_serialization=True)"
                 raise refusal("models", "the folder must have model.safetensors or its index", remedy, folder=self.path)
             return ["model.safetensors"]
-        index = read_json(self.path / _INDEX).get("weight_map")
+        index = read_object(self.path / _SHARD_INDEX).get("weight_map")
         names = sorted(set(index.values())) if isinstance(index, dict) and all(isinstance(n, str) for n in index.values()) else []
         if not names or any(bad_name(name) or "/" in name or not name.endswith(".safetensors") for name in names):
-            raise refusal("models", "weight_map of the index must name safetensors files of the folder", file=self.path / _INDEX)
+            raise refusal("models", "weight_map of the index must name safetensors files of the folder", file=self.path / _SHARD_INDEX)
         return names
 
     def _open(self, name: str) -> None:
@@ -77,12 +76,6 @@ class HubFolder:
             "models", self.path / self._places[name], (safetensors_library().SafetensorError, AttributeError, ValueError, OSError)
         ):
             return self._files[self._places[name]].get_tensor(name)
-
-    def tokenizer_maker(self) -> Callable[[], Any] | None:
-        """What makes the folder's tokenizer; ``None`` without a ``tokenizer.json``."""
-        from netcl.models.tokenizer import folder_tokenizer
-
-        return partial(folder_tokenizer, self.path) if (self.path / "tokenizer.json").is_file() else None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -110,7 +103,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Callable[[], np.ndarray]],
     final = [f"model-{i + 1:05d}-of-{len(names):05d}.safetensors" for i in range(len(names))]
     for old, new in zip(names, final, strict=True):
         os.replace(folder / old, folder / new)
-    write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": {n: final[at] for n, at in sorted(places.items())}})
+    write_json(folder / _SHARD_INDEX, {"metadata": {"total_size": total}, "weight_map": {n: final[at] for n, at in sorted(places.items())}})
     return None
 
 

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.io.archive import FileError, refusal, regular_file, replacing
-from netcl.models.config import MOST
+from netcl.models.config import MOST_ELEMENTS
 from netcl.ops.quantized.formats import BLOCK_TYPES, TYPE_NAMES, Kind, dequantize, kind_of, packed_shape, quantize
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 #: Metadata types by number: how ``struct`` reads them.
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY, _DEPTH = 8, 9, 4
-_NUMBER_OF = {np.dtype(code if code != "?" else "bool").newbyteorder("="): number for number, code in SCALARS.items()}
+METADATA_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY, _MOST_NESTED = 8, 9, 4
+_NUMBER_OF = {np.dtype(code if code != "?" else "bool").newbyteorder("="): number for number, code in METADATA_CODES.items()}
 #: Tensor types that are no weights; ggml's numbers.
 _INTEGERS = {24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64"}
 
@@ -76,21 +76,21 @@ class _Cursor:
             return self.text(strict=False)
         if kind == _ARRAY:
             return self._array(depth)
-        if kind not in SCALARS:
+        if kind not in METADATA_CODES:
             raise self.refusal("unknown type of metadata", type=kind)
         if kind == 7:
             found = self.number("B")
             if found > 1:
                 raise self.refusal("a bool must be 0 or 1", given=found)
             return bool(found)
-        return self.number(SCALARS[kind])
+        return self.number(METADATA_CODES[kind])
 
     def _array(self, depth: int) -> Any:
         kind = self.number("I")
-        if depth >= _DEPTH:
+        if depth >= _MOST_NESTED:
             raise self.refusal("arrays of metadata are nested too deep")
-        if kind in SCALARS:
-            dtype = np.dtype("bool" if kind == 7 else "<" + SCALARS[kind])
+        if kind in METADATA_CODES:
+            dtype = np.dtype("bool" if kind == 7 else "<" + METADATA_CODES[kind])
             count = self.count("array elements", dtype.itemsize)
             raw = np.frombuffer(self.take(count * dtype.itemsize), np.uint8 if kind == 7 else dtype)
             if kind == 7 and count and raw.max() > 1:
@@ -137,7 +137,7 @@ class GGUFFile:
         if not name or rank > 4:
             raise cursor.refusal("a tensor must have a name and at most 4 axes", name=repr(name), axes=rank)
         sizes = [cursor.number("Q") for _ in range(rank)]
-        if any(not 0 < n < MOST for n in sizes):
+        if any(not 0 < n < MOST_ELEMENTS for n in sizes):
             raise cursor.refusal("the axes of a tensor must be from 1 to 2**31", name=repr(name), axes=sizes)
         return name, tuple(reversed(sizes)), cursor.number("I"), cursor.number("Q")
 
@@ -219,7 +219,7 @@ def _encoded_text(text: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _encoded(value: Any, key: str) -> bytes:
+def _encoded_value(value: Any, key: str) -> bytes:
     """A value of the metadata with its type; Python numbers become uint32 (int32 below 0, int64 or uint64 if they must) or float32."""
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _encoded_text(value)
@@ -231,16 +231,16 @@ def _encoded(value: Any, key: str) -> bytes:
             raise refusal("gguf", "arrays of the metadata must be vectors of numbers", key=repr(key), dtype=value.dtype)
         return struct.pack("<IIQ", _ARRAY, number, len(value)) + np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
     if isinstance(value, np.generic):
-        return struct.pack(f"<I{SCALARS[_NUMBER_OF[value.dtype]]}", _NUMBER_OF[value.dtype], value.item())
+        return struct.pack(f"<I{METADATA_CODES[_NUMBER_OF[value.dtype]]}", _NUMBER_OF[value.dtype], value.item())
     if isinstance(value, int):
         number = next(
             (n for n, low, high in ((4, 0, 2**32), (5, -(2**31), 0), (11, -(2**63), 2**63), (10, 0, 2**64)) if low <= value < high)
         )
-        return struct.pack(f"<I{SCALARS[number]}", number, value)
+        return struct.pack(f"<I{METADATA_CODES[number]}", number, value)
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
     if isinstance(value, list | tuple):
-        parts = [_encoded(part, key) for part in value]
+        parts = [_encoded_value(part, key) for part in value]
         kinds = {part[:4] for part in parts} or {struct.pack("<I", _STRING)}
         if len(kinds) > 1:
             raise refusal("gguf", "a list of the metadata must have one type", key=repr(key))
@@ -254,7 +254,7 @@ def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensor
     with replacing(path) as file:
         file.write(MAGIC + struct.pack("<IQQ", version, len(tensors), len(metadata)))
         for key, value in metadata.items():
-            file.write(_encoded_text(key) + _encoded(value, key))
+            file.write(_encoded_text(key) + _encoded_value(value, key))
         offset = 0
         for name, tensor in tensors.items():
             sizes = tuple(reversed(tensor.shape))

@@ -55,7 +55,8 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         heads, layers = found.get("num_attention_heads", 1), found.get("num_hidden_layers")
         scale = metadata.get(f"{arch}.attention.scale")
         wide = found.get("hidden_size", 0) // max(1, heads) if layers == _WIDE_SCALE[arch] else found.get("head_dim", 256)
-        found["query_pre_attn_scalar"] = wide if not scale else scale**-2
+        wide = scale**-2 if scale else wide  # transformers takes whole numbers only, and float32 rounds them
+        found["query_pre_attn_scalar"] = round(wide) if abs(wide - round(wide)) < 1e-3 else wide
         if arch == "gemma3":
             local = {"rope_type": "default", "rope_theta": metadata.get("gemma3.rope.freq_base_swa", 10000.0)}
             found["rope_parameters"] = {"full_attention": found["rope_parameters"], "sliding_attention": local}
@@ -137,4 +138,6 @@ def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarr
         values["gemma3.rope.freq_base_swa"] = next((r.base for r, w in zip(config.ropes, config.windows, strict=True) if r and w), 10000.0)
     elif any(config.windows) and arch in ("llama", "qwen2", "qwen2moe", "qwen3"):
         raise refusal("save", "GGUF has no sliding windows for this architecture", "use format='hf'", model=config.architecture)
-    return {"general.architecture": arch, **values}, tensors
+    ids = {f"tokenizer.ggml.{key}": source.get(name) for name, key in _TOKENS.items()}
+    ids = {key: value[0] if isinstance(value, list) else value for key, value in ids.items() if value or value == 0}
+    return {"general.architecture": arch, **values, **ids}, tensors

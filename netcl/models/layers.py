@@ -17,7 +17,7 @@ from netcl.nn.linear import Linear
 from netcl.nn.module import Module
 from netcl.nn.norm import LayerNorm, RMSNorm
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": ag.silu,
     "relu": ag.relu,
     "gelu": ag.gelu,
@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Span(NamedTuple):
+class AttentionSpan(NamedTuple):
     """What the layers of one forward pass share: positions that do not begin at 0, masks by window, rotary tables."""
 
     positions: Tensor | None
@@ -59,13 +59,13 @@ class SelfAttention(Module):
         self.cap = config.attention_cap
         self.rope, self.window = (config.ropes[layer], config.windows[layer]) if config.ropes else (None, None)
 
-    def forward(self, x: Tensor, span: Span, cache: KVCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, span: AttentionSpan, cache: KVCache | None = None) -> Tensor:
         q, k = split_heads(self.q_proj(x), self.heads), split_heads(self.k_proj(x), self.kv_heads)
         v = split_heads(self.v_proj(x), self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rope is not None:
-            q, k = (rotated(x, self.rope, span) for x in (q, k))
+            q, k = (rotate_heads(x, self.rope, span) for x in (q, k))
         if cache is not None:
             out = cache(self.layer, q, k, v, scale=self.scale, window=self.window or 0, softcap=self.cap or 0.0)
             return self.o_proj(join_heads(out))
@@ -77,7 +77,7 @@ class SelfAttention(Module):
         return self.o_proj(join_heads(out))
 
 
-def rotated(x: Tensor, rope: Rope, span: Span) -> Tensor:
+def rotate_heads(x: Tensor, rope: Rope, span: AttentionSpan) -> Tensor:
     """Queries or keys at their positions; only the first ``rope.size`` elements of each head turn."""
     depth, factor = x.shape[-1], rope.attention_factor
     part = x if rope.size == depth else ag.narrow(x, 3, 0, rope.size)
@@ -112,7 +112,7 @@ class FeedForwardNetwork(Module):
         self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
-        act = ACTIVATIONS[self.activation]
+        act = ACTIVATION_FUNCTIONS[self.activation]
         inside = act(self.up_proj(x)) if self.gate_proj is None else ag.mul(act(self.gate_proj(x)), self.up_proj(x))
         return self.down_proj(inside)
 
@@ -148,7 +148,7 @@ class MixtureOfExperts(Module):
         return ag.reshape(total, x.shape)
 
 
-class Block(Module):
+class TransformerLayer(Module):
     """Attention and a feed-forward network, each added to its input: norms before, after, or both, as the architecture has them."""
 
     def __init__(self, config: ModelConfig, layer: int):
@@ -161,7 +161,7 @@ class Block(Module):
         self.mlp: Module = FeedForwardNetwork(config) if experts is None else MixtureOfExperts(config, experts)
         self.post_attention_norm, self.post_feedforward_norm = (make_norm_layer(config) if config.post_norms else None for _ in range(2))
 
-    def forward(self, x: Tensor, span: Span, cache: KVCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, span: AttentionSpan, cache: KVCache | None = None) -> Tensor:
         if not self.norm_first:
             x = self.input_layernorm(ag.add(x, self.self_attn(x, span, cache)))
             return self.pre_feedforward_layernorm(ag.add(x, self.mlp(x)))
@@ -172,8 +172,8 @@ class Block(Module):
 
 
 def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, positions: Tensor | None, kept: dict[Any, Tensor],
-              cached: bool = False) -> Span:  # fmt: skip
-    """The :class:`Span` of a forward pass; ``kept`` holds the rotary tables of earlier ones. A cache makes its own masks."""
+              cached: bool = False) -> AttentionSpan:  # fmt: skip
+    """The :class:`AttentionSpan` of a forward pass; ``kept`` holds the rotary tables of earlier ones. A cache makes its own masks."""
     tables = {}
     for rope in dict.fromkeys(rope for rope in config.ropes if rope is not None):
         key = (rope, rope.stretch(seen + queries), queue)
@@ -183,11 +183,11 @@ def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, position
             kept[key] = Tensor.from_host(queue, rope.frequencies(seen + queries).astype(np.float32))
         tables[rope] = kept[key]
     masks = {} if cached else {window: causal_mask(queue, queries, 0, window) for window in dict.fromkeys(config.windows)}
-    return Span(positions, masks, tables)
+    return AttentionSpan(positions, masks, tables)
 
 
 def check_activation(name: Any) -> str:
     """The name of a known activation."""
-    if name not in ACTIVATIONS:
-        raise ValueError(message("config", f"the activation must be one of {', '.join(ACTIVATIONS)}", given=repr(name)))
+    if name not in ACTIVATION_FUNCTIONS:
+        raise ValueError(message("config", f"the activation must be one of {', '.join(ACTIVATION_FUNCTIONS)}", given=repr(name)))
     return name

@@ -12,21 +12,22 @@ import numpy as np
 
 from netcl.core.errors import message
 from netcl.io.archive import refusal, refusing
-from netcl.models.folder import read_json
+from netcl.models.folder import read_object, write_json
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_SLASH_REST = _REST.replace(r"[\r\n]*", r"[\r\n/]*")
+_UPPER_CASE, _LOWER_CASE = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_LEADING = r"[^\r\n\p{L}\p{N}]?"
 #: How byte-level vocabularies split a text first, by the name of the expression; "" is GPT-2's, which the package has built in.
 SPLITS = {
     "gpt-2": "",
     "llama-bpe": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST,
     "qwen2": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST,
     "smollm": "digits",
-    "tekken": rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "gpt-4o": rf"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "tekken": rf"{_LEADING}{_UPPER_CASE}*{_LOWER_CASE}+|{_LEADING}{_UPPER_CASE}+{_LOWER_CASE}*|\p{{N}}" + _SLASH_REST,
+    "gpt-4o": rf"{_LEADING}{_UPPER_CASE}*{_LOWER_CASE}+{_CONTRACTIONS}?|"
+    rf"{_LEADING}{_UPPER_CASE}+{_LOWER_CASE}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}" + _SLASH_REST,
 }
 #: Names of GGUF's ``tokenizer.ggml.pre`` that mean one of the above.
 SAME_SPLITS = {
@@ -35,9 +36,9 @@ SAME_SPLITS = {
     "stablelm2": "qwen2", "megrez": "qwen2", "starcoder": "smollm", "refact": "smollm", "command-r": "smollm", "codeshell": "smollm",
     "llama4": "gpt-4o",
 }  # fmt: skip
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens in GGUF files
+NORMAL, UNKNOWN_TOKEN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens in GGUF files
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what SentencePiece writes for a space
-_SPECIAL = ("bos", "eos", "pad", "unk")
+_SPECIAL_NAMES = ("bos", "eos", "pad", "unk")
 
 
 def tokenizers_library() -> Any:
@@ -86,13 +87,11 @@ class Tokenizer:
         if not self.chat_template:
             raise ValueError(message("apply_chat_template", "the model has no chat template", "write the prompt as a text"))
         text = render_template(self.chat_template, messages=[dict(m) for m in messages], add_generation_prompt=add_generation_prompt,
-                               **{**dict.fromkeys([f"{name}_token" for name in _SPECIAL], ""), **self.special, **values})  # fmt: skip
+                               **{**dict.fromkeys([f"{name}_token" for name in _SPECIAL_NAMES], ""), **self.special, **values})  # fmt: skip
         return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def save(self, folder: Path) -> None:
         """Write ``tokenizer.json`` and ``tokenizer_config.json``."""
-        from netcl.models.folder import write_json
-
         write_json(folder / "tokenizer.json", json.loads(self.backend.to_str()))
         template = {"chat_template": self.chat_template} if self.chat_template else {}
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **self.special, **template})
@@ -130,18 +129,18 @@ def _token_text(given: Any) -> str | None:
 def folder_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a Hugging Face folder."""
     library, path = tokenizers_library(), folder / "tokenizer.json"
-    data = read_json(path, "tokenizer")
+    data = read_object(path, "tokenizer")
     data |= {"truncation": None, "padding": None}
     with refusing("tokenizer", path, (Exception,)):  # the package raises no class of its own
         backend = library.Tokenizer.from_str(json.dumps(data))
-    settings = read_json(folder / "tokenizer_config.json", "tokenizer") if (folder / "tokenizer_config.json").is_file() else {}
+    settings = read_object(folder / "tokenizer_config.json", "tokenizer") if (folder / "tokenizer_config.json").is_file() else {}
     template = settings.get("chat_template")
     if (folder / "chat_template.jinja").is_file():
         template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     if isinstance(template, list):  # several, by name
         named = {part.get("name"): part.get("template") for part in template if isinstance(part, dict)}
         template = named.get("default")
-    found = {f"{name}_token": _token_text(settings.get(f"{name}_token")) for name in _SPECIAL}
+    found = {f"{name}_token": _token_text(settings.get(f"{name}_token")) for name in _SPECIAL_NAMES}
     return Tokenizer(backend, {key: text for key, text in found.items() if text}, template if isinstance(template, str) else "")
 
 
@@ -212,7 +211,7 @@ def _byte_level(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) ->
     return backend
 
 
-def _scores(own: Mapping[str, Any], count: int) -> np.ndarray:
+def _piece_scores(own: Mapping[str, Any], count: int) -> np.ndarray:
     scores = own.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or len(scores) != count or not np.isfinite(scores.astype(np.float64)).all():
         raise refusal("tokenizer", "tokenizer.ggml.scores must have a finite number for every token", tokens=count)
@@ -232,7 +231,7 @@ def _surround(backend: Any, own: Mapping[str, Any], normalizers: Sequence[Any] =
 
 
 def _sentencepiece(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) -> Any:
-    library, scores = tokenizers_library(), _scores(own, len(tokens))
+    library, scores = tokenizers_library(), _piece_scores(own, len(tokens))
     vocabulary = {token: i for i, token in enumerate(tokens)}
     normal = {tokens[i] for i in np.flatnonzero((types == NORMAL) | (types == USER_DEFINED))}
     merges: list[tuple[float, int, int, tuple[str, str]]] = []
@@ -243,14 +242,14 @@ def _sentencepiece(tokens: list[str], types: np.ndarray, own: Mapping[str, Any])
             if left in normal and right in normal:
                 merges.append((-scores[i], vocabulary[left], vocabulary[right], (left, right)))
     merges.sort(key=lambda merge: merge[:3])
-    unknown = next((tokens[i] for i in np.flatnonzero(types == UNKNOWN)), None)
+    unknown = next((tokens[i] for i in np.flatnonzero(types == UNKNOWN_TOKEN)), None)
     model = library.models.BPE(vocabulary, [merge[3] for merge in merges], unk_token=unknown, fuse_unk=True, byte_fallback=True)
     return _surround(library.Tokenizer(model), own)
 
 
 def _unigram(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) -> Any:
-    library, scores = tokenizers_library(), _scores(own, len(tokens))
-    unknown = next((int(i) for i in np.flatnonzero(types == UNKNOWN)), None)
+    library, scores = tokenizers_library(), _piece_scores(own, len(tokens))
+    unknown = next((int(i) for i in np.flatnonzero(types == UNKNOWN_TOKEN)), None)
     fallback = bool((types == BYTE).any())
     pieces = list(zip(tokens, scores.tolist(), strict=True))
     backend = library.Tokenizer(library.models.Unigram(pieces, unknown, fallback))
@@ -278,7 +277,7 @@ def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     tokens, types = [f"[PAD{i}]" for i in range(size)], np.full(size, UNUSED, np.int32)
     for token, i in listed.items():
         byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">") and kind != "gpt2"
-        tokens[i], types[i] = token, added.get(token, BYTE if byte else UNKNOWN if token == unknown else NORMAL)
+        tokens[i], types[i] = token, added.get(token, BYTE if byte else UNKNOWN_TOKEN if token == unknown else NORMAL)
     found: dict[str, Any] = {"model": kind, "tokens": tokens, "token_type": types}
     if kind == "gpt2":
         names = [name for name, split in SPLITS.items() if len(split) > 10 and json.dumps(split)[1:-1] in text]

@@ -13,7 +13,7 @@ from netcl.io import tree
 from netcl.io.archive import refusal
 from netcl.models.config import ModelConfig
 
-_INDEX = re.compile(r"\b(layers|experts)\.(\d+)\b")
+_NUMBERED = re.compile(r"\b(layers|experts)\.(\d+)\b")
 
 
 class WeightSource(Protocol):
@@ -37,8 +37,8 @@ class Origin(NamedTuple):
 
 def origin_of(parameter: str, names: Mapping[str, str]) -> Origin | None:
     """Where a parameter lies by a table of names; ``None`` if the table has no such parameter."""
-    numbers = dict(_INDEX.findall(parameter))
-    key = _INDEX.sub(lambda found: f"{found[1]}.{{{'i' if found[1] == 'layers' else 'e'}}}", parameter)
+    numbers = dict(_NUMBERED.findall(parameter))
+    key = _NUMBERED.sub(lambda found: f"{found[1]}.{{{'i' if found[1] == 'layers' else 'e'}}}", parameter)
     stem, _, suffix = key.rpartition(".")
     if key in names:
         name, *ops = names[key].split()
@@ -50,7 +50,7 @@ def origin_of(parameter: str, names: Mapping[str, str]) -> Origin | None:
     return Origin(name.format(i=numbers.get("layers"), e=numbers.get("experts")), tuple(ops), int(numbers.get("experts", 0)))
 
 
-def _rows(config: ModelConfig, part: str) -> slice:
+def _fused_rows(config: ModelConfig, part: str) -> slice:
     """The rows of a fused tensor that are one of its parts."""
     if part in ("gate", "up"):
         return slice(0, config.inner) if part == "gate" else slice(config.inner, 2 * config.inner)
@@ -79,7 +79,7 @@ def pull(source: WeightSource, origin: Origin, config: ModelConfig, shape: tuple
         elif op == "+1":
             array = array.astype(np.float32) + np.float32(1)
         else:
-            array = array[_rows(config, op)]
+            array = array[_fused_rows(config, op)]
     squeezed = tuple(n for n in shape if n != 1)
     if array.shape != shape and tuple(n for n in array.shape if n != 1) == squeezed:
         array = array.reshape(shape)  # GGUF drops axes of length 1
@@ -150,7 +150,7 @@ def _assembled(model: Any, parts: list[tuple[Origin, str, Any]]) -> np.ndarray:
             elif op == "e":
                 begin, array = origin.expert, array[None]
             elif op != "T":
-                begin = _rows(config, op).start
+                begin = _fused_rows(config, op).start
         made.append((begin, array))
     whole = np.concatenate([array for _, array in sorted(made, key=lambda part: part[0])]) if len(made) > 1 else made[0][1]
     return np.ascontiguousarray(whole.T if "T" in parts[0][0].ops else whole)

@@ -44,7 +44,7 @@ def test_a_saved_folder_has_the_tensors_it_was_read_from(case, folder_of, tmp_pa
 
 
 def test_shards_are_read_by_their_index(folder_of, tmp_path):
-    from netcl.models.folder import read_json, write_tensors
+    from netcl.models.folder import read_object, write_tensors
     from netcl.models.weights import push
 
     model = models.load(folder_of("llama"), "cpu")
@@ -54,7 +54,7 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path):
     files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
     assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     np.testing.assert_array_equal(logits(models.load(tmp_path, "cpu")), logits(model))
-    index = read_json(tmp_path / "model.safetensors.index.json")
+    index = read_object(tmp_path / "model.safetensors.index.json")
     index["weight_map"]["model.norm.weight"] = "../outside.safetensors"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(FileError, match=r"\[models\] weight_map of the index must name safetensors files of the folder"):
@@ -124,7 +124,7 @@ def test_half_weights_and_the_limit_of_the_context(folder_of):
 
 
 def test_what_a_file_holds_is_told(folder_of):
-    told = models.describe(folder_of("mixtral"))
+    told = models.describe_model(folder_of("mixtral"))
     assert told["architecture"] == "mixtral (MixtralForCausalLM)" and told["experts"] == "2 of 4 per token, width 48"
     assert told["layers"] == "2, width 32, 4 heads of 8, 2 for keys" and told["types"].startswith("F32 ")
 
@@ -151,7 +151,7 @@ def test_quantized_files_hold_the_rounded_weights(kind, folder_of, tmp_path):
 
     model = models.load(folder_of("gpt2"), "cpu")
     models.save(model, tmp_path / "a.gguf", "gguf", kind=kind)
-    assert f"{kind} " in models.describe(tmp_path / "a.gguf")["types"]
+    assert f"{kind} " in models.describe_model(tmp_path / "a.gguf")["types"]
     for (name, loaded), original in zip(models.load(tmp_path / "a.gguf", "cpu").named_parameters(), model.parameters(), strict=True):
         expected = original.to_host()
         if expected.ndim == 2 and name != "embed_positions.weight":  # which stays F32, as vectors do
