@@ -186,8 +186,11 @@ class ModelConfig:
     pooling: str = "none"
     projection: int = 0
 
-    @property
-    def eos_tokens(self) -> tuple[int, ...]:
-        """The tokens that end a text."""
-        found = self.source.get("eos_token_id")
-        return tuple(found) if isinstance(found, list) else () if found is None else (found,)
+    def __str__(self) -> str:
+        return f"{self.architecture}, layers={self.layers}, width={self.width}, vocab_size={self.vocab_size}"
+
+
+def end_ids(settings: Mapping[str, Any]) -> set[int]:
+    """The tokens that end a text, by the settings of a model or of its generation: one, several or none."""
+    found = settings.get("eos_token_id")
+    return {token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)}

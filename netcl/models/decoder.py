@@ -10,7 +10,7 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.models.config import ModelConfig
+from netcl.models.config import ModelConfig, end_ids
 from netcl.models.layers import TransformerLayer, make_norm_layer, make_span
 from netcl.models.tokenizer import Tokenizer
 from netcl.nn.attention import KVCache
@@ -48,7 +48,7 @@ class CausalLM(Module):
         self._tables: dict[Any, Tensor] = {}
 
     def extra_repr(self) -> str:
-        return repr(self.config)
+        return str(self.config)
 
     def part_config(self, parameter: str) -> ModelConfig:
         """The configuration of the part that holds a parameter: here, always the model's."""
@@ -168,9 +168,7 @@ class CausalLM(Module):
 
     def end_tokens(self) -> set[int]:
         """The tokens that end a text, by the configuration and the generation settings; for texts, the tokenizer may know more."""
-        found = self.generation.get("eos_token_id")
-        more = found if isinstance(found, list) else [] if found is None else [found]
-        return {*self.config.eos_tokens, *more}
+        return end_ids(self.config.source) | end_ids(self.generation)
 
     def _until(self, ids: list[int], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> Iterator[int]:
         """Ids up to a token that ends texts, or to the one whose text completes a stop string."""

@@ -51,7 +51,7 @@ class Encoder(Module):
         self.projection = Linear(config.width, config.projection, bias=False) if config.projection else None
 
     def extra_repr(self) -> str:
-        return repr(self.config)
+        return str(self.config)
 
     @property
     def tokenizer(self) -> Any:

@@ -291,7 +291,8 @@ def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         ranks = {"".join(pair): -float(rank) for rank, pair in reversed(list(enumerate(pairs)))}
         scores = {piece: score for piece, score in model["vocab"]} if kind == "t5" else ranks
         found["scores"] = np.array([scores.get(token, -float(len(pairs) + 1)) for token in tokens], np.float32)
-        found["add_space_prefix"] = _SPACE in json.dumps(data.get("normalizer"), ensure_ascii=False) and "Prepend" in json.dumps(data)
+        first = "".join(tokenizer.backend.encode("a", add_special_tokens=False).tokens)
+        found["add_space_prefix"] = first.startswith(_SPACE)
     for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
         if tokenizer.special.get(f"{name}_token") in listed:
             found[f"{key}_token_id"] = listed[tokenizer.special[f"{name}_token"]]

@@ -168,3 +168,16 @@ def test_chat_templates_run_in_a_sandbox(trained):
             render_template(attack, messages=[])
     with pytest.raises(ValueError, match="the model has no chat template"):
         Tokenizer(trained["gpt-2"]).apply_chat_template(messages)
+
+
+def test_tokenizers_that_mark_the_first_word_keep_their_mark():
+    """Llama's tokenizer.json has a Metaspace pre-tokenizer in place of the normalizer."""
+    _, metadata = pieces_of("bpe", add_dummy_prefix=True)
+    made = gguf_tokenizer(metadata)
+    data = json.loads(made.backend.to_str())
+    data |= {"normalizer": None, "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}}
+    other = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(data)), made.special)
+    again = gguf_vocabulary(other)
+    assert again["tokenizer.ggml.add_space_prefix"] and again["tokenizer.ggml.add_bos_token"]
+    texts = [text for text in strings()[:300] if not text.startswith(" ")]
+    assert [gguf_tokenizer(again).encode(text) for text in texts] == [other.encode(text) for text in texts]
