@@ -12,6 +12,7 @@ from netcl import distributions as distributions
 from netcl import fft as fft
 from netcl import io as io
 from netcl import linalg as linalg
+from netcl import models as models
 from netcl import nn as nn
 from netcl import ops as ops
 from netcl import optim as optim

@@ -1,4 +1,4 @@
-"""``netcl train``, ``report``, ``generate`` and ``trace``: runs, and what is made of them."""
+"""``netcl train``, ``report``, ``predict`` and ``trace``: runs, and what is made of them."""
 
 from __future__ import annotations
 
@@ -217,32 +217,6 @@ def predict(args: argparse.Namespace) -> int:
         with Path(args.out).open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([header, *rows])
     print(args.out or table(header, rows))
-    return 0
-
-
-@command(
-    "generate",
-    option("run", help="the folder of a run with the model gpt"),
-    option("--prompt", default="\n", help="what the text begins with"),
-    option("--length", type=whole(0), default=300, help="bytes to write"),
-    option("--temperature", type=float, default=0.8, help="0 takes the likeliest byte each time"),
-    option("--top-k", type=int, default=None, help="choose among so many likeliest"),
-    option("--top-p", type=float, default=None, help="choose among the fewest that reach this probability"),
-    option("--seed", type=int, default=None, help="the run's own seed if none is given"),
-    DEVICE,
-)
-@_told_in_a_line()
-def generate_text(args: argparse.Namespace) -> int:
-    """Write text with the model of a run."""
-    from netcl.nn.gpt import check_sampling
-    from netcl.trainer.run import generate as write
-
-    options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
-    try:
-        check_sampling(**options)
-    except ValueError as fault:
-        raise CommandError(str(fault)) from fault
-    print(write(args.run, args.prompt, args.length, pick_device(args.device), args.seed, **options))
     return 0
 
 

@@ -106,7 +106,7 @@ _VARIABLE_ROWS = (
     Variable("NETCL_MATRIX_UNITS", _flag, "1", "0, 1",
              "0 forbids the matrix units of NVIDIA GPUs (compute capability 8.0 and more), which are used once a check found them right."),
     Variable("NETCL_MAX_CACHED_GB", _positive_number, "4", "a number of gigabytes, 0 or more",
-             "How much free device memory a PersistentBufferPool may keep."),
+             "How much free device memory a PersistentBufferPool may keep; not set, a quarter of a GPU's memory if that is more."),
     Variable("NETCL_ASYNC_H2D", _flag, "1", "0, 1", "Default of Tensor.from_host(async_copy=...)."),
     Variable("NETCL_PINNED_H2D", _flag, "1", "0, 1", "Default of Tensor.from_host(use_pinned=...)."),
     Variable("NETCL_PROFILE_EVENTS", _flag, "0", "0, 1", "1 requests profiling on every queue made from then on."),

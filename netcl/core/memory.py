@@ -350,16 +350,21 @@ class _Cut(Shelf):
 class PersistentBufferPool(BufferPool):
     """The pool of tensors: buckets from 1 KB, pieces of segments from 256 KB, a cap on free bytes and on free buffers per bucket.
 
-    Above the cap, entirely free segments and buffers of the least recently used bucket are returned to the driver.
+    Above the cap, entirely free segments and buffers of the least recently used bucket are returned to the driver. The cap is
+    ``NETCL_MAX_CACHED_GB``; where that is not set, a GPU may keep a quarter of its memory if this is more, or the activations of a large
+    model would be allocated anew in every step.
     """
 
     def __init__(self, context: Any, max_cached_bytes: int | None = None, max_per_bucket: int = 4096):
         super().__init__(context)
+        device = context.devices[0]
         cap = env.value("NETCL_MAX_CACHED_GB") * (1 << 30) if max_cached_bytes is None else max_cached_bytes
+        if max_cached_bytes is None and env.raw("NETCL_MAX_CACHED_GB") is None and device.type & platforms.opencl().device_type.GPU:
+            cap = max(cap, device.global_mem_size // 4)
         self.max_cached_bytes = int(cap)
         self.max_per_bucket = max_per_bucket
         self.arena = Arena(self._new_segment, self._resized, self.limit, _sub_buffer)
-        self.cuts = bool(context.devices[0].type & platforms.opencl().device_type.CPU)
+        self.cuts = bool(device.type & platforms.opencl().device_type.CPU)
         self._cuts: dict[int, _Cut] = {}
         self._pooled = 0  # bytes of all shelves and segments, leased or free: below the cap, free bytes need not be counted
         self._cached = 0  # an upper bound on the free bytes of shelves, while they are counted

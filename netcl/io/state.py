@@ -67,7 +67,8 @@ def load_params(path: str | os.PathLike[str], *, max_bytes: int | None = None) -
 # ---- safetensors
 
 
-def _library() -> Any:
+def safetensors_library() -> Any:
+    """The package safetensors, or an error that says how to install it."""
     try:
         import safetensors.numpy
     except ImportError:
@@ -77,7 +78,7 @@ def _library() -> Any:
 
 def save_safetensors(params: Any, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
     """Write a dictionary of arrays or tensors (or a module's state) as a safetensors file, with a checksum in its metadata."""
-    library = _library()
+    library = safetensors_library()
     # The library takes the address of an array and ignores its strides.
     arrays = {
         name: np.array(array, array.dtype.newbyteorder("="), order="C") for name, array in host_state(params, "save_safetensors").items()
@@ -92,7 +93,7 @@ def save_safetensors(params: Any, path: str | os.PathLike[str], metadata: Mappin
 
 def load_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The arrays of a safetensors file; bfloat16 needs ``ml_dtypes``."""
-    library, found = _library(), {}
+    library, found = safetensors_library(), {}
     # Says what is wrong: the library takes a file that it may not read for one that is not there.
     with open(archive.regular_file(path, "load_safetensors"), "rb"):
         pass

@@ -17,12 +17,15 @@ from netcl.nn.module import Module
 from netcl.nn.parameter import empty
 
 
-class KVCache:
+class KVCache(Module):
     """Keys and values of the positions a decoder has seen, per layer, so that a new position costs one position's work.
 
     - **layers**: how many attention layers share the cache.
+    - **capacity**: positions to allocate memory for; more are refused. By default the memory doubles when it is full.
 
-    Attention layers call ``append``; ``length`` is how many positions every layer has seen.
+    Attention layers call the cache with new queries, keys and values: it writes the keys and values behind those that it has, in place,
+    and returns the attention over all. ``length`` is how many positions it holds. Sequences of unlike lengths are filled up at their ends;
+    ``set_lengths`` then says how many positions of each count.
 
     >>> from netcl import nn
     >>> cache = nn.KVCache(1)
@@ -32,42 +35,108 @@ class KVCache:
     3
     """
 
-    def __init__(self, layers: int):
-        self._kept: list[tuple[Tensor, Tensor] | None] = [None] * layers
+    lengths: Tensor | None
+    most_new = 8  # positions per call that are attended to in place; more take the tiles of whole sequences
+
+    def __init__(self, layers: int, capacity: int | None = None):
+        super().__init__()
+        self.layers, self.capacity = layers, capacity
+        self.register_buffer("lengths", None, persistent=False)  # positions of each sequence, on the device
+        self._count = self._room = 0
+        self._ahead = 0  # positions that were reserved before the call that writes them
+        self._places: Tensor | None = None
 
     @property
     def length(self) -> int:
-        """Positions that all layers have seen."""
-        return min((self.seen(layer) for layer in range(len(self))), default=0)
+        """Positions in the cache; of sequences with unlike lengths, those of the longest."""
+        return self._count - self._ahead
 
-    def __len__(self) -> int:
-        return len(self._kept)
+    def reserve(self, new: int) -> None:
+        """Make room for ``new`` more positions and count them: what each call does, unless the caller of a compiled step did."""
+        wanted = self._count + new
+        if self.capacity is not None and wanted > self.capacity:
+            what, remedy = "the cache is full", "make one with a larger capacity, or reset() it"
+            raise ShapeError(message("KVCache", what, remedy, capacity=self.capacity, length=self._count, new=new))
+        if wanted > self._room:
+            self._room = self.capacity or max(64, wanted, 2 * self._room)
+            for name, old in list(self.named_buffers(recurse=False)):
+                if name != "lengths":
+                    setattr(self, name, ag.pad(old, (0, 0, 0, self._room - old.shape[2])))
+        self._count = wanted
 
-    def seen(self, layer: int) -> int:
-        """Positions that one layer has seen."""
-        kept = self._kept[layer]
-        return 0 if kept is None else kept[0].shape[2]
+    def reserves_ahead(self, positions: int) -> None:
+        """Let the caller reserve so many positions before each call, as a compiled step needs; 0 ends that."""
+        self._ahead = positions
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values of shape ``(batch, heads, positions, size)``; returns those of all positions."""
-        kept = self._kept[layer]
-        if kept is not None:
-            if kept[0].shape[:2] != k.shape[:2]:
-                what, remedy = "the cache holds another batch or number of heads", "use a new KVCache, or reset()"
-                raise ShapeError(message("KVCache", what, remedy, kept=kept[0].shape, given=k.shape))
-            k, v = ag.cat([kept[0], k], axis=2), ag.cat([kept[1], v], axis=2)
-        self._kept[layer] = k.detach(), v.detach()
-        return k, v
+    def positions(self, batch: int, new: int, queue: Any) -> Tensor:
+        """Where the next ``new`` positions of each sequence lie, ``(batch, new)``; read on the device."""
+        if self._places is None or self._places.shape != (batch, new):
+            steps = Tensor.from_host(queue, np.arange(new, dtype=np.int32)[None])
+            self._places = ag.add(ag.reshape(self._lengths(batch, queue), (batch, 1)), steps)
+        return self._places
 
-    def reset(self) -> None:
-        """Forget everything."""
-        self._kept = [None] * len(self._kept)
+    def _lengths(self, batch: int, queue: Any) -> Tensor:
+        if self.lengths is None:
+            self.lengths = Tensor.zeros((batch,), "int32", queue=queue)
+        if self.lengths.shape != (batch,):
+            what, remedy = "the cache holds another batch or number of heads", "use a new KVCache"
+            raise ShapeError(message("KVCache", what, remedy, kept=self.lengths.shape, given=batch))
+        return self.lengths
+
+    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, window: int = 0,
+                softcap: float = 0.0) -> Tensor:  # fmt: skip
+        """Attention of a layer's new positions ``(batch, heads, new, size)`` over all; options as in :func:`netcl.cached_attention`."""
+        batch, _, new, _ = q.shape
+        lengths = self._lengths(batch, q.queue)
+        if layer == 0 and not self._ahead:
+            self.reserve(new)
+        keys, values = (self._memory(f"{name}{layer}", x) for name, x in (("keys", k), ("values", v)))
+        if new <= self.most_new or softcap:
+            out = ag.cached_attention(q, k, v, keys, values, lengths, scale=scale, window=window, softcap=softcap)
+        else:
+            out = self._attend_in_tiles(q, k, v, keys, values, scale, window)
+        if layer == self.layers - 1:
+            self._places = None
+            lengths.add_(new)
+        return out
+
+    def _memory(self, name: str, like: Tensor) -> Tensor:
+        kept = getattr(self, name, None)
+        if kept is None:
+            shape = (*like.shape[:2], self._room, like.shape[3])
+            self.register_buffer(name, Tensor.zeros(shape, like.dtype, queue=like.queue), persistent=False)
+            return getattr(self, name)
+        if kept.shape[:2] != like.shape[:2]:
+            what, remedy = "the cache holds another batch or number of heads", "use a new KVCache"
+            raise ShapeError(message("KVCache", what, remedy, kept=kept.shape, given=like.shape))
+        return kept
+
+    def _attend_in_tiles(self, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int) -> Tensor:
+        new, total = q.shape[2], self._count
+        seen = total - new
+        with ag.no_grad():
+            keys[:, :, seen:total], values[:, :, seen:total] = k.detach(), v.detach()
+        if seen:
+            k, v = (ag.narrow(x, 2, 0, total) for x in (keys, values))
+        mask, causal = causal_mask(q.queue, new, seen, window or None)
+        return ag.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+
+    def set_lengths(self, lengths: Sequence[int]) -> None:
+        """How many positions of each sequence count; what lies behind them is written anew."""
+        if self.lengths is None or len(lengths) != self.lengths.size or max(lengths) > self._count or min(lengths) < 0:
+            what = f"lengths must be one number from 0 to {self._count} per sequence"
+            raise ShapeError(message("KVCache", what, lengths=tuple(lengths)))
+        self.lengths.write(np.array(lengths, np.int32))
+        self._count, self._places = max(lengths), None
 
     def truncate(self, length: int) -> None:
         """Forget the positions from ``length`` on."""
-        for layer, kept in enumerate(self._kept):
-            if kept is not None and length < kept[0].shape[2]:
-                self._kept[layer] = (ag.narrow(kept[0], 2, 0, length), ag.narrow(kept[1], 2, 0, length)) if length > 0 else None
+        if self.lengths is not None and length < self._count:
+            self.set_lengths(np.minimum(self.lengths.to_host(), max(0, length)).tolist())
+
+    def reset(self) -> None:
+        """Forget everything. Memory is kept for sequences of the same batch, heads and sizes."""
+        self.truncate(0)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -91,14 +160,19 @@ def join_heads(x: Tensor) -> Tensor:
     return ag.reshape(x if positions == 1 else ag.permute(x, (0, 2, 1, 3)), (batch, positions, heads * size))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, seen: int, dropout: float) -> Tensor:
-    """Causal attention of queries that stand behind ``seen`` earlier positions of ``k`` and ``v``."""
-    queries = q.shape[2]
-    if seen == 0:
-        return ag.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=queries > 1)
-    # True where a query may look: at earlier positions, and at those of its own block up to itself.
-    mask = None if queries == 1 else Tensor.from_host(q.queue, np.tril(np.ones((queries, seen + queries), bool), seen))
-    return ag.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout)
+def causal_mask(queue: Any, queries: int, seen: int, window: int | None = None) -> tuple[Tensor | None, bool]:
+    """Mask and ``is_causal`` for attention of ``queries`` behind ``seen`` earlier positions, each to the last ``window`` positions.
+
+    The mask is ``None`` where ``is_causal`` or nothing says the same.
+    """
+    total = seen + queries
+    near = window is None or window >= total
+    if near and (seen == 0 or queries == 1):
+        return None, queries > 1
+    allowed = np.tril(np.ones((queries, total), bool), seen)
+    if not near:
+        allowed &= ~np.tril(np.ones((queries, total), bool), seen - (window or 0))
+    return Tensor.from_host(queue, allowed), False
 
 
 def _check_heads(name: str, width: int, heads: int) -> int:
@@ -114,10 +188,11 @@ class _Causal(Module):
     dropout: float
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, projection: Linear, cache: KVCache | None, layer: int) -> Tensor:
-        seen = 0 if cache is None else cache.seen(layer)
         if cache is not None:
-            k, v = cache.append(layer, k, v)
-        out = attend(q, k, v, seen, self.dropout if self.training else 0.0)
+            out = cache(layer, q, k, v)
+        else:
+            dropout = self.dropout if self.training else 0.0
+            out = ag.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=q.shape[2] > 1)
         return ag.dropout(projection(join_heads(out)), self.dropout, self.training)
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
@@ -182,9 +257,9 @@ class RotaryAttention(_Causal):
         self.o_proj = Linear(n_embd, n_embd, bias)
 
     def forward(self, x: Tensor, cache: KVCache | None = None, layer: int = 0) -> Tensor:
-        seen = 0 if cache is None else cache.seen(layer)
-        q = ag.rope(split_heads(self.q_proj(x), self.n_head), base=self.base, offset=seen)
-        k = ag.rope(split_heads(self.k_proj(x), self.n_kv_head), base=self.base, offset=seen)
+        places = None if cache is None else cache.positions(*x.shape[:2], x.queue)
+        q = ag.rope(split_heads(self.q_proj(x), self.n_head), places, base=self.base)
+        k = ag.rope(split_heads(self.k_proj(x), self.n_kv_head), places, base=self.base)
         v = split_heads(self.v_proj(x), self.n_kv_head)
         return self._attended(q, k, v, self.o_proj, cache, layer)
 

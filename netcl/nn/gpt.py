@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.attention import KVCache
 from netcl.nn.container import ModuleDict, ModuleList
+from netcl.nn.decoding import Sampling, continued
 from netcl.nn.dropout import Dropout
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
@@ -69,9 +71,13 @@ class GPT(Module):
                 init.zeros_(parameter)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
-        return self.lm_head(self._states(tokens, cache))
+        return self.head(self.states(tokens, cache))
 
-    def _states(self, tokens: Tensor, cache: KVCache | None) -> Tensor:
+    def head(self, states: Tensor) -> Tensor:
+        """Logits of states."""
+        return self.lm_head(states)
+
+    def states(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
         """What the last layer sees: ``(batch, positions, n_embd)``."""
         seen = 0 if cache is None else cache.length
         if tokens.ndim != 2 or seen + tokens.shape[1] > self.block_size:
@@ -80,9 +86,11 @@ class GPT(Module):
         parts = self.transformer
         x = parts["wte"](tokens)
         if "wpe" in parts:
-            places = parts["wpe"].weight
-            whole = tokens.shape[1] == self.block_size
-            x = ag.add(x, places if whole else ag.narrow(places, 0, seen, tokens.shape[1]))
+            table, length = parts["wpe"].weight, tokens.shape[1]
+            if cache is not None:
+                x = ag.add(x, parts["wpe"](cache.positions(*tokens.shape, tokens.queue)))
+            else:
+                x = ag.add(x, table if length == self.block_size else ag.narrow(table, 0, 0, length))
         x = parts["drop"](x)
         for layer, block in enumerate(parts["h"].children()):
             x = block(x, cache, layer)
@@ -97,9 +105,9 @@ class GPT(Module):
         flat = ag.reshape(targets, (-1,)) if isinstance(targets, Tensor) else np.asarray(targets).reshape(-1)
         return ag.cross_entropy(ag.reshape(logits, (-1, self.vocab_size)), flat)
 
-    def new_cache(self) -> KVCache:
+    def new_cache(self, capacity: int | None = None) -> KVCache:
         """An empty cache for this model."""
-        return KVCache(self.n_layer)
+        return KVCache(self.n_layer, capacity)
 
     def generate(self, tokens: Any, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None,
                  eos_token: int | None = None, use_cache: bool = True) -> Tensor:  # fmt: skip
@@ -114,67 +122,35 @@ class GPT(Module):
 
         Random choices come from the device's generator, so ``netcl.manual_seed`` repeats them.
         """
-        check_sampling(temperature, top_k, top_p)
+        sampling = Sampling(temperature, top_k, top_p).check()
         sequence = np.atleast_2d(np.asarray(tokens.to_host() if isinstance(tokens, Tensor) else tokens, np.int64))
         if sequence.shape[1] == 0:
             raise ShapeError(message("generate", "there is no token to start from", shape=sequence.shape))
-        cache = self.new_cache() if use_cache else None
         done = np.zeros(len(sequence), bool)
-        with ag.no_grad(), evaluating(self):
-            for _ in range(max_new_tokens):
-                logits = self._last_logits(sequence, cache)
-                uniform = ag.rand(done.size, queue=self.queue).to_host().astype(np.float64) if temperature else np.zeros(done.size)
-                chosen = choose(logits, uniform, temperature, top_k, top_p)
-                if eos_token is not None:
-                    chosen = np.where(done, eos_token, chosen)
-                    done |= chosen == eos_token
-                sequence = np.concatenate([sequence, chosen[:, None]], axis=1)
-                if done.all():
-                    break
+        for chosen in self._chosen(sequence, max_new_tokens, sampling, use_cache):
+            if eos_token is not None:
+                chosen = np.where(done, eos_token, chosen)
+                done |= chosen == eos_token
+            sequence = np.concatenate([sequence, chosen[:, None]], axis=1)
+            if done.all():
+                break
         return Tensor.from_host(self.queue, sequence)
 
-    def _last_logits(self, sequence: np.ndarray, cache: KVCache | None) -> np.ndarray:
-        """The logits behind the last token, float32 of shape (batch, vocabulary)."""
-        window = sequence[:, -self.block_size :]
-        if cache is not None:
-            if sequence.shape[1] > self.block_size:
-                cache.reset()
-            window = window[:, cache.length :]
-        states = self._states(Tensor.from_host(self.queue, window), cache)
-        last = ag.narrow(states, 1, states.shape[1] - 1, 1)
-        return self.lm_head(last).to_host()[:, 0].astype(np.float32)
+    def _chosen(self, sequence: np.ndarray, most: int, sampling: Sampling, use_cache: bool) -> Iterator[np.ndarray]:
+        def draw(batch: int) -> np.ndarray:
+            return ag.rand(batch, queue=self.queue).to_host()
 
-
-def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """``ValueError`` for options of sampling that mean nothing."""
-    if not temperature >= 0 or (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
-        what = "temperature is at least 0, top_k at least 1, top_p in (0, 1]"
-        raise ValueError(message("generate", what, temperature=temperature, top_k=top_k, top_p=top_p))
-
-
-def choose(
-    logits: np.ndarray, uniform: np.ndarray, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
-) -> np.ndarray:
-    """One token per row of logits, by a number in [0, 1) per row; temperature 0 takes the first of the likeliest.
-
-    >>> import numpy as np
-    >>> choose(np.log([[0.1, 0.6, 0.3]]), np.array([0.65]), top_k=2).tolist()
-    [1]
-    >>> choose(np.log([[0.1, 0.6, 0.3]]), np.array([0.7]), top_k=2).tolist()
-    [2]
-    """
-    if temperature == 0:
-        return logits.argmax(axis=1)
-    order = np.argsort(-logits, axis=1, kind="stable")
-    ranked = np.take_along_axis(logits, order, axis=1).astype(np.float64) / temperature
-    weights = np.exp(ranked - ranked[:, :1])
-    if top_k is not None:
-        weights[:, top_k:] = 0
-    total = np.cumsum(weights, axis=1)
-    if top_p is not None:
-        before = (total - weights) / total[:, -1:]
-        weights[before >= top_p] = 0
-        total = np.cumsum(weights, axis=1)
-    place = (total <= uniform[:, None] * total[:, -1:]).sum(axis=1)
-    last = np.count_nonzero(weights, axis=1) - 1
-    return np.take_along_axis(order, np.minimum(place, last)[:, None], axis=1)[:, 0]
+        room = self.block_size - sequence.shape[1] + 1
+        cached = min(most, room) if use_cache else 0
+        if cached > 0:
+            for chosen in continued(self, list(sequence), cached, sampling, draw):
+                sequence = np.concatenate([sequence, chosen[:, None]], axis=1)
+                yield chosen
+        for _ in range(most - max(0, cached)):  # the window slides: every position changes with every token
+            with ag.no_grad(), evaluating(self):
+                states = self.states(Tensor.from_host(self.queue, sequence[:, -self.block_size :]))
+                logits = ag.reshape(self.head(ag.narrow(states, 1, states.shape[1] - 1, 1)), (len(sequence), -1))
+                uniform = draw(len(sequence)) if sampling.temperature else np.zeros(len(sequence), np.float32)
+                chosen = sampling.choose(logits, Tensor.from_host(self.queue, uniform)).to_host()[:, 0]
+            sequence = np.concatenate([sequence, chosen[:, None]], axis=1)
+            yield chosen

@@ -17,6 +17,7 @@ from netcl.core.device import queue_of
 from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
+from netcl.nn.parameter import draws_values
 
 
 def _drawn(kind: str, tensor: Tensor) -> np.ndarray:
@@ -82,13 +83,13 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     >>> bool((abs(t.to_host()) <= 2).all())
     True
     """
-    return _put(tensor, a + (b - a) * _drawn("uniform", tensor))
+    return _put(tensor, a + (b - a) * _drawn("uniform", tensor)) if draws_values() else tensor
 
 
 @with_generator
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Values of a normal distribution."""
-    return _put(tensor, mean + std * _drawn("normal", tensor))
+    return _put(tensor, mean + std * _drawn("normal", tensor)) if draws_values() else tensor
 
 
 @with_generator

@@ -25,6 +25,7 @@ class _Here(threading.local):
         self.queue: Any = None
         self.dtype = "float32"
         self.budget: list[int] | None = None  # bytes that may still be taken
+        self.blank = False
 
 
 _here = _Here()
@@ -37,7 +38,8 @@ class placed:
     """Make the parameters of modules constructed inside on a queue and in a dtype.
 
     ``queue`` is a queue, a handle or anything :class:`netcl.device` takes; ``None`` leaves what holds outside. ``max_bytes`` limits
-    what the parameters and buffers may take together, for descriptions of models that come from a file.
+    what the parameters and buffers may take together, for descriptions of models that come from a file. ``blank`` draws no start values,
+    for parameters that are loaded next.
 
     >>> from netcl import nn
     >>> with nn.parameter.placed("cpu", dtype="float16"):
@@ -46,21 +48,22 @@ class placed:
     'float16'
     """
 
-    def __init__(self, queue: Any = None, dtype: str | None = None, max_bytes: int | None = None):
+    def __init__(self, queue: Any = None, dtype: str | None = None, max_bytes: int | None = None, blank: bool = False):
         self.queue = None if queue is None else queue_of(queue)
         self.dtype = None if dtype is None else _float_dtype(dtype)
-        self.max_bytes = max_bytes
-        self._previous: list[tuple[Any, str, list[int] | None]] = []
+        self.max_bytes, self.blank = max_bytes, blank
+        self._previous: list[tuple[Any, str, list[int] | None, bool]] = []
 
     def __enter__(self) -> placed:
-        self._previous.append((_here.queue, _here.dtype, _here.budget))
+        self._previous.append((_here.queue, _here.dtype, _here.budget, _here.blank))
         _here.queue = self.queue if self.queue is not None else _here.queue
         _here.dtype = self.dtype or _here.dtype
         _here.budget = _here.budget if self.max_bytes is None else [self.max_bytes]
+        _here.blank = _here.blank or self.blank
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _here.queue, _here.dtype, _here.budget = self._previous.pop()
+        _here.queue, _here.dtype, _here.budget, _here.blank = self._previous.pop()
 
 
 def is_place(value: Any) -> bool:
@@ -101,6 +104,11 @@ def constructor(function: Callable[..., Any]) -> Callable[..., Any]:
 def here() -> Any:
     """The queue a constructor that runs now puts its tensors on: the given one, else the active device's."""
     return _here.queue if _here.queue is not None else get_active_device().queue
+
+
+def draws_values() -> bool:
+    """Whether a constructor that runs now draws start values: not inside ``placed(blank=True)``."""
+    return not _here.blank
 
 
 def _float_dtype(dtype: Any) -> str:

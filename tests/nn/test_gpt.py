@@ -11,7 +11,7 @@ import netcl.autograd as ag
 from netcl import nn, optim
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
-from netcl.nn.gpt import choose
+from netcl.nn.decoding import Sampling
 from netcl.ops import random
 
 SMALL = {"vocab_size": 19, "block_size": 12, "n_layer": 2, "n_head": 2, "n_embd": 16}
@@ -101,15 +101,20 @@ def test_generation_is_repeated_by_the_seed_and_ends_at_the_end(device):
         model.generate([[]], 1)
 
 
-def test_choosing():
-    logits = np.log(np.array([[0.5, 0.05, 0.3, 0.15]]))
-    pick = lambda u, **options: int(choose(logits, np.array([u]), **options)[0])  # noqa: E731
+def test_choosing(queue):
+    logits = np.log(np.array([[0.5, 0.05, 0.3, 0.15]], np.float32))
+
+    def pick(drawn, rows=1, **options):
+        given = Tensor.from_host(queue, np.repeat(logits, rows, 0)), Tensor.from_host(queue, np.full(rows, drawn, np.float32))
+        return int(Sampling(**options).choose(*given).to_host()[0, 0])
+
     assert [pick(u) for u in (0.0, 0.49, 0.51, 0.79, 0.81, 0.94, 0.96)] == [0, 0, 2, 2, 3, 3, 1]
     assert [pick(0.999, top_k=k) for k in (1, 2, 3, 4, 9)] == [0, 2, 3, 1, 1]
     assert [pick(0.999, top_p=p) for p in (0.4, 0.6, 0.81, 0.99)] == [0, 2, 3, 1]
     assert pick(0.5, temperature=0) == 0 and pick(0.9, temperature=0.01) == 0
-    assert pick(1 - 1e-16, top_k=2) == 2
-    many = choose(np.repeat(logits, 4000, 0), np.random.default_rng(0).random(4000))
+    assert pick(1 - 2**-24, top_k=2) == 2
+    drawn = np.random.default_rng(0).random(4000, np.float32)
+    many = Sampling().choose(Tensor.from_host(queue, np.repeat(logits, 4000, 0)), Tensor.from_host(queue, drawn)).to_host()[:, 0]
     np.testing.assert_allclose(np.bincount(many) / 4000, np.exp(logits[0]), atol=0.03)
 
 
@@ -124,19 +129,33 @@ def test_weights_are_tied(device):
 
 
 def test_the_cache(device):
-    cache, k = nn.KVCache(2), Tensor.ones((1, 2, 3, 4))
-    assert (cache.length, len(cache)) == (0, 2)
-    cache.append(0, k, k)
-    assert (cache.length, cache.seen(0)) == (0, 3)
-    cache.append(1, k, k)
-    keys, values = cache.append(1, k, k)
-    assert keys.shape == values.shape == (1, 2, 6, 4) and cache.length == 3
-    cache.truncate(2)
-    assert (cache.seen(0), cache.seen(1)) == (2, 2)
-    with pytest.raises(ShapeError, match=r"\[KVCache\] the cache holds another batch or number of heads"):
-        cache.append(0, Tensor.ones((2, 2, 3, 4)), k)
-    cache.reset()
+    """Growing, forgetting, and sequences of unlike lengths: the attention is that over each sequence by itself."""
+    rng = np.random.default_rng(0)
+    q, k, v = (Tensor.from_host(device.queue, rng.standard_normal((2, n, 90, 4), np.float32)) for n in (4, 2, 2))
+    want = ag.scaled_dot_product_attention(q, k, v, is_causal=True).to_host()
+
+    def attended(cache, begin, end, layers=(0, 1)):
+        parts = [ag.narrow(x, 2, begin, end - begin) for x in (q, k, v)]
+        return [cache(layer, *parts).to_host() for layer in layers]
+
+    cache = nn.KVCache(2)
     assert cache.length == 0
+    for begin, end in ((0, 20), (20, 21), (21, 80), (80, 83)):
+        for got in attended(cache, begin, end):
+            np.testing.assert_allclose(got, want[:, :, begin:end], rtol=2e-5, atol=2e-6)
+        assert cache.length == end
+    cache.truncate(30)
+    np.testing.assert_allclose(attended(cache, 30, 31)[1], want[:, :, 30:31], rtol=2e-5, atol=2e-6)
+    cache.reset()
+    attended(cache, 0, 12)
+    cache.set_lengths([12, 7])
+    got = [attended(cache, at, at + 1)[0] for at in (12, 7)]  # the second call writes behind the first
+    np.testing.assert_allclose(got[0][0], want[0, :, 12:13], rtol=2e-5, atol=2e-6)
+    with pytest.raises(ShapeError, match=r"\[KVCache\] the cache holds another batch or number of heads"):
+        cache(0, *(ag.narrow(ag.narrow(x, 0, 0, 1), 2, 0, 3) for x in (q, k, v)))
+    small = nn.KVCache(2, capacity=5)
+    with pytest.raises(ShapeError, match=r"\[KVCache\] the cache is full; capacity=5, length=0, new=6"):
+        attended(small, 0, 6)
 
 
 def test_what_is_too_long_is_told(device):

@@ -141,11 +141,12 @@ def _all_heads(q: Tensor, x: Tensor) -> Tensor:
     return ag.reshape(spread, (*batch, q.shape[-3], n, depth))
 
 
-def _rope(x: Tensor, positions: Any, base: float, offset: int, interleaved: bool, inverse: bool) -> Tensor:
+def _rope(x: Tensor, positions: Any, frequencies: Any, base: float, offset: int, interleaved: bool, inverse: bool) -> Tensor:
     if positions is not None:
         raise Unsupported("rope with positions")
     n, depth = x.shape[-2:]
-    angles = np.arange(offset, offset + n)[:, None] * float(base) ** (-2 * np.arange(depth // 2) / depth)
+    rates = float(base) ** (-2 * np.arange(depth // 2) / depth) if frequencies is None else frequencies.to_host()
+    angles = np.arange(offset, offset + n)[:, None] * rates
     tables = (np.cos(angles), np.sin(-angles if inverse else angles))
     cos, sin = (ag.cast(Tensor.from_host(x.queue, table.astype(np.float32)), x.dtype) for table in tables)
     pairs = ag.reshape(x, (*x.shape[:-1], depth // 2, 2) if interleaved else (*x.shape[:-1], 2, depth // 2))

@@ -15,21 +15,24 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import S, op
+from netcl.ops.pointwise import cast
 
 
-def frequencies(depth: int, base: float) -> np.ndarray:
+def pair_frequencies(depth: int, base: float) -> np.ndarray:
     """Radians per position of each pair: ``base ** (-2 i / depth)``."""
     return float(base) ** (-np.arange(0, depth, 2, dtype=np.float64) / depth)
 
 
-def _frequencies_on(x: Tensor, base: float) -> Tensor:
+def _frequencies_on(x: Tensor, base: float, given: Tensor | None) -> Tensor:
     """The table on the device; kept, since a model asks for the same one in every layer."""
     dtype = sum_dtype(x.dtype)
+    if given is not None:
+        return cast(given, dtype)
     key = ("rope", x.shape[-1], float(base), dtype)
     state = program.state(x.queue)
     if key not in state:
         with recording.paused():
-            state[key] = constant(Tensor.from_host(x.queue.netcl.queue, frequencies(x.shape[-1], base), dtype))
+            state[key] = constant(Tensor.from_host(x.queue.netcl.queue, pair_frequencies(x.shape[-1], base), dtype))
     return state[key]
 
 
@@ -43,22 +46,22 @@ def _rope_sizes(x: Tensor, positions: Tensor | None) -> tuple[int, int, int]:
     raise ShapeError(message("rope", "positions must be (N,) or (B, N) for x of (B, ..., N, D)", positions=positions.shape, x=x.shape))
 
 
-def _rope_ref(x, positions=None, base=10000.0, offset=0, interleaved=False, inverse=False):
+def _rope_ref(x, positions=None, frequencies=None, base=10000.0, offset=0, interleaved=False, inverse=False):
     """Pairs as complex numbers, times ``exp(i angle)``."""
     n, depth = x.shape[-2:]
     where = np.arange(offset, offset + n) if positions is None else np.asarray(positions, float)
     where = where.reshape(where.shape[0], *(1,) * (x.ndim - 3), n) if where.ndim == 2 else where
-    turn = np.exp((-1j if inverse else 1j) * where[..., None] * frequencies(depth, base))
+    turn = np.exp((-1j if inverse else 1j) * where[..., None] * (pair_frequencies(depth, base) if frequencies is None else frequencies))
     pairs = (x[..., 0::2] + 1j * x[..., 1::2] if interleaved else x[..., : depth // 2] + 1j * x[..., depth // 2 :]) * turn
     parts = np.stack([pairs.real, pairs.imag], -1 if interleaved else -2)
     return parts.reshape(x.shape)
 
 
-def _rope_cpu(x: Any, positions: Any, base: float, offset: int, interleaved: bool, inverse: bool) -> np.ndarray:
+def _rope_cpu(x: Any, positions: Any, frequencies: Any, base: float, offset: int, interleaved: bool, inverse: bool) -> np.ndarray:
     n, depth = x.shape[-2:]
     where = np.arange(offset, offset + n) if positions is None else positions
     where = where.reshape(where.shape[0], *(1,) * (x.ndim - 3), n) if where.ndim == 2 else where
-    angle = where[..., None] * frequencies(depth, base)
+    angle = where[..., None] * (pair_frequencies(depth, base) if frequencies is None else frequencies.astype(np.float64))
     c, s = np.cos(angle).astype(x.dtype), np.sin(-angle if inverse else angle).astype(x.dtype)
     one, other = (np.s_[..., 0::2], np.s_[..., 1::2]) if interleaved else (np.s_[..., : depth // 2], np.s_[..., depth // 2 :])
     y = np.empty_like(x)
@@ -67,43 +70,50 @@ def _rope_cpu(x: Any, positions: Any, base: float, offset: int, interleaved: boo
     return y
 
 
-def _rope_vjp(F, g, positions, base, offset, interleaved, inverse):
-    return F.rope(g, positions, base=base, offset=offset, interleaved=interleaved, inverse=not inverse), None
+def _rope_vjp(F, g, positions, frequencies, base, offset, interleaved, inverse):
+    back = F.rope(g, positions, frequencies, base=base, offset=offset, interleaved=interleaved, inverse=not inverse)
+    return back, None, None
 
 
 @op(
     vjp=_rope_vjp, ref=_rope_ref, cpu=_rope_cpu, tol=4,
     samples=[S((5, 8)), S((2, 3, 7, 6), offset=3, interleaved=True), S((2, 3, 5, 4), (5,), dtypes=(None, "int64"), high=(1.0, 30)),
-             S((2, 3, 5, 4), (2, 5), dtypes=(None, "int32"), high=(1.0, 30), inverse=True), S((2, 0, 4))],
+             S((2, 3, 5, 4), (2, 5), dtypes=(None, "int32"), high=(1.0, 30), inverse=True), S((2, 0, 4)),
+             S((2, 5, 6), None, (3,), dtypes=(None, None, "int32"), low=(-1.0, 0, 0), high=(1.0, 0, 3), offset=2)],
     errors=[(S((5, 7)), r"\[rope\] x must be \(..., N, D\) with an even D; x=\(5, 7\)"),
-            (S((2, 5, 4), (4,), dtypes=(None, "int64")), r"\[rope\] positions must be \(N,\) or \(B, N\) for x of \(B, ..., N, D\)")],
+            (S((2, 5, 4), (4,), dtypes=(None, "int64")), r"\[rope\] positions must be \(N,\) or \(B, N\) for x of \(B, ..., N, D\)"),
+            (S((5, 8), None, (3,)), r"\[rope\] frequencies must be \(D / 2,\); frequencies=\(3,\), x=\(5, 8\)")],
 )  # fmt: skip
 def rope(
-    x: Tensor, positions: Tensor | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False
-) -> Tensor:
+    x: Tensor, positions: Tensor | None = None, frequencies: Tensor | None = None, *, base: float = 10000.0, offset: int = 0,
+    interleaved: bool = False, inverse: bool = False,
+) -> Tensor:  # fmt: skip
     """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is turned by ``p * base ** (-2 i / D)``.
 
     Pairs are an element of the first half with one of the second, or neighbours if ``interleaved``. Rows are at
     ``offset, offset + 1, ..`` unless ``positions`` says where: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
+    ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
     ``inverse`` turns back, which is also the gradient.
 
     >>> from netcl import ops
     >>> ops.rope([[1.0, 0.0]]).tolist()
     [[1.0, 0.0]]
     """
-    x, positions = launch.as_tensors("rope", x, positions)
+    x, positions, frequencies = launch.as_tensors("rope", x, positions, frequencies)
     launch.check_dtype("rope", x)
     if x.ndim < 2 or x.shape[-1] % 2:
         raise ShapeError(message("rope", "x must be (..., N, D) with an even D", x=x.shape))
+    if frequencies is not None and frequencies.shape != (x.shape[-1] // 2,):
+        raise ShapeError(message("rope", "frequencies must be (D / 2,)", frequencies=frequencies.shape, x=x.shape))
     outer, heads, n = _rope_sizes(x, positions)
     if x.backend == "cpu":
-        return launch.run_cpu(_rope_cpu, x, positions, base=base, offset=offset, interleaved=interleaved, inverse=inverse)
+        return launch.run_cpu(_rope_cpu, x, positions, frequencies, base=base, offset=offset, interleaved=interleaved, inverse=inverse)
     y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     if x.size:
         operands = {"X": x.dtype, "P": "int32" if positions is None else positions.dtype}
         defines: dict[str, Any] = {"REAL": DTYPES[x.dtype].c_compute, "INTERLEAVED": interleaved, "POSITIONS": positions is not None}
         kernel = launch.kernel(x.queue, __file__, "rope.cl", "rope", operands, defines)
         sizes = (outer, heads, n, x.shape[-1], n if outer > 1 else 0, offset, -1 if inverse else 1)
-        tables = (x if positions is None else positions, _frequencies_on(x, base))
+        tables = (x if positions is None else positions, _frequencies_on(x, base, frequencies))
         kernel(x.queue, outer * n * x.shape[-1] // 2, launch.LOCAL_1D, x, *tables, y, *sizes)
     return y

@@ -1,0 +1,264 @@
+"""The table of architectures: how each one's configuration, weight names and GGUF keys are read as ours.
+
+A row names a weight of a file as ``name`` or ``name op op``: ops say what must be done to it, in order. ``T`` transposes, ``q k v`` and
+``gate up`` take parts of fused rows, ``e`` takes one expert, ``rq rk`` undo llama.cpp's order of rotary pairs, ``+1`` adds one to the
+weight of a norm. :mod:`netcl.models.weights` applies them, and inverts them for saving.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from netcl.io.archive import refusal
+from netcl.models.config import Experts, ModelConfig, real_number, rope_of, whole_number
+from netcl.models.layers import check_activation
+
+_Names = dict[str, str]
+
+
+def _layered(prefix: str, pairs: Mapping[str, str]) -> _Names:
+    return {f"layers.{{i}}.{ours}": prefix + theirs for ours, theirs in pairs.items()}
+
+
+_PROJECTIONS = {f"self_attn.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")}
+_MLP = {f"mlp.{name}": f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")}
+_EXPERTS = {
+    **{f"mlp.experts.{{e}}.{name}": f"mlp.experts.{{e}}.{name}" for name in ("gate_proj", "up_proj", "down_proj")},
+    **{f"mlp.shared_expert.{name}": f"mlp.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj")},
+    "mlp.gate": "mlp.gate",
+    "mlp.shared_expert_gate": "mlp.shared_expert_gate",
+}
+_LLAMA_NORMS = {"input_layernorm": "input_layernorm", "pre_feedforward_layernorm": "post_attention_layernorm"}
+LLAMA: _Names = {
+    "embed_tokens": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head",
+    **_layered("model.layers.{i}.", {**_LLAMA_NORMS, **_PROJECTIONS, **_MLP, **_EXPERTS}),
+}  # fmt: skip
+_GEMMA_NORMS = {"input_layernorm": "input_layernorm +1", "pre_feedforward_layernorm": "pre_feedforward_layernorm +1",
+                "post_attention_norm": "post_attention_layernorm +1", "post_feedforward_norm": "post_feedforward_layernorm +1",
+                "self_attn.q_norm": "self_attn.q_norm +1", "self_attn.k_norm": "self_attn.k_norm +1"}  # fmt: skip
+GEMMA: _Names = {**LLAMA, "norm": "model.norm +1", **_layered("model.layers.{i}.", _GEMMA_NORMS)}
+_FUSED = {
+    **{f"self_attn.{part}_proj": f"self_attn.qkv_proj {part}" for part in "qkv"},
+    **{f"mlp.{part}_proj": f"mlp.gate_up_proj {part}" for part in ("gate", "up")},
+}
+PHI3: _Names = {**LLAMA, **_layered("model.layers.{i}.", _FUSED)}
+_W = {"gate": "w1", "up": "w3", "down": "w2"}
+_SPARSE = {f"mlp.experts.{{e}}.{ours}_proj": f"block_sparse_moe.experts.{{e}}.{theirs}" for ours, theirs in _W.items()}
+MIXTRAL: _Names = {**LLAMA, **_layered("model.layers.{i}.", {"mlp.gate": "block_sparse_moe.gate", **_SPARSE})}
+GPT2: _Names = {
+    "embed_tokens": "transformer.wte", "embed_positions": "transformer.wpe", "norm": "transformer.ln_f", "lm_head": "lm_head",
+    **_layered("transformer.h.{i}.", {
+        "input_layernorm": "ln_1", "pre_feedforward_layernorm": "ln_2", "self_attn.o_proj": "attn.c_proj T", "mlp.up_proj": "mlp.c_fc T",
+        "mlp.down_proj": "mlp.c_proj T", **{f"self_attn.{part}_proj": f"attn.c_attn T {part}" for part in "qkv"},
+    }),
+}  # fmt: skip
+_GGUF_EXPERTS = {f"mlp.experts.{{e}}.{part}_proj": f"ffn_{part}_exps e" for part in ("gate", "up", "down")}
+_GGUF_SHARED = {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+GGUF: _Names = {
+    "embed_tokens": "token_embd", "embed_positions": "position_embd", "norm": "output_norm", "lm_head": "output",
+    **_layered("blk.{i}.", {
+        **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}, "self_attn.o_proj": "attn_output",
+        "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "input_layernorm": "attn_norm",
+        "pre_feedforward_layernorm": "ffn_norm", "post_attention_norm": "post_attention_norm", "post_feedforward_norm": "post_ffw_norm",
+        **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}, "mlp.gate": "ffn_gate_inp",
+        "mlp.shared_expert_gate": "ffn_gate_inp_shexp", **_GGUF_EXPERTS, **_GGUF_SHARED,
+    }),
+}  # fmt: skip
+_TURNED = {f"self_attn.{part}_proj": f"attn_{part} r{part}" for part in "qk"}
+_GGUF_QKV = {f"self_attn.{part}_proj": f"attn_qkv {part}" for part in "qkv"}
+_GGUF_LLAMA = {**GGUF, **_layered("blk.{i}.", _TURNED)}
+_GGUF_FUSED = {**GGUF, **_layered("blk.{i}.", _GGUF_QKV)}
+_GGUF_PHI3 = {**_GGUF_FUSED, **_layered("blk.{i}.", {f"mlp.{part}_proj": f"ffn_up {part}" for part in ("gate", "up")})}
+
+# ---- encoders
+_BERT_LAYER = {
+    **{f"self_attn.{ours}_proj": f"attention.self.{theirs}" for ours, theirs in (("q", "query"), ("k", "key"), ("v", "value"))},
+    "self_attn.o_proj": "attention.output.dense", "input_layernorm": "attention.output.LayerNorm", "mlp.up_proj": "intermediate.dense",
+    "mlp.down_proj": "output.dense", "pre_feedforward_layernorm": "output.LayerNorm",
+}  # fmt: skip
+BERT: _Names = {
+    "embed_tokens": "embeddings.word_embeddings", "embed_positions": "embeddings.position_embeddings",
+    "embed_types": "embeddings.token_type_embeddings", "embedding_norm": "embeddings.LayerNorm", "pooler": "pooler.dense",
+    **_layered("encoder.layer.{i}.", _BERT_LAYER),
+}  # fmt: skip
+_VIT_LAYER = {
+    **{f"self_attn.{ours}_proj": f"attention.attention.{theirs}" for ours, theirs in (("q", "query"), ("k", "key"), ("v", "value"))},
+    "self_attn.o_proj": "attention.output.dense", "input_layernorm": "layernorm_before", "mlp.up_proj": "intermediate.dense",
+    "mlp.down_proj": "output.dense", "pre_feedforward_layernorm": "layernorm_after",
+}  # fmt: skip
+VIT: _Names = {
+    "class_token": "embeddings.cls_token", "patches": "embeddings.patch_embeddings.projection",
+    "embed_positions.weight": "embeddings.position_embeddings", "norm": "layernorm", "pooler": "pooler.dense",
+    **_layered("encoder.layer.{i}.", _VIT_LAYER),
+}  # fmt: skip
+_CLIP_LAYER = {
+    **{f"self_attn.{name}": f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj")}, "self_attn.o_proj": "self_attn.out_proj",
+    "input_layernorm": "layer_norm1", "pre_feedforward_layernorm": "layer_norm2", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2",
+}  # fmt: skip
+CLIP_TEXT: _Names = {
+    "embed_tokens": "text_model.embeddings.token_embedding", "embed_positions": "text_model.embeddings.position_embedding",
+    "norm": "text_model.final_layer_norm", "projection": "text_projection", **_layered("text_model.encoder.layers.{i}.", _CLIP_LAYER),
+}  # fmt: skip
+CLIP_VISION: _Names = {
+    "class_token": "vision_model.embeddings.class_embedding", "patches": "vision_model.embeddings.patch_embedding",
+    "embed_positions": "vision_model.embeddings.position_embedding", "embedding_norm": "vision_model.pre_layrnorm",
+    "norm": "vision_model.post_layernorm", "projection": "visual_projection",
+    **_layered("vision_model.encoder.layers.{i}.", _CLIP_LAYER),
+}  # fmt: skip
+CLIP: _Names = {"logit_scale": "logit_scale"} | {
+    f"{part}.{ours}": theirs for part, names in (("text", CLIP_TEXT), ("vision", CLIP_VISION)) for ours, theirs in names.items()
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A row of the table. ``windows`` says which layers slide where the configuration has no ``layer_types``; ``keys`` are an
+    architecture's own spellings of common ones; ``biases`` are read from the configuration's ``attention_bias`` and ``mlp_bias``."""
+
+    hf_class: str
+    names: _Names
+    gguf: str = ""
+    gguf_names: _Names = field(default_factory=dict)
+    kind: str = "decoder"
+    windows: str = "none"
+    keys: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+
+_ALL_BIASES = {"query_bias": True, "output_bias": True, "mlp_bias": True}
+_CLASSIC = {"norm": "layer", "gated": False, "learned_positions": True, **_ALL_BIASES}
+_ENCODER = {**_CLASSIC, "causal": False}
+_GPT2_KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+              "max_position_embeddings": "n_positions", "intermediate_size": "n_inner", "hidden_act": "activation_function"}  # fmt: skip
+ARCHITECTURES: dict[str, Architecture] = {
+    "gpt2": Architecture("GPT2LMHeadModel", GPT2, "gpt2", _GGUF_FUSED, keys=_GPT2_KEYS, settings={**_CLASSIC, "activation": "gelu_new"},
+                         ignored=(".attn.bias", ".attn.masked_bias")),
+    "llama": Architecture("LlamaForCausalLM", LLAMA, "llama", _GGUF_LLAMA),
+    "mistral": Architecture("MistralForCausalLM", LLAMA, "llama", _GGUF_LLAMA, windows="all"),
+    "mixtral": Architecture("MixtralForCausalLM", MIXTRAL, "llama", _GGUF_LLAMA, windows="all", keys={"num_experts": "num_local_experts"}),
+    "qwen2": Architecture("Qwen2ForCausalLM", LLAMA, "qwen2", GGUF, windows="upper", settings={"query_bias": True}),
+    "qwen2_moe": Architecture("Qwen2MoeForCausalLM", LLAMA, "qwen2moe", GGUF, windows="upper", settings={"query_bias": True}),
+    "qwen3": Architecture("Qwen3ForCausalLM", LLAMA, "qwen3", GGUF, windows="upper", settings={"qk_norm": True}),
+    "qwen3_moe": Architecture("Qwen3MoeForCausalLM", LLAMA, "qwen3moe", GGUF, settings={"qk_norm": True}),
+    "gemma2": Architecture("Gemma2ForCausalLM", GEMMA, "gemma2", GGUF, windows="even", keys={"hidden_act": "hidden_activation"},
+                           settings={"post_norms": True, "activation": "gelu_pytorch_tanh", "tied": True}),
+    "gemma3_text": Architecture("Gemma3ForCausalLM", GEMMA, "gemma3", GGUF, windows="most", keys={"hidden_act": "hidden_activation"},
+                                settings={"post_norms": True, "qk_norm": True, "activation": "gelu_pytorch_tanh", "tied": True}),
+    "phi3": Architecture("Phi3ForCausalLM", PHI3, "phi3", _GGUF_PHI3, windows="all"),
+    "bert": Architecture("BertModel", BERT, kind="encoder", settings={**_ENCODER, "norm_first": False, "embedding_norm": True,
+                         "final_norm": False, "pooling": "tanh"}, ignored=("cls.", "position_ids")),
+    "roberta": Architecture("RobertaModel", BERT, kind="encoder", settings={**_ENCODER, "norm_first": False, "embedding_norm": True,
+                            "final_norm": False, "pooling": "tanh"}, ignored=("lm_head.", "position_ids")),
+    "vit": Architecture("ViTModel", VIT, kind="encoder", settings={**_ENCODER, "pooling": "tanh"}, ignored=("classifier.",)),
+    "clip_text_model": Architecture("CLIPTextModel", CLIP_TEXT, kind="encoder", settings={**_CLASSIC, "activation": "quick_gelu",
+                                    "pooling": "end"}, ignored=("position_ids",)),
+    "clip_vision_model": Architecture("CLIPVisionModel", CLIP_VISION, kind="encoder", settings={**_ENCODER, "activation": "quick_gelu",
+                                      "embedding_norm": True, "final_norm": False, "pooling": "norm"}, ignored=("position_ids",)),
+    "clip": Architecture("CLIPModel", CLIP, kind="pair", ignored=("position_ids",)),
+}  # fmt: skip
+
+
+def architecture_of(config: Mapping[str, Any]) -> tuple[str, Architecture]:
+    """The row of a configuration's ``model_type``."""
+    name = config.get("model_type")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise refusal("models", "unknown model_type", f"known are {', '.join(ARCHITECTURES)}", given=repr(name))
+    return name, ARCHITECTURES[name]
+
+
+def read_config(config: Mapping[str, Any]) -> ModelConfig:
+    """A ``config.json`` as a :class:`ModelConfig`."""
+    name, row = architecture_of(config)
+    common = {ours: config.get(theirs, config.get(ours)) for ours, theirs in row.keys.items()}
+    given = {**config, **{key: value for key, value in common.items() if value is not None}}
+    width, heads = whole_number(given, "hidden_size"), whole_number(given, "num_attention_heads")
+    layers = whole_number(given, "num_hidden_layers", least=0)
+    kv_heads = whole_number(given, "num_key_value_heads", default=heads)
+    if layers > 10_000 or heads % kv_heads or (given.get("head_dim") is None and width % heads):
+        what = "the heads must divide the width, and those of keys and values the heads of queries; at most 10,000 layers"
+        raise refusal("config", what, hidden_size=width, heads=heads, kv_heads=kv_heads, layers=layers)
+    settings = dict(row.settings)
+    found = ModelConfig(
+        architecture=name, source=dict(config), vocab_size=whole_number(given, "vocab_size", default=1), width=width, layers=layers,
+        heads=heads, kv_heads=kv_heads, head_size=whole_number(given, "head_dim", default=width // heads),
+        inner=whole_number(given, "intermediate_size", default=4 * width),
+        context=whole_number(given, "max_position_embeddings", default=2048),
+        eps=real_number(given, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", default=1e-5 if row.settings.get("norm") else 1e-6),
+        activation=check_activation(given.get("hidden_act") or settings.pop("activation", "silu")),
+        **{key: value for key, value in settings.items() if key != "activation"},
+    )  # fmt: skip
+    details = _decoder_details(given, row, found) if row.kind == "decoder" else _encoder_details(given, name, found)
+    return ModelConfig(**{**vars(found), **details})
+
+
+def _decoder_details(given: Mapping[str, Any], row: Architecture, found: ModelConfig) -> dict[str, Any]:
+    query = row.settings.get("query_bias", given.get("attention_bias", False))
+    if row.gguf == "qwen2moe":
+        query = given.get("qkv_bias", True)
+    types = _layer_types(given, row, found.layers)
+    gemma = row.gguf.startswith("gemma")
+    ropes = {kind: None if found.learned_positions else rope_of(given, found.head_size, kind) for kind in dict.fromkeys(types)}
+    window = whole_number(given, "sliding_window") if "sliding_attention" in types else None
+    caps = {name: None if given.get(key) is None or not gemma else real_number(given, key)
+            for name, key in (("attention_cap", "attn_logit_softcapping"), ("final_cap", "final_logit_softcapping"))}  # fmt: skip
+    if any(cap is not None and cap <= 0 for cap in caps.values()):
+        raise refusal("config", "soft caps must be above 0", given=caps)
+    stretched = max((rope.factor for rope in ropes.values() if rope is not None and rope.kind == "dynamic"), default=1.0)
+    return {
+        "context": int(found.context * stretched), "query_bias": bool(query),
+        "output_bias": row.settings.get("output_bias", "query_bias" not in row.settings and bool(query)),
+        "mlp_bias": row.settings.get("mlp_bias", bool(given.get("mlp_bias", False))),
+        "tied": bool(given.get("tie_word_embeddings", row.settings.get("tied", row.gguf == "gpt2"))),
+        "ropes": tuple(ropes[kind] for kind in types), "windows": tuple(window if kind == "sliding_attention" else None for kind in types),
+        "scale": real_number(given, "query_pre_attn_scalar", default=256.0) ** -0.5 if gemma else None,
+        "embedding_scale": math.sqrt(found.width) if gemma else 1.0, "experts": _experts(given, row, found), **caps,
+    }  # fmt: skip
+
+
+def _layer_types(given: Mapping[str, Any], row: Architecture, layers: int) -> list[str]:
+    types = given.get("layer_types")
+    if types is not None:
+        if not isinstance(types, list) or len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}:
+            raise refusal("config", "layer_types must name full_attention or sliding_attention for every layer", layers=layers)
+        return types
+    window, pattern = given.get("sliding_window"), whole_number(given, "sliding_window_pattern", default=6)
+    upper = whole_number(given, "max_window_layers", default=28, least=0) if given.get("use_sliding_window") else layers
+    slides = {"all": lambda i: True, "even": lambda i: i % 2 == 0, "most": lambda i: (i + 1) % pattern != 0,
+              "upper": lambda i: i >= upper, "none": lambda i: False}[row.windows]  # fmt: skip
+    return ["sliding_attention" if window and slides(i) else "full_attention" for i in range(layers)]
+
+
+def _experts(given: Mapping[str, Any], row: Architecture, found: ModelConfig) -> Experts | None:
+    mixtral = row.names is MIXTRAL
+    if row.gguf not in ("qwen2moe", "qwen3moe") and not mixtral:
+        return None
+    count = whole_number(given, "num_experts", "num_local_experts")
+    chosen = whole_number(given, "num_experts_per_tok")
+    step, dense = whole_number(given, "decoder_sparse_step", default=1), given.get("mlp_only_layers") or []
+    if chosen > count:
+        raise refusal("config", "num_experts_per_tok must be at most the number of experts", given=chosen, experts=count)
+    return Experts(
+        count, chosen, found.inner if mixtral else whole_number(given, "moe_intermediate_size"),
+        mixtral or bool(given.get("norm_topk_prob", False)),
+        whole_number(given, "shared_expert_intermediate_size") if row.gguf == "qwen2moe" else 0,
+        tuple(i for i in range(found.layers) if i not in dense and (i + 1) % step == 0),
+    )  # fmt: skip
+
+
+def _encoder_details(given: Mapping[str, Any], name: str, found: ModelConfig) -> dict[str, Any]:
+    image = None
+    if name in ("vit", "clip_vision_model"):
+        image = (whole_number(given, "image_size"), whole_number(given, "patch_size"), whole_number(given, "num_channels", default=3))
+        if image[0] % image[1]:
+            raise refusal("config", "patch_size must divide image_size", image_size=image[0], patch_size=image[1])
+    offset = whole_number(given, "pad_token_id", default=1, least=0) + 1 if name == "roberta" else 0
+    return {
+        "image": image, "position_offset": offset, "windows": (None,) * found.layers,
+        "token_types": whole_number(given, "type_vocab_size", default=2) if name in ("bert", "roberta") else 0,
+        "query_bias": bool(given.get("qkv_bias", True)), "projection": given.get("_projection") or 0,
+        "eps": real_number(given, "layer_norm_eps", default=1e-5 if name.startswith("clip") else 1e-12),
+    }  # fmt: skip

@@ -1,0 +1,196 @@
+"""What a transformer is made of, read from the ``config.json`` of a Hugging Face folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from netcl.io.archive import FileError, refusal
+
+MOST_ELEMENTS = 1 << 31  # of any size in a configuration
+
+
+def whole_number(config: Mapping[str, Any], *keys: str, default: int | None = None, least: int = 1) -> int:
+    """The first of ``keys`` that a configuration has, checked as a size."""
+    found = next((config[key] for key in keys if config.get(key) is not None), default)
+    if not isinstance(found, int) or isinstance(found, bool) or not least <= found < MOST_ELEMENTS:
+        raise refusal("config", f"{keys[0]} must be a whole number from {least} on", given=repr(found))
+    return found
+
+
+def real_number(config: Mapping[str, Any], *keys: str, default: float | None = None) -> float:
+    """The first of ``keys`` that a configuration has, checked as a finite number."""
+    found = next((config[key] for key in keys if config.get(key) is not None), default)
+    if not isinstance(found, int | float) or isinstance(found, bool) or not math.isfinite(found):
+        raise refusal("config", f"{keys[0]} must be a finite number", given=repr(found))
+    return float(found)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: ``size`` elements of each head are rotate_heads; ``kind`` and ``options`` say how a context was extended."""
+
+    base: float
+    size: int
+    context: int
+    kind: str = "default"
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def original(self) -> float:
+        """The context of the first training."""
+        return real_number(self.options, "original_max_position_embeddings", default=self.context)
+
+    @property
+    def factor(self) -> float:
+        """By how much the context was extended."""
+        return real_number(self.options, "factor", default=self.context / self.original)
+
+    @property
+    def attention_factor(self) -> float:
+        """What rotate_heads queries and keys are multiplied by."""
+        if self.kind not in ("yarn", "longrope"):
+            return 1.0
+        if self.options.get("attention_factor") is not None:
+            return real_number(self.options, "attention_factor")
+        if self.kind == "longrope":
+            return math.sqrt(1 + math.log(self.factor) / math.log(self.original)) if self.factor > 1 else 1.0
+        parts = [real_number(self.options, key, default=0.0) for key in ("mscale", "mscale_all_dim")]
+        one, all_dim = parts if all(parts) else (1.0, 0.0)
+        return (0.1 * one * math.log(self.factor) + 1) / (0.1 * all_dim * math.log(self.factor) + 1) if self.factor > 1 else 1.0
+
+    def stretch(self, length: int) -> int:
+        """The part of a length that the frequencies depend on; equal values have equal frequencies."""
+        limit = {"dynamic": self.context, "longrope": self.original}.get(self.kind, math.inf)
+        return 0 if length <= limit else length if self.kind == "dynamic" else 1
+
+    def frequencies(self, length: int) -> np.ndarray:
+        """Radians per position of each pair, for a text of ``length`` positions."""
+        exponents = np.arange(0, self.size, 2, dtype=np.float64) / self.size
+        plain = self.base**-exponents
+        if self.kind == "linear":
+            return plain / self.factor
+        if self.kind == "dynamic":
+            longest = max(length, self.context)
+            grown = self.base * (self.factor * longest / self.context - (self.factor - 1)) ** (self.size / (self.size - 2))
+            return grown**-exponents
+        if self.kind == "llama3":
+            low, high = (real_number(self.options, f"{name}_freq_factor") for name in ("low", "high"))
+            turns = self.original * plain / (2 * math.pi)  # within the original context
+            smooth = np.clip((turns - low) / (high - low), 0, 1)
+            return plain * (smooth + (1 - smooth) / self.factor)
+        if self.kind == "yarn":
+            return self._yarn(plain)
+        if self.kind == "longrope":
+            return plain / np.asarray(self.options["long_factor" if self.stretch(length) else "short_factor"], np.float64)
+        return plain
+
+    def _yarn(self, plain: np.ndarray) -> np.ndarray:
+        """Interpolated frequencies where a pair turns seldom, plain ones where it turns often, a ramp between (Peng et al. 2023)."""
+        turns = [real_number(self.options, name, default=count) for name, count in (("beta_fast", 32.0), ("beta_slow", 1.0))]
+        ends = [self.size * math.log(self.original / (2 * math.pi * turn)) / (2 * math.log(self.base)) for turn in turns]
+        if self.options.get("truncate", True):
+            ends = [math.floor(ends[0]), math.ceil(ends[1])]
+        low, high = max(ends[0], 0), min(ends[1], self.size - 1)
+        ramp = np.clip((np.arange(self.size // 2) - low) / (high - low if high != low else 0.001), 0, 1)
+        return plain / self.factor * ramp + plain * (1 - ramp)
+
+
+def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
+    """The rotary positions of layers of one type, from either spelling of a configuration: ``rope_parameters`` or ``rope_theta``."""
+    given = config.get("rope_parameters")
+    if isinstance(given, Mapping) and isinstance(given.get(layer_type), Mapping):
+        given = given[layer_type]
+    if not isinstance(given, Mapping):
+        local = layer_type == "sliding_attention" and config.get("rope_local_base_freq") is not None
+        scaling = None if local else config.get("rope_scaling")
+        given = {"rope_theta": config.get("rope_local_base_freq" if local else "rope_theta"), **(scaling or {})}
+    kind = given.get("rope_type") or given.get("type") or "default"
+    kind = "longrope" if kind == "su" else kind
+    known = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+    if kind not in known:
+        raise refusal("config", f"rope_type must be one of {', '.join(known)}", given=repr(kind))
+    share = real_number(given, "partial_rotary_factor", default=real_number(config, "partial_rotary_factor", default=1.0))
+    context = whole_number(config, "max_position_embeddings", default=2048)
+    options = {"original_max_position_embeddings": config.get("original_max_position_embeddings"), **given}
+    found = Rope(real_number(given, "rope_theta", default=10000.0), int(head * share), context, kind, options)
+    if found.size < 2 or found.size % 2 or found.size > head or found.base <= 1 or (kind == "dynamic" and found.size < 4):
+        raise refusal("config", "rotary positions need an even part of the head and a base above 1", size=found.size, base=found.base)
+    try:
+        tables = [found.frequencies(length) for length in (1, MOST_ELEMENTS)]
+    except (ArithmeticError, KeyError, TypeError, ValueError) as fault:
+        if isinstance(fault, FileError):
+            raise
+        raise refusal("config", f"the settings of rope_type {kind!r} do not fit together: {fault}") from fault
+    if any(table.shape != (found.size // 2,) or not np.isfinite(table).all() for table in tables):
+        raise refusal("config", "rotary positions need one finite frequency per pair", rope_type=kind, pairs=found.size // 2)
+    return found
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts: ``chosen`` of ``count`` networks of width ``width`` per token, and one that all tokens share."""
+
+    count: int
+    chosen: int
+    width: int
+    normalized: bool
+    shared: int = 0
+    layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A transformer in sizes and switches; ``source`` is the ``config.json`` it was read from."""
+
+    architecture: str
+    source: dict[str, Any] = field(repr=False, compare=False)
+    vocab_size: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    inner: int
+    context: int
+    eps: float
+    activation: str = "silu"
+    norm: str = "rms"
+    norm_first: bool = True
+    gated: bool = True
+    query_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    tied: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    learned_positions: bool = False
+    ropes: tuple[Rope | None, ...] = ()
+    windows: tuple[int | None, ...] = ()
+    scale: float | None = None
+    attention_cap: float | None = None
+    final_cap: float | None = None
+    embedding_scale: float = 1.0
+    experts: Experts | None = None
+    # encoders only
+    causal: bool = True
+    token_types: int = 0
+    position_offset: int = 0
+    image: tuple[int, int, int] | None = None  # size, patch, channels
+    embedding_norm: bool = False
+    final_norm: bool = True
+    pooling: str = "none"
+    projection: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.architecture}, layers={self.layers}, width={self.width}, vocab_size={self.vocab_size}"
+
+
+def end_ids(settings: Mapping[str, Any]) -> set[int]:
+    """The tokens that end a text, by the settings of a model or of its generation: one, several or none."""
+    found = settings.get("eos_token_id")
+    return {token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)}

@@ -1,0 +1,212 @@
+"""The decoder of all causal language models, and how it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core.errors import ShapeError, message
+from netcl.core.tensor import Tensor
+from netcl.models.config import ModelConfig, end_ids
+from netcl.models.layers import TransformerLayer, make_norm_layer, make_span
+from netcl.models.tokenizer import Tokenizer
+from netcl.nn.attention import KVCache
+from netcl.nn.container import ModuleList
+from netcl.nn.decoding import Sampling, continued
+from netcl.nn.embedding import Embedding
+from netcl.nn.linear import Linear
+from netcl.nn.module import Module
+
+_CONTEXT_TOKENS = 4  # of a prompt that the text behind it is decoded with: a word's first token decodes differently at the start of a text
+
+
+class CausalLM(Module):
+    """A decoder-only language model: token ids in, logits of the token that follows each position out.
+
+    - **config**: a :class:`~netcl.models.config.ModelConfig`; :func:`netcl.models.load` reads one from a file.
+
+    Shapes: ids ``(batch, length)``, logits ``(batch, length, vocabulary)``. With a ``cache`` (:class:`~netcl.nn.attention.KVCache`, made
+    by ``new_cache()``) the ids are only the new ones. ``positions``, of shape ``(length,)`` or ``(batch, length)``, replace the positions
+    that follow from the cache.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config, self.context = config, config.context
+        self.embed_tokens = Embedding(config.vocab_size, config.width)
+        self.embed_positions = Embedding(config.context, config.width) if config.learned_positions else None
+        self.layers = ModuleList(TransformerLayer(config, layer) for layer in range(config.layers))
+        self.norm = make_norm_layer(config)
+        self.lm_head = Linear(config.width, config.vocab_size if not config.tied else 0, bias=False)
+        if config.tied:
+            self.lm_head.out_features, self.lm_head.weight = config.vocab_size, self.embed_tokens.weight
+        self.generation: dict[str, Any] = {}
+        self.make_tokenizer: Callable[[], Tokenizer] | None = None
+        self._tables: dict[Any, Tensor] = {}
+
+    def extra_repr(self) -> str:
+        return str(self.config)
+
+    def part_config(self, parameter: str) -> ModelConfig:
+        """The configuration of the part that holds a parameter: here, always the model's."""
+        del parameter
+        return self.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model's file, made at first use."""
+        if self.make_tokenizer is None:
+            what, remedy = "the model has no tokenizer", "pass token ids, or load a folder with tokenizer.json or a GGUF file"
+            raise ValueError(message("tokenizer", what, remedy))
+        return self.make_tokenizer()
+
+    def new_cache(self, capacity: int | None = None) -> KVCache:
+        """An empty cache for this model."""
+        return KVCache(self.config.layers, capacity)
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the step of a token does the same work for every length and every value."""
+        fixed = all(rope is None or rope.stretch(1) == rope.stretch(self.context) for rope in self.config.ropes)
+        return fixed and self.config.experts is None
+
+    def forward(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None) -> Tensor:
+        return self.head(self.states(ids, cache, positions))
+
+    def states(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None) -> Tensor:
+        """What the head sees: ``(batch, length, width)``."""
+        seen = 0 if cache is None else cache.length
+        if ids.ndim != 2 or (self.embed_positions is not None and seen + ids.shape[1] > self.config.context):
+            what = f"ids must have shape (batch, length), with at most {self.config.context} positions"
+            raise ShapeError(message("CausalLM", what, shape=ids.shape, in_cache=seen))
+        x = self.embed_tokens(ids)
+        if self.config.embedding_scale != 1:
+            x = ag.mul(x, self.config.embedding_scale)
+        if positions is None and cache is not None:
+            positions = cache.positions(*ids.shape, ids.queue)
+        if self.embed_positions is not None:
+            table = self.embed_positions.weight
+            x = ag.add(x, ag.narrow(table, 0, 0, ids.shape[1]) if positions is None else self.embed_positions(positions))
+        span = make_span(self.config, ids.queue, ids.shape[1], seen, positions, self._tables, cached=cache is not None)
+        for layer in self.layers:
+            x = layer(x, span, cache)
+        return self.norm(x)
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits of states."""
+        logits, cap = self.lm_head(states), self.config.final_cap
+        return logits if cap is None else ag.mul(ag.tanh(ag.div(logits, cap)), cap)
+
+    # ---- writing
+
+    def generate(self, prompt: Any, max_new_tokens: int = 64, temperature: float = 0.0, top_k: int | None = None,
+                 top_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (),
+                 stream: bool = False) -> Any:  # fmt: skip
+        """Continue a prompt; returns only what is new.
+
+        - **prompt**: a text, token ids ``(length,)``, or several of either. Texts give a text, ids give a list of ids; several give a
+          list of results.
+        - **max_new_tokens**: the most tokens to add. Generation also ends at a token that ends texts, at a stop string, and where the
+          context is full.
+        - **temperature**: 0 takes the likeliest token. **top_k**, **top_p**: choose among so many likeliest tokens, or among the fewest
+          whose probabilities reach ``top_p``.
+        - **seed**: makes random choices repeatable; without one they follow ``netcl.manual_seed``.
+        - **stop**: strings that end the text; they are not part of it.
+        - **stream**: return an iterator over pieces of the text (or single ids) as they are made; for one prompt.
+        """
+        sampling = Sampling(temperature, top_k, top_p).check()
+        prompt = prompt.to_host() if isinstance(prompt, Tensor) else prompt
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if isinstance(prompt, str):
+            pieces = self._pieces(self.tokenizer.encode(prompt), stops, max_new_tokens, sampling, seed)
+            return pieces if stream else "".join(pieces)
+        if not len(prompt) or isinstance(prompt[0], int | np.integer):
+            made = self._until([int(i) for i in prompt], stops, max_new_tokens, sampling, seed)
+            return made if stream else list(made)
+        if stream:
+            raise ValueError(message("generate", "stream=True takes one prompt", "loop over the prompts", prompts=len(prompt)))
+        return self._together(prompt, stops, max_new_tokens, sampling, seed)
+
+    def _together(self, prompts: Sequence[Any], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> list[Any]:
+        """Several prompts in one batch."""
+        texts = [isinstance(prompt, str) for prompt in prompts]
+        ids = [self.tokenizer.encode(prompt) if text else [int(i) for i in prompt] for prompt, text in zip(prompts, texts, strict=True)]
+        ends = {*self.end_tokens(), *(self.tokenizer.end_tokens if any(texts) else ())}
+        made: list[list[int]] = [[] for _ in ids]
+        going = set(range(len(ids)))
+        for tokens in self._tokens(ids, most, sampling, seed):
+            for row in sorted(going):
+                if int(tokens[row]) in ends or len(ids[row]) + len(made[row]) > self.context:
+                    going.discard(row)
+                    continue
+                made[row].append(int(tokens[row]))
+                if stops and any(word in self.tokenizer.decode(made[row]) for word in stops if word):
+                    going.discard(row)
+            if not going:
+                break
+        return [self._cut_text(prompt, row, stops) if text else row for prompt, row, text in zip(ids, made, texts, strict=True)]
+
+    def _cut_text(self, prompt: list[int], made: list[int], stops: tuple[str, ...]) -> str:
+        context = prompt[-_CONTEXT_TOKENS:]
+        text = self.tokenizer.decode([*context, *made])[len(self.tokenizer.decode(context)) :]
+        return text[: min((at for at in (text.find(word) for word in stops if word) if at >= 0), default=len(text))]
+
+    def _tokens(self, prompts: Sequence[list[int]], most: int, sampling: Sampling, seed: int | None) -> Iterator[np.ndarray]:
+        for ids in prompts:
+            if not ids or len(ids) > self.context or min(ids) < 0 or max(ids) >= self.config.vocab_size:
+                what = f"a prompt must have 1 to {self.context} tokens below {self.config.vocab_size}"
+                raise ShapeError(message("generate", what, tokens=len(ids)))
+        rng = None if seed is None else np.random.default_rng(seed)
+
+        def draw(batch: int) -> np.ndarray:
+            return ag.rand(batch, queue=self.queue).to_host() if rng is None else rng.random(batch)
+
+        return continued(self, prompts, min(most, self.context - max(map(len, prompts)) + 1), sampling, draw)
+
+    def end_tokens(self) -> set[int]:
+        """The tokens that end a text, by the configuration and the generation settings; for texts, the tokenizer may know more."""
+        return end_ids(self.config.source) | end_ids(self.generation)
+
+    def _until(self, ids: list[int], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> Iterator[int]:
+        """Ids up to a token that ends texts, or to the one whose text completes a stop string."""
+        made: list[int] = []
+        ends = self.end_tokens()
+        for tokens in self._tokens([ids], most, sampling, seed):
+            if int(tokens[0]) in ends:
+                return
+            made.append(int(tokens[0]))
+            yield made[-1]
+            if stops and any(word in self.tokenizer.decode(made) for word in stops if word):
+                return
+
+    def _pieces(self, ids: list[int], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> Iterator[str]:
+        """Text as it is made: whole characters only, and nothing that a stop string may still take back."""
+        context, made, given = ids[-_CONTEXT_TOKENS:], list[int](), 0
+        skipped, ends = len(self.tokenizer.decode(context)), {*self.end_tokens(), *self.tokenizer.end_tokens}
+        for tokens in self._tokens([ids], most, sampling, seed):
+            if int(tokens[0]) in ends:
+                break
+            made.append(int(tokens[0]))
+            text = self.tokenizer.decode([*context, *made])[skipped:]
+            found = [at for at in (text.find(word) for word in stops if word) if at >= 0]
+            if found:
+                yield text[given : min(found)]
+                return
+            safe = len(text) - _held_back(text, stops)
+            if safe > given:
+                yield text[given:safe]
+                given = safe
+        rest = self.tokenizer.decode([*context, *made])[skipped:][given:] if made else ""
+        if rest:
+            yield rest
+
+
+def _held_back(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of a text may change or become part of a stop string."""
+    if text.endswith("\N{REPLACEMENT CHARACTER}"):  # of a character whose bytes are not all there
+        return len(text) - len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
+    beginnings = (n for word in stops for n in range(1, len(word)) if text.endswith(word[:n]))
+    return max(beginnings, default=0)

@@ -1,0 +1,169 @@
+"""``netcl.models.load`` and ``save``: models from and to Hugging Face folders and GGUF files."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from netcl.core.device import queue_of
+from netcl.core.dtype import lookup
+from netcl.io.archive import refusal
+from netcl.models.architectures import ARCHITECTURES, architecture_of, read_config
+from netcl.models.config import ModelConfig
+from netcl.models.decoder import CausalLM
+from netcl.models.encoder import DualEncoder, Encoder
+from netcl.models.folder import HubFolder, write_json, write_tensors
+from netcl.models.gguf import GGUFFile, NewTensor, storage_kind, write_gguf
+from netcl.models.gguf_config import config_from_gguf, metadata_of
+from netcl.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer, gguf_vocabulary
+from netcl.models.weights import fill, push
+from netcl.nn.parameter import OBJECT_BYTES, placed
+from netcl.ops.quantized.formats import kind_of
+
+_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+Model = CausalLM | Encoder | DualEncoder
+
+
+class _GGUFModel:
+    """A GGUF file with the configuration that its metadata describe_model."""
+
+    def __init__(self, path: Path):
+        self.path, self.file = path, GGUFFile(path)
+        self.config = config_from_gguf(self.file.metadata, self.file.shapes, self.file.read)
+        self.generation: dict[str, Any] = {}
+        self.shapes = {name: shape for name, shape in self.file.shapes.items() if name not in _ROPE_TENSORS}
+        self.kinds, self.read = self.file.kinds, self.file.read
+
+
+def _opened(path: str | os.PathLike[str]) -> HubFolder | _GGUFModel:
+    place = Path(path)
+    if not place.exists():
+        raise FileNotFoundError(f"[models] there is no such file or folder; path={place}")
+    return HubFolder(place) if place.is_dir() else _GGUFModel(place)
+
+
+def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None = None, context: int | None = None) -> Any:
+    """The model of a Hugging Face folder or a GGUF file: a :class:`CausalLM`, an :class:`Encoder`, or a :class:`DualEncoder` for CLIP.
+
+    - **path**: a folder with ``config.json`` and safetensors, or a ``.gguf`` file.
+    - **device**: where the weights go. **dtype**: their dtype there, float32 if none is given; quantized weights are dequantized.
+    - **context**: the most positions that ``generate`` uses, at most what the model was made for.
+    """
+    source = _opened(path)
+    _, row = architecture_of(source.config)
+    config = _config_of(source)
+    names = row.gguf_names if isinstance(source, _GGUFModel) else row.names
+    itemsize = lookup(dtype or "float32", "load").itemsize
+    # A configuration may not ask for more memory than its tensors need; norms and heads leave some room.
+    weights = sum(map(math.prod, source.shapes.values()))
+    with placed(queue_of(device), dtype or "float32", 2 * itemsize * weights + (len(source.shapes) + 100) * 8 * OBJECT_BYTES, blank=True):
+        model = _built(config, row.kind)
+    fill(model, source, names, row.ignored)
+    model.make_tokenizer = _tokenizer_maker(source)
+    if isinstance(model, CausalLM):
+        model.generation = source.generation
+        model.context = config.context if context is None else min(context, config.context)
+    return model.eval()
+
+
+def _tokenizer_maker(source: HubFolder | _GGUFModel) -> Callable[[], Tokenizer] | None:
+    """What makes the tokenizer, once; ``None`` if there is no vocabulary."""
+    if isinstance(source, HubFolder):
+        return cache(partial(folder_tokenizer, source.path)) if (source.path / "tokenizer.json").is_file() else None
+    own = {key: value for key, value in source.file.metadata.items() if key.startswith("tokenizer.")}
+    return cache(partial(gguf_tokenizer, own)) if "tokenizer.ggml.model" in own else None
+
+
+def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
+    """The configuration, without a pooling layer that the file does not have."""
+    if source.config.get("model_type") == "clip":
+        return _pair_config(source.config)
+    found = read_config(source.config)
+    if found.pooling == "tanh" and not any(name.endswith("pooler.dense.weight") for name in source.shapes):
+        return replace(found, pooling="first")
+    return found
+
+
+def _pair_config(config: Mapping[str, Any]) -> ModelConfig:
+    """CLIP's configuration: that of its texts, whose ``source`` is the whole."""
+    return replace(_clip_config(config, "text"), architecture="clip", source=dict(config))
+
+
+def _clip_config(config: Mapping[str, Any], name: str) -> ModelConfig:
+    given = config.get(f"{name}_config")
+    if not isinstance(given, dict) or not isinstance(config.get("projection_dim"), int):
+        raise refusal("config", f"CLIP must have a {name}_config and a projection_dim")
+    return read_config({"hidden_act": "quick_gelu", **given, "model_type": f"clip_{name}_model", "_projection": config["projection_dim"]})
+
+
+def _built(config: ModelConfig, kind: str) -> Model:
+    if kind == "pair":
+        return DualEncoder(config, _clip_config(config.source, "text"), _clip_config(config.source, "vision"))
+    return CausalLM(config) if kind == "decoder" else Encoder(config)
+
+
+def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: str | None = None) -> None:
+    """Write a model of this package.
+
+    - **format**: ``hf``, a folder that ``transformers`` loads, or ``gguf``, a file for llama.cpp.
+    - **kind**: of GGUF files: the type of their matrices, such as ``Q8_0`` or ``Q4_K``; the parameters' own dtype if none is given.
+    """
+    if format not in ("hf", "gguf"):
+        raise ValueError(f"[save] format must be 'hf' or 'gguf'; format={format!r}")
+    config, row = model.config, ARCHITECTURES[model.config.architecture]
+    make = getattr(model, "make_tokenizer", None)
+    tokenizer = None if make is None else make()
+    if format == "gguf":
+        dtype = next(iter(model.parameters())).dtype
+        wanted = kind_of(kind or {"float16": "F16", "bfloat16": "BF16"}.get(dtype, "F32"), "save").name
+        metadata, extra = metadata_of(config)
+        metadata |= {} if tokenizer is None else gguf_vocabulary(tokenizer)
+        made = {name: (tuple(n for n in shape if n != 1), make_array) for name, (shape, make_array) in push(model, row.gguf_names).items()}
+        tensors = {name: NewTensor(shape, storage_kind(name, shape, wanted), make_array) for name, (shape, make_array) in made.items()}
+        tensors |= {name: NewTensor(array.shape, kind_of("F32"), lambda array=array: array) for name, array in extra.items()}  # type: ignore[misc]
+        write_gguf(path, metadata, tensors)
+        return
+    if kind is not None:
+        raise ValueError(f"[save] kind is for format='gguf'; kind={kind!r}")
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = next(iter(model.parameters())).dtype
+    described = {key: value for key, value in config.source.items() if key != "torch_dtype"}
+    write_json(folder / "config.json", {**described, "architectures": [row.hf_class], "dtype": dtype})
+    write_tensors(folder, {name: make_array for name, (_, make_array) in push(model, row.names).items()})
+    if getattr(model, "generation", None):
+        write_json(folder / "generation_config.json", model.generation)  # type: ignore[union-attr]
+    if tokenizer is not None:
+        tokenizer.save(folder)
+
+
+def describe_model(path: str | os.PathLike[str]) -> dict[str, str]:
+    """What a file or folder holds, for people: architecture, sizes, types of tensors, tokenizer."""
+    source = _opened(path)
+    config, sizes = _config_of(source), {name: math.prod(shape) for name, shape in source.shapes.items()}
+    kinds: Counter[str] = Counter()
+    for name, size in sizes.items():
+        kinds[source.kinds[name]] += size
+    windows = sorted({window for window in config.windows if window})
+    found = {
+        "format": f"GGUF version {source.file.version}" if isinstance(source, _GGUFModel) else "Hugging Face folder",
+        "architecture": f"{config.architecture} ({ARCHITECTURES[config.architecture].hf_class})",
+        "parameters": f"{sum(sizes.values()):,} in {len(sizes)} tensors",
+        "types": ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common()),
+        "layers": f"{config.layers}, width {config.width}, {config.heads} heads of {config.head_size}, {config.kv_heads} for keys",
+        "feed forward": f"width {config.inner}, {config.activation}{', gated' if config.gated else ''}",
+        "context": f"{config.context} positions" + (f", windows of {', '.join(map(str, windows))}" if windows else ""),
+        "vocabulary": f"{config.vocab_size} tokens",
+    }
+    if config.experts is not None:
+        found["experts"] = f"{config.experts.chosen} of {config.experts.count} per token, width {config.experts.width}"
+    ropes = dict.fromkeys(f"{rope.kind}, base {rope.base:g}" for rope in config.ropes if rope is not None)
+    if ropes:
+        found["rotary positions"] = "; ".join(ropes)
+    return found

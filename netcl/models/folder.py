@@ -1,0 +1,113 @@
+"""Hugging Face folders: ``config.json``, safetensors in one file or several, generation settings, tokenizer, chat template."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl.io import tree
+from netcl.io.archive import bad_name, refusal, refusing, regular_file, replacing
+from netcl.io.state import safetensors_library, save_safetensors
+
+_SHARD_INDEX = "model.safetensors.index.json"
+_LONGEST_JSON = 1 << 28
+_SHARD_BYTES = 4 << 30
+
+
+def read_object(path: Path, op: str = "models") -> dict[str, Any]:
+    """A JSON object out of a file."""
+    if os.path.getsize(regular_file(path, op)) > _LONGEST_JSON:
+        raise refusal(op, f"the file must have at most {_LONGEST_JSON} bytes", file=path)
+    with refusing(op, path, (ValueError, RecursionError)):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise refusal(op, "the file must hold a JSON object", file=path)
+    return found
+
+
+class HubFolder:
+    """The model of a folder, opened: ``config``, ``generation`` and tensors that are read when they are needed."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.config = read_object(path / "config.json")
+        there = path / "generation_config.json"
+        self.generation = read_object(there) if there.is_file() else {}
+        self._files: dict[str, Any] = {}
+        self._places: dict[str, str] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.kinds: dict[str, str] = {}
+        for name in self._shards():
+            self._open(name)
+
+    def _shards(self) -> list[str]:
+        """The files with tensors; an index may name only files of this folder."""
+        if not (self.path / _SHARD_INDEX).is_file():
+            if not (self.path / "model.safetensors").is_file():
+                remedy = "convert other formats with save_pretrained(..., safe_serialization=True)"
+                raise refusal("models", "the folder must have model.safetensors or its index", remedy, folder=self.path)
+            return ["model.safetensors"]
+        index = read_object(self.path / _SHARD_INDEX).get("weight_map")
+        names = sorted(set(index.values())) if isinstance(index, dict) and all(isinstance(n, str) for n in index.values()) else []
+        if not names or any(bad_name(name) or "/" in name or not name.endswith(".safetensors") for name in names):
+            raise refusal("models", "weight_map of the index must name safetensors files of the folder", file=self.path / _SHARD_INDEX)
+        return names
+
+    def _open(self, name: str) -> None:
+        library, path = safetensors_library(), regular_file(self.path / name, "models")
+        with refusing("models", path, (library.SafetensorError, ValueError, OSError)):
+            file = self._files[name] = library.safe_open(path, framework="np")
+            for key in file.keys():  # noqa: SIM118 (not a mapping)
+                if key in self.shapes:
+                    raise ValueError(f"two files have the tensor {key}")
+                part = file.get_slice(key)
+                self._places[key], self.shapes[key], self.kinds[key] = name, tuple(part.get_shape()), part.get_dtype()
+
+    def read(self, name: str) -> np.ndarray:
+        """A tensor's values."""
+        if self.kinds[name] == "BF16":
+            tree.bfloat16()
+        with refusing(
+            "models", self.path / self._places[name], (safetensors_library().SafetensorError, AttributeError, ValueError, OSError)
+        ):
+            return self._files[self._places[name]].get_tensor(name)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file, written whole or not at all."""
+    with replacing(path) as file:
+        file.write((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Callable[[], np.ndarray]], shard_bytes: int = _SHARD_BYTES) -> None:
+    """Tensors as ``model.safetensors``, or as shards of at most ``shard_bytes`` with an index."""
+    shards: list[dict[str, np.ndarray]] = [{}]
+    places: dict[str, int] = {}
+    total = held = 0
+    names: list[str] = []
+    for name, make in tensors.items():
+        array = make()
+        if shards[-1] and held + array.nbytes > shard_bytes:
+            names.append(_write_shard(folder, shards.pop(), len(names) + 1))
+            shards, held = [{}], 0
+        shards[-1][name] = array
+        places[name], held, total = len(names), held + array.nbytes, total + array.nbytes
+    if not names:
+        return save_safetensors(shards[0], folder / "model.safetensors")
+    names.append(_write_shard(folder, shards.pop(), len(names) + 1))
+    final = [f"model-{i + 1:05d}-of-{len(names):05d}.safetensors" for i in range(len(names))]
+    for old, new in zip(names, final, strict=True):
+        os.replace(folder / old, folder / new)
+    write_json(folder / _SHARD_INDEX, {"metadata": {"total_size": total}, "weight_map": {n: final[at] for n, at in sorted(places.items())}})
+    return None
+
+
+def _write_shard(folder: Path, arrays: dict[str, np.ndarray], number: int) -> str:
+    name = f"model-{number:05d}.safetensors"
+    save_safetensors(arrays, folder / name)
+    return name

@@ -1,0 +1,143 @@
+"""The metadata of a GGUF file as the ``config.json`` of the same model, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from netcl.io.archive import refusal
+from netcl.models.architectures import ARCHITECTURES, architecture_of
+from netcl.models.config import ModelConfig
+
+#: Key of config.json: key of the metadata, behind the name of the architecture.
+KEYS = {
+    "vocab_size": "vocab_size", "max_position_embeddings": "context_length", "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count", "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon", "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    "sliding_window": "attention.sliding_window", "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping", "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length", "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}  # fmt: skip
+_TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+#: Layers of the models whose attention scale is that of width / heads, as llama.cpp has it: the largest Gemmas.
+_WIDE_SCALE = {"gemma2": 46, "gemma3": 62}
+
+
+def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], factors: Any) -> dict[str, Any]:
+    """The ``config.json`` of a GGUF file; ``factors(name)`` reads one of its tensors of rotary factors."""
+    arch = metadata.get("general.architecture")
+    types = [name for name, row in ARCHITECTURES.items() if row.gguf == arch]
+    if arch == "llama":
+        types = ["mixtral" if metadata.get("llama.expert_count") else "llama"]
+    if not isinstance(arch, str) or not types:
+        known = dict.fromkeys(row.gguf for row in ARCHITECTURES.values() if row.gguf)
+        raise refusal("gguf", "unknown general.architecture", f"known are {', '.join(known)}", given=repr(arch))
+    if metadata.get("split.count", 0) not in (0, 1):
+        raise refusal("gguf", "the file is one of several parts", "merge them: llama-gguf-split --merge")
+    found = {ours: metadata[f"{arch}.{theirs}"] for ours, theirs in KEYS.items() if f"{arch}.{theirs}" in metadata}
+    rotary = {key: value for key, value in metadata.items() if ".rope." in key and not key.endswith(".type")}
+    if any(not isinstance(value, int | float) for value in (*found.values(), *rotary.values(), metadata.get(f"{arch}.attention.scale", 0))):
+        raise refusal("gguf", "settings must be numbers; sizes that differ between layers are not supported", architecture=arch)
+    tokens = {ours: metadata.get(f"tokenizer.ggml.{theirs}") for ours, theirs in _TOKENS.items()}
+    row, embedding = ARCHITECTURES[types[0]], shapes.get("token_embd.weight", (1, 1))
+    found |= {
+        "model_type": types[0], "architectures": [row.hf_class], **tokens, "vocab_size": embedding[0],
+        "tie_word_embeddings": "output.weight" not in shapes,
+    }  # fmt: skip
+    if "query_bias" not in row.settings:
+        found |= {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_up.bias" in shapes}
+    if arch != "gpt2":
+        found["rope_parameters"] = _rope_parameters(metadata, arch, shapes, factors)
+    if arch.startswith("gemma"):
+        heads, layers = found.get("num_attention_heads", 1), found.get("num_hidden_layers")
+        scale = metadata.get(f"{arch}.attention.scale")
+        wide = found.get("hidden_size", 0) // max(1, heads) if layers == _WIDE_SCALE[arch] else found.get("head_dim", 256)
+        wide = scale**-2 if scale else wide  # transformers takes whole numbers only, and float32 rounds them
+        found["query_pre_attn_scalar"] = round(wide) if abs(wide - round(wide)) < 1e-3 else wide
+        if arch == "gemma3":
+            local = {"rope_type": "default", "rope_theta": metadata.get("gemma3.rope.freq_base_swa", 10000.0)}
+            found["rope_parameters"] = {"full_attention": found["rope_parameters"], "sliding_attention": local}
+            pattern = metadata.get("gemma3.attention.sliding_window_pattern")
+            if isinstance(pattern, np.ndarray):
+                found["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    if arch == "qwen3moe" or types[0] == "mixtral":
+        found["norm_topk_prob"] = True
+    return {row.keys.get(key, key): value for key, value in found.items()}
+
+
+def _rope_parameters(metadata: Mapping[str, Any], arch: str, shapes: Mapping[str, Any], factors: Any) -> dict[str, Any]:
+    given = {key: metadata.get(f"{arch}.rope.{theirs}") for key, theirs in (
+        ("rope_theta", "freq_base"), ("rope_type", "scaling.type"), ("factor", "scaling.factor"),
+        ("original_max_position_embeddings", "scaling.original_context_length"), ("attention_factor", "scaling.attn_factor"),
+    )}  # fmt: skip
+    found = {key: value for key, value in given.items() if value is not None}
+    found.setdefault("rope_theta", 10000.0)
+    if found.get("rope_type", "none") == "none":
+        found |= {"rope_type": "default"}
+    size, head = metadata.get(f"{arch}.rope.dimension_count"), metadata.get(f"{arch}.attention.key_length")
+    width, heads = metadata.get(f"{arch}.embedding_length"), metadata.get(f"{arch}.attention.head_count")
+    head = head or (width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None)
+    if size and head and size != head:
+        found["partial_rotary_factor"] = size / head
+    if "rope_freqs.weight" in shapes:
+        same = dict.fromkeys(("short_factor", "long_factor"), factors("rope_freqs.weight").tolist())
+        found |= {"rope_type": "longrope", **same, "attention_factor": 1.0, "factor": 1.0}
+        found.setdefault("original_max_position_embeddings", metadata.get(f"{arch}.context_length"))
+    if "rope_factors_long.weight" in shapes and "rope_factors_short.weight" in shapes:
+        both = {f"{name}_factor": factors(f"rope_factors_{name}.weight").tolist() for name in ("long", "short")}
+        found |= {"rope_type": "longrope", **both}
+    return found
+
+
+def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Metadata of a model's configuration, and tensors of rotary factors that belong to it."""
+    source, (_, row) = config.source, architecture_of(config.source)
+    arch = row.gguf
+    if not arch:
+        known = ", ".join(name for name, other in ARCHITECTURES.items() if other.gguf)
+        raise refusal(
+            "save", "the architecture has no GGUF form here", f"use format='hf'; these have one: {known}", model=config.architecture
+        )
+    values: dict[str, Any] = {}
+    for ours, theirs in KEYS.items():
+        value = source.get(row.keys.get(ours, ours), source.get(ours))
+        if value is not None and not (ours == "sliding_window" and not any(config.windows)):
+            values[f"{arch}.{theirs}"] = float(value) if "eps" in ours or "capping" in ours else value
+    values |= {f"{arch}.feed_forward_length": config.inner, f"{arch}.attention.head_count_kv": config.kv_heads,
+               f"{arch}.attention.key_length": config.head_size, f"{arch}.attention.value_length": config.head_size,
+               f"{arch}.context_length": config.context}  # fmt: skip
+    eps = "layer_norm_epsilon" if config.norm == "layer" else "layer_norm_rms_epsilon"
+    values[f"{arch}.attention.{eps}"] = config.eps
+    if config.experts is not None:
+        if len(config.experts.layers) != config.layers:
+            raise refusal("save", "GGUF has no experts in some of the layers only", "use format='hf'", layers=config.experts.layers)
+        values |= {f"{arch}.expert_count": config.experts.count, f"{arch}.expert_used_count": config.experts.chosen}
+    tensors: dict[str, np.ndarray] = {}
+    full = next((r for r, w in zip(config.ropes, config.windows, strict=True) if w is None), config.ropes[0] if config.ropes else None)
+    if full is not None:
+        values |= {f"{arch}.rope.freq_base": full.base, f"{arch}.rope.dimension_count": full.size}
+        if full.kind in ("linear", "yarn"):
+            values |= {f"{arch}.rope.scaling.type": full.kind, f"{arch}.rope.scaling.factor": full.factor,
+                       f"{arch}.rope.scaling.original_context_length": int(full.original)}  # fmt: skip
+        elif full.kind == "llama3" or (full.kind == "longrope" and full.options["short_factor"] == full.options["long_factor"]):
+            plain = full.base ** (-np.arange(0, full.size, 2) / full.size)
+            tensors["rope_freqs.weight"] = (plain / full.frequencies(1)).astype(np.float32)
+        elif full.kind == "longrope":
+            values |= {f"{arch}.rope.scaling.original_context_length": int(full.original),
+                       f"{arch}.rope.scaling.attn_factor": full.attention_factor}  # fmt: skip
+            tensors |= {f"rope_factors_{n}.weight": np.array(full.options[f"{n}_factor"], np.float32) for n in ("long", "short")}
+        elif full.kind != "default":
+            raise refusal("save", "GGUF has no such rotary scaling", "use format='hf'", rope_type=full.kind)
+    if config.scale is not None:
+        values[f"{arch}.attention.scale"] = config.scale
+    if arch == "gemma3":
+        values["gemma3.attention.sliding_window_pattern"] = np.array([window is not None for window in config.windows])
+        values["gemma3.rope.freq_base_swa"] = next((r.base for r, w in zip(config.ropes, config.windows, strict=True) if r and w), 10000.0)
+    elif any(config.windows) and arch in ("llama", "qwen2", "qwen2moe", "qwen3"):
+        raise refusal("save", "GGUF has no sliding windows for this architecture", "use format='hf'", model=config.architecture)
+    ids = {f"tokenizer.ggml.{key}": source.get(name) for name, key in _TOKENS.items()}
+    ids = {key: value[0] if isinstance(value, list) else value for key, value in ids.items() if value or value == 0}
+    return {"general.architecture": arch, **values, **ids}, tensors

@@ -1,0 +1,193 @@
+"""The layers that all transformers of :mod:`netcl.models` are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.models.config import Experts, ModelConfig, Rope
+from netcl.nn.attention import KVCache, causal_mask, join_heads, split_heads
+from netcl.nn.container import ModuleList
+from netcl.nn.linear import Linear
+from netcl.nn.module import Module
+from netcl.nn.norm import LayerNorm, RMSNorm
+
+ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": ag.silu,
+    "relu": ag.relu,
+    "gelu": ag.gelu,
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), lambda x: ag.gelu(x, approximate="tanh")),
+    "quick_gelu": lambda x: ag.mul(x, ag.sigmoid(ag.mul(x, 1.702))),
+}
+
+
+class AttentionSpan(NamedTuple):
+    """What the layers of one forward pass share: positions that do not begin at 0, masks by window, rotary tables."""
+
+    positions: Tensor | None
+    masks: dict[int | None, tuple[Tensor | None, bool]]
+    tables: dict[Rope, Tensor]
+
+
+def make_norm_layer(config: ModelConfig, width: int | None = None) -> Module:
+    """The norm of an architecture."""
+    size = config.width if width is None else width
+    return RMSNorm(size, config.eps) if config.norm == "rms" else LayerNorm(size, config.eps)
+
+
+class SelfAttention(Module):
+    """Self-attention with grouped queries, optional biases, norms of queries and keys, rotary positions, windows and soft-capped scores.
+
+    Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, and ``q_norm``, ``k_norm`` where the architecture has them.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__()
+        size = config.head_size
+        self.heads, self.kv_heads, self.layer = config.heads, config.kv_heads, layer
+        self.q_proj = Linear(config.width, config.heads * size, config.query_bias)
+        self.k_proj = Linear(config.width, config.kv_heads * size, config.query_bias)
+        self.v_proj = Linear(config.width, config.kv_heads * size, config.query_bias)
+        self.o_proj = Linear(config.heads * size, config.width, config.output_bias)
+        self.q_norm, self.k_norm = (make_norm_layer(config, size) if config.qk_norm else None for _ in range(2))
+        self.scale = size**-0.5 if config.scale is None else config.scale
+        self.cap = config.attention_cap
+        self.rope, self.window = (config.ropes[layer], config.windows[layer]) if config.ropes else (None, None)
+
+    def forward(self, x: Tensor, span: AttentionSpan, cache: KVCache | None = None) -> Tensor:
+        q, k = split_heads(self.q_proj(x), self.heads), split_heads(self.k_proj(x), self.kv_heads)
+        v = split_heads(self.v_proj(x), self.kv_heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rope is not None:
+            q, k = (rotate_heads(x, self.rope, span) for x in (q, k))
+        if cache is not None:
+            out = cache(self.layer, q, k, v, scale=self.scale, window=self.window or 0, softcap=self.cap or 0.0)
+            return self.o_proj(join_heads(out))
+        mask, causal = span.masks[self.window]
+        if self.cap is None:
+            out = ag.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=self.scale)
+        else:
+            out = _capped_attention(q, k, v, mask, causal, self.scale, self.cap)
+        return self.o_proj(join_heads(out))
+
+
+def rotate_heads(x: Tensor, rope: Rope, span: AttentionSpan) -> Tensor:
+    """Queries or keys at their positions; only the first ``rope.size`` elements of each head turn."""
+    depth, factor = x.shape[-1], rope.attention_factor
+    part = x if rope.size == depth else ag.narrow(x, 3, 0, rope.size)
+    part = ag.rope(part, span.positions, span.tables[rope])
+    part = part if factor == 1 else ag.mul(part, factor)
+    return part if rope.size == depth else ag.cat([part, ag.narrow(x, 3, rope.size, depth - rope.size)], axis=3)
+
+
+def _capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, cap: float) -> Tensor:
+    """Attention whose scores pass ``cap * tanh(score / cap)``; the matrix of scores is stored."""
+    batch, heads, queries, size = q.shape
+    groups, keys = k.shape[1], k.shape[2]
+    grouped = ag.reshape(q, (batch, groups, heads // groups * queries, size))
+    scores = ag.matmul(ag.mul(grouped, scale / cap), k, transpose_b=True)
+    scores = ag.reshape(ag.mul(ag.tanh(scores), cap), (batch, heads, queries, keys))
+    if causal:
+        mask = Tensor.from_host(q.queue, np.tril(np.ones((queries, keys), bool)))
+    shares = ag.softmax(scores if mask is None else ag.where(mask, scores, -np.inf), axis=-1)
+    out = ag.matmul(ag.reshape(shares, (batch, groups, heads // groups * queries, keys)), v)
+    return ag.reshape(out, (batch, heads, queries, v.shape[-1]))
+
+
+class FeedForwardNetwork(Module):
+    """``down(act(gate(x)) * up(x))``, or ``down(act(up(x)))`` without a gate. Parameters: ``gate_proj``, ``up_proj``, ``down_proj``."""
+
+    def __init__(self, config: ModelConfig, inner: int | None = None):
+        super().__init__()
+        size = config.inner if inner is None else inner
+        self.gate_proj = Linear(config.width, size, config.mlp_bias) if config.gated else None
+        self.up_proj = Linear(config.width, size, config.mlp_bias)
+        self.down_proj = Linear(size, config.width, config.mlp_bias)
+        self.activation = config.activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        act = ACTIVATION_FUNCTIONS[self.activation]
+        inside = act(self.up_proj(x)) if self.gate_proj is None else ag.mul(act(self.gate_proj(x)), self.up_proj(x))
+        return self.down_proj(inside)
+
+
+class MixtureOfExperts(Module):
+    """The experts with the highest router scores process each token; their results are added, weighted by the scores.
+
+    Which experts a token goes to is read on the host, and only these run.
+    """
+
+    def __init__(self, config: ModelConfig, experts: Experts):
+        super().__init__()
+        self.chosen, self.normalized = experts.chosen, experts.normalized
+        self.gate = Linear(config.width, experts.count, bias=False)
+        self.experts = ModuleList(FeedForwardNetwork(config, experts.width) for _ in range(experts.count))
+        self.shared_expert = FeedForwardNetwork(config, experts.shared) if experts.shared else None
+        self.shared_expert_gate = Linear(config.width, 1, bias=False) if experts.shared else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = ag.reshape(x, (-1, x.shape[-1]))
+        scores, index = ag.topk(ag.softmax(ag.cast(self.gate(flat), "float32"), axis=-1), self.chosen)
+        if self.normalized:
+            scores = ag.div(scores, ag.sum(scores, axis=-1, keepdims=True))
+        weights, routes = ag.reshape(ag.cast(scores, x.dtype), (-1, 1)), index.to_host()
+        total = Tensor.zeros(flat.shape, flat.dtype, queue=flat.queue)
+        for expert in np.unique(routes):
+            tokens, places = np.nonzero(routes == expert)
+            at, slots = (Tensor.from_host(x.queue, part.astype(np.int64)) for part in (tokens, tokens * self.chosen + places))
+            out = self.experts[int(expert)](ag.index_select(flat, 0, at))
+            total = ag.index_add(total, 0, at, ag.mul(out, ag.index_select(weights, 0, slots)))
+        if self.shared_expert is not None and self.shared_expert_gate is not None:
+            total = ag.add(total, ag.mul(ag.sigmoid(self.shared_expert_gate(flat)), self.shared_expert(flat)))
+        return ag.reshape(total, x.shape)
+
+
+class TransformerLayer(Module):
+    """Attention and a feed-forward network, each added to its input: norms before, after, or both, as the architecture has them."""
+
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__()
+        experts = config.experts if config.experts is not None and layer in config.experts.layers else None
+        self.norm_first = config.norm_first
+        self.input_layernorm = make_norm_layer(config)
+        self.self_attn = SelfAttention(config, layer)
+        self.pre_feedforward_layernorm = make_norm_layer(config)
+        self.mlp: Module = FeedForwardNetwork(config) if experts is None else MixtureOfExperts(config, experts)
+        self.post_attention_norm, self.post_feedforward_norm = (make_norm_layer(config) if config.post_norms else None for _ in range(2))
+
+    def forward(self, x: Tensor, span: AttentionSpan, cache: KVCache | None = None) -> Tensor:
+        if not self.norm_first:
+            x = self.input_layernorm(ag.add(x, self.self_attn(x, span, cache)))
+            return self.pre_feedforward_layernorm(ag.add(x, self.mlp(x)))
+        out = self.self_attn(self.input_layernorm(x), span, cache)
+        x = ag.add(x, out if self.post_attention_norm is None else self.post_attention_norm(out))
+        out = self.mlp(self.pre_feedforward_layernorm(x))
+        return ag.add(x, out if self.post_feedforward_norm is None else self.post_feedforward_norm(out))
+
+
+def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, positions: Tensor | None, kept: dict[Any, Tensor],
+              cached: bool = False) -> AttentionSpan:  # fmt: skip
+    """The :class:`AttentionSpan` of a forward pass; ``kept`` holds the rotary tables of earlier ones. A cache makes its own masks."""
+    tables = {}
+    for rope in dict.fromkeys(rope for rope in config.ropes if rope is not None):
+        key = (rope, rope.stretch(seen + queries), queue)
+        if key not in kept:
+            if len(kept) > 16:  # dynamic frequencies change with every length
+                kept.clear()
+            kept[key] = Tensor.from_host(queue, rope.frequencies(seen + queries).astype(np.float32))
+        tables[rope] = kept[key]
+    masks = {} if cached else {window: causal_mask(queue, queries, 0, window) for window in dict.fromkeys(config.windows)}
+    return AttentionSpan(positions, masks, tables)
+
+
+def check_activation(name: Any) -> str:
+    """The name of a known activation."""
+    if name not in ACTIVATION_FUNCTIONS:
+        raise ValueError(message("config", f"the activation must be one of {', '.join(ACTIVATION_FUNCTIONS)}", given=repr(name)))
+    return name

@@ -1,0 +1,305 @@
+"""Tokenizers of folders (``tokenizer.json``) and of GGUF files, both on the package ``tokenizers``; chat templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netcl.core.errors import message
+from netcl.io.archive import refusal, refusing
+from netcl.models.folder import read_object, write_json
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SLASH_REST = _REST.replace(r"[\r\n]*", r"[\r\n/]*")
+_UPPER_CASE, _LOWER_CASE = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_LEADING = r"[^\r\n\p{L}\p{N}]?"
+#: How byte-level vocabularies split a text first, by the name of the expression; "" is GPT-2's, which the package has built in.
+SPLITS = {
+    "gpt-2": "",
+    "llama-bpe": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST,
+    "qwen2": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST,
+    "smollm": "digits",
+    "tekken": rf"{_LEADING}{_UPPER_CASE}*{_LOWER_CASE}+|{_LEADING}{_UPPER_CASE}+{_LOWER_CASE}*|\p{{N}}" + _SLASH_REST,
+    "gpt-4o": rf"{_LEADING}{_UPPER_CASE}*{_LOWER_CASE}+{_CONTRACTIONS}?|"
+    rf"{_LEADING}{_UPPER_CASE}+{_LOWER_CASE}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}" + _SLASH_REST,
+}
+#: Names of GGUF's ``tokenizer.ggml.pre`` that mean one of the above.
+SAME_SPLITS = {
+    "default": "gpt-2", "gpt2": "gpt-2", "mpt": "gpt-2", "olmo": "gpt-2", "phi-2": "gpt-2", "jais": "gpt-2", "llama3": "llama-bpe",
+    "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "dbrx": "llama-bpe", "smaug-bpe": "llama-bpe", "deepseek-r1-qwen": "qwen2",
+    "stablelm2": "qwen2", "megrez": "qwen2", "starcoder": "smollm", "refact": "smollm", "command-r": "smollm", "codeshell": "smollm",
+    "llama4": "gpt-4o",
+}  # fmt: skip
+NORMAL, UNKNOWN_TOKEN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens in GGUF files
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what SentencePiece writes for a space
+_SPECIAL_NAMES = ("bos", "eos", "pad", "unk")
+
+
+def tokenizers_library() -> Any:
+    """The package ``tokenizers``, or an error that says how to install it."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise ImportError(message("tokenizer", "the package tokenizers is needed", "pip install tokenizers")) from None
+    return tokenizers
+
+
+class Tokenizer:
+    """Texts as token ids and back.
+
+    - **backend**: a ``tokenizers.Tokenizer``.
+    - **special**: texts of special tokens: ``bos_token``, ``eos_token``, ``pad_token``, ``unk_token``.
+    - **chat_template**: a Jinja template of conversations. **metadata**: the keys of the GGUF file it was read from.
+    """
+
+    def __init__(self, backend: Any, special: Mapping[str, str] | None = None, chat_template: str = "",
+                 metadata: Mapping[str, Any] | None = None):  # fmt: skip
+        self.backend, self.special, self.chat_template, self.metadata = backend, dict(special or {}), chat_template, dict(metadata or {})
+        ends = [self.special.get("eos_token"), *(self.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))]
+        found = [backend.token_to_id(end) if isinstance(end, str) else end for end in ends]
+        self.end_tokens = tuple(dict.fromkeys(end for end in found if isinstance(end, int)))
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens, added ones included."""
+        return self.backend.get_vocab_size()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text; with ``add_special_tokens`` also those the model expects around it."""
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of ids."""
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], tokenize: bool = True, add_generation_prompt: bool = True,
+                            **values: Any) -> Any:  # fmt: skip
+        """A conversation as ids, or with ``tokenize=False`` as text, in the form the model was trained on.
+
+        Messages are ``{"role": "user", "content": "..."}``. The template runs in Jinja's sandbox; other ``values`` are passed to it.
+        """
+        if not self.chat_template:
+            raise ValueError(message("apply_chat_template", "the model has no chat template", "write the prompt as a text"))
+        text = render_template(self.chat_template, messages=[dict(m) for m in messages], add_generation_prompt=add_generation_prompt,
+                               **{**dict.fromkeys([f"{name}_token" for name in _SPECIAL_NAMES], ""), **self.special, **values})  # fmt: skip
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    def save(self, folder: Path) -> None:
+        """Write ``tokenizer.json`` and ``tokenizer_config.json``."""
+        write_json(folder / "tokenizer.json", json.loads(self.backend.to_str()))
+        template = {"chat_template": self.chat_template} if self.chat_template else {}
+        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **self.special, **template})
+
+
+def render_template(source: str, **values: Any) -> str:
+    """A chat template applied, in Jinja's sandbox."""
+    try:
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        raise ImportError(message("apply_chat_template", "the package jinja2 is needed", "pip install jinja2")) from None
+
+    def raise_exception(text: str) -> None:
+        raise TemplateError(text)
+
+    room = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    room.filters["tojson"] = lambda value, indent=None, **_: json.dumps(value, ensure_ascii=False, indent=indent)
+    room.globals |= {"raise_exception": raise_exception, "strftime_now": lambda form: datetime.now().strftime(form)}
+    try:
+        return room.from_string(source).render(**values)
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as fault:
+        what = "the chat template cannot be applied to these messages"
+        raise ValueError(message("apply_chat_template", what, reason=f"{type(fault).__name__}: {fault}")) from fault
+
+
+# ---- folders
+
+
+def _token_text(given: Any) -> str | None:
+    found = given.get("content") if isinstance(given, dict) else given
+    return found if isinstance(found, str) else None
+
+
+def folder_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder."""
+    library, path = tokenizers_library(), folder / "tokenizer.json"
+    data = read_object(path, "tokenizer")
+    data |= {"truncation": None, "padding": None}
+    with refusing("tokenizer", path, (Exception,)):  # the package raises no class of its own
+        backend = library.Tokenizer.from_str(json.dumps(data))
+    settings = read_object(folder / "tokenizer_config.json", "tokenizer") if (folder / "tokenizer_config.json").is_file() else {}
+    template = settings.get("chat_template")
+    if (folder / "chat_template.jinja").is_file():
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if isinstance(template, list):  # several, by name
+        named = {part.get("name"): part.get("template") for part in template if isinstance(part, dict)}
+        template = named.get("default")
+    found = {f"{name}_token": _token_text(settings.get(f"{name}_token")) for name in _SPECIAL_NAMES}
+    return Tokenizer(backend, {key: text for key, text in found.items() if text}, template if isinstance(template, str) else "")
+
+
+# ---- GGUF
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a GGUF file: kinds ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece BPE) and ``t5`` (SentencePiece unigram)."""
+    own = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+    kind, tokens = own.get("tokenizer.ggml.model"), own.get("tokenizer.ggml.tokens")
+    makers = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}
+    if kind not in makers:
+        raise refusal("tokenizer", f"tokenizer.ggml.model must be one of {', '.join(makers)}", given=repr(kind))
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens) or len(set(tokens)) != len(tokens):
+        raise refusal("tokenizer", "tokenizer.ggml.tokens must be a list of different strings")
+    types = own.get("tokenizer.ggml.token_type", np.full(len(tokens), NORMAL))
+    if not isinstance(types, np.ndarray) or len(types) != len(tokens):
+        raise refusal("tokenizer", "tokenizer.ggml.token_type must have a number for every token", tokens=len(tokens))
+    backend = makers[kind](tokens, types, own)
+    library = tokenizers_library()
+    for wanted, add in ((USER_DEFINED, backend.add_tokens), (CONTROL, backend.add_special_tokens)):
+        added = [tokens[i] for i in np.flatnonzero(types == wanted) if tokens[i]]
+        add([library.AddedToken(token, normalized=False, special=wanted == CONTROL) for token in added])
+    special = {f"{name}_token": tokens[i] for name, i in _special_ids(own, len(tokens)).items()}
+    _add_ends(backend, own, special, kind)
+    template = own.get("tokenizer.chat_template", "")
+    return Tokenizer(backend, special, template if isinstance(template, str) else "", own)
+
+
+def _special_ids(own: Mapping[str, Any], count: int) -> dict[str, int]:
+    keys = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+    found = {name: own.get(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
+    if any(i is not None and not (isinstance(i, int) and 0 <= i < count) for i in found.values()):
+        raise refusal("tokenizer", "ids of special tokens must be below the number of tokens", tokens=count, ids=found)
+    return {name: i for name, i in found.items() if i is not None}
+
+
+def _add_ends(backend: Any, own: Mapping[str, Any], special: Mapping[str, str], kind: str) -> None:
+    """Let ``encode`` add the tokens that begin and end a text."""
+    wanted = {"bos": own.get("tokenizer.ggml.add_bos_token", kind == "llama"), "eos": own.get("tokenizer.ggml.add_eos_token", kind == "t5")}
+    begin, end = ([special[f"{name}_token"]] if added and f"{name}_token" in special else [] for name, added in wanted.items())
+    if begin or end:
+        used = [(token, backend.token_to_id(token)) for token in dict.fromkeys([*begin, *end])]
+        make = tokenizers_library().processors.TemplateProcessing
+        backend.post_processor = make(single=[*begin, "$A", *end], special_tokens=used)
+
+
+def _byte_level(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) -> Any:
+    library = tokenizers_library()
+    merges = own.get("tokenizer.ggml.merges")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    pairs = [tuple(merge.split(" ")) for merge in merges] if isinstance(merges, list) and all(isinstance(m, str) for m in merges) else None
+    if pairs is None or any(len(p) != 2 or not {*p, "".join(p)} <= vocabulary.keys() for p in pairs):
+        raise refusal("tokenizer", "tokenizer.ggml.merges must be pairs of tokens that together are a token")
+    name = own.get("tokenizer.ggml.pre", "default")
+    split = SPLITS.get(SAME_SPLITS.get(name, name))
+    if split is None:
+        known = ", ".join([*SPLITS, *SAME_SPLITS])
+        raise refusal("tokenizer", "unknown tokenizer.ggml.pre", f"known are {known}", given=repr(name))
+    whole = name in ("llama-bpe", "llama3", "llama-v3")  # a word that is a token is not merged from its parts
+    backend = library.Tokenizer(library.models.BPE(vocabulary, pairs, ignore_merges=whole))
+    before = library.pre_tokenizers
+    level = before.ByteLevel(add_prefix_space=False, use_regex=split in ("", "digits"))
+    steps = [] if split == "" else [before.Digits(individual_digits=True)] if split == "digits" else [
+        before.Split(library.Regex(split), "isolated")]  # fmt: skip
+    backend.pre_tokenizer = before.Sequence([*steps, level])
+    backend.decoder = library.decoders.ByteLevel()
+    return backend
+
+
+def _piece_scores(own: Mapping[str, Any], count: int) -> np.ndarray:
+    scores = own.get("tokenizer.ggml.scores")
+    if not isinstance(scores, np.ndarray) or len(scores) != count or not np.isfinite(scores.astype(np.float64)).all():
+        raise refusal("tokenizer", "tokenizer.ggml.scores must have a finite number for every token", tokens=count)
+    return scores.astype(np.float64)
+
+
+def _surround(backend: Any, own: Mapping[str, Any], normalizers: Sequence[Any] = ()) -> Any:
+    """SentencePiece's spaces and bytes: written as marks before, read back after."""
+    library = tokenizers_library()
+    prefix = bool(own.get("tokenizer.ggml.add_space_prefix", True))
+    norms, decoders = library.normalizers, library.decoders
+    first = [norms.Prepend(_SPACE)] if prefix else []
+    backend.normalizer = norms.Sequence([*normalizers, *first, norms.Replace(" ", _SPACE)])
+    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
+    backend.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return backend
+
+
+def _sentencepiece(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) -> Any:
+    library, scores = tokenizers_library(), _piece_scores(own, len(tokens))
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    normal = {tokens[i] for i in np.flatnonzero((types == NORMAL) | (types == USER_DEFINED))}
+    merges: list[tuple[float, int, int, tuple[str, str]]] = []
+    for i in np.flatnonzero(types == NORMAL):
+        token = tokens[i]
+        for at in range(1, len(token)):
+            left, right = token[:at], token[at:]
+            if left in normal and right in normal:
+                merges.append((-scores[i], vocabulary[left], vocabulary[right], (left, right)))
+    merges.sort(key=lambda merge: merge[:3])
+    unknown = next((tokens[i] for i in np.flatnonzero(types == UNKNOWN_TOKEN)), None)
+    model = library.models.BPE(vocabulary, [merge[3] for merge in merges], unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    return _surround(library.Tokenizer(model), own)
+
+
+def _unigram(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) -> Any:
+    library, scores = tokenizers_library(), _piece_scores(own, len(tokens))
+    unknown = next((int(i) for i in np.flatnonzero(types == UNKNOWN_TOKEN)), None)
+    fallback = bool((types == BYTE).any())
+    pieces = list(zip(tokens, scores.tolist(), strict=True))
+    backend = library.Tokenizer(library.models.Unigram(pieces, unknown, fallback))
+    norms, charsmap = library.normalizers, own.get("tokenizer.ggml.precompiled_charsmap")
+    first = [norms.Precompiled(charsmap.tobytes())] if isinstance(charsmap, np.ndarray) and charsmap.size else []
+    if own.get("tokenizer.ggml.remove_extra_whitespaces", False):
+        first += [norms.Strip(), norms.Replace(library.Regex(" {2,}"), " ")]
+    return _surround(backend, own, first)
+
+
+def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The metadata of a GGUF file that holds a tokenizer."""
+    if tokenizer.metadata:
+        return tokenizer.metadata
+    data = json.loads(tokenizer.backend.to_str())
+    model, text = data["model"], json.dumps(data.get("pre_tokenizer"))
+    kind = {"BPE": "gpt2" if '"ByteLevel"' in text else "llama", "Unigram": "t5"}.get(model["type"])
+    if kind is None or (kind == "llama" and not model.get("byte_fallback")):
+        raise refusal("save", "GGUF has no such vocabulary", "use format='hf'", model=model["type"])
+    listed = dict(model["vocab"]) if model["type"] == "BPE" else {piece: i for i, (piece, _) in enumerate(model["vocab"])}
+    added = {row["content"]: CONTROL if row["special"] else USER_DEFINED for row in data["added_tokens"]}
+    unknown = model.get("unk_token") if model.get("unk_id") is None else model["vocab"][model["unk_id"]][0]
+    listed |= {row["content"]: row["id"] for row in data["added_tokens"]}
+    size = max(listed.values()) + 1
+    tokens, types = [f"[PAD{i}]" for i in range(size)], np.full(size, UNUSED, np.int32)
+    for token, i in listed.items():
+        byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">") and kind != "gpt2"
+        tokens[i], types[i] = token, added.get(token, BYTE if byte else UNKNOWN_TOKEN if token == unknown else NORMAL)
+    found: dict[str, Any] = {"model": kind, "tokens": tokens, "token_type": types}
+    if kind == "gpt2":
+        names = [name for name, split in SPLITS.items() if len(split) > 10 and json.dumps(split)[1:-1] in text]
+        found["pre"] = names[-1] if names else "smollm" if '"Digits"' in text else "gpt-2"
+        if not names and '"Split"' in text:
+            raise refusal("save", "GGUF has no name for how this tokenizer splits a text", "use format='hf'")
+    pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model.get("merges", [])]
+    if kind == "gpt2":
+        found["merges"] = [" ".join(pair) for pair in pairs]
+    else:
+        ranks = {"".join(pair): -float(rank) for rank, pair in reversed(list(enumerate(pairs)))}
+        scores = {piece: score for piece, score in model["vocab"]} if kind == "t5" else ranks
+        found["scores"] = np.array([scores.get(token, -float(len(pairs) + 1)) for token in tokens], np.float32)
+        first = "".join(tokenizer.backend.encode("a", add_special_tokens=False).tokens)
+        found["add_space_prefix"] = first.startswith(_SPACE)
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        if tokenizer.special.get(f"{name}_token") in listed:
+            found[f"{key}_token_id"] = listed[tokenizer.special[f"{name}_token"]]
+    ids, plain = (tokenizer.encode("a", add_special_tokens=added) for added in (True, False))
+    found |= {
+        "add_bos_token": ids[:1] == [found.get("bos_token_id")],
+        "add_eos_token": ids[-1:] == [found.get("eos_token_id")] and ids != plain,
+    }
+    template = {"tokenizer.chat_template": tokenizer.chat_template} if tokenizer.chat_template else {}
+    return {**{f"tokenizer.ggml.{key}": value for key, value in found.items()}, **template}

@@ -1,0 +1,156 @@
+"""Weights between files and modules: the names and ops of :mod:`netcl.models.architectures`, applied and inverted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from netcl.core.errors import message, some
+from netcl.io import tree
+from netcl.io.archive import refusal
+from netcl.models.config import ModelConfig
+
+_NUMBERED = re.compile(r"\b(layers|experts)\.(\d+)\b")
+
+
+class WeightSource(Protocol):
+    """A file, or several, with tensors by name."""
+
+    path: Any
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def read(self, name: str) -> np.ndarray: ...
+
+
+class Origin(NamedTuple):
+    """Where a parameter lies in a file: the tensor's name, the ops that lead from it to the parameter, the expert."""
+
+    name: str
+    ops: tuple[str, ...]
+    expert: int
+
+
+def origin_of(parameter: str, names: Mapping[str, str]) -> Origin | None:
+    """Where a parameter lies by a table of names; ``None`` if the table has no such parameter."""
+    numbers = dict(_NUMBERED.findall(parameter))
+    key = _NUMBERED.sub(lambda found: f"{found[1]}.{{{'i' if found[1] == 'layers' else 'e'}}}", parameter)
+    stem, _, suffix = key.rpartition(".")
+    if key in names:
+        name, *ops = names[key].split()
+    elif stem in names:
+        name, *ops = names[stem].split()
+        name += f".{suffix}"
+    else:
+        return None
+    return Origin(name.format(i=numbers.get("layers"), e=numbers.get("experts")), tuple(ops), int(numbers.get("experts", 0)))
+
+
+def _fused_rows(config: ModelConfig, part: str) -> slice:
+    """The rows of a fused tensor that are one of its parts."""
+    if part in ("gate", "up"):
+        return slice(0, config.inner) if part == "gate" else slice(config.inner, 2 * config.inner)
+    queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
+    begin, end = {"q": (0, queries), "k": (queries, queries + keys), "v": (queries + keys, queries + 2 * keys)}[part]
+    return slice(begin, end)
+
+
+def rotary_order(array: np.ndarray, heads: int, inverse: bool) -> np.ndarray:
+    """Rows of queries or keys from llama.cpp's order (pairs side by side) to halves, or with ``inverse`` back."""
+    shape = (heads, 2, -1) if inverse else (heads, -1, 2)
+    return array.reshape(*shape, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+def pull(source: WeightSource, origin: Origin, config: ModelConfig, shape: tuple[int, ...]) -> np.ndarray:
+    """A parameter out of a file."""
+    array = source.read(origin.name)
+    for op in origin.ops:
+        if op == "T":
+            array = array.T
+        elif op == "e":
+            array = array[origin.expert : origin.expert + 1].reshape(array.shape[1:])
+        elif op in ("rq", "rk"):
+            heads = config.heads if op == "rq" else config.kv_heads
+            array = rotary_order(array, heads, inverse=False) if array.shape and array.shape[0] == shape[0] else array
+        elif op == "+1":
+            array = array.astype(np.float32) + np.float32(1)
+        else:
+            array = array[_fused_rows(config, op)]
+    squeezed = tuple(n for n in shape if n != 1)
+    if array.shape != shape and tuple(n for n in array.shape if n != 1) == squeezed:
+        array = array.reshape(shape)  # GGUF drops axes of length 1
+    if array.shape != shape:
+        what = "a tensor has another shape than its configuration says"
+        raise refusal("models", what, file=source.path, tensor=origin.name, shape=array.shape, expected=shape)
+    return np.ascontiguousarray(array).reshape(shape)
+
+
+#: What a file may leave out of our names, and what it may put in front of them: heads and base models are saved under either.
+_SPELLINGS = (("", ""), ("transformer.", ""), ("", "bert."), ("", "roberta."), ("", "vit."))
+
+
+def fill(model: Any, source: WeightSource, names: Mapping[str, str], ignored: Iterable[str]) -> None:
+    """Load every parameter of a model; missing and unexpected tensors are errors."""
+    shapes, parameters = source.shapes, dict(model.named_parameters())
+    trials = [{name: _located(name, names, *spelling) for name in parameters} for spelling in _SPELLINGS]
+    origins = min(trials, key=lambda trial: len({origin.name for origin in trial.values()} - set(shapes)))
+    used = {origin.name for origin in origins.values()}
+    missing, tied = used - set(shapes), ("lm_head.weight", "output.weight") if model.config.tied else ()
+    left = {name for name in set(shapes) - used - set(tied) if not any(word in name for word in ignored)}
+    if missing or left:
+        parts = {key: f"[{some(sorted(found))}]" for key, found in (("missing", missing), ("unexpected", left)) if found}
+        raise refusal("models", "the tensors of the file do not fit its configuration", file=source.path, **parts)
+    for name, parameter in parameters.items():
+        parameter.write(pull(source, origins[name], model.part_config(name), parameter.shape))
+
+
+def _located(parameter: str, names: Mapping[str, str], without: str = "", before: str = "") -> Origin:
+    origin = origin_of(parameter, names)
+    if origin is None:
+        raise ValueError(message("models", "the table of names has no entry for a parameter", name=parameter))
+    return origin._replace(name=before + origin.name.removeprefix(without))
+
+
+def host_array(tensor: Any) -> np.ndarray:
+    """A parameter's values; bfloat16 as ``ml_dtypes`` has it."""
+    return tree.from_bits(tree.host_bits(tensor), tensor.dtype)
+
+
+def push(model: Any, names: Mapping[str, str]) -> dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]:
+    """The tensors of a file that holds a model: the shape of each, and a function that makes it."""
+    groups: dict[str, list[tuple[Origin, str, Any]]] = {}
+    for name, parameter in model.named_parameters():
+        origin = _located(name, names)
+        groups.setdefault(origin.name, []).append((origin, name, parameter))
+    return {name: (_whole_shape(parts), lambda parts=parts: _assembled(model, parts)) for name, parts in groups.items()}  # type: ignore[misc]
+
+
+def _whole_shape(parts: list[tuple[Origin, str, Any]]) -> tuple[int, ...]:
+    (origin, _, first), ops = parts[0], parts[0][0].ops
+    if "e" in ops:
+        return (len(parts), *first.shape)
+    shape = (sum(p.shape[0] for _, _, p in parts), *first.shape[1:]) if len(parts) > 1 else tuple(first.shape)
+    return shape[::-1] if "T" in origin.ops else shape
+
+
+def _assembled(model: Any, parts: list[tuple[Origin, str, Any]]) -> np.ndarray:
+    made = []
+    for origin, name, parameter in parts:
+        config, array = model.part_config(name), host_array(parameter)
+        begin = 0
+        for op in reversed(origin.ops):
+            if op in ("rq", "rk"):
+                array = rotary_order(array, config.heads if op == "rq" else config.kv_heads, inverse=True)
+            elif op == "+1":
+                array = (array.astype(np.float32) - np.float32(1)).astype(array.dtype)
+            elif op == "e":
+                begin, array = origin.expert, array[None]
+            elif op != "T":
+                begin = _fused_rows(config, op).start
+        made.append((begin, array))
+    whole = np.concatenate([array for _, array in sorted(made, key=lambda part: part[0])]) if len(made) > 1 else made[0][1]
+    return np.ascontiguousarray(whole.T if "T" in parts[0][0].ops else whole)

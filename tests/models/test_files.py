@@ -1,0 +1,176 @@
+"""Models through files: what is saved loads again to the same logits, in both formats; what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from netcl import models
+from netcl.autograd import no_grad
+from netcl.core.tensor import Tensor
+from netcl.io import FileError
+
+GGUF_CASES = ["gpt2", "llama", "llama-linear", "llama-yarn", "qwen3", "gemma2", "gemma3", "phi3-long", "mixtral", "qwen3_moe"]
+
+
+def logits(model, ids=((3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5),)) -> np.ndarray:
+    with no_grad():
+        return model(Tensor.from_host(model.queue, np.array(ids, np.int64))).to_host()
+
+
+@pytest.mark.parametrize("case", GGUF_CASES)
+def test_a_model_is_the_same_through_gguf(case, folder_of, tmp_path):
+    model = models.load(folder_of(case), "cpu")
+    models.save(model, tmp_path / "model.gguf", "gguf")
+    again = models.load(tmp_path / "model.gguf", "cpu")
+    np.testing.assert_allclose(logits(again), logits(model), atol=2e-5)
+    assert again.config.architecture == model.config.architecture
+    models.save(again, tmp_path / "folder")  # and from there back to a folder
+    np.testing.assert_allclose(logits(models.load(tmp_path / "folder", "cpu")), logits(model), atol=2e-5)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "gemma3", "phi3", "mixtral", "qwen2_moe", "bert", "clip"])
+def test_a_saved_folder_has_the_tensors_it_was_read_from(case, folder_of, tmp_path):
+    from netcl.io import load_safetensors
+
+    models.save(models.load(folder_of(case), "cpu"), tmp_path)
+    ours, theirs = (load_safetensors(folder / "model.safetensors") for folder in (tmp_path, folder_of(case)))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, atol=2e-7, err_msg=name)
+
+
+def test_shards_are_read_by_their_index(folder_of, tmp_path):
+    from netcl.models.folder import read_object, write_tensors
+    from netcl.models.weights import push
+
+    model = models.load(folder_of("llama"), "cpu")
+    shutil.copy(folder_of("llama") / "config.json", tmp_path)
+    row = models.ARCHITECTURES["llama"]
+    write_tensors(tmp_path, {name: make for name, (_, make) in push(model, row.names).items()}, shard_bytes=20_000)
+    files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    np.testing.assert_array_equal(logits(models.load(tmp_path, "cpu")), logits(model))
+    index = read_object(tmp_path / "model.safetensors.index.json")
+    index["weight_map"]["model.norm.weight"] = "../outside.safetensors"
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FileError, match=r"\[models\] weight_map of the index must name safetensors files of the folder"):
+        models.load(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"model_type": "nonsense"}, r"\[models\] unknown model_type"),
+        ({"hidden_size": 10**12}, r"\[config\] hidden_size must be a whole number"),
+        ({"num_attention_heads": 5}, r"\[config\] the heads must divide the width"),
+        ({"num_hidden_layers": 3}, r"the tensors of the file do not fit its configuration.*missing=\[model\.layers\.2"),
+        ({"num_hidden_layers": 1}, r"unexpected=\[model\.layers\.1"),
+        ({"intermediate_size": 40}, r"a tensor has another shape than its configuration says"),
+        ({"hidden_act": "nonsense"}, r"\[config\] the activation must be one of silu"),
+        ({"rope_parameters": {"rope_type": "nonsense"}}, r"\[config\] rope_type must be one of default"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, r"\[config\] the settings of rope_type 'longrope' do not fit together"),
+        ({"rms_norm_eps": "a"}, r"\[config\] rms_norm_eps must be a finite number"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(change, expected, folder_of, tmp_path):
+    shutil.copytree(folder_of("llama"), tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises((FileError, ValueError), match=expected):
+        models.load(tmp_path, "cpu")
+
+
+def test_a_configuration_takes_no_more_memory_than_its_tensors(folder_of, tmp_path):
+    shutil.copytree(folder_of("llama"), tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 2**30}))
+    with pytest.raises(MemoryError, match="the model is larger than was allowed for"):
+        models.load(tmp_path, "cpu")
+
+
+def test_older_spellings_of_a_configuration_mean_the_same(folder_of, tmp_path):
+    shutil.copytree(folder_of("gemma3"), tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    del config["layer_types"]
+    older = {"rope_theta": rope["full_attention"]["rope_theta"], "rope_scaling": {"type": "linear", "factor": 8.0},
+             "rope_local_base_freq": 10000.0, "sliding_window_pattern": 3}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({**config, **older}))
+    np.testing.assert_array_equal(logits(models.load(tmp_path, "cpu")), logits(models.load(folder_of("gemma3"), "cpu")))
+
+
+def test_published_gpt2_files_have_no_prefix(folder_of, tmp_path):
+    from netcl.io import load_safetensors, save_safetensors
+
+    shutil.copy(folder_of("gpt2") / "config.json", tmp_path)
+    tensors = load_safetensors(folder_of("gpt2") / "model.safetensors")
+    causal = np.tril(np.ones((1, 1, 128, 128), np.float32))  # a buffer that older files carry
+    short = {name.removeprefix("transformer."): value for name, value in tensors.items()}
+    save_safetensors({**short, "h.0.attn.bias": causal}, tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(logits(models.load(tmp_path, "cpu")), logits(models.load(folder_of("gpt2"), "cpu")))
+
+
+def test_half_weights_and_the_limit_of_the_context(folder_of):
+    model = models.load(folder_of("llama"), "cpu", dtype="float16", context=20)
+    assert {parameter.dtype for parameter in model.parameters()} == {"float16"}
+    np.testing.assert_allclose(logits(model), logits(models.load(folder_of("llama"), "cpu")), atol=0.05)
+    assert len(model.generate([1] * 18, 64)) == 3
+    with pytest.raises(ValueError, match="a prompt must have 1 to 20 tokens below 96"):
+        model.generate([1] * 21)
+
+
+def test_what_a_file_holds_is_told(folder_of):
+    told = models.describe_model(folder_of("mixtral"))
+    assert told["architecture"] == "mixtral (MixtralForCausalLM)" and told["experts"] == "2 of 4 per token, width 48"
+    assert told["layers"] == "2, width 32, 4 heads of 8, 2 for keys" and told["types"].startswith("F32 ")
+
+
+def test_bfloat16_weights_of_folders_and_gguf_files(folder_of, tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    from netcl.io import load_safetensors, save_safetensors
+
+    shutil.copy(folder_of("gemma2") / "config.json", tmp_path)
+    tensors = load_safetensors(folder_of("gemma2") / "model.safetensors")
+    save_safetensors({name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}, tmp_path / "model.safetensors")
+    model = models.load(tmp_path, "cpu")
+    models.save(model, tmp_path / "a.gguf", "gguf", kind="BF16")
+    np.testing.assert_allclose(logits(models.load(tmp_path / "a.gguf", "cpu")), logits(model), atol=1e-5)
+    half = models.load(tmp_path, "cpu", dtype="bfloat16")
+    np.testing.assert_allclose(logits(half), logits(model), atol=0.3)
+    models.save(half, tmp_path / "again")
+    assert load_safetensors(tmp_path / "again" / "model.safetensors")["model.norm.weight"].dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1"])
+def test_quantized_files_hold_the_rounded_weights(kind, folder_of, tmp_path):
+    from netcl.ops.quantized.formats import dequantize, quantize
+
+    model = models.load(folder_of("gpt2"), "cpu")
+    models.save(model, tmp_path / "a.gguf", "gguf", kind=kind)
+    assert f"{kind} " in models.describe_model(tmp_path / "a.gguf")["types"]
+    for (name, loaded), original in zip(models.load(tmp_path / "a.gguf", "cpu").named_parameters(), model.parameters(), strict=True):
+        expected = original.to_host()
+        if expected.ndim == 2 and name != "embed_positions.weight":  # which stays F32, as vectors do
+            expected = dequantize(quantize(expected, kind), kind, expected.shape)
+        np.testing.assert_array_equal(loaded.to_host(), expected, err_msg=name)
+
+
+def test_mutated_model_files_load_or_are_refused(folder_of, rng, tmp_path):
+    """Bytes of a GGUF file changed at random: the model loads, or its file is refused in netcl's form."""
+    models.save(models.load(folder_of("llama"), "cpu"), tmp_path / "a.gguf", "gguf")
+    whole, path, refused = (tmp_path / "a.gguf").read_bytes(), tmp_path / "b.gguf", 0
+    for _ in range(60):
+        content = bytearray(whole)
+        for at in rng.integers(24, 1300, rng.integers(1, 4)):
+            content[at] = rng.choice([0, 1, 0x7F, 0xFF, content[at] ^ (1 << int(rng.integers(0, 8)))])
+        path.write_bytes(content)
+        try:
+            models.load(path, "cpu")
+        except (FileError, MemoryError) as error:
+            assert str(error).startswith("[")
+            refused += 1
+    assert refused > 20

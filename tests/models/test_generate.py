@@ -1,0 +1,118 @@
+"""Writing text: sampling, stop strings, streaming, ends of texts, and the commands over it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from netcl import models
+from netcl.cli import main
+from netcl.models.decoder import _held_back
+
+tokenizers = pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(scope="module")
+def folder(folder_of, tmp_path_factory):
+    """The tiny LLaMA with a tokenizer of one token per printable character."""
+    place = tmp_path_factory.mktemp("written") / "model"
+    shutil.copytree(folder_of("llama"), place)
+    vocabulary = {chr(32 + i): i for i in range(95)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    backend.decoder = tokenizers.decoders.Fuse()
+    backend.add_special_tokens(["<|end|>"])
+    backend.save(str(place / "tokenizer.json"))
+    return place
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return models.load(folder, "cpu")
+
+
+def test_a_text_gives_a_text_and_ids_give_ids(model):
+    ids = model.generate(model.tokenizer.encode("Hello"), 24)
+    text = model.generate("Hello", 24)
+    assert len(ids) == 24 and text == model.tokenizer.decode(ids)
+    assert model.generate(["Hello", "Hi"], 5) == [text[:5], model.generate("Hi", 5)]
+    assert model.generate(np.array([[1, 2], [3, 4]]), 3) == [model.generate([1, 2], 3), model.generate([3, 4], 3)]
+    assert list(model.generate([1, 2], 3, stream=True)) == model.generate([1, 2], 3)
+    assert model.generate([1], 0) == []
+
+
+def test_streams_are_the_text_in_pieces_and_stop_strings_end_it(model):
+    text = model.generate("Hello", 24)
+    assert "".join(model.generate("Hello", 24, stream=True)) == text
+    stop = text[10:13]
+    cut = text[: text.index(stop)]
+    assert model.generate("Hello", 24, stop=stop) == cut
+    assert "".join(model.generate("Hello", 24, stop=["not there", stop], stream=True)) == cut
+    ids = model.generate(model.tokenizer.encode("Hello"), 24, stop=stop)
+    assert model.tokenizer.decode(ids) == text[: text.index(stop) + len(stop)]
+    assert _held_back("abc", ("cd", "bcx")) == 2 and _held_back("abc", ()) == 0 and _held_back("a\ufffd\ufffd", ()) == 2
+
+
+def test_random_choices_follow_the_seed_and_the_options(model):
+    options = {"temperature": 1.5, "seed": 3}
+    assert (
+        model.generate("Hello", 20, **options)
+        == model.generate("Hello", 20, **options)
+        != model.generate("Hello", 20, temperature=1.5, seed=4)
+    )
+    greedy = model.generate("Hello", 20)
+    assert model.generate("Hello", 20, top_k=1, **options) == greedy == model.generate("Hello", 20, top_p=1e-6, **options)
+    for wrong in ({"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}):
+        with pytest.raises(ValueError, match="temperature is at least 0"):
+            model.generate("Hello", 2, **wrong)
+    with pytest.raises(ValueError, match=r"\[generate\] stream=True takes one prompt"):
+        model.generate(["a", "b"], stream=True)
+
+
+def test_a_token_that_ends_texts_ends_this_one(folder, tmp_path):
+    whole = models.load(folder, "cpu").generate([40, 41], 30)
+    last = whole[12]
+    place = tmp_path / "model"
+    shutil.copytree(folder, place)
+    (place / "generation_config.json").write_text(json.dumps({"eos_token_id": [last, 95]}))
+    assert models.load(place, "cpu").generate([40, 41], 30) == whole[: whole.index(last)]
+
+
+def test_positions_may_be_given(model):
+    from netcl.autograd import no_grad
+    from netcl.core.tensor import Tensor
+
+    ids = Tensor.from_host(model.queue, np.array([[1, 2, 3], [4, 5, 6]], np.int64))
+    with no_grad():
+        plain = model(ids).to_host()
+        for given in (np.arange(3), np.tile(np.arange(3), (2, 1)), np.arange(3) + 7):  # rotary positions are relative
+            np.testing.assert_allclose(model(ids, positions=Tensor.from_host(model.queue, given)).to_host(), plain, atol=1e-5)
+        far = model(ids, positions=Tensor.from_host(model.queue, np.array([0, 5, 9]))).to_host()
+    assert np.abs(far - plain).max() > 1e-3
+
+
+def test_gradients_reach_every_parameter(folder_of):
+    from netcl import autograd as ag
+    from netcl.core.tensor import Tensor
+
+    for case in ("gemma3", "qwen2_moe"):
+        model = models.load(folder_of(case), "cpu")
+        ids = Tensor.from_host(model.queue, np.arange(24, dtype=np.int64).reshape(1, -1))
+        ag.sum(ag.square(model(ids))).backward()
+        assert [name for name, p in model.named_parameters() if p.grad is None and "experts" not in name] == []
+
+
+def test_the_commands(folder, model, capsys):
+    assert main(["models", "info", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert "llama (LlamaForCausalLM)" in told and "Hugging Face folder" in told and "llama3, base 500000" in told
+    assert main(["generate", str(folder), "Hello", "--length", "12", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == f"Hello{model.generate('Hello', 12)}\n"
+    assert main(["generate", str(folder), "--device", "cpu"]) == 1
+    assert "[generate] a prompt is needed" in capsys.readouterr().err
+    assert main(["models", "info", str(folder / "config.json")]) == 1
+    assert "[gguf] the file must begin with GGUF" in capsys.readouterr().err
+    assert main(["models", "info", str(folder / "nothing")]) == 1
+    assert "nothing" in capsys.readouterr().err

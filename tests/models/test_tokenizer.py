@@ -1,0 +1,183 @@
+"""Tokenizers: equal to their references on text of every Unicode block, through both formats; chat templates."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import unicodedata
+from functools import cache
+
+import numpy as np
+import pytest
+
+from netcl.io import FileError
+from netcl.models.tokenizer import SPLITS, Tokenizer, folder_tokenizer, gguf_tokenizer, gguf_vocabulary, render_template
+
+tokenizers = pytest.importorskip("tokenizers")
+
+TEXT = """It's the best of times, it was the worst of times: 1859, 3.14 and 1,000,000. Don't they'LL say "we've" twice?
+    def f(x):\n\treturn x ** 2  # naïve façade, Straße, Привет мир, 你好世界, こんにちは, 안녕하세요, שלום, مرحبا 🙂👍🏽\r\n\r\n
+The quick brown fox jumps over the lazy dog; the dogs, the foxes and the timing of it all. """
+
+
+@cache
+def strings() -> list[str]:
+    """Text in which every Unicode block of 128 code points occurs, alone and between words, with spaces, digits and line ends."""
+    rng = np.random.default_rng(5)
+    found = ["", " ", "  ", "\n", " a", "a ", "  a  b\n\n c", "12345 67,890", "don't DON'T I'll", TEXT]
+    words = TEXT.split()
+    for start in range(0, sys.maxunicode, 128):
+        block = [c for c in map(chr, range(start, start + 128)) if unicodedata.category(c) not in ("Cn", "Cs", "Co")]
+        if block:
+            some = rng.choice(block, 8)
+            found += [
+                "".join(some),
+                f"{words[rng.integers(len(words))]} {''.join(some[:4])}{words[rng.integers(len(words))]}  {some[4]}1\n{some[5]}",
+            ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Byte-level BPE with each of the splits, trained on a little text; on one thread, which leaves later forks alone."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKENIZERS_PARALLELISM", "false")
+        for name, split in SPLITS.items():
+            found[name] = train(split)
+    return found
+
+
+def train(split: str):
+    before = tokenizers.pre_tokenizers
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    level = before.ByteLevel(add_prefix_space=False, use_regex=split in ("", "digits"))
+    digits, own = before.Digits(individual_digits=True), before.Split(tokenizers.Regex(split), "isolated") if len(split) > 10 else None
+    backend.pre_tokenizer = before.Sequence([*([digits] if split == "digits" else [own] if own else []), level])
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=420, initial_alphabet=before.ByteLevel.alphabet(), show_progress=False,
+                                             special_tokens=["<|end|>", "<|user|>"])  # fmt: skip
+    backend.train_from_iterator([TEXT] * 3, trainer)
+    return backend
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_byte_level_vocabularies_survive_gguf(name, trained):
+    backend = trained[name]
+    metadata = gguf_vocabulary(Tokenizer(backend, {"eos_token": "<|end|>"}, "{{ messages }}"))
+    assert metadata["tokenizer.ggml.pre"] == name
+    made = gguf_tokenizer(metadata)
+    assert made.special == {"eos_token": "<|end|>"} and made.end_tokens == (0,) and made.chat_template == "{{ messages }}"
+    expected = [backend.encode(text).ids for text in strings()]
+    assert [made.encode(text) for text in strings()] == expected
+    assert [made.decode(ids) for ids in expected] == strings()
+    assert made.encode("a<|user|>b")[1] == 1 and made.decode(made.encode("a<|user|>b")) == "ab"
+
+
+def test_a_folder_gives_its_tokenizer(trained, tmp_path):
+    backend = trained["llama-bpe"]
+    backend.save(str(tmp_path / "tokenizer.json"))
+    settings = {"bos_token": {"content": "<|user|>"}, "eos_token": "<|end|>", "chat_template": [{"name": "default", "template": "hello"}]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    made = folder_tokenizer(tmp_path)
+    assert made.special == {"bos_token": "<|user|>", "eos_token": "<|end|>"} and made.chat_template == "hello"
+    assert made.vocab_size == backend.get_vocab_size() and made.encode(TEXT) == backend.encode(TEXT).ids
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}!")
+    again = folder_tokenizer(tmp_path)
+    assert again.apply_chat_template([], tokenize=False) == "<|user|>!" and again.apply_chat_template([])[0] == 1
+    (tmp_path / "other").mkdir()
+    again.save(tmp_path / "other")
+    assert folder_tokenizer(tmp_path / "other").encode(TEXT) == made.encode(TEXT)
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "nonsense"}}')
+    with pytest.raises(FileError, match=r"\[tokenizer\] the file is damaged or of another format"):
+        folder_tokenizer(tmp_path)
+
+
+def pieces_of(model_type: str, **options):
+    """A SentencePiece model trained on a little text, and the metadata llama.cpp's converter makes of it."""
+    library = pytest.importorskip("sentencepiece")
+    file = io.BytesIO()
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT.splitlines() * 3), model_writer=file, model_type=model_type, vocab_size=420, byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, character_coverage=1.0, hard_vocab_limit=False,
+        minloglevel=2, **options,
+    )  # fmt: skip
+    model = library.SentencePieceProcessor(model_proto=file.getvalue())
+    tokens = [model.id_to_piece(i) for i in range(len(model))]
+    kinds = [2 if model.is_unknown(i) else 3 if model.is_control(i) else 6 if model.is_byte(i) else 1 for i in range(len(model))]
+    own = {"model": "llama" if model_type == "bpe" else "t5", "tokens": tokens, "token_type": np.array(kinds, np.int32),
+           "scores": np.array([model.get_score(i) for i in range(len(model))], np.float32), "bos_token_id": model.bos_id(),
+           "eos_token_id": model.eos_id(), "unknown_token_id": model.unk_id(), "add_eos_token": False}  # fmt: skip
+    return model, {f"tokenizer.ggml.{key}": value for key, value in own.items()}
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_vocabularies_are_those_of_sentencepiece(kind, prefix):
+    model, metadata = pieces_of(kind, add_dummy_prefix=prefix)
+    made = gguf_tokenizer({**metadata, "tokenizer.ggml.add_space_prefix": prefix})
+    texts = [text for text in strings() if "\0" not in text]  # which ends a text for sentencepiece
+    expected = model.encode(texts)
+    assert [made.encode(text, add_special_tokens=False) for text in texts] == expected
+    assert [made.decode(ids) for ids in expected] == model.decode(expected)
+    begins = [model.bos_id()] if kind == "bpe" else []
+    assert made.encode("the") == [*begins, *model.encode("the")]
+    again = gguf_tokenizer(gguf_vocabulary(Tokenizer(made.backend, made.special)))
+    assert [again.encode(text) for text in strings()[:200]] == [made.encode(text) for text in strings()[:200]]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"model": "nonsense"}, "tokenizer.ggml.model must be one of gpt2, llama, t5"),
+        ({"tokens": ["a", "a"]}, "must be a list of different strings"),
+        ({"token_type": np.ones(3, np.int32)}, "must have a number for every token"),
+        ({"eos_token_id": 10**6}, "ids of special tokens must be below the number of tokens"),
+        ({"merges": ["a b c"]}, "must be pairs of tokens that together are a token"),
+        ({"pre": "nonsense"}, "unknown tokenizer.ggml.pre"),
+    ],
+)
+def test_vocabularies_that_make_no_sense_are_refused(change, expected, trained):
+    metadata = gguf_vocabulary(Tokenizer(trained["gpt-2"]))
+    with pytest.raises(FileError, match=expected):
+        gguf_tokenizer({**metadata, **{f"tokenizer.ggml.{key}": value for key, value in change.items()}})
+
+
+CHAT = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 'bad' %}{{ raise_exception('no such role') }}{% endif %}
+<|{{ message.role }}|>{{ message.content | trim }}{{ eos_token }}
+{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}{{ tools | tojson }}"""
+
+
+def test_chat_templates_run_in_a_sandbox(trained):
+    pytest.importorskip("jinja2")
+    made = Tokenizer(trained["gpt-2"], {"bos_token": "<s>", "eos_token": "</s>"}, CHAT)
+    messages = [{"role": "user", "content": " hi "}]
+    text = made.apply_chat_template(messages, tokenize=False, tools=["ä<"])
+    assert text == '<s><|user|>hi</s>\n<|assistant|>["ä<"]'
+    assert made.apply_chat_template(messages, add_generation_prompt=False, tools=[]) == made.encode("<s><|user|>hi</s>\n[]")
+    with pytest.raises(ValueError, match="TemplateError: no such role"):
+        made.apply_chat_template([{"role": "bad", "content": ""}], tools=[])
+    for attack in (
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{% for x in range(10**9) %}{% endfor %}",
+    ):
+        with pytest.raises(ValueError, match="cannot be applied"):
+            render_template(attack, messages=[])
+    with pytest.raises(ValueError, match="the model has no chat template"):
+        Tokenizer(trained["gpt-2"]).apply_chat_template(messages)
+
+
+def test_tokenizers_that_mark_the_first_word_keep_their_mark():
+    """Llama's tokenizer.json has a Metaspace pre-tokenizer in place of the normalizer."""
+    _, metadata = pieces_of("bpe", add_dummy_prefix=True)
+    made = gguf_tokenizer(metadata)
+    data = json.loads(made.backend.to_str())
+    data |= {"normalizer": None, "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}}
+    other = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(data)), made.special)
+    again = gguf_vocabulary(other)
+    assert again["tokenizer.ggml.add_space_prefix"] and again["tokenizer.ggml.add_bos_token"]
+    texts = [text for text in strings()[:300] if not text.startswith(" ")]
+    assert [gguf_tokenizer(again).encode(text) for text in texts] == [other.encode(text) for text in texts]
