@@ -6,7 +6,6 @@ from typing import Any
 from netcl.core.tensor import Tensor
 from netcl.nn.module import Module as Module
 from netcl.nn.parameter import Buffer as Buffer
-from netcl.nn.attention import KVCache as KVCache
 from netcl.nn.parameter import Parameter as Parameter
 from netcl.nn.resnet import ResNet18 as ResNet18
 from netcl.nn import activation as activation
@@ -19,6 +18,7 @@ from netcl.nn.factory import config_of as config_of
 from netcl.nn import container as container
 from netcl.nn import conv as conv
 from netcl.nn import ctc as ctc
+from netcl.nn import decoding as decoding
 from netcl.nn import dropout as dropout
 from netcl.nn import embedding as embedding
 from netcl.nn import factory as factory
@@ -77,6 +77,7 @@ from netcl.nn.recurrent import GRUCell as _GRUCell
 from netcl.nn.norm import GroupNorm as _GroupNorm
 from netcl.nn.container import Identity as _Identity
 from netcl.nn.norm import InstanceNorm2d as _InstanceNorm2d
+from netcl.nn.attention import KVCache as _KVCache
 from netcl.nn.recurrent import LSTM as _LSTM
 from netcl.nn.recurrent import LSTMCell as _LSTMCell
 from netcl.nn.norm import LayerNorm as _LayerNorm
@@ -382,6 +383,9 @@ class InstanceNorm3d(Module):
 class KLDivLoss(Module):
     def __init__(self, reduction: str = 'mean', log_target: bool = False, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
     def __getattr__(self, name: str) -> Any: ...
+
+class KVCache(_KVCache):
+    def __init__(self, layers: int, capacity: int | None = None, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
 
 class L1Loss(Module):
     def __init__(self, reduction: str = 'mean', *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
