@@ -33,14 +33,7 @@ _state = threading.local()
 
 @contextmanager
 def skipped() -> Iterator[None]:
-    """Leave the tensors given to these functions as they are in this thread: for models whose weights are loaded right after.
-
-    >>> from netcl import nn
-    >>> with nn.init.skipped():
-    ...     layer = nn.Linear(2, 1)
-    >>> layer.load_state_dict({"weight": [[1.0, 2.0]], "bias": [3.0]})
-    IncompatibleKeys(missing_keys=[], unexpected_keys=[])
-    """
+    """Leave tensors as they are in this thread instead of drawing or filling them: for models whose weights are loaded right after."""
     before, _state.skipped = getattr(_state, "skipped", False), True
     try:
         yield
@@ -48,12 +41,10 @@ def skipped() -> Iterator[None]:
         _state.skipped = before
 
 
-def _unless_skipped(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @wraps(function)
-    def fill(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
-        return tensor if getattr(_state, "skipped", False) else function(tensor, *args, **options)
-
-    return fill
+def _drawing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function with a ``generator``, unless start values are :func:`skipped`."""
+    draw = with_generator(function)
+    return wraps(draw)(lambda tensor, *args, **options: tensor if getattr(_state, "skipped", False) else draw(tensor, *args, **options))
 
 
 def _drawn(kind: str, tensor: Tensor) -> np.ndarray:
@@ -69,11 +60,10 @@ def _put(tensor: Tensor, values: np.ndarray) -> Tensor:
 # ---- given values
 
 
-@_unless_skipped
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """One value everywhere."""
     with ag.no_grad():
-        return tensor.fill_(val)
+        return tensor if getattr(_state, "skipped", False) else tensor.fill_(val)
 
 
 def zeros_(tensor: Tensor) -> Tensor:
@@ -86,7 +76,6 @@ def ones_(tensor: Tensor) -> Tensor:
     return constant_(tensor, 1.0)
 
 
-@_unless_skipped
 def eye_(tensor: Tensor) -> Tensor:
     """Ones on the diagonal of a matrix, zeros elsewhere."""
     if tensor.ndim != 2:
@@ -94,7 +83,6 @@ def eye_(tensor: Tensor) -> Tensor:
     return _put(tensor, np.eye(tensor.shape[0], tensor.shape[1]))
 
 
-@_unless_skipped
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
     """Convolution weights that hand as many channels through as they can."""
     if tensor.ndim not in (3, 4, 5):
@@ -113,8 +101,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 # ---- random values
 
 
-@_unless_skipped
-@with_generator
+@_drawing
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     """Values uniform between ``a`` and ``b``.
 
@@ -126,15 +113,13 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     return _put(tensor, a + (b - a) * _drawn("uniform", tensor))
 
 
-@_unless_skipped
-@with_generator
+@_drawing
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Values of a normal distribution."""
     return _put(tensor, mean + std * _drawn("normal", tensor))
 
 
-@_unless_skipped
-@with_generator
+@_drawing
 def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> Tensor:
     """Values of a normal distribution held between ``a`` and ``b``, by inversion: every value costs one random number."""
     low, high = (math.erf((limit - mean) / std / math.sqrt(2)) for limit in (a, b))
@@ -148,8 +133,7 @@ def _inverse_erf(y: np.ndarray) -> np.ndarray:
     return y * np.where(w < 5, np.polyval(_MIDDLE, w - 2.5), np.polyval(_TAIL, np.sqrt(w) - 3))
 
 
-@_unless_skipped
-@with_generator
+@_drawing
 def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """Rows (or columns, if there are more rows) of a random orthogonal matrix; trailing axes are flattened."""
     if tensor.ndim < 2:
@@ -163,8 +147,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     return _put(tensor, gain * (q if tall is flat else q.T).reshape(tensor.shape))
 
 
-@_unless_skipped
-@with_generator
+@_drawing
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
     """A matrix of normal values with a share of each column set to zero."""
     if tensor.ndim != 2:
@@ -214,16 +197,14 @@ def _xavier_std(tensor: Tensor, gain: float) -> float:
     return gain * math.sqrt(2.0 / max(1, sum(fan_in_and_fan_out(tensor))))
 
 
-@_unless_skipped
-@with_generator
+@_drawing
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """Uniform with variance ``2 gain**2 / (fan_in + fan_out)`` (Glorot and Bengio 2010)."""
     bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
     return uniform_(tensor, -bound, bound)
 
 
-@_unless_skipped
-@with_generator
+@_drawing
 def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """Normal with variance ``2 gain**2 / (fan_in + fan_out)``."""
     return normal_(tensor, 0.0, _xavier_std(tensor, gain))
@@ -236,8 +217,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
     return calculate_gain(nonlinearity, a) / math.sqrt(max(1, fan))
 
 
-@_unless_skipped
-@with_generator
+@_drawing
 def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
     """Uniform with variance ``gain**2 / fan`` (He et al. 2015).
 
@@ -251,8 +231,7 @@ def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonli
     return uniform_(tensor, -bound, bound)
 
 
-@_unless_skipped
-@with_generator
+@_drawing
 def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
     """Normal with variance ``gain**2 / fan``."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import netcl.autograd as ag
@@ -17,10 +16,7 @@ from netcl.nn import init
 from netcl.nn.parameter import constructor
 from netcl.vision.ops import StochasticDepth
 
-#: Every model by name: its function, and what :func:`get_preset` needs.
-ARCHITECTURES: dict[str, Callable[..., Any]] = {}
-fan_out = partial(init.kaiming_normal_, mode="fan_out", nonlinearity="relu")
-narrow_normal, narrow_trunc = partial(init.normal_, std=0.01), partial(init.trunc_normal_, std=0.02)
+ARCHITECTURES: dict[str, Callable[..., Any]] = {}  # the function of every model
 
 
 def divisible(value: float, divisor: int = 8) -> int:
@@ -41,12 +37,11 @@ class SqueezeExcitation(nn.Module):
 
     def __init__(self, input_channels: int, squeeze_channels: int, activation: Any = nn.ReLU, scale_activation: Any = nn.Sigmoid):
         super().__init__()
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc1, self.fc2 = nn.Conv2d(input_channels, squeeze_channels, 1), nn.Conv2d(squeeze_channels, input_channels, 1)
         self.activation, self.scale_activation = activation(), scale_activation()
 
     def forward(self, x: Tensor) -> Tensor:
-        return ag.mul(self.scale_activation(self.fc2(self.activation(self.fc1(self.avgpool(x))))), x)
+        return ag.mul(self.scale_activation(self.fc2(self.activation(self.fc1(ag.adaptive_avg_pool2d(x, 1))))), x)
 
 
 class ResidualPath(nn.Module):
@@ -62,23 +57,37 @@ class ResidualPath(nn.Module):
         return ag.add(x, self.stochastic_depth(out)) if self.shortcut else out
 
 
-class FeatureClassifier(nn.Module):
-    """Models made of ``features``, ``avgpool`` and ``classifier``."""
+class LayerChain(nn.Module):
+    """Models that apply their layers in the order in which the constructor sets them."""
 
-    features: nn.Module
-    avgpool: nn.Module
-    classifier: nn.Module
+    flat: tuple[str, ...] = ("classifier", "fc")  # layers that take flattened maps
+    auxiliary: dict[str, str] = {}  # layers, and those that classify their results in training
+    outputs: Any = None  # the tuple that training then gives
+    _order: tuple[str, ...]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(ag.flatten(self.avgpool(self.features(x)), 1))
+    def _made_with(self, arguments: Any) -> None:
+        super()._made_with(arguments)
+        self.__dict__["_order"] = tuple(name for name, _ in self.named_children() if name not in self.auxiliary.values())
+
+    def forward(self, x: Tensor) -> Any:
+        found: list[Tensor] = []
+        for name in self._order:
+            x = getattr(self, name)(ag.flatten(x, 1) if name in self.flat else x)
+            aux = getattr(self, self.auxiliary.get(name, ""), None)
+            if aux is not None and self.training:
+                found.insert(0, aux(x))
+        return self.outputs(x, *found) if found else x
 
 
-def start(model: nn.Module, conv: Callable[..., Any] | None = None, linear: Callable[..., Any] | None = None) -> None:
-    """Draw the weights of convolutions and linear layers by functions of ``nn.init``; their biases become zero."""
+def start(model: nn.Module, conv: str = "", linear: str = "") -> None:
+    """Draw the weights of convolutions and linear layers: ``fan_out``, or a function of ``nn.init`` and a standard deviation."""
     for module in model.modules():
-        draw = conv if isinstance(module, nn.Conv2d) else linear if isinstance(module, nn.Linear) else None
-        if draw is not None and isinstance(module, nn.Conv2d | nn.Linear):
-            draw(module.weight)
+        kind, _, std = (conv if isinstance(module, nn.Conv2d) else linear if isinstance(module, nn.Linear) else "").partition(" ")
+        if kind and isinstance(module, nn.Conv2d | nn.Linear):
+            if kind == "fan_out":
+                init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            else:
+                getattr(init, f"{kind}_")(module.weight, **({"std": float(std)} if std else {}))
             if module.bias is not None:
                 init.zeros_(module.bias)
 
@@ -100,8 +109,7 @@ def architecture(name: str, make: Callable[..., Any], *settings: Any, **defaults
         return model
 
     build.__name__ = build.__qualname__ = name
-    made_by = make.__annotations__.get("return", make.__name__) if hasattr(make, "__annotations__") else make.__name__
-    build.__doc__ = f"{name}; ``weights`` is the path of a state dict. Other options are those of :class:`{made_by}`."
+    build.__doc__ = f"{name} of torchvision; ``weights`` is the path of a state dict, other options are those of the model's class."
     ARCHITECTURES[name] = made = constructor(build)
     return made
 
@@ -110,7 +118,7 @@ def _with_channels(model: nn.Module, in_channels: int) -> nn.Module:
     """The model with another first convolution, if images have other than three channels."""
     if in_channels != 3:
         path, old = next((path, module) for path, module in model.named_modules() if isinstance(module, nn.Conv2d))
-        made = nn.Conv2d(in_channels, old.out_channels, old.kernel_size, old.stride, old.padding, bias=old.bias is not None)
         owner, _, last = path.rpartition(".")
+        made = nn.Conv2d(in_channels, old.out_channels, old.kernel_size, old.stride, old.padding, bias=old.bias is not None)
         model.get_submodule(owner).add_module(last, made)
     return model

@@ -102,7 +102,7 @@ class SSD(nn.Module):
         self.num_classes, self.score_thresh, self.nms_thresh, self.detections_per_img = num_classes, score_thresh, nms_thresh, detections_per_img
         self.iou_thresh, self.topk_candidates, self.negatives = iou_thresh, topk_candidates, (1 - positive_fraction) / positive_fraction
         self.backbone, self.head = VGGPyramid(), BoxHeads(num_classes)
-        start(self.head, init.xavier_uniform_)
+        start(self.head, "xavier_uniform")
 
     def forward(self, images: Any, targets: Sequence[Mapping[str, Any]] | None = None) -> Any:
         listed = list(images)

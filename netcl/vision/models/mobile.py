@@ -1,4 +1,4 @@
-"""MobileNet v2 and v3, MNASNet, EfficientNet and ShuffleNet v2: inverted residual blocks, written as tables."""
+"""MobileNet v2 and v3, EfficientNet and ShuffleNet v2: inverted residual blocks, written as tables."""
 
 from __future__ import annotations
 
@@ -11,28 +11,16 @@ from netcl import nn
 from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.functional import channel_shuffle
-from netcl.vision.models.blocks import (
-    FeatureClassifier,
-    ResidualPath,
-    SqueezeExcitation,
-    architecture,
-    conv_norm,
-    divisible,
-    fan_out,
-    narrow_normal,
-    start,
-)
-
-# ---- MobileNet v2 and MNASNet
+from netcl.vision.models.blocks import LayerChain, ResidualPath, SqueezeExcitation, architecture, conv_norm, divisible, start
 
 _MOBILENET_V2 = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 
 
-class MobileNetV2(FeatureClassifier):
+class MobileNetV2(LayerChain):
     """MobileNet v2 (Sandler et al. 2018). Rows of the setting: expansion, channels out, blocks, stride of the first block."""
 
-    def __init__(self, num_classes: int = 1000, width_mult: float = 1.0,
-                 inverted_residual_setting: Sequence[Sequence[int]] = _MOBILENET_V2, round_nearest: int = 8, dropout: float = 0.2):  # fmt: skip
+    def __init__(self, num_classes: int = 1000, width_mult: float = 1.0, inverted_residual_setting: Sequence[Any] = _MOBILENET_V2,
+                 round_nearest: int = 8, dropout: float = 0.2):  # fmt: skip
         super().__init__()
         inside, last = divisible(32 * width_mult, round_nearest), divisible(1280 * max(1.0, width_mult), round_nearest)
         layers: list[nn.Module] = [conv_norm(3, inside, 3, 2, activation=nn.ReLU6)]
@@ -42,99 +30,68 @@ class MobileNetV2(FeatureClassifier):
                 step, hidden = stride if i == 0 else 1, inside * expansion
                 parts = [conv_norm(inside, hidden, 1, activation=nn.ReLU6)] if expansion != 1 else []
                 parts.append(conv_norm(hidden, hidden, 3, step, hidden, nn.ReLU6))
-                parts += [nn.Conv2d(hidden, out, 1, bias=False), nn.BatchNorm2d(out)]
-                layers.append(ResidualPath("conv", parts, step == 1 and inside == out))
+                layers.append(ResidualPath("conv", [*parts, *conv_norm(hidden, out, 1, activation=None)], step == 1 and inside == out))
                 inside = out
-        self.features = nn.Sequential(*layers, conv_norm(inside, last, 1, activation=nn.ReLU6))
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.features, self.avgpool = nn.Sequential(*layers, conv_norm(inside, last, 1, activation=nn.ReLU6)), nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(last, num_classes))
-        start(self, fan_out, narrow_normal)
+        start(self, "fan_out", "normal 0.01")
 
 
-class MNASNet(nn.Module):
-    """MNASNet (Tan et al. 2018) of width ``alpha``."""
-
-    def __init__(self, alpha: float, num_classes: int = 1000, dropout: float = 0.2):
-        super().__init__()
-        norm = {"momentum": 3e-4}
-        first, inside, *widths = (divisible(width * alpha) for width in (32, 16, 24, 40, 80, 96, 192, 320))
-        layers: list[Any] = [*conv_norm(3, first, 3, 2, **norm), *conv_norm(first, first, 3, 1, first, **norm)]
-        layers += conv_norm(first, inside, 1, activation=None, **norm)
-        rows = ((3, 2, 3, 3), (5, 2, 3, 3), (5, 2, 6, 3), (3, 1, 6, 2), (5, 2, 6, 4), (3, 1, 6, 1))  # kernel, stride, expansion, blocks
-        for out, (kernel, stride, expansion, count) in zip(widths, rows, strict=True):
-            blocks = []
-            for i in range(count):
-                step, hidden = stride if i == 0 else 1, inside * expansion
-                parts = [*conv_norm(inside, hidden, 1, **norm), *conv_norm(hidden, hidden, kernel, step, hidden, **norm)]
-                blocks.append(ResidualPath("layers", [*parts, *conv_norm(hidden, out, 1, activation=None, **norm)], step == 1 and i > 0))
-                inside = out
-            layers.append(nn.Sequential(*blocks))
-        self.layers = nn.Sequential(*layers, *conv_norm(inside, 1280, 1, **norm))
-        self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(1280, num_classes))
-        start(self, fan_out, lambda w: init.kaiming_uniform_(w, mode="fan_out", nonlinearity="sigmoid"))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(ag.mean(self.layers(x), axis=(2, 3)))
+def _inverted(inside: int, hidden: int, out: int, kernel: int, stride: int, activation: Any, gate: Any, squeezed: int, norm: dict[str, Any],
+              dilation: int = 1) -> list[nn.Module]:  # fmt: skip
+    """Expand to ``hidden`` channels, convolve each of them, scale them by ``gate`` if ``squeezed``, project to ``out``."""
+    parts: list[nn.Module] = [conv_norm(inside, hidden, 1, activation=activation, **norm)] if hidden != inside else []
+    parts.append(conv_norm(hidden, hidden, kernel, stride, hidden, activation, dilation, **norm))
+    parts += [SqueezeExcitation(hidden, squeezed, *gate)] if squeezed else []
+    return [*parts, conv_norm(hidden, out, 1, activation=None, **norm)]
 
 
-# ---- MobileNet v3
-
-# Kernel, expanded channels, channels out, squeeze and excitation, hard swish, stride, whether ``dilated`` replaces the stride.
-_V3_LARGE = (
-    (3, 16, 16, False, False, 1, False), (3, 64, 24, False, False, 2, False), (3, 72, 24, False, False, 1, False),
-    (5, 72, 40, True, False, 2, False), (5, 120, 40, True, False, 1, False), (5, 120, 40, True, False, 1, False),
-    (3, 240, 80, False, True, 2, False), (3, 200, 80, False, True, 1, False), (3, 184, 80, False, True, 1, False),
-    (3, 184, 80, False, True, 1, False), (3, 480, 112, True, True, 1, False), (3, 672, 112, True, True, 1, False),
-    (5, 672, 160, True, True, 2, True), (5, 960, 160, True, True, 1, True), (5, 960, 160, True, True, 1, True),
-)  # fmt: skip
-_V3_SMALL = (
-    (3, 16, 16, True, False, 2, False), (3, 72, 24, False, False, 2, False), (3, 88, 24, False, False, 1, False),
-    (5, 96, 40, True, True, 2, False), (5, 240, 40, True, True, 1, False), (5, 240, 40, True, True, 1, False),
-    (5, 120, 48, True, True, 1, False), (5, 144, 48, True, True, 1, False), (5, 288, 96, True, True, 2, True),
-    (5, 576, 96, True, True, 1, True), (5, 576, 96, True, True, 1, True),
-)  # fmt: skip
+# Kernel, expanded channels, channels out, stride; "s" squeeze and excitation, "h" hard swish, "d" where ``dilated`` replaces strides.
+_V3_LARGE = """3 16 16 1, 3 64 24 2, 3 72 24 1, 5 72 40 2 s, 5 120 40 1 s, 5 120 40 1 s, 3 240 80 2 h, 3 200 80 1 h, 3 184 80 1 h,
+    3 184 80 1 h, 3 480 112 1 sh, 3 672 112 1 sh, 5 672 160 2 shd, 5 960 160 1 shd, 5 960 160 1 shd"""
+_V3_SMALL = """3 16 16 2 s, 3 72 24 2, 3 88 24 1, 5 96 40 2 sh, 5 240 40 1 sh, 5 240 40 1 sh, 5 120 48 1 sh, 5 144 48 1 sh,
+    5 288 96 2 shd, 5 576 96 1 shd, 5 576 96 1 shd"""
 
 
-class MobileNetV3(FeatureClassifier):
+class MobileNetV3(LayerChain):
     """MobileNet v3 (Howard et al. 2019). ``dilated`` and ``reduced_tail`` are for segmentation."""
 
-    def __init__(self, inverted_residual_setting: Sequence[Sequence[Any]], last_channel: int, num_classes: int = 1000, dropout: float = 0.2,
+    def __init__(self, inverted_residual_setting: str, last_channel: int, num_classes: int = 1000, dropout: float = 0.2,
                  width_mult: float = 1.0, reduced_tail: bool = False, dilated: bool = False):  # fmt: skip
         super().__init__()
         norm, inside, tail = {"eps": 0.001, "momentum": 0.01}, divisible(16 * width_mult), 2 if reduced_tail else 1
         layers: list[nn.Module] = [conv_norm(3, inside, 3, 2, activation=nn.Hardswish, **norm)]
-        for kernel, expanded, channels, squeezed, hard, stride, last in inverted_residual_setting:
-            out = divisible(channels // (tail if last else 1) * width_mult)
-            hidden = divisible(expanded // (tail if last and stride == 1 else 1) * width_mult)
-            dilation, activation = 2 if last and dilated else 1, nn.Hardswish if hard else nn.ReLU
-            parts = [conv_norm(inside, hidden, 1, activation=activation, **norm)] if hidden != inside else []
-            parts.append(conv_norm(hidden, hidden, kernel, stride if dilation == 1 else 1, hidden, activation, dilation, **norm))
-            parts += [SqueezeExcitation(hidden, divisible(hidden // 4), nn.ReLU, nn.Hardsigmoid)] if squeezed else []
-            parts.append(conv_norm(hidden, out, 1, activation=None, **norm))
+        for row in inverted_residual_setting.split(","):
+            numbers, flags = [int(part) for part in row.split()[:4]], "".join(row.split()[4:])
+            kernel, expanded, channels, stride = numbers
+            out = divisible(channels // (tail if "d" in flags else 1) * width_mult)
+            hidden = divisible(expanded // (tail if "d" in flags and stride == 1 else 1) * width_mult)
+            dilation, activation = 2 if "d" in flags and dilated else 1, nn.Hardswish if "h" in flags else nn.ReLU
+            squeezed, step = divisible(hidden // 4) if "s" in flags else 0, stride if dilation == 1 else 1
+            gate = (nn.ReLU, nn.Hardsigmoid)
+            parts = _inverted(inside, hidden, out, kernel, step, activation, gate, squeezed, norm, dilation)
             layers.append(ResidualPath("block", parts, stride == 1 and inside == out))
             inside = out
         self.features = nn.Sequential(*layers, conv_norm(inside, 6 * inside, 1, activation=nn.Hardswish, **norm))
         self.avgpool, last = nn.AdaptiveAvgPool2d(1), divisible(last_channel // tail * width_mult)
         self.classifier = nn.Sequential(nn.Linear(6 * inside, last), nn.Hardswish(), nn.Dropout(dropout), nn.Linear(last, num_classes))
-        start(self, fan_out, narrow_normal)
+        start(self, "fan_out", "normal 0.01")
 
 
-# ---- EfficientNet
-
-# Expansion, kernel, stride, channels in and out, blocks, and whether expansion and depthwise convolution are one ("fused").
+# Expansion, kernel, stride, channels in and out, blocks; a seventh value if expansion and depthwise convolution are one ("fused").
 _B0 = ((1, 3, 1, 32, 16, 1), (6, 3, 2, 16, 24, 2), (6, 5, 2, 24, 40, 2), (6, 3, 2, 40, 80, 3), (6, 5, 1, 80, 112, 3), (6, 5, 2, 112, 192, 4),
        (6, 3, 1, 192, 320, 1))  # fmt: skip
 _V2 = {
-    "s": ((1, 3, 1, 24, 24, 2, True), (4, 3, 2, 24, 48, 4, True), (4, 3, 2, 48, 64, 4, True), (4, 3, 2, 64, 128, 6), (6, 3, 1, 128, 160, 9),
+    "s": ((1, 3, 1, 24, 24, 2, 1), (4, 3, 2, 24, 48, 4, 1), (4, 3, 2, 48, 64, 4, 1), (4, 3, 2, 64, 128, 6), (6, 3, 1, 128, 160, 9),
           (6, 3, 2, 160, 256, 15)),
-    "m": ((1, 3, 1, 24, 24, 3, True), (4, 3, 2, 24, 48, 5, True), (4, 3, 2, 48, 80, 5, True), (4, 3, 2, 80, 160, 7), (6, 3, 1, 160, 176, 14),
+    "m": ((1, 3, 1, 24, 24, 3, 1), (4, 3, 2, 24, 48, 5, 1), (4, 3, 2, 48, 80, 5, 1), (4, 3, 2, 80, 160, 7), (6, 3, 1, 160, 176, 14),
           (6, 3, 2, 176, 304, 18), (6, 3, 1, 304, 512, 5)),
-    "l": ((1, 3, 1, 32, 32, 4, True), (4, 3, 2, 32, 64, 7, True), (4, 3, 2, 64, 96, 7, True), (4, 3, 2, 96, 192, 10),
-          (6, 3, 1, 192, 224, 19), (6, 3, 2, 224, 384, 25), (6, 3, 1, 384, 640, 7)),
+    "l": ((1, 3, 1, 32, 32, 4, 1), (4, 3, 2, 32, 64, 7, 1), (4, 3, 2, 64, 96, 7, 1), (4, 3, 2, 96, 192, 10), (6, 3, 1, 192, 224, 19),
+          (6, 3, 2, 224, 384, 25), (6, 3, 1, 384, 640, 7)),
 }  # fmt: skip
 
 
-class EfficientNet(FeatureClassifier):
+class EfficientNet(LayerChain):
     """EfficientNet (Tan and Le 2019, 2021). ``eps`` and ``momentum`` are those of the batch norms."""
 
     def __init__(self, inverted_residual_setting: Sequence[Sequence[int]], dropout: float, stochastic_depth_prob: float = 0.2,
@@ -146,27 +103,21 @@ class EfficientNet(FeatureClassifier):
         for expansion, kernel, stride, inside, out, count, *fused in inverted_residual_setting:
             blocks = []
             for i in range(count):
-                shape = (out if i else inside, out, kernel, 1 if i else stride, expansion)
-                p = stochastic_depth_prob * done / total
-                blocks.append(ResidualPath("block", self._parts(*shape, bool(fused), norm), shape[0] == out and shape[3] == 1, p))
+                width, step = (out, 1) if i else (inside, stride)
+                hidden = divisible(width * expansion)
+                if fused:
+                    wide = conv_norm(width, out if hidden == width else hidden, kernel, step, activation=nn.SiLU, **norm)
+                    parts: list[nn.Module] = [wide] if hidden == width else [wide, conv_norm(hidden, out, 1, activation=None, **norm)]
+                else:
+                    parts = _inverted(width, hidden, out, kernel, step, nn.SiLU, (nn.SiLU,), max(1, width // 4), norm)
+                blocks.append(ResidualPath("block", parts, width == out and step == 1, stochastic_depth_prob * done / total))
                 done += 1
             layers.append(nn.Sequential(*blocks))
-        last = last_channel or 4 * out
-        self.features = nn.Sequential(*layers, conv_norm(out, last, 1, activation=nn.SiLU, **norm))
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        last, bound = last_channel or 4 * out, 1 / math.sqrt(num_classes)
+        self.features, self.avgpool = nn.Sequential(*layers, conv_norm(out, last, 1, activation=nn.SiLU, **norm)), nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(last, num_classes))
-        bound = 1 / math.sqrt(num_classes)
-        start(self, fan_out, lambda w: init.uniform_(w, -bound, bound))
-
-    @staticmethod
-    def _parts(inside: int, out: int, kernel: int, stride: int, expansion: int, fused: bool, norm: dict[str, float]) -> list[nn.Module]:
-        hidden = divisible(inside * expansion)
-        if fused:
-            wide = conv_norm(inside, out if hidden == inside else hidden, kernel, stride, activation=nn.SiLU, **norm)
-            return [wide] if hidden == inside else [wide, conv_norm(hidden, out, 1, activation=None, **norm)]
-        parts: list[nn.Module] = [conv_norm(inside, hidden, 1, activation=nn.SiLU, **norm)] if hidden != inside else []
-        parts.append(conv_norm(hidden, hidden, kernel, stride, hidden, nn.SiLU, **norm))
-        return [*parts, SqueezeExcitation(hidden, max(1, inside // 4), nn.SiLU), conv_norm(hidden, out, 1, activation=None, **norm)]
+        start(self, "fan_out", "zeros")
+        init.uniform_(self.classifier[1].weight, -bound, bound)
 
 
 def _scaled(width: float, depth: float) -> tuple[tuple[int, ...], ...]:
@@ -174,16 +125,12 @@ def _scaled(width: float, depth: float) -> tuple[tuple[int, ...], ...]:
     return tuple((*row[:3], divisible(row[3] * width), divisible(row[4] * width), math.ceil(row[5] * depth)) for row in _B0)
 
 
-# ---- ShuffleNet v2
-
-
 class ShuffleUnit(nn.Module):
     """Half of the channels (all, if the stride is 2) through convolutions; then the halves are mixed."""
 
     def __init__(self, inp: int, oup: int, stride: int):
         super().__init__()
-        half, inside = oup // 2, inp if stride > 1 else oup // 2
-        self.stride = stride
+        self.stride, half, inside = stride, oup // 2, inp if stride > 1 else oup // 2
         self.branch1 = nn.Sequential(*([*conv_norm(inp, inp, 3, stride, inp, None), *conv_norm(inp, half, 1)] if stride > 1 else []))
         self.branch2 = nn.Sequential(*conv_norm(inside, half, 1), *conv_norm(half, half, 3, stride, half, None), *conv_norm(half, half, 1))
 
@@ -192,7 +139,7 @@ class ShuffleUnit(nn.Module):
         return channel_shuffle(ag.cat([kept, self.branch2(changed)], axis=1), 2)
 
 
-class ShuffleNetV2(nn.Module):
+class ShuffleNetV2(LayerChain):
     """ShuffleNet v2 (Ma et al. 2018)."""
 
     def __init__(self, stages_repeats: Sequence[int], stages_out_channels: Sequence[int], num_classes: int = 1000):
@@ -200,27 +147,18 @@ class ShuffleNetV2(nn.Module):
         inside, *outs, last = stages_out_channels
         self.conv1, self.maxpool = conv_norm(3, inside, 3, 2), nn.MaxPool2d(3, 2, 1)
         for stage, (count, out) in enumerate(zip(stages_repeats, outs, strict=True), 2):
-            units = [ShuffleUnit(inside, out, 2), *(ShuffleUnit(out, out, 1) for _ in range(1, count))]
-            setattr(self, f"stage{stage}", nn.Sequential(*units))
+            setattr(self, f"stage{stage}", nn.Sequential(*(ShuffleUnit(out if i else inside, out, 1 if i else 2) for i in range(count))))
             inside = out
-        self.conv5, self.fc = conv_norm(inside, last, 1), nn.Linear(last, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for name, layer in self.named_children():
-            x = layer(ag.mean(x, axis=(2, 3))) if name == "fc" else layer(x)
-        return x
+        self.conv5, self.avgpool, self.fc = conv_norm(inside, last, 1), nn.AdaptiveAvgPool2d(1), nn.Linear(last, num_classes)
 
 
-mobilenet_v2 = architecture("mobilenet_v2", MobileNetV2)
-mobilenet_v3_large = architecture("mobilenet_v3_large", MobileNetV3, _V3_LARGE, 1280)
-mobilenet_v3_small = architecture("mobilenet_v3_small", MobileNetV3, _V3_SMALL, 1024)
-for _alpha in (0.5, 0.75, 1.0, 1.3):
-    architecture(f"mnasnet{str(_alpha).replace('.', '_')}", MNASNet, _alpha)
+architecture("mobilenet_v2", MobileNetV2)
+architecture("mobilenet_v3_large", MobileNetV3, _V3_LARGE, 1280)
+architecture("mobilenet_v3_small", MobileNetV3, _V3_SMALL, 1024)
 _WIDER = ((1.0, 1.0, 0.2), (1.0, 1.1, 0.2), (1.1, 1.2, 0.3), (1.2, 1.4, 0.3), (1.4, 1.8, 0.4), (1.6, 2.2, 0.4), (1.8, 2.6, 0.5), (2.0, 3.1, 0.5))
 for _i, (_width, _deep, _drop) in enumerate(_WIDER):
     architecture(f"efficientnet_b{_i}", EfficientNet, _scaled(_width, _deep), _drop, **({"eps": 0.001, "momentum": 0.01} if _i > 4 else {}))
 for (_size, _rows), _drop in zip(_V2.items(), (0.2, 0.3, 0.4), strict=True):
     architecture(f"efficientnet_v2_{_size}", EfficientNet, _rows, _drop, last_channel=1280, eps=0.001)
-for _name, _widths in {"0_5": (24, 48, 96, 192, 1024), "1_0": (24, 116, 232, 464, 1024), "1_5": (24, 176, 352, 704, 1024),
-                       "2_0": (24, 244, 488, 976, 2048)}.items():  # fmt: skip
-    architecture(f"shufflenet_v2_x{_name}", ShuffleNetV2, (4, 8, 4), _widths)
+for _name, _first, _last in (("0_5", 48, 1024), ("1_0", 116, 1024), ("1_5", 176, 1024), ("2_0", 244, 2048)):
+    architecture(f"shufflenet_v2_x{_name}", ShuffleNetV2, (4, 8, 4), (24, _first, 2 * _first, 4 * _first, _last))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from netcl import nn
 from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.parameter import empty
-from netcl.vision.models.blocks import FeatureClassifier, SqueezeExcitation, architecture, conv_norm, narrow_normal, narrow_trunc, start
+from netcl.vision.models.blocks import LayerChain, SqueezeExcitation, architecture, conv_norm, start
 from netcl.vision.ops import Permute, StochasticDepth
 
 _DEEP = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -23,9 +24,6 @@ for _depth, _groups, _width in ((50, 32, 4), (101, 32, 8), (101, 64, 4)):
     architecture(f"resnext{_depth}_{_groups}x{_width}d", nn.ResNet, nn.Bottleneck, _DEEP[_depth], **_options)
 for _depth in (50, 101):
     architecture(f"wide_resnet{_depth}_2", nn.ResNet, nn.Bottleneck, _DEEP[_depth], width_per_group=128)
-
-
-# ---- RegNet
 
 
 class RegNetBlock(nn.Module):
@@ -43,7 +41,7 @@ class RegNetBlock(nn.Module):
         return ag.relu(ag.add(x if self.proj is None else self.proj(x), self.f(x)))
 
 
-class RegNet(nn.Module):
+class RegNet(LayerChain):
     """RegNet (Radosavovic et al. 2020). Block widths grow linearly, ``w_0 + i w_a``, quantized to powers of ``w_m`` times ``w_0``."""
 
     def __init__(self, depth: int, w_0: int, w_a: float, w_m: float, group_width: int, se_ratio: float = 0.0, num_classes: int = 1000,
@@ -61,10 +59,7 @@ class RegNet(nn.Module):
                 inside = out
             stages[f"block{stage}"] = nn.Sequential(blocks)
         self.trunk_output, self.avgpool, self.fc = nn.Sequential(stages), nn.AdaptiveAvgPool2d(1), nn.Linear(inside, num_classes)
-        start(self, lambda w: init.normal_(w, std=math.sqrt(2 / (math.prod(w.shape[2:]) * w.shape[0]))), narrow_normal)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(ag.flatten(self.avgpool(self.trunk_output(self.stem(x))), 1))
+        start(self, "fan_out", "normal 0.01")
 
 
 # Depth, w_0, w_a, w_m, width of a group.
@@ -77,9 +72,6 @@ _REGNET = {
 }  # fmt: skip
 for _name, _row in _REGNET.items():
     architecture(f"regnet_{_name}", RegNet, *_row, 0.25 if _name[0] == "y" else 0.0)
-
-
-# ---- ConvNeXt
 
 
 class LayerNorm2d(nn.LayerNorm):
@@ -103,26 +95,24 @@ class CNBlock(nn.Module):
         return ag.add(self.stochastic_depth(ag.mul(self.layer_scale, self.block(x))), x)
 
 
-class ConvNeXt(FeatureClassifier):
+class ConvNeXt(LayerChain):
     """ConvNeXt (Liu et al. 2022). Rows of the setting: channels in, channels out (``None`` in the last), blocks."""
 
-    def __init__(self, block_setting: Sequence[Sequence[int | None]], stochastic_depth_prob: float = 0.0, layer_scale: float = 1e-6,
+    flat = ()
+
+    def __init__(self, block_setting: Sequence[Any], stochastic_depth_prob: float = 0.0, layer_scale: float = 1e-6,
                  num_classes: int = 1000):  # fmt: skip
         super().__init__()
-        rows = [(int(row[0] or 0), row[1], int(row[2] or 0)) for row in block_setting]
-        layers = [nn.Sequential(nn.Conv2d(3, rows[0][0], 4, 4), LayerNorm2d(rows[0][0], eps=1e-6))]
-        done, total = 0, sum(row[2] for row in rows)
-        for width, out, count in rows:
+        layers = [nn.Sequential(nn.Conv2d(3, block_setting[0][0], 4, 4), LayerNorm2d(block_setting[0][0], eps=1e-6))]
+        done, total = 0, sum(row[2] for row in block_setting)
+        for width, out, count in block_setting:
             shares = [stochastic_depth_prob * (done + i) / (total - 1) for i in range(count)]
             layers.append(nn.Sequential(*[CNBlock(width, layer_scale, share) for share in shares]))
             done += count
             layers += [nn.Sequential(LayerNorm2d(width, eps=1e-6), nn.Conv2d(width, out, 2, 2))] if out is not None else []
         self.features, self.avgpool = nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(LayerNorm2d(width, eps=1e-6), nn.Flatten(), nn.Linear(width, num_classes))
-        start(self, narrow_trunc, narrow_trunc)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(self.avgpool(self.features(x)))
+        start(self, "trunc_normal 0.02", "trunc_normal 0.02")
 
 
 for _name, (_width, _deep, _drop) in {"tiny": (96, 9, 0.1), "small": (96, 27, 0.4), "base": (128, 27, 0.5), "large": (192, 27, 0.5)}.items():
