@@ -21,12 +21,7 @@ def _columns(op: str, boxes: Tensor) -> tuple[Tensor, ...]:
 
 
 def box_convert(boxes: Tensor, in_fmt: str, out_fmt: str) -> Tensor:
-    """Boxes from one of the forms ``xyxy`` (corners), ``xywh`` (corner and size), ``cxcywh`` (center and size) in another.
-
-    >>> from netcl import tensor
-    >>> box_convert(tensor([[1.0, 2.0, 5.0, 8.0]]), "xyxy", "cxcywh").tolist()
-    [[3.0, 5.0, 4.0, 6.0]]
-    """
+    """Boxes from one of the forms ``xyxy`` (corners), ``xywh`` (corner and size), ``cxcywh`` (center and size) in another."""
     forms = ("xyxy", "xywh", "cxcywh")
     if in_fmt not in forms or out_fmt not in forms:
         raise ValueError(message("box_convert", f"forms must be among {', '.join(forms)}", in_fmt=in_fmt, out_fmt=out_fmt))
@@ -45,14 +40,6 @@ def box_area(boxes: Tensor) -> Tensor:
     return ag.reshape((x2 - x1) * (y2 - y1), boxes.shape[:-1])
 
 
-def _intersection(boxes1: Tensor, boxes2: Tensor) -> tuple[Tensor, Tensor]:
-    one, two = _columns("box_iou", boxes1), [ag.transpose(x, -2, -1) for x in _columns("box_iou", boxes2)]
-    sides = [ag.clamp(ag.minimum(one[i + 2], two[i + 2]) - ag.maximum(one[i], two[i]), min=0.0) for i in (0, 1)]
-    common = sides[0] * sides[1]
-    areas = ag.add(ag.unsqueeze(box_area(boxes1), -1), ag.unsqueeze(box_area(boxes2), -2))
-    return common, areas - common
-
-
 def box_iou(boxes1: Tensor, boxes2: Tensor) -> Tensor:
     """Intersection over union of all pairs, ``(N, M)``.
 
@@ -60,24 +47,16 @@ def box_iou(boxes1: Tensor, boxes2: Tensor) -> Tensor:
     >>> box_iou(tensor([[0.0, 0.0, 2.0, 2.0]]), tensor([[0.0, 0.0, 2.0, 1.0], [2.0, 2.0, 3.0, 3.0]])).tolist()
     [[0.5, 0.0]]
     """
-    common, union = _intersection(boxes1, boxes2)
-    return ag.div(common, union)
-
-
-def generalized_box_iou(boxes1: Tensor, boxes2: Tensor) -> Tensor:
-    """:func:`box_iou` less the share of the smallest box around both that neither covers."""
-    common, union = _intersection(boxes1, boxes2)
     one, two = _columns("box_iou", boxes1), [ag.transpose(x, -2, -1) for x in _columns("box_iou", boxes2)]
-    width, height = (ag.maximum(one[i + 2], two[i + 2]) - ag.minimum(one[i], two[i]) for i in (0, 1))
-    around = width * height
-    return common / union - (around - union) / around
+    width, height = (ag.clamp(ag.minimum(one[i + 2], two[i + 2]) - ag.maximum(one[i], two[i]), min=0.0) for i in (0, 1))
+    common = width * height
+    return common / (ag.unsqueeze(box_area(boxes1), -1) + ag.unsqueeze(box_area(boxes2), -2) - common)
 
 
 def clip_boxes_to_image(boxes: Tensor, size: Sequence[int]) -> Tensor:
     """Boxes with the parts outside an image of ``(height, width)`` cut off."""
-    x1, y1, x2, y2 = _columns("clip_boxes_to_image", boxes)
-    height, width = (float(side) for side in size)
-    return ag.cat([ag.clamp(value, 0.0, width if i % 2 == 0 else height) for i, value in enumerate((x1, y1, x2, y2))], axis=-1)
+    sides = (size[1], size[0]) * 2
+    return ag.cat([ag.clamp(x, 0.0, float(side)) for x, side in zip(_columns("clip_boxes", boxes), sides, strict=True)], axis=-1)
 
 
 def remove_small_boxes(boxes: Tensor, min_size: float) -> Tensor:

@@ -303,37 +303,22 @@ class GaussianBlur(Transform):
         return F.gaussian_blur(image, self.kernel_size, float(rng().uniform(*self.sigma)))
 
 
-class SemanticSegmentation(Transform):
-    """An image resized, as a tensor, normalized: what torchvision's weights expect."""
+class ImageClassification(Transform):
+    """An image resized, its middle cut out (unless ``crop_size`` is ``None``), as a tensor, normalized: what torchvision's weights expect."""
 
     def __init__(
-        self, *, resize_size: int | None, mean: Sequence[float] = (0.485, 0.456, 0.406), std: Sequence[float] = (0.229, 0.224, 0.225),
-        interpolation: Any = InterpolationMode.BILINEAR, antialias: bool | None = True,
+        self, *, crop_size: int | None, resize_size: int | None = 256, mean: Sequence[float] = (0.485, 0.456, 0.406),
+        std: Sequence[float] = (0.229, 0.224, 0.225), interpolation: Any = InterpolationMode.BILINEAR, antialias: bool | None = True,
     ):  # fmt: skip
-        self.resize_size, self.mean, self.std, self.interpolation, self.antialias = resize_size, mean, std, interpolation, antialias
+        self.crop_size, self.resize_size, self.mean, self.std = crop_size, resize_size, mean, std
+        self.interpolation, self.antialias = interpolation, antialias
 
     def forward(self, image: Any) -> Tensor:
         if self.resize_size is not None:
             image = F.resize(image, [self.resize_size], interpolation=self.interpolation, antialias=self.antialias)
-        return F.normalize(ObjectDetection()(self._cut(image)), self.mean, self.std)
-
-    def _cut(self, image: Any) -> Any:
-        return image
-
-
-class ImageClassification(SemanticSegmentation):
-    """An image resized, its middle cut out, as a tensor, normalized: what torchvision's weights expect."""
-
-    def __init__(self, *, crop_size: int, resize_size: int = 256, **options: Any):
-        super().__init__(resize_size=resize_size, **options)
-        self.crop_size = crop_size
-
-    def _cut(self, image: Any) -> Any:
-        return F.center_crop(image, [self.crop_size])
+        image = image if self.crop_size is None else F.center_crop(image, [self.crop_size])
+        image = image if isinstance(image, Tensor) else F.pil_to_tensor(image)
+        return F.normalize(F.convert_image_dtype(image, "float32"), self.mean, self.std)
 
 
-class ObjectDetection(Transform):
-    """An image as a tensor with values from 0 to 1."""
-
-    def forward(self, image: Any) -> Tensor:
-        return F.convert_image_dtype(image if isinstance(image, Tensor) else F.pil_to_tensor(image), "float32")
+SemanticSegmentation = partial(ImageClassification, crop_size=None)

@@ -20,7 +20,7 @@ from netcl.core.errors import message
 from netcl.nn import Module, ResNet, VisionTransformer, register_layer
 from netcl.vision.models import detection, inception, mobile, plain, residual, segmentation, transformers
 from netcl.vision.models.blocks import ARCHITECTURES
-from netcl.vision.transforms import ImageClassification, InterpolationMode, ObjectDetection, SemanticSegmentation
+from netcl.vision.transforms import ImageClassification, InterpolationMode, ToTensor
 
 
 def get_model_builder(name: str) -> Callable[..., Any]:
@@ -73,9 +73,9 @@ def get_transforms(name: str) -> Any:
     """
     get_model_builder(name)
     if hasattr(detection, name):
-        return ObjectDetection()
+        return ToTensor()
     if hasattr(segmentation, name):
-        return SemanticSegmentation(resize_size=520)
+        return ImageClassification(crop_size=None, resize_size=520)
     crop, resize, mode = (*_PRESETS.get(name, (224, 256)), "bilinear")[:3]
     half = {"mean": (0.5,) * 3, "std": (0.5,) * 3} if name == "efficientnet_v2_l" else {}
     return ImageClassification(crop_size=crop, resize_size=resize, interpolation=InterpolationMode(mode), **half)

@@ -18,11 +18,11 @@ from netcl.vision.models.blocks import architecture, start
 from netcl.vision.models.plain import make_layers
 from netcl.vision.ops import box_convert, box_iou, clip_boxes_to_image, kept_boxes
 
-_MEAN, _STD = (0.48235, 0.45882, 0.40784), 1 / 255
-_CODE = (10.0, 10.0, 5.0, 5.0)  # weights of the four numbers that describe a box relative to its default box
+_SIDE = 300
+_MEAN = (0.48235, 0.45882, 0.40784)
+_CODE = np.array([10.0, 10.0, 5.0, 5.0], np.float32)  # weights of the numbers that describe a box relative to its default box
 _RATIOS = ((2,), (2, 3), (2, 3), (2, 3), (2,), (2,))
-_SCALES, _STEPS = (0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05), (8, 16, 32, 64, 100, 300)
-_WIDTHS = (512, 1024, 512, 256, 256, 256)
+_SCALES, _STEPS, _WIDTHS = (0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05), (8, 16, 32, 64, 100, 300), (512, 1024, 512, 256, 256, 256)
 
 
 class VGGPyramid(nn.Module):
@@ -30,13 +30,12 @@ class VGGPyramid(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        stages = make_layers([64, 64, "M", 128, 128, "M", 256, 256, 256, "C", 512, 512, 512, "M", 512, 512, 512])
+        stages = list(make_layers([64, 64, "M", 128, 128, "M", 256, 256, 256, "C", 512, 512, 512, "M", 512, 512, 512]))
         fc = [nn.MaxPool2d(3, 1, 1), nn.Conv2d(512, 1024, 3, padding=6, dilation=6), nn.ReLU(), nn.Conv2d(1024, 1024, 1), nn.ReLU()]
         rows = ((1024, 256, 512, 2), (512, 128, 256, 2), (256, 128, 256, 1), (256, 128, 256, 1))
-        later = [[nn.Conv2d(a, b, 1), nn.ReLU(), nn.Conv2d(b, c, 3, s, s - 1), nn.ReLU()] for a, b, c, s in rows]
-        self.features = nn.Sequential(*list(stages)[:23])
-        self.extra = nn.ModuleList([nn.Sequential(*list(stages)[23:], nn.Sequential(*fc)), *(nn.Sequential(*part) for part in later)])
-        self.scale_weight = init.constant_(empty((512,)), 20.0)
+        later = [nn.Sequential(nn.Conv2d(a, b, 1), nn.ReLU(), nn.Conv2d(b, c, 3, s, s - 1), nn.ReLU()) for a, b, c, s in rows]
+        self.features, self.scale_weight = nn.Sequential(*stages[:23]), init.constant_(empty((512,)), 20.0)
+        self.extra = nn.ModuleList([nn.Sequential(*stages[23:], nn.Sequential(*fc)), *later])
 
     def forward(self, x: Tensor) -> list[Tensor]:
         x = self.features(x)
@@ -48,42 +47,16 @@ class VGGPyramid(nn.Module):
         return found
 
 
-class BoxHead(nn.Module):
-    """A convolution of each feature map, giving ``columns`` numbers per default box."""
-
-    def __init__(self, columns: int):
-        super().__init__()
-        counts = [2 + 2 * len(ratios) for ratios in _RATIOS]
-        convs = [nn.Conv2d(width, count * columns, 3, padding=1) for width, count in zip(_WIDTHS, counts, strict=True)]
-        self.columns, self.module_list = columns, nn.ModuleList(convs)
-
-    def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        made = [ag.permute(conv(x), (0, 2, 3, 1)) for conv, x in zip(self.module_list, maps, strict=True)]
-        return ag.cat([ag.reshape(x, (x.shape[0], -1, self.columns)) for x in made], axis=1)
-
-
-class BoxHeads(nn.Module):
-    """Logits and box offsets of all default boxes."""
-
-    def __init__(self, num_classes: int):
-        super().__init__()
-        self.classification_head, self.regression_head = BoxHead(num_classes), BoxHead(4)
-
-    def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        return self.classification_head(maps), self.regression_head(maps)
-
-
-def default_boxes(sizes: Sequence[Sequence[int]], side: int) -> np.ndarray:
+def default_boxes(sizes: Sequence[Sequence[int]]) -> np.ndarray:
     """Boxes ``(x, y, width, height)``, centers first, of all positions of feature maps of these sizes, in pixels of the input."""
     found = []
     for k, (rows, columns) in enumerate(sizes):
-        shapes = [(_SCALES[k],) * 2, (math.sqrt(_SCALES[k] * _SCALES[k + 1]),) * 2]
-        for ratio in _RATIOS[k]:
-            wide, narrow = _SCALES[k] * math.sqrt(ratio), _SCALES[k] / math.sqrt(ratio)
-            shapes += [(wide, narrow), (narrow, wide)]
+        sides = [(_SCALES[k], 1.0), (math.sqrt(_SCALES[k] * _SCALES[k + 1]), 1.0)]
+        sides += [(_SCALES[k], root) for ratio in _RATIOS[k] for root in (math.sqrt(ratio), 1 / math.sqrt(ratio))]
+        shapes = np.clip([(side * root, side / root) for side, root in sides], 0, 1) * _SIDE
         y, x = np.meshgrid((np.arange(rows) + 0.5) * _STEPS[k], (np.arange(columns) + 0.5) * _STEPS[k], indexing="ij")
         centers = np.repeat(np.stack([x, y], -1).reshape(-1, 2), len(shapes), 0)
-        found.append(np.concatenate([centers, np.tile(np.clip(shapes, 0, 1) * side, (rows * columns, 1))], 1))
+        found.append(np.concatenate([centers, np.tile(shapes, (rows * columns, 1))], 1))
     return np.concatenate(found).astype(np.float32)
 
 
@@ -101,69 +74,69 @@ class SSD(nn.Module):
         super().__init__()
         self.num_classes, self.score_thresh, self.nms_thresh, self.detections_per_img = num_classes, score_thresh, nms_thresh, detections_per_img
         self.iou_thresh, self.topk_candidates, self.negatives = iou_thresh, topk_candidates, (1 - positive_fraction) / positive_fraction
-        self.backbone, self.head = VGGPyramid(), BoxHeads(num_classes)
+        self.backbone, self.head = VGGPyramid(), nn.ModuleDict()
+        for name, columns in (("classification_head", num_classes), ("regression_head", 4)):
+            counts = [(2 + 2 * len(ratios)) * columns for ratios in _RATIOS]
+            convs = [nn.Conv2d(width, count, 3, padding=1) for width, count in zip(_WIDTHS, counts, strict=True)]
+            self.head[name] = nn.ModuleDict({"module_list": nn.ModuleList(convs)})
         start(self.head, "xavier_uniform")
 
     def forward(self, images: Any, targets: Sequence[Mapping[str, Any]] | None = None) -> Any:
         listed = list(images)
         if not listed or any(image.ndim != 3 for image in listed):
             raise ShapeError(message("SSD", "images must be tensors (channels, height, width)", shapes=[x.shape for x in listed]))
-        maps = self.backbone(ag.cat([self._input(image) for image in listed]))
-        logits, offsets = self.head(maps)
-        around = default_boxes([x.shape[2:] for x in maps], 300)
-        sizes = [image.shape[1:] for image in listed]
-        if not self.training:
-            return self._detections(logits, offsets, around, sizes)
-        if targets is None:
+        if self.training and targets is None:
             raise ValueError(message("SSD", "training needs targets", "call model(images, targets), or model.eval() first"))
-        return self._losses(logits, offsets, around, sizes, targets)
+        maps = self.backbone(ag.cat([self._input(image) for image in listed]))
+        logits, offsets = (self._columns(name, maps) for name in ("classification_head", "regression_head"))
+        around, sizes = default_boxes([x.shape[2:] for x in maps]), [image.shape[1:] for image in listed]
+        if targets is not None and self.training:
+            return self._losses(logits, offsets, around, sizes, targets)
+        (center, size), code = ag.split(Tensor.from_host(logits.queue, around), 2, axis=1), Tensor.from_host(logits.queue, _CODE)
+        move, grow = ag.split(ag.div(offsets, code), 2, axis=-1)
+        found = ag.cat([ag.add(ag.mul(move, size), center), ag.mul(ag.exp(ag.clamp(grow, max=math.log(1000 / 16))), size)], axis=-1)
+        boxes = clip_boxes_to_image(box_convert(found, "cxcywh", "xyxy"), (_SIDE, _SIDE)).to_host()
+        return [self._kept(*each, logits.queue) for each in zip(boxes, ag.softmax(logits, axis=-1).to_host(), sizes, strict=True)]
 
     def _input(self, image: Tensor) -> Tensor:
         mean = Tensor.from_host(image.queue, np.reshape(_MEAN, (1, 3, 1, 1)), image.dtype)
-        scaled = ag.div(ag.sub(ag.unsqueeze(image, 0), mean), _STD)
-        return ag.interpolate(scaled, size=(300, 300), mode="bilinear", align_corners=False)
+        scaled = ag.mul(ag.sub(ag.unsqueeze(image, 0), mean), 255.0)
+        return ag.interpolate(scaled, size=(_SIDE, _SIDE), mode="bilinear", align_corners=False)
 
-    def _detections(self, logits: Tensor, offsets: Tensor, around: np.ndarray, sizes: Sequence[Any]) -> list[dict[str, Tensor]]:
-        at = Tensor.from_host(logits.queue, around)
-        (center, size), parts = ag.split(at, 2, axis=1), ag.div(offsets, Tensor.from_host(logits.queue, np.array(_CODE, np.float32)))
-        move, grow = ag.split(parts, 2, axis=-1)
-        found = ag.cat([ag.add(ag.mul(move, size), center), ag.mul(ag.exp(ag.clamp(grow, max=math.log(1000 / 16))), size)], axis=-1)
-        boxes = clip_boxes_to_image(box_convert(found, "cxcywh", "xyxy"), (300, 300)).to_host()
-        scores = ag.softmax(logits, axis=-1).to_host()
-        return [self._kept(*each, logits.queue) for each in zip(boxes, scores, sizes, strict=True)]
+    def _columns(self, head: str, maps: Sequence[Tensor]) -> Tensor:
+        """The numbers of every default box: logits, or offsets."""
+        made = [ag.permute(conv(x), (0, 2, 3, 1)) for conv, x in zip(self.head[head].module_list, maps, strict=True)]
+        return ag.cat([ag.reshape(x, (x.shape[0], -1, 4 if head[0] == "r" else self.num_classes)) for x in made], axis=1)
 
     def _kept(self, boxes: np.ndarray, scores: np.ndarray, size: Any, queue: Any) -> dict[str, Tensor]:
         """The detections of an image: per class the best candidates that do not suppress each other, then the best of all."""
-        rows, labels = [], []
+        rows = []
         for label in range(1, self.num_classes):
             over = np.flatnonzero(scores[:, label] > self.score_thresh)
             best = over[np.argsort(-scores[over, label], kind="stable")[: self.topk_candidates]]
             rows.append(best[kept_boxes(boxes[best], scores[best, label], self.nms_thresh)])
-            labels.append(np.full(len(rows[-1]), label))
-        row, label_of = np.concatenate(rows), np.concatenate(labels)
+        row, label_of = np.concatenate(rows), np.repeat(np.arange(1, self.num_classes), [len(found) for found in rows])
         order = np.argsort(-scores[row, label_of], kind="stable")[: self.detections_per_img]
         row, label_of = row[order], label_of[order]
-        back = np.array([size[1], size[0]] * 2, np.float32) / 300
+        back = np.array([size[1], size[0]] * 2, np.float32) / _SIDE
         made = {"boxes": boxes[row] * back, "scores": scores[row, label_of], "labels": label_of.astype(np.int64)}
         return {name: Tensor.from_host(queue, value) for name, value in made.items()}
 
     def _losses(self, logits: Tensor, offsets: Tensor, around: np.ndarray, sizes: Sequence[Any], targets: Sequence[Any]) -> dict[str, Tensor]:
+        """Smooth L1 of the matched default boxes; cross entropy of these and of the unmatched ones with the largest loss."""
         queue, made = logits.queue, []
         for (height, width), target in zip(sizes, targets, strict=True):
             boxes, labels = (np.asarray(x.to_host() if isinstance(x, Tensor) else x) for x in (target["boxes"], target["labels"]))
-            made.append(self._matched(boxes * (300 / np.array([width, height] * 2, np.float32)), labels, around))
+            made.append(self._matched(boxes * (_SIDE / np.array([width, height] * 2, np.float32)), labels, around))
         goal, label = (np.stack(values) for values in zip(*made, strict=True))
         taken = label > 0
-        flat = ag.reshape(logits, (-1, self.num_classes))
-        each = ag.cross_entropy(flat, Tensor.from_host(queue, label.reshape(-1)), reduction="none")
-        order = np.where(taken, -np.inf, each.to_host().reshape(label.shape))
-        place = np.argsort(np.argsort(-order, axis=1, kind="stable"), axis=1)
-        counted = taken | (place < self.negatives * taken.sum(1, keepdims=True))
-        number, (mask, wanted) = max(1, int(taken.sum())), (Tensor.from_host(queue, x.astype(np.float32)) for x in (taken[..., None], goal))
+        each = ag.cross_entropy(ag.reshape(logits, (-1, self.num_classes)), Tensor.from_host(queue, label.reshape(-1)), reduction="none")
+        order = np.where(taken, np.inf, -each.to_host().reshape(label.shape))
+        counted = taken | (order.argsort(1, kind="stable").argsort(1) < self.negatives * taken.sum(1, keepdims=True))
+        wanted, mask, weight = (Tensor.from_host(queue, x.astype(np.float32)) for x in (goal, taken[..., None], counted.reshape(-1)))
         near = ag.smooth_l1_loss(offsets, wanted, reduction="none")
-        weight = Tensor.from_host(queue, counted.reshape(-1).astype(np.float32))
         totals = {"bbox_regression": ag.sum(ag.mul(near, mask)), "classification": ag.sum(ag.mul(each, weight))}
-        return {name: ag.div(total, float(number)) for name, total in totals.items()}
+        return {name: ag.div(total, float(max(1, taken.sum()))) for name, total in totals.items()}
 
     def _matched(self, boxes: np.ndarray, labels: np.ndarray, around: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The offsets and the label (0: none) of every default box: of the box it overlaps most, if by enough; the best default box of
@@ -174,14 +147,13 @@ class SSD(nn.Module):
         overlap = box_iou(Tensor.from_host(boxes.astype(np.float32)), corners).to_host()
         match = np.where(overlap.max(0) >= self.iou_thresh, overlap.argmax(0), -1)
         match[overlap.argmax(1)] = np.arange(len(boxes))
-        chosen = boxes[match]
-        size = chosen[:, 2:] - chosen[:, :2]
-        center = (chosen[:, :2] + size / 2 - around[:, :2]) / around[:, 2:]
-        goal = np.concatenate([center, np.log(np.maximum(size / around[:, 2:], 1e-12))], 1) * np.array(_CODE)
+        size = boxes[match, 2:] - boxes[match, :2]
+        center = (boxes[match, :2] + size / 2 - around[:, :2]) / around[:, 2:]
+        goal = np.concatenate([center, np.log(np.maximum(size / around[:, 2:], 1e-12))], 1) * _CODE
         return goal, np.where(match < 0, 0, labels[match]).astype(np.int64)
 
 
-def _ssd300(num_classes: int | None = None, weights_backbone: None = None, trainable_backbone_layers: int | None = None, **options: Any) -> SSD:
+def _ssd300(num_classes: int | None = None, weights_backbone: Any = None, trainable_backbone_layers: Any = None, **options: Any) -> SSD:
     return SSD(num_classes or 91, **options)
 
 
