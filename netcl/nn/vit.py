@@ -8,7 +8,7 @@ import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn import init
-from netcl.nn.activation import GELU, Tanh
+from netcl.nn.activation import GELU
 from netcl.nn.attention import MultiheadAttention
 from netcl.nn.container import Sequential
 from netcl.nn.conv import Conv2d
@@ -63,7 +63,6 @@ class ViT(Module):
     - **num_layers**, **num_heads**, **hidden_dim**, **mlp_dim**: depth, heads and widths; by default ViT-S/16.
     - **num_classes**, **in_channels**: of the output and the input.
     - **dropout**, **attention_dropout**: inside the encoder; of the attention weights.
-    - **representation_size**: the width of a hidden layer in front of the output, if there is one.
 
     Shapes: ``(N, in_channels, image_size, image_size)`` becomes ``(N, num_classes)``.
 
@@ -75,7 +74,7 @@ class ViT(Module):
 
     def __init__(self, image_size: int = 224, patch_size: int = 16, num_layers: int = 12, num_heads: int = 6, hidden_dim: int = 384,
                  mlp_dim: int = 1536, num_classes: int = 1000, in_channels: int = 3, dropout: float = 0.0,
-                 attention_dropout: float = 0.0, representation_size: int | None = None):  # fmt: skip
+                 attention_dropout: float = 0.0):  # fmt: skip
         super().__init__()
         if image_size % patch_size:
             raise ShapeError(message("ViT", "the patches do not divide the images", image_size=image_size, patch_size=patch_size))
@@ -84,15 +83,14 @@ class ViT(Module):
         self.conv_proj = Conv2d(in_channels, hidden_dim, patch_size, patch_size)
         positions = (image_size // patch_size) ** 2 + 1
         self.encoder = _Encoder(positions, num_layers, num_heads, hidden_dim, mlp_dim, dropout, attention_dropout)
-        hidden = {"pre_logits": Linear(hidden_dim, representation_size), "act": Tanh()} if representation_size else {}
-        self.heads = Sequential({**hidden, "head": Linear(representation_size or hidden_dim, num_classes)})
+        self.heads = Sequential({"head": Linear(hidden_dim, num_classes)})
         self._start(in_channels * patch_size * patch_size)
 
     def _start(self, fan_in: int) -> None:
         init.trunc_normal_(self.conv_proj.weight, std=fan_in**-0.5)
         init.zeros_(self.conv_proj.bias)  # type: ignore[arg-type]
-        init.zeros_(self.heads[-1].weight)
-        init.zeros_(self.heads[-1].bias)
+        init.zeros_(self.heads[0].weight)
+        init.zeros_(self.heads[0].bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[2:] != (self.image_size, self.image_size):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,6 +10,7 @@ import netcl.autograd as ag
 from netcl import nn
 from netcl.core.errors import ShapeError, check_probability, message
 from netcl.core.tensor import Tensor
+from netcl.nn.layer_class import layer_class
 
 
 def _columns(op: str, boxes: Tensor) -> tuple[Tensor, ...]:
@@ -41,12 +41,7 @@ def box_area(boxes: Tensor) -> Tensor:
 
 
 def box_iou(boxes1: Tensor, boxes2: Tensor) -> Tensor:
-    """Intersection over union of all pairs, ``(N, M)``.
-
-    >>> from netcl import tensor
-    >>> box_iou(tensor([[0.0, 0.0, 2.0, 2.0]]), tensor([[0.0, 0.0, 2.0, 1.0], [2.0, 2.0, 3.0, 3.0]])).tolist()
-    [[0.5, 0.0]]
-    """
+    """Intersection over union of all pairs, ``(N, M)``."""
     one, two = _columns("box_iou", boxes1), [ag.transpose(x, -2, -1) for x in _columns("box_iou", boxes2)]
     width, height = (ag.clamp(ag.minimum(one[i + 2], two[i + 2]) - ag.maximum(one[i], two[i]), min=0.0) for i in (0, 1))
     common = width * height
@@ -57,12 +52,6 @@ def clip_boxes_to_image(boxes: Tensor, size: Sequence[int]) -> Tensor:
     """Boxes with the parts outside an image of ``(height, width)`` cut off."""
     sides = (size[1], size[0]) * 2
     return ag.cat([ag.clamp(x, 0.0, float(side)) for x, side in zip(_columns("clip_boxes", boxes), sides, strict=True)], axis=-1)
-
-
-def remove_small_boxes(boxes: Tensor, min_size: float) -> Tensor:
-    """Indices of the boxes whose sides are both at least ``min_size``."""
-    host = boxes.to_host()
-    return Tensor.from_host(boxes.queue, np.flatnonzero((host[:, 2:] - host[:, :2] >= min_size).all(1)))
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
@@ -102,34 +91,20 @@ def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: floa
     return Tensor.from_host(boxes.queue, kept[np.argsort(-values[kept], kind="stable")])
 
 
-class Permute(nn.Module):
-    """The axes in another order."""
-
-    def __init__(self, dims: Sequence[int]):
-        super().__init__()
-        self.dims = tuple(dims)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ag.permute(x, self.dims)
-
-
-def stochastic_depth(input: Tensor, p: float, mode: str, training: bool = True) -> Tensor:
-    """Zeros the whole input (``mode`` "batch") or samples of it ("row") with probability ``p``, and scales what is left."""
-    if mode not in ("batch", "row"):
-        raise ValueError(message("stochastic_depth", 'mode must be "batch" or "row"', mode=repr(mode)))
-    check_probability("stochastic_depth", "p", p)
-    if not training or p == 0.0:
-        return input
-    shape = (input.shape[0] if mode == "row" else 1, *(1,) * (input.ndim - 1))
-    return ag.mul(input, ag.dropout(Tensor.ones(shape, input.dtype, queue=input.queue), p))
+Permute = layer_class(globals(), "Permute(dims: Sequence[int])", "ag.permute(x, dims)", "The axes in another order.",
+                      "vision.ops.Permute((1, 0))(np.ones((2, 3), np.float32)).shape", "(3, 2)")  # fmt: skip
 
 
 class StochasticDepth(nn.Module):
-    """:func:`stochastic_depth` in training, nothing in evaluation (Huang et al. 2016)."""
+    """In training, zeros the whole input (``mode`` "batch") or samples of it ("row") with probability ``p``, and scales what is left."""
 
     def __init__(self, p: float, mode: str):
         super().__init__()
+        check_probability("StochasticDepth", "p", p)
         self.p, self.mode = p, mode
 
-    def forward(self, x: Tensor) -> Any:
-        return stochastic_depth(x, self.p, self.mode, self.training)
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        shape = (x.shape[0] if self.mode == "row" else 1, *(1,) * (x.ndim - 1))
+        return ag.mul(x, ag.dropout(Tensor.ones(shape, x.dtype, queue=x.queue), self.p))

@@ -304,7 +304,7 @@ class GaussianBlur(Transform):
 
 
 class ImageClassification(Transform):
-    """An image resized, its middle cut out (unless ``crop_size`` is ``None``), as a tensor, normalized: what torchvision's weights expect."""
+    """What torchvision's weights expect: an image resized, its middle cut out (unless ``crop_size`` is ``None``), a normalized tensor."""
 
     def __init__(
         self, *, crop_size: int | None, resize_size: int | None = 256, mean: Sequence[float] = (0.485, 0.456, 0.406),
@@ -319,6 +319,3 @@ class ImageClassification(Transform):
         image = image if self.crop_size is None else F.center_crop(image, [self.crop_size])
         image = image if isinstance(image, Tensor) else F.pil_to_tensor(image)
         return F.normalize(F.convert_image_dtype(image, "float32"), self.mean, self.std)
-
-
-SemanticSegmentation = partial(ImageClassification, crop_size=None)

@@ -18,7 +18,7 @@ import torch
 from torchvision import models
 
 sys.path.insert(0, str(Path(__file__).parent))
-import vision_model_cases as cases  # noqa: E402
+import vision_model_cases as cases
 
 for _name in ("kaiming_normal_", "kaiming_uniform_", "normal_", "trunc_normal_", "uniform_", "xavier_uniform_"):
     setattr(torch.nn.init, _name, lambda tensor, *args, **options: tensor)  # every value is overwritten

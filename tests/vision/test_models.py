@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import netcl
-from netcl import nn
 from netcl.nn import init
 from netcl.vision import models
 
@@ -20,8 +19,8 @@ _spec = importlib.util.spec_from_file_location("vision_model_cases", GOLDEN / "v
 cases = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(cases)
 
-SMALL = ("convnext_tiny", "deeplabv3_mobilenet_v3_large", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet", "inception_v3",
-         "lraspp_mobilenet_v3_large", "mobilenet_v2", "mobilenet_v3_small", "regnet_y_400mf", "resnet18", "resnext50_32x4d",
+SMALL = ("convnext_tiny", "deeplabv3_mobilenet_v3_large", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet",
+         "inception_v3", "lraspp_mobilenet_v3_large", "mobilenet_v2", "mobilenet_v3_small", "regnet_y_400mf", "resnet18", "resnext50_32x4d",
          "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "swin_v2_t")  # fmt: skip
 
 

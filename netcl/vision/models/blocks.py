@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import netcl.autograd as ag
 from netcl import nn
@@ -61,7 +61,7 @@ class LayerChain(nn.Module):
     """Models that apply their layers in the order in which the constructor sets them."""
 
     flat: tuple[str, ...] = ("classifier", "fc")  # layers that take flattened maps
-    auxiliary: dict[str, str] = {}  # layers, and those that classify their results in training
+    auxiliary: ClassVar[dict[str, str]] = {}  # layers, and those that classify their results in training
     outputs: Any = None  # the tuple that training then gives
     _order: tuple[str, ...]
 
@@ -101,17 +101,16 @@ def architecture(name: str, make: Callable[..., Any], *settings: Any, **defaults
             raise ValueError(message(name, "weights must be a file that exists; netcl downloads none", remedy, weights=weights))
         if weights is None:
             return _with_channels(make(*settings, **{**defaults, **options}), in_channels)
-        from_file = {"transform_input": True} if name in ("googlenet", "inception_v3") else {}
+        given = {"transform_input": True} if name in ("googlenet", "inception_v3") else {}
         with init.skipped():
-            model = _with_channels(make(*settings, **{**defaults, **from_file, **options}), in_channels)
+            model = _with_channels(make(*settings, **{**defaults, **given, **options}), in_channels)
         state = {re.sub(r"(denselayer\d+\.(?:norm|conv))\.([12])", r"\1\2", key): value for key, value in load(weights, "cpu").items()}
         model.load_state_dict(state)
         return model
 
     build.__name__ = build.__qualname__ = name
     build.__doc__ = f"{name} of torchvision; ``weights`` is the path of a state dict, other options are those of the model's class."
-    ARCHITECTURES[name] = made = constructor(build)
-    return made
+    return ARCHITECTURES.setdefault(name, constructor(build))
 
 
 def _with_channels(model: nn.Module, in_channels: int) -> nn.Module:

@@ -15,7 +15,7 @@ from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.parameter import empty
 from netcl.vision.models.blocks import architecture, start
-from netcl.vision.models.plain import make_layers
+from netcl.vision.models.classic import make_layers
 from netcl.vision.ops import box_convert, box_iou, clip_boxes_to_image, kept_boxes
 
 _SIDE = 300
@@ -72,8 +72,9 @@ class SSD(nn.Module):
     def __init__(self, num_classes: int = 91, score_thresh: float = 0.01, nms_thresh: float = 0.45, detections_per_img: int = 200,
                  iou_thresh: float = 0.5, topk_candidates: int = 400, positive_fraction: float = 0.25):  # fmt: skip
         super().__init__()
-        self.num_classes, self.score_thresh, self.nms_thresh, self.detections_per_img = num_classes, score_thresh, nms_thresh, detections_per_img
-        self.iou_thresh, self.topk_candidates, self.negatives = iou_thresh, topk_candidates, (1 - positive_fraction) / positive_fraction
+        self.num_classes, self.score_thresh, self.nms_thresh = num_classes, score_thresh, nms_thresh
+        self.detections_per_img, self.topk_candidates, self.iou_thresh = detections_per_img, topk_candidates, iou_thresh
+        self.negatives = (1 - positive_fraction) / positive_fraction
         self.backbone, self.head = VGGPyramid(), nn.ModuleDict()
         for name, columns in (("classification_head", num_classes), ("regression_head", 4)):
             counts = [(2 + 2 * len(ratios)) * columns for ratios in _RATIOS]
@@ -87,7 +88,9 @@ class SSD(nn.Module):
             raise ShapeError(message("SSD", "images must be tensors (channels, height, width)", shapes=[x.shape for x in listed]))
         if self.training and targets is None:
             raise ValueError(message("SSD", "training needs targets", "call model(images, targets), or model.eval() first"))
-        maps = self.backbone(ag.cat([self._input(image) for image in listed]))
+        mean = Tensor.from_host(listed[0].queue, np.reshape(_MEAN, (3, 1, 1)), listed[0].dtype)
+        scaled = (ag.unsqueeze(ag.mul(ag.sub(image, mean), 255.0), 0) for image in listed)
+        maps = self.backbone(ag.cat([ag.interpolate(x, size=(_SIDE, _SIDE), mode="bilinear", align_corners=False) for x in scaled]))
         logits, offsets = (self._columns(name, maps) for name in ("classification_head", "regression_head"))
         around, sizes = default_boxes([x.shape[2:] for x in maps]), [image.shape[1:] for image in listed]
         if targets is not None and self.training:
@@ -97,11 +100,6 @@ class SSD(nn.Module):
         found = ag.cat([ag.add(ag.mul(move, size), center), ag.mul(ag.exp(ag.clamp(grow, max=math.log(1000 / 16))), size)], axis=-1)
         boxes = clip_boxes_to_image(box_convert(found, "cxcywh", "xyxy"), (_SIDE, _SIDE)).to_host()
         return [self._kept(*each, logits.queue) for each in zip(boxes, ag.softmax(logits, axis=-1).to_host(), sizes, strict=True)]
-
-    def _input(self, image: Tensor) -> Tensor:
-        mean = Tensor.from_host(image.queue, np.reshape(_MEAN, (1, 3, 1, 1)), image.dtype)
-        scaled = ag.mul(ag.sub(ag.unsqueeze(image, 0), mean), 255.0)
-        return ag.interpolate(scaled, size=(_SIDE, _SIDE), mode="bilinear", align_corners=False)
 
     def _columns(self, head: str, maps: Sequence[Tensor]) -> Tensor:
         """The numbers of every default box: logits, or offsets."""
@@ -122,7 +120,7 @@ class SSD(nn.Module):
         made = {"boxes": boxes[row] * back, "scores": scores[row, label_of], "labels": label_of.astype(np.int64)}
         return {name: Tensor.from_host(queue, value) for name, value in made.items()}
 
-    def _losses(self, logits: Tensor, offsets: Tensor, around: np.ndarray, sizes: Sequence[Any], targets: Sequence[Any]) -> dict[str, Tensor]:
+    def _losses(self, logits: Tensor, offsets: Tensor, around: np.ndarray, sizes: Sequence[Any], targets: Any) -> dict[str, Tensor]:
         """Smooth L1 of the matched default boxes; cross entropy of these and of the unmatched ones with the largest loss."""
         queue, made = logits.queue, []
         for (height, width), target in zip(sizes, targets, strict=True):
@@ -153,8 +151,8 @@ class SSD(nn.Module):
         return goal, np.where(match < 0, 0, labels[match]).astype(np.int64)
 
 
-def _ssd300(num_classes: int | None = None, weights_backbone: Any = None, trainable_backbone_layers: Any = None, **options: Any) -> SSD:
-    return SSD(num_classes or 91, **options)
+def _ssd300(num_classes: int | None = None, weights_backbone: Any = None, trainable_backbone_layers: Any = None, **rest: Any) -> SSD:
+    return SSD(num_classes or 91, **rest)
 
 
 ssd300_vgg16 = architecture("ssd300_vgg16", _ssd300)

@@ -84,8 +84,8 @@ class SegmentationModel(nn.Module):
         return out if self.aux_classifier is None else {**out, "aux": _resized(self.aux_classifier(maps["aux"]), size)}
 
 
-def _segmentation(head: str, backbone: str, num_classes: int | None = None, aux_loss: bool | None = None, weights_backbone: Any = None) -> Any:
-    return SegmentationModel(head, backbone, num_classes or 21, bool(aux_loss))
+def _segmentation(head: str, backbone: str, num_classes: int = 21, aux_loss: bool | None = None, weights_backbone: Any = None) -> Any:
+    return SegmentationModel(head, backbone, num_classes, bool(aux_loss))
 
 
 for _head, _backbone in (("fcn", "resnet50"), ("fcn", "resnet101"), ("deeplabv3", "resnet50"), ("deeplabv3", "resnet101"),

@@ -16,98 +16,76 @@ from netcl.nn.parameter import empty, here
 from netcl.vision.models.blocks import architecture, start
 from netcl.vision.ops import Permute, StochasticDepth
 
-for _name, _patch, _layers, _heads, _dim in (("b", 16, 12, 12, 768), ("b", 32, 12, 12, 768), ("l", 16, 24, 16, 1024), ("l", 32, 24, 16, 1024),
-                                             ("h", 14, 32, 16, 1280)):  # fmt: skip
-    architecture(f"vit_{_name}_{_patch}", nn.ViT, patch_size=_patch, num_layers=_layers, num_heads=_heads, hidden_dim=_dim, mlp_dim=4 * _dim)
-
-
-def _relative_positions(window: Sequence[int]) -> np.ndarray:
-    """For each pair of positions in a window, the row of the table that has one per distance."""
-    at = np.stack(np.meshgrid(np.arange(window[0]), np.arange(window[1]), indexing="ij")).reshape(2, -1)
-    apart = at[:, :, None] - at[:, None, :]
-    return ((apart[0] + window[0] - 1) * (2 * window[1] - 1) + apart[1] + window[1] - 1).reshape(-1).astype(np.int64)
+for _name, _patch, *_sizes in (("b", 16, 12, 12, 768), ("b", 32, 12, 12, 768), ("l", 16, 24, 16, 1024), ("l", 32, 24, 16, 1024),
+                               ("h", 14, 32, 16, 1280)):  # fmt: skip
+    architecture(f"vit_{_name}_{_patch}", nn.ViT, 224, _patch, *_sizes, 4 * _sizes[2])
 
 
 class WindowAttention(nn.Module):
-    """Attention among the positions of a window, with a learned bias per distance, over windows that may be shifted."""
+    """Attention among the positions of a window, with a bias per distance, over windows that may be shifted.
 
-    def __init__(self, dim: int, window_size: Sequence[int], shift_size: Sequence[int], num_heads: int, dropout: float):
+    Version 2 scores by cosines with a learned scale, and a small network computes the biases.
+    """
+
+    def __init__(self, dim: int, window_size: Sequence[int], shift_size: Sequence[int], num_heads: int, dropout: float, version: int = 1):
         super().__init__()
-        self.window_size, self.shift_size, self.num_heads = tuple(window_size), tuple(shift_size), num_heads
+        self.window_size, self.shift_size, self.num_heads, self.version = tuple(window_size), tuple(shift_size), num_heads, version
         self.qkv, self.proj, self.dropout = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim), nn.Dropout(dropout)
-        self._add_bias()
-        self.register_buffer("relative_position_index", Tensor.from_host(here(), _relative_positions(window_size)))
+        spans = [2 * size - 1 for size in window_size]
+        y, x = (at.reshape(-1, 1) - at.reshape(1, -1) for at in np.indices(self.window_size))
+        index = (y + window_size[0] - 1) * spans[1] + x + window_size[1] - 1
+        self.register_buffer("relative_position_index", Tensor.from_host(here(), index.reshape(-1).astype(np.int64)))
+        if version == 1:
+            self.relative_position_bias_table = init.trunc_normal_(empty((math.prod(spans), num_heads)), std=0.02)
+        else:
+            self.logit_scale = init.constant_(empty((num_heads, 1, 1)), math.log(10.0))
+            self.cpb_mlp = nn.Sequential(nn.Linear(2, 512), nn.ReLU(), nn.Linear(512, num_heads, bias=False))
+            table = np.stack(np.meshgrid(*(np.linspace(-8, 8, span) for span in spans), indexing="ij"), -1)[None]
+            table = np.sign(table) * np.log2(np.abs(table) + 1) / 3
+            self.register_buffer("relative_coords_table", Tensor.from_host(here(), table.astype(np.float32)))
 
-    def _add_bias(self) -> None:
-        distances = math.prod(2 * size - 1 for size in self.window_size)
-        self.relative_position_bias_table = init.trunc_normal_(empty((distances, self.num_heads)), std=0.02)
-
-    def _bias_table(self) -> Tensor:
-        return self.relative_position_bias_table
-
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        return ag.matmul(ag.mul(q, q.shape[-1] ** -0.5), ag.transpose(k, -2, -1))
-
-    def _qkv(self, x: Tensor) -> Tensor:
-        return self.qkv(x)
+    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Windows ``(batch * windows, positions, channels)`` to the same shape."""
+        _, area, channels = x.shape
+        weight, bias = self.qkv.weight, self.qkv.bias
+        if self.version == 2:  # keys have no bias, whatever their part of it is
+            q, k, v = ag.split(bias, channels, axis=0)  # type: ignore[arg-type]
+            bias = ag.cat([q, ag.mul(k, 0.0), v])
+        parts = ag.reshape(ag.linear(x, weight, bias), (-1, area, 3, self.num_heads, channels // self.num_heads))
+        q, k, v = (ag.squeeze(part, 0) for part in ag.split(ag.permute(parts, (2, 0, 3, 1, 4)), 1, axis=0))
+        if self.version == 1:
+            scale, table = q.shape[-1] ** -0.5, self.relative_position_bias_table
+        else:
+            q, k = (ag.div(x, ag.maximum(ag.sqrt(ag.sum(ag.mul(x, x), axis=-1, keepdims=True)), 1e-12)) for x in (q, k))
+            scale = ag.exp(ag.clamp(self.logit_scale, max=math.log(100.0)))
+            table = ag.mul(ag.sigmoid(ag.reshape(self.cpb_mlp(self.relative_coords_table), (-1, self.num_heads))), 16.0)
+        offsets = ag.reshape(ag.embedding(self.relative_position_index, table), (area, area, self.num_heads))
+        scores = ag.add(ag.mul(ag.matmul(q, ag.transpose(k, -2, -1)), scale), ag.permute(offsets, (2, 0, 1)))
+        if mask is not None:
+            windows = ag.reshape(scores, (-1, mask.shape[0], self.num_heads, area, area))
+            scores = ag.reshape(ag.add(windows, mask), scores.shape)
+        made = ag.permute(ag.matmul(self.dropout(ag.softmax(scores, axis=-1)), v), (0, 2, 1, 3))
+        return self.dropout(self.proj(ag.reshape(made, (-1, area, channels))))
 
     def forward(self, x: Tensor) -> Tensor:
-        n, height, width, channels = x.shape
-        rows, columns = self.window_size
+        (n, height, width, channels), (rows, columns) = x.shape, self.window_size
         x = ag.pad(x, (0, 0, 0, -width % columns, 0, -height % rows)) if height % rows or width % columns else x
         tall, wide = x.shape[1:3]
         shift = tuple(0 if size >= side else step for size, side, step in zip(self.window_size, (tall, wide), self.shift_size, strict=True))
+        mask = Tensor.from_host(x.queue, self._mask(tall, wide, shift), x.dtype) if any(shift) else None
         x = ag.roll(x, (-shift[0], -shift[1]), (1, 2)) if any(shift) else x
-        down, across, area = tall // rows, wide // columns, rows * columns
-        x = ag.permute(ag.reshape(x, (n, down, rows, across, columns, channels)), (0, 1, 3, 2, 4, 5))
-        parts = ag.reshape(self._qkv(ag.reshape(x, (-1, area, channels))), (-1, area, 3, self.num_heads, channels // self.num_heads))
-        q, k, v = (ag.reshape(part, part.shape[1:]) for part in ag.split(ag.permute(parts, (2, 0, 3, 1, 4)), 1, axis=0))
-        bias = ag.reshape(ag.embedding(self.relative_position_index, self._bias_table()), (area, area, self.num_heads))
-        scores = ag.add(self._scores(q, k), ag.permute(bias, (2, 0, 1)))
-        if any(shift):
-            mask = Tensor.from_host(x.queue, self._mask(tall, wide, shift), x.dtype)
-            scores = ag.reshape(scores, (n, down * across, self.num_heads, area, area))
-            scores = ag.reshape(ag.add(scores, mask), (-1, self.num_heads, area, area))
-        made = ag.permute(ag.matmul(self.dropout(ag.softmax(scores, axis=-1)), v), (0, 2, 1, 3))
-        made = self.dropout(self.proj(ag.reshape(made, (-1, area, channels))))
-        made = ag.permute(ag.reshape(made, (n, down, across, rows, columns, channels)), (0, 1, 3, 2, 4, 5))
-        made = ag.reshape(made, (n, tall, wide, channels))
+        x = ag.permute(ag.reshape(x, (n, tall // rows, rows, wide // columns, columns, channels)), (0, 1, 3, 2, 4, 5))
+        made = ag.reshape(self._attend(ag.reshape(x, (-1, rows * columns, channels)), mask), x.shape)
+        made = ag.reshape(ag.permute(made, (0, 1, 3, 2, 4, 5)), (n, tall, wide, channels))
         made = ag.roll(made, shift, (1, 2)) if any(shift) else made
         return made if (tall, wide) == (height, width) else ag.narrow(ag.narrow(made, 1, 0, height), 2, 0, width)
 
     def _mask(self, tall: int, wide: int, shift: tuple[int, ...]) -> np.ndarray:
         """-100 between positions of a window that the shift brought together from opposite edges; ``(windows, 1, area, area)``."""
-        (rows, columns), region = self.window_size, np.zeros((tall, wide))
-        for i, (top, bottom) in enumerate(((0, -rows), (-rows, -shift[0] or None), (-shift[0] or tall, None))):
-            for j, (left, right) in enumerate(((0, -columns), (-columns, -shift[1] or None), (-shift[1] or wide, None))):
-                region[top:bottom, left:right] = 3 * i + j
-        windows = region.reshape(tall // rows, rows, wide // columns, columns).transpose(0, 2, 1, 3).reshape(-1, 1, rows * columns)
+        (rows, columns), (y, x) = self.window_size, np.indices((tall, wide))
+        part = 4 * ((y >= tall - rows) + (y >= tall - shift[0])) + (x >= wide - columns) + (x >= wide - shift[1])
+        windows = part.reshape(tall // rows, rows, wide // columns, columns).transpose(0, 2, 1, 3).reshape(-1, 1, rows * columns)
         return np.where(windows[..., None] != windows[:, :, None, :], -100.0, 0.0).astype(np.float32)
-
-
-class WindowAttentionV2(WindowAttention):
-    """Attention of Swin v2: by cosines with a learned scale; the bias of a distance is computed by a small network."""
-
-    def _add_bias(self) -> None:
-        self.logit_scale = init.constant_(empty((self.num_heads, 1, 1)), math.log(10.0))
-        self.cpb_mlp = nn.Sequential(nn.Linear(2, 512), nn.ReLU(), nn.Linear(512, self.num_heads, bias=False))
-        axes = [np.arange(-(size - 1), size, dtype=np.float32) / (size - 1) * 8 for size in self.window_size]
-        table = np.stack(np.meshgrid(*axes, indexing="ij"), -1)[None]
-        table = np.sign(table) * np.log2(np.abs(table) + 1) / 3
-        self.register_buffer("relative_coords_table", Tensor.from_host(here(), table.astype(np.float32)))
-
-    def _bias_table(self) -> Tensor:
-        return ag.mul(ag.sigmoid(ag.reshape(self.cpb_mlp(self.relative_coords_table), (-1, self.num_heads))), 16.0)
-
-    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
-        q, k = (ag.div(x, ag.maximum(ag.sqrt(ag.sum(ag.mul(x, x), axis=-1, keepdims=True)), 1e-12)) for x in (q, k))
-        return ag.mul(ag.matmul(q, ag.transpose(k, -2, -1)), ag.exp(ag.clamp(self.logit_scale, max=math.log(100.0))))
-
-    def _qkv(self, x: Tensor) -> Tensor:
-        """Keys have no bias, whatever their part of it is."""
-        third = x.shape[-1]
-        q, _, v = ag.split(self.qkv.bias, third, axis=0)  # type: ignore[arg-type]
-        return ag.linear(x, self.qkv.weight, ag.cat([q, ag.mul(q.detach(), 0.0), v]))
 
 
 class SwinBlock(nn.Module):
@@ -118,7 +96,7 @@ class SwinBlock(nn.Module):
         super().__init__()
         self.version, hidden = version, int(dim * mlp_ratio)
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attn = (WindowAttention if version == 1 else WindowAttentionV2)(dim, window, shift, num_heads, attention_dropout)
+        self.attn = WindowAttention(dim, window, shift, num_heads, attention_dropout, version)
         self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim), nn.Dropout(dropout))
         self.stochastic_depth = StochasticDepth(p, "row")
 
@@ -147,9 +125,9 @@ class PatchMerging(nn.Module):
 class SwinTransformer(nn.Module):
     """Swin transformer (Liu et al. 2021, 2022), ``version`` 1 or 2."""
 
-    def __init__(self, patch_size: Sequence[int], embed_dim: int, depths: Sequence[int], num_heads: Sequence[int], window_size: Sequence[int],
-                 mlp_ratio: float = 4.0, dropout: float = 0.0, attention_dropout: float = 0.0, stochastic_depth_prob: float = 0.1,
-                 num_classes: int = 1000, version: int = 1):  # fmt: skip
+    def __init__(self, patch_size: Sequence[int], embed_dim: int, depths: Sequence[int], num_heads: Sequence[int],
+                 window_size: Sequence[int], mlp_ratio: float = 4.0, dropout: float = 0.0, attention_dropout: float = 0.0,
+                 stochastic_depth_prob: float = 0.1, num_classes: int = 1000, version: int = 1):  # fmt: skip
         super().__init__()
         conv = nn.Conv2d(3, embed_dim, tuple(patch_size), tuple(patch_size))
         layers: list[Any] = [nn.Sequential(conv, Permute((0, 2, 3, 1)), nn.LayerNorm(embed_dim))]
@@ -168,8 +146,8 @@ class SwinTransformer(nn.Module):
         return self.head(ag.mean(self.norm(self.features(x)), axis=(1, 2)))
 
 
-for _name, _dim, _deep, _drops in (("t", 96, 6, (0.2, 0.2)), ("s", 96, 18, (0.3, 0.3)), ("b", 128, 18, (0.5, 0.5))):
-    for _version, _drop in enumerate(_drops, 1):
+for _name, _dim, _deep, _drop in (("t", 96, 6, 0.2), ("s", 96, 18, 0.3), ("b", 128, 18, 0.5)):
+    for _version in (1, 2):
         _shape = ((4, 4), _dim, (2, 2, _deep, 2), tuple(_dim // 32 << i for i in range(4)), (6 + _version,) * 2)
         _full = f"swin_{_name}" if _version == 1 else f"swin_v2_{_name}"
         architecture(_full, SwinTransformer, *_shape, stochastic_depth_prob=_drop, version=_version)
