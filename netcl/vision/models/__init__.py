@@ -16,9 +16,10 @@ from typing import Any
 
 from netcl.core.errors import message
 from netcl.nn import Module, ResNet, VisionTransformer, register_layer
+from netcl.vision.functional import InterpolationMode
 from netcl.vision.models import classic, detection, residual, segmentation, transformers
 from netcl.vision.models.blocks import ARCHITECTURES
-from netcl.vision.transforms import ImageClassification, InterpolationMode, ToTensor
+from netcl.vision.transforms import ImageClassification, ToTensor
 
 
 def get_model(name: str, weights: Any = None, **options: Any) -> Any:
@@ -57,7 +58,7 @@ def get_transforms(name: str) -> Any:
     if hasattr(detection, name):
         return ToTensor()
     crop, resize = (None, 520) if hasattr(segmentation, name) else _PRESETS.get(name, (224, 256))
-    half = {"mean": (0.5,) * 3, "std": (0.5,) * 3} if name == "efficientnet_v2_l" else {}
+    half: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3} if name == "efficientnet_v2_l" else {}
     mode = InterpolationMode("bicubic" if name.startswith(_BICUBIC) else "bilinear")
     return ImageClassification(crop_size=crop, resize_size=resize, interpolation=mode, **half)
 

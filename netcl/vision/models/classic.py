@@ -51,7 +51,9 @@ def make_layers(cfg: Sequence[int | str], batch_norm: bool = False) -> nn.Sequen
 
 
 def _vgg(counts: Sequence[int], batch_norm: bool, **options: Any) -> VGG:
-    cfg = [out for count, width in zip(counts, (64, 128, 256, 512, 512), strict=True) for out in [*[width] * count, "M"]]
+    cfg: list[Any] = []
+    for count, width in zip(counts, (64, 128, 256, 512, 512), strict=True):
+        cfg += [*[width] * count, "M"]
     return VGG(make_layers(cfg, batch_norm), **options)
 
 
@@ -131,9 +133,9 @@ for _depth, _counts in {11: (1, 1, 2, 2, 2), 13: (2,) * 5, 16: (2, 2, 3, 3, 3), 
     architecture(f"vgg{_depth}_bn", _vgg, _counts, True)
 for _version in ("1_0", "1_1"):
     architecture(f"squeezenet{_version}", SqueezeNet, _version)
-for _depth, _growth, _counts, _width in ((121, 32, (6, 12, 24, 16), 64), (161, 48, (6, 12, 36, 24), 96), (169, 32, (6, 12, 32, 32), 64),
+for _depth, _growth, _blocks, _width in ((121, 32, (6, 12, 24, 16), 64), (161, 48, (6, 12, 36, 24), 96), (169, 32, (6, 12, 32, 32), 64),
                                          (201, 32, (6, 12, 48, 32), 64)):  # fmt: skip
-    architecture(f"densenet{_depth}", DenseNet, _growth, _counts, _width)
+    architecture(f"densenet{_depth}", DenseNet, _growth, _blocks, _width)
 
 # ---- GoogLeNet and Inception v3: blocks of parallel branches
 
@@ -217,8 +219,9 @@ _INCEPTION = {
     "D": "3x3_1=192 3x3_2=320:3/2; 7x7x3_1=192 7x7x3_2=192:1x7 7x7x3_3=192:7x1 7x7x3_4=192:3/2; max",
     "E": "1x1=320; 3x3_1=384 3x3_2a=384:1x3|3x3_2b=384:3x1; 3x3dbl_1=448 3x3dbl_2=384:3 3x3dbl_3a=384:1x3|3x3dbl_3b=384:3x1; avg _pool=192",
 }
-_MIXED = {"5b": ("A", 192, 32), "5c": ("A", 256, 64), "5d": ("A", 288, 64), "6a": ("B", 288), "6b": ("C", 768, 128), "6c": ("C", 768, 160),
-          "6d": ("C", 768, 160), "6e": ("C", 768, 192), "7a": ("D", 768), "7b": ("E", 1280), "7c": ("E", 2048)}  # fmt: skip
+_MIXED: dict[str, Any] = {
+    "5b": ("A", 192, 32), "5c": ("A", 256, 64), "5d": ("A", 288, 64), "6a": ("B", 288), "6b": ("C", 768, 128), "6c": ("C", 768, 160),
+    "6d": ("C", 768, 160), "6e": ("C", 768, 192), "7a": ("D", 768), "7b": ("E", 1280), "7c": ("E", 2048)}  # fmt: skip
 
 
 class MixedBlock(nn.Module):

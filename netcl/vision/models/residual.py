@@ -52,9 +52,8 @@ class RegNet(LayerChain):
         widths = (np.round(w_0 * w_m**powers / 8) * 8).astype(int).tolist()
         self.stem, inside, stages = conv_norm(3, stem_width, 3, 2), stem_width, {}
         for stage, width in enumerate(dict.fromkeys(widths), 1):
-            group = min(group_width, width)
-            out = width if width % group == 0 else max(group, round(width / group) * group)
-            blocks = {}
+            group, blocks = min(group_width, width), {}
+            out = divisible(width, group)
             for i in range(widths.count(width)):
                 blocks[f"block{stage}-{i}"] = RegNetBlock(inside, out, 1 if i else 2, group, round(se_ratio * inside))
                 inside = out
@@ -168,7 +167,8 @@ class MobileNetV3(LayerChain):
     def __init__(self, inverted_residual_setting: str, last_channel: int, num_classes: int = 1000, dropout: float = 0.2,
                  width_mult: float = 1.0, reduced_tail: bool = False, dilated: bool = False):  # fmt: skip
         super().__init__()
-        norm, inside, tail = {"eps": 0.001, "momentum": 0.01}, divisible(16 * width_mult), 2 if reduced_tail else 1
+        norm: dict[str, Any] = {"eps": 0.001, "momentum": 0.01}
+        inside, tail = divisible(16 * width_mult), 2 if reduced_tail else 1
         layers: list[nn.Module] = [conv_norm(3, inside, 3, 2, activation=nn.Hardswish, **norm)]
         for row in inverted_residual_setting.split(","):
             (kernel, expanded, channels, stride), flags = map(int, row.split()[:4]), "".join(row.split()[4:])
@@ -204,7 +204,7 @@ class EfficientNet(LayerChain):
     def __init__(self, inverted_residual_setting: Sequence[Sequence[int]], dropout: float, stochastic_depth_prob: float = 0.2,
                  num_classes: int = 1000, last_channel: int | None = None, eps: float = 1e-5, momentum: float = 0.1):  # fmt: skip
         super().__init__()
-        norm = {"eps": eps, "momentum": momentum}
+        norm: dict[str, Any] = {"eps": eps, "momentum": momentum}
         layers: list[nn.Module] = [conv_norm(3, inverted_residual_setting[0][3], 3, 2, activation=nn.SiLU, **norm)]
         done, total = 0, sum(row[5] for row in inverted_residual_setting)
         for expansion, kernel, stride, inside, out, count, *fused in inverted_residual_setting:
@@ -257,10 +257,10 @@ class ShuffleNetV2(LayerChain):
 architecture("mobilenet_v2", MobileNetV2)
 architecture("mobilenet_v3_large", MobileNetV3, _V3_LARGE, 1280)
 architecture("mobilenet_v3_small", MobileNetV3, _V3_SMALL, 1024)
-for _i, (_width, _deep, _drop) in enumerate(((1.0, 1.0, 0.2), (1.0, 1.1, 0.2), (1.1, 1.2, 0.3), (1.2, 1.4, 0.3), (1.4, 1.8, 0.4),
-                                             (1.6, 2.2, 0.4), (1.8, 2.6, 0.5), (2.0, 3.1, 0.5))):  # fmt: skip
-    _rows = tuple((*row[:3], divisible(row[3] * _width), divisible(row[4] * _width), math.ceil(row[5] * _deep)) for row in _B0)
-    architecture(f"efficientnet_b{_i}", EfficientNet, _rows, _drop, **({"eps": 0.001, "momentum": 0.01} if _i > 4 else {}))
+for _i, (_wider, _deeper, _drop) in enumerate(((1.0, 1.0, 0.2), (1.0, 1.1, 0.2), (1.1, 1.2, 0.3), (1.2, 1.4, 0.3), (1.4, 1.8, 0.4),
+                                               (1.6, 2.2, 0.4), (1.8, 2.6, 0.5), (2.0, 3.1, 0.5))):  # fmt: skip
+    _scaled = tuple((*row[:3], divisible(row[3] * _wider), divisible(row[4] * _wider), math.ceil(row[5] * _deeper)) for row in _B0)
+    architecture(f"efficientnet_b{_i}", EfficientNet, _scaled, _drop, **({"eps": 0.001, "momentum": 0.01} if _i > 4 else {}))
 for (_size, _rows), _drop in zip(_V2.items(), (0.2, 0.3, 0.4), strict=True):
     architecture(f"efficientnet_v2_{_size}", EfficientNet, _rows, _drop, last_channel=1280, eps=0.001)
 for _name, _first, _last in (("0_5", 48, 1024), ("1_0", 116, 1024), ("1_5", 176, 1024), ("2_0", 244, 2048)):

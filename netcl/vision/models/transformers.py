@@ -18,7 +18,8 @@ from netcl.vision.ops import Permute, StochasticDepth
 
 for _name, _patch, *_sizes in (("b", 16, 12, 12, 768), ("b", 32, 12, 12, 768), ("l", 16, 24, 16, 1024), ("l", 32, 24, 16, 1024),
                                ("h", 14, 32, 16, 1280)):  # fmt: skip
-    architecture(f"vit_{_name}_{_patch}", nn.ViT, 224, _patch, *_sizes, 4 * _sizes[2])
+    _shape = dict(zip(("num_layers", "num_heads", "hidden_dim", "mlp_dim"), (*_sizes, 4 * _sizes[2]), strict=True))
+    architecture(f"vit_{_name}_{_patch}", nn.ViT, patch_size=_patch, **_shape)
 
 
 class WindowAttention(nn.Module):
@@ -26,6 +27,9 @@ class WindowAttention(nn.Module):
 
     Version 2 scores by cosines with a learned scale, and a small network computes the biases.
     """
+
+    relative_position_index: Tensor
+    relative_coords_table: Tensor
 
     def __init__(self, dim: int, window_size: Sequence[int], shift_size: Sequence[int], num_heads: int, dropout: float, version: int = 1):
         super().__init__()
@@ -83,7 +87,7 @@ class WindowAttention(nn.Module):
     def _mask(self, tall: int, wide: int, shift: tuple[int, ...]) -> np.ndarray:
         """-100 between positions of a window that the shift brought together from opposite edges; ``(windows, 1, area, area)``."""
         (rows, columns), (y, x) = self.window_size, np.indices((tall, wide))
-        part = 4 * ((y >= tall - rows) + (y >= tall - shift[0])) + (x >= wide - columns) + (x >= wide - shift[1])
+        part = 8 * (y >= tall - rows) + 4 * (y >= tall - shift[0]) + 2 * (x >= wide - columns) + (x >= wide - shift[1])
         windows = part.reshape(tall // rows, rows, wide // columns, columns).transpose(0, 2, 1, 3).reshape(-1, 1, rows * columns)
         return np.where(windows[..., None] != windows[:, :, None, :], -100.0, 0.0).astype(np.float32)
 
@@ -148,6 +152,6 @@ class SwinTransformer(nn.Module):
 
 for _name, _dim, _deep, _drop in (("t", 96, 6, 0.2), ("s", 96, 18, 0.3), ("b", 128, 18, 0.5)):
     for _version in (1, 2):
-        _shape = ((4, 4), _dim, (2, 2, _deep, 2), tuple(_dim // 32 << i for i in range(4)), (6 + _version,) * 2)
+        _given = ((4, 4), _dim, (2, 2, _deep, 2), tuple(_dim // 32 << i for i in range(4)), (6 + _version,) * 2)
         _full = f"swin_{_name}" if _version == 1 else f"swin_v2_{_name}"
-        architecture(_full, SwinTransformer, *_shape, stochastic_depth_prob=_drop, version=_version)
+        architecture(_full, SwinTransformer, *_given, stochastic_depth_prob=_drop, version=_version)
