@@ -299,7 +299,6 @@ def gpt(data: Data, **options: Any) -> Any:
 
 
 def _vision_model(name: str, data: Data, **options: Any) -> Any:
-    """A model of :mod:`netcl.vision.models` that gives logits alone, for images of the data's size and channels."""
     own = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {"image_size": data.shape[-1]} if name[:4] == "vit_" else {}
     return get_model(name, **{"num_classes": data.outputs, "in_channels": data.shape[0], **own, **options})
 

@@ -80,14 +80,11 @@ class LayerChain(nn.Module):
 
 
 def start(model: nn.Module, conv: str = "", linear: str = "") -> None:
-    """Draw the weights of convolutions and linear layers: ``fan_out``, or a function of ``nn.init`` and a standard deviation."""
+    """Draw the weights of convolutions and linear layers: by a function of ``nn.init``, with ``fan_out`` or a standard deviation."""
     for module in model.modules():
-        kind, _, std = (conv if isinstance(module, nn.Conv2d) else linear if isinstance(module, nn.Linear) else "").partition(" ")
+        kind, _, rest = (conv if isinstance(module, nn.Conv2d) else linear if isinstance(module, nn.Linear) else "").partition(" ")
         if kind and isinstance(module, nn.Conv2d | nn.Linear):
-            if kind == "fan_out":
-                init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            else:
-                getattr(init, f"{kind}_")(module.weight, **({"std": float(std)} if std else {}))
+            getattr(init, f"{kind}_")(module.weight, **({"mode": rest} if rest == "fan_out" else {"std": float(rest)} if rest else {}))
             if module.bias is not None:
                 init.zeros_(module.bias)
 

@@ -35,7 +35,7 @@ class VGG(LayerChain):
         hidden = [nn.Linear(512 * 49, 4096), nn.ReLU(), nn.Dropout(dropout), nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout(dropout)]
         self.classifier = nn.Sequential(*hidden, nn.Linear(4096, num_classes))
         if init_weights:
-            start(self, "fan_out", "normal 0.01")
+            start(self, "kaiming_normal fan_out", "normal 0.01")
 
 
 def make_layers(cfg: Sequence[int | str], batch_norm: bool = False) -> nn.Sequential:

@@ -32,8 +32,7 @@ class RegNetBlock(nn.Module):
 
     def __init__(self, width_in: int, width_out: int, stride: int, group_width: int, squeezed: int):
         super().__init__()
-        changes = width_in != width_out or stride != 1
-        self.proj = conv_norm(width_in, width_out, 1, stride, activation=None) if changes else None
+        self.proj = conv_norm(width_in, width_out, 1, stride, activation=None) if width_in != width_out or stride != 1 else None
         parts = {"a": conv_norm(width_in, width_out, 1), "b": conv_norm(width_out, width_out, 3, stride, width_out // group_width)}
         se = {"se": SqueezeExcitation(width_out, squeezed)} if squeezed else {}
         self.f = nn.Sequential({**parts, **se, "c": conv_norm(width_out, width_out, 1, activation=None)})
@@ -59,7 +58,7 @@ class RegNet(LayerChain):
                 inside = out
             stages[f"block{stage}"] = nn.Sequential(blocks)
         self.trunk_output, self.avgpool, self.fc = nn.Sequential(stages), nn.AdaptiveAvgPool2d(1), nn.Linear(inside, num_classes)
-        start(self, "fan_out", "normal 0.01")
+        start(self, "kaiming_normal fan_out", "normal 0.01")
 
 
 # Depth, w_0, w_a, w_m, width of a group.
@@ -142,7 +141,7 @@ class MobileNetV2(LayerChain):
                 inside = out
         self.features, self.avgpool = nn.Sequential(*layers, conv_norm(inside, last, 1, activation=nn.ReLU6)), nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(last, num_classes))
-        start(self, "fan_out", "normal 0.01")
+        start(self, "kaiming_normal fan_out", "normal 0.01")
 
 
 def _inverted(inside: int, hidden: int, out: int, kernel: int, stride: int, activation: Any, gate: Any, squeezed: int, norm: dict[str, Any],
@@ -182,7 +181,7 @@ class MobileNetV3(LayerChain):
         self.features = nn.Sequential(*layers, conv_norm(inside, 6 * inside, 1, activation=nn.Hardswish, **norm))
         self.avgpool, last = nn.AdaptiveAvgPool2d(1), divisible(last_channel // tail * width_mult)
         self.classifier = nn.Sequential(nn.Linear(6 * inside, last), nn.Hardswish(), nn.Dropout(dropout), nn.Linear(last, num_classes))
-        start(self, "fan_out", "normal 0.01")
+        start(self, "kaiming_normal fan_out", "normal 0.01")
 
 
 # Expansion, kernel, stride, channels in and out, blocks; a seventh value if expansion and depthwise convolution are one ("fused").
@@ -223,7 +222,7 @@ class EfficientNet(LayerChain):
         last, bound = last_channel or 4 * out, 1 / math.sqrt(num_classes)
         self.features, self.avgpool = nn.Sequential(*layers, conv_norm(out, last, 1, activation=nn.SiLU, **norm)), nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(last, num_classes))
-        start(self, "fan_out", "zeros")
+        start(self, "kaiming_normal fan_out", "zeros")
         init.uniform_(self.classifier[1].weight, -bound, bound)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import netcl.autograd as ag
@@ -65,13 +65,10 @@ class SegmentationModel(nn.Module):
         self._taps, (low, high) = (("4", "16"), (40, 960)) if mobile else (("layer3", "layer4"), (1024, 2048))
         layers = (model.features if mobile else model).named_children()
         self.backbone = nn.ModuleDict({name: layer for name, layer in layers if name not in ("avgpool", "fc")})
-        self.classifier: nn.Module
-        if head == "lraspp":
-            self.classifier = LRASPPHead(low, high, num_classes, 128)
-        elif head == "deeplabv3":
-            self.classifier = nn.Sequential(ASPP(high, (12, 24, 36)), *conv_norm(256, 256), nn.Conv2d(256, num_classes, 1))
-        else:
-            self.classifier = _fcn_head(high, num_classes)
+        heads: dict[str, Callable[[], nn.Module]] = {
+            "deeplabv3": lambda: nn.Sequential(ASPP(high, (12, 24, 36)), *conv_norm(256, 256), nn.Conv2d(256, num_classes, 1)),
+            "fcn": lambda: _fcn_head(high, num_classes), "lraspp": lambda: LRASPPHead(low, high, num_classes, 128)}  # fmt: skip
+        self.classifier = heads[head]()
         self.head, self.aux_classifier = head, _fcn_head(low, num_classes) if aux_loss and head != "lraspp" else None
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:

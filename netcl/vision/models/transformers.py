@@ -23,10 +23,7 @@ for _name, _patch, *_sizes in (("b", 16, 12, 12, 768), ("b", 32, 12, 12, 768), (
 
 
 class WindowAttention(nn.Module):
-    """Attention among the positions of a window, with a bias per distance, over windows that may be shifted.
-
-    Version 2 scores by cosines with a learned scale, and a small network computes the biases.
-    """
+    """Attention in windows that may be shifted, with a bias per distance; version 2 scores by cosines, and computes the biases."""
 
     relative_position_index: Tensor
     relative_coords_table: Tensor
