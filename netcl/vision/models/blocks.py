@@ -98,7 +98,8 @@ def architecture(name: str, make: Callable[..., Any], *settings: Any, **defaults
             raise ValueError(message(name, "weights must be a file that exists; netcl downloads none", remedy, weights=weights))
         if weights is None:
             return _with_channels(make(*settings, **{**defaults, **options}), in_channels)
-        given = {"transform_input": True} if name in ("googlenet", "inception_v3") else {}
+        scaled, aux = name in ("googlenet", "inception_v3"), name.startswith(("fcn_", "deeplabv3_"))  # torchvision's files are for these
+        given = {"transform_input": True} if scaled else {"aux_loss": True} if aux else {}
         with init.skipped():
             model = _with_channels(make(*settings, **{**defaults, **given, **options}), in_channels)
         state = {re.sub(r"(denselayer\d+\.(?:norm|conv))\.([12])", r"\1\2", key): value for key, value in load(weights, "cpu").items()}
