@@ -92,7 +92,7 @@ def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: floa
 
 
 Permute = layer_class(globals(), "Permute(dims: Sequence[int])", "ag.permute(x, dims)", "The axes in another order.",
-                      "vision.ops.Permute((1, 0))(np.ones((2, 3), np.float32)).shape", "(3, 2)")  # fmt: skip
+                      "Permute((1, 0))(np.ones((2, 3), np.float32)).shape", "(3, 2)")  # fmt: skip
 
 
 class StochasticDepth(nn.Module):
