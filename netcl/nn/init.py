@@ -28,23 +28,23 @@ _TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573
          2.83297682)  # fmt: skip
 
 
-_state = threading.local()
+_skips = threading.local()
 
 
 @contextmanager
 def skipped() -> Iterator[None]:
     """Leave tensors as they are in this thread instead of drawing or filling them: for models whose weights are loaded right after."""
-    before, _state.skipped = getattr(_state, "skipped", False), True
+    before, _skips.skipped = getattr(_skips, "skipped", False), True
     try:
         yield
     finally:
-        _state.skipped = before
+        _skips.skipped = before
 
 
 def _drawing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function with a ``generator``, unless start values are :func:`skipped`."""
     draw = with_generator(function)
-    return wraps(draw)(lambda tensor, *args, **options: tensor if getattr(_state, "skipped", False) else draw(tensor, *args, **options))
+    return wraps(draw)(lambda tensor, *args, **options: tensor if getattr(_skips, "skipped", False) else draw(tensor, *args, **options))
 
 
 def _drawn(kind: str, tensor: Tensor) -> np.ndarray:
@@ -63,7 +63,7 @@ def _put(tensor: Tensor, values: np.ndarray) -> Tensor:
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """One value everywhere."""
     with ag.no_grad():
-        return tensor if getattr(_state, "skipped", False) else tensor.fill_(val)
+        return tensor if getattr(_skips, "skipped", False) else tensor.fill_(val)
 
 
 def zeros_(tensor: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from netcl.core.tensor import Tensor
 from netcl.nn.layer_class import layer_class
 
 
-def _columns(op: str, boxes: Tensor) -> tuple[Tensor, ...]:
+def _coordinates(op: str, boxes: Tensor) -> tuple[Tensor, ...]:
     """The four coordinates, each of shape ``(..., 1)``."""
     if boxes.shape[-1:] != (4,):
         raise ShapeError(message(op, "boxes must have shape (..., 4)", **{"boxes.shape": boxes.shape}))
@@ -25,7 +25,7 @@ def box_convert(boxes: Tensor, in_fmt: str, out_fmt: str) -> Tensor:
     forms = ("xyxy", "xywh", "cxcywh")
     if in_fmt not in forms or out_fmt not in forms:
         raise ValueError(message("box_convert", f"forms must be among {', '.join(forms)}", in_fmt=in_fmt, out_fmt=out_fmt))
-    x, y, w, h = _columns("box_convert", boxes)
+    x, y, w, h = _coordinates("box_convert", boxes)
     if in_fmt == "xyxy":
         w, h = w - x, h - y
     elif in_fmt == "cxcywh":
@@ -36,13 +36,13 @@ def box_convert(boxes: Tensor, in_fmt: str, out_fmt: str) -> Tensor:
 
 def box_area(boxes: Tensor) -> Tensor:
     """The area of each box."""
-    x1, y1, x2, y2 = _columns("box_area", boxes)
+    x1, y1, x2, y2 = _coordinates("box_area", boxes)
     return ag.reshape((x2 - x1) * (y2 - y1), boxes.shape[:-1])
 
 
 def box_iou(boxes1: Tensor, boxes2: Tensor) -> Tensor:
     """Intersection over union of all pairs, ``(N, M)``."""
-    one, two = _columns("box_iou", boxes1), [ag.transpose(x, -2, -1) for x in _columns("box_iou", boxes2)]
+    one, two = _coordinates("box_iou", boxes1), [ag.transpose(x, -2, -1) for x in _coordinates("box_iou", boxes2)]
     width, height = (ag.clamp(ag.minimum(one[i + 2], two[i + 2]) - ag.maximum(one[i], two[i]), min=0.0) for i in (0, 1))
     common = width * height
     return common / (ag.unsqueeze(box_area(boxes1), -1) + ag.unsqueeze(box_area(boxes2), -2) - common)
@@ -51,7 +51,7 @@ def box_iou(boxes1: Tensor, boxes2: Tensor) -> Tensor:
 def clip_boxes_to_image(boxes: Tensor, size: Sequence[int]) -> Tensor:
     """Boxes with the parts outside an image of ``(height, width)`` cut off."""
     sides = (size[1], size[0]) * 2
-    return ag.cat([ag.clamp(x, 0.0, float(side)) for x, side in zip(_columns("clip_boxes", boxes), sides, strict=True)], axis=-1)
+    return ag.cat([ag.clamp(x, 0.0, float(side)) for x, side in zip(_coordinates("clip_boxes", boxes), sides, strict=True)], axis=-1)
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:

@@ -79,7 +79,7 @@ class LayerChain(nn.Module):
         return self.outputs(x, *found) if found else x
 
 
-def start(model: nn.Module, conv: str = "", linear: str = "") -> None:
+def draw(model: nn.Module, conv: str = "", linear: str = "") -> None:
     """Draw the weights of convolutions and linear layers: by a function of ``nn.init``, with ``fan_out`` or a standard deviation."""
     for module in model.modules():
         kind, _, rest = (conv if isinstance(module, nn.Conv2d) else linear if isinstance(module, nn.Linear) else "").partition(" ")

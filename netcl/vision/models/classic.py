@@ -11,7 +11,7 @@ from netcl import nn
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn import init
-from netcl.vision.models.blocks import LayerChain, architecture, start
+from netcl.vision.models.blocks import LayerChain, architecture, draw
 
 
 class AlexNet(LayerChain):
@@ -35,7 +35,7 @@ class VGG(LayerChain):
         hidden = [nn.Linear(512 * 49, 4096), nn.ReLU(), nn.Dropout(dropout), nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout(dropout)]
         self.classifier = nn.Sequential(*hidden, nn.Linear(4096, num_classes))
         if init_weights:
-            start(self, "kaiming_normal fan_out", "normal 0.01")
+            draw(self, "kaiming_normal fan_out", "normal 0.01")
 
 
 def make_layers(cfg: Sequence[int | str], batch_norm: bool = False) -> nn.Sequential:
@@ -88,7 +88,7 @@ class SqueezeNet(LayerChain):
         self.features = nn.Sequential(*layers)
         last = nn.Conv2d(512, num_classes, 1)
         self.classifier, self.flatten = nn.Sequential(nn.Dropout(dropout), last, nn.ReLU(), nn.AdaptiveAvgPool2d(1)), nn.Flatten()
-        start(self, "kaiming_uniform")
+        draw(self, "kaiming_uniform")
         init.normal_(last.weight, std=0.01)
 
 
@@ -123,7 +123,7 @@ class DenseNet(LayerChain):
                 width //= 2
         self.features = nn.Sequential({**layers, "norm5": nn.BatchNorm2d(width)})
         self.relu, self.avgpool, self.classifier = nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Linear(width, num_classes)
-        start(self, "kaiming_normal")
+        draw(self, "kaiming_normal")
         init.zeros_(self.classifier.bias)  # type: ignore[arg-type]
 
 
@@ -143,7 +143,7 @@ GoogLeNetOutputs = namedtuple("GoogLeNetOutputs", "logits aux_logits2 aux_logits
 InceptionOutputs = namedtuple("InceptionOutputs", "logits aux_logits")
 
 
-def _conv(inside: int, out: int, kernel: Any = 1, **options: Any) -> nn.Sequential:
+def _cbr(inside: int, out: int, kernel: Any = 1, **options: Any) -> nn.Sequential:
     conv = nn.Conv2d(inside, out, kernel, bias=False, **options)
     return nn.Sequential({"conv": conv, "bn": nn.BatchNorm2d(out, eps=0.001), "relu": nn.ReLU()})
 
@@ -166,16 +166,16 @@ class Inception(nn.Module):
     def __init__(self, in_channels: int, ch1x1: int, ch3x3red: int, ch3x3: int, ch5x5red: int, ch5x5: int, pool_proj: int):
         super().__init__()
         pool = nn.MaxPool2d(3, 1, 1, ceil_mode=True)
-        self.branch1, self.branch4 = _conv(in_channels, ch1x1), nn.Sequential(pool, _conv(in_channels, pool_proj))
-        self.branch2 = nn.Sequential(_conv(in_channels, ch3x3red), _conv(ch3x3red, ch3x3, 3, padding=1))
-        self.branch3 = nn.Sequential(_conv(in_channels, ch5x5red), _conv(ch5x5red, ch5x5, 3, padding=1))
+        self.branch1, self.branch4 = _cbr(in_channels, ch1x1), nn.Sequential(pool, _cbr(in_channels, pool_proj))
+        self.branch2 = nn.Sequential(_cbr(in_channels, ch3x3red), _cbr(ch3x3red, ch3x3, 3, padding=1))
+        self.branch3 = nn.Sequential(_cbr(in_channels, ch5x5red), _cbr(ch5x5red, ch5x5, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], axis=1)
 
 
 def _googlenet_aux(inside: int, num_classes: int, dropout: float) -> nn.Sequential:
-    head = {"pool": nn.AdaptiveAvgPool2d(4), "conv": _conv(inside, 128), "flatten": nn.Flatten(), "fc1": nn.Linear(2048, 1024)}
+    head = {"pool": nn.AdaptiveAvgPool2d(4), "conv": _cbr(inside, 128), "flatten": nn.Flatten(), "fc1": nn.Linear(2048, 1024)}
     return nn.Sequential({**head, "relu": nn.ReLU(), "dropout": nn.Dropout(dropout), "fc2": nn.Linear(1024, num_classes)})
 
 
@@ -196,8 +196,8 @@ class GoogLeNet(_ScaledInput):
                  dropout: float = 0.2, dropout_aux: float = 0.7):  # fmt: skip
         super().__init__()
         self.transform_input = transform_input
-        self.conv1, self.maxpool1 = _conv(3, 64, 7, stride=2, padding=3), nn.MaxPool2d(3, 2, ceil_mode=True)
-        self.conv2, self.conv3, self.maxpool2 = _conv(64, 64), _conv(64, 192, 3, padding=1), nn.MaxPool2d(3, 2, ceil_mode=True)
+        self.conv1, self.maxpool1 = _cbr(3, 64, 7, stride=2, padding=3), nn.MaxPool2d(3, 2, ceil_mode=True)
+        self.conv2, self.conv3, self.maxpool2 = _cbr(64, 64), _cbr(64, 192, 3, padding=1), nn.MaxPool2d(3, 2, ceil_mode=True)
         for name, row in _GOOGLENET.items():
             setattr(self, f"inception{name}", Inception(*row))
             if name in ("3b", "4e"):
@@ -205,7 +205,7 @@ class GoogLeNet(_ScaledInput):
         self.aux1, self.aux2 = (_googlenet_aux(width, num_classes, dropout_aux) if aux_logits else None for width in (512, 528))
         self.avgpool, self.dropout, self.fc = nn.AdaptiveAvgPool2d(1), nn.Dropout(dropout), nn.Linear(1024, num_classes)
         if init_weights:
-            start(self, "trunc_normal 0.01", "trunc_normal 0.01")
+            draw(self, "trunc_normal 0.01", "trunc_normal 0.01")
 
 
 # Branches are separated by ";", their layers by spaces: NAME=CHANNELS, NAME=CHANNELS:KERNEL or NAME=CHANNELS:KERNEL/STRIDE is a
@@ -244,7 +244,7 @@ class MixedBlock(nn.Module):
         out, *kernel = map(int, size.replace("x", ":").split(":"))
         kernel = kernel * 2 if len(kernel) == 1 else kernel or [1, 1]
         padding = (0, 0) if stride else (kernel[0] // 2, kernel[1] // 2)
-        setattr(self, f"branch{name}", _conv(inside, out, tuple(kernel), stride=int(stride or 1), padding=padding))
+        setattr(self, f"branch{name}", _cbr(inside, out, tuple(kernel), stride=int(stride or 1), padding=padding))
         return out
 
     def forward(self, x: Tensor) -> Tensor:
@@ -267,17 +267,17 @@ class Inception3(_ScaledInput):
                  dropout: float = 0.5):  # fmt: skip
         super().__init__()
         self.transform_input = transform_input
-        self.Conv2d_1a_3x3, self.Conv2d_2a_3x3 = _conv(3, 32, 3, stride=2), _conv(32, 32, 3)
-        self.Conv2d_2b_3x3, self.maxpool1 = _conv(32, 64, 3, padding=1), nn.MaxPool2d(3, 2)
-        self.Conv2d_3b_1x1, self.Conv2d_4a_3x3, self.maxpool2 = _conv(64, 80), _conv(80, 192, 3), nn.MaxPool2d(3, 2)
+        self.Conv2d_1a_3x3, self.Conv2d_2a_3x3 = _cbr(3, 32, 3, stride=2), _cbr(32, 32, 3)
+        self.Conv2d_2b_3x3, self.maxpool1 = _cbr(32, 64, 3, padding=1), nn.MaxPool2d(3, 2)
+        self.Conv2d_3b_1x1, self.Conv2d_4a_3x3, self.maxpool2 = _cbr(64, 80), _cbr(80, 192, 3), nn.MaxPool2d(3, 2)
         for name, row in _MIXED.items():
             setattr(self, f"Mixed_{name}", MixedBlock(*row))
-        head = {"pool": nn.AvgPool2d(5, 3), "conv0": _conv(768, 128), "conv1": _conv(128, 768, 5), "avgpool": nn.AdaptiveAvgPool2d(1)}
+        head = {"pool": nn.AvgPool2d(5, 3), "conv0": _cbr(768, 128), "conv1": _cbr(128, 768, 5), "avgpool": nn.AdaptiveAvgPool2d(1)}
         fc = nn.Linear(768, num_classes)
         self.AuxLogits = nn.Sequential({**head, "flatten": nn.Flatten(), "fc": fc}) if aux_logits else None
         self.avgpool, self.dropout, self.fc = nn.AdaptiveAvgPool2d(1), nn.Dropout(dropout), nn.Linear(2048, num_classes)
         if init_weights:
-            start(self, "trunc_normal 0.1", "trunc_normal 0.1")
+            draw(self, "trunc_normal 0.1", "trunc_normal 0.1")
 
 
 architecture("googlenet", GoogLeNet)

@@ -14,15 +14,15 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.parameter import empty
-from netcl.vision.models.blocks import architecture, start
+from netcl.vision.models.blocks import architecture, draw
 from netcl.vision.models.classic import make_layers
 from netcl.vision.ops import box_convert, box_iou, clip_boxes_to_image, kept_boxes
 
 _SIDE = 300
-_MEAN = (0.48235, 0.45882, 0.40784)
+_IMAGE_MEAN = (0.48235, 0.45882, 0.40784)
 _CODE = np.array([10.0, 10.0, 5.0, 5.0], np.float32)  # weights of the numbers that describe a box relative to its default box
 _RATIOS = ((2,), (2, 3), (2, 3), (2, 3), (2,), (2,))
-_SCALES, _STEPS, _WIDTHS = (0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05), (8, 16, 32, 64, 100, 300), (512, 1024, 512, 256, 256, 256)
+_SCALES, _BOX_STEPS, _WIDTHS = (0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05), (8, 16, 32, 64, 100, 300), (512, 1024, 512, 256, 256, 256)
 
 
 class VGGPyramid(nn.Module):
@@ -54,7 +54,7 @@ def default_boxes(sizes: Sequence[Sequence[int]]) -> np.ndarray:
         sides = [(_SCALES[k], 1.0), (math.sqrt(_SCALES[k] * _SCALES[k + 1]), 1.0)]
         sides += [(_SCALES[k], root) for ratio in _RATIOS[k] for root in (math.sqrt(ratio), 1 / math.sqrt(ratio))]
         shapes = np.clip([(side * root, side / root) for side, root in sides], 0, 1) * _SIDE
-        y, x = np.meshgrid((np.arange(rows) + 0.5) * _STEPS[k], (np.arange(columns) + 0.5) * _STEPS[k], indexing="ij")
+        y, x = np.meshgrid((np.arange(rows) + 0.5) * _BOX_STEPS[k], (np.arange(columns) + 0.5) * _BOX_STEPS[k], indexing="ij")
         centers = np.repeat(np.stack([x, y], -1).reshape(-1, 2), len(shapes), 0)
         found.append(np.concatenate([centers, np.tile(shapes, (rows * columns, 1))], 1))
     return np.concatenate(found).astype(np.float32)
@@ -80,7 +80,7 @@ class SSD(nn.Module):
             counts = [(2 + 2 * len(ratios)) * columns for ratios in _RATIOS]
             convs = [nn.Conv2d(width, count, 3, padding=1) for width, count in zip(_WIDTHS, counts, strict=True)]
             self.head[name] = nn.ModuleDict({"module_list": nn.ModuleList(convs)})
-        start(self.head, "xavier_uniform")
+        draw(self.head, "xavier_uniform")
 
     def forward(self, images: Any, targets: Sequence[Mapping[str, Any]] | None = None) -> Any:
         listed = list(images)
@@ -88,7 +88,7 @@ class SSD(nn.Module):
             raise ShapeError(message("SSD", "images must be tensors (channels, height, width)", shapes=[x.shape for x in listed]))
         if self.training and targets is None:
             raise ValueError(message("SSD", "training needs targets", "call model(images, targets), or model.eval() first"))
-        mean = Tensor.from_host(listed[0].queue, np.reshape(_MEAN, (3, 1, 1)), listed[0].dtype)
+        mean = Tensor.from_host(listed[0].queue, np.reshape(_IMAGE_MEAN, (3, 1, 1)), listed[0].dtype)
         scaled = (ag.unsqueeze(ag.mul(ag.sub(image, mean), 255.0), 0) for image in listed)
         maps = self.backbone(ag.cat([ag.interpolate(x, size=(_SIDE, _SIDE), mode="bilinear", align_corners=False) for x in scaled]))
         logits, offsets = (self._columns(name, maps) for name in ("classification_head", "regression_head"))

@@ -14,7 +14,7 @@ from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.functional import channel_shuffle
 from netcl.nn.parameter import empty
-from netcl.vision.models.blocks import LayerChain, ResidualPath, SqueezeExcitation, architecture, conv_norm, divisible, start
+from netcl.vision.models.blocks import LayerChain, ResidualPath, SqueezeExcitation, architecture, conv_norm, divisible, draw
 from netcl.vision.ops import Permute, StochasticDepth
 
 _DEEP = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -58,7 +58,7 @@ class RegNet(LayerChain):
                 inside = out
             stages[f"block{stage}"] = nn.Sequential(blocks)
         self.trunk_output, self.avgpool, self.fc = nn.Sequential(stages), nn.AdaptiveAvgPool2d(1), nn.Linear(inside, num_classes)
-        start(self, "kaiming_normal fan_out", "normal 0.01")
+        draw(self, "kaiming_normal fan_out", "normal 0.01")
 
 
 # Depth, w_0, w_a, w_m, width of a group.
@@ -111,7 +111,7 @@ class ConvNeXt(LayerChain):
             layers += [nn.Sequential(LayerNorm2d(width, eps=1e-6), nn.Conv2d(width, out, 2, 2))] if out is not None else []
         self.features, self.avgpool = nn.Sequential(*layers), nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(LayerNorm2d(width, eps=1e-6), nn.Flatten(), nn.Linear(width, num_classes))
-        start(self, "trunc_normal 0.02", "trunc_normal 0.02")
+        draw(self, "trunc_normal 0.02", "trunc_normal 0.02")
 
 
 for _name, _width, _deep, _drop in (("tiny", 96, 9, 0.1), ("small", 96, 27, 0.4), ("base", 128, 27, 0.5), ("large", 192, 27, 0.5)):
@@ -141,7 +141,7 @@ class MobileNetV2(LayerChain):
                 inside = out
         self.features, self.avgpool = nn.Sequential(*layers, conv_norm(inside, last, 1, activation=nn.ReLU6)), nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(last, num_classes))
-        start(self, "kaiming_normal fan_out", "normal 0.01")
+        draw(self, "kaiming_normal fan_out", "normal 0.01")
 
 
 def _inverted(inside: int, hidden: int, out: int, kernel: int, stride: int, activation: Any, gate: Any, squeezed: int, norm: dict[str, Any],
@@ -181,7 +181,7 @@ class MobileNetV3(LayerChain):
         self.features = nn.Sequential(*layers, conv_norm(inside, 6 * inside, 1, activation=nn.Hardswish, **norm))
         self.avgpool, last = nn.AdaptiveAvgPool2d(1), divisible(last_channel // tail * width_mult)
         self.classifier = nn.Sequential(nn.Linear(6 * inside, last), nn.Hardswish(), nn.Dropout(dropout), nn.Linear(last, num_classes))
-        start(self, "kaiming_normal fan_out", "normal 0.01")
+        draw(self, "kaiming_normal fan_out", "normal 0.01")
 
 
 # Expansion, kernel, stride, channels in and out, blocks; a seventh value if expansion and depthwise convolution are one ("fused").
@@ -222,7 +222,7 @@ class EfficientNet(LayerChain):
         last, bound = last_channel or 4 * out, 1 / math.sqrt(num_classes)
         self.features, self.avgpool = nn.Sequential(*layers, conv_norm(out, last, 1, activation=nn.SiLU, **norm)), nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(last, num_classes))
-        start(self, "kaiming_normal fan_out", "zeros")
+        draw(self, "kaiming_normal fan_out", "zeros")
         init.uniform_(self.classifier[1].weight, -bound, bound)
 
 

@@ -11,7 +11,7 @@ from netcl.core.tensor import Tensor
 from netcl.vision.models.blocks import ARCHITECTURES, architecture, conv_norm
 
 
-def _resized(x: Tensor, size: Sequence[int]) -> Tensor:
+def _upsampled(x: Tensor, size: Sequence[int]) -> Tensor:
     return ag.interpolate(x, size=tuple(size), mode="bilinear", align_corners=False)
 
 
@@ -31,7 +31,7 @@ class ASPP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         *maps, mean = (conv(x) for conv in self.convs)
-        return self.project(ag.cat([*maps, _resized(mean, x.shape[2:])], axis=1))
+        return self.project(ag.cat([*maps, _upsampled(mean, x.shape[2:])], axis=1))
 
 
 class LRASPPHead(nn.Module):
@@ -45,7 +45,7 @@ class LRASPPHead(nn.Module):
 
     def forward(self, x: Mapping[str, Tensor]) -> Tensor:
         high = ag.mul(self.cbr(x["out"]), self.scale(x["out"]))
-        return ag.add(self.low_classifier(x["aux"]), self.high_classifier(_resized(high, x["aux"].shape[2:])))
+        return ag.add(self.low_classifier(x["aux"]), self.high_classifier(_upsampled(high, x["aux"].shape[2:])))
 
 
 class SegmentationModel(nn.Module):
@@ -77,8 +77,8 @@ class SegmentationModel(nn.Module):
             x = layer(x)
             found[name] = x
         maps = {key: found[name] for key, name in zip(("aux", "out"), self._taps, strict=True)}
-        out = {"out": _resized(self.classifier(maps if self.head == "lraspp" else maps["out"]), size)}
-        return out if self.aux_classifier is None else {**out, "aux": _resized(self.aux_classifier(maps["aux"]), size)}
+        out = {"out": _upsampled(self.classifier(maps if self.head == "lraspp" else maps["out"]), size)}
+        return out if self.aux_classifier is None else {**out, "aux": _upsampled(self.aux_classifier(maps["aux"]), size)}
 
 
 def _segmentation(head: str, backbone: str, num_classes: int = 21, aux_loss: bool | None = None, weights_backbone: Any = None) -> Any:

@@ -13,7 +13,7 @@ from netcl import nn
 from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.parameter import empty, here
-from netcl.vision.models.blocks import architecture, start
+from netcl.vision.models.blocks import architecture, draw
 from netcl.vision.ops import Permute, StochasticDepth
 
 for _name, _patch, *_sizes in (("b", 16, 12, 12, 768), ("b", 32, 12, 12, 768), ("l", 16, 24, 16, 1024), ("l", 32, 24, 16, 1024),
@@ -141,7 +141,7 @@ class SwinTransformer(nn.Module):
             layers.append(nn.Sequential(*blocks))
             done, dim = done + count, 2 * dim
         self.features, self.norm, self.head = nn.Sequential(*layers), nn.LayerNorm(dim // 2), nn.Linear(dim // 2, num_classes)
-        start(self, "", "trunc_normal 0.02")
+        draw(self, "", "trunc_normal 0.02")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(ag.mean(self.norm(self.features(x)), axis=(1, 2)))
