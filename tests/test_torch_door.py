@@ -322,10 +322,19 @@ def test_process_groups_and_wrapped_models(installed):
 def test_torchvision(installed, tmp_path):
     pytest.importorskip("PIL")
     from torchvision import datasets, models, transforms
+    from torchvision.models import segmentation
+    from torchvision.ops import nms
     from torchvision.transforms import v2
     from torchvision.utils import make_grid
 
-    assert "resnet18" in models.__dict__ and v2.Resize is transforms.Resize and make_grid.__name__ == "make_grid"
+    assert models.segmentation is segmentation and callable(segmentation.fcn_resnet50) and nms.__name__ == "nms"
+    assert models.squeezenet1_1(weights=None, num_classes=2).classifier[1].out_channels == 2 and issubclass(models.VGG, nn.Module)
+    assert (
+        "resnet18" in models.__dict__
+        and "efficientnet_b0" in models.__dict__
+        and v2.Resize is transforms.Resize
+        and make_grid.__name__ == "make_grid"
+    )
 
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)

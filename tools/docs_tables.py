@@ -168,7 +168,7 @@ def _renamed(owner: object, name: str) -> str:
 
 REFERENCE = (
     "netcl", "netcl.core", "netcl.core.memory", "netcl.autograd", "netcl.nn", "netcl.nn.init", "netcl.optim", "netcl.amp", "netcl.data",
-    "netcl.data.augment", "netcl.data.datasets", "netcl.data.filters", "netcl.data.tables", "netcl.vision.datasets",
+    "netcl.data.augment", "netcl.data.datasets", "netcl.data.filters", "netcl.data.tables", "netcl.vision.datasets", "netcl.vision.ops",
     "netcl.vision.functional", "netcl.vision.transforms", "netcl.vision.utils", "netcl.io", "netcl.models", "netcl.trainer",
     "netcl.distributed", "netcl.profiling", "netcl.profiling.autotuner", "netcl.runtime.capture", "netcl.runtime.scheduler",
     "netcl.runtime.perf",
@@ -245,6 +245,18 @@ def faults() -> str:
     return _table(("fault", "how it is made", "outcome", "test"), rows)
 
 
+def vision_models() -> str:
+    """The models of the zoo by family: names, and millions of parameters; a test compares these numbers with the models."""
+    from netcl.vision import models
+
+    known = json.loads((ROOT / "tests/golden/vision_models.json").read_text(encoding="utf-8"))
+    rows: dict[str, list[str]] = {}
+    for name in models.list_models():
+        family = re.sub(r"(v?\d+)?(_.*)?$", "", name.removeprefix("wide_")).removesuffix("v")
+        rows.setdefault(family, []).append(f"`{name}` {known[name]['parameters'] / 1e6:.1f}")
+    return _table(("family", "names, and millions of parameters"), ((family, ", ".join(found)) for family, found in sorted(rows.items())))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "environment": environment,
     "error_classes": error_classes,
@@ -256,6 +268,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "algorithms": kernel_algorithms,
     "faults": faults,
     "torch_names": torch_names,
+    "vision_models": vision_models,
 }
 
 

@@ -1228,7 +1228,7 @@ def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border:
 def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to its grid; zero for the nearest pixel. It has no gradient itself."""
 
-def sample_images_input_grad(dy: Operand, grid: Operand, *, size: Any, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
+def sample_images_input_grad(dy: Operand, grid: Operand, *, size: Sequence[int], linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to images of height and width ``size``.
 
     Points add up in their order: one work-item per plane, so that two runs agree bit for bit.

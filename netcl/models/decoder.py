@@ -86,7 +86,7 @@ class CausalLM(Module):
         if self.config.embedding_scale != 1:
             x = ag.mul(x, self.config.embedding_scale)
         if positions is None and cache is not None:
-            positions = cache.positions(*ids.shape, ids.queue)
+            positions = cache.positions(ids.shape[0], ids.shape[1], ids.queue)
         if self.embed_positions is not None:
             table = self.embed_positions.weight
             x = ag.add(x, ag.narrow(table, 0, 0, ids.shape[1]) if positions is None else self.embed_positions(positions))

@@ -257,7 +257,7 @@ class RotaryAttention(_Causal):
         self.o_proj = Linear(n_embd, n_embd, bias)
 
     def forward(self, x: Tensor, cache: KVCache | None = None, layer: int = 0) -> Tensor:
-        places = None if cache is None else cache.positions(*x.shape[:2], x.queue)
+        places = None if cache is None else cache.positions(x.shape[0], x.shape[1], x.queue)
         q = ag.rope(split_heads(self.q_proj(x), self.n_head), places, base=self.base)
         k = ag.rope(split_heads(self.k_proj(x), self.n_kv_head), places, base=self.base)
         v = split_heads(self.v_proj(x), self.n_kv_head)

@@ -16,7 +16,6 @@ import netcl.autograd as ag
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn.attention import KVCache
-from netcl.nn.module import Module
 from netcl.nn.summary import evaluating
 from netcl.replay import compiled
 
@@ -84,7 +83,7 @@ def _make_step(model: Any, cache: KVCache, sampling: Sampling) -> _Step:
     return _Step(cache, compiled.compile(step) if getattr(model, "replayable", True) else step)
 
 
-def _step_for(model: Module, batch: int, room: int, sampling: Sampling) -> _Step:
+def _step_for(model: Any, batch: int, room: int, sampling: Sampling) -> _Step:
     """The step of the last call, if it was of this kind and its cache is large enough."""
     kept: dict[Any, _Step] = model.__dict__.setdefault("_decoding", {})
     key = (batch, sampling, model.queue)
@@ -92,7 +91,7 @@ def _step_for(model: Module, batch: int, room: int, sampling: Sampling) -> _Step
     if found is None or (found.cache.capacity or 0) < room:
         kept.clear()  # one cache at a time: it may be as large as the model
         capacity = min(max(LEAST_ROOM, 1 << (room - 1).bit_length()), max(room, getattr(model, "context", room)))
-        found = kept[key] = _make_step(model, model.new_cache(capacity), sampling)  # type: ignore[operator]
+        found = kept[key] = _make_step(model, model.new_cache(capacity), sampling)
     found.cache.reset()
     return found
 

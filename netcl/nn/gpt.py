@@ -88,7 +88,7 @@ class GPT(Module):
         if "wpe" in parts:
             table, length = parts["wpe"].weight, tokens.shape[1]
             if cache is not None:
-                x = ag.add(x, parts["wpe"](cache.positions(*tokens.shape, tokens.queue)))
+                x = ag.add(x, parts["wpe"](cache.positions(tokens.shape[0], length, tokens.queue)))
             else:
                 x = ag.add(x, table if length == self.block_size else ag.narrow(table, 0, 0, length))
         x = parts["drop"](x)

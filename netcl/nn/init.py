@@ -7,6 +7,10 @@ Each function overwrites a tensor in place and returns it. Numbers come from the
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,25 @@ from netcl.core.dtype import sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn.parameter import draws_values
+
+
+_skips = threading.local()
+
+
+@contextmanager
+def skipped() -> Iterator[None]:
+    """Leave tensors as they are in this thread instead of drawing or filling them: for models whose weights are loaded right after."""
+    before, _skips.skipped = getattr(_skips, "skipped", False), True
+    try:
+        yield
+    finally:
+        _skips.skipped = before
+
+
+def _drawing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function with a ``generator``, unless start values are :func:`skipped`."""
+    draw = with_generator(function)
+    return wraps(draw)(lambda tensor, *args, **options: tensor if getattr(_skips, "skipped", False) else draw(tensor, *args, **options))
 
 
 def _drawn(kind: str, tensor: Tensor) -> np.ndarray:
@@ -36,7 +59,7 @@ def _put(tensor: Tensor, values: np.ndarray) -> Tensor:
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """One value everywhere."""
     with ag.no_grad():
-        return tensor.fill_(val)
+        return tensor if getattr(_skips, "skipped", False) else tensor.fill_(val)
 
 
 def zeros_(tensor: Tensor) -> Tensor:
@@ -74,7 +97,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 # ---- random values
 
 
-@with_generator
+@_drawing
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     """Values uniform between ``a`` and ``b``.
 
@@ -86,13 +109,13 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     return _put(tensor, a + (b - a) * _drawn("uniform", tensor)) if draws_values() else tensor
 
 
-@with_generator
+@_drawing
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Values of a normal distribution."""
     return _put(tensor, mean + std * _drawn("normal", tensor)) if draws_values() else tensor
 
 
-@with_generator
+@_drawing
 def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> Tensor:
     """Values of a normal distribution held between ``a`` and ``b``, by inversion: every value costs one random number."""
     low, high = (math.erf((limit - mean) / std / math.sqrt(2)) for limit in (a, b))
@@ -101,7 +124,7 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
     return _put(tensor, np.clip(mean + std * math.sqrt(2) * inverse, a, b))
 
 
-@with_generator
+@_drawing
 def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """Rows (or columns, if there are more rows) of a random orthogonal matrix; trailing axes are flattened."""
     if tensor.ndim < 2:
@@ -115,7 +138,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     return _put(tensor, gain * (q if tall is flat else q.T).reshape(tensor.shape))
 
 
-@with_generator
+@_drawing
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
     """A matrix of normal values with a share of each column set to zero."""
     if tensor.ndim != 2:
@@ -165,14 +188,14 @@ def _xavier_std(tensor: Tensor, gain: float) -> float:
     return gain * math.sqrt(2.0 / max(1, sum(fan_in_and_fan_out(tensor))))
 
 
-@with_generator
+@_drawing
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """Uniform with variance ``2 gain**2 / (fan_in + fan_out)`` (Glorot and Bengio 2010)."""
     bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
     return uniform_(tensor, -bound, bound)
 
 
-@with_generator
+@_drawing
 def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     """Normal with variance ``2 gain**2 / (fan_in + fan_out)``."""
     return normal_(tensor, 0.0, _xavier_std(tensor, gain))
@@ -185,7 +208,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
     return calculate_gain(nonlinearity, a) / math.sqrt(max(1, fan))
 
 
-@with_generator
+@_drawing
 def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
     """Uniform with variance ``gain**2 / fan`` (He et al. 2015).
 
@@ -199,7 +222,7 @@ def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonli
     return uniform_(tensor, -bound, bound)
 
 
-@with_generator
+@_drawing
 def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
     """Normal with variance ``gain**2 / fan``."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))

@@ -150,7 +150,7 @@ class Module(metaclass=_Constructed):
         queue = next((x.queue for x in args if isinstance(x, Tensor)), None) or self.queue
 
         def holds_numbers(x: Any) -> bool:
-            return isinstance(x, np.ndarray | float) or (isinstance(x, list) and not any(isinstance(part, Tensor) for part in x))
+            return isinstance(x, np.ndarray | float) or (isinstance(x, list) and not any(isinstance(part, Tensor | Mapping) for part in x))
 
         return tuple(Tensor.from_host(queue, x) if holds_numbers(x) else x for x in args)
 

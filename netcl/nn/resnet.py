@@ -33,11 +33,11 @@ class BasicBlock(Module):
     expansion = 1
 
     def __init__(self, inplanes: int, planes: int, stride: int = 1, downsample: Module | None = None, groups: int = 1,
-                 base_width: int = 64):  # fmt: skip
+                 base_width: int = 64, dilation: int = 1):  # fmt: skip
         super().__init__()
-        if groups != 1 or base_width != 64:
-            what = "has neither groups nor another width"
-            raise ValueError(message("BasicBlock", what, "use Bottleneck", groups=groups, base_width=base_width))
+        if groups != 1 or base_width != 64 or dilation != 1:
+            what = "has no groups, no other width and no dilation"
+            raise ValueError(message("BasicBlock", what, "use Bottleneck", groups=groups, base_width=base_width, dilation=dilation))
         self.conv1 = Conv2d(inplanes, planes, 3, stride, 1, bias=False)
         self.bn1 = BatchNorm2d(planes)
         self.relu = ReLU()
@@ -56,7 +56,7 @@ class Bottleneck(Module):
 
     - **inplanes**: channels in. **planes**: a quarter of the channels out.
     - **stride**: of the 3 x 3 convolution. **downsample**: the shortcut, where shapes change.
-    - **groups**, **base_width**: of the 3 x 3 convolution (ResNeXt, wide ResNet).
+    - **groups**, **base_width**, **dilation**: of the 3 x 3 convolution (ResNeXt, wide ResNet, segmentation).
 
     >>> from netcl import nn, zeros
     >>> nn.Bottleneck(16, 4)(zeros((1, 16, 8, 8))).shape
@@ -66,12 +66,12 @@ class Bottleneck(Module):
     expansion = 4
 
     def __init__(self, inplanes: int, planes: int, stride: int = 1, downsample: Module | None = None, groups: int = 1,
-                 base_width: int = 64):  # fmt: skip
+                 base_width: int = 64, dilation: int = 1):  # fmt: skip
         super().__init__()
         width = planes * base_width // 64 * groups
         self.conv1 = Conv2d(inplanes, width, 1, bias=False)
         self.bn1 = BatchNorm2d(width)
-        self.conv2 = Conv2d(width, width, 3, stride, 1, groups=groups, bias=False)
+        self.conv2 = Conv2d(width, width, 3, stride, dilation, dilation, groups, bias=False)
         self.bn2 = BatchNorm2d(width)
         self.conv3 = Conv2d(width, planes * self.expansion, 1, bias=False)
         self.bn3 = BatchNorm2d(planes * self.expansion)
@@ -93,6 +93,7 @@ class ResNet(Module):
     - **stem**: ``imagenet`` (7 x 7, stride 2, then pooling) or ``cifar`` (3 x 3, stride 1, no pooling: for images of about 32 x 32).
     - **width**: channels of the first stage. **groups**, **width_per_group**: of the bottlenecks.
     - **zero_init_residual**: start every block as the identity.
+    - **replace_stride_with_dilation**: for the last three stages, whether they dilate instead of halving the image.
 
     Shapes: ``(N, in_channels, H, W)`` becomes ``(N, num_classes)``.
 
@@ -104,7 +105,7 @@ class ResNet(Module):
 
     def __init__(self, block: type[BasicBlock | Bottleneck], layers: Sequence[int], num_classes: int = 1000, in_channels: int = 3,
                  stem: str = "imagenet", width: int = 64, groups: int = 1, width_per_group: int = 64,
-                 zero_init_residual: bool = False):  # fmt: skip
+                 zero_init_residual: bool = False, replace_stride_with_dilation: Sequence[bool] | None = None):  # fmt: skip
         super().__init__()
         if stem not in ("imagenet", "cifar"):
             raise ValueError(message("ResNet", "stem is imagenet or cifar", stem=repr(stem)))
@@ -116,8 +117,9 @@ class ResNet(Module):
         self.bn1 = BatchNorm2d(width)
         self.relu = ReLU()
         self.maxpool = MaxPool2d(3, 2, 1) if large else Identity()
-        for stage, count in enumerate(layers):
-            setattr(self, f"layer{stage + 1}", self._stage(block, width << stage, count, 1 if stage == 0 else 2))
+        self.dilation = 1
+        for stage, (count, dilate) in enumerate(zip(layers, (False, *(replace_stride_with_dilation or (False,) * 3)), strict=True)):
+            setattr(self, f"layer{stage + 1}", self._stage(block, width << stage, count, 1 if stage == 0 else 2, dilate))
         self.avgpool = AdaptiveAvgPool2d(1)
         self.fc = Linear((width << 3) * block.expansion, num_classes)
         self._start(zero_init_residual)
@@ -127,13 +129,15 @@ class ResNet(Module):
     layer3: Sequential
     layer4: Sequential
 
-    def _stage(self, block: Any, planes: int, count: int, stride: int) -> Sequential:
-        downsample, out = None, planes * block.expansion
+    def _stage(self, block: Any, planes: int, count: int, stride: int, dilate: bool) -> Sequential:
+        downsample, out, first = None, planes * block.expansion, self.dilation
+        if dilate:
+            self.dilation, stride = self.dilation * stride, 1
         if stride != 1 or self.inplanes != out:
             downsample = Sequential(Conv2d(self.inplanes, out, 1, stride, bias=False), BatchNorm2d(out))
-        blocks = [block(self.inplanes, planes, stride, downsample, self.groups, self.base_width)]
+        blocks = [block(self.inplanes, planes, stride, downsample, self.groups, self.base_width, first)]
         self.inplanes = out
-        return Sequential(*blocks, *[block(out, planes, 1, None, self.groups, self.base_width) for _ in range(1, count)])
+        return Sequential(*blocks, *[block(out, planes, 1, None, self.groups, self.base_width, self.dilation) for _ in range(1, count)])
 
     def _start(self, zero_init_residual: bool) -> None:
         for module in self.modules():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from netcl.core import dtype as dtypes
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import S, op
-from netcl.ops.conv.geometry import Pair
 from netcl.ops.pointwise import cast
 
 # ---- NumPy
@@ -86,9 +86,9 @@ def _sample_grid_grad_cpu(dy: np.ndarray, x: np.ndarray, grid: np.ndarray, *, li
 def _sample_ref(x, grid, *, linear=True, border=False, align=False):
     """Point by point."""
     out = np.zeros((*x.shape[:2], *grid.shape[1:3]))
-    for (b, *point), size in ((place, x.shape[2:]) for place in np.ndindex(grid.shape[:3])):
-        weights = _point_weights(grid[(b, *point)], size, linear, border, align)
-        out[(b, slice(None), *point)] = sum(w * x[b, :, i, j] for (i, j), w in weights)
+    for b, r, c in np.ndindex(grid.shape[:3]):
+        weights = _point_weights(grid[b, r, c], x.shape[2:], linear, border, align)
+        out[b, :, r, c] = sum(w * x[b, :, i, j] for (i, j), w in weights)
     return out
 
 
@@ -106,9 +106,9 @@ def _point_weights(point, size, linear, border, align):
 
 def _image_grad_ref(dy, grid, *, size, linear=True, border=False, align=False):
     out = np.zeros((*dy.shape[:2], *size))
-    for b, *point in np.ndindex(grid.shape[:3]):
-        for (i, j), w in _point_weights(grid[(b, *point)], size, linear, border, align):
-            out[b, :, i, j] += w * dy[(b, slice(None), *point)]
+    for b, r, c in np.ndindex(grid.shape[:3]):
+        for (i, j), w in _point_weights(grid[b, r, c], size, linear, border, align):
+            out[b, :, i, j] += w * dy[b, :, r, c]
     return out
 
 
@@ -164,7 +164,7 @@ def _sample_grad_vjp(F, g, dy, grid, needs, linear, border, align):
     samples=[S((1, 2, 3, 4), (1, 3, 4, 2), size=(4, 5)), S((2, 3, 4, 3), (2, 4, 3, 2), size=(5, 4), align=True, low=-1.3, high=1.3),
              S((1, 2, 5, 3), (1, 5, 3, 2), size=(4, 5), border=True, low=-1.4, high=1.4)])  # fmt: skip
 def sample_images_input_grad(
-    dy: Tensor, grid: Tensor, *, size: Pair, linear: bool = True, border: bool = False, align: bool = False
+    dy: Tensor, grid: Tensor, *, size: Sequence[int], linear: bool = True, border: bool = False, align: bool = False
 ) -> Tensor:
     """The gradient of :func:`sample_images` with respect to images of height and width ``size``.
 

@@ -14,7 +14,9 @@ MODULES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "torchvision": ((), {"__version__": "0.28.0+netcl"}),
     "torchvision.datasets": (("netcl.vision.datasets",), {}),
     "torchvision.datasets.folder": (("netcl.vision.datasets",), {}),
-    "torchvision.models": ((), {name: getattr(models, name) for name in models.__all__}),  # scripts list them by __dict__
+    "torchvision.models": (("netcl.vision.models",), {name: getattr(models, name) for name in models.__all__}),  # scripts list __dict__
+    **{f"torchvision.models.{part}": ((f"netcl.vision.models.{part}",), {}) for part in ("detection", "segmentation")},
+    "torchvision.ops": (("netcl.vision.ops",), {}),
     "torchvision.transforms": (_TRANSFORMS, {}),
     "torchvision.transforms.functional": (_FUNCTIONAL, {}),
     "torchvision.transforms.v2": (_TRANSFORMS, {}),

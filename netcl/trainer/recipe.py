@@ -32,6 +32,7 @@ from netcl.trainer.callbacks import Callback
 from netcl.trainer.metrics import MAE, Metric
 from netcl.trainer.pictures import read_folder
 from netcl.trainer.trainer import Trainer, token_cross_entropy
+from netcl.vision.models import get_model, list_models
 
 
 class RecipeError(ValueError):
@@ -69,7 +70,7 @@ class Recipe:
     data_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the data"})
     model: str = _setting(
         "auto",
-        "cnn, mlp, lenet, resnet18, resnet34, resnet50, resnet101, resnet152, vit, gpt (for text); or your own MODULE:CLASS, FILE.py:CLASS",
+        "cnn, mlp, lenet, resnet18, vit, gpt (for text), a name of netcl.vision.models; or your own MODULE:CLASS, FILE.py:CLASS",
     )
     model_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the model"})
     epochs: int = _setting(10, "how often the data is gone through")
@@ -297,8 +298,9 @@ def gpt(data: Data, **options: Any) -> Any:
     return nn.GPT(data.train.vocabulary, **{**small, **options})
 
 
-def _resnet(name: str, data: Data, **options: Any) -> Any:
-    return getattr(nn, name)(num_classes=data.outputs, in_channels=data.shape[0], **options)
+def _vision_model(name: str, data: Data, **options: Any) -> Any:
+    own = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {"image_size": data.shape[-1]} if name[:4] == "vit_" else {}
+    return get_model(name, **{"num_classes": data.outputs, "in_channels": data.shape[0], **own, **options})
 
 
 MODELS: dict[str, Callable[..., Any]] = {
@@ -306,7 +308,7 @@ MODELS: dict[str, Callable[..., Any]] = {
     "mlp": lambda data, hidden=(256, 128), **options: nn.MLP(math.prod(data.shape), list(hidden), data.outputs, **options),
     "lenet": lambda data, **options: nn.LeNet(data.outputs, data.shape[0], data.shape[-1], **options),
     "resnet18": lambda data, **options: nn.ResNet18(data.outputs, in_channels=data.shape[0], **options),
-    **{name: partial(_resnet, name) for name in ("resnet34", "resnet50", "resnet101", "resnet152")},
+    **{name: partial(_vision_model, name) for name in list_models(exclude=("fcn_*", "deeplabv3_*", "lraspp_*", "ssd*", "resnet18"))},
     "vit": vit,
     "gpt": gpt,
 }
@@ -344,7 +346,7 @@ def make_model(recipe: Recipe, data: Data, device: Any) -> Any:
         made = own_model(recipe.model)
         make = lambda data, **options: made(**_filled(made, data, options))  # noqa: E731
     elif recipe.model not in MODELS:
-        known = f"known are {', '.join(MODELS)}, and MODULE:CLASS of your own"
+        known = "known are cnn, mlp, lenet, vit, gpt, the names of netcl.vision.models, and MODULE:CLASS of your own"
         raise RecipeError(message("recipe", "there is no such model", known, model=repr(recipe.model)))
     elif data.is_text != (recipe.model == "gpt"):
         raise RecipeError(message("recipe", "text needs the model gpt, and images another", data=recipe.data, model=recipe.model))

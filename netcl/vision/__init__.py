@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_PARTS = ("datasets", "functional", "models", "transforms", "utils")
+_PARTS = ("datasets", "functional", "models", "ops", "transforms", "utils")
 
 
 def __getattr__(name: str) -> Any:

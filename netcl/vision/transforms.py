@@ -301,3 +301,21 @@ class GaussianBlur(Transform):
 
     def forward(self, image: Any) -> Any:
         return F.gaussian_blur(image, self.kernel_size, float(rng().uniform(*self.sigma)))
+
+
+class ImageClassification(Transform):
+    """What torchvision's weights expect: an image resized, its middle cut out (unless ``crop_size`` is ``None``), a normalized tensor."""
+
+    def __init__(
+        self, *, crop_size: int | None, resize_size: int | None = 256, mean: Sequence[float] = (0.485, 0.456, 0.406),
+        std: Sequence[float] = (0.229, 0.224, 0.225), interpolation: Any = InterpolationMode.BILINEAR, antialias: bool | None = True,
+    ):  # fmt: skip
+        self.crop_size, self.resize_size, self.mean, self.std = crop_size, resize_size, mean, std
+        self.interpolation, self.antialias = interpolation, antialias
+
+    def forward(self, image: Any) -> Tensor:
+        if self.resize_size is not None:
+            image = F.resize(image, [self.resize_size], interpolation=self.interpolation, antialias=self.antialias)
+        image = image if self.crop_size is None else F.center_crop(image, [self.crop_size])
+        image = image if isinstance(image, Tensor) else F.pil_to_tensor(image)
+        return F.normalize(F.convert_image_dtype(image, "float32"), self.mean, self.std)
