@@ -45,7 +45,7 @@ site: $(VENV)/.docs
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: netcl needs Python 3.10 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(PYTHON) -I netcl/core/system_packages.py venv && $(PYTHON) -m venv $(VENV); } || { rm -rf $(VENV); exit 1; }
+	@$(PYTHON) -m venv $(VENV) > /dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -I netcl/core/system_packages.py venv && $(PYTHON) -m venv $(VENV); } || { rm -rf $(VENV); exit 1; }
 
 # One stamp per extra: pip runs again only after pyproject.toml has changed.
 $(VENV)/.cpu $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(VENV)/bin/python
