@@ -1,4 +1,4 @@
-"""A page of a run with known numbers, and pictures that a browser takes of it: ``python tests/golden/report_shots.py`` writes the references.
+"""A page of a run with known numbers, and pictures that a browser takes of it; run as a program it writes the references.
 
 Letters are hidden, because machines have different fonts; boxes, lines, dots and cells remain.
 """
