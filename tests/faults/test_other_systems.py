@@ -62,8 +62,10 @@ with netcl.device(device):
     model = nn.Linear(3, 2)
     x, y = numpy.ones((8, 3), numpy.float32), numpy.zeros(8, numpy.int64)
     trainer = Trainer(model, optim.Adam(model.parameters()), callbacks=[Report(folder + "/report"), ModelCheckpoint(folder + "/kept")])
-    trainer.fit(DataLoader(TensorDataset(x, y), batch_size=4, num_workers=2, use_shared_mem=False), epochs=2)
-    trainer.fit(x, y, epochs=3, resume="auto")
+    with DataLoader(TensorDataset(x, y), batch_size=4, num_workers=2, use_shared_mem=False) as loader:
+        trainer.fit(loader, epochs=2)
+        trainer.fit(loader, epochs=3, resume="auto")
+    assert trainer.step == 6 and trainer.evaluate(x, y)["loss"] < 5
     netcl.io.save_model(model, folder + "/own.netcl")
     assert (netcl.io.load_model(folder + "/own.netcl")(x).to_host() == model(x).to_host()).all()
 assert os.path.getsize(folder + "/report/report.html") > 1000
