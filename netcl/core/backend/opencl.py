@@ -52,7 +52,7 @@ class Transfer(_TransferFields):
 def _fill_pattern(dtype: str, value: float, sign: float) -> np.ndarray:
     del sign  # tells 0.0 from -0.0, which are equal as keys
     row = dtypes.DTYPES[dtype]
-    return dtypes.encode(np.full(_FILL_STEP // row.itemsize, value, row.host), row)
+    return dtypes.encode(np.array([value] * (_FILL_STEP // row.itemsize), row.host), row)  # np.full of NumPy 2.0 wraps around
 
 
 def _remembered(array: Any, stored: np.ndarray) -> np.ndarray | None:
