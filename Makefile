@@ -2,6 +2,7 @@
 #   (the runtime is a wheel on x86-64 Linux; elsewhere the system's package, installed if that needs no password)
 # make test: the same with the development tools; everything CI checks
 # make test-full: the same on every CPU runtime, with every op in every dtype and every kernel; hours on two cores
+# make test-oldest: the tests without OpenCL's slow ones, with the oldest versions of everything that netcl uses (Python 3.10 to 3.12)
 # make quick: the inner loop
 # make site: the pages of docs/ as a site, in build/site
 
@@ -10,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test test-full quick lint docs-tables site clean
+.PHONY: demo test test-full test-oldest quick lint docs-tables site clean
 
 demo: $(VENV)/.cpu
 	@$(BIN)/netcl doctor --fix || echo "make: the demo goes on with NumPy"
@@ -19,13 +20,18 @@ demo: $(VENV)/.cpu
 	@echo "activate the environment: . $(BIN)/activate; then: netcl --help"
 
 # Threads of NumPy that wait by spinning would take the cores from the other jobs.
-test test-full quick: export OPENBLAS_NUM_THREADS := 1
+test test-full test-oldest quick: export OPENBLAS_NUM_THREADS := 1
 
 test: lint
 	$(BIN)/pytest -n $(JOBS)
 
 test-full: lint
 	$(BIN)/pytest -n $(JOBS) --full
+
+test-oldest:
+	$(PYTHON) -m venv build/oldest
+	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/oldest.txt --editable ".[all]" matplotlib hypothesis pytest pytest-timeout pytest-xdist
+	build/oldest/bin/pytest -q -n $(JOBS) -m "not slow"
 
 quick: $(VENV)/.dev
 	NETCL_TEST="$${NETCL_TEST:-pocl,numpy}" $(BIN)/pytest -x -q -n $(JOBS) -m "not slow"
@@ -45,7 +51,7 @@ site: $(VENV)/.docs
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: netcl needs Python 3.10 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(PYTHON) -I netcl/core/system_packages.py venv && $(PYTHON) -m venv $(VENV); } || { rm -rf $(VENV); exit 1; }
+	@$(PYTHON) -m venv $(VENV) > /dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -I netcl/core/system_packages.py venv && $(PYTHON) -m venv $(VENV); } || { rm -rf $(VENV); exit 1; }
 
 # One stamp per extra: pip runs again only after pyproject.toml has changed.
 $(VENV)/.cpu $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(VENV)/bin/python

@@ -59,9 +59,10 @@ _DTYPES = """bool uint8 int8 int16 short uint16 int32 int uint32 int64 long uint
 _PACKAGES = """accelerator amp autograd data distributed distributions fft io linalg models nn ops optim profiling trainer utils
     vision""".split()
 
-# Both import when they are first called.
+# They import when they are first called.
 hooks.op = lambda name: importlib.import_module("netcl.autograd").find(name)
 hooks.tuned = lambda module, *asked: importlib.import_module(f"netcl.profiling.{module}").tuned(*asked)
+hooks.batch_listeners = lambda: importlib.import_module("netcl.data.dataloader").batch_listeners
 _tracebacks.install()
 
 

@@ -30,7 +30,7 @@ class Readers(dict[int, Any]):
 class Hooks:
     """The table. Lists are never replaced: a caller may hold one to see whether it is empty."""
 
-    __slots__ = ("binary_store", "launch_observers", "launch_queue", "modes", "op", "readers", "settlers", "tuned")
+    __slots__ = ("batch_listeners", "binary_store", "launch_observers", "launch_queue", "modes", "op", "readers", "settlers", "tuned")
     found: ClassVar[dict[str, AnyFunction]] = {}  # what ``op`` found, by name; who calls often looks here first
 
     def __init__(self) -> None:
@@ -42,6 +42,9 @@ class Hooks:
         self.tuned: AnyFunction = lambda module, *asked: None
         #: Compiled programs on disk. Filled by ``runtime.cache``, called by builds.
         self.binary_store: BinaryStore | None = None
+        #: The functions that data loaders call with the name, the begin and the end of every wait for a batch. Filled by the root package
+        #: with an import, called by profilers, which add theirs.
+        self.batch_listeners: Callable[[], list[Callable[[str, float, float], None]]] = list
         #: Called with kernel, queue, sizes, local sizes, arguments and event after every launch. Filled by recorders and profilers.
         self.launch_observers: list[Callable[..., None]] = []
         #: The queue, with timestamps, that launches for a queue go to meanwhile. Filled by ``profiling.events``, called by launches.

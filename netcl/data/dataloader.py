@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, count
@@ -18,6 +19,23 @@ from netcl.data.sampler import BatchSampler, rng_of
 from netcl.data.workers import ProcessPool, ThreadPool
 
 _ORDER, _DRAWS = 0, 1  # what random numbers are for: the order of an epoch, the transforms of a batch
+
+
+#: Called with a name, the begin and the end (``time.perf_counter``) of every wait for a batch. Filled by profilers.
+batch_listeners: list[Callable[[str, float, float], None]] = []
+
+
+def _timed(batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches; :data:`batch_listeners` are told how long each took to come."""
+    for number in count():
+        began = time.perf_counter() if batch_listeners else 0.0
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        for listener in list(batch_listeners) if began else ():
+            listener(f"batch {number}", began, time.perf_counter())
+        yield batch
 
 
 class DataLoader:
@@ -121,7 +139,7 @@ class DataLoader:
 
     def _epoch_from(self, epoch: int, start: int, iteration: int) -> Iterator[Any]:
         batches = self._live(self._arrays(epoch, start))
-        for batch in batches if self.device_queue is None else self._tensors(batches, epoch, start):
+        for batch in _timed(batches if self.device_queue is None else self._tensors(batches, epoch, start)):
             if iteration == self._iterations:  # of several at once, the last one begun is the loader's position
                 self._batch += 1
             yield batch.value if isinstance(batch, Whole) else self._delivered(batch)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from netcl.core import platforms
+from netcl.core.backend.opencl import transfer_listeners
 from netcl.core.device import CPUQueue, handle_of, queue_of, synchronize
 from netcl.core.hooks import hooks
 from netcl.core.kernels import signature
@@ -59,9 +60,11 @@ class Observer:
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
-        self._running: list[tuple[Launch, Any, float]] = []
+        self.transfers: list[Launch] = []
+        self.host: list[tuple[str, float, float]] = []  # for each command: what the host did since the one before until it was enqueued
+        self._running: list[tuple[list[Launch], Launch, Any, float]] = []
         self._offsets: dict[int, float] = {}
-        self._origin = 0.0
+        self._origin, self._idle = 0.0, threading.local()
         self._redirected = False
         self._lock = threading.Lock()
 
@@ -70,6 +73,7 @@ class Observer:
         flush()
         self._origin = time.perf_counter()
         hooks.launch_observers.append(self._launched)
+        transfer_listeners.append(self._transferred)
         if hooks.launch_queue is None:
             hooks.launch_queue, self._redirected = timed_queue, True
 
@@ -77,26 +81,48 @@ class Observer:
         """Let what is deferred run, stop observing and read the times of what still runs."""
         flush()
         hooks.launch_observers.remove(self._launched)
+        transfer_listeners.remove(self._transferred)
         if self._redirected:
             hooks.launch_queue, self._redirected = None, False
-        for launch, event, offset in self._running:
-            self.launches.append(_with_times(launch, event, offset))
+        for found, launch, event, offset in self._running:
+            found.append(_with_times(launch, event, offset))
         self._running.clear()
         self.launches.sort(key=lambda launch: launch.start)
 
     def _launched(self, kernel: Any, queue: Any, sizes: tuple[int, ...], local: Any, args: tuple[Any, ...], event: Any) -> None:
-        twin = timed_queue(queue) is not queue
-        if twin or id(queue) not in self._offsets:
+        self._note_host(kernel.name)
+        launch = Launch(kernel.name, handle_of(queue).device_name, 0.0, 0.0, tuple(sizes), local, *work_of(kernel, args))
+        self._add(self.launches, launch, queue, event, timed_queue(queue) is not queue)
+
+    def _transferred(self, queue: Any, name: str, nbytes: int, began: float, event: Any) -> None:
+        self._note_host(name)
+        copy = Launch(name, handle_of(queue).device_name, began - self._origin, 0.0, (), None, nbytes, 0.0)
+        if event is not None and has_timestamps(queue):
+            self._add(self.transfers, copy, queue, event, False)
+            return
+        if event is not None:
+            event.wait()
+        self.transfers.append(replace(copy, end=time.perf_counter() - self._origin))
+        self._idle.since = time.perf_counter()
+
+    def _add(self, found: list[Launch], launch: Launch, queue: Any, event: Any, at_once: bool) -> None:
+        """Keep a command with the times of its event: now, or at the end where the queue is not to be waited for."""
+        if at_once or id(queue) not in self._offsets:
             event.wait()
         with self._lock:
             offset = self._offsets.get(id(queue))
-            if offset is None:  # the device's clock against the host's: this kernel has just ended
+            if offset is None:  # the device's clock against the host's: this command has just ended
                 offset = self._offsets[id(queue)] = time.perf_counter() - self._origin - 1e-9 * event.profile.end
-            launch = Launch(kernel.name, handle_of(queue).device_name, 0.0, 0.0, tuple(sizes), local, *work_of(kernel, args))
-            if twin:
-                self.launches.append(_with_times(launch, event, offset))
+            if at_once:
+                found.append(_with_times(launch, event, offset))
             else:
-                self._running.append((launch, event, offset))
+                self._running.append((found, launch, event, offset))
+        self._idle.since = time.perf_counter()
+
+    def _note_host(self, name: str) -> None:
+        now = time.perf_counter()
+        since = max(getattr(self._idle, "since", now), self._origin)
+        self.host.append((name, since - self._origin, now - self._origin))
 
 
 def _with_times(launch: Launch, event: Any, offset: float) -> Launch:

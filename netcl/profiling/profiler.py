@@ -9,6 +9,7 @@ from typing import Any
 
 from netcl.core.device import get_active_device, require, synchronize
 from netcl.core.errors import message
+from netcl.core.hooks import hooks
 from netcl.core.kernels import program
 from netcl.profiling import report, trace
 from netcl.profiling.events import Launch, Observer
@@ -22,8 +23,9 @@ class profile:
 
     Everything that is launched while the block runs is seen, on all devices and threads. ``device`` names the one whose limits
     the last column is measured against (default: the active one); ``roofline=False`` leaves that column out, and with it the
-    small kernels that measure the device once per process. Regions of :func:`netcl.runtime.perf.timing_region`, phases of a
-    ``Trainer`` and compiled programs join the trace.
+    small kernels that measure the device once per process. The trace shows kernels and transfers of each device, and of the host its
+    launches, compiled programs, batches of a ``DataLoader``, phases of a ``Trainer`` and regions of
+    :func:`netcl.runtime.perf.timing_region`.
 
     Unless the queues were made with ``NETCL_PROFILE_EVENTS=1``, kernels run one at a time meanwhile: their times are exact, the
     time between them is not that of an ordinary run. Nothing costs anything outside the block.
@@ -34,6 +36,7 @@ class profile:
         self.roofline = roofline
         self.seconds = 0.0
         self.events: list[Launch] = []
+        self.transfers: list[Launch] = []
         self.spans: list[trace.Span] = []
         self._observer: Observer | None = None
         self._began = 0.0
@@ -46,6 +49,7 @@ class profile:
         self._observer, self._rows = Observer(), None
         perf.listeners.append(self._region)
         program.build_listeners.append(self._compiled)
+        hooks.batch_listeners().append(self._loaded)
         self._began = time.perf_counter()
         self._observer.begin()
         return self
@@ -57,14 +61,25 @@ class profile:
         self._observer.end()
         perf.listeners.remove(self._region)
         program.build_listeners.remove(self._compiled)
+        hooks.batch_listeners().remove(self._loaded)
         self.events += self._observer.launches
+        self.transfers += self._observer.transfers
+        self.spans += [trace.Span(*span, "launches") for span in self._observer.host]
         self._observer = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the block has begun and not ended."""
+        return self._observer is not None
 
     def _region(self, name: str, begin: float, end: float) -> None:
         self.spans.append(trace.Span(name, begin - self._began, end - self._began))
 
     def _compiled(self, name: str, begin: float, end: float) -> None:
         self.spans.append(trace.Span(name, begin - self._began, end - self._began, "compile"))
+
+    def _loaded(self, name: str, begin: float, end: float) -> None:
+        self.spans.append(trace.Span(name, begin - self._began, end - self._began, "loader"))
 
     @property
     def rows(self) -> list[KernelRow]:
@@ -91,7 +106,7 @@ class profile:
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a trace for Perfetto or chrome://tracing."""
-        trace.save_trace(path, self.events, self.spans)
+        trace.save_trace(path, self.events, self.spans, self.transfers)
 
     def save_report(self, path: str | os.PathLike[str], title: str = "netcl profile") -> None:
         """Write the table as a page in one file."""

@@ -18,7 +18,8 @@ class KernelRow:
     """What all launches of one kernel took.
 
     ``share`` is the part of all kernel time; ``gbs`` and ``gflops`` are the rates reached; ``roofline`` is the part of the device's
-    own limit (memory or arithmetic, whichever binds first) that was reached. ``None`` is unknown, as the limit of matrix units is.
+    own limit (memory or arithmetic, whichever binds first) that was reached. ``None`` is unknown, as the limit of matrix units is, and
+    as the bytes are of a kernel that reads a part of its buffers.
     """
 
     name: str
@@ -33,6 +34,7 @@ class KernelRow:
 
 
 ReportRow = KernelRow | Mapping[str, Any]
+_BELIEVED = 1.5  # times the measured limit
 COLUMNS = ("kernel", "calls", "ms", "share", "GB/s", "GFLOP/s", "of limit")
 REPORT_STYLE = """
 table.kernels { border-collapse: collapse; font: 14px/1.5 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
@@ -57,7 +59,9 @@ def rows_of(launches: Sequence[Launch], limits: Limits | None = None) -> list[Ke
         found.setdefault(launch.name, []).append(launch)
     total = sum(launch.seconds for launch in launches) or 1.0
     rows = [_kernel_row(name, of, total, limits) for name, of in found.items()]
-    # Limits are what small kernels reached. One that is faster shows that the device can do more: it becomes the limit.
+    # Limits are what small kernels reached. One that is a little faster shows that the device can do more: it becomes the limit. One that
+    # is far above does less than is counted: it reads parts of its buffers, as a lookup does, or saves multiplications, as Winograd does.
+    rows = [replace(row, roofline=None) if (row.roofline or 0.0) > _BELIEVED else row for row in rows]
     most = max((row.roofline for row in rows if row.roofline is not None), default=0.0)
     if most > 1.0:
         rows = [replace(row, roofline=row.roofline and row.roofline / most) for row in rows]

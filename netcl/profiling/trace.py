@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from netcl.profiling.events import Launch
 
-_DEVICE, _HOST = 1, 2
+_KERNELS, _HOST, _TRANSFERS = 1, 2, 3  # the processes of the trace
+_CATEGORIES = {_KERNELS: "kernel", _HOST: "host", _TRANSFERS: "transfer"}
 
 
 class Span(NamedTuple):
@@ -19,18 +20,21 @@ class Span(NamedTuple):
     name: str
     start: float
     end: float
-    lane: str = "regions"  # or "compile"
+    lane: str = "regions"  # or "compile", "loader", "launches"
 
 
-def events(launches: Sequence[Launch], spans: Sequence[Span] = ()) -> list[dict[str, Any]]:
-    """The trace events: one track per device, and tracks for the host's regions and for compiling, if there are any."""
-    queues = list(dict.fromkeys(launch.queue for launch in launches))
-    rows = [_name("process_name", _DEVICE, 0, "kernels")]
-    rows += [_name("thread_name", _DEVICE, track, queue) for track, queue in enumerate(queues)]
-    for launch in launches:
-        facts: dict[str, Any] = {"global": launch.global_size, "local": launch.local_size, "bytes": launch.bytes}
-        facts |= {"flops": launch.flops} if launch.flops else {}
-        rows.append(_event(launch.name, _DEVICE, queues.index(launch.queue), launch.start, launch.end, facts))
+def events(launches: Sequence[Launch], spans: Sequence[Span] = (), transfers: Sequence[Launch] = ()) -> list[dict[str, Any]]:
+    """The trace events: one track per device for kernels and one for transfers, and a track for every lane of the host."""
+    rows: list[dict[str, Any]] = []
+    for process, title, commands in ((_KERNELS, "kernels", launches), (_TRANSFERS, "transfers", transfers)):
+        queues = list(dict.fromkeys(command.queue for command in commands))
+        rows += [_name("process_name", process, 0, title)] if commands else []
+        rows += [_name("thread_name", process, track, queue) for track, queue in enumerate(queues)]
+        for command in commands:
+            facts: dict[str, Any] = {"bytes": command.bytes}
+            facts |= {"global": command.global_size, "local": command.local_size} if command.global_size else {}
+            facts |= {"flops": command.flops} if command.flops else {}
+            rows.append(_event(command.name, process, queues.index(command.queue), command.start, command.end, facts))
     if spans:
         lanes = list(dict.fromkeys(span.lane for span in spans))
         rows += [_name("process_name", _HOST, 0, "host"), *(_name("thread_name", _HOST, i, lane) for i, lane in enumerate(lanes))]
@@ -38,9 +42,11 @@ def events(launches: Sequence[Launch], spans: Sequence[Span] = ()) -> list[dict[
     return rows
 
 
-def save_trace(path: str | os.PathLike[str], launches: Sequence[Launch], spans: Sequence[Span] = ()) -> None:
+def save_trace(
+    path: str | os.PathLike[str], launches: Sequence[Launch], spans: Sequence[Span] = (), transfers: Sequence[Launch] = ()
+) -> None:
     """Write a trace file (JSON)."""
-    text = json.dumps({"traceEvents": events(launches, spans), "displayTimeUnit": "ms"})
+    text = json.dumps({"traceEvents": events(launches, spans, transfers), "displayTimeUnit": "ms"})
     Path(path).write_text(text, encoding="utf-8")
 
 
@@ -50,4 +56,4 @@ def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 def _event(name: str, process: int, thread: int, start: float, end: float, facts: dict[str, Any]) -> dict[str, Any]:
     times = {"ts": round(1e6 * start, 3), "dur": round(1e6 * (end - start), 3)}  # the format counts microseconds
-    return {"name": name, "ph": "X", "cat": "host" if process == _HOST else "kernel", "pid": process, "tid": thread, **times, "args": facts}
+    return {"name": name, "ph": "X", "cat": _CATEGORIES[process], "pid": process, "tid": thread, **times, "args": facts}

@@ -21,10 +21,19 @@ def _finite_numbers(logs: Logs) -> dict[str, Any]:
 
 
 class JSONLLogger(Callback):
-    """One JSON object per line: ``{"kind": "step", ...}`` whenever the trainer reads its numbers, ``{"kind": "epoch", ...}`` per epoch."""
+    """One JSON object per line: ``{"kind": "step", ...}`` whenever the trainer reads its numbers, ``{"kind": "epoch", ...}`` per epoch.
+
+    The rows of steps have the norm of the gradients of that step, and in ``losses`` and ``lrs`` the losses and learning rates of all
+    batches since the row before; ``since`` is the step of the first of them.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
+        self._batches: list[tuple[int, float, Any]] = []  # step, learning rate and loss, which nothing has waited for
+
+    def set_trainer(self, trainer: Any) -> None:
+        super().set_trainer(trainer)
+        trainer.measures_norm = True
 
     def on_train_begin(self, logs: Logs) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,16 +41,29 @@ class JSONLLogger(Callback):
         with filling(self.path), self.path.open("w", encoding="utf-8") as file:
             file.writelines(f"{json.dumps(row)}\n" for row in kept)
         self._began = time.perf_counter() - (kept[-1].get("time", 0.0) if kept else 0.0)
+        self._batches = []
+
+    def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
+        self._rate = self.trainer.learning_rates()[0]
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:
-        if self.trainer.log_due:
-            self._write("step", {**logs, "lr": self.trainer.learning_rates()[0]})
+        trainer = self.trainer
+        self._batches.append((trainer.step, self._rate, trainer.batch_loss))
+        if not trainer.log_due:
+            return
+        steps, rates, losses = zip(*self._batches, strict=True)
+        self._batches.clear()
+        values = [float(copy.wait()) for copy in [loss.to_host_async() for loss in losses]]
+        lists = {"since": steps[0], "losses": [float(f"{value:.7g}") if math.isfinite(value) else None for value in values], "lrs": rates}
+        norm = {} if trainer.grad_norm is None else {"grad_norm": trainer.grad_norm.item()}
+        self._write("step", {**logs, "lr": rates[-1], **norm}, lists)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         self._write("epoch", logs)
 
-    def _write(self, kind: str, logs: Logs) -> None:
+    def _write(self, kind: str, logs: Logs, lists: Logs | None = None) -> None:
         row = {"kind": kind, "step": self.trainer.step, **_finite_numbers(logs), "time": round(time.perf_counter() - self._began, 3)}
+        row |= lists or {}
         with filling(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 

@@ -84,7 +84,7 @@ def _finished(folder: str | os.PathLike[str], curves: str) -> list[str]:
     with _reading(folder, "results.json"):
         phases = _phases(results.get("phases", {}))
     slowest = ""
-    if (Path(folder) / "profile.json").exists():  # the Report callback makes none
+    if (Path(folder) / "profile.json").exists():  # the Report callback makes none on the NumPy backend
         with _reading(folder, "profile.json"):
             table = kernels.kernel_table(read_json(folder, "profile.json")["rows"][:15])
             slowest = _section("Slowest kernels", f'<div class="scroll">{table}</div>')
@@ -128,12 +128,20 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> str:
     charts = [
         plot.line_chart(name, {"train": _column(epochs, name), "validation": _column(epochs, f"val_{name}")}, "epoch") for name in names
     ]  # fmt: skip
-    steps = [(row["step"], row["loss"]) for row in rows if row["kind"] == "step" and row.get("loss") is not None]
-    charts.append(plot.line_chart("loss while training", {"loss": steps}, "step"))
-    rates = [(row["step"], row["lr"]) for row in rows if row["kind"] == "step" and row.get("lr") is not None]
-    charts.append(plot.line_chart("learning rate", {"lr": rates}, "step"))
+    steps = [row for row in rows if row["kind"] == "step"]
+    columns = (("loss of every step", "loss", "losses"), ("learning rate", "lr", "lrs"), ("gradient norm", "grad_norm", ""))
+    for title, name, listed in columns:
+        charts.append(plot.line_chart(title, {name: [point for row in steps for point in _per_step(row, name, listed)]}, "step"))
     charts.append(plot.line_chart("samples per second", {"training": _column(epochs, "samples_per_second")}, "epoch"))
     return "".join(charts)
+
+
+def _per_step(row: Mapping[str, Any], name: str, listed: str) -> list[tuple[float, float]]:
+    """The points of one row of a log: those of all batches since the row before, or the one of its own step."""
+    values = row.get(listed) or [row.get(name)]
+    first = row.get("since", row["step"]) if len(values) > 1 else row["step"]
+    apart = (row["step"] - first) / max(1, len(values) - 1)  # 1, or a part of it where several batches make a step
+    return [(first + i * apart, value) for i, value in enumerate(values) if value is not None]
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:

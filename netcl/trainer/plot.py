@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from operator import itemgetter
 
 import numpy as np
 
@@ -45,8 +46,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> str:
-    """An SVG chart of named lines; points that are not finite are left out."""
-    lines = {name: [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)] for name, points in series.items()}
+    """An SVG chart of named lines; points that are not finite are left out, and of many only the extremes are drawn."""
+    lines = {name: extremes([(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]) for name, points in series.items()}
     everything = [point for points in lines.values() for point in points]
     if not everything:
         return ""
@@ -59,6 +60,19 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> s
     label = html.escape(title)
     picture = f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{drawing}</svg>'
     return f"<figure><figcaption>{label}</figcaption>{picture}</figure>"
+
+
+def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
+    """At most ``most`` of the points: the lowest and the highest of each of equal parts, in their order.
+
+    >>> extremes([(0, 5.0), (1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5), (5, 4.2)], most=4)
+    [(1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5)]
+    """
+    if len(points) <= most:
+        return points
+    size = -(-len(points) // (most // 2))
+    parts = [points[i : i + size] for i in range(0, len(points), size)]
+    return [point for part in parts for point in sorted({min(part, key=itemgetter(1)), max(part, key=itemgetter(1))})]
 
 
 def scatter_chart(title: str, points: Points, x_label: str = "", diagonal: float | None = 1.0, most: int = 2000) -> str:

@@ -11,12 +11,16 @@ from typing import Any
 
 from netcl.core.device import handle_of
 from netcl.io.archive import filling
+from netcl.profiling import profile
 from netcl.trainer.callbacks import Logs
 from netcl.trainer.logs import JSONLLogger
 
+WARM_UP, PROFILED = 4, 5  # steps before the profile begins, which compile, and steps in it
+
 
 class Report(JSONLLogger):
-    """Writes ``report.html`` into a folder at the end of a run, and what it is made of: curves, time by phase, memory, test results.
+    """Writes ``report.html`` into a folder at the end of a run, and what it is made of: curves, time by phase, memory, test results and
+    the slowest kernels of :data:`PROFILED` steps.
 
     - **folder**: where it goes. **title**: the headline; the model's class if none is given.
     - **test**: batches ``(x, y)`` of which the final numbers are, with a confusion matrix (if ``classes`` are given) or residuals. Without
@@ -25,6 +29,7 @@ class Report(JSONLLogger):
     """
 
     order = 1
+    _profile: profile | None = None
 
     def __init__(self, folder: str | os.PathLike[str], title: str = "", test: Any = None, classes: Sequence[str] = ()):
         super().__init__(Path(folder) / "log.jsonl")
@@ -33,9 +38,30 @@ class Report(JSONLLogger):
     def on_train_begin(self, logs: Logs) -> None:
         super().on_train_begin(logs)
         trainer, self._began_at = self.trainer, time.time()
+        self._profile, self._first = None, trainer.step + WARM_UP
+        (self.folder / "profile.json").unlink(missing_ok=True)
         settings: dict[str, Any] = {"epochs": trainer.epochs, "batches": trainer.batches, "optimizer": type(trainer.optimizer).__name__}
         settings |= {"lr": trainer.learning_rates()[0], "loss": getattr(trainer.loss_fn, "__name__", type(trainer.loss_fn).__name__)}
         self._write_json("config.json", {"title": self.title or type(trainer.model).__name__, **settings})
+
+    def on_train_batch_begin(self, batch: int, logs: Logs) -> None:
+        super().on_train_batch_begin(batch, logs)
+        handle = handle_of(self.trainer.queue)
+        if self._profile is None and self.trainer.step >= self._first and handle.backend == "cl":
+            self._profile = profile(handle)
+            self._profile.__enter__()
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        if self.trainer.step >= self._first + PROFILED:
+            self.close()
+        super().on_train_batch_end(batch, logs)
+
+    def close(self) -> None:
+        if self._profile is not None and self._profile.running:
+            self._profile.__exit__()
+
+    def on_test_begin(self, logs: Logs) -> None:
+        self.close()  # evaluation is not training
 
     def on_train_end(self, logs: Logs) -> None:
         from netcl.trainer.page import write_report
@@ -51,6 +77,8 @@ class Report(JSONLLogger):
             save_samples(self.folder / "samples.npz", trainer, self.test, Data(None, None, self.classes, None, reading))
         facts = {"test": values, "seconds": seconds, "classes": list(self.classes), **run_facts(trainer)}
         self._write_json("results.json", {**facts, "environment": environment(handle_of(trainer.queue))})
+        if self._profile is not None and self._profile.events:
+            self._write_json("profile.json", self._profile.to_dict())
         write_report(self.folder)
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:

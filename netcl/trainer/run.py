@@ -222,11 +222,11 @@ def _made(recipe: Recipe, handle: DeviceHandle) -> tuple[Trainer, DataLoader]:
 
 def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> profile:
     """Profile a few more training steps. They change the model: save it before."""
-    batches = list(islice(chain.from_iterable(repeat(data)), steps + 1))
+    batches = chain.from_iterable(repeat(data))
     trainer.model.train()
-    trainer.train_on_batch(*batches[0])
+    trainer.train_on_batch(*next(batches))
     with profile() as found:
-        for x, y in batches[1:]:
+        for x, y in islice(batches, steps):
             trainer.train_on_batch(x, y)
     return found
 

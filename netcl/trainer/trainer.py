@@ -34,6 +34,7 @@ from netcl.trainer.history import History
 from netcl.trainer.metrics import Mean, Metric, make_metric
 from netcl.trainer.progress import Progress
 
+_UNCLIPPED = float(np.finfo(np.float32).max)  # a limit of the norm that no gradient is clipped to
 _OWN_SIGNAL_SECONDS = 5.0  # the launcher signals every rank; how long a rank waits for its own signal before it exits
 
 
@@ -106,10 +107,11 @@ class Trainer:
         self.scheduler, self.schedule_by, self.ema = scheduler, schedule_by, ema
         self._autocast, self.scaler = _precision_of(mixed_precision)
         learn = self._whole_step if accumulation_steps == 1 else self._gradients
-        self._learn: Callable[[Any, Any], tuple[Any, Tensor]] = compiled(learn) if compile else learn
+        self._learn: Callable[[Any, Any, bool], tuple[Any, Tensor, Tensor | None]] = compiled(learn) if compile else learn
         own = [] if any(isinstance(callback, Progress) for callback in callbacks) else [Progress()]
         self.callbacks = CallbackList([*own, *callbacks])
         self._loss = Mean()
+        self.measures_norm = False  # set by callbacks that show the norm of the gradients
         self._reset()
 
     def _reset(self) -> None:
@@ -120,6 +122,8 @@ class Trainer:
         self.history = History()
         self.phase, self.phase_seconds = "training", defaultdict[str, float](float)
         self.stop_training = self.log_due = self._trained = False
+        self.batch_loss: Tensor | None = None
+        self.grad_norm: Tensor | None = None
         self._accumulated = 0
         self._train_data: Any = None
         for metric in self._counting:
@@ -253,9 +257,10 @@ class Trainer:
         skipped = 0 if hasattr(train, "load_state_dict") else self.batch
         for x, y in map(_inputs_and_targets, islice(iter(train), skipped, None)):
             self.callbacks("on_train_batch_begin", self.batch, {})
-            logs = BatchLogs({"epoch": self.epoch, "batch": self.batch, "loss": self.train_on_batch(x, y)}, self.metrics)
+            self.log_due = (self.batch + 1) % log_every == 0 or self.batch + 1 == self.batches
+            self.batch_loss = self.train_on_batch(x, y)
+            logs = BatchLogs({"epoch": self.epoch, "batch": self.batch, "loss": self.batch_loss}, self.metrics)
             self.batch += 1
-            self.log_due = self.batch % log_every == 0 or self.batch == self.batches
             self.callbacks("on_train_batch_end", self.batch - 1, logs)
             if self.at_boundary and (self.log_due or self._ranks is None):
                 self._leave_if(interrupt)
@@ -268,34 +273,41 @@ class Trainer:
     def train_on_batch(self, x: Any, y: Any) -> Tensor:
         """Train on one batch; returns its loss without waiting for the device."""
         inputs, targets = self._tensor(x), self._tensor(y)
-        outputs, loss = self._learn(inputs, targets)
+        outputs, loss, norm = self._learn(inputs, targets, self._measures)
+        self.grad_norm = self.grad_norm if norm is None else norm
         self._accumulated += 1
         if self._accumulated == self.accumulation_steps:
             self._update()
         self._count(outputs, loss, targets)
         return loss
 
-    def _gradients(self, inputs: Any, targets: Any) -> tuple[Any, Tensor]:
+    @property
+    def _measures(self) -> bool:
+        """Whether this step computes the norm of its gradients although they are not clipped."""
+        return self.measures_norm and self.grad_clip is None and (self.log_due or self.accumulation_steps > 1)
+
+    def _gradients(self, inputs: Any, targets: Any, measures: bool) -> tuple[Any, Tensor, None]:
         with self._autocast():
             outputs = self.model(inputs)
             loss = self.loss_fn(outputs, targets)
         if not isinstance(loss, Tensor):
             raise TypeError(message("fit", "loss_fn gives a tensor with one number", given=type(loss).__name__))
         (loss if self.scaler is None else self.scaler.scale_loss(loss)).backward()
-        return outputs.detach(), loss.detach()
+        return outputs.detach(), loss.detach(), None
 
-    def _whole_step(self, inputs: Any, targets: Any) -> tuple[Any, Tensor]:
-        found = self._gradients(inputs, targets)
-        self._optimize()
-        return found
+    def _whole_step(self, inputs: Any, targets: Any, measures: bool) -> tuple[Any, Tensor, Tensor | None]:
+        outputs, loss, _ = self._gradients(inputs, targets, measures)
+        return outputs, loss, self._optimize(measures)
 
-    def _optimize(self) -> None:
+    def _optimize(self, measures: bool) -> Tensor | None:
+        limit = _UNCLIPPED if measures else self.grad_clip
         if self.scaler is None:
-            self.optimizer.step(max_norm=self.grad_clip)
+            norm = self.optimizer.step(max_norm=limit)
         else:
-            self.scaler.step(self.optimizer, max_norm=self.grad_clip)
+            norm = self.scaler.step(self.optimizer, max_norm=limit)
             self.scaler.update()
         self.optimizer.zero_grad()
+        return norm
 
     def _update(self) -> None:
         """The step of the optimizer, if it is not part of each batch, and what follows it."""
@@ -304,7 +316,7 @@ class Trainer:
                 params = getattr(self.optimizer, "params", None) or self.model.parameters()  # of replicas, those of all
                 for gradients in update.by_context([p.grad for p in params if p.grad is not None]).values():
                     update.scale(gradients, 1 / self._accumulated)
-            self._optimize()
+            self.grad_norm = self._optimize(self._measures)
         self._accumulated = 0
         self.step += 1
         self._step_scheduler("step", {})

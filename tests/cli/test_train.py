@@ -161,7 +161,7 @@ def test_the_page_needs_nothing_else(digits):
     text = (digits / "report.html").read_text()
     page = Page(text)
     assert page.fetched == [] and "@import" not in text and "url(" not in text and page.open == []
-    assert page.tags.count("svg") == 5 and page.tags.count("img") == 24 and "script" not in page.tags
+    assert page.tags.count("svg") == 6 and page.tags.count("img") == 24 and "script" not in page.tags
     assert text.count("<td") >= 100 and 'class="kernels"' in text
 
 
@@ -208,7 +208,7 @@ def test_an_unfinished_run_has_a_page_too(digits, tmp_path, capsys):
         shutil.copy(digits / name, tmp_path)
     assert run(capsys, "report", tmp_path)[0] == 0
     page = Page((tmp_path / "report.html").read_text())
-    assert page.open == [] and page.tags.count("svg") == 5 and "img" not in page.tags
+    assert page.open == [] and page.tags.count("svg") == 6 and "img" not in page.tags
 
 
 def chromium() -> str | None:
@@ -239,7 +239,7 @@ def test_a_browser_draws_curves_and_tables(digits, tmp_path):
     ]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
     told = json.loads(re.search(r'<pre id="told">(\{.*?\})</pre>', dom)[1])
-    assert told == {"lines": 7, "charts": 5, "cells": 100, "kernels": 1, "images": 24}
+    assert told == {"lines": 8, "charts": 6, "cells": 100, "kernels": 1, "images": 24}
 
 
 def test_text_is_learnt_and_written(text_run, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -140,3 +141,12 @@ def test_fix_installs_what_is_missing_and_nothing_else(facts, wheel, pip, system
 def test_ci_runs_nothing_but_make_test():
     lines = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line and not line.startswith("#")]
     assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
+
+
+def test_lower_bounds_are_the_versions_that_are_tested():
+    tested = {name: version for line in (ROOT / "tests/oldest.txt").read_text().splitlines() if line[:1] not in ("", "#")
+              for name, version in [line.split("==")]}  # fmt: skip
+    bounds = set(re.findall(r'"([A-Za-z_]+)>=([0-9.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8")))
+    assert {name for name, _ in bounds} == tested.keys()
+    for name, version in bounds:
+        assert (tested[name] + ".0").startswith(version + "."), (name, version, tested[name])

@@ -50,6 +50,25 @@ words = ["--data", "synthetic", "--data-options", "classes=2", "samples=32", "--
 assert main(["train", *words, "--run", folder]) == 0
 assert main(["report", folder]) == 0
 assert main(["doctor"]) in (0, 1)
+if device != "cpu":
+    with open(folder + "/mine.py", "w") as file:
+        file.write("import netcl; (netcl.ones((4,)) * 2.0).to_host()")
+    assert main(["trace", folder + "/mine.py", "--device", device, "--out", folder + "/trace.json"]) == 0
+
+from netcl import nn, optim
+from netcl.data import DataLoader, TensorDataset
+from netcl.trainer import ModelCheckpoint, Report, Trainer
+with netcl.device(device):
+    model = nn.Linear(3, 2)
+    x, y = numpy.ones((8, 3), numpy.float32), numpy.zeros(8, numpy.int64)
+    trainer = Trainer(model, optim.Adam(model.parameters()), callbacks=[Report(folder + "/report"), ModelCheckpoint(folder + "/kept")])
+    with DataLoader(TensorDataset(x, y), batch_size=4, num_workers=2, use_shared_mem=False) as loader:
+        trainer.fit(loader, epochs=2)
+        trainer.fit(loader, epochs=3, resume="auto")
+    assert trainer.step == 6 and trainer.evaluate(x, y)["loss"] < 5
+    netcl.io.save_model(model, folder + "/own.netcl")
+    assert (netcl.io.load_model(folder + "/own.netcl")(x).to_host() == model(x).to_host()).all()
+assert os.path.getsize(folder + "/report/report.html") > 1000
 from netcl.core.host_memory import available_bytes
 assert available_bytes() > 0
 print("done")

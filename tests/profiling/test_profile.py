@@ -17,6 +17,7 @@ from netcl.core.tensor import Tensor
 from netcl.profiling import EventTimer, KernelRow, compare, events, measure, profile, report, trace
 from netcl.profiling.limits import Limits, limits
 from netcl.runtime.perf import timing_region
+from netcl.runtime.scheduler import sibling_queue
 
 LAUNCHES = [
     events.Launch("gemm_x", "dev", 0.0, 2e-3, (64,), (1,), 4_000_000, 8e9),
@@ -48,7 +49,7 @@ def test_every_kernel_is_seen_with_its_time_and_work(cl_device, product):
     assert sum(row.share for row in p.rows) == pytest.approx(1)
     assert all(0 <= launch.start < launch.end < p.seconds + 1 for launch in p.events)
     assert [launch.start for launch in p.events] == sorted(launch.start for launch in p.events)
-    assert [span.name for span in p.spans] == ["both"] and all(row.roofline is None for row in p.rows)
+    assert [span.name for span in p.spans if span.lane == "regions"] == ["both"] and all(row.roofline is None for row in p.rows)
     assert gemm.name in str(p) and json.loads(json.dumps(p.to_dict()))["rows"][0] == asdict(p.rows[0])
 
 
@@ -120,6 +121,11 @@ def test_rows_add_up_and_know_the_limit():
     assert (gemm.seconds, gemm.share, gemm.gbs, gemm.gflops) == pytest.approx((3e-3, 0.75, 2.0, 3000.0))
     assert gemm.roofline == pytest.approx((8 / 6 + 0.5) / 3)  # arithmetic binds the first, memory the second, in ms of 3
     assert copy.gflops is None and copy.roofline == pytest.approx(0.125)  # its bytes fit into a cache
+    lookup = events.Launch("gather", "dev", 0.0, 1e-3, (64,), None, 500_000_000, 0.0)  # of a table that it reads a few rows of
+    with_lookup = report.rows_of([*LAUNCHES, lookup], Limits(((0, 8e9), (2_000_000, 4e9)), 6e12))
+    assert {row.name: row.roofline for row in with_lookup} == {"gemm_x": gemm.roofline, "<copy>": copy.roofline, "gather": None}
+    faster = dataclasses.replace(LAUNCHES[1], end=3e-3 + 1e-4)
+    assert [row.roofline for row in report.rows_of([faster], Limits(((0, 8e9),), 6e12))] == [1.0]  # 1.25 times what was measured
     on_units = [dataclasses.replace(launch, name="gemm_wgmma") for launch in LAUNCHES]
     assert [row.roofline for row in report.rows_of(on_units, Limits(((0, 4e9),), 6e12))] == [None]
 
@@ -199,3 +205,34 @@ def test_a_build_is_a_lane_of_the_trace(cl_device, monkeypatch):
     (span,) = p.spans
     assert span.lane == "compile" and span.name == "a_kernel_of_this_test" and 0 <= span.start <= span.end
     assert "compile" in [event["args"]["name"] for event in trace.events([], p.spans) if event["name"] == "thread_name"]
+
+
+def test_a_trace_has_lanes_for_transfers_batches_and_launches(cl_device, tmp_path):
+    from netcl.data import DataLoader, TensorDataset
+
+    loader = DataLoader(TensorDataset(np.ones((4, 3), np.float32)), batch_size=2)
+    with using(cl_device), profile(roofline=False) as p:
+        for x in loader:
+            (Tensor.from_host(x) * 2.0).to_host()
+    assert [(copy.name, copy.bytes) for copy in p.transfers] == [("to device", 24), ("to host", 24)] * 2
+    p.save_trace(tmp_path / "t.json")
+    told = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in told if e["name"] == "process_name"}
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in told if e["name"] == "thread_name"}
+    spans = [(processes[e["pid"]], lanes[e["pid"], e["tid"]], e["name"]) for e in told if e["ph"] == "X"]
+    assert all(e["ts"] >= 0 and e["dur"] >= 0 for e in told if e["ph"] == "X")
+    assert [name for process, lane, name in spans if (process, lane) == ("host", "loader")] == ["batch 0", "batch 1"]
+    assert {process for process, _, _ in spans} == {"kernels", "transfers", "host"}
+    kernel = p.events[0].name
+    assert [name for process, lane, name in spans if lane == "launches"] == ["to device", kernel, "to host"] * 2
+    loader_of_another = [name for *_, name in spans if name == "batch 2"]
+    assert loader_of_another == [] and list(loader) and len(p.spans) == len([s for s in spans if s[0] == "host"])  # nobody listens now
+
+
+def test_transfers_of_a_queue_with_timestamps_have_the_drivers_times(cl_device):
+    queue = sibling_queue(cl_device.queue, profiling=True)
+    x = Tensor.ones((1000,), queue=queue)
+    with profile(cl_device, roofline=False) as p:
+        (x + 1.0).to_host()
+    (copy,) = [copy for copy in p.transfers if copy.name == "to host"]
+    assert copy.bytes == 4000 and p.events[-1].end <= copy.start <= copy.end

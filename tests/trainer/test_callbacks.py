@@ -12,6 +12,7 @@ import pytest
 import netcl.autograd as ag
 from netcl import nn, optim
 from netcl.core.device import manager
+from netcl.core.hooks import hooks
 from netcl.io import FileError, checkpoints, run_of
 from netcl.trainer import (
     Callback,
@@ -177,6 +178,35 @@ def test_a_step_logs_its_own_loss_and_an_epoch_the_mean(tmp_path):
     assert [seen[batch]["loss"] for batch in range(4)] == [1.0, 2.0, 3.0, 4.0] and "loss 2.5" in shown.getvalue()
 
 
+@pytest.mark.parametrize("options", [{}, {"compile": True}, {"grad_clip": 0.1}, {"accumulation_steps": 2}, {"mixed_precision": "float16"}])
+def test_a_log_holds_every_loss_and_rate_and_the_norm(device, options, tmp_path):
+    """Whether or not the trainer looked at a step, and without changing one."""
+
+    def fitted(*callbacks):
+        model = nn.Linear(device, 4, 2)
+        model.weight.data.fill_(0.1), model.bias.data.fill_(0.0)
+        optimizer = optim.SGD(model.parameters(), lr=0.5)
+        schedule = optim.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        trainer = Trainer(model, optimizer, scheduler=schedule, callbacks=[Progress("off"), *callbacks], **options)
+        trainer.fit([(x * (1 + i), y) for i in range(8) for x, y in DATA], epochs=2, log_every=3)
+        return model.weight.to_host()
+
+    class Each(Callback):
+        def on_train_batch_end(self, batch, logs):
+            losses.append(logs["loss"])
+
+    losses = []
+    weights = fitted(JSONLLogger(tmp_path / "log.jsonl"), Each())
+    rows = [row for row in read_jsonl(tmp_path / "log.jsonl") if row["kind"] == "step"]
+    np.testing.assert_allclose([loss for row in rows for loss in row["losses"]], losses, rtol=1e-6)
+    steps = 16 // options.get("accumulation_steps", 1)
+    rates = [0.5 / (1 + i * steps // 16) for i in range(16)]
+    np.testing.assert_allclose([rate for row in rows for rate in row["lrs"]], rates, rtol=1e-6)
+    assert [(row["since"], row["step"]) for row in rows][-1][1] == steps and rows[0]["since"] in (0, 1)
+    assert all(row["grad_norm"] > 0 for row in rows)
+    np.testing.assert_array_equal(fitted(), weights)
+
+
 def test_a_loss_that_was_not_finite_between_two_looks_is_found():
     data = [(DATA[0][0], DATA[0][1].astype(np.float32) * value) for value in (float("nan"), 1.0)]
     loss_fn = lambda outputs, targets: (targets + 0).mean() + outputs.sum() * 0  # noqa: E731
@@ -204,9 +234,33 @@ def test_any_trainer_leaves_a_report(tmp_path):
     make(Report(tmp_path, "My <run>", test=test, classes=["no", "yes"])).fit(DATA, val=DATA, epochs=3, log_every=1)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<h1>My &lt;run&gt;</h1>" in page and "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
-    for part in ("Confusion matrix", "learning rate", "samples per second", "Time by phase", "validating", "loss while training", "yes"):
+    for part in ("Confusion matrix", "learning rate", "samples per second", "Time by phase", "validating", "loss of every step", "yes"):
         assert part in page, part
     assert "Slowest kernels" not in page and write_report(tmp_path, tmp_path / "again.html").read_text() == page
+
+
+def test_a_report_has_the_slowest_kernels_of_a_few_steps(cl_device, tmp_path):
+    if "Oclgrind" in cl_device.platform_name:
+        pytest.skip("a simulator takes minutes to measure its limits")
+    model = nn.Linear(cl_device, 4, 2)
+    trainer = Trainer(model, optim.SGD(model.parameters(), lr=0.5), callbacks=[Progress("off"), Report(tmp_path)])
+    trainer.fit(DATA * 6, epochs=2)
+    (counted,) = {row["calls"] for row in json.loads((tmp_path / "profile.json").read_text())["rows"] if row["name"] == "cross_entropy"}
+    assert counted == 5 and "Slowest kernels" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert hooks.launch_observers == [] and hooks.launch_queue is None
+    trainer = Trainer(model, optim.SGD(model.parameters(), lr=0.5), callbacks=[Progress("off"), Report(tmp_path), _Fails(at=6)])
+    with pytest.raises(RuntimeError, match="stop here"):
+        trainer.fit(DATA * 6, epochs=2)
+    assert hooks.launch_observers == [] and hooks.launch_queue is None and not (tmp_path / "profile.json").exists()
+
+
+class _Fails(Callback):
+    def __init__(self, at):
+        self.at = at
+
+    def on_train_batch_end(self, batch, logs):
+        if self.trainer.step == self.at:
+            raise RuntimeError("stop here")
 
 
 def test_a_report_of_a_regression_shows_residuals(tmp_path):

@@ -8,7 +8,8 @@ user's array is never aliased without ``share=True``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,6 +27,9 @@ from netcl.core.recording import active
 
 __all__ = ["OpenCLBackend", "Transfer", "backend_of", "interruptible_finish"]
 
+#: Called with the queue, what is copied ("to device", "to host", "on device", "fill"), its bytes, when it began (``time.perf_counter``) and
+#: its event, or ``None`` if it is done. Filled by profilers.
+transfer_listeners: list[Callable[[Any, str, int, float, Any], None]] = []
 _REMEMBERED = 1 << 14  # bytes: small tensors of any dtype
 _REMEMBERED_LABELS = 1 << 20  # bytes of signed integers: the labels of a large batch, the targets of a language model
 _FILL_STEP = 16  # bytes of the fill pattern; buckets are multiples of it
@@ -48,7 +52,7 @@ class Transfer(_TransferFields):
 def _fill_pattern(dtype: str, value: float, sign: float) -> np.ndarray:
     del sign  # tells 0.0 from -0.0, which are equal as keys
     row = dtypes.DTYPES[dtype]
-    return dtypes.encode(np.full(_FILL_STEP // row.itemsize, value, row.host), row)
+    return dtypes.encode(np.array([value] * (_FILL_STEP // row.itemsize), row.host), row)  # np.full of NumPy 2.0 wraps around
 
 
 def _remembered(array: Any, stored: np.ndarray) -> np.ndarray | None:
@@ -62,12 +66,28 @@ def _with_netcl_errors(enqueue: Callable[..., Any], failed: type[BaseException])
     """A driver function whose errors are converted to netcl's."""
 
     def call(*args: Any, **options: Any) -> Any:
+        began = time.perf_counter() if transfer_listeners else 0.0
         try:
-            return enqueue(*args, **options)
+            event = enqueue(*args, **options)
         except failed as error:
             raise program.failure("transfer", "for a copy", error) from None
+        if began:
+            _tell_transfer(args, options, began, event)
+        return event
 
     return call
+
+
+def _tell_transfer(args: Sequence[Any], options: Mapping[str, Any], began: float, event: Any) -> None:
+    queue, target, source, *rest = args
+    if rest:  # a fill has a pattern for its source, an offset and a number of bytes
+        name, nbytes = "fill", rest[1]
+    elif isinstance(target, np.ndarray):
+        name, nbytes = "to host", target.nbytes
+    else:
+        name, nbytes = ("to device", source.nbytes) if isinstance(source, np.ndarray) else ("on device", options["byte_count"])
+    for listener in list(transfer_listeners):
+        listener(queue, name, nbytes, began, event)
 
 
 class OpenCLBackend:
@@ -113,7 +133,10 @@ class OpenCLBackend:
         The memory must be the driver's (COPY_HOST_PTR, not USE_HOST_PTR over an array of netcl): running kernels keep a buffer alive, but
         not the array below it.
         """
+        began = time.perf_counter()
         handle = self.pool.adopt_array(stored) if not share else self.pool.alias_array(self.queue, stored)
+        for listener in list(transfer_listeners):
+            listener(self.queue, "to device", stored.nbytes, began, None)
         if active.recorder is not None:
             active.recorder.upload(handle.buffer, stored)
         transfer = Transfer(handle.buffer, None, None, stored if share else _remembered(array, stored))
