@@ -25,8 +25,10 @@ import numpy as np
 
 from netcl.core import env, platforms, recording
 from netcl.core.commands import CommandList
+from netcl.core.device import manager
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
 from netcl.core.hooks import hooks
+from netcl.core.kernels import builtins
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
 from netcl.core.queue_state import ContextState, context_state, free_memory, queue_state
 from netcl.core.queue_state import forget as forget
@@ -170,7 +172,9 @@ class Program:
         building = _kernel_names(self.source)
         try:
             with _quiet(cl):
-                built = cl.Program(context, self.source).build(options=options, cache_dir=False)
+                built = self._with_own_declarations(context, options)
+                if built is None:
+                    built = cl.Program(context, self.source).build(options=options, cache_dir=False)
             if _MARK.search(self.source):
                 self._final = unmarked(_binary_of(built))
                 built = self._from_binary(context, self._final)
@@ -183,13 +187,27 @@ class Program:
         _builds += 1
         for listener in build_listeners:
             listener(_kernel_names(self.source), start, time.perf_counter())
-        self._unsaved = hooks.binary_store is not None
+        self._unsaved = hooks.binary_store is not None and not manager.profile(self.state.device).has_quirk("keeps_binaries")
         if env.value("NETCL_DEBUG") >= 2:
             names = built.get_info(cl.program_info.KERNEL_NAMES)
             log.warning("[build] %s in %.0f ms on %s", names, 1e3 * (time.perf_counter() - start), self.state.device.name)
         if env.value("NETCL_DEBUG") >= 4:
             log.warning("%s", self.source)
         return built
+
+    def _with_own_declarations(self, context: Any, options: list[str]) -> Any:
+        """The program, built without the driver's header; ``None`` if that is no gain, or a declaration is missing."""
+        slow = manager.profile(self.state.device).has_quirk("parses_all_builtins")
+        declared = builtins.declarations(self.source) if slow and not any("-cl-std" in option for option in options) else None
+        if declared is None:
+            return None
+        try:
+            program = platforms.opencl().Program(context, f"{declared}#line 1\n{self.source}")
+            return program.build(options=[*options, builtins.GUARD], cache_dir=False)
+        except platforms.opencl().Error as error:
+            if lacks_memory(error):
+                raise
+            return None
 
     def kernel(self, name: str) -> Kernel:
         """The kernel ``name``; the same object every time."""
