@@ -145,7 +145,7 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: ExtendedDeviceProfi
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
     numbers = (n, c, h, w, m, oh, ow, *tiles_of(job), *pad, back)
     macros: dict[str, Any] = {"REAL": job.compute, **share.tiles, **constants()}
-    convolve = ending.ending_kernel(queue, job, WINOGRAD_CPU_FILES, "winograd_cpu", {**macros, "PART": 2})
+    convolve = ending.ending_kernel(queue, job, WINOGRAD_CPU_FILES, "winograd_cpu", {**macros, "PART": 2, "INPUT_GRAD": 0})  # `back` tells
     u, rooms = t.weight, t.room(share.rooms, dtype=job.dtype)
     if not share.tiles["FRESH"]:
         u = t.room(share.weights, dtype=job.dtype)
