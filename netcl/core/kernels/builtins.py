@@ -17,7 +17,7 @@ _MASKS = {"float": "int", "double": "long", "half": "short"}
 _EXTENSIONS = {"double": "cl_khr_fp64", "half": "cl_khr_fp16"}
 _SPACES = ("__global", "__local", "__private", "__constant")
 _WORK_ITEM = "get_global_id|get_global_size|get_group_id|get_local_id|get_local_size|get_num_groups"
-_UNARY = "exp|exp2|exp10|expm1|log|log2|log10|log1p|sqrt|rsqrt|cbrt|a?sinh?|a?cosh?|a?tanh?|sinpi|cospi|erfc?|lgamma|fabs|floor|ceil|round|rint|trunc|sign"
+_UNARY = "exp(?:2|10|m1)?|log(?:2|10|1p)?|r?sqrt|cbrt|a?(?:sin|cos|tan)h?|sinpi|cospi|erfc?|lgamma|fabs|floor|ceil|round|rint|trunc|sign"
 
 #: Names, the types for which they are declared, and the declaration. ``{t}`` is a type with its lanes (those in the name, else all),
 #: ``{s}`` the type without, ``{m}`` the type of its comparisons, ``{a}`` an address space.
