@@ -121,8 +121,8 @@ def build(context: Any, source: str, options: Sequence[str] = (), of: ContextSta
 
 def _has_quirk(of: ContextState, name: str) -> bool:
     """Whether the driver of a context has a quirk (:mod:`netcl.core.device_profile`)."""
-    profile = of.get("profile") or of.setdefault("profile", extend(capabilities.device_profile(of.device)))
-    return profile.has_quirk(name)
+    key = ("program", "profile")
+    return (of.get(key) or of.setdefault(key, extend(capabilities.device_profile(of.device)))).has_quirk(name)
 
 
 def _binary_of(built: Any) -> bytes:

@@ -1,13 +1,16 @@
 // The gradient of 3x3 weights on CPU devices by Winograd's F(4 x 4, 3 x 3): per channel, filter and tile 36 products instead of 144.
 // The channels of a pixel lie side by side (channels_last of weights.cl), in x and in dy, so lanes are channels and nothing is shuffled.
-// A work-group, one work-item, takes a block of `filters` and a share of the tiles: it transforms TILES of them at a time into a room of its
+// A work-group, one work-item, takes a BLOCK of filters and a share of the tiles: it transforms TILES of them at a time into a room of its
 // own, and adds 36 products of matrices, filters x tiles x channels, to its part of the sums. SCALES as in transforms.cl.
+#ifndef BLOCK
+#define BLOCK 64  // filters of a work-group of winograd_grads, a multiple of MR and VW
+#endif
 #ifndef TILES
 #define TILES 32
 #endif
 #define PARTS 36
 #define APART 16  // elements between the parts of transformed values: at a power of two they would share a line of the first cache
-#define SUMS(across) ((size_t)filters * (across) + APART)  // elements of a part of the sums
+#define SUMS(filters, across) ((size_t)(filters) * (across) + APART)  // elements of a part of the sums
 
 static inline V load(__global const REAL* p) { return VECTOR(__global const, p); }
 #define PIXEL(k) load(from + r * line + k * channels)
@@ -40,8 +43,7 @@ static inline void transform_gradient(__global REAL* to, size_t part, __global c
 }
 
 // MR filters times NR channels, over some tiles: the first, or added to what there is. Rows of channels are `wide` elements apart.
-static inline void multiply(__global REAL* sums, __global const REAL* d, __global const REAL* v, int tiles, int filters, int wide,
-                            int is_first) {
+static inline void multiply(__global REAL* sums, __global const REAL* d, __global const REAL* v, int tiles, int wide, int is_first) {
   V acc[MR][NV];
 #pragma unroll
   for (int i = 0; i < MR; ++i)
@@ -52,7 +54,7 @@ static inline void multiply(__global REAL* sums, __global const REAL* d, __globa
     for (int i = 0; i < MR; ++i)
 #pragma unroll
       for (int j = 0; j < NV; ++j) acc[i][j] = load(sums + (size_t)i * wide + j * VW);
-  for (int t = 0; t < tiles; ++t, d += filters, v += wide) {
+  for (int t = 0; t < tiles; ++t, d += BLOCK, v += wide) {
     V b[NV];
 #pragma unroll
     for (int j = 0; j < NV; ++j) b[j] = load(v + j * VW);
@@ -70,19 +72,18 @@ static inline void multiply(__global REAL* sums, __global const REAL* d, __globa
 }
 
 // sums[share][block][part][filter][channel] from x and dy, channels last, with as many lines and columns as tiles have. high, wide: tiles of
-// an image; across: channels of a row of sums, a multiple of NR; filters: of a block, a multiple of MR and VW. Work-groups: blocks, shares
-// of the tiles.
+// an image; across: channels of a row of sums, a multiple of NR. Work-groups: blocks of filters, shares of the tiles.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_grads(__global const REAL* restrict x, __global const REAL* restrict dy,
                                                                            __global REAL* restrict sums, __global REAL* restrict rooms, int N,
-                                                                           int C, int M, int high, int wide, int across, int filters) {
-  const int block = get_group_id(0), share = get_group_id(1), blocks = get_num_groups(0), shares = get_num_groups(1), m = block * filters;
+                                                                           int C, int M, int high, int wide, int across) {
+  const int block = get_group_id(0), share = get_group_id(1), blocks = get_num_groups(0), shares = get_num_groups(1), m = block * BLOCK;
   const long tiles = (long)N * high * wide;
   const int begin = (int)(tiles * share / shares), end = (int)(tiles * (share + 1) / shares);
-  const size_t part = (size_t)TILES * across + APART, gradients = TILES * filters + APART;
+  const size_t part = (size_t)TILES * across + APART, gradients = TILES * BLOCK + APART;
   const size_t line = (size_t)(4 * wide + 2) * C, dy_line = (size_t)(4 * wide) * M;
   __global REAL* v = rooms + (size_t)(share * blocks + block) * PARTS * (part + gradients);
   __global REAL* d = v + PARTS * part;
-  sums += (size_t)(share * blocks + block) * PARTS * SUMS(across);
+  sums += (size_t)(share * blocks + block) * PARTS * SUMS(BLOCK, across);
   for (int first = begin; first < end; first += TILES) {
     const int count = least(TILES, end - first);
     for (int t = 0; t < count; ++t) {
@@ -90,20 +91,22 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_grads(__gl
       __global const REAL* from = x + ((size_t)image * (4 * high + 2) + 4 * row) * line + (size_t)4 * column * C;
       for (int c = 0; c < across; c += VW) transform_patch(v + t * across + c, part, from + c, line, C);
       from = dy + ((size_t)image * 4 * high + 4 * row) * dy_line + (size_t)4 * column * M + m;
-      for (int f = 0; f < filters; f += VW) transform_gradient(d + t * filters + f, gradients, from + f, dy_line, M);
+      for (int f = 0; f < BLOCK; f += VW) transform_gradient(d + t * BLOCK + f, gradients, from + f, dy_line, M);
     }
     for (int e = 0; e < PARTS; ++e)
-      for (int f = 0; f < least(filters, M - m); f += MR)
+      for (int f = 0; f < least(BLOCK, M - m); f += MR)
         for (int c = 0; c < across; c += NR)
-          multiply(sums + e * SUMS(across) + (size_t)f * across + c, d + e * gradients + f, v + e * part + c, count, filters, across,
+          multiply(sums + e * SUMS(BLOCK, across) + (size_t)f * across + c, d + e * gradients + f, v + e * part + c, count, across,
                    first == begin);
   }
 }
 
-// dw from the sums of all shares; a work-group per filter.
+// dw from the sums of all shares, by blocks of `filters`; a work-group per filter.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_weight_grads(__global const REAL* restrict sums, __global REAL* restrict dw,
                                                                                   int C, int M, int across, int shares, int filters) {
   const int m = get_group_id(0), blocks = (M + filters - 1) / filters;
+  const size_t part = SUMS(filters, across), step = blocks * PARTS * part;
+  sums += m / filters * PARTS * part + (size_t)(m % filters) * across;
   const REAL scales[6][6] = SCALES;
   for (int c = 0; c < C; c += VW) {
     V half_way[3][6];
@@ -114,7 +117,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_weight_gra
       for (int k = 0; k < 6; ++k) {
         column[k] = ZERO;
         for (int share = 0; share < shares; ++share)
-          column[k] += load(sums + (((size_t)share * blocks + m / filters) * PARTS + k * 6 + s) * SUMS(across) + (size_t)(m % filters) * across + c);
+          column[k] += load(sums + share * step + (k * 6 + s) * part + c);
         column[k] *= scales[k][s];
       }
       WEIGHT_GRAD_TRANSFORM(V, COLUMN, HALF_COLUMN)

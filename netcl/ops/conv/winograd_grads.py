@@ -50,13 +50,13 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
     defines: dict[str, Any] = {"REAL": job.compute, **tiles}
     turn = launch.kernel(queue, __file__, "ends.cl lanes.cl weights.cl", "channels_last", {}, defines)
     multiply, collect = (
-        launch.kernel(queue, __file__, "ends.cl lanes.cl transforms.cl winograd_grads.cl", name, {}, {**defines, **constants()})
-        for name in ("winograd_grads", "winograd_weight_grads")
+        launch.kernel(queue, __file__, "ends.cl lanes.cl transforms.cl winograd_grads.cl", name, {}, {**defines, **constants(), **more})
+        for name, more in (("winograd_grads", {"BLOCK": block}), ("winograd_weight_grads", {}))
     )
     tx, ty, sums, rooms = (t.room(size, dtype=job.dtype) for size in sizes)
     turn(queue, (seen[0][0], g.n), None, t.source, tx, g.n, g.c, g.h, g.w, *seen[0], *g.pad, 1, 1, 1, 2 * lanes)
     turn(queue, (seen[1][0], g.n), None, t.weight, ty, g.n, g.f, g.oh, g.ow, *seen[1], 0, 0, 1, 1, 1, block)
-    multiply(queue, (blocks, shares), None, tx, ty, sums, rooms, g.n, g.c, g.f, high, wide, across, block)
+    multiply(queue, (blocks, shares), None, tx, ty, sums, rooms, g.n, g.c, g.f, high, wide, across)
     collect(queue, (g.f,), None, sums, t.result, g.c, g.f, across, shares, block)
 
 
