@@ -28,7 +28,7 @@ _MAGIC = b"netcl program 2\n"
 _DIGEST = 32
 MAX_BYTES = 1 << 30  # the oldest entries go when the folder outgrows this
 _TRIM_EVERY = 64
-_COUNTS, _KINDS = "programs.json", 256  # programs by kind of run, and the most kinds
+_COUNTS, _MOST_KINDS = "programs.json", 256  # programs by kind of run, and the most kinds
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -158,7 +158,7 @@ class ProgramCache:
             return
         counts[kind] = programs
         try:
-            replace_file(base / _COUNTS, json.dumps(dict(list(counts.items())[-_KINDS:])).encode())
+            replace_file(base / _COUNTS, json.dumps(dict(list(counts.items())[-_MOST_KINDS:])).encode())
         except OSError as error:
             log.info("[cache] the number of programs was not saved: %s", error)
 

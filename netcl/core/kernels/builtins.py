@@ -10,10 +10,10 @@ import re
 from functools import lru_cache
 
 GUARD = "-D_OPENCL_H_"  # of opencl-c.h; types and constants are in opencl-c-base.h, which PoCL 3 to 7 include separately
-_LANES = ("", "2", "3", "4", "8", "16")
+_TYPE_LANES = ("", "2", "3", "4", "8", "16")
 _SIGNED, _UNSIGNED = ("char", "short", "int", "long"), ("uchar", "ushort", "uint", "ulong")
 _FLOATS, _INTEGERS = ("float", "double", "half"), _SIGNED + _UNSIGNED
-_MASKS = {"float": "int", "double": "long", "half": "short"}
+_COMPARISONS = {"float": "int", "double": "long", "half": "short"}
 _EXTENSIONS = {"double": "cl_khr_fp64", "half": "cl_khr_fp16"}
 _SPACES = ("__global", "__local", "__private", "__constant")
 _WORK_ITEM = "get_global_id|get_global_size|get_group_id|get_local_id|get_local_size|get_num_groups"
@@ -43,11 +43,11 @@ _FORMS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("atomic_cmpxchg", ("int", "uint"), "{s} OVERLOADED {f}(volatile {a} {s}*, {s}, {s});"),
 )
 #: Beginnings that macros complete: ``convert_##type##8``.
-_STEMS = {stem: [stem + n for n in _LANES[1:]] for stem in ("vload", "vstore")}
-_STEMS["convert_"] = [f"convert_{scalar}{n}" for scalar in ("float", *_INTEGERS) for n in _LANES]
+_STEMS = {stem: [stem + n for n in _TYPE_LANES[1:]] for stem in ("vload", "vstore")}
+_STEMS["convert_"] = [f"convert_{scalar}{n}" for scalar in ("float", *_INTEGERS) for n in _TYPE_LANES]
 _ATTRIBUTES = {"OVERLOADED": "overloadable", "CONST": "overloadable, const", "PURE": "overloadable, pure",
                "CONVERGENT": "overloadable, convergent"}  # fmt: skip
-_NAMES = re.compile(rf"(?:{re.sub(r'[?]P<[a-z]+>', '?:', '|'.join(pattern for pattern, _, _ in _FORMS))})")
+_IN_TABLE = re.compile(rf"(?:{re.sub(r'[?]P<[a-z]+>', '?:', '|'.join(pattern for pattern, _, _ in _FORMS))})")
 _COMMENT = re.compile(r"//.*|/\*[\s\S]*?\*/")
 _WORD = re.compile(r"\b([a-z]\w+)(\s*\()?")
 #: Functions that are not in the table.
@@ -70,7 +70,7 @@ def declarations(source: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _is_other(name: str) -> bool:
-    return _NAMES.fullmatch(name) is None and _OTHERS.fullmatch(name) is not None
+    return _IN_TABLE.fullmatch(name) is None and _OTHERS.fullmatch(name) is not None
 
 
 @lru_cache(maxsize=4096)
@@ -79,19 +79,19 @@ def _declared(name: str) -> str:
     if name in _STEMS:
         return "".join(map(_declared, _STEMS[name]))
     lines = []
-    for pattern, types, form in _FORMS if _NAMES.fullmatch(name) else ():
+    for pattern, types, form in _FORMS if _IN_TABLE.fullmatch(name) else ():
         if (match := re.fullmatch(pattern, name)) is None:
             continue
         parts = match.groupdict()
         for word, what in _ATTRIBUTES.items():
             form = re.sub(rf"\b{word}\b", f"__attribute__(({what}))", form)
         for scalar in types:
-            lanes = (parts["n"],) if "n" in parts else _LANES if "{t}" in form else ("",)
+            lanes = (parts["n"],) if "n" in parts else _TYPE_LANES if "{t}" in form else ("",)
             spaces = _SPACES[: 4 if "const {a}" in form else 3 - ("volatile" in form)] if "{a}" in form else ("",)
             if scalar in _EXTENSIONS:
                 lines.append(f"#ifdef {_EXTENSIONS[scalar]}")
             for n in lanes:
-                mask = _MASKS.get(scalar, scalar) + n if n else "int"
+                mask = _COMPARISONS.get(scalar, scalar) + n if n else "int"
                 lines += [form.format(f=name, t=scalar + n, s=scalar, m=mask, a=space, **parts) for space in spaces]
             if scalar in _EXTENSIONS:
                 lines.append("#endif")
