@@ -7,6 +7,7 @@ processes may share the folder without locks; a damaged or foreign file is rebui
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import tempfile
@@ -27,6 +28,7 @@ _MAGIC = b"netcl program 2\n"
 _DIGEST = 32
 MAX_BYTES = 1 << 30  # the oldest entries go when the folder outgrows this
 _TRIM_EVERY = 64
+_COUNTS, _MOST_KINDS = "programs.json", 256  # programs by kind of run, and the most kinds
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -83,7 +85,8 @@ class ProgramCache:
             return
         self._told = True
         if not folder.exists():
-            log.warning("netcl: compiling kernels for the first time; they are kept in %s, and the next start is quick", folder)
+            log.warning("netcl: compiling kernels for the first time; the next start is quick")
+            folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, key: str, binary: bytes) -> None:
         """Keep a binary; a folder that cannot be written is no error, the program just compiles again next time."""
@@ -143,6 +146,29 @@ class ProgramCache:
             except FileNotFoundError:
                 continue  # another process removed it meanwhile
             yield path, status.st_mtime, status.st_size
+
+    def needed(self, kind: str) -> int:
+        """How many programs a run of this kind needed; 0 if that is not known."""
+        return self._counts().get(kind, 0)
+
+    def remember(self, kind: str, programs: int) -> None:
+        """Store how many programs a run needed, unless another one needed more."""
+        base, counts = env.cache_dir(), self._counts()
+        if base is None or programs <= counts.get(kind, 0):
+            return
+        counts[kind] = programs
+        try:
+            replace_file(base / _COUNTS, json.dumps(dict(list(counts.items())[-_MOST_KINDS:])).encode())
+        except OSError as error:
+            log.info("[cache] the number of programs was not saved: %s", error)
+
+    def _counts(self) -> dict[str, int]:
+        base = env.cache_dir()
+        try:
+            found = json.loads((base / _COUNTS).read_bytes()) if base else {}
+        except (OSError, ValueError):
+            found = {}  # there is none, or it is damaged
+        return {kind: n for kind, n in found.items() if isinstance(n, int)} if isinstance(found, dict) else {}
 
 
 program_cache = ProgramCache()

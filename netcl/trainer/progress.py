@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import sys
 import textwrap
@@ -13,6 +14,7 @@ from typing import Any, TextIO
 from netcl.core import env
 from netcl.core.errors import message
 from netcl.core.kernels import program
+from netcl.runtime.cache import program_cache
 from netcl.trainer.callbacks import Callback, Logs
 
 STYLES = ("auto", "bar", "plain", "off")
@@ -59,6 +61,7 @@ class Progress(Callback):
         self._moves = False
         self._numbers = self._shown = ""
         self._said = 0.0
+        self._kind, self._programs, self._needed = "", 0, 0  # of runs like this; made before it; that it needs, or 0
         self._pace = _Pace()
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._ticker: threading.Thread | None = None
@@ -69,6 +72,8 @@ class Progress(Callback):
             self.style = "off"
         if self.style == "off":
             return
+        self._kind, self._programs = _kind_of(self.trainer.model), program.program_count()
+        self._needed = program_cache.needed(self._kind)
         notebook = type(stream).__module__.startswith("ipykernel")
         self._moves = self.style == "bar" or (self.style == "auto" and (stream.isatty() or notebook))
         self._said = time.monotonic() - _PLAIN_SECONDS + _FIRST_SECONDS
@@ -91,6 +96,7 @@ class Progress(Callback):
         self._ended.set()
         if self._ticker is not None and self._ticker is not threading.current_thread():
             self._ticker.join()
+            program_cache.remember(self._kind, program.program_count() - self._programs)
         self._ticker = None
         self._clear()
 
@@ -127,8 +133,12 @@ class Progress(Callback):
 
     def phase(self) -> str:
         """What is being done: ``training``, ``validating``, ``saving``, or the kernel that is compiled."""
-        name = program.building.partition(",")[0]
-        return f"compiling {name} (kernel {program.build_count() + 1})" if name else self.trainer.phase
+        now = program.compiling()
+        if now is None:
+            return self.trainer.phase
+        number = now[0] - self._programs
+        about = f" of about {self._needed}" if number <= self._needed else ""
+        return f"compiling {number}{about}: {now[1].partition(',')[0].replace('_', ' ')}"
 
     def _title(self, epoch: int) -> str:
         return f"epoch {min(epoch + 1, self.trainer.epochs)}/{self.trainer.epochs}"
@@ -159,6 +169,12 @@ class Progress(Callback):
                 self._out.flush()
             except (OSError, ValueError):  # its reader is gone (`| head`, a closed terminal), or it was closed: the run goes on without
                 self.style = "off"
+
+
+def _kind_of(model: Any) -> str:
+    """What runs that need about the same programs have in common: the model's class, its parameters and their device."""
+    parameters = [(p.shape, p.dtype, p.device.device_name) for p in model.parameters()]
+    return f"{type(model).__name__} {hashlib.sha256(repr(parameters).encode()).hexdigest()[:16]}"
 
 
 class _Pace:

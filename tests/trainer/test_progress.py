@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from netcl import nn, optim
 from netcl.core.device import manager
+from netcl.runtime.cache import program_cache
 from netcl.trainer import ModelCheckpoint, Progress, Trainer, progress
 
 DATA = [(np.eye(4, dtype=np.float32), np.arange(4) % 2)] * 3
@@ -92,9 +94,31 @@ def test_the_time_left_and_the_pace(monkeypatch):
 
 
 def test_the_kernel_that_is_compiled_is_named(monkeypatch):
-    monkeypatch.setattr(progress.program, "building", "conv2d_tiled")
-    monkeypatch.setattr(progress.program, "build_count", lambda: 13)
-    assert halfway().state() == "epoch 2/10 0/100  compiling conv2d_tiled (kernel 14)"
+    monkeypatch.setattr(progress.program, "compiling", lambda: (54, "conv2d_tiled, other"))
+    shown = halfway()
+    shown._programs = 40
+    assert shown.state() == "epoch 2/10 0/100  compiling 14: conv2d tiled"
+    shown._needed = 30
+    assert shown.state() == "epoch 2/10 0/100  compiling 14 of about 30: conv2d tiled"
+    shown._needed = 13
+    assert shown.state() == "epoch 2/10 0/100  compiling 14: conv2d tiled"
+
+
+def test_the_second_run_of_a_kind_knows_how_many_programs_it_needs(monkeypatch, tmp_path):
+    monkeypatch.setenv("NETCL_CACHE_DIR", str(tmp_path))
+    counts = iter([5, 17, 17, 20, 20, 20])  # before and after each run
+    monkeypatch.setattr(progress.program, "program_count", lambda: next(counts))
+    needed = []
+    for inputs in (4, 4, 5):
+        model, bar = nn.Linear(manager.default("cpu"), inputs, 2), Progress("bar", Terminal())
+        data = [(np.eye(4, inputs, dtype=np.float32), np.arange(4) % 2)]
+        Trainer(model, optim.SGD(model.parameters(), lr=0.1), callbacks=[bar]).fit(data)
+        needed.append(bar._needed)
+    assert needed == [0, 12, 0]
+    assert list(json.loads((tmp_path / "programs.json").read_text()).values()) == [12]
+    for damaged in ("no JSON", "[]", '{"kind": "many"}'):
+        (tmp_path / "programs.json").write_text(damaged)
+        assert program_cache.needed("kind") == 0
 
 
 def test_the_line_moves_while_nothing_is_reported():

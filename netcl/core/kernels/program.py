@@ -23,10 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import env, platforms, recording
+from netcl.core import capabilities, env, platforms, recording
 from netcl.core.commands import CommandList
+from netcl.core.device_profile import extend
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
 from netcl.core.hooks import hooks
+from netcl.core.kernels import builtins
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
 from netcl.core.queue_state import ContextState, context_state, free_memory, queue_state
 from netcl.core.queue_state import forget as forget
@@ -41,14 +43,26 @@ RELEASE = "repeat the call; if it fails again, restart the program: the driver m
 _OUT_OF_RESOURCES, _OUT_OF_HOST_MEMORY = -5, -6  # pyopencl has no classes for these codes
 _MOST_LAUNCH_SIZES = 4096  # per kernel
 _MARK = re.compile(r"//@(sm_\w+) ")
-_builds = 0
+_builds = _programs = 0
 build_listeners: list[Callable[[str, float, float], None]] = []  # called with the names, the begin and the end of every build
-building = ""  # the kernels that a driver compiles at this moment; progress shows it
+_building: tuple[int, str] | None = None  # the number of the program that is built at this moment, and its kernels
+_first_launches: list[tuple[int, str, Any]] = []  # of drivers that compile at launch: the same and the event
 
 
 def build_count() -> int:
     """The number of programs this process has built from source; tests compare two readings."""
     return _builds
+
+
+def program_count() -> int:
+    """The number of programs this process has built or loaded."""
+    return _programs
+
+
+def compiling() -> tuple[int, str] | None:
+    """What a driver compiles at this moment: the number of the program, as :func:`program_count` counts, and its kernels."""
+    _first_launches[:] = [launch for launch in _first_launches if launch[2].command_execution_status > 0]  # neither complete nor failed
+    return _building or (_first_launches[0][:2] if _first_launches else None)
 
 
 def lacks_memory(error: Any) -> bool:
@@ -105,6 +119,12 @@ def build(context: Any, source: str, options: Sequence[str] = (), of: ContextSta
         return of.programs[key]
 
 
+def _has_quirk(of: ContextState, name: str) -> bool:
+    """Whether the driver of a context has a quirk (:mod:`netcl.core.device_profile`)."""
+    key = ("program", "profile")
+    return (of.get(key) or of.setdefault(key, extend(capabilities.device_profile(of.device)))).has_quirk(name)
+
+
 def _binary_of(built: Any) -> bytes:
     return bytes(built.get_info(platforms.opencl().program_info.BINARIES)[0])
 
@@ -135,7 +155,9 @@ class Program:
     """A built program and its kernels."""
 
     def __init__(self, context: Any, of: ContextState, source: str, options: tuple[str, ...]):
-        self.source = source
+        global _programs
+        _programs += 1
+        self.number, self.source = _programs, source
         self.options = options
         self.state = of
         self.key = _binary_key(of.device, source, options)
@@ -162,15 +184,17 @@ class Program:
             return cl.Program(context, [self.state.device], [binary]).build()
 
     def _from_source(self, context: Any) -> Any:
-        global _builds, building
+        global _builds, _building
         cl = platforms.opencl()
         start = time.perf_counter()
         # Without -w compilers write "1 warning generated." past Python to the terminal.
         options = [*self.options, *([] if env.value("NETCL_DEBUG") else ["-w"])]
-        building = _kernel_names(self.source)
+        _building = self.number, _kernel_names(self.source)
         try:
             with _quiet(cl):
-                built = cl.Program(context, self.source).build(options=options, cache_dir=False)
+                built = self._with_own_declarations(context, options)
+                if built is None:
+                    built = cl.Program(context, self.source).build(options=options, cache_dir=False)
             if _MARK.search(self.source):
                 self._final = unmarked(_binary_of(built))
                 built = self._from_binary(context, self._final)
@@ -179,17 +203,31 @@ class Program:
                 raise failure("build", f"for {_kernel_names(self.source)}", error) from None
             raise KernelBuildError(_build_failure(self.state.device, self.source, self.options, str(error))) from None
         finally:
-            building = ""
+            _building = None
         _builds += 1
         for listener in build_listeners:
             listener(_kernel_names(self.source), start, time.perf_counter())
-        self._unsaved = hooks.binary_store is not None
+        self._unsaved = hooks.binary_store is not None and not self._cached_by_driver()
         if env.value("NETCL_DEBUG") >= 2:
             names = built.get_info(cl.program_info.KERNEL_NAMES)
             log.warning("[build] %s in %.0f ms on %s", names, 1e3 * (time.perf_counter() - start), self.state.device.name)
         if env.value("NETCL_DEBUG") >= 4:
             log.warning("%s", self.source)
         return built
+
+    def _with_own_declarations(self, context: Any, options: list[str]) -> Any:
+        """The program, built without the driver's header; ``None`` if that is no gain, or a declaration is missing."""
+        slow = _has_quirk(self.state, "parses_all_builtins")
+        declared = builtins.declarations(self.source) if slow and not any("-cl-std" in option for option in options) else None
+        if declared is None:
+            return None
+        try:
+            program = platforms.opencl().Program(context, f"{declared}#line 1\n{self.source}")
+            return program.build(options=[*options, builtins.GUARD], cache_dir=False)
+        except platforms.opencl().Error as error:
+            if lacks_memory(error):
+                raise
+            return None
 
     def kernel(self, name: str) -> Kernel:
         """The kernel ``name``; the same object every time."""
@@ -209,13 +247,17 @@ class Program:
             what = f"the program has no kernel {name}"
             raise KernelBuildError(message("kernel", what, has=self._built.get_info(cl.program_info.KERNEL_NAMES))) from None
 
-    def save_after_launch(self, event: Any) -> None:
+    def _cached_by_driver(self) -> bool:
+        return _has_quirk(self.state, "caches_programs") and env.raw("POCL_KERNEL_CACHE") != "0"
+
+    def after_first_launch(self, event: Any) -> None:
         """Store the binary. PoCL compiles work-group functions at the first launch, so its binary is complete only afterwards."""
-        global building
+        if _has_quirk(self.state, "compiles_at_launch"):
+            compiling()  # forgets those that are complete
+            _first_launches.append((self.number, _kernel_names(self.source), event))
         if self._unsaved and hooks.binary_store is not None:
-            self._unsaved, building = False, _kernel_names(self.source)
+            self._unsaved = False
             event.wait()  # PoCL 3.1 aborts if the binary of a running kernel is requested
-            building = ""
             hooks.binary_store.save(self.key, self._final or _binary_of(self._built))
 
 
@@ -322,7 +364,7 @@ class Kernel:
             event = self._retry(target, own.kernel, sizes, local, error)
         if not self.launched:
             self.launched = True
-            self.program.save_after_launch(event)
+            self.program.after_first_launch(event)
         if own.lenders:
             _wait_before_more(own.lenders, target, event)
         for observer in hooks.launch_observers:
@@ -516,7 +558,7 @@ class Sized:
             event = self.kernel._retry(queue, own.kernel, self.sizes, self.local, error)
         if not self.kernel.launched:
             self.kernel.launched = True
-            self.kernel.program.save_after_launch(event)
+            self.kernel.program.after_first_launch(event)
         if self._driver is not None and prepared is None:
             self._eventless = own, queue, _eventless(self._driver, queue, own.kernel, self.sizes, self.local)
 

@@ -135,7 +135,7 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
     size, sizes = (span, c - (-pairs // span)), (n, c, h, w, *places, *pad, pairs)
     sources(queue, size, (launch.LOCAL_1D, 1), t.source, t.weight, v, u, *sizes)
     _tile_products(queue, gemm.Operands(u, v, sums), TILE_PRODUCTS, m, span, c, trans_a=back)
-    macros = constants() | {"PART": 2, "QUADS": int(ow % OUT == 0 and job.ending.stored == "float32")}
+    macros = constants() | {"PART": 2, "INPUT_GRAD": 0, "QUADS": int(ow % OUT == 0 and job.ending.stored == "float32")}
     outputs = ending.ending_kernel(queue, job, WINOGRAD_FILES, "winograd_outputs", macros)
     outputs(queue, (span, m), (launch.LOCAL_1D, 1), sums, *t.end, n, m, oh, ow, *places, t.scale)
 

@@ -186,7 +186,8 @@ static inline void columns_of(V d[6], __local const REAL* four, __local const RE
 #define ROOM_PART(k) *(__global V*)(to + (k * 6 + s) * part)
 
 // One channel of a strip: its lines, side by side by tile, then transformed. `part` elements lie between the parts of a value.
-static inline void transform_inputs(__global REAL* room, __local REAL* lines, __global const REAL* x, const Runs* runs, int W, size_t part) {
+static inline void transform_inputs(__global REAL* room, __local REAL* lines, __global const REAL* x, const Runs* runs, int W, size_t part,
+                                    int vectors) {
   for (int k = 0; k < runs->count; ++k)
     for (int r = runs->top[k]; r < runs->bottom[k]; ++r) {
       __global const REAL* from = x + runs->source[k] + r * W;
@@ -195,7 +196,7 @@ static inline void transform_inputs(__global REAL* room, __local REAL* lines, __
       from += 4;
       COPY(__local, after, __global const, from, runs->begin_after[k], runs->end_after[k])
     }
-  for (int t = 0; t < STRIP / VW; ++t) {
+  for (int t = 0; t < vectors; ++t) {
     V half_way[6][6];
     __local const REAL* four = lines + t * 4 * VW;
 #pragma unroll
@@ -245,8 +246,8 @@ static inline void multiply(__local REAL* products, __global const REAL* u, __gl
 
 // One filter of a strip, from products to four lines of pixels, and from there to y.
 static inline void transform_outputs(__global const ADDED_T* added, __global Y_T* y, __local REAL* lines, __local const REAL* products,
-                                     const Runs* runs, int OW, REAL add, REAL scale) {
-  for (int t = 0; t < STRIP / VW; ++t) {
+                                     const Runs* runs, int vectors, int OW, REAL add, REAL scale) {
+  for (int t = 0; t < vectors; ++t) {
     V half_way[4][6];
 #pragma unroll
     for (int s = 0; s < 6; ++s) {
@@ -299,13 +300,15 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu(
   const size_t part = (size_t)C * NR + APART, weights = (size_t)depth * MR + APART;
   __global REAL* room = rooms + (size_t)group * PARTS * (NT * part + (FRESH ? weights : 0));
   Runs runs;
-  int ready = -1;
+  int ready = -1, used = NT;  // micro tiles of a strip that hold tiles: the last strip may be short
   for (int item = first; item < end; ++item) {
     const int strip = item / blocks, m = (item - strip * blocks) * MR;
     if (strip != ready) {
-      find_runs(&runs, strip * STRIP, least(STRIP, tiles - strip * STRIP), C, H, W, M, OH, OW, high, wide, pad_h, pad_w);
+      const int there = least(STRIP, tiles - strip * STRIP);
+      used = (there + NR - 1) / NR;
+      find_runs(&runs, strip * STRIP, there, C, H, W, M, OH, OW, high, wide, pad_h, pad_w);
       for (int i = 0; i < 12 * LINE; ++i) lines[i] = 0;  // what lies outside of the image stays so for every channel
-      for (int c = 0; c < C; ++c) transform_inputs(room + c * NR, lines, x + (size_t)c * H * W, &runs, W, part);
+      for (int c = 0; c < C; ++c) transform_inputs(room + c * NR, lines, x + (size_t)c * H * W, &runs, W, part, used * NV);
       ready = strip;
     }
     for (int c = 0; c < C; c += depth) {
@@ -318,7 +321,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu(
       __global const REAL* at = u + (size_t)(m / MR) * PARTS * weights;
 #endif
       for (int e = 0; e < PARTS; ++e)
-        for (int t = 0; t < NT; ++t)
+        for (int t = 0; t < used; ++t)
           multiply(products + e * MR * STRIP + t * NR, at + e * weights, room + (t * PARTS + e) * part + c * NR, channels, c == 0);
     }
     for (int i = 0; i < least(MR, M - m); ++i) {
@@ -327,7 +330,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_cpu(
       add = bias[m + i];
 #endif
       const size_t plane = (size_t)(m + i) * OH * OW;
-      transform_outputs(added + plane, y + plane, outs, products + i * STRIP, &runs, OW, add, scale);
+      transform_outputs(added + plane, y + plane, outs, products + i * STRIP, &runs, used * NV, OW, add, scale);
     }
   }
 }

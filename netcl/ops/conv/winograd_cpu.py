@@ -18,6 +18,7 @@ from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE, TILE_PRODUCTS, const
 # and the transform of the weights.
 WITH_TRANSFORMS, PLAIN, TRANSFORM = 1.3, 5.0, 10.0
 STRIP, LONGEST_STRIP = 32, 128  # tiles of a strip where weights are transformed once; most where every strip transforms them again
+FRESH_STRIPS = (16, 64, LONGEST_STRIP)  # where it does: few, so that sizes share programs, and the largest for which there is room
 INPUT_ROOM = 5 << 18  # bytes of transformed inputs that stay in the second cache
 CACHED_WEIGHTS = (
     1 << 20
@@ -71,8 +72,7 @@ def pays(job: Job, profile: ExtendedDeviceProfile) -> bool:
     """Whether 36 products instead of 144 are exact enough and worth the transforms of pixels, which few filters share, and of weights,
     which few tiles share."""
     tiles = share_of(job, profile, {}).tiles
-    strips = -(-_tile_count(job) // _strip(tiles))
-    ours = WITH_TRANSFORMS * strips * _strip(tiles) + TRANSFORM * (strips if tiles["FRESH"] else 1)
+    ours = _strip_cost(_tile_count(job), _strip(tiles), tiles["VW"] * tiles["NV"], tiles["FRESH"])
     faster = ours < PLAIN * job.g.n * job.sizes[5] * job.sizes[6] / OUT**2
     return faster and min(job.g.c, job.g.f) >= LEAST_TERMS and _transformed_bytes(job.sizes[1], profile.lanes) <= 2 * INPUT_ROOM
 
@@ -104,9 +104,9 @@ def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, giv
     lanes = given.get("VW", profile.lanes)
     longest = max(lanes, min(LONGEST_STRIP, INPUT_ROOM // _transformed_bytes(c, 1)))
     fresh = given.get("FRESH", int(count <= longest or 4 * TILE_PRODUCTS * c * m > CACHED_WEIGHTS))
-    # Powers of two, so that sizes share programs; those that are multiplied, and transformed for, in the least time.
-    strips = [size for size in (lanes << k for k in range(8)) if size <= (longest if fresh else STRIP)]
-    strip = min(strips, key=lambda size: -(-count // size) * (WITH_TRANSFORMS * size + TRANSFORM)) if fresh else strips[-1]
+    sizes = [size for size in (lanes << k for k in range(8)) if size <= (longest if fresh else STRIP)]
+    strips = [size for size in sizes if size in (lanes, *FRESH_STRIPS, sizes[-1])]
+    strip = min(strips, key=lambda size: _strip_cost(count, size, lanes << (size > lanes), 1)) if fresh else sizes[-1]
     # Vectors of 8 lanes mean AVX2 with 16 registers; NEON and AVX-512 have 32.
     filters, vectors = (4, 2) if lanes == 8 else (8, 2)
     if strip == lanes:
@@ -121,6 +121,12 @@ def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, giv
     while tiles["NT"] > 1 and local_size(tiles) > profile.local_mem_size:
         tiles["NT"] //= 2
     return tiles
+
+
+def _strip_cost(count: int, strip: int, unit: int, fresh: int) -> float:
+    """The time for ``count`` tiles; of the last strip, only the units of tiles that there are."""
+    computed = count // strip * strip + -(-(count % strip) // unit) * unit
+    return WITH_TRANSFORMS * computed + TRANSFORM * (-(-count // strip) if fresh else 1)
 
 
 def _strip(tiles: Mapping[str, int]) -> int:
@@ -145,7 +151,7 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: ExtendedDeviceProfi
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
     numbers = (n, c, h, w, m, oh, ow, *tiles_of(job), *pad, back)
     macros: dict[str, Any] = {"REAL": job.compute, **share.tiles, **constants()}
-    convolve = ending.ending_kernel(queue, job, WINOGRAD_CPU_FILES, "winograd_cpu", {**macros, "PART": 2})
+    convolve = ending.ending_kernel(queue, job, WINOGRAD_CPU_FILES, "winograd_cpu", {**macros, "PART": 2, "INPUT_GRAD": 0})  # `back` tells
     u, rooms = t.weight, t.room(share.rooms, dtype=job.dtype)
     if not share.tiles["FRESH"]:
         u = t.room(share.weights, dtype=job.dtype)

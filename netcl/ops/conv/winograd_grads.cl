@@ -3,14 +3,14 @@
 // A work-group, one work-item, takes a BLOCK of filters and a share of the tiles: it transforms TILES of them at a time into a room of its
 // own, and adds 36 products of matrices, filters x tiles x channels, to its part of the sums. SCALES as in transforms.cl.
 #ifndef BLOCK
-#define BLOCK 64  // filters of a work-group, a multiple of MR and VW
+#define BLOCK 64  // filters of a work-group of winograd_grads, a multiple of MR and VW
 #endif
 #ifndef TILES
 #define TILES 32
 #endif
 #define PARTS 36
 #define APART 16  // elements between the parts of transformed values: at a power of two they would share a line of the first cache
-#define SUMS(across) ((size_t)BLOCK * (across) + APART)  // elements of a part of the sums
+#define SUMS(filters, across) ((size_t)(filters) * (across) + APART)  // elements of a part of the sums
 
 static inline V load(__global const REAL* p) { return VECTOR(__global const, p); }
 #define PIXEL(k) load(from + r * line + k * channels)
@@ -83,7 +83,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_grads(__gl
   const size_t line = (size_t)(4 * wide + 2) * C, dy_line = (size_t)(4 * wide) * M;
   __global REAL* v = rooms + (size_t)(share * blocks + block) * PARTS * (part + gradients);
   __global REAL* d = v + PARTS * part;
-  sums += (size_t)(share * blocks + block) * PARTS * SUMS(across);
+  sums += (size_t)(share * blocks + block) * PARTS * SUMS(BLOCK, across);
   for (int first = begin; first < end; first += TILES) {
     const int count = least(TILES, end - first);
     for (int t = 0; t < count; ++t) {
@@ -96,14 +96,17 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_grads(__gl
     for (int e = 0; e < PARTS; ++e)
       for (int f = 0; f < least(BLOCK, M - m); f += MR)
         for (int c = 0; c < across; c += NR)
-          multiply(sums + e * SUMS(across) + (size_t)f * across + c, d + e * gradients + f, v + e * part + c, count, across, first == begin);
+          multiply(sums + e * SUMS(BLOCK, across) + (size_t)f * across + c, d + e * gradients + f, v + e * part + c, count, across,
+                   first == begin);
   }
 }
 
-// dw from the sums of all shares; a work-group per filter.
+// dw from the sums of all shares, by blocks of `filters`; a work-group per filter.
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_weight_grads(__global const REAL* restrict sums, __global REAL* restrict dw,
-                                                                                  int C, int M, int across, int shares) {
-  const int m = get_group_id(0), blocks = (M + BLOCK - 1) / BLOCK;
+                                                                                  int C, int M, int across, int shares, int filters) {
+  const int m = get_group_id(0), blocks = (M + filters - 1) / filters;
+  const size_t part = SUMS(filters, across), step = blocks * PARTS * part;
+  sums += m / filters * PARTS * part + (size_t)(m % filters) * across;
   const REAL scales[6][6] = SCALES;
   for (int c = 0; c < C; c += VW) {
     V half_way[3][6];
@@ -114,7 +117,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void winograd_weight_gra
       for (int k = 0; k < 6; ++k) {
         column[k] = ZERO;
         for (int share = 0; share < shares; ++share)
-          column[k] += load(sums + (((size_t)share * blocks + m / BLOCK) * PARTS + k * 6 + s) * SUMS(across) + (size_t)(m % BLOCK) * across + c);
+          column[k] += load(sums + share * step + (k * 6 + s) * part + c);
         column[k] *= scales[k][s];
       }
       WEIGHT_GRAD_TRANSFORM(V, COLUMN, HALF_COLUMN)

@@ -37,7 +37,7 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
     g, (high, wide) = job.g, tiles_of(job)
     lanes = config.extra.get("VW", profile.lanes)
     block = FILTER_BLOCKS[g.f > FILTER_BLOCKS[0]]
-    tiles = {"VW": lanes, "MR": 4 if lanes == 8 else 8, "NV": 2, "NT": 1, "BLOCK": block, "TILES": TILES_AT_ONCE}
+    tiles = {"VW": lanes, "MR": 4 if lanes == 8 else 8, "NV": 2, "NT": 1, "TILES": TILES_AT_ONCE}
     across, blocks = -(-g.c // (2 * lanes)) * 2 * lanes, -(-g.f // block)
     count = g.n * high * wide
     shares = max(1, min(-(-GROUPS_PER_UNIT * profile.max_compute_units // blocks), count // TILES_AT_ONCE))
@@ -50,14 +50,14 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
     defines: dict[str, Any] = {"REAL": job.compute, **tiles}
     turn = launch.kernel(queue, __file__, "ends.cl lanes.cl weights.cl", "channels_last", {}, defines)
     multiply, collect = (
-        launch.kernel(queue, __file__, "ends.cl lanes.cl transforms.cl winograd_grads.cl", name, {}, {**defines, **constants()})
-        for name in ("winograd_grads", "winograd_weight_grads")
+        launch.kernel(queue, __file__, "ends.cl lanes.cl transforms.cl winograd_grads.cl", name, {}, {**defines, **constants(), **more})
+        for name, more in (("winograd_grads", {"BLOCK": block}), ("winograd_weight_grads", {}))
     )
     tx, ty, sums, rooms = (t.room(size, dtype=job.dtype) for size in sizes)
     turn(queue, (seen[0][0], g.n), None, t.source, tx, g.n, g.c, g.h, g.w, *seen[0], *g.pad, 1, 1, 1, 2 * lanes)
     turn(queue, (seen[1][0], g.n), None, t.weight, ty, g.n, g.f, g.oh, g.ow, *seen[1], 0, 0, 1, 1, 1, block)
     multiply(queue, (blocks, shares), None, tx, ty, sums, rooms, g.n, g.c, g.f, high, wide, across)
-    collect(queue, (g.f,), None, sums, t.result, g.c, g.f, across, shares)
+    collect(queue, (g.f,), None, sums, t.result, g.c, g.f, across, shares, block)
 
 
 algorithms.add(
