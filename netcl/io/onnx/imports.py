@@ -27,17 +27,23 @@ HOST = {
     "shape", "axes", "axis", "k", "split", "repeats", "pads", "starts", "ends", "steps", "sizes", "scales", "roi", "min", "max", "ratio",
     "training_mode", "depth", "constant_value",
 }  # fmt: skip
+#: Operators whose inputs are tensors although one has such a name.
+ON_DEVICE = {"Attention"}
 _READ_SUM = STRUCTURED["sum"][0].read
+
+
+#: Operators with bodies, or that run others: functions of a node, a function that runs a body of it by name, and its inputs.
+CONTROL: dict[str, Import] = {}
 
 
 def operators() -> set[str]:
     """Every operator that can be imported."""
-    return {*IMPORTS, *FORMULAS, *entries_by_operator()}
+    return {*IMPORTS, *CONTROL, *FORMULAS, *entries_by_operator()}
 
 
 def reader(node: Node, entries: list[OperatorEntry]) -> Import:
     """The function that computes a node from its inputs; ``entries`` are those of its operator."""
-    function = IMPORTS.get(node.kind)
+    function = CONTROL.get(node.kind) or IMPORTS.get(node.kind)
     entry = next((entry for entry in entries if not entry.unread(node)), None)
     usual = entry.read if entry else computed_by_formula if node.kind in FORMULAS else None
 
@@ -45,6 +51,8 @@ def reader(node: Node, entries: list[OperatorEntry]) -> Import:
         made = function(node, *given) if function else NotImplemented
         if made is not NotImplemented:
             return made
+        if usual is None and node.expand is not None:
+            return NotImplemented
         if usual is None:
             raise node.fault("attributes are not supported with these values", **entries[0].unread(node))
         return usual(node, *given)
