@@ -155,6 +155,9 @@ class OnnxModel(nn.Module):
         made = [self._input(x) for x in self._execute(self.body, values)]
         return made[0] if len(made) == 1 else tuple(made)
 
+    def _on_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return args  # arrays become tensors of the declared dtype in forward
+
     def _input(self, x: Any, dtype: str = "") -> Tensor:
         if not isinstance(x, Tensor):
             x = Tensor.from_host(self.queue, numbers(np.asarray(x)), *([dtype] if dtype else []))
@@ -168,7 +171,7 @@ class OnnxModel(nn.Module):
             values.update({name: x for name, x in zip(node.outputs, results, strict=False) if name})
             for name in dead:
                 values.pop(name, None)
-        return [values[name] for name in body.outputs]
+        return [values.get(name) for name in body.outputs]  # a function may leave out optional ones
 
     def _run(self, node: Node, values: Mapping[str, Any]) -> list[Any]:
         given = [values[name] if name else None for name in node.inputs]
@@ -176,7 +179,8 @@ class OnnxModel(nn.Module):
 
             def call(name: str, *inputs: Any) -> list[Any]:
                 body = node[name]
-                return self._execute(body, {**{name: values[name] for name in body.captured}, **dict(zip(body.inputs, inputs, strict=True))})
+                outer = {name: values[name] for name in body.captured}
+                return self._execute(body, {**outer, **dict(zip(body.inputs, map(self._on_host, inputs), strict=True))})
 
             made = node.read(node, call, *given)
         else:
@@ -186,7 +190,11 @@ class OnnxModel(nn.Module):
             return self._expanded(node, given)
         if any(node.outputs[len(results) :]):
             raise node.fault(f"only the first {len(results)} outputs are supported", outputs=node.outputs)
-        return [x if isinstance(x, Tensor | None) else tree.tensor_of(*tree.bits(numbers(x)), self._host) for x in results]
+        return [self._on_host(x) for x in results]
+
+    def _on_host(self, x: Any) -> Any:
+        """An array as a tensor on the host; tensors stay where they are."""
+        return x if isinstance(x, Tensor | None) else tree.tensor_of(*tree.bits(numbers(np.asarray(x))), self._host)
 
     def _expanded(self, node: Node, given: list[Any]) -> list[Any]:
         """The results of a node by the body of its function."""
@@ -204,7 +212,7 @@ class OnnxModel(nn.Module):
         arguments: list[Any] = []
         for x, name in pairs:
             if name in host:  # an attribute in older opsets
-                arguments.append(node[str(name)] if x is None else x.to_host().tolist())
+                arguments.append(node[str(name)] if x is None else (np.atleast_1d(x.to_host()) if name == "axes" else x.to_host()).tolist())
             else:
                 arguments.append(None if x is None else self._on(queue, x))
         while arguments and arguments[-1] is None:
