@@ -182,6 +182,8 @@ class FunctionCall:
             graphs = GraphReader()
             self.bodies[key] = graphs.function(self._proto(types), {**defaults, **self.given})
             self.unknown = graphs.unknown
+            if self.unknown and not self.form.has_function:
+                raise refusal(IMPORT, f"{self.form.name} is defined by operators that are not known: {', '.join(self.unknown)}")
         return self.bodies[key]
 
     def _proto(self, types: list[tuple[int, int]]) -> Any:

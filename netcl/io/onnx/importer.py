@@ -17,7 +17,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.io import tree
 from netcl.io.archive import FileError, refusal, regular_file
-from netcl.io.onnx import control, windows  # noqa: F401 (add their functions)
+from netcl.io.onnx import control, numeric, quantized, recurrent, selection, windows  # noqa: F401 (add their functions)
 from netcl.io.onnx.bodies import IMPORT, GraphBody, GraphReader, declared
 from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, operators
 from netcl.io.onnx.library import NARROW, ONNX_TYPES, library, numbers

@@ -18,7 +18,7 @@ import netcl.autograd as ag
 from netcl.core.dtype import DTYPES
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.exports import ONNX_PAD_MODES
-from netcl.io.onnx.library import dtype_of, numbers
+from netcl.io.onnx.library import numbers
 from netcl.io.onnx.table import FORMULAS, STRUCTURED, Node, OperatorEntry, computed_by_formula, entries_by_operator, positive
 
 Import = Callable[..., Any]
@@ -58,12 +58,6 @@ def reader(node: Node, entries: list[OperatorEntry]) -> Import:
         return usual(node, *given)
 
     return read
-
-
-def _dropout(node: Node, x: Tensor, ratio: Any = None, training: Any = None) -> Any:
-    if training:
-        raise node.fault("dropout must be in evaluation mode, got training_mode=True")
-    return x if len(node.outputs) == 1 else (x, Tensor.ones(x.shape, "bool", queue=x.queue))
 
 
 def _depth_to_space(node: Node, x: Tensor) -> Any:
@@ -169,10 +163,7 @@ IMPORTS: dict[str, Import] = {
         if any(limit is not None for limit in limits)
         else x
     ),
-    "Cast": lambda node, x: ag.cast(x, dtype_of(node["to"])),
-    "CastLike": lambda node, x, like: ag.cast(x, like.dtype),
     "Identity": lambda node, x: x,
-    "Dropout": _dropout,
     "Reshape": lambda node, x, shape: ag.reshape(x, [n or (0 if node["allowzero"] else x.shape[i]) for i, n in enumerate(shape)]),
     "Flatten": lambda node, x: ag.reshape(x, [math.prod(part) for part in (x.shape[: node["axis"]], x.shape[node["axis"] :])]),
     "Unsqueeze": lambda node, x, axes: reduce(ag.unsqueeze, sorted(axis % (x.ndim + len(axes)) for axis in axes), x),

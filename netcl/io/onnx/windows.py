@@ -99,7 +99,7 @@ def _export_conv(graph: OnnxGraph, call: Call) -> Name:
     return graph.node(kind, [call["x"], call["w"], call["bias"]], call.out.dtype, group=call["groups"], **window)
 
 
-def _conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+def read_conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     op, pads = _op(node, x, "conv"), _node_pads(node, x.shape[2:], w.shape[2:])
     if any(begin != end for begin, end in pads):
         x, pads = _padded_input(x, pads, 0.0), [(0, 0)] * len(pads)
@@ -266,7 +266,7 @@ EXPORTS |= {f"{name}{axes}d": _export_conv for name in ("conv", "conv_transpose"
 EXPORTS |= {f"{name}{axes}d": _export_pool for name in ("max_pool", "avg_pool") for axes in (1, 2)}
 EXPORTS["interpolate"] = _export_interpolate
 IMPORTS |= {
-    "Conv": _conv,
+    "Conv": read_conv,
     "ConvTranspose": _conv_transpose,
     "MaxPool": _max_pool,
     "AveragePool": _average_pool,
