@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -174,25 +174,30 @@ class FunctionCall:
             self.proto.attribute[-1].name = name
         self.bodies: dict[Any, GraphBody] = {}
 
-    def __call__(self, types: list[tuple[int, int]]) -> GraphBody:
-        """The body for inputs of these element types and numbers of dimensions; ``(0, 0)`` is an input that is absent."""
-        key = () if self.form.has_function else tuple(types)
-        if key not in self.bodies:
-            defaults = {name: entry.default_value for name, entry in self.form.attributes.items() if entry.default_value.name}
-            graphs = GraphReader()
-            self.bodies[key] = graphs.function(self._proto(types), {**defaults, **self.given})
-            self.unknown = graphs.unknown
-            if self.unknown and not self.form.has_function:
-                raise refusal(IMPORT, f"{self.form.name} is defined by operators that are not known: {', '.join(self.unknown)}")
+    def __call__(self, types: Sequence[tuple[int, tuple[int, ...]]]) -> GraphBody:
+        """The body for inputs of these element types and shapes; an absent input has element type 0."""
+        for sizes in (False, True):  # few definitions need to know sizes: one body serves all shapes of the others
+            key = () if self.form.has_function else tuple((code, shape if sizes else len(shape)) for code, shape in types)
+            if key not in self.bodies:
+                defaults = {name: entry.default_value for name, entry in self.form.attributes.items() if entry.default_value.name}
+                graphs = GraphReader()
+                self.bodies[key] = graphs.function(self._proto(types, sizes), {**defaults, **self.given})
+                self.unknown = graphs.unknown
+            if self.bodies[key].nodes:
+                break
+        if not self.form.has_function and (self.unknown or not self.bodies[key].nodes):
+            what = "defined by operators that are not known" if self.unknown else "not defined for these types"
+            raise refusal(IMPORT, f"{self.form.name} is {what}", operators=[*self.unknown], types=[*types])
         return self.bodies[key]
 
-    def _proto(self, types: list[tuple[int, int]]) -> Any:
+    def _proto(self, types: Sequence[tuple[int, tuple[int, ...]]], sizes: bool) -> Any:
         onnx, form = library(), self.form
         versions = form.function_opset_versions if form.has_function else form.context_dependent_function_opset_versions
         version = max((v for v in versions if v <= self.opset), default=versions[0])
         if form.has_function:
             return onnx.FunctionProto.FromString(form.get_function_with_opset_version(version))
-        given = [onnx.helper.make_tensor_type_proto(code, [None] * ndim) if code else onnx.TypeProto() for code, ndim in types]
+        make = onnx.helper.make_tensor_type_proto
+        given = [make(code, shape if sizes else [None] * len(shape)) if code else onnx.TypeProto() for code, shape in types]
         data = form.get_context_dependent_function_with_opset_version(
             version, self.proto.SerializeToString(), [entry.SerializeToString() for entry in given]
         )

@@ -199,7 +199,7 @@ class OnnxModel(nn.Module):
     def _expanded(self, node: Node, given: list[Any]) -> list[Any]:
         """The results of a node by the body of its function."""
         codes = [*node.codes, *[0] * len(given)]
-        body = node.expand([(0, 0) if x is None else (codes[i] or ONNX_TYPES[x.dtype], x.ndim) for i, x in enumerate(given)])
+        body = node.expand([(0, ()) if x is None else (codes[i] or ONNX_TYPES[x.dtype], x.shape) for i, x in enumerate(given)])
         if not body.values:
             self._keep_values(body)
         inputs = dict(zip_longest(body.inputs, given)) if len(given) <= len(body.inputs) else dict(zip(body.inputs, given, strict=False))

@@ -72,6 +72,8 @@ def attribute(entry: Any) -> Any:
     value = library().helper.get_attribute_value(entry)
     if isinstance(value, library().TensorProto):
         return library().numpy_helper.to_array(value)
+    if isinstance(value, list):
+        return [item.decode("utf-8") if isinstance(item, bytes) else item for item in value]
     return value.decode("utf-8") if isinstance(value, bytes) else value
 
 

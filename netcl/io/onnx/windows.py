@@ -205,7 +205,7 @@ def _max_unpool(node: Node, x: Tensor, index: Tensor, shape: Any = None) -> Tens
     sizes = [(n - 1) * s + k - pads[i] - pads[axes + i] for i, (n, s, k) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))]
     zeros = Tensor.zeros((math.prod(x.shape[:2]) * math.prod(sizes),), x.dtype, queue=x.queue)
     out = ag.reshape(ag.scatter(zeros, 0, ag.reshape(index, -1), ag.reshape(x, -1)), (*x.shape[:2], *sizes))
-    more = [0] * axes if shape is None else [n - m for n, m in zip(shape[2:], sizes, strict=True)]
+    more = [0] * axes if shape is None else [n - m for n, m in zip(shape.to_host().tolist()[2:], sizes, strict=True)]
     return ag.pad(out, [side for n in reversed(more) for side in (0, n)]) if any(more) else out
 
 
