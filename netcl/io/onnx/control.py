@@ -10,7 +10,7 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.decompositions import _all_heads
-from netcl.io.onnx.imports import CONTROL
+from netcl.io.onnx.imports import CONTROL, TensorSequence
 from netcl.io.onnx.table import Node
 
 
@@ -66,6 +66,11 @@ def _scan_row(node: Node, call: Any, state: list[Any], scanned: list[Any]) -> li
     return state + [ag.flip(x, axis) if b and rows else x for x, axis, b in zip(columns, out_axes, out_back, strict=True)]
 
 
+def _sequence_map(node: Node, call: Any, *given: Any) -> tuple[Any, ...]:
+    made = [call("body", *(x[i] if isinstance(x, TensorSequence) else x for x in given)) for i in range(len(given[0]))]
+    return tuple(TensorSequence(row[i] for row in made) for i in range(len(node.outputs)))
+
+
 def _flex_attention(node: Node, call: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scale = 1 / math.sqrt(q.shape[-1]) if node["scale"] is None else node["scale"]
     precise = "float64" if q.dtype == "float64" else "float32"
@@ -81,5 +86,6 @@ CONTROL |= {
     "If": lambda node, call, condition: call("then_branch" if _truth(condition) else "else_branch"),
     "Loop": _loop,
     "Scan": _scan,
+    "SequenceMap": _sequence_map,
     "ai.onnx.preview::FlexAttention": _flex_attention,
 }

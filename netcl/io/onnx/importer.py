@@ -19,7 +19,7 @@ from netcl.io import tree
 from netcl.io.archive import FileError, refusal, regular_file
 from netcl.io.onnx import control, numeric, quantized, recurrent, selection, windows  # noqa: F401 (add their functions)
 from netcl.io.onnx.bodies import IMPORT, GraphBody, GraphReader, declared
-from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, operators
+from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, TensorSequence, operators
 from netcl.io.onnx.library import NARROW, ONNX_TYPES, library, numbers
 from netcl.io.onnx.table import Node
 
@@ -151,14 +151,17 @@ class OnnxModel(nn.Module):
         sizes: dict[str, int] = {}
         for (name, (dtype, shape)), x in zip(self._inputs.items(), inputs, strict=True):
             values[name] = self._input(x, dtype)
-            _check_shape(name, values[name].shape, shape, sizes)
+            if shape is not None:
+                _check_shape(name, values[name].shape, shape, sizes)
         made = [self._input(x) for x in self._execute(self.body, values)]
         return made[0] if len(made) == 1 else tuple(made)
 
     def _on_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return args  # arrays become tensors of the declared dtype in forward
 
-    def _input(self, x: Any, dtype: str = "") -> Tensor:
+    def _input(self, x: Any, dtype: str = "") -> Any:
+        if x is None or isinstance(x, list):
+            return x if x is None else TensorSequence(self._input(part) for part in x)
         if not isinstance(x, Tensor):
             x = Tensor.from_host(self.queue, numbers(np.asarray(x)), *([dtype] if dtype else []))
         return x.to(self.queue) if x.queue is self._host and self.queue is not self._host else x
@@ -185,7 +188,7 @@ class OnnxModel(nn.Module):
             made = node.read(node, call, *given)
         else:
             made = node.read(node, *self._arguments(node, given))
-        results = made if isinstance(made, tuple | list) else [made]
+        results = made if isinstance(made, tuple | list) and not isinstance(made, TensorSequence) else [made]
         if made is NotImplemented or (any(node.outputs[len(results) :]) and node.expand is not None):
             return self._expanded(node, given)
         if any(node.outputs[len(results) :]):
@@ -194,7 +197,7 @@ class OnnxModel(nn.Module):
 
     def _on_host(self, x: Any) -> Any:
         """An array as a tensor on the host; tensors stay where they are."""
-        return x if isinstance(x, Tensor | None) else tree.tensor_of(*tree.bits(numbers(np.asarray(x))), self._host)
+        return x if isinstance(x, Tensor | TensorSequence | None) else tree.tensor_of(*tree.bits(numbers(np.asarray(x))), self._host)
 
     def _expanded(self, node: Node, given: list[Any]) -> list[Any]:
         """The results of a node by the body of its function."""
@@ -208,7 +211,8 @@ class OnnxModel(nn.Module):
     def _arguments(self, node: Node, given: list[Any]) -> list[Any]:
         pairs = list(zip_longest(given, node.formals))
         host = HOST if node.kind not in ON_DEVICE else {}
-        queue = next((x.queue for x, name in pairs if x is not None and name not in host and x.queue is not self._host), self._host)
+        places = (x.queue for x, name in pairs if isinstance(x, Tensor) and name not in host)
+        queue = next((queue for queue in places if queue is not self._host), self._host)
         arguments: list[Any] = []
         for x, name in pairs:
             if name in host:  # an attribute in older opsets
@@ -221,7 +225,7 @@ class OnnxModel(nn.Module):
 
     def _on(self, queue: Any, x: Tensor) -> Tensor:
         """A value where the others are; constants are moved once."""
-        if x.queue is queue:
+        if isinstance(x, TensorSequence) or x.queue is queue:
             return x
         if id(x) not in self._constants:
             return x.to(queue)
@@ -233,8 +237,6 @@ class OnnxModel(nn.Module):
 
 def _check_shape(name: str, shape: tuple[int, ...], wanted: Any, sizes: dict[str, int]) -> None:
     """Compare a shape with the declared one; ``sizes`` are those that the names of dimensions have in this call."""
-    if wanted is None:
-        return
     fits = len(shape) == len(wanted)
     for n, size in zip(shape, wanted, strict=fits) if fits else ():
         fits = fits and n == (n if size is None else sizes.setdefault(size, n) if isinstance(size, str) else size)

@@ -32,6 +32,10 @@ ON_DEVICE = {"Attention"}
 _READ_SUM = STRUCTURED["sum"][0].read
 
 
+class TensorSequence(list[Any]):
+    """A value of ONNX's type sequence."""
+
+
 #: Operators with bodies, or that run others: functions of a node, a function that runs a body of it by name, and its inputs.
 CONTROL: dict[str, Import] = {}
 

@@ -46,6 +46,17 @@ def _local_response(node: Node, x: Tensor) -> Tensor:
     return ag.div(x, ag.pow(ag.add(ag.mul(total, node["alpha"] / size), node["bias"]), node["beta"]))
 
 
+def _reduced_extreme(node: Node, x: Tensor, axes: Any = None) -> Any:
+    """Over no elements: the value that no other is beyond."""
+    if x.size:
+        return NotImplemented
+    values, largest = x.to_host(), node.kind == "ReduceMax"
+    limits = None if values.dtype.kind in "fb" else np.iinfo(values.dtype)
+    ends = (limits.min, limits.max) if limits else (False, True) if values.dtype.kind == "b" else (-math.inf, math.inf)
+    function = np.max if largest else np.min
+    return function(values, axis=tuple(axes) if axes else None, keepdims=bool(node["keepdims"]), initial=ends[0 if largest else 1])
+
+
 def _batch_norm(node: Node, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Any:
     """In training mode: by the statistics of the batch, and the running ones after it."""
     if not node["training_mode"]:
@@ -149,6 +160,8 @@ IMPORTS |= {
     "LRN": _local_response,
     "Det": lambda node, x: ag.linalg_det(x),
     "EyeLike": lambda node, x: np.eye(*x.shape, k=node["k"] or 0, dtype=dtype_of(node["dtype"]) if node["dtype"] else x.dtype),
+    "ReduceMax": _reduced_extreme,
+    "ReduceMin": _reduced_extreme,
     "BatchNormalization": _batch_norm,
     "Dropout": _dropout,
     "RandomUniform": _random,

@@ -9,7 +9,7 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
-from netcl.io.onnx.imports import IMPORTS
+from netcl.io.onnx.imports import IMPORTS, TensorSequence
 from netcl.io.onnx.table import Node, positive
 
 #: ONNX's reductions of scattered values, and their names here.
@@ -141,7 +141,35 @@ def _tf_idf(node: Node, x: Tensor) -> np.ndarray:
     return made.reshape(*rows.shape[:-1], width).astype(np.float32)
 
 
+def _split_to_sequence(node: Node, x: Tensor, sizes: Any = None) -> TensorSequence:
+    axis = node["axis"] % x.ndim
+    lengths = 1 if sizes is None else sizes
+    each = [lengths] * -(-x.shape[axis] // lengths) if isinstance(lengths, int) else lengths
+    parts = [ag.narrow(x, axis, start, min(n, x.shape[axis] - start)) for n, start in zip(each, np.cumsum([0, *each]).tolist(), strict=False)]
+    dropped = sizes is None and not node["keepdims"]
+    return TensorSequence(ag.squeeze(part, axis) if dropped else part for part in parts)
+
+
+def _inserted(node: Node, parts: TensorSequence, x: Tensor, place: Tensor | None = None) -> TensorSequence:
+    at = len(parts) if place is None else int(place.to_host().item())
+    at = at if at >= 0 else at + len(parts)
+    return TensorSequence([*parts[:at], x, *parts[at:]])
+
+
+def _erased(node: Node, parts: TensorSequence, place: Tensor | None = None) -> TensorSequence:
+    at = len(parts) - 1 if place is None else int(place.to_host().item()) % len(parts)
+    return TensorSequence([*parts[:at], *parts[at + 1 :]])
+
+
 IMPORTS |= {
+    "SplitToSequence": _split_to_sequence,
+    "SequenceConstruct": lambda node, *xs: TensorSequence(xs),
+    "SequenceEmpty": lambda node: TensorSequence(),
+    "SequenceInsert": _inserted,
+    "SequenceErase": _erased,
+    "SequenceAt": lambda node, parts, place: parts[int(place.to_host().item())],
+    "SequenceLength": lambda node, parts: np.array(len(parts), np.int64),
+    "ConcatFromSequence": lambda node, parts: (ag.stack if node["new_axis"] else ag.cat)(list(parts), node["axis"]),
     "ScatterElements": _scatter_elements,
     "Scatter": _scatter_elements,
     "ScatterND": _scatter_nd,
