@@ -57,10 +57,10 @@ def op_kind(node: Any) -> str:
 class GraphReader:
     """Reads the graphs of a model. ``unknown`` counts the operators that cannot be imported."""
 
-    def __init__(self, functions: Iterable[Any] = (), folder: Path | None = None, codes: Mapping[str, int] | None = None):
+    def __init__(self, functions: Iterable[Any] = (), folder: Path | None = None, tables: Any = None):
         self.functions = {(f.domain, f.name, f.overload): f for f in functions}
-        self.folder, self.codes, self.unknown = folder, dict(codes or {}), Counter[str]()
-        self._entries, self._known = entries_by_operator(), operators()
+        self.folder, self.codes, self.unknown = folder, dict[str, int](), Counter[str]()
+        self.tables = self._entries, self._known = tables or (entries_by_operator(), operators())
         self._expanded: dict[Any, GraphBody | None] = {}
 
     def graph(self, proto: Any, opsets: Mapping[str, int], outer: Mapping[str, Any] | None = None) -> GraphBody:
@@ -97,7 +97,7 @@ class GraphReader:
             made.expand, made.read = lambda types: body, lambda *inputs: NotImplemented
             return made
         if standard is not None:
-            made.expand = FunctionCall(standard, proto, given, opset)
+            made.expand = FunctionCall(standard, proto, given, opset, self.tables)
             if kind not in self._known and standard.has_function:
                 made.expand([])
                 self.unknown += made.expand.unknown
@@ -136,7 +136,9 @@ class GraphReader:
             return numbers(library().numpy_helper.to_array(entry))
         place = {item.key: item.value for item in entry.external_data}
         location = place.get("location", "")
-        path = (self.folder or Path()) / location
+        if self.folder is None:
+            raise refusal(IMPORT, "weights outside of the model's file need its path", "pass the path instead of the bytes", weight=entry.name)
+        path = self.folder / location
         kind = library().helper.tensor_dtype_to_np_dtype(entry.data_type)
         if bad_name(location) or not path.is_file() or path.resolve().parent != path.parent.resolve() or path.is_symlink():
             what = "weights outside of the model's file must be in a regular file in its folder"
@@ -166,8 +168,8 @@ def standard_function(kind: str, opset: int) -> Any:
 class FunctionCall:
     """A node of an operator that the standard defines as a function: gives the body for the types of its inputs."""
 
-    def __init__(self, form: Any, proto: Any, given: Mapping[str, Any], opset: int):
-        self.form, self.given, self.opset, self.unknown = form, given, opset, Counter[str]()
+    def __init__(self, form: Any, proto: Any, given: Mapping[str, Any], opset: int, tables: Any):
+        self.form, self.given, self.opset, self.tables, self.unknown = form, given, opset, tables, Counter[str]()
         self.proto = type(proto)(op_type=proto.op_type, domain=proto.domain, input=proto.input, output=proto.output)
         for name, entry in given.items():
             self.proto.attribute.add().CopyFrom(entry)
@@ -180,7 +182,7 @@ class FunctionCall:
             key = () if self.form.has_function else tuple((code, shape if sizes else len(shape)) for code, shape in types)
             if key not in self.bodies:
                 defaults = {name: entry.default_value for name, entry in self.form.attributes.items() if entry.default_value.name}
-                graphs = GraphReader()
+                graphs = GraphReader(tables=self.tables)
                 self.bodies[key] = graphs.function(self._proto(types, sizes), {**defaults, **self.given})
                 self.unknown = graphs.unknown
             if self.bodies[key].nodes:

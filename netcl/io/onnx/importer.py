@@ -24,21 +24,27 @@ from netcl.io.onnx.library import NARROW, ONNX_TYPES, library, numbers
 from netcl.io.onnx.table import Node
 
 
-def import_onnx(path: str | os.PathLike[str], device: Any = None) -> OnnxModel:
-    """The model of an ONNX file, as a module on the active device or on ``device``.
+def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> OnnxModel:
+    """The model of an ONNX file, or of its bytes, as a module on the active device or on ``device``.
 
     Its float weights are parameters under their names in the file, so an exported model keeps its state dict. A model with operators
     that are not supported raises ``FileError`` with the names of all of them.
     """
     onnx, undecodable = library(), importlib.import_module("google.protobuf.message").DecodeError
+    data, folder = path, None
+    if isinstance(path, bytes):
+        path = "bytes"
+    else:
+        data, folder = Path(regular_file(path, IMPORT)).read_bytes(), Path(path).parent
     try:
-        model = onnx.ModelProto.FromString(Path(regular_file(path, IMPORT)).read_bytes())
-        onnx.checker.check_model(os.fspath(path) if any(map(onnx.external_data_helper.uses_external_data, _tensors(model))) else model)
+        model = onnx.ModelProto.FromString(data)
+        outside = folder is not None and any(map(onnx.external_data_helper.uses_external_data, _tensors(model)))
+        onnx.checker.check_model(os.fspath(path) if outside else model)
     except (onnx.checker.ValidationError, undecodable, ValueError) as fault:
         raise refusal(IMPORT, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
     if not model.graph.node and not model.graph.output:
         raise refusal(IMPORT, "the file is damaged or not an ONNX model", file=path)
-    body = _read_model(onnx, model, path)
+    body = _read_model(onnx, model, folder, path)
     inputs = {entry.name: declared(entry) for entry in model.graph.input if entry.name in body.inputs}
     with nn.parameter.placed(device):
         return OnnxModel(body, inputs)
@@ -52,9 +58,9 @@ def _first_line(fault: Exception) -> str:
     return (str(fault).strip() or type(fault).__name__).splitlines()[0]
 
 
-def _read_model(onnx: Any, model: Any, path: str | os.PathLike[str]) -> GraphBody:
+def _read_model(onnx: Any, model: Any, folder: Path | None, path: str | os.PathLike[str]) -> GraphBody:
     opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
-    graphs = GraphReader(model.functions, Path(path).parent)
+    graphs = GraphReader(model.functions, folder)
     try:
         if _has_narrow_types(model):  # which dtypes of tensors do not show
             model = onnx.shape_inference.infer_shapes(model)
