@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from netcl.core.device import device as activate
-from netcl.core.errors import DeviceError
 from netcl.io import FileError
 from netcl.ops import random
 

@@ -90,7 +90,9 @@ class GraphReader:
         if not local and kind not in self._known and standard is None:
             self.unknown[kind] += 1
             return None
-        made = Node(kind, [*proto.input], [*proto.output], {name: self._value(entry, opsets, outer) for name, entry in given.items()}, opset)
+        made = Node(
+            kind, [*proto.input], [*proto.output], {name: self._value(entry, opsets, outer) for name, entry in given.items()}, opset
+        )
         made.codes = [self.codes.get(name, 0) for name in made.inputs]
         if local:
             body = self._function(local, given)
@@ -137,7 +139,9 @@ class GraphReader:
         place = {item.key: item.value for item in entry.external_data}
         location = place.get("location", "")
         if self.folder is None:
-            raise refusal(IMPORT, "weights outside of the model's file need its path", "pass the path instead of the bytes", weight=entry.name)
+            raise refusal(
+                IMPORT, "weights outside of the model's file need its path", "pass the path instead of the bytes", weight=entry.name
+            )
         path = self.folder / location
         kind = library().helper.tensor_dtype_to_np_dtype(entry.data_type)
         if bad_name(location) or not path.is_file() or path.resolve().parent != path.parent.resolve() or path.is_symlink():

@@ -82,7 +82,9 @@ def _dequantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None
 def _centered(x: Tensor, zero: Tensor | None, shape: Any = None) -> Tensor:
     """Quantized values less their zero point, as float32."""
     values = ag.cast(x, "float32")
-    return values if zero is None else ag.sub(values, ag.cast(zero if shape is None or zero.size == 1 else ag.reshape(zero, shape), "float32"))
+    return (
+        values if zero is None else ag.sub(values, ag.cast(zero if shape is None or zero.size == 1 else ag.reshape(zero, shape), "float32"))
+    )
 
 
 def _integer_matmul(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:

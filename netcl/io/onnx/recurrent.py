@@ -86,7 +86,9 @@ def _direction(
     return tuple(made[: 3 if kind == "LSTM" else 2])
 
 
-def _by_steps(node: Node, x: Tensor, w: Tensor, r: Tensor, b: Any, h0: Any, c0: Any, p: Any, lengths: Any, functions: Any, reverse: bool) -> Any:
+def _by_steps(
+    node: Node, x: Tensor, w: Tensor, r: Tensor, b: Any, h0: Any, c0: Any, p: Any, lengths: Any, functions: Any, reverse: bool
+) -> Any:
     """One cell after the other, with clipping, peepholes, coupled gates and any activation."""
     kind, hidden, rows = node.kind, r.shape[1], x.shape[1]
     gates = len(_ORDERS[kind])

@@ -18,6 +18,13 @@ from netcl.ops.resample import cubic_kernel, weighted_axis
 # ---- Resize
 
 
+def coordinates(node: Node) -> tuple[str, str]:
+    """How ``Resize`` places and rounds the pixels of an output; before opset 11 there was no choice."""
+    if node.opset < 11:
+        return "asymmetric", "floor"
+    return node["coordinate_transformation_mode"], node["nearest_mode"]
+
+
 def resized(node: Node, x: Tensor, region: Any, scales: Any, sizes: Any) -> Tensor:
     """``Resize`` in every mode: each axis becomes weighted sums of its slices."""
     axes = [axis % x.ndim for axis in node["axes"] or range(x.ndim)]
@@ -34,9 +41,9 @@ def resized(node: Node, x: Tensor, region: Any, scales: Any, sizes: Any) -> Tens
         edges = (region[i], region[len(axes) + i]) if region else (0.0, 1.0)
         if scale == 1 and size == x.shape[axis] and edges == (0.0, 1.0):
             continue
-        center = _centers(node["coordinate_transformation_mode"] or "asymmetric", x.shape[axis], size, scale, edges)
+        center = _centers(coordinates(node)[0], x.shape[axis], size, scale, edges)
         out = weighted_axis(ag, out, axis, *_shares(node, x.shape[axis], scale, center))
-        if node["coordinate_transformation_mode"] == "tf_crop_and_resize":
+        if coordinates(node)[0] == "tf_crop_and_resize":
             outside = (center < 0) | (center > x.shape[axis] - 1)
             beyond = beyond | outside.reshape([-1 if other == axis else 1 for other in range(x.ndim)])
     if beyond.any():
@@ -64,7 +71,7 @@ def _shares(node: Node, n: int, scale: float, center: np.ndarray) -> tuple[np.nd
     """The pixels of an axis that every output is made of, and their shares."""
     if node["mode"] == "nearest":
         rounding = {"round_prefer_floor": lambda x: np.ceil(x - 0.5), "round_prefer_ceil": lambda x: np.floor(x + 0.5), "ceil": np.ceil}
-        index = rounding.get(node["nearest_mode"] or "floor", np.floor)(center)[:, None]
+        index = rounding.get(coordinates(node)[1], np.floor)(center)[:, None]
         return np.clip(index, 0, n - 1).astype(np.int64), np.ones_like(index)
     cubic, shrink = node["mode"] == "cubic", min(scale, 1.0) if node["antialias"] else 1.0
     reach = math.ceil((1 + cubic) / shrink)
@@ -85,7 +92,9 @@ def _grid_sample(node: Node, x: Tensor, grid: Tensor) -> Tensor:
         return ag.grid_sample(x, grid, "bilinear" if mode == "linear" else mode, node["padding_mode"], align)
     flat = ag.reshape(grid, (x.shape[0], -1, x.ndim - 2))
     points = [
-        ag.select(flat, 2, x.ndim - 3 - i) * ((n - 1) / 2) + (n - 1) / 2 if align else ag.select(flat, 2, x.ndim - 3 - i) * (n / 2) + (n - 1) / 2
+        ag.select(flat, 2, x.ndim - 3 - i) * ((n - 1) / 2) + (n - 1) / 2
+        if align
+        else ag.select(flat, 2, x.ndim - 3 - i) * (n / 2) + (n - 1) / 2
         for i, n in enumerate(x.shape[2:])
     ]
     return ag.reshape(_sampled(x, points, mode, node["padding_mode"], align), (*x.shape[:2], *grid.shape[1:-1]))
@@ -136,7 +145,7 @@ def _point_taps(p: Tensor, mode: str) -> list[tuple[Tensor, Any]]:
 def _roi_align(node: Node, x: Tensor, rois: Tensor, batches: Tensor) -> Tensor:
     """Samples of every bin, averaged, or the largest of their weighted corners. Regions are read on the host."""
     (_, c, h, w), high, wide = x.shape, node["output_height"], node["output_width"]
-    half = (node["coordinate_transformation_mode"] or "output_half_pixel") == "half_pixel"
+    half = node.opset >= 16 and node["coordinate_transformation_mode"] == "half_pixel"
     places, shares, rows = list[np.ndarray](), list[np.ndarray](), batches.to_host()
     made = []
     for (x1, y1, x2, y2), row in zip(rois.to_host() * node["spatial_scale"] - 0.5 * half, rows, strict=True):

@@ -29,7 +29,7 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.engine.expression import ThroughOps, evaluate
 from netcl.engine.registry import REGISTRY, Pointwise, Row, parse
-from netcl.io.onnx.library import library, schema
+from netcl.io.onnx.library import Schema, library, schema
 
 #: Where several ops become one operator, a node is read as the first that fits.
 PAIRS = {
@@ -136,8 +136,10 @@ class Node:
         self.kind, self.inputs, self.outputs, self.given, self.opset = kind, inputs, outputs, attributes, opset
         domain, _, name = kind.rpartition("::")
         known = library().defs.has(name, domain)
-        self.attributes = {**schema(kind, opset).defaults, **attributes} if known else dict(attributes)
-        self.formals = [entry.name for entry in schema(kind, opset + 99).inputs] if known else []
+        # The default of an attribute that an earlier opset lacks is what operators did before.
+        later = schema(kind, opset + 99) if known else Schema([], [], {})
+        self.attributes = {**later.defaults, **(schema(kind, opset).defaults if known else {}), **attributes}
+        self.formals = [entry.name for entry in later.inputs]
 
     def captured(self) -> set[str]:
         """The names that the bodies of the node read from the graph around it."""

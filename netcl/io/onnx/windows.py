@@ -15,7 +15,7 @@ from netcl.io.archive import refusal
 from netcl.io.onnx.exports import EXPORTS
 from netcl.io.onnx.graph import Name, OnnxGraph
 from netcl.io.onnx.imports import IMPORTS
-from netcl.io.onnx.sampling import resized
+from netcl.io.onnx.sampling import coordinates, resized
 from netcl.io.onnx.table import Node
 from netcl.io.onnx.trace import Call, Unsupported
 from netcl.ops.conv.geometry import frozen, paddings
@@ -289,8 +289,8 @@ def _resize(node: Node, x: Tensor, region: Any = None, scales: Any = None, sizes
 
 def _resize_form(node: Node, factors: Sequence[float], outs: Sequence[int]) -> tuple[str, str, str]:
     """Mode, coordinate transformation and rounding, with equal forms replaced by one of :data:`_RESIZES`."""
-    mode, moved = node["mode"], node["coordinate_transformation_mode"] or "asymmetric"
-    rounding = (node["nearest_mode"] or "floor") if mode == "nearest" else ""
+    mode, (moved, rounding) = node["mode"], coordinates(node)
+    rounding = rounding if mode == "nearest" else ""
     if (moved, rounding) == ("half_pixel", "round_prefer_floor") and all(s == int(s) and s >= 1 for s in factors):
         return mode, "asymmetric", "floor"  # whole factors repeat pixels
     if (mode, moved) == ("linear", "pytorch_half_pixel") and 1 not in outs:
