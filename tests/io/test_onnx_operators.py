@@ -220,11 +220,10 @@ def test_functions_that_grow_are_bounded():
     inputs = {"x": np.zeros(2, np.float32)}
     with pytest.raises(FileError, match=r"\[import_onnx\] "):
         import_onnx(model([make("again", ["x"], ["y"], domain="own")], inputs, {"y": (1, [2])}, functions=[loop], domains=["own"]))
-    twice = ["a", "t", "b"]
     last = helper.make_function("own", "f40", ["a"], ["b"], [make("Relu", ["a"], ["b"])], opsets)
     chain = [
         helper.make_function(
-            "own", f"f{i}", ["a"], ["b"], [make(f"f{i + 1}", [x], [y], domain="own") for x, y in zip(twice, twice[1:])], opsets
+            "own", f"f{i}", ["a"], ["b"], [make(f"f{i + 1}", [x], [y], domain="own") for x, y in (("a", "t"), ("t", "b"))], opsets
         )
         for i in range(40)
     ]
@@ -300,7 +299,7 @@ def test_the_names_of_dimensions_are_checked():
         (9, make("Upsample", ["x", "s"], ["y"], mode="nearest"), {"s": np.array([1, 1, 2, 2], np.float32)}),
         (8, make("Upsample", ["x"], ["y"], mode="linear", scales=[1.0, 1.0, 2.0, 2.0]), {}),
         (7, make("Dropout", ["x"], ["y"], ratio=0.3), {}),
-        (10, make("Scatter", ["x", "i", "u"], ["y"], axis=3), {"i": np.zeros((1, 2, 4, 1), np.int64), "u": np.ones((1, 2, 4, 1), np.float32)}),
+        (10, make("Scatter", ["x", "i", "u"], ["y"], axis=3), {"i": np.zeros((1, 2, 4, 1), int), "u": np.ones((1, 2, 4, 1), np.float32)}),
         (9, make("BatchNormalization", ["x", "a", "b", "b", "a"], ["y"]), {"a": np.ones(2, np.float32), "b": np.zeros(2, np.float32)}),
         (11, make("Hardmax", ["x"], ["y"], axis=2), {}),
         (11, make("LpNormalization", ["x"], ["y"], axis=1, p=1), {}),
@@ -329,7 +328,7 @@ def test_operators_can_be_trained(rng):
         make("ScatterND", ["e", "place", "v"], ["y"], reduction="mul"),
     ]
     grid = rng.uniform(-1.2, 1.2, (1, 4, 4, 2)).astype(np.float32)
-    weights = {"w": np.ones((2, 1, 1), np.float32), "scales": np.array([1, 1, 1.5, 0.7], np.float32), "place": np.array([[0, 1, 0]]),
+    weights = {"w": np.ones(6, np.float32), "scales": np.array([1, 1, 1.5, 0.7], np.float32), "place": np.array([[0, 1, 0]]),
                "v": np.full((1, 3), 2, np.float32), "grid": grid}  # fmt: skip
     graph = import_onnx(model(nodes, {"x": x}, {"y": (1, [1, 2, 3, 3])}, weights, opset=20))
     share = Tensor.from_host(rng.standard_normal((1, 2, 3, 3)).astype(np.float32))

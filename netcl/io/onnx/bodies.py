@@ -34,6 +34,7 @@ class GraphBody:
     def __init__(self, nodes: list[Node], weights: dict[str, np.ndarray], inputs: list[str], outputs: list[str], forms: Any = ()):
         self.nodes, self.weights, self.inputs, self.outputs, self.forms = [], weights, inputs, outputs, forms
         self.values: dict[str, Tensor] = {}
+        self.kept = False  # whether values holds the weights
         for node in nodes:
             if node.kind == "Constant":
                 weights[node.outputs[0]] = np.asarray(node.read(node))
@@ -60,7 +61,7 @@ class GraphReader:
     def __init__(self, functions: Iterable[Any] = (), folder: Path | None = None, tables: Any = None):
         self.functions = {(f.domain, f.name, f.overload): f for f in functions}
         self.folder, self.codes, self.unknown = folder, dict[str, int](), Counter[str]()
-        self.tables = self._entries, self._known = tables or (entries_by_operator(), operators())
+        self.tables = tables or (entries_by_operator(), operators())
         self._expanded: dict[Any, GraphBody | None] = {}
 
     def graph(self, proto: Any, opsets: Mapping[str, int], outer: Mapping[str, Any] | None = None) -> GraphBody:
@@ -87,7 +88,7 @@ class GraphReader:
         given = {name: entry for name, entry in sources.items() if entry is not None}
         local = self.functions.get((proto.domain, proto.op_type, proto.overload))
         standard = None if local else standard_function(kind, opset)
-        if not local and kind not in self._known and standard is None:
+        if not local and kind not in self.tables[1] and standard is None:
             self.unknown[kind] += 1
             return None
         made = Node(
@@ -100,10 +101,10 @@ class GraphReader:
             return made
         if standard is not None:
             made.expand = FunctionCall(standard, proto, given, opset, self.tables)
-            if kind not in self._known and standard.has_function:
+            if kind not in self.tables[1] and standard.has_function:
                 made.expand([])
                 self.unknown += made.expand.unknown
-        made.read = reader(made, self._entries.get(kind, []))
+        made.read = reader(made, self.tables[0].get(kind, []))
         return made
 
     def _value(self, entry: Any, opsets: Mapping[str, int], outer: Mapping[str, Any]) -> Any:

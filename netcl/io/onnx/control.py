@@ -42,12 +42,12 @@ def _scan(node: Node, call: Any, *given: Any) -> list[Any]:
     count = node["num_scan_inputs"]
     if node.opset >= 9:
         return _scan_row(node, call, list(given[:-count]), list(given[-count:]))
-    lengths, *given = given
-    rows = range(given[0].shape[0])
-    sizes = [x.shape[1] for x in given[-1:]] * len(rows) if lengths is None else lengths.to_host().tolist()
+    lengths, *rest = given
+    rows = range(rest[0].shape[0])
+    sizes = [x.shape[1] for x in rest[-1:]] * len(rows) if lengths is None else lengths.to_host().tolist()
     made = []
     for i in rows:
-        state, scanned = ([ag.select(x, 0, i) for x in part] for part in (given[:-count], given[-count:]))
+        state, scanned = ([ag.select(x, 0, i) for x in part] for part in (rest[:-count], rest[-count:]))
         made.append(_scan_row(node, call, state, [ag.narrow(x, 0, 0, sizes[i]) for x in scanned]))
     return [ag.stack(list(column)) for column in zip(*made, strict=True)]
 

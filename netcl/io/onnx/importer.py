@@ -105,7 +105,7 @@ class OnnxModel(nn.Module):
         for name, array in body.weights.items():
             body.values[name] = self._kept(name, array, name in body.constants, learned=name not in statistics)
         self._constants |= {id(x) for x in body.values.values()}
-        body.weights = dict.fromkeys(body.weights)  # type: ignore[arg-type]
+        body.weights, body.kept = {}, True
         for node in body.nodes:
             for inner in node.attributes.values():
                 if isinstance(inner, GraphBody):
@@ -209,7 +209,7 @@ class OnnxModel(nn.Module):
         """The results of a node by the body of its function."""
         codes = [*node.codes, *[0] * len(given)]
         body = node.expand([(0, ()) if x is None else (codes[i] or ONNX_TYPES[x.dtype], x.shape) for i, x in enumerate(given)])
-        if not body.values:
+        if not body.kept:
             self._keep_values(body)
         inputs = dict(zip_longest(body.inputs, given)) if len(given) <= len(body.inputs) else dict(zip(body.inputs, given, strict=False))
         return self._execute(body, inputs)
@@ -229,9 +229,9 @@ class OnnxModel(nn.Module):
             arguments.pop()
         return arguments
 
-    def _on(self, queue: Any, x: Tensor) -> Tensor:
+    def _on(self, queue: Any, x: Any) -> Any:
         """A value where the others are; constants are moved once."""
-        if isinstance(x, TensorSequence) or x.queue is queue:
+        if not isinstance(x, Tensor) or x.queue is queue:
             return x
         if id(x) not in self._constants:
             return x.to(queue)

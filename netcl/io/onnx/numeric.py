@@ -79,6 +79,18 @@ def _dropout(node: Node, x: Tensor, ratio: Any = None, training: Any = None) -> 
     return made if len(node.outputs) == 1 else (made, Tensor.ones(x.shape, "bool", queue=x.queue) if kept is None else kept)
 
 
+def _attention_node(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *cache: Any) -> Any:
+    """By the op, without caches, windows, caps and further outputs; those are left to the definition of the operator."""
+    known = {*node.given} <= {"is_causal", "scale", "q_num_heads", "kv_num_heads", "qk_matmul_output_mode"}
+    if not known or any(x is not None for x in cache) or any(node.outputs[1:]):
+        return NotImplemented
+    heads, shared = (node["q_num_heads"], node["kv_num_heads"]) if q.ndim == 3 else (0, 0)
+    if heads:
+        q, k, v = (ag.transpose(ag.reshape(x, (*x.shape[:2], n, -1)), 1, 2) for x, n in ((q, heads), (k, shared), (v, shared)))
+    made = ag.scaled_dot_product_attention(q, k, v, mask, is_causal=bool(node["is_causal"]), scale=node["scale"])
+    return ag.reshape(ag.transpose(made, 1, 2), (q.shape[0], q.shape[2], -1)) if heads else made
+
+
 # ---- random numbers
 
 
@@ -153,13 +165,16 @@ def _mel_weights(node: Node, *given: Tensor) -> np.ndarray:
 
 
 IMPORTS |= {
+    "Attention": _attention_node,
     "BitShift": lambda node, a, b: (ag.bitwise_left_shift if node["direction"] == "LEFT" else ag.bitwise_right_shift)(a, b),
     "Hardmax": _hardmax,
     "CumProd": _cumulative_product,
     "LpNormalization": _lp_normalization,
     "LRN": _local_response,
     "Det": lambda node, x: ag.linalg_det(x),
-    "EyeLike": lambda node, x: np.eye(*x.shape, k=node["k"] or 0, dtype=dtype_of(node["dtype"]) if node["dtype"] else x.dtype),
+    "EyeLike": lambda node, x: Tensor.from_host(
+        x.queue, np.eye(x.shape[0], x.shape[1], node["k"]), dtype_of(node["dtype"]) if node["dtype"] else x.dtype
+    ),
     "ReduceMax": _reduced_extreme,
     "ReduceMin": _reduced_extreme,
     "BatchNormalization": _batch_norm,

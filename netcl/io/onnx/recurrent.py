@@ -39,9 +39,9 @@ def _read_recurrent(
     lengths = None if lengths is None else ag.cast(lengths, "int32")
     each, parameters, made = len(names) // directions, [iter(node[f"activation_{name}"] or ()) for name in ("alpha", "beta")], []
     for d in range(directions):
-        states = [None if t is None else ag.select(t, 0, d) for t in (b, h0, c0, p)]
+        states: list[Any] = [None if t is None else ag.select(t, 0, d) for t in (b, h0, c0, p)]
         functions = list(_functions(node, names[d * each : (d + 1) * each], parameters))
-        made.append(_direction(node, x, ag.select(w, 0, d), ag.select(r, 0, d), *states, lengths, functions, d))
+        made.append(_direction(node, x, ag.select(w, 0, d), ag.select(r, 0, d), states, lengths, functions, d))
     y, *last = (ag.stack(list(part), 1 if i == 0 else 0) for i, part in enumerate(zip(*made, strict=True)))
     if batch_first:
         return ag.permute(y, (2, 0, 1, 3)), *(ag.transpose(t, 0, 1) for t in last)
@@ -59,8 +59,9 @@ def _functions(node: Node, names: list[str], parameters: list[Iterator[float]]) 
 
 
 def _direction(
-    node: Node, x: Tensor, w: Tensor, r: Tensor, b: Any, h0: Any, c0: Any, p: Any, lengths: Any, functions: list[Any], d: int
+    node: Node, x: Tensor, w: Tensor, r: Tensor, states: list[Any], lengths: Any, functions: list[Any], d: int
 ) -> tuple[Tensor, ...]:
+    b, h0, c0, p = states
     kind, gates, reverse = node.kind, len(_ORDERS[node.kind]), d == 1 or node["direction"] == "reverse"
     names, hidden = [name for name, _ in functions], r.shape[1]
     own = [name.lower() for name in _FUNCTIONS[kind]]
@@ -75,7 +76,7 @@ def _direction(
         parts = ag.split(t, hidden)
         return ag.cat([parts[i] for i in _ORDERS[kind]])
 
-    wb, rb = (None, None) if b is None else map(ordered, ag.split(b, gates * hidden))
+    wb, rb = map(ordered, (None, None) if b is None else ag.split(b, gates * hidden))
     first = wb if kind == "GRU" or b is None else ag.add(wb, rb)
     if kind == "LSTM" and (h0 is None) != (c0 is None):
         zeros = Tensor.zeros((x.shape[1], hidden), x.dtype, queue=x.queue)

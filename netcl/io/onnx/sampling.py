@@ -70,7 +70,7 @@ def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, flo
 def _shares(node: Node, n: int, scale: float, center: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The pixels of an axis that every output is made of, and their shares."""
     if node["mode"] == "nearest":
-        rounding = {"round_prefer_floor": lambda x: np.ceil(x - 0.5), "round_prefer_ceil": lambda x: np.floor(x + 0.5), "ceil": np.ceil}
+        rounding: dict[str, Any] = {"round_prefer_floor": lambda x: np.ceil(x - 0.5), "round_prefer_ceil": lambda x: np.floor(x + 0.5), "ceil": np.ceil}
         index = rounding.get(coordinates(node)[1], np.floor)(center)[:, None]
         return np.clip(index, 0, n - 1).astype(np.int64), np.ones_like(index)
     cubic, shrink = node["mode"] == "cubic", min(scale, 1.0) if node["antialias"] else 1.0
@@ -107,7 +107,7 @@ def _sampled(x: Tensor, points: list[Tensor], mode: str, padding: str, align: bo
     if padding != "zeros" and mode != "cubic":
         points = [_returned(p, n, padding, align) for p, n in zip(points, sizes, strict=True)]
     for taps in itertools.product(*(_point_taps(p, mode) for p in points)):
-        place, weight = 0.0, 1.0
+        place, weight = list[Any]((0.0, 1.0))
         for (at, share), n in zip(taps, sizes, strict=True):
             inside = ag.clamp(_returned(at, n, padding, align), 0, n - 1)
             share = share if padding != "zeros" else ag.where(ag.eq(inside, at), share, 0.0)

@@ -216,7 +216,7 @@ def _average_pool(node: Node, x: Tensor) -> Tensor:
 
     def average(values: Tensor) -> Tensor:
         if x.ndim in (3, 4) and all(d == 1 for d in node["dilations"] or ()):
-            return _op(node, x, "avg_pool")(values, _one(kernel), stride=_strides_of(node, x)["stride"])  # type: ignore[no-any-return]
+            return _op(node, x, "avg_pool")(values, _one(kernel), stride=_strides_of(node, x)["stride"])
         return ag.mean(_windows(node, values, kernel), -1)
 
     total = average(_padded_input(x, wide, 0.0))
