@@ -18,6 +18,7 @@ from netcl.io.onnx.imports import IMPORTS
 from netcl.io.onnx.sampling import coordinates, resized
 from netcl.io.onnx.table import Node
 from netcl.io.onnx.trace import Call, Unsupported
+from netcl.nn import volume
 from netcl.ops.conv.geometry import frozen, paddings
 
 # ---- windows: kernel, strides, dilations, padding
@@ -61,11 +62,9 @@ def _node_pads(node: Node, sizes: Sequence[int], kernel: Sequence[int], ceil: bo
 
 def _op(node: Node, x: Tensor, name: str) -> Any:
     """The op for signals, images or volumes."""
-    if x.ndim == 5 and name.startswith("conv"):
-        return _volume_conv if name == "conv" else _volume_conv_transpose
-    if x.ndim not in (3, 4):
+    if x.ndim not in (3, 4, 5):
         raise node.fault("x must have 3 to 5 dimensions (batch, channels and one to three more)", shape=x.shape)
-    return getattr(ag, f"{name}{x.ndim - 2}d")
+    return getattr(volume if x.ndim == 5 else ag, f"{name}{x.ndim - 2}d")
 
 
 def _windows(node: Node, x: Tensor, kernel: Sequence[int]) -> Tensor:
@@ -108,47 +107,13 @@ def read_conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> T
     return op(x, w, bias, padding=_one([begin for begin, _ in pads]), groups=node["group"], **_strides_of(node, x))
 
 
-def _planes(x: Tensor) -> Tensor:
-    """The planes of volumes as images of one batch."""
-    return ag.reshape(ag.permute(x, (0, 2, 1, 3, 4)), (x.shape[0] * x.shape[2], x.shape[1], *x.shape[3:]))
-
-
-def _volumes(planes: Tensor, rows: int) -> Tensor:
-    return ag.permute(ag.reshape(planes, (rows, -1, *planes.shape[1:])), (0, 2, 1, 3, 4))
-
-
-def _volume_conv(x: Tensor, w: Tensor, bias: Any, *, padding: Any, stride: Any, dilation: Any, groups: int) -> Tensor:
-    """A convolution of volumes as a sum of convolutions of their planes, one per plane of the kernel."""
-    total, x = None, ag.pad(x, [0, 0, 0, 0, padding[0], padding[0]])
-    count = (x.shape[2] - dilation[0] * (w.shape[2] - 1) - 1) // stride[0] + 1
-    for k in range(w.shape[2]):
-        first = k * dilation[0]
-        part = _planes(ag.slice(x, 2, first, first + (count - 1) * stride[0] + 1, stride[0]))
-        made = ag.conv2d(part, ag.select(w, 2, k), stride=stride[1:], padding=padding[1:], dilation=dilation[1:], groups=groups)
-        total = made if total is None else ag.add(total, made)
-    assert total is not None
-    return _volumes(total if bias is None else ag.add(total, _of_channels(bias, 2)), x.shape[0])
-
-
-def _volume_conv_transpose(x: Tensor, w: Tensor, bias: Any, *, stride: Any, dilation: Any, groups: int) -> Tensor:
-    total, depth = None, (x.shape[2] - 1) * stride[0] + dilation[0] * (w.shape[2] - 1) + 1
-    for k in range(w.shape[2]):
-        made = ag.conv_transpose2d(_planes(x), ag.select(w, 2, k), stride=stride[1:], dilation=dilation[1:], groups=groups)
-        part = _volumes(made, x.shape[0])
-        shape = (*part.shape[:2], depth, *part.shape[3:])
-        part = ag.strided_unslice(part, shape, (0, 0, k * dilation[0], 0, 0), (1, 1, stride[0], 1, 1))
-        total = part if total is None else ag.add(total, part)
-    assert total is not None
-    return total if bias is None else ag.add(total, _of_channels(bias, 3))
-
-
 def _conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """Without padding, then cut: the pads at both ends differ where they follow from ``output_shape`` or ``auto_pad``."""
     axes, kernel = x.ndim - 2, w.shape[2:]
     strides, dilations, more = (node[name] or [usual] * axes for name, usual in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
     flat, auto = node["pads"] or [0] * 2 * axes, node["auto_pad"]
     options = {"groups": node["group"], **_strides_of(node, x)}
-    if auto in ("NOTSET", "VALID") and not node["output_shape"] and flat[:axes] == flat[axes:] and axes < 3:
+    if auto in ("NOTSET", "VALID") and not node["output_shape"] and flat[:axes] == flat[axes:]:
         return _op(node, x, "conv_transpose")(x, w, bias, padding=_one(flat[:axes]), output_padding=_one(more), **options)
     out = _op(node, x, "conv_transpose")(x, w, bias, **options)
     for i, (n, k, s, d) in enumerate(zip(x.shape[2:], kernel, strides, dilations, strict=True)):
@@ -197,7 +162,7 @@ def _max_pool(node: Node, x: Tensor) -> Any:
     kernel, kind = node["kernel_shape"], DTYPES[x.dtype]
     pads = _node_pads(node, x.shape[2:], kernel, ceil=True)
     padded = _padded_input(x, pads, -math.inf if kind.is_float else int(np.iinfo(kind.storage).min))
-    if x.ndim in (3, 4) and len(node.outputs) == 1 and kind.is_float:
+    if x.ndim in (3, 4, 5) and len(node.outputs) == 1 and kind.is_float:
         return _op(node, x, "max_pool")(padded, _one(kernel), **_strides_of(node, x))
     windows = _windows(node, padded, kernel)
     if len(node.outputs) == 1:
@@ -215,7 +180,7 @@ def _average_pool(node: Node, x: Tensor) -> Tensor:
     pads, wide = _node_pads(node, sizes, kernel), _node_pads(node, sizes, kernel, ceil=True)
 
     def average(values: Tensor) -> Tensor:
-        if x.ndim in (3, 4) and all(d == 1 for d in node["dilations"] or ()):
+        if x.ndim in (3, 4, 5) and all(d == 1 for d in node["dilations"] or ()):
             return _op(node, x, "avg_pool")(values, _one(kernel), stride=_strides_of(node, x)["stride"])
         return ag.mean(_windows(node, values, kernel), -1)
 
