@@ -9,7 +9,7 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
-from netcl.io.onnx.decompositions import _all_heads
+from netcl.io.onnx.decompositions import all_heads
 from netcl.io.onnx.imports import CONTROL, TensorSequence
 from netcl.io.onnx.table import Node
 
@@ -26,10 +26,10 @@ def _loop(node: Node, call: Any, limit: Tensor | None = None, going: Tensor | No
         more = _truth(done)
         values, added = made[: len(state)], made[len(state) :]
         rows.append(added)
-    return values + _stacked(rows, node["body"].forms[1 + len(state) :], [0] * len(rows))
+    return values + _stacked_steps(rows, node["body"].forms[1 + len(state) :], [0] * len(rows))
 
 
-def _stacked(rows: list[list[Any]], forms: Any, axes: list[int]) -> list[Any]:
+def _stacked_steps(rows: list[list[Any]], forms: Any, axes: list[int]) -> list[Any]:
     """The results of all steps; without steps, empty ones of the declared dtype and shape."""
     if not rows:
         shapes = [[size if isinstance(size, int) else 0 for size in shape or ()] for _, shape in forms]
@@ -37,7 +37,7 @@ def _stacked(rows: list[list[Any]], forms: Any, axes: list[int]) -> list[Any]:
     return [ag.stack(list(column), axes[i] if axes else 0) for i, column in enumerate(zip(*rows, strict=True))]
 
 
-def _scan(node: Node, call: Any, *given: Any) -> list[Any]:
+def _scan_node(node: Node, call: Any, *given: Any) -> list[Any]:
     """One body call per element along an axis of the scanned inputs. Before opset 9, every row of a batch by itself."""
     count = node["num_scan_inputs"]
     if node.opset >= 9:
@@ -62,7 +62,7 @@ def _scan_row(node: Node, call: Any, state: list[Any], scanned: list[Any]) -> li
         made = call("body", *state, *parts)
         state, added = made[: len(state)], made[len(state) :]
         rows.append(added)
-    columns = _stacked(rows, node["body"].forms[len(state) :], out_axes)
+    columns = _stacked_steps(rows, node["body"].forms[len(state) :], out_axes)
     return state + [ag.flip(x, axis) if b and rows else x for x, axis, b in zip(columns, out_axes, out_back, strict=True)]
 
 
@@ -75,17 +75,17 @@ def _flex_attention(node: Node, call: Any, q: Tensor, k: Tensor, v: Tensor) -> T
     scale = 1 / math.sqrt(q.shape[-1]) if node["scale"] is None else node["scale"]
     precise = "float64" if q.dtype == "float64" else "float32"
     q, k, v, like = (*(ag.cast(x, precise) for x in (q, k, v)), q.dtype)
-    scores = ag.mul(ag.matmul(q, _all_heads(q, k), transpose_b=True), scale)
+    scores = ag.mul(ag.matmul(q, all_heads(q, k), transpose_b=True), scale)
     scores = call("score_mod", scores)[0] if node["score_mod"] else scores
     shares = ag.softmax(scores)
     shares = call("prob_mod", shares)[0] if node["prob_mod"] else shares
-    return ag.cast(ag.matmul(shares, _all_heads(q, v)), like)
+    return ag.cast(ag.matmul(shares, all_heads(q, v)), like)
 
 
 CONTROL |= {
     "If": lambda node, call, condition: call("then_branch" if _truth(condition) else "else_branch"),
     "Loop": _loop,
-    "Scan": _scan,
+    "Scan": _scan_node,
     "SequenceMap": _sequence_map,
     "ai.onnx.preview::FlexAttention": _flex_attention,
 }

@@ -38,7 +38,7 @@ def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> Onn
         data, folder = Path(regular_file(path, IMPORT)).read_bytes(), Path(path).parent
     try:
         model = onnx.ModelProto.FromString(data)
-        outside = folder is not None and any(map(onnx.external_data_helper.uses_external_data, _tensors(model)))
+        outside = folder is not None and any(map(onnx.external_data_helper.uses_external_data, _held_tensors(model)))
         onnx.checker.check_model(os.fspath(path) if outside else model)
     except (onnx.checker.ValidationError, undecodable, ValueError) as fault:
         raise refusal(IMPORT, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
@@ -50,7 +50,7 @@ def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> Onn
         return OnnxModel(body, inputs)
 
 
-def _tensors(model: Any) -> list[Any]:
+def _held_tensors(model: Any) -> list[Any]:
     return [*model.graph.initializer, *(entry.t for node in model.graph.node for entry in node.attribute)]
 
 
@@ -79,7 +79,7 @@ def _read_model(onnx: Any, model: Any, folder: Path | None, path: str | os.PathL
 def _has_narrow_types(model: Any) -> bool:
     values = [entry.type.tensor_type.elem_type for entry in (*model.graph.input, *model.graph.output)]
     codes = [entry.i for node in model.graph.node for entry in node.attribute if entry.name in ("to", "output_dtype")]
-    return any(code in NARROW for code in (*values, *codes, *(entry.data_type for entry in _tensors(model))))
+    return any(code in NARROW for code in (*values, *codes, *(entry.data_type for entry in _held_tensors(model))))
 
 
 class OnnxModel(nn.Module):

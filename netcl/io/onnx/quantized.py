@@ -59,10 +59,10 @@ def _quantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) 
     scaled = ag.cast(scaled, "float32")
     if DTYPES[dtype_of(code)].is_float:
         return cast_to(node, scaled if zero is None else ag.add(scaled, ag.cast(_spread(node, x, zero), "float32")), code)
-    return _rounded(scaled, None if zero is None else _spread(node, x, zero), code)
+    return _requantize(scaled, None if zero is None else _spread(node, x, zero), code)
 
 
-def _rounded(x: Tensor, zero: Tensor | None, code: int) -> Tensor:
+def _requantize(x: Tensor, zero: Tensor | None, code: int) -> Tensor:
     """Rounded to even, moved by the zero point, within the limits of an integer type."""
     limits = np.iinfo(DTYPES[dtype_of(code)].storage)
     low, high = _INT4_RANGES.get(code, (int(limits.min), int(limits.max)))
@@ -117,14 +117,14 @@ def _integer_conv(node: Node, x: Tensor, w: Tensor, x_zero: Tensor | None = None
     return total
 
 
-def _requantized(product: Tensor, scale: Tensor, y_scale: Tensor, zero: Tensor | None, code: int) -> Tensor:
-    return _rounded(ag.mul(ag.cast(product, "float32"), ag.div(ag.cast(scale, "float32"), ag.cast(y_scale, "float32"))), zero, code)
+def _product_requantized(product: Tensor, scale: Tensor, y_scale: Tensor, zero: Tensor | None, code: int) -> Tensor:
+    return _requantize(ag.mul(ag.cast(product, "float32"), ag.div(ag.cast(scale, "float32"), ag.cast(y_scale, "float32"))), zero, code)
 
 
 def _q_matmul(node: Node, a: Tensor, a_scale: Any, a_zero: Any, b: Tensor, b_scale: Any, b_zero: Any, y_scale: Any, y_zero: Any) -> Tensor:
     product = _integer_matmul(a, b, a_zero, b_zero)
     rows = ag.reshape(a_scale, (-1, 1)) if a_scale.ndim == 1 and a_scale.size > 1 else a_scale
-    return _requantized(product, ag.mul(rows, b_scale), y_scale, y_zero, _code_of(node, 7, y_zero))
+    return _product_requantized(product, ag.mul(rows, b_scale), y_scale, y_zero, _code_of(node, 7, y_zero))
 
 
 def _q_conv(
@@ -134,7 +134,7 @@ def _q_conv(
     if bias is not None:
         product = ag.add(product, ag.reshape(bias, shape))
     scale = ag.mul(x_scale, ag.reshape(w_scale, shape) if w_scale.size > 1 else w_scale)
-    return _requantized(product, scale, y_scale, y_zero, _code_of(node, 7, y_zero))
+    return _product_requantized(product, scale, y_scale, y_zero, _code_of(node, 7, y_zero))
 
 
 def _bit_cast(node: Node, x: Tensor) -> np.ndarray:

@@ -12,7 +12,7 @@ from netcl.io.onnx.table import Node
 
 #: Order of ONNX's gates in that of the op, and the functions of the cells.
 _ORDERS = {"RNN": [0], "LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2]}
-_FUNCTIONS = {"RNN": ["Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"]}
+_CELL_FUNCTIONS = {"RNN": ["Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"]}
 #: Functions of cells with the defaults of ``alpha`` and ``beta``.
 _ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {
     "relu": (ag.relu, ()),
@@ -34,7 +34,7 @@ def _read_recurrent(
 ) -> tuple[Tensor, ...]:
     """All directions; ``layout=1`` has the batch first."""
     directions, batch_first = w.shape[0], bool(node["layout"])
-    names = list(node["activations"] or _FUNCTIONS[node.kind] * directions)
+    names = list(node["activations"] or _CELL_FUNCTIONS[node.kind] * directions)
     x, h0, c0 = (t if t is None or not batch_first else ag.transpose(t, 0, 1) for t in (x, h0, c0))
     lengths = None if lengths is None else ag.cast(lengths, "int32")
     each, parameters, made = len(names) // directions, [iter(node[f"activation_{name}"] or ()) for name in ("alpha", "beta")], []
@@ -64,7 +64,7 @@ def _direction(
     b, h0, c0, p = states
     kind, gates, reverse = node.kind, len(_ORDERS[node.kind]), d == 1 or node["direction"] == "reverse"
     names, hidden = [name for name, _ in functions], r.shape[1]
-    own = [name.lower() for name in _FUNCTIONS[kind]]
+    own = [name.lower() for name in _CELL_FUNCTIONS[kind]]
     plain = names == own or (kind == "RNN" and names == ["relu"])
     plain = plain and p is None and not node["clip"] and not node["input_forget"] and (kind != "GRU" or bool(node["linear_before_reset"]))
     if not plain:

@@ -70,7 +70,11 @@ def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, flo
 def _shares(node: Node, n: int, scale: float, center: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The pixels of an axis that every output is made of, and their shares."""
     if node["mode"] == "nearest":
-        rounding: dict[str, Any] = {"round_prefer_floor": lambda x: np.ceil(x - 0.5), "round_prefer_ceil": lambda x: np.floor(x + 0.5), "ceil": np.ceil}
+        rounding: dict[str, Any] = {
+            "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+            "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+            "ceil": np.ceil,
+        }
         index = rounding.get(coordinates(node)[1], np.floor)(center)[:, None]
         return np.clip(index, 0, n - 1).astype(np.int64), np.ones_like(index)
     cubic, shrink = node["mode"] == "cubic", min(scale, 1.0) if node["antialias"] else 1.0
@@ -97,10 +101,10 @@ def _grid_sample(node: Node, x: Tensor, grid: Tensor) -> Tensor:
         else ag.select(flat, 2, x.ndim - 3 - i) * (n / 2) + (n - 1) / 2
         for i, n in enumerate(x.shape[2:])
     ]
-    return ag.reshape(_sampled(x, points, mode, node["padding_mode"], align), (*x.shape[:2], *grid.shape[1:-1]))
+    return ag.reshape(_values_at(x, points, mode, node["padding_mode"], align), (*x.shape[:2], *grid.shape[1:-1]))
 
 
-def _sampled(x: Tensor, points: list[Tensor], mode: str, padding: str, align: bool) -> Tensor:
+def _values_at(x: Tensor, points: list[Tensor], mode: str, padding: str, align: bool) -> Tensor:
     """``(batch, channels, points)``: the values of ``x`` at pixel coordinates, one tensor ``(batch, points)`` per axis."""
     sizes, flat = x.shape[2:], ag.reshape(x, (*x.shape[:2], -1))
     total: Any = 0.0

@@ -67,7 +67,7 @@ def _op(node: Node, x: Tensor, name: str) -> Any:
     return getattr(volume if x.ndim == 5 else ag, f"{name}{x.ndim - 2}d")
 
 
-def _windows(node: Node, x: Tensor, kernel: Sequence[int]) -> Tensor:
+def _all_windows(node: Node, x: Tensor, kernel: Sequence[int]) -> Tensor:
     """All windows of ``x`` in any number of dimensions; the last axis holds the values of a window."""
     strides, dilations = (node[name] or [1] * len(kernel) for name in ("strides", "dilations"))
     for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True)):
@@ -164,13 +164,13 @@ def _max_pool(node: Node, x: Tensor) -> Any:
     padded = _padded_input(x, pads, -math.inf if kind.is_float else int(np.iinfo(kind.storage).min))
     if x.ndim in (3, 4, 5) and len(node.outputs) == 1 and kind.is_float:
         return _op(node, x, "max_pool")(padded, _one(kernel), **_strides_of(node, x))
-    windows = _windows(node, padded, kernel)
+    windows = _all_windows(node, padded, kernel)
     if len(node.outputs) == 1:
         return ag.amax(windows, -1)
     best = ag.argmax(windows, -1, keepdims=True)
     order = np.arange(math.prod(x.shape[2:])).reshape(x.shape[2:], order="F" if node["storage_order"] else "C")
     places = Tensor.from_host(x.queue, np.pad(order, pads)[None, None])
-    indices = ag.gather(ag.expand(_windows(node, places, kernel), windows.shape), -1, best)
+    indices = ag.gather(ag.expand(_all_windows(node, places, kernel), windows.shape), -1, best)
     planes = np.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *[1] * len(kernel)) * math.prod(x.shape[2:])
     return ag.squeeze(ag.gather(windows, -1, best), -1), ag.squeeze(indices, -1) + Tensor.from_host(x.queue, planes)
 
@@ -182,7 +182,7 @@ def _average_pool(node: Node, x: Tensor) -> Tensor:
     def average(values: Tensor) -> Tensor:
         if x.ndim in (3, 4, 5) and all(d == 1 for d in node["dilations"] or ()):
             return _op(node, x, "avg_pool")(values, _one(kernel), stride=_strides_of(node, x)["stride"])
-        return ag.mean(_windows(node, values, kernel), -1)
+        return ag.mean(_all_windows(node, values, kernel), -1)
 
     total = average(_padded_input(x, wide, 0.0))
     inside = pads if node["count_include_pad"] else [(0, 0)] * len(kernel)
@@ -197,7 +197,7 @@ def _average_pool(node: Node, x: Tensor) -> Tensor:
 def _lp_pool(node: Node, x: Tensor) -> Tensor:
     kernel, p = node["kernel_shape"], float(node["p"])
     padded = _padded_input(x, _node_pads(node, x.shape[2:], kernel, ceil=True), 0.0)
-    return ag.pow(ag.sum(ag.pow(ag.abs(_windows(node, padded, kernel)), p), -1), 1 / p)
+    return ag.pow(ag.sum(ag.pow(ag.abs(_all_windows(node, padded, kernel)), p), -1), 1 / p)
 
 
 def _max_unpool(node: Node, x: Tensor, index: Tensor, shape: Any = None) -> Tensor:
