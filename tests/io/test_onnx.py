@@ -497,6 +497,16 @@ def test_weights_beside_the_file_are_read(tmp_path):
     assert (tmp_path / "w.bin").read_bytes() == values.tobytes()
 
 
+def test_packed_weights_beside_the_file_are_read(tmp_path):
+    nodes = [onnx.helper.make_node("Cast", ["w"], ["v"], to=onnx.TensorProto.FLOAT), onnx.helper.make_node("Add", ["x", "v"], ["y"])]
+    model = model_of(nodes, {"x": [3]}, {"y": [3]}, opset=21)
+    model.graph.initializer.append(onnx.TensorProto(name="w", dims=[3], data_type=onnx.TensorProto.INT4))
+    outside(model.graph.initializer[0], "w.bin", offset=1)
+    (tmp_path / "w.bin").write_bytes(bytes([255, 0x2F, 0x03]))  # -1, 2 and 3: the low half comes first
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    assert import_onnx(tmp_path / "m.onnx")(np.zeros(3, np.float32)).tolist() == [-1, 2, 3]
+
+
 def with_weight_and_constant() -> onnx.ModelProto:
     constant = onnx.helper.make_node("Constant", [], ["c"], value=onnx.numpy_helper.from_array(np.ones(2, np.float32)))
     nodes = [constant, onnx.helper.make_node("Sum", ["x", "w", "c"], ["y"])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -250,6 +252,17 @@ def test_branches_and_their_weights():
     assert {name for name, _ in graph.named_parameters()} == {"w", "v"}
     graph(np.array([[-1.0, -2.0]], np.float32)).sum().backward()
     assert graph.v.grad.to_host().tolist() == [-1, -2] and graph.w.grad is None
+
+
+@pytest.mark.fault("damaged ONNX control flow", "bits flipped in branches, types and names", "`FileError`, or read; never another error")
+def test_damaged_branches_are_refused(rng):
+    data, read = branches(), 0
+    for place in rng.integers(0, len(data), 150):
+        changed = bytearray(data)
+        changed[place] ^= 1 << int(rng.integers(8))
+        with contextlib.suppress(FileError):
+            read += bool(import_onnx(bytes(changed)).nodes)
+    assert 0 < read < 150
 
 
 def test_a_loop_over_a_body():

@@ -18,10 +18,12 @@ import numpy as np
 from netcl.core.tensor import Tensor
 from netcl.io.archive import bad_name, refusal
 from netcl.io.onnx.imports import operators, reader
-from netcl.io.onnx.library import NARROW, attribute, definition, dtype_of, library, numbers
+from netcl.io.onnx.library import attribute, definition, dtype_of, library, numbers
 from netcl.io.onnx.table import Node, entries_by_operator
 
 IMPORT = "import_onnx"
+#: Types of which several share a byte: ONNX's number and the bits of an element.
+_PACKED_BITS = {21: 4, 22: 4, 23: 4, 25: 2, 26: 2}
 
 
 class GraphBody:
@@ -149,13 +151,14 @@ class GraphReader:
             what = "weights outside of the model's file must be in a regular file in its folder"
             raise refusal(IMPORT, what, weight=entry.name, location=location)
         start, size = int(place.get("offset", 0)), int(np.prod(entry.dims, dtype=object))
-        packed = entry.data_type in NARROW and kind.name.endswith(("2", "4"))
-        wanted = size * kind.itemsize
-        if packed or not 0 <= start <= start + wanted <= os.path.getsize(path) or int(place.get("length", wanted)) != wanted:
+        wanted = -(-size * _PACKED_BITS.get(entry.data_type, 8 * kind.itemsize) // 8)
+        if not 0 <= start <= start + wanted <= os.path.getsize(path) or int(place.get("length", wanted)) != wanted:
             raise refusal(IMPORT, "weights outside of the model's file do not fit their shape", weight=entry.name, location=location)
-        if not size:
-            return numbers(np.zeros(tuple(entry.dims), kind))
-        return numbers(np.memmap(path, kind.newbyteorder("<"), "r", start, tuple(entry.dims)))
+        if entry.data_type not in _PACKED_BITS and size:
+            return numbers(np.memmap(path, kind.newbyteorder("<"), "r", start, tuple(entry.dims)))
+        raw = bytes(np.memmap(path, np.uint8, "r", start, (wanted,))) if wanted else b""
+        packed = library().TensorProto(dims=entry.dims, data_type=entry.data_type, raw_data=raw)
+        return numbers(library().numpy_helper.to_array(packed))
 
 
 @cache

@@ -67,7 +67,7 @@ def _read_model(onnx: Any, model: Any, folder: Path | None, path: str | os.PathL
         body = graphs.graph(model.graph, opsets)
     except FileError as fault:
         raise FileError(f"{fault}; file={path}") from fault
-    except (ValueError, TypeError, KeyError, RecursionError, onnx.shape_inference.InferenceError) as fault:  # a type that does not exist
+    except (ValueError, TypeError, KeyError, RecursionError, onnx.defs.SchemaError, onnx.shape_inference.InferenceError) as fault:
         raise refusal(IMPORT, "a weight or attribute cannot be read", reason=_first_line(fault), file=path) from fault
     if graphs.unknown:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(graphs.unknown.items()))

@@ -83,8 +83,8 @@ def dtype_of(code: int) -> str:
         return _TYPE_NAMES[code]
     if code in NARROW:
         return NARROW[code][1]
-    name = library().TensorProto.DataType.Name(code)
-    raise refusal("import_onnx", "the model has an element type that tensors do not support", type=name)
+    names = {value: name for name, value in library().TensorProto.DataType.items()}
+    raise refusal("import_onnx", "the model has an element type that tensors do not support", type=names.get(code, code))
 
 
 def numbers(array: Any) -> np.ndarray:

@@ -100,15 +100,16 @@ def _non_max_suppression(
         corners = np.concatenate([corners[..., :2] - corners[..., 2:] / 2, corners[..., :2] + corners[..., 2:] / 2], -1)
     low, high = (pick(corners[..., :2], corners[..., 2:]) for pick in (np.minimum, np.maximum))
     area = np.prod(high - low, -1)
-    for (row, kind), values in np.ndenumerate(np.empty(scores.shape[:2])):
-        values = scores.to_host()[row, kind]
+    least, every = -np.inf if least is None else least.to_host().item(), scores.to_host()
+    for row, kind in np.ndindex(every.shape[:2]):
+        values, kept = every[row, kind], list[int]()
         order = np.argsort(-values, kind="stable")
-        order = order if least is None else order[values[order] > least.to_host().item()]
-        kept = list[int]()
-        for box in order if count > 0 else ():
+        for box in order[values[order] > least]:
+            if len(kept) >= count:
+                break
             sides = np.maximum(np.minimum(high[row, box], high[row, kept]) - np.maximum(low[row, box], low[row, kept]), 0)
             shared = np.prod(sides, -1)
-            if len(kept) < count and not np.any(shared > most * np.maximum(area[row, box] + area[row, kept] - shared, 1e-300)):
+            if not np.any(shared > most * np.maximum(area[row, box] + area[row, kept] - shared, 1e-300)):
                 kept.append(int(box))
         found += [(row, kind, box) for box in kept]
     return np.array(found, np.int64).reshape(-1, 3)
