@@ -215,6 +215,17 @@ def test_functions_of_a_model():
     compare(data, inputs)
 
 
+def test_names_in_functions_are_their_own():
+    """A value of the graph that has the name of a function's input does not lend it its element type."""
+    opsets = [helper.make_opsetid("", 21)]
+    like = helper.make_function("own", "like", ["a", "x"], ["b"], [make("CastLike", ["a", "x"], ["b"])], opsets)
+    weights = {"x": helper.make_tensor("x", TensorProto.INT4, [2], [1, 2]), "i": np.zeros(2, np.int32)}
+    nodes = [make("like", ["y", "i"], ["z"], domain="own"), make("like", ["y", "x"], ["u"], domain="own")]
+    outputs, y = {"z": (TensorProto.INT32, [2]), "u": (TensorProto.INT4, [2])}, np.array([100.0, 7.0], np.float32)
+    z, u = import_onnx(model(nodes, {"y": y}, outputs, weights, 21, [like], ["own"]))(y)
+    assert z.dtype == "int32" and z.tolist() == [100, 7] and u.dtype == "int8" and u.tolist() == [4, 7]
+
+
 @pytest.mark.fault("ONNX functions that call themselves, or double 40 times", "a model that has them", "`FileError`; read at once")
 def test_functions_that_grow_are_bounded():
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
@@ -295,8 +306,8 @@ def test_the_names_of_dimensions_are_checked():
     )
     add = import_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString())
     ones = [np.ones((n, 3), np.float32) for n in (1, 2)]
-    assert add(ones[1], ones[1]).shape == (2, 3)
-    with pytest.raises(ShapeError, match=r"\[import_onnx\] input 'b' must have shape \(batch, 3\), got \(1, 3\); batch=2"):
+    assert add(ones[1], ones[1]).shape == (2, 3) and add([[1.0, 2.0, 3.0]], ones[0]).tolist() == [[2, 3, 4]]
+    with pytest.raises(ShapeError, match=r"\[import_onnx\] input 'b' must have shape \(batch, 3\), got \(1, 3\); dimensions=\{'batch'"):
         add(ones[1], ones[0])
     with pytest.raises(ShapeError, match=r"\[import_onnx\] input 'a' must have shape \(batch, 3\), got \(3, 2\)"):
         add(ones[1].T, ones[1])

@@ -18,7 +18,7 @@ import numpy as np
 from netcl.core.tensor import Tensor
 from netcl.io.archive import bad_name, refusal
 from netcl.io.onnx.imports import operators, reader
-from netcl.io.onnx.library import attribute, definition, dtype_of, library, numbers
+from netcl.io.onnx.library import NARROW, attribute, definition, dtype_of, library, numbers
 from netcl.io.onnx.table import Node, entries_by_operator
 
 IMPORT = "import_onnx"
@@ -98,7 +98,7 @@ class GraphReader:
         )
         made.codes = [self.codes.get(name, 0) for name in made.inputs]
         if local:
-            body = self._function(local, given)
+            body = self._function(local, given, made.codes)
             made.expand, made.read = lambda types: body, lambda *inputs: NotImplemented
             return made
         if standard is not None:
@@ -116,22 +116,24 @@ class GraphReader:
             return self.array(entry.t)
         return attribute(entry)
 
-    def _function(self, proto: Any, given: Mapping[str, Any]) -> GraphBody:
-        """The body of a function for the attributes of a call; equal calls share it."""
-        key = (proto.domain, proto.name, proto.overload, *(given[name].SerializeToString() for name in sorted(given)))
+    def _function(self, proto: Any, given: Mapping[str, Any], codes: Sequence[int]) -> GraphBody:
+        """The body of a function for the attributes and element types of a call; equal calls share it."""
+        key = (proto.domain, proto.name, proto.overload, *codes, *(given[name].SerializeToString() for name in sorted(given)))
         if key not in self._expanded:
             self._expanded[key] = None
-            self._expanded[key] = self.function(proto, given)
+            self._expanded[key] = self.function(proto, given, codes)
         body = self._expanded[key]
         if body is None:
             raise refusal(IMPORT, "a function must not call itself", function=proto.name)
         return body
 
-    def function(self, proto: Any, given: Mapping[str, Any]) -> GraphBody:
-        """The body of a function, with the attributes of the node that calls it."""
+    def function(self, proto: Any, given: Mapping[str, Any], codes: Sequence[int]) -> GraphBody:
+        """The body of a function, with the attributes of the node that calls it and the element types of its inputs."""
         outer = {**{entry.name: entry for entry in proto.attribute_proto}, **given}
         opsets = {entry.domain: entry.version for entry in proto.opset_import}
+        around, self.codes = self.codes, dict(zip(proto.input, codes, strict=False))
         nodes = [node for entry in proto.node if (node := self.node(entry, opsets, outer))]
+        self.codes = around
         return GraphBody(nodes, {}, [*proto.input], [*proto.output])
 
     def array(self, entry: Any) -> np.ndarray:
@@ -187,11 +189,12 @@ class FunctionCall:
     def __call__(self, types: Sequence[tuple[int, tuple[int, ...]]]) -> GraphBody:
         """The body for inputs of these element types and shapes; an absent input has element type 0."""
         for sizes in (False, True):  # few definitions need to know sizes: one body serves all shapes of the others
-            key = () if self.form.has_function else tuple((code, shape if sizes else len(shape)) for code, shape in types)
+            fixed = self.form.has_function  # only narrow types, which dtypes do not show, make a difference
+            key = tuple(code * (code in NARROW) if fixed else (code, shape if sizes else len(shape)) for code, shape in types)
             if key not in self.bodies:
                 defaults = {name: entry.default_value for name, entry in self.form.attributes.items() if entry.default_value.name}
                 graphs = GraphReader(tables=self.tables)
-                self.bodies[key] = graphs.function(self._proto(types, sizes), {**defaults, **self.given})
+                self.bodies[key] = graphs.function(self._proto(types, sizes), {**defaults, **self.given}, [code for code, _ in types])
                 self.unknown = graphs.unknown
             if self.bodies[key].nodes:
                 break

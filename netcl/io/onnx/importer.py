@@ -166,8 +166,10 @@ class OnnxModel(nn.Module):
         return args  # arrays become tensors of the declared dtype in forward
 
     def _input(self, x: Any, dtype: str = "") -> Any:
-        if x is None or isinstance(x, list):
-            return x if x is None else TensorSequence(self._input(part) for part in x)
+        if x is None:
+            return x
+        if isinstance(x, list) and not dtype:  # no tensor is declared
+            return TensorSequence(self._input(part) for part in x)
         if not isinstance(x, Tensor):
             x = Tensor.from_host(self.queue, numbers(np.asarray(x)), *([dtype] if dtype else []))
         return x.to(self.queue) if x.queue is self._host and self.queue is not self._host else x
@@ -211,8 +213,7 @@ class OnnxModel(nn.Module):
         body = node.expand([(0, ()) if x is None else (codes[i] or ONNX_TYPES[x.dtype], x.shape) for i, x in enumerate(given)])
         if not body.kept:
             self._keep_values(body)
-        inputs = dict(zip_longest(body.inputs, given)) if len(given) <= len(body.inputs) else dict(zip(body.inputs, given, strict=False))
-        return self._execute(body, inputs)
+        return self._execute(body, dict(zip_longest(body.inputs, given[: len(body.inputs)])))
 
     def _arguments(self, node: Node, given: list[Any]) -> list[Any]:
         pairs = list(zip_longest(given, node.formals))
@@ -248,4 +249,4 @@ def _check_shape(name: str, shape: tuple[int, ...], wanted: Any, sizes: dict[str
         fits = fits and n == (n if size is None else sizes.setdefault(size, n) if isinstance(size, str) else size)
     if not fits:
         text = ", ".join("?" if size is None else str(size) for size in wanted)
-        raise ShapeError(message(IMPORT, f"input {name!r} must have shape ({text}), got {shape}", **sizes))
+        raise ShapeError(message(IMPORT, f"input {name!r} must have shape ({text}), got {shape}", dimensions=sizes))
