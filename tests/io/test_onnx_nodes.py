@@ -6,6 +6,8 @@ import contextlib
 import functools
 import io
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -133,6 +135,23 @@ def test_definitions_as_graphs_on_numpy():
     chosen = [case for case in cases() if "_expanded" in case.name and not case.name.startswith("test_bernoulli")]
     with activate("cpu"):
         check(failures(chosen), chosen)
+
+
+def test_models_of_early_opsets_on_numpy():
+    """The small models that PyTorch and others once exported: right from opset 7 on, right or refused before."""
+    folder, right, wrong = Path(onnx.__file__).parent / "backend/test/data", 0, {}
+    for path in sorted(folder.glob("*/*/model.onnx")):
+        model = onnx.load(path)
+        data = [sorted(path.parent.glob(f"test_data_set_0/{side}_*.pb")) for side in ("input", "output")]
+        tensors = tuple([onnx.TensorProto.FromString(file.read_bytes()) for file in side] for side in data)
+        strings = any(x.data_type == onnx.TensorProto.STRING for side in tensors for x in side)
+        early = model.opset_import[0].version < 7
+        with activate("cpu"):
+            how = outcome(SimpleNamespace(name=path.parent.name, model=model, data_sets=[tensors]))
+        right += not how
+        if how and not (how == "refused" and (early or strings or "gradient" in path.parent.name)):
+            wrong[path.parent.name] = how
+    assert wrong == {} and (right >= 110 or not onnx.__version__.startswith("1.23."))
 
 
 PARTS = 24
