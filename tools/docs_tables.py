@@ -89,7 +89,7 @@ def amp_policy() -> str:
 
 def onnx_operators() -> str:
     """The ONNX operators of the two-way table with their ops, those that functions import, and the ops that are exported as others."""
-    from netcl.io.onnx import decompositions, exports, imports, table, windows  # noqa: F401 (windows adds its functions)
+    from netcl.io.onnx import decompositions, exports, importer, imports, table  # noqa: F401 (importer adds all functions)
 
     def with_ops(kinds: Iterable[str]) -> str:
         return ", ".join(f"{_code(kind)} ({', '.join(_code(entry.op) for entry in entries[kind])})" for kind in sorted(kinds))
@@ -105,6 +105,21 @@ def onnx_operators() -> str:
         ),
     )
     return _table(("", "ONNX operators (and their ops), or ops"), rows)
+
+
+def onnx_node_cases() -> str:
+    """How many node cases of the onnx package pass, and the others with their reasons, from the test that runs them."""
+    source = ast.parse((ROOT / "tests/io/test_onnx_nodes.py").read_text(encoding="utf-8"))
+    found: dict[str, Any] = {}
+    for node in source.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("FAILURES", "(TOTAL, RIGHT)"):
+            found[ast.unparse(node.targets[0])] = ast.literal_eval(node.value)
+    total, right = found["(TOTAL, RIGHT)"]
+    names = {reason: sorted(cases.split()) for reason, cases in found["FAILURES"].items()}
+    assert right + sum(map(len, names.values())) == total
+    rows = [("right", f"{right:,}", f"of {total:,}")]
+    rows += [(reason, str(len(cases)), ", ".join(_code(name.removeprefix("test_")) for name in cases)) for reason, cases in names.items()]
+    return _table(("outcome", "number", "cases"), rows)
 
 
 #: Functions and methods of torch's that are here under another name or in another place.
@@ -264,6 +279,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ops": op_table,
     "amp_policy": amp_policy,
     "onnx_operators": onnx_operators,
+    "onnx_node_cases": onnx_node_cases,
     "reference": reference,
     "algorithms": kernel_algorithms,
     "faults": faults,

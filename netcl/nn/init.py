@@ -23,7 +23,6 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn.parameter import draws_values
 
-
 _skips = threading.local()
 
 

@@ -147,7 +147,7 @@ def _target_size(name: str, size: Any, wanted: Any, factor: Any, mode: str, alig
     return tuple(outs), tuple(steps)
 
 
-def _cubic(x: np.ndarray, a: float) -> np.ndarray:
+def cubic_kernel(x: np.ndarray, a: float) -> np.ndarray:
     """The kernel of cubic convolution."""
     x = np.abs(x)
     return np.where(x < 1, ((a + 2) * x - (a + 3)) * x * x + 1, np.where(x < 2, ((x - 5) * x + 8) * x * a - 4 * a, 0))
@@ -167,7 +167,7 @@ def _taps(n: int, outs: int, step: float, mode: str, align: bool, antialias: boo
             first, last = out * n // outs, -((out + 1) * n // -outs)
         index = first[:, None] + np.arange(int((last - first).max()))
         away = (index - center[:, None] + 0.5) / wide
-        shares = (_cubic(away, -0.5) if cubic else np.ones_like(away) if mode == "area" else np.maximum(1 - np.abs(away), 0)) * (
+        shares = (cubic_kernel(away, -0.5) if cubic else np.ones_like(away) if mode == "area" else np.maximum(1 - np.abs(away), 0)) * (
             index < last[:, None]
         )
         shares /= shares.sum(1, keepdims=True)
@@ -176,11 +176,11 @@ def _taps(n: int, outs: int, step: float, mode: str, align: bool, antialias: boo
         center = center if cubic else np.maximum(center, 0)
         index = np.floor(center)[:, None] + np.arange(-cubic, 2 + cubic)
         away = index - center[:, None]
-        shares = _cubic(away, -0.75) if cubic else 1 - np.abs(away)
+        shares = cubic_kernel(away, -0.75) if cubic else 1 - np.abs(away)
     return np.clip(index, 0, n - 1).astype(np.int64), shares
 
 
-def _along_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarray) -> Any:
+def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarray) -> Any:
     """An axis replaced by weighted sums of its slices."""
     count, taps = index.shape
     picked = F.index_select(x, axis, Tensor.from_host(x.queue, index.reshape(-1)))
@@ -249,7 +249,7 @@ def interpolate(
         return to_signal(F, y) if ndim == 3 else y
     (x,) = launch.as_tensors("interpolate", x)
     for axis, (out, step) in enumerate(zip(outs, steps, strict=True), 2):
-        x = _along_axis(F, x, axis, *_taps(x.shape[axis], out, step, mode, align, antialias))
+        x = weighted_axis(F, x, axis, *_taps(x.shape[axis], out, step, mode, align, antialias))
     return x
 
 

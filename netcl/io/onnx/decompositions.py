@@ -120,7 +120,7 @@ def _attention(
 ) -> Tensor:
     if dropout_p:
         raise Unsupported("scaled_dot_product_attention(dropout_p=...)")
-    k, v, mask = _all_heads(q, k), _all_heads(q, v), attn_mask if mask is None else mask
+    k, v, mask = all_heads(q, k), all_heads(q, v), attn_mask if mask is None else mask
     scores = ag.matmul(ag.mul(q, 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)), _last_swapped(k))
     if causal or is_causal:
         allowed = np.tril(np.ones((q.shape[-2], k.shape[-2]), bool))
@@ -132,7 +132,7 @@ def _attention(
     return ag.matmul(ag.where(ag.isnan(shares), 0.0, shares), v)  # a query that may attend to no key gives 0
 
 
-def _all_heads(q: Tensor, x: Tensor) -> Tensor:
+def all_heads(q: Tensor, x: Tensor) -> Tensor:
     """Keys or values, with each head repeated for the queries that share it."""
     if x.ndim < 3 or x.shape[-3] == q.shape[-3]:
         return x

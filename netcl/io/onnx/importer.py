@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections import Counter
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
@@ -14,77 +13,73 @@ import numpy as np
 
 from netcl import nn
 from netcl.core.device import require
-from netcl.core.errors import message
+from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.io import tree
-from netcl.io.archive import refusal, regular_file
-from netcl.io.onnx import windows  # noqa: F401 (adds its functions)
-from netcl.io.onnx.imports import HOST, operators, reader
-from netcl.io.onnx.library import attribute, dtype_of, library, numbers
-from netcl.io.onnx.table import Node, entries_by_operator
+from netcl.io.archive import FileError, refusal, regular_file
+from netcl.io.onnx import control, numeric, quantized, recurrent, selection, windows  # noqa: F401 (add their functions)
+from netcl.io.onnx.bodies import IMPORT, GraphBody, GraphReader, declared
+from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, TensorSequence, operators
+from netcl.io.onnx.library import NARROW, ONNX_TYPES, library, numbers
+from netcl.io.onnx.table import Node
 
-IMPORT = "import_onnx"
 
-
-def import_onnx(path: str | os.PathLike[str], device: Any = None) -> OnnxModel:
-    """The model of an ONNX file, as a module on the active device or on ``device``.
+def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> OnnxModel:
+    """The model of an ONNX file, or of its bytes, as a module on the active device or on ``device``.
 
     Its float weights are parameters under their names in the file, so an exported model keeps its state dict. A model with operators
     that are not supported raises ``FileError`` with the names of all of them.
     """
     onnx, undecodable = library(), importlib.import_module("google.protobuf.message").DecodeError
+    data, folder = path, None
+    if isinstance(path, bytes):
+        path = "bytes"
+    else:
+        data, folder = Path(regular_file(path, IMPORT)).read_bytes(), Path(path).parent
     try:
-        model = onnx.ModelProto.FromString(Path(regular_file(path, IMPORT)).read_bytes())
-        onnx.checker.check_model(model)
+        model = onnx.ModelProto.FromString(data)
+        outside = folder is not None and any(map(onnx.external_data_helper.uses_external_data, _held_tensors(model)))
+        onnx.checker.check_model(os.fspath(path) if outside else model)
     except (onnx.checker.ValidationError, undecodable, ValueError) as fault:
         raise refusal(IMPORT, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
-    _check_is_supported(onnx, model, path)
+    if not model.graph.node and not model.graph.output:
+        raise refusal(IMPORT, "the file is damaged or not an ONNX model", file=path)
+    body = _read_model(onnx, model, folder, path)
+    inputs = {entry.name: declared(entry) for entry in model.graph.input if entry.name in body.inputs}
     with nn.parameter.placed(device):
-        return OnnxModel(*_model_parts(onnx, model, path))
+        return OnnxModel(body, inputs)
+
+
+def _held_tensors(model: Any) -> list[Any]:
+    return [*model.graph.initializer, *(entry.t for node in model.graph.node for entry in node.attribute)]
 
 
 def _first_line(fault: Exception) -> str:
     return (str(fault).strip() or type(fault).__name__).splitlines()[0]
 
 
-def _check_is_supported(onnx: Any, model: Any, path: object) -> None:
-    if not model.graph.node and not model.graph.output:
-        raise refusal(IMPORT, "the file is damaged or not an ONNX model", file=path)
-    known = operators()
-    unknown = Counter(_op_kind(node) for node in model.graph.node if _op_kind(node) not in known)
-    if unknown:
-        names = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items()))
-        remedy = f"known are {len(known)} of the standard ones"
-        raise refusal(IMPORT, f"the model has operators that are not known: {names}", remedy, file=path)
-    held = [*model.graph.initializer, *(attribute.t for node in model.graph.node for attribute in node.attribute)]
-    outside = [t.name for t in held if t.data_location == onnx.TensorProto.EXTERNAL]
-    if outside or model.graph.sparse_initializer:
-        what = "weights are stored outside of the file" if outside else "sparse weights are not supported"
-        raise refusal(
-            IMPORT, what, "save the model with everything in one file", count=len(outside or model.graph.sparse_initializer), file=path
-        )
-
-
-def _op_kind(node: Any) -> str:
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
-
-
-def _model_parts(onnx: Any, model: Any, path: object) -> tuple[list[Node], dict[str, np.ndarray], list[str], list[str]]:
-    """Nodes, weights, names of inputs and of outputs."""
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+def _read_model(onnx: Any, model: Any, folder: Path | None, path: str | os.PathLike[str]) -> GraphBody:
+    opsets = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
+    graphs = GraphReader(model.functions, folder)
     try:
-        weights = {entry.name: numbers(onnx.numpy_helper.to_array(entry)) for entry in model.graph.initializer}
-        attributes = [{entry.name: attribute(entry) for entry in node.attribute} for node in model.graph.node]
-        nodes = [Node(_op_kind(n), [*n.input], [*n.output], a, opset) for n, a in zip(model.graph.node, attributes, strict=True)]
-    except (ValueError, TypeError, KeyError) as fault:  # an element type that does not exist
+        if _has_narrow_types(model):  # which dtypes of tensors do not show
+            model = onnx.shape_inference.infer_shapes(model)
+        body = graphs.graph(model.graph, opsets)
+    except FileError as fault:
+        raise FileError(f"{fault}; file={path}") from fault
+    except (ValueError, TypeError, KeyError, RecursionError, onnx.defs.SchemaError, onnx.shape_inference.InferenceError) as fault:
         raise refusal(IMPORT, "a weight or attribute cannot be read", reason=_first_line(fault), file=path) from fault
-    entries = entries_by_operator()
-    for node in nodes:
-        node.read = reader(node, entries.get(node.kind, []))
-    for entry in model.graph.initializer:
-        dtype_of(entry.data_type)
-    inputs = [entry.name for entry in model.graph.input if entry.name not in weights]
-    return nodes, weights, inputs, [entry.name for entry in model.graph.output]
+    if graphs.unknown:
+        names = ", ".join(f"{name} ({count})" for name, count in sorted(graphs.unknown.items()))
+        remedy = f"known are {len(operators())} of the standard ones"
+        raise refusal(IMPORT, f"the model has operators that are not known: {names}", remedy, file=path)
+    return body
+
+
+def _has_narrow_types(model: Any) -> bool:
+    values = [entry.type.tensor_type.elem_type for entry in (*model.graph.input, *model.graph.output)]
+    codes = [entry.i for node in model.graph.node for entry in node.attribute if entry.name in ("to", "output_dtype")]
+    return any(code in NARROW for code in (*values, *codes, *(entry.data_type for entry in _held_tensors(model))))
 
 
 class OnnxModel(nn.Module):
@@ -96,20 +91,25 @@ class OnnxModel(nn.Module):
 
     saved_by = "write it with export_onnx(model, path, x), or its weights with save_params, save_safetensors or save_checkpoint"
 
-    def __init__(self, nodes: list[Node], weights: Mapping[str, np.ndarray], inputs: list[str], outputs: list[str]):
+    def __init__(self, body: GraphBody, inputs: Mapping[str, tuple[str, Any]]):
         super().__init__()
-        self.nodes, self.input_names, self.output_names = [node for node in nodes if node.kind != "Constant"], inputs, outputs
-        self._host = require("cpu").queue
-        self._values: dict[str, Tensor] = {}
-        statistics = {name for node in nodes if node.kind == "BatchNormalization" for name in node.inputs[3:5]}
-        for name, array in weights.items():
-            self._values[name] = self._kept(name, array, learned=name not in statistics)
-        for node in nodes:
-            if node.kind == "Constant":
-                self._values[node.outputs[0]] = self._run(node, [])[0]
-        self._constants = {id(x) for x in self._values.values()}
-        self._last = {name: i for i, node in enumerate(self.nodes) for name in node.inputs if name not in self._values}
+        self.body, self.nodes, self.input_names, self.output_names = body, body.nodes, list(inputs), body.outputs
+        self._host, self._inputs, self._count = require("cpu").queue, inputs, 0
+        self._constants: set[int] = set()
         self._moved: dict[tuple[int, int], Tensor] = {}
+        self._keep_values(body)
+
+    def _keep_values(self, body: GraphBody) -> None:
+        """Make the weights and constants of a body and of those in it tensors. Float weights are parameters, statistics buffers."""
+        statistics = {name for node in body.nodes if node.kind == "BatchNormalization" for name in node.inputs[3:5]}
+        for name, array in body.weights.items():
+            body.values[name] = self._kept(name, array, name in body.constants, learned=name not in statistics)
+        self._constants |= {id(x) for x in body.values.values()}
+        body.weights, body.kept = {}, True
+        for node in body.nodes:
+            for inner in node.attributes.values():
+                if isinstance(inner, GraphBody):
+                    self._keep_values(inner)
 
     def _made_with(self, arguments: Mapping[str, Any]) -> None:
         super()._made_with({})  # the weights are on the device: no second copy of them on the host
@@ -117,10 +117,10 @@ class OnnxModel(nn.Module):
     def extra_repr(self) -> str:
         return f"nodes={len(self.nodes)}, inputs={self.input_names}, outputs={self.output_names}"
 
-    def _kept(self, name: str, array: np.ndarray, learned: bool) -> Tensor:
-        """Weights are parameters, statistics buffers; numbers that say sizes and places stay on the host."""
+    def _kept(self, name: str, array: np.ndarray, constant: bool, learned: bool) -> Tensor:
+        """Weights are on the device; constants and numbers that say sizes and places stay on the host."""
         stored, dtype = tree.bits(array)
-        if array.dtype.kind in "biu" or array.ndim == 0:
+        if constant or array.dtype.kind in "biu" or array.ndim == 0:
             return tree.tensor_of(stored, dtype, self._host)
         tensor = tree.tensor_of(stored, dtype, nn.parameter.here())
         tensor.requires_grad, tensor.persistent = learned, True
@@ -138,50 +138,101 @@ class OnnxModel(nn.Module):
         for part in path:
             child = module.__dict__.get(part)
             if not part or (child is None and hasattr(module, part)) or (child is not None and not isinstance(child, nn.Module)):
-                return self, f"weight_{len(self._values)}"
+                return self, self._numbered()
             if child is None:
                 child = nn.Module()
                 module.add_module(part, child)
             module = child
-        return (module, last) if last and not hasattr(module, last) else (self, f"weight_{len(self._values)}")
+        return (module, last) if last and not hasattr(module, last) else (self, self._numbered())
+
+    def _numbered(self) -> str:
+        self._count += 1
+        return f"weight_{self._count}"
 
     def forward(self, *inputs: Any) -> Any:
         """Run the graph."""
         if len(inputs) != len(self.input_names):
             raise ValueError(message(IMPORT, f"the model takes {len(self.input_names)} inputs", names=self.input_names, given=len(inputs)))
-        values = {**self._values, **{name: self._input(x) for name, x in zip(self.input_names, inputs, strict=True)}}
-        for i, node in enumerate(self.nodes):
-            results = self._run(node, [values[name] if name else None for name in node.inputs])
-            values.update({name: x for name, x in zip(node.outputs, results, strict=False) if name})
-            for name in {name for name in node.inputs if self._last.get(name) == i} - set(self.output_names):
-                values.pop(name, None)
-        made = [self._input(values[name]) for name in self.output_names]
+        values: dict[str, Any] = {}
+        sizes: dict[str, int] = {}
+        for (name, (dtype, shape)), x in zip(self._inputs.items(), inputs, strict=True):
+            values[name] = self._input(x, dtype)
+            if shape is not None:
+                _check_shape(name, values[name].shape, shape, sizes)
+        made = [self._input(x) for x in self._execute(self.body, values)]
         return made[0] if len(made) == 1 else tuple(made)
 
-    def _input(self, x: Any) -> Tensor:
-        x = x if isinstance(x, Tensor) else Tensor.from_host(self.queue, np.asarray(x))
+    def _on_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return args  # arrays become tensors of the declared dtype in forward
+
+    def _input(self, x: Any, dtype: str = "") -> Any:
+        if x is None:
+            return x
+        if isinstance(x, list) and not dtype:  # no tensor is declared
+            return TensorSequence(self._input(part) for part in x)
+        if not isinstance(x, Tensor):
+            x = Tensor.from_host(self.queue, numbers(np.asarray(x)), *([dtype] if dtype else []))
         return x.to(self.queue) if x.queue is self._host and self.queue is not self._host else x
 
-    def _run(self, node: Node, given: list[Tensor | None]) -> list[Tensor]:
+    def _execute(self, body: GraphBody, given: Mapping[str, Any]) -> list[Any]:
+        """The outputs of a body, from its inputs and what it reads from the graph around."""
+        values = {**given, **body.values}
+        for node, dead in zip(body.nodes, body.dead, strict=True):
+            results = self._run(node, values)
+            values.update({name: x for name, x in zip(node.outputs, results, strict=False) if name})
+            for name in dead:
+                values.pop(name, None)
+        return [values.get(name) for name in body.outputs]  # a function may leave out optional ones
+
+    def _run(self, node: Node, values: Mapping[str, Any]) -> list[Any]:
+        given = [values[name] if name else None for name in node.inputs]
+        if node.kind in CONTROL:
+
+            def call(name: str, *inputs: Any) -> list[Any]:
+                body = node[name]
+                outer = {name: values[name] for name in body.captured}
+                return self._execute(body, {**outer, **dict(zip(body.inputs, map(self._on_host, inputs), strict=True))})
+
+            made = node.read(node, call, *given)
+        else:
+            made = node.read(node, *self._arguments(node, given))
+        results = made if isinstance(made, tuple | list) and not isinstance(made, TensorSequence) else [made]
+        if made is NotImplemented or (any(node.outputs[len(results) :]) and node.expand is not None):
+            return self._expanded(node, given)
+        if any(node.outputs[len(results) :]):
+            raise node.fault(f"only the first {len(results)} outputs are supported", outputs=node.outputs)
+        return [self._on_host(x) for x in results]
+
+    def _on_host(self, x: Any) -> Any:
+        """An array as a tensor on the host; tensors stay where they are."""
+        return x if isinstance(x, Tensor | TensorSequence | None) else tree.tensor_of(*tree.bits(numbers(np.asarray(x))), self._host)
+
+    def _expanded(self, node: Node, given: list[Any]) -> list[Any]:
+        """The results of a node by the body of its function."""
+        codes = [*node.codes, *[0] * len(given)]
+        body = node.expand([(0, ()) if x is None else (codes[i] or ONNX_TYPES[x.dtype], x.shape) for i, x in enumerate(given)])
+        if not body.kept:
+            self._keep_values(body)
+        return self._execute(body, dict(zip_longest(body.inputs, given[: len(body.inputs)])))
+
+    def _arguments(self, node: Node, given: list[Any]) -> list[Any]:
         pairs = list(zip_longest(given, node.formals))
-        queue = next((x.queue for x, name in pairs if x is not None and name not in HOST and x.queue is not self._host), self._host)
+        host = HOST if node.kind not in ON_DEVICE else {}
+        places = (x.queue for x, name in pairs if isinstance(x, Tensor) and name not in host)
+        queue = next((queue for queue in places if queue is not self._host), self._host)
         arguments: list[Any] = []
         for x, name in pairs:
-            if name in HOST:  # an attribute in older opsets
-                arguments.append(node[str(name)] if x is None else x.to_host().tolist())
+            if name in host:  # an attribute in older opsets
+                arguments.append(node[str(name)] if x is None else (np.atleast_1d(x.to_host()) if name == "axes" else x.to_host()).tolist())
             else:
                 arguments.append(None if x is None else self._on(queue, x))
         while arguments and arguments[-1] is None:
             arguments.pop()
-        made = node.read(node, *arguments)
-        results = made if isinstance(made, tuple | list) else [made]
-        if any(node.outputs[len(results) :]):
-            raise node.fault(f"only the first {len(results)} outputs are supported", outputs=node.outputs)
-        return [x if isinstance(x, Tensor) else tree.tensor_of(*tree.bits(x), self._host) for x in results]
+        return arguments
 
-    def _on(self, queue: Any, x: Tensor) -> Tensor:
+    def _on(self, queue: Any, x: Any) -> Any:
         """A value where the others are; constants are moved once."""
-        if x.queue is queue:
+        if not isinstance(x, Tensor) or x.queue is queue:
             return x
         if id(x) not in self._constants:
             return x.to(queue)
@@ -189,3 +240,13 @@ class OnnxModel(nn.Module):
         if key not in self._moved:
             self._moved[key] = x.to(queue)
         return self._moved[key]
+
+
+def _check_shape(name: str, shape: tuple[int, ...], wanted: Any, sizes: dict[str, int]) -> None:
+    """Compare a shape with the declared one; ``sizes`` are those that the names of dimensions have in this call."""
+    fits = len(shape) == len(wanted)
+    for n, size in zip(shape, wanted, strict=fits) if fits else ():
+        fits = fits and n == (n if size is None else sizes.setdefault(size, n) if isinstance(size, str) else size)
+    if not fits:
+        text = ", ".join("?" if size is None else str(size) for size in wanted)
+        raise ShapeError(message(IMPORT, f"input {name!r} must have shape ({text}), got {shape}", dimensions=sizes))

@@ -18,7 +18,7 @@ import netcl.autograd as ag
 from netcl.core.dtype import DTYPES
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.exports import ONNX_PAD_MODES
-from netcl.io.onnx.library import dtype_of, numbers
+from netcl.io.onnx.library import numbers
 from netcl.io.onnx.table import FORMULAS, STRUCTURED, Node, OperatorEntry, computed_by_formula, entries_by_operator, positive
 
 Import = Callable[..., Any]
@@ -27,17 +27,27 @@ HOST = {
     "shape", "axes", "axis", "k", "split", "repeats", "pads", "starts", "ends", "steps", "sizes", "scales", "roi", "min", "max", "ratio",
     "training_mode", "depth", "constant_value",
 }  # fmt: skip
+#: Operators whose inputs are tensors although one has such a name.
+ON_DEVICE = {"Attention"}
 _READ_SUM = STRUCTURED["sum"][0].read
+
+
+class TensorSequence(list[Any]):
+    """A value of ONNX's type sequence."""
+
+
+#: Operators with bodies, or that run others: functions of a node, a function that runs a body of it by name, and its inputs.
+CONTROL: dict[str, Import] = {}
 
 
 def operators() -> set[str]:
     """Every operator that can be imported."""
-    return {*IMPORTS, *FORMULAS, *entries_by_operator()}
+    return {*IMPORTS, *CONTROL, *FORMULAS, *entries_by_operator()}
 
 
 def reader(node: Node, entries: list[OperatorEntry]) -> Import:
     """The function that computes a node from its inputs; ``entries`` are those of its operator."""
-    function = IMPORTS.get(node.kind)
+    function = CONTROL.get(node.kind) or IMPORTS.get(node.kind)
     entry = next((entry for entry in entries if not entry.unread(node)), None)
     usual = entry.read if entry else computed_by_formula if node.kind in FORMULAS else None
 
@@ -45,17 +55,13 @@ def reader(node: Node, entries: list[OperatorEntry]) -> Import:
         made = function(node, *given) if function else NotImplemented
         if made is not NotImplemented:
             return made
+        if usual is None and node.expand is not None:
+            return NotImplemented
         if usual is None:
             raise node.fault("attributes are not supported with these values", **entries[0].unread(node))
         return usual(node, *given)
 
     return read
-
-
-def _dropout(node: Node, x: Tensor, ratio: Any = None, training: Any = None) -> Any:
-    if training:
-        raise node.fault("dropout must be in evaluation mode, got training_mode=True")
-    return x if len(node.outputs) == 1 else (x, Tensor.ones(x.shape, "bool", queue=x.queue))
 
 
 def _depth_to_space(node: Node, x: Tensor) -> Any:
@@ -161,10 +167,7 @@ IMPORTS: dict[str, Import] = {
         if any(limit is not None for limit in limits)
         else x
     ),
-    "Cast": lambda node, x: ag.cast(x, dtype_of(node["to"])),
-    "CastLike": lambda node, x, like: ag.cast(x, like.dtype),
     "Identity": lambda node, x: x,
-    "Dropout": _dropout,
     "Reshape": lambda node, x, shape: ag.reshape(x, [n or (0 if node["allowzero"] else x.shape[i]) for i, n in enumerate(shape)]),
     "Flatten": lambda node, x: ag.reshape(x, [math.prod(part) for part in (x.shape[: node["axis"]], x.shape[node["axis"] :])]),
     "Unsqueeze": lambda node, x, axes: reduce(ag.unsqueeze, sorted(axis % (x.ndim + len(axes)) for axis in axes), x),

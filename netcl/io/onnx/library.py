@@ -14,11 +14,17 @@ from netcl.io.archive import refusal
 OPSET = 18
 IR_VERSION = 9
 ONNX_TYPES = {
-    "float32": 1, "uint8": 2, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11, "bfloat16": 16,
+    "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11,
+    "uint32": 12, "uint64": 13, "bfloat16": 16,
 }  # fmt: skip
 _TYPE_NAMES = {code: name for name, code in ONNX_TYPES.items()}
-#: Integer types that tensors do not have: ONNX's number, and the dtype that replaces them.
-_WIDENED = {"int8": (3, "int32"), "uint16": (4, "int32"), "int16": (5, "int32"), "uint32": (12, "int64"), "uint64": (13, "int64")}
+#: Types that are storage only: ONNX's number, the name in ``ml_dtypes``, and the dtype of the tensor that holds their values.
+NARROW = {
+    17: ("float8_e4m3fn", "float32"), 18: ("float8_e4m3fnuz", "float32"), 19: ("float8_e5m2", "float32"),
+    20: ("float8_e5m2fnuz", "float32"), 21: ("uint4", "uint8"), 22: ("int4", "int8"), 23: ("float4_e2m1fn", "float32"),
+    24: ("float8_e8m0fnu", "float32"), 25: ("uint2", "uint8"), 26: ("int2", "int8"),
+}  # fmt: skip
+_HELD_AS = dict(NARROW.values())
 
 
 def library() -> Any:
@@ -48,11 +54,17 @@ class Schema(NamedTuple):
 
 @cache
 def schema(kind: str, opset: int) -> Schema:
-    """The definition of an operator in an opset."""
-    found = library().defs.get_schema(kind, opset, "")
+    """The definition of an operator in an opset; ``kind`` names the domain of an operator that is not of the standard one."""
+    found = definition(kind, opset)
     inputs, outputs = ([Formal(x.name.lower(), x.type_str, frozenset(x.types)) for x in side] for side in (found.inputs, found.outputs))
     usual = {name: entry.default_value for name, entry in found.attributes.items()}
     return Schema(inputs, outputs, {name: attribute(value) for name, value in usual.items() if value.name})
+
+
+def definition(kind: str, opset: int) -> Any:
+    """The ``OpSchema`` of an operator."""
+    domain, _, name = kind.rpartition("::")
+    return library().defs.get_schema(name, opset, domain)
 
 
 def attribute(entry: Any) -> Any:
@@ -60,18 +72,21 @@ def attribute(entry: Any) -> Any:
     value = library().helper.get_attribute_value(entry)
     if isinstance(value, library().TensorProto):
         return library().numpy_helper.to_array(value)
+    if isinstance(value, list):
+        return [item.decode("utf-8") if isinstance(item, bytes) else item for item in value]
     return value.decode("utf-8") if isinstance(value, bytes) else value
 
 
 def dtype_of(code: int) -> str:
-    """The dtype of ONNX's number. Integers that tensors do not have are widened; other types raise."""
-    known = _TYPE_NAMES | dict(_WIDENED.values())
-    if code in known:
-        return known[code]
-    name = library().TensorProto.DataType.Name(code)
-    raise refusal("import_onnx", "the model has an element type that tensors do not support", type=name)
+    """The dtype of ONNX's number; narrow types are held in a wider dtype, other types raise."""
+    if code in _TYPE_NAMES:
+        return _TYPE_NAMES[code]
+    if code in NARROW:
+        return NARROW[code][1]
+    names = {value: name for name, value in library().TensorProto.DataType.items()}
+    raise refusal("import_onnx", "the model has an element type that tensors do not support", type=names.get(code, code))
 
 
 def numbers(array: Any) -> np.ndarray:
     """An array in a dtype that tensors can have."""
-    return array.astype(_WIDENED[array.dtype.name][1]) if array.dtype.name in _WIDENED else array
+    return array.astype(_HELD_AS[array.dtype.name]) if array.dtype.name in _HELD_AS else array

@@ -16,7 +16,7 @@ the column ``onnx``.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.engine.expression import ThroughOps, evaluate
 from netcl.engine.registry import REGISTRY, Pointwise, Row, parse
-from netcl.io.onnx.library import schema
+from netcl.io.onnx.library import Schema, library, schema
 
 #: Where several ops become one operator, a node is read as the first that fits.
 PAIRS = {
@@ -124,15 +124,26 @@ CONVERSIONS = {
 class Node:
     """A node of a file: its operator, attributes (with ONNX's defaults), opset, and the names of its inputs and outputs.
 
-    ``formals`` are ONNX's names of its inputs in the latest opset; ``read`` computes the results.
+    ``formals`` are ONNX's names of its inputs in the latest opset, ``codes`` the element types of its inputs (0 if unknown). ``read``
+    computes the results; where it gives ``NotImplemented``, the body that ``expand`` returns does.
     """
 
     read: Callable[..., Any]
+    expand: Any = None
+    codes: Sequence[int] = ()
 
     def __init__(self, kind: str, inputs: list[str], outputs: list[str], attributes: Mapping[str, Any], opset: int):
         self.kind, self.inputs, self.outputs, self.given, self.opset = kind, inputs, outputs, attributes, opset
-        self.attributes = {**schema(kind, opset).defaults, **attributes}
-        self.formals = [entry.name for entry in schema(kind, opset + 99).inputs]
+        domain, _, name = kind.rpartition("::")
+        known = library().defs.has(name, domain)
+        # The default of an attribute that an earlier opset lacks is what operators did before.
+        later = schema(kind, opset + 99) if known else Schema([], [], {})
+        self.attributes = {**later.defaults, **(schema(kind, opset).defaults if known else {}), **attributes}
+        self.formals = [entry.name for entry in later.inputs]
+
+    def captured(self) -> set[str]:
+        """The names that the bodies of the node read from the graph around it."""
+        return {name for value in self.attributes.values() for name in getattr(value, "captured", ())}
 
     def __getitem__(self, name: str) -> Any:
         return self.attributes.get(name)

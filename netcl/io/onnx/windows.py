@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.core.dtype import DTYPES
 from netcl.core.tensor import Tensor
 from netcl.io.archive import refusal
 from netcl.io.onnx.exports import EXPORTS
 from netcl.io.onnx.graph import Name, OnnxGraph
 from netcl.io.onnx.imports import IMPORTS
+from netcl.io.onnx.sampling import coordinates, resized
 from netcl.io.onnx.table import Node
 from netcl.io.onnx.trace import Call, Unsupported
+from netcl.nn import volume
 from netcl.ops.conv.geometry import frozen, paddings
 
 # ---- windows: kernel, strides, dilations, padding
@@ -58,10 +61,19 @@ def _node_pads(node: Node, sizes: Sequence[int], kernel: Sequence[int], ceil: bo
 
 
 def _op(node: Node, x: Tensor, name: str) -> Any:
-    """The op for signals or images."""
-    if x.ndim not in (3, 4):
-        raise node.fault("x must have 3 or 4 dimensions (batch, channels and one or two more)", shape=x.shape)
-    return getattr(ag, f"{name}{x.ndim - 2}d")
+    """The op for signals, images or volumes."""
+    if x.ndim not in (3, 4, 5):
+        raise node.fault("x must have 3 to 5 dimensions (batch, channels and one to three more)", shape=x.shape)
+    return getattr(volume if x.ndim == 5 else ag, f"{name}{x.ndim - 2}d")
+
+
+def _all_windows(node: Node, x: Tensor, kernel: Sequence[int]) -> Tensor:
+    """All windows of ``x`` in any number of dimensions; the last axis holds the values of a window."""
+    strides, dilations = (node[name] or [1] * len(kernel) for name in ("strides", "dilations"))
+    for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True)):
+        x = ag.unfold(x, 2 + i, d * (k - 1) + 1, s)
+        x = x if d == 1 else ag.slice(x, x.ndim - 1, step=d)
+    return ag.reshape(x, (*x.shape[: 2 + len(kernel)], -1))
 
 
 def _one(values: Any) -> Any:
@@ -88,7 +100,7 @@ def _export_conv(graph: OnnxGraph, call: Call) -> Name:
     return graph.node(kind, [call["x"], call["w"], call["bias"]], call.out.dtype, group=call["groups"], **window)
 
 
-def _conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+def read_conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     op, pads = _op(node, x, "conv"), _node_pads(node, x.shape[2:], w.shape[2:])
     if any(begin != end for begin, end in pads):
         x, pads = _padded_input(x, pads, 0.0), [(0, 0)] * len(pads)
@@ -96,11 +108,30 @@ def _conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def _conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    op, pads = _op(node, x, "conv_transpose"), _node_pads(node, x.shape[2:], w.shape[2:])
-    if any(begin != end for begin, end in pads) or node["output_shape"] or node["auto_pad"] not in ("NOTSET", "VALID"):
-        raise node.fault("pads must be symmetric, without output_shape and auto_pad", pads=node["pads"], auto_pad=node["auto_pad"])
-    more = _one(node["output_padding"] or [0] * len(pads))
-    return op(x, w, bias, padding=_one([p for p, _ in pads]), output_padding=more, groups=node["group"], **_strides_of(node, x))
+    """Without padding, then cut: the pads at both ends differ where they follow from ``output_shape`` or ``auto_pad``."""
+    axes, kernel = x.ndim - 2, w.shape[2:]
+    strides, dilations, more = (node[name] or [usual] * axes for name, usual in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
+    flat, auto = node["pads"] or [0] * 2 * axes, node["auto_pad"]
+    options = {"groups": node["group"], **_strides_of(node, x)}
+    if auto in ("NOTSET", "VALID") and not node["output_shape"] and flat[:axes] == flat[axes:]:
+        return _op(node, x, "conv_transpose")(x, w, bias, padding=_one(flat[:axes]), output_padding=_one(more), **options)
+    out = _op(node, x, "conv_transpose")(x, w, bias, **options)
+    for i, (n, k, s, d) in enumerate(zip(x.shape[2:], kernel, strides, dilations, strict=True)):
+        full = s * (n - 1) + d * (k - 1) + 1
+        begin, length = flat[i], full + more[i] - flat[i] - flat[axes + i]
+        if node["output_shape"] or auto.startswith("SAME"):
+            length = node["output_shape"][i] if node["output_shape"] else n * s
+            total = max(full + more[i] - length, 0)
+            begin = total // 2 if auto != "SAME_LOWER" else total - total // 2
+        if begin + length > full:
+            sides = [0, 0] * (axes - 1 - i) + [0, begin + length - full]
+            out = ag.pad(out, sides) if bias is None else ag.pad(out - _of_channels(bias, axes), sides) + _of_channels(bias, axes)
+        out = ag.narrow(out, 2 + i, begin, length)
+    return out
+
+
+def _of_channels(bias: Tensor, axes: int) -> Tensor:
+    return ag.reshape(bias, (-1, *[1] * axes))
 
 
 # ---- pooling
@@ -127,24 +158,56 @@ def _export_pool(graph: OnnxGraph, call: Call) -> Name:
     return graph.node("AveragePool", [call["x"]], call.out.dtype, count_include_pad=include, **window)
 
 
-def _max_pool(node: Node, x: Tensor) -> Tensor:
-    op, kernel, sizes = _op(node, x, "max_pool"), node["kernel_shape"], x.shape[2:]
-    return op(_padded_input(x, _node_pads(node, sizes, kernel, ceil=True), -math.inf), _one(kernel), **_strides_of(node, x))
+def _max_pool(node: Node, x: Tensor) -> Any:
+    kernel, kind = node["kernel_shape"], DTYPES[x.dtype]
+    pads = _node_pads(node, x.shape[2:], kernel, ceil=True)
+    padded = _padded_input(x, pads, -math.inf if kind.is_float else int(np.iinfo(kind.storage).min))
+    if x.ndim in (3, 4, 5) and len(node.outputs) == 1 and kind.is_float:
+        return _op(node, x, "max_pool")(padded, _one(kernel), **_strides_of(node, x))
+    windows = _all_windows(node, padded, kernel)
+    if len(node.outputs) == 1:
+        return ag.amax(windows, -1)
+    best = ag.argmax(windows, -1, keepdims=True)
+    order = np.arange(math.prod(x.shape[2:])).reshape(x.shape[2:], order="F" if node["storage_order"] else "C")
+    places = Tensor.from_host(x.queue, np.pad(order, pads)[None, None])
+    indices = ag.gather(ag.expand(_all_windows(node, places, kernel), windows.shape), -1, best)
+    planes = np.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *[1] * len(kernel)) * math.prod(x.shape[2:])
+    return ag.squeeze(ag.gather(windows, -1, best), -1), ag.squeeze(indices, -1) + Tensor.from_host(x.queue, planes)
 
 
 def _average_pool(node: Node, x: Tensor) -> Tensor:
-    op, kernel, sizes, stride = _op(node, x, "avg_pool"), node["kernel_shape"], x.shape[2:], _strides_of(node, x)["stride"]
-    if any(d != 1 for d in node["dilations"] or ()):
-        raise node.fault("windows must not be dilated", dilations=node["dilations"])
+    kernel, sizes = node["kernel_shape"], x.shape[2:]
     pads, wide = _node_pads(node, sizes, kernel), _node_pads(node, sizes, kernel, ceil=True)
-    total = op(_padded_input(x, wide, 0.0), _one(kernel), stride=stride)
+
+    def average(values: Tensor) -> Tensor:
+        if x.ndim in (3, 4, 5) and all(d == 1 for d in node["dilations"] or ()):
+            return _op(node, x, "avg_pool")(values, _one(kernel), stride=_strides_of(node, x)["stride"])
+        return ag.mean(_all_windows(node, values, kernel), -1)
+
+    total = average(_padded_input(x, wide, 0.0))
     inside = pads if node["count_include_pad"] else [(0, 0)] * len(kernel)
     if inside == wide:
         return total
     rest = [(w[0] - i[0], w[1] - i[1]) for w, i in zip(wide, inside, strict=True)]
     shape = [n + sum(pair) for n, pair in zip(sizes, inside, strict=True)]
     counted = np.pad(np.ones((1, 1, *shape), np.float32), [(0, 0), (0, 0), *rest])
-    return ag.div(total, op(Tensor.from_host(x.queue, counted, x.dtype), _one(kernel), stride=stride))
+    return ag.div(total, average(Tensor.from_host(x.queue, counted, x.dtype)))
+
+
+def _lp_pool(node: Node, x: Tensor) -> Tensor:
+    kernel, p = node["kernel_shape"], float(node["p"])
+    padded = _padded_input(x, _node_pads(node, x.shape[2:], kernel, ceil=True), 0.0)
+    return ag.pow(ag.sum(ag.pow(ag.abs(_all_windows(node, padded, kernel)), p), -1), 1 / p)
+
+
+def _max_unpool(node: Node, x: Tensor, index: Tensor, shape: Any = None) -> Tensor:
+    kernel, axes = node["kernel_shape"], x.ndim - 2
+    strides, pads = node["strides"] or [1] * axes, node["pads"] or [0] * 2 * axes
+    sizes = [(n - 1) * s + k - pads[i] - pads[axes + i] for i, (n, s, k) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))]
+    zeros = Tensor.zeros((math.prod(x.shape[:2]) * math.prod(sizes),), x.dtype, queue=x.queue)
+    out = ag.reshape(ag.scatter(zeros, 0, ag.reshape(index, -1), ag.reshape(x, -1)), (*x.shape[:2], *sizes))
+    more = [0] * axes if shape is None else [n - m for n, m in zip(shape.to_host().tolist()[2:], sizes, strict=True)]
+    return ag.pad(out, [side for n in reversed(more) for side in (0, n)]) if any(more) else out
 
 
 # ---- resizing
@@ -172,16 +235,18 @@ def _export_interpolate(graph: OnnxGraph, call: Call) -> Name:
 
 
 def _resize(node: Node, x: Tensor, region: Any = None, scales: Any = None, sizes: Any = None) -> Tensor:
+    if node.opset < 11:
+        region, scales = None, region
     by_size = bool(sizes)
     given = sizes if by_size else scales
     factors = [g / n for g, n in zip(given, x.shape, strict=False)] if by_size else given
     form = _resize_form(node, factors, [int(n * s) for n, s in zip(x.shape, factors, strict=False)][2:])
     same = len(given) == x.ndim and given[:2] == (list(x.shape[:2]) if by_size else [1.0, 1.0])
     odd = form[1:2] == ("align_corners",) and not by_size and any(n * s % 1 for n, s in zip(x.shape, given, strict=False))
-    known = [key for key, value in _RESIZES.items() if value == form] if x.ndim in (3, 4) else []
-    if not known or not same or odd or node["antialias"] or node["axes"] is not None:
-        what = "only nearest (asymmetric, floor) and linear resizing of images and signals is supported"
-        raise node.fault(what, form=form, shape=x.shape)
+    known = [key for key, value in _RESIZES.items() if value == form] if x.ndim in (3, 4) and DTYPES[x.dtype].is_float else []
+    plain = node["axes"] is None and node["keep_aspect_ratio_policy"] in (None, "stretch")
+    if not known or not same or odd or node["antialias"] or not plain:
+        return resized(node, x, region, scales, sizes)
     linear, align = known[0]
     target: dict[str, Any] = {"size": tuple(given[2:])} if by_size else {"scale_factor": tuple(given[2:])}
     return ag.interpolate(x, **target, mode=("linear" if x.ndim == 3 else "bilinear") if linear else "nearest", align_corners=align)
@@ -189,8 +254,8 @@ def _resize(node: Node, x: Tensor, region: Any = None, scales: Any = None, sizes
 
 def _resize_form(node: Node, factors: Sequence[float], outs: Sequence[int]) -> tuple[str, str, str]:
     """Mode, coordinate transformation and rounding, with equal forms replaced by one of :data:`_RESIZES`."""
-    mode, moved = node["mode"], node["coordinate_transformation_mode"]
-    rounding = node["nearest_mode"] if mode == "nearest" else ""
+    mode, (moved, rounding) = node["mode"], coordinates(node)
+    rounding = rounding if mode == "nearest" else ""
     if (moved, rounding) == ("half_pixel", "round_prefer_floor") and all(s == int(s) and s >= 1 for s in factors):
         return mode, "asymmetric", "floor"  # whole factors repeat pixels
     if (mode, moved) == ("linear", "pytorch_half_pixel") and 1 not in outs:
@@ -202,11 +267,15 @@ EXPORTS |= {f"{name}{axes}d": _export_conv for name in ("conv", "conv_transpose"
 EXPORTS |= {f"{name}{axes}d": _export_pool for name in ("max_pool", "avg_pool") for axes in (1, 2)}
 EXPORTS["interpolate"] = _export_interpolate
 IMPORTS |= {
-    "Conv": _conv,
+    "Conv": read_conv,
     "ConvTranspose": _conv_transpose,
     "MaxPool": _max_pool,
     "AveragePool": _average_pool,
     "GlobalAveragePool": lambda node, x: ag.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True),
     "GlobalMaxPool": lambda node, x: ag.amax(x, axis=tuple(range(2, x.ndim)), keepdims=True),
+    "LpPool": _lp_pool,
+    "GlobalLpPool": lambda node, x: ag.norm(x, p=node["p"], axis=tuple(range(2, x.ndim)), keepdims=True),
+    "MaxUnpool": _max_unpool,
     "Resize": _resize,
+    "Upsample": lambda node, x, scales=None: resized(node, x, None, node["scales"] if scales is None else scales, None),
 }
