@@ -1,0 +1,1 @@
+"""Products with weights that stay packed in the blocks of GGUF."""

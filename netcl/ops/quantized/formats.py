@@ -1,0 +1,390 @@
+"""The block types of GGUF files in NumPy: ``quantize``, ``dequantize``, and the parts of a block.
+
+A block of a quantized kind holds unsigned codes of 32 or 256 weights and what turns them into values::
+
+    weight = (d * scale) * (code - offset) + minimum        minimum = m, or -(m * lower) where groups have their own scales
+
+``d`` and ``m`` are float16 and one per block; ``scale`` and ``lower`` are small integers and one per group. :func:`split_blocks` returns
+the :class:`Parts` of blocks and :func:`join_blocks` is its inverse: only these two know where the bits lie. The values are bit-equal to
+those of the ``gguf`` package, and so are the blocks of kinds that this package can quantize.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.errors import DtypeError, ShapeError, message
+
+#: The values that codes of IQ4_NL and IQ4_XS select.
+CODEBOOK = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+_BETWEEN = (CODEBOOK[1:].astype(np.float32) + CODEBOOK[:-1]) / 2  # halfway from one value to the next
+_PIECE = 1 << 21  # weights that are converted at a time: temporaries stay small
+_TRIALS = 9  # scales that the search for a group's scale tries on either side
+
+
+class Kind(NamedTuple):
+    """A block type: its number in GGUF, weights per block, bytes of each field, and what the module's formula needs.
+
+    ``low`` and ``high`` are (bits, run): a byte of the field holds 8 / bits codes, which lie ``run`` codes apart.
+    """
+
+    name: str
+    number: int
+    block: int
+    fields: dict[str, int]
+    low: tuple[int, int] = (16, 1)
+    high: tuple[int, int] | None = None
+    offset: int = 0
+    group: int = 32
+    codebook: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        return sum(self.fields.values())
+
+    @property
+    def plain(self) -> bool:
+        """Whether weights are stored as floating-point numbers."""
+        return self.block == 1
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.low[0] + (self.high[0] if self.high else 0)
+
+
+def _kind(name: str, number: int, block: int, fields: str, **more: Any) -> Kind:
+    return Kind(name, number, block, {part.split(":")[0]: int(part.split(":")[1]) for part in fields.split()}, **more)
+
+
+#: The block types by name.
+BLOCK_TYPES = {
+    kind.name: kind
+    for kind in (
+        _kind("F32", 0, 1, "low:4", low=(32, 1)),
+        _kind("F16", 1, 1, "low:2"),
+        _kind("BF16", 30, 1, "low:2"),
+        _kind("Q4_0", 2, 32, "d:2 low:16", low=(4, 16), offset=8),
+        _kind("Q4_1", 3, 32, "d:2 m:2 low:16", low=(4, 16)),
+        _kind("Q5_0", 6, 32, "d:2 high:4 low:16", low=(4, 16), high=(1, 1), offset=16),
+        _kind("Q5_1", 7, 32, "d:2 m:2 high:4 low:16", low=(4, 16), high=(1, 1)),
+        _kind("Q8_0", 8, 32, "d:2 low:32", low=(8, 1), offset=128),
+        _kind("Q2_K", 10, 256, "scales:16 low:64 d:2 m:2", low=(2, 32), group=16),
+        _kind("Q3_K", 11, 256, "high:32 low:64 scales:12 d:2", low=(2, 32), high=(1, 32), offset=4, group=16),
+        _kind("Q4_K", 12, 256, "d:2 m:2 scales:12 low:128", low=(4, 32)),
+        _kind("Q5_K", 13, 256, "d:2 m:2 scales:12 high:32 low:128", low=(4, 32), high=(1, 32)),
+        _kind("Q6_K", 14, 256, "low:128 high:64 scales:16 d:2", low=(4, 64), high=(2, 32), offset=32, group=16),
+        _kind("IQ4_NL", 20, 32, "d:2 low:16", low=(4, 16), codebook=True),
+        _kind("IQ4_XS", 23, 256, "d:2 scales:6 low:128", low=(4, 16), codebook=True),
+    )
+}
+#: Their names by the number that GGUF gives them.
+TYPE_NAMES = {kind.number: kind.name for kind in BLOCK_TYPES.values()}
+
+
+class Parts(NamedTuple):
+    """Blocks taken apart, one row per block: codes (uint8), ``d`` and ``m`` (float16), a scale and a lower bound of each group."""
+
+    codes: np.ndarray
+    d: np.ndarray
+    m: np.ndarray | None = None
+    scales: np.ndarray | None = None
+    lower: np.ndarray | None = None
+
+    def factors(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Scale and minimum of each group as float32: (blocks, groups), or (blocks, 1) where the block is one group."""
+        d = self.d.astype(np.float32)
+        scale = d if self.scales is None else d * self.scales.astype(np.float32)
+        if self.m is None:
+            return scale, None
+        m = self.m.astype(np.float32)
+        return scale, m if self.lower is None else -(m * self.lower.astype(np.float32))
+
+
+# ---- checks
+
+
+def kind_of(name: str | Kind, op: str = "quantize") -> Kind:
+    """The block type of a name, in capitals or not; ``DtypeError`` for an unknown one."""
+    if isinstance(name, Kind):
+        return name
+    found = BLOCK_TYPES.get(str(name).upper())
+    if found is None:
+        raise DtypeError(message(op, "unknown kind of blocks", f"known are {', '.join(BLOCK_TYPES)}", kind=repr(name)))
+    return found
+
+
+def packed_shape(shape: Sequence[int], kind: str | Kind, op: str = "quantize") -> tuple[int, ...]:
+    """The shape of the bytes of weights: the last axis counts bytes instead of weights.
+
+    >>> packed_shape((3, 64), "Q4_0")
+    (3, 36)
+    """
+    row = kind_of(kind, op)
+    if not shape or shape[-1] % row.block:
+        what = f"the last axis must be a multiple of {row.block}, the weights in a block of {row.name}"
+        raise ShapeError(message(op, what, "choose another kind, or keep this tensor in F16", shape=tuple(shape)))
+    return (*map(int, shape[:-1]), int(shape[-1]) // row.block * row.nbytes)
+
+
+def _as_blocks(blocks: Any, kind: Kind, shape: Sequence[int]) -> np.ndarray:
+    array = np.frombuffer(blocks, np.uint8) if isinstance(blocks, (bytes, bytearray, memoryview)) else np.asarray(blocks)
+    array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    expected = math.prod(packed_shape(shape, kind, "dequantize"))
+    if array.size != expected:
+        what = f"blocks must have {expected} bytes for this shape"
+        raise ShapeError(message("dequantize", what, kind=kind.name, shape=tuple(shape), bytes=array.size))
+    return array.reshape(-1, kind.nbytes)
+
+
+# ---- bits of a block
+
+
+def unpack_bits(data: np.ndarray, bits: int, run: int) -> np.ndarray:
+    """Codes of ``bits`` each out of bytes: a byte's codes lie ``run`` codes apart, its lowest bits first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    codes = (data.reshape(len(data), -1, 1, run) >> shifts) & np.uint8((1 << bits) - 1)
+    return codes.reshape(len(data), -1)
+
+
+def pack_bits(codes: np.ndarray, bits: int, run: int) -> np.ndarray:
+    """The inverse of :func:`unpack_bits`."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    parts = (codes & np.uint8((1 << bits) - 1)).reshape(len(codes), -1, 8 // bits, run) << shifts
+    return np.bitwise_or.reduce(parts, axis=2).reshape(len(codes), -1)
+
+
+def _get_scales(s: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray | None]:
+    """Scales and lower bounds of the groups of each block; the packing is told by the field's size and the number of groups."""
+    if kind.name == "Q6_K":
+        return s.view(np.int8), None
+    if kind.name == "Q2_K":
+        return s & np.uint8(15), s >> np.uint8(4)
+    if kind.name == "Q3_K":
+        codes = unpack_bits(s[:, :8], 4, 8) | (unpack_bits(s[:, 8:], 2, 4) << np.uint8(4))
+        return codes.astype(np.int8) - np.int8(32), None
+    if kind.name == "IQ4_XS":
+        codes = unpack_bits(s[:, 2:], 4, 1) | (unpack_bits(s[:, :2], 2, 1) << np.uint8(4))
+        return codes.astype(np.int8) - np.int8(32), None
+    first, second, third = s[:, :4], s[:, 4:8], s[:, 8:]
+    upper = np.uint8(0x30)
+    scales = np.concatenate([first & 63, (third & 15) | ((first >> 2) & upper)], axis=1)
+    return scales, np.concatenate([second & 63, (third >> 4) | ((second >> 2) & upper)], axis=1)
+
+
+def _put_scales(kind: Kind, scales: np.ndarray, lower: np.ndarray | None) -> np.ndarray:
+    """The inverse of :func:`_get_scales`."""
+    if kind.name == "Q6_K":
+        return scales.view(np.uint8)
+    if lower is None:
+        codes = (scales + np.int8(32)).view(np.uint8)
+        if kind.name == "Q3_K":
+            return np.concatenate([pack_bits(codes, 4, 8), pack_bits(codes >> 4, 2, 4)], axis=1)
+        return np.concatenate([pack_bits(codes >> 4, 2, 1), pack_bits(codes, 4, 1)], axis=1)
+    if kind.name == "Q2_K":
+        return scales | (lower << np.uint8(4))
+    sides = [(part[:, :4] & 63) | ((part[:, 4:] >> 4) << 6) for part in (scales, lower)]
+    return np.concatenate([*sides, (scales[:, 4:] & 15) | ((lower[:, 4:] & 15) << 4)], axis=1)
+
+
+def split_blocks(blocks: np.ndarray, kind: Kind) -> Parts:
+    """Blocks, (count, bytes of a block), as their parts. Not for kinds that are plain numbers."""
+    found, at = {}, 0
+    for name, size in kind.fields.items():
+        found[name], at = np.ascontiguousarray(blocks[:, at : at + size]), at + size
+    codes = unpack_bits(found["low"], *kind.low) if kind.low[0] < 8 else found["low"] ^ np.uint8(128)
+    if kind.high:
+        codes |= unpack_bits(found["high"], *kind.high) << np.uint8(kind.low[0])
+    m = found["m"].view(np.float16) if "m" in found else None
+    return Parts(codes, found["d"].view(np.float16), m, *(_get_scales(found["scales"], kind) if "scales" in found else ()))
+
+
+def join_blocks(parts: Parts, kind: Kind) -> np.ndarray:
+    """The blocks of parts: the inverse of :func:`split_blocks`."""
+    made = {"low": pack_bits(parts.codes, *kind.low) if kind.low[0] < 8 else parts.codes ^ np.uint8(128)}
+    if kind.high:
+        made["high"] = pack_bits(parts.codes >> np.uint8(kind.low[0]), *kind.high)
+    if parts.scales is not None:
+        made["scales"] = _put_scales(kind, parts.scales, parts.lower)
+    made["d"] = np.ascontiguousarray(parts.d).view(np.uint8)
+    if parts.m is not None:
+        made["m"] = np.ascontiguousarray(parts.m).view(np.uint8)
+    return np.concatenate([made[name] for name in kind.fields], axis=1)
+
+
+# ---- values
+
+
+def dequantize(blocks: Any, kind: str | Kind, shape: Sequence[int]) -> np.ndarray:
+    """The float32 values of packed weights; ``shape`` is that of the values, and its last axis holds whole blocks.
+
+    >>> dequantize(quantize(np.ones((2, 32), np.float32), "Q8_0"), "Q8_0", (2, 32)).shape
+    (2, 32)
+    """
+    row = kind_of(kind, "dequantize")
+    data = _as_blocks(blocks, row, shape)
+    out = np.empty((len(data), row.block), np.float32)
+    step = max(1, _PIECE // row.block)
+    for at in range(0, len(data), step):
+        out[at : at + step] = _values(data[at : at + step], row)
+    return out.reshape(tuple(shape))
+
+
+def _values(blocks: np.ndarray, kind: Kind) -> np.ndarray:
+    if kind.plain:
+        if kind.name == "BF16":
+            return (blocks.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return blocks.view(np.float16 if kind.name == "F16" else np.float32).astype(np.float32)
+    parts = split_blocks(blocks, kind)
+    scale, minimum = parts.factors()
+    units = _units(parts.codes, kind).reshape(len(blocks), scale.shape[1], -1)
+    made = scale[:, :, None] * units
+    return (made if minimum is None else made + minimum[:, :, None]).reshape(len(blocks), -1)
+
+
+def _units(codes: np.ndarray, kind: Kind) -> np.ndarray:
+    """What the scale multiplies: ``code - offset``, or the codebook's value."""
+    return CODEBOOK[codes].astype(np.float32) if kind.codebook else codes.astype(np.float32) - np.float32(kind.offset)
+
+
+def quantize(array: Any, kind: str | Kind) -> np.ndarray:
+    """The blocks of an array as uint8, (..., bytes of a row). The last axis must hold whole blocks; values must be finite.
+
+    Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 round as GGUF's reference does. The other kinds search the scale of each group that gives the
+    smallest weighted squared error.
+
+    >>> quantize(np.zeros((2, 64), np.float32), "Q4_0").shape
+    (2, 36)
+    """
+    row = kind_of(kind)
+    x = np.asarray(array)
+    if x.dtype.kind != "f":
+        raise DtypeError(message("quantize", "takes floating-point values", dtype=x.dtype))
+    shape = packed_shape(x.shape, row)
+    x = np.ascontiguousarray(x, np.float32).reshape(-1, row.block)
+    out = np.empty((len(x), row.nbytes), np.uint8)
+    step = max(1, _PIECE // row.block)
+    for at in range(0, len(x), step):
+        out[at : at + step] = _plain_bytes(x[at : at + step], row) if row.plain else join_blocks(_quantized(x[at : at + step], row), row)
+    return out.reshape(shape)
+
+
+def _plain_bytes(x: np.ndarray, kind: Kind) -> np.ndarray:
+    if kind.name != "BF16":
+        return x.astype(np.float16 if kind.name == "F16" else np.float32).view(np.uint8)
+    n = x.view(np.uint32)
+    n = np.where((n & 0x7FFFFFFF) > 0x7F800000, (n & np.uint32(0xFFFF0000)) | np.uint32(64 << 16), n).astype(np.uint64)
+    return ((n + (0x7FFF + ((n >> np.uint64(16)) & np.uint64(1)))) >> np.uint64(16)).astype(np.uint16).view(np.uint8)
+
+
+def _quantized(x: np.ndarray, kind: Kind) -> Parts:
+    if not np.isfinite(x).all():
+        raise ValueError(message("quantize", "values must be finite", "remove NaN and infinity first", kind=kind.name))
+    if kind.block == 32 and not kind.codebook:
+        parts = _round_blocks(x, kind)
+    elif "m" in kind.fields:
+        parts = _fit_ranges(x, kind)
+    else:
+        parts = _fit_scales(x, kind)
+    if not (np.isfinite(parts.d).all() and (parts.m is None or np.isfinite(parts.m).all())):
+        largest = f"{np.abs(x).max():g}"
+        raise ValueError(message("quantize", "a block's scale is too large for float16", "scale the weights down", largest=largest))
+    return parts
+
+
+def _inverse(d: np.ndarray) -> np.ndarray:
+    return np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
+
+
+def _half(d: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # the caller raises
+        return d.astype(np.float16)
+
+
+def _round_blocks(x: np.ndarray, kind: Kind) -> Parts:
+    """GGUF's reference: the scale of a block is that of its extreme value."""
+    levels = np.float32((1 << kind.bits) - 1)
+    if kind.name == "Q8_0":
+        d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
+        q = x * _inverse(d)
+        whole = np.floor(np.abs(q))  # halves are rounded away from zero
+        q = np.sign(q) * (whole + np.floor(2 * (np.abs(q) - whole)))
+        return Parts((q.astype(np.int8).view(np.uint8)) ^ np.uint8(128), _half(d))
+    if "m" in kind.fields:
+        lowest = x.min(axis=1, keepdims=True)
+        d = (x.max(axis=1, keepdims=True) - lowest) / levels
+        q = (x - lowest) * _inverse(d) + np.float32(0.5)
+        return Parts(np.trunc(q).astype(np.uint8).clip(0, int(levels)), _half(d), _half(lowest))
+    d = np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), axis=1) / np.float32(-kind.offset)
+    q = x * _inverse(d) + np.float32(kind.offset + 0.5)
+    return Parts(np.trunc(q).astype(np.uint8).clip(0, int(levels)), _half(d))
+
+
+def _fit_ranges(x: np.ndarray, kind: Kind) -> Parts:
+    """Scale and lower bound of each group by least squares over candidate codes, then both rounded to the block's integers."""
+    levels, limit = np.float32((1 << kind.bits) - 1), np.float32(15 if kind.name == "Q2_K" else 63)
+    x = x.reshape(len(x), -1, kind.group)
+    weight = np.abs(x) + np.sqrt(np.mean(x * x, axis=2, keepdims=True))
+    total, total_x = (np.sum(a, axis=2, dtype=np.float32) for a in (weight, weight * x))
+    lowest = np.minimum(x.min(axis=2), 0)
+    span = x.max(axis=2) - lowest
+    scale, bound = span / levels, lowest
+    error = np.full(scale.shape, np.inf, np.float32)
+    for step in range(_TRIALS + 2):
+        codes = np.clip(np.rint((x - lowest[..., None]) * ((levels - 1 + 0.2 * step) * _inverse(span))[..., None]), 0, levels)
+        wl = weight * codes
+        sum_l, sum_ll, sum_xl = wl.sum(axis=2), (wl * codes).sum(axis=2), (wl * x).sum(axis=2)
+        inverse = _inverse(total * sum_ll - sum_l * sum_l)
+        slope, lower = (total * sum_xl - total_x * sum_l) * inverse, (sum_ll * total_x - sum_l * sum_xl) * inverse
+        slope, lower = np.where(lower > 0, sum_xl * _inverse(sum_ll), slope), np.minimum(lower, 0)
+        found = (weight * np.square(slope[..., None] * codes + lower[..., None] - x)).sum(axis=2)
+        better = (found < error) & (slope > 0)
+        scale, bound, error = np.where(better, slope, scale), np.where(better, lower, bound), np.where(better, found, error)
+    (d, scales), (m, lows) = (_shared_scale(part, limit) for part in (scale, -bound))
+    parts = Parts(np.empty(0, np.uint8), d, m, scales, lows)
+    factor, minimum = parts.factors()
+    assert minimum is not None
+    codes = np.clip(np.rint((x - minimum[..., None]) * _inverse(factor)[..., None]), 0, levels)
+    return parts._replace(codes=codes.astype(np.uint8).reshape(len(x), -1))
+
+
+def _shared_scale(values: np.ndarray, limit: np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """Values of a block's groups as a float16 per block times integers up to ``limit``."""
+    d = _half(values.max(axis=1, keepdims=True) / limit)
+    return d, np.clip(np.rint(values * _inverse(d.astype(np.float32))), 0, limit).astype(np.uint8)
+
+
+def _fit_scales(x: np.ndarray, kind: Kind) -> Parts:
+    """The scale of each group that explains most of it, then rounded to the block's integers."""
+    x = x.reshape(len(x), -1, kind.group)
+    weight = x * x
+    top = np.take_along_axis(x, np.abs(x).argmax(axis=2, keepdims=True), axis=2)
+    lowest, by = (float(CODEBOOK[0]), 1.0) if kind.codebook else (-float(kind.offset), 0.1)
+    scale, best = np.zeros(x.shape[:2], np.float32), np.full(x.shape[:2], -1, np.float32)
+    for step in range(-_TRIALS, _TRIALS + 1):
+        units = _units(_nearest(x * (np.float32(lowest + by * step) * _inverse(top)), kind), kind)
+        sum_x, sum_l = (weight * units * x).sum(axis=2), (weight * units * units).sum(axis=2)
+        found = sum_x * sum_x * _inverse(sum_l)
+        scale, best = np.where(found > best, sum_x * _inverse(sum_l), scale), np.maximum(found, best)
+    if "scales" in kind.fields:
+        limit = 128 if kind.name == "Q6_K" else 32
+        extreme = np.take_along_axis(scale, np.abs(scale).argmax(axis=1, keepdims=True), axis=1)
+        d = _half(extreme / np.float32(-limit))
+        scales = np.clip(np.rint(scale * _inverse(d.astype(np.float32))), -limit, limit - 1).astype(np.int8)
+        parts = Parts(np.empty(0, np.uint8), d, None, scales)
+    else:
+        parts = Parts(np.empty(0, np.uint8), _half(scale))
+    codes = _nearest(x * _inverse(parts.factors()[0])[..., None], kind)
+    return parts._replace(codes=codes.reshape(len(x), -1))
+
+
+def _nearest(units: np.ndarray, kind: Kind) -> np.ndarray:
+    """The codes whose units are nearest."""
+    if kind.codebook:
+        return np.searchsorted(_BETWEEN, units).astype(np.uint8)
+    return np.clip(np.rint(units) + kind.offset, 0, (1 << kind.bits) - 1).astype(np.uint8)
