@@ -1,0 +1,143 @@
+// y = x w' + bias on CPUs with activations rounded to int8, 32 of them with one scale: integer dot products, which is llama.cpp's arithmetic.
+// Macros of codes.cl, and
+//   NB  rows of x (tokens) at once      AHEAD, LEVEL  prefetch so many bytes ahead, into this level; 0: not at all
+// A work-group is one work-item and does V rows of w: lanes are rows, so nothing is added across lanes. Dot products multiply unsigned by
+// signed bytes with AVX-512 (ASM 1), signed by signed ones with NEON (ASM 2): codes below 128 are both. Plain C (ASM 0) is for tests.
+#ifndef NB
+#define NB 1
+#define AHEAD 0
+#define LEVEL 3
+#endif
+#define FLIPPED (LOW == 8 && ASM == 1)  // signed codes as unsigned ones
+#define SUBTRACTED (FLIPPED ? 128 : LOW == 8 ? 0 : OFFSET)
+
+// r = start + the sum over four words of u of the products of their bytes with those of x, for each lane.
+#if ASM == 1
+#define DOT_4(r, start, u, x)                                                                                     \
+  __asm__("vmovdqa64 %1, %0\n\tvpdpbusd (%2)%{1to16%}, %3, %0\n\tvpdpbusd 4(%2)%{1to16%}, %4, %0\n\t"             \
+          "vpdpbusd 8(%2)%{1to16%}, %5, %0\n\tvpdpbusd 12(%2)%{1to16%}, %6, %0"                                   \
+          : "=&v"(r) : "v"(start), "r"(x), "v"((u)[0]), "v"((u)[1]), "v"((u)[2]), "v"((u)[3]))
+#elif ASM == 2
+// sdot as a number: PoCL 3 compiles for ARMv8.0 and drops an instruction that this lacks without an error. Registers become numbers by
+// symbols: the assembler sees n and the name of a register, and nv7 is 7.
+#define NUMBERED ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31\n\t.set nv\\n,\\n\n\t.endr\n\t"
+#define SDOT(u, lane) ".word 0x4f80e000 | (n%6 << 16) | (n%" #u " << 5) | n%0 | " lane "\n\t"
+#define DOT_QUARTER(r, start, u, x, rows)                                                                         \
+  {                                                                                                               \
+    int4 r_;                                                                                                      \
+    const int4 s_ = (start).rows, u0_ = (u)[0].rows, u1_ = (u)[1].rows, u2_ = (u)[2].rows, u3_ = (u)[3].rows;     \
+    __asm__(NUMBERED "mov %0.16b, %1.16b\n\t" SDOT(2, "0") SDOT(3, "0x200000") SDOT(4, "0x800") SDOT(5, "0x200800") \
+            : "=&w"(r_) : "w"(s_), "w"(u0_), "w"(u1_), "w"(u2_), "w"(u3_), "w"(x));                               \
+    (r).rows = r_;                                                                                                \
+  }
+#if V == 4
+#define DOT_4(r, start, u, x) DOT_QUARTER(r, start, u, *(__global const int4*)(x), xyzw)
+#else
+#define DOT_4(r, start, u, x)                          \
+  {                                                    \
+    const int4 x_ = *(__global const int4*)(x);        \
+    DOT_QUARTER(r, start, u, x_, s0123)                \
+    DOT_QUARTER(r, start, u, x_, s4567)                \
+    DOT_QUARTER(r, start, u, x_, s89ab)                \
+    DOT_QUARTER(r, start, u, x_, scdef)                \
+  }
+#endif
+#else
+#define BYTE_OF(v, i) (LOW == 8 ? ((v) << (24 - 8 * (i))) >> 24 : ((v) >> 8 * (i)) & 255)
+#define DOT_4(r, start, u, x)                                                                                     \
+  {                                                                                                               \
+    r = start;                                                                                                    \
+    for (int j_ = 0; j_ < 4; ++j_)                                                                                \
+      for (int i_ = 0; i_ < 4; ++i_) r += BYTE_OF((u)[j_], i_) * (int)(x)[4 * j_ + i_];                           \
+  }
+#endif
+
+// Activations as int8: q, the scale of each 32, the sum of each 16. A work-item does up to 8 runs of 32 columns of a token.
+__kernel void round_activations(__global const X_T* x, __global char* q, __global float* scales, __global int* sums, const int columns) {
+  const int runs = columns / 32, share = (runs + 7) / 8, token = get_global_id(0) / share, begin = get_global_id(0) % share * 8;
+  for (int run = begin; run < min(begin + 8, runs); ++run) {
+    const size_t at = (size_t)token * runs + run;
+    float4 f[8], most = (float4)(0.0f);
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      f[j] = X_QUAD(x + at * 32 + 4 * j);
+      most = fmax(most, fabs(f[j]));
+    }
+    const float largest = fmax(fmax(most.x, most.y), fmax(most.z, most.w)), inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+    int4 total[2] = {(int4)(0), (int4)(0)};
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int4 rounded = convert_int4(rint(f[j] * inverse));
+      *(__global char4*)(q + at * 32 + 4 * j) = convert_char4(rounded);
+      total[j / 4] += rounded;
+    }
+    scales[at] = largest / 127.0f;
+    sums[2 * at] = total[0].x + total[0].y + total[0].z + total[0].w;
+    sums[2 * at + 1] = total[1].x + total[1].y + total[1].z + total[1].w;
+  }
+}
+
+__kernel void strips_dot(__global const uchar* w, __global const char* q, __global const float* scales, __global const int* sums,
+                         __global const BIAS_T* bias, __global Y_T* y, const int rows, const int columns, const int tokens,
+                         const int biased) {
+  const int strip = get_group_id(0) / PARTS, first = get_group_id(0) % PARTS * V, runs = columns / 32;
+  for (int t0 = 0; t0 < tokens; t0 += NB) {
+    __global const uchar* p = w + (size_t)strip * (runs / PER_RECORD) * RECORD;
+    FLOATS acc[NB];
+    size_t at[NB];
+    #pragma unroll
+    for (int n = 0; n < NB; ++n) {
+      acc[n] = (FLOATS)(0.0f);
+      at[n] = (size_t)min(t0 + n, tokens - 1) * runs;
+    }
+    for (int block = 0; block < runs / PER_RECORD; ++block, p += RECORD) {
+#if AHEAD
+      #pragma unroll
+      for (int i = 0; i < RECORD; i += 64) __builtin_prefetch(p + AHEAD + i, 0, LEVEL);
+#endif
+      for (int run = 0; run < PER_RECORD; ++run) {
+        INTS words[WORDS], u[8];
+        WORDS_OF(words, p, run, first)
+        #pragma unroll
+        for (int j = 0; j < 8; ++j) u[j] = FLIPPED ? FOUR_CODES(words, j) ^ (int)0x80808080 : FOUR_CODES(words, j);
+        const FLOATS scale0 = GROUP_SCALE(p, run * 32 / GROUP, first);
+#if GROUP == 16
+        const FLOATS scale1 = GROUP_SCALE(p, run * 2 + 1, first);
+#endif
+#if MIN
+        const FLOATS min0 = GROUP_MIN(p, run * 32 / GROUP, first);
+#if GROUP == 16
+        const FLOATS min1 = GROUP_MIN(p, run * 2 + 1, first);
+#endif
+#endif
+        #pragma unroll
+        for (int n = 0; n < NB; ++n) {
+          const size_t i = at[n] + block * PER_RECORD + run;
+          __global const char* x = q + i * 32;
+          const float by = scales[i];
+          const int sum0 = sums[2 * i], sum1 = sums[2 * i + 1];
+          INTS half_sum, sum;
+#if GROUP == 16
+          const INTS start0 = (INTS)(-SUBTRACTED * sum0), start1 = (INTS)(-SUBTRACTED * sum1);
+          DOT_4(half_sum, start0, u, x);
+          DOT_4(sum, start1, u + 4, x + 16);
+          acc[n] += (scale0 * by) * TO_FLOAT(half_sum) + (scale1 * by) * TO_FLOAT(sum);
+#if MIN
+          acc[n] += min0 * (by * (float)sum0) + min1 * (by * (float)sum1);
+#endif
+#else
+          const INTS start = (INTS)(-SUBTRACTED * (sum0 + sum1));
+          DOT_4(half_sum, start, u, x);
+          DOT_4(sum, half_sum, u + 4, x + 16);
+          acc[n] += (scale0 * by) * TO_FLOAT(sum);
+#if MIN
+          acc[n] += min0 * (by * (float)(sum0 + sum1));
+#endif
+#endif
+        }
+      }
+    }
+    #pragma unroll
+    for (int n = 0; n < NB; ++n) STORE_ROWS(acc[n], t0 + n)
+  }
+}
