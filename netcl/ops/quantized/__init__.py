@@ -17,21 +17,20 @@ from netcl.engine import launch
 from netcl.engine.registry import S, op
 from netcl.ops.quantized import plans
 from netcl.ops.quantized.formats import dequantize, kind_of, quantize
-from netcl.ops.quantized.layout import check_layout, device_bytes, pack, unpack
+from netcl.ops.quantized.layout import device_bytes, pack, unpack
 
 __all__ = ["quantized_linear", "quantized_linear_grad", "quantized_rows"]
 
 _ACTIVATIONS = ("auto", "float", "int8")
 
 
-def _problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[int, int], layout: str, activations: str = "auto") -> plans.Packed:
+def _problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[int, int], activations: str = "auto") -> plans.Packed:
     row = kind_of(kind, op)
-    check_layout(row, layout, shape[1])
-    wanted = device_bytes(row, shape, layout)
+    wanted = device_bytes(row, shape, op)
     if weight.dtype != "uint8" or weight.size != wanted:
         what = f"weight must be {wanted} bytes (uint8) for {shape[0]} rows and {shape[1]} columns"
         raise ShapeError(message(op, what, "make it with nn.QuantizedLinear", kind=row.name, size=weight.size, dtype=weight.dtype))
-    p = plans.Packed(row, layout, *shape, math.prod(x.shape[:-1]), x.dtype, activations)
+    p = plans.Packed(row, *shape, math.prod(x.shape[:-1]), x.dtype, activations)
     if activations not in _ACTIVATIONS:
         raise ValueError(message(op, f"activations must be one of {', '.join(_ACTIVATIONS)}", activations=repr(activations)))
     if activations == "int8" and not p.coded:
@@ -39,35 +38,31 @@ def _problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[int, in
     return p
 
 
-def _values(weight: Any, kind: str, shape: tuple[int, int], layout: str) -> np.ndarray:
-    return dequantize(unpack(weight, kind, shape, layout), kind, shape)
+def _values(weight: Any, kind: str, shape: tuple[int, int]) -> np.ndarray:
+    return dequantize(unpack(weight, kind, shape), kind, shape)
 
 
-def _linear_cpu(x, weight, bias, kind, rows, layout, activations):
-    values = _values(weight, kind, (rows, x.shape[-1]), layout).astype(x.dtype)
+def _linear_cpu(x, weight, bias=None, *, kind, rows, activations="auto"):
+    values = _values(weight, kind, (rows, x.shape[-1])).astype(x.dtype)
     out = np.matmul(plans.round_activations(x).astype(x.dtype) if activations == "int8" else x, values.T)
     return out if bias is None else out + bias
 
 
-def _linear_ref(x, weight, bias=None, *, kind, rows, layout="strips", activations="auto"):
-    return _linear_cpu(np.asarray(x, np.float64), weight, bias, kind, rows, layout, activations)
-
-
-def _linear_vjp(F, g, x_shape, weight, bias_shape, kind, layout, needs):
-    grad_x = F.quantized_linear_grad(g, weight, kind=kind, columns=x_shape[-1], layout=layout) if needs[0] else None
+def _linear_vjp(F, g, x_shape, weight, bias_shape, kind, needs):
+    grad_x = F.quantized_linear_grad(g, weight, kind=kind, columns=x_shape[-1]) if needs[0] else None
     grad_bias = None if bias_shape is None else F.sum(F.reshape(g, (-1, g.shape[-1])), axis=0)
     return grad_x, None, grad_bias
 
 
-def _sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = False, layout: str = "strips", **more: Any) -> Any:
+def _sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = False, **more: Any) -> Any:
     values = np.random.default_rng(rows).uniform(-1, 1, (rows, x[-1])).astype(np.float32)
-    packed = pack(quantize(values, kind), kind, values.shape, layout)
-    return S(x, packed, (rows,) if biased else None, kind=kind, rows=rows, layout=layout, **{"activations": "float", **more})
+    packed = pack(quantize(values, kind), kind, values.shape)
+    return S(x, packed, (rows,) if biased else None, kind=kind, rows=rows, **{"activations": "float", **more})
 
 
 @op(
     vjp=_linear_vjp,
-    ref=_linear_ref,
+    ref=_linear_cpu,
     amp="half",
     samples=[
         _sample((3, 64), 5, "Q4_0", True),
@@ -76,7 +71,6 @@ def _sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = False, layo
         _sample((1, 256), 16, "Q4_K"),
         _sample((18, 256), 7, "Q6_K", True),
         _sample((0, 32), 7, "Q4_0"),
-        _sample((9, 128), 20, "Q4_0", layout="tiles"),
     ],
     errors=[
         (_sample((2, 32), 4, "Q4_0", activations="int4"), r"\[quantized_linear\] activations must be one of auto, float, int8"),
@@ -87,16 +81,12 @@ def _sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = False, layo
         ),
         (S((2, 40), np.zeros(9, np.uint8), kind="Q4_0", rows=4), r"\[quantized_linear\] the columns of Q4_0 must be a multiple of 32"),
         (S((2, 32), np.zeros(9, np.uint8), kind="Q4", rows=4), r"\[quantized_linear\] unknown kind of blocks; kind='Q4'; known are F32"),
-        (S((2, 32), np.zeros(9, np.uint8), kind="Q4_0", rows=4, layout="rows"),
-         r"\[quantized_linear\] layout must be one of strips, tiles; layout='rows'"),
     ],
 )  # fmt: skip
-def quantized_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str, rows: int, layout: str = "strips", activations: str = "auto"
-) -> Tensor:
+def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str, rows: int, activations: str = "auto") -> Tensor:
     """``x w' + bias`` with weights that stay packed: ``weight`` is the bytes of ``rows`` x ``x.shape[-1]`` weights of a ``kind`` of GGUF.
 
-    :class:`netcl.nn.QuantizedLinear` packs the weights in the layout that suits the device. ``activations`` says in which numbers products
+    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` says in which numbers products
     are formed. ``float``: x as it is, sums in float32. ``int8``: 32 neighbors of x are rounded to int8 with one scale and multiplied
     exactly, which is the arithmetic of llama.cpp and costs about 0.5 % of a result. ``auto`` takes ``int8`` on CPUs with instructions
     for it, where it is several times faster, and ``float`` elsewhere. There is a gradient with respect to x and bias, computed in floats,
@@ -104,13 +94,11 @@ def quantized_linear(
     """
     x, weight, bias = launch.as_tensors("quantized_linear", x, weight, bias)
     launch.check_dtype("quantized_linear", x)
-    if not x.shape:
-        raise ShapeError(message("quantized_linear", "x must have at least one axis", **{"x.shape": x.shape}))
-    p = _problem("quantized_linear", x, weight, kind, (rows, x.shape[-1]), layout, activations)
+    p = _problem("quantized_linear", x, weight, kind, (rows, x.shape[-1] if x.shape else 1), activations)
     if bias is not None and bias.shape != (rows,):
         raise ShapeError(message("quantized_linear", f"bias must have shape ({rows},)", **{"bias.shape": bias.shape}))
     if x.array is not None:
-        return launch.run_cpu(_linear_cpu, x, weight, bias, kind=kind, rows=rows, layout=layout, activations=activations)
+        return launch.run_cpu(_linear_cpu, x, weight, bias, kind=kind, rows=rows, activations=activations)
     if activations == "int8" and not launch.on_cpu_device(x.queue):
         raise DeviceError(message("quantized_linear", "int8 activations are for CPUs", 'use activations="auto"'))
     out = Tensor.empty((*x.shape[:-1], rows), x.dtype, queue=x.queue)
@@ -119,12 +107,8 @@ def quantized_linear(
     return out
 
 
-def _grad_cpu(g, weight, kind, columns, layout):
-    return np.matmul(g, _values(weight, kind, (g.shape[-1], columns), layout).astype(g.dtype))
-
-
-def _grad_ref(g, weight, *, kind, columns, layout="strips"):
-    return _grad_cpu(np.asarray(g, np.float64), weight, kind, columns, layout)
+def _grad_cpu(grad, weight, kind, columns):
+    return np.matmul(grad, _values(weight, kind, (grad.shape[-1], columns)).astype(grad.dtype))
 
 
 def _grad_sample(g: tuple[int, ...], columns: int, kind: str) -> Any:
@@ -132,30 +116,26 @@ def _grad_sample(g: tuple[int, ...], columns: int, kind: str) -> Any:
 
 
 @op(
-    vjp=lambda F, g, weight, g_shape, kind, layout: (F.quantized_linear(g, weight, kind=kind, rows=g_shape[-1], layout=layout, activations="float"), None),
-    ref=_grad_ref,
+    vjp=lambda F, g, weight, grad_shape, kind: (F.quantized_linear(g, weight, kind=kind, rows=grad_shape[-1], activations="float"), None),
+    ref=_grad_cpu,
     samples=[_grad_sample((3, 5), 64, "Q4_0"), _grad_sample((2, 2, 17), 32, "Q8_0")],
 )  # fmt: skip
-def quantized_linear_grad(g: Tensor, weight: Tensor, *, kind: str, columns: int, layout: str = "strips") -> Tensor:
-    """The gradient of :func:`quantized_linear` with respect to x: ``g w``. Weights are unpacked in pieces."""
-    g, weight = launch.as_tensors("quantized_linear_grad", g, weight)
-    launch.check_dtype("quantized_linear_grad", g, name="g")
-    p = _problem("quantized_linear_grad", g, weight, kind, (g.shape[-1], columns), layout)
-    if g.array is not None:
-        return launch.run_cpu(_grad_cpu, g, weight, kind=kind, columns=columns, layout=layout)
-    shape = (*g.shape[:-1], columns)
-    if not g.size:
-        return Tensor.zeros(shape, g.dtype, queue=g.queue)
-    return with_shape(plans.gradient(g.queue, p, with_shape(g, (p.tokens, p.rows)), weight), shape)
+def quantized_linear_grad(grad: Tensor, weight: Tensor, *, kind: str, columns: int) -> Tensor:
+    """The gradient of :func:`quantized_linear` with respect to x: ``grad w``. Weights are unpacked in pieces."""
+    grad, weight = launch.as_tensors("quantized_linear_grad", grad, weight)
+    launch.check_dtype("quantized_linear_grad", grad, name="grad")
+    p = _problem("quantized_linear_grad", grad, weight, kind, (grad.shape[-1], columns))
+    if grad.array is not None:
+        return launch.run_cpu(_grad_cpu, grad, weight, kind=kind, columns=columns)
+    shape = (*grad.shape[:-1], columns)
+    if not grad.size:
+        return Tensor.zeros(shape, grad.dtype, queue=grad.queue)
+    return with_shape(plans.gradient(grad.queue, p, with_shape(grad, (p.tokens, p.rows)), weight), shape)
 
 
-def _rows_cpu(weight, index, kind, shape, layout):
-    values = _values(weight, kind, shape, layout)
+def _rows_cpu(weight, index, kind, shape):
+    values = _values(weight, kind, shape)
     return values if index is None else values[index]
-
-
-def _rows_ref(weight, index=None, *, kind, shape, layout="strips", dtype="float32"):
-    return _rows_cpu(weight, index, kind, shape, layout)
 
 
 _WEIGHT = _sample((1, 64), 20, "Q4_0").shapes[1]
@@ -163,24 +143,22 @@ _WEIGHT = _sample((1, 64), 20, "Q4_0").shapes[1]
 
 @op(
     vjp=None,
-    ref=_rows_ref,
+    ref=lambda weight, index=None, *, kind, shape: _rows_cpu(weight, index, kind, shape),
     samples=[
         S(_WEIGHT, kind="Q4_0", shape=(20, 64)),
         S(_WEIGHT, np.array([[3, 19, 0]]), kind="Q4_0", shape=(20, 64)),
-        S(_sample((1, 256), 18, "Q4_K", layout="tiles").shapes[1], kind="Q4_K", shape=(18, 256), layout="tiles"),
+        S(_sample((1, 256), 18, "Q4_K").shapes[1], kind="Q4_K", shape=(18, 256)),
     ],
 )
-def quantized_rows(
-    weight: Tensor, index: Tensor | None = None, *, kind: str, shape: tuple[int, int], layout: str = "strips", dtype: str = "float32"
-) -> Tensor:
+def quantized_rows(weight: Tensor, index: Tensor | None = None, *, kind: str, shape: tuple[int, int], dtype: str = "float32") -> Tensor:
     """Rows of packed weights as values, (\\*index.shape, columns); all rows without an index. On OpenCL devices an index out of range
     gives NaN. There is no gradient."""
     weight, index = launch.as_tensors("quantized_rows", weight, index)
-    p = _problem("quantized_rows", weight, weight, kind, tuple(shape), layout)
+    p = _problem("quantized_rows", weight, weight, kind, shape)
     if index is not None:
         launch.check_dtype("quantized_rows", index, launch.INTEGERS, "index")
     if weight.array is not None:
-        return launch.run_cpu(_rows_cpu, weight, index, kind=kind, shape=tuple(shape), layout=layout, dtype=dtype)
+        return launch.run_cpu(_rows_cpu, weight, index, kind=kind, shape=tuple(shape), dtype=dtype)
     if index is None:
         return plans.unpack_rows(weight.queue, p, weight, dtype, 0, p.rows)
     if not index.size:

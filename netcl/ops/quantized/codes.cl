@@ -112,15 +112,16 @@ static inline float4 four_halves(__global const uchar* p) {
 __constant float book[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 #endif
 // Scale and minimum of a group of a record.
+#define SMALL(type, record, at, group, first) TO_FLOAT(GET_BYTES(type, (record) + (at) + (group) * 16 + (first)))
 #if SCALES == 2
-#define GROUP_SCALE(record, group, first) (HALVES((record) + (first) * 2) * TO_FLOAT(GET_BYTES(char, (record) + AT_SCALES + (group) * 16 + (first))))
+#define GROUP_SCALE(record, group, first) (HALVES((record) + (first) * 2) * SMALL(char, record, AT_SCALES, group, first))
 #elif SCALES
-#define GROUP_SCALE(record, group, first) (HALVES((record) + (first) * 2) * TO_FLOAT(GET_BYTES(uchar, (record) + AT_SCALES + (group) * 16 + (first))))
+#define GROUP_SCALE(record, group, first) (HALVES((record) + (first) * 2) * SMALL(uchar, record, AT_SCALES, group, first))
 #else
 #define GROUP_SCALE(record, group, first) HALVES((record) + (first) * 2)
 #endif
 #if SCALES
-#define GROUP_MIN(record, group, first) (-(HALVES((record) + 32 + (first) * 2) * TO_FLOAT(GET_BYTES(uchar, (record) + AT_LOWER + (group) * 16 + (first)))))
+#define GROUP_MIN(record, group, first) (-(HALVES((record) + 32 + (first) * 2) * SMALL(uchar, record, AT_LOWER, group, first)))
 #else
 #define GROUP_MIN(record, group, first) HALVES((record) + 32 + (first) * 2)
 #endif
@@ -131,6 +132,7 @@ __constant float book[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25
 #define PLAIN_VALUES(record, i, first) HALVES((record) + (i) * 32 + (first) * 2)
 #endif
 #define PARTS (16 / V)
+#define PER_RUN (32 / (PLAIN ? 32 : GROUP))  // groups in a run of 32 columns
 // V sums of a token, from row strip * 16 + first on, as results.
 #define STORE_ROWS(acc, token)                                                                                              \
   {                                                                                                                         \

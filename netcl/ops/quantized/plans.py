@@ -1,7 +1,7 @@
 """Launches of products with packed weights: which kernel, with which vectors and groups.
 
-The layout of the weights is chosen once, when they are packed (:func:`layout_for`); an algorithm then by the number of tokens, the dtype of
-the activations and the device. ``selector.register("quantized", condition, config)`` names one by ``extra["tier"]``.
+An algorithm is chosen by the number of tokens, the dtype of the activations and the device, and by a numeric check of kernels that hold
+instructions: :func:`_trusted`. ``selector.register("quantized", condition, config)`` names one by ``extra["tier"]``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from netcl.core.device import handle_of
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
+from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor, new_result
 from netcl.engine import algorithms, launch
 from netcl.engine.opencl_text import loose_halves
@@ -26,14 +27,19 @@ from netcl.engine.strided import alignment, copy_block, take_block
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import nvidia
 from netcl.ops.matmul.gemm import Extras, product
-from netcl.ops.quantized.formats import Kind, dequantize, kind_of, quantize
-from netcl.ops.quantized.layout import STRIP, TILED, pack, record
+from netcl.ops.quantized.formats import Kind, dequantize, quantize
+from netcl.ops.quantized.layout import STRIP, pack, record
 
 _DEFAULT = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED)
 _SCRATCH = 64 << 20  # bytes of weights that are unpacked at a time
 _FEW = {"cpu": 16, "gpu": 8}  # tokens up to which weights are read packed by kernels of floats
-_FUSED_MOST = 256  # tokens up to which mma.cl is faster than unpacking and a product, by the prototype's straight lines
+_COLUMNS = 32  # of a fragment of activations that matrix units take at most; a token of float32 takes two
 _TOKENS = 8  # that a kernel of strips does at once
+_PUTS = {  # how unpack.cl stores eight values, by dtype; rows begin at multiples of 64 bytes
+    "float32": "(*(__global float4*)(p) = (a), *((__global float4*)(p) + 1) = (b))",
+    "float16": "vstorea_half8_rte((float8)((a), (b)), 0, p)",
+    "float64": "(*(__global double4*)(p) = convert_double4(a), *((__global double4*)(p) + 1) = convert_double4(b))",
+}
 _FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": ("asimddp", 2)}
 
 
@@ -41,7 +47,6 @@ class Packed(NamedTuple):
     """A product with packed weights: ``tokens`` rows of x of a dtype, with weights of rows x columns."""
 
     kind: Kind
-    layout: str
     rows: int
     columns: int
     tokens: int
@@ -74,17 +79,6 @@ def run(queue: Any, p: Packed, t: Operands, config: KernelConfig | None = None) 
     algorithm.run(queue, p, config, profile, t)
 
 
-def layout_for(queue: Any, kind: Kind, columns: int) -> str:
-    """The layout for weights on a device: tiles for trusted matrix units of NVIDIA, else strips."""
-    if launch.is_numpy(queue) or kind.name not in TILED or columns % 64 or not nvidia.capable(handle_of(queue).profile):
-        return "strips"
-    if nvidia.verdict(queue, "quantized", "mma", kind.name, lambda queue: _tiles_are_right(queue, kind)):
-        return "tiles"
-    what = f"the matrix units gave a wrong result for {kind.name}, or the driver does not build their kernels"
-    warnings.warn(message("quantized_linear", what, "portable kernels are used", device=handle_of(queue).device_name), stacklevel=2)
-    return "strips"
-
-
 # ---- kernels of strips
 
 
@@ -97,13 +91,13 @@ def _macros(kind: Kind, lanes: int, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _compiled(queue: Any, p: Packed, name: str, file: str, t: Operands, lanes: int, assembly: int, **more: Any) -> Any:
+def _compiled(queue: Any, p: Packed, name: str, file: str, t: Operands, lanes: int, assembly: int, text: str = "", **more: Any) -> Any:
     clang = int(launch.fetches(queue))
-    text = loose_halves("float16", lanes) if clang and lanes > 1 else ""
+    text += loose_halves("float16", lanes) if clang and lanes > 2 else ""
     quad = {"float32": "vload4(0, p)", "bfloat16": "as_float4(convert_uint4(vload4(0, p)) << 16)"}
     macros: dict[str, Any] = {"PICK(no, yes, mask)": "((mask) ? (yes) : (no))", **_macros(p.kind, lanes, CLANG=clang, ASM=assembly, **more)}
     macros["X_QUAD(p)"] = launch.QUADS[p.dtype] if alignment(t.x) == 16 else quad.get(p.dtype, launch.QUADS[p.dtype])
-    operands = {"X": p.dtype, "Y": t.out.dtype, "BIAS": t.end[0].dtype}
+    operands = {"X": t.x.dtype, "Y": t.out.dtype, "BIAS": t.end[0].dtype}
     return launch.kernel(queue, __file__, f"codes.cl {file}", name, operands, macros, text)
 
 
@@ -116,34 +110,35 @@ def _instructions() -> int:
     return found if platform.system() == "Linux" and there else 0
 
 
-def _float(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Operands) -> None:
-    tokens, strips = min(p.tokens, _TOKENS), -(-p.rows // STRIP)
-    numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
-    if launch.on_cpu_device(queue) and "SLICES" not in config.extra:
-        assembly = _instructions() if _dot_trusted(queue, p.kind) else 0
-        lanes = 16 if tokens == 1 or assembly == 1 else profile.lanes
-        kernel = _compiled(queue, p, "strips_float", "float.cl", t, lanes, assembly, NB=tokens, SLICES=1)
-        kernel(queue, strips * (STRIP // lanes), 1, t.weight, t.x, *t.end, *numbers)
-        return
+def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Operands, assembly: int | None = None) -> None:
+    """Floating-point activations, or int8 ones on CPUs where tier ``dot`` comes here."""
+    tokens, strips, dots = min(p.tokens, _TOKENS), -(-p.rows // STRIP), p.activations == "int8"
+    cpu = launch.on_cpu_device(queue) and "SLICES" not in config.extra
+    if assembly is None:
+        assembly = _instructions() if cpu and _trusted(queue, "dot", p.kind) else 0
+    x, scales, sums = _rounded_activations(queue, p, t) if dots else (t.x, t.out, t.out)
     wanted = max(1, profile.max_compute_units * 1024 // (4 * strips))  # enough work-items for latency of memory to hide
     slices = config.extra.get("SLICES") or next((n for n in (64, 32, 16) if n <= min(wanted, p.columns // 32)), 8)
-    kernel = _compiled(queue, p, "strips_float", "float.cl", t, 4, 0, NB=tokens, SLICES=slices)
-    kernel(queue, strips * 4 * slices, 4 * slices, t.weight, t.x, *t.end, *numbers)
-
-
-def _dot(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Operands, trusted: bool = False) -> None:
-    assembly = _instructions() if trusted or _dot_trusted(queue, p.kind) else 0
-    tokens, runs = min(p.tokens, _TOKENS), p.tokens * p.columns // 32
-    lanes = 16 if tokens == 1 or assembly == 1 else 4
-    codes, scales, sums = (
-        Tensor.empty((n,), dtype, queue=queue) for n, dtype in ((32 * runs, "int8"), (runs, "float32"), (2 * runs, "int32"))
-    )
-    rounding = _compiled(queue, p, "round_activations", "dot.cl", t, lanes, 0)
-    rounding(queue, p.tokens * -(-p.columns // 256), 1, t.x, codes, scales, sums, p.columns)
-    distance, level = launch.ahead(queue) or (0, 3)
-    kernel = _compiled(queue, p, "strips_dot", "dot.cl", t, lanes, assembly, NB=tokens, AHEAD=distance, LEVEL=level)
+    lanes, slices = (16 if tokens == 1 or assembly == 1 else profile.lanes, 1) if cpu else (4, slices)
+    distance, level = (cpu and launch.ahead(queue)) or (0, 3)
+    macros = {"NB": tokens, "SLICES": slices, "DOTS": int(dots), "AHEAD": distance, "LEVEL": level}
+    kernel = _compiled(queue, p, "strips_product", "strips.cl", t._replace(x=x), lanes, assembly, **macros)
+    items = 4 * slices if slices > 1 else 1
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
-    kernel(queue, -(-p.rows // STRIP) * (STRIP // lanes), 1, t.weight, codes, scales, sums, *t.end, *numbers)
+    kernel(queue, strips * (items if slices > 1 else STRIP // lanes), items, t.weight, x, scales, sums, *t.end, *numbers)
+
+
+def _dot(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Operands) -> None:
+    _strips(queue, p._replace(activations="int8"), config, profile, t)
+
+
+def _rounded_activations(queue: Any, p: Packed, t: Operands) -> tuple[Tensor, Tensor, Tensor]:
+    """x as int8, the scale of each 32 and the sum of each 16."""
+    runs = p.tokens * p.columns // 32
+    made = [Tensor.empty((n,), dtype, queue=queue) for n, dtype in ((32 * runs, "int8"), (runs, "float32"), (2 * runs, "int32"))]
+    kernel = _compiled(queue, p, "round_activations", "strips.cl", t, 4, 0)
+    kernel(queue, p.tokens * -(-p.columns // 256), 1, t.x, *made, p.columns)
+    return made[0], made[1], made[2]
 
 
 def round_activations(x: np.ndarray) -> np.ndarray:
@@ -154,47 +149,60 @@ def round_activations(x: np.ndarray) -> np.ndarray:
     return (np.rint(runs * inverse).astype(np.float64) * (largest / np.float32(127))).reshape(x.shape)
 
 
-def _dot_trusted(queue: Any, kind: Kind) -> bool:
-    """Whether kernels with instructions as assembly are right: PoCL drops those that its target lacks, without an error."""
-    if not launch.fetches(queue) or not _instructions():
-        return False
-    return nvidia.verdict(queue, "quantized", "dot", kind.name, lambda queue: _checked(queue, kind, "strips", (1, _TOKENS)))
-
-
-def _checked(queue: Any, kind: Kind, layout: str, counts: tuple[int, ...]) -> bool:
-    """Whether a layout's own kernels give what NumPy does for a small product of each of these numbers of tokens."""
-    rng, (rows, columns) = np.random.default_rng(0), (37, 512)
-    blocks = quantize(rng.standard_normal((rows, columns), np.float32), kind)
-    values = dequantize(blocks, kind, (rows, columns)).astype(np.float64)
-    weight, profile = Tensor.from_host(queue, pack(blocks, kind, (rows, columns), layout)), handle_of(queue).profile
-    for tokens in counts:
-        x = rng.standard_normal((tokens, columns), np.float32)
-        for dtype in ("float32",) if layout == "strips" else ("float32", "float16"):
-            p = Packed(kind, layout, rows, columns, tokens, dtype)
-            given = Tensor.from_host(queue, x, dtype)
-            t = Operands(given, weight, None, Tensor.empty((tokens, rows), queue=queue))
-            rounds = layout == "strips" and p.coded
-            if layout == "tiles":
-                _mma(queue, p, _DEFAULT, profile, t)
-            elif p.coded:
-                _dot(queue, p, _DEFAULT, profile, t, trusted=True)
-            else:
-                lanes = 16 if tokens == 1 else profile.lanes
-                kernel = _compiled(queue, p, "strips_float", "float.cl", t, lanes, _instructions(), NB=tokens, SLICES=1)
-                kernel(queue, 3 * (STRIP // lanes), 1, weight, given, *t.end, rows, columns, tokens, 0)
-            exact = (round_activations(x) if rounds else given.to_host().astype(np.float64)) @ values.T
-            bound = 2**-10 if layout == "tiles" and tokens > _FEW["gpu"] else 2**-18
-            if not np.abs(t.out.to_host() - exact).max() <= bound * np.abs(exact).max():
-                return False
-    return True
-
-
-def _tiles_are_right(queue: Any, kind: Kind) -> bool:
-    return _checked(queue, kind, "tiles", (1, 3, 8, 33))
+def _mma_columns(p: Packed) -> int:
+    return p.tokens * (2 if p.dtype == "float32" else 1)
 
 
 def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Operands) -> None:
-    raise NotImplementedError
+    strips, units = -(-p.rows // STRIP), profile.max_compute_units
+    warps = next((n for n, few in ((16, 2), (8, 4)) if strips <= few * units), 4)
+    tall = 2 if strips > 16 * units else 1
+    sizes = {"WARPS": warps, "MT": tall, "DEEP": 2 if warps == 16 or p.kind.plain or tall == 2 else 4, **config.extra.get("macros", {})}
+    sizes |= {"SETS": -(-_mma_columns(p) // 8), "SPLIT": int(p.dtype == "float32"), "X_HALVES": int(p.dtype == "float16")}
+    kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), **sizes)
+    numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
+    groups, items = -(-strips // sizes["MT"]), 32 * sizes["WARPS"]
+    kernel(queue, groups * items, items, t.weight, t.x, *t.end, *numbers)
+
+
+# ---- kernels with instructions that OpenCL C does not have: who may use them
+
+
+def _trusted(queue: Any, tier: str, kind: Kind) -> bool:
+    """Whether a tier's kernels are right; asked once per context and kind. PoCL drops instructions that its target lacks without an error.
+
+    Matrix units that could be used and fail are reported by a warning.
+    """
+    if tier == "dot" and not (launch.fetches(queue) and _instructions()):
+        return False
+    fresh = ("quantized", tier, kind.name) not in program.state(queue)
+    right = nvidia.verdict(queue, "quantized", tier, kind.name, lambda queue: _multiplies_right(queue, tier, kind))
+    if fresh and tier == "mma" and not right:
+        what = f"the matrix units gave a wrong result for {kind.name}, or the driver does not build their kernels"
+        warnings.warn(message("quantized_linear", what, "portable kernels are used", device=handle_of(queue).device_name), stacklevel=2)
+    return right
+
+
+def _multiplies_right(queue: Any, tier: str, kind: Kind) -> bool:
+    rng, (rows, columns), profile = np.random.default_rng(0), (37, 512), handle_of(queue).profile
+    blocks = quantize(rng.standard_normal((rows, columns), np.float32), kind)
+    weight, values = (
+        Tensor.from_host(queue, pack(blocks, kind, (rows, columns))),
+        dequantize(blocks, kind, (rows, columns)).astype(np.float64),
+    )
+    for tokens, dtype in ((1, "float32"), (_TOKENS, "float32"), *(((1, "float16"), (11, "float16")) if tier == "mma" else ())):
+        x = Tensor.from_host(queue, rng.standard_normal((tokens, columns), np.float32), dtype)
+        p, exact = Packed(kind, rows, columns, tokens, dtype), x.to_host().astype(np.float64)
+        t = Operands(x, weight, None, Tensor.empty((tokens, rows), queue=queue))
+        if tier == "mma":
+            _mma(queue, p, _DEFAULT, profile, t)
+        else:
+            _strips(queue, p._replace(activations="int8" if p.coded else "float"), _DEFAULT, profile, t, _instructions())
+            exact = round_activations(exact) if p.coded else exact
+        exact = exact @ values.T
+        if not np.abs(t.out.to_host() - exact).max() <= 2**-18 * np.abs(exact).max():
+            return False
+    return True
 
 
 # ---- unpacked weights
@@ -203,7 +211,7 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Operands)
 def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, count: int, listed: Tensor | None = None) -> Tensor:
     """Rows of the weights as values: those from ``begin`` on, or those of a list."""
     out = new_result((count, p.columns), dtype, queue)
-    macros = _macros(p.kind, 1, CLANG=0, ASM=0, LISTED=int(listed is not None), TILES=int(p.layout == "tiles"))
+    macros = _macros(p.kind, 1, CLANG=0, ASM=0, LISTED=int(listed is not None), **{"PUT_8(p, a, b)": _PUTS[dtype]})
     operands = {"Y": dtype, "INDEX": "int32" if listed is None else listed.dtype}
     kernel = launch.kernel(queue, __file__, "codes.cl unpack.cl", "unpack_rows", operands, macros)
     size = -(-count // STRIP) * STRIP * (p.columns // 32)
@@ -240,7 +248,7 @@ def gradient(queue: Any, p: Packed, g: Tensor, weight: Tensor) -> Tensor:
 
 
 def _suits(p: Packed, profile: Any) -> bool:
-    return p.layout == "strips" and p.dtype != "float64" and p.tokens <= _FEW["cpu" if profile.device_type == "cpu" else "gpu"]
+    return p.dtype != "float64" and p.tokens <= _FEW["cpu" if profile.device_type == "cpu" else "gpu"]
 
 
 def _tier(name: str, **extra: int) -> tuple[KernelConfig, ...]:
@@ -248,13 +256,20 @@ def _tier(name: str, **extra: int) -> tuple[KernelConfig, ...]:
 
 
 algorithms.add(
-    "quantized", "dot", "codes.cl dot.cl", "CPUs: integer dot products of int8 activations, lanes are rows", "", _dot,
+    "quantized", "dot", "codes.cl strips.cl", "CPUs: integer dot products of int8 activations, lanes are rows", "", _dot,
     device="cpu", tiers=("dot",), needs="AVX-512 VNNI or NEON dot products, unless int8 activations are asked for",
-    when=lambda p, config, profile: p.layout == "strips" and p.coded and p.activations != "float" and p.dtype != "float64",
-    probe=lambda queue, p, config: p.activations == "int8" or _dot_trusted(queue, p.kind), samples=_tier("dot"),
+    when=lambda p, config, profile: p.coded and p.activations != "float" and p.dtype != "float64",
+    probe=lambda queue, p, config: p.activations == "int8" or _trusted(queue, "dot", p.kind), samples=_tier("dot"),
 )  # fmt: skip
 algorithms.add(
-    "quantized", "strips", "codes.cl float.cl", "a few tokens with floating-point activations, any kind", "", _float,
+    "quantized", "mma", "codes.cl mma.cl", "GPUs: up to 32 tokens of float16, 16 of float32", "", _mma,
+    device="gpu", tiers=("mma",), needs="NVIDIA, compute capability 8.0 or more",
+    when=lambda p, config, profile: nvidia.capable(profile) and not p.kind.codebook and p.kind.name != "BF16"
+    and p.dtype != "float64" and _mma_columns(p) <= _COLUMNS,
+    probe=lambda queue, p, config: _trusted(queue, "mma", p.kind),
+)  # fmt: skip
+algorithms.add(
+    "quantized", "strips", "codes.cl strips.cl", "a few tokens with floating-point activations, any kind", "", _strips,
     tiers=("strips",), when=lambda p, config, profile: _suits(p, profile), samples=(*_tier("strips"), *_tier("strips", SLICES=4)),
 )  # fmt: skip
 algorithms.add(

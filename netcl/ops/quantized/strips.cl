@@ -1,10 +1,13 @@
-// y = x w' + bias on CPUs with activations rounded to int8, 32 of them with one scale: integer dot products, which is llama.cpp's arithmetic.
-// Macros of codes.cl, and
-//   NB  rows of x (tokens) at once      AHEAD, LEVEL  prefetch so many bytes ahead, into this level; 0: not at all
-// A work-group is one work-item and does V rows of w: lanes are rows, so nothing is added across lanes. Dot products multiply unsigned by
-// signed bytes with AVX-512 (ASM 1), signed by signed ones with NEON (ASM 2): codes below 128 are both. Plain C (ASM 0) is for tests.
+// y = x w' + bias for a few rows of x (tokens) at a time; macros of codes.cl, and
+//   NB  tokens at once      SLICES  work-items that share the columns of a vector's rows; 1: a work-group is one work-item, of V rows
+//   DOTS  1: x is int8 with a scale per 32 and a sum per 16, from round_activations: integer dot products, which is llama.cpp's arithmetic
+//   AHEAD, LEVEL  prefetch so many bytes ahead, into this level of cache; 0: not at all
+// With SLICES a work-group does one strip: 16 / V items for its rows times SLICES. Lanes are rows, so nothing is added across lanes.
+// Dot products multiply unsigned by signed bytes with AVX-512 (ASM 1), signed by signed ones with NEON (ASM 2): codes below 128 are both.
 #ifndef NB
 #define NB 1
+#define SLICES 16
+#define DOTS 0
 #define AHEAD 0
 #define LEVEL 3
 #endif
@@ -77,12 +80,17 @@ __kernel void round_activations(__global const X_T* x, __global char* q, __globa
   }
 }
 
-__kernel void strips_dot(__global const uchar* w, __global const char* q, __global const float* scales, __global const int* sums,
-                         __global const BIAS_T* bias, __global Y_T* y, const int rows, const int columns, const int tokens,
-                         const int biased) {
-  const int strip = get_group_id(0) / PARTS, first = get_group_id(0) % PARTS * V, runs = columns / 32;
+__kernel void strips_product(__global const uchar* w, __global const X_T* x, __global const float* scales, __global const int* sums,
+                             __global const BIAS_T* bias, __global Y_T* y, const int rows, const int columns, const int tokens,
+                             const int biased) {
+  const int item = SLICES > 1 ? get_local_id(0) : get_group_id(0) % PARTS;
+  const int strip = SLICES > 1 ? get_group_id(0) : get_group_id(0) / PARTS;
+  const int first = item % PARTS * V, slice = SLICES > 1 ? item / PARTS : 0, runs = columns / 32;
+  __global const uchar* begin = w + (size_t)strip * (runs / PER_RECORD) * RECORD;
+#if SLICES > 1
+  __local float shared[SLICES * 16 * NB];
+#endif
   for (int t0 = 0; t0 < tokens; t0 += NB) {
-    __global const uchar* p = w + (size_t)strip * (runs / PER_RECORD) * RECORD;
     FLOATS acc[NB];
     size_t at[NB];
     #pragma unroll
@@ -90,54 +98,82 @@ __kernel void strips_dot(__global const uchar* w, __global const char* q, __glob
       acc[n] = (FLOATS)(0.0f);
       at[n] = (size_t)min(t0 + n, tokens - 1) * runs;
     }
-    for (int block = 0; block < runs / PER_RECORD; ++block, p += RECORD) {
+    for (int run = slice; run < runs; run += SLICES) {
+      __global const uchar* p = begin + (size_t)(run / PER_RECORD) * RECORD;
 #if AHEAD
       #pragma unroll
-      for (int i = 0; i < RECORD; i += 64) __builtin_prefetch(p + AHEAD + i, 0, LEVEL);
+      for (int i = 0; i < RECORD / PER_RECORD; i += 64) __builtin_prefetch(p + AHEAD + run % PER_RECORD * (RECORD / PER_RECORD) + i, 0, LEVEL);
 #endif
-      for (int run = 0; run < PER_RECORD; ++run) {
-        INTS words[WORDS], u[8];
-        WORDS_OF(words, p, run, first)
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) u[j] = FLIPPED ? FOUR_CODES(words, j) ^ (int)0x80808080 : FOUR_CODES(words, j);
-        const FLOATS scale0 = GROUP_SCALE(p, run * 32 / GROUP, first);
-#if GROUP == 16
-        const FLOATS scale1 = GROUP_SCALE(p, run * 2 + 1, first);
-#endif
-#if MIN
-        const FLOATS min0 = GROUP_MIN(p, run * 32 / GROUP, first);
-#if GROUP == 16
-        const FLOATS min1 = GROUP_MIN(p, run * 2 + 1, first);
-#endif
-#endif
+#if PLAIN
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const FLOATS f0 = PLAIN_VALUES(p, 4 * j, first), f1 = PLAIN_VALUES(p, 4 * j + 1, first);
+        const FLOATS f2 = PLAIN_VALUES(p, 4 * j + 2, first), f3 = PLAIN_VALUES(p, 4 * j + 3, first);
         #pragma unroll
         for (int n = 0; n < NB; ++n) {
-          const size_t i = at[n] + block * PER_RECORD + run;
-          __global const char* x = q + i * 32;
-          const float by = scales[i];
-          const int sum0 = sums[2 * i], sum1 = sums[2 * i + 1];
-          INTS half_sum, sum;
-#if GROUP == 16
-          const INTS start0 = (INTS)(-SUBTRACTED * sum0), start1 = (INTS)(-SUBTRACTED * sum1);
-          DOT_4(half_sum, start0, u, x);
-          DOT_4(sum, start1, u + 4, x + 16);
-          acc[n] += (scale0 * by) * TO_FLOAT(half_sum) + (scale1 * by) * TO_FLOAT(sum);
-#if MIN
-          acc[n] += min0 * (by * (float)sum0) + min1 * (by * (float)sum1);
-#endif
-#else
-          const INTS start = (INTS)(-SUBTRACTED * (sum0 + sum1));
-          DOT_4(half_sum, start, u, x);
-          DOT_4(sum, half_sum, u + 4, x + 16);
-          acc[n] += (scale0 * by) * TO_FLOAT(sum);
-#if MIN
-          acc[n] += min0 * (by * (float)(sum0 + sum1));
-#endif
-#endif
+          const float4 four = X_QUAD(x + (at[n] + run) * 32 + 4 * j);
+          acc[n] += f0 * four.x + f1 * four.y + f2 * four.z + f3 * four.w;
         }
       }
+#else
+      INTS words[WORDS], u[8];
+      WORDS_OF(words, p, run % PER_RECORD, first)
+      #pragma unroll
+      for (int j = 0; j < 8; ++j) u[j] = FLIPPED && DOTS ? FOUR_CODES(words, j) ^ (int)0x80808080 : FOUR_CODES(words, j);
+      #pragma unroll
+      for (int g = 0; g < PER_RUN; ++g) {
+        const int group = run % PER_RECORD * PER_RUN + g, end = PER_RUN == 2 ? 4 * g + 4 : 8;
+        const FLOATS scale = GROUP_SCALE(p, group, first), minimum = MIN ? GROUP_MIN(p, group, first) : (FLOATS)(0.0f);
+        FLOATS part[NB];
+        float total[NB];
+#if DOTS
+        #pragma unroll
+        for (int n = 0; n < NB; ++n) {
+          const size_t i = at[n] + run;
+          const int count = PER_RUN == 2 ? sums[2 * i + g] : sums[2 * i] + sums[2 * i + 1];
+          INTS sum = (INTS)(-SUBTRACTED * count), next;
+          #pragma unroll
+          for (int j = 4 * g; j < end; j += 4) {
+            DOT_4(next, sum, u + j, x + i * 32 + 4 * j);
+            sum = next;
+          }
+          part[n] = TO_FLOAT(sum) * scales[i];
+          total[n] = scales[i] * (float)count;
+        }
+#else
+        #pragma unroll
+        for (int n = 0; n < NB; ++n) part[n] = (FLOATS)(0.0f), total[n] = 0.0f;
+        #pragma unroll
+        for (int j = 4 * g; j < end; ++j) {
+          const FLOATS f0 = UNIT(u[j], 0), f1 = UNIT(u[j], 1), f2 = UNIT(u[j], 2), f3 = UNIT(u[j], 3);
+          #pragma unroll
+          for (int n = 0; n < NB; ++n) {
+            const float4 four = X_QUAD(x + (at[n] + run) * 32 + 4 * j);
+            part[n] += f0 * four.x + f1 * four.y + f2 * four.z + f3 * four.w;
+            if (MIN) total[n] += four.x + four.y + four.z + four.w;
+          }
+        }
+#endif
+        #pragma unroll
+        for (int n = 0; n < NB; ++n) acc[n] += MIN ? scale * part[n] + minimum * total[n] : scale * part[n];
+      }
+#endif
     }
+#if SLICES > 1
+    #pragma unroll
+    for (int n = 0; n < NB; ++n)
+      *(__local FLOATS*)(shared + (slice * NB + n) * 16 + first) = acc[n];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = item; i < 16 * NB; i += PARTS * SLICES) {
+      float sum = 0.0f;
+      for (int s = 0; s < SLICES; ++s) sum += shared[s * 16 * NB + i];
+      const int row = strip * 16 + i % 16, token = t0 + i / 16;
+      if (row < rows && token < tokens) Y_STORE(y, (size_t)token * rows + row, sum + (biased ? BIAS_LOAD(bias, row) : 0.0f));
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+#else
     #pragma unroll
     for (int n = 0; n < NB; ++n) STORE_ROWS(acc[n], t0 + n)
+#endif
   }
 }
