@@ -30,6 +30,7 @@ _SHORTCUTS = {
     **dict.fromkeys(("device", "synchronize"), "netcl.core.device"),
     **dict.fromkeys(("get_matmul_precision", "set_matmul_precision"), "netcl.core.kernel_selector"),
     "Tensor": "netcl.core.tensor",
+    "quantize": "netcl.nn.quantized",
     "KernelSpec": "netcl.core.kernels.primitives",
     **dict.fromkeys(("compile", "capture_graph"), "netcl.replay.compiled"),
     **dict.fromkeys(("autocast", "is_autocast_enabled"), "netcl.amp"),

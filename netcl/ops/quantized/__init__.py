@@ -17,14 +17,14 @@ from netcl.engine import launch
 from netcl.engine.registry import S, op
 from netcl.ops.quantized import plans
 from netcl.ops.quantized.formats import dequantize, kind_of, quantize
-from netcl.ops.quantized.layout import device_bytes, pack, unpack
+from netcl.ops.quantized.layout import device_bytes, pack_strips, unpack_strips
 
 __all__ = ["quantized_linear", "quantized_linear_grad", "quantized_rows"]
 
 _ACTIVATIONS = ("auto", "float", "int8")
 
 
-def _problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[int, int], activations: str = "auto") -> plans.Packed:
+def _packed_problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[int, int], activations: str = "auto") -> plans.Packed:
     row = kind_of(kind, op)
     wanted = device_bytes(row, shape, op)
     if weight.dtype != "uint8" or weight.size != wanted:
@@ -38,12 +38,12 @@ def _problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[int, in
     return p
 
 
-def _values(weight: Any, kind: str, shape: tuple[int, int]) -> np.ndarray:
-    return dequantize(unpack(weight, kind, shape), kind, shape)
+def _weight_values(weight: Any, kind: str, shape: tuple[int, int]) -> np.ndarray:
+    return dequantize(unpack_strips(weight, kind, shape), kind, shape)
 
 
 def _linear_cpu(x, weight, bias=None, *, kind, rows, activations="auto"):
-    values = _values(weight, kind, (rows, x.shape[-1])).astype(x.dtype)
+    values = _weight_values(weight, kind, (rows, x.shape[-1])).astype(x.dtype)
     out = np.matmul(plans.round_activations(x).astype(x.dtype) if activations == "int8" else x, values.T)
     return out if bias is None else out + bias
 
@@ -54,9 +54,9 @@ def _linear_vjp(F, g, x_shape, weight, bias_shape, kind, needs):
     return grad_x, None, grad_bias
 
 
-def _sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = False, **more: Any) -> Any:
+def _packed_sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = False, **more: Any) -> Any:
     values = np.random.default_rng(rows).uniform(-1, 1, (rows, x[-1])).astype(np.float32)
-    packed = pack(quantize(values, kind), kind, values.shape)
+    packed = pack_strips(quantize(values, kind), kind, values.shape)
     return S(x, packed, (rows,) if biased else None, kind=kind, rows=rows, **{"activations": "float", **more})
 
 
@@ -65,16 +65,16 @@ def _sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = False, **mo
     ref=_linear_cpu,
     amp="half",
     samples=[
-        _sample((3, 64), 5, "Q4_0", True),
-        _sample((2, 3, 64), 33, "Q8_0"),
-        _sample((32,), 18, "F16", True),
-        _sample((1, 256), 16, "Q4_K"),
-        _sample((18, 256), 7, "Q6_K", True),
-        _sample((0, 32), 7, "Q4_0"),
+        _packed_sample((3, 64), 5, "Q4_0", True),
+        _packed_sample((2, 3, 64), 33, "Q8_0"),
+        _packed_sample((32,), 18, "F16", True),
+        _packed_sample((1, 256), 16, "Q4_K"),
+        _packed_sample((18, 256), 7, "Q6_K", True),
+        _packed_sample((0, 32), 7, "Q4_0"),
     ],
     errors=[
-        (_sample((2, 32), 4, "Q4_0", activations="int4"), r"\[quantized_linear\] activations must be one of auto, float, int8"),
-        (_sample((2, 32), 4, "F16", activations="int8"), r"\[quantized_linear\] F16 has no integer codes"),
+        (_packed_sample((2, 32), 4, "Q4_0", activations="int4"), r"\[quantized_linear\] activations must be one of auto, float, int8"),
+        (_packed_sample((2, 32), 4, "F16", activations="int8"), r"\[quantized_linear\] F16 has no integer codes"),
         (
             S((2, 32), np.zeros(9, np.uint8), kind="Q4_0", rows=4),
             r"\[quantized_linear\] weight must be 288 bytes \(uint8\) for 4 rows and 32 columns; kind=Q4_0, size=9",
@@ -94,39 +94,41 @@ def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, k
     """
     x, weight, bias = launch.as_tensors("quantized_linear", x, weight, bias)
     launch.check_dtype("quantized_linear", x)
-    p = _problem("quantized_linear", x, weight, kind, (rows, x.shape[-1] if x.shape else 1), activations)
+    p = _packed_problem("quantized_linear", x, weight, kind, (rows, x.shape[-1] if x.shape else 1), activations)
     if bias is not None and bias.shape != (rows,):
         raise ShapeError(message("quantized_linear", f"bias must have shape ({rows},)", **{"bias.shape": bias.shape}))
     if x.array is not None:
         return launch.run_cpu(_linear_cpu, x, weight, bias, kind=kind, rows=rows, activations=activations)
-    if activations == "int8" and not launch.on_cpu_device(x.queue):
-        raise DeviceError(message("quantized_linear", "int8 activations are for CPUs", 'use activations="auto"'))
+    if activations == "int8" and not plans.has_dots(x.queue, p.kind):
+        raise DeviceError(message("quantized_linear", "the device has no dot products of int8", 'use activations="auto"'))
     out = Tensor.empty((*x.shape[:-1], rows), x.dtype, queue=x.queue)
     if out.size:
-        plans.run(x.queue, p, plans.Operands(with_shape(x, (p.tokens, p.columns)), weight, bias, with_shape(out, (p.tokens, rows))))
+        plans.run_packed(
+            x.queue, p, plans.PackedOperands(with_shape(x, (p.tokens, p.columns)), weight, bias, with_shape(out, (p.tokens, rows)))
+        )
     return out
 
 
-def _grad_cpu(grad, weight, kind, columns):
-    return np.matmul(grad, _values(weight, kind, (grad.shape[-1], columns)).astype(grad.dtype))
+def _linear_grad_cpu(grad, weight, kind, columns):
+    return np.matmul(grad, _weight_values(weight, kind, (grad.shape[-1], columns)).astype(grad.dtype))
 
 
 def _grad_sample(g: tuple[int, ...], columns: int, kind: str) -> Any:
-    return S(g, _sample((1, columns), g[-1], kind).shapes[1], kind=kind, columns=columns)
+    return S(g, _packed_sample((1, columns), g[-1], kind).shapes[1], kind=kind, columns=columns)
 
 
 @op(
     vjp=lambda F, g, weight, grad_shape, kind: (F.quantized_linear(g, weight, kind=kind, rows=grad_shape[-1], activations="float"), None),
-    ref=_grad_cpu,
+    ref=_linear_grad_cpu,
     samples=[_grad_sample((3, 5), 64, "Q4_0"), _grad_sample((2, 2, 17), 32, "Q8_0")],
 )  # fmt: skip
 def quantized_linear_grad(grad: Tensor, weight: Tensor, *, kind: str, columns: int) -> Tensor:
     """The gradient of :func:`quantized_linear` with respect to x: ``grad w``. Weights are unpacked in pieces."""
     grad, weight = launch.as_tensors("quantized_linear_grad", grad, weight)
     launch.check_dtype("quantized_linear_grad", grad, name="grad")
-    p = _problem("quantized_linear_grad", grad, weight, kind, (grad.shape[-1], columns))
+    p = _packed_problem("quantized_linear_grad", grad, weight, kind, (grad.shape[-1], columns))
     if grad.array is not None:
-        return launch.run_cpu(_grad_cpu, grad, weight, kind=kind, columns=columns)
+        return launch.run_cpu(_linear_grad_cpu, grad, weight, kind=kind, columns=columns)
     shape = (*grad.shape[:-1], columns)
     if not grad.size:
         return Tensor.zeros(shape, grad.dtype, queue=grad.queue)
@@ -134,11 +136,11 @@ def quantized_linear_grad(grad: Tensor, weight: Tensor, *, kind: str, columns: i
 
 
 def _rows_cpu(weight, index, kind, shape):
-    values = _values(weight, kind, shape)
+    values = _weight_values(weight, kind, shape)
     return values if index is None else values[index]
 
 
-_WEIGHT = _sample((1, 64), 20, "Q4_0").shapes[1]
+_WEIGHT = _packed_sample((1, 64), 20, "Q4_0").shapes[1]
 
 
 @op(
@@ -147,14 +149,14 @@ _WEIGHT = _sample((1, 64), 20, "Q4_0").shapes[1]
     samples=[
         S(_WEIGHT, kind="Q4_0", shape=(20, 64)),
         S(_WEIGHT, np.array([[3, 19, 0]]), kind="Q4_0", shape=(20, 64)),
-        S(_sample((1, 256), 18, "Q4_K").shapes[1], kind="Q4_K", shape=(18, 256)),
+        S(_packed_sample((1, 256), 18, "Q4_K").shapes[1], kind="Q4_K", shape=(18, 256)),
     ],
 )
 def quantized_rows(weight: Tensor, index: Tensor | None = None, *, kind: str, shape: tuple[int, int], dtype: str = "float32") -> Tensor:
     """Rows of packed weights as values, (\\*index.shape, columns); all rows without an index. On OpenCL devices an index out of range
     gives NaN. There is no gradient."""
     weight, index = launch.as_tensors("quantized_rows", weight, index)
-    p = _problem("quantized_rows", weight, weight, kind, shape)
+    p = _packed_problem("quantized_rows", weight, weight, kind, shape)
     if index is not None:
         launch.check_dtype("quantized_rows", index, launch.INTEGERS, "index")
     if weight.array is not None:

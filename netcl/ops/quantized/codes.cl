@@ -4,22 +4,7 @@
 //   SCALES  of groups: 0 none, 1 unsigned, 2 signed bytes      MIN  1: groups have a minimum      CODEBOOK  1: codes are indices of BOOK
 //   V  rows of a vector      CLANG  1: the compiler has clang's conversions of vectors, which PoCL inlines
 //   ASM  instructions written as assembly (plans.py asks who has them): 0 none, 1 AVX-512 with VNNI, 2 NEON with dot products
-#ifndef PLAIN
-#define PLAIN 0
-#define BLOCK 32
-#define GROUP 32
-#define LOW 4
-#define HIGH 0
-#define OFFSET 8
-#define SCALES 0
-#define MIN 0
-#define CODEBOOK 0
-#endif
-#ifndef V
-#define V 4
-#define CLANG 0
-#define ASM 0
-#endif
+#define UNROLL _Pragma("unroll")
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #if V == 1
@@ -45,10 +30,13 @@
 #define RECORD (PLAIN ? 1024 : AT_CODES + BLOCK / 32 * WORDS * 64)
 #define PER_RECORD (PLAIN ? 1 : BLOCK / 32)  // runs of 32 columns in it
 #if V == 16  // records are multiples of 32 bytes, vectors of 64
-typedef struct __attribute__((packed)) { INTS v; } loose_ints;
-#define GET_INTS(p) (((__global const loose_ints*)(p))->v)
+typedef struct __attribute__((packed)) { INTS v; } loose_int;
+typedef struct __attribute__((packed)) { ushort16 v; } loose_ushort;
+#define GET_INTS(p) (((__global const loose_int*)(p))->v)
+#define GET_HALFWORDS(p) (((__global const loose_ushort*)(p))->v)
 #else
 #define GET_INTS(p) (*(__global const INTS*)(p))
+#define GET_HALFWORDS(p) (*(__global const OF(ushort)*)(p))
 #endif
 #define GET_BYTES(type, p) (*(__global const OF(type)*)(p))
 // V halves as floats; load_float16_V comes with the launch.
@@ -56,7 +44,7 @@ typedef struct __attribute__((packed)) { INTS v; } loose_ints;
 #define HALVES(p) vload_half(0, (__global const half*)(p))
 #elif ASM == 1 && V == 16
 static inline float16 halves_as_floats(__global const uchar* p) {
-  const ushort16 h = *(__global const ushort16*)p;
+  const ushort16 h = GET_HALFWORDS(p);
   float16 f;
   __asm__("vcvtph2ps %1, %0" : "=v"(f) : "v"(h));
   return f;
@@ -83,7 +71,7 @@ static inline float4 four_halves(__global const uchar* p) {
 
 // The words of run `run` (of 32 columns) of a record, and four codes of each row out of them: columns 4j to 4j + 3.
 #define WORDS_OF(w, record, run, first) \
-  _Pragma("unroll") for (int i_ = 0; i_ < WORDS; ++i_) w[i_] = GET_INTS((record) + AT_CODES + ((run) * WORDS + i_) * 64 + (first) * 4);
+  UNROLL for (int i_ = 0; i_ < WORDS; ++i_) w[i_] = GET_INTS((record) + AT_CODES + ((run) * WORDS + i_) * 64 + (first) * 4);
 #if LOW == 8
 #define LOW_CODES(w, j) w[j]
 #elif LOW == 4
@@ -127,7 +115,7 @@ __constant float book[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25
 #endif
 // Column i of a record of a plain kind.
 #if PLAIN == 2
-#define PLAIN_VALUES(record, i, first) JOIN(as_, FLOATS)(TO(uint, GET_BYTES(ushort, (record) + (i) * 32 + (first) * 2)) << 16)
+#define PLAIN_VALUES(record, i, first) JOIN(as_, FLOATS)(TO(uint, GET_HALFWORDS((record) + (i) * 32 + (first) * 2)) << 16)
 #else
 #define PLAIN_VALUES(record, i, first) HALVES((record) + (i) * 32 + (first) * 2)
 #endif

@@ -1,4 +1,4 @@
-"""The order in which devices hold packed weights: strips of 16 rows. It is lossless: :func:`unpack` gives the blocks of GGUF back.
+"""The order in which devices hold packed weights: strips of 16 rows. It is lossless: :func:`unpack_strips` gives the blocks of GGUF back.
 
 A record is one block of each row of a strip (32 columns of F16 and BF16), field by field, with the rows of a field side by side::
 
@@ -23,7 +23,7 @@ STRIP = 16  # rows
 _PIECE_WEIGHTS = 1 << 22  # that are re-ordered at a time, in whole strips
 
 
-def _fields(kind: Kind) -> Iterator[tuple[str, int, int]]:
+def _record_fields(kind: Kind) -> Iterator[tuple[str, int, int]]:
     """Name, bytes per row, and bytes that stay together of the fields of a record."""
     if kind.plain:
         yield "low", 64, 2
@@ -35,24 +35,24 @@ def _fields(kind: Kind) -> Iterator[tuple[str, int, int]]:
     yield "words", kind.block * kind.bits // 8, 4
 
 
-def record(kind: Kind) -> tuple[int, int]:
+def record_size(kind: Kind) -> tuple[int, int]:
     """Columns and bytes of a record."""
-    return max(32, kind.block), sum(size for _, size, _ in _fields(kind)) * STRIP
+    return max(32, kind.block), sum(size for _, size, _ in _record_fields(kind)) * STRIP
 
 
 def device_bytes(kind: Kind, shape: tuple[int, int], op: str = "quantized_linear") -> int:
     """Bytes of weights of a shape; rows are filled up to whole strips. Raises ``ShapeError`` unless columns are whole records."""
-    step, size = record(kind)
+    step, size = record_size(kind)
     if shape[1] % step or kind.name == "F32":
         what = f"the columns of {kind.name} must be a multiple of {step}" if shape[1] % step else "F32 is not packed"
         raise ShapeError(message(op, what, "keep the layer unpacked, or choose another kind", columns=shape[1]))
     return -(-shape[0] // STRIP) * (shape[1] // step) * size
 
 
-def pack(blocks: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
+def pack_strips(blocks: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
     """The blocks of a matrix of this shape in strips: one line of bytes.
 
-    >>> pack(np.zeros((3, 36), np.uint8), "Q4_0", (3, 64)).shape
+    >>> pack_strips(np.zeros((3, 36), np.uint8), "Q4_0", (3, 64)).shape
     (576,)
     """
     row = kind_of(kind, "quantized_linear")
@@ -67,12 +67,12 @@ def pack(blocks: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _strips_of(data: np.ndarray, kind: Kind, columns: int) -> np.ndarray:
-    strips, records, made = len(data) // STRIP, columns // record(kind)[0], []
+    strips, records, made = len(data) // STRIP, columns // record_size(kind)[0], []
     found: dict[str, Any] = {"low": data}
     if not kind.plain:
         parts = split_blocks(data.reshape(-1, kind.nbytes), kind)
         found = {**parts._asdict(), "words": _words(parts.codes, kind)}
-    for name, size, unit in _fields(kind):
+    for name, size, unit in _record_fields(kind):
         lines = np.ascontiguousarray(found[name]).view(np.uint8).reshape(strips, STRIP, records, size // unit, unit)
         made.append(lines.transpose(0, 2, 3, 1, 4).reshape(strips, records, -1))
     return np.concatenate(made, axis=2).reshape(strips, -1)
@@ -102,12 +102,12 @@ def _codes(words: np.ndarray, kind: Kind) -> np.ndarray:
     return np.asarray(codes).reshape(-1, kind.block)
 
 
-def unpack(packed: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
-    """The blocks of packed weights, (rows, bytes of a row): the inverse of :func:`pack`."""
+def unpack_strips(packed: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
+    """The blocks of packed weights, (rows, bytes of a row): the inverse of :func:`pack_strips`."""
     row, (rows, columns) = kind_of(kind, "quantized_linear"), shape
-    strips, (step, size), at = -(-rows // STRIP), record(row), 0
+    strips, (step, size), at = -(-rows // STRIP), record_size(row), 0
     lines, found = np.asarray(packed).reshape(strips, columns // step, size), {}
-    for name, each, unit in _fields(row):
+    for name, each, unit in _record_fields(row):
         part = lines[:, :, at : at + each * STRIP].reshape(strips, columns // step, each // unit, STRIP, unit)
         found[name], at = np.ascontiguousarray(part.transpose(0, 3, 1, 2, 4)).reshape(-1, each), at + each * STRIP
     if row.plain:

@@ -2,17 +2,10 @@
 //   WARPS  of a work-group, which share the columns of MT strips      DEEP  runs of 32 columns that a warp loads before it multiplies
 //   SPLIT  1: x is float32; a token takes two columns of a fragment, x rounded to half and 2048 times the rest, so nothing is lost
 //   X_HALVES  1: x is float16
-// A fragment's rows g and g + 8 are rows 2g and 2g + 1 of a strip, and lane t of a row holds columns 4t to 4t + 3 and 16 + 4t to 16 + 4t + 3
-// of a run: the order of columns in a product is free, if both operands agree. So a lane reads 8 bytes of a word of codes of all rows, and 8
-// or 16 of x, without local memory. Codes become halves exactly (1024 + code, less 1024 + OFFSET); scales are applied to sums in float32.
-#ifndef WARPS
-#define WARPS 4
-#define MT 1
-#define SETS 1
-#define DEEP 4
-#define SPLIT 1
-#define X_HALVES 0
-#endif
+// Rows g and g + 8 of a fragment are rows 2g and 2g + 1 of a strip, and lane t of a row holds columns 4t to 4t + 3 and 16 + 4t to 19 + 4t
+// of a run: the order of columns in a product is free if both operands agree. So a lane reads 8 bytes of codes, and 8 or 16 of x, straight
+// into registers. Codes become halves exactly (1024 + code, less 1024 + OFFSET); scales are applied to sums in float32.
+// From ptx.cl: MMA_FLOAT16; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
 #define LANE_WORDS (PLAIN ? 8 : (LOW == 4 ? 1 : 2) + HIGH)
 
 typedef struct { INTS words[LANE_WORDS]; FLOATS scale[PER_RUN], minimum[PER_RUN]; } held;
@@ -21,8 +14,7 @@ typedef struct { INTS words[LANE_WORDS]; FLOATS scale[PER_RUN], minimum[PER_RUN]
 static inline void hold(held* h, __global const uchar* strip, const int run, const int first, const int t) {
   __global const uchar* p = strip + (size_t)(run / PER_RECORD) * RECORD;
 #if PLAIN
-  #pragma unroll
-  for (int i = 0; i < 8; ++i) h->words[i].x = *(__global const int*)(p + ((i & 3) + 4 * t + (i & 4) * 4) * 32 + first * 2);
+  UNROLL for (int i = 0; i < 8; ++i) h->words[i].x = *(__global const int*)(p + ((i & 3) + 4 * t + (i & 4) * 4) * 32 + first * 2);
 #else
   __global const uchar* codes = p + AT_CODES + run % PER_RECORD * WORDS * 64 + first * 4;
 #if LOW == 2
@@ -33,10 +25,8 @@ static inline void hold(held* h, __global const uchar* strip, const int run, con
   h->words[1] = GET_INTS(codes + (t + 4) * 64);
 #endif
 #endif
-  #pragma unroll
-  for (int i = 0; i < HIGH; ++i) h->words[LANE_WORDS - HIGH + i] = GET_INTS(codes + (LOW + i) * 64);
-  #pragma unroll
-  for (int i = 0; i < PER_RUN; ++i) {
+  UNROLL for (int i = 0; i < HIGH; ++i) h->words[LANE_WORDS - HIGH + i] = GET_INTS(codes + (LOW + i) * 64);
+  UNROLL for (int i = 0; i < PER_RUN; ++i) {
     h->scale[i] = GROUP_SCALE(p, run % PER_RECORD * PER_RUN + i, first);
 #if MIN
     h->minimum[i] = GROUP_MIN(p, run % PER_RECORD * PER_RUN + i, first);
@@ -58,8 +48,7 @@ static inline uint two_halves(const uint codes, const int upper) {
 // The fragment of columns 16 * part to 16 * part + 15 of a run: rows 2g, 2g + 1, then both four slots on.
 static inline void weights_of(uint* a, const held* h, const int part, const int t) {
 #if PLAIN
-  #pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  UNROLL for (int i = 0; i < 2; ++i) {
     const uint even = h->words[part * 4 + 2 * i].x, odd = h->words[part * 4 + 2 * i + 1].x;  // two rows of neighboring columns
     __asm__("prmt.b32 %0, %1, %2, 0x5410;" : "=r"(a[2 * i]) : "r"(even), "r"(odd));
     __asm__("prmt.b32 %0, %1, %2, 0x7632;" : "=r"(a[2 * i + 1]) : "r"(even), "r"(odd));
@@ -109,20 +98,15 @@ void strips_mma(__global const uchar* w, __global const X_T* x, __global const B
   float acc[MT][SETS][4] = {{{0.0f}}};
   for (int run = warp * DEEP; run < runs; run += WARPS * DEEP) {
     held h[DEEP][MT];
-    #pragma unroll
-    for (int u = 0; u < DEEP; ++u)
-      #pragma unroll
-      for (int m = 0; m < MT; ++m)
+    UNROLL for (int u = 0; u < DEEP; ++u)
+      UNROLL for (int m = 0; m < MT; ++m)
         if (run + u < runs) hold(&h[u][m], w + (size_t)min(begin + m, strips - 1) * (runs / PER_RECORD) * RECORD, run + u, 2 * g, t);
-    #pragma unroll
-    for (int u = 0; u < DEEP; ++u)
+    UNROLL for (int u = 0; u < DEEP; ++u)
       if (run + u < runs)
-        #pragma unroll
-        for (int s = 0; s < SETS; ++s) {
+        UNROLL for (int s = 0; s < SETS; ++s) {
           const int column = s * 8 + g, token = SPLIT ? column / 2 : column;
           float c[MT][4], total[4];
-          #pragma unroll
-          for (int part = 0; part < 2; ++part) {
+          UNROLL for (int part = 0; part < 2; ++part) {
             const int fresh = part == 0 || PER_RUN == 2, whole = part == 1 || PER_RUN == 2, group = part * PER_RUN / 2;
             uint2 b = (uint2)(0);
             if (token < tokens) b = activations_of(x + (size_t)token * columns + (run + u) * 32 + part * 16 + 4 * t, SPLIT && column % 2);
@@ -131,26 +115,22 @@ void strips_mma(__global const uchar* w, __global const X_T* x, __global const B
               if (fresh) total[0] = total[1] = total[2] = total[3] = 0.0f;
               MMA_FLOAT16(total, ones, b.x, b.y);
             }
-            #pragma unroll
-            for (int m = 0; m < MT; ++m) {
+            UNROLL for (int m = 0; m < MT; ++m) {
               uint a[4];
               weights_of(a, &h[u][m], part, t);
               if (fresh) c[m][0] = c[m][1] = c[m][2] = c[m][3] = 0.0f;
               MMA_FLOAT16(c[m], a, b.x, b.y);
               if (!whole) continue;
-              const FLOATS scale = PLAIN ? (FLOATS)(1.0f) : h[u][m].scale[group], low = MIN ? h[u][m].minimum[group] : (FLOATS)(0.0f);
-              #pragma unroll
-              for (int i = 0; i < 4; ++i) acc[m][s][i] += (i < 2 ? scale.x : scale.y) * c[m][i] + (MIN ? (i < 2 ? low.x : low.y) * total[i] : 0.0f);
+              const FLOATS by = PLAIN ? (FLOATS)(1.0f) : h[u][m].scale[group], low = MIN ? h[u][m].minimum[group] : (FLOATS)(0.0f);
+              UNROLL for (int i = 0; i < 4; ++i)
+                acc[m][s][i] += (i < 2 ? by.x : by.y) * c[m][i] + (MIN ? (i < 2 ? low.x : low.y) * total[i] : 0.0f);
             }
           }
         }
   }
-  #pragma unroll
-  for (int m = 0; m < MT; ++m)
-    #pragma unroll
-    for (int s = 0; s < SETS; ++s)
-      #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[(((warp * MT + m) * SETS + s) * 8 + 2 * t + i % 2) * 16 + 2 * g + i / 2] = acc[m][s][i];
+  UNROLL for (int m = 0; m < MT; ++m)
+    UNROLL for (int s = 0; s < SETS; ++s)
+      UNROLL for (int i = 0; i < 4; ++i) sums[(((warp * MT + m) * SETS + s) * 8 + 2 * t + i % 2) * 16 + 2 * g + i / 2] = acc[m][s][i];
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int i = item; i < MT * 16 * tokens; i += WARPS * 32) {
     const int m = i / 16 / tokens, token = i / 16 % tokens, row = (begin + m) * 16 + i % 16;

@@ -4,13 +4,7 @@
 //   AHEAD, LEVEL  prefetch so many bytes ahead, into this level of cache; 0: not at all
 // With SLICES a work-group does one strip: 16 / V items for its rows times SLICES. Lanes are rows, so nothing is added across lanes.
 // Dot products multiply unsigned by signed bytes with AVX-512 (ASM 1), signed by signed ones with NEON (ASM 2): codes below 128 are both.
-#ifndef NB
-#define NB 1
-#define SLICES 16
-#define DOTS 0
-#define AHEAD 0
-#define LEVEL 3
-#endif
+// From the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
 #define FLIPPED (LOW == 8 && ASM == 1)  // signed codes as unsigned ones
 #define SUBTRACTED (FLIPPED ? 128 : LOW == 8 ? 0 : OFFSET)
 
@@ -23,7 +17,8 @@
 #elif ASM == 2
 // sdot as a number: PoCL 3 compiles for ARMv8.0 and drops an instruction that this lacks without an error. Registers become numbers by
 // symbols: the assembler sees n and the name of a register, and nv7 is 7.
-#define NUMBERED ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31\n\t.set nv\\n,\\n\n\t.endr\n\t"
+#define NUMBERED \
+  ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31\n\t.set nv\\n,\\n\n\t.endr\n\t"
 #define SDOT(u, lane) ".word 0x4f80e000 | (n%6 << 16) | (n%" #u " << 5) | n%0 | " lane "\n\t"
 #define DOT_QUARTER(r, start, u, x, rows)                                                                         \
   {                                                                                                               \
@@ -45,14 +40,6 @@
     DOT_QUARTER(r, start, u, x_, scdef)                \
   }
 #endif
-#else
-#define BYTE_OF(v, i) (LOW == 8 ? ((v) << (24 - 8 * (i))) >> 24 : ((v) >> 8 * (i)) & 255)
-#define DOT_4(r, start, u, x)                                                                                     \
-  {                                                                                                               \
-    r = start;                                                                                                    \
-    for (int j_ = 0; j_ < 4; ++j_)                                                                                \
-      for (int i_ = 0; i_ < 4; ++i_) r += BYTE_OF((u)[j_], i_) * (int)(x)[4 * j_ + i_];                           \
-  }
 #endif
 
 // Activations as int8: q, the scale of each 32, the sum of each 16. A work-item does up to 8 runs of 32 columns of a token.
@@ -61,15 +48,13 @@ __kernel void round_activations(__global const X_T* x, __global char* q, __globa
   for (int run = begin; run < min(begin + 8, runs); ++run) {
     const size_t at = (size_t)token * runs + run;
     float4 f[8], most = (float4)(0.0f);
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    UNROLL for (int j = 0; j < 8; ++j) {
       f[j] = X_QUAD(x + at * 32 + 4 * j);
       most = fmax(most, fabs(f[j]));
     }
     const float largest = fmax(fmax(most.x, most.y), fmax(most.z, most.w)), inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
     int4 total[2] = {(int4)(0), (int4)(0)};
-    #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    UNROLL for (int j = 0; j < 8; ++j) {
       const int4 rounded = convert_int4(rint(f[j] * inverse));
       *(__global char4*)(q + at * 32 + 4 * j) = convert_char4(rounded);
       total[j / 4] += rounded;
@@ -88,29 +73,23 @@ __kernel void strips_product(__global const uchar* w, __global const X_T* x, __g
   const int first = item % PARTS * V, slice = SLICES > 1 ? item / PARTS : 0, runs = columns / 32;
   __global const uchar* begin = w + (size_t)strip * (runs / PER_RECORD) * RECORD;
 #if SLICES > 1
-  __local float shared[SLICES * 16 * NB];
+  __local float shared[SLICES * 16 * NB] __attribute__((aligned(16)));
 #endif
   for (int t0 = 0; t0 < tokens; t0 += NB) {
     FLOATS acc[NB];
     size_t at[NB];
-    #pragma unroll
-    for (int n = 0; n < NB; ++n) {
-      acc[n] = (FLOATS)(0.0f);
-      at[n] = (size_t)min(t0 + n, tokens - 1) * runs;
-    }
+    UNROLL for (int n = 0; n < NB; ++n) acc[n] = (FLOATS)(0.0f), at[n] = (size_t)min(t0 + n, tokens - 1) * runs;
     for (int run = slice; run < runs; run += SLICES) {
       __global const uchar* p = begin + (size_t)(run / PER_RECORD) * RECORD;
 #if AHEAD
-      #pragma unroll
-      for (int i = 0; i < RECORD / PER_RECORD; i += 64) __builtin_prefetch(p + AHEAD + run % PER_RECORD * (RECORD / PER_RECORD) + i, 0, LEVEL);
+      UNROLL for (int i = 0; i < RECORD / PER_RECORD; i += 64)
+        __builtin_prefetch(p + AHEAD + run % PER_RECORD * (RECORD / PER_RECORD) + i, 0, LEVEL);
 #endif
 #if PLAIN
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      UNROLL for (int j = 0; j < 8; ++j) {
         const FLOATS f0 = PLAIN_VALUES(p, 4 * j, first), f1 = PLAIN_VALUES(p, 4 * j + 1, first);
         const FLOATS f2 = PLAIN_VALUES(p, 4 * j + 2, first), f3 = PLAIN_VALUES(p, 4 * j + 3, first);
-        #pragma unroll
-        for (int n = 0; n < NB; ++n) {
+        UNROLL for (int n = 0; n < NB; ++n) {
           const float4 four = X_QUAD(x + (at[n] + run) * 32 + 4 * j);
           acc[n] += f0 * four.x + f1 * four.y + f2 * four.z + f3 * four.w;
         }
@@ -118,22 +97,18 @@ __kernel void strips_product(__global const uchar* w, __global const X_T* x, __g
 #else
       INTS words[WORDS], u[8];
       WORDS_OF(words, p, run % PER_RECORD, first)
-      #pragma unroll
-      for (int j = 0; j < 8; ++j) u[j] = FLIPPED && DOTS ? FOUR_CODES(words, j) ^ (int)0x80808080 : FOUR_CODES(words, j);
-      #pragma unroll
-      for (int g = 0; g < PER_RUN; ++g) {
+      UNROLL for (int j = 0; j < 8; ++j) u[j] = FLIPPED && DOTS ? FOUR_CODES(words, j) ^ (int)0x80808080 : FOUR_CODES(words, j);
+      UNROLL for (int g = 0; g < PER_RUN; ++g) {
         const int group = run % PER_RECORD * PER_RUN + g, end = PER_RUN == 2 ? 4 * g + 4 : 8;
         const FLOATS scale = GROUP_SCALE(p, group, first), minimum = MIN ? GROUP_MIN(p, group, first) : (FLOATS)(0.0f);
         FLOATS part[NB];
         float total[NB];
 #if DOTS
-        #pragma unroll
-        for (int n = 0; n < NB; ++n) {
+        UNROLL for (int n = 0; n < NB; ++n) {
           const size_t i = at[n] + run;
           const int count = PER_RUN == 2 ? sums[2 * i + g] : sums[2 * i] + sums[2 * i + 1];
           INTS sum = (INTS)(-SUBTRACTED * count), next;
-          #pragma unroll
-          for (int j = 4 * g; j < end; j += 4) {
+          UNROLL for (int j = 4 * g; j < end; j += 4) {
             DOT_4(next, sum, u + j, x + i * 32 + 4 * j);
             sum = next;
           }
@@ -141,27 +116,22 @@ __kernel void strips_product(__global const uchar* w, __global const X_T* x, __g
           total[n] = scales[i] * (float)count;
         }
 #else
-        #pragma unroll
-        for (int n = 0; n < NB; ++n) part[n] = (FLOATS)(0.0f), total[n] = 0.0f;
-        #pragma unroll
-        for (int j = 4 * g; j < end; ++j) {
+        UNROLL for (int n = 0; n < NB; ++n) part[n] = (FLOATS)(0.0f), total[n] = 0.0f;
+        UNROLL for (int j = 4 * g; j < end; ++j) {
           const FLOATS f0 = UNIT(u[j], 0), f1 = UNIT(u[j], 1), f2 = UNIT(u[j], 2), f3 = UNIT(u[j], 3);
-          #pragma unroll
-          for (int n = 0; n < NB; ++n) {
+          UNROLL for (int n = 0; n < NB; ++n) {
             const float4 four = X_QUAD(x + (at[n] + run) * 32 + 4 * j);
             part[n] += f0 * four.x + f1 * four.y + f2 * four.z + f3 * four.w;
             if (MIN) total[n] += four.x + four.y + four.z + four.w;
           }
         }
 #endif
-        #pragma unroll
-        for (int n = 0; n < NB; ++n) acc[n] += MIN ? scale * part[n] + minimum * total[n] : scale * part[n];
+        UNROLL for (int n = 0; n < NB; ++n) acc[n] += MIN ? scale * part[n] + minimum * total[n] : scale * part[n];
       }
 #endif
     }
 #if SLICES > 1
-    #pragma unroll
-    for (int n = 0; n < NB; ++n)
+    UNROLL for (int n = 0; n < NB; ++n)
       *(__local FLOATS*)(shared + (slice * NB + n) * 16 + first) = acc[n];
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = item; i < 16 * NB; i += PARTS * SLICES) {
@@ -172,8 +142,7 @@ __kernel void strips_product(__global const uchar* w, __global const X_T* x, __g
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 #else
-    #pragma unroll
-    for (int n = 0; n < NB; ++n) STORE_ROWS(acc[n], t0 + n)
+    UNROLL for (int n = 0; n < NB; ++n) STORE_ROWS(acc[n], t0 + n)
 #endif
   }
 }
