@@ -121,10 +121,11 @@ def _cpu_instructions() -> int:
 
 def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands, assembly: int | None = None) -> None:
     """Floating-point activations, or int8 ones on CPUs where tier ``dot`` comes here."""
-    tokens, strips, dots = min(p.tokens, _TOKENS), -(-p.rows // STRIP), p.activations == "int8"
+    tokens = min(1 << (p.tokens - 1).bit_length(), _TOKENS)  # few variants of the kernel; those beyond the last repeat it
+    strips, dots = -(-p.rows // STRIP), p.activations == "int8"
     cpu = launch.on_cpu_device(queue) and "SLICES" not in config.extra
     if assembly is None:
-        assembly = _cpu_instructions() if cpu and has_dots(queue, p.kind) else 0
+        assembly = _cpu_instructions() if cpu and (dots or p.kind.plain) and has_dots(queue, p.kind) else 0
     x, scales, sums = _rounded_activations(queue, p, t) if dots else (t.x, t.out, t.out)
     wanted = max(1, profile.max_compute_units * 1024 // (4 * strips))  # enough work-items for latency of memory to hide
     slices = config.extra.get("SLICES") or next((n for n in (64, 32, 16) if n <= min(wanted, p.columns // 32)), 8)
