@@ -12,6 +12,7 @@ from netcl.core.device import manager
 from netcl.core.errors import DeviceError, DtypeError, ShapeError
 from netcl.core.tensor import Tensor
 from netcl.engine import algorithms
+from netcl.io import load_model, save_model
 from netcl.ops.quantized import plans
 from netcl.ops.quantized.formats import BLOCK_TYPES, dequantize, packed_shape, quantize
 from netcl.ops.quantized.layout import device_bytes, pack_strips, unpack_strips
@@ -149,8 +150,8 @@ def test_layers_save_load_and_move(device, rng, tmp_path):
     again.load_state_dict({"bias": layer.bias.to_host()}, strict=False)
     assert np.allclose(again.to(device)(x).to_host(), layer(x).to_host())
     model = nn.Sequential(layer, nn.ReLU())
-    netcl.save(model, tmp_path / "model.safetensors")
-    loaded = netcl.load(tmp_path / "model.safetensors", device="cpu")
+    save_model(model, tmp_path / "model.netcl")
+    loaded = load_model(tmp_path / "model.netcl", device="cpu")
     assert loaded[0].kind == "Q8_0" and np.allclose(loaded(x.to_host()).to_host(), model(x).to_host(), atol=1e-5)
 
 
