@@ -42,6 +42,8 @@ typedef struct __attribute__((packed)) { ushort16 v; } loose_ushort;
 // V halves as floats; load_float16_V comes with the launch.
 #if V == 1
 #define HALVES(p) vload_half(0, (__global const half*)(p))
+#elif V == 2  // mma.cl, which has of_half
+#define HALVES(p) (float2)(of_half(*(__global const uint*)(p)), of_half(*(__global const uint*)(p) >> 16))
 #elif ASM == 1 && V == 16
 static inline float16 halves_as_floats(__global const uchar* p) {
   const ushort16 h = GET_HALFWORDS(p);

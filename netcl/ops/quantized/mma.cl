@@ -8,6 +8,13 @@
 // From ptx.cl: MMA_FLOAT16; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
 #define LANE_WORDS (PLAIN ? 8 : (LOW == 4 ? 1 : 2) + HIGH)
 
+static inline float of_half(const uint bits) {
+  const ushort low = bits;
+  float f;
+  __asm__("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(low));
+  return f;
+}
+
 typedef struct { INTS words[LANE_WORDS]; FLOATS scale[PER_RUN], minimum[PER_RUN]; } held;
 
 // What a lane needs of a run of a strip.
@@ -68,13 +75,6 @@ static inline void weights_of(uint* a, const held* h, const int part, const int 
 #endif
   a[0] = two_halves(c.x, 0), a[1] = two_halves(c.y, 0), a[2] = two_halves(c.x, 1), a[3] = two_halves(c.y, 1);
 #endif
-}
-
-static inline float of_half(const uint bits) {
-  const ushort low = bits;
-  float f;
-  __asm__("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(low));
-  return f;
 }
 
 // Four activations as halves, or 2048 times what that leaves of them.
