@@ -18,6 +18,7 @@ from netcl.nn.module import Module
 from netcl.nn.parameter import Parameter, here
 
 PackedT = TypeVar("PackedT", bound="_PackedLayer")
+ModelT = TypeVar("ModelT", bound=Module)
 
 
 class _PackedLayer(Module):
@@ -77,8 +78,7 @@ class QuantizedLinear(_PackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         return ag.quantized_linear(x, self.weight, self.bias, kind=self.kind, rows=self.out_features, activations=self.activations)
 
-    def flops(self, args: tuple[Any, ...], output: Any) -> int:
-        return output.size * (2 * self.in_features + (self.bias is not None))
+    flops = Linear.flops
 
 
 class QuantizedEmbedding(_PackedLayer):
@@ -102,9 +102,6 @@ class QuantizedEmbedding(_PackedLayer):
         return ag.quantized_rows(self.weight, index, kind=self.kind, shape=self.matrix, dtype=self.result)
 
 
-ModelT = TypeVar("ModelT", bound=Module)
-
-
 def quantize(
     model: ModelT, bits: int = 4, group: int = 32, *, kind: str = "", embeddings: bool = False, activations: str = "auto"
 ) -> ModelT:
@@ -120,8 +117,8 @@ def quantize(
     """
     chosen = kind or {(4, 32): "Q4_0", (8, 32): "Q8_0"}.get((bits, group), "")
     if not chosen:
-        what = "bits must be 4 or 8 and group 32"
-        raise ValueError(message("quantize", what, 'or name a block type: kind="Q4_K"', bits=bits, group=group))
+        remedy = 'or name a block type: kind="Q4_K"'
+        raise ValueError(message("quantize", "bits must be 4 or 8 and group 32", remedy, bits=bits, group=group))
     row, kept, made = packed.kind_of(chosen), [], dict[int, Module]()
     owners = Counter(id(tensor) for module in model.modules() for tensor in module.parameters(recurse=False))
     for path, parent in list(model.named_modules()):
@@ -131,8 +128,7 @@ def quantize(
             if layer.weight.shape[1] % max(32, row.block) or owners[id(layer.weight)] > 1:
                 kept.append(f"{path}.{name}".lstrip("."))
             else:
-                if id(layer) not in made:
-                    made[id(layer)] = _packed_like(layer, chosen, activations)
+                made[id(layer)] = made.get(id(layer)) or _packed_like(layer, chosen, activations)
                 parent.add_module(name, made[id(layer)])
     if kept:
         warnings.warn(message("quantize", f"layers kept unpacked: {some(kept)}", kind=chosen), stacklevel=2)

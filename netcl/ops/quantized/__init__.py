@@ -113,14 +113,13 @@ def _linear_grad_cpu(grad, weight, kind, columns):
     return np.matmul(grad, _weight_values(weight, kind, (grad.shape[-1], columns)).astype(grad.dtype))
 
 
-def _grad_sample(g: tuple[int, ...], columns: int, kind: str) -> Any:
-    return S(g, _packed_sample((1, columns), g[-1], kind).shapes[1], kind=kind, columns=columns)
+_WEIGHT = _packed_sample((1, 64), 20, "Q4_0").shapes[1]
 
 
 @op(
     vjp=lambda F, g, weight, grad_shape, kind: (F.quantized_linear(g, weight, kind=kind, rows=grad_shape[-1], activations="float"), None),
     ref=_linear_grad_cpu,
-    samples=[_grad_sample((3, 5), 64, "Q4_0"), _grad_sample((2, 2, 17), 32, "Q8_0")],
+    samples=[S((3, 20), _WEIGHT, kind="Q4_0", columns=64), S((2, 2, 20), _WEIGHT, kind="Q4_0", columns=64)],
 )  # fmt: skip
 def quantized_linear_grad(grad: Tensor, weight: Tensor, *, kind: str, columns: int) -> Tensor:
     """The gradient of :func:`quantized_linear` with respect to x: ``grad w``. Weights are unpacked in pieces."""
@@ -138,9 +137,6 @@ def quantized_linear_grad(grad: Tensor, weight: Tensor, *, kind: str, columns: i
 def _rows_cpu(weight, index, kind, shape):
     values = _weight_values(weight, kind, shape)
     return values if index is None else values[index]
-
-
-_WEIGHT = _packed_sample((1, 64), 20, "Q4_0").shapes[1]
 
 
 @op(

@@ -90,16 +90,13 @@ static inline float4 four_halves(__global const uchar* p) {
 #endif
 // What the scale multiplies, of code i of four.
 #if CODEBOOK && V == 1
-#define UNIT(c, i) (((__constant const float*)book)[((c) >> 8 * (i)) & 15])
+#define UNIT(c, i) shuffle(BOOK, (uint2)((((c) >> 8 * (i)) & 15))).x
 #elif CODEBOOK
 #define UNIT(c, i) shuffle(BOOK, JOIN(as_, OF(uint))(((c) >> 8 * (i)) & 15))
 #elif LOW == 8
 #define UNIT(c, i) TO_FLOAT(((c) << (24 - 8 * (i))) >> 24)
 #else
 #define UNIT(c, i) (TO_FLOAT(((c) >> 8 * (i)) & 255) - (float)OFFSET)
-#endif
-#if CODEBOOK && V == 1
-__constant float book[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 #endif
 // Scale and minimum of a group of a record.
 #define SMALL(type, record, at, group, first) TO_FLOAT(GET_BYTES(type, (record) + (at) + (group) * 16 + (first)))

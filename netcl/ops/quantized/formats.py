@@ -56,29 +56,25 @@ class Kind(NamedTuple):
         return self.low[0] + (self.high[0] if self.high else 0)
 
 
-def _kind(name: str, number: int, block: int, fields: str, **more: Any) -> Kind:
-    return Kind(name, number, block, {part.split(":")[0]: int(part.split(":")[1]) for part in fields.split()}, **more)
-
-
 #: The block types by name.
 BLOCK_TYPES = {
-    kind.name: kind
-    for kind in (
-        _kind("F32", 0, 1, "low:4", low=(32, 1)),
-        _kind("F16", 1, 1, "low:2"),
-        _kind("BF16", 30, 1, "low:2"),
-        _kind("Q4_0", 2, 32, "d:2 low:16", low=(4, 16), offset=8),
-        _kind("Q4_1", 3, 32, "d:2 m:2 low:16", low=(4, 16)),
-        _kind("Q5_0", 6, 32, "d:2 high:4 low:16", low=(4, 16), high=(1, 1), offset=16),
-        _kind("Q5_1", 7, 32, "d:2 m:2 high:4 low:16", low=(4, 16), high=(1, 1)),
-        _kind("Q8_0", 8, 32, "d:2 low:32", low=(8, 1), offset=128),
-        _kind("Q2_K", 10, 256, "scales:16 low:64 d:2 m:2", low=(2, 32), group=16),
-        _kind("Q3_K", 11, 256, "high:32 low:64 scales:12 d:2", low=(2, 32), high=(1, 32), offset=4, group=16),
-        _kind("Q4_K", 12, 256, "d:2 m:2 scales:12 low:128", low=(4, 32)),
-        _kind("Q5_K", 13, 256, "d:2 m:2 scales:12 high:32 low:128", low=(4, 32), high=(1, 32)),
-        _kind("Q6_K", 14, 256, "low:128 high:64 scales:16 d:2", low=(4, 64), high=(2, 32), offset=32, group=16),
-        _kind("IQ4_NL", 20, 32, "d:2 low:16", low=(4, 16), codebook=True),
-        _kind("IQ4_XS", 23, 256, "d:2 scales:6 low:128", low=(4, 16), codebook=True),
+    name: Kind(name, number, block, {part.split(":")[0]: int(part.split(":")[1]) for part in fields.split()}, **more)
+    for name, number, block, fields, more in (
+        ("F32", 0, 1, "low:4", dict(low=(32, 1))),
+        ("F16", 1, 1, "low:2", {}),
+        ("BF16", 30, 1, "low:2", {}),
+        ("Q4_0", 2, 32, "d:2 low:16", dict(low=(4, 16), offset=8)),
+        ("Q4_1", 3, 32, "d:2 m:2 low:16", dict(low=(4, 16))),
+        ("Q5_0", 6, 32, "d:2 high:4 low:16", dict(low=(4, 16), high=(1, 1), offset=16)),
+        ("Q5_1", 7, 32, "d:2 m:2 high:4 low:16", dict(low=(4, 16), high=(1, 1))),
+        ("Q8_0", 8, 32, "d:2 low:32", dict(low=(8, 1), offset=128)),
+        ("Q2_K", 10, 256, "scales:16 low:64 d:2 m:2", dict(low=(2, 32), group=16)),
+        ("Q3_K", 11, 256, "high:32 low:64 scales:12 d:2", dict(low=(2, 32), high=(1, 32), offset=4, group=16)),
+        ("Q4_K", 12, 256, "d:2 m:2 scales:12 low:128", dict(low=(4, 32))),
+        ("Q5_K", 13, 256, "d:2 m:2 scales:12 high:32 low:128", dict(low=(4, 32), high=(1, 32))),
+        ("Q6_K", 14, 256, "low:128 high:64 scales:16 d:2", dict(low=(4, 64), high=(2, 32), offset=32, group=16)),
+        ("IQ4_NL", 20, 32, "d:2 low:16", dict(low=(4, 16), codebook=True)),
+        ("IQ4_XS", 23, 256, "d:2 scales:6 low:128", dict(low=(4, 16), codebook=True)),
     )
 }
 #: Their names by the number that GGUF gives them.
@@ -104,9 +100,6 @@ class Parts(NamedTuple):
         return scale, m if self.lower is None else -(m * self.lower.astype(np.float32))
 
 
-# ---- checks
-
-
 def kind_of(name: str | Kind, op: str = "quantize") -> Kind:
     """The block type of a name, in capitals or not; ``DtypeError`` for an unknown one."""
     if isinstance(name, Kind):
@@ -128,9 +121,6 @@ def packed_shape(shape: Sequence[int], kind: str | Kind, op: str = "quantize") -
         what = f"the last axis must be a multiple of {row.block}, the weights in a block of {row.name}"
         raise ShapeError(message(op, what, "choose another kind, or keep this tensor in F16", shape=tuple(shape)))
     return (*map(int, shape[:-1]), int(shape[-1]) // row.block * row.nbytes)
-
-
-# ---- bits of a block
 
 
 def unpack_bits(data: np.ndarray, bits: int, run: int) -> np.ndarray:
@@ -198,9 +188,6 @@ def join_blocks(parts: Parts, kind: Kind) -> np.ndarray:
     if parts.m is not None:
         made["m"] = np.ascontiguousarray(parts.m).view(np.uint8)
     return np.concatenate([made[name] for name in kind.fields], axis=1)
-
-
-# ---- values
 
 
 def dequantize(blocks: Any, kind: str | Kind, shape: Sequence[int]) -> np.ndarray:

@@ -64,6 +64,8 @@ class Packed(NamedTuple):
 
 
 class PackedOperands(NamedTuple):
+    """The tensors of a product; ``end`` are the last of every kernel, where the result stands for a bias that is not there."""
+
     x: Tensor
     weight: Tensor
     bias: Tensor | None
@@ -81,9 +83,6 @@ def run_packed(queue: Any, p: Packed, t: PackedOperands, config: KernelConfig | 
     algorithm = algorithms.choose_algorithm("quantized", queue, p, config, profile)
     assert algorithm is not None, "unpacked weights serve every product"
     algorithm.run(queue, p, config, profile, t)
-
-
-# ---- kernels of strips
 
 
 def _kind_macros(kind: Kind, lanes: int, **more: Any) -> dict[str, Any]:
@@ -131,15 +130,11 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
     slices = config.extra.get("SLICES") or next((n for n in (64, 32, 16) if n <= min(wanted, p.columns // 32)), 8)
     lanes, slices = (16 if tokens == 1 or assembly == 1 else profile.lanes, 1) if cpu else (4, slices)
     distance, level = (cpu and launch.ahead(queue)) or (0, 3)
-    macros = {"NB": tokens, "SLICES": slices, "DOTS": int(dots), "AHEAD": distance, "LEVEL": level}
+    macros: dict[str, Any] = {"NB": tokens, "SLICES": slices, "DOTS": int(dots), "AHEAD": distance, "LEVEL": level}
     kernel = _compiled(queue, p, "strips_product", "strips.cl", t._replace(x=x), lanes, assembly, **macros)
     items = 4 * slices if slices > 1 else 1
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
     kernel(queue, strips * (items if slices > 1 else STRIP // lanes), items, t.weight, x, scales, sums, *t.end, *numbers)
-
-
-def _int8_dots(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
-    _strips(queue, p._replace(activations="int8"), config, profile, t)
 
 
 def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,9 +164,6 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
     groups, items = -(-strips // sizes["MT"]), 32 * sizes["WARPS"]
     kernel(queue, groups * items, items, t.weight, t.x, *t.end, *numbers)
-
-
-# ---- kernels with instructions that OpenCL C does not have: who may use them
 
 
 def has_dots(queue: Any, kind: Kind) -> bool:
@@ -212,9 +204,6 @@ def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
     return True
 
 
-# ---- unpacked weights
-
-
 def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, count: int, listed: Tensor | None = None) -> Tensor:
     """Rows of the weights as values: those from ``begin`` on, or those of a list."""
     out = new_result((count, p.columns), dtype, queue)
@@ -251,15 +240,13 @@ def gradient(queue: Any, p: Packed, g: Tensor, weight: Tensor) -> Tensor:
     return total
 
 
-# ---- the table
-
-
 def _tier(name: str, **extra: int) -> tuple[KernelConfig, ...]:
     return (KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, extra={"tier": name, **extra}),)
 
 
 algorithms.add(
-    "quantized", "dot", "codes.cl strips.cl", "CPUs: integer dot products of int8 activations, lanes are rows", "", _int8_dots,
+    "quantized", "dot", "codes.cl strips.cl", "CPUs: integer dot products of int8 activations, lanes are rows", "",
+    lambda queue, p, config, profile, t: _strips(queue, p._replace(activations="int8"), config, profile, t),
     device="cpu", tiers=("dot",), needs="AVX-512 VNNI or NEON dot products",
     when=lambda p, config, profile: p.coded and p.activations != "float" and p.dtype != "float64",
     probe=lambda queue, p, config: has_dots(queue, p.kind), samples=_tier("dot"),

@@ -20,25 +20,20 @@
 #define NUMBERED \
   ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31\n\t.set nv\\n,\\n\n\t.endr\n\t"
 #define SDOT(u, lane) ".word 0x4f80e000 | (n%6 << 16) | (n%" #u " << 5) | n%0 | " lane "\n\t"
-#define DOT_QUARTER(r, start, u, x, rows)                                                                         \
-  {                                                                                                               \
-    int4 r_;                                                                                                      \
-    const int4 s_ = (start).rows, u0_ = (u)[0].rows, u1_ = (u)[1].rows, u2_ = (u)[2].rows, u3_ = (u)[3].rows;     \
-    __asm__(NUMBERED "mov %0.16b, %1.16b\n\t" SDOT(2, "0") SDOT(3, "0x200000") SDOT(4, "0x800") SDOT(5, "0x200800") \
-            : "=&w"(r_) : "w"(s_), "w"(u0_), "w"(u1_), "w"(u2_), "w"(u3_), "w"(x));                               \
-    (r).rows = r_;                                                                                                \
+#define DOT_QUARTER(r, start, u, x, rows)                                                                               \
+  {                                                                                                                     \
+    const int4 s_ = (start).rows, u0_ = (u)[0].rows, u1_ = (u)[1].rows, u2_ = (u)[2].rows, u3_ = (u)[3].rows;           \
+    int4 r_;                                                                                                            \
+    __asm__(NUMBERED "mov %0.16b, %1.16b\n\t" SDOT(2, "0") SDOT(3, "0x200000") SDOT(4, "0x800") SDOT(5, "0x200800")     \
+            : "=&w"(r_) : "w"(s_), "w"(u0_), "w"(u1_), "w"(u2_), "w"(u3_), "w"(*(__global const int4*)(x)));            \
+    (r).rows = r_;                                                                                                      \
   }
 #if V == 4
-#define DOT_4(r, start, u, x) DOT_QUARTER(r, start, u, *(__global const int4*)(x), xyzw)
+#define DOT_4(r, start, u, x) DOT_QUARTER(r, start, u, x, xyzw)
 #else
-#define DOT_4(r, start, u, x)                          \
-  {                                                    \
-    const int4 x_ = *(__global const int4*)(x);        \
-    DOT_QUARTER(r, start, u, x_, s0123)                \
-    DOT_QUARTER(r, start, u, x_, s4567)                \
-    DOT_QUARTER(r, start, u, x_, s89ab)                \
-    DOT_QUARTER(r, start, u, x_, scdef)                \
-  }
+#define DOT_4(r, start, u, x)                                                      \
+  DOT_QUARTER(r, start, u, x, s0123) DOT_QUARTER(r, start, u, x, s4567)            \
+  DOT_QUARTER(r, start, u, x, s89ab) DOT_QUARTER(r, start, u, x, scdef)
 #endif
 #endif
 
@@ -48,10 +43,7 @@ __kernel void round_activations(__global const X_T* x, __global char* q, __globa
   for (int run = begin; run < min(begin + 8, runs); ++run) {
     const size_t at = (size_t)token * runs + run;
     float4 f[8], most = (float4)(0.0f);
-    UNROLL for (int j = 0; j < 8; ++j) {
-      f[j] = X_QUAD(x + at * 32 + 4 * j);
-      most = fmax(most, fabs(f[j]));
-    }
+    UNROLL for (int j = 0; j < 8; ++j) f[j] = X_QUAD(x + at * 32 + 4 * j), most = fmax(most, fabs(f[j]));
     const float largest = fmax(fmax(most.x, most.y), fmax(most.z, most.w)), inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
     int4 total[2] = {(int4)(0), (int4)(0)};
     UNROLL for (int j = 0; j < 8; ++j) {
