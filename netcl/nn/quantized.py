@@ -35,8 +35,8 @@ class _PackedLayer(Module):
 
     def load_blocks(self: PackedT, blocks: Any) -> PackedT:
         """Take the weights from blocks of GGUF: bytes, or an array of uint8 (rows, bytes of a row)."""
-        array = np.frombuffer(blocks, np.uint8) if isinstance(blocks, bytes) else np.asarray(blocks)
-        self.weight.write(packed.pack_strips(array, self.kind, self.matrix))
+        blocks = np.frombuffer(blocks, np.uint8) if isinstance(blocks, bytes) else blocks
+        self.weight.write(packed.pack_strips(blocks, self.kind, self.matrix))
         return self
 
     def blocks(self) -> np.ndarray:

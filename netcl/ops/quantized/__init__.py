@@ -65,20 +65,14 @@ def _packed_sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = Fals
     ref=_linear_cpu,
     amp="half",
     samples=[
-        _packed_sample((3, 64), 5, "Q4_0", True),
-        _packed_sample((2, 3, 64), 33, "Q8_0"),
-        _packed_sample((32,), 18, "F16", True),
-        _packed_sample((1, 256), 16, "Q4_K"),
-        _packed_sample((18, 256), 7, "Q6_K", True),
-        _packed_sample((0, 32), 7, "Q4_0"),
+        _packed_sample((3, 64), 5, "Q4_0", True), _packed_sample((2, 3, 64), 33, "Q8_0"), _packed_sample((32,), 18, "F16", True),
+        _packed_sample((1, 256), 16, "Q4_K"), _packed_sample((18, 256), 7, "Q6_K", True), _packed_sample((0, 32), 7, "Q4_0"),
     ],
     errors=[
         (_packed_sample((2, 32), 4, "Q4_0", activations="int4"), r"\[quantized_linear\] activations must be one of auto, float, int8"),
         (_packed_sample((2, 32), 4, "F16", activations="int8"), r"\[quantized_linear\] F16 has no integer codes"),
-        (
-            S((2, 32), np.zeros(9, np.uint8), kind="Q4_0", rows=4),
-            r"\[quantized_linear\] weight must be 288 bytes \(uint8\) for 4 rows and 32 columns; kind=Q4_0, size=9",
-        ),
+        (S((2, 32), np.zeros(9, np.uint8), kind="Q4_0", rows=4),
+         r"\[quantized_linear\] weight must be 288 bytes \(uint8\) for 4 rows and 32 columns; kind=Q4_0, size=9"),
         (S((2, 40), np.zeros(9, np.uint8), kind="Q4_0", rows=4), r"\[quantized_linear\] the columns of Q4_0 must be a multiple of 32"),
         (S((2, 32), np.zeros(9, np.uint8), kind="Q4", rows=4), r"\[quantized_linear\] unknown kind of blocks; kind='Q4'; known are F32"),
     ],
@@ -143,11 +137,10 @@ def _rows_cpu(weight, index, kind, shape):
     vjp=None,
     ref=lambda weight, index=None, *, kind, shape: _rows_cpu(weight, index, kind, shape),
     samples=[
-        S(_WEIGHT, kind="Q4_0", shape=(20, 64)),
-        S(_WEIGHT, np.array([[3, 19, 0]]), kind="Q4_0", shape=(20, 64)),
+        S(_WEIGHT, kind="Q4_0", shape=(20, 64)), S(_WEIGHT, np.array([[3, 19, 0]]), kind="Q4_0", shape=(20, 64)),
         S(_packed_sample((1, 256), 18, "Q4_K").shapes[1], kind="Q4_K", shape=(18, 256)),
     ],
-)
+)  # fmt: skip
 def quantized_rows(weight: Tensor, index: Tensor | None = None, *, kind: str, shape: tuple[int, int], dtype: str = "float32") -> Tensor:
     """Rows of packed weights as values, (\\*index.shape, columns); all rows without an index. On OpenCL devices an index out of range
     gives NaN. There is no gradient."""

@@ -85,21 +85,17 @@ def _planes(kind: Kind) -> list[tuple[int, int, int]]:
 
 
 def _words(codes: np.ndarray, kind: Kind) -> np.ndarray:
-    lines = codes.reshape(-1, 32)
-    if kind.low[0] == 8:
-        return lines ^ np.uint8(128)
+    lines = codes.reshape(-1, 32) ^ np.uint8(128 if kind.bits == 8 else 0)
     return np.concatenate([pack_bits(lines >> np.uint8(at), bits, run) for at, bits, run in _planes(kind)], axis=1)
 
 
 def _codes(words: np.ndarray, kind: Kind) -> np.ndarray:
     """The inverse of :func:`_words`."""
     lines, codes, begin = words.reshape(-1, 4 * kind.bits), np.uint8(0), 0
-    if kind.low[0] == 8:
-        return (lines ^ np.uint8(128)).reshape(-1, kind.block)
     for at, bits, run in _planes(kind):
         codes = codes | (unpack_bits(np.ascontiguousarray(lines[:, begin : begin + 4 * bits]), bits, run) << np.uint8(at))
         begin += 4 * bits
-    return np.asarray(codes).reshape(-1, kind.block)
+    return np.asarray(codes ^ np.uint8(128 if kind.bits == 8 else 0)).reshape(-1, kind.block)
 
 
 def unpack_strips(packed: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:

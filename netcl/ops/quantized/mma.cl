@@ -9,8 +9,7 @@
 #define LANE_WORDS (PLAIN ? 8 : (LOW == 4 ? 1 : 2) + HIGH)
 
 static inline float of_half(const uint bits) {
-  const ushort low = bits;
-  float f;
+  const ushort low = bits; float f;
   __asm__("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(low));
   return f;
 }

@@ -100,10 +100,7 @@ __kernel void strips_product(__global const uchar* w, __global const X_T* x, __g
           const size_t i = at[n] + run;
           const int count = PER_RUN == 2 ? sums[2 * i + g] : sums[2 * i] + sums[2 * i + 1];
           INTS sum = (INTS)(-SUBTRACTED * count), next;
-          UNROLL for (int j = 4 * g; j < end; j += 4) {
-            DOT_4(next, sum, u + j, x + i * 32 + 4 * j);
-            sum = next;
-          }
+          UNROLL for (int j = 4 * g; j < end; j += 4, sum = next) { DOT_4(next, sum, u + j, x + i * 32 + 4 * j); }
           part[n] = TO_FLOAT(sum) * scales[i];
           total[n] = scales[i] * (float)count;
         }
@@ -123,8 +120,7 @@ __kernel void strips_product(__global const uchar* w, __global const X_T* x, __g
 #endif
     }
 #if SLICES > 1
-    UNROLL for (int n = 0; n < NB; ++n)
-      *(__local FLOATS*)(shared + (slice * NB + n) * 16 + first) = acc[n];
+    UNROLL for (int n = 0; n < NB; ++n) *(__local FLOATS*)(shared + (slice * NB + n) * 16 + first) = acc[n];
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = item; i < 16 * NB; i += PARTS * SLICES) {
       float sum = 0.0f;
