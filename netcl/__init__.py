@@ -30,7 +30,6 @@ _SHORTCUTS = {
     **dict.fromkeys(("device", "synchronize"), "netcl.core.device"),
     **dict.fromkeys(("get_matmul_precision", "set_matmul_precision"), "netcl.core.kernel_selector"),
     "Tensor": "netcl.core.tensor",
-    "quantize": "netcl.nn.quantized",
     "KernelSpec": "netcl.core.kernels.primitives",
     **dict.fromkeys(("compile", "capture_graph"), "netcl.replay.compiled"),
     **dict.fromkeys(("autocast", "is_autocast_enabled"), "netcl.amp"),
@@ -47,6 +46,7 @@ _RENAMED = {
     "complex": ("netcl.fft", "complex_"),
     "get_float32_matmul_precision": ("netcl.core.kernel_selector", "get_matmul_precision"),
     "set_float32_matmul_precision": ("netcl.core.kernel_selector", "set_matmul_precision"),
+    "quantize": ("netcl.nn.quantized", "quantize_model"),
     "set_anomaly_enabled": ("netcl.autograd", "set_detect_anomaly"),
 }
 #: Methods of tensors that torch has as functions, too; so are all that write in place.

@@ -61,7 +61,7 @@ from netcl.nn.functional import pairwise_distance as pairwise_distance
 from netcl.nn.functional import pdist as pdist
 from netcl.nn.functional import poisson_nll_loss as poisson_nll_loss
 from netcl.fft import polar as polar
-from netcl.nn.quantized import quantize as quantize
+from netcl.nn.quantized import quantize_model as quantize
 from netcl.fft import real as real
 from netcl.nn.functional import rrelu as rrelu
 from netcl.io import save as save

@@ -1,4 +1,4 @@
-"""Layers whose weights stay packed in the block types of GGUF, and :func:`quantize`, which puts them into a model."""
+"""Layers whose weights stay packed in the block types of GGUF, and :func:`quantize_model`, which puts them into a model."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class QuantizedEmbedding(_PackedLayer):
         return ag.quantized_rows(self.weight, index, kind=self.kind, shape=self.matrix, dtype=self.result)
 
 
-def quantize(
+def quantize_model(
     model: ModelT, bits: int = 4, group: int = 32, *, kind: str = "", embeddings: bool = False, activations: str = "auto"
 ) -> ModelT:
     """Replace the linear layers of a model, and with ``embeddings`` those too, by packed ones, in place; return the model.

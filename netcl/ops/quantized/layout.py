@@ -19,7 +19,7 @@ import numpy as np
 from netcl.core.errors import ShapeError, message
 from netcl.ops.quantized.formats import Kind, Parts, join_blocks, kind_of, pack_bits, packed_shape, split_blocks, unpack_bits
 
-STRIP = 16  # rows
+STRIP_ROWS = 16
 _PIECE_WEIGHTS = 1 << 22  # that are re-ordered at a time, in whole strips
 
 
@@ -37,7 +37,7 @@ def _record_fields(kind: Kind) -> Iterator[tuple[str, int, int]]:
 
 def record_size(kind: Kind) -> tuple[int, int]:
     """Columns and bytes of a record."""
-    return max(32, kind.block), sum(size for _, size, _ in _record_fields(kind)) * STRIP
+    return max(32, kind.block), sum(size for _, size, _ in _record_fields(kind)) * STRIP_ROWS
 
 
 def device_bytes(kind: Kind, shape: tuple[int, int], op: str = "quantized_linear") -> int:
@@ -46,7 +46,7 @@ def device_bytes(kind: Kind, shape: tuple[int, int], op: str = "quantized_linear
     if shape[1] % step or kind.name == "F32":
         what = f"the columns of {kind.name} must be a multiple of {step}" if shape[1] % step else "F32 is not packed"
         raise ShapeError(message(op, what, "keep the layer unpacked, or choose another kind", columns=shape[1]))
-    return -(-shape[0] // STRIP) * (shape[1] // step) * size
+    return -(-shape[0] // STRIP_ROWS) * (shape[1] // step) * size
 
 
 def pack_strips(blocks: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
@@ -56,24 +56,24 @@ def pack_strips(blocks: Any, kind: str | Kind, shape: tuple[int, int]) -> np.nda
     (576,)
     """
     row = kind_of(kind, "quantized_linear")
-    out = np.empty(device_bytes(row, shape), np.uint8).reshape(-(-shape[0] // STRIP), -1)
+    out = np.empty(device_bytes(row, shape), np.uint8).reshape(-(-shape[0] // STRIP_ROWS), -1)
     data: Any = np.ascontiguousarray(blocks).view(np.uint8).reshape(packed_shape(shape, row, "quantized_linear"))
-    if shape[0] % STRIP:
-        data = np.concatenate([data, np.zeros((-shape[0] % STRIP, data.shape[1]), np.uint8)])
-    step = max(1, _PIECE_WEIGHTS // (STRIP * shape[1]))
+    if shape[0] % STRIP_ROWS:
+        data = np.concatenate([data, np.zeros((-shape[0] % STRIP_ROWS, data.shape[1]), np.uint8)])
+    step = max(1, _PIECE_WEIGHTS // (STRIP_ROWS * shape[1]))
     for at in range(0, len(out), step):
-        out[at : at + step] = _strips_of(data[at * STRIP : (at + step) * STRIP], row, shape[1])
+        out[at : at + step] = _strips_of(data[at * STRIP_ROWS : (at + step) * STRIP_ROWS], row, shape[1])
     return out.reshape(-1)
 
 
 def _strips_of(data: np.ndarray, kind: Kind, columns: int) -> np.ndarray:
-    strips, records, made = len(data) // STRIP, columns // record_size(kind)[0], []
+    strips, records, made = len(data) // STRIP_ROWS, columns // record_size(kind)[0], []
     found: dict[str, Any] = {"low": data}
     if not kind.plain:
         parts = split_blocks(data.reshape(-1, kind.nbytes), kind)
         found = {**parts._asdict(), "words": _words(parts.codes, kind)}
     for name, size, unit in _record_fields(kind):
-        lines = np.ascontiguousarray(found[name]).view(np.uint8).reshape(strips, STRIP, records, size // unit, unit)
+        lines = np.ascontiguousarray(found[name]).view(np.uint8).reshape(strips, STRIP_ROWS, records, size // unit, unit)
         made.append(lines.transpose(0, 2, 3, 1, 4).reshape(strips, records, -1))
     return np.concatenate(made, axis=2).reshape(strips, -1)
 
@@ -101,16 +101,16 @@ def _codes(words: np.ndarray, kind: Kind) -> np.ndarray:
 def unpack_strips(packed: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
     """The blocks of packed weights, (rows, bytes of a row): the inverse of :func:`pack_strips`."""
     row, (rows, columns) = kind_of(kind, "quantized_linear"), shape
-    strips, (step, size), at = -(-rows // STRIP), record_size(row), 0
+    strips, (step, size), at = -(-rows // STRIP_ROWS), record_size(row), 0
     lines, found = np.asarray(packed).reshape(strips, columns // step, size), {}
     for name, each, unit in _record_fields(row):
-        part = lines[:, :, at : at + each * STRIP].reshape(strips, columns // step, each // unit, STRIP, unit)
-        found[name], at = np.ascontiguousarray(part.transpose(0, 3, 1, 2, 4)).reshape(-1, each), at + each * STRIP
+        part = lines[:, :, at : at + each * STRIP_ROWS].reshape(strips, columns // step, each // unit, STRIP_ROWS, unit)
+        found[name], at = np.ascontiguousarray(part.transpose(0, 3, 1, 2, 4)).reshape(-1, each), at + each * STRIP_ROWS
     if row.plain:
-        return found["low"].reshape(strips * STRIP, -1)[:rows]
+        return found["low"].reshape(strips * STRIP_ROWS, -1)[:rows]
     d, m = (found[name].view(np.float16) if name in found else None for name in ("d", "m"))
     scales, codes = found.get("scales"), _codes(found["words"], row)
     if scales is not None and m is None:
         scales = scales.view(np.int8)
     assert d is not None
-    return join_blocks(Parts(codes, d, m, scales, found.get("lower")), row).reshape(strips * STRIP, -1)[:rows]
+    return join_blocks(Parts(codes, d, m, scales, found.get("lower")), row).reshape(strips * STRIP_ROWS, -1)[:rows]

@@ -5,7 +5,7 @@
 // Rows g and g + 8 of a fragment are rows 2g and 2g + 1 of a strip, and lane t of a row holds columns 4t to 4t + 3 and 16 + 4t to 19 + 4t
 // of a run: the order of columns in a product is free if both operands agree. So a lane reads 8 bytes of codes, and 8 or 16 of x, straight
 // into registers. Codes become halves exactly (1024 + code, less 1024 + OFFSET); scales are applied to sums in float32.
-// From ptx.cl: MMA_FLOAT16; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
+// From codes.cl: PLAIN LOW HIGH; from ptx.cl: MMA_FLOAT16; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
 #define LANE_WORDS (PLAIN ? 8 : (LOW == 4 ? 1 : 2) + HIGH)
 
 static inline float of_half(const uint bits) {

@@ -28,7 +28,7 @@ from netcl.ops.finish import Finish
 from netcl.ops.matmul import nvidia
 from netcl.ops.matmul.gemm import Extras, product
 from netcl.ops.quantized.formats import Kind, dequantize, quantize
-from netcl.ops.quantized.layout import STRIP, pack_strips, record_size
+from netcl.ops.quantized.layout import STRIP_ROWS, pack_strips, record_size
 
 _ANY_CONFIG = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED)
 _SCRATCH = 64 << 20  # bytes of weights that are unpacked at a time
@@ -121,7 +121,7 @@ def _cpu_instructions() -> int:
 def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands, assembly: int | None = None) -> None:
     """Floating-point activations, or int8 ones on CPUs where tier ``dot`` comes here."""
     tokens = min(1 << (p.tokens - 1).bit_length(), _TOKENS)  # few variants of the kernel; those beyond the last repeat it
-    strips, dots = -(-p.rows // STRIP), p.activations == "int8"
+    strips, dots = -(-p.rows // STRIP_ROWS), p.activations == "int8"
     cpu = launch.on_cpu_device(queue) and "SLICES" not in config.extra
     if assembly is None:
         assembly = _cpu_instructions() if cpu and (dots or p.kind.plain) and has_dots(queue, p.kind) else 0
@@ -134,7 +134,7 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
     kernel = _compiled(queue, p, "strips_product", "strips.cl", t._replace(x=x), lanes, assembly, **macros)
     items = 4 * slices if slices > 1 else 1
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
-    kernel(queue, strips * (items if slices > 1 else STRIP // lanes), items, t.weight, x, scales, sums, *t.end, *numbers)
+    kernel(queue, strips * (items if slices > 1 else STRIP_ROWS // lanes), items, t.weight, x, scales, sums, *t.end, *numbers)
 
 
 def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,7 +155,7 @@ def round_activations(x: np.ndarray) -> np.ndarray:
 
 
 def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
-    strips, units = -(-p.rows // STRIP), profile.max_compute_units
+    strips, units = -(-p.rows // STRIP_ROWS), profile.max_compute_units
     warps = next((n for n, few in ((16, 2), (8, 4)) if strips <= few * units), 4)
     tall = 2 if strips > 16 * units else 1
     sizes = {"WARPS": warps, "MT": tall, "DEEP": 2 if warps == 16 or p.kind.plain or tall == 2 else 4, **config.extra.get("macros", {})}
@@ -210,14 +210,14 @@ def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, c
     macros = _kind_macros(p.kind, 1, CLANG=0, ASM=0, LISTED=int(listed is not None), **{"PUT_8(p, a, b)": _PUTS.get(dtype, _PUT_EACH)})
     operands = {"Y": dtype, "INDEX": "int32" if listed is None else listed.dtype}
     kernel = launch.kernel(queue, __file__, "codes.cl unpack.cl", "unpack_rows", operands, macros)
-    size = -(-count // STRIP) * STRIP * (p.columns // 32)
+    size = -(-count // STRIP_ROWS) * STRIP_ROWS * (p.columns // 32)
     kernel(queue, size, launch.LOCAL_1D, weight, out if listed is None else listed, out, p.rows, p.columns, begin, count)
     return out
 
 
 def _pieces(p: Packed) -> Iterator[tuple[int, int]]:
     """First row and number of rows of the pieces that are unpacked at a time."""
-    step = max(STRIP, _SCRATCH // (p.columns * DTYPES[p.dtype].itemsize) // STRIP * STRIP)
+    step = max(STRIP_ROWS, _SCRATCH // (p.columns * DTYPES[p.dtype].itemsize) // STRIP_ROWS * STRIP_ROWS)
     return ((begin, min(step, p.rows - begin)) for begin in range(0, p.rows, step))
 
 

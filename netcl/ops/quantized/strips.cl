@@ -4,7 +4,7 @@
 //   AHEAD, LEVEL  prefetch so many bytes ahead, into this level of cache; 0: not at all
 // With SLICES a work-group does one strip: 16 / V items for its rows times SLICES. Lanes are rows, so nothing is added across lanes.
 // Dot products multiply unsigned by signed bytes with AVX-512 (ASM 1), signed by signed ones with NEON (ASM 2): codes below 128 are both.
-// From the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
+// PLAIN LOW OFFSET as in codes.cl. From the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
 #define FLIPPED (LOW == 8 && ASM == 1)  // signed codes as unsigned ones
 #define SUBTRACTED (FLIPPED ? 128 : LOW == 8 ? 0 : OFFSET)
 

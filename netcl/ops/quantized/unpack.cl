@@ -1,4 +1,4 @@
-// Rows of packed weights as values: y[i] = w[rows[i]], or with LISTED 0 the rows from `begin` on. Macros of codes.cl, with V 1, and
+// Rows of packed weights as values: y[i] = w[rows[i]], or with LISTED 0 the rows from `begin` on. Macros of codes.cl (PLAIN), with V 1, and
 // PUT_8(p, a, b), which stores eight values of Y_T; INDEX_T is that of rows. A work-item does 32 columns of one row, and
 // neighbors do the rows of a strip.
 #pragma OPENCL FP_CONTRACT OFF  // values are those of formats.py, bit for bit
