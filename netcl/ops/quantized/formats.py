@@ -111,11 +111,7 @@ def kind_of(name: str | Kind, op: str = "quantize") -> Kind:
 
 
 def packed_shape(shape: Sequence[int], kind: str | Kind, op: str = "quantize") -> tuple[int, ...]:
-    """The shape of the bytes of weights: the last axis counts bytes instead of weights.
-
-    >>> packed_shape((3, 64), "Q4_0")
-    (3, 36)
-    """
+    """The shape of the bytes of weights: the last axis counts bytes instead of weights."""
     row = kind_of(kind, op)
     if not shape or shape[-1] % row.block:
         what = f"the last axis must be a multiple of {row.block}, the weights in a block of {row.name}"
@@ -232,9 +228,6 @@ def quantize(array: Any, kind: str | Kind) -> np.ndarray:
 
     Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 round as GGUF's reference does. The other kinds search the scale of each group that gives the
     smallest weighted squared error.
-
-    >>> quantize(np.zeros((2, 64), np.float32), "Q4_0").shape
-    (2, 36)
     """
     row = kind_of(kind)
     x = np.asarray(array)

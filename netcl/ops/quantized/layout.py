@@ -50,11 +50,7 @@ def device_bytes(kind: Kind, shape: tuple[int, int], op: str = "quantized_linear
 
 
 def pack_strips(blocks: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
-    """The blocks of a matrix of this shape in strips: one line of bytes.
-
-    >>> pack_strips(np.zeros((3, 36), np.uint8), "Q4_0", (3, 64)).shape
-    (576,)
-    """
+    """The blocks of a matrix of this shape in strips: one line of bytes."""
     row = kind_of(kind, "quantized_linear")
     out = np.empty(device_bytes(row, shape), np.uint8).reshape(-(-shape[0] // STRIP_ROWS), -1)
     data: Any = np.ascontiguousarray(blocks).view(np.uint8).reshape(packed_shape(shape, row, "quantized_linear"))
