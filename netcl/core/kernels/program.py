@@ -27,6 +27,7 @@ from netcl.core import env, platforms, recording
 from netcl.core.commands import CommandList
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
 from netcl.core.hooks import hooks
+from netcl.core.kernels import probe
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
 from netcl.core.queue_state import ContextState, context_state, free_memory, queue_state
 from netcl.core.queue_state import forget as forget
@@ -167,6 +168,8 @@ class Program:
         start = time.perf_counter()
         # Without -w compilers write "1 warning generated." past Python to the terminal.
         options = [*self.options, *([] if env.value("NETCL_DEBUG") else ["-w"])]
+        if probe.is_fragile(self.state.device):
+            probe.check_compiles(self.state.device, self.key, self.source, tuple(options))
         building = _kernel_names(self.source)
         try:
             with _quiet(cl):
@@ -197,6 +200,10 @@ class Program:
             if name not in self.kernels:
                 self.kernels[name] = Kernel(self, name)
             return self.kernels[name]
+
+    def names(self) -> list[str]:
+        """The names of its kernels."""
+        return self._built.get_info(platforms.opencl().program_info.KERNEL_NAMES).split(";")
 
     def make(self, name: str) -> Any:
         """A new kernel object of the driver; each thread needs its own, because arguments are stored in it."""
