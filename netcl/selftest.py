@@ -280,12 +280,12 @@ def results(handle: DeviceHandle, names: Sequence[str] = (), full: bool = False)
         row = REGISTRY[name]
         for dtype in FLOATS:
             if supports(handle, dtype):
-                yield _timed_result(name, dtype, partial(_each, check_forward, row, handle, dtype))
+                yield timed_result(name, dtype, partial(_each, check_forward, row, handle, dtype))
         if isinstance(row, Pointwise):
-            yield _timed_result(name, "special", partial(check_special, row, handle))
+            yield timed_result(name, "special", partial(check_special, row, handle))
         if row.differentiable and getattr(row, "ref", True) is not None:
-            yield _timed_result(name, "gradient", partial(_each, check_gradient, row, handle, "float32"))
-        yield _timed_result(name, "errors", partial(check_errors, row, handle))
+            yield timed_result(name, "gradient", partial(_each, check_gradient, row, handle, "float32"))
+        yield timed_result(name, "errors", partial(check_errors, row, handle))
 
 
 def _each(check: Callable[..., None], row: Row, handle: DeviceHandle, dtype: str) -> None:
@@ -303,7 +303,7 @@ def _faults() -> tuple[type[Exception], ...]:
     return (*own, platforms.opencl().Error) if platforms.available() else own
 
 
-def _timed_result(op: str, check: str, run: Callable[[], None]) -> Result:
+def timed_result(op: str, check: str, run: Callable[[], None]) -> Result:
     start = time.perf_counter()
     state, detail = "ok", ""
     try:
