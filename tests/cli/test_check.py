@@ -41,7 +41,10 @@ BUGS = {
         "__local float room[64]; room[i + 8] = x[i]; barrier(CLK_LOCAL_MEM_FENCE); out[i] = room[i + 8];",
         "Invalid write of size 4 at local memory",
     ),
-    "private_behind": ("float own[4]; for (int k = 0; k < 4; ++k) own[k] = x[k]; out[i] = own[n];", "Invalid read of size 4 at private memory"),
+    "private_behind": (
+        "float own[4]; for (int k = 0; k < 4; ++k) own[k] = x[k]; out[i] = own[n];",
+        "Invalid read of size 4 at private memory",
+    ),
     "race_of_writes": ("out[0] = x[i];", "Write-write data race at global memory"),
     "race_of_neighbours": ("out[i] = x[i]; out[i] = out[(i + 1) % n] + 1.0f;", "Read-write data race at global memory"),
     "missing_barrier": ("__local float room[64]; room[i] = x[i]; out[i] = room[63 - i];", "local memory|Uninitialized value"),
@@ -74,7 +77,9 @@ def test_twelve_planted_bugs_are_found(tmp_path, capsys):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", BUGS)
-@pytest.mark.fault("bug in a kernel of `@netcl.kernel(check=True)`", "the same twelve", "`KernelBuildError` with the report, at the first call")
+@pytest.mark.fault(
+    "bug in a kernel of `@netcl.kernel(check=True)`", "the same twelve", "`KernelBuildError` with the report, at the first call"
+)
 def test_twelve_planted_bugs_are_found_at_the_first_call(cl_device, name):
     if not sanitizer.available():
         pytest.skip("Oclgrind is not installed")
