@@ -3,14 +3,19 @@
 # make test: the same with the development tools; everything CI checks
 # make test-full: the same on every CPU runtime, with every op in every dtype and every kernel; hours on two cores
 # make quick: the inner loop
+# make fuzz: mutated files, recipes and expressions, for FUZZ_SECONDS (60) with SEED (0)
+# make soak: an hour of training that must keep nothing (SOAK_MINUTES), then the tests that take minutes: kills, networks, sanitizer
 # make site: the pages of docs/ as a site, in build/site
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+FUZZ_SECONDS ?= 60
+SEED ?= 0
+SOAK_MINUTES ?= 60
 
-.PHONY: demo test test-full quick lint docs-tables site clean
+.PHONY: demo test test-full quick lint fuzz soak docs-tables site clean
 
 demo: $(VENV)/.cpu
 	@$(BIN)/netcl doctor --fix || echo "make: the demo goes on with NumPy"
@@ -19,7 +24,7 @@ demo: $(VENV)/.cpu
 	@echo "activate the environment: . $(BIN)/activate; then: netcl --help"
 
 # Threads of NumPy that wait by spinning would take the cores from the other jobs.
-test test-full quick: export OPENBLAS_NUM_THREADS := 1
+test test-full quick fuzz soak: export OPENBLAS_NUM_THREADS := 1
 
 test: lint
 	$(BIN)/pytest -n $(JOBS)
@@ -35,6 +40,13 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python tools/fuzz.py --seconds $(FUZZ_SECONDS) --seed $(SEED)
+
+soak: $(VENV)/.dev
+	$(BIN)/python tools/soak.py --minutes $(SOAK_MINUTES)
+	$(BIN)/pytest --soak
 
 docs-tables: $(VENV)/.dev
 	$(BIN)/python tools/docs_tables.py

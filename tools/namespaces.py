@@ -4,8 +4,8 @@
 
 Makes a bridge and ``n`` namespaces with one cable each, starts one rank in each through mpiexec, prints the bytes every cable carried
 and takes everything down again. ``--fault`` happens to the cable of the last rank: it is cut, cut for two seconds, or (with ``tc``'s netem)
-delays each packet by 20 ms or loses one of twenty. A job that is cut off ends by its own timeout; what mpiexec keeps is ended here. Needs Linux, root and ``ip``; mpiexec must be MPICH's (hydra), whose remote launcher is replaced here
-by ``ip netns exec``.
+delays each packet by 20 ms or loses one of twenty. Ranks that are cut off end by their own timeout; mpiexec, which does not, is ended here.
+Needs Linux, root and ``ip``; mpiexec must be MPICH's (hydra), whose remote launcher is replaced here by ``ip netns exec``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python tools/portability.py [--device pocl] [--device cpu] [--seconds 170] [ops ...]
 
-One file per device, ``benchmarks/results/portability_<device>.json``. A run that ``--seconds`` ends is continued by the next one; results of
+One file per device, ``benchmarks/results/portability_<device>.json``. A run that ``--seconds`` ends is continued by the next; results of
 another commit of the package or another driver are replaced. Each row runs its samples in float32, one in float16, and one gradient.
 """
 

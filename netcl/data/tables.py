@@ -123,7 +123,7 @@ def read_numpy_arrays(path: str | os.PathLike[str], op: str, max_bytes: int | No
                     _check_array(file, entry.file_size, op, path, entry.filename)
         with np.load(found, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError) as error:  # encrypted, or of a later version of ZIP
         raise _refused(op, "the file is not an NPZ file, or damaged", path, reason=error) from None
 
 

@@ -312,7 +312,7 @@ def _descendants(root: int) -> list[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.fault(
     "process of a job killed",
-    "SIGKILL to any process of ten jobs, at random moments of start and run",
+    "SIGKILL to any process of ten jobs, at random moments",
     "all end in time and resume to the bit",
 )
 def test_ten_jobs_killed_at_random_moments_end_and_resume_to_the_bit(tmp_path):
@@ -414,9 +414,7 @@ def test_ranks_survive_a_bad_network(tmp_path, fault):
 
 @pytest.mark.soak
 @pytest.mark.skipif(not namespaces_can_be_made(), reason="network namespaces need Linux, root and ip")
-@pytest.mark.fault(
-    "network cable is cut", "the link of one rank goes down", "all ranks end in bounded time and name the other; resume equals"
-)
+@pytest.mark.fault("network cable is cut", "the link of one rank goes down", "all ranks end in time and name the other; resumed")
 def test_ranks_that_a_cut_cable_parts_end_and_resume(tmp_path):
     folder, out = str(tmp_path / "checkpoints"), tmp_path / "out.npz"
     done = in_namespaces("cut", str(out), "--steps", "3000", "--checkpoints", folder, NETCL_COMM_TIMEOUT="8")
