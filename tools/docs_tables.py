@@ -265,7 +265,8 @@ def portability_devices() -> str:
     for name, made in _portability().items():
         states = [_row_state(checks).partition(":")[0] for checks in made["rows"].values()]
         counts = ", ".join(f"{states.count(word)} {word}" for word in ("passed", "refused", "failed") if word in states)
-        rows.append((name, made["platform"], made["driver"], counts, ", ".join(made["quarantined"]) or "none", made["date"], made["commit"]))
+        banned = ", ".join(made["quarantined"]) or "none"
+        rows.append((name, made["platform"], made["driver"], counts, banned, made["date"], made["commit"]))
     return _table(("device", "platform", "driver", "rows", "quarantined kernels", "date", "commit"), rows)
 
 

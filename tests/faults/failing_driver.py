@@ -1,4 +1,4 @@
-"""A stand-in for pyopencl that counts allocations, builds, launches, transfers and waits, and lets any of them fail with the driver's own error.
+"""A stand-in for pyopencl that counts allocations, builds, launches, transfers and waits, and lets any fail with the driver's own error.
 
 netcl needs no hook for it: it is put where :func:`netcl.core.platforms.opencl` keeps the module.
 """

@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).with_name("driver_faults.py")
 
 
 def run(target, *commands):
-    done = subprocess.run([sys.executable, SCRIPT, target, *commands], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, SCRIPT, target, *commands], capture_output=True, text=True, timeout=280)
     said = "".join(line for line in done.stderr.splitlines(True) if "[share] an array is kept for good" not in line)
     assert (done.returncode, said) == (0, ""), done.stdout + done.stderr
     return done.stdout.splitlines()

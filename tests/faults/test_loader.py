@@ -63,7 +63,7 @@ def test_a_sample_that_cannot_travel_is_named():
     "whole batches or an error; the loader works again",
 )
 def test_workers_killed_at_random_moments():
-    assert re.fullmatch(r"(SIGKILL before batch \d: (whole|told)\n){20}", run("moments", "7", "20", "SIGKILL"))
+    assert re.fullmatch(r"(SIGKILL before batch \d: (whole|told)\n){20}", run("moments", "7", "20", "SIGKILL", limit=280))
 
 
 @pytest.mark.soak
