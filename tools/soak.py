@@ -126,10 +126,9 @@ def run(handle, minutes: float, say) -> int:
         loss = soak.epoch(loader)
         assert np.isfinite(loss)
         epochs += 1
-        now = kept()
-        points.append((passed, now["megabytes"]))
-        if passed - shown > max(60 * minutes / 30, 1):
-            shown = passed
+        if passed - shown > max(60 * minutes / 60, 1):  # seldom: the list itself must not grow
+            shown, now = passed, kept()
+            points.append((passed, now["megabytes"]))
             words = "  ".join(f"{name} {value:.1f}" if name == "megabytes" else f"{name} {value:.0f}" for name, value in now.items())
             say(f"{passed / 60:6.1f} min  {epochs} epochs  {words}")
     soak.close()

@@ -36,7 +36,7 @@ class _Cast(NamedTuple):
         return same and self.half.dtype == wanted and self.half.grad_fn.rule is not None
 
 
-class _Block(NamedTuple):
+class _AutocastBlock(NamedTuple):
     """An ``autocast`` block: its dtype (``None``: off), the block around it, and the casts that all blocks of a step share."""
 
     dtype: str | None
@@ -45,7 +45,7 @@ class _Block(NamedTuple):
 
 
 #: The innermost ``autocast`` block of the current thread or asyncio task.
-autocast_block: ContextVar[_Block | None] = ContextVar("autocast_block", default=None)
+autocast_block: ContextVar[_AutocastBlock | None] = ContextVar("autocast_block", default=None)
 _warned = False
 
 
@@ -78,7 +78,7 @@ class autocast(ContextDecorator):
 
     def __enter__(self) -> autocast:
         outer = autocast_block.get()
-        autocast_block.set(_Block(self.dtype, outer, {} if outer is None else outer.casts))
+        autocast_block.set(_AutocastBlock(self.dtype, outer, {} if outer is None else outer.casts))
         return self
 
     def __exit__(self, *exc: object) -> None:

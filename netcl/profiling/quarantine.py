@@ -5,7 +5,6 @@ The entry belongs to a device and a driver version, as measured configurations d
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -16,15 +15,14 @@ from netcl.core.device import DeviceHandle
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError
 from netcl.core.kernel_selector import KernelConfig, Problem
 from netcl.engine.algorithms import ALGORITHMS, FAMILIES, Family, last_chosen
-from netcl.runtime.tuning import store
+from netcl.runtime.tuning import log, store
 
-log = logging.getLogger("netcl")
 _KEY = "quarantine"
-_WINDOWS = (2, 8, 9, 8, 12, 3, 3)
+_CONV_SIZES = (2, 8, 9, 8, 12, 3, 3)
 #: An op, its sizes and flags: odd sizes, sizes that fill a tile, and sizes above the limits of the policy.
 _PROBLEMS: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
     ("matmul", (9, 70, 33), {"trans_b": True}), ("matmul", (64, 64, 96), {}), ("matmul", (130, 65, 256), {"trans_a": True}),
-    *((op, _WINDOWS, {"pad": 1}) for op in ("conv2d", "conv2d_input_grad", "conv2d_weight_grad")),
+    *((op, _CONV_SIZES, {"pad": 1}) for op in ("conv2d", "conv2d_input_grad", "conv2d_weight_grad")),
     ("conv2d", (1, 16, 7, 9, 8, 1, 1), {}), ("conv2d", (1, 8, 9, 9, 8, 3, 3), {"stride": 2, "groups": 2}),
 )  # fmt: skip
 _told: set[tuple[str, str]] = set()

@@ -18,7 +18,7 @@ ABORTS = "__kernel void aborts(__global float* x) { ((volatile __global float*)0
 @pytest.fixture
 def fragile(cl_device, monkeypatch):
     monkeypatch.setattr(probe, "is_fragile", lambda device: True)
-    monkeypatch.setattr(probe, "_refused", {})
+    monkeypatch.setattr(probe, "_known_aborts", {})
     yield cl_device
     for child in probe._children.values():
         child.close()
@@ -36,14 +36,14 @@ def test_a_program_that_ends_a_process_is_refused(fragile):
             probe.CompilerAbort, match=r"\[build\] the driver's compiler cannot compile this program: the process ends with SIG"
         ):
             program.get(fragile.queue, ABORTS, "aborts")
-    assert len(probe._refused) == 1 and not probe._children
+    assert len(probe._known_aborts) == 1 and not probe._children
 
 
 def test_programs_that_build_are_used(fragile):
     x = nc.zeros((4,), device=fragile)
     room = program.platforms.opencl().LocalMemory(64)
     program.get(fragile.queue, GOOD, "good")(fragile.queue, 4, 4, x, 3.0, 4, room)
-    assert x.tolist() == [3.0] * 4 and probe._refused == {}
+    assert x.tolist() == [3.0] * 4 and probe._known_aborts == {}
     (child,) = probe._children.values()
     assert child.process.poll() is None
     with pytest.raises(program.KernelBuildError, match="undeclared"):

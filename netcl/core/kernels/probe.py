@@ -21,7 +21,7 @@ from netcl.core import env, platforms
 from netcl.core.errors import KernelBuildError, message
 from netcl.core.kernels.signature import parameters
 
-_SECONDS = 300  # a compiler that takes longer is refused too
+_PROBE_SECONDS = 300  # a compiler that takes longer is refused too
 _BYTES = 1 << 20  # of every buffer of a probe
 _LOCAL_BYTES = 1 << 12
 
@@ -51,12 +51,12 @@ class _Child:
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-            ready, _, _ = select.select([self.process.stdout], [], [], _SECONDS)
+            ready, _, _ = select.select([self.process.stdout], [], [], _PROBE_SECONDS)
             if ready and self.process.stdout.readline():
                 return ""
         except BrokenPipeError:
             ready = [self.process.stdout]
-        return self._reason() if ready else f"the compiler takes longer than {_SECONDS} s"
+        return self._reason() if ready else f"the compiler takes longer than {_PROBE_SECONDS} s"
 
     def _reason(self) -> str:
         status = self.process.wait()
@@ -76,7 +76,7 @@ class _Child:
 
 _is_child = False
 _children: dict[tuple[str, str], _Child] = {}
-_refused: dict[str, str] = {}  # by the key of the program
+_known_aborts: dict[str, str] = {}  # by the key of the program
 _lock = threading.Lock()
 
 
@@ -84,15 +84,15 @@ def check_compiles(device: Any, key: str, source: str, options: tuple[str, ...])
     """Raise :class:`CompilerAbort` if building or launching a program ends a process."""
     place = device.platform.name, device.name
     with _lock:
-        if key not in _refused:
+        if key not in _known_aborts:
             if place not in _children:
                 _children[place] = _Child(device)
             reason = _children[place].run({"source": source, "options": options})
             if not reason:
                 return
             _children.pop(place).close()
-            _refused[key] = reason
-    what = f"the driver's compiler cannot compile this program: {_refused[key]}"
+            _known_aborts[key] = reason
+    what = f"the driver's compiler cannot compile this program: {_known_aborts[key]}"
     raise CompilerAbort(message("build", what, "use another device, or the NumPy backend", device=device.name))
 
 
