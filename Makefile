@@ -4,14 +4,19 @@
 # make test-full: the same on every CPU runtime, with every op in every dtype and every kernel; hours on two cores
 # make test-oldest: the tests without OpenCL's slow ones, with the oldest versions of everything that netcl uses (Python 3.10 to 3.12)
 # make quick: the inner loop
+# make fuzz: mutated files, recipes and expressions, for FUZZ_SECONDS (60) with SEED (0)
+# make soak: an hour of training that must keep nothing (SOAK_MINUTES), then the tests that take minutes: kills, networks, sanitizer
 # make site: the pages of docs/ as a site, in build/site
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+FUZZ_SECONDS ?= 60
+SEED ?= 0
+SOAK_MINUTES ?= 60
 
-.PHONY: demo test test-full test-oldest quick lint docs-tables site clean
+.PHONY: demo test test-full test-oldest quick lint fuzz soak docs-tables site clean
 
 demo: $(VENV)/.cpu
 	@$(BIN)/netcl doctor --fix || echo "make: the demo goes on with NumPy"
@@ -20,7 +25,7 @@ demo: $(VENV)/.cpu
 	@echo "activate the environment: . $(BIN)/activate; then: netcl --help"
 
 # Threads of NumPy that wait by spinning would take the cores from the other jobs.
-test test-full test-oldest quick: export OPENBLAS_NUM_THREADS := 1
+test test-full test-oldest quick fuzz soak: export OPENBLAS_NUM_THREADS := 1
 
 test: lint
 	$(BIN)/pytest -n $(JOBS)
@@ -41,6 +46,13 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python tools/fuzz.py --seconds $(FUZZ_SECONDS) --seed $(SEED)
+
+soak: $(VENV)/.dev
+	$(BIN)/python tools/soak.py --minutes $(SOAK_MINUTES)
+	$(BIN)/pytest --soak
 
 docs-tables: $(VENV)/.dev
 	$(BIN)/python tools/docs_tables.py

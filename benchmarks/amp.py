@@ -21,7 +21,7 @@ import numpy as np
 import netcl.autograd as ag
 from netcl import device, nn, optim
 from netcl.amp import GradScaler, autocast
-from netcl.amp.autocast import casting
+from netcl.amp.autocast import autocast_block
 from netcl.core import memory
 from netcl.core.tensor import Tensor
 from netcl.data.datasets import digits
@@ -86,7 +86,7 @@ def activation_bytes(model: nn.Module, batch: Batch, mode: str) -> int:
         before = memory.memory_stats()["bytes_in_use"]
         loss = loss_of(model, batch, mode)
         gc.collect()
-        copies = sum(memory.eighth_steps(kept.half.nbytes) for kept in casting.casts.values())
+        copies = sum(memory.eighth_steps(kept.half.nbytes) for kept in autocast_block.get().casts.values())
         held = memory.memory_stats()["bytes_in_use"] - before - copies
     del loss
     return int(held)

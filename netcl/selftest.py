@@ -24,8 +24,10 @@ from netcl.core import dtype as dtypes
 from netcl.core import platforms
 from netcl.core.device import DeviceHandle
 from netcl.core.errors import DtypeError
+from netcl.core.kernels.probe import CompilerAbort
 from netcl.core.tensor import Tensor
 from netcl.engine.registry import REGISTRY, Choice, Pointwise, Reduction, Row
+from netcl.profiling.quarantine import check_variants
 
 #: Relative and absolute tolerance per dtype, times the row's own factor ``tol``.
 TOLERANCE = {"float64": (1e-10, 1e-11), "float32": (1e-5, 2e-6), "float16": (2e-3, 1e-3), "bfloat16": (1.6e-2, 8e-3)}
@@ -256,7 +258,7 @@ class Result:
 
     op: str
     check: str
-    state: str  # "ok", "refused" (a dtype the device or the op does not take) or "FAILED"
+    state: str  # "ok", "refused" (the device or the op does not take the dtype, or the compiler aborts), "quarantined" or "FAILED"
     detail: str
     seconds: float
 
@@ -266,18 +268,24 @@ def supports(handle: DeviceHandle, dtype: str) -> bool:
     return dtype != "float64" or handle.backend == "cpu" or handle.profile.has_fp64
 
 
-def results(handle: DeviceHandle, names: Sequence[str] = ()) -> Iterator[Result]:
-    """Run every row's checks on a device. A failure is reported and the next row is tried; nothing is skipped silently."""
+def results(handle: DeviceHandle, names: Sequence[str] = (), full: bool = False) -> Iterator[Result]:
+    """Run every row's checks on a device. A failure is reported and the next row is tried; nothing is skipped silently.
+
+    ``full`` begins with every kernel algorithm that the device may choose; a wrong one is quarantined, and the rows run without it.
+    """
+    for variant in check_variants(handle) if full and handle.backend == "cl" else ():
+        state = "quarantined" if variant.wrong else "ok"
+        yield Result(variant.algorithm, "variant", state, f"{variant.problem}: {variant.wrong}" if variant.wrong else "", 0.0)
     for name in sorted(names or REGISTRY):
         row = REGISTRY[name]
         for dtype in FLOATS:
             if supports(handle, dtype):
-                yield _timed_result(name, dtype, partial(_each, check_forward, row, handle, dtype))
+                yield timed_result(name, dtype, partial(_each, check_forward, row, handle, dtype))
         if isinstance(row, Pointwise):
-            yield _timed_result(name, "special", partial(check_special, row, handle))
+            yield timed_result(name, "special", partial(check_special, row, handle))
         if row.differentiable and getattr(row, "ref", True) is not None:
-            yield _timed_result(name, "gradient", partial(_each, check_gradient, row, handle, "float32"))
-        yield _timed_result(name, "errors", partial(check_errors, row, handle))
+            yield timed_result(name, "gradient", partial(_each, check_gradient, row, handle, "float32"))
+        yield timed_result(name, "errors", partial(check_errors, row, handle))
 
 
 def _each(check: Callable[..., None], row: Row, handle: DeviceHandle, dtype: str) -> None:
@@ -295,12 +303,12 @@ def _faults() -> tuple[type[Exception], ...]:
     return (*own, platforms.opencl().Error) if platforms.available() else own
 
 
-def _timed_result(op: str, check: str, run: Callable[[], None]) -> Result:
+def timed_result(op: str, check: str, run: Callable[[], None]) -> Result:
     start = time.perf_counter()
     state, detail = "ok", ""
     try:
         run()
-    except DtypeError as error:
+    except (DtypeError, CompilerAbort) as error:
         state, detail = "refused", str(error)
     except _faults() as error:
         state, detail = "FAILED", f"{type(error).__name__}: {error}"

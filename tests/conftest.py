@@ -134,10 +134,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="every CPU runtime, and what is marked `matrix` on OpenCL devices: every op in every dtype, every kernel",
     )
+    parser.addoption("--soak", action="store_true", help="only what is marked `soak`: faults made many times, networks, large tensors")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without ``--full``, leave the marked part of the matrix to NumPy: on OpenCL devices it compiles for half an hour."""
+    soak = config.getoption("--soak")
+    other = [item for item in items if bool(item.get_closest_marker("soak")) != soak]
+    items[:] = [item for item in items if item not in set(other)]
+    config.hook.pytest_deselected(items=other)
     if config.getoption("--full"):
         return
     left = [item for item in items if item.get_closest_marker("matrix") and _target(item) != NUMPY]

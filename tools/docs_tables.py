@@ -272,6 +272,52 @@ def vision_models() -> str:
     return _table(("family", "names, and millions of parameters"), ((family, ", ".join(found)) for family, found in sorted(rows.items())))
 
 
+def _portability() -> dict[str, dict[str, Any]]:
+    """The results of tools/portability.py, by device."""
+    files = sorted((ROOT / "benchmarks" / "results").glob("portability_*.json"))
+    return {f"{made['device']}": made for made in (json.loads(file.read_text(encoding="utf-8")) for file in files)}
+
+
+def _row_state(checks: dict[str, str] | None) -> str:
+    """One word for a row: the worst of its checks, and which they are unless all are the same."""
+    if checks is None:
+        return "-"
+    words = {name: state.partition(":")[0] for name, state in checks.items()}
+    worst = next((word for word in ("failed", "refused") if word in words.values()), "passed")
+    where = [name for name, word in words.items() if word == worst]
+    return worst if len(where) == len(words) else f"{worst}: {', '.join(where)}"
+
+
+def portability_devices() -> str:
+    rows = []
+    for name, made in _portability().items():
+        states = [_row_state(checks).partition(":")[0] for checks in made["rows"].values()]
+        counts = ", ".join(f"{states.count(word)} {word}" for word in ("passed", "refused", "failed") if word in states)
+        banned = ", ".join(made["quarantined"]) or "none"
+        rows.append((name, made["platform"], made["driver"], counts, banned, made["date"], made["commit"]))
+    return _table(("device", "platform", "driver", "rows", "quarantined kernels", "date", "commit"), rows)
+
+
+def portability_exceptions() -> str:
+    rows = []
+    for name, made in _portability().items():
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for op, checks in made["rows"].items():
+            for check, state in checks.items():
+                if state != "passed":
+                    reason = re.sub(r"0x[0-9a-f]+", "...", state)
+                    reasons.setdefault((check, re.sub(r"^(\w+): \[\w+\]", r"\1:", reason)), []).append(op)
+        for (check, state), ops in sorted(reasons.items()):
+            rows.append((name, check, state, errors.some(ops, 6)))
+    return _table(("device", "check", "what", "rows"), rows)
+
+
+def portability() -> str:
+    found = _portability()
+    ops = sorted({op for made in found.values() for op in made["rows"]})
+    return _table(("op", *found), ((_code(op), *(_row_state(made["rows"].get(op)) for made in found.values())) for op in ops))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "environment": environment,
     "error_classes": error_classes,
@@ -283,6 +329,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "reference": reference,
     "algorithms": kernel_algorithms,
     "faults": faults,
+    "portability_devices": portability_devices,
+    "portability_exceptions": portability_exceptions,
+    "portability": portability,
     "torch_names": torch_names,
     "vision_models": vision_models,
 }

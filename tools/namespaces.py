@@ -1,10 +1,11 @@
 """Ranks in network namespaces of their own, as if on machines of their own: addresses, a switch between them, counted bytes.
 
-    sudo python tools/namespaces.py [-n 2] program.py [arguments]
+    sudo python tools/namespaces.py [-n 2] [--fault cut|outage|delay|loss] program.py [arguments]
 
 Makes a bridge and ``n`` namespaces with one cable each, starts one rank in each through mpiexec, prints the bytes every cable carried
-and takes everything down again. Needs Linux, root and ``ip``; mpiexec must be MPICH's (hydra), whose remote launcher is replaced here
-by ``ip netns exec``.
+and takes everything down again. ``--fault`` happens to the cable of the last rank: it is cut, cut for two seconds, or (with ``tc``'s netem)
+delays each packet by 20 ms or loses one of twenty. Ranks that are cut off end by their own timeout; mpiexec, which does not, is ended here.
+Needs Linux, root and ``ip``; mpiexec must be MPICH's (hydra), whose remote launcher is replaced here by ``ip netns exec``.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from netcl.distributed.launch import mpiexec
 
 NET = "10.97.0"
+NETEM = {"delay": ["delay", "20ms"], "loss": ["loss", "5%"]}
+TALK = 40_000  # bytes: the ranks have met and train
 LAUNCHER = """#!/bin/sh
 # Called as a remote shell would be: options, host, command.
 while [ "${1#-}" != "$1" ]; do shift; done
@@ -60,7 +64,34 @@ def carried(count: int) -> dict[str, int]:
     return {f"rank {number - 2}": int(Path(path.format(number)).read_text()) for number in range(2, count + 2)}
 
 
-def run(count: int, program: list[str]) -> int:
+def disturb(fault: str, cable: str, job: subprocess.Popen[bytes]) -> None:
+    """Make a fault, once the ranks talk to each other."""
+    if fault in NETEM:
+        subprocess.run(["tc", "qdisc", "add", "dev", cable, "root", "netem", *NETEM[fault]], check=True)
+        return
+    path = Path(f"/sys/class/net/{cable}/statistics/rx_bytes")
+    while job.poll() is None and int(path.read_text()) < TALK:
+        time.sleep(0.02)
+    if job.poll() is None and fault:
+        ip("link", "set", cable, "down")
+        if fault == "outage":
+            time.sleep(2.0)
+            ip("link", "set", cable, "up")
+
+
+def ended(count: int, job: subprocess.Popen[bytes], cut: bool) -> int:
+    """The status of mpiexec. It waits for news from beyond a cut cable for ever: without ranks it is ended."""
+    while (status := job.poll()) is None:
+        time.sleep(0.2)
+        ranks = [subprocess.run(["ip", "netns", "pids", f"netcl{n}"], capture_output=True, text=True).stdout for n in range(2, count + 2)]
+        names = [Path(f"/proc/{pid}/cmdline") for text in ranks for pid in text.split()]
+        if cut and not any(b"python" in path.read_bytes().split(b"\0")[0] for path in names if path.exists()):
+            job.kill()
+            return job.wait() or 1
+    return status
+
+
+def run(count: int, program: list[str], fault: str = "") -> int:
     hosts = ",".join(f"{NET}.{number}" for number in range(2, count + 2))
     with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as file:
         file.write(LAUNCHER)
@@ -71,7 +102,9 @@ def run(count: int, program: list[str]) -> int:
     command = [mpiexec(), "-hosts", hosts, "-ppn", "1", "-n", str(count), *remote, *apart, sys.executable, *program]
     try:
         before = carried(count)
-        status = subprocess.run(command, check=False).returncode
+        with subprocess.Popen(command) as job:
+            disturb(fault, f"netcl-v{count + 1}", job)
+            status = ended(count, job, fault == "cut")
         sent = {name: total - before[name] for name, total in carried(count).items()}
     finally:
         os.unlink(file.name)
@@ -82,12 +115,13 @@ def run(count: int, program: list[str]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("-n", type=int, default=2, help="ranks, one namespace each")
+    parser.add_argument("--fault", choices=["cut", "outage", *NETEM], default="", help="what happens to the cable of the last rank")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     given = parser.parse_args()
     take_down(given.n)
     try:
         put_up(given.n)
-        return run(given.n, given.program)
+        return run(given.n, given.program, given.fault)
     finally:
         take_down(given.n)
 

@@ -7,12 +7,10 @@ gradients come back in float32 and optimizers see nothing of it.
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ContextDecorator
-from functools import partial
-from operator import attrgetter
+from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
 from netcl.core import dtype as dtypes
@@ -38,25 +36,24 @@ class _Cast(NamedTuple):
         return same and self.half.dtype == wanted and self.half.grad_fn.rule is not None
 
 
-class _Active(threading.local):
-    """Per thread: the dtype of the innermost ``autocast`` block (``None``: off), those around it, and the casts of this step."""
+class _AutocastBlock(NamedTuple):
+    """An ``autocast`` block: its dtype (``None``: off), the block around it, and the casts that all blocks of a step share."""
 
-    def __init__(self) -> None:
-        self.dtype: str | None = None
-        self.around: list[str | None] = []
-        self.casts: dict[int, _Cast] = {}
+    dtype: str | None
+    outer: Any
+    casts: dict[int, _Cast]
 
 
-casting = _Active()
-hooks.modes.append(partial(attrgetter("dtype"), casting))
+#: The innermost ``autocast`` block of the current thread or asyncio task.
+autocast_block: ContextVar[_AutocastBlock | None] = ContextVar("autocast_block", default=None)
 _warned = False
 
 
 class autocast(ContextDecorator):
     """``with autocast(): loss = model(x)``: matrix products and convolutions in half, what needs range in float32.
 
-    A context manager and a decorator; blocks nest (``autocast(enabled=False)`` switches it off inside), and each thread has its
-    own. Only the forward pass belongs inside: backward follows the dtypes that were recorded. ``float16`` needs a
+    A context manager and a decorator; blocks nest (``autocast(enabled=False)`` switches it off inside), and each thread and
+    asyncio task has its own. Only the forward pass belongs inside: backward follows the dtypes that were recorded. ``float16`` needs a
     :class:`~netcl.amp.grad_scaler.GradScaler`; ``bfloat16`` has the range of float32 and does not.
 
     Halves are *stored* on every device; where a device has no half arithmetic they are computed in float32, which is said once
@@ -80,29 +77,32 @@ class autocast(ContextDecorator):
         self.dtype = row.name if enabled else None
 
     def __enter__(self) -> autocast:
-        casting.around.append(casting.dtype)
-        casting.dtype = self.dtype
+        outer = autocast_block.get()
+        autocast_block.set(_AutocastBlock(self.dtype, outer, {} if outer is None else outer.casts))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        casting.dtype = casting.around.pop()
-        if not casting.around:
-            casting.casts.clear()
+        block = autocast_block.get()
+        autocast_block.set(None if block is None else block.outer)
 
 
 def is_autocast_enabled() -> bool:
-    """Whether the current thread is inside an enabled ``autocast`` block.
+    """Whether the current thread or asyncio task is inside an enabled ``autocast`` block.
 
     >>> with autocast():
     ...     is_autocast_enabled()
     True
     """
-    return casting.dtype is not None
+    return get_autocast_dtype() is not None
 
 
 def get_autocast_dtype() -> str | None:
-    """The dtype of the innermost ``autocast`` block of this thread; ``None`` where it is off."""
-    return casting.dtype
+    """The dtype of the innermost ``autocast`` block of this thread or asyncio task; ``None`` where it is off."""
+    block = autocast_block.get()
+    return None if block is None else block.dtype
+
+
+hooks.modes.append(get_autocast_dtype)
 
 
 def supports_fp16(device: Any = None) -> bool:
@@ -123,7 +123,7 @@ def maybe_cast_tensor(tensor: Tensor, dtype: str | None = None) -> Tensor:
     ...     maybe_cast_tensor(x).dtype, maybe_cast_tensor(x.to("int32")).dtype
     ('float16', 'int32')
     """
-    wanted = casting.dtype if dtype is None else dtypes.lookup(dtype, "maybe_cast_tensor").name
+    wanted = get_autocast_dtype() if dtype is None else dtypes.lookup(dtype, "maybe_cast_tensor").name
     return tensor if wanted is None else cast_recorded(tensor, wanted)
 
 
@@ -144,9 +144,12 @@ def master_param(parameter: Tensor) -> Tensor:
 # ---- what autograd calls
 
 
-def cast_arguments(policy: Literal["half", "float"], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def cast_arguments(policy: Literal["half", "float"], args: Sequence[Any], kwargs: Any) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments of an op with its float tensors in the dtype its row asks for inside this block."""
-    wanted = casting.dtype if policy == "half" and casting.dtype is not None else "float32"
+    half = get_autocast_dtype()
+    if half is None:  # a block that is off
+        return args, kwargs
+    wanted = half if policy == "half" else "float32"
     return [_fitted_dtype(x, wanted) for x in args], {name: x if name == "out" else _fitted_dtype(x, wanted) for name, x in kwargs.items()}
 
 
@@ -174,12 +177,13 @@ def _cast_parameter(parameter: Tensor, wanted: str) -> Tensor:
 
     A replay repeats the casts of its own recording and no others.
     """
-    known = casting.casts.get(id(parameter))
+    block = autocast_block.get()
+    known = None if block is None else block.casts.get(id(parameter))
     if known is not None and known.good(wanted):
         return known.half
     half = parameter.to(wanted)
-    if half.grad_fn is not None and casting.around:
-        casting.casts[id(parameter)] = _Cast(parameter, half, writes_of(parameter).last, recording.active.recorder)
+    if half.grad_fn is not None and block is not None:
+        block.casts[id(parameter)] = _Cast(parameter, half, writes_of(parameter).last, recording.active.recorder)
     return half
 
 

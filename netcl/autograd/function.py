@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from netcl.amp.autocast import autocast, get_autocast_dtype
-from netcl.autograd.tape import Node, enable_grad, intact, modes, no_grad, recording, run_backward
+from netcl.autograd.tape import Node, enable_grad, grad_mode, intact, no_grad, recording, run_backward
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.ops import random
@@ -95,7 +95,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     The second run uses the state of the random generator and of ``autocast`` that the first run had.
     """
-    if not modes.enabled:
+    if not grad_mode.get():
         return function(*args, **kwargs)
     state = random.get_state()
     with no_grad():
@@ -109,7 +109,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _checkpoint_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     function, args, kwargs, state, half = node.saved
     args = intact(node, *args)
-    if modes.enabled:
+    if grad_mode.get():
         raise RuntimeError(message("checkpoint", "a checkpoint cannot be differentiated twice", "call the function without checkpoint"))
     fresh = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in args]
     now = random.get_state()

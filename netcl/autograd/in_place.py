@@ -13,7 +13,7 @@ import numpy as np
 
 from netcl import ops
 from netcl.autograd.ops import keeps_first, learns, record, twin
-from netcl.autograd.tape import modes
+from netcl.autograd.tape import grad_mode, modes
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor, duplicate
@@ -49,7 +49,7 @@ def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str
     """Raise, as torch does, for a write outside of ``no_grad()`` to a leaf that requires grad or to a view of one."""
     if modes.observer is not None:
         raise AutogradError(message(f"{name}_", "cannot write in place while a model is traced", "compute a new tensor", shape=x.shape))
-    if not modes.enabled:
+    if not grad_mode.get():
         return
     history = None if x.place is None else x.place.history
     of_leaf = history is not None and history.leaf and learns((x, *args), kwargs)
@@ -124,7 +124,7 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
     place = x.place
     history = None if place is None else place.history
     base_learns = history is not None and history.edge is not None
-    if not modes.enabled or not (result.requires_grad or old.requires_grad or base_learns):
+    if not grad_mode.get() or not (result.requires_grad or old.requires_grad or base_learns):
         return
     if not result.requires_grad:  # a constant: no gradient to the old x, but x stays part of the graph, as in torch
         constant = _stand_in(x.shape, x)
@@ -216,7 +216,7 @@ def _fill(x: Tensor, value: Any) -> Tensor:
         with _unrecorded():
             x._changing()
         x._fill(value)
-    if modes.enabled:
+    if grad_mode.get():
         _rebase(x, old, _stand_in(x.shape, x))
     return x
 
@@ -225,10 +225,11 @@ class _unrecorded:
     """A write whose history is recorded by the caller."""
 
     def __enter__(self) -> None:
-        self.enabled, modes.enabled = modes.enabled, False
+        self.enabled = grad_mode.get()
+        grad_mode.set(False)
 
     def __exit__(self, *exc: object) -> None:
-        modes.enabled = self.enabled
+        grad_mode.set(self.enabled)
 
 
 def _copy(x: Tensor, source: Any) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 from netcl import ops
 from netcl.autograd import sanitizer
-from netcl.autograd.tape import Node, intact, modes, recording
+from netcl.autograd.tape import Node, grad_mode, intact, recording
 from netcl.core import dtype as dtypes
 from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, ShapeError, message
 from netcl.core.kernels.primitives import PRIMITIVE_PREAMBLE, KernelSpec
@@ -161,7 +161,7 @@ def _kernel_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Tensor | None
     if callable(kernel.vjp):
         back = kernel.vjp(grads[0], *inputs.values(), **numbers)
         return list(back) if isinstance(back, tuple | list) else [back]
-    if modes.enabled:
+    if grad_mode.get():
         what = "the gradient of a kernel in OpenCL C cannot be differentiated again"
         raise DtypeError(message(kernel.name, what, "give vjp as a function of tensors"))
     found: dict[str, Tensor] = {}

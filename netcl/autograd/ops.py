@@ -8,8 +8,8 @@ from functools import cache, partial, wraps
 from typing import Any
 
 from netcl import ops
-from netcl.amp.autocast import autocast, cast_arguments, casting
-from netcl.autograd.tape import Node, intact, like, make_like, modes, recording
+from netcl.amp.autocast import autocast, autocast_block, cast_arguments, get_autocast_dtype
+from netcl.autograd.tape import Node, anomaly_mode, grad_mode, intact, like, make_like, modes, recording
 from netcl.core.errors import AutogradError, message
 from netcl.core.tensor import Tensor
 from netcl.core.writes import clock
@@ -140,11 +140,11 @@ def _note_of(name: str) -> Callable[..., None]:
 
 def record(name: str, out: Tensor, *args: Any) -> None:
     """Record ``out`` as the result of an op without running it."""
-    anomaly, modes.anomaly = modes.anomaly, False  # the stand-in tensors have no values to check
+    anomaly = anomaly_mode.set(False)  # the stand-in tensors have no values to check
     try:
         _note_of(name)(out, args, {})
     finally:
-        modes.anomaly = anomaly
+        anomaly_mode.reset(anomaly)
 
 
 def keeps_first(name: str) -> bool:
@@ -181,7 +181,7 @@ def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
                 return EXTRAS[extra.pop()][1](call, *args, **kwargs)
             if row.inputs and row.inputs[0] in kwargs:  # input=: the code below expects the first tensor as args[0]
                 args = (kwargs.pop(row.inputs[0]), *args)
-        if policy != "keep" and casting.dtype is not None:
+        if policy != "keep" and autocast_block.get() is not None:
             args, kwargs = cast_arguments(policy, args, kwargs)
         if kwargs and note is not None and kwargs.get("out") is not None and learns(args, kwargs):
             what = "a call with out= is not recorded, but an input requires a gradient"
@@ -220,7 +220,7 @@ def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, Tensor):
             if x._learns:
-                return modes.enabled
+                return grad_mode.get()
         elif isinstance(x, (list, tuple)) and recording(x):
             return True
     return False
@@ -232,7 +232,7 @@ def _composite(row: Composite) -> Callable[..., Any]:
         return function
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if casting.dtype is None:
+        if get_autocast_dtype() is None:
             return function(*args, **kwargs)
         with autocast(enabled=False):  # of its parts too, products among them
             return function(*args, **kwargs)
@@ -290,7 +290,7 @@ def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
         inputs, out = intact(node, inputs, out)
     g = grads[0]
     wanted = [edge is not None for edge in node.edges]
-    if not modes.enabled:
+    if not grad_mode.get():
         return pointwise.run_vjp(row, g, out, inputs, params, wanted)
     env = {f"v{i}": x for i, x in enumerate(inputs)} | dict(params) | {"g": g, "out": _recorded_again(node, out)}
     return [compose(text, env, F, row.let) if want and text else None for want, text in zip(wanted, row.vjp, strict=True)]
@@ -367,7 +367,7 @@ def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     row, inputs, keywords, outs = node.saved
     if clock.last > node.order:
         inputs, outs = intact(node, inputs, outs)
-    if outs is not None and modes.enabled:
+    if outs is not None and grad_mode.get():
         outs = [_recorded_again(node, out, i) for i, out in enumerate(outs)]
     several = len(node.outputs) > 1
     out = None if outs is None else (tuple(outs) if several else outs[0])

@@ -54,9 +54,14 @@ def check_launch(source: str, name: str, global_size: Sequence[int], local_size:
         arrays["plan"] = np.frombuffer(json.dumps(plan).encode(), np.uint8)
         np.savez(request, allow_pickle=False, **arrays)
         child = env.for_child(**SETTINGS, OCLGRIND_LOG=str(log), NETCL_CACHE_DIR=folder)
-        done = subprocess.run([sys.executable, "-m", __name__, str(request)], env=child, capture_output=True, text=True, timeout=_SECONDS)
+        command = [sys.executable, "-m", __name__, str(request)]
+        try:
+            done = subprocess.run(command, env=child, capture_output=True, text=True, timeout=_SECONDS)
+            fault = "" if done.returncode == 0 else done.stderr.strip()
+        except subprocess.TimeoutExpired:
+            fault = f"the launch did not end within {_SECONDS} s"
         said = log.read_text().strip() if log.exists() else ""
-        return said if done.returncode == 0 else f"{said}\n{done.stderr.strip()}".strip()
+        return f"{said}\n{fault}".strip()
 
 
 def _run_script(path: str) -> None:

@@ -13,8 +13,8 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ContextDecorator
+from contextvars import ContextVar
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,14 +33,12 @@ from netcl.engine.modes import modes as deferral
 
 
 class _Modes(threading.local):
-    """Per thread: whether ops are recorded, the current tape, whether values are checked, and the observer of ops.
+    """Per thread: the current tape, and the observer of ops.
 
     ``observer(row, function, *args, **kwargs)``, if set, is called instead of every op; tracers use it.
     """
 
     def __init__(self) -> None:
-        self.enabled = True
-        self.anomaly = False
         self.tape: Tape | None = None
         self.observer: Callable[..., Any] | None = None
         self.finishers: list[Callable[[], None]] | None = None
@@ -48,7 +46,10 @@ class _Modes(threading.local):
 
 
 modes = _Modes()
-hooks.modes.append(partial(attrgetter("enabled", "anomaly"), modes))
+#: Per thread and asyncio task: whether ops are recorded, and whether values are checked. A context variable is read faster than ``modes``.
+grad_mode: ContextVar[bool] = ContextVar("grad_mode", default=True)
+anomaly_mode: ContextVar[bool] = ContextVar("anomaly_mode", default=False)
+hooks.modes += (grad_mode.get, anomaly_mode.get)
 
 
 class Like(NamedTuple):
@@ -92,7 +93,7 @@ class Node:
         self.order = clock.tick()
         self.outputs: list[Like] = []
         self.hooks: tuple[tuple[int, Callable[[Tensor], Tensor | None]], ...] = ()
-        self.site = _op_site() if modes.anomaly else ""
+        self.site = _op_site() if anomaly_mode.get() else ""
         self.fusing = deferral.mode  # backward uses the deferral mode of forward
 
     def attach(self, outputs: Sequence[Any]) -> None:
@@ -106,7 +107,7 @@ class Node:
                 out.output_nr = index
         if modes.tape is not None:
             modes.tape.nodes.append(self)
-        if modes.anomaly:
+        if anomaly_mode.get():
             for out in outputs:
                 _check_finite(self, out, "returned")
 
@@ -162,7 +163,7 @@ def recording(tensors: Iterable[Any]) -> bool:
     """Whether an op on these inputs must be recorded."""
     for x in tensors:
         if isinstance(x, Tensor) and x._learns:
-            return modes.enabled
+            return grad_mode.get()
     return False
 
 
@@ -216,7 +217,7 @@ def _stand_ins(node: Node, kept: Any) -> Any:
 
 def changing_history(tensor: Tensor) -> None:
     """Refuse an unrecorded write to a tensor that a recorded op computed."""
-    if modes.enabled and tensor.grad_fn.rule is not None:
+    if grad_mode.get() and tensor.grad_fn.rule is not None:
         what = "cannot overwrite its result by from_host, write or out=: they are not recorded, and gradients would ignore the change"
         remedy = "use copy_() or x[...] = values, which are recorded, or do it inside no_grad()"
         raise AutogradError(message(tensor.grad_fn.name, what, remedy, shape=tensor.shape, dtype=tensor.dtype))
@@ -234,9 +235,10 @@ def run_backward(
     retain_graph: bool = False,
 ) -> list[Tensor | None]:
     """Run backward from ``outputs``: accumulate ``.grad`` in the leaves or, if ``wanted`` names tensors, return their gradients."""
-    enabled, finishers = modes.enabled, modes.finishers
+    enabled, finishers = grad_mode.get(), modes.finishers
     callbacks: list[Callable[[], None]] = []
-    modes.enabled, modes.finishers = create_graph, callbacks if finishers is None else finishers
+    grad_mode.set(create_graph)
+    modes.finishers = callbacks if finishers is None else finishers
     failed = True
     try:
         walk = _Walk(wanted, create_graph, retain_graph or create_graph)
@@ -251,7 +253,8 @@ def run_backward(
         failed = False
         return walk.captured()
     finally:
-        modes.enabled, modes.finishers = enabled, finishers
+        grad_mode.set(enabled)
+        modes.finishers = finishers
         if failed and modes.expecting and (error := sys.exc_info()[1]) is not None:
             for tell in [known() for known in modes.expecting.values()]:
                 if tell is not None:
@@ -391,7 +394,7 @@ class _Walk:
         back = node.rule(node, self.F, grads)
         if not self.retain:
             node.release()
-        anomaly = modes.anomaly
+        anomaly = anomaly_mode.get()
         for edge, wanted, gradient in zip(edges, likes, back, strict=True):
             if edge is not None and wanted is not None and gradient is not None:
                 if anomaly:
@@ -491,12 +494,14 @@ class Tape:
         self._previous: list[tuple[Tape | None, bool]] = []
 
     def __enter__(self) -> Tape:
-        self._previous.append((modes.tape, modes.enabled))
-        modes.tape, modes.enabled = self, True
+        self._previous.append((modes.tape, grad_mode.get()))
+        modes.tape = self
+        grad_mode.set(True)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        modes.tape, modes.enabled = self._previous.pop()
+        modes.tape, enabled = self._previous.pop()
+        grad_mode.set(enabled)
 
     def backward(self, loss: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
         """Accumulate the gradients of ``loss`` in the leaves."""
@@ -561,25 +566,31 @@ def _listed(what: str, given: Any, *others: type) -> list[Any]:
 class _Setting(ContextDecorator):
     """A mode as context manager and decorator; the previous value is restored on exit."""
 
-    field: str
+    variable: ContextVar[bool]
 
     def __init__(self, value: Any):
         self.value = value
         self._previous: list[Any] = []
 
+    def _recreate_cm(self) -> _Setting:
+        """Of a decorator: each call has a block of its own, since threads and tasks run it at the same time."""
+        new = object.__new__(type(self))
+        new.value, new._previous = self.value, []
+        return new
+
     def __enter__(self) -> _Setting:
-        self._previous.append(getattr(modes, self.field))
-        setattr(modes, self.field, self.value)
+        self._previous.append(self.variable.get())
+        self.variable.set(self.value)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        setattr(modes, self.field, self._previous.pop())
+        self.variable.set(self._previous.pop())
 
 
 class set_grad_enabled(_Setting):
     """``with set_grad_enabled(flag): ...``: record ops, or do not."""
 
-    field = "enabled"
+    variable = grad_mode
 
 
 class no_grad(set_grad_enabled):
@@ -599,7 +610,7 @@ class enable_grad(set_grad_enabled):
 class set_detect_anomaly(_Setting):
     """``with set_detect_anomaly(flag): ...``: check every value and every gradient; slow, for finding NaN and Inf."""
 
-    field = "anomaly"
+    variable = anomaly_mode
 
 
 class detect_anomaly(set_detect_anomaly):
@@ -610,8 +621,8 @@ class detect_anomaly(set_detect_anomaly):
 
 
 def is_grad_enabled() -> bool:
-    """Whether ops are being recorded in this thread."""
-    return modes.enabled
+    """Whether ops are being recorded in this thread or asyncio task."""
+    return grad_mode.get()
 
 
 def get_current_tape() -> Tape | None:

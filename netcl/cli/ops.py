@@ -30,6 +30,7 @@ def _asked_ops(given: Sequence[str]) -> list[str]:
 @command(
     "selftest",
     option("ops", nargs="*", help="names of ops; all of them if none is given"),
+    option("--full", action="store_true", help="first every kernel that the device may choose; wrong ones are quarantined"),
     DEVICE,
 )
 def selftest(args: argparse.Namespace) -> int:
@@ -42,10 +43,10 @@ def selftest(args: argparse.Namespace) -> int:
     counts: Counter[str] = Counter()
     failed: list[tests.Result] = []
     total, began = len(names or REGISTRY), time.monotonic()
-    for done, (op, results) in enumerate(groupby(tests.results(handle, names), key=lambda result: result.op), 1):
+    for done, (op, results) in enumerate(groupby(tests.results(handle, names, args.full), key=lambda result: result.op), 1):
         states = list(results)
         counts.update(result.state for result in states)
-        failed += [result for result in states if result.state == "FAILED"]
+        failed += [result for result in states if result.state in ("FAILED", "quarantined")]
         cells = "  ".join(f"{result.check} {result.state}" for result in states)
         say(f"{op:28s} {sum(result.seconds for result in states):7.2f} s  {cells}", flush=True)
         if done % _ESTIMATE_EVERY == 0 and done < total:
@@ -53,8 +54,9 @@ def selftest(args: argparse.Namespace) -> int:
             say(f"-- {done} of {total} ops; about {left // 60:.0f} min {left % 60:.0f} s left", flush=True)
     for result in failed:
         print(f"\n{result.op}, {result.check}: {result.detail}")
-    print(f"\n{counts['ok']} passed, {counts['FAILED']} failed, {counts['refused']} skipped")
-    return 1 if failed else 0
+    quarantined = f", {counts['quarantined']} kernels quarantined" if counts["quarantined"] else ""
+    print(f"\n{counts['ok']} passed, {counts['FAILED']} failed, {counts['refused']} skipped{quarantined}")
+    return 1 if counts["FAILED"] else 0
 
 
 @command("ops", option("filter", nargs="?", default="", help="a part of names or of their documentation; all ops if none is given"))

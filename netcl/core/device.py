@@ -537,9 +537,12 @@ def synchronize(device: Any = None) -> None:
     ``device`` is a selector, a handle, a queue or a tensor. ``queue.finish()`` waits only for launched work; a deferred value is launched
     when it is read. A deferred value without references is never computed, so keep a reference to what you time.
     """
+    from netcl.core.kernels import program
+
     hooks.settle()
     for queue in queues() if device is None else [queue_of(device)]:
-        queue.finish()
+        with program.driver_errors("synchronize", "in work that was launched before"):
+            queue.finish()
 
 
 def set_active_device(handle: Any) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -299,6 +299,7 @@ class _Adopted(Shelf):
     """The shelf of a buffer that fits no bucket: it is released to the driver, after ``queue`` has finished if one is given."""
 
     __slots__ = ("queue",)
+    unfinished: ClassVar[list[Any]] = []
 
     def __init__(self, pool: BufferPool, nbytes: int, queue: Any):
         super().__init__(pool, nbytes, False)
@@ -309,7 +310,11 @@ class _Adopted(Shelf):
             return
         self.pool._held -= self.bucket
         if self.queue is not None:
-            self.queue.finish()
+            try:
+                self.queue.finish()
+            except platforms.opencl().Error as error:  # in a destructor: nobody can catch it
+                self.unfinished.append(buffer)
+                program.log.warning("[share] an array is kept for good, as kernels that use it did not finish: %s", error)
 
 
 def shares_host(lease: BufferHandle | None) -> bool:

@@ -120,5 +120,5 @@ def read_numpy_arrays(path: str | os.PathLike[str], op: str, max_bytes: int | No
                 raise refused(op, "the arrays are larger than is allowed", path, remedy, bytes=promised, max_bytes=limit)
             names = archive.namelist()
             return {name.removesuffix(".npy"): array(name, np.frombuffer(archive.read(name), np.uint8).copy()) for name in names}
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError) as error:  # encrypted, or of a later version of ZIP
         raise refused(op, "the file is not an NPZ file, or damaged", path, reason=error) from None

@@ -20,7 +20,8 @@ from netcl.core import dtype as dtypes
 from netcl.core import kernel_selector
 from netcl.core.commands import device_queue
 from netcl.core.device_profile import ExtendedDeviceProfile
-from netcl.core.errors import ShapeError, message
+from netcl.core.errors import DeviceError, ShapeError, message, some
+from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.core.tensor import Tensor
 from netcl.engine.call import planned
@@ -67,6 +68,7 @@ class Algorithm:
 
 #: By family, in order of preference.
 ALGORITHMS: dict[str, list[Algorithm]] = {}
+last_chosen: dict[str, Algorithm] = {}  # by family
 
 
 def add(family: str, *columns: Any, **more: Any) -> Algorithm:
@@ -77,17 +79,30 @@ def add(family: str, *columns: Any, **more: Any) -> Algorithm:
 
 
 def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig, profile: Any) -> Algorithm | None:
-    """The algorithm for a problem: of those that apply, the one that the configuration names, else the cheapest, else the first."""
+    """The algorithm for a problem: of those that apply, the one that the configuration names, else the cheapest, else the first.
+
+    One that computed wrong results on this device (:mod:`netcl.profiling.quarantine`) is replaced by any other of the family.
+    """
     meant, tier = [a for a in ALGORITHMS[family] if a.answers(config, profile)], config.extra.get("tier")
     if not meant:
         known = sorted({name for a in ALGORITHMS[family] for name in (*a.names, *(variant.name for variant in a.variants))})
         what = "tier and variant of a configuration must be those of one kernel"
         raise ShapeError(message(family, what, f"known are {', '.join(known)}", variant=config.variant.name, tier=tier))
     fitting = [a for a in meant if a.when(problem, config, profile)]
+    banned = hooks.tuned("quarantine", profile) or ()
+    if any(f"{family}/{a.name}" in banned for a in fitting):
+        others = [a for a in ALGORITHMS[family] if a not in fitting and a.answers(None, profile) and a.when(problem, config, profile)]
+        fitting = [a for a in (*fitting, *others) if f"{family}/{a.name}" not in banned]
     if len(fitting) > 1:
         fitting.sort(key=lambda a: 0.0 if a.name == tier else a.cost(problem, profile))  # stable: the first of equals
     own = device_queue(queue)  # a probe runs its kernels, also where the op itself is only planned
-    return next((a for a in fitting if a.probe(own, problem, config)), None)
+    found = next((a for a in fitting if a.probe(own, problem, config)), None)
+    if found is None and banned:
+        what = f"every kernel of {family} for this call computed wrong results here and is quarantined"
+        raise DeviceError(message(family, what, "use another device, or a newer driver", device=profile.name, banned=some([*banned])))
+    if found is not None:
+        last_chosen[family] = found
+    return found
 
 
 def first(problem: Any, profile: Any) -> float:

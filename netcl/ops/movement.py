@@ -430,10 +430,18 @@ def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     ref=lambda xs, axis, lengths: np.concatenate(xs, axis),
     inputs=("xs",),
     samples=[S([(2, 3), (4, 3)], axis=0, lengths=(2, 4))],
+    errors=[
+        (S([(2, 3), (4, 3)], axis=0, lengths=(2, 3)), r"\[joined\] lengths must be those of the tensors"),
+        (S([(2, 3), (4, 5)], axis=0, lengths=(2, 4)), r"\[joined\] lengths must be those of the tensors"),
+        (S([(2, 3), (4, 3)], axis=0, lengths=(6,)), r"\[joined\] lengths must be those of the tensors"),
+    ],
 )
 def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
     """``cat`` of checked tensors; ``lengths`` are theirs along the axis, so that backward need not keep them."""
     first = xs[0]
+    if [x.shape for x in xs] != [along(first.ndim, axis, n, first.shape) for n in lengths]:
+        what = "lengths must be those of the tensors along the axis, and their other sizes equal"
+        raise ShapeError(message("joined", what, shapes=[x.shape for x in xs], axis=axis, lengths=tuple(lengths)))
     out = Tensor.empty(along(first.ndim, axis, sum(lengths), first.shape), first.dtype, queue=first.queue)
     strides, start = dense(out.shape), 0
     for x, length in zip(xs, lengths, strict=True):

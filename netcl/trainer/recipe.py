@@ -115,7 +115,7 @@ class Recipe:
                 close = difflib.get_close_matches(key, kinds, 1)
                 raise RecipeError(message("recipe", f"there is no setting {name!r}", f"did you mean {close[0]}?" if close else ""))
             kind = kinds[key]
-            value = float(value) if kind is float and type(value) is int else value
+            value = float(value) if kind is float and type(value) is int and abs(value) < 1 << 1000 else value
             if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
                 raise RecipeError(message("recipe", f"{name} is {_KINDS[kind]}", value=repr(value)))
             checked[key] = value

@@ -13,7 +13,7 @@ import pytest
 import netcl.autograd as ag
 from netcl import amp, nn, optim
 from netcl.amp import autocast
-from netcl.amp.autocast import casting
+from netcl.amp.autocast import autocast_block
 from netcl.core import memory
 from netcl.core.device import manager
 from netcl.core.errors import DtypeError
@@ -177,7 +177,7 @@ def held(model: nn.Module, x: Tensor, half: bool) -> int:
     with autocast(half):
         before = memory.memory_stats()["bytes_in_use"]
         out = model(x)
-        copies = sum(memory.eighth_steps(kept.half.nbytes) for kept in casting.casts.values())
+        copies = sum(memory.eighth_steps(kept.half.nbytes) for kept in autocast_block.get().casts.values())
         taken = memory.memory_stats()["bytes_in_use"] - before - copies
     del out
     return int(taken)

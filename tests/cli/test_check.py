@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 
+import netcl
+import netcl.autograd as ag
 from netcl import cli
 from netcl.autograd import sanitizer
+from netcl.core.errors import KernelBuildError
 
 FILE = """
 __kernel void good(__global const float* x, __global float* y, int n) { int i = get_global_id(0); if (i < n) y[i] = 2 * x[i]; }
@@ -24,6 +30,78 @@ def test_faults_are_found(cl_device, tmp_path, capsys):
     assert status == 1 and "good: clean" in out and "local_one: not run" in out
     assert "outside: faults" in out and "Invalid read" in out
     assert cli.main(["check", str(tmp_path / "kernels.cl"), "good", "--device", cl_device.platform_name]) == 0
+
+
+#: Bodies over x, out, i and n, with 64 work-items in one group; and what the sanitizer says.
+BUGS = {
+    "read_behind": ("out[i] = x[i + 1];", "Invalid read of size 4 at global memory"),
+    "read_before": ("out[i] = x[i - 1];", "Invalid read of size 4 at global memory"),
+    "write_behind": ("out[i + 1] = x[i];", "Invalid write of size 4 at global memory"),
+    "local_behind": (
+        "__local float room[64]; room[i + 8] = x[i]; barrier(CLK_LOCAL_MEM_FENCE); out[i] = room[i + 8];",
+        "Invalid write of size 4 at local memory",
+    ),
+    "private_behind": (
+        "float own[4]; for (int k = 0; k < 4; ++k) own[k] = x[k]; out[i] = own[n];",
+        "Invalid read of size 4 at private memory",
+    ),
+    "race_of_writes": ("out[0] = x[i];", "Write-write data race at global memory"),
+    "race_of_neighbours": ("out[i] = x[i]; out[i] = out[(i + 1) % n] + 1.0f;", "Read-write data race at global memory"),
+    "missing_barrier": ("__local float room[64]; room[i] = x[i]; out[i] = room[63 - i];", "local memory|Uninitialized value"),
+    "uninitialised_local": (
+        "__local float room[64]; if (i < 8) room[i] = x[i]; barrier(CLK_LOCAL_MEM_FENCE); out[i] = room[i] > 0.5f ? 1.0f : 2.0f;",
+        "ninitialized value",
+    ),
+    "uninitialised_private": ("float v; if (n < 0) v = x[i]; if (v > 0.5f) out[i] = 2.0f; else out[i] = 3.0f;", "ninitialized value"),
+    "divergent_barrier": ("if (i < 4) barrier(CLK_LOCAL_MEM_FENCE); out[i] = x[i];", "divergence detected"),
+    "null_pointer": ("__global const float* none = 0; out[i] = none[i] + x[i];", "Invalid read of size 4 at global memory address 0x0"),
+}
+BUG_FILE = "".join(
+    f"__kernel void {name}(__global const float* x, __global float* out, int n) {{ int i = get_global_id(0); {body} }}\n"
+    for name, (body, _) in {**BUGS, "clean": ("out[i] = 2 * x[i];", "")}.items()
+)
+
+
+@pytest.mark.soak
+@pytest.mark.fault("twelve kinds of bugs in kernels", "`netcl check` on a file that has one of each", "twelve found and named")
+def test_twelve_planted_bugs_are_found(tmp_path, capsys):
+    if not sanitizer.available():
+        pytest.skip("Oclgrind is not installed")
+    (tmp_path / "bugs.cl").write_text(BUG_FILE)
+    assert cli.main(["check", str(tmp_path / "bugs.cl"), "--local-size", "64", "--device", "cpu"]) == 1
+    parts = re.split(r"^(\w+): (?=faults$|clean$)", capsys.readouterr().out, flags=re.M)
+    found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert found.pop("clean").strip() == "clean" and found.keys() == BUGS.keys()
+    assert [name for name, (_, words) in BUGS.items() if not re.search(words, found[name])] == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.fault("bug in a kernel of `@netcl.kernel(check=True)`", "the same twelve", "`KernelBuildError` with the report")
+def test_twelve_planted_bugs_are_found_at_the_first_call(cl_device, name):
+    if not sanitizer.available():
+        pytest.skip("Oclgrind is not installed")
+    body, words = BUGS[name]
+
+    def planted(x):
+        pass
+
+    planted.__annotations__["x"] = "float32"
+
+    kernel = netcl.kernel(planted, body=body, check=True)
+    with pytest.raises(KernelBuildError, match=rf"(?s)\[planted\] the sanitizer found faults.*({words})"):
+        kernel(ag.tensor(np.arange(64.0), queue=cl_device.queue))
+
+
+@pytest.mark.soak
+@pytest.mark.fault("kernel that does not end under the sanitizer", "an endless loop", "ended at the time limit, and said")
+def test_a_kernel_that_does_not_end_is_told(monkeypatch):
+    if not sanitizer.available():
+        pytest.skip("Oclgrind is not installed")
+    monkeypatch.setattr(sanitizer, "_SECONDS", 5)
+    endless = "__kernel void endless(__global float* y) { volatile int go = 1; while (go) ; y[0] = 1; }"
+    said = sanitizer.check_launch(endless, "endless", [1], None, [np.zeros(1, np.float32)])
+    assert said.endswith("the launch did not end within 5 s")
 
 
 def test_what_does_not_compile_is_told(cl_device, tmp_path, capsys):

@@ -407,3 +407,10 @@ def test_a_script_is_traced(cl_device, tmp_path, capsys):
     told = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in told if e["name"] == "thread_name"}
     assert {lanes[e["pid"], e["tid"]] for e in told if e["name"] == "mine"} == {"regions"} and any(e.get("cat") == "kernel" for e in told)
+
+
+@pytest.mark.fault("recipe with a number that no float holds", "an integer of 400 digits", "one line")
+def test_a_number_that_no_float_holds_is_told(tmp_path, capsys):
+    (tmp_path / "recipe.json").write_text('{"lr": 1' + "0" * 400 + "}")
+    assert cli.main(["train", str(tmp_path / "recipe.json"), "--run", str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().err.startswith("[recipe] lr is a number; value=1000")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -293,6 +295,54 @@ def test_a_job_whose_rank_is_killed_restarts_from_its_last_checkpoint(tmp_path):
         np.testing.assert_array_equal(ours.to_host(), theirs.to_host())
 
 
+def _descendants(root: int) -> list[int]:
+    """Processes that a process has started, directly or not."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            parents[int(path.parent.name)] = int(path.read_text().rsplit(")", 1)[1].split()[1])
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.fault(
+    "process of a job killed",
+    "SIGKILL to any process of ten jobs, at random moments",
+    "all end in time and resume to the bit",
+)
+def test_ten_jobs_killed_at_random_moments_end_and_resume_to_the_bit(tmp_path):
+    from netcl.io import load_model
+
+    start = time.monotonic()
+    assert _train(tmp_path, "straight").returncode == 0
+    usual = time.monotonic() - start
+    chance, killed = random.Random(11), 0
+    for number in range(10):
+        words = ["--model", "mlp", "--epochs", "2", "--device", "cpu", "--distributed", "2", "--run", str(tmp_path / f"cut{number}")]
+        more = environment(NETCL_PROGRESS="off", NETCL_COMM_TIMEOUT="20")
+        with open(tmp_path / "said", "w+") as said:
+            job = subprocess.Popen([sys.executable, "-m", "netcl", "train", *words], stdout=said, stderr=said, env=more)
+            time.sleep(usual * chance.random())
+            victims = _descendants(job.pid)
+            if victims and job.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(chance.choice(victims), signal.SIGKILL)
+                    killed += 1
+            status = job.wait(timeout=150)
+        if status:
+            done = _train(tmp_path, f"cut{number}", "--resume")
+            assert done.returncode == 0, done.stderr
+        straight, cut = (load_model(tmp_path / name / "model.netcl").parameters() for name in ("straight", f"cut{number}"))
+        for ours, theirs in zip(cut, straight, strict=True):
+            np.testing.assert_array_equal(ours.to_host(), theirs.to_host())
+    assert killed >= 5
+
+
 @pytest.mark.parametrize(("status", "starts"), [(0, 1), (130, 1), (143, 1), (1, 4), (137, 4)])
 def test_only_a_job_that_failed_is_restarted(monkeypatch, tmp_path, status, starts):
     from netcl import cli
@@ -343,6 +393,37 @@ def namespaces_can_be_made() -> bool:
     made = subprocess.run(["ip", "netns", "add", "netcl-probe"], capture_output=True, check=False).returncode == 0
     subprocess.run(["ip", "netns", "del", "netcl-probe"], capture_output=True, check=False)
     return made
+
+
+def in_namespaces(fault: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools" / "namespaces.py"), "-n", "2", "--fault", fault, str(JOB), "mlp", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(**more), timeout=280, check=False)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not namespaces_can_be_made(), reason="network namespaces need Linux, root and ip")
+@pytest.mark.parametrize("fault", ["outage", "delay", "loss"])
+@pytest.mark.fault("network fails for a while", "an outage of 2 s, delay and loss by `tc`", "the job ends with the same parameters")
+def test_ranks_survive_a_bad_network(tmp_path, fault):
+    done = in_namespaces(fault, str(tmp_path / "out.npz"), "--steps", "300" if fault == "outage" else "20")
+    if "qdisc kind is unknown" in done.stderr:
+        pytest.skip("the kernel has no netem")
+    assert done.returncode == 0, done.stderr
+    assert_same(saved(tmp_path / "out.npz"), single("mlp", 300 if fault == "outage" else 20))
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not namespaces_can_be_made(), reason="network namespaces need Linux, root and ip")
+@pytest.mark.fault("network cable is cut", "the link of one rank goes down", "all ranks end in time and name the other; resumed")
+def test_ranks_that_a_cut_cable_parts_end_and_resume(tmp_path):
+    folder, out = str(tmp_path / "checkpoints"), tmp_path / "out.npz"
+    done = in_namespaces("cut", str(out), "--steps", "3000", "--checkpoints", folder, NETCL_COMM_TIMEOUT="8")
+    assert done.returncode != 0 and re.search(r"rank [01] (did not arrive within 8 s|failed|ends the job)", done.stderr), done.stderr
+    assert not out.exists()
+    last = max(int(number) for path in Path(folder).iterdir() for number in re.findall(r"\d+", path.name))
+    done = run(2, "mlp", str(out), "--steps", str(last + 3), "--checkpoints", folder)
+    assert done.returncode == 0, done.stderr
+    assert_same(saved(out)[1:], single("mlp", last + 3)[1:])
 
 
 @pytest.mark.skipif(not namespaces_can_be_made(), reason="network namespaces need Linux, root and ip")

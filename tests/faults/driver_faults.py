@@ -140,6 +140,7 @@ DOORS = {
     "indices": lambda: nc.ones((50, 3))[nc.tensor(np.array([3, 4]))].numpy(),
     "random": lambda: nn.functional.dropout(nc.ones((50,))).numpy(),
     "streams": lambda: _streams(Stream()),
+    "synchronize": lambda: (nc.ones((50,)) * 2, nc.synchronize()),
 }
 
 

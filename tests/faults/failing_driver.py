@@ -1,4 +1,4 @@
-"""A stand-in for pyopencl that counts allocations, builds, launches and transfers, and lets any of them fail with the driver's own error.
+"""A stand-in for pyopencl that counts allocations, builds, launches, transfers and waits, and lets any fail with the driver's own error.
 
 netcl needs no hook for it: it is put where :func:`netcl.core.platforms.opencl` keeps the module.
 """
@@ -69,7 +69,12 @@ class Driver(ModuleType):
             driver.call("build", f"{built.text} {name}")
             return real.Kernel(built, name)
 
-        self.Buffer, self.Program, self.Kernel = Buffer, Program, kernel
+        class CommandQueue(real.CommandQueue):
+            def finish(self):
+                driver.call("wait")
+                super().finish()
+
+        self.Buffer, self.Program, self.Kernel, self.CommandQueue = Buffer, Program, kernel, CommandQueue
 
     @contextmanager
     def failing(self, fails):

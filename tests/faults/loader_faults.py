@@ -73,27 +73,55 @@ def trouble(*kinds):
     assert len(list(loader)) == 7
 
 
-def moments(seed):
-    """Workers are killed at random moments: all batches arrive, or an error names the worker, and then the loader works."""
+def moments(seed, count, *kinds):
+    """Workers are killed or stopped at random moments: all batches arrive, or an error names the worker, and then the loader works."""
     chance = random.Random(int(seed))
-    loader = made()
-    wanted = [x for x, _ in made(num_workers=0)]
-    for _ in range(3):
-        at, victim = chance.randrange(1, 6), chance.randrange(2)
-        got, outcome = [], "whole"
+    loader, wanted = made(), [x for x, _ in made(num_workers=0)]
+    for _ in range(int(count)):
+        kind, victim, late = chance.choice(kinds), chance.randrange(2), chance.choice((0, 0.001, 0.01))
+        at = chance.randrange(6)  # 0: while the workers start
+        loader.timeout = 2.0 if kind == "SIGSTOP" else 30.0
+        got, outcome, hit = [], "whole", threading.Event()
+
+        def attack(victim=victim, kind=kind, late=late, hit=hit):
+            while not (pids := loader.worker_pids()) and not hit.wait(0.001):
+                pass
+            time.sleep(late)
+            if pids:
+                os.kill(pids[victim], getattr(signal, kind))
+
+        thread = threading.Thread(target=attack)
         try:
+            if at == 0:
+                thread.start()
             for x, _ in loader:
                 got.append(x)
-                if len(got) == at and loader.worker_pids():
-                    os.kill(loader.worker_pids()[victim], signal.SIGKILL)
+                if len(got) == at:
+                    thread.start()
         except WorkerError as error:
             outcome = "told"
             assert f"worker {victim}" in str(error), error
+        hit.set()
+        thread.join()
         assert all(np.array_equal(a, b) for a, b in zip(got, wanted, strict=False)) and (outcome == "told" or len(got) == 7)
         loader.close()
-        assert len(list(loader)) == 7
-        say(f"killed before batch {at}: {outcome}")
+        say(f"{kind} before batch {at}: {outcome}")
+    loader.timeout = 30.0
+    assert len(list(loader)) == 7
     loader.close()
+
+
+def full_shared_memory():
+    """/dev/shm, which containers keep small, is full."""
+    file, room = os.open("/dev/shm/filling", os.O_CREAT | os.O_WRONLY), 0
+    try:
+        while True:
+            room += os.write(file, bytes(4096))
+    except OSError:
+        os.close(file)
+    assert 0 < room < 1 << 20
+    assert len(list(made(batch_size=6))) == 7
+    say("whole")
 
 
 def alive(pid):

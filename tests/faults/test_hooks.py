@@ -11,10 +11,13 @@ import pytest
 import netcl
 import netcl as nc
 import netcl.autograd as ag
-from netcl import nn, optim
+from netcl import amp, nn, optim, selftest
 from netcl.autograd import tape
 from netcl.core import recording
+from netcl.core.device import manager
 from netcl.core.hooks import hooks
+from netcl.engine.registry import REGISTRY, Choice
+from netcl.nn.utils import parametrize
 from netcl.trainer import Callback, Trainer
 
 X = np.random.default_rng(0).standard_normal((12, 5), np.float32)
@@ -54,6 +57,7 @@ HOOKS = {
     "forward": lambda run: run.model[0].register_forward_hook(boom),
     "backward": lambda run: run.model[0].register_full_backward_hook(boom),
     "leaf": lambda run: run.model[0].weight.register_hook(boom),
+    "intermediate": lambda run: run.model[0].register_forward_hook(lambda module, given, out: out.register_hook(boom) and None),
     "after_backward": lambda run: run.model[2].weight.register_hook(lambda g: tape.after_backward(boom)),
 }
 
@@ -62,7 +66,7 @@ HOOKS = {
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.fault(
     "hook raises",
-    "forward, backward, leaf and after-backward hooks; eager and compiled",
+    "forward, backward, leaf, intermediate and after-backward hooks; eager and compiled",
     "raised; the run goes on as if undisturbed",
 )
 def test_a_hook_that_raises_leaves_nothing_behind(device, hook, compiled):
@@ -77,6 +81,70 @@ def test_a_hook_that_raises_leaves_nothing_behind(device, hook, compiled):
         assert recording.active.recorder is None and ag.is_grad_enabled()
     for _ in range(4):
         assert run.train() == pytest.approx(like.train(), rel=1e-5)
+
+
+class Broken(ag.Function):
+    @staticmethod
+    def forward(ctx, x, where):
+        ctx.where = where
+        return boom() if where == "forward" else x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return boom() if ctx.where == "backward" else (g, None)
+
+
+class _Once:
+    """Works once: in the forward pass, not when backward runs it again."""
+
+    called = False
+
+    def __call__(self, x):
+        if self.called:
+            boom()
+        self.called = True
+        return x * 2
+
+
+def _parametrized(x):
+    layer = nn.Linear(5, 3)
+    parametrize.register_parametrization(layer, "weight", nn.Identity())
+    layer.parametrizations.weight[0].forward = boom
+    return layer(x)
+
+
+CODE = {
+    "Function.forward": lambda x: Broken.apply(x, "forward"),
+    "Function.backward": lambda x: Broken.apply(x, "backward").sum().backward(),
+    "checkpoint": lambda x: ag.checkpoint(boom, x),
+    "checkpoint in backward": lambda x: ag.checkpoint(_Once(), x).sum().backward(),
+    "parametrization": _parametrized,
+    "compiled function": lambda x: nc.compile(boom)(x),
+    "jit_compile": lambda x: ag.jit_compile(boom)(x),
+    "closure": lambda x: optim.LBFGS([x]).step(boom),
+    "schedule": lambda x: optim.lr_scheduler.LambdaLR(optim.SGD([x], lr=0.1), boom),
+    "autocast": lambda x: amp.autocast(dtype="bfloat16")(boom)(x),
+    "no_grad": lambda x: ag.no_grad()(boom)(x),
+    "anomaly": lambda x: ag.detect_anomaly()(boom)(x),
+}
+
+
+@pytest.mark.parametrize("name", CODE)
+@pytest.mark.fault(
+    "user's code raises inside netcl",
+    "`Function`, `checkpoint`, `compile`, `jit_compile`, closures, schedules, parametrizations, mode blocks",
+    "raised as it is; modes and results are as before",
+)
+def test_code_of_the_user_that_raises_leaves_nothing_behind(device, name):
+    x = nc.tensor(X, requires_grad=True)
+    with pytest.raises(Boom):
+        CODE[name](x)
+    assert ag.is_grad_enabled() and not amp.is_autocast_enabled() and recording.active.recorder is None
+    assert tape.walk_under_way() is None and ag.get_current_tape() is None
+    y = (x * 3).sum()
+    x.grad = None
+    y.backward()
+    assert x.grad.numpy().tolist() == np.full_like(X, 3).tolist()
 
 
 @pytest.mark.fault("launch observer raises", "an observer in the middle of a step", "raised; the model trains on")
@@ -149,6 +217,21 @@ def test_errors_of_numpy_that_raise_change_no_result():
                 results.append([t.numpy() for t in (*made, learnt.grad)])
         for name, plain, strict in zip([*names, "gradient"], *results, strict=True):
             np.testing.assert_array_equal(plain, strict, err_msg=name)
+
+
+@pytest.mark.fault("NumPy's errors set to raise, in every op", '`np.errstate(all="raise")` around a call of each row', "the same results")
+def test_every_op_computes_when_numpy_raises():
+    handle, failed = manager.default("cpu"), []
+    for name, row in REGISTRY.items():
+        for part in row.rows if isinstance(row, Choice) else (row,):
+            case = next(iter(selftest.cases(part, "float32", (257,))), None) if part.ref is not None else None
+            try:
+                with np.errstate(all="raise"):
+                    if case is not None:
+                        selftest.check_forward(part, case, handle)
+            except FloatingPointError as error:
+                failed.append(f"{name}: {error}")
+    assert failed == []
 
 
 def test_large_values_become_infinite_when_numpy_raises():

@@ -37,6 +37,10 @@ slow(handle.queue, 1, None, x, 100_000_000_000)
 handle.queue.flush()
 print("running", flush=True)
 """
+ENDLESS = """__kernel void endless(__global float* x) {
+  volatile int go = 1;
+  while (go) x[get_global_id(0)] += 1;
+}"""
 WAYS = {
     "blocking read": "x.to_host()",
     "finish": "handle.queue.finish()",
@@ -67,6 +71,23 @@ def test_ctrl_c_leaves_with_130(cl_device, way):
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=100) == 130
         assert time.monotonic() - begin < 10 * GRACE_SECONDS  # of an hour; the rest is for a busy machine
+
+
+@pytest.mark.fault("kernel that never ends", "an endless loop, then Ctrl-C", "status 130 within the grace time; the driver ends the kernel")
+def test_a_kernel_that_never_ends_is_left_by_ctrl_c(cl_device):
+    if cl_device.device_type == "gpu":
+        pytest.skip("whether a GPU ends a kernel whose process is gone is up to its driver")
+    launch = 'print("running", flush=True)\nendless(handle.queue, 1, None, x)\nx.to_host()'
+    script = START.replace('print("running", flush=True)\n', "").replace("x, 100_000_000_000", "x, 10")
+    script += f'endless = program.get(handle.queue, {ENDLESS!r}, "endless")\n{launch}'
+    with subprocess.Popen([sys.executable, "-c", script, cl_device.platform_name], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "running\n"
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=100) == 130
+        finally:
+            process.kill()
 
 
 @pytest.mark.fault("two Ctrl-C", "SIGINT twice", "leaves at once, 130")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("loader_faults.py")
 SHARED = Path("/dev/shm")
+ROOT = sys.platform == "linux" and os.geteuid() == 0 and shutil.which("unshare") is not None
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="worker processes hand memory over as files do on Unix")
 
@@ -24,8 +26,8 @@ def nothing_is_left():
     assert [path for path in left if "netcl" in path.name or path.name.startswith(("psm_", "pym-"))] == []
 
 
-def run(*arguments):
-    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=120)
+def run(*arguments, limit=120):
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=limit)
     assert (done.returncode, done.stderr) == (0, "")  # workers that are no longer needed leave quietly
     return done.stdout
 
@@ -57,11 +59,29 @@ def test_a_sample_that_cannot_travel_is_named():
 
 @pytest.mark.fault(
     "loader workers killed",
-    "SIGKILL at seeded moments",
+    "SIGKILL at 20 seeded moments, the start of the workers among them",
     "whole batches or an error; the loader works again",
 )
 def test_workers_killed_at_random_moments():
-    assert re.fullmatch(r"(killed before batch \d: (whole|told)\n){3}", run("moments", "7"))
+    assert re.fullmatch(r"(SIGKILL before batch \d: (whole|told)\n){20}", run("moments", "7", "20", "SIGKILL", limit=280))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+@pytest.mark.fault("loader workers killed or stopped", "SIGKILL and SIGSTOP at 200 seeded moments", "the same")
+def test_workers_killed_and_stopped_at_two_hundred_moments():
+    said = run("moments", "8", "200", "SIGKILL", "SIGKILL", "SIGKILL", "SIGSTOP", limit=2900)
+    assert re.fullmatch(r"(SIG\w+ before batch \d: (whole|told)\n){200}", said)
+    assert "SIGSTOP before batch" in said and "told" in said
+
+
+@pytest.mark.fault("full `/dev/shm`", "a tmpfs of 256 KB that a file fills", "batches do not need it: all arrive")
+def test_a_full_dev_shm_changes_nothing():
+    command = f"mount -t tmpfs -o size=256k tmpfs /dev/shm && exec {sys.executable} {SCRIPT} full_shared_memory"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, timeout=120) if ROOT else None
+    if done is None or "unshare failed" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("a file system of one's own needs Linux and root")
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
 
 
 def test_the_number_of_workers_changes_nothing():

@@ -112,3 +112,51 @@ def test_nothing_is_a_size_too(device, shape):
     x = nc.zeros(shape)
     assert (x + 1).exp().numpy().shape == shape
     assert x.sum().item() == 0 and x.reshape(-1).shape == (0,)
+
+
+MANY = (1 << 31) + 5
+LONG = {  # of a vector whose last values are 1 to 4
+    "slice": (lambda y: y[MANY - 4 :].tolist(), [1, 2, 3, 4]),
+    "item": (lambda y: y[1 << 31].item(), 1),
+    "sum": (lambda y: y.sum().item(), MANY + 6),
+    "max": (lambda y: y.max().item(), 4),
+    "argmax": (lambda y: y.argmax().item(), MANY - 1),
+    "flip": (lambda y: y.flip(0)[:4].tolist(), [4, 3, 2, 1]),
+    "roll": (lambda y: y.roll(1)[:3].tolist(), [4, 1, 1]),
+    "cat": (lambda y: nc.cat([y[:10], y[10:]])[MANY - 4 :].tolist(), [1, 2, 3, 4]),
+    "equal": (lambda y: (y == 4).any().item(), True),
+    "index": (lambda y: y[nc.tensor(np.array([0, MANY - 1]))].tolist(), [1, 4]),
+    "cumsum": (lambda y: y.to("int64").cumsum(0)[MANY - 2 :].tolist(), [MANY + 2, MANY + 6]),
+}
+WIDE = (65536, 32770)
+MATRIX = {  # of a matrix of ones
+    "rows": (lambda y: y.sum(1)[-1].item(), WIDE[1]),
+    "columns": (lambda y: y.sum(0)[-1].item(), WIDE[0]),
+    "transpose": (lambda y: y.t().contiguous()[-1, -2:].tolist(), [1, 1]),
+    "product": (lambda y: (y @ nc.ones((WIDE[1], 1), dtype="float16").to(y.dtype))[-1].item(), WIDE[1]),
+    "softmax": (lambda y: y.softmax(-1)[-1, -1].item() * WIDE[1], pytest.approx(1, rel=1e-2)),
+    "broadcast": (lambda y: (y + nc.ones((WIDE[1],), dtype="float16"))[-1, -1].item(), 2),
+}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.fault("more than 2^31 elements", "17 ops on vectors and matrices, on a GPU with 64 GB", "the right values, or `ShapeError`")
+def test_more_elements_than_an_int_counts(cl_device):
+    if cl_device.device_type != "gpu" or cl_device.queue.device.global_mem_size < 64 << 30:
+        pytest.skip("needs a GPU with 64 GB")
+    wrong = {}
+    for values, dtype, cases in (((MANY,), "uint8", LONG), (WIDE, "float16", MATRIX)):
+        y = nc.ones(values, dtype=dtype)
+        if cases is LONG:
+            y[MANY - 3 :] = nc.tensor(np.array([2, 3, 4], np.uint8))
+        for name, (function, expected) in cases.items():
+            try:
+                got = function(y)
+            except ShapeError as error:
+                assert "fewer than 2^31 elements" in str(error), error
+                continue
+            if got != expected:
+                wrong[name] = got, expected
+        del y
+    assert wrong == {}

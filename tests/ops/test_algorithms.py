@@ -67,7 +67,7 @@ def test_the_cheapest_that_applies_is_chosen_and_a_named_one_before_it(monkeypat
     monkeypatch.setitem(algorithms.ALGORITHMS, "toys", [dear, other, cheap, refused])
 
     def chosen(**extra):
-        gpu = SimpleNamespace(device_type="gpu")
+        gpu = SimpleNamespace(device_type="gpu", platform="toys", name="toy", driver_version="1")
         return algorithms.choose_algorithm("toys", None, None, KernelConfig(KernelVariant.MATMUL_NAIVE, extra=extra), gpu)
 
     assert chosen() is cheap and chosen(tier="dear") is dear and chosen(tier="refused") is None

@@ -28,7 +28,7 @@ from netcl.core.commands import CommandList
 from netcl.core.device_profile import extend
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
 from netcl.core.hooks import hooks
-from netcl.core.kernels import builtins
+from netcl.core.kernels import builtins, probe
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
 from netcl.core.queue_state import ContextState, context_state, free_memory, queue_state
 from netcl.core.queue_state import forget as forget
@@ -42,6 +42,7 @@ MAKE_ROOM = "use a smaller batch, or drop tensors and call netcl.core.memory.emp
 RELEASE = "repeat the call; if it fails again, restart the program: the driver may have lost the device"
 _OUT_OF_RESOURCES, _OUT_OF_HOST_MEMORY = -5, -6  # pyopencl has no classes for these codes
 _MOST_LAUNCH_SIZES = 4096  # per kernel
+_MOST_ELEMENTS = (1 << 31) - 1  # of tensors of kernels that take no 64-bit number
 _MARK = re.compile(r"//@(sm_\w+) ")
 _builds = _programs = 0
 build_listeners: list[Callable[[str, float, float], None]] = []  # called with the names, the begin and the end of every build
@@ -189,6 +190,8 @@ class Program:
         start = time.perf_counter()
         # Without -w compilers write "1 warning generated." past Python to the terminal.
         options = [*self.options, *([] if env.value("NETCL_DEBUG") else ["-w"])]
+        if probe.is_fragile(self.state.device):
+            probe.check_compiles(self.state.device, self.key, self.source, tuple(options))
         _building = self.number, _kernel_names(self.source)
         try:
             with _quiet(cl):
@@ -235,6 +238,10 @@ class Program:
             if name not in self.kernels:
                 self.kernels[name] = Kernel(self, name)
             return self.kernels[name]
+
+    def names(self) -> list[str]:
+        """The names of its kernels."""
+        return self._built.get_info(platforms.opencl().program_info.KERNEL_NAMES).split(";")
 
     def make(self, name: str) -> Any:
         """A new kernel object of the driver; each thread needs its own, because arguments are stored in it."""
@@ -308,6 +315,7 @@ class Kernel:
         self._in_front = self._pointers == tuple(range(len(self._pointers)))
         reads_only = self.reads_only()
         self._written = frozenset(i for i in self._pointers if not reads_only[i])
+        self._takes_long = bool({np.int64, np.uint64} & set(self.kinds)) or UNKNOWN in self.kinds
         self._comparable = not {np.float32, np.float64} & set(self.kinds)  # 0.0 and -0.0 are equal
         self._places = [x for i in self._scalars for x in (i, np.dtype(self.kinds[i]).char.encode(), None)]
         self._known_sizes: dict[Any, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
@@ -374,8 +382,14 @@ class Kernel:
     def _write_down(self, commands: CommandList, global_size: LaunchSize, local_size: LaunchSize | None, args: tuple[Any, ...]) -> None:
         self._check_local_memory(sum(arg.size for arg in args if type(arg) is self._local_argument))
         sizes, local = self._sizes(global_size, local_size)
+        if not self._takes_long and any(getattr(args[i], "size", 0) > _MOST_ELEMENTS for i in self._pointers):
+            raise self._too_large([args[i] for i in self._scalars])
         if 0 not in sizes:
             commands.launch(self, sizes, local, args)
+
+    def _too_large(self, numbers: Sequence[Any]) -> ShapeError:
+        what = "the kernel indexes with 32 bits, so tensors must have fewer than 2^31 elements"
+        return ShapeError(message(self.name, what, "work on parts of the tensor", sizes=some([str(n) for n in numbers])))
 
     def _set(self, own: _Own, queue: Any, args: tuple[Any, ...]) -> None:
         if own.set_numbers is None:
@@ -391,7 +405,12 @@ class Kernel:
         if numbers:
             places = self._places.copy()
             places[2::3] = numbers
-            own.set_numbers(tuple(places))
+            try:
+                own.set_numbers(tuple(places))
+            except RuntimeError as error:
+                if "bad_cast" in str(error):
+                    raise self._too_large(numbers) from None
+                raise
         own.numbers = numbers
 
     def sized(self, global_size: LaunchSize, local_size: LaunchSize | None, numbers: tuple[Any, ...]) -> Sized | None:

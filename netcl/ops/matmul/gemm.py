@@ -403,7 +403,7 @@ def product_algorithm(queue: Any, p: Matmul, config: KernelConfig, profile: Devi
     found = algorithms.choose_algorithm("matmul", queue, p, config, profile)
     if not p.k:
         return NAIVE, config
-    return (found, config) if found else (TILED_PRODUCT, PORTABLE)
+    return (found, config) if found else (algorithms.choose_algorithm("matmul", queue, p, PORTABLE, profile) or TILED_PRODUCT, PORTABLE)
 
 
 def chosen(queue: Any, p: Matmul, config: KernelConfig | None = None) -> tuple[Algorithm, KernelConfig]:

@@ -1,0 +1,132 @@
+"""Builds and launches a program in a child process first, for drivers whose compiler can end the process.
+
+Mesa's rusticl generates code at the first launch, and LLVM aborts the process on an instruction it cannot select (22.3.6 on aarch64: every
+load of halves). The child takes the place of this process: if it ends, the program is refused and the reason is kept.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Any
+
+from netcl.core import env, platforms
+from netcl.core.errors import KernelBuildError, message
+from netcl.core.kernels.signature import parameters
+
+_PROBE_SECONDS = 300  # a compiler that takes longer is refused too
+_BYTES = 1 << 20  # of every buffer of a probe
+_LOCAL_BYTES = 1 << 12
+
+
+class CompilerAbort(KernelBuildError):
+    """A program on which the driver's compiler ends the process."""
+
+
+def is_fragile(device: Any) -> bool:
+    """Whether the compiler of a device's driver ends the process on programs that it cannot compile."""
+    return not _is_child and "rusticl" in device.platform.name.lower()
+
+
+class _Child:
+    """A process that builds and launches what it is sent, for one device."""
+
+    def __init__(self, device: Any):
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
+        command = [sys.executable, "-c", f"from {__name__} import serve; serve()", device.platform.name, device.name]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.log, text=True, env=env.for_child())
+        atexit.register(self.close)
+
+    def run(self, request: dict[str, Any]) -> str:
+        """Why the program cannot be used; empty if it can."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            ready, _, _ = select.select([self.process.stdout], [], [], _PROBE_SECONDS)
+            if ready and self.process.stdout.readline():
+                return ""
+        except BrokenPipeError:
+            ready = [self.process.stdout]
+        return self._reason() if ready else f"the compiler takes longer than {_PROBE_SECONDS} s"
+
+    def _reason(self) -> str:
+        status = self.process.wait()
+        self.log.seek(0)
+        lines = [line for line in self.log.read().decode(errors="replace").splitlines() if line.strip()]
+        said = next((line for line in lines if "ERROR" in line), lines[-1] if lines else "nothing")
+        ended = signal.Signals(-status).name if status < 0 else f"status {status}"
+        return f"the process ends with {ended}, after: {re.sub(r'0x[0-9a-f]+: ?', '', said)[:200]}"
+
+    def close(self) -> None:
+        """End the process."""
+        atexit.unregister(self.close)
+        self.process.kill()
+        self.process.communicate()
+        self.log.close()
+
+
+_is_child = False
+_children: dict[tuple[str, str], _Child] = {}
+_known_aborts: dict[str, str] = {}  # by the key of the program
+_lock = threading.Lock()
+
+
+def check_compiles(device: Any, key: str, source: str, options: tuple[str, ...]) -> None:
+    """Raise :class:`CompilerAbort` if building or launching a program ends a process."""
+    place = device.platform.name, device.name
+    with _lock:
+        if key not in _known_aborts:
+            if place not in _children:
+                _children[place] = _Child(device)
+            reason = _children[place].run({"source": source, "options": options})
+            if not reason:
+                return
+            _children.pop(place).close()
+            _known_aborts[key] = reason
+    what = f"the driver's compiler cannot compile this program: {_known_aborts[key]}"
+    raise CompilerAbort(message("build", what, "use another device, or the NumPy backend", device=device.name))
+
+
+def serve() -> None:
+    """The child: launch every kernel of each program once, on unused memory and with numbers that are 1."""
+    from netcl.core.kernels import program
+
+    global _is_child
+    _is_child = True
+    cl = platforms.opencl()
+    platform_name, device_name = sys.argv[1:]
+    (device,) = [d for p in platforms.cl_platforms() if p.name == platform_name for d in p.get_devices() if d.name == device_name][:1]
+    queue = cl.CommandQueue(cl.Context([device]))
+    memory = cl.tools.ImmediateAllocator(queue)(_BYTES)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            built = program.build(queue.context, request["source"], request["options"])
+            for name in built.names():
+                texts = parameters(request["source"], name)
+                kernel = built.kernel(name)
+                local = [cl.LocalMemory(_LOCAL_BYTES) if re.search(r"\b(__)?local\b", text) else None for text in texts or ()]
+                args = [local[i] if local and local[i] else 1 if callable(kind) else memory for i, kind in enumerate(kernel.kinds)]
+                size = kernel.required_local or (1,)
+                kernel.enqueue(queue, _with_arguments(kernel, args), size, kernel.required_local)
+            queue.finish()
+        except (cl.Error, KernelBuildError):
+            pass  # errors are no aborts: the parent meets them by itself
+        sys.stdout.write("done\n")
+        sys.stdout.flush()
+
+
+def _with_arguments(kernel: Any, args: list[Any]) -> Any:
+    made = kernel.program.make(kernel.name)
+    for index, (kind, value) in enumerate(zip(kernel.kinds, args, strict=True)):
+        made.set_arg(index, kind(value) if callable(kind) else value)
+    return made

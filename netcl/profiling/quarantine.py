@@ -1,0 +1,88 @@
+"""Kernel algorithms that compute wrong results on a device: found by ``netcl selftest --full``, kept on disk, left out of every choice.
+
+The entry belongs to a device and a driver version, as measured configurations do; a new driver begins without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core import kernel_selector
+from netcl.core.device import DeviceHandle
+from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError
+from netcl.core.kernel_selector import KernelConfig, Problem
+from netcl.engine.algorithms import ALGORITHMS, FAMILIES, Family, last_chosen
+from netcl.runtime.tuning import log, store
+
+_KEY = "quarantine"
+_CONV_SIZES = (2, 8, 9, 8, 12, 3, 3)
+#: An op, its sizes and flags: odd sizes, sizes that fill a tile, and sizes above the limits of the policy.
+_PROBLEMS: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
+    ("matmul", (9, 70, 33), {"trans_b": True}), ("matmul", (64, 64, 96), {}), ("matmul", (130, 65, 256), {"trans_a": True}),
+    *((op, _CONV_SIZES, {"pad": 1}) for op in ("conv2d", "conv2d_input_grad", "conv2d_weight_grad")),
+    ("conv2d", (1, 16, 7, 9, 8, 1, 1), {}), ("conv2d", (1, 8, 9, 9, 8, 3, 3), {"stride": 2, "groups": 2}),
+)  # fmt: skip
+_told: set[tuple[str, str]] = set()
+
+
+class VariantCheck(NamedTuple):
+    """One algorithm on one problem: ``family/name``, the problem, and what is wrong; empty if it is right."""
+
+    algorithm: str
+    problem: str
+    wrong: str
+
+
+def tuned(profile: Any) -> Mapping[str, str]:
+    """The quarantined algorithms of a device, as ``family/name``, with what was seen; said once per process."""
+    banned = store.entries(profile).get(_KEY, {})
+    if banned and (profile.platform, profile.name) not in _told:
+        _told.add((profile.platform, profile.name))
+        names = ", ".join(sorted(banned))
+        log.warning(
+            "[quarantine] not used, as they computed wrong results: %s; device=%s; `netcl selftest --full` checks again",
+            names,
+            profile.name,
+        )
+    return banned
+
+
+def _set_banned(profile: Any, banned: Mapping[str, str]) -> None:
+    if store.entries(profile).get(_KEY, {}) != banned:
+        store.put(profile, _KEY, banned)
+        _told.discard((profile.platform, profile.name))
+        kernel_selector.reload_environment()  # plans and recorded steps hold the kernels of before
+
+
+def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
+    """Run every algorithm that a device may choose against its reference; one that is wrong is quarantined at once."""
+    profile = handle.profile
+    _set_banned(profile, {})
+    for op, sizes, flags in _PROBLEMS:
+        family = FAMILIES[op]
+        problem = family.problem(*sizes, profile=profile, **flags)
+        operands = family.operands(problem, handle.queue)
+        exact, bound = family.reference(problem, *operands), family.tolerance(problem, *operands)
+        for config in _candidates(family, problem):
+            last_chosen.clear()
+            try:
+                off = float(np.abs(family.run_with(config, problem, *operands).to_host() - exact).max())
+                wrong = "" if off <= bound else f"off by {off:.3g} where {bound:.3g} is allowed"
+            except (KernelBuildError, DeviceError, OutOfMemoryError) as error:
+                wrong = str(error).splitlines()[0]
+            name = f"{family.family}/{last_chosen[family.family].name}"
+            if wrong:
+                _set_banned(profile, {**store.entries(profile).get(_KEY, {}), name: f"{op} {sizes}: {wrong}"})
+            yield VariantCheck(name, f"{op} {sizes} {flags}", wrong)
+
+
+def _candidates(family: Family, problem: Problem) -> list[KernelConfig]:
+    """The policy's configuration, and one or more per algorithm of the device."""
+    found = [kernel_selector.decide(problem)]
+    for algorithm in ALGORITHMS[family.family]:
+        if algorithm.answers(None, problem.profile):
+            found += [c for c in algorithm.samples or list(algorithm.configurations(problem))[:1] if c not in found]
+    return found
