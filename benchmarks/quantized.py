@@ -44,17 +44,14 @@ def options() -> argparse.Namespace:
 
 
 def random_packed(kind: Any, rows: int, columns: int, seed: int) -> np.ndarray:
-    """Bytes of valid weights, without quantizing any: random codes, and scales around 0.01."""
-    from netcl.ops.quantized.layout import device_bytes, record_size
+    """Packed random weights; a few rows are quantized and repeated, since quantizing all takes long."""
+    from netcl.ops.quantized.formats import quantize
+    from netcl.ops.quantized.layout import device_bytes, pack_strips
 
-    rng, size = np.random.default_rng(seed), device_bytes(kind, (rows, columns))
-    if kind.plain:
-        return (rng.standard_normal(size // 2, np.float32) * 0.02).astype(np.float16).view(np.uint8)
-    lines = rng.integers(0, 256, size, dtype=np.uint8).reshape(-1, record_size(kind)[1])
-    halves = 32 if "m" in kind.fields else 16
-    scales = (rng.uniform(0.5, 1.5, (len(lines), halves)) * 0.01 / (16 if "scales" in kind.fields else 1)).astype(np.float16)
-    lines[:, : 2 * halves] = scales.view(np.uint8)
-    return lines.reshape(-1)
+    few = min(rows, 256)
+    values = np.random.default_rng(seed).standard_normal((few, columns), np.float32) * np.float32(0.02)
+    packed = pack_strips(quantize(values, kind), kind, (few, columns))
+    return np.resize(packed, device_bytes(kind, (rows, columns)))
 
 
 def check(kind: Any, weight: np.ndarray, x: Any, y: Any, rows: int, bound: float) -> None:

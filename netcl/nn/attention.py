@@ -83,13 +83,21 @@ class KVCache(Module):
             raise ShapeError(message("KVCache", what, remedy, kept=self.lengths.shape, given=batch))
         return self.lengths
 
-    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, window: int = 0,
-                softcap: float = 0.0) -> Tensor:  # fmt: skip
-        """Attention of a layer's new positions ``(batch, heads, new, size)`` over all; options as in :func:`netcl.cached_attention`."""
-        batch, _, new, _ = q.shape
+    def forward(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, scale: float | None = None, window: int = 0,
+                softcap: float = 0.0, heads: int = 0) -> Tensor:  # fmt: skip
+        """Attention of a layer's new positions ``(batch, heads, new, size)`` over all; options as in :func:`netcl.cached_attention`.
+
+        With ``heads`` and without ``k`` and ``v``, ``q`` is a projection of all three, ``(batch, new, 3 * heads * size)``, and the result
+        is ``(batch, new, heads * size)``.
+        """
+        batch, new = q.shape[0], q.shape[-2]
         lengths = self._lengths(batch, q.queue)
         if layer == 0 and not self._ahead:
             self.reserve(new)
+        whole = k is None and new <= self.most_new and getattr(self, f"keys{layer}", None) is not None
+        apart = k is None and not whole
+        if apart:
+            q, k, v = split_projections(q, heads)
         keys, values = (self._memory(f"{name}{layer}", x) for name, x in (("keys", k), ("values", v)))
         if new <= self.most_new or softcap:
             out = ag.cached_attention(q, k, v, keys, values, lengths, scale=scale, window=window, softcap=softcap)
@@ -98,10 +106,12 @@ class KVCache(Module):
         if layer == self.layers - 1:
             self._places = None
             lengths.add_(new)
-        return out
+        return join_heads(out) if apart else out
 
-    def _memory(self, name: str, like: Tensor) -> Tensor:
+    def _memory(self, name: str, like: Any) -> Tensor:
         kept = getattr(self, name, None)
+        if like is None:
+            return kept  # type: ignore[return-value]
         if kept is None:
             shape = (*like.shape[:2], self._room, like.shape[3])
             self.register_buffer(name, Tensor.zeros(shape, like.dtype, queue=like.queue), persistent=False)
@@ -111,7 +121,7 @@ class KVCache(Module):
             raise ShapeError(message("KVCache", what, remedy, kept=kept.shape, given=like.shape))
         return kept
 
-    def _attend_in_tiles(self, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int) -> Tensor:
+    def _attend_in_tiles(self, q: Any, k: Any, v: Any, keys: Tensor, values: Tensor, scale: float | None, window: int) -> Tensor:
         new, total = q.shape[2], self._count
         seen = total - new
         with ag.no_grad():
@@ -223,8 +233,11 @@ class CausalSelfAttention(_Causal):
         self.c_proj = Linear(n_embd, n_embd, bias)
 
     def forward(self, x: Tensor, cache: KVCache | None = None, layer: int = 0) -> Tensor:
-        q, k, v = split_projections(self.c_attn(x), self.n_head)
-        return self._attended(q, k, v, self.c_proj, cache, layer)
+        projected = self.c_attn(x)
+        if cache is not None:
+            return ag.dropout(self.c_proj(cache(layer, projected, heads=self.n_head)), self.dropout, self.training)
+        q, k, v = split_projections(projected, self.n_head)
+        return self._attended(q, k, v, self.c_proj, None, layer)
 
 
 class RotaryAttention(_Causal):

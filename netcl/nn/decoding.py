@@ -80,7 +80,7 @@ def _make_step(model: Any, cache: KVCache, sampling: Sampling) -> _Step:
             logits = model.head(model.states(tokens, cache))
             return sampling.choose(ag.reshape(logits, (tokens.shape[0], -1)), uniform)
 
-    return _Step(cache, compiled.compile(step) if getattr(model, "replayable", True) else step)
+    return _Step(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step)
 
 
 def _step_for(model: Any, batch: int, room: int, sampling: Sampling) -> _Step:

@@ -146,7 +146,7 @@ def test_ci_runs_nothing_but_make_test():
 def test_lower_bounds_are_the_versions_that_are_tested():
     tested = {name: version for line in (ROOT / "tests/oldest.txt").read_text().splitlines() if line[:1] not in ("", "#")
               for name, version in [line.split("==")]}  # fmt: skip
-    bounds = set(re.findall(r'"([A-Za-z_]+)>=([0-9.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8")))
+    bounds = set(re.findall(r'"([A-Za-z_0-9]+)>=([0-9.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8")))
     assert {name for name, _ in bounds} == tested.keys()
     for name, version in bounds:
         assert (tested[name] + ".0").startswith(version + "."), (name, version, tested[name])

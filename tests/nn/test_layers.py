@@ -43,6 +43,7 @@ NESTED = {
     "ResNet": lambda: nn.ResNet(nn.BasicBlock, (1, 1, 1, 1), 10, stem="cifar", width=4),
     "ParameterList": lambda: nn.ParameterList([[1.0, 2.0], [3.0]]),
     "ParameterDict": lambda: nn.ParameterDict({"a": [1.0, 2.0]}),
+    "KVCache": lambda: nn.KVCache(2, 8),
     "ViT": lambda: nn.ViT(8, 4, 1, 2, 8, 8, 3),
     "VisionTransformer": lambda: nn.VisionTransformer(8, 4, 1, 2, 8, 8, 3),
 }

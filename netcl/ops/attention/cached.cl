@@ -14,6 +14,25 @@
 #define VW 4
 #define REAL float  // what scores and sums are kept in
 #define SPLITS 0
+#define PACKED 0
+#endif
+// Elements before the query of a row, between new positions of keys and values, and before those of a head. PACKED: one tensor holds
+// queries, keys and values side by side, (sequence, position, head, element).
+#if PACKED
+#define WIDE (H + 2 * G)
+#define QUERY_ROW(b, h, t) (((size_t)(b) * T + (t)) * WIDE + (h))
+#define RESULT_ROW(b, h, t) (((b) * T + (t)) * H + (h))
+#define KEY_STEP (WIDE * DEPTH)
+#define VALUE_STEP KEY_STEP
+#define NEW_KEYS (((size_t)b * T * WIDE + H + head % G) * DEPTH)
+#define NEW_VALUES (((size_t)b * T * WIDE + H + G + head % G) * DEPTH)
+#else
+#define QUERY_ROW(b, h, t) (((size_t)(b) * H + (h)) * T + (t))
+#define RESULT_ROW(b, h, t) (((b) * H + (h)) * T + (t))
+#define KEY_STEP DEPTH
+#define VALUE_STEP DEPTH_V
+#define NEW_KEYS ((size_t)head * T * DEPTH)
+#define NEW_VALUES ((size_t)head * T * DEPTH_V)
 #endif
 #define CHUNKS (DEPTH_V / VW)
 #define PARTS (ITEMS > CHUNKS ? ITEMS / CHUNKS : 1)  // of the positions, when values are added up
@@ -48,22 +67,22 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
   const int from = range * RANGE, to = min(min(seen + T, L), from + RANGE);
   __global X_T* own_keys = keys + (size_t)head * L * DEPTH;
   __global X_T* own_values = values + (size_t)head * L * DEPTH_V;
-  __global const X_T* new_keys = k + (size_t)head * T * DEPTH;
-  __global const X_T* new_values = v + (size_t)head * T * DEPTH_V;
+  __global const X_T* new_keys = k + NEW_KEYS;
+  __global const X_T* new_values = v + NEW_VALUES;
 
   if (first == 0)  // what is new; every work-group reads it from where it came
     for (int i = max(from, seen) - seen; i < to - seen; ++i) {
-      for (int d = l; d < DEPTH; d += ITEMS) X_STORE(own_keys, (size_t)(seen + i) * DEPTH + d, X_LOAD(new_keys, (size_t)i * DEPTH + d));
-      for (int d = l; d < DEPTH_V; d += ITEMS) X_STORE(own_values, (size_t)(seen + i) * DEPTH_V + d, X_LOAD(new_values, (size_t)i * DEPTH_V + d));
+      for (int d = l; d < DEPTH; d += ITEMS) X_STORE(own_keys, (size_t)(seen + i) * DEPTH + d, X_LOAD(new_keys, (size_t)i * KEY_STEP + d));
+      for (int d = l; d < DEPTH_V; d += ITEMS) X_STORE(own_values, (size_t)(seen + i) * DEPTH_V + d, X_LOAD(new_values, (size_t)i * VALUE_STEP + d));
     }
   for (int i = l; i < ROWS * DEPTH; i += ITEMS) {
-    const int r = min(i / DEPTH, rows - 1) + first, at = ((b * H + head % G * sharing + r / T) * T + r % T);
-    query[i / DEPTH][i % DEPTH] = X_LOAD(q, (size_t)at * DEPTH + i % DEPTH);
+    const int r = min(i / DEPTH, rows - 1) + first;
+    query[i / DEPTH][i % DEPTH] = X_LOAD(q, QUERY_ROW(b, head % G * sharing + r / T, r % T) * DEPTH + i % DEPTH);
   }
   barrier(CLK_LOCAL_MEM_FENCE);
 
   for (int i = from + l; i < to; i += ITEMS) {
-    __global const X_T* key = i < seen ? own_keys + (size_t)i * DEPTH : new_keys + (size_t)(i - seen) * DEPTH;
+    __global const X_T* key = i < seen ? own_keys + (size_t)i * DEPTH : new_keys + (size_t)(i - seen) * KEY_STEP;
     lanes dots[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) dots[r] = (lanes)(0);
@@ -111,7 +130,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     for (int r = 0; r < ROWS; ++r) sum[r] = (lanes)(0);
 #pragma unroll 4
     for (int i = from + l / CHUNKS * (ITEMS > 1); i < to; i += PARTS) {
-      __global const X_T* value = i < seen ? own_values + (size_t)i * DEPTH_V : new_values + (size_t)(i - seen) * DEPTH_V;
+      __global const X_T* value = i < seen ? own_values + (size_t)i * DEPTH_V : new_values + (size_t)(i - seen) * VALUE_STEP;
       const lanes part = X_LANES(value + chunk * VW);
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) sum[r] += part * scores[r][i - from];
@@ -121,7 +140,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
   }
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int i = l; i < rows * DEPTH_V; i += ITEMS) {
-    const int r = i / DEPTH_V, d = i % DEPTH_V, at = (b * H + head % G * sharing + (first + r) / T) * T + (first + r) % T;
+    const int r = i / DEPTH_V, d = i % DEPTH_V, at = RESULT_ROW(b, head % G * sharing + (first + r) / T, (first + r) % T);
     REAL sum = 0;
     for (int part = 0; part < PARTS; ++part) sum += added[part][r][d];
 #if SPLITS

@@ -24,6 +24,12 @@ GROUPS = 2  # work-groups per compute unit that are enough
 
 def _cached_ref(q, k, v, keys, values, lengths, scale=None, window=0, softcap=0.0):
     """Position by position; the operands are not changed."""
+    if k is None:
+        groups, _, size = keys.shape[1:]
+        parts = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1)
+        q, k, v = parts[:, : -2 * groups], parts[:, -2 * groups : -groups], parts[:, -groups:]
+        out = _cached_ref(q, k, v, keys, values, lengths, scale, window, softcap)
+        return np.moveaxis(out, 1, 2).reshape(*out.shape[::2], -1)
     (batch, heads, new, depth), groups = q.shape, k.shape[1]
     out = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
     for b in range(batch):
@@ -42,12 +48,30 @@ def _cached_ref(q, k, v, keys, values, lengths, scale=None, window=0, softcap=0.
 
 def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, **options: Any) -> Any:
     """The op on NumPy, cache included."""
-    wide = [np.asarray(x, np.float64) for x in (q, k, v, keys, values)]
+    wide = [None if x is None else np.asarray(x, np.float64) for x in (q, k, v, keys, values)]
     result = _cached_ref(*wide, lengths, **options)  # type: ignore[call-arg]
+    if k is None:
+        parts = np.moveaxis(q.reshape(*q.shape[:2], -1, keys.shape[3]), 2, 1)
+        k, v = parts[:, -2 * keys.shape[1] : -keys.shape[1]], parts[:, -keys.shape[1] :]
     for b, seen in enumerate(lengths):
         for cache, fresh in ((keys, k), (values, v)):
             cache[b, :, seen : seen + fresh.shape[2]] = fresh[b]
     return result
+
+
+def _check_packed(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
+    size, groups = keys.shape[3], keys.shape[1]
+    heads = q.shape[2] // size - 2 * groups if q.ndim == 3 else 0
+    if keys.shape != values.shape or heads < 1 or heads % groups or q.shape[2] % size or not 0 < q.shape[1] <= keys.shape[2]:
+        what = "a projection must be (batch, new, (heads + 2 * heads of keys) * size) with the heads and the size of the cache"
+        raise ShapeError(message("cached_attention", what, q=q.shape, keys=keys.shape, values=values.shape))
+    _check_lengths(q, lengths)
+
+
+def _check_lengths(q: Tensor, lengths: Tensor) -> None:
+    if lengths.shape != q.shape[:1] or lengths.dtype not in ("int32", "int64"):
+        what = "lengths must be one integer (int32 or int64) per sequence"
+        raise ShapeError(message("cached_attention", what, lengths=lengths.shape, dtype=lengths.dtype, batch=q.shape[0]))
 
 
 def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
@@ -60,9 +84,7 @@ def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, 
     same = all(c.shape[:2] == t.shape[:2] and c.shape[3] == t.shape[3] for c, t in ((keys, k), (values, v)))
     if not fits or not same or keys.shape[2] != values.shape[2] or not 0 < new <= keys.shape[2]:
         raise ShapeError(message("cached_attention", "q, k, v and the cache must agree in batch, heads, positions and sizes", **shapes))
-    if lengths.shape != (batch,) or lengths.dtype not in ("int32", "int64"):
-        what = "lengths must be one integer (int32 or int64) per sequence"
-        raise ShapeError(message("cached_attention", what, lengths=lengths.shape, dtype=lengths.dtype, batch=batch))
+    _check_lengths(q, lengths)
 
 
 def _lanes_of(x: Tensor, depths: tuple[int, int], width: int) -> tuple[int, str]:
@@ -81,17 +103,20 @@ _T = {"dtypes": (None,) * 5 + ("int32",), "low": (-1.0,) * 5 + (0,)}
     samples=[S((2, 4, 1, 8), (2, 2, 1, 8), (2, 2, 1, 8), (2, 2, 9, 8), (2, 2, 9, 8), (2,), high=(1.0,) * 5 + (8,), **_T),
              S((1, 6, 3, 12), (1, 2, 3, 12), (1, 2, 3, 5), (1, 2, 130, 12), (1, 2, 130, 5), (1,), high=(1.0,) * 5 + (120,), window=4, **_T),
              S((2, 2, 1, 16), (2, 2, 1, 16), (2, 2, 1, 16), (2, 2, 70, 16), (2, 2, 70, 16), (2,), high=(1.0,) * 5 + (66,), softcap=2.0,
-               scale=0.5, **_T)],
+               scale=0.5, **_T),
+             S((2, 3, 32), None, None, (2, 2, 70, 4), (2, 2, 70, 4), (2,), high=(1.0,) * 5 + (66,), **_T)],
     errors=[(S((1, 3, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), (1,), **_T), r"their heads divide those of q"),
             (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 4), (1, 2, 9, 8), (1,), **_T), r"q, k, v and the cache must agree")],
 )  # fmt: skip
 def cached_attention(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, *, scale: float | None = None, window: int = 0,
-    softcap: float = 0.0,
+    q: Tensor, k: Tensor | None, v: Tensor | None, keys: Tensor, values: Tensor, lengths: Tensor, *, scale: float | None = None,
+    window: int = 0, softcap: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """Causal attention of new positions over a cache, into which their keys and values are written.
 
     - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
+      With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * heads of keys) * size)``, and
+      the result is ``(batch, new, heads * size)``.
     - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place.
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
       works for every length. Positions behind the end of the cache are not written: whoever counts them must stop before.
@@ -101,19 +126,25 @@ def cached_attention(
     """
     q, k, v, keys, values, lengths = launch.as_tensors("cached_attention", q, k, v, keys, values, lengths)
     for name, t in (("q", q), ("k", k), ("v", v), ("keys", keys), ("values", values)):
-        launch.check_dtype("cached_attention", t, (q.dtype,) if q.dtype in launch.FLOATS else launch.FLOATS, name)
-    _check_cache(q, k, v, keys, values, lengths)
+        if t is not None:
+            launch.check_dtype("cached_attention", t, (q.dtype,) if q.dtype in launch.FLOATS else launch.FLOATS, name)
+    if k is None or v is None:
+        _check_packed(q, keys, values, lengths)
+    else:
+        _check_cache(q, k, v, keys, values, lengths)
     wrote((keys, values))
     options = {"scale": scale, "window": window, "softcap": softcap}
     if q.backend == "cpu":
         return launch.run_cpu(_cached_cpu, q, k, v, keys, values, lengths, dtype=q.dtype, **options)
-    return _cached_cl(q, k, v, keys, values, lengths, score_scale(scale, q.shape[3]), window, softcap)
+    return _cached_cl(q, k, v, keys, values, lengths, score_scale(scale, keys.shape[3]), window, softcap)
 
 
 def _cached_cl(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, scale: float, window: int, softcap: float) -> Tensor:
-    (batch, heads, new, depth), (groups, length, wide) = q.shape, values.shape[1:]
+    batch, (groups, length, wide), depth, packed = q.shape[0], values.shape[1:], keys.shape[3], k is None
+    heads, new = (q.shape[2] // depth - 2 * groups, q.shape[1]) if packed else q.shape[1:3]
     profile, on_cpu = handle_of(q.queue).profile, launch.on_cpu_device(q.queue)
-    out = Tensor.empty((*q.shape[:3], wide), q.dtype, queue=q.queue)
+    out = Tensor.empty((batch, new, heads * wide) if packed else (*q.shape[:3], wide), q.dtype, queue=q.queue)
+    k, v = (q, q) if packed else (k, v)
     rows = min(MOST_ROWS, heads // groups * new)
     blocks = -(-(heads // groups * new) // rows)
     even = length * batch * groups * blocks // (GROUPS * profile.max_compute_units)  # positions for which all units have work
@@ -123,7 +154,7 @@ def _cached_cl(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, sca
     sums_in, real = sum_dtype(q.dtype), DTYPES[q.dtype].c_compute
     operands = {"X": q.dtype, "P": lengths.dtype, "Y": q.dtype if ranges == 1 else sums_in}
     defines: dict[str, Any] = {"ITEMS": 1 if on_cpu else ITEMS, "RANGE": span, "ROWS": rows, "DEPTH": depth, "DEPTH_V": wide, "VW": lanes,
-                               "SPLITS": int(ranges > 1), "X_LANES(p)": read, "REAL": real, "PART": 1}  # fmt: skip
+                               "SPLITS": int(ranges > 1), "PACKED": int(packed), "X_LANES(p)": read, "REAL": real, "PART": 1}  # fmt: skip
     kernel = launch.kernel(q.queue, __file__, "cached.cl", "cached_attention", operands, defines)
     parts = out if ranges == 1 else Tensor.empty((out.size * ranges,), sums_in, queue=q.queue)
     sums = parts if ranges == 1 else Tensor.empty((2 * ranges * batch * heads * new,), sums_in, queue=q.queue)
