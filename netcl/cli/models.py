@@ -1,4 +1,4 @@
-"""``netcl models info`` and ``netcl generate``: language models in files."""
+"""``netcl models info``, ``netcl convert`` and ``netcl generate``: language models in files."""
 
 from __future__ import annotations
 
@@ -36,6 +36,27 @@ def models(args: argparse.Namespace) -> int:
     from netcl.models import describe_model
 
     say(facts(describe_model(args.path)))
+    return 0
+
+
+@command(
+    "convert",
+    option("source", help="a Hugging Face folder or a GGUF file"),
+    option("target", help="a GGUF file if the name ends in .gguf, else a folder; it must not exist"),
+    option("--bits", type=int, choices=(4, 8), default=None, help="of the matrices of a GGUF file: 4 is Q4_0, 8 is Q8_0"),
+    option("--kind", default=None, help="another block type of GGUF, for instance Q4_K"),
+)
+@_reported()
+def convert(args: argparse.Namespace) -> int:
+    """Write a model in the other format, or with quantized weights."""
+    from netcl.models import load, save
+
+    gguf, kind = args.target.endswith(".gguf"), args.kind or {4: "Q4_0", 8: "Q8_0", None: None}[args.bits]
+    if Path(args.target).exists():
+        raise CommandError(message("convert", "the target must not exist", "remove it, or choose another name", target=args.target))
+    if kind is not None and not gguf:
+        raise CommandError(message("convert", "only GGUF files hold quantized weights", "name the target FILE.gguf", target=args.target))
+    save(load(args.source, "cpu"), args.target, "gguf" if gguf else "hf", kind=kind)
     return 0
 
 

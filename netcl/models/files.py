@@ -24,6 +24,7 @@ from netcl.models.gguf_config import config_from_gguf, metadata_of
 from netcl.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer, gguf_vocabulary
 from netcl.models.weights import fill, push
 from netcl.nn.parameter import OBJECT_BYTES, placed
+from netcl.nn.quantized import quantize_model
 from netcl.ops.quantized.formats import kind_of
 
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -38,7 +39,7 @@ class _GGUFModel:
         self.config = config_from_gguf(self.file.metadata, self.file.shapes, self.file.read)
         self.generation: dict[str, Any] = {}
         self.shapes = {name: shape for name, shape in self.file.shapes.items() if name not in _ROPE_TENSORS}
-        self.kinds, self.read = self.file.kinds, self.file.read
+        self.kinds, self.read, self.packed = self.file.kinds, self.file.read, self.file.packed
 
 
 def _opened(path: str | os.PathLike[str]) -> HubFolder | _GGUFModel:
@@ -48,11 +49,14 @@ def _opened(path: str | os.PathLike[str]) -> HubFolder | _GGUFModel:
     return HubFolder(place) if place.is_dir() else _GGUFModel(place)
 
 
-def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None = None, context: int | None = None) -> Any:
+def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None = None, bits: int | None = None,
+         context: int | None = None) -> Any:  # fmt: skip
     """The model of a Hugging Face folder or a GGUF file: a :class:`CausalLM`, an :class:`Encoder`, or a :class:`DualEncoder` for CLIP.
 
     - **path**: a folder with ``config.json`` and safetensors, or a ``.gguf`` file.
-    - **device**: where the weights go. **dtype**: their dtype there, float32 if none is given; quantized weights are dequantized.
+    - **device**: where the weights go. **dtype**: their dtype there, float32 if none is given. Quantized matrices of GGUF files stay packed
+      in memory, unless a dtype is given.
+    - **bits**: 4 or 8 quantize the linear layers, as :func:`netcl.quantize` does.
     - **context**: the most positions that ``generate`` uses, at most what the model was made for.
     """
     source = _opened(path)
@@ -62,9 +66,20 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
     itemsize = lookup(dtype or "float32", "load").itemsize
     # A configuration may not ask for more memory than its tensors need; norms and heads leave some room.
     weights = sum(map(math.prod, source.shapes.values()))
-    with placed(queue_of(device), dtype or "float32", 2 * itemsize * weights + (len(source.shapes) + 100) * 8 * OBJECT_BYTES, blank=True):
+    pack, queue = isinstance(source, _GGUFModel) and dtype is None, queue_of(device)
+    # Layers that will be packed must not take the room of their values on the device; the host's is only reserved.
+    with placed(
+        queue_of("cpu") if pack else queue,
+        dtype or "float32",
+        2 * itemsize * weights + (len(source.shapes) + 100) * 8 * OBJECT_BYTES,
+        blank=True,
+    ):
         model = _built(config, row.kind)
-    fill(model, source, names, row.ignored)
+    fill(model, source, names, row.ignored, pack)
+    if pack:
+        model.to(queue)
+    if bits is not None:
+        quantize_model(model, bits)
     model.make_tokenizer = _tokenizer_maker(source)
     if isinstance(model, CausalLM):
         model.generation = source.generation

@@ -12,6 +12,11 @@ from netcl.core.errors import message, some
 from netcl.io import tree
 from netcl.io.archive import refusal
 from netcl.models.config import ModelConfig
+from netcl.nn.embedding import Embedding
+from netcl.nn.linear import Linear
+from netcl.nn.quantized import QuantizedEmbedding, QuantizedLinear
+from netcl.ops.quantized.formats import kind_of
+from netcl.ops.quantized.layout import record_size
 
 _NUMBERED = re.compile(r"\b(layers|experts)\.(\d+)\b")
 
@@ -93,8 +98,8 @@ def pull(source: WeightSource, origin: Origin, config: ModelConfig, shape: tuple
 _SPELLINGS = (("", ""), ("transformer.", ""), ("", "bert."), ("", "roberta."), ("", "vit."))
 
 
-def fill(model: Any, source: WeightSource, names: Mapping[str, str], ignored: Iterable[str]) -> None:
-    """Load every parameter of a model; missing and unexpected tensors are errors."""
+def fill(model: Any, source: WeightSource, names: Mapping[str, str], ignored: Iterable[str], pack: bool = False) -> None:
+    """Load every parameter of a model; missing and unexpected tensors are errors. With ``pack``, quantized matrices stay as they are."""
     shapes, parameters = source.shapes, dict(model.named_parameters())
     trials = [{name: _located(name, names, *spelling) for name in parameters} for spelling in _SPELLINGS]
     origins = min(trials, key=lambda trial: len({origin.name for origin in trial.values()} - set(shapes)))
@@ -105,7 +110,49 @@ def fill(model: Any, source: WeightSource, names: Mapping[str, str], ignored: It
         parts = {key: f"[{some(sorted(found))}]" for key, found in (("missing", missing), ("unexpected", left)) if found}
         raise refusal("models", "the tensors of the file do not fit its configuration", file=source.path, **parts)
     for name, parameter in parameters.items():
-        parameter.write(pull(source, origins[name], model.part_config(name), parameter.shape))
+        if not (pack and _put_packed(model, name, source, origins[name])):
+            parameter.write(pull(source, origins[name], model.part_config(name), parameter.shape))
+
+
+_ROW_OPS = frozenset("rq rk q k v gate up e".split())  # those that take or reorder rows, which packed rows can follow
+
+
+def _put_packed(model: Any, name: str, source: Any, origin: Origin) -> bool:
+    """Replace the layer of a parameter by a packed one with the file's own blocks; False if it has none, or must be computed with."""
+    path, _, last = name.rpartition(".")
+    layer, kind = model.get_submodule(path), source.kinds[origin.name]
+    if last != "weight" or type(layer) not in (Linear, Embedding) or kind in ("F32", "F16") or not _ROW_OPS.issuperset(origin.ops):
+        return False
+    (rows, columns), config = layer.weight.shape, model.part_config(name)
+    if columns % record_size(kind_of(kind))[0]:
+        return False
+    blocks = source.packed(origin.name).reshape(*source.shapes[origin.name][:-1], -1)
+    for op in origin.ops:
+        if op == "e":
+            blocks = blocks[origin.expert]
+        elif op in ("rq", "rk"):
+            blocks = rotary_order(blocks, config.heads if op == "rq" else config.kv_heads, inverse=False)
+        else:
+            blocks = blocks[_fused_rows(config, op)]
+    if blocks.shape[0] != rows:
+        what = "a tensor has another shape than its configuration says"
+        raise refusal("models", what, file=source.path, tensor=origin.name, rows=blocks.shape[0], expected=rows)
+    packed: Any
+    if isinstance(layer, Linear):
+        packed = QuantizedLinear(columns, rows, False, kind)
+        packed.bias = layer.bias
+    else:
+        packed = QuantizedEmbedding(rows, columns, kind)
+    packed.load_blocks(np.ascontiguousarray(blocks))
+    tied = [(owner, key) for owner in model.modules() for key, child in owner.named_children()
+            if child is not layer and getattr(child, "weight", None) is layer.weight]  # fmt: skip
+    for owner, key in tied:
+        head = QuantizedLinear(columns, rows, False, kind)
+        head.weight = packed.weight
+        setattr(owner, key, head)
+    parent, _, key = path.rpartition(".")
+    setattr(model.get_submodule(parent), key, packed)
+    return True
 
 
 def _located(parameter: str, names: Mapping[str, str], without: str = "", before: str = "") -> Origin:
@@ -116,24 +163,30 @@ def _located(parameter: str, names: Mapping[str, str], without: str = "", before
 
 
 def host_array(tensor: Any) -> np.ndarray:
-    """A parameter's values; bfloat16 as ``ml_dtypes`` has it."""
+    """A parameter's or a packed layer's values; bfloat16 as ``ml_dtypes`` has it."""
+    if isinstance(tensor, QuantizedLinear | QuantizedEmbedding):
+        return tensor.dequantized().to_host()
     return tree.from_bits(tree.host_bits(tensor), tensor.dtype)
 
 
 def push(model: Any, names: Mapping[str, str]) -> dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]:
     """The tensors of a file that holds a model: the shape of each, and a function that makes it."""
     groups: dict[str, list[tuple[Origin, str, Any]]] = {}
-    for name, parameter in model.named_parameters():
+    packed = {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, QuantizedLinear | QuantizedEmbedding)}
+    if model.config.tied:
+        packed.pop("lm_head.weight", None)
+    for name, parameter in {**dict(model.named_parameters()), **packed}.items():
         origin = _located(name, names)
         groups.setdefault(origin.name, []).append((origin, name, parameter))
     return {name: (_whole_shape(parts), lambda parts=parts: _assembled(model, parts)) for name, parts in groups.items()}  # type: ignore[misc]
 
 
 def _whole_shape(parts: list[tuple[Origin, str, Any]]) -> tuple[int, ...]:
-    (origin, _, first), ops = parts[0], parts[0][0].ops
+    origin, ops = parts[0][0], parts[0][0].ops
+    shapes = [p.matrix if isinstance(p, QuantizedLinear | QuantizedEmbedding) else tuple(p.shape) for _, _, p in parts]
     if "e" in ops:
-        return (len(parts), *first.shape)
-    shape = (sum(p.shape[0] for _, _, p in parts), *first.shape[1:]) if len(parts) > 1 else tuple(first.shape)
+        return (len(parts), *shapes[0])
+    shape = (sum(n for n, *_ in shapes), *shapes[0][1:]) if len(parts) > 1 else shapes[0]
     return shape[::-1] if "T" in origin.ops else shape
 
 

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from netcl import models
+from netcl import models, nn
 from netcl.autograd import no_grad
 from netcl.core.tensor import Tensor
 from netcl.io import FileError
@@ -152,7 +152,9 @@ def test_quantized_files_hold_the_rounded_weights(kind, folder_of, tmp_path):
     model = models.load(folder_of("gpt2"), "cpu")
     models.save(model, tmp_path / "a.gguf", "gguf", kind=kind)
     assert f"{kind} " in models.describe_model(tmp_path / "a.gguf")["types"]
-    for (name, loaded), original in zip(models.load(tmp_path / "a.gguf", "cpu").named_parameters(), model.parameters(), strict=True):
+    for (name, loaded), original in zip(
+        models.load(tmp_path / "a.gguf", "cpu", "float32").named_parameters(), model.parameters(), strict=True
+    ):
         expected = original.to_host()
         if expected.ndim == 2 and name != "embed_positions.weight":  # which stays F32, as vectors do
             expected = dequantize(quantize(expected, kind), kind, expected.shape)
@@ -174,3 +176,21 @@ def test_mutated_model_files_load_or_are_refused(folder_of, rng, tmp_path):
             assert str(error).startswith("[")
             refused += 1
     assert refused > 20
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("case", ["gpt2", "llama", "qwen3", "phi3-long"])
+def test_quantized_matrices_stay_packed(case, kind, folder_of, tmp_path, device):
+    """The logits are those of the dequantized file, within the rounding of int8 activations; saved again, nothing changes."""
+    models.save(models.load(folder_of(case), "cpu"), tmp_path / "a.gguf", "gguf", kind=kind)
+    packed, plain = (models.load(tmp_path / "a.gguf", device.queue, dtype) for dtype in (None, "float32"))
+    layers = [layer for layer in packed.modules() if isinstance(layer, nn.QuantizedLinear)]
+    assert len(layers) >= 4 and {layer.kind for layer in layers} <= {kind, "Q8_0", "Q6_K"}
+    ids = Tensor.from_host(device.queue, np.array([[3, 14, 15, 9, 2, 6]], np.int64))
+    with no_grad():
+        got, want = (model(ids).to_host() for model in (packed, plain))
+    assert np.abs(got - want).max() < 0.05 * np.abs(want).max()
+    models.save(packed, tmp_path / "b.gguf", "gguf", kind=kind)
+    again = models.load(tmp_path / "b.gguf", device.queue)
+    with no_grad():
+        np.testing.assert_allclose(again(ids).to_host(), got, rtol=1e-3, atol=1e-3)

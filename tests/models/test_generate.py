@@ -116,3 +116,16 @@ def test_the_commands(folder, model, capsys):
     assert "[gguf] the file must begin with GGUF" in capsys.readouterr().err
     assert main(["models", "info", str(folder / "nothing")]) == 1
     assert "nothing" in capsys.readouterr().err
+
+
+def test_convert_writes_what_generates_the_same(folder_of, tmp_path, capsys):
+    from netcl.__main__ import main
+
+    target = tmp_path / "model.gguf"
+    assert main(["convert", str(folder_of("llama")), str(target), "--bits", "8"]) == 0
+    assert "Q8_0" in models.describe_model(target)["types"]
+    assert main(["convert", str(target), str(target)]) == 1 and "[convert] the target must not exist" in capsys.readouterr().err
+    assert main(["convert", str(target), str(tmp_path / "folder"), "--kind", "Q4_0"]) == 1
+    prompt = [3, 1, 4]
+    plain = models.load(target, "cpu", "float32")
+    assert models.load(target, "cpu").generate(prompt, 3)[0] == plain.generate(prompt, 3)[0]
