@@ -119,7 +119,7 @@ def test_the_commands(folder, model, capsys):
 
 
 def test_convert_writes_what_generates_the_same(folder_of, tmp_path, capsys):
-    from netcl.__main__ import main
+    from netcl.cli import main
 
     target = tmp_path / "model.gguf"
     assert main(["convert", str(folder_of("llama")), str(target), "--bits", "8"]) == 0
