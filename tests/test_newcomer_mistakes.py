@@ -112,7 +112,7 @@ def test_the_message_names_the_fix(name, monkeypatch):
 
 COMMANDS = {
     "a misspelt data set": (["train", "--data", "mnst"], "known are digits, mnist"),
-    "a misspelt model": (["train", "--model", "resnet19"], "known are cnn, mlp, lenet, resnet18"),
+    "a misspelt model": (["train", "--model", "resnet19"], "did you mean resnet18"),
     "a misspelt setting of a recipe": (["train", "recipe.json"], "did you mean epochs?"),
     "a table without a target": (["train", "--data", "csv:table.csv"], "--target COLUMN, one of a, b"),
     "a file that is not there": (["train", "--data", "csv:nowhere.csv", "--target", "a"], "paths are relative to the current folder"),

@@ -347,7 +347,9 @@ def make_model(recipe: Recipe, data: Data, device: Any) -> Any:
         make = lambda data, **options: made(**_filled(made, data, options))  # noqa: E731
     elif recipe.model not in MODELS:
         known = "known are cnn, mlp, lenet, vit, gpt, the names of netcl.vision.models, and MODULE:CLASS of your own"
-        raise RecipeError(message("recipe", "there is no such model", known, model=repr(recipe.model)))
+        close = difflib.get_close_matches(recipe.model, MODELS, 2)
+        remedy = f"did you mean {' or '.join(close)}? {known}" if close else known
+        raise RecipeError(message("recipe", "there is no such model", remedy, model=repr(recipe.model)))
     elif data.is_text != (recipe.model == "gpt"):
         raise RecipeError(message("recipe", "text needs the model gpt, and images another", data=recipe.data, model=recipe.model))
     else:

@@ -245,14 +245,16 @@ def _tier(name: str, **extra: int) -> tuple[KernelConfig, ...]:
 
 
 algorithms.add(
-    "quantized", "dot", "codes.cl strips.cl", "CPUs: integer dot products of int8 activations, lanes are rows", "",
+    "quantized", "dot", "codes.cl strips.cl", "CPUs: integer dot products of int8 activations, lanes are rows",
+    "quantized_pocl_x86.json: Q8_0 14336x4096, 1 tokens",
     lambda queue, p, config, profile, t: _strips(queue, p._replace(activations="int8"), config, profile, t),
     device="cpu", tiers=("dot",), needs="AVX-512 VNNI or NEON dot products",
     when=lambda p, config, profile: p.coded and p.activations != "float" and p.dtype != "float64",
     probe=lambda queue, p, config: has_dots(queue, p.kind), samples=_tier("dot"),
 )  # fmt: skip
 algorithms.add(
-    "quantized", "mma", "codes.cl mma.cl", "GPUs: up to 32 tokens of float16, 16 of float32", "", _mma,
+    "quantized", "mma", "codes.cl mma.cl", "GPUs: up to 32 tokens of float16, 16 of float32",
+    "quantized_h200.json: Q4_0 14336x4096, 1 tokens", _mma,
     device="gpu", tiers=("mma",), needs="NVIDIA, compute capability 8.0 or more",
     when=lambda p, config, profile: nvidia.capable(profile) and not p.kind.codebook and p.kind.name != "BF16"
     and p.dtype != "float64" and p.fragment <= _FRAGMENT_MOST,
