@@ -56,20 +56,21 @@ def test_page(page, device, request, one_target, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_of_page(page):
-    text = re.sub(r"`[^`\n]*`", "", page.read_text(encoding="utf-8"))  # patterns in code may look like links
+    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)  # code may look like links
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
 def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-@pytest.mark.parametrize("index", ["docs/index.md", "docs/tutorials/index.md", "docs/internals/index.md"])
+@pytest.mark.parametrize("index", ["docs/index.md", "docs/tutorials/index.md", "docs/internals/index.md", "docs/results/index.md"])
 def test_every_page_is_in_the_contents(index):
     """The site's contents are made from these tables too."""
     path = ROOT / index
-    listed = re.findall(r"^\| \[[^]]+\]\(([^)]+)\)", path.read_text(encoding="utf-8"), re.M)
+    text = re.sub(r"<!-- cards.*?end cards -->", "", path.read_text(encoding="utf-8"), flags=re.S)
+    listed = re.findall(r"^\| \[[^]]+\]\(([^)]+)\)", text, re.M)
     there = {page.name for page in path.parent.glob("*.md")} | {f"{page.parent.name}/index.md" for page in path.parent.glob("*/index.md")}
     assert {*listed} == there - {"index.md"} and len(listed) == len({*listed})
 

@@ -238,7 +238,7 @@ def kernel_algorithms() -> str:
 
     def measured(wins: str) -> str:
         file, _, case = wins.partition(": ")
-        return f"[{case}]({file if file.endswith('.md') else f'../benchmarks/results/{file}'})" if wins else ""
+        return f"[{case}]({Path(file).name if file.endswith('.md') else f'../../benchmarks/results/{file}'})" if wins else ""
 
     found = [a for table in ALGORITHMS.values() for a in table]
     places = ("; ".join(filter(None, (a.device, a.needs))) for a in found)
@@ -298,7 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a table is out of date")
     check = parser.parse_args(arguments).check
     stale = []
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if (new := render(text)) != text:
             stale.append(page.relative_to(ROOT).as_posix())
