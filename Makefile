@@ -4,14 +4,15 @@
 # make test-full: the same on every CPU runtime, with every op in every dtype and every kernel; hours on two cores
 # make test-oldest: the tests without OpenCL's slow ones, with the oldest versions of everything that netcl uses (Python 3.10 to 3.12)
 # make quick: the inner loop
-# make site: the pages of docs/ as a site, in build/site
+# make site: the pages of docs/ as a site, in build/site; checks links and leftover markup
+# make prose: a report on the prose of code and docs; never fails
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test test-full test-oldest quick lint docs-tables site clean
+.PHONY: demo test test-full test-oldest quick lint prose docs-tables site clean
 
 demo: $(VENV)/.cpu
 	@$(BIN)/netcl doctor --fix || echo "make: the demo goes on with NumPy"
@@ -41,13 +42,19 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/prose_report.py --counts
+
+prose:
+	$(PYTHON) tools/prose_report.py
 
 docs-tables: $(VENV)/.dev
 	$(BIN)/python tools/docs_tables.py
 	$(BIN)/python tools/op_stubs.py
+	$(BIN)/python tools/docs_performance.py
 
 site: $(VENV)/.docs
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/site
+	$(BIN)/python tools/site_check.py build/site
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: netcl needs Python 3.10 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }

@@ -32,11 +32,11 @@ def contents(source):
     """Add a toctree per table of an index page, captioned with the table's heading. A forge has no use for toctrees."""
     source, trees = source.rstrip("\n"), ""
     listed = re.sub(r"<!-- cards.*?end cards -->", "", source, flags=re.S)
-    for section in re.split(r"^#+ ", listed, flags=re.M):
+    for heading, section in re.findall(r"^##? (\w[^\n]*)\n(.*?)(?=^##? |\Z)", listed, re.M | re.S):
         pages = re.findall(r"^\| \[([^]]+)\]\(([\w/-]+)\.md\) \|", section, re.M)
-        caption = f":caption: {section.splitlines()[0]}\n" if listed.count("\n## ") > 2 else ""
+        caption = f":caption: {heading}\n" if listed.count("\n## ") > 2 else ""
         if pages:
-            trees += "\n\n```{toctree}\n:hidden:\n" + caption + "\n" + "\n".join(f"{title} <{page}>" for title, page in pages) + "\n```"
+            trees += f"\n\n```{{toctree}}\n:hidden:\n{caption}\n" + "\n".join(f"{title} <{page}>" for title, page in pages) + "\n```"
     return source + trees + "\n"
 
 

@@ -80,7 +80,24 @@ def test_the_site_builds(tmp_path):
     sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", ROOT / "docs", tmp_path / "site"]
     done = subprocess.run(sphinx, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Train a CNN" in (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    front = (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    assert "Train a CNN" in front and front.count("sd-card-title") == 4 and front.count("sd-tab-label") == 3
+    checked = subprocess.run([sys.executable, ROOT / "tools/site_check.py", tmp_path / "site"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_broken_links_and_raw_markup_of_a_site_are_found(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<p id="top">[x](y.md) <code>**k**</code> <a href="b.html#no">b</a><a href="c.html">c</a></p>', encoding="utf-8"
+    )
+    (tmp_path / "b.html").write_text('<p>2**3 <a href="a.html#top">a</a><a href="https://example.org">e</a></p>', encoding="utf-8")
+    checked = subprocess.run([sys.executable, ROOT / "tools/site_check.py", tmp_path], capture_output=True, text=True)
+    lines = checked.stdout.splitlines()
+    assert checked.returncode == 1 and [line.partition(":")[2].split("'")[0].strip() for line in lines] == [
+        "no such anchor b.html#no",
+        "broken link c.html",
+        "raw markup",
+    ]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -91,3 +108,13 @@ def test_docstrings(name, opencl_found):
         if opencl_found or not re.search(r'default\("(cl|gpu)', session.docstring or ""):
             runner.run(session)
     assert runner.failures == 0
+
+
+def test_the_report_on_prose_counts_what_it_finds(tmp_path):
+    (tmp_path / "page.md").write_text("word " * 31 + ".\n\nIt says so.\n" + "\n" * 250, encoding="utf-8")
+    (tmp_path / "code.py").write_text(
+        '"""No period"""\nraise ValueError("p is a probability, always")\nraise ValueError("p must be one")\n'
+    )
+    done = subprocess.run([sys.executable, ROOT / "tools/prose_report.py", tmp_path, "--counts"], capture_output=True, text=True)
+    kinds = ("long sentence", "paraphrase", "error without a rule", "first line without a period", "long page")
+    assert (done.returncode, done.stdout.strip()) == (0, "prose: " + ", ".join(f"1 x {kind}" for kind in kinds))

@@ -152,11 +152,11 @@ def _time(seconds: float | None) -> str:
     if seconds is None:
         return ""
     unit, factor = next((u, f) for u, f in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if seconds * f >= 1 or u == "us")
-    return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * factor:.3g}\N{NO-BREAK SPACE}{unit}"
 
 
 def _bytes(count: float | None) -> str:
-    return "" if count is None else f"{count / 2**20:.0f} MB"
+    return "" if count is None else f"{count / 2**20:.0f}\N{NO-BREAK SPACE}MB"
 
 
 def _picture(written: Pages, name: str, text: str, title: str, folder: str = "../plots") -> list[str]:

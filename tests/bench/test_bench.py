@@ -174,7 +174,7 @@ def test_plots_are_well_formed_and_the_page_is_up_to_date():
     made = page.render("<!-- measured -->\n<!-- end -->\n", [("some", {"facts": facts, "rows": cases})])
     assert "4GB/s, 100GFLOP/s measured" in made[page.PICTURES / "some_roofline.svg"]
     table = made[page.TABLES / "some.md"]
-    assert "**missed**" in table and "| 1 MB |" in table and "gone \\| away" in table
+    assert "**missed**" in table and "| 1\N{NO-BREAK SPACE}MB |" in table and "gone \\| away" in table
     steps = [row | {"case": f"{name}, step{way}"} for name in "abc" for way in ("", ", compiled")]
     made = page.render("<!-- measured -->\n<!-- end -->\n", [("some", {"facts": facts | {"versions": {"torch": "2"}}, "rows": steps})])
     bars = ElementTree.fromstring(made[page.PICTURES / "some_steps.svg"])
