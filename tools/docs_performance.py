@@ -111,14 +111,8 @@ def _page(name: str, content: dict[str, Any], written: Pages) -> list[str]:
     versions = ", ".join(f"{package} {version}" for package, version in facts["versions"].items())
     where = f"{facts['cpu'] or facts['machine']}{held}; torch on {facts['torch_device']}; {versions}"
     made = re.sub(r" --(out|commit) \S+", "", facts["made by"])
-    lines = [
-        f"# {_subject(name).capitalize()}: {_runtime(facts)}",
-        "",
-        f"```sh\n{made}\n```",
-        "",
-        f"{where}; commit {facts['commit']}.",
-        "",
-    ]
+    lines = [f"# {_subject(name).capitalize()}: {_device(facts)}", "", f"```sh\n{made}\n```", ""]
+    lines += [f"{_runtime(facts)}. {where}; commit {facts['commit']}.", ""]
     sweeps = [row for row in content["rows"] if row["case"].startswith("sweep ")]
     cases = [row for row in content["rows"] if not row["case"].startswith("sweep ")]
     lines += [*_roofline(name, facts, cases, written), *_table(cases)] if cases else []
