@@ -29,7 +29,13 @@ SIZES = {
     "ResNet-18 batch": "images in the batch",
 }
 #: What a results file holds, by the beginning of its name.
-SUBJECTS = {"cases": "ops and models", "recurrent": "recurrent layers", "sweep": "time against size", "zoo": "models of the zoo"}
+SUBJECTS = {
+    "cases": "ops and models",
+    "decode": "text generation",
+    "recurrent": "recurrent layers",
+    "sweep": "time against size",
+    "zoo": "models of the zoo",
+}
 INDEX = """# Results
 
 Each page shows one results file: every case with both times, their ratio and the target.
