@@ -6,7 +6,8 @@
 # make quick: the inner loop
 # make fuzz: mutated files, recipes and expressions, for FUZZ_SECONDS (60) with SEED (0)
 # make soak: an hour of training that must keep nothing (SOAK_MINUTES), then the tests that take minutes: kills, networks, sanitizer
-# make site: the pages of docs/ as a site, in build/site
+# make site: the pages of docs/ as a site, in build/site; checks links and leftover markup
+# make prose: a report on the prose of code and docs; never fails
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +17,7 @@ FUZZ_SECONDS ?= 60
 SEED ?= 0
 SOAK_MINUTES ?= 60
 
-.PHONY: demo test test-full test-oldest quick lint fuzz soak docs-tables site clean
+.PHONY: demo test test-full test-oldest quick lint prose fuzz soak docs-tables site clean
 
 demo: $(VENV)/.cpu
 	@$(BIN)/netcl doctor --fix || echo "make: the demo goes on with NumPy"
@@ -46,6 +47,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/prose_report.py --counts
+
+prose:
+	$(PYTHON) tools/prose_report.py
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python tools/fuzz.py --seconds $(FUZZ_SECONDS) --seed $(SEED)
@@ -57,9 +62,11 @@ soak: $(VENV)/.dev
 docs-tables: $(VENV)/.dev
 	$(BIN)/python tools/docs_tables.py
 	$(BIN)/python tools/op_stubs.py
+	$(BIN)/python tools/docs_performance.py
 
 site: $(VENV)/.docs
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/site
+	$(BIN)/python tools/site_check.py build/site
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "make: netcl needs Python 3.10 or newer; name one: make PYTHON=python3.12 ..."; exit 1; }

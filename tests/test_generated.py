@@ -41,7 +41,7 @@ def test_the_tables_of_the_docs_are_up_to_date():
 
 
 def test_every_table_is_on_some_page(docs_tables):
-    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
     assert sorted(found["name"] for found in docs_tables.TABLE.finditer(pages)) == sorted(docs_tables.TABLES)
 
 

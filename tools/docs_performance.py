@@ -1,4 +1,4 @@
-"""Writes what ``benchmarks/results`` holds into docs/performance.md and docs/plots/: tables, size sweeps, rooflines.
+"""Writes docs/performance.md's summary, docs/results/ (a page per results file) and docs/plots/ from ``benchmarks/results``.
 
 ``python tools/docs_performance.py`` rewrites them; ``--check`` changes nothing and fails if something is out of date.
 """
@@ -18,47 +18,115 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import plots  # noqa: E402
 
-RESULTS, PAGE, PICTURES = ROOT / "benchmarks/results", ROOT / "docs/performance.md", ROOT / "docs/plots"
+RESULTS, PAGE, PICTURES, TABLES = ROOT / "benchmarks/results", ROOT / "docs/performance.md", ROOT / "docs/plots", ROOT / "docs/results"
 MARKED = re.compile(r"(?<=<!-- measured -->\n).*?(?=<!-- end -->)", re.S)
 SWEEP = re.compile(r"sweep (?P<what>.+?) (?P<size>\d+)(?P<way>, .+)?$")
+STEP = re.compile(r"(?P<model>[^,]+), step(?P<compiled>, compiled)?$")
 SIZES = {
     "matmul": "side of the matrices",
     "conv": "images in the batch",
     "softmax": "rows of 1024",
     "ResNet-18 batch": "images in the batch",
 }
+#: What a results file holds, by the beginning of its name.
+SUBJECTS = {
+    "cases": "ops and models",
+    "decode": "text generation",
+    "recurrent": "recurrent layers",
+    "sweep": "time against size",
+    "zoo": "models of the zoo",
+}
+INDEX = """# Results
+
+Each page shows one results file: every case with both times, their ratio and the target.
+
+| page | device | commit |
+|---|---|---|
+"""
 Pages = dict[Path, str]
+Result = tuple[str, dict[str, Any]]
 
 
-def results() -> list[tuple[str, dict[str, Any]]]:
+def results() -> list[Result]:
     """Every results file of the runner with its name."""
     read = [(path.stem, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json"))]
     return [(name, content) for name, content in read if "rows" in content and "made by" in content.get("facts", {})]
 
 
-def render(page: str, found: list[tuple[str, dict[str, Any]]]) -> Pages:
-    """The page and its pictures."""
+def render(page: str, found: list[Result]) -> Pages:
+    """The summary page, the page of each results file, and their pictures."""
     written: Pages = {}
-    parts = [part for name, content in found for part in _section(name, content, written)]
+    index = INDEX
+    for name, content in found:
+        written[TABLES / f"{name}.md"] = "\n".join(_page(name, content, written)).rstrip("\n") + "\n"
+        index += f"| [{_subject(name)}, {name}]({name}.md) | {_runtime(content['facts'])} | {content['facts']['commit']} |\n"
+    written[TABLES / "index.md"] = index
+    parts = [*_summary(found), *(part for name, content in found for part in _bars(name, content, written))]
     written[PAGE] = MARKED.sub(lambda _: "\n".join([*parts, ""]), page)
     return written
 
 
-def _section(name: str, content: dict[str, Any], written: Pages) -> list[str]:
+def _subject(name: str) -> str:
+    return SUBJECTS.get(name.partition("_")[0], name)
+
+
+def _device(facts: dict[str, Any]) -> str:
+    """The name of a device, without what runtimes put before it."""
+    return re.sub(r"^(pthread|cpu-[\w-]+?)-(?=Intel)|\(R\)| Processor$", "", facts["device"]).replace("pthread--0xd0c", "Neoverse N1")
+
+
+def _runtime(facts: dict[str, Any]) -> str:
+    platform = facts["platform"].replace("(R)", "").replace("Portable Computing Language", "PoCL")
+    return f"{_device(facts)} ({platform}, driver {facts.get('driver', 'none')})"
+
+
+def _summary(found: list[Result]) -> list[str]:
+    """One line per results file: how many cases were compared with torch, the mean ratio and how many targets were met."""
+    lines = ["| results | device | cases | geometric mean of the ratio | faster than PyTorch | targets met |", "|---|---|---|---|---|---|"]
+    for name, content in found:
+        rows = content["rows"]
+        ratios = [row["ratio"] for row in rows if row.get("yardstick") == "torch" and row.get("ratio") and row.get("unit") != "bytes"]
+        if not ratios:
+            continue
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        met = [row["met"] for row in rows if row.get("met") is not None]
+        targets = f"{sum(met)} of {len(met)}" if met else ""
+        where = f"[{_subject(name)}](results/{name}.md) | {_runtime(content['facts'])}"
+        lines.append(f"| {where} | {len(ratios)} | {mean:.2f} | {sum(ratio < 1 for ratio in ratios)} | {targets} |")
+    return [*lines, ""]
+
+
+def _bars(name: str, content: dict[str, Any], written: Pages) -> list[str]:
+    """A bar chart of the training steps of models: torch's time divided by netcl's."""
+    groups: dict[str, dict[str, float]] = {}
+    for row in content["rows"]:
+        found = STEP.match(row["case"])
+        if found and row.get("ratio"):
+            groups.setdefault(found["model"], {})["netcl, compiled" if found["compiled"] else "netcl, eager"] = 1 / row["ratio"]
+    if len(groups) < 3:
+        return []
+    facts = content["facts"]
+    title = f"Speed of a training step on {_device(facts)}, relative to PyTorch {facts['versions']['torch']}"
+    drawn = plots.bars(title, "PyTorch's time divided by netcl's, float32; longer is faster", groups, 1.0, "PyTorch (eager)")
+    return _picture(written, f"{name}_steps", drawn, title, "plots")
+
+
+def _page(name: str, content: dict[str, Any], written: Pages) -> list[str]:
     facts = content["facts"]
     held = f", held to {facts['threads']} cores" if facts["threads"] else ""
     versions = ", ".join(f"{package} {version}" for package, version in facts["versions"].items())
     where = f"{facts['cpu'] or facts['machine']}{held}; torch on {facts['torch_device']}; {versions}"
-    head = f"### {facts['device']} ({facts['platform']}, driver {facts.get('driver', 'none')})"
-    lines = [head, "", f"{where}; commit {facts['commit']}; `{facts['made by']}`", ""]
+    made = re.sub(r" --(out|commit) \S+", "", facts["made by"])
+    lines = [f"# {_subject(name).capitalize()}: {_device(facts)}", "", f"```sh\n{made}\n```", ""]
+    lines += [f"{_runtime(facts)}. {where}; commit {facts['commit']}.", ""]
     sweeps = [row for row in content["rows"] if row["case"].startswith("sweep ")]
     cases = [row for row in content["rows"] if not row["case"].startswith("sweep ")]
-    lines += [*_table(cases), *_roofline(name, facts, cases, written)] if cases else []
+    lines += [*_roofline(name, facts, cases, written), *_table(cases)] if cases else []
     return lines + (_sweeps(name, facts, sweeps, written) if sweeps else [])
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = ["| case | ours | yardstick | its time | ratio | target | |", "|---|---|---|---|---|---|---|"]
+    lines = ["| case | netcl | compared with | its time | ratio | target | |", "|---|---|---|---|---|---|---|"]
     for row in rows:
         if "error" in row or "skipped" in row:
             lines.append(f"| {row['case']} | | | | | | {_cell(row.get('error') or row['skipped'])} |")
@@ -75,6 +143,8 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _cell(text: str) -> str:
+    """A message on one line, without folders of the machine it came from."""
+    text = re.sub(r"/\S*/(\w+/\w+\.py)", r"\1", text)
     return " ".join(text.replace("|", "\\|").split())[:160]
 
 
@@ -82,16 +152,16 @@ def _time(seconds: float | None) -> str:
     if seconds is None:
         return ""
     unit, factor = next((u, f) for u, f in (("s", 1.0), ("ms", 1e3), ("us", 1e6)) if seconds * f >= 1 or u == "us")
-    return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * factor:.3g}\N{NO-BREAK SPACE}{unit}"
 
 
 def _bytes(count: float | None) -> str:
-    return "" if count is None else f"{count / 2**20:.0f} MB"
+    return "" if count is None else f"{count / 2**20:.0f}\N{NO-BREAK SPACE}MB"
 
 
-def _picture(written: Pages, name: str, text: str, title: str) -> list[str]:
+def _picture(written: Pages, name: str, text: str, title: str, folder: str = "../plots") -> list[str]:
     written[PICTURES / f"{name}.svg"] = text
-    return [f"![{title}](plots/{name}.svg)", ""]
+    return [f"![{title}]({folder}/{name}.svg)", ""]
 
 
 def _roofline(name: str, facts: dict[str, Any], rows: list[dict[str, Any]], written: Pages) -> list[str]:

@@ -71,7 +71,7 @@ def op_table() -> str:
     for name, row in sorted(REGISTRY.items()):
         floats = "all" if len(taken.get(name, ())) == len(selftest.FLOATS) else ", ".join(taken.get(name, ())) or "integers"
         fuses = "yes" if isinstance(row, Pointwise | Reduction) else ""
-        doc = (row.doc.splitlines() or [""])[0]
+        doc = _markdown((row.doc.splitlines() or [""])[0])
         names = ", ".join(map(_code, [name, *second[name]]))
         rows.append((names, floats, "NumPy, OpenCL", "yes" if row.differentiable else "", fuses, row.amp, doc))
     return _table(("op", "float dtypes", "devices", "gradient", "fuses (JIT)", "autocast", "what it does"), rows)
@@ -154,7 +154,7 @@ def torch_names(counts: bool = False) -> Any:
     import netcl
 
     there = json.loads((ROOT / "tests/golden/torch_names.json").read_text(encoding="utf-8"))
-    rows, numbers = [], {}
+    rows, numbers, lists = [], {}, ""
     for kind, names in there.items():
         owner = {"functions": netcl, "optimizers": netcl.optim, "schedules": netcl.optim.lr_scheduler, "layers": netcl.nn,
                  "functionals": netcl.nn.functional, "utils.data": netcl.utils.data}.get(kind, netcl.Tensor)  # fmt: skip
@@ -163,9 +163,10 @@ def torch_names(counts: bool = False) -> Any:
         missing = [name for name, here in renamed.items() if not here]
         other = [f"{_code(name)}: {_code(here)}" for name, here in renamed.items() if here]
         numbers[kind] = len(same)
-        rows.append((kind, str(len(names)), str(len(same)), f"{len(other)}: {', '.join(other)}" if other else "0",
-                     f"{len(missing)}: {_with_reasons(missing)}" if missing else "0"))  # fmt: skip
-    return numbers if counts else _table(("", "torch 2.13", "same name", "other name", "missing"), rows)
+        rows.append((kind, *(str(len(group)) for group in (names, same, other, missing))))
+        for title, text in (("under another name", ", ".join(other)), ("missing", _with_reasons(missing))):
+            lists += f"\n\n<details><summary>{kind.capitalize()} {title}</summary>\n\n{text}\n\n</details>" if text else ""
+    return numbers if counts else _table(("", "torch 2.13", "same name", "other name", "missing"), rows).rstrip("\n") + lists + "\n"
 
 
 def _with_reasons(missing: list[str]) -> str:
@@ -210,7 +211,11 @@ def _is_own(value: object, module: str) -> bool:
 
 
 def _first_paragraph(value: object) -> str:
-    text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+    return _markdown(" ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()))
+
+
+def _markdown(text: str) -> str:
+    """Roles and double backquotes of a docstring as Markdown."""
     return re.sub(r":\w+:`~?([^`<]+?)`", lambda role: _code(role[1].rpartition(".")[2]), text).replace("``", "`")
 
 
@@ -238,7 +243,7 @@ def kernel_algorithms() -> str:
 
     def measured(wins: str) -> str:
         file, _, case = wins.partition(": ")
-        return f"[{case}]({file if file.endswith('.md') else f'../benchmarks/results/{file}'})" if wins else ""
+        return f"[{case}]({Path(file).name if file.endswith('.md') else f'../../benchmarks/results/{file}'})" if wins else ""
 
     found = [a for table in ALGORITHMS.values() for a in table]
     places = ("; ".join(filter(None, (a.device, a.needs))) for a in found)
@@ -347,7 +352,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a table is out of date")
     check = parser.parse_args(arguments).check
     stale = []
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if (new := render(text)) != text:
             stale.append(page.relative_to(ROOT).as_posix())

@@ -107,3 +107,30 @@ def _names(x_name: str, y_name: str) -> list[str]:
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 10}" text-anchor="middle">{html.escape(x_name)}</text>',
         f'<text transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">{html.escape(y_name)}</text>',
     ]
+
+
+def bars(title: str, x_name: str, groups: Mapping[str, Mapping[str, float]], mark: float, mark_name: str) -> str:
+    """Horizontal bars from zero, one group per name and one color per series, with a dashed vertical line at ``mark``."""
+    series = list(dict.fromkeys(name for group in groups.values() for name in group))
+    thick, left, top = 11, 170, 62
+    pitch = thick * len(series) + 10
+    bottom = top + pitch * len(groups)
+    largest = max(value for group in groups.values() for value in group.values())
+    scale = (WIDTH - left - 56) / max(largest, mark)
+    drawn = [STYLE, f'<text class="title" x="16" y="20">{html.escape(title)}</text>']
+    at = left + mark * scale
+    drawn.append(f'<line class="roof" x1="{at:.1f}" x2="{at:.1f}" y1="{top - 6}" y2="{bottom}"/>')
+    for i, name in enumerate(series):
+        drawn.append(f'<rect x="{16 + 150 * i}" y="32" width="11" height="11" rx="2" fill="{COLOURS[i]}"/>')
+        drawn.append(f'<text x="{33 + 150 * i}" y="42">{html.escape(name)}</text>')
+    for i, (name, group) in enumerate(groups.items()):
+        y = top + pitch * i
+        drawn.append(f'<text x="{left - 8}" y="{y + (pitch - 10) / 2 + 4:.1f}" text-anchor="end">{html.escape(name)}</text>')
+        for j, part in enumerate(series):
+            if part in group:
+                width, row = group[part] * scale, y + thick * j
+                drawn.append(f'<rect x="{left}" y="{row}" width="{width:.1f}" height="{thick - 1}" rx="2" fill="{COLOURS[j]}"/>')
+                drawn.append(f'<text x="{left + width + 4:.1f}" y="{row + 9}">{group[part]:.2f}</text>')
+    drawn.append(f'<text x="{at:.1f}" y="{bottom + 14}" text-anchor="middle">{html.escape(mark_name)}</text>')
+    drawn.append(f'<text x="{(left + WIDTH) / 2}" y="{bottom + 34}" text-anchor="middle">{html.escape(x_name)}</text>')
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 44}" role="img">{"".join(drawn)}</svg>\n'

@@ -441,7 +441,7 @@ class CompiledFunction:
 
     def _refuse(self, reason: str) -> None:
         name = self.__dict__.get("__qualname__", type(self.function).__name__)
-        remedy = "it runs eagerly, with the same results; docs/capture.md lists what a compiled function may read"
+        remedy = "it runs eagerly, with the same results; docs/internals/replay.md lists what a compiled function may read"
         text = message("compile", f"{name} is not replayed: {reason}", remedy)
         if self.strict:
             raise CaptureError(text)

@@ -166,12 +166,18 @@ def test_plots_are_well_formed_and_the_page_is_up_to_date():
     made = page.render(
         "# x\n<!-- measured -->\nold\n<!-- end -->\n", [("some", {"facts": facts, "rows": [row, row | {"case": "sweep sum 2048"}]})]
     )
-    assert "old" not in made[page.PAGE] and "plots/some_sum.svg" in made[page.PAGE] and page.PICTURES / "some_sum.svg" in made
+    assert "old" not in made[page.PAGE] and "results/some.md" in made[page.PAGE]
+    assert "plots/some_sum.svg" in made[page.TABLES / "some.md"] and page.PICTURES / "some_sum.svg" in made
     cases = [row | {"case": "sum", "flop_per_s": 1e9, "bytes_per_s": 4e9, "target": 1.0, "met": True},
              row | {"case": "matmul", "flop_per_s": 1e11, "bytes_per_s": 5e9, "target": 0.1, "met": False},
              row | {"case": "memory", "unit": "bytes", "ours_s": 2.0**20}, {"case": "lost", "error": "gone | away"}]  # fmt: skip
     made = page.render("<!-- measured -->\n<!-- end -->\n", [("some", {"facts": facts, "rows": cases})])
     assert "4GB/s, 100GFLOP/s measured" in made[page.PICTURES / "some_roofline.svg"]
-    assert "**missed**" in made[page.PAGE] and "| 1 MB |" in made[page.PAGE] and "gone \\| away" in made[page.PAGE]
+    table = made[page.TABLES / "some.md"]
+    assert "**missed**" in table and "| 1\N{NO-BREAK SPACE}MB |" in table and "gone \\| away" in table
+    steps = [row | {"case": f"{name}, step{way}"} for name in "abc" for way in ("", ", compiled")]
+    made = page.render("<!-- measured -->\n<!-- end -->\n", [("some", {"facts": facts | {"versions": {"torch": "2"}}, "rows": steps})])
+    bars = ElementTree.fromstring(made[page.PICTURES / "some_steps.svg"])
+    assert "plots/some_steps.svg" in made[page.PAGE] and sum(node.tag.endswith("rect") for node in bars.iter()) == 2 + 6
     done = subprocess.run([sys.executable, ROOT / "tools/docs_performance.py", "--check"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -168,7 +168,7 @@ def _mma_macros(p: Matmul, tile: Tile) -> dict[str, Any]:
 
 algorithms.add(
     "matmul", "mma", "mma.cl ptx.cl pad.cl", "products of floats that are large by the cost model",
-    "performance.md: Matrix units of NVIDIA GPUs",
+    "internals/kernels.md: Matrix units of NVIDIA GPUs",
     lambda queue, p, config, profile, t: run(queue, p, t, best(p, profile.max_compute_units, config)[0]),
     device="gpu", tiers=(MMA_TIER, "wgmma"), variants=gemm.VARIANTS, needs="NVIDIA, compute capability 8.0 or more",
     when=lambda p, config, profile: nvidia.capable(profile) and unit_dtype(p) is not None,
