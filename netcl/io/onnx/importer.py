@@ -30,6 +30,24 @@ def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> Onn
     Its float weights are parameters under their names in the file, so an exported model keeps its state dict. A model with operators
     that are not supported raises ``FileError`` with the names of all of them.
     """
+    model, body = read_onnx(path)
+    with nn.parameter.placed(device):
+        return OnnxModel(body, declared_inputs(model, body))
+
+
+def declared_inputs(model: Any, body: GraphBody) -> dict[str, tuple[str, Any]]:
+    """The dtype and shape of each input that a file declares; inputs with a default value are weights."""
+    return {entry.name: declared(entry) for entry in model.graph.input if entry.name in body.inputs}
+
+
+def read_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, GraphBody]:
+    """The ``ModelProto`` of a file or of its bytes, checked, and its graph as a list of nodes."""
+    model, folder = parse_onnx(path)
+    return model, _read_model(library(), model, folder, "bytes" if isinstance(path, bytes) else path)
+
+
+def parse_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, Path | None]:
+    """The ``ModelProto`` of a file or of its bytes, checked, and the folder that its weights may lie in."""
     onnx, undecodable = library(), importlib.import_module("google.protobuf.message").DecodeError
     data, folder = path, None
     if isinstance(path, bytes):
@@ -44,10 +62,7 @@ def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> Onn
         raise refusal(IMPORT, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
     if not model.graph.node and not model.graph.output:
         raise refusal(IMPORT, "the file is damaged or not an ONNX model", file=path)
-    body = _read_model(onnx, model, folder, path)
-    inputs = {entry.name: declared(entry) for entry in model.graph.input if entry.name in body.inputs}
-    with nn.parameter.placed(device):
-        return OnnxModel(body, inputs)
+    return model, folder
 
 
 def _held_tensors(model: Any) -> list[Any]:
