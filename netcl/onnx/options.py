@@ -48,8 +48,10 @@ class SessionOptions:
     graph_optimization_level: GraphOptimizationLevel = GraphOptimizationLevel.ORT_ENABLE_ALL
     enable_mem_pattern: bool = True
 
+    free_dimensions: dict[str, int]
+
     def __init__(self) -> None:
-        self.__dict__["free_dimensions"] = dict[str, int]()
+        self.__dict__["free_dimensions"] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         value = getattr(value, "value", value)  # of an enumeration, onnxruntime's too

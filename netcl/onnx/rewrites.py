@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,9 +32,9 @@ _BINARY = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.
 
 
 class ChainMatch(NamedTuple):
-    """The values that the names of a formula stand for, and the nodes that compute it."""
+    """The values that the names of a formula stand for, and the nodes that compute it, the last first."""
 
-    values: Mapping[str, str]
+    values: dict[str, str]
     nodes: tuple[Node, ...]
 
 
@@ -49,13 +48,8 @@ def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
     weights = {name: x for name, x in chains.weights.items() if name in read}
     made = GraphBody(nodes, weights, body.inputs, body.outputs, body.forms)
     # Sizes and limits are read on the host, which a recording does not allow for values on the device.
-    sizes = {
-        name
-        for node in nodes
-        if node.kind not in ON_DEVICE
-        for name, formal in zip(node.inputs, node.formals, strict=False)
-        if formal in HOST
-    }
+    pairs = [pair for node in nodes if node.kind not in ON_DEVICE for pair in zip(node.inputs, node.formals, strict=False)]
+    sizes = {name for name, formal in pairs if formal in HOST}
     made.constants = (body.constants | sizes) & weights.keys()
     return made, done
 
@@ -93,16 +87,14 @@ class _Chains:
         self.uses = Counter(name for node in nodes for name in node.inputs)
 
     def fuse(self, done: Counter[str]) -> list[Node]:
-        """The nodes after all fusions; the longest chains are found first, since roots are tried from the end."""
+        """The nodes after all fusions. Roots are tried from the end, so that the longest chains are found first."""
         for root in reversed(list(self.nodes)):
-            if root.outputs[0] not in self.makers or self.makers[root.outputs[0]] is not root:
-                continue  # part of a chain that is fused already
-            for fusion in FUSIONS:
-                found = next(filter(None, (self.matched(form, root.outputs[0], ChainMatch({}, ())) for form in fusion.forms())), None)
-                made = fusion.build(self, found, root) if found and self._closed(found, root) else None
-                if found and made:
+            for name, forms, build in FUSIONS if self.makers.get(root.outputs[0]) is root else ():
+                matches = (self.matched(form, root.outputs[0], ChainMatch({}, ())) for form in forms)
+                found = next((match for match in matches if match and self._closed(match)), None)
+                if found and (made := build(self, found, root)):
                     self._replace(found, root, made)
-                    done[fusion.name] += 1
+                    done[name] += 1
                     break
         return self.nodes
 
@@ -111,7 +103,9 @@ class _Chains:
         if isinstance(form, ast.Name):
             return found._replace(values={**found.values, form.id: name}) if found.values.get(form.id, name) == name else None
         if isinstance(form, ast.Constant):
-            return found if self.equals(name, float(form.value)) else None  # type: ignore[arg-type]
+            number, value = self.scalar(name), float(form.value)  # type: ignore[arg-type]
+            rounding = 0.0 if number is None else 1e-6 if self.weights[name].itemsize > 2 else 1e-3
+            return found if number is not None and abs(number - value) <= rounding * abs(value) else None
         if isinstance(form, ast.BinOp):
             kind, parts = _BINARY[type(form.op)], [form.left, form.right]
         else:
@@ -134,54 +128,41 @@ class _Chains:
         x = self.weights.get(name)
         return None if x is None or x.size != 1 or x.dtype.kind not in "fiu" else float(x.reshape(()))
 
-    def equals(self, name: str, value: float) -> bool:
-        """Whether a weight is this number, as its dtype rounds it."""
-        found = self.scalar(name)
-        return found is not None and abs(found - value) <= (1e-6 if self.weights[name].itemsize > 2 else 1e-3) * abs(value)
-
-    def _closed(self, found: ChainMatch, root: Node) -> bool:
+    def _closed(self, found: ChainMatch) -> bool:
         """Whether only the chain reads the values inside of it."""
-        inside = {id(node): node for node in found.nodes}.values()
-        uses = Counter(name for node in inside for name in node.inputs)
-        names = [node.outputs[0] for node in inside if node is not root]
-        return all(uses[name] == self.uses[name] and name not in self.lasting for name in names)
+        uses = Counter(name for node in {id(node): node for node in found.nodes}.values() for name in node.inputs)
+        names = {node.outputs[0] for node in found.nodes} - {found.nodes[0].outputs[0]}
+        return names.isdisjoint(self.lasting) and all(uses[name] == self.uses[name] for name in names)
 
     def _replace(self, found: ChainMatch, root: Node, made: Node) -> None:
-        gone = {id(node) for node in found.nodes}
+        gone = {id(node): node for node in found.nodes}
         self.nodes = [made if node is root else node for node in self.nodes if node is root or id(node) not in gone]
-        for node in found.nodes:
+        for node in gone.values():
             self.uses.subtract(node.inputs)
-            self.makers.pop(node.outputs[0], None)
+            self.makers.pop(node.outputs[0])
         self.uses.update(made.inputs)
         self.makers[made.outputs[0]] = made
 
 
-# ---- what chains become
-
-
-def _with_read(kind: str, inputs: list[str], root: Node, attributes: Mapping[str, Any], read: Callable[..., Any]) -> Node:
+def _op_node(kind: str, inputs: list[str], root: Node, attributes: Mapping[str, Any], read: Callable[..., Any]) -> Node:
     made = Node(f"netcl::{kind}", inputs, root.outputs[:1], attributes, root.opset)
     made.read = read
     return made
 
 
 def _activation(kind: str, op: Callable[[Tensor], Tensor]) -> Callable[..., Node]:
-    return lambda chains, found, root: _with_read(kind, [found.values["x"]], root, {}, lambda node, x: op(x))
+    return lambda chains, found, root: _op_node(kind, [found.values["x"]], root, {}, lambda node, x: op(x))
 
 
 def _fused_norm(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
     eps, means = chains.scalar(found.values["eps"]), [node for node in found.nodes if node.kind == "ReduceMean"]
-    axes = [_reduced_axes(chains, node) for node in means]
-    if eps is None or axes[0] is None or any(other != axes[0] for other in axes) or not all(node["keepdims"] for node in means):
+    given = [node["axes"] if len(node.inputs) < 2 else chains.weights.get(node.inputs[1]) for node in means]
+    axes = [() if each is None else tuple(np.ravel(each).tolist()) for each in given]
+    if eps is None or not axes[0] or len({*axes}) > 1 or not all(node["keepdims"] for node in means):
         return None
     kind = "LayerNormalization" if any(node.kind == "Sub" for node in found.nodes) else "RMSNormalization"
     inputs = [found.values[name] for name in ("x", "weight", "bias") if name in found.values]
-    return _with_read(kind, inputs, root, {"axes": axes[0], "eps": eps, "centered": kind[0] == "L"}, _run_norm)
-
-
-def _reduced_axes(chains: _Chains, node: Node) -> tuple[int, ...] | None:
-    given = node["axes"] if len(node.inputs) < 2 else chains.weights.get(node.inputs[1])
-    return None if given is None or not np.size(given) else tuple(np.ravel(given).tolist())
+    return _op_node(kind, inputs, root, {"axes": axes[0], "eps": eps, "centered": kind[0] == "L"}, _run_norm)
 
 
 def _run_norm(node: Node, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -214,23 +195,6 @@ def _folded_norm(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
     return made
 
 
-class Fusion(NamedTuple):
-    """One line of the table: its formulas, and a function that makes the node, or returns ``None`` if the chain does not allow it."""
-
-    name: str
-    texts: tuple[str, ...]
-    build: Callable[[_Chains, ChainMatch, Node], Node | None]
-
-    def forms(self) -> list[ast.expr]:
-        """The formulas, parsed."""
-        return [_formula(text) for text in self.texts]
-
-
-@cache
-def _formula(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
-
-
 def _gated(*gates: str) -> tuple[str, ...]:
     """``x`` times half of one plus a gate, in the orders that exporters write."""
     forms = ("x * ({0} + 1) * 0.5", "x * (({0} + 1) * 0.5)", "(x * 0.5) * ({0} + 1)")
@@ -242,24 +206,19 @@ _SQUARES = ("{0} ** 2", "{0} * {0}")
 _DEVIATIONS = tuple(f"Sqrt(ReduceMean({square}) + eps)" for square in _SQUARES)
 _LAYER = tuple(f"{_CENTERED} / {text.format(_CENTERED)}" for text in _DEVIATIONS)
 _RMS = tuple(form.format(text.format("x")) for text in _DEVIATIONS for form in ("x / {0}", "x * (1 / {0})", "x * Reciprocal({0})"))
-#: Tried in this order at each node.
-FUSIONS = (
-    Fusion("Gelu", _gated("Erf(x / 1.4142135623730951)", "Erf(x * 0.7071067811865476)"), _activation("Gelu", ag.gelu)),
-    Fusion(
+_CONV_NORM = "BatchNormalization(Conv({}), scale, shift, mean, var)"
+_TANHS = ("x + 0.044715 * x ** 3", "x + 0.044715 * (x * x * x)")
+_FORMULAS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, Node], Node | None]], ...] = (
+    ("Gelu", _gated("Erf(x / 1.4142135623730951)", "Erf(x * 0.7071067811865476)"), _activation("Gelu", ag.gelu)),
+    (
         "Gelu (tanh)",
-        _gated(
-            "Tanh(0.7978845608028654 * (x + 0.044715 * x ** 3))",
-            "Tanh(0.7978845608028654 * (x + 0.044715 * (x * x * x)))",
-            "Tanh(x * 0.7978845608028654 * (1 + 0.044715 * x * x))",
-        ),
+        _gated(*(f"Tanh(0.7978845608028654 * ({text}))" for text in _TANHS), "Tanh(x * 0.7978845608028654 * (1 + 0.044715 * x * x))"),
         _activation("Gelu", lambda x: ag.gelu(x, approximate="tanh")),
     ),
-    Fusion("Silu", ("x * Sigmoid(x)",), _activation("Swish", ag.silu)),
-    Fusion("LayerNormalization", (*(f"{form} * weight + bias" for form in _LAYER), *_LAYER), _fused_norm),
-    Fusion("RMSNormalization", tuple(f"{form} * weight" for form in _RMS), _fused_norm),
-    Fusion(
-        "Conv + BatchNormalization",
-        tuple(f"BatchNormalization(Conv({inputs}), scale, shift, mean, var)" for inputs in ("x, weight", "x, weight, bias")),
-        _folded_norm,
-    ),
+    ("Silu", ("x * Sigmoid(x)",), _activation("Swish", ag.silu)),
+    ("LayerNormalization", (*(f"{form} * weight + bias" for form in _LAYER), *_LAYER), _fused_norm),
+    ("RMSNormalization", tuple(f"{form} * weight" for form in _RMS), _fused_norm),
+    ("Conv + BatchNormalization", tuple(map(_CONV_NORM.format, ("x, weight", "x, weight, bias"))), _folded_norm),
 )
+#: The table of fusions, tried in this order at each node: a name, formulas, and a function that makes the node, or ``None``.
+FUSIONS = [(name, [ast.parse(text, mode="eval").body for text in texts], build) for name, texts, build in _FORMULAS]

@@ -35,10 +35,7 @@ MOST_PLANS = 16  # sets of input shapes whose recordings are kept; the one that 
 
 
 class NodeArg(NamedTuple):
-    """An input or output: its name, its type as onnxruntime writes it, and its shape of numbers, names and ``None``.
-
-    ``dtype`` is NumPy's dtype, ``None`` if the value is not a tensor. A shape that the file does not declare is empty.
-    """
+    """An input or output: its type as onnxruntime writes it, its shape (numbers, names, ``None``; empty if unknown), NumPy's dtype."""
 
     name: str
     type: str
@@ -48,13 +45,12 @@ class NodeArg(NamedTuple):
 
 def node_arg(entry: Any) -> NodeArg:
     """What a ``ValueInfoProto`` declares."""
-    onnx, kind = library(), entry.type
-    if kind.HasField("tensor_type"):
-        code = kind.tensor_type.elem_type
-        text = f"tensor({onnx.TensorProto.DataType.Name(code).lower()})"
-        return NodeArg(entry.name, text, declared(entry)[1] or [], onnx.helper.tensor_dtype_to_np_dtype(code) if code else None)
-    code = kind.sequence_type.elem_type.tensor_type.elem_type
-    return NodeArg(entry.name, f"seq(tensor({onnx.TensorProto.DataType.Name(code).lower()}))", [], None)
+    kind, names = entry.type.tensor_type, library().TensorProto.DataType
+    if entry.type.HasField("tensor_type"):
+        dtype = library().helper.tensor_dtype_to_np_dtype(kind.elem_type) if kind.elem_type else None
+        return NodeArg(entry.name, f"tensor({names.Name(kind.elem_type).lower()})", declared(entry)[1] or [], dtype)
+    code = entry.type.sequence_type.elem_type.tensor_type.elem_type
+    return NodeArg(entry.name, f"seq(tensor({names.Name(code).lower()}))", [], None)
 
 
 class SessionModel(OnnxModel):
@@ -125,10 +121,6 @@ class InferenceSession:
         """The provider that runs the model."""
         return [NUMPY if isinstance(self.model.queue, CPUQueue) else OPENCL]
 
-    def get_session_options(self) -> SessionOptions:
-        """The options that the session was made with."""
-        return self._options
-
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], str]:
         """The input shapes that runs had, and the next run with them: ``"replay"``, ``"record"``, or the reason why it is eager."""
@@ -153,17 +145,8 @@ class InferenceSession:
         """Run on bound inputs; results stay on the device."""
         _refuse_run_options(run_options)
         with self._lock, ag.no_grad():
-            made = self._executed(iobinding.inputs)
-            for name, target in iobinding.outputs.items():
-                x = made[self._places([name])[0]]
-                if target is not None and (target.shape, target.dtype) != (x.shape, x.dtype):
-                    what = f"the tensor bound to output {name!r} must have shape {x.shape} and dtype {x.dtype}"
-                    raise ValueError(message("IOBinding", what, given=f"{target.shape} {target.dtype}"))
-                if target is not None:
-                    target.copy_(x)
-                iobinding.results[name] = x if target is None else target
-                if isinstance(x, Tensor):
-                    x.realize()  # deferred values belong to a thread
+            made = dict(zip(self.model.output_names, self._executed(iobinding.inputs), strict=True))
+            iobinding.results = {name: _stored(made[name], target) for name, target in iobinding.outputs.items()}
 
     def node_times(self, input_feed: Mapping[str, Any]) -> list[tuple[Node, float]]:
         """Each node of the graph and the seconds that it takes in an eager run; the device finishes one before the next starts."""
@@ -249,6 +232,17 @@ def _refuse_run_options(options: Any) -> None:
         raise ValueError(message(SESSION, "run_options must be None: a run has no options here", given=type(options).__name__))
 
 
+def _stored(x: Any, target: Tensor | None) -> Any:
+    """A result, in the tensor that is bound to it if there is one; computed, since deferred values belong to a thread."""
+    if target is not None and (target.shape, target.dtype) != (x.shape, x.dtype):
+        what = f"the tensor of an output must have shape {x.shape} and dtype {x.dtype}, got {target.shape} and {target.dtype}"
+        raise ValueError(message("IOBinding", what))
+    x = x if target is None else target.copy_(x)
+    if isinstance(x, Tensor):
+        x.realize()
+    return x
+
+
 class IOBinding:
     """Inputs and outputs of a session as tensors: what is bound stays on the device between runs.
 
@@ -263,10 +257,10 @@ class IOBinding:
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         """Copy an array to the device and bind it."""
-        entry = next((entry for entry in self._session.get_inputs() if entry.name == name), None)
-        if entry is None:
-            raise ValueError(message("IOBinding", "the model has no such input", input=repr(name)))
-        self.inputs[name] = self._session._tensor(entry, arr_on_cpu)
+        known = {entry.name: entry for entry in self._session.get_inputs()}
+        if name not in known:
+            raise ValueError(message("IOBinding", "the model has no such input", f"there are: {', '.join(known)}", input=repr(name)))
+        self.inputs[name] = self._session._tensor(known[name], arr_on_cpu)
 
     def bind_input(self, name: str, tensor: Tensor) -> None:
         """Bind a tensor. Pointers are refused: OpenCL buffers have none."""
