@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
-import time
+import timeit
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,15 +42,14 @@ def _info(args: argparse.Namespace) -> int:
     from netcl.onnx.session import node_arg
 
     model, _ = parse_onnx(args.file)
-    nodes, held, (flops, assumed) = list(_all_nodes(model.graph)), model.graph.initializer, _flops(model)
-    weights = {entry.name: math.prod(entry.dims) for entry in held}
-    ends = [("input", entry) for entry in model.graph.input if entry.name not in weights] + [("output", x) for x in model.graph.output]
+    nodes, weights = list(_all_nodes(model.graph)), {entry.name: math.prod(entry.dims) for entry in model.graph.initializer}
+    ends = [("input", x) for x in model.graph.input if x.name not in weights] + [("output", x) for x in model.graph.output]
     rows = {
         "producer": f"{model.producer_name} {model.producer_version}".strip() or "unknown",
         "opsets": ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import),
-        **{f"{side} {x.name}": f"{node_arg(x).type} {_shape_text(node_arg(x).shape)}" for side, x in ends},
+        **{f"{side} {x.name}": " ".join(map(str, node_arg(x)[1:3])) for side, x in ends},
         "parameters": f"{sum(weights.values()):,}",
-        "FLOPs": f"{flops:,} in products and convolutions{' (unknown sizes counted as 1)' if assumed else ''}",
+        "FLOPs": f"{_flops(model):,} in products and convolutions; unknown sizes count as 1",
         "nodes": len(nodes),
     }
     say(facts(rows) + "\n")
@@ -64,43 +64,38 @@ def _info(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     session, feed = _session(args)
-    say(f"{args.file}: a valid model; {len(session.model.nodes)} nodes run here, all operators are known")
+    outputs = session.run(None, feed)
+    say(f"{args.file}: a valid model; all operators are known, and it runs")
     if not importlib.util.find_spec("onnxruntime"):
-        session.run(None, feed)
-        say("it runs; onnxruntime is not installed, so its outputs are not compared (pip install onnxruntime)")
+        say("onnxruntime is not installed: outputs are not compared (pip install onnxruntime)")
         return 0
-    outputs, worst = _reference(args.file).run(None, feed), 0.0
-    for entry, mine, wanted in zip(session.get_outputs(), session.run(None, feed), outputs, strict=True):
-        pairs = zip(mine, wanted, strict=True) if isinstance(mine, list) else [(mine, wanted)]
-        difference = max((_difference(np.asarray(a), np.asarray(b)) for a, b in pairs), default=0.0)
+    found = [_difference(x, wanted) for x, wanted in zip(outputs, _reference(args.file).run(None, feed), strict=True)]
+    for entry, difference in zip(session.get_outputs(), found, strict=True):
         say(f"output {entry.name}: relative difference from onnxruntime {difference:.2e}")
-        worst = max(worst, difference)
-    say("equal" if worst <= args.tolerance else f"different: the largest difference is above {args.tolerance:g}")
-    return 0 if worst <= args.tolerance else 1
+    equal = max(found) <= args.tolerance
+    say("equal" if equal else f"different: the largest difference is above {args.tolerance:g}")
+    return 0 if equal else 1
 
 
 def _run(args: argparse.Namespace) -> int:
     session, feed = _session(args)
     made = {entry.name: x for entry, x in zip(session.get_outputs(), session.run(None, feed), strict=True)}
-    np.savez(args.out, **{name: x for name, x in made.items() if isinstance(x, np.ndarray)})
+    np.savez(args.out, **{name: x for name, x in made.items() if isinstance(x, np.ndarray)})  # type: ignore[arg-type]
     for name, x in made.items():
-        say(f"{name}: {x.dtype} {_shape_text(x.shape)}" if isinstance(x, np.ndarray) else f"{name}: not an array, not written")
+        say(f"{name}: {x.dtype} {list(x.shape)}" if isinstance(x, np.ndarray) else f"{name}: not an array, not written")
     say(f"written to {args.out}")
     return 0
 
 
 def _bench(args: argparse.Namespace) -> int:
     session, feed = _session(args)
-    mine = _median_ms(lambda: session.run(None, feed), args.runs)
-    rows = [["netcl", f"{mine:.3f}", ", ".join(session.plans.values()) or "eager"]]
-    if importlib.util.find_spec("onnxruntime"):
-        other = _reference(args.file)
-        rows.append(["onnxruntime", f"{_median_ms(lambda: other.run(None, feed), args.runs):.3f}", "on the CPU"])
-    say(table(("", "ms per run", ""), rows) + "\n")
-    times = sorted(session.node_times(feed), key=lambda entry: -entry[1])
-    rows = [[node.outputs[0], node.kind, f"{t * 1e3:.3f}"] for node, t in times[:20]]
-    say("The slowest nodes of an eager run, each alone:")
-    say(table(("node", "operator", "ms"), rows))
+    rivals = {"netcl": session} | ({"onnxruntime": _reference(args.file)} if importlib.util.find_spec("onnxruntime") else {})
+    # The first runs build and record.
+    times = {name: timeit.repeat(partial(one.run, None, feed), number=1, repeat=args.runs + 3)[3:] for name, one in rivals.items()}
+    say(table(("", "ms per run"), [[name, f"{np.median(each) * 1e3:.3f}"] for name, each in times.items()]))
+    say(f"netcl's runs: {', '.join(session.plans.values()) or 'eager'}\n\nNodes of an eager run, each alone, the slowest first:")
+    nodes = sorted(session.node_times(feed), key=lambda entry: -entry[1])
+    say(table(("node", "operator", "ms"), [[node.outputs[0], node.kind, f"{seconds * 1e3:.3f}"] for node, seconds in nodes]))
     return 0
 
 
@@ -118,44 +113,29 @@ def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     pairs = [text.partition("=") for text in args.size]
     if wrong := [name for name, _, size in pairs if not size.isdecimal()]:
         raise CommandError(message("onnx", "--size takes NAME=N", given=", ".join(wrong)))
-    sizes, generator = {name: int(size) for name, _, size in pairs}, np.random.default_rng(args.seed)
-    return session, {entry.name: _random_input(entry, sizes, generator) for entry in session.get_inputs()}
-
-
-def _random_input(entry: Any, sizes: Mapping[str, int], generator: np.random.Generator) -> Any:
-    if entry.dtype is None:
-        raise CommandError(message("onnx", f"input {entry.name!r} is not a tensor", type=entry.type))
-    shape = [size if isinstance(size, int) else sizes.get(size, 1) for size in entry.shape]
-    if entry.dtype.kind in "biu":
-        return generator.integers(0, 2, shape).astype(entry.dtype)  # valid as an index, a mask or a count
-    return generator.standard_normal(shape).astype(entry.dtype)
+    sizes, generator, feed = {name: int(size) for name, _, size in pairs}, np.random.default_rng(args.seed), {}
+    for entry in session.get_inputs():
+        if entry.dtype is None:
+            raise CommandError(message("onnx", f"input {entry.name!r} is not a tensor", type=entry.type))
+        shape = [size if isinstance(size, int) else sizes.get(size, 1) for size in entry.shape]
+        whole_numbers = entry.dtype.kind in "biu"  # 0 and 1 are valid as an index, a mask or a count
+        feed[entry.name] = (generator.integers(0, 2, shape) if whole_numbers else generator.standard_normal(shape)).astype(entry.dtype)
+    return session, feed
 
 
 def _reference(file: str) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    return importlib.import_module("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
 
 
-def _difference(mine: np.ndarray, wanted: np.ndarray) -> float:
+def _difference(mine: Any, wanted: Any) -> float:
     """The largest difference, in units of the largest number; infinite if shapes, dtypes or the places of NaN and infinity differ."""
-    if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
+    if isinstance(mine, list):
+        return max((_difference(*pair) for pair in zip(mine, wanted, strict=True)), default=0.0)
+    a, b, finite = np.asarray(mine, np.float64), np.asarray(wanted, np.float64), np.isfinite(wanted)
+    if mine.shape != wanted.shape or mine.dtype != wanted.dtype or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return math.inf
-    a, b = (x.astype(np.float64) for x in (mine, wanted))
-    finite = np.isfinite(b)
-    same = np.array_equal(a[~finite], b[~finite], equal_nan=True) and np.isfinite(a[finite]).all()
-    return float(np.abs(a - b)[finite].max(initial=0.0) / max(np.abs(b[finite]).max(initial=0.0), 1e-12)) if same else math.inf
-
-
-def _median_ms(call: Callable[[], object], runs: int) -> float:
-    times = []
-    for _ in range(runs + 3):  # the first runs build and record
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return float(np.median(times[3:])) * 1e3
+    difference = np.abs(a[finite] - b[finite]).max(initial=0.0) / max(np.abs(b[finite]).max(initial=0.0), 1e-12)
+    return float(np.nan_to_num(difference, nan=math.inf))
 
 
 def _all_nodes(graph: Any) -> Iterator[Any]:
@@ -165,24 +145,15 @@ def _all_nodes(graph: Any) -> Iterator[Any]:
             yield from _all_nodes(entry.g) if entry.HasField("g") else ()
 
 
-def _shape_text(shape: Any) -> str:
-    return f"({', '.join('?' if size is None else str(size) for size in shape)})"
-
-
-def _flops(model: Any) -> tuple[int, bool]:
-    """Multiplications and additions of products and convolutions, and whether sizes are missing."""
-    import onnx
-
-    inferred = onnx.shape_inference.infer_shapes(model).graph
-    known = (*inferred.value_info, *inferred.input, *inferred.output)
-    dims = {x.name: [dim.dim_value for dim in x.type.tensor_type.shape.dim] for x in known}
-    dims |= {x.name: list(x.dims) for x in inferred.initializer}
-    total, assumed = 0, False
-    for node in inferred.node:
+def _flops(model: Any) -> int:
+    """Multiplications and additions of products and convolutions."""
+    graph = importlib.import_module("onnx").shape_inference.infer_shapes(model).graph
+    known = (*graph.value_info, *graph.input, *graph.output)
+    dims = {x.name: [dim.dim_value for dim in x.type.tensor_type.shape.dim] for x in known} | {x.name: [*x.dims] for x in graph.initializer}
+    total = 0
+    for node in graph.node:
         if node.op_type in ("Conv", "MatMul", "Gemm"):
-            out, left, weight = (dims.get(name, []) for name in (node.output[0], *node.input[:2]))
-            turned = node.op_type == "Gemm" and any(entry.name == "transA" and entry.i for entry in node.attribute)
-            inner = weight[1:] if node.op_type == "Conv" else left[:1] if turned else left[-1:]
-            assumed |= not out or not inner or 0 in (*out, *inner)
+            out, weight = (dims.get(name, []) for name in (node.output[0], node.input[1]))
+            inner = {"Conv": weight[1:], "MatMul": weight[-2:][:1], "Gemm": [math.prod(weight) // max(*out[-1:], 1, 1)]}[node.op_type]
             total += 2 * math.prod(max(size, 1) for size in (*out, *inner))
-    return total, assumed
+    return total

@@ -56,13 +56,13 @@ def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
 
 def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[Node], dict[str, np.ndarray]]:
     """The nodes that depend on inputs, and the weights with the results of the others, computed on the host."""
-    known, folded, supported = {*body.weights, ""}, list[Node](), operators() - _NOT_FOLDED - CONTROL.keys()
+    known, folded = {*body.weights, ""}, list[Node]()
+    supported = {kind for kind in operators() - _NOT_FOLDED - CONTROL.keys() if "Sequence" not in kind and "Optional" not in kind}
     for node in body.nodes:
-        plain = node.kind in supported and not any(word in node.kind for word in ("Sequence", "Optional"))
-        if plain and node.inputs and known.issuperset(node.inputs):
+        if node.kind in supported and node.inputs and known.issuperset(node.inputs):
             folded.append(node)
             known.update(node.outputs)
-    rest = [node for node in body.nodes if not any(node is other for other in folded)]
+    rest = [node for node in body.nodes if id(node) not in {*map(id, folded)}]
     read = {*body.outputs, *(name for node in rest for name in (*node.inputs, *node.captured()))}
     names = [name for node in folded for name in node.outputs if name in read and name]
     if not names:
@@ -82,7 +82,11 @@ class _Chains:
     """Searches a list of nodes for formulas and replaces them. ``lasting`` are names that are read from outside of the list."""
 
     def __init__(self, nodes: Sequence[Node], weights: dict[str, np.ndarray], lasting: set[str]):
-        self.nodes, self.weights, self.lasting = list(nodes), weights, lasting
+        self.weights, self.lasting = weights, lasting
+        self._index(nodes)
+
+    def _index(self, nodes: Sequence[Node]) -> None:
+        self.nodes = list(nodes)
         self.makers = {name: node for node in nodes for name in node.outputs}
         self.uses = Counter(name for node in nodes for name in node.inputs)
 
@@ -93,7 +97,8 @@ class _Chains:
                 matches = (self.matched(form, root.outputs[0], ChainMatch({}, ())) for form in forms)
                 found = next((match for match in matches if match and self._closed(match)), None)
                 if found and (made := build(self, found, root)):
-                    self._replace(found, root, made)
+                    gone = {*map(id, found.nodes)} - {id(root)}
+                    self._index([made if node is root else node for node in self.nodes if id(node) not in gone])
                     done[name] += 1
                     break
         return self.nodes
@@ -124,24 +129,15 @@ class _Chains:
         return None
 
     def scalar(self, name: str) -> float | None:
-        """The number in a weight of one element."""
+        """The number in a weight without axes; one with axes may add some to the result."""
         x = self.weights.get(name)
-        return None if x is None or x.size != 1 or x.dtype.kind not in "fiu" else float(x.reshape(()))
+        return None if x is None or x.ndim or x.dtype.kind not in "fiu" else float(x)
 
     def _closed(self, found: ChainMatch) -> bool:
         """Whether only the chain reads the values inside of it."""
         uses = Counter(name for node in {id(node): node for node in found.nodes}.values() for name in node.inputs)
         names = {node.outputs[0] for node in found.nodes} - {found.nodes[0].outputs[0]}
         return names.isdisjoint(self.lasting) and all(uses[name] == self.uses[name] for name in names)
-
-    def _replace(self, found: ChainMatch, root: Node, made: Node) -> None:
-        gone = {id(node): node for node in found.nodes}
-        self.nodes = [made if node is root else node for node in self.nodes if node is root or id(node) not in gone]
-        for node in gone.values():
-            self.uses.subtract(node.inputs)
-            self.makers.pop(node.outputs[0])
-        self.uses.update(made.inputs)
-        self.makers[made.outputs[0]] = made
 
 
 def _op_node(kind: str, inputs: list[str], root: Node, attributes: Mapping[str, Any], read: Callable[..., Any]) -> Node:

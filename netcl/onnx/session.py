@@ -6,32 +6,83 @@ reads values on the host, as control flow does, stays eager.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import netcl.autograd as ag
 from netcl import nn
-from netcl.core.device import CPUQueue, require
-from netcl.core.errors import DeviceError, DtypeError, message
+from netcl.core.device import CPUQueue, manager, require
+from netcl.core.errors import DtypeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine.lazy_graph import fusing
 from netcl.io.onnx.bodies import declared
-from netcl.io.onnx.importer import OnnxModel, declared_inputs, read_onnx
+from netcl.io.onnx.importer import OnnxModel, read_onnx
 from netcl.io.onnx.library import library, numbers
 from netcl.io.onnx.table import Node
-from netcl.onnx.options import NUMPY, OPENCL, SESSION, GraphOptimizationLevel, SessionOptions, device_selector
 from netcl.onnx.rewrites import rewritten
 from netcl.replay.compiled import CaptureError, capture_graph
 from netcl.replay.graph import Graph
 
+SESSION = "InferenceSession"
+OPENCL, NUMPY = "OpenCLExecutionProvider", "CPUExecutionProvider"
 MOST_PLANS = 16  # sets of input shapes whose recordings are kept; the one that was used longest ago goes first
+_THREADS = "the OpenCL runtime owns the threads (PoCL: POCL_MAX_PTHREAD_COUNT)"
+#: Options of onnxruntime: the default, and the reason why there is no other value here.
+_OPTIONS: dict[str, tuple[Any, str]] = {
+    "graph_optimization_level": (99, ""),
+    "enable_mem_pattern": (True, ""),
+    "enable_cpu_mem_arena": (True, "memory is always pooled"),
+    "enable_mem_reuse": (True, "memory is always reused"),
+    "enable_profiling": (False, "`netcl onnx bench FILE` prints the time per node, `netcl trace` that of kernels"),
+    "execution_mode": (0, "nodes run in order"),
+    "inter_op_num_threads": (0, _THREADS),
+    "intra_op_num_threads": (0, _THREADS),
+    "log_severity_level": (-1, "use logging.getLogger('netcl')"),
+    "optimized_model_filepath": ("", "rewritten graphs are not written to files"),
+    "use_deterministic_compute": (False, "kernels are not selected by it"),
+}
+_LEVELS = {"ORT_DISABLE_ALL": 0, "ORT_ENABLE_BASIC": 1, "ORT_ENABLE_EXTENDED": 2, "ORT_ENABLE_LAYOUT": 3, "ORT_ENABLE_ALL": 99}
+#: ``ORT_DISABLE_ALL`` runs a graph as it is in the file, every other level folds and fuses.
+GraphOptimizationLevel = IntEnum("GraphOptimizationLevel", _LEVELS)  # type: ignore[misc]
+
+
+class SessionOptions:
+    """Options of a session. Those of onnxruntime without a meaning here accept only their default value.
+
+    ``graph_optimization_level`` turns rewrites of the graph off or on. ``enable_mem_pattern=False`` turns replay off: every run is eager.
+    """
+
+    graph_optimization_level: int
+    enable_mem_pattern: bool
+    free_dimensions: dict[str, int]
+
+    def __init__(self) -> None:
+        vars(self).update({name: value for name, (value, _) in _OPTIONS.items()}, free_dimensions={})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _OPTIONS:
+            raise AttributeError(message("SessionOptions", "there is no such option", f"there are: {', '.join(_OPTIONS)}", option=name))
+        value, (default, reason) = getattr(value, "value", value), _OPTIONS[name]  # of an enumeration, onnxruntime's too
+        if reason and value != default:
+            raise ValueError(message("SessionOptions", f"{name} must have its default value", reason, given=value))
+        vars(self)[name] = value
+
+    def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
+        """Fix the size of a symbolic dimension of the inputs."""
+        self.free_dimensions[name] = int(size)
+
+
+def get_available_providers() -> list[str]:
+    """The providers of this machine, the fastest first: OpenCL if it has a device, and NumPy on the CPU."""
+    device = manager.default("auto")
+    return [NUMPY] if device is None or isinstance(device.queue, CPUQueue) else [OPENCL, NUMPY]
 
 
 class NodeArg(NamedTuple):
@@ -59,13 +110,14 @@ class SessionModel(OnnxModel):
     timings: list[tuple[Node, float]] | None = None
 
     def _run(self, node: Node, values: Mapping[str, Any]) -> list[Any]:
+        if self.timings is None:
+            return super()._run(node, values)
         timings, self.timings, start = self.timings, None, time.perf_counter()  # nodes of bodies inside count for this one
         made = super()._run(node, values)
-        if timings is not None:
-            for x in made:
-                x.realize() if isinstance(x, Tensor) else None
-            self.queue.finish()
-            timings.append((node, time.perf_counter() - start))
+        for x in made:
+            x.realize() if isinstance(x, Tensor) else None
+        self.queue.finish()
+        timings.append((node, time.perf_counter() - start))
         self.timings = timings
         return made
 
@@ -88,34 +140,31 @@ class InferenceSession:
     ):
         if not isinstance(sess_options, SessionOptions | None):
             raise TypeError(message(SESSION, "sess_options must be netcl.onnx.SessionOptions", given=type(sess_options).__name__))
+        if unknown := [name for name in providers or () if name not in (OPENCL, NUMPY)]:
+            remedy = f"{OPENCL} reaches GPUs and CPUs through OpenCL, device= selects one of them; {NUMPY} is NumPy"
+            raise ValueError(message(SESSION, "there are no such providers", remedy, providers=unknown))
         self._options = sess_options or SessionOptions()
-        proto, body = read_onnx(path_or_bytes)
-        inputs = declared_inputs(proto, body)
+        proto, body, inputs = read_onnx(path_or_bytes)
         sizes = self._options.free_dimensions
         inputs = {name: (dtype, shape and [sizes.get(size, size) for size in shape]) for name, (dtype, shape) in inputs.items()}
-        self._inputs = [node_arg(entry)._replace(shape=inputs[entry.name][1] or []) for entry in proto.graph.input if entry.name in inputs]
-        self._outputs = [node_arg(entry) for entry in proto.graph.output]
+        entries = [node_arg(entry) for entry in proto.graph.input if entry.name in inputs]
+        self._inputs = {entry.name: entry._replace(shape=inputs[entry.name][1] or []) for entry in entries}
+        self._outputs = {entry.name: node_arg(entry) for entry in proto.graph.output}
         self.rewrites: dict[str, int] = {}
-        if self._options.graph_optimization_level is not GraphOptimizationLevel.ORT_DISABLE_ALL:
+        if self._options.graph_optimization_level:
             body, self.rewrites = rewritten(body)
-        handle = require(device_selector(providers, device), op=SESSION)
-        if isinstance(handle.queue, CPUQueue) and list(providers or ()) == [OPENCL]:
-            raise DeviceError(message(SESSION, "there is no OpenCL device", f"add {NUMPY} to providers", device=handle.device_name))
-        with nn.parameter.placed(handle):
+        with nn.parameter.placed(require("cpu" if device == "auto" and [*(providers or ())][:1] == [NUMPY] else device, op=SESSION)):
             self.model = SessionModel(body, inputs).eval()
         self._plans: OrderedDict[Any, Graph | str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __repr__(self) -> str:
-        return f"InferenceSession(inputs={self.model.input_names}, outputs={self.model.output_names}, providers={self.get_providers()})"
-
     def get_inputs(self) -> list[NodeArg]:
         """The inputs that a run needs, in the order of the file."""
-        return list(self._inputs)
+        return list(self._inputs.values())
 
     def get_outputs(self) -> list[NodeArg]:
         """The outputs, in the order of the file."""
-        return list(self._outputs)
+        return list(self._outputs.values())
 
     def get_providers(self) -> list[str]:
         """The provider that runs the model."""
@@ -131,22 +180,28 @@ class InferenceSession:
 
         ``input_feed`` holds an array or a tensor for each input. Arrays must have the declared dtype; lists are converted.
         """
-        _refuse_run_options(run_options)
-        places = self._places(output_names)
+        if run_options is not None:
+            raise ValueError(message(SESSION, "run_options must be None: a run has no options here", given=type(run_options).__name__))
+        names = [self.output(name).name for name in output_names or self._outputs]
         with self._lock:
             made = self._executed(input_feed)
-            return [self._array(self._outputs[i], made[i]) for i in places]
+            return [self.array(name, made[name]) for name in names]
 
     def io_binding(self) -> IOBinding:
         """A binding of inputs and outputs to tensors on the device."""
         return IOBinding(self)
 
-    def run_with_iobinding(self, iobinding: IOBinding, run_options: None = None) -> None:
+    def run_with_iobinding(self, iobinding: IOBinding) -> None:
         """Run on bound inputs; results stay on the device."""
-        _refuse_run_options(run_options)
         with self._lock, ag.no_grad():
-            made = dict(zip(self.model.output_names, self._executed(iobinding.inputs), strict=True))
-            iobinding.results = {name: _stored(made[name], target) for name, target in iobinding.outputs.items()}
+            made = self._executed(iobinding.inputs)
+            for name, target in iobinding.outputs.items():
+                x = made[name]
+                if target is not None and (target.shape, target.dtype) != (x.shape, x.dtype):
+                    what = f"the tensor of output {name!r} must have shape {x.shape} and dtype {x.dtype}"
+                    raise ValueError(message("IOBinding", what, given=f"{target.shape} {target.dtype}"))
+                iobinding.results[name] = x = x if target is None else target.copy_(x)
+                x.realize()  # deferred values belong to a thread
 
     def node_times(self, input_feed: Mapping[str, Any]) -> list[tuple[Node, float]]:
         """Each node of the graph and the seconds that it takes in an eager run; the device finishes one before the next starts."""
@@ -158,89 +213,66 @@ class InferenceSession:
             self.model.timings = None
         return found
 
-    # ---- inputs and outputs
+    def output(self, name: str) -> NodeArg:
+        """An output by its name."""
+        if name not in self._outputs:
+            raise ValueError(message(SESSION, "the model has no such output", f"there are: {', '.join(self._outputs)}", output=repr(name)))
+        return self._outputs[name]
 
-    def _places(self, names: Iterable[str] | None) -> list[int]:
-        known = [entry.name for entry in self._outputs]
-        unknown = [name for name in names or () if name not in known]
-        if unknown:
-            raise ValueError(message(SESSION, "the model has no such outputs", f"there are: {', '.join(known)}", outputs=unknown))
-        return [known.index(name) for name in names] if names else list(range(len(known)))
-
-    def _tensors(self, feed: Mapping[str, Any]) -> list[Any]:
-        names = [entry.name for entry in self._inputs]
-        missing, unknown = [name for name in names if name not in feed], [name for name in feed if name not in names]
-        if missing or unknown:
-            what = "inputs are missing" if missing else "the model has no such inputs"
-            raise ValueError(message(SESSION, what, f"the model takes: {', '.join(names)}", inputs=missing or unknown))
-        return [self._tensor(entry, feed[entry.name]) for entry in self._inputs]
-
-    def _tensor(self, entry: NodeArg, x: Any) -> Any:
+    def tensor(self, name: str, x: Any) -> Any:
+        """A value for an input, checked, on the device."""
+        if name not in self._inputs:
+            raise ValueError(message(SESSION, "the model has no such input", f"it takes: {', '.join(self._inputs)}", input=repr(name)))
+        entry = self._inputs[name]
         if entry.dtype is None:  # a sequence
             return [part if isinstance(part, Tensor) else np.asarray(part) for part in x]
         held = numbers(np.empty(0, entry.dtype)).dtype.name
         x = x if isinstance(x, Tensor) else np.asarray(x, None if hasattr(x, "dtype") else entry.dtype)
         if x.dtype != (held if isinstance(x, Tensor) else entry.dtype):
-            what = f"input {entry.name!r} must have dtype {entry.dtype.name} ({entry.type}), got {x.dtype}"
+            what = f"input {name!r} must have dtype {entry.dtype.name} ({entry.type}), got {x.dtype}"
             raise DtypeError(message(SESSION, what, f"convert it, for instance with x.astype({entry.dtype.name!r})"))
         return x.to(self.model.queue) if isinstance(x, Tensor) else Tensor.from_host(self.model.queue, numbers(x), held)
 
-    def _array(self, entry: NodeArg, x: Any) -> Any:
-        if isinstance(x, Tensor):
-            array = x.to_host()
-            return array if entry.dtype is None or array.dtype == entry.dtype else array.astype(entry.dtype)
-        return x if x is None else [part.to_host() for part in x]
+    def array(self, name: str, x: Any) -> Any:
+        """An output as an array of the declared dtype, or as a list of arrays."""
+        if not isinstance(x, Tensor):
+            return x if x is None else [part.to_host() for part in x]
+        return x.to_host().astype(self._outputs[name].dtype or x.dtype, copy=False)
 
-    # ---- running it
+    def _tensors(self, feed: Mapping[str, Any]) -> list[Any]:
+        if missing := self._inputs.keys() - feed.keys():
+            raise ValueError(message(SESSION, "inputs are missing", f"the model takes: {', '.join(self._inputs)}", inputs=sorted(missing)))
+        made = {name: self.tensor(name, x) for name, x in feed.items()}
+        return [made[name] for name in self._inputs]
 
-    def _executed(self, feed: Mapping[str, Any]) -> list[Any]:
+    def _executed(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs, by replay if there is a recording for these shapes."""
         tensors = self._tensors(feed)
         with ag.no_grad():
-            plan = self._plan(tensors) if self._can_record(tensors) else None
+            plan = self._plan(tensors)
             replayed = isinstance(plan, Graph) and plan.meets(tensors) is None
             made = plan.replay(tensors) if replayed else self.model(*tensors)  # type: ignore[union-attr]
-        return list(made) if isinstance(made, tuple) else [made]
+        return dict(zip(self._outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
-    def _plan(self, tensors: Sequence[Tensor]) -> Graph | str | None:
-        """The recording for these shapes, made at their second run; the reason if there cannot be one."""
+    def _plan(self, tensors: Sequence[Any]) -> Graph | str:
+        """The recording for these shapes, made at their second run; else the reason why there is none, or nothing."""
+        if not self._options.enable_mem_pattern or isinstance(self.model.queue, CPUQueue):
+            return ""
+        if not all(isinstance(x, Tensor) and x.size for x in tensors) or len({id(x.realize()) for x in tensors}) < len(tensors):
+            return ""  # sequences, empty tensors, and one tensor for two inputs
         key = tuple((x.shape, x.dtype) for x in tensors)
-        if key not in self._plans:
-            self._plans[key] = ""
-            if len(self._plans) > MOST_PLANS:
-                self._plans.popitem(last=False)
-            return None
-        self._plans.move_to_end(key)
-        if self._plans[key] == "":
+        if self._plans.get(key) == "":
             try:
                 with capture_graph(inputs=tensors) as graph, fusing():
                     graph.returns(self.model(*tensors))
                 self._plans[key] = graph
             except CaptureError as fault:
                 self._plans[key] = str(fault)
-        return self._plans[key]
-
-    def _can_record(self, tensors: Sequence[Any]) -> bool:
-        if not self._options.enable_mem_pattern or isinstance(self.model.queue, CPUQueue):
-            return False
-        plain = all(isinstance(x, Tensor) and math.prod(x.shape) for x in tensors)
-        return plain and len({id(x.realize()) for x in tensors}) == len(tensors)
-
-
-def _refuse_run_options(options: Any) -> None:
-    if options is not None:
-        raise ValueError(message(SESSION, "run_options must be None: a run has no options here", given=type(options).__name__))
-
-
-def _stored(x: Any, target: Tensor | None) -> Any:
-    """A result, in the tensor that is bound to it if there is one; computed, since deferred values belong to a thread."""
-    if target is not None and (target.shape, target.dtype) != (x.shape, x.dtype):
-        what = f"the tensor of an output must have shape {x.shape} and dtype {x.dtype}, got {target.shape} and {target.dtype}"
-        raise ValueError(message("IOBinding", what))
-    x = x if target is None else target.copy_(x)
-    if isinstance(x, Tensor):
-        x.realize()
-    return x
+        plan = self._plans.setdefault(key, "")
+        self._plans.move_to_end(key)
+        if len(self._plans) > MOST_PLANS:
+            self._plans.popitem(last=False)
+        return plan
 
 
 class IOBinding:
@@ -257,10 +289,7 @@ class IOBinding:
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         """Copy an array to the device and bind it."""
-        known = {entry.name: entry for entry in self._session.get_inputs()}
-        if name not in known:
-            raise ValueError(message("IOBinding", "the model has no such input", f"there are: {', '.join(known)}", input=repr(name)))
-        self.inputs[name] = self._session._tensor(known[name], arr_on_cpu)
+        self.inputs[name] = self._session.tensor(name, arr_on_cpu)
 
     def bind_input(self, name: str, tensor: Tensor) -> None:
         """Bind a tensor. Pointers are refused: OpenCL buffers have none."""
@@ -270,8 +299,7 @@ class IOBinding:
 
     def bind_output(self, name: str, tensor: Tensor | None = None) -> None:
         """Keep an output on the device, in this tensor or in a new one."""
-        self._session._places([name])
-        self.outputs[name] = tensor
+        self.outputs[self._session.output(name).name] = tensor
 
     def get_outputs(self) -> list[Any]:
         """The results of the last run, as tensors in the order of binding."""
@@ -279,5 +307,4 @@ class IOBinding:
 
     def copy_outputs_to_cpu(self) -> list[Any]:
         """The results of the last run, as arrays in the order of binding."""
-        entries = {entry.name: entry for entry in self._session.get_outputs()}
-        return [self._session._array(entries[name], x) for name, x in self.results.items()]
+        return [self._session.array(name, x) for name, x in self.results.items()]

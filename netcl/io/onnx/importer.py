@@ -30,20 +30,16 @@ def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> Onn
     Its float weights are parameters under their names in the file, so an exported model keeps its state dict. A model with operators
     that are not supported raises ``FileError`` with the names of all of them.
     """
-    model, body = read_onnx(path)
+    _, body, inputs = read_onnx(path)
     with nn.parameter.placed(device):
-        return OnnxModel(body, declared_inputs(model, body))
+        return OnnxModel(body, inputs)
 
 
-def declared_inputs(model: Any, body: GraphBody) -> dict[str, tuple[str, Any]]:
-    """The dtype and shape of each input that a file declares; inputs with a default value are weights."""
-    return {entry.name: declared(entry) for entry in model.graph.input if entry.name in body.inputs}
-
-
-def read_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, GraphBody]:
-    """The ``ModelProto`` of a file or of its bytes, checked, and its graph as a list of nodes."""
+def read_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, GraphBody, dict[str, tuple[str, Any]]]:
+    """The ``ModelProto`` of a file or of its bytes, its graph, and the dtype and shape of each input that is not a weight."""
     model, folder = parse_onnx(path)
-    return model, _read_model(library(), model, folder, "bytes" if isinstance(path, bytes) else path)
+    body = _read_model(library(), model, folder, "bytes" if isinstance(path, bytes) else path)
+    return model, body, {entry.name: declared(entry) for entry in model.graph.input if entry.name in body.inputs}
 
 
 def parse_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, Path | None]:
