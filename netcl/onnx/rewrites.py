@@ -1,12 +1,13 @@
 """Rewrites of a graph for inference: constant folding, and fusion of the chains that exporters write for one op.
 
-A fusion is a formula over the operators of ONNX: ``x * Sigmoid(x)``. Names stand for any value, equal names for the same value. Numbers
-match scalar weights. Sums and products match in both orders. A chain is fused if nothing else reads the values inside of it.
+A fusion is a formula over operators: ``x * Sigmoid(x)``. Equal names stand for the same value, numbers for scalar weights. Sums and
+products match in both orders. A chain is fused if nothing else reads the values inside of it.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,11 +23,8 @@ from netcl.io.onnx.importer import OnnxModel
 from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, operators
 from netcl.io.onnx.table import Node
 
-#: Operators that are not folded: random ones, and those that keep weights small.
-_NOT_FOLDED = {
-    "Bernoulli", "DequantizeLinear", "Dropout", "Multinomial", "QuantizeLinear", "RandomNormal", "RandomNormalLike", "RandomUniform",
-    "RandomUniformLike",
-}  # fmt: skip
+#: Words in the names of operators that are not folded: random ones, those of sequences, and those that keep weights small.
+_NOT_FOLDED = ("Bernoulli", "Dropout", "Multinomial", "Optional", "Random", "Sequence", "quantizeLinear", "QuantizeLinear")
 _FOLDED_BYTES = 1 << 26  # results of folding may take this much, and twice the weights
 _BINARY = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.Pow: "Pow"}
 
@@ -49,15 +47,14 @@ def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
     made = GraphBody(nodes, weights, body.inputs, body.outputs, body.forms)
     # Sizes and limits are read on the host, which a recording does not allow for values on the device.
     pairs = [pair for node in nodes if node.kind not in ON_DEVICE for pair in zip(node.inputs, node.formals, strict=False)]
-    sizes = {name for name, formal in pairs if formal in HOST}
-    made.constants = (body.constants | sizes) & weights.keys()
+    made.constants = (body.constants | {name for name, formal in pairs if formal in HOST}) & weights.keys()
     return made, done
 
 
 def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[Node], dict[str, np.ndarray]]:
     """The nodes that depend on inputs, and the weights with the results of the others, computed on the host."""
     known, folded = {*body.weights, ""}, list[Node]()
-    supported = {kind for kind in operators() - _NOT_FOLDED - CONTROL.keys() if "Sequence" not in kind and "Optional" not in kind}
+    supported = {kind for kind in operators() - CONTROL.keys() if not any(word in kind for word in _NOT_FOLDED)}
     for node in body.nodes:
         if node.kind in supported and node.inputs and known.issuperset(node.inputs):
             folded.append(node)
@@ -65,13 +62,11 @@ def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[Node], di
     rest = [node for node in body.nodes if id(node) not in {*map(id, folded)}]
     read = {*body.outputs, *(name for node in rest for name in (*node.inputs, *node.captured()))}
     names = [name for node in folded for name in node.outputs if name in read and name]
-    if not names:
-        return list(body.nodes), dict(body.weights)
     used = {name: body.weights[name] for node in folded for name in node.inputs if name in body.weights}
     with nn.parameter.placed("cpu"), ag.no_grad():
-        results = OnnxModel(GraphBody(folded, used, [], names), {})()
-    results = results if isinstance(results, tuple) else (results,)
-    if sum(x.nbytes for x in results) > _FOLDED_BYTES + 2 * sum(x.nbytes for x in body.weights.values()):
+        made = OnnxModel(GraphBody(folded, used, [], names), {})() if names else ()
+    results = made if isinstance(made, tuple) else (made,)
+    if not names or sum(x.nbytes for x in results) > _FOLDED_BYTES + 2 * sum(x.nbytes for x in body.weights.values()):
         return list(body.nodes), dict(body.weights)
     done["constants"] += len(folded)
     arrays = {name: tree.from_bits(tree.host_bits(x), x.dtype) for name, x in zip(names, results, strict=True)}
@@ -108,17 +103,15 @@ class _Chains:
         if isinstance(form, ast.Name):
             return found._replace(values={**found.values, form.id: name}) if found.values.get(form.id, name) == name else None
         if isinstance(form, ast.Constant):
-            number, value = self.scalar(name), float(form.value)  # type: ignore[arg-type]
-            rounding = 0.0 if number is None else 1e-6 if self.weights[name].itemsize > 2 else 1e-3
-            return found if number is not None and abs(number - value) <= rounding * abs(value) else None
+            number, rounding = self.scalar(name), 1e-3 if name in self.weights and self.weights[name].itemsize < 4 else 1e-6
+            return found if number is not None and math.isclose(number, float(form.value), rel_tol=rounding) else None  # type: ignore[arg-type]
         if isinstance(form, ast.BinOp):
             kind, parts = _BINARY[type(form.op)], [form.left, form.right]
         else:
             kind, parts = form.func.id, form.args  # type: ignore[attr-defined]
         node = self.makers.get(name)
-        if node is None or node.kind != kind or node.outputs[0] != name or any(node.outputs[1:]):
-            return None
-        if len(node.inputs) != len(parts) and kind != "ReduceMean":  # whose axes may be an input
+        extra = 0 if node is None else len(node.inputs) - len(parts)  # the axes of a mean may be an input
+        if node is None or node.kind != kind or any(node.outputs[1:]) or (extra and kind != "ReduceMean"):
             return None
         for order in (parts, parts[::-1]) if kind in ("Add", "Mul") else (parts,):
             made: ChainMatch | None = found._replace(nodes=(*found.nodes, node))
@@ -166,13 +159,11 @@ def _run_norm(node: Node, x: Tensor, weight: Tensor | None = None, bias: Tensor 
     axes = sorted(axis % x.ndim for axis in node["axes"])
     shape = x.shape[axes[0] :]
     if len(axes) == len(shape) and all(t is None or t.shape == shape for t in (weight, bias)):
-        if node["centered"]:
-            return ag.layer_norm(x, shape, weight, bias, eps=node["eps"])
-        return ag.rms_norm(x, shape, weight, eps=node["eps"])
+        norm = ag.layer_norm(x, shape, weight, bias, eps=node["eps"]) if node["centered"] else None
+        return ag.rms_norm(x, shape, weight, eps=node["eps"]) if norm is None else norm
     x = ag.sub(x, ag.mean(x, axis=tuple(axes), keepdims=True)) if node["centered"] else x
     out = ag.div(x, ag.sqrt(ag.add(ag.mean(ag.square(x), axis=tuple(axes), keepdims=True), node["eps"])))
-    out = out if weight is None else ag.mul(out, weight)
-    return out if bias is None else ag.add(out, bias)
+    return ag.add(ag.mul(out, 1.0 if weight is None else weight), 0.0 if bias is None else bias)
 
 
 def _folded_norm(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
@@ -185,21 +176,18 @@ def _folded_norm(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
     scale = scale / np.sqrt(var + root["epsilon"])
     made = Node("Conv", [conv.inputs[0], f"{root.outputs[0]}.weight", f"{root.outputs[0]}.bias"], root.outputs[:1], conv.given, conv.opset)
     values = weight * scale.reshape(-1, *(1,) * (weight.ndim - 1)), (before - mean) * scale + shift
-    dtype = chains.weights[names[0]].dtype
-    chains.weights.update({name: x.astype(dtype) for name, x in zip(made.inputs[1:], values, strict=True)})
+    chains.weights.update({name: x.astype(chains.weights[names[0]].dtype) for name, x in zip(made.inputs[1:], values, strict=True)})
     made.read, made.expand, made.codes = conv.read, conv.expand, [*conv.codes[:2], *conv.codes[1:2]]
     return made
 
 
 def _gated(*gates: str) -> tuple[str, ...]:
     """``x`` times half of one plus a gate, in the orders that exporters write."""
-    forms = ("x * ({0} + 1) * 0.5", "x * (({0} + 1) * 0.5)", "(x * 0.5) * ({0} + 1)")
-    return tuple(form.format(gate) for gate in gates for form in forms)
+    return tuple(text for gate in gates for text in (f"x * ({gate} + 1) * 0.5", f"x * (({gate} + 1) * 0.5)", f"(x * 0.5) * ({gate} + 1)"))
 
 
 _CENTERED = "(x - ReduceMean(x))"
-_SQUARES = ("{0} ** 2", "{0} * {0}")
-_DEVIATIONS = tuple(f"Sqrt(ReduceMean({square}) + eps)" for square in _SQUARES)
+_DEVIATIONS = ("Sqrt(ReduceMean({0} ** 2) + eps)", "Sqrt(ReduceMean({0} * {0}) + eps)")
 _LAYER = tuple(f"{_CENTERED} / {text.format(_CENTERED)}" for text in _DEVIATIONS)
 _RMS = tuple(form.format(text.format("x")) for text in _DEVIATIONS for form in ("x / {0}", "x * (1 / {0})", "x * Reciprocal({0})"))
 _CONV_NORM = "BatchNormalization(Conv({}), scale, shift, mean, var)"

@@ -1,17 +1,16 @@
-"""``InferenceSession``: an ONNX file that runs on an OpenCL device, with the interface of onnxruntime's class.
+"""``InferenceSession``: an ONNX file on an OpenCL device, with the interface of onnxruntime's class.
 
-The first run with a set of input shapes is eager. The second is recorded, later ones replay the recording on planned memory. A graph that
-reads values on the host, as control flow does, stays eager.
+The first run with a set of input shapes is eager, the second is recorded, later ones are replayed. Control flow stays eager.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,14 +38,12 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "graph_optimization_level": (99, ""),
     "enable_mem_pattern": (True, ""),
     "enable_cpu_mem_arena": (True, "memory is always pooled"),
-    "enable_mem_reuse": (True, "memory is always reused"),
     "enable_profiling": (False, "`netcl onnx bench FILE` prints the time per node, `netcl trace` that of kernels"),
     "execution_mode": (0, "nodes run in order"),
     "inter_op_num_threads": (0, _THREADS),
     "intra_op_num_threads": (0, _THREADS),
     "log_severity_level": (-1, "use logging.getLogger('netcl')"),
     "optimized_model_filepath": ("", "rewritten graphs are not written to files"),
-    "use_deterministic_compute": (False, "kernels are not selected by it"),
 }
 _LEVELS = {"ORT_DISABLE_ALL": 0, "ORT_ENABLE_BASIC": 1, "ORT_ENABLE_EXTENDED": 2, "ORT_ENABLE_LAYOUT": 3, "ORT_ENABLE_ALL": 99}
 #: ``ORT_DISABLE_ALL`` runs a graph as it is in the file, every other level folds and fuses.
@@ -54,10 +51,7 @@ GraphOptimizationLevel = IntEnum("GraphOptimizationLevel", _LEVELS)  # type: ign
 
 
 class SessionOptions:
-    """Options of a session. Those of onnxruntime without a meaning here accept only their default value.
-
-    ``graph_optimization_level`` turns rewrites of the graph off or on. ``enable_mem_pattern=False`` turns replay off: every run is eager.
-    """
+    """Options of a session: rewrites (``graph_optimization_level``) and replay (``enable_mem_pattern``). Others must have their defaults."""
 
     graph_optimization_level: int
     enable_mem_pattern: bool
@@ -96,12 +90,11 @@ class NodeArg(NamedTuple):
 
 def node_arg(entry: Any) -> NodeArg:
     """What a ``ValueInfoProto`` declares."""
-    kind, names = entry.type.tensor_type, library().TensorProto.DataType
-    if entry.type.HasField("tensor_type"):
-        dtype = library().helper.tensor_dtype_to_np_dtype(kind.elem_type) if kind.elem_type else None
-        return NodeArg(entry.name, f"tensor({names.Name(kind.elem_type).lower()})", declared(entry)[1] or [], dtype)
-    code = entry.type.sequence_type.elem_type.tensor_type.elem_type
-    return NodeArg(entry.name, f"seq(tensor({names.Name(code).lower()}))", [], None)
+    plain, kind = entry.type.HasField("tensor_type"), entry.type.sequence_type.elem_type.tensor_type
+    code = entry.type.tensor_type.elem_type if plain else kind.elem_type
+    text = f"tensor({library().TensorProto.DataType.Name(code).lower()})"
+    dtype = library().helper.tensor_dtype_to_np_dtype(code) if plain else None
+    return NodeArg(entry.name, text if plain else f"seq({text})", declared(entry)[1] or [], dtype)
 
 
 class SessionModel(OnnxModel):
@@ -114,8 +107,7 @@ class SessionModel(OnnxModel):
             return super()._run(node, values)
         timings, self.timings, start = self.timings, None, time.perf_counter()  # nodes of bodies inside count for this one
         made = super()._run(node, values)
-        for x in made:
-            x.realize() if isinstance(x, Tensor) else None
+        _ = [x.realize() for x in made if isinstance(x, Tensor)]
         self.queue.finish()
         timings.append((node, time.perf_counter() - start))
         self.timings = timings
@@ -125,18 +117,12 @@ class SessionModel(OnnxModel):
 class InferenceSession:
     """A model in an ONNX file, or in bytes, ready to run.
 
-    ``device`` is a selector as in ``netcl devices``. ``providers`` may name ``"OpenCLExecutionProvider"`` and ``"CPUExecutionProvider"``
-    (NumPy); the first counts where ``device`` is ``"auto"``. Threads may share a session: runs take turns. ``rewrites`` counts what was
-    folded and fused, ``model`` is the module.
+    ``device`` is a selector as in ``netcl devices``; ``"auto"`` with ``providers=["CPUExecutionProvider"]`` is NumPy. Threads may share a
+    session: runs take turns. ``rewrites`` counts what was folded and fused, ``model`` is the module.
     """
 
     def __init__(
-        self,
-        path_or_bytes: str | os.PathLike[str] | bytes,
-        sess_options: SessionOptions | None = None,
-        providers: Sequence[Any] | None = None,
-        *,
-        device: Any = "auto",
+        self, path_or_bytes: str | Path | bytes, sess_options: SessionOptions | None = None, providers: Any = None, *, device: Any = "auto"
     ):
         if not isinstance(sess_options, SessionOptions | None):
             raise TypeError(message(SESSION, "sess_options must be netcl.onnx.SessionOptions", given=type(sess_options).__name__))
@@ -150,9 +136,7 @@ class InferenceSession:
         entries = [node_arg(entry) for entry in proto.graph.input if entry.name in inputs]
         self._inputs = {entry.name: entry._replace(shape=inputs[entry.name][1] or []) for entry in entries}
         self._outputs = {entry.name: node_arg(entry) for entry in proto.graph.output}
-        self.rewrites: dict[str, int] = {}
-        if self._options.graph_optimization_level:
-            body, self.rewrites = rewritten(body)
+        body, self.rewrites = rewritten(body) if self._options.graph_optimization_level else (body, Counter())
         with nn.parameter.placed(require("cpu" if device == "auto" and [*(providers or ())][:1] == [NUMPY] else device, op=SESSION)):
             self.model = SessionModel(body, inputs).eval()
         self._plans: OrderedDict[Any, Graph | str] = OrderedDict()
@@ -200,14 +184,13 @@ class InferenceSession:
                 if target is not None and (target.shape, target.dtype) != (x.shape, x.dtype):
                     what = f"the tensor of output {name!r} must have shape {x.shape} and dtype {x.dtype}"
                     raise ValueError(message("IOBinding", what, given=f"{target.shape} {target.dtype}"))
-                iobinding.results[name] = x = x if target is None else target.copy_(x)
-                x.realize()  # deferred values belong to a thread
+                iobinding.results[name] = x if target is None else target.copy_(x)
+                iobinding.results[name].realize()  # deferred values belong to a thread
 
     def node_times(self, input_feed: Mapping[str, Any]) -> list[tuple[Node, float]]:
         """Each node of the graph and the seconds that it takes in an eager run; the device finishes one before the next starts."""
-        tensors = self._tensors(input_feed)
         with self._lock, ag.no_grad():
-            found: list[tuple[Node, float]] = []
+            tensors, found = self._tensors(input_feed), list[tuple[Node, float]]()
             self.model.timings = found
             self.model(*tensors)
             self.model.timings = None
@@ -250,16 +233,15 @@ class InferenceSession:
         tensors = self._tensors(feed)
         with ag.no_grad():
             plan = self._plan(tensors)
-            replayed = isinstance(plan, Graph) and plan.meets(tensors) is None
-            made = plan.replay(tensors) if replayed else self.model(*tensors)  # type: ignore[union-attr]
+            made = plan.replay(tensors) if isinstance(plan, Graph) and plan.meets(tensors) is None else self.model(*tensors)
         return dict(zip(self._outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
     def _plan(self, tensors: Sequence[Any]) -> Graph | str:
         """The recording for these shapes, made at their second run; else the reason why there is none, or nothing."""
-        if not self._options.enable_mem_pattern or isinstance(self.model.queue, CPUQueue):
+        eager = not self._options.enable_mem_pattern or isinstance(self.model.queue, CPUQueue)
+        # Sequences, empty tensors, and one tensor for two inputs are not recorded.
+        if eager or not all(isinstance(x, Tensor) and x.size for x in tensors) or len({id(x.realize()) for x in tensors}) < len(tensors):
             return ""
-        if not all(isinstance(x, Tensor) and x.size for x in tensors) or len({id(x.realize()) for x in tensors}) < len(tensors):
-            return ""  # sequences, empty tensors, and one tensor for two inputs
         key = tuple((x.shape, x.dtype) for x in tensors)
         if self._plans.get(key) == "":
             try:
@@ -276,10 +258,7 @@ class InferenceSession:
 
 
 class IOBinding:
-    """Inputs and outputs of a session as tensors: what is bound stays on the device between runs.
-
-    ``session.run_with_iobinding(binding)`` runs it. An output that is bound without a tensor is a new tensor at each run.
-    """
+    """Inputs and outputs of a session as tensors. An output that is bound without a tensor is a new one at each run."""
 
     def __init__(self, session: InferenceSession):
         self._session = session
@@ -287,15 +266,11 @@ class IOBinding:
         self.outputs: dict[str, Tensor | None] = {}
         self.results: dict[str, Any] = {}
 
-    def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
-        """Copy an array to the device and bind it."""
-        self.inputs[name] = self._session.tensor(name, arr_on_cpu)
+    def bind_input(self, name: str, value: Any) -> None:
+        """Bind a tensor, or an array that is copied to the device now."""
+        self.inputs[name] = self._session.tensor(name, value)
 
-    def bind_input(self, name: str, tensor: Tensor) -> None:
-        """Bind a tensor. Pointers are refused: OpenCL buffers have none."""
-        if not isinstance(tensor, Tensor):
-            raise TypeError(message("IOBinding", "bind_input takes a tensor", "bind_cpu_input takes arrays", given=type(tensor).__name__))
-        self.inputs[name] = tensor
+    bind_cpu_input = bind_input
 
     def bind_output(self, name: str, tensor: Tensor | None = None) -> None:
         """Keep an output on the device, in this tensor or in a new one."""

@@ -185,8 +185,8 @@ def test_wrong_bindings_are_refused():
         binding.bind_cpu_input("q", rand(2, 3))
     with pytest.raises(ValueError, match="no such output"):
         binding.bind_output("q")
-    with pytest.raises(TypeError, match="takes a tensor"):
-        binding.bind_input("x", rand(2, 3))
+    with pytest.raises(DtypeError, match="must have dtype float32"):
+        binding.bind_input("x", np.ones((2, 3)))
     binding.bind_cpu_input("x", rand(2, 3))
     binding.bind_output("y", Tensor.from_host(session.model.queue, rand(2, 3)))
     with pytest.raises(ValueError, match=r"must have shape \(2, 4\)"):
@@ -274,7 +274,8 @@ CHAINS = {
     # not what the op computes
     "gelu-of-another-root": (CHAIN := [*GATE, make("Mul", ["x", "a"], ["m"]), make("Mul", ["m", "half"], ["y"])],
                              GELU_WEIGHTS | {"root": np.float32(1.5)}, None),
-    "norm-over-two-sets-of-axes": ([mean("x", "m", [1]), *layer_norm()[1:]], NORM_WEIGHTS, ["ReduceMean", "Sub", "RMSNormalization", "Add"]),
+    "norm-over-two-sets-of-axes": ([mean("x", "m", [1]), *layer_norm()[1:]], NORM_WEIGHTS,
+                                   ["ReduceMean", "Sub", "RMSNormalization", "Add"]),
     "gate-of-another-value": ([make("Sigmoid", ["x"], ["s"]), make("Tanh", ["x"], ["t"]), make("Mul", ["s", "t"], ["y"])], {}, None),
 }  # fmt: skip
 
@@ -344,7 +345,6 @@ def test_info_lists_what_a_file_holds(capsys, tmp_path):
     status, text, _ = command(capsys, "info", tmp_path / "m.onnx")
     assert status == 0
     for words in ("input x tensor(float) ['batch', 3]", "output z tensor(float) ['batch', 4]", "opsets ai.onnx 17", "parameters 16",
-                  "FLOPs 24 in",
                   "MatMul 1", "nodes 4"):  # fmt: skip
         assert words in " ".join(text.split())
 
