@@ -51,7 +51,7 @@ GraphOptimizationLevel = IntEnum("GraphOptimizationLevel", _LEVELS)  # type: ign
 
 
 class SessionOptions:
-    """Options of a session: rewrites (``graph_optimization_level``) and replay (``enable_mem_pattern``). Others must have their defaults."""
+    """Options of a session: rewrites (``graph_optimization_level``) and replay (``enable_mem_pattern``). Others keep their defaults."""
 
     graph_optimization_level: int
     enable_mem_pattern: bool
@@ -208,7 +208,7 @@ class InferenceSession:
             raise ValueError(message(SESSION, "the model has no such input", f"it takes: {', '.join(self._inputs)}", input=repr(name)))
         entry = self._inputs[name]
         if entry.dtype is None:  # a sequence
-            return [part if isinstance(part, Tensor) else np.asarray(part) for part in x]
+            return x and [part if isinstance(part, Tensor) else np.asarray(part) for part in x]
         held = numbers(np.empty(0, entry.dtype)).dtype.name
         x = x if isinstance(x, Tensor) else np.asarray(x, None if hasattr(x, "dtype") else entry.dtype)
         if x.dtype != (held if isinstance(x, Tensor) else entry.dtype):
