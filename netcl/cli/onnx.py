@@ -32,7 +32,7 @@ from netcl.core.errors import message
 @reported()
 def onnx(args: argparse.Namespace) -> int:
     """Inspect, check, run or time an ONNX file."""
-    return {"info": _info, "check": _check, "run": _run, "bench": _bench}[args.action](args)
+    return {"info": _info, "check": _compare, "run": _run, "bench": _bench}[args.action](args)
 
 
 def _info(args: argparse.Namespace) -> int:
@@ -60,14 +60,14 @@ def _info(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> int:
+def _compare(args: argparse.Namespace) -> int:
     session, feed = _session(args)
     outputs = session.run(None, feed)
     say(f"{args.file}: a valid model; all operators are known, and it runs")
     if not importlib.util.find_spec("onnxruntime"):
         say("onnxruntime is not installed: outputs are not compared (pip install onnxruntime)")
         return 0
-    found = [_difference(x, wanted) for x, wanted in zip(outputs, _reference(args.file).run(None, feed), strict=True)]
+    found = [_difference(x, wanted) for x, wanted in zip(outputs, _onnxruntime(args.file).run(None, feed), strict=True)]
     for entry, difference in zip(session.get_outputs(), found, strict=True):
         say(f"output {entry.name}: relative difference from onnxruntime {difference:.2e}")
     equal = all(difference <= args.tolerance for difference in found)
@@ -88,7 +88,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     session, feed = _session(args)
-    rivals = {"netcl": session} | ({"onnxruntime": _reference(args.file)} if importlib.util.find_spec("onnxruntime") else {})
+    rivals = {"netcl": session} | ({"onnxruntime": _onnxruntime(args.file)} if importlib.util.find_spec("onnxruntime") else {})
     times = {name: timeit.repeat(partial(one.run, None, feed), number=1, repeat=args.runs + 3) for name, one in rivals.items()}
     say(table(("", "ms per run"), [[name, f"{np.median(each[3:]) * 1e3:.3f}"] for name, each in times.items()]))
     say(f"netcl's runs: {', '.join(session.plans.values()) or 'eager'}\n\nNodes of an eager run, each alone, the slowest first:")
@@ -118,7 +118,7 @@ def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     return session, feed
 
 
-def _reference(file: str) -> Any:
+def _onnxruntime(file: str) -> Any:
     return importlib.import_module("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
 
 

@@ -166,7 +166,7 @@ def _run_norm(node: Node, x: Tensor, weight: Tensor | None = None, bias: Tensor 
     return ag.add(ag.mul(out, 1.0 if weight is None else weight), 0.0 if bias is None else bias)
 
 
-def _folded_norm(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
+def _norm_in_conv(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
     """A convolution whose weights include the batch norm after it; computed in float64."""
     conv, names = found.nodes[1], [found.values[name] for name in ("weight", "scale", "shift", "mean", "var")]
     if root["training_mode"] or root["spatial"] == 0 or not chains.weights.keys() >= {*names, *conv.inputs[2:]}:
@@ -192,7 +192,7 @@ _LAYER = tuple(f"{_CENTERED} / {text.format(_CENTERED)}" for text in _DEVIATIONS
 _RMS = tuple(form.format(text.format("x")) for text in _DEVIATIONS for form in ("x / {0}", "x * (1 / {0})", "x * Reciprocal({0})"))
 _CONV_NORM = "BatchNormalization(Conv({}), scale, shift, mean, var)"
 _TANHS = ("x + 0.044715 * x ** 3", "x + 0.044715 * (x * x * x)")
-_FORMULAS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, Node], Node | None]], ...] = (
+_FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, Node], Node | None]], ...] = (
     ("Gelu", _gated("Erf(x / 1.4142135623730951)", "Erf(x * 0.7071067811865476)"), _activation("Gelu", ag.gelu)),
     (
         "Gelu (tanh)",
@@ -202,7 +202,7 @@ _FORMULAS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, Node
     ("Silu", ("x * Sigmoid(x)",), _activation("Swish", ag.silu)),
     ("LayerNormalization", (*(f"{form} * weight + bias" for form in _LAYER), *_LAYER), _fused_norm),
     ("RMSNormalization", tuple(f"{form} * weight" for form in _RMS), _fused_norm),
-    ("Conv + BatchNormalization", tuple(map(_CONV_NORM.format, ("x, weight", "x, weight, bias"))), _folded_norm),
+    ("Conv + BatchNormalization", tuple(map(_CONV_NORM.format, ("x, weight", "x, weight, bias"))), _norm_in_conv),
 )
 #: The table of fusions, tried in this order at each node: a name, formulas, and a function that makes the node, or ``None``.
-FUSIONS = [(name, [ast.parse(text, mode="eval").body for text in texts], build) for name, texts, build in _FORMULAS]
+FUSIONS = [(name, [ast.parse(text, mode="eval").body for text in texts], build) for name, texts, build in _FUSED_CHAINS]

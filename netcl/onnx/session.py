@@ -30,8 +30,8 @@ from netcl.replay.compiled import CaptureError, capture_graph
 from netcl.replay.graph import Graph
 
 SESSION = "InferenceSession"
-OPENCL, NUMPY = "OpenCLExecutionProvider", "CPUExecutionProvider"
-MOST_PLANS = 16  # sets of input shapes whose recordings are kept; the one that was used longest ago goes first
+_ON_OPENCL, _ON_NUMPY = "OpenCLExecutionProvider", "CPUExecutionProvider"
+MOST_SHAPES = 16  # sets of input shapes whose recordings are kept; the one that was used longest ago goes first
 _THREADS = "the OpenCL runtime owns the threads (PoCL: POCL_MAX_PTHREAD_COUNT)"
 #: Options of onnxruntime: the default, and the reason why there is no other value here.
 _OPTIONS: dict[str, tuple[Any, str]] = {
@@ -46,8 +46,8 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "optimized_model_filepath": ("", "rewritten graphs are not written to files"),
 }
 _LEVELS = {"ORT_DISABLE_ALL": 0, "ORT_ENABLE_BASIC": 1, "ORT_ENABLE_EXTENDED": 2, "ORT_ENABLE_LAYOUT": 3, "ORT_ENABLE_ALL": 99}
-#: ``ORT_DISABLE_ALL`` runs a graph as it is in the file, every other level folds and fuses.
 GraphOptimizationLevel = IntEnum("GraphOptimizationLevel", _LEVELS)  # type: ignore[misc]
+GraphOptimizationLevel.__doc__ = "``ORT_DISABLE_ALL`` runs a graph as it is in the file, every other level folds and fuses."
 
 
 class SessionOptions:
@@ -76,7 +76,7 @@ class SessionOptions:
 def get_available_providers() -> list[str]:
     """The providers of this machine, the fastest first: OpenCL if it has a device, and NumPy on the CPU."""
     device = manager.default("auto")
-    return [NUMPY] if device is None or isinstance(device.queue, CPUQueue) else [OPENCL, NUMPY]
+    return [_ON_NUMPY] if device is None or isinstance(device.queue, CPUQueue) else [_ON_OPENCL, _ON_NUMPY]
 
 
 class NodeArg(NamedTuple):
@@ -126,8 +126,8 @@ class InferenceSession:
     ):
         if not isinstance(sess_options, SessionOptions | None):
             raise TypeError(message(SESSION, "sess_options must be netcl.onnx.SessionOptions", given=type(sess_options).__name__))
-        if unknown := [name for name in providers or () if name not in (OPENCL, NUMPY)]:
-            remedy = f"{OPENCL} reaches GPUs and CPUs through OpenCL, device= selects one of them; {NUMPY} is NumPy"
+        if unknown := [name for name in providers or () if name not in (_ON_OPENCL, _ON_NUMPY)]:
+            remedy = f"{_ON_OPENCL} reaches GPUs and CPUs through OpenCL, device= selects one of them; {_ON_NUMPY} is NumPy"
             raise ValueError(message(SESSION, "there are no such providers", remedy, providers=unknown))
         self._options = sess_options or SessionOptions()
         proto, body, inputs = read_onnx(path_or_bytes)
@@ -137,7 +137,7 @@ class InferenceSession:
         self._inputs = {entry.name: entry._replace(shape=inputs[entry.name][1] or []) for entry in entries}
         self._outputs = {entry.name: node_arg(entry) for entry in proto.graph.output}
         body, self.rewrites = rewritten(body) if self._options.graph_optimization_level else (body, Counter())
-        with nn.parameter.placed(require("cpu" if device == "auto" and [*(providers or ())][:1] == [NUMPY] else device, op=SESSION)):
+        with nn.parameter.placed(require("cpu" if device == "auto" and [*(providers or ())][:1] == [_ON_NUMPY] else device, op=SESSION)):
             self.model = SessionModel(body, inputs).eval()
         self._plans: OrderedDict[Any, Graph | str] = OrderedDict()
         self._lock = threading.Lock()
@@ -152,7 +152,7 @@ class InferenceSession:
 
     def get_providers(self) -> list[str]:
         """The provider that runs the model."""
-        return [NUMPY if isinstance(self.model.queue, CPUQueue) else OPENCL]
+        return [_ON_NUMPY if isinstance(self.model.queue, CPUQueue) else _ON_OPENCL]
 
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], str]:
@@ -252,7 +252,7 @@ class InferenceSession:
                 self._plans[key] = str(fault)
         plan = self._plans.setdefault(key, "")
         self._plans.move_to_end(key)
-        if len(self._plans) > MOST_PLANS:
+        if len(self._plans) > MOST_SHAPES:
             self._plans.popitem(last=False)
         return plan
 

@@ -20,7 +20,7 @@ runtime = pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import netcl.onnx as nonnx  # noqa: E402
-from netcl.onnx.session import MOST_PLANS  # noqa: E402
+from netcl.onnx.session import MOST_SHAPES  # noqa: E402
 
 GOLDEN = Path(__file__).parent.parent / "golden/torch_onnx"
 make = helper.make_node
@@ -106,9 +106,9 @@ def test_mistakes_are_named(names, feed, kind, text):
 
 def test_a_plan_per_shape_up_to_a_bound(cl_device):
     session = nonnx.InferenceSession(mlp(), device=cl_device)
-    for n in range(1, MOST_PLANS + 3):
+    for n in range(1, MOST_SHAPES + 3):
         session.run(None, {"x": rand(n, 3)})
-    assert [shapes[0][0] for shapes in session.plans] == list(range(3, MOST_PLANS + 3))
+    assert [shapes[0][0] for shapes in session.plans] == list(range(3, MOST_SHAPES + 3))
     for n in (5, 7, 5, 7, 5):
         x = rand(n, 3, seed=n)
         for a, b in zip(session.run(None, {"x": x}), reference(mlp(), {"x": x}), strict=True):
