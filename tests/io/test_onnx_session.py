@@ -211,6 +211,9 @@ def test_options_with_a_meaning_are_taken_and_others_refused():
     assert session.plans == {}
     with pytest.raises(ShapeError, match=r"must have shape \(2, 3\)"):
         session.run(None, {"x": rand(3, 3)})
+    options.add_free_dimension_override_by_name("width", 2)
+    with pytest.raises(ValueError, match="the inputs have no such dimensions"):
+        nonnx.InferenceSession(mlp(), options)
     with pytest.raises(TypeError, match="sess_options must be"):
         nonnx.InferenceSession(mlp(), runtime.SessionOptions())
     with pytest.raises(ValueError, match="run_options must be None"):
