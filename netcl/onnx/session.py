@@ -132,8 +132,8 @@ class InferenceSession:
         self._options = sess_options or SessionOptions()
         proto, body, inputs = read_onnx(path_or_bytes)
         sizes = self._options.free_dimensions
-        if unknown := sizes.keys() - {size for _, shape in inputs.values() for size in shape or ()}:
-            raise ValueError(message(SESSION, "the inputs have no such dimensions", dimensions=sorted(unknown)))
+        if absent := sizes.keys() - {size for _, shape in inputs.values() for size in shape or ()}:
+            raise ValueError(message(SESSION, "the inputs have no such dimensions", dimensions=sorted(absent)))
         inputs = {name: (dtype, shape and [sizes.get(size, size) for size in shape]) for name, (dtype, shape) in inputs.items()}
         entries = [node_arg(entry) for entry in proto.graph.input if entry.name in inputs]
         self._inputs = {entry.name: entry._replace(shape=inputs[entry.name][1] or []) for entry in entries}
