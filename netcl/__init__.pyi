@@ -14,6 +14,7 @@ from netcl import io as io
 from netcl import linalg as linalg
 from netcl import models as models
 from netcl import nn as nn
+from netcl import onnx as onnx
 from netcl import ops as ops
 from netcl import optim as optim
 from netcl import profiling as profiling

@@ -11,7 +11,8 @@ import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,3 +149,16 @@ def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 def pick_device(selector: str | None) -> DeviceHandle:
     """The device of an option ``--device``, or what NETCL_DEVICE says without one."""
     return require(selector or "auto")
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Errors of files, options and missing packages, reported in a line without a traceback."""
+    try:
+        yield
+    except (ValueError, MemoryError) as fault:
+        raise CommandError(str(fault)) from fault
+    except ImportError as fault:
+        if not str(fault).startswith("["):  # one of netcl's own modules
+            raise
+        raise CommandError(str(fault)) from fault

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from netcl.cli.command import DEVICE, CommandError, command, facts, option, pick_device, say, whole
+from netcl.cli.command import DEVICE, CommandError, command, facts, option, pick_device, reported, say, whole
 from netcl.core.errors import message
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """Errors of files, options and missing packages, reported in a line without a traceback."""
-    try:
-        yield
-    except (ValueError, MemoryError) as fault:
-        raise CommandError(str(fault)) from fault
-    except ImportError as fault:
-        if not str(fault).startswith("["):  # one of netcl's own modules
-            raise
-        raise CommandError(str(fault)) from fault
 
 
 @command(
@@ -30,7 +15,7 @@ def _reported() -> Iterator[None]:
     option("action", choices=("info",), help="info: what a file or folder holds"),
     option("path", help="a Hugging Face folder or a GGUF file"),
 )
-@_reported()
+@reported()
 def models(args: argparse.Namespace) -> int:
     """Tell what a model file or folder holds: architecture, sizes, types of tensors."""
     from netcl.models import describe_model
@@ -73,7 +58,7 @@ def convert(args: argparse.Namespace) -> int:
     option("--stop", action="append", default=[], help="a string that ends the text; may be given several times"),
     DEVICE,
 )
-@_reported()
+@reported()
 def generate_text(args: argparse.Namespace) -> int:
     """Continue a prompt with a language model or with the model of a run."""
     from netcl.nn.decoding import Sampling

@@ -30,6 +30,20 @@ def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> Onn
     Its float weights are parameters under their names in the file, so an exported model keeps its state dict. A model with operators
     that are not supported raises ``FileError`` with the names of all of them.
     """
+    _, body, inputs = read_onnx(path)
+    with nn.parameter.placed(device):
+        return OnnxModel(body, inputs)
+
+
+def read_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, GraphBody, dict[str, tuple[str, Any]]]:
+    """The ``ModelProto`` of a file or of its bytes, its graph, and the dtype and shape of each input that is not a weight."""
+    model, folder = parse_onnx(path)
+    body = _read_model(library(), model, folder, "bytes" if isinstance(path, bytes) else path)
+    return model, body, {entry.name: declared(entry) for entry in model.graph.input if entry.name in body.inputs}
+
+
+def parse_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, Path | None]:
+    """The ``ModelProto`` of a file or of its bytes, checked, and the folder that its weights may lie in."""
     onnx, undecodable = library(), importlib.import_module("google.protobuf.message").DecodeError
     data, folder = path, None
     if isinstance(path, bytes):
@@ -44,10 +58,7 @@ def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> Onn
         raise refusal(IMPORT, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
     if not model.graph.node and not model.graph.output:
         raise refusal(IMPORT, "the file is damaged or not an ONNX model", file=path)
-    body = _read_model(onnx, model, folder, path)
-    inputs = {entry.name: declared(entry) for entry in model.graph.input if entry.name in body.inputs}
-    with nn.parameter.placed(device):
-        return OnnxModel(body, inputs)
+    return model, folder
 
 
 def _held_tensors(model: Any) -> list[Any]:

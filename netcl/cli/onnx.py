@@ -1,0 +1,139 @@
+"""``netcl onnx``: what an ONNX file holds, whether it runs here as onnxruntime runs it, its outputs, its times."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import timeit
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from netcl.cli.command import DEVICE, CommandError, command, facts, number, option, pick_device, reported, say, table, whole
+from netcl.core.errors import message
+
+
+@command(
+    "onnx",
+    option("action", choices=("info", "check", "run", "bench"), help="check compares with onnxruntime, bench times"),
+    option("file", help="an ONNX file"),
+    option("--inputs", help="an .npz file with an array for each input; random numbers without one"),
+    option("--seed", type=whole(0), default=0, help="of random inputs; default: 0"),
+    option("--size", action="append", default=[], metavar="NAME=N", help="size of a symbolic dimension of random inputs; default: 1"),
+    option("--out", default="outputs.npz", help="where run writes the outputs; default: outputs.npz"),
+    option("--tolerance", type=number(0), default=1e-3, help="the largest relative difference that check accepts; default: 0.001"),
+    option("--runs", type=whole(1), default=20, help="runs that bench takes the median of; default: 20"),
+    DEVICE,
+)
+@reported()
+def onnx(args: argparse.Namespace) -> int:
+    """Inspect, check, run or time an ONNX file."""
+    return {"info": _info, "check": _compare, "run": _run, "bench": _bench}[args.action](args)
+
+
+def _info(args: argparse.Namespace) -> int:
+    from netcl.io import FileError
+    from netcl.io.onnx.bodies import op_kind
+    from netcl.io.onnx.importer import parse_onnx, read_onnx
+    from netcl.onnx.session import node_arg
+
+    model, _ = parse_onnx(args.file)
+    nodes, weights = list(_all_nodes(model.graph)), {entry.name: math.prod(entry.dims) for entry in model.graph.initializer}
+    ends = [("input", x) for x in model.graph.input if x.name not in weights] + [("output", x) for x in model.graph.output]
+    rows = {
+        "opsets": ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import),
+        **{f"{side} {x.name}": " ".join(map(str, node_arg(x)[1:3])) for side, x in ends},
+        "parameters": f"{sum(weights.values()):,}",
+        "nodes": len(nodes),
+    }
+    say(facts(rows) + "\n")
+    say(table(("operator", "nodes"), [[kind, str(n)] for kind, n in Counter(map(op_kind, nodes)).most_common()]))
+    try:
+        read_onnx(args.file)
+    except FileError as fault:
+        say(f"\nIt cannot be run: {fault}")
+        return 1
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    session, feed = _session(args)
+    outputs = session.run(None, feed)
+    say(f"{args.file}: a valid model; all operators are known, and it runs")
+    if not importlib.util.find_spec("onnxruntime"):
+        say("onnxruntime is not installed: outputs are not compared (pip install onnxruntime)")
+        return 0
+    found = [_difference(x, wanted) for x, wanted in zip(outputs, _onnxruntime(args.file).run(None, feed), strict=True)]
+    for entry, difference in zip(session.get_outputs(), found, strict=True):
+        say(f"output {entry.name}: relative difference from onnxruntime {difference:.2e}")
+    equal = all(difference <= args.tolerance for difference in found)
+    say("equal" if equal else f"different: the largest difference is above {args.tolerance:g}")
+    return 0 if equal else 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    session, feed = _session(args)
+    made = {entry.name: x for entry, x in zip(session.get_outputs(), session.run(None, feed), strict=True)}
+    if lists := [name for name, x in made.items() if not isinstance(x, np.ndarray)]:
+        raise CommandError(message("onnx", "sequences cannot be written to a file", outputs=lists))
+    np.savez(args.out, **made)
+    say("\n".join(f"{name}: {x.dtype} {list(x.shape)}" for name, x in made.items()))
+    say(f"written to {args.out}")
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    session, feed = _session(args)
+    rivals = {"netcl": session} | ({"onnxruntime": _onnxruntime(args.file)} if importlib.util.find_spec("onnxruntime") else {})
+    times = {name: timeit.repeat(partial(one.run, None, feed), number=1, repeat=args.runs + 3) for name, one in rivals.items()}
+    say(table(("", "ms per run"), [[name, f"{np.median(each[3:]) * 1e3:.3f}"] for name, each in times.items()]))
+    say(f"netcl's runs: {', '.join(session.plans.values()) or 'eager'}\n\nNodes of an eager run, each alone, the slowest first:")
+    nodes = sorted(session.node_times(feed), key=lambda entry: -entry[1])
+    say(table(("node", "operator", "ms"), [[node.outputs[0], node.kind, f"{seconds * 1e3:.3f}"] for node, seconds in nodes]))
+    return 0
+
+
+def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """The session of a file, and inputs for it."""
+    from netcl.onnx import InferenceSession
+
+    session = InferenceSession(args.file, device=pick_device(args.device))
+    if args.inputs:
+        with np.load(args.inputs, allow_pickle=False) as held:
+            return session, {name: held[name] for name in held.files}
+    pairs = [text.partition("=") for text in args.size]
+    if wrong := [name for name, _, size in pairs if not size.isdecimal()]:
+        raise CommandError(message("onnx", "--size takes NAME=N", given=", ".join(wrong)))
+    sizes, generator, feed = {name: int(size) for name, _, size in pairs}, np.random.default_rng(args.seed), {}
+    for entry in session.get_inputs():
+        if entry.dtype is None:
+            raise CommandError(message("onnx", f"input {entry.name!r} is not a tensor", type=entry.type))
+        shape = [size if isinstance(size, int) else sizes.get(size, 1) for size in entry.shape]
+        whole_numbers = entry.dtype.kind in "biu"  # 0 and 1 are valid as an index, a mask or a count
+        feed[entry.name] = (generator.integers(0, 2, shape) if whole_numbers else generator.standard_normal(shape)).astype(entry.dtype)
+    return session, feed
+
+
+def _onnxruntime(file: str) -> Any:
+    return importlib.import_module("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
+
+
+def _difference(mine: Any, wanted: Any) -> float:
+    """The largest difference, in units of the largest number; infinite if shapes, dtypes or the places of NaN and infinity differ."""
+    if isinstance(mine, list):
+        return max((_difference(*pair) for pair in zip(mine, wanted, strict=True)), default=0.0)
+    a, b, finite = np.asarray(mine, np.float64), np.asarray(wanted, np.float64), np.isfinite(wanted)
+    if mine.shape != wanted.shape or mine.dtype != wanted.dtype or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return math.inf
+    return float(np.abs(a[finite] - b[finite]).max(initial=0.0) / max(np.abs(b[finite]).max(initial=0.0), 1e-12))
+
+
+def _all_nodes(graph: Any) -> Iterator[Any]:
+    for node in graph.node:
+        yield node
+        for entry in node.attribute:
+            yield from _all_nodes(entry.g) if entry.HasField("g") else ()

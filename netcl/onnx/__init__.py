@@ -1,0 +1,5 @@
+"""ONNX models at inference: sessions with the interface of onnxruntime, on OpenCL devices."""
+
+from netcl.onnx.session import GraphOptimizationLevel, InferenceSession, IOBinding, NodeArg, SessionOptions, get_available_providers
+
+__all__ = ["GraphOptimizationLevel", "IOBinding", "InferenceSession", "NodeArg", "SessionOptions", "get_available_providers"]

@@ -1,0 +1,208 @@
+"""Rewrites of a graph for inference: constant folding, and fusion of the chains that exporters write for one op.
+
+A fusion is a formula over operators: ``x * Sigmoid(x)``. Equal names stand for the same value, numbers for scalar weights. Sums and
+products match in both orders. A chain is fused if nothing else reads the values inside of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl import nn
+from netcl.core.tensor import Tensor
+from netcl.io import tree
+from netcl.io.onnx.bodies import GraphBody
+from netcl.io.onnx.importer import OnnxModel
+from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, operators
+from netcl.io.onnx.table import Node
+
+#: Words in the names of operators that are not folded: random ones, those of sequences, and those that keep weights small.
+_NOT_FOLDED = ("Bernoulli", "Dropout", "Multinomial", "Optional", "Random", "Sequence", "quantizeLinear", "QuantizeLinear")
+_FOLDED_BYTES = 1 << 26  # results of folding may take this much, and twice the weights
+_BINARY = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.Pow: "Pow"}
+
+
+class ChainMatch(NamedTuple):
+    """The values that the names of a formula stand for, and the nodes that compute it, the last first."""
+
+    values: dict[str, str]
+    nodes: tuple[Node, ...]
+
+
+def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
+    """A graph that computes the same with fewer nodes, and how often each rewrite applied."""
+    done: Counter[str] = Counter()
+    nodes, weights = _fold_constants(body, done)
+    chains = _Chains(nodes, weights, {*body.outputs, *(name for node in nodes for name in node.captured())})
+    nodes = chains.fuse(done)
+    read = {*body.outputs, *(name for node in nodes for name in (*node.inputs, *node.captured()))}
+    weights = {name: x for name, x in chains.weights.items() if name in read}
+    made = GraphBody(nodes, weights, body.inputs, body.outputs, body.forms)
+    # Sizes and limits are read on the host, which a recording does not allow for values on the device.
+    pairs = [pair for node in nodes if node.kind not in ON_DEVICE for pair in zip(node.inputs, node.formals, strict=False)]
+    made.constants = (body.constants | {name for name, formal in pairs if formal in HOST}) & weights.keys()
+    return made, done
+
+
+def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[Node], dict[str, np.ndarray]]:
+    """The nodes that depend on inputs, and the weights with the results of the others, computed on the host."""
+    known, folded = {*body.weights, ""}, list[Node]()
+    supported = {kind for kind in operators() - CONTROL.keys() if not any(word in kind for word in _NOT_FOLDED)}
+    for node in body.nodes:
+        if node.kind in supported and node.inputs and known.issuperset(node.inputs):
+            folded.append(node)
+            known.update(node.outputs)
+    rest = [node for node in body.nodes if id(node) not in {*map(id, folded)}]
+    read = {*body.outputs, *(name for node in rest for name in (*node.inputs, *node.captured()))}
+    names = [name for node in folded for name in node.outputs if name in read and name]
+    used = {name: body.weights[name] for node in folded for name in node.inputs if name in body.weights}
+    with nn.parameter.placed("cpu"), ag.no_grad():
+        made = OnnxModel(GraphBody(folded, used, [], names), {})() if names else ()
+    results = made if isinstance(made, tuple) else (made,)
+    if not names or sum(x.nbytes for x in results) > _FOLDED_BYTES + 2 * sum(x.nbytes for x in body.weights.values()):
+        return list(body.nodes), dict(body.weights)
+    done["constants"] += len(folded)
+    arrays = {name: tree.from_bits(tree.host_bits(x), x.dtype) for name, x in zip(names, results, strict=True)}
+    return rest, {**body.weights, **arrays}
+
+
+class _Chains:
+    """Searches a list of nodes for formulas and replaces them. ``lasting`` are names that are read from outside of the list."""
+
+    def __init__(self, nodes: Sequence[Node], weights: dict[str, np.ndarray], lasting: set[str]):
+        self.weights, self.lasting = weights, lasting
+        self._index(nodes)
+
+    def _index(self, nodes: Sequence[Node]) -> None:
+        self.nodes = list(nodes)
+        self.makers = {name: node for node in nodes for name in node.outputs}
+        self.uses = Counter(name for node in nodes for name in node.inputs)
+
+    def fuse(self, done: Counter[str]) -> list[Node]:
+        """The nodes after all fusions. Roots are tried from the end, so that the longest chains are found first."""
+        for root in reversed(list(self.nodes)):
+            for name, forms, build in FUSIONS if self.makers.get(root.outputs[0]) is root else ():
+                matches = (self.matched(form, root.outputs[0], ChainMatch({}, ())) for form in forms)
+                found = next((match for match in matches if match and self._closed(match)), None)
+                if found and (made := build(self, found, root)):
+                    gone = {*map(id, found.nodes)} - {id(root)}
+                    self._index([made if node is root else node for node in self.nodes if id(node) not in gone])
+                    done[name] += 1
+                    break
+        return self.nodes
+
+    def matched(self, form: ast.expr, name: str, found: ChainMatch) -> ChainMatch | None:
+        """The match, extended by a value that has this form; ``None`` if it does not."""
+        if isinstance(form, ast.Name):
+            return found._replace(values={**found.values, form.id: name}) if found.values.get(form.id, name) == name else None
+        if isinstance(form, ast.Constant):
+            number, rounding = self.scalar(name), 1e-3 if name in self.weights and self.weights[name].itemsize < 4 else 1e-6
+            return found if number is not None and math.isclose(number, float(form.value), rel_tol=rounding) else None  # type: ignore[arg-type]
+        if isinstance(form, ast.BinOp):
+            kind, parts = _BINARY[type(form.op)], [form.left, form.right]
+        else:
+            kind, parts = form.func.id, form.args  # type: ignore[attr-defined]
+        node = self.makers.get(name)
+        extra = 0 if node is None else len(node.inputs) - len(parts)  # the axes of a mean may be an input
+        if node is None or node.kind != kind or any(node.outputs[1:]) or (extra and kind != "ReduceMean"):
+            return None
+        for order in (parts, parts[::-1]) if kind in ("Add", "Mul") else (parts,):
+            made: ChainMatch | None = found._replace(nodes=(*found.nodes, node))
+            for part, given in zip(order, node.inputs, strict=False):
+                made = made and self.matched(part, given, made)
+            if made:
+                return made
+        return None
+
+    def scalar(self, name: str) -> float | None:
+        """The number in a weight without axes; one with axes may add some to the result."""
+        x = self.weights.get(name)
+        return None if x is None or x.ndim or x.dtype.kind not in "fiu" else float(x)
+
+    def _closed(self, found: ChainMatch) -> bool:
+        """Whether only the chain reads the values inside of it."""
+        uses = Counter(name for node in {id(node): node for node in found.nodes}.values() for name in node.inputs)
+        names = {node.outputs[0] for node in found.nodes} - {found.nodes[0].outputs[0]}
+        return names.isdisjoint(self.lasting) and all(uses[name] == self.uses[name] for name in names)
+
+
+def _op_node(kind: str, inputs: list[str], root: Node, attributes: Mapping[str, Any], read: Callable[..., Any]) -> Node:
+    made = Node(f"netcl::{kind}", inputs, root.outputs[:1], attributes, root.opset)
+    made.read = read
+    return made
+
+
+def _activation(kind: str, op: Callable[[Tensor], Tensor]) -> Callable[..., Node]:
+    return lambda chains, found, root: _op_node(kind, [found.values["x"]], root, {}, lambda node, x: op(x))
+
+
+def _fused_norm(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
+    eps, means = chains.scalar(found.values["eps"]), [node for node in found.nodes if node.kind == "ReduceMean"]
+    given = [node["axes"] if len(node.inputs) < 2 else chains.weights.get(node.inputs[1]) for node in means]
+    axes = [() if each is None else tuple(np.ravel(each).tolist()) for each in given]
+    if eps is None or not axes[0] or len({*axes}) > 1 or not all(node["keepdims"] for node in means):
+        return None
+    kind = "LayerNormalization" if any(node.kind == "Sub" for node in found.nodes) else "RMSNormalization"
+    inputs = [found.values[name] for name in ("x", "weight", "bias") if name in found.values]
+    return _op_node(kind, inputs, root, {"axes": axes[0], "eps": eps, "centered": kind[0] == "L"}, _run_norm)
+
+
+def _run_norm(node: Node, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """The norm over trailing axes as one op, over others by its formula."""
+    axes = sorted(axis % x.ndim for axis in node["axes"])
+    shape = x.shape[axes[0] :]
+    if len(axes) == len(shape) and all(t is None or t.shape == shape for t in (weight, bias)):
+        norm = ag.layer_norm(x, shape, weight, bias, eps=node["eps"]) if node["centered"] else None
+        return ag.rms_norm(x, shape, weight, eps=node["eps"]) if norm is None else norm
+    x = ag.sub(x, ag.mean(x, axis=tuple(axes), keepdims=True)) if node["centered"] else x
+    out = ag.div(x, ag.sqrt(ag.add(ag.mean(ag.square(x), axis=tuple(axes), keepdims=True), node["eps"])))
+    return ag.add(ag.mul(out, 1.0 if weight is None else weight), 0.0 if bias is None else bias)
+
+
+def _norm_in_conv(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
+    """A convolution whose weights include the batch norm after it; computed in float64."""
+    conv, names = found.nodes[1], [found.values[name] for name in ("weight", "scale", "shift", "mean", "var")]
+    if root["training_mode"] or root["spatial"] == 0 or not chains.weights.keys() >= {*names, *conv.inputs[2:]}:
+        return None
+    weight, scale, shift, mean, var = (chains.weights[name].astype(np.float64) for name in names)
+    before = chains.weights[conv.inputs[2]].astype(np.float64) if len(conv.inputs) > 2 else 0.0
+    scale = scale / np.sqrt(var + root["epsilon"])
+    made = Node("Conv", [conv.inputs[0], f"{root.outputs[0]}.weight", f"{root.outputs[0]}.bias"], root.outputs[:1], conv.given, conv.opset)
+    values = weight * scale.reshape(-1, *(1,) * (weight.ndim - 1)), (before - mean) * scale + shift
+    chains.weights.update({name: x.astype(chains.weights[names[0]].dtype) for name, x in zip(made.inputs[1:], values, strict=True)})
+    made.read, made.expand, made.codes = conv.read, conv.expand, [*conv.codes[:2], *conv.codes[1:2]]
+    return made
+
+
+def _gated(*gates: str) -> tuple[str, ...]:
+    """``x`` times half of one plus a gate, in the orders that exporters write."""
+    return tuple(text for gate in gates for text in (f"x * ({gate} + 1) * 0.5", f"x * (({gate} + 1) * 0.5)", f"(x * 0.5) * ({gate} + 1)"))
+
+
+_CENTERED = "(x - ReduceMean(x))"
+_DEVIATIONS = ("Sqrt(ReduceMean({0} ** 2) + eps)", "Sqrt(ReduceMean({0} * {0}) + eps)")
+_LAYER = tuple(f"{_CENTERED} / {text.format(_CENTERED)}" for text in _DEVIATIONS)
+_RMS = tuple(form.format(text.format("x")) for text in _DEVIATIONS for form in ("x / {0}", "x * (1 / {0})", "x * Reciprocal({0})"))
+_CONV_NORM = "BatchNormalization(Conv({}), scale, shift, mean, var)"
+_TANHS = ("x + 0.044715 * x ** 3", "x + 0.044715 * (x * x * x)")
+_FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, Node], Node | None]], ...] = (
+    ("Gelu", _gated("Erf(x / 1.4142135623730951)", "Erf(x * 0.7071067811865476)"), _activation("Gelu", ag.gelu)),
+    (
+        "Gelu (tanh)",
+        _gated(*(f"Tanh(0.7978845608028654 * ({text}))" for text in _TANHS), "Tanh(x * 0.7978845608028654 * (1 + 0.044715 * x * x))"),
+        _activation("Gelu", lambda x: ag.gelu(x, approximate="tanh")),
+    ),
+    ("Silu", ("x * Sigmoid(x)",), _activation("Swish", ag.silu)),
+    ("LayerNormalization", (*(f"{form} * weight + bias" for form in _LAYER), *_LAYER), _fused_norm),
+    ("RMSNormalization", tuple(f"{form} * weight" for form in _RMS), _fused_norm),
+    ("Conv + BatchNormalization", tuple(map(_CONV_NORM.format, ("x, weight", "x, weight, bias"))), _norm_in_conv),
+)
+#: The table of fusions, tried in this order at each node: a name, formulas, and a function that makes the node, or ``None``.
+FUSIONS = [(name, [ast.parse(text, mode="eval").body for text in texts], build) for name, texts, build in _FUSED_CHAINS]

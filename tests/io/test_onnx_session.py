@@ -1,0 +1,389 @@
+"""Sessions give onnxruntime's outputs, eager and replayed, with and without rewrites; mistakes are named."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from netcl import cli
+from netcl.core.device import CPUQueue, manager
+from netcl.core.errors import DtypeError, ShapeError
+from netcl.core.tensor import Tensor
+
+onnx = pytest.importorskip("onnx")
+runtime = pytest.importorskip("onnxruntime")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+import netcl.onnx as nonnx  # noqa: E402
+from netcl.onnx.session import MOST_SHAPES  # noqa: E402
+
+GOLDEN = Path(__file__).parent.parent / "golden/torch_onnx"
+make = helper.make_node
+
+
+def rand(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def model(nodes, inputs, outputs, weights=None, opset=17) -> bytes:
+    """A model; inputs and outputs map names to shapes, or to element types and shapes."""
+
+    def infos(named):
+        forms = {name: form if isinstance(form, tuple) else (TensorProto.FLOAT, form) for name, form in named.items()}
+        return [helper.make_tensor_value_info(name, *form) for name, form in forms.items()]
+
+    held = [numpy_helper.from_array(np.asarray(x), name) for name, x in (weights or {}).items()]
+    graph = helper.make_graph(nodes, "test", infos(inputs), infos(outputs), held)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    onnx.checker.check_model(made)
+    return made.SerializeToString()
+
+
+def reference(data, feed) -> list[np.ndarray]:
+    return runtime.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, feed)
+
+
+def mlp() -> bytes:
+    nodes = [make("MatMul", ["x", "w"], ["h"]), make("Add", ["h", "b"], ["a"]), make("Relu", ["a"], ["y"]), make("Sigmoid", ["a"], ["z"])]
+    return model(nodes, {"x": ["batch", 3]}, {"y": ["batch", 4], "z": ["batch", 4]}, {"w": rand(3, 4), "b": rand(4)})
+
+
+# ---- running
+
+
+@pytest.mark.parametrize("name", ["cnn", "encoder"])
+def test_files_of_torch_give_its_outputs(name, device):
+    held = np.load(GOLDEN / f"{name}.npz")
+    session = nonnx.InferenceSession(GOLDEN / f"{name}.onnx", device=device)
+    for _ in range(3):  # eager, recorded, replayed
+        (y,) = session.run(None, {"x": held["x"]})
+        np.testing.assert_allclose(y, held["y"], rtol=1e-4, atol=1e-5)
+    other = held["x"][::-1].copy()
+    (wanted,) = reference(str(GOLDEN / f"{name}.onnx"), {"x": other})
+    np.testing.assert_allclose(session.run(None, {"x": other})[0], wanted, rtol=1e-4, atol=1e-5)
+    assert set(session.plans.values()) == (set() if isinstance(device.queue, CPUQueue) else {"replay"})
+
+
+def test_inputs_and_outputs_are_described_as_onnxruntime_does():
+    nodes = [make("Identity", ["x"], ["y"]), make("Cast", ["m"], ["z"], to=TensorProto.DOUBLE), make("Shape", ["h"], ["s"])]
+    inputs = {"x": ["n", None, 3], "m": (TensorProto.BOOL, []), "h": (TensorProto.FLOAT16, ["p", 5])}
+    data = model(nodes, inputs, {"y": ["n", None, 3], "z": (TensorProto.DOUBLE, []), "s": (TensorProto.INT64, [2])})
+    mine, other = nonnx.InferenceSession(data, device="cpu"), runtime.InferenceSession(data)
+    for a, b in zip([*mine.get_inputs(), *mine.get_outputs()], [*other.get_inputs(), *other.get_outputs()], strict=True):
+        assert (a.name, a.type, a.shape) == (b.name, b.type, b.shape)
+    feed = {"x": rand(2, 1, 3), "m": True, "h": np.ones((2, 5), np.float16)}
+    for a, b in zip(mine.run(None, feed), other.run(None, feed | {"m": np.array(True)}), strict=True):
+        assert a.dtype == b.dtype and np.array_equal(a, b)
+
+
+def test_outputs_are_chosen_by_name():
+    session, x = nonnx.InferenceSession(mlp(), device="cpu"), rand(2, 3)
+    y, z = session.run(None, {"x": x})
+    assert [np.array_equal(a, b) for a, b in zip(session.run(["z", "y"], {"x": x.tolist()}), (z, y), strict=True)] == [True, True]
+    assert session.get_providers() == ["CPUExecutionProvider"]
+
+
+@pytest.mark.parametrize(
+    ("names", "feed", "kind", "text"),
+    [
+        (None, {}, ValueError, "inputs are missing; inputs=['x']; the model takes: x"),
+        (None, {"x": rand(2, 3), "k": 1}, ValueError, "the model has no such input; input='k'; it takes: x"),
+        (["q"], {"x": rand(2, 3)}, ValueError, "the model has no such output; output='q'; there are: y, z"),
+        (None, {"x": np.ones((2, 3))}, DtypeError, "input 'x' must have dtype float32 (tensor(float)), got float64"),
+        (None, {"x": rand(2, 4)}, ShapeError, "input 'x' must have shape (batch, 3), got (2, 4)"),
+    ],
+)
+def test_mistakes_are_named(names, feed, kind, text):
+    with pytest.raises(kind) as fault:
+        nonnx.InferenceSession(mlp(), device="cpu").run(names, feed)
+    assert text in str(fault.value)
+
+
+def test_a_plan_per_shape_up_to_a_bound(cl_device):
+    session = nonnx.InferenceSession(mlp(), device=cl_device)
+    for n in range(1, MOST_SHAPES + 3):
+        session.run(None, {"x": rand(n, 3)})
+    assert [shapes[0][0] for shapes in session.plans] == list(range(3, MOST_SHAPES + 3))
+    for n in (5, 7, 5, 7, 5):
+        x = rand(n, 3, seed=n)
+        for a, b in zip(session.run(None, {"x": x}), reference(mlp(), {"x": x}), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert [session.plans[((n, 3),)] for n in (4, 5, 7)] == ["record", "replay", "replay"]
+    with pytest.raises(ShapeError):
+        session.run(None, {"x": rand(5, 4)})
+    assert session.run(["y"], {"x": np.zeros((0, 3), np.float32)})[0].shape == (0, 4)
+
+
+def test_control_flow_stays_eager(device):
+    branches = [helper.make_graph([make(op, ["x"], ["r"])], op, [], [helper.make_tensor_value_info("r", 1, [2])]) for op in ("Neg", "Exp")]
+    nodes = [
+        make("ReduceSum", ["x"], ["s"], keepdims=0),
+        make("Greater", ["s", "zero"], ["c"]),
+        make("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+    ]
+    session = nonnx.InferenceSession(model(nodes, {"x": [2]}, {"y": [2]}, {"zero": np.float32(0)}), device=device)
+    for x in np.array([[1, 2], [-1, -2], [3, 4], [-3, 1]], np.float32):
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], -x if x.sum() > 0 else np.exp(x), rtol=1e-5)
+    assert isinstance(device.queue, CPUQueue) or "reads values on the host" in session.plans[((2,),)]
+
+
+def test_random_nodes_draw_anew(device):
+    session = nonnx.InferenceSession(model([make("RandomNormalLike", ["x"], ["y"])], {"x": [64]}, {"y": [64]}), device=device)
+    draws = [session.run(None, {"x": rand(64)})[0] for _ in range(4)]
+    assert len({draw.tobytes() for draw in draws}) == 4
+
+
+def test_threads_share_a_session(device):
+    session, failures = nonnx.InferenceSession(mlp(), device=device), []
+    inputs = [rand(1 + i % 3, 3, seed=i) for i in range(4)]
+    wanted = [reference(mlp(), {"x": x}) for x in inputs]
+
+    def work(i):
+        for _ in range(8):
+            for a, b in zip(session.run(None, {"x": inputs[i]}), wanted[i], strict=True):
+                if not np.allclose(a, b, rtol=1e-5, atol=1e-6):
+                    failures.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+# ---- binding, options, providers
+
+
+def test_bound_tensors_stay_on_the_device(device):
+    session = nonnx.InferenceSession(mlp(), device=device)
+    binding, target = session.io_binding(), Tensor.from_host(session.model.queue, np.zeros((2, 4), np.float32))
+    binding.bind_output("z")
+    binding.bind_output("y", target)
+    for i in range(4):
+        x = rand(2, 3, seed=i)
+        if i % 2:
+            binding.bind_input("x", Tensor.from_host(session.model.queue, x))
+        else:
+            binding.bind_cpu_input("x", x)
+        session.run_with_iobinding(binding)
+        y, z = reference(mlp(), {"x": x})
+        assert binding.get_outputs()[1] is target
+        for a, b in zip(binding.copy_outputs_to_cpu(), (z, y), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_wrong_bindings_are_refused():
+    session = nonnx.InferenceSession(mlp(), device="cpu")
+    binding = session.io_binding()
+    with pytest.raises(ValueError, match="no such input"):
+        binding.bind_cpu_input("q", rand(2, 3))
+    with pytest.raises(ValueError, match="no such output"):
+        binding.bind_output("q")
+    with pytest.raises(DtypeError, match="must have dtype float32"):
+        binding.bind_input("x", np.ones((2, 3)))
+    binding.bind_cpu_input("x", rand(2, 3))
+    binding.bind_output("y", Tensor.from_host(session.model.queue, rand(2, 3)))
+    with pytest.raises(ValueError, match=r"must have shape \(2, 4\)"):
+        session.run_with_iobinding(binding)
+
+
+def test_options_with_a_meaning_are_taken_and_others_refused():
+    options = nonnx.SessionOptions()
+    options.intra_op_num_threads = 0
+    options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.enable_mem_pattern = False
+    options.add_free_dimension_override_by_name("batch", 2)
+    with pytest.raises(ValueError, match="OpenCL runtime owns the threads"):
+        options.intra_op_num_threads = 4
+    with pytest.raises(AttributeError, match="there is no such option"):
+        options.threads = 4
+    session = nonnx.InferenceSession(mlp(), options)
+    assert session.get_inputs()[0].shape == [2, 3] and not session.rewrites
+    for _ in range(3):
+        session.run(None, {"x": rand(2, 3)})
+    assert session.plans == {}
+    with pytest.raises(ShapeError, match=r"must have shape \(2, 3\)"):
+        session.run(None, {"x": rand(3, 3)})
+    options.add_free_dimension_override_by_name("width", 2)
+    with pytest.raises(ValueError, match="the inputs have no such dimensions"):
+        nonnx.InferenceSession(mlp(), options)
+    with pytest.raises(TypeError, match="sess_options must be"):
+        nonnx.InferenceSession(mlp(), runtime.SessionOptions())
+    with pytest.raises(ValueError, match="run_options must be None"):
+        session.run(None, {"x": rand(2, 3)}, runtime.RunOptions())
+
+
+def test_providers_select_the_backend():
+    numpy_only = isinstance(manager.default("auto").queue, CPUQueue)
+    assert nonnx.get_available_providers() == ["OpenCLExecutionProvider", "CPUExecutionProvider"][numpy_only:]
+    for providers in (nonnx.get_available_providers(), ["CPUExecutionProvider"]):
+        assert nonnx.InferenceSession(mlp(), providers=providers).get_providers() == providers[:1]
+    with pytest.raises(ValueError, match="there are no such providers"):
+        nonnx.InferenceSession(mlp(), providers=["CUDAExecutionProvider"])
+
+
+# ---- rewrites
+
+GELU_WEIGHTS = {"root": np.float32(2**0.5), "one": np.float32(1), "half": np.float32(0.5)}
+GATE = [make("Div", ["x", "root"], ["d"]), make("Erf", ["d"], ["e"]), make("Add", ["one", "e"], ["a"])]
+TANH_WEIGHTS = {
+    "c": np.float32(0.044715), "s": np.float32((2 / np.pi) ** 0.5), "three": np.float32(3), "one": np.float32(1), "half": np.float32(0.5),
+}  # fmt: skip
+NORM_WEIGHTS = {"eps": np.float32(1e-5), "two": np.float32(2), "w": rand(8, seed=1), "b": rand(8, seed=2)}
+
+
+def mean(x: str, out: str, axes=(-1,)):
+    return make("ReduceMean", [x], [out], axes=list(axes), keepdims=1)
+
+
+def layer_norm(axes=(-1,)) -> list:
+    return [
+        mean("x", "m", axes), make("Sub", ["x", "m"], ["d"]), make("Pow", ["d", "two"], ["p"]), mean("p", "v", axes),
+        make("Add", ["v", "eps"], ["q"]), make("Sqrt", ["q"], ["r"]), make("Div", ["d", "r"], ["n"]), make("Mul", ["n", "w"], ["k"]),
+        make("Add", ["k", "b"], ["y"]),
+    ]  # fmt: skip
+
+
+CHAINS = {
+    "gelu": ([*GATE, make("Mul", ["x", "a"], ["m"]), make("Mul", ["m", "half"], ["y"])], GELU_WEIGHTS, ["Gelu"]),
+    "gelu-half-first": ([*GATE, make("Mul", ["x", "half"], ["h"]), make("Mul", ["a", "h"], ["y"])], GELU_WEIGHTS, ["Gelu"]),
+    "gelu-tanh": (
+        [
+            make("Pow", ["x", "three"], ["p"]), make("Mul", ["p", "c"], ["k"]), make("Add", ["x", "k"], ["i"]),
+            make("Mul", ["i", "s"], ["j"]),
+            make("Tanh", ["j"], ["t"]), make("Add", ["t", "one"], ["g"]), make("Mul", ["half", "x"], ["h"]), make("Mul", ["h", "g"], ["y"]),
+        ],
+        TANH_WEIGHTS,
+        ["Gelu"],
+    ),
+    "silu": ([make("Sigmoid", ["x"], ["s"]), make("Mul", ["s", "x"], ["y"])], {}, ["Swish"]),
+    "layer-norm": (layer_norm(), NORM_WEIGHTS, ["LayerNormalization"]),
+    "layer-norm-of-channels": (layer_norm([1]), NORM_WEIGHTS | {"w": rand(6, 1, seed=1)}, ["LayerNormalization"]),
+    "rms-norm": (
+        [
+            make("Mul", ["x", "x"], ["p"]), mean("p", "v"), make("Add", ["v", "eps"], ["q"]), make("Sqrt", ["q"], ["r"]),
+            make("Reciprocal", ["r"], ["i"]), make("Mul", ["x", "i"], ["n"]), make("Mul", ["w", "n"], ["y"]),
+        ],
+        NORM_WEIGHTS,
+        ["RMSNormalization"],
+    ),
+    # not what the op computes
+    "gelu-of-another-root": (CHAIN := [*GATE, make("Mul", ["x", "a"], ["m"]), make("Mul", ["m", "half"], ["y"])],
+                             GELU_WEIGHTS | {"root": np.float32(1.5)}, None),
+    "norm-over-two-sets-of-axes": ([mean("x", "m", [1]), *layer_norm()[1:]], NORM_WEIGHTS,
+                                   ["ReduceMean", "Sub", "RMSNormalization", "Add"]),
+    "gate-of-another-value": ([make("Sigmoid", ["x"], ["s"]), make("Tanh", ["x"], ["t"]), make("Mul", ["s", "t"], ["y"])], {}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHAINS)
+def test_a_chain_becomes_one_node_with_equal_results(case):
+    nodes, weights, wanted = CHAINS[case]
+    x, data = rand(2, 6, 8), model(nodes, {"x": [2, 6, 8]}, {"y": [2, 6, 8]}, weights)
+    session = nonnx.InferenceSession(data, device="cpu")
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], reference(data, {"x": x})[0], rtol=1e-4, atol=1e-5)
+    kinds = [node.kind.removeprefix("netcl::") for node in session.model.nodes]
+    assert kinds == (wanted or [node.op_type for node in nodes]) and sum(session.rewrites.values()) == bool(wanted)
+
+
+def test_a_chain_with_a_value_that_is_read_elsewhere_is_left():
+    nodes = [make("Sigmoid", ["x"], ["s"]), make("Mul", ["s", "x"], ["y"])]
+    session = nonnx.InferenceSession(model(nodes, {"x": [3]}, {"y": [3], "s": [3]}), device="cpu")
+    assert session.rewrites == {} and len(session.model.nodes) == 2
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_batch_norms_fold_into_convolutions(bias, device):
+    weights = {
+        "w": rand(4, 2, 3, 3),
+        "c": rand(4),
+        "s": rand(4, seed=1),
+        "b": rand(4, seed=2),
+        "m": rand(4, seed=3),
+        "v": rand(4, seed=4) ** 2,
+    }
+    weights = {name: x for name, x in weights.items() if bias or name != "c"}
+    nodes = [
+        make("Conv", ["x", "w", "c"] if bias else ["x", "w"], ["h"], group=2, strides=[2, 2]),
+        make("BatchNormalization", ["h", "s", "b", "m", "v"], ["n"], epsilon=1e-3),
+        make("Relu", ["n"], ["y"]),
+    ]
+    data, x = model(nodes, {"x": [2, 4, 7, 7]}, {"y": ["n", 4, "h", "w"]}, weights), rand(2, 4, 7, 7)
+    session = nonnx.InferenceSession(data, device=device)
+    assert [node.kind for node in session.model.nodes] == ["Conv", "Relu"] and len(list(session.model.parameters())) == 2
+    for _ in range(3):
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], reference(data, {"x": x})[0], rtol=1e-4, atol=1e-5)
+
+
+def test_constants_are_folded_and_random_nodes_are_not():
+    nodes = [
+        make("Transpose", ["w"], ["t"]), make("Neg", ["t"], ["n"]), make("MatMul", ["x", "n"], ["y"]),
+        make("RandomNormalLike", ["w"], ["r"]), make("Identity", ["t"], ["u"]),
+    ]  # fmt: skip
+    outputs = {"y": [2, 4], "r": [4, 3], "u": [3, 4]}
+    session = nonnx.InferenceSession(model(nodes, {"x": [2, 3]}, outputs, {"w": rand(4, 3)}), device="cpu")
+    assert Counter(node.kind for node in session.model.nodes) == {"MatMul": 1, "RandomNormalLike": 1}
+    y, first, u = session.run(None, {"x": rand(2, 3)})
+    np.testing.assert_allclose(y, rand(2, 3) @ -rand(4, 3).T, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(u, rand(4, 3).T) and not np.array_equal(first, session.run(["r"], {"x": rand(2, 3)})[0])
+
+
+# ---- the command
+
+
+def command(capsys, *words) -> tuple[int, str, str]:
+    status = cli.main(["onnx", *map(str, words)])
+    return status, *capsys.readouterr()
+
+
+def test_info_lists_what_a_file_holds(capsys, tmp_path):
+    (tmp_path / "m.onnx").write_bytes(mlp())
+    status, text, _ = command(capsys, "info", tmp_path / "m.onnx")
+    assert status == 0
+    for words in ("input x tensor(float) ['batch', 3]", "output z tensor(float) ['batch', 4]", "opsets ai.onnx 17", "parameters 16",
+                  "MatMul 1", "nodes 4"):  # fmt: skip
+        assert words in " ".join(text.split())
+
+
+def test_info_names_operators_that_are_not_supported(capsys, tmp_path):
+    node = make("Strange", ["x"], ["y"], domain="somewhere")
+    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", 1, [2])], [helper.make_tensor_value_info("y", 1, [2])])
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("somewhere", 1)]
+    (tmp_path / "m.onnx").write_bytes(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+    status, text, _ = command(capsys, "info", tmp_path / "m.onnx")
+    assert status == 1 and "somewhere::Strange (1)" in text
+
+
+def test_check_compares_with_onnxruntime(capsys):
+    status, text, _ = command(capsys, "check", GOLDEN / "encoder.onnx", "--device", "cpu", "--size", "batch=3")
+    assert status == 0 and "relative difference from onnxruntime" in text and text.endswith("equal\n")
+    assert command(capsys, "check", GOLDEN / "encoder.onnx", "--device", "cpu", "--tolerance", "0")[0] == 1
+
+
+def test_run_reads_and_writes_arrays(capsys, tmp_path):
+    held = np.load(GOLDEN / "cnn.npz")
+    np.savez(tmp_path / "in.npz", x=held["x"])
+    words = ("run", GOLDEN / "cnn.onnx", "--device", "cpu", "--inputs", tmp_path / "in.npz", "--out", tmp_path / "out.npz")
+    assert command(capsys, *words)[0] == 0
+    ((_, y),) = np.load(tmp_path / "out.npz").items()
+    np.testing.assert_allclose(y, held["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_bench_shows_every_node(capsys, tmp_path):
+    (tmp_path / "m.onnx").write_bytes(mlp())
+    status, text, _ = command(capsys, "bench", tmp_path / "m.onnx", "--device", "cpu", "--runs", "1")
+    assert status == 0 and all(word in text for word in ("netcl", "onnxruntime", "MatMul", "Relu", "Sigmoid"))
+
+
+def test_mistakes_on_the_command_line_are_told_in_a_line(capsys, tmp_path):
+    (tmp_path / "m.onnx").write_bytes(b"no model")
+    for words in (["info", tmp_path / "m.onnx"], ["run", GOLDEN / "cnn.onnx", "--size", "batch"], ["check", tmp_path / "none.onnx"]):
+        status, out, told = command(capsys, *words, "--device", "cpu")
+        assert status == 1 and out == "" and told.startswith("[") and told.count("\n") == 1
