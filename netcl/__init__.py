@@ -46,6 +46,7 @@ _RENAMED = {
     "complex": ("netcl.fft", "complex_"),
     "get_float32_matmul_precision": ("netcl.core.kernel_selector", "get_matmul_precision"),
     "set_float32_matmul_precision": ("netcl.core.kernel_selector", "set_matmul_precision"),
+    "quantize": ("netcl.nn.quantized", "quantize_model"),
     "set_anomaly_enabled": ("netcl.autograd", "set_detect_anomaly"),
 }
 #: Methods of tensors that torch has as functions, too; so are all that write in place.

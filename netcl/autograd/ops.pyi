@@ -1092,6 +1092,24 @@ def qr(A: Operand, some: bool = True) -> Any:
 def quantile(input: Operand, q: Any = ..., dim: int | None = None, keepdim: bool = False, *, interpolation: str = 'linear', query: Any = ..., axis: int | None = ..., keepdims: bool = ...) -> Tensor:
     """The quantiles ``q`` (a number, or several, which become a first axis) along an axis, or of all values."""
 
+def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = None, *, kind: str, rows: int, activations: str = 'auto') -> Tensor:
+    """``x w' + bias`` with weights that stay packed: ``weight`` is the bytes of ``rows`` x ``x.shape[-1]`` weights of a ``kind`` of GGUF.
+
+    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` says in which numbers products
+    are formed. ``float``: x as it is, sums in float32. ``int8``: 32 neighbors of x are rounded to int8 with one scale and multiplied
+    exactly, which is the arithmetic of llama.cpp and costs about 0.5 % of a result. ``auto`` takes ``int8`` on CPUs with instructions
+    for it, where it is several times faster, and ``float`` elsewhere. There is a gradient with respect to x and bias, computed in floats,
+    and none with respect to the weights.
+    """
+
+def quantized_linear_grad(grad: Operand, weight: Operand, *, kind: str, columns: int) -> Tensor:
+    """The gradient of :func:`quantized_linear` with respect to x: ``grad w``. Weights are unpacked in pieces."""
+
+def quantized_rows(weight: Operand, index: Operand | None = None, *, kind: str, shape: tuple[int, int], dtype: Any = 'float32', size: tuple[int, int] = ...) -> Tensor:
+    """Rows of packed weights as values, (\\*index.shape, columns); all rows without an index. On OpenCL devices an index out of range
+    gives NaN. There is no gradient.
+    """
+
 def rad2deg(input: Operand) -> Tensor:
     """Radians to degrees."""
 

@@ -35,6 +35,7 @@ from netcl.nn.norm import (
 )
 from netcl.nn.parameter import Buffer, Parameter
 from netcl.nn.pool import *  # noqa: F403
+from netcl.nn.quantized import QuantizedEmbedding, QuantizedLinear
 from netcl.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from netcl.nn.resnet import BasicBlock, Bottleneck, ResNet, ResNet18, resnet18, resnet34, resnet50, resnet101, resnet152
 from netcl.nn.shape import *  # noqa: F403
@@ -57,7 +58,8 @@ __all__ = [
     "DepthwiseConv2d", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "Embedding", "EmbeddingBag", "FeatureAlphaDropout",
     "FeedForward", "GPT", "GRU", "GRUCell", "GroupNorm", "Identity", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "KVCache",
     "LSTM", "LSTMCell", "LayerNorm", "LeNet", "Linear", "MLP", "Module", "ModuleDict", "ModuleList", "MultiheadAttention", "Parameter",
-    "ParameterDict", "ParameterList", "RMSNorm", "RNN", "RNNCell", "ResNet", "ResNet18", "Residual", "RotaryAttention", "Sequential",
+    "ParameterDict", "ParameterList", "QuantizedEmbedding", "QuantizedLinear", "RMSNorm", "RNN", "RNNCell", "ResNet", "ResNet18",
+    "Residual", "RotaryAttention", "Sequential",
     "SwiGLU", "Transformer", "TransformerBlock", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder",
     "TransformerEncoderLayer", "ViT", "VisionTransformer", "build", "build_sequential", "config_of", "factory", "functional", "init",
     "register_layer", "resnet101", "resnet152", "resnet18", "resnet34", "resnet50",

@@ -37,6 +37,7 @@ from netcl.nn import norm as norm
 from netcl.nn import parameter as parameter
 from netcl.nn import pickling as pickling
 from netcl.nn import pool as pool
+from netcl.nn import quantized as quantized
 from netcl.nn import recurrent as recurrent
 from netcl.nn.factory import register_layer as register_layer
 from netcl.nn import resnet as resnet
@@ -90,6 +91,8 @@ from netcl.nn.attention import MultiheadAttention as _MultiheadAttention
 from netcl.nn.activation import PReLU as _PReLU
 from netcl.nn.container import ParameterDict as _ParameterDict
 from netcl.nn.container import ParameterList as _ParameterList
+from netcl.nn.quantized import QuantizedEmbedding as _QuantizedEmbedding
+from netcl.nn.quantized import QuantizedLinear as _QuantizedLinear
 from netcl.nn.norm import RMSNorm as _RMSNorm
 from netcl.nn.recurrent import RNN as _RNN
 from netcl.nn.recurrent import RNNCell as _RNNCell
@@ -578,6 +581,12 @@ class PixelUnshuffle(Module):
 class PoissonNLLLoss(Module):
     def __init__(self, log_input: bool = True, full: bool = False, eps: float = 1e-08, reduction: str = 'mean', *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
     def __getattr__(self, name: str) -> Any: ...
+
+class QuantizedEmbedding(_QuantizedEmbedding):
+    def __init__(self, num_embeddings: int, embedding_dim: int, kind: str = 'Q8_0', result: str = 'float32', *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
+
+class QuantizedLinear(_QuantizedLinear):
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, kind: str = 'Q4_0', activations: str = 'auto', *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...
 
 class RMSNorm(_RMSNorm):
     def __init__(self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True, *, device: Any = None, dtype: Any = None, queue: Any = None) -> None: ...

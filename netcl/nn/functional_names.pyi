@@ -298,6 +298,9 @@ from netcl.autograd.ops import prelu_broadcast as prelu_broadcast
 from netcl.autograd.ops import prod as prod
 from netcl.autograd.ops import qr as qr
 from netcl.autograd.ops import quantile as quantile
+from netcl.autograd.ops import quantized_linear as quantized_linear
+from netcl.autograd.ops import quantized_linear_grad as quantized_linear_grad
+from netcl.autograd.ops import quantized_rows as quantized_rows
 from netcl.autograd.ops import rad2deg as rad2deg
 from netcl.autograd.ops import rand as rand
 from netcl.autograd.ops import randint as randint

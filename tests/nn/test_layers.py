@@ -21,6 +21,7 @@ ARGUMENTS = {
     "AvgPool2d": (2,), "BasicBlock": (4, 4), "BatchNorm1d": (3,), "BatchNorm2d": (3,), "Bilinear": (2, 3, 4), "Bottleneck": (16, 4),
     "CausalSelfAttention": (8, 2), "Conv1d": (2, 4, 3), "Conv2d": (2, 4, (3, 1)), "ConvTranspose2d": (2, 4, 3), "DepthwiseConv2d": (4, 3),
     "Embedding": (7, 3), "FeedForward": (4,), "GPT": (11, 8, 1, 2, 8), "GRU": (3, 4), "GroupNorm": (2, 4), "InstanceNorm2d": (3,),
+    "QuantizedEmbedding": (7, 32), "QuantizedLinear": (32, 5),
     "LSTM": (3, 4), "LayerNorm": ((3, 4),), "Linear": (2, 3), "MLP": (4, [8, 8], 2), "MaxPool1d": (2,), "MaxPool2d": ((2, 1),),
     "MultiheadAttention": (8, 2), "PixelShuffle": (2,), "PixelUnshuffle": (2,), "RMSNorm": (4,), "RNN": (3, 4),
     "RotaryAttention": (8, 2), "SwiGLU": (4,), "TransformerBlock": (8, 2), "TransformerEncoderLayer": (8, 2, 16), "Unflatten": (1, (2, 2)),

@@ -23,13 +23,14 @@ from netcl.core.errors import DtypeError, ShapeError, message
 CODEBOOK = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 _BETWEEN = (CODEBOOK[1:].astype(np.float32) + CODEBOOK[:-1]) / 2  # halfway from one value to the next
 _PIECE = 1 << 21  # weights that are converted at a time: temporaries stay small
-_TRIALS = 9  # scales that the search for a group's scale tries on either side
+_TRIALS = 15  # candidates for the scale of a group
 
 
 class Kind(NamedTuple):
     """A block type: its number in GGUF, weights per block, bytes of each field, and what the module's formula needs.
 
-    ``low`` and ``high`` are (bits, run): a byte of the field holds 8 / bits codes, which lie ``run`` codes apart.
+    ``low`` and ``high`` are (bits, run): a byte of the field holds 8 / bits codes, which lie ``run`` codes apart. ``nbytes`` are those of a
+    block, ``bits`` those of a code; ``plain`` kinds hold floating-point numbers.
     """
 
     name: str
@@ -44,43 +45,36 @@ class Kind(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a block."""
         return sum(self.fields.values())
 
     @property
     def plain(self) -> bool:
-        """Whether weights are stored as floating-point numbers."""
         return self.block == 1
 
     @property
     def bits(self) -> int:
-        """Bits of a code."""
         return self.low[0] + (self.high[0] if self.high else 0)
-
-
-def _kind(name: str, number: int, block: int, fields: str, **more: Any) -> Kind:
-    return Kind(name, number, block, {part.split(":")[0]: int(part.split(":")[1]) for part in fields.split()}, **more)
 
 
 #: The block types by name.
 BLOCK_TYPES = {
-    kind.name: kind
-    for kind in (
-        _kind("F32", 0, 1, "low:4", low=(32, 1)),
-        _kind("F16", 1, 1, "low:2"),
-        _kind("BF16", 30, 1, "low:2"),
-        _kind("Q4_0", 2, 32, "d:2 low:16", low=(4, 16), offset=8),
-        _kind("Q4_1", 3, 32, "d:2 m:2 low:16", low=(4, 16)),
-        _kind("Q5_0", 6, 32, "d:2 high:4 low:16", low=(4, 16), high=(1, 1), offset=16),
-        _kind("Q5_1", 7, 32, "d:2 m:2 high:4 low:16", low=(4, 16), high=(1, 1)),
-        _kind("Q8_0", 8, 32, "d:2 low:32", low=(8, 1), offset=128),
-        _kind("Q2_K", 10, 256, "scales:16 low:64 d:2 m:2", low=(2, 32), group=16),
-        _kind("Q3_K", 11, 256, "high:32 low:64 scales:12 d:2", low=(2, 32), high=(1, 32), offset=4, group=16),
-        _kind("Q4_K", 12, 256, "d:2 m:2 scales:12 low:128", low=(4, 32)),
-        _kind("Q5_K", 13, 256, "d:2 m:2 scales:12 high:32 low:128", low=(4, 32), high=(1, 32)),
-        _kind("Q6_K", 14, 256, "low:128 high:64 scales:16 d:2", low=(4, 64), high=(2, 32), offset=32, group=16),
-        _kind("IQ4_NL", 20, 32, "d:2 low:16", low=(4, 16), codebook=True),
-        _kind("IQ4_XS", 23, 256, "d:2 scales:6 low:128", low=(4, 16), codebook=True),
+    name: Kind(name, number, block, {part.split(":")[0]: int(part.split(":")[1]) for part in fields.split()}, **more)
+    for name, number, block, fields, more in (
+        ("F32", 0, 1, "low:4", dict(low=(32, 1))),
+        ("F16", 1, 1, "low:2", {}),
+        ("BF16", 30, 1, "low:2", {}),
+        ("Q4_0", 2, 32, "d:2 low:16", dict(low=(4, 16), offset=8)),
+        ("Q4_1", 3, 32, "d:2 m:2 low:16", dict(low=(4, 16))),
+        ("Q5_0", 6, 32, "d:2 high:4 low:16", dict(low=(4, 16), high=(1, 1), offset=16)),
+        ("Q5_1", 7, 32, "d:2 m:2 high:4 low:16", dict(low=(4, 16), high=(1, 1))),
+        ("Q8_0", 8, 32, "d:2 low:32", dict(low=(8, 1), offset=128)),
+        ("Q2_K", 10, 256, "scales:16 low:64 d:2 m:2", dict(low=(2, 32), group=16)),
+        ("Q3_K", 11, 256, "high:32 low:64 scales:12 d:2", dict(low=(2, 32), high=(1, 32), offset=4, group=16)),
+        ("Q4_K", 12, 256, "d:2 m:2 scales:12 low:128", dict(low=(4, 32))),
+        ("Q5_K", 13, 256, "d:2 m:2 scales:12 high:32 low:128", dict(low=(4, 32), high=(1, 32))),
+        ("Q6_K", 14, 256, "low:128 high:64 scales:16 d:2", dict(low=(4, 64), high=(2, 32), offset=32, group=16)),
+        ("IQ4_NL", 20, 32, "d:2 low:16", dict(low=(4, 16), codebook=True)),
+        ("IQ4_XS", 23, 256, "d:2 scales:6 low:128", dict(low=(4, 16), codebook=True)),
     )
 }
 #: Their names by the number that GGUF gives them.
@@ -106,9 +100,6 @@ class Parts(NamedTuple):
         return scale, m if self.lower is None else -(m * self.lower.astype(np.float32))
 
 
-# ---- checks
-
-
 def kind_of(name: str | Kind, op: str = "quantize") -> Kind:
     """The block type of a name, in capitals or not; ``DtypeError`` for an unknown one."""
     if isinstance(name, Kind):
@@ -120,11 +111,7 @@ def kind_of(name: str | Kind, op: str = "quantize") -> Kind:
 
 
 def packed_shape(shape: Sequence[int], kind: str | Kind, op: str = "quantize") -> tuple[int, ...]:
-    """The shape of the bytes of weights: the last axis counts bytes instead of weights.
-
-    >>> packed_shape((3, 64), "Q4_0")
-    (3, 36)
-    """
+    """The shape of the bytes of weights: the last axis counts bytes instead of weights."""
     row = kind_of(kind, op)
     if not shape or shape[-1] % row.block:
         what = f"the last axis must be a multiple of {row.block}, the weights in a block of {row.name}"
@@ -132,31 +119,16 @@ def packed_shape(shape: Sequence[int], kind: str | Kind, op: str = "quantize") -
     return (*map(int, shape[:-1]), int(shape[-1]) // row.block * row.nbytes)
 
 
-def _as_blocks(blocks: Any, kind: Kind, shape: Sequence[int]) -> np.ndarray:
-    array = np.frombuffer(blocks, np.uint8) if isinstance(blocks, (bytes, bytearray, memoryview)) else np.asarray(blocks)
-    array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    expected = math.prod(packed_shape(shape, kind, "dequantize"))
-    if array.size != expected:
-        what = f"blocks must have {expected} bytes for this shape"
-        raise ShapeError(message("dequantize", what, kind=kind.name, shape=tuple(shape), bytes=array.size))
-    return array.reshape(-1, kind.nbytes)
-
-
-# ---- bits of a block
-
-
 def unpack_bits(data: np.ndarray, bits: int, run: int) -> np.ndarray:
     """Codes of ``bits`` each out of bytes: a byte's codes lie ``run`` codes apart, its lowest bits first."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    codes = (data.reshape(len(data), -1, 1, run) >> shifts) & np.uint8((1 << bits) - 1)
-    return codes.reshape(len(data), -1)
+    codes = data.reshape(len(data), -1, 1, run) >> np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return (codes & np.uint8((1 << bits) - 1)).reshape(len(data), -1)
 
 
 def pack_bits(codes: np.ndarray, bits: int, run: int) -> np.ndarray:
     """The inverse of :func:`unpack_bits`."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    parts = (codes & np.uint8((1 << bits) - 1)).reshape(len(codes), -1, 8 // bits, run) << shifts
-    return np.bitwise_or.reduce(parts, axis=2).reshape(len(codes), -1)
+    parts = (codes & np.uint8((1 << bits) - 1)).reshape(len(codes), -1, 8 // bits, run)
+    return np.bitwise_or.reduce(parts << np.arange(0, 8, bits, dtype=np.uint8)[:, None], axis=2).reshape(len(codes), -1)
 
 
 def _get_scales(s: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray | None]:
@@ -165,16 +137,13 @@ def _get_scales(s: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray | Non
         return s.view(np.int8), None
     if kind.name == "Q2_K":
         return s & np.uint8(15), s >> np.uint8(4)
-    if kind.name == "Q3_K":
-        codes = unpack_bits(s[:, :8], 4, 8) | (unpack_bits(s[:, 8:], 2, 4) << np.uint8(4))
-        return codes.astype(np.int8) - np.int8(32), None
-    if kind.name == "IQ4_XS":
-        codes = unpack_bits(s[:, 2:], 4, 1) | (unpack_bits(s[:, :2], 2, 1) << np.uint8(4))
+    if kind.name in ("Q3_K", "IQ4_XS"):
+        low, high, runs = (s[:, :8], s[:, 8:], (8, 4)) if kind.name == "Q3_K" else (s[:, 2:], s[:, :2], (1, 1))
+        codes = unpack_bits(low, 4, runs[0]) | (unpack_bits(high, 2, runs[1]) << np.uint8(4))
         return codes.astype(np.int8) - np.int8(32), None
     first, second, third = s[:, :4], s[:, 4:8], s[:, 8:]
-    upper = np.uint8(0x30)
-    scales = np.concatenate([first & 63, (third & 15) | ((first >> 2) & upper)], axis=1)
-    return scales, np.concatenate([second & 63, (third >> 4) | ((second >> 2) & upper)], axis=1)
+    scales = np.concatenate([first & 63, (third & 15) | ((first >> 2) & 0x30)], axis=1)
+    return scales, np.concatenate([second & 63, (third >> 4) | ((second >> 2) & 0x30)], axis=1)
 
 
 def _put_scales(kind: Kind, scales: np.ndarray, lower: np.ndarray | None) -> np.ndarray:
@@ -217,9 +186,6 @@ def join_blocks(parts: Parts, kind: Kind) -> np.ndarray:
     return np.concatenate([made[name] for name in kind.fields], axis=1)
 
 
-# ---- values
-
-
 def dequantize(blocks: Any, kind: str | Kind, shape: Sequence[int]) -> np.ndarray:
     """The float32 values of packed weights; ``shape`` is that of the values, and its last axis holds whole blocks.
 
@@ -227,7 +193,12 @@ def dequantize(blocks: Any, kind: str | Kind, shape: Sequence[int]) -> np.ndarra
     (2, 32)
     """
     row = kind_of(kind, "dequantize")
-    data = _as_blocks(blocks, row, shape)
+    data = np.frombuffer(blocks, np.uint8) if isinstance(blocks, (bytes, bytearray, memoryview)) else np.ascontiguousarray(blocks)
+    data, expected = data.reshape(-1).view(np.uint8), math.prod(packed_shape(shape, row, "dequantize"))
+    if data.size != expected:
+        what = f"blocks must have {expected} bytes for this shape"
+        raise ShapeError(message("dequantize", what, kind=row.name, shape=tuple(shape), bytes=data.size))
+    data = data.reshape(-1, row.nbytes)
     out = np.empty((len(data), row.block), np.float32)
     step = max(1, _PIECE // row.block)
     for at in range(0, len(data), step):
@@ -257,9 +228,6 @@ def quantize(array: Any, kind: str | Kind) -> np.ndarray:
 
     Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 round as GGUF's reference does. The other kinds search the scale of each group that gives the
     smallest weighted squared error.
-
-    >>> quantize(np.zeros((2, 64), np.float32), "Q4_0").shape
-    (2, 36)
     """
     row = kind_of(kind)
     x = np.asarray(array)
@@ -285,12 +253,8 @@ def _plain_bytes(x: np.ndarray, kind: Kind) -> np.ndarray:
 def _quantized(x: np.ndarray, kind: Kind) -> Parts:
     if not np.isfinite(x).all():
         raise ValueError(message("quantize", "values must be finite", "remove NaN and infinity first", kind=kind.name))
-    if kind.block == 32 and not kind.codebook:
-        parts = _round_blocks(x, kind)
-    elif "m" in kind.fields:
-        parts = _fit_ranges(x, kind)
-    else:
-        parts = _fit_scales(x, kind)
+    rounded = kind.block == 32 and not kind.codebook
+    parts = (_round_blocks if rounded else _fit_groups)(x, kind)
     if not (np.isfinite(parts.d).all() and (parts.m is None or np.isfinite(parts.m).all())):
         largest = f"{np.abs(x).max():g}"
         raise ValueError(message("quantize", "a block's scale is too large for float16", "scale the weights down", largest=largest))
@@ -302,85 +266,61 @@ def _inverse(d: np.ndarray) -> np.ndarray:
 
 
 def _half(d: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # the caller raises
+    with np.errstate(over="ignore"):  # _quantized raises
         return d.astype(np.float16)
 
 
 def _round_blocks(x: np.ndarray, kind: Kind) -> Parts:
     """GGUF's reference: the scale of a block is that of its extreme value."""
-    levels = np.float32((1 << kind.bits) - 1)
+    levels, m = (1 << kind.bits) - 1, None
     if kind.name == "Q8_0":
         d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
         q = x * _inverse(d)
         whole = np.floor(np.abs(q))  # halves are rounded away from zero
-        q = np.sign(q) * (whole + np.floor(2 * (np.abs(q) - whole)))
-        return Parts((q.astype(np.int8).view(np.uint8)) ^ np.uint8(128), _half(d))
+        codes = (np.sign(q) * (whole + np.floor(2 * (np.abs(q) - whole)))).astype(np.int8).view(np.uint8) ^ np.uint8(128)
+        return Parts(codes, _half(d))
     if "m" in kind.fields:
-        lowest = x.min(axis=1, keepdims=True)
-        d = (x.max(axis=1, keepdims=True) - lowest) / levels
-        q = (x - lowest) * _inverse(d) + np.float32(0.5)
-        return Parts(np.trunc(q).astype(np.uint8).clip(0, int(levels)), _half(d), _half(lowest))
-    d = np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), axis=1) / np.float32(-kind.offset)
-    q = x * _inverse(d) + np.float32(kind.offset + 0.5)
-    return Parts(np.trunc(q).astype(np.uint8).clip(0, int(levels)), _half(d))
+        m = x.min(axis=1, keepdims=True)
+        d = (x.max(axis=1, keepdims=True) - m) / np.float32(levels)
+        q = (x - m) * _inverse(d) + np.float32(0.5)
+    else:
+        d = np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), axis=1) / np.float32(-kind.offset)
+        q = x * _inverse(d) + np.float32(kind.offset + 0.5)
+    return Parts(np.trunc(q).astype(np.uint8).clip(0, levels), _half(d), None if m is None else _half(m))
 
 
-def _fit_ranges(x: np.ndarray, kind: Kind) -> Parts:
-    """Scale and lower bound of each group by least squares over candidate codes, then both rounded to the block's integers."""
-    levels, limit = np.float32((1 << kind.bits) - 1), np.float32(15 if kind.name == "Q2_K" else 63)
+def _fit_groups(x: np.ndarray, kind: Kind) -> Parts:
+    """Scales and minima of groups: the candidates with the smallest weighted squared error, rounded to the integers of their block."""
     x = x.reshape(len(x), -1, kind.group)
-    weight = np.abs(x) + np.sqrt(np.mean(x * x, axis=2, keepdims=True))
-    total, total_x = (np.sum(a, axis=2, dtype=np.float32) for a in (weight, weight * x))
-    lowest = np.minimum(x.min(axis=2), 0)
-    span = x.max(axis=2) - lowest
-    scale, bound = span / levels, lowest
-    error = np.full(scale.shape, np.inf, np.float32)
-    for step in range(_TRIALS + 2):
-        codes = np.clip(np.rint((x - lowest[..., None]) * ((levels - 1 + 0.2 * step) * _inverse(span))[..., None]), 0, levels)
-        wl = weight * codes
-        sum_l, sum_ll, sum_xl = wl.sum(axis=2), (wl * codes).sum(axis=2), (wl * x).sum(axis=2)
-        inverse = _inverse(total * sum_ll - sum_l * sum_l)
-        slope, lower = (total * sum_xl - total_x * sum_l) * inverse, (sum_ll * total_x - sum_l * sum_xl) * inverse
-        slope, lower = np.where(lower > 0, sum_xl * _inverse(sum_ll), slope), np.minimum(lower, 0)
-        found = (weight * np.square(slope[..., None] * codes + lower[..., None] - x)).sum(axis=2)
-        better = (found < error) & (slope > 0)
-        scale, bound, error = np.where(better, slope, scale), np.where(better, lower, bound), np.where(better, found, error)
-    (d, scales), (m, lows) = (_shared_scale(part, limit) for part in (scale, -bound))
-    parts = Parts(np.empty(0, np.uint8), d, m, scales, lows)
-    factor, minimum = parts.factors()
-    assert minimum is not None
-    codes = np.clip(np.rint((x - minimum[..., None]) * _inverse(factor)[..., None]), 0, levels)
-    return parts._replace(codes=codes.astype(np.uint8).reshape(len(x), -1))
+    weight, ranged = x * x + np.mean(x * x, axis=2, keepdims=True), "m" in kind.fields
+    lowest = np.minimum(x.min(axis=2, keepdims=True), 0)
+    span, top = x.max(axis=2, keepdims=True) - lowest, np.take_along_axis(x, np.abs(x).argmax(axis=2, keepdims=True), axis=2)
+    edge, by = (float(CODEBOOK[0]), 1.0) if kind.codebook else (-float(kind.offset), kind.offset / 80)
+    scale, minimum, best = np.zeros_like(top), np.zeros_like(top), np.full_like(top, np.inf)
+    for step in range(_TRIALS):
+        shrunk = np.float32((1 - 0.025 * step) / ((1 << kind.bits) - 1))
+        tried = span * shrunk if ranged else top / np.float32(edge + by * (step - _TRIALS // 2))
+        low = lowest * np.float32(1 - 0.025 * step) if ranged else np.zeros_like(top)
+        error = (weight * np.square(tried * _units(_nearest((x - low) * _inverse(tried), kind), kind) + low - x)).sum(axis=2, keepdims=True)
+        scale, minimum, best = (np.where(error < best, a, b) for a, b in ((tried, scale), (low, minimum), (error, best)))
+    scale, minimum = scale[..., 0], minimum[..., 0]
+    limit = np.float32({"Q2_K": 15, "Q6_K": -128}.get(kind.name, 63 if ranged else -32))
+    d, m, scales, lower = _half(scale), None, None, None
+    if "scales" in kind.fields:
+        d, scales = _shared_scale(scale, limit)
+    if ranged:
+        m, lower = _shared_scale(-minimum, limit)
+    parts = Parts(np.empty(0, np.uint8), d, m, scales, lower)
+    factor, low = parts.factors()
+    codes = _nearest((x if low is None else x - low[..., None]) * _inverse(factor)[..., None], kind)
+    return parts._replace(codes=codes.reshape(len(x), -1))
 
 
 def _shared_scale(values: np.ndarray, limit: np.float32) -> tuple[np.ndarray, np.ndarray]:
-    """Values of a block's groups as a float16 per block times integers up to ``limit``."""
-    d = _half(values.max(axis=1, keepdims=True) / limit)
-    return d, np.clip(np.rint(values * _inverse(d.astype(np.float32))), 0, limit).astype(np.uint8)
-
-
-def _fit_scales(x: np.ndarray, kind: Kind) -> Parts:
-    """The scale of each group that explains most of it, then rounded to the block's integers."""
-    x = x.reshape(len(x), -1, kind.group)
-    weight = x * x
-    top = np.take_along_axis(x, np.abs(x).argmax(axis=2, keepdims=True), axis=2)
-    lowest, by = (float(CODEBOOK[0]), 1.0) if kind.codebook else (-float(kind.offset), 0.1)
-    scale, best = np.zeros(x.shape[:2], np.float32), np.full(x.shape[:2], -1, np.float32)
-    for step in range(-_TRIALS, _TRIALS + 1):
-        units = _units(_nearest(x * (np.float32(lowest + by * step) * _inverse(top)), kind), kind)
-        sum_x, sum_l = (weight * units * x).sum(axis=2), (weight * units * units).sum(axis=2)
-        found = sum_x * sum_x * _inverse(sum_l)
-        scale, best = np.where(found > best, sum_x * _inverse(sum_l), scale), np.maximum(found, best)
-    if "scales" in kind.fields:
-        limit = 128 if kind.name == "Q6_K" else 32
-        extreme = np.take_along_axis(scale, np.abs(scale).argmax(axis=1, keepdims=True), axis=1)
-        d = _half(extreme / np.float32(-limit))
-        scales = np.clip(np.rint(scale * _inverse(d.astype(np.float32))), -limit, limit - 1).astype(np.int8)
-        parts = Parts(np.empty(0, np.uint8), d, None, scales)
-    else:
-        parts = Parts(np.empty(0, np.uint8), _half(scale))
-    codes = _nearest(x * _inverse(parts.factors()[0])[..., None], kind)
-    return parts._replace(codes=codes.reshape(len(x), -1))
+    """Values of a block's groups as a float16 per block times integers up to ``limit``, or from a negative one up."""
+    d = _half(np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1) / limit)
+    low, high = (0, limit) if limit > 0 else (limit, -limit - 1)
+    return d, np.clip(np.rint(values * _inverse(d.astype(np.float32))), low, high).astype(np.uint8 if limit > 0 else np.int8)
 
 
 def _nearest(units: np.ndarray, kind: Kind) -> np.ndarray:

@@ -1,0 +1,142 @@
+"""Layers whose weights stay packed in the block types of GGUF, and :func:`quantize_model`, which puts them into a model."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from typing import Any, TypeVar
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.autograd import packed
+from netcl.core.errors import message, some
+from netcl.core.tensor import Tensor
+from netcl.nn.embedding import Embedding
+from netcl.nn.linear import Linear
+from netcl.nn.module import Module
+from netcl.nn.parameter import Parameter, here
+
+PackedT = TypeVar("PackedT", bound="_PackedLayer")
+ModelT = TypeVar("ModelT", bound=Module)
+
+
+class _PackedLayer(Module):
+    """A layer with a packed matrix: the buffer ``weight``, bytes in the same order on every device."""
+
+    weight: Tensor
+
+    def __init__(self, rows: int, columns: int, kind: str):
+        super().__init__()
+        row = packed.kind_of(kind, type(self).__name__)
+        self.kind, self.matrix = row.name, (rows, columns)
+        size = packed.device_bytes(row, self.matrix, type(self).__name__)
+        self.register_buffer("weight", Tensor.zeros((size,), "uint8", queue=here()))
+
+    def load_blocks(self: PackedT, blocks: Any) -> PackedT:
+        """Take the weights from blocks of GGUF: bytes, or an array of uint8 (rows, bytes of a row)."""
+        blocks = np.frombuffer(blocks, np.uint8) if isinstance(blocks, bytes) else blocks
+        self.weight.write(packed.pack_strips(blocks, self.kind, self.matrix))
+        return self
+
+    def blocks(self) -> np.ndarray:
+        """The weights as blocks of GGUF: uint8, (rows, bytes of a row)."""
+        return packed.unpack_strips(self.weight.to_host(), self.kind, self.matrix)
+
+    def dequantized(self, dtype: str = "float32") -> Tensor:
+        """The weights as values."""
+        return ag.quantized_rows(self.weight, kind=self.kind, shape=self.matrix, dtype=dtype)
+
+
+class QuantizedLinear(_PackedLayer):
+    """An affine map of the last axis with packed weights: ``y = x W^T + b``.
+
+    - **in_features**, **out_features**: sizes of the last axis of ``x`` and ``y``; a row must hold whole blocks (32 or 256 weights).
+    - **bias**: whether there is a ``b``, which is a parameter. The weights are a buffer: they have no gradient and start as zeros.
+    - **kind**: a block type of GGUF, for instance ``Q4_0``, ``Q8_0``, ``Q4_K``, ``F16``.
+    - **activations**: ``float``, ``int8`` or ``auto``, as in :func:`netcl.ops.quantized_linear`.
+
+    Shapes: ``x`` ``(..., in_features)``, ``y`` ``(..., out_features)``.
+
+    >>> from netcl import nn
+    >>> nn.QuantizedLinear.from_linear(nn.Linear(64, 3), "Q8_0")([[1.0] * 64]).shape
+    (1, 3)
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, kind: str = "Q4_0", activations: str = "auto"):
+        super().__init__(out_features, in_features, kind)
+        self.in_features, self.out_features, self.activations = in_features, out_features, activations
+        self.bias = Parameter(Tensor.zeros((out_features,), queue=here())) if bias else None
+
+    @classmethod
+    def from_linear(cls, linear: Linear, kind: str = "Q4_0", activations: str = "auto") -> QuantizedLinear:
+        """A layer with the weights of another, quantized; it shares the other's bias."""
+        made = cls(linear.in_features, linear.out_features, linear.bias is not None, kind, activations).to(linear.weight.queue)
+        made.bias = linear.bias
+        return made.load_blocks(packed.quantize(linear.weight.to_host().astype(np.float32), kind))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ag.quantized_linear(x, self.weight, self.bias, kind=self.kind, rows=self.out_features, activations=self.activations)
+
+    flops = Linear.flops
+
+
+class QuantizedEmbedding(_PackedLayer):
+    """A table of packed vectors: ``y = weight[index]``, without a gradient.
+
+    - **num_embeddings**, **embedding_dim**: how many vectors there are, and their length, which must be whole blocks.
+    - **kind**: a block type of GGUF. **result**: the dtype of ``y``.
+
+    Shapes: ``index`` of any shape, ``y`` ``(*index.shape, embedding_dim)``.
+
+    >>> from netcl import nn
+    >>> nn.QuantizedEmbedding(10, 32)([[1, 2, 3]]).shape
+    (1, 3, 32)
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, kind: str = "Q8_0", result: str = "float32"):
+        super().__init__(num_embeddings, embedding_dim, kind)
+        self.num_embeddings, self.embedding_dim, self.result = num_embeddings, embedding_dim, result
+
+    def forward(self, index: Tensor) -> Tensor:
+        return ag.quantized_rows(self.weight, index, kind=self.kind, shape=self.matrix, dtype=self.result)
+
+
+def quantize_model(
+    model: ModelT, bits: int = 4, group: int = 32, *, kind: str = "", embeddings: bool = False, activations: str = "auto"
+) -> ModelT:
+    """Replace the linear layers of a model, and with ``embeddings`` those too, by packed ones, in place; return the model.
+
+    4 bits are Q4_0 and 8 bits Q8_0, both with a scale for each ``group`` of 32; ``kind`` names another block type of GGUF. Layers whose
+    rows are not whole blocks and layers that share their weights stay as they are, with a warning that names them.
+
+    >>> import netcl
+    >>> from netcl import nn
+    >>> netcl.quantize(nn.Sequential(nn.Linear(32, 8), nn.ReLU()), bits=8)[0]
+    QuantizedLinear(in_features=32, out_features=8, bias=True, kind='Q8_0', activations='auto')
+    """
+    chosen = kind or {(4, 32): "Q4_0", (8, 32): "Q8_0"}.get((bits, group), "")
+    if not chosen:
+        remedy = 'or name a block type: kind="Q4_K"'
+        raise ValueError(message("quantize", "bits must be 4 or 8 and group 32", remedy, bits=bits, group=group))
+    row, kept, made = packed.kind_of(chosen), [], dict[int, Module]()
+    owners = Counter(id(tensor) for module in model.modules() for tensor in module.parameters(recurse=False))
+    for path, parent in list(model.named_modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is not Linear and not (embeddings and type(layer) is Embedding):
+                continue
+            if layer.weight.shape[1] % max(32, row.block) or owners[id(layer.weight)] > 1:
+                kept.append(f"{path}.{name}".lstrip("."))
+            else:
+                made[id(layer)] = made.get(id(layer)) or _packed_like(layer, chosen, activations)
+                parent.add_module(name, made[id(layer)])
+    if kept:
+        warnings.warn(message("quantize", f"layers kept unpacked: {some(kept)}", kind=chosen), stacklevel=2)
+    return model
+
+
+def _packed_like(layer: Any, kind: str, activations: str) -> Module:
+    if type(layer) is Linear:
+        return QuantizedLinear.from_linear(layer, kind, activations)
+    made = QuantizedEmbedding(layer.num_embeddings, layer.embedding_dim, kind, layer.weight.dtype).to(layer.weight.queue)
+    return made.load_blocks(packed.quantize(layer.weight.to_host().astype(np.float32), kind))

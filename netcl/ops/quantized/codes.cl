@@ -1,0 +1,130 @@
+// Packed weights in strips (layout.py), as every kernel reads them. A vector holds the same column of V rows of a strip of 16.
+//   PLAIN  0: codes and scales, 1: float16, 2: bfloat16       BLOCK, GROUP  columns of a block, and of a scale
+//   LOW, HIGH  bits of a code in low and high words; LOW 8: codes are signed      OFFSET  subtracted from codes
+//   SCALES  of groups: 0 none, 1 unsigned, 2 signed bytes      MIN  1: groups have a minimum      CODEBOOK  1: codes are indices of BOOK
+//   BIAS_LOAD, Y_STORE  from the launch      V  rows of a vector      CLANG  1: the compiler has clang's conversions of vectors
+//   ASM  instructions written as assembly (plans.py asks who has them): 0 none, 1 AVX-512 with VNNI, 2 NEON with dot products
+#define UNROLL _Pragma("unroll")
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#if V == 1
+#define OF(type) type
+#else
+#define OF(type) JOIN(type, V)
+#endif
+#if V == 1
+#define TO(type, x) ((type)(x))
+#elif CLANG
+#define TO(type, x) __builtin_convertvector(x, OF(type))
+#else
+#define TO(type, x) JOIN(convert_, OF(type))(x)
+#endif
+#define TO_FLOAT(x) TO(float, x)
+#define FLOATS OF(float)
+#define INTS OF(int)
+#define WORDS (LOW + HIGH)  // words of 32 codes of a row
+#define GROUPS (BLOCK / GROUP)
+#define AT_SCALES (32 + 32 * MIN)
+#define AT_LOWER (AT_SCALES + 16 * GROUPS * (SCALES > 0))
+#define AT_CODES (AT_LOWER + 16 * GROUPS * (SCALES > 0 && MIN))
+#define RECORD (PLAIN ? 1024 : AT_CODES + BLOCK / 32 * WORDS * 64)
+#define PER_RECORD (PLAIN ? 1 : BLOCK / 32)  // runs of 32 columns in it
+#if V == 16  // records are multiples of 32 bytes, vectors of 64
+typedef struct __attribute__((packed)) { INTS v; } loose_int;
+typedef struct __attribute__((packed)) { ushort16 v; } loose_ushort;
+#define GET_INTS(p) (((__global const loose_int*)(p))->v)
+#define GET_HALFWORDS(p) (((__global const loose_ushort*)(p))->v)
+#else
+#define GET_INTS(p) (*(__global const INTS*)(p))
+#define GET_HALFWORDS(p) (*(__global const OF(ushort)*)(p))
+#endif
+#define GET_BYTES(type, p) (*(__global const OF(type)*)(p))
+// V halves as floats; load_float16_V comes with the launch.
+#if V == 1
+#define HALVES(p) vload_half(0, (__global const half*)(p))
+#elif V == 2  // mma.cl, which has of_half
+#define HALVES(p) (float2)(of_half(*(__global const uint*)(p)), of_half(*(__global const uint*)(p) >> 16))
+#elif ASM == 1 && V == 16
+static inline float16 halves_as_floats(__global const uchar* p) {
+  const ushort16 h = GET_HALFWORDS(p);
+  float16 f;
+  __asm__("vcvtph2ps %1, %0" : "=v"(f) : "v"(h));
+  return f;
+}
+#define HALVES(p) halves_as_floats(p)
+#elif ASM == 2
+static inline float4 four_halves(__global const uchar* p) {
+  const ushort4 h = *(__global const ushort4*)p;
+  float4 f;
+  __asm__("fcvtl %0.4s, %1.4h" : "=w"(f) : "w"(h));
+  return f;
+}
+#if V == 4
+#define HALVES(p) four_halves(p)
+#else
+#define HALVES(p) (float16)(four_halves(p), four_halves((p) + 8), four_halves((p) + 16), four_halves((p) + 24))
+#endif
+#elif CLANG
+#define HALVES(p) JOIN(load_float16_, V)(p)
+#else
+#define HALVES(p) JOIN(vload_half, V)(0, (__global const half*)(p))
+#endif
+#define BOOK ((float16)(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+
+// The words of run `run` (of 32 columns) of a record, and four codes of each row out of them: columns 4j to 4j + 3.
+#define WORDS_OF(w, record, run, first) \
+  UNROLL for (int i_ = 0; i_ < WORDS; ++i_) w[i_] = GET_INTS((record) + AT_CODES + ((run) * WORDS + i_) * 64 + (first) * 4);
+#if LOW == 8
+#define LOW_CODES(w, j) w[j]
+#elif LOW == 4
+#define LOW_CODES(w, j) ((w[(j) & 3] >> ((j) & 4)) & 0x0f0f0f0f)
+#else
+#define LOW_CODES(w, j) ((w[(j) >> 2] >> 2 * ((j) & 3)) & 0x03030303)
+#endif
+#if HIGH == 2
+#define FOUR_CODES(w, j) (LOW_CODES(w, j) | (((w[LOW + ((j) >> 2)] >> 2 * ((j) & 3)) & 0x03030303) << LOW))
+#elif HIGH == 1
+#define FOUR_CODES(w, j) (LOW_CODES(w, j) | (((w[LOW] >> (j)) & 0x01010101) << LOW))
+#else
+#define FOUR_CODES(w, j) LOW_CODES(w, j)
+#endif
+// What the scale multiplies, of code i of four.
+#if CODEBOOK && V == 1
+#define UNIT(c, i) shuffle(BOOK, (uint2)((((c) >> 8 * (i)) & 15))).x
+#elif CODEBOOK
+#define UNIT(c, i) shuffle(BOOK, JOIN(as_, OF(uint))(((c) >> 8 * (i)) & 15))
+#elif LOW == 8
+#define UNIT(c, i) TO_FLOAT(((c) << (24 - 8 * (i))) >> 24)
+#else
+#define UNIT(c, i) (TO_FLOAT(((c) >> 8 * (i)) & 255) - (float)OFFSET)
+#endif
+// Scale and minimum of a group of a record.
+#define SMALL(type, record, at, group, first) TO_FLOAT(GET_BYTES(type, (record) + (at) + (group) * 16 + (first)))
+#if SCALES == 2
+#define GROUP_SCALE(record, group, first) (HALVES((record) + (first) * 2) * SMALL(char, record, AT_SCALES, group, first))
+#elif SCALES
+#define GROUP_SCALE(record, group, first) (HALVES((record) + (first) * 2) * SMALL(uchar, record, AT_SCALES, group, first))
+#else
+#define GROUP_SCALE(record, group, first) HALVES((record) + (first) * 2)
+#endif
+#if SCALES
+#define GROUP_MIN(record, group, first) (-(HALVES((record) + 32 + (first) * 2) * SMALL(uchar, record, AT_LOWER, group, first)))
+#else
+#define GROUP_MIN(record, group, first) HALVES((record) + 32 + (first) * 2)
+#endif
+// Column i of a record of a plain kind.
+#if PLAIN == 2
+#define PLAIN_VALUES(record, i, first) JOIN(as_, FLOATS)(TO(uint, GET_HALFWORDS((record) + (i) * 32 + (first) * 2)) << 16)
+#else
+#define PLAIN_VALUES(record, i, first) HALVES((record) + (i) * 32 + (first) * 2)
+#endif
+#define PARTS (16 / V)
+#define PER_RUN (32 / (PLAIN ? 32 : GROUP))  // groups in a run of 32 columns
+// V sums of a token, from row strip * 16 + first on, as results.
+#define STORE_ROWS(acc, token)                                                                                              \
+  {                                                                                                                         \
+    float line_[V] __attribute__((aligned(64)));                                                                            \
+    *(FLOATS*)line_ = acc;                                                                                                  \
+    for (int r_ = 0, row_ = strip * 16 + first; r_ < V && row_ < rows && (token) < tokens; ++r_, ++row_)                    \
+      Y_STORE(y, (size_t)(token) * rows + row_, line_[r_] + (biased ? BIAS_LOAD(bias, row_) : 0.0f));                       \
+  }

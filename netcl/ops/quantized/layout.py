@@ -1,0 +1,112 @@
+"""The order in which devices hold packed weights: strips of 16 rows. It is lossless: :func:`unpack_strips` gives the blocks of GGUF back.
+
+A record is one block of each row of a strip (32 columns of F16 and BF16), field by field, with the rows of a field side by side::
+
+    half d[16], half m[16], uchar scales[groups][16], uchar lower[groups][16], uint words[block / 32][words of 32 codes][16]
+
+A word holds the low or high bits of codes that lie four apart, so that four codes of a row come out of it with a shift and a mask
+(codes.cl). CPUs take 16 or 4 rows as a vector, portable kernels 4, matrix units two rows and a quarter of the columns per lane.
+Scales of 6 bits take a byte: Q4_K has 148 bytes per 256 weights instead of 144. Codes of Q8_0 are signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from netcl.core.errors import ShapeError, message
+from netcl.ops.quantized.formats import Kind, Parts, join_blocks, kind_of, pack_bits, packed_shape, split_blocks, unpack_bits
+
+STRIP_ROWS = 16
+_PIECE_WEIGHTS = 1 << 22  # that are re-ordered at a time, in whole strips
+
+
+def _record_fields(kind: Kind) -> Iterator[tuple[str, int, int]]:
+    """Name, bytes per row, and bytes that stay together of the fields of a record."""
+    if kind.plain:
+        yield "low", 64, 2
+        return
+    groups = kind.block // kind.group
+    sizes = {"d": (2, 2), "m": (2, 2), "scales": (groups, 1), "lower": (groups, 1)}
+    there = {*kind.fields, "lower"} if {"m", "scales"} <= kind.fields.keys() else kind.fields
+    yield from ((name, *size) for name, size in sizes.items() if name in there)
+    yield "words", kind.block * kind.bits // 8, 4
+
+
+def record_size(kind: Kind) -> tuple[int, int]:
+    """Columns and bytes of a record."""
+    return max(32, kind.block), sum(size for _, size, _ in _record_fields(kind)) * STRIP_ROWS
+
+
+def device_bytes(kind: Kind, shape: tuple[int, int], op: str = "quantized_linear") -> int:
+    """Bytes of weights of a shape; rows are filled up to whole strips. Raises ``ShapeError`` unless columns are whole records."""
+    step, size = record_size(kind)
+    if shape[1] % step or kind.name == "F32":
+        what = f"the columns of {kind.name} must be a multiple of {step}" if shape[1] % step else "F32 is not packed"
+        raise ShapeError(message(op, what, "keep the layer unpacked, or choose another kind", columns=shape[1]))
+    return -(-shape[0] // STRIP_ROWS) * (shape[1] // step) * size
+
+
+def pack_strips(blocks: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
+    """The blocks of a matrix of this shape in strips: one line of bytes."""
+    row = kind_of(kind, "quantized_linear")
+    out = np.empty(device_bytes(row, shape), np.uint8).reshape(-(-shape[0] // STRIP_ROWS), -1)
+    data: Any = np.ascontiguousarray(blocks).view(np.uint8).reshape(packed_shape(shape, row, "quantized_linear"))
+    if shape[0] % STRIP_ROWS:
+        data = np.concatenate([data, np.zeros((-shape[0] % STRIP_ROWS, data.shape[1]), np.uint8)])
+    step = max(1, _PIECE_WEIGHTS // (STRIP_ROWS * shape[1]))
+    for at in range(0, len(out), step):
+        out[at : at + step] = _strips_of(data[at * STRIP_ROWS : (at + step) * STRIP_ROWS], row, shape[1])
+    return out.reshape(-1)
+
+
+def _strips_of(data: np.ndarray, kind: Kind, columns: int) -> np.ndarray:
+    strips, records, made = len(data) // STRIP_ROWS, columns // record_size(kind)[0], []
+    found: dict[str, Any] = {"low": data}
+    if not kind.plain:
+        parts = split_blocks(data.reshape(-1, kind.nbytes), kind)
+        found = {**parts._asdict(), "words": _words(parts.codes, kind)}
+    for name, size, unit in _record_fields(kind):
+        lines = np.ascontiguousarray(found[name]).view(np.uint8).reshape(strips, STRIP_ROWS, records, size // unit, unit)
+        made.append(lines.transpose(0, 2, 3, 1, 4).reshape(strips, records, -1))
+    return np.concatenate(made, axis=2).reshape(strips, -1)
+
+
+def _planes(kind: Kind) -> list[tuple[int, int, int]]:
+    """First bit, bits and distance of codes of the words of 32 codes."""
+    low, high = kind.low[0], kind.high[0] if kind.high else 0
+    return [(at, bits, 16 if bits == 4 else 4) for at, bits in ((0, low), (low, high)) if bits]
+
+
+def _words(codes: np.ndarray, kind: Kind) -> np.ndarray:
+    lines = codes.reshape(-1, 32) ^ np.uint8(128 if kind.bits == 8 else 0)
+    return np.concatenate([pack_bits(lines >> np.uint8(at), bits, run) for at, bits, run in _planes(kind)], axis=1)
+
+
+def _codes(words: np.ndarray, kind: Kind) -> np.ndarray:
+    """The inverse of :func:`_words`."""
+    lines, codes, begin = words.reshape(-1, 4 * kind.bits), np.uint8(0), 0
+    for at, bits, run in _planes(kind):
+        codes = codes | (unpack_bits(np.ascontiguousarray(lines[:, begin : begin + 4 * bits]), bits, run) << np.uint8(at))
+        begin += 4 * bits
+    return np.asarray(codes ^ np.uint8(128 if kind.bits == 8 else 0)).reshape(-1, kind.block)
+
+
+def unpack_strips(packed: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
+    """The blocks of packed weights, (rows, bytes of a row): the inverse of :func:`pack_strips`."""
+    row, (rows, columns) = kind_of(kind, "quantized_linear"), shape
+    strips, (step, size), at = -(-rows // STRIP_ROWS), record_size(row), 0
+    lines, found = np.asarray(packed).reshape(strips, columns // step, size), {}
+    for name, each, unit in _record_fields(row):
+        part = lines[:, :, at : at + each * STRIP_ROWS].reshape(strips, columns // step, each // unit, STRIP_ROWS, unit)
+        found[name], at = np.ascontiguousarray(part.transpose(0, 3, 1, 2, 4)).reshape(-1, each), at + each * STRIP_ROWS
+    if row.plain:
+        return found["low"].reshape(strips * STRIP_ROWS, -1)[:rows]
+    d, m = (found[name].view(np.float16) if name in found else None for name in ("d", "m"))
+    scales, codes = found.get("scales"), _codes(found["words"], row)
+    if scales is not None and m is None:
+        scales = scales.view(np.int8)
+    assert d is not None
+    return join_blocks(Parts(codes, d, m, scales, found.get("lower")), row).reshape(strips * STRIP_ROWS, -1)[:rows]

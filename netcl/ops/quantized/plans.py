@@ -1,0 +1,269 @@
+"""Launches of products with packed weights: which kernel, with which vectors and groups.
+
+An algorithm is chosen by the number of tokens, the dtype of the activations and the device, and by a numeric check of kernels that hold
+instructions: :func:`_kernels_trusted`. ``selector.register("quantized", condition, config)`` names one by ``extra["tier"]``.
+"""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.device import handle_of
+from netcl.core.dtype import DTYPES
+from netcl.core.errors import message
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
+from netcl.core.kernels import primitives, program
+from netcl.core.tensor import Tensor, new_result
+from netcl.engine import algorithms, launch
+from netcl.engine.opencl_text import loose_halves
+from netcl.engine.strided import alignment, copy_block, take_block
+from netcl.ops.finish import Finish
+from netcl.ops.matmul import nvidia
+from netcl.ops.matmul.gemm import Extras, product
+from netcl.ops.quantized.formats import Kind, dequantize, quantize
+from netcl.ops.quantized.layout import STRIP_ROWS, pack_strips, record_size
+
+_ANY_CONFIG = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED)
+_SCRATCH = 64 << 20  # bytes of weights that are unpacked at a time
+_FRAGMENT_MOST = 32  # columns of activations that matrix units take at once
+_TOKENS = 8  # that a kernel of strips does at once
+_PUTS = {  # how unpack.cl stores eight values, where vectors can; rows begin at multiples of 64 bytes
+    "float32": "*(__global float4*)(p) = (a), *((__global float4*)(p) + 1) = (b)",
+    "float16": "vstorea_half8_rte((float8)((a), (b)), 0, p)",
+}
+_PUT_EACH = ", ".join(f"Y_STORE((p), {i}, ({'ab'[i // 4]}).s{i % 4})" for i in range(8))
+_FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": ("asimddp", 2)}
+
+
+class Packed(NamedTuple):
+    """A product with packed weights: ``tokens`` rows of x of a dtype, with weights of rows x columns."""
+
+    kind: Kind
+    rows: int
+    columns: int
+    tokens: int
+    dtype: str
+    activations: str = "auto"
+
+    @property
+    def coded(self) -> bool:
+        """Whether weights are integers times scales, which integer dot products need."""
+        return not self.kind.plain and not self.kind.codebook
+
+    @property
+    def fragment(self) -> int:
+        """Columns of activations for matrix units: a token of float32 takes two."""
+        return self.tokens * (2 if self.dtype == "float32" else 1)
+
+
+class PackedOperands(NamedTuple):
+    """The tensors of a product; ``end`` are the last of every kernel, where the result stands for a bias that is not there."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    out: Tensor
+
+    @property
+    def end(self) -> tuple[Tensor, Tensor]:
+        return self.out if self.bias is None else self.bias, self.out
+
+
+def run_packed(queue: Any, p: Packed, t: PackedOperands, config: KernelConfig | None = None) -> None:
+    """Launch a product by the algorithm that suits it."""
+    profile = handle_of(queue).profile
+    config = config or get_kernel_selector().select("quantized", ((p.tokens, p.columns), (p.rows, p.columns)), profile) or _ANY_CONFIG
+    algorithm = algorithms.choose_algorithm("quantized", queue, p, config, profile)
+    assert algorithm is not None, "unpacked weights serve every product"
+    algorithm.run(queue, p, config, profile, t)
+
+
+def _kind_macros(kind: Kind, lanes: int, **more: Any) -> dict[str, Any]:
+    signs = {"Q6_K": 2, "Q3_K": 2, "IQ4_XS": 2}.get(kind.name, 1) if "scales" in kind.fields else 0
+    return {
+        "PLAIN": ("F16", "BF16").index(kind.name) + 1 if kind.plain else 0, "BLOCK": record_size(kind)[0], "GROUP": kind.group,
+        "LOW": kind.low[0], "HIGH": kind.high[0] if kind.high else 0, "OFFSET": kind.offset, "SCALES": signs,
+        "MIN": int("m" in kind.fields), "CODEBOOK": int(kind.codebook), "V": lanes, **more,
+    }  # fmt: skip
+
+
+def _compiled(
+    queue: Any, p: Packed, name: str, file: str, t: PackedOperands, lanes: int, assembly: int, text: str = "", **more: Any
+) -> Any:
+    clang = int(launch.fetches(queue))
+    text += loose_halves("float16", lanes) if clang and lanes > 2 else ""
+    quad = {"float32": "vload4(0, p)", "bfloat16": "as_float4(convert_uint4(vload4(0, p)) << 16)"}
+    macros: dict[str, Any] = {
+        "PICK(no, yes, mask)": "((mask) ? (yes) : (no))",
+        **_kind_macros(p.kind, lanes, CLANG=clang, ASM=assembly, **more),
+    }
+    macros["X_QUAD(p)"] = launch.QUADS[p.dtype] if alignment(t.x) == 16 else quad.get(p.dtype, launch.QUADS[p.dtype])
+    operands = {"X": t.x.dtype, "Y": t.out.dtype, "BIAS": t.end[0].dtype}
+    return launch.kernel(queue, __file__, f"codes.cl {file}", name, operands, macros, text)
+
+
+@cache
+def _cpu_instructions() -> int:
+    """ASM of codes.cl: what processor and operating system of this machine have."""
+    flag, found = _FLAGS.get(platform.machine(), ("", 0))
+    listed = Path("/proc/cpuinfo")
+    there = listed.exists() and flag in listed.read_text(encoding="utf-8", errors="replace").split()
+    return found if platform.system() == "Linux" and there else 0
+
+
+def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands, assembly: int | None = None) -> None:
+    """Floating-point activations, or int8 ones on CPUs where tier ``dot`` comes here."""
+    tokens = min(1 << (p.tokens - 1).bit_length(), _TOKENS)  # few variants of the kernel; those beyond the last repeat it
+    strips, dots = -(-p.rows // STRIP_ROWS), p.activations == "int8"
+    cpu = launch.on_cpu_device(queue) and "SLICES" not in config.extra
+    if assembly is None:
+        assembly = _cpu_instructions() if cpu and (dots or p.kind.plain) and has_dots(queue, p.kind) else 0
+    x, scales, sums = _rounded_activations(queue, p, t) if dots else (t.x, t.out, t.out)
+    wanted = max(1, profile.max_compute_units * 1024 // (4 * strips))  # enough work-items for latency of memory to hide
+    slices = config.extra.get("SLICES") or next((n for n in (64, 32, 16) if n <= min(wanted, p.columns // 32)), 8)
+    lanes, slices = (16 if tokens == 1 or assembly == 1 else profile.lanes, 1) if cpu else (4, slices)
+    distance, level = (cpu and launch.ahead(queue)) or (0, 3)
+    macros: dict[str, Any] = {"NB": tokens, "SLICES": slices, "DOTS": int(dots), "AHEAD": distance, "LEVEL": level}
+    kernel = _compiled(queue, p, "strips_product", "strips.cl", t._replace(x=x), lanes, assembly, **macros)
+    items = 4 * slices if slices > 1 else 1
+    numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
+    kernel(queue, strips * (items if slices > 1 else STRIP_ROWS // lanes), items, t.weight, x, scales, sums, *t.end, *numbers)
+
+
+def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tensor, Tensor, Tensor]:
+    """x as int8, the scale of each 32 and the sum of each 16."""
+    runs = p.tokens * p.columns // 32
+    made = [Tensor.empty((n,), dtype, queue=queue) for n, dtype in ((32 * runs, "int8"), (runs, "float32"), (2 * runs, "int32"))]
+    kernel = _compiled(queue, p, "round_activations", "strips.cl", t, 4, 0)
+    kernel(queue, p.tokens * -(-p.columns // 256), 1, t.x, *made, p.columns)
+    return made[0], made[1], made[2]
+
+
+def round_activations(x: np.ndarray) -> np.ndarray:
+    """Activations as integer dot products see them: int8 times one scale per 32 columns."""
+    runs = x.reshape(-1, 32).astype(np.float32)
+    largest = np.abs(runs).max(axis=1, keepdims=True)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    return (np.rint(runs * inverse).astype(np.float64) * (largest / np.float32(127))).reshape(x.shape)
+
+
+def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
+    strips, units = -(-p.rows // STRIP_ROWS), profile.max_compute_units
+    warps = next((n for n, few in ((16, 2), (8, 4)) if strips <= few * units), 4)
+    tall = 2 if strips > 16 * units else 1
+    sizes = {"WARPS": warps, "MT": tall, "DEEP": 2 if warps == 16 or p.kind.plain or tall == 2 else 4, **config.extra.get("macros", {})}
+    sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "X_HALVES": int(p.dtype == "float16")}
+    kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), **sizes)
+    numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
+    groups, items = -(-strips // sizes["MT"]), 32 * sizes["WARPS"]
+    kernel(queue, groups * items, items, t.weight, t.x, *t.end, *numbers)
+
+
+def has_dots(queue: Any, kind: Kind) -> bool:
+    """Whether a device is a CPU with instructions for dot products of int8, and its driver uses them right."""
+    return launch.fetches(queue) and _cpu_instructions() > 0 and _kernels_trusted(queue, "dot", kind)
+
+
+def _kernels_trusted(queue: Any, tier: str, kind: Kind) -> bool:
+    """Whether a tier's kernels are right; asked once per context and kind. PoCL drops instructions that its target lacks without an error.
+
+    Matrix units that could be used and fail are reported by a warning.
+    """
+    fresh = ("quantized", tier, kind.name) not in program.state(queue)
+    right = nvidia.verdict(queue, "quantized", tier, kind.name, lambda queue: _packed_product_right(queue, tier, kind))
+    if fresh and tier == "mma" and not right:
+        what = f"the matrix units gave a wrong result for {kind.name}, or the driver does not build their kernels"
+        warnings.warn(message("quantized_linear", what, "portable kernels are used", device=handle_of(queue).device_name), stacklevel=2)
+    return right
+
+
+def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
+    rng, (rows, columns), profile = np.random.default_rng(0), (37, 512), handle_of(queue).profile
+    blocks = quantize(rng.standard_normal((rows, columns), np.float32), kind)
+    weight = Tensor.from_host(queue, pack_strips(blocks, kind, (rows, columns)))
+    values = dequantize(blocks, kind, (rows, columns)).astype(np.float64)
+    for tokens, dtype in ((1, "float32"), (_TOKENS, "float32"), *(((1, "float16"), (11, "float16")) if tier == "mma" else ())):
+        x = Tensor.from_host(queue, rng.standard_normal((tokens, columns), np.float32), dtype)
+        p, exact = Packed(kind, rows, columns, tokens, dtype), x.to_host().astype(np.float64)
+        t = PackedOperands(x, weight, None, Tensor.empty((tokens, rows), queue=queue))
+        if tier == "mma":
+            _mma(queue, p, _ANY_CONFIG, profile, t)
+        else:
+            _strips(queue, p._replace(activations="int8" if p.coded else "float"), _ANY_CONFIG, profile, t, _cpu_instructions())
+            exact = round_activations(exact) if p.coded else exact
+        exact = exact @ values.T
+        if not np.abs(t.out.to_host() - exact).max() <= 2**-18 * np.abs(exact).max():
+            return False
+    return True
+
+
+def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, count: int, listed: Tensor | None = None) -> Tensor:
+    """Rows of the weights as values: those from ``begin`` on, or those of a list."""
+    out = new_result((count, p.columns), dtype, queue)
+    macros = _kind_macros(p.kind, 1, CLANG=0, ASM=0, LISTED=int(listed is not None), **{"PUT_8(p, a, b)": _PUTS.get(dtype, _PUT_EACH)})
+    operands = {"Y": dtype, "INDEX": "int32" if listed is None else listed.dtype}
+    kernel = launch.kernel(queue, __file__, "codes.cl unpack.cl", "unpack_rows", operands, macros)
+    size = -(-count // STRIP_ROWS) * STRIP_ROWS * (p.columns // 32)
+    kernel(queue, size, launch.LOCAL_1D, weight, out if listed is None else listed, out, p.rows, p.columns, begin, count)
+    return out
+
+
+def _pieces(p: Packed) -> Iterator[tuple[int, int]]:
+    """First row and number of rows of the pieces that are unpacked at a time."""
+    step = max(STRIP_ROWS, _SCRATCH // (p.columns * DTYPES[p.dtype].itemsize) // STRIP_ROWS * STRIP_ROWS)
+    return ((begin, min(step, p.rows - begin)) for begin in range(0, p.rows, step))
+
+
+def _unpacked_product(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
+    for begin, count in _pieces(p):
+        bias = t.bias if t.bias is None or count == p.rows else take_block(t.bias, (count,), begin, (1,))
+        piece = unpack_rows(queue, p, t.weight, p.dtype, begin, count)
+        made = product(t.x, piece, (p.tokens, count), Extras(Finish(t.out.dtype), bias), False, True)
+        copy_block((p.tokens, count), made, 0, (count, 1), t.out, begin, (p.rows, 1))
+
+
+def gradient(queue: Any, p: Packed, g: Tensor, weight: Tensor) -> Tensor:
+    """``g w`` for weights w and the gradient g of the results."""
+    total: Tensor | None = None
+    for begin, count in _pieces(p):
+        part = g if count == p.rows else take_block(g, (p.tokens, count), begin, (p.rows, 1))
+        finish = Finish(p.dtype, residual="" if total is None else p.dtype)
+        total = product(part, unpack_rows(queue, p, weight, p.dtype, begin, count), (p.tokens, p.columns), Extras(finish, None, total))
+    assert total is not None
+    return total
+
+
+def _tier(name: str, **extra: int) -> tuple[KernelConfig, ...]:
+    return (KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, extra={"tier": name, **extra}),)
+
+
+algorithms.add(
+    "quantized", "dot", "codes.cl strips.cl", "CPUs: integer dot products of int8 activations, lanes are rows", "",
+    lambda queue, p, config, profile, t: _strips(queue, p._replace(activations="int8"), config, profile, t),
+    device="cpu", tiers=("dot",), needs="AVX-512 VNNI or NEON dot products",
+    when=lambda p, config, profile: p.coded and p.activations != "float" and p.dtype != "float64",
+    probe=lambda queue, p, config: has_dots(queue, p.kind), samples=_tier("dot"),
+)  # fmt: skip
+algorithms.add(
+    "quantized", "mma", "codes.cl mma.cl", "GPUs: up to 32 tokens of float16, 16 of float32", "", _mma,
+    device="gpu", tiers=("mma",), needs="NVIDIA, compute capability 8.0 or more",
+    when=lambda p, config, profile: nvidia.capable(profile) and not p.kind.codebook and p.kind.name != "BF16"
+    and p.dtype != "float64" and p.fragment <= _FRAGMENT_MOST,
+    probe=lambda queue, p, config: _kernels_trusted(queue, "mma", p.kind),
+)  # fmt: skip
+algorithms.add(
+    "quantized", "strips", "codes.cl strips.cl", "a few tokens with floating-point activations, any kind", "", _strips,
+    tiers=("strips",), when=lambda p, config, profile: p.dtype != "float64" and p.tokens <= (16 if profile.device_type == "cpu" else 8),
+    samples=(*_tier("strips"), *_tier("strips", SLICES=4)),
+)  # fmt: skip
+algorithms.add(
+    "quantized", "unpacked", "codes.cl unpack.cl", "many tokens: rows are unpacked in pieces, then multiplied", "", _unpacked_product,
+    tiers=("unpacked", "strips", "dot", "mma"), samples=_tier("unpacked"),
+)  # fmt: skip

@@ -1,0 +1,191 @@
+"""Products with packed weights: every kind on every device against float64, gradients, layers, and what is saved."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import netcl
+import netcl.autograd as ag
+from netcl import nn, ops
+from netcl.core.device import manager
+from netcl.core.errors import DeviceError, DtypeError, ShapeError
+from netcl.core.tensor import Tensor
+from netcl.engine import algorithms
+from netcl.io import load_model, save_model
+from netcl.ops.quantized import plans
+from netcl.ops.quantized.formats import BLOCK_TYPES, dequantize, packed_shape, quantize
+from netcl.ops.quantized.layout import device_bytes, pack_strips, unpack_strips
+
+PACKED = [name for name in BLOCK_TYPES if name != "F32"]
+
+
+def weights(rng, kind, rows, columns):
+    """Packed weights as bytes, and their values in float64."""
+    blocks = quantize(rng.standard_normal((rows, columns), np.float32), kind)
+    return pack_strips(blocks, kind, (rows, columns)), dequantize(blocks, kind, (rows, columns)).astype(np.float64)
+
+
+def far(got, exact):
+    return np.abs(got - exact).max() / np.abs(exact).max()
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_strips_hold_every_bit(kind, rng):
+    for rows in (5, 16, 35):
+        blocks = rng.integers(0, 256, packed_shape((rows, 512), kind), dtype=np.uint8)
+        packed = pack_strips(blocks, kind, (rows, 512))
+        assert packed.size == device_bytes(BLOCK_TYPES[kind], (rows, 512))
+        assert np.array_equal(unpack_strips(packed, kind, (rows, 512)), blocks)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_every_kind_on_every_device(kind, device, rng):
+    packed, values = weights(rng, kind, 21, 256)
+    weight = Tensor.from_host(device.queue, packed)
+    x = rng.standard_normal((1, 256), np.float32)
+    got = ops.quantized_linear(Tensor.from_host(device.queue, x), weight, kind=kind, rows=21, activations="float").to_host()
+    assert far(got, x.astype(np.float64) @ values.T) < 2e-6
+    rows = ops.quantized_rows(weight, kind=kind, shape=(21, 256)).to_host()
+    assert np.array_equal(rows, values.astype(np.float32))
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [("Q4_0", 2), ("Q4_0", 9), ("Q4_0", 33), ("Q8_0", 5), ("Q4_K", 3), ("F16", 7), ("Q6_K", 33)])
+def test_batches_and_odd_rows(kind, tokens, device, rng):
+    packed, values = weights(rng, kind, 37, 256)
+    x, bias = rng.standard_normal((tokens, 256), np.float32), rng.standard_normal(37, np.float32)
+    operands = (Tensor.from_host(device.queue, array) for array in (x, packed, bias))
+    got = ops.quantized_linear(*operands, kind=kind, rows=37, activations="float").to_host()
+    assert far(got, x.astype(np.float64) @ values.T + bias) < 2e-6
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q6_K"])
+def test_int8_activations_are_multiplied_exactly(kind, cl_device, rng):
+    if not plans.has_dots(cl_device.queue, BLOCK_TYPES[kind]):
+        pytest.skip("the device has no dot products of int8")
+    packed, values = weights(rng, kind, 37, 512)
+    for tokens in (1, 11):
+        x = rng.standard_normal((tokens, 512), np.float32)
+        x[0, :32] = 0
+        operands = [Tensor.from_host(cl_device.queue, array) for array in (x, packed)]
+        chosen, auto = (ops.quantized_linear(*operands, kind=kind, rows=37, activations=how).to_host() for how in ("int8", "auto"))
+        assert far(chosen, plans.round_activations(x) @ values.T) < 2e-6
+        assert np.array_equal(chosen, auto)
+        assert far(chosen, x.astype(np.float64) @ values.T) < 2e-2
+
+
+def test_int8_activations_on_numpy_are_those_of_devices(rng):
+    packed, values = weights(rng, "Q4_0", 5, 64)
+    x = rng.standard_normal((3, 64), np.float32)
+    queue = manager.default("cpu").queue
+    got = ops.quantized_linear(*(Tensor.from_host(queue, a) for a in (x, packed)), kind="Q4_0", rows=5, activations="int8").to_host()
+    assert far(got, plans.round_activations(x) @ values.T) < 1e-6
+
+
+def test_devices_without_dot_products_refuse_int8(cl_device, rng, monkeypatch):
+    monkeypatch.setattr(plans, "_cpu_instructions", lambda: 0)
+    packed, _ = weights(rng, "Q4_0", 5, 96)
+    operands = [Tensor.from_host(cl_device.queue, a) for a in (np.ones((2, 96), np.float32), packed)]
+    with pytest.raises(DeviceError, match=r'the device has no dot products of int8; use activations="auto"'):
+        ops.quantized_linear(*operands, kind="Q4_0", rows=5, activations="int8")
+
+
+@pytest.mark.parametrize("algorithm", algorithms.ALGORITHMS["quantized"], ids=lambda a: a.name)
+def test_samples_of_every_algorithm(algorithm, cl_device, rng):
+    """The kernels of GPUs run on CPUs too, by their configurations."""
+    packed, values = weights(rng, "Q4_0", 37, 512)
+    x = rng.standard_normal((3, 512), np.float32)
+    queue = cl_device.queue
+    for config in algorithm.samples:
+        out = Tensor.empty((3, 37), queue=queue)
+        t = plans.PackedOperands(*(Tensor.from_host(queue, a) for a in (x, packed)), None, out)
+        plans.run_packed(queue, plans.Packed(BLOCK_TYPES["Q4_0"], 37, 512, 3, "float32"), t, config)
+        assert far(out.to_host(), x.astype(np.float64) @ values.T) < (2e-2 if algorithm.name == "dot" else 2e-6)
+
+
+def test_a_wrong_result_of_matrix_units_is_reported(cl_device, monkeypatch):
+    monkeypatch.setattr(plans, "_packed_product_right", lambda *asked: False)
+    plans.program.state(cl_device.queue).pop(("quantized", "mma", "Q5_1"), None)
+    with pytest.warns(UserWarning, match=r"the matrix units gave a wrong result for Q5_1, or .*portable kernels are used"):
+        assert not plans._kernels_trusted(cl_device.queue, "mma", BLOCK_TYPES["Q5_1"])
+    plans.program.state(cl_device.queue).pop(("quantized", "mma", "Q5_1"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_in_and_out(dtype, device, rng):
+    packed, values = weights(rng, "Q4_0", 20, 64)
+    for tokens in (1, 33):
+        x = Tensor.from_host(device.queue, rng.standard_normal((tokens, 64), np.float32), dtype)
+        got = ops.quantized_linear(x, Tensor.from_host(device.queue, packed), kind="Q4_0", rows=20, activations="float")
+        assert got.dtype == dtype
+        exact = np.asarray(x.to_host(), np.float64) @ values.T
+        assert far(np.asarray(got.to_host(), np.float64), exact) < (2e-3 if dtype == "float16" else 2e-2)
+
+
+def test_gradients_in_pieces(device, rng, monkeypatch):
+    """Forward and backward unpack some rows at a time; what remains at the end is fewer."""
+    monkeypatch.setattr(plans, "_SCRATCH", 16 * 96 * 4)
+    packed, values = weights(rng, "Q4_1", 37, 96)
+    x = Tensor.from_host(device.queue, rng.standard_normal((2, 10, 96), np.float32), requires_grad=True)
+    bias = Tensor.from_host(device.queue, rng.standard_normal(37, np.float32), requires_grad=True)
+    g = rng.standard_normal((2, 10, 37), np.float32)
+    y = ag.quantized_linear(x, Tensor.from_host(device.queue, packed), bias, kind="Q4_1", rows=37)
+    if not (device.backend == "cl" and plans.has_dots(device.queue, BLOCK_TYPES["Q4_1"])):
+        assert far(y.to_host(), x.to_host().astype(np.float64) @ values.T + bias.to_host()) < 2e-6
+    ag.sum(ag.mul(y, Tensor.from_host(device.queue, g))).backward()
+    assert far(x.grad.to_host(), g.astype(np.float64) @ values) < 2e-6
+    assert np.allclose(bias.grad.to_host(), g.sum((0, 1)), atol=1e-5)
+
+
+def test_layers_save_load_and_move(device, rng, tmp_path):
+    linear = nn.Linear(64, 20, device=device)
+    layer = nn.QuantizedLinear.from_linear(linear, "Q8_0", "float")
+    x = Tensor.from_host(device.queue, rng.standard_normal((2, 64), np.float32))
+    assert far(layer(x).to_host(), linear(x).to_host()) < 0.02
+    assert [name for name, _ in layer.named_parameters()] == ["bias"] and set(layer.state_dict()) == {"bias", "weight"}
+    blocks = quantize(linear.weight.to_host(), "Q8_0")
+    assert np.array_equal(layer.blocks(), blocks)
+    assert np.array_equal(layer.dequantized().to_host(), dequantize(blocks, "Q8_0", (20, 64)))
+    again = nn.QuantizedLinear(64, 20, kind="Q8_0", activations="float").load_blocks(blocks.tobytes())
+    again.load_state_dict({"bias": layer.bias.to_host()}, strict=False)
+    assert np.allclose(again.to(device)(x).to_host(), layer(x).to_host())
+    model = nn.Sequential(layer, nn.ReLU())
+    save_model(model, tmp_path / "model.netcl")
+    loaded = load_model(tmp_path / "model.netcl", device="cpu")
+    assert loaded[0].kind == "Q8_0" and np.allclose(loaded(x.to_host()).to_host(), model(x).to_host(), atol=1e-5)
+
+
+def test_quantize_replaces_layers(device, rng):
+    model = nn.Sequential(nn.Embedding(10, 64), nn.Linear(64, 64), nn.ReLU(), nn.Sequential(nn.Linear(64, 8, bias=False))).to(device)
+    index = Tensor.from_host(device.queue, np.array([[1, 9, 0]]))
+    before = model(index).to_host()
+    assert netcl.quantize(model, bits=8, embeddings=True, activations="float") is model
+    kinds = [type(module).__name__ for module in model.modules()]
+    assert kinds == ["Sequential", "QuantizedEmbedding", "QuantizedLinear", "ReLU", "Sequential", "QuantizedLinear"]
+    assert model[1].kind == "Q8_0" and far(model(index).to_host(), before) < 0.05
+    assert netcl.quantize(nn.Sequential(nn.Linear(256, 2)), kind="q4_k")[0].kind == "Q4_K"
+
+
+def test_quantize_names_the_layers_it_keeps():
+    shared = nn.Linear(32, 32)
+    twice = nn.Sequential(nn.Linear(20, 32), shared, nn.Linear(32, 32))
+    twice[2].weight = shared.weight
+    with pytest.warns(UserWarning, match=r"\[quantize\] layers kept unpacked: 0, 1, 2; kind=Q4_0"):
+        netcl.quantize(twice)
+    same = nn.Sequential(shared, nn.ReLU(), shared)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        netcl.quantize(same)
+    assert same[0] is same[2]
+    with pytest.raises(ValueError, match=r"\[quantize\] bits must be 4 or 8 and group 32; bits=3, group=32; or name a block type"):
+        netcl.quantize(same, bits=3)
+    with pytest.raises(DtypeError, match=r"unknown kind of blocks; kind='Q4'"):
+        netcl.quantize(same, kind="Q4")
+    with pytest.raises(ShapeError, match=r"\[QuantizedLinear\] the columns of Q4_K must be a multiple of 256"):
+        nn.QuantizedLinear(64, 2, kind="Q4_K")
+
+
+def test_an_index_out_of_range_gives_nan(cl_device, rng):
+    layer = nn.QuantizedEmbedding(5, 32, device=cl_device)
+    found = layer(Tensor.from_host(cl_device.queue, np.array([4, 5, -1]))).to_host()
+    assert not found[0].any() and np.isnan(found[1:]).all()
