@@ -13,6 +13,7 @@ from typing import Any
 
 from netcl.core.device import queue_of
 from netcl.core.dtype import lookup
+from netcl.core.errors import message
 from netcl.io.archive import refusal
 from netcl.models.architectures import ARCHITECTURES, architecture_of, read_config
 from netcl.models.config import ModelConfig
@@ -116,6 +117,9 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
     """
     if format not in ("hf", "gguf"):
         raise ValueError(f"[save] format must be 'hf' or 'gguf'; format={format!r}")
+    if any(hasattr(layer, "lora_A") or hasattr(layer, "dequantized") for layer in model.modules()):
+        what, remedy = "the model has adapters or packed layers", "merge adapters with netcl.models.merge(model), or use save_adapter"
+        raise ValueError(message("save", what, remedy))
     config, row = model.config, ARCHITECTURES[model.config.architecture]
     make = getattr(model, "make_tokenizer", None)
     tokenizer = None if make is None else make()

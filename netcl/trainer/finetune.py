@@ -1,0 +1,208 @@
+"""Fine-tuning of language models: adapters or all weights, on conversations, prompts with completions, or texts.
+
+A run's folder: ``finetune.json`` (settings), ``log.jsonl``, ``checkpoints/``, ``report.html``, and the result: ``adapter/`` in PEFT's layout,
+``merged/`` or ``merged.gguf`` if asked for; of all weights, ``model/``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl import models, ops, optim
+from netcl.core.device import device, handle_of
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.data import DataLoader, TensorDataset
+from netcl.distributed import World
+from netcl.io.archive import refusal
+from netcl.models.folder import read_object, write_json
+from netcl.models.tuning_data import IGNORED_TARGET, load_documents, pack
+from netcl.nn.module import Module
+from netcl.nn.quantized import quantize_model
+from netcl.ops.random import manual_seed
+from netcl.trainer.callbacks import Callback, LRMonitor, ModelCheckpoint, NaNGuard
+from netcl.trainer.metrics import Metric
+from netcl.trainer.report import Report
+from netcl.trainer.run import restore_best
+from netcl.trainer.trainer import Trainer
+
+METHODS = ("lora", "dora", "qlora", "full")
+_SETTINGS = "finetune.json"
+
+
+def _setting(default: Any, doc: str) -> Any:
+    return dataclasses.field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True)
+class TuningSettings:
+    """The settings of a run. Two runs with the same settings, data and device give the same weights to the bit."""
+
+    method: str = _setting("lora", "lora, dora, qlora (adapters on weights packed to 4 bits) or full (all weights)")
+    rank: int = _setting(8, "rank of the adapters")
+    alpha: float = _setting(16.0, "adapters are scaled by alpha / rank")
+    dropout: float = _setting(0.0, "share of the adapters' inputs that is zero in training")
+    targets: str = _setting("", "layers with adapters, separated by commas; all linear layers if empty")
+    bits: int = _setting(4, "of qlora: 4 or 8")
+    epochs: int = _setting(3, "passes over the data")
+    batch_size: int = _setting(1, "blocks per batch")
+    accumulate: int = _setting(8, "batches per step of the optimizer")
+    length: int = _setting(512, "tokens per block, at most the model's context")
+    lr: float = _setting(2e-4, "the highest learning rate")
+    warmup: float = _setting(0.03, "share of the steps in which the learning rate rises; a cosine follows")
+    weight_decay: float = _setting(0.0, "of AdamW")
+    grad_clip: float = _setting(1.0, "largest norm of all gradients together; 0 for none")
+    held_out: float = _setting(0.05, "share of the rows that perplexity is evaluated on; 0 for none")
+    checkpointing: bool = _setting(False, "compute activations again for the gradient instead of keeping them")
+    precision: str = _setting("float32", "float32, or mixed with float16 or bfloat16")
+    save_every: int = _setting(0, "steps between checkpoints; each epoch has one, too")
+    seed: int = _setting(0, "of adapters, held-out rows, order and dropout")
+
+    def check(self) -> TuningSettings:
+        """Raise unless the values are possible."""
+        least = {"rank": 1, "epochs": 1, "batch_size": 1, "accumulate": 1, "length": 2, "save_every": 0}
+        wrong = {name: getattr(self, name) for name, value in least.items() if getattr(self, name) < value}
+        shares = {name: getattr(self, name) for name in ("dropout", "warmup", "held_out") if not 0 <= getattr(self, name) < 1}
+        if self.method not in METHODS or self.precision not in ("float32", "float16", "bfloat16") or wrong or shares:
+            what = f"method must be one of {', '.join(METHODS)}, counts at least 1, shares in [0, 1)"
+            raise ValueError(message("finetune", what, method=self.method, precision=self.precision, **wrong, **shares))
+        return self
+
+
+class TokenLosses(Module):
+    """A language model that returns the loss of every token of a batch of blocks: ``(batch, length)``, 0 where no target counts.
+
+    Its state holds only what is learned: checkpoints of adapters do not contain the model.
+    """
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def _named_state(self, prefix: str = "") -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in self.named_parameters(prefix) if tensor.requires_grad}
+
+    def forward(self, batch: Tensor) -> Tensor:
+        ids, documents, positions, targets = (ag.select(batch, 1, i) for i in range(4))
+        logits = self.model(ids, positions=positions, documents=documents)
+        flat = ag.cast(ag.reshape(logits, (-1, logits.shape[-1])), "float32")
+        losses = ag.cross_entropy(flat, ag.reshape(targets, (-1,)), ignore_index=IGNORED_TARGET, reduction="none")
+        return ag.reshape(losses, ids.shape)
+
+
+def mean_of_learned(losses: Tensor, targets: Tensor) -> Tensor:
+    """The mean loss of the tokens that count."""
+    return ag.div(ag.sum(losses), ag.sum(ag.cast(ag.ne(targets, IGNORED_TARGET), "float32")))
+
+
+class Perplexity(Metric):
+    """``exp`` of the mean loss over all tokens that count."""
+
+    name = "perplexity"
+
+    def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
+        return [ops.sum(outputs), ops.sum(ops.cast(ops.ne(targets, IGNORED_TARGET), "float32"))]
+
+    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
+        return math.exp(min(float(sums[0]) / float(sums[1]), 700.0))  # the largest that float64 has
+
+
+def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: str | os.PathLike[str], settings: TuningSettings | None = None,
+             *, device_name: Any = "auto", resume: bool = False, overwrite: bool = False, merged: str = "",
+             callbacks: Sequence[Callback] = ()) -> dict[str, Any]:  # fmt: skip
+    """Fine-tune the model of a folder or GGUF file on a JSONL file, into the folder ``out``; return the numbers of the last epoch.
+
+    The weights that are kept are those of the epoch with the lowest loss on held-out rows.
+
+    - **resume**: continue the run in ``out`` from its last checkpoint, to the bit. **overwrite**: remove it.
+    - **merged**: ``hf``, ``gguf``, or a type of GGUF such as ``Q8_0``: also write the model with its adapters merged.
+    """
+    chosen, place = (settings or TuningSettings()).check(), Path(out)
+    manual_seed(chosen.seed)
+    model = models.load(path, device_name)
+    if not isinstance(model, models.CausalLM):
+        raise ValueError(message("finetune", "only models that write text can be fine-tuned", model=type(model).__name__))
+    with device(handle_of(model.queue)):
+        train, val = _loaders(model, data, chosen)
+        keeper = ModelCheckpoint(place / "checkpoints", every_steps=chosen.save_every or None, overwrite=overwrite)
+        _claim(place, {"model": str(path), "data": _digest(data), **dataclasses.asdict(chosen)}, keeper, resume)
+        trainer = _trainer(_adapted(model, chosen), chosen, len(train), [keeper, Report(place, f"{Path(path).name} / {chosen.method}"), *callbacks])
+        with train:
+            trainer.fit(train, val=val, epochs=chosen.epochs, resume="auto" if resume else None)
+        best = restore_best(trainer, keeper, World())
+        model.checkpointing = False
+        _write_result(model.eval(), path, place, chosen, merged)
+    return {**trainer.history.last, "best": best, "steps": trainer.step}
+
+
+def _digest(data: str | os.PathLike[str]) -> str:
+    return hashlib.sha256(Path(data).read_bytes()).hexdigest()
+
+
+def _claim(place: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: bool) -> None:
+    """Write the settings of a new run; those of a run that is resumed must be the same."""
+    if resume and (place / _SETTINGS).is_file():
+        before = read_object(place / _SETTINGS, "finetune")
+        other = [name for name in now if before.get(name) != now[name]]
+        if other:
+            raise refusal("finetune", "the run was begun with other settings", "pass the same, or overwrite it", folder=place, other=other)
+        return
+    keeper.claim(None)
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(place / _SETTINGS, now)
+
+
+def _loaders(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> tuple[DataLoader, DataLoader | None]:
+    length = min(chosen.length, model.config.context)
+    parts = load_documents(model.tokenizer, data, chosen.held_out, chosen.seed)
+    blocks = [pack(documents, length) if documents else None for documents in parts]
+    both = [part and TensorDataset(np.concatenate([part.inputs, part.targets[:, None]], axis=1), part.targets) for part in blocks]
+    train = DataLoader(both[0], chosen.batch_size, shuffle=True, seed=chosen.seed, device_queue=model.queue)
+    return train, both[1] and DataLoader(both[1], chosen.batch_size, shuffle=False, device_queue=model.queue)
+
+
+def _adapted(model: Any, chosen: TuningSettings) -> Any:
+    model.checkpointing = chosen.checkpointing
+    if chosen.method == "full":
+        return model
+    if chosen.method == "qlora":
+        quantize_model(model, chosen.bits, activations="float")
+    names = [name.strip() for name in chosen.targets.split(",") if name.strip()] or None
+    return models.lora(model, chosen.rank, chosen.alpha, names, chosen.dropout, chosen.method == "dora")
+
+
+def _trainer(model: Any, chosen: TuningSettings, batches: int, callbacks: Sequence[Callback]) -> Trainer:
+    wrapped = TokenLosses(model)
+    learned = [p for p in wrapped.parameters() if p.requires_grad]
+    optimizer = optim.AdamW(learned, lr=chosen.lr, weight_decay=chosen.weight_decay)
+    steps = chosen.epochs * -(-batches // chosen.accumulate)
+    schedule = optim.WarmupCosine(optimizer, min(round(chosen.warmup * steps), steps - 1), steps)
+    mixed = False if chosen.precision == "float32" else chosen.precision
+    return Trainer(wrapped, optimizer, loss_fn=mean_of_learned, metrics=[Perplexity()], mixed_precision=mixed, scheduler=schedule,
+                   grad_clip=chosen.grad_clip or None, accumulation_steps=chosen.accumulate,
+                   callbacks=[LRMonitor(), NaNGuard(), *callbacks])  # fmt: skip
+
+
+def _write_result(model: Any, path: str | os.PathLike[str], place: Path, chosen: TuningSettings, merged: str) -> None:
+    if chosen.method == "full":
+        models.save(model, place / "model")
+    else:
+        models.save_adapter(model, place / "adapter", str(path))
+        if merged and chosen.method == "qlora":  # into the weights of the file: packed ones are an approximation of them
+            model = models.load_adapter(models.load(path, model.queue), place / "adapter")
+    if merged:
+        whole = models.merge(model)
+        if merged == "hf":
+            models.save(whole, place / "merged")
+        else:
+            models.save(whole, place / "merged.gguf", "gguf", kind=None if merged == "gguf" else merged)
