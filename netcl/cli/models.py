@@ -1,20 +1,22 @@
-"""``netcl models info`` and ``netcl generate``: language models in files."""
+"""``netcl models info``, ``netcl generate`` and ``netcl finetune``: language models in files."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from netcl.cli.command import DEVICE, CommandError, command, facts, option, pick_device, say, whole
+from netcl.cli.command import DEVICE, CommandError, command, facts, option, pick_device, say, table, whole
 from netcl.core.errors import message
 
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Errors of files, options and missing packages, reported in a line without a traceback."""
+    """Errors of files, options and missing packages, _reported in a line without a traceback."""
     try:
         yield
     except (ValueError, MemoryError) as fault:
@@ -80,4 +82,39 @@ def generate_text(args: argparse.Namespace) -> int:
         sys.stdout.write(piece)
         sys.stdout.flush()
     print()
+    return 0
+
+
+def _setting_options(parser: argparse.ArgumentParser) -> None:
+    from netcl.trainer.finetune import METHODS, TuningSettings
+
+    for item in dataclasses.fields(TuningSettings):
+        default, name, text = item.default, f"--{item.name.replace('_', '-')}", item.metadata["doc"]
+        kind: dict[str, Any] = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
+        choices = {"choices": METHODS} if item.name == "method" else {}
+        parser.add_argument(name, help=f"{text}; default: {default}" if default else text, **kind, **choices)
+
+
+@command(
+    "finetune",
+    option("path", help="a Hugging Face folder or a GGUF file"),
+    option("--data", required=True, help="a JSONL file of rows with messages, with prompt and completion, or with text"),
+    option("--out", required=True, help="the folder of the run and its results"),
+    _setting_options,
+    option("--merge", default="", metavar="FORMAT", help="also write the merged model: hf, gguf, or a type of GGUF such as Q8_0"),
+    option("--resume", action="store_true", help="go on from the run's last checkpoint, if there is one"),
+    option("--overwrite", action="store_true", help="remove the checkpoints of an earlier run in the folder"),
+    DEVICE,
+)
+@_reported()
+def finetune_model(args: argparse.Namespace) -> int:
+    """Train a language model further on conversations or texts: adapters (LoRA, DoRA, QLoRA) or all weights."""
+    from netcl.trainer.finetune import TuningSettings, finetune
+
+    chosen = TuningSettings(**{item.name: getattr(args, item.name) for item in dataclasses.fields(TuningSettings)})
+    found = finetune(args.path, args.data, args.out, chosen, device_name=pick_device(args.device), resume=args.resume,
+                     overwrite=args.overwrite, merged=args.merge)  # fmt: skip
+    rows = [[name, f"{value:.4f}"] for name, value in found.items() if isinstance(value, float) and "second" not in name and name != "lr"]
+    print(table(("last epoch", ""), [*rows, ["steps", str(found["steps"])]]))
+    print(f"results  {args.out}")
     return 0

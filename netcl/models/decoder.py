@@ -30,7 +30,7 @@ class CausalLM(Module):
 
     Shapes: ids ``(batch, length)``, logits ``(batch, length, vocabulary)``. With a ``cache`` (:class:`~netcl.nn.attention.KVCache`, made
     by ``new_cache()``) the ids are only the new ones. ``positions``, of shape ``(length,)`` or ``(batch, length)``, replace the positions
-    that follow from the cache. ``documents``, numbers of shape ``(batch, length)``, keep attention inside of positions with the same number.
+    that follow from the cache. ``documents``, of the same shape, keep attention between positions with the same number.
 
     With ``checkpointing = True`` a training step keeps only the inputs of the layers and computes the rest again for the gradient.
     """
@@ -76,7 +76,8 @@ class CausalLM(Module):
         fixed = all(rope is None or rope.stretch(1) == rope.stretch(self.context) for rope in self.config.ropes)
         return fixed and self.config.experts is None
 
-    def forward(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None,
+                documents: Tensor | None = None) -> Tensor:  # fmt: skip
         return self.head(self.states(ids, cache, positions, documents))
 
     def states(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:

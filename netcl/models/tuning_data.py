@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core.errors import message
-from netcl.io.archive import refusal, regular_file
+from netcl.io.archive import refusal, refusing, regular_file
 from netcl.models.tokenizer import Tokenizer
 
 IGNORED_TARGET = -100  # what cross-entropy leaves out
@@ -26,41 +26,27 @@ class Document(NamedTuple):
     learned: list[bool]
 
 
-class Blocks(NamedTuple):
-    """Documents in blocks of one length. ``inputs`` ``(blocks, 3, length)``: ids, document numbers (0 for padding), positions in the
-    document. ``targets`` ``(blocks, length)``: the id that follows each position, or :data:`IGNORED_TARGET`."""
-
-    inputs: np.ndarray
-    targets: np.ndarray
-
-
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The rows of a JSONL file of conversations, prompts with completions, or texts."""
     rows = []
-    with open(regular_file(path, "finetune"), encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as fault:
-                raise refusal("finetune", "a line of the data is no JSON", file=path, line=number, reason=fault) from fault
-            if not _is_row(row):
+    for number, line in enumerate(Path(regular_file(path, "finetune")).read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            with refusing("finetune", f"{path}, line {number}", (ValueError, RecursionError)):
+                rows.append(json.loads(line))
+            if not _is_row(rows[-1]):
                 raise refusal("finetune", f"a row must be {_FORMS}", file=path, line=number)
-            rows.append(row)
     if not rows:
         raise refusal("finetune", "the data has no rows", file=path)
     return rows
 
 
 def _is_row(row: Any) -> bool:
-    if not isinstance(row, dict):
-        return False
-    if "messages" in row:
-        said = row["messages"]
-        whole = isinstance(said, list) and all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in said)
-        return whole and any(m["role"] == "assistant" for m in said[1:]) and said[0]["role"] != "assistant"
-    return isinstance(row.get("text"), str) or (isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str))
+    if isinstance(row, dict) and isinstance(row.get("messages"), list):
+        roles = [m.get("role") if isinstance(m, dict) else None for m in row["messages"]]
+        return "assistant" in roles[1:] and roles[0] != "assistant" and all(isinstance(role, str) for role in roles)
+    return isinstance(row, dict) and any(
+        all(isinstance(row.get(key), str) for key in form) for form in (("text",), ("prompt", "completion"))
+    )
 
 
 def documents_of(tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[Document]:
@@ -86,24 +72,19 @@ def _without_end(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _conversation(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> Iterator[Document]:
-    def render(count: int, prompt: bool) -> str:
-        return tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=prompt)
-
     answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-    texts = [render(i + 1, False) for i in answers]
-    spans = [(len(os.path.commonprefix([render(i, True), text])), len(text)) for i, text in zip(answers, texts, strict=True)]
-    if any(start >= end for start, end in spans):
-        raise ValueError(message("finetune", "the chat template leaves out an answer", messages=len(messages)))
-    if all(texts[-1].startswith(text) for text in texts):
-        texts, groups = texts[-1:], [spans]
-    else:
-        groups = [[span] for span in spans]
-    for text, own in zip(texts, groups, strict=True):
+    spans, texts = [], []
+    for i in answers:
+        before = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True)
+        texts.append(tokenizer.apply_chat_template(messages[: i + 1], tokenize=False, add_generation_prompt=False))
+        same = (at for at, (one, two) in enumerate(zip(before, texts[-1], strict=False)) if one != two)
+        spans.append((next(same, len(before)), len(texts[-1])))
+    together = all(texts[-1].startswith(text) for text in texts)
+    for text, own in [(texts[-1], spans)] if together else [(text, [span]) for text, span in zip(texts, spans, strict=True)]:
         made = tokenizer.backend.encode(text, add_special_tokens=False)
         learned = [False] * len(made.ids)
         for start, end in own:
-            inside = [at for at, (begin, _) in enumerate(made.offsets) if start <= begin < end]
-            for at in _until_end(tokenizer, made.ids, inside):
+            for at in _until_end(tokenizer, made.ids, [at for at, (begin, _) in enumerate(made.offsets) if start <= begin < end]):
                 learned[at] = True
         yield Document(list(made.ids), learned)
 
@@ -111,17 +92,17 @@ def _conversation(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -
 def _until_end(tokenizer: Tokenizer, ids: Sequence[int], inside: list[int]) -> list[int]:
     """The tokens of an answer without white space that the template puts behind the token that ends it."""
     special = tokenizer.backend.get_added_tokens_decoder()
-    last = max((at for at in inside if ids[at] in special), default=None)
-    behind = [] if last is None else [at for at in inside if at > last]
-    blank = not tokenizer.decode([ids[at] for at in behind], skip_special_tokens=False).strip()
-    return [at for at in inside if at not in behind] if blank else inside
+    last = max((at for at in inside if ids[at] in special), default=len(ids))
+    behind = tokenizer.decode([ids[at] for at in inside if at > last], skip_special_tokens=False)
+    return inside if behind.strip() else [at for at in inside if at <= last]
 
 
-def pack(documents: Sequence[Document], length: int) -> Blocks:
-    """Put documents into blocks, each into the fullest that has room for it, the longest first.
+def pack(documents: Sequence[Document], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Documents in blocks, each in the fullest that has room for it, the longest first: inputs and targets.
 
-    A longer document is cut: texts, of which everything is learned, into several, others behind the block's length. What is left
-    without a learned token is dropped.
+    Inputs ``(blocks, 3, length)``: ids, document numbers (0 for padding), positions in the document. Targets ``(blocks, length)``: the id
+    that follows, or :data:`IGNORED_TARGET`. A longer document is cut: texts, of which everything is learned, into several, others behind
+    the block's length. What is left without a learned token is dropped.
     """
     pieces: list[Document] = []
     for ids, learned in documents:
@@ -131,33 +112,30 @@ def pack(documents: Sequence[Document], length: int) -> Blocks:
     if not pieces:
         raise ValueError(message("finetune", "no document has a token to learn", "raise the block length", length=length))
     room: list[tuple[int, int]] = []  # positions left, number of the block
-    blocks: list[list[Document]] = []
+    blocks: dict[int, list[Document]] = {}
     for piece in pieces:
         at = bisect_left(room, (len(piece.ids), 0))
         left, block = room.pop(at) if at < len(room) else (length, len(blocks))
-        if block == len(blocks):
-            blocks.append([])
-        blocks[block].append(piece)
+        blocks.setdefault(block, []).append(piece)
         insort(room, (left - len(piece.ids), block))
     inputs = np.zeros((len(blocks), 3, length), np.int32)
     targets = np.full((len(blocks), length), IGNORED_TARGET, np.int32)
-    for block, parts in enumerate(blocks):
+    for block, parts in blocks.items():
         at = 0
         for number, (ids, learned) in enumerate(parts, 1):
             end = at + len(ids)
             inputs[block, :, at:end] = ids, [number] * len(ids), range(len(ids))
             targets[block, at : end - 1] = np.where(learned[1:], ids[1:], IGNORED_TARGET)
             at = end
-    return Blocks(inputs, targets)
+    return inputs, targets
 
 
 def load_documents(tokenizer: Tokenizer, path: str | os.PathLike[str], share: float, seed: int) -> tuple[list[Document], list[Document]]:
     """The documents of a file to train on and, of a share of its rows drawn by ``seed``, to evaluate on."""
-    rows = read_rows(Path(path))
+    rows = read_rows(path)
     order, held = np.random.default_rng(seed).permutation(len(rows)), round(share * len(rows))
     if held >= len(rows) or (share and not held):
         what = "the held-out share must leave rows on both sides"
         raise ValueError(message("finetune", what, "change --held-out; 0 evaluates on nothing", rows=len(rows), share=share))
-    parts = (sorted(order[held:]), sorted(order[:held]))
-    train, val = ([document for i in part for document in documents_of(tokenizer, rows[i])] for part in parts)
+    train, val = ([document for i in part for document in documents_of(tokenizer, rows[i])] for part in (order[held:], order[:held]))
     return train, val

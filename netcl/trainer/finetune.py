@@ -1,7 +1,7 @@
 """Fine-tuning of language models: adapters or all weights, on conversations, prompts with completions, or texts.
 
-A run's folder: ``finetune.json`` (settings), ``log.jsonl``, ``checkpoints/``, ``report.html``, and the result: ``adapter/`` in PEFT's layout,
-``merged/`` or ``merged.gguf`` if asked for; of all weights, ``model/``.
+A run's folder: ``finetune.json`` (settings), ``log.jsonl``, ``checkpoints/``, ``report.html``, and the result: ``adapter/`` in PEFT's
+layout, ``merged/`` or ``merged.gguf`` if asked for; of all weights, ``model/``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from netcl.core.tensor import Tensor
 from netcl.data import DataLoader, TensorDataset
 from netcl.distributed import World
 from netcl.io.archive import refusal
+from netcl.models.adapters import adapters_of
 from netcl.models.folder import read_object, write_json
 from netcl.models.tuning_data import IGNORED_TARGET, load_documents, pack
 from netcl.nn.module import Module
@@ -70,20 +71,16 @@ class TuningSettings:
 
     def check(self) -> TuningSettings:
         """Raise unless the values are possible."""
-        least = {"rank": 1, "epochs": 1, "batch_size": 1, "accumulate": 1, "length": 2, "save_every": 0}
-        wrong = {name: getattr(self, name) for name, value in least.items() if getattr(self, name) < value}
+        counts = {name: getattr(self, name) for name in ("rank", "epochs", "batch_size", "accumulate") if getattr(self, name) < 1}
         shares = {name: getattr(self, name) for name in ("dropout", "warmup", "held_out") if not 0 <= getattr(self, name) < 1}
-        if self.method not in METHODS or self.precision not in ("float32", "float16", "bfloat16") or wrong or shares:
+        if self.method not in METHODS or self.precision not in ("float32", "float16", "bfloat16") or counts or shares:
             what = f"method must be one of {', '.join(METHODS)}, counts at least 1, shares in [0, 1)"
-            raise ValueError(message("finetune", what, method=self.method, precision=self.precision, **wrong, **shares))
+            raise ValueError(message("finetune", what, method=self.method, precision=self.precision, **counts, **shares))
         return self
 
 
 class TokenLosses(Module):
-    """A language model that returns the loss of every token of a batch of blocks: ``(batch, length)``, 0 where no target counts.
-
-    Its state holds only what is learned: checkpoints of adapters do not contain the model.
-    """
+    """The losses of the tokens of blocks, 0 where no target counts. Its state holds only what is learned, so checkpoints stay small."""
 
     def __init__(self, model: Any):
         super().__init__()
@@ -100,9 +97,13 @@ class TokenLosses(Module):
         return ag.reshape(losses, ids.shape)
 
 
+def _learned_count(targets: Tensor) -> Tensor:
+    return ops.sum(ops.cast(ops.ne(targets, IGNORED_TARGET), "float32"))
+
+
 def mean_of_learned(losses: Tensor, targets: Tensor) -> Tensor:
     """The mean loss of the tokens that count."""
-    return ag.div(ag.sum(losses), ag.sum(ag.cast(ag.ne(targets, IGNORED_TARGET), "float32")))
+    return ag.div(ag.sum(losses), _learned_count(targets))
 
 
 class Perplexity(Metric):
@@ -111,15 +112,15 @@ class Perplexity(Metric):
     name = "perplexity"
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        return [ops.sum(outputs), ops.sum(ops.cast(ops.ne(targets, IGNORED_TARGET), "float32"))]
+        return [ops.sum(outputs), _learned_count(targets)]
 
     def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
         return math.exp(min(float(sums[0]) / float(sums[1]), 700.0))  # the largest that float64 has
 
 
-def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: str | os.PathLike[str], settings: TuningSettings | None = None,
-             *, device_name: Any = "auto", resume: bool = False, overwrite: bool = False, merged: str = "",
-             callbacks: Sequence[Callback] = ()) -> dict[str, Any]:  # fmt: skip
+def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: str | os.PathLike[str],
+             settings: TuningSettings | None = None, *, device_name: Any = "auto", resume: bool = False, overwrite: bool = False,
+             merged: str = "", callbacks: Sequence[Callback] = ()) -> dict[str, Any]:  # fmt: skip
     """Fine-tune the model of a folder or GGUF file on a JSONL file, into the folder ``out``; return the numbers of the last epoch.
 
     The weights that are kept are those of the epoch with the lowest loss on held-out rows.
@@ -135,18 +136,22 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
     with device(handle_of(model.queue)):
         train, val = _loaders(model, data, chosen)
         keeper = ModelCheckpoint(place / "checkpoints", every_steps=chosen.save_every or None, overwrite=overwrite)
-        _claim(place, {"model": str(path), "data": _digest(data), **dataclasses.asdict(chosen)}, keeper, resume)
-        trainer = _trainer(_adapted(model, chosen), chosen, len(train), [keeper, Report(place, f"{Path(path).name} / {chosen.method}"), *callbacks])
-        with train:
-            trainer.fit(train, val=val, epochs=chosen.epochs, resume="auto" if resume else None)
+        digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()
+        _claim(place, {"model": str(path), "data": digest, **dataclasses.asdict(chosen)}, keeper, resume)
+        wrapped = TokenLosses(_adapted(model, chosen))
+        optimizer = optim.AdamW([p for p in wrapped.parameters() if p.requires_grad], lr=chosen.lr, weight_decay=chosen.weight_decay)
+        steps = chosen.epochs * -(-len(train) // chosen.accumulate)
+        trainer = Trainer(
+            wrapped, optimizer, loss_fn=mean_of_learned, metrics=[Perplexity()], grad_clip=chosen.grad_clip or None,
+            mixed_precision=False if chosen.precision == "float32" else chosen.precision, accumulation_steps=chosen.accumulate,
+            scheduler=optim.WarmupCosine(optimizer, min(round(chosen.warmup * steps), steps - 1), steps),
+            callbacks=[LRMonitor(), NaNGuard(), keeper, Report(place, f"{Path(path).name} / {chosen.method}"), *callbacks],
+        )  # fmt: skip
+        trainer.fit(train, val=val, epochs=chosen.epochs, resume="auto" if resume else None)
         best = restore_best(trainer, keeper, World())
         model.checkpointing = False
-        _write_result(model.eval(), path, place, chosen, merged)
+        _write_result(model.eval(), path, place, merged)
     return {**trainer.history.last, "best": best, "steps": trainer.step}
-
-
-def _digest(data: str | os.PathLike[str]) -> str:
-    return hashlib.sha256(Path(data).read_bytes()).hexdigest()
 
 
 def _claim(place: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: bool) -> None:
@@ -156,53 +161,39 @@ def _claim(place: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: bo
         other = [name for name in now if before.get(name) != now[name]]
         if other:
             raise refusal("finetune", "the run was begun with other settings", "pass the same, or overwrite it", folder=place, other=other)
-        return
-    keeper.claim(None)
-    place.mkdir(parents=True, exist_ok=True)
-    write_json(place / _SETTINGS, now)
+    else:
+        keeper.claim(None)
+        place.mkdir(parents=True, exist_ok=True)
+        write_json(place / _SETTINGS, now)
 
 
 def _loaders(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> tuple[DataLoader, DataLoader | None]:
-    length = min(chosen.length, model.config.context)
-    parts = load_documents(model.tokenizer, data, chosen.held_out, chosen.seed)
-    blocks = [pack(documents, length) if documents else None for documents in parts]
-    both = [part and TensorDataset(np.concatenate([part.inputs, part.targets[:, None]], axis=1), part.targets) for part in blocks]
-    train = DataLoader(both[0], chosen.batch_size, shuffle=True, seed=chosen.seed, device_queue=model.queue)
-    return train, both[1] and DataLoader(both[1], chosen.batch_size, shuffle=False, device_queue=model.queue)
+    made: list[DataLoader] = []
+    for documents in load_documents(model.tokenizer, data, chosen.held_out, chosen.seed):
+        if documents:
+            inputs, targets = pack(documents, min(chosen.length, model.config.context))
+            blocks = TensorDataset(np.concatenate([inputs, targets[:, None]], axis=1), targets)
+            made.append(DataLoader(blocks, chosen.batch_size, shuffle=not made, seed=chosen.seed, device_queue=model.queue))
+    return made[0], made[1] if len(made) > 1 else None
 
 
 def _adapted(model: Any, chosen: TuningSettings) -> Any:
     model.checkpointing = chosen.checkpointing
-    if chosen.method == "full":
-        return model
     if chosen.method == "qlora":
         quantize_model(model, chosen.bits, activations="float")
     names = [name.strip() for name in chosen.targets.split(",") if name.strip()] or None
-    return models.lora(model, chosen.rank, chosen.alpha, names, chosen.dropout, chosen.method == "dora")
+    dora = chosen.method == "dora"
+    return model if chosen.method == "full" else models.lora(model, chosen.rank, chosen.alpha, names, chosen.dropout, dora)
 
 
-def _trainer(model: Any, chosen: TuningSettings, batches: int, callbacks: Sequence[Callback]) -> Trainer:
-    wrapped = TokenLosses(model)
-    learned = [p for p in wrapped.parameters() if p.requires_grad]
-    optimizer = optim.AdamW(learned, lr=chosen.lr, weight_decay=chosen.weight_decay)
-    steps = chosen.epochs * -(-batches // chosen.accumulate)
-    schedule = optim.WarmupCosine(optimizer, min(round(chosen.warmup * steps), steps - 1), steps)
-    mixed = False if chosen.precision == "float32" else chosen.precision
-    return Trainer(wrapped, optimizer, loss_fn=mean_of_learned, metrics=[Perplexity()], mixed_precision=mixed, scheduler=schedule,
-                   grad_clip=chosen.grad_clip or None, accumulation_steps=chosen.accumulate,
-                   callbacks=[LRMonitor(), NaNGuard(), *callbacks])  # fmt: skip
-
-
-def _write_result(model: Any, path: str | os.PathLike[str], place: Path, chosen: TuningSettings, merged: str) -> None:
-    if chosen.method == "full":
+def _write_result(model: Any, path: str | os.PathLike[str], place: Path, merged: str) -> None:
+    if not adapters_of(model):
         models.save(model, place / "model")
     else:
         models.save_adapter(model, place / "adapter", str(path))
-        if merged and chosen.method == "qlora":  # into the weights of the file: packed ones are an approximation of them
-            model = models.load_adapter(models.load(path, model.queue), place / "adapter")
-    if merged:
-        whole = models.merge(model)
-        if merged == "hf":
-            models.save(whole, place / "merged")
-        else:
-            models.save(whole, place / "merged.gguf", "gguf", kind=None if merged == "gguf" else merged)
+        if merged:  # into the weights of the file: packed ones are an approximation of them
+            model = models.merge(models.load_adapter(models.load(path, model.queue), place / "adapter"))
+    if merged == "hf":
+        models.save(model, place / "merged")
+    elif merged:
+        models.save(model, place / "merged.gguf", "gguf", kind=None if merged == "gguf" else merged)

@@ -1,8 +1,8 @@
 """Makes adapters.json and adapters.npz: what peft gives for the tiny models of models.json with LoRA and DoRA adapters.
 
-Run with an interpreter that has peft 0.21, transformers 5.22 and torch 2.13: ``python tests/golden/make_adapters.py``. Weights of models and
-adapters come from model_cases.py. No test needs peft. ``python tests/golden/make_adapters.py CASE FOLDER LOGITS.npy`` loads the adapter of a
-folder, which netcl wrote, into the model of a case and prints its largest difference from given logits.
+Run with an interpreter that has peft 0.21, transformers 5.22 and torch 2.13: ``python tests/golden/make_adapters.py``. Weights of models
+and adapters come from model_cases.py. No test needs peft. ``python tests/golden/make_adapters.py CASE FOLDER LOGITS.npy`` loads the
+adapter of a folder, which netcl wrote, into the model of a case and prints its largest difference from given logits.
 """
 
 from __future__ import annotations

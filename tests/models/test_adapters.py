@@ -61,7 +61,18 @@ def test_files_are_those_of_peft(case, folder_of, tmp_path):
     before, now = (safetensors.load_file(folder / "adapter_model.safetensors") for folder in (tmp_path, tmp_path / "again"))
     assert before.keys() == now.keys() and all((before[key] == now[key]).all() for key in before)
     config = json.loads((tmp_path / "again" / "adapter_config.json").read_text(encoding="utf-8"))
-    same = ("peft_type", "task_type", "r", "lora_alpha", "use_dora", "use_rslora", "bias", "fan_in_fan_out", "rank_pattern", "alpha_pattern")
+    same = (
+        "peft_type",
+        "task_type",
+        "r",
+        "lora_alpha",
+        "use_dora",
+        "use_rslora",
+        "bias",
+        "fan_in_fan_out",
+        "rank_pattern",
+        "alpha_pattern",
+    )
     assert {name: config[name] for name in same} == {name: ROWS[case]["config"][name] for name in same}
     assert sorted(config["target_modules"]) == sorted(ROWS[case]["config"]["target_modules"])
 
@@ -151,7 +162,7 @@ def test_refusals(tmp_path):
     with pytest.raises(ValueError, match=r"\[save\] .*adapters.*merge"):
         models.save(models.lora(small()), tmp_path / "model")
     written("llama-lora", tmp_path)
-    with pytest.raises(FileError, match="does not fit the model|other sizes"):
+    with pytest.raises(FileError, match=r"\[load_adapter\].*(does not fit the model|other shapes)"):
         models.load_adapter(small(hidden_size=16), tmp_path)
     config = ROWS["llama-lora"]["config"]
     for name, value in {"peft_type": "IA3", "bias": "all", "modules_to_save": ["lm_head"], "lora_alpha": "x", "use_qalora": True}.items():
