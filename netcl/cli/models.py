@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from netcl.cli.command import DEVICE, CommandError, command, facts, option, pick_device, say, table, whole
+from netcl.cli.command import DEVICE, CommandError, command, facts, option, pick_device, say, whole
 from netcl.core.errors import message
 
 
@@ -91,8 +91,8 @@ def _setting_options(parser: argparse.ArgumentParser) -> None:
     for item in dataclasses.fields(TuningSettings):
         default, name, text = item.default, f"--{item.name.replace('_', '-')}", item.metadata["doc"]
         kind: dict[str, Any] = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
-        choices = {"choices": METHODS} if item.name == "method" else {}
-        parser.add_argument(name, help=f"{text}; default: {default}" if default else text, **kind, **choices)
+        kind |= {"choices": METHODS} if item.name == "method" else {}
+        parser.add_argument(name, help=f"{text}; default: {default}" if default else text, **kind)
 
 
 @command(
@@ -114,7 +114,6 @@ def finetune_model(args: argparse.Namespace) -> int:
     chosen = TuningSettings(**{item.name: getattr(args, item.name) for item in dataclasses.fields(TuningSettings)})
     found = finetune(args.path, args.data, args.out, chosen, device_name=pick_device(args.device), resume=args.resume,
                      overwrite=args.overwrite, merged=args.merge)  # fmt: skip
-    rows = [[name, f"{value:.4f}"] for name, value in found.items() if isinstance(value, float) and "second" not in name and name != "lr"]
-    print(table(("last epoch", ""), [*rows, ["steps", str(found["steps"])]]))
-    print(f"results  {args.out}")
+    shown = {name: f"{value:.4f}" for name, value in found.items() if name.endswith(("loss", "perplexity"))}
+    print(facts({**shown, "steps": found["steps"], "results": args.out}))
     return 0

@@ -220,17 +220,12 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     for path, (name, rows) in layers.items():
         if name in files:  # parts of a fused layer share A and have their own rows of everything else
             parts = {f"lora_{kind}": array if kind == "A" else array[rows] for kind, array in files[name].items()}
-            rank, dropout = len(parts["lora_A"]), float(config.get("lora_dropout") or 0.0)
-            made[path] = LoRALinear(model.get_submodule(path), rank, _alpha_of(config, name, rank, place), dropout, dora)
+            own = [value for key, value in (config.get("alpha_pattern") or {}).items() if f".{name}".endswith(f".{key}")]
+            rank, alpha = len(parts["lora_A"]), own[0] if own else config.get("lora_alpha")
+            if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+                raise refusal("load_adapter", "lora_alpha must be a number", file=place / _CONFIG, given=repr(alpha))
+            alpha *= math.sqrt(rank) if config.get("use_rslora") else 1
+            made[path] = LoRALinear(model.get_submodule(path), rank, alpha, float(config.get("lora_dropout") or 0.0), dora)
             with refusing("load_adapter", place / _TENSORS, (ShapeError,)):
                 made[path].load_state_dict(parts, strict=False)
     return _install(model, made)
-
-
-def _alpha_of(config: Mapping[str, Any], name: str, rank: int, place: Path) -> float:
-    """The alpha that gives PEFT's scale at this rank."""
-    own = (config.get("alpha_pattern") or {}).items()
-    alpha = next((value for key, value in own if name == key or name.endswith(f".{key}")), config.get("lora_alpha"))
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise refusal("load_adapter", "lora_alpha must be a number", file=place / _CONFIG, given=repr(alpha))
-    return alpha * math.sqrt(rank) if config.get("use_rslora") else alpha

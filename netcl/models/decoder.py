@@ -95,13 +95,11 @@ class CausalLM(Module):
             table = self.embed_positions.weight
             x = ag.add(x, ag.narrow(table, 0, 0, ids.shape[1]) if positions is None else self.embed_positions(positions))
         span = make_span(self.config, ids.queue, ids.shape[1], seen, positions, self._tables, cache is not None, documents)
-        if self.checkpointing and self.training:
-            x = x if x.requires_grad else x.detach().requires_grad_()  # a checkpoint without such an input has no gradient
-            for layer in self.layers:
-                x = ag.checkpoint(layer, x, span)
-            return self.norm(x)
+        again = self.checkpointing and self.training
+        if again and not x.requires_grad:
+            x = x.detach().requires_grad_()  # a checkpoint without such an input has no gradient
         for layer in self.layers:
-            x = layer(x, span, cache)
+            x = ag.checkpoint(layer, x, span) if again else layer(x, span, cache)
         return self.norm(x)
 
     def head(self, states: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -56,19 +57,11 @@ def documents_of(tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[Document]
     """
     if "messages" in row:
         return list(_conversation(tokenizer, row["messages"]))
-    end = list(tokenizer.end_tokens[:1])
-    if "text" in row:
-        ids = [*_without_end(tokenizer, row["text"]), *end]
-        return [Document(ids, [True] * len(ids))]
-    prompt = _without_end(tokenizer, row["prompt"])
-    answer = [*tokenizer.encode(row["completion"], add_special_tokens=False), *end]
-    return [Document([*prompt, *answer], [False] * len(prompt) + [True] * len(answer))]
-
-
-def _without_end(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text with the token that begins it, but not the one that some tokenizers put behind it."""
-    ids, plain = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
-    return ids[:-1] if len(ids) > len(plain) and ids[-1] in tokenizer.end_tokens else ids
+    prompt, answer = ("", row["text"]) if "text" in row else (row["prompt"], row["completion"])
+    before, ids = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt, answer))
+    before = [*(i for i in tokenizer.encode("") if i not in tokenizer.end_tokens), *before]
+    ids = [*before, *ids, *tokenizer.end_tokens[:1]]
+    return [Document(ids, ["text" in row or at >= len(before) for at in range(len(ids))])]
 
 
 def _conversation(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> Iterator[Document]:
@@ -109,8 +102,11 @@ def pack(documents: Sequence[Document], length: int) -> tuple[np.ndarray, np.nda
         starts = range(0, len(ids), length) if all(learned) else (0,)
         pieces += [Document(ids[at : at + length], learned[at : at + length]) for at in starts]
     pieces = sorted((piece for piece in pieces if any(piece.learned[1:])), key=lambda piece: -len(piece.ids))
+    cut = sum(len(ids) > length and not all(learned) for ids, learned in documents)
     if not pieces:
         raise ValueError(message("finetune", "no document has a token to learn", "raise the block length", length=length))
+    if cut:
+        warnings.warn(message("finetune", f"{cut} conversations are cut", "raise the block length", length=length), stacklevel=2)
     room: list[tuple[int, int]] = []  # positions left, number of the block
     blocks: dict[int, list[Document]] = {}
     for piece in pieces:
@@ -128,14 +124,3 @@ def pack(documents: Sequence[Document], length: int) -> tuple[np.ndarray, np.nda
             targets[block, at : end - 1] = np.where(learned[1:], ids[1:], IGNORED_TARGET)
             at = end
     return inputs, targets
-
-
-def load_documents(tokenizer: Tokenizer, path: str | os.PathLike[str], share: float, seed: int) -> tuple[list[Document], list[Document]]:
-    """The documents of a file to train on and, of a share of its rows drawn by ``seed``, to evaluate on."""
-    rows = read_rows(path)
-    order, held = np.random.default_rng(seed).permutation(len(rows)), round(share * len(rows))
-    if held >= len(rows) or (share and not held):
-        what = "the held-out share must leave rows on both sides"
-        raise ValueError(message("finetune", what, "change --held-out; 0 evaluates on nothing", rows=len(rows), share=share))
-    train, val = ([document for i in part for document in documents_of(tokenizer, rows[i])] for part in (order[held:], order[:held]))
-    return train, val

@@ -1,8 +1,4 @@
-"""Fine-tuning of language models: adapters or all weights, on conversations, prompts with completions, or texts.
-
-A run's folder: ``finetune.json`` (settings), ``log.jsonl``, ``checkpoints/``, ``report.html``, and the result: ``adapter/`` in PEFT's
-layout, ``merged/`` or ``merged.gguf`` if asked for; of all weights, ``model/``.
-"""
+"""Fine-tuning of language models: adapters or all weights, on conversations, prompts with completions, or texts."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +22,7 @@ from netcl.distributed import World
 from netcl.io.archive import refusal
 from netcl.models.adapters import adapters_of
 from netcl.models.folder import read_object, write_json
-from netcl.models.tuning_data import IGNORED_TARGET, load_documents, pack
+from netcl.models.tuning_data import IGNORED_TARGET, documents_of, pack, read_rows
 from netcl.nn.module import Module
 from netcl.nn.quantized import quantize_model
 from netcl.ops.random import manual_seed
@@ -45,7 +40,7 @@ def _setting(default: Any, doc: str) -> Any:
     return dataclasses.field(default=default, metadata={"doc": doc})
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class TuningSettings:
     """The settings of a run. Two runs with the same settings, data and device give the same weights to the bit."""
 
@@ -54,7 +49,6 @@ class TuningSettings:
     alpha: float = _setting(16.0, "adapters are scaled by alpha / rank")
     dropout: float = _setting(0.0, "share of the adapters' inputs that is zero in training")
     targets: str = _setting("", "layers with adapters, separated by commas; all linear layers if empty")
-    bits: int = _setting(4, "of qlora: 4 or 8")
     epochs: int = _setting(3, "passes over the data")
     batch_size: int = _setting(1, "blocks per batch")
     accumulate: int = _setting(8, "batches per step of the optimizer")
@@ -123,10 +117,9 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
              merged: str = "", callbacks: Sequence[Callback] = ()) -> dict[str, Any]:  # fmt: skip
     """Fine-tune the model of a folder or GGUF file on a JSONL file, into the folder ``out``; return the numbers of the last epoch.
 
-    The weights that are kept are those of the epoch with the lowest loss on held-out rows.
-
-    - **resume**: continue the run in ``out`` from its last checkpoint, to the bit. **overwrite**: remove it.
-    - **merged**: ``hf``, ``gguf``, or a type of GGUF such as ``Q8_0``: also write the model with its adapters merged.
+    The weights of the epoch with the lowest loss on held-out rows are kept: ``adapter/`` in PEFT's layout, or ``model/`` of all weights.
+    ``resume`` continues the run in ``out`` to the bit, ``overwrite`` removes it. ``merged``, one of ``hf``, ``gguf`` or a type of GGUF
+    such as ``Q8_0``, also writes the model with its adapters merged.
     """
     chosen, place = (settings or TuningSettings()).check(), Path(out)
     manual_seed(chosen.seed)
@@ -134,7 +127,7 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
     if not isinstance(model, models.CausalLM):
         raise ValueError(message("finetune", "only models that write text can be fine-tuned", model=type(model).__name__))
     with device(handle_of(model.queue)):
-        train, val = _loaders(model, data, chosen)
+        train, *val = _loaders(model, data, chosen)
         keeper = ModelCheckpoint(place / "checkpoints", every_steps=chosen.save_every or None, overwrite=overwrite)
         digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()
         _claim(place, {"model": str(path), "data": digest, **dataclasses.asdict(chosen)}, keeper, resume)
@@ -147,7 +140,7 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
             scheduler=optim.WarmupCosine(optimizer, min(round(chosen.warmup * steps), steps - 1), steps),
             callbacks=[LRMonitor(), NaNGuard(), keeper, Report(place, f"{Path(path).name} / {chosen.method}"), *callbacks],
         )  # fmt: skip
-        trainer.fit(train, val=val, epochs=chosen.epochs, resume="auto" if resume else None)
+        trainer.fit(train, *val, epochs=chosen.epochs, resume="auto" if resume else None)
         best = restore_best(trainer, keeper, World())
         model.checkpointing = False
         _write_result(model.eval(), path, place, merged)
@@ -167,20 +160,24 @@ def _claim(place: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: bo
         write_json(place / _SETTINGS, now)
 
 
-def _loaders(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> tuple[DataLoader, DataLoader | None]:
-    made: list[DataLoader] = []
-    for documents in load_documents(model.tokenizer, data, chosen.held_out, chosen.seed):
-        if documents:
-            inputs, targets = pack(documents, min(chosen.length, model.config.context))
-            blocks = TensorDataset(np.concatenate([inputs, targets[:, None]], axis=1), targets)
-            made.append(DataLoader(blocks, chosen.batch_size, shuffle=not made, seed=chosen.seed, device_queue=model.queue))
-    return made[0], made[1] if len(made) > 1 else None
+def _loaders(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> list[DataLoader]:
+    """Blocks to train on and, of a share of the rows drawn by the seed, to evaluate on."""
+    rows, made = read_rows(data), list[DataLoader]()
+    order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))
+    if held == len(rows):
+        raise ValueError(message("finetune", "no row is left to train on", "add rows, or evaluate on none: --held-out 0", rows=len(rows)))
+    for part in (order[held:], order[:held]) if held else (order,):
+        documents = [document for i in part for document in documents_of(model.tokenizer, rows[i])]
+        inputs, targets = pack(documents, min(chosen.length, model.config.context))
+        blocks = TensorDataset(np.concatenate([inputs, targets[:, None]], axis=1), targets)
+        made.append(DataLoader(blocks, chosen.batch_size, shuffle=not made, seed=chosen.seed, device_queue=model.queue))
+    return made
 
 
 def _adapted(model: Any, chosen: TuningSettings) -> Any:
     model.checkpointing = chosen.checkpointing
     if chosen.method == "qlora":
-        quantize_model(model, chosen.bits, activations="float")
+        quantize_model(model, 4, activations="float")
     names = [name.strip() for name in chosen.targets.split(",") if name.strip()] or None
     dora = chosen.method == "dora"
     return model if chosen.method == "full" else models.lora(model, chosen.rank, chosen.alpha, names, chosen.dropout, dora)
