@@ -79,24 +79,26 @@ def lora(model: ModelT, rank: int = 8, alpha: float = 16, targets: Sequence[str]
     """Give linear layers of a model adapters, in place, and freeze everything else; return the model.
 
     - **rank**, **alpha**: an adapter adds ``alpha / rank`` times the product of two matrices of this rank.
-    - **targets**: names of layers; by default all of attention and feed-forward networks. Experts of mixtures get none.
+    - **targets**: names of layers; by default all of attention and feed-forward networks. Experts of mixtures and tied heads get none.
     - **dropout**: of the adapters' inputs. **dora**: learn the lengths of the rows, too.
     """
     if rank < 1 or not 0 <= dropout < 1:
         raise ValueError(message("lora", "rank must be at least 1 and dropout in [0, 1)", rank=rank, dropout=dropout))
-    layers = {path: path.rpartition(".")[2] for path in _linear_layers(model)}
-    wanted = set(TARGETS) & set(layers.values()) if targets is None else {targets} if isinstance(targets, str) else set(targets)
-    if not wanted or wanted - set(layers.values()):
-        known = ", ".join(sorted(set(layers.values())))
-        raise ValueError(message("lora", f"targets must be among the linear layers: {known}", targets=sorted(wanted)))
-    chosen = [path for path, name in layers.items() if name in wanted]
-    return _install(model, {path: LoRALinear(model.get_submodule(path), rank, alpha, dropout, dora) for path in chosen})
+    layers = _linear_layers(model)
+    known = {path.rpartition(".")[2] for path in layers}
+    wanted = set(TARGETS) & known if targets is None else {targets} if isinstance(targets, str) else set(targets)
+    if not wanted or wanted - known:
+        raise ValueError(message("lora", f"targets must be among the linear layers: {', '.join(sorted(known))}", targets=sorted(wanted)))
+    chosen = {path: layer for path, layer in layers.items() if path.rpartition(".")[2] in wanted}
+    return _install(model, {path: LoRALinear(layer, rank, alpha, dropout, dora) for path, layer in chosen.items()})
 
 
 def _linear_layers(model: Module) -> dict[str, Any]:
-    """All layers an adapter fits, by path; adapted ones once, experts not at all: PEFT has no adapters for them."""
-    found = {path: layer for path, layer in model.named_modules() if hasattr(layer, "in_features") and ".experts." not in path}
-    return {path: layer for path, layer in found.items() if not isinstance(found.get(path.rpartition(".")[0]), LoRALinear)}
+    """All layers an adapter fits, by path; adapted ones once, experts and heads that are also the embedding not at all."""
+    tied = "lm_head" if getattr(model.config, "tied", False) else None
+    found = {path: layer for path, layer in model.named_modules() if hasattr(layer, "in_features") and path != tied}
+    inside = {path for path in found if isinstance(found.get(path.rpartition(".")[0]), LoRALinear)}
+    return {path: layer for path, layer in found.items() if path not in inside and ".experts." not in path}
 
 
 def _install(model: ModelT, adapters: Mapping[str, LoRALinear]) -> ModelT:
@@ -119,10 +121,8 @@ def merge_adapters(model: ModelT) -> ModelT:
     A packed layer that had an adapter becomes a ``Linear``: the sum is not packed again.
     """
     for path, adapter in adapters_of(model).items():
-        base, matrix = (
-            adapter.base,
-            base_matrix(adapter.base) + np.float32(adapter.scale) * (adapter.lora_B.to_host() @ adapter.lora_A.to_host()),
-        )
+        base, added = adapter.base, adapter.lora_B.to_host() @ adapter.lora_A.to_host()
+        matrix = base_matrix(base) + np.float32(adapter.scale) * added
         if adapter.lora_magnitude_vector is not None:
             matrix *= (adapter.lora_magnitude_vector.to_host() / np.linalg.norm(matrix, axis=1))[:, None]
         if not isinstance(base, Linear):
@@ -166,7 +166,7 @@ def save_adapter(model: Any, folder: str | os.PathLike[str], base: str = "") -> 
     rank, alpha = max(ranks.values(), key=list(ranks.values()).count)
     words = {name.rpartition(".")[2] for name in ranks}  # whole names where a word would select others, too
     alone = {name for name, _ in layers.values() if name.rpartition(".")[2] in words} == ranks.keys()
-    first = next(iter(adapters.values()))
+    first, place = next(iter(adapters.values())), Path(folder)
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": rank, "lora_alpha": alpha,
         "lora_dropout": first.dropout, "use_dora": first.lora_magnitude_vector is not None, "use_rslora": False, "bias": "none",
@@ -175,7 +175,6 @@ def save_adapter(model: Any, folder: str | os.PathLike[str], base: str = "") -> 
         "rank_pattern": {name: own[0] for name, own in ranks.items() if own[0] != rank},
         "alpha_pattern": {name: own[1] for name, own in ranks.items() if own[1] != alpha},
     }  # fmt: skip
-    place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     save_safetensors(tensors, place / _TENSORS, {"format": "pt"})
     write_json(place / _CONFIG, config)

@@ -174,8 +174,6 @@ class TransformerLayer(Module):
 def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, positions: Tensor | None, kept: dict[Any, Tensor],
               cached: bool = False, documents: Tensor | None = None) -> AttentionSpan:  # fmt: skip
     """The :class:`AttentionSpan` of a forward pass; ``kept`` holds the rotary tables of earlier ones. A cache makes its own masks."""
-    if cached and documents is not None:
-        raise ValueError(message("CausalLM", "documents cannot be given with a cache"))
     tables = {}
     for rope in dict.fromkeys(rope for rope in config.ropes if rope is not None):
         key = (rope, rope.stretch(seen + queries), queue)
@@ -186,6 +184,8 @@ def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, position
         tables[rope] = kept[key]
     masks = {} if cached else {window: causal_mask(queue, queries, 0, window) for window in dict.fromkeys(config.windows)}
     if documents is not None:
+        if cached:
+            raise ValueError(message("CausalLM", "documents cannot be given with a cache"))
         masks = {window: (_inside_documents(documents, window), False) for window in masks}
     return AttentionSpan(positions, masks, tables)
 

@@ -20,7 +20,6 @@ from netcl.core.tensor import Tensor
 from netcl.data import DataLoader, TensorDataset
 from netcl.distributed import World
 from netcl.io.archive import refusal
-from netcl.models.adapters import adapters_of
 from netcl.models.folder import read_object, write_json
 from netcl.models.tuning_data import IGNORED_TARGET, documents_of, pack, read_rows
 from netcl.nn.module import Module
@@ -33,7 +32,6 @@ from netcl.trainer.run import restore_best
 from netcl.trainer.trainer import Trainer
 
 METHODS = ("lora", "dora", "qlora", "full")
-_SETTINGS = "finetune.json"
 
 
 def _setting(default: Any, doc: str) -> Any:
@@ -85,19 +83,14 @@ class TokenLosses(Module):
 
     def forward(self, batch: Tensor) -> Tensor:
         ids, documents, positions, targets = (ag.select(batch, 1, i) for i in range(4))
-        logits = self.model(ids, positions=positions, documents=documents)
-        flat = ag.cast(ag.reshape(logits, (-1, logits.shape[-1])), "float32")
-        losses = ag.cross_entropy(flat, ag.reshape(targets, (-1,)), ignore_index=IGNORED_TARGET, reduction="none")
-        return ag.reshape(losses, ids.shape)
-
-
-def _learned_count(targets: Tensor) -> Tensor:
-    return ops.sum(ops.cast(ops.ne(targets, IGNORED_TARGET), "float32"))
+        logits = ag.cast(self.model(ids, positions=positions, documents=documents), "float32")
+        flat = ag.reshape(logits, (-1, logits.shape[-1])), ag.reshape(targets, (-1,))
+        return ag.reshape(ag.cross_entropy(*flat, ignore_index=IGNORED_TARGET, reduction="none"), ids.shape)
 
 
 def mean_of_learned(losses: Tensor, targets: Tensor) -> Tensor:
     """The mean loss of the tokens that count."""
-    return ag.div(ag.sum(losses), _learned_count(targets))
+    return ag.div(ag.sum(losses), ag.cast(ag.sum(ag.ne(targets, IGNORED_TARGET)), "float32"))
 
 
 class Perplexity(Metric):
@@ -106,7 +99,7 @@ class Perplexity(Metric):
     name = "perplexity"
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        return [ops.sum(outputs), _learned_count(targets)]
+        return [ops.sum(outputs), ops.sum(ops.ne(targets, IGNORED_TARGET))]
 
     def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
         return math.exp(min(float(sums[0]) / float(sums[1]), 700.0))  # the largest that float64 has
@@ -130,8 +123,14 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
         train, *val = _loaders(model, data, chosen)
         keeper = ModelCheckpoint(place / "checkpoints", every_steps=chosen.save_every or None, overwrite=overwrite)
         digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()
-        _claim(place, {"model": str(path), "data": digest, **dataclasses.asdict(chosen)}, keeper, resume)
-        wrapped = TokenLosses(_adapted(model, chosen))
+        _claim(place / "finetune.json", {"model": str(path), "data": digest, **dataclasses.asdict(chosen)}, keeper, resume)
+        model.checkpointing = chosen.checkpointing
+        if chosen.method == "qlora":
+            quantize_model(model, 4, activations="float")
+        if chosen.method != "full":
+            names = [name.strip() for name in chosen.targets.split(",") if name.strip()] or None
+            models.lora(model, chosen.rank, chosen.alpha, names, chosen.dropout, chosen.method == "dora")
+        wrapped = TokenLosses(model)
         optimizer = optim.AdamW([p for p in wrapped.parameters() if p.requires_grad], lr=chosen.lr, weight_decay=chosen.weight_decay)
         steps = chosen.epochs * -(-len(train) // chosen.accumulate)
         trainer = Trainer(
@@ -140,24 +139,22 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
             scheduler=optim.WarmupCosine(optimizer, min(round(chosen.warmup * steps), steps - 1), steps),
             callbacks=[LRMonitor(), NaNGuard(), keeper, Report(place, f"{Path(path).name} / {chosen.method}"), *callbacks],
         )  # fmt: skip
-        trainer.fit(train, *val, epochs=chosen.epochs, resume="auto" if resume else None)
+        trainer.fit(train, val[0] if val else None, epochs=chosen.epochs, resume="auto" if resume else None)
         best = restore_best(trainer, keeper, World())
         model.checkpointing = False
-        _write_result(model.eval(), path, place, merged)
+        _write_result(model.eval(), path, place, chosen.method, merged)
     return {**trainer.history.last, "best": best, "steps": trainer.step}
 
 
-def _claim(place: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: bool) -> None:
+def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: bool) -> None:
     """Write the settings of a new run; those of a run that is resumed must be the same."""
-    if resume and (place / _SETTINGS).is_file():
-        before = read_object(place / _SETTINGS, "finetune")
-        other = [name for name in now if before.get(name) != now[name]]
-        if other:
-            raise refusal("finetune", "the run was begun with other settings", "pass the same, or overwrite it", folder=place, other=other)
-    else:
+    if not (resume and file.is_file()):
         keeper.claim(None)
-        place.mkdir(parents=True, exist_ok=True)
-        write_json(place / _SETTINGS, now)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, now)
+    before = read_object(file, "finetune")
+    if other := [name for name in now if before.get(name) != now[name]]:
+        raise refusal("finetune", "the run was begun with other settings", "pass the same, or overwrite it", file=file, other=other)
 
 
 def _loaders(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> list[DataLoader]:
@@ -174,17 +171,8 @@ def _loaders(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -
     return made
 
 
-def _adapted(model: Any, chosen: TuningSettings) -> Any:
-    model.checkpointing = chosen.checkpointing
-    if chosen.method == "qlora":
-        quantize_model(model, 4, activations="float")
-    names = [name.strip() for name in chosen.targets.split(",") if name.strip()] or None
-    dora = chosen.method == "dora"
-    return model if chosen.method == "full" else models.lora(model, chosen.rank, chosen.alpha, names, chosen.dropout, dora)
-
-
-def _write_result(model: Any, path: str | os.PathLike[str], place: Path, merged: str) -> None:
-    if not adapters_of(model):
+def _write_result(model: Any, path: str | os.PathLike[str], place: Path, method: str, merged: str) -> None:
+    if method == "full":
         models.save(model, place / "model")
     else:
         models.save_adapter(model, place / "adapter", str(path))

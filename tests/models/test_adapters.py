@@ -153,6 +153,10 @@ def test_packed_base():
 def test_refusals(tmp_path):
     with pytest.raises(ValueError, match=r"\[lora\] targets must be among the linear layers: .*q_proj"):
         models.lora(small(), targets=["query"])
+    with pytest.raises(ValueError, match=r"targets=\['lm_head'\]"):
+        models.lora(small(tie_word_embeddings=True), targets=["lm_head"])  # merging would change the embedding
+    with pytest.raises(ValueError, match="documents cannot be given with a cache"):
+        small()([[1, 2]], small().new_cache(), documents=netcl.tensor([[1, 2]]))
     with pytest.raises(ValueError, match="rank must be at least 1"):
         models.lora(small(), rank=0)
     with pytest.raises(ValueError, match="has adapters already"):
