@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from netcl.io.archive import refusal, refusing
 from netcl.io.state import load_safetensors, save_safetensors
 from netcl.models.architectures import ARCHITECTURES
 from netcl.models.folder import read_object, write_json
-from netcl.models.weights import fused_rows, host_array, origin_of
+from netcl.models.weights import host_array, origin_of
 from netcl.nn import init
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module
@@ -138,15 +139,15 @@ def merge_adapters(model: ModelT) -> ModelT:
 
 
 def _hub_layers(model: Any) -> dict[str, tuple[str, slice]]:
-    """The layer of a Hugging Face model that holds each linear layer, and which of its rows they are; parts of fused layers in order."""
-    names, found = ARCHITECTURES[model.config.architecture].names, {}
+    """The layer of a Hugging Face model that holds each linear layer, and which of its rows they are."""
+    names, found, filled = ARCHITECTURES[model.config.architecture].names, {}, Counter[str]()
     for path, layer in _linear_layers(model).items():
         origin = origin_of(f"{path}.weight", names)
         if origin is not None:
-            part = [op for op in origin.ops if op != "T"]
-            rows = fused_rows(model.part_config(path), part[0]) if part else slice(0, layer.out_features)
-            found[path] = (origin.name.removesuffix(".weight"), rows)
-    return dict(sorted(found.items(), key=lambda pair: pair[1][1].start))
+            name = origin.name.removesuffix(".weight")
+            found[path] = (name, slice(filled[name], filled[name] + layer.out_features))  # parts of fused layers follow each other
+            filled[name] += layer.out_features
+    return found
 
 
 def save_adapter(model: Any, folder: str | os.PathLike[str], base: str = "") -> None:

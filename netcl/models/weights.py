@@ -50,7 +50,7 @@ def origin_of(parameter: str, names: Mapping[str, str]) -> Origin | None:
     return Origin(name.format(i=numbers.get("layers"), e=numbers.get("experts")), tuple(ops), int(numbers.get("experts", 0)))
 
 
-def fused_rows(config: ModelConfig, part: str) -> slice:
+def _fused_rows(config: ModelConfig, part: str) -> slice:
     """The rows of a fused tensor that are one of its parts."""
     if part in ("gate", "up"):
         return slice(0, config.inner) if part == "gate" else slice(config.inner, 2 * config.inner)
@@ -79,7 +79,7 @@ def pull(source: WeightSource, origin: Origin, config: ModelConfig, shape: tuple
         elif op == "+1":
             array = array.astype(np.float32) + np.float32(1)
         else:
-            array = array[fused_rows(config, op)]
+            array = array[_fused_rows(config, op)]
     squeezed = tuple(n for n in shape if n != 1)
     if array.shape != shape and tuple(n for n in array.shape if n != 1) == squeezed:
         array = array.reshape(shape)  # GGUF drops axes of length 1
@@ -150,7 +150,7 @@ def _assembled(model: Any, parts: list[tuple[Origin, str, Any]]) -> np.ndarray:
             elif op == "e":
                 begin, array = origin.expert, array[None]
             elif op != "T":
-                begin = fused_rows(config, op).start
+                begin = _fused_rows(config, op).start
         made.append((begin, array))
     whole = np.concatenate([array for _, array in sorted(made, key=lambda part: part[0])]) if len(made) > 1 else made[0][1]
     return np.ascontiguousarray(whole.T if "T" in parts[0][0].ops else whole)

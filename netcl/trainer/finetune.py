@@ -116,7 +116,7 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
     """
     chosen, place = (settings or TuningSettings()).check(), Path(out)
     manual_seed(chosen.seed)
-    model = models.load(path, device_name)
+    model = models.load(path, device_name, None if chosen.method == "qlora" else "float32")
     if not isinstance(model, models.CausalLM):
         raise ValueError(message("finetune", "only models that write text can be fine-tuned", model=type(model).__name__))
     with device(handle_of(model.queue)):
@@ -177,7 +177,7 @@ def _write_result(model: Any, path: str | os.PathLike[str], place: Path, method:
     else:
         models.save_adapter(model, place / "adapter", str(path))
         if merged:  # into the weights of the file: packed ones are an approximation of them
-            model = models.merge(models.load_adapter(models.load(path, model.queue), place / "adapter"))
+            model = models.merge(models.load_adapter(models.load(path, model.queue, "float32"), place / "adapter"))
     if merged == "hf":
         models.save(model, place / "merged")
     elif merged:
