@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -23,14 +23,14 @@ from netcl.nn import init
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module
 from netcl.nn.parameter import Parameter, empty, placed
+from netcl.nn.quantized import ModelT
 
 #: The layers that get adapters unless others are named.
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _CONFIG, _TENSORS, _PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."
 #: Settings of PEFT that change what an adapter computes and are not supported.
-_OFF = ("modules_to_save", "lora_bias", "layer_replication", "alora_invocation_tokens", "target_parameters", "trainable_token_indices",
-        "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config", "velora_config")  # fmt: skip
-ModelT = TypeVar("ModelT", bound=Module)
+_UNSUPPORTED = ("modules_to_save", "lora_bias", "layer_replication", "alora_invocation_tokens", "target_parameters", "use_qalora",
+                "trainable_token_indices", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config", "velora_config")  # fmt: skip
 
 
 class LoRALinear(Module):
@@ -91,7 +91,7 @@ def lora(model: ModelT, rank: int = 8, alpha: float = 16, targets: Sequence[str]
     if not wanted or wanted - known:
         raise ValueError(message("lora", f"targets must be among the linear layers: {', '.join(sorted(known))}", targets=sorted(wanted)))
     chosen = {path: layer for path, layer in layers.items() if path.rpartition(".")[2] in wanted}
-    return _install(model, {path: LoRALinear(layer, rank, alpha, dropout, dora) for path, layer in chosen.items()})
+    return _put_adapters(model, {path: LoRALinear(layer, rank, alpha, dropout, dora) for path, layer in chosen.items()})
 
 
 def _linear_layers(model: Module) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _linear_layers(model: Module) -> dict[str, Any]:
     return {path: layer for path, layer in found.items() if path not in inside and ".experts." not in path}
 
 
-def _install(model: ModelT, adapters: Mapping[str, LoRALinear]) -> ModelT:
+def _put_adapters(model: ModelT, adapters: Mapping[str, LoRALinear]) -> ModelT:
     if adapters_of(model):
         raise ValueError(message("lora", "the model has adapters already", "merge them with netcl.models.merge(model), or load it anew"))
     model.requires_grad_(False)
@@ -205,7 +205,7 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     """
     place = Path(folder)
     config, tensors = read_object(place / _CONFIG, "load_adapter"), load_safetensors(place / _TENSORS)
-    for name, plain in {"peft_type": "LORA", "bias": "none", **dict.fromkeys(_OFF)}.items():
+    for name, plain in {"peft_type": "LORA", "bias": "none", **dict.fromkeys(_UNSUPPORTED)}.items():
         if (config.get(name) or plain) != plain:
             raise refusal("load_adapter", f"{name} must be {plain!r}", file=place / _CONFIG, given=repr(config[name]))
     files: dict[str, dict[str, np.ndarray]] = {}
@@ -228,4 +228,4 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
             made[path] = LoRALinear(model.get_submodule(path), rank, alpha, float(config.get("lora_dropout") or 0.0), dora)
             with refusing("load_adapter", place / _TENSORS, (ShapeError,)):
                 made[path].load_state_dict(parts, strict=False)
-    return _install(model, made)
+    return _put_adapters(model, made)

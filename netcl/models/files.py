@@ -118,9 +118,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
     if format not in ("hf", "gguf"):
         raise ValueError(f"[save] format must be 'hf' or 'gguf'; format={format!r}")
     if any(hasattr(layer, "lora_A") for layer in model.modules()):
-        raise ValueError(
-            message("save", "the model has adapters", "netcl.models.merge(model) adds them to its weights; or use save_adapter")
-        )
+        raise ValueError(message("save", "the model has adapters", "call netcl.models.merge(model), or save_adapter"))
     config, row = model.config, ARCHITECTURES[model.config.architecture]
     make = getattr(model, "make_tokenizer", None)
     tokenizer = None if make is None else make()

@@ -17,7 +17,7 @@ from netcl.io.archive import refusal, refusing, regular_file
 from netcl.models.tokenizer import Tokenizer
 
 IGNORED_TARGET = -100  # what cross-entropy leaves out
-_FORMS = '{"messages": [...]}, {"prompt": "...", "completion": "..."} or {"text": "..."}'
+_ROW_FORMS = '{"messages": [...]}, {"prompt": "...", "completion": "..."} or {"text": "..."}'
 
 
 class Document(NamedTuple):
@@ -35,7 +35,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             with refusing("finetune", f"{path}, line {number}", (ValueError, RecursionError)):
                 rows.append(json.loads(line))
             if not _is_row(rows[-1]):
-                raise refusal("finetune", f"a row must be {_FORMS}", file=path, line=number)
+                raise refusal("finetune", f"a row must be {_ROW_FORMS}", file=path, line=number)
     if not rows:
         raise refusal("finetune", "the data has no rows", file=path)
     return rows
@@ -90,7 +90,7 @@ def _until_end(tokenizer: Tokenizer, ids: Sequence[int], inside: list[int]) -> l
     return inside if behind.strip() else [at for at in inside if at <= last]
 
 
-def pack(documents: Sequence[Document], length: int) -> tuple[np.ndarray, np.ndarray]:
+def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarray, np.ndarray]:
     """Documents in blocks, each in the fullest that has room for it, the longest first: inputs and targets.
 
     Inputs ``(blocks, 3, length)``: ids, document numbers (0 for padding), positions in the document. Targets ``(blocks, length)``: the id

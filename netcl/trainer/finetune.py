@@ -21,52 +21,49 @@ from netcl.data import DataLoader, TensorDataset
 from netcl.distributed import World
 from netcl.io.archive import refusal
 from netcl.models.folder import read_object, write_json
-from netcl.models.tuning_data import IGNORED_TARGET, documents_of, pack, read_rows
+from netcl.models.tuning_data import IGNORED_TARGET, documents_of, pack_documents, read_rows
 from netcl.nn.module import Module
 from netcl.nn.quantized import quantize_model
 from netcl.ops.random import manual_seed
 from netcl.trainer.callbacks import Callback, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.metrics import Metric
+from netcl.trainer.recipe import setting
 from netcl.trainer.report import Report
 from netcl.trainer.run import restore_best
 from netcl.trainer.trainer import Trainer
 
-METHODS = ("lora", "dora", "qlora", "full")
-
-
-def _setting(default: Any, doc: str) -> Any:
-    return dataclasses.field(default=default, metadata={"doc": doc})
+TUNING_METHODS = ("lora", "dora", "qlora", "full")
 
 
 @dataclasses.dataclass(frozen=True)
 class TuningSettings:
     """The settings of a run. Two runs with the same settings, data and device give the same weights to the bit."""
 
-    method: str = _setting("lora", "lora, dora, qlora (adapters on weights packed to 4 bits) or full (all weights)")
-    rank: int = _setting(8, "rank of the adapters")
-    alpha: float = _setting(16.0, "adapters are scaled by alpha / rank")
-    dropout: float = _setting(0.0, "share of the adapters' inputs that is zero in training")
-    targets: str = _setting("", "layers with adapters, separated by commas; all linear layers if empty")
-    epochs: int = _setting(3, "passes over the data")
-    batch_size: int = _setting(1, "blocks per batch")
-    accumulate: int = _setting(8, "batches per step of the optimizer")
-    length: int = _setting(512, "tokens per block, at most the model's context")
-    lr: float = _setting(2e-4, "the highest learning rate")
-    warmup: float = _setting(0.03, "share of the steps in which the learning rate rises; a cosine follows")
-    weight_decay: float = _setting(0.0, "of AdamW")
-    grad_clip: float = _setting(1.0, "largest norm of all gradients together; 0 for none")
-    held_out: float = _setting(0.05, "share of the rows that perplexity is evaluated on; 0 for none")
-    checkpointing: bool = _setting(False, "compute activations again for the gradient instead of keeping them")
-    precision: str = _setting("float32", "float32, or mixed with float16 or bfloat16")
-    save_every: int = _setting(0, "steps between checkpoints; each epoch has one, too")
-    seed: int = _setting(0, "of adapters, held-out rows, order and dropout")
+    method: str = setting("lora", "lora, dora, qlora (adapters on weights packed to 4 bits) or full (all weights)")
+    rank: int = setting(8, "rank of the adapters")
+    alpha: float = setting(16.0, "adapters are scaled by alpha / rank")
+    dropout: float = setting(0.0, "share of the adapters' inputs that is zero in training")
+    targets: str = setting("", "layers with adapters, separated by commas; all linear layers if empty")
+    epochs: int = setting(3, "passes over the data")
+    batch_size: int = setting(1, "blocks per batch")
+    accumulate: int = setting(8, "batches per step of the optimizer")
+    length: int = setting(512, "tokens per block, at most the model's context")
+    lr: float = setting(2e-4, "the highest learning rate")
+    warmup: float = setting(0.03, "share of the steps in which the learning rate rises; a cosine follows")
+    weight_decay: float = setting(0.0, "of AdamW")
+    grad_clip: float = setting(1.0, "largest norm of all gradients together; 0 for none")
+    held_out: float = setting(0.05, "share of the rows that perplexity is evaluated on; 0 for none")
+    checkpointing: bool = setting(False, "compute activations again for the gradient instead of keeping them")
+    precision: str = setting("float32", "float32, or mixed with float16 or bfloat16")
+    save_every: int = setting(0, "steps between checkpoints; each epoch has one, too")
+    seed: int = setting(0, "of adapters, held-out rows, order and dropout")
 
     def check(self) -> TuningSettings:
         """Raise unless the values are possible."""
         counts = {name: getattr(self, name) for name in ("rank", "epochs", "batch_size", "accumulate") if getattr(self, name) < 1}
         shares = {name: getattr(self, name) for name in ("dropout", "warmup", "held_out") if not 0 <= getattr(self, name) < 1}
-        if self.method not in METHODS or self.precision not in ("float32", "float16", "bfloat16") or counts or shares:
-            what = f"method must be one of {', '.join(METHODS)}, counts at least 1, shares in [0, 1)"
+        if self.method not in TUNING_METHODS or self.precision not in ("float32", "float16", "bfloat16") or counts or shares:
+            what = f"method must be one of {', '.join(TUNING_METHODS)}, counts at least 1, shares in [0, 1)"
             raise ValueError(message("finetune", what, method=self.method, precision=self.precision, **counts, **shares))
         return self
 
@@ -165,7 +162,7 @@ def _loaders(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -
         raise ValueError(message("finetune", "no row is left to train on", "add rows, or evaluate on none: --held-out 0", rows=len(rows)))
     for part in (order[held:], order[:held]) if held else (order,):
         documents = [document for i in part for document in documents_of(model.tokenizer, rows[i])]
-        inputs, targets = pack(documents, min(chosen.length, model.config.context))
+        inputs, targets = pack_documents(documents, min(chosen.length, model.config.context))
         blocks = TensorDataset(np.concatenate([inputs, targets[:, None]], axis=1), targets)
         made.append(DataLoader(blocks, chosen.batch_size, shuffle=not made, seed=chosen.seed, device_queue=model.queue))
     return made

@@ -12,7 +12,7 @@ from netcl import models
 from netcl.cli import main
 from netcl.io import FileError
 from netcl.models.tokenizer import Tokenizer
-from netcl.models.tuning_data import IGNORED_TARGET, Document, documents_of, pack, read_rows
+from netcl.models.tuning_data import IGNORED_TARGET, Document, documents_of, pack_documents, read_rows
 from netcl.trainer import Callback
 from netcl.trainer.finetune import TuningSettings, finetune
 
@@ -100,16 +100,16 @@ def test_packing():
     documents = [Document([1, 2, 3], [False, True, True]), Document([4, 5, 6, 7, 8], [False] * 3 + [True] * 2),
                  Document([9, 10], [True, True]), Document(list(range(20, 31)), [False] * 10 + [True])]  # fmt: skip
     with pytest.warns(UserWarning, match=r"\[finetune\] 1 conversations are cut; .*length=8"):
-        inputs, targets = pack(documents, 8)  # the only answer of the last document lies behind the block
+        inputs, targets = pack_documents(documents, 8)  # the only answer of the last document lies behind the block
     assert inputs.tolist() == [
         [[4, 5, 6, 7, 8, 1, 2, 3], [1, 1, 1, 1, 1, 2, 2, 2], [0, 1, 2, 3, 4, 0, 1, 2]],
         [[9, 10, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]],
     ]
     no = IGNORED_TARGET
     assert targets.tolist() == [[no, no, 7, 8, no, 2, 3, no], [10, no, no, no, no, no, no, no]]
-    assert pack([Document(list(range(10)), [True] * 10)], 4)[0][:, 0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 0]]
+    assert pack_documents([Document(list(range(10)), [True] * 10)], 4)[0][:, 0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 0]]
     with pytest.raises(ValueError, match="no document has a token to learn"):
-        pack([Document([1, 2], [False, False])], 4)
+        pack_documents([Document([1, 2], [False, False])], 4)
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"prompt": "a"}', '{"messages": [{"role": "assistant", "content": "a"}]}', "", '{"text": 1}'])
