@@ -27,7 +27,6 @@ from netcl.nn.quantized import quantize_model
 from netcl.ops.random import manual_seed
 from netcl.trainer.callbacks import Callback, LRMonitor, ModelCheckpoint, NaNGuard
 from netcl.trainer.metrics import Metric
-from netcl.trainer.recipe import setting
 from netcl.trainer.report import Report
 from netcl.trainer.run import restore_best
 from netcl.trainer.trainer import Trainer
@@ -35,28 +34,32 @@ from netcl.trainer.trainer import Trainer
 TUNING_METHODS = ("lora", "dora", "qlora", "full")
 
 
+def _tuning_field(default: Any, doc: str) -> Any:
+    return dataclasses.field(default=default, metadata={"doc": doc})
+
+
 @dataclasses.dataclass(frozen=True)
 class TuningSettings:
     """The settings of a run. Two runs with the same settings, data and device give the same weights to the bit."""
 
-    method: str = setting("lora", "lora, dora, qlora (adapters on weights packed to 4 bits) or full (all weights)")
-    rank: int = setting(8, "rank of the adapters")
-    alpha: float = setting(16.0, "adapters are scaled by alpha / rank")
-    dropout: float = setting(0.0, "share of the adapters' inputs that is zero in training")
-    targets: str = setting("", "layers with adapters, separated by commas; all linear layers if empty")
-    epochs: int = setting(3, "passes over the data")
-    batch_size: int = setting(1, "blocks per batch")
-    accumulate: int = setting(8, "batches per step of the optimizer")
-    length: int = setting(512, "tokens per block, at most the model's context")
-    lr: float = setting(2e-4, "the highest learning rate")
-    warmup: float = setting(0.03, "share of the steps in which the learning rate rises; a cosine follows")
-    weight_decay: float = setting(0.0, "of AdamW")
-    grad_clip: float = setting(1.0, "largest norm of all gradients together; 0 for none")
-    held_out: float = setting(0.05, "share of the rows that perplexity is evaluated on; 0 for none")
-    checkpointing: bool = setting(False, "compute activations again for the gradient instead of keeping them")
-    precision: str = setting("float32", "float32, or mixed with float16 or bfloat16")
-    save_every: int = setting(0, "steps between checkpoints; each epoch has one, too")
-    seed: int = setting(0, "of adapters, held-out rows, order and dropout")
+    method: str = _tuning_field("lora", "lora, dora, qlora (adapters on weights packed to 4 bits) or full (all weights)")
+    rank: int = _tuning_field(8, "rank of the adapters")
+    alpha: float = _tuning_field(16.0, "adapters are scaled by alpha / rank")
+    dropout: float = _tuning_field(0.0, "share of the adapters' inputs that is zero in training")
+    targets: str = _tuning_field("", "layers with adapters, separated by commas; all linear layers if empty")
+    epochs: int = _tuning_field(3, "passes over the data")
+    batch_size: int = _tuning_field(1, "blocks per batch")
+    accumulate: int = _tuning_field(8, "batches per step of the optimizer")
+    length: int = _tuning_field(512, "tokens per block, at most the model's context")
+    lr: float = _tuning_field(2e-4, "the highest learning rate")
+    warmup: float = _tuning_field(0.03, "share of the steps in which the learning rate rises; a cosine follows")
+    weight_decay: float = _tuning_field(0.0, "of AdamW")
+    grad_clip: float = _tuning_field(1.0, "largest norm of all gradients together; 0 for none")
+    held_out: float = _tuning_field(0.05, "share of the rows that perplexity is evaluated on; 0 for none")
+    checkpointing: bool = _tuning_field(False, "compute activations again for the gradient instead of keeping them")
+    precision: str = _tuning_field("float32", "float32, or mixed with float16 or bfloat16")
+    save_every: int = _tuning_field(0, "steps between checkpoints; each epoch has one, too")
+    seed: int = _tuning_field(0, "of adapters, held-out rows, order and dropout")
 
     def check(self) -> TuningSettings:
         """Raise unless the values are possible."""

@@ -49,7 +49,7 @@ _FIELD_BOUNDS: dict[str, tuple[int, float]] = {
 }  # fmt: skip
 
 
-def setting(default: Any, doc: str) -> Any:
+def _setting(default: Any, doc: str) -> Any:
     """A field with its help text."""
     return field(default=default, metadata={"doc": doc})
 
@@ -58,38 +58,38 @@ def setting(default: Any, doc: str) -> Any:
 class Recipe:
     """All settings of a run. Fields are the keys of a TOML or JSON file and, spelt with dashes, the options of ``netcl train``."""
 
-    data: str = setting(
+    data: str = _setting(
         "digits",
         "folder:PATH (of pictures), csv:FILE, npz:FILE, idx:FOLDER, text:FILE; or digits, mnist, fashion-mnist, cifar10, synthetic, text",
     )
-    root: str = setting("", "where the files of the data are; the file itself, for text")
-    target: str = setting("", "the column of a CSV file to predict")
-    task: str = setting("", "classification or regression; by the targets if none is given")
-    val_split: float = setting(0.1, "the part of the training samples, drawn by the seed, that says which weights are best; 0 is none")
-    test_split: float = setting(0.1, "the part of own data, drawn by the seed, that only the final numbers are of")
+    root: str = _setting("", "where the files of the data are; the file itself, for text")
+    target: str = _setting("", "the column of a CSV file to predict")
+    task: str = _setting("", "classification or regression; by the targets if none is given")
+    val_split: float = _setting(0.1, "the part of the training samples, drawn by the seed, that says which weights are best; 0 is none")
+    test_split: float = _setting(0.1, "the part of own data, drawn by the seed, that only the final numbers are of")
     data_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the data"})
-    model: str = setting(
+    model: str = _setting(
         "auto",
         "cnn, mlp, lenet, resnet18, vit, gpt (for text), a name of netcl.vision.models; or your own MODULE:CLASS, FILE.py:CLASS",
     )
     model_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the model"})
-    epochs: int = setting(10, "how often the data is gone through")
-    patience: int = setting(0, "end the run after so many epochs without a lower validation loss; 0 is never")
-    batch_size: int = setting(64, "samples of a batch, over all ranks")
-    optimizer: str = setting("adamw", "sgd, adam, adamw, rmsprop or lion")
-    lr: float = setting(2e-3, "the learning rate, at its highest")
-    weight_decay: float = setting(0.01, "how much weights are pulled to 0")
-    schedule: str = setting("cosine", "cosine or constant: what becomes of the learning rate")
-    warmup: float = setting(0.05, "the part of the run in which the learning rate rises, for cosine")
-    augment: bool = setting(True, "turn, shift and scale images a little, other ones each time")
-    grad_clip: float = setting(0.0, "the largest norm of all gradients together; 0 is none")
-    accumulation_steps: int = setting(1, "so many batches make a step")
-    ema: float = setting(0.0, "how slowly averages of the weights follow, near 1; 0 is none")
-    mixed_precision: str = setting("", "float16 or bfloat16: compute in it where that is safe")
-    compile: bool = setting(False, "record the step and replay it")
-    workers: int = setting(0, "processes that prepare batches; 0 is none")
-    log_every: int = setting(10, "batches between two looks at the numbers")
-    seed: int = setting(0, "what weights, order and augmentation are drawn from")
+    epochs: int = _setting(10, "how often the data is gone through")
+    patience: int = _setting(0, "end the run after so many epochs without a lower validation loss; 0 is never")
+    batch_size: int = _setting(64, "samples of a batch, over all ranks")
+    optimizer: str = _setting("adamw", "sgd, adam, adamw, rmsprop or lion")
+    lr: float = _setting(2e-3, "the learning rate, at its highest")
+    weight_decay: float = _setting(0.01, "how much weights are pulled to 0")
+    schedule: str = _setting("cosine", "cosine or constant: what becomes of the learning rate")
+    warmup: float = _setting(0.05, "the part of the run in which the learning rate rises, for cosine")
+    augment: bool = _setting(True, "turn, shift and scale images a little, other ones each time")
+    grad_clip: float = _setting(0.0, "the largest norm of all gradients together; 0 is none")
+    accumulation_steps: int = _setting(1, "so many batches make a step")
+    ema: float = _setting(0.0, "how slowly averages of the weights follow, near 1; 0 is none")
+    mixed_precision: str = _setting("", "float16 or bfloat16: compute in it where that is safe")
+    compile: bool = _setting(False, "record the step and replay it")
+    workers: int = _setting(0, "processes that prepare batches; 0 is none")
+    log_every: int = _setting(10, "batches between two looks at the numbers")
+    seed: int = _setting(0, "what weights, order and augmentation are drawn from")
 
     def __post_init__(self) -> None:
         for name, (least, below) in _FIELD_BOUNDS.items():
