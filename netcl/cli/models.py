@@ -1,10 +1,12 @@
-"""``netcl models info``, ``netcl convert`` and ``netcl generate``: language models in files."""
+"""``netcl models info``, ``netcl convert``, ``netcl generate`` and ``netcl finetune``: language models in files."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 from netcl.cli.command import DEVICE, CommandError, command, facts, option, pick_device, reported, say, whole
 from netcl.core.errors import message
@@ -31,7 +33,7 @@ def models(args: argparse.Namespace) -> int:
     option("--bits", type=int, choices=(4, 8), default=None, help="of the matrices of a GGUF file: 4 is Q4_0, 8 is Q8_0"),
     option("--kind", default=None, help="another block type of GGUF, for instance Q4_K"),
 )
-@_reported()
+@reported()
 def convert(args: argparse.Namespace) -> int:
     """Write a model in the other format, or with quantized weights."""
     from netcl.models import load, save
@@ -86,4 +88,38 @@ def generate_text(args: argparse.Namespace) -> int:
         sys.stdout.write(piece)
         sys.stdout.flush()
     print()
+    return 0
+
+
+def _setting_options(parser: argparse.ArgumentParser) -> None:
+    from netcl.trainer.finetune import TUNING_METHODS, TuningSettings
+
+    for item in dataclasses.fields(TuningSettings):
+        default, name, text = item.default, f"--{item.name.replace('_', '-')}", item.metadata["doc"]
+        kind: dict[str, Any] = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
+        kind |= {"choices": TUNING_METHODS} if item.name == "method" else {}
+        parser.add_argument(name, help=f"{text}; default: {default}" if default else text, **kind)
+
+
+@command(
+    "finetune",
+    option("path", help="a Hugging Face folder or a GGUF file"),
+    option("--data", required=True, help="a JSONL file of rows with messages, with prompt and completion, or with text"),
+    option("--out", required=True, help="the folder of the run and its results"),
+    _setting_options,
+    option("--merge", default="", metavar="FORMAT", help="also write the merged model: hf, gguf, or a type of GGUF such as Q8_0"),
+    option("--resume", action="store_true", help="go on from the run's last checkpoint, if there is one"),
+    option("--overwrite", action="store_true", help="remove the checkpoints of an earlier run in the folder"),
+    DEVICE,
+)
+@reported()
+def finetune_model(args: argparse.Namespace) -> int:
+    """Train a language model further on conversations or texts: adapters (LoRA, DoRA, QLoRA) or all weights."""
+    from netcl.trainer.finetune import TuningSettings, finetune
+
+    chosen = TuningSettings(**{item.name: getattr(args, item.name) for item in dataclasses.fields(TuningSettings)})
+    found = finetune(args.path, args.data, args.out, chosen, device_name=pick_device(args.device), resume=args.resume,
+                     overwrite=args.overwrite, merged=args.merge)  # fmt: skip
+    shown = {name: f"{value:.4f}" for name, value in found.items() if name.endswith(("loss", "perplexity"))}
+    print(facts({**shown, "steps": found["steps"], "results": args.out}))
     return 0

@@ -5,6 +5,8 @@
 ['bert', 'clip', 'clip_text_model', 'clip_vision_model']
 """
 
+from netcl.models.adapters import LoRALinear, load_adapter, lora, save_adapter
+from netcl.models.adapters import merge_adapters as merge
 from netcl.models.architectures import ARCHITECTURES as ARCHITECTURES
 from netcl.models.architectures import read_config
 from netcl.models.config import ModelConfig
@@ -15,6 +17,6 @@ from netcl.models.gguf import GGUFFile, write_gguf
 from netcl.models.tokenizer import Tokenizer
 
 __all__ = [
-    "CausalLM", "DualEncoder", "Encoder", "GGUFFile", "ModelConfig", "Tokenizer", "describe_model", "load", "read_config", "save",
-    "write_gguf",
+    "CausalLM", "DualEncoder", "Encoder", "GGUFFile", "LoRALinear", "ModelConfig", "Tokenizer", "describe_model", "load", "load_adapter",
+    "lora", "merge", "read_config", "save", "save_adapter", "write_gguf",
 ]  # fmt: skip

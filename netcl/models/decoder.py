@@ -30,7 +30,9 @@ class CausalLM(Module):
 
     Shapes: ids ``(batch, length)``, logits ``(batch, length, vocabulary)``. With a ``cache`` (:class:`~netcl.nn.attention.KVCache`, made
     by ``new_cache()``) the ids are only the new ones. ``positions``, of shape ``(length,)`` or ``(batch, length)``, replace the positions
-    that follow from the cache.
+    that follow from the cache. ``documents``, of the same shape, keep attention between positions with the same number.
+
+    With ``checkpointing = True`` a training step keeps only the inputs of the layers and computes the rest again for the gradient.
     """
 
     def __init__(self, config: ModelConfig):
@@ -43,6 +45,7 @@ class CausalLM(Module):
         self.lm_head = Linear(config.width, config.vocab_size if not config.tied else 0, bias=False)
         if config.tied:
             self.lm_head.out_features, self.lm_head.weight = config.vocab_size, self.embed_tokens.weight
+        self.checkpointing = False
         self.generation: dict[str, Any] = {}
         self.make_tokenizer: Callable[[], Tokenizer] | None = None
         self._tables: dict[Any, Tensor] = {}
@@ -73,10 +76,11 @@ class CausalLM(Module):
         fixed = all(rope is None or rope.stretch(1) == rope.stretch(self.context) for rope in self.config.ropes)
         return fixed and self.config.experts is None
 
-    def forward(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None) -> Tensor:
-        return self.head(self.states(ids, cache, positions))
+    def forward(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None,
+                documents: Tensor | None = None) -> Tensor:  # fmt: skip
+        return self.head(self.states(ids, cache, positions, documents))
 
-    def states(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None) -> Tensor:
+    def states(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """What the head sees: ``(batch, length, width)``."""
         seen = 0 if cache is None else cache.length
         if ids.ndim != 2 or (self.embed_positions is not None and seen + ids.shape[1] > self.config.context):
@@ -90,9 +94,12 @@ class CausalLM(Module):
         if self.embed_positions is not None:
             table = self.embed_positions.weight
             x = ag.add(x, ag.narrow(table, 0, 0, ids.shape[1]) if positions is None else self.embed_positions(positions))
-        span = make_span(self.config, ids.queue, ids.shape[1], seen, positions, self._tables, cached=cache is not None)
+        span = make_span(self.config, ids.queue, ids.shape[1], seen, positions, self._tables, cache is not None, documents)
+        again = self.checkpointing and self.training
+        if again and not x.requires_grad:
+            x = x.detach().requires_grad_()  # a checkpoint without such an input has no gradient
         for layer in self.layers:
-            x = layer(x, span, cache)
+            x = ag.checkpoint(layer, x, span) if again else layer(x, span, cache)
         return self.norm(x)
 
     def head(self, states: Tensor) -> Tensor:

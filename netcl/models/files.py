@@ -13,6 +13,7 @@ from typing import Any
 
 from netcl.core.device import queue_of
 from netcl.core.dtype import lookup
+from netcl.core.errors import message
 from netcl.io.archive import refusal
 from netcl.models.architectures import ARCHITECTURES, architecture_of, read_config
 from netcl.models.config import ModelConfig
@@ -131,6 +132,8 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
     """
     if format not in ("hf", "gguf"):
         raise ValueError(f"[save] format must be 'hf' or 'gguf'; format={format!r}")
+    if any(hasattr(layer, "lora_A") for layer in model.modules()):
+        raise ValueError(message("save", "the model has adapters", "call netcl.models.merge(model), or save_adapter"))
     config, row = model.config, ARCHITECTURES[model.config.architecture]
     make = getattr(model, "make_tokenizer", None)
     tokenizer = None if make is None else make()

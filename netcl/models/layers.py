@@ -172,7 +172,7 @@ class TransformerLayer(Module):
 
 
 def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, positions: Tensor | None, kept: dict[Any, Tensor],
-              cached: bool = False) -> AttentionSpan:  # fmt: skip
+              cached: bool = False, documents: Tensor | None = None) -> AttentionSpan:  # fmt: skip
     """The :class:`AttentionSpan` of a forward pass; ``kept`` holds the rotary tables of earlier ones. A cache makes its own masks."""
     tables = {}
     for rope in dict.fromkeys(rope for rope in config.ropes if rope is not None):
@@ -183,7 +183,19 @@ def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, position
             kept[key] = Tensor.from_host(queue, rope.frequencies(seen + queries).astype(np.float32))
         tables[rope] = kept[key]
     masks = {} if cached else {window: causal_mask(queue, queries, 0, window) for window in dict.fromkeys(config.windows)}
+    if documents is not None:
+        if cached:
+            raise ValueError(message("CausalLM", "documents cannot be given with a cache"))
+        masks = {window: (_inside_documents(documents, window), False) for window in masks}
     return AttentionSpan(positions, masks, tables)
+
+
+def _inside_documents(documents: Tensor, window: int | None) -> Tensor:
+    """The causal mask ``(batch, 1, length, length)`` that is also false between positions of different documents."""
+    batch, length = documents.shape
+    allowed = np.tri(length, dtype=bool) if window is None else np.tri(length, dtype=bool) & ~np.tri(length, k=-window, dtype=bool)
+    same = ag.eq(ag.reshape(documents, (batch, 1, length, 1)), ag.reshape(documents, (batch, 1, 1, length)))
+    return ag.logical_and(same, Tensor.from_host(documents.queue, allowed))
 
 
 def check_activation(name: Any) -> str:

@@ -75,7 +75,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
         with train, val or nullcontext(), test:
             began = time.time()
             trainer.fit(train, val=val, epochs=recipe.epochs, resume="auto" if resume else None, log_every=recipe.log_every)
-            best = _restore_best(trainer, keeper, ours)
+            best = restore_best(trainer, keeper, ours)
             results = {**_run_results(trainer, test, data, time.time() - began, handle), "best": best}
             if ours.rank == 0:
                 _write_run(place, trainer, model, test, data, results)
@@ -85,7 +85,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
     return results
 
 
-def _restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.World) -> dict[str, Any]:
+def restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.World) -> dict[str, Any]:
     """Give the model the weights of the best checkpoint; the epoch they are of, and the number that says so."""
     watch = keeper.watch
     if watch is None or not trainer.by_rank_0((keeper.folder / "best.netcl").is_file()):

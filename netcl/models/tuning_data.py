@@ -1,0 +1,126 @@
+"""Texts and conversations as blocks of tokens for fine-tuning: which tokens the loss counts, and how documents share a block."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.errors import message
+from netcl.io.archive import refusal, refusing, regular_file
+from netcl.models.tokenizer import Tokenizer
+
+IGNORED_TARGET = -100  # what cross-entropy leaves out
+_ROW_FORMS = '{"messages": [...]}, {"prompt": "...", "completion": "..."} or {"text": "..."}'
+
+
+class Document(NamedTuple):
+    """Token ids, and for each whether the model is to learn to write it."""
+
+    ids: list[int]
+    learned: list[bool]
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The rows of a JSONL file of conversations, prompts with completions, or texts."""
+    rows = []
+    for number, line in enumerate(Path(regular_file(path, "finetune")).read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            with refusing("finetune", f"{path}, line {number}", (ValueError, RecursionError)):
+                rows.append(json.loads(line))
+            if not _is_row(rows[-1]):
+                raise refusal("finetune", f"a row must be {_ROW_FORMS}", file=path, line=number)
+    if not rows:
+        raise refusal("finetune", "the data has no rows", file=path)
+    return rows
+
+
+def _is_row(row: Any) -> bool:
+    if isinstance(row, dict) and isinstance(row.get("messages"), list):
+        roles = [m.get("role") if isinstance(m, dict) else None for m in row["messages"]]
+        return "assistant" in roles[1:] and roles[0] != "assistant" and all(isinstance(role, str) for role in roles)
+    return isinstance(row, dict) and any(
+        all(isinstance(row.get(key), str) for key in form) for form in (("text",), ("prompt", "completion"))
+    )
+
+
+def documents_of(tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[Document]:
+    """The documents of a row; of conversations and prompts only answers are learned.
+
+    A conversation is one document, or one for each answer if the template renders earlier answers differently from the last.
+    """
+    if "messages" in row:
+        return list(_conversation(tokenizer, row["messages"]))
+    prompt, answer = ("", row["text"]) if "text" in row else (row["prompt"], row["completion"])
+    before, ids = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt, answer))
+    before = [*(i for i in tokenizer.encode("") if i not in tokenizer.end_tokens), *before]
+    ids = [*before, *ids, *tokenizer.end_tokens[:1]]
+    return [Document(ids, ["text" in row or at >= len(before) for at in range(len(ids))])]
+
+
+def _conversation(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> Iterator[Document]:
+    answers = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+    spans, texts = [], []
+    for i in answers:
+        before = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True)
+        texts.append(tokenizer.apply_chat_template(messages[: i + 1], tokenize=False, add_generation_prompt=False))
+        same = (at for at, (one, two) in enumerate(zip(before, texts[-1], strict=False)) if one != two)
+        spans.append((next(same, len(before)), len(texts[-1])))
+    together = all(texts[-1].startswith(text) for text in texts)
+    for text, own in [(texts[-1], spans)] if together else [(text, [span]) for text, span in zip(texts, spans, strict=True)]:
+        made = tokenizer.backend.encode(text, add_special_tokens=False)
+        learned = [False] * len(made.ids)
+        for start, end in own:
+            for at in _until_end(tokenizer, made.ids, [at for at, (begin, _) in enumerate(made.offsets) if start <= begin < end]):
+                learned[at] = True
+        yield Document(list(made.ids), learned)
+
+
+def _until_end(tokenizer: Tokenizer, ids: Sequence[int], inside: list[int]) -> list[int]:
+    """The tokens of an answer without white space that the template puts behind the token that ends it."""
+    special = tokenizer.backend.get_added_tokens_decoder()
+    last = max((at for at in inside if ids[at] in special), default=len(ids))
+    behind = tokenizer.decode([ids[at] for at in inside if at > last], skip_special_tokens=False)
+    return inside if behind.strip() else [at for at in inside if at <= last]
+
+
+def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Documents in blocks, each in the fullest that has room for it, the longest first: inputs and targets.
+
+    Inputs ``(blocks, 3, length)``: ids, document numbers (0 for padding), positions in the document. Targets ``(blocks, length)``: the id
+    that follows, or :data:`IGNORED_TARGET`. A longer document is cut: texts, of which everything is learned, into several, others behind
+    the block's length. What is left without a learned token is dropped.
+    """
+    pieces: list[Document] = []
+    for ids, learned in documents:
+        starts = range(0, len(ids), length) if all(learned) else (0,)
+        pieces += [Document(ids[at : at + length], learned[at : at + length]) for at in starts]
+    pieces = sorted((piece for piece in pieces if any(piece.learned[1:])), key=lambda piece: -len(piece.ids))
+    cut = sum(len(ids) > length and not all(learned) for ids, learned in documents)
+    if not pieces:
+        raise ValueError(message("finetune", "no document has a token to learn", "raise the block length", length=length))
+    if cut:
+        warnings.warn(message("finetune", f"{cut} conversations are cut", "raise the block length", length=length), stacklevel=2)
+    room: list[tuple[int, int]] = []  # positions left, number of the block
+    blocks: dict[int, list[Document]] = {}
+    for piece in pieces:
+        at = bisect_left(room, (len(piece.ids), 0))
+        left, block = room.pop(at) if at < len(room) else (length, len(blocks))
+        blocks.setdefault(block, []).append(piece)
+        insort(room, (left - len(piece.ids), block))
+    inputs = np.zeros((len(blocks), 3, length), np.int32)
+    targets = np.full((len(blocks), length), IGNORED_TARGET, np.int32)
+    for block, parts in blocks.items():
+        at = 0
+        for number, (ids, learned) in enumerate(parts, 1):
+            end = at + len(ids)
+            inputs[block, :, at:end] = ids, [number] * len(ids), range(len(ids))
+            targets[block, at : end - 1] = np.where(learned[1:], ids[1:], IGNORED_TARGET)
+            at = end
+    return inputs, targets

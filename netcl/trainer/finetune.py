@@ -1,0 +1,184 @@
+"""Fine-tuning of language models: adapters or all weights, on conversations, prompts with completions, or texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl import models, ops, optim
+from netcl.core.device import device, handle_of
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.data import DataLoader, TensorDataset
+from netcl.distributed import World
+from netcl.io.archive import refusal
+from netcl.models.folder import read_object, write_json
+from netcl.models.tuning_data import IGNORED_TARGET, documents_of, pack_documents, read_rows
+from netcl.nn.module import Module
+from netcl.nn.quantized import quantize_model
+from netcl.ops.random import manual_seed
+from netcl.trainer.callbacks import Callback, LRMonitor, ModelCheckpoint, NaNGuard
+from netcl.trainer.metrics import Metric
+from netcl.trainer.report import Report
+from netcl.trainer.run import restore_best
+from netcl.trainer.trainer import Trainer
+
+TUNING_METHODS = ("lora", "dora", "qlora", "full")
+
+
+def _tuning_field(default: Any, doc: str) -> Any:
+    return dataclasses.field(default=default, metadata={"doc": doc})
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningSettings:
+    """The settings of a run. Two runs with the same settings, data and device give the same weights to the bit."""
+
+    method: str = _tuning_field("lora", "lora, dora, qlora (adapters on weights packed to 4 bits) or full (all weights)")
+    rank: int = _tuning_field(8, "rank of the adapters")
+    alpha: float = _tuning_field(16.0, "adapters are scaled by alpha / rank")
+    dropout: float = _tuning_field(0.0, "share of the adapters' inputs that is zero in training")
+    targets: str = _tuning_field("", "layers with adapters, separated by commas; all linear layers if empty")
+    epochs: int = _tuning_field(3, "passes over the data")
+    batch_size: int = _tuning_field(1, "blocks per batch")
+    accumulate: int = _tuning_field(8, "batches per step of the optimizer")
+    length: int = _tuning_field(512, "tokens per block, at most the model's context")
+    lr: float = _tuning_field(2e-4, "the highest learning rate")
+    warmup: float = _tuning_field(0.03, "share of the steps in which the learning rate rises; a cosine follows")
+    weight_decay: float = _tuning_field(0.0, "of AdamW")
+    grad_clip: float = _tuning_field(1.0, "largest norm of all gradients together; 0 for none")
+    held_out: float = _tuning_field(0.05, "share of the rows that perplexity is evaluated on; 0 for none")
+    checkpointing: bool = _tuning_field(False, "compute activations again for the gradient instead of keeping them")
+    precision: str = _tuning_field("float32", "float32, or mixed with float16 or bfloat16")
+    save_every: int = _tuning_field(0, "steps between checkpoints; each epoch has one, too")
+    seed: int = _tuning_field(0, "of adapters, held-out rows, order and dropout")
+
+    def check(self) -> TuningSettings:
+        """Raise unless the values are possible."""
+        counts = {name: getattr(self, name) for name in ("rank", "epochs", "batch_size", "accumulate") if getattr(self, name) < 1}
+        shares = {name: getattr(self, name) for name in ("dropout", "warmup", "held_out") if not 0 <= getattr(self, name) < 1}
+        if self.method not in TUNING_METHODS or self.precision not in ("float32", "float16", "bfloat16") or counts or shares:
+            what = f"method must be one of {', '.join(TUNING_METHODS)}, counts at least 1, shares in [0, 1)"
+            raise ValueError(message("finetune", what, method=self.method, precision=self.precision, **counts, **shares))
+        return self
+
+
+class TokenLosses(Module):
+    """The losses of the tokens of blocks, 0 where no target counts. Its state holds only what is learned, so checkpoints stay small."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def _named_state(self, prefix: str = "") -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in self.named_parameters(prefix) if tensor.requires_grad}
+
+    def forward(self, batch: Tensor) -> Tensor:
+        ids, documents, positions, targets = (ag.select(batch, 1, i) for i in range(4))
+        logits = ag.cast(self.model(ids, positions=positions, documents=documents), "float32")
+        flat = ag.reshape(logits, (-1, logits.shape[-1])), ag.reshape(targets, (-1,))
+        return ag.reshape(ag.cross_entropy(*flat, ignore_index=IGNORED_TARGET, reduction="none"), ids.shape)
+
+
+def mean_of_learned(losses: Tensor, targets: Tensor) -> Tensor:
+    """The mean loss of the tokens that count."""
+    return ag.div(ag.sum(losses), ag.cast(ag.sum(ag.ne(targets, IGNORED_TARGET)), "float32"))
+
+
+class Perplexity(Metric):
+    """``exp`` of the mean loss over all tokens that count."""
+
+    name = "perplexity"
+
+    def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
+        return [ops.sum(outputs), ops.sum(ops.ne(targets, IGNORED_TARGET))]
+
+    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
+        return math.exp(min(float(sums[0]) / float(sums[1]), 700.0))  # the largest that float64 has
+
+
+def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: str | os.PathLike[str],
+             settings: TuningSettings | None = None, *, device_name: Any = "auto", resume: bool = False, overwrite: bool = False,
+             merged: str = "", callbacks: Sequence[Callback] = ()) -> dict[str, Any]:  # fmt: skip
+    """Fine-tune the model of a folder or GGUF file on a JSONL file, into the folder ``out``; return the numbers of the last epoch.
+
+    The weights of the epoch with the lowest loss on held-out rows are kept: ``adapter/`` in PEFT's layout, or ``model/`` of all weights.
+    ``resume`` continues the run in ``out`` to the bit, ``overwrite`` removes it. ``merged``, one of ``hf``, ``gguf`` or a type of GGUF
+    such as ``Q8_0``, also writes the model with its adapters merged.
+    """
+    chosen, place = (settings or TuningSettings()).check(), Path(out)
+    manual_seed(chosen.seed)
+    model = models.load(path, device_name, None if chosen.method == "qlora" else "float32")
+    if not isinstance(model, models.CausalLM):
+        raise ValueError(message("finetune", "only models that write text can be fine-tuned", model=type(model).__name__))
+    with device(handle_of(model.queue)):
+        train, *val = _loaders(model, data, chosen)
+        keeper = ModelCheckpoint(place / "checkpoints", every_steps=chosen.save_every or None, overwrite=overwrite)
+        digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()
+        _claim(place / "finetune.json", {"model": str(path), "data": digest, **dataclasses.asdict(chosen)}, keeper, resume)
+        model.checkpointing = chosen.checkpointing
+        if chosen.method == "qlora":
+            quantize_model(model, 4, activations="float")
+        if chosen.method != "full":
+            names = [name.strip() for name in chosen.targets.split(",") if name.strip()] or None
+            models.lora(model, chosen.rank, chosen.alpha, names, chosen.dropout, chosen.method == "dora")
+        wrapped = TokenLosses(model)
+        optimizer = optim.AdamW([p for p in wrapped.parameters() if p.requires_grad], lr=chosen.lr, weight_decay=chosen.weight_decay)
+        steps = chosen.epochs * -(-len(train) // chosen.accumulate)
+        trainer = Trainer(
+            wrapped, optimizer, loss_fn=mean_of_learned, metrics=[Perplexity()], grad_clip=chosen.grad_clip or None,
+            mixed_precision=False if chosen.precision == "float32" else chosen.precision, accumulation_steps=chosen.accumulate,
+            scheduler=optim.WarmupCosine(optimizer, min(round(chosen.warmup * steps), steps - 1), steps),
+            callbacks=[LRMonitor(), NaNGuard(), keeper, Report(place, f"{Path(path).name} / {chosen.method}"), *callbacks],
+        )  # fmt: skip
+        trainer.fit(train, val[0] if val else None, epochs=chosen.epochs, resume="auto" if resume else None)
+        best = restore_best(trainer, keeper, World())
+        model.checkpointing = False
+        _write_result(model.eval(), path, place, chosen.method, merged)
+    return {**trainer.history.last, "best": best, "steps": trainer.step}
+
+
+def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: bool) -> None:
+    """Write the settings of a new run; those of a run that is resumed must be the same."""
+    if not (resume and file.is_file()):
+        keeper.claim(None)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, now)
+    before = read_object(file, "finetune")
+    if other := [name for name in now if before.get(name) != now[name]]:
+        raise refusal("finetune", "the run was begun with other settings", "pass the same, or overwrite it", file=file, other=other)
+
+
+def _loaders(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> list[DataLoader]:
+    """Blocks to train on and, of a share of the rows drawn by the seed, to evaluate on."""
+    rows, made = read_rows(data), list[DataLoader]()
+    order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))
+    if held == len(rows):
+        raise ValueError(message("finetune", "no row is left to train on", "add rows, or evaluate on none: --held-out 0", rows=len(rows)))
+    for part in (order[held:], order[:held]) if held else (order,):
+        documents = [document for i in part for document in documents_of(model.tokenizer, rows[i])]
+        inputs, targets = pack_documents(documents, min(chosen.length, model.config.context))
+        blocks = TensorDataset(np.concatenate([inputs, targets[:, None]], axis=1), targets)
+        made.append(DataLoader(blocks, chosen.batch_size, shuffle=not made, seed=chosen.seed, device_queue=model.queue))
+    return made
+
+
+def _write_result(model: Any, path: str | os.PathLike[str], place: Path, method: str, merged: str) -> None:
+    if method == "full":
+        models.save(model, place / "model")
+    else:
+        models.save_adapter(model, place / "adapter", str(path))
+        if merged:  # into the weights of the file: packed ones are an approximation of them
+            model = models.merge(models.load_adapter(models.load(path, model.queue, "float32"), place / "adapter"))
+    if merged == "hf":
+        models.save(model, place / "merged")
+    elif merged:
+        models.save(model, place / "merged.gguf", "gguf", kind=None if merged == "gguf" else merged)
