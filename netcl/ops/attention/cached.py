@@ -15,11 +15,11 @@ from netcl.engine import launch
 from netcl.engine.registry import S, op
 from netcl.ops.attention.geometry import score_scale
 
-MOST_ROWS = 8  # queries of a work-group: each has its sums in registers
-ITEMS = 128
-RANGES = (64, 512)  # positions of a work-group, at least and at most
-SCORES = 2048  # scores of a work-group, in local memory
-GROUPS = 2  # work-groups per compute unit that are enough
+QUERIES_AT_ONCE = 8  # queries of a work-group: each has its sums in registers
+CACHED_ITEMS = 128
+RANGE_LIMITS = (64, 512)  # positions of a work-group, at least and at most
+SCORES_AT_ONCE = 2048  # scores of a work-group, in local memory
+GROUPS_PER_CU = 2  # work-groups per compute unit that are enough
 
 
 def _cached_ref(q, k, v, keys, values, lengths, scale=None, window=0, softcap=0.0):
@@ -145,16 +145,16 @@ def _cached_cl(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, sca
     profile, on_cpu = handle_of(q.queue).profile, launch.on_cpu_device(q.queue)
     out = Tensor.empty((batch, new, heads * wide) if packed else (*q.shape[:3], wide), q.dtype, queue=q.queue)
     k, v = (q, q) if packed else (k, v)
-    rows = min(MOST_ROWS, heads // groups * new)
+    rows = min(QUERIES_AT_ONCE, heads // groups * new)
     blocks = -(-(heads // groups * new) // rows)
-    even = length * batch * groups * blocks // (GROUPS * profile.max_compute_units)  # positions for which all units have work
-    span = min(RANGES[1], SCORES // rows, max(RANGES[0], 1 << max(0, even.bit_length() - 1)))
+    even = length * batch * groups * blocks // (GROUPS_PER_CU * profile.max_compute_units)  # positions for which all units have work
+    span = min(RANGE_LIMITS[1], SCORES_AT_ONCE // rows, max(RANGE_LIMITS[0], 1 << max(0, even.bit_length() - 1)))
     ranges = -(-length // span)
     lanes, read = _lanes_of(q, (depth, wide), profile.vector_width)
     sums_in, real = sum_dtype(q.dtype), DTYPES[q.dtype].c_compute
     operands = {"X": q.dtype, "P": lengths.dtype, "Y": q.dtype if ranges == 1 else sums_in}
-    defines: dict[str, Any] = {"ITEMS": 1 if on_cpu else ITEMS, "RANGE": span, "ROWS": rows, "DEPTH": depth, "DEPTH_V": wide, "VW": lanes,
-                               "SPLITS": int(ranges > 1), "PACKED": int(packed), "X_LANES(p)": read, "REAL": real, "PART": 1}  # fmt: skip
+    defines: dict[str, Any] = {"ITEMS": 1 if on_cpu else CACHED_ITEMS, "RANGE": span, "ROWS": rows, "DEPTH": depth, "DEPTH_V": wide,
+                               "VW": lanes, "SPLITS": int(ranges > 1), "PACKED": int(packed), "X_LANES(p)": read, "REAL": real, "PART": 1}  # fmt: skip
     kernel = launch.kernel(q.queue, __file__, "cached.cl", "cached_attention", operands, defines)
     parts = out if ranges == 1 else Tensor.empty((out.size * ranges,), sums_in, queue=q.queue)
     sums = parts if ranges == 1 else Tensor.empty((2 * ranges * batch * heads * new,), sums_in, queue=q.queue)

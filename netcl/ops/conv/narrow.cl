@@ -3,6 +3,8 @@
 // A work-item makes PX neighbouring columns times ROWS rows of one plane of the result. It goes down the rows, loads each row of the
 // input once, and keeps its sums in registers. With QUADS the widths are multiples of four and rows are loaded in fours: each is inside
 // the image or outside it as a whole. Numbers that the compiler must know are macros: taps, strides, and the padding at the TOP and LEFT.
+// Callers give X_QUAD, W_QUAD and Y_QUAD, which read and write four values, and for PART 2 LOW, HIGH, ROW_LOW and ROW_HIGH: the first and
+// last columns and rows of the input that a result needs, relative to its own.
 #pragma OPENCL FP_CONTRACT ON
 
 #ifndef PART

@@ -12,15 +12,15 @@ from netcl.engine.strided import alignment
 from netcl.ops.conv import columns, ending
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job, tier_config
 
-MOST_TAPS = 7  # of a kernel's side: its weights and sums are registers
-MOST_WEIGHTS = 72  # of one filter
-MOST_FILTERS = 8  # of a group: each reads the group's input again
-COLUMNS = 4  # of the result a work-item makes
-MOST_ROWS = 14
-ITEMS = 128
-BUSY = 512  # work-items per compute unit below which strips are made shorter
-GROUPS = 12  # work-groups of a weight gradient per compute unit
-_STORES = {
+NARROW_TAPS = 7  # of a kernel's side: its weights and sums are registers
+NARROW_WEIGHTS = 72  # of one filter
+NARROW_FILTERS = 8  # of a group: each reads the group's input again
+STRIP_COLUMNS = 4  # of the result a work-item makes
+STRIP_ROWS_MOST = 14
+NARROW_ITEMS = 128
+BUSY_ITEMS = 512  # work-items per compute unit below which strips are made shorter
+GRADIENT_GROUPS = 12  # work-groups of a weight gradient per compute unit
+_QUAD_STORES = {
     "float32": "*(__global float4*)(p) = v",
     "float16": "vstore_half4(v, 0, p)",
     "bfloat16": "*(__global ushort4*)(p) = (ushort4)(netcl_to_bfloat16((v).x), netcl_to_bfloat16((v).y), netcl_to_bfloat16((v).z),"
@@ -28,30 +28,30 @@ _STORES = {
 }
 
 
-def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
+def suits_narrow(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether the groups are narrow and the kernel is small and dense enough for registers."""
     g, channels = job.g, job.sizes[1]
     if config.extra.get("form", "narrow") != "narrow" or config.variant is V.CONV2D_NAIVE or job.compute != "float":
         return False
-    small = max(g.kh, g.kw) <= MOST_TAPS and max(channels, job.filters) <= MOST_FILTERS and channels * g.taps <= MOST_WEIGHTS
+    small = max(g.kh, g.kw) <= NARROW_TAPS and max(channels, job.filters) <= NARROW_FILTERS and channels * g.taps <= NARROW_WEIGHTS
     inside = all(pad < k for pad, k in zip(g.pad, (g.kh, g.kw), strict=True))
     return g.groups > 1 and small and inside and g.dilation == (1, 1) and g.stride[0] <= 4 and g.stride[1] in (1, 2, 4)
 
 
-def _rows(high: int, units: int, profile: DeviceProfile) -> int:
+def _strip_rows(high: int, units: int, profile: DeviceProfile) -> int:
     """Rows of a strip: the most that divide ``high`` and leave the device busy, with ``units`` strips of all rows."""
-    fitting = [n for n in range(1, MOST_ROWS + 1) if high % n == 0 or high > MOST_ROWS * n] or [1]
+    fitting = [n for n in range(1, STRIP_ROWS_MOST + 1) if high % n == 0 or high > STRIP_ROWS_MOST * n] or [1]
     return next((n for n in sorted(fitting, key=lambda n: (high % n == 0, n), reverse=True)
-                 if units * -(-high // n) >= BUSY * profile.max_compute_units), min(2, high))  # fmt: skip
+                 if units * -(-high // n) >= BUSY_ITEMS * profile.max_compute_units), min(2, high))  # fmt: skip
 
 
-def _quads(job: Job, t: ConvOperands) -> bool:
+def _reads_fours(job: Job, t: ConvOperands) -> bool:
     """Whether all rows may be read and written in fours."""
-    known = job.dtype in launch.QUADS and job.ending.stored in _STORES
-    return known and job.g.w % COLUMNS == 0 and job.g.ow % COLUMNS == 0 and alignment(*(x for x in t[:3] if x is not None)) == 16
+    known = job.dtype in launch.QUADS and job.ending.stored in _QUAD_STORES
+    return known and job.g.w % STRIP_COLUMNS == job.g.ow % STRIP_COLUMNS == 0 and alignment(t.source, t.weight, t.result) == 16
 
 
-def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
+def run_narrow(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
     """One launch; a weight gradient is summed in parts where channels are too few to keep the device busy."""
     g, back = job.g, job.kind == INPUT_GRAD
     spread = back and g.stride != (1, 1)
@@ -59,33 +59,33 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
     top, left = (g.kh - 1 - g.pad[0], g.kw - 1 - g.pad[1]) if turned else g.pad
     high, wide = job.sizes[5:7]
     step = g.stride[0] if spread else 1
-    across = -(-wide // COLUMNS)
-    quads = _quads(job, t)
+    across = -(-wide // STRIP_COLUMNS)
+    quads = _reads_fours(job, t)
     tiles: dict[str, Any] = {
         "TAPS_H": g.kh, "TAPS_W": g.kw, "STEP_H": g.stride[0], "STEP_W": g.stride[1], "TOP": top, "LEFT": left,
         "CHANNELS": job.sizes[1], "QUADS": int(quads), "X_QUAD(p)": launch.QUADS.get(job.dtype, "0"),
     }  # fmt: skip
     if job.kind == WEIGHT_GRAD:
-        return _weights(queue, job, tiles, profile, t)
+        return _narrow_weight_grad(queue, job, tiles, profile, t)
     planes = g.n * g.groups * job.filters
-    rows = _rows(-(-high // step), planes * across, profile)
-    tiles |= {"ROWS": rows, "Y_QUAD(p, v)": _STORES.get(job.ending.stored, "0"), "PART": 2 if spread else 1}
+    rows = _strip_rows(-(-high // step), planes * across, profile)
+    tiles |= {"ROWS": rows, "Y_QUAD(p, v)": _QUAD_STORES.get(job.ending.stored, "0"), "PART": 2 if spread else 1}
     if spread:
         tiles |= {"ROW_LOW": (top - (g.kh - 1)) // step, "ROW_HIGH": (step - 1 + top) // step,
-                  "LOW": (left - (g.kw - 1)) // g.stride[1], "HIGH": (COLUMNS - 1 + left) // g.stride[1]}  # fmt: skip
+                  "LOW": (left - (g.kw - 1)) // g.stride[1], "HIGH": (STRIP_COLUMNS - 1 + left) // g.stride[1]}  # fmt: skip
     kernel = ending.ending_kernel(queue, job, "ends.cl narrow.cl", "narrow_input_grad" if spread else "conv_narrow", tiles)
     size = planes * across * -(-high // (rows * step))
-    kernel(queue, (-(-size // ITEMS) * ITEMS,), (ITEMS,), t.source, t.weight, *t.end, *job.sizes, t.scale)
+    kernel(queue, (-(-size // NARROW_ITEMS) * NARROW_ITEMS,), (NARROW_ITEMS,), t.source, t.weight, *t.end, *job.sizes, t.scale)
 
 
-def _weights(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile, t: ConvOperands) -> None:
+def _narrow_weight_grad(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile, t: ConvOperands) -> None:
     g, pairs = job.g, job.g.f * job.sizes[1]
-    splits = max(1, min(g.n, -(-GROUPS * profile.max_compute_units // pairs)))
+    splits = max(1, min(g.n, -(-GRADIENT_GROUPS * profile.max_compute_units // pairs)))
     splits = -(-g.n // -(-g.n // splits))  # none without images
     tiles |= {
-        "ROWS": _rows(g.oh, 1 << 30, profile),
+        "ROWS": _strip_rows(g.oh, 1 << 30, profile),
         "PART": 3,
-        "ITEMS": ITEMS,
+        "ITEMS": NARROW_ITEMS,
         "W_QUAD(p)": launch.QUADS.get(job.dtype, "0"),
         "REAL": "float",
     }
@@ -93,14 +93,14 @@ def _weights(queue: Any, job: Job, tiles: dict[str, Any], profile: DeviceProfile
     operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": stored}
     kernel = launch.kernel(queue, __file__, "ends.cl narrow.cl", "narrow_weight_grad", operands, tiles)
     parts = t.result if splits == 1 else t.room(splits, t.result.size, dtype=job.accumulator)
-    kernel(queue, (pairs * splits * ITEMS,), (ITEMS,), t.source, t.weight, parts, *job.sizes, splits)
+    kernel(queue, (pairs * splits * NARROW_ITEMS,), (NARROW_ITEMS,), t.source, t.weight, parts, *job.sizes, splits)
     if splits > 1:
         columns.add_splits(parts, t.result)
 
 
-NARROW = tier_config(V.CONV2D_IMPLICIT_GEMM, "simt", form="narrow")
+NARROW_CONFIG = tier_config(V.CONV2D_IMPLICIT_GEMM, "simt", form="narrow")
 algorithms.add(
     "conv2d", "narrow", "narrow.cl", "GPUs, depthwise and groups of up to eight channels: registers only",
-    "zoo_h200.json: MobileNetV2, step, compiled", run, device="gpu", when=suits, cost=algorithms.first,
-    configurations=lambda problem: [NARROW] if problem.flags["groups"] > 1 else [], samples=(NARROW,),
+    "zoo_h200.json: MobileNetV2, step, compiled", run_narrow, device="gpu", when=suits_narrow, cost=algorithms.first,
+    configurations=lambda problem: [NARROW_CONFIG] if problem.flags["groups"] > 1 else [], samples=(NARROW_CONFIG,),
 )  # fmt: skip
