@@ -13,7 +13,7 @@ from netcl.core.errors import message
 
 
 @contextmanager
-def _reported() -> Iterator[None]:
+def reported_faults() -> Iterator[None]:
     """Errors of files, options and missing packages, reported in a line without a traceback."""
     try:
         yield
@@ -30,7 +30,7 @@ def _reported() -> Iterator[None]:
     option("action", choices=("info",), help="info: what a file or folder holds"),
     option("path", help="a Hugging Face folder or a GGUF file"),
 )
-@_reported()
+@reported_faults()
 def models(args: argparse.Namespace) -> int:
     """Tell what a model file or folder holds: architecture, sizes, types of tensors."""
     from netcl.models import describe_model
@@ -52,7 +52,7 @@ def models(args: argparse.Namespace) -> int:
     option("--stop", action="append", default=[], help="a string that ends the text; may be given several times"),
     DEVICE,
 )
-@_reported()
+@reported_faults()
 def generate_text(args: argparse.Namespace) -> int:
     """Continue a prompt with a language model or with the model of a run."""
     from netcl.nn.decoding import Sampling

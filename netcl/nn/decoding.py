@@ -56,15 +56,38 @@ class Sampling(NamedTuple):
         ranked = ag.sort(logits, axis=-1, descending=True) if self.top_k is None else ag.topk(logits, min(self.top_k, logits.shape[1]))
         values, order = ranked
         weights = ag.exp(ag.div(ag.sub(values, ag.narrow(values, 1, 0, 1)), self.temperature))
-        total = ag.cumsum(weights, axis=1)
-        if self.top_p is not None:
-            before = ag.div(ag.sub(total, weights), ag.narrow(total, 1, total.shape[1] - 1, 1))
-            weights = ag.where(ag.lt(before, self.top_p), weights, 0.0)
-            total = ag.cumsum(weights, axis=1)
-        reached = ag.le(total, ag.mul(ag.reshape(uniform, (-1, 1)), ag.narrow(total, 1, total.shape[1] - 1, 1)))
-        place = ag.sum(ag.cast(reached, "int64"), axis=1, keepdims=True)
-        last = ag.sub(ag.sum(ag.cast(ag.gt(weights, 0), "int64"), axis=1, keepdims=True), 1)
-        return ag.gather(order, 1, ag.minimum(place, last))
+        return _drawn(order, weights if self.top_p is None else _within(weights, self.top_p), uniform)
+
+
+def _within(weights: Tensor, top_p: float | Tensor) -> Tensor:
+    """Sorted weights without those behind the first that together reach ``top_p`` of the sum."""
+    total = ag.cumsum(weights, axis=1)
+    before = ag.div(ag.sub(total, weights), ag.narrow(total, 1, total.shape[1] - 1, 1))
+    return ag.where(ag.lt(before, top_p), weights, 0.0)
+
+
+def _drawn(order: Tensor, weights: Tensor, uniform: Tensor) -> Tensor:
+    """One token of ``order`` per row, by its weight."""
+    total = ag.cumsum(weights, axis=1)
+    reached = ag.le(total, ag.mul(ag.reshape(uniform, (-1, 1)), ag.narrow(total, 1, total.shape[1] - 1, 1)))
+    place = ag.sum(ag.cast(reached, "int64"), axis=1, keepdims=True)
+    last = ag.sub(ag.sum(ag.cast(ag.gt(weights, 0), "int64"), axis=1, keepdims=True), 1)
+    return ag.gather(order, 1, ag.minimum(place, last))
+
+
+def choose_by_row(logits: Tensor, settings: Tensor) -> Tensor:
+    """:meth:`Sampling.choose` with settings ``(batch, 4)`` of its own for each row: temperature, top_k, top_p, number in [0, 1).
+
+    A ``top_k`` of the vocabulary's size and a ``top_p`` of 1 choose among all.
+    """
+    logits = ag.cast(logits, "float32")
+    temperature, top_k, top_p, uniform = (ag.narrow(settings, 1, i, 1) for i in range(4))
+    values, order = ag.sort(logits, axis=-1, descending=True)
+    cold = ag.eq(temperature, 0.0)
+    weights = ag.exp(ag.div(ag.sub(values, ag.narrow(values, 1, 0, 1)), ag.where(cold, 1.0, temperature)))
+    places = Tensor.from_host(logits.queue, np.arange(logits.shape[1], dtype=np.float32)[None])
+    weights = _within(ag.where(ag.lt(places, top_k), weights, 0.0), top_p)
+    return ag.where(cold, ag.argmax(logits, axis=-1, keepdims=True), _drawn(order, weights, uniform))
 
 
 class _Step(NamedTuple):
@@ -117,7 +140,7 @@ def continued(
 
     with ag.no_grad(), evaluating(model):
         step = _step_for(model, batch, max(lengths) + most, sampling)
-        tokens = sampling.choose(_prompt_logits(model, ids, lengths, step.cache), uniform())
+        tokens = sampling.choose(prompt_logits(model, ids, lengths, step.cache), uniform())
         yield tokens.to_host()[:, 0]
     step.cache.reserves_ahead(1)
     try:
@@ -131,7 +154,7 @@ def continued(
         step.cache.reserves_ahead(0)
 
 
-def _prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KVCache) -> Tensor:
+def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KVCache) -> Tensor:
     """The logits behind the last token of each prompt, ``(batch, vocabulary)``; the cache then holds the prompts."""
     share = PREFILL if getattr(model, "replayable", True) else ids.shape[1]
     parts = [model.states(Tensor.from_host(model.queue, ids[:, i : i + share]), cache) for i in range(0, ids.shape[1], share)]
