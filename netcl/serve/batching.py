@@ -1,7 +1,7 @@
 """Continuous batching: sequences join and leave a running batch, whose step over all slots is compiled once.
 
-One thread owns the model. A prompt is computed alone, in a cache of one sequence; its keys and values are then copied into a free slot of the
-batch. Slots without a sequence are computed and ignored.
+One thread owns the model. A prompt is computed alone, in a cache of one sequence; its keys and values are then copied into a free slot of
+the batch. Slots without a sequence are computed and ignored.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from netcl.replay import compiled
 from netcl.serve.metrics import Metrics
 
 _MODEL_FAULTS = (ValueError, TypeError, RuntimeError, MemoryError)  # what computing may raise; a request ends, the server goes on
+_ENDING = message("serve", "the server is shutting down")
 
 
 class ServeLimits(NamedTuple):
@@ -49,7 +50,7 @@ class ServeError(RuntimeError):
 
 
 class AnswerPart(NamedTuple):
-    """What a request is told: a piece of text, its end, an error or a vector."""
+    """What a request is told: a piece of text, its end (``"stop"`` or ``"length"``), an error or a vector."""
 
     text: str = ""
     finish: str = ""
@@ -60,19 +61,18 @@ class AnswerPart(NamedTuple):
 class TextRequest:
     """A prompt to continue, or with ``most=0`` to embed.
 
-    - **ids**, **most**: the prompt; the most tokens to add. **sampling**, **seed**, **stops**: as in :meth:`netcl.models.CausalLM.generate`.
-    - **deliver**: called with every :class:`AnswerPart`, from the thread of the model; the last has a ``finish``, an ``error`` or a ``vector``.
+    - **ids**, **most**: the prompt, and the most tokens to add. **sampling**, **seed**, **stops**: how, as :meth:`CausalLM.generate` has it.
+    - **deliver**: called with every :class:`AnswerPart` in the model's thread; the last has a ``finish``, an ``error`` or a ``vector``.
     """
 
-    def __init__(self, ids: Sequence[int], most: int, deliver: Callable[[AnswerPart], None], sampling: Sampling | None = None,
+    def __init__(self, ids: Iterable[int], most: int, deliver: Callable[[AnswerPart], None], sampling: Sampling | None = None,
                  seed: int | None = None, stops: Sequence[str] = ()):  # fmt: skip
         self.ids, self.most, self.deliver, self.stops = [int(i) for i in ids], most, deliver, stops
         self.sampling = (sampling or Sampling(temperature=0.0)).check()
-        self.made = 0  # tokens so far
-        self.last = 0  # the newest of them
+        self.made = self.last = 0  # how many tokens there are, and the newest
         self.cancelled = False
-        self.begun = self.deadline = 0.0
-        self.stream: TextStream | None = None
+        self.begun = 0.0
+        self.stream: TextStream
         self._rng = np.random.default_rng(seed)
 
     def cancel(self) -> None:
@@ -83,7 +83,7 @@ class TextRequest:
         """A row for :func:`~netcl.nn.decoding.choose_by_row`; draws a random number unless the temperature is 0."""
         temperature, top_k, top_p = self.sampling
         drawn = min(self._rng.random(), 1 - 2**-24) if temperature else 0.0
-        return temperature, vocabulary if top_k is None else top_k, 1.0 if top_p is None else top_p, drawn
+        return temperature, top_k or vocabulary, top_p or 1.0, drawn
 
 
 class Batcher:
@@ -97,7 +97,7 @@ class Batcher:
 
     def __init__(self, model: CausalLM, limits: ServeLimits | None = None, clock: Callable[[], float] = time.monotonic):
         self.model, self.limits, self.clock, self.metrics = model.eval(), limits or ServeLimits(), clock, Metrics()
-        self.capacity = min(model.context, self.limits.context or 4096)
+        self.capacity, self.vocabulary = min(model.context, self.limits.context or 4096), model.config.vocab_size
         self.ends = {*model.end_tokens(), *model.tokenizer.end_tokens}
         # Rotary angles that depend on the longest length of a batch would mix the sequences.
         grows = any(rope is not None and rope.stretch(1) != rope.stretch(model.context) for rope in model.config.ropes)
@@ -111,8 +111,7 @@ class Batcher:
     def _make_cache(self) -> None:
         """An empty batch; allocates its memory, which may be as large as the model's."""
         model, cache = self.model, self.model.new_cache(self.capacity)
-        self._alone, self._cache = model.new_cache(self.capacity), cache
-        self._lengths = [0] * len(self.slots)
+        self._alone, self._cache, self._lengths = model.new_cache(self.capacity), cache, [0] * len(self.slots)
         self._members: list[TextRequest | None] = []  # of the slots when lengths were last written
         with ag.no_grad():
             model.states(Tensor.from_host(model.queue, np.zeros((len(self.slots), 1), np.int64)), cache)
@@ -126,8 +125,6 @@ class Batcher:
 
         self._step = compiled.compile(step) if model.replayable else step
 
-    # ---- requests
-
     @property
     def running(self) -> int:
         """Sequences in the batch."""
@@ -140,77 +137,65 @@ class Batcher:
 
     def submit(self, request: TextRequest) -> None:
         """Put a request into the queue; :class:`ServeError` if that is full, the server ends, or the request is longer than the context."""
-        longest, tokens = self.capacity, len(request.ids)
-        if not tokens or tokens + request.most > longest or min(request.ids) < 0 or max(request.ids) >= self.model.config.vocab_size:
-            what = f"a prompt must have tokens of the vocabulary, and with its answer at most {longest}"
+        tokens = len(request.ids)
+        if not tokens or tokens + request.most > self.capacity or min(request.ids) < 0 or max(request.ids) >= self.vocabulary:
+            what = f"a prompt must have tokens of the vocabulary, and with its answer at most {self.capacity}"
             raise ServeError(400, message("serve", what, prompt=tokens, answer=request.most))
-        request.begun = self.clock()
-        request.deadline = request.begun + self.limits.timeout
-        request.stream = TextStream(self.model.tokenizer, request.ids, request.stops)
+        request.begun, request.stream = self.clock(), TextStream(self.model.tokenizer, request.ids, request.stops)
         with self._changed:
             if not self.alive:
-                raise ServeError(503, message("serve", "the server is shutting down"))
+                raise ServeError(503, _ENDING)
             if len(self.waiting) >= self.limits.queue:
                 raise ServeError(429, message("serve", "too many requests wait", "try again later", waiting=len(self.waiting)))
             self.waiting.append(request)
             self._changed.notify()
 
-    def _end(self, request: TextRequest, outcome: str, part: AnswerPart | None = None) -> None:
-        self.metrics.count("netcl_answers_total", outcome=outcome)
-        self.metrics.observe("netcl_answer_seconds", self.clock() - request.begun)
+    def _end(self, request: TextRequest, outcome: str, part: AnswerPart) -> None:
+        self.metrics.add("netcl_answers_total", outcome=outcome)
+        self.metrics.add("netcl_answer_seconds", self.clock() - request.begun)
         if request in self.slots:
             self.slots[self.slots.index(request)] = None
-        if part is not None and not request.cancelled:
+        if not request.cancelled:
             request.deliver(part)
 
-    def _fail(self, requests: Sequence[TextRequest | None], status: int, text: str) -> None:
-        for request in requests:
-            if request is not None:
-                self._end(request, "error", AnswerPart(error=ServeError(status, text)))
-
-    # ---- rounds
+    def _fail(self, requests: Iterable[TextRequest | None], status: int, text: str) -> None:
+        for request in [request for request in requests if request is not None]:
+            outcome = "cancelled" if request.cancelled else "timeout" if status == 504 else "error"
+            self._end(request, outcome, AnswerPart(error=ServeError(status, text)))
 
     def turn(self) -> None:
         """One round: sequences that must end leave, at most one prompt joins, every sequence gets a token."""
         self._drop_ended()
         with self._changed:
-            free = None in self.slots
-            joins = self.waiting.popleft() if self.waiting and (free or not self.waiting[0].most) else None
+            ready = self.waiting and (None in self.slots or not self.waiting[0].most)
+            joins = self.waiting.popleft() if ready else None
         try:
             if joins is not None:
-                self._embed(joins) if not joins.most else self._join(joins)
+                (self._join if joins.most else self._embed)(joins)
         except _MODEL_FAULTS as fault:
             self._fail([joins], 500, f"the model failed: {fault}")
-        self._align_lengths()
         try:
             if self.running:
                 self._decode()
         except _MODEL_FAULTS as fault:
-            self._fail(list(self.slots), 500, f"the model failed: {fault}")
+            self._fail(self.slots, 500, f"the model failed: {fault}")
             self._make_cache()
 
     def _drop_ended(self) -> None:
         """Remove requests that were cancelled or have no time left."""
-        now = self.clock()
+        now, late = self.clock(), message("serve", "the request took too long", seconds=self.limits.timeout)
+        over = self._closing is not None and now >= self._closing
         with self._changed:
             asked = [*self.waiting, *(request for request in self.slots if request is not None)]
-            over = self._closing is not None and now >= self._closing
-            ended = [request for request in asked if request.cancelled or over or now >= request.deadline]
+            ended = [one for one in asked if one.cancelled or over or now >= one.begun + self.limits.timeout]
             self.waiting = deque(request for request in self.waiting if request not in ended)
-        for request in ended:
-            if request.cancelled:
-                self._end(request, "cancelled")
-            elif over:
-                self._fail([request], 503, message("serve", "the server is shutting down"))
-            else:
-                text = message("serve", "the request took too long", seconds=self.limits.timeout)
-                self._end(request, "timeout", AnswerPart(error=ServeError(504, text)))
+        self._fail(ended, *((503, _ENDING) if over else (504, late)))
 
     def _embed(self, request: TextRequest) -> None:
         with ag.no_grad():
             states = self.model.states(Tensor.from_host(self.model.queue, np.array([request.ids], np.int64)))
             vector = ag.cast(ag.mean(states, axis=1), "float32").to_host()[0].tolist()
-        self.metrics.count("netcl_prompt_tokens_total", len(request.ids))
+        self.metrics.add("netcl_prompt_tokens_total", len(request.ids))
         self._end(request, "embedding", AnswerPart(vector=vector))
 
     def _join(self, request: TextRequest) -> None:
@@ -218,51 +203,43 @@ class Batcher:
         cache.reset()
         with ag.no_grad():
             logits = prompt_logits(self.model, np.array([request.ids], np.int64), [count], cache)
-            drawn = request.settings(logits.shape[1])[3:]
-            token = int(request.sampling.choose(logits, Tensor.from_host(self.model.queue, np.array(drawn, np.float32))).item())
-        self.metrics.count("netcl_prompt_tokens_total", count)
-        self.metrics.observe("netcl_first_token_seconds", self.clock() - request.begun)
+            drawn = Tensor.from_host(self.model.queue, np.array(request.settings(1)[3:], np.float32))
+            token = int(request.sampling.choose(logits, drawn).item())
+        self.metrics.add("netcl_prompt_tokens_total", count)
+        self.metrics.add("netcl_first_token_seconds", self.clock() - request.begun)
         self.slots[slot] = request
         self._advance(request, token)
         if self.slots[slot] is request:
             self._cache.copy_sequence(slot, cache)
             self._lengths[slot] = count
 
-    def _align_lengths(self) -> None:
-        """Tell the cache the lengths of sequences. Empty slots begin at 0 again, so that none outgrows the longest sequence."""
-        if self.running and self.slots != self._members:
-            self._lengths = [0 if request is None else length for request, length in zip(self.slots, self._lengths, strict=True)]
-            self._cache.set_lengths(self._lengths)
-            self._members = list(self.slots)
-
     def _decode(self) -> None:
-        queue, vocabulary = self.model.queue, self.model.config.vocab_size
-        tokens = np.array([[0 if request is None else request.last] for request in self.slots], np.int64)
-        inputs = [Tensor.from_host(queue, tokens)]
-        if any(request is not None and request.sampling.temperature for request in self.slots):
-            rows = [(0.0, 1.0, 1.0, 0.0) if request is None else request.settings(vocabulary) for request in self.slots]
+        queue, slots = self.model.queue, list(self.slots)
+        if slots != self._members:  # empty slots begin at 0 again, so that none outgrows the longest sequence
+            self._lengths = [0 if request is None else length for request, length in zip(slots, self._lengths, strict=True)]
+            self._cache.set_lengths(self._lengths)
+            self._members = slots
+        inputs = [Tensor.from_host(queue, np.array([[0 if request is None else request.last] for request in slots], np.int64))]
+        if any(request is not None and request.sampling.temperature for request in slots):
+            rows = [(0.0, 1.0, 1.0, 0.0) if request is None else request.settings(self.vocabulary) for request in slots]
             inputs.append(Tensor.from_host(queue, np.array(rows, np.float32)))
         self._cache.reserve(1)
         made = self._step(*inputs).to_host()[:, 0]
         self._lengths = [length + 1 for length in self._lengths]
-        for request, token in zip(list(self.slots), made, strict=True):
+        for request, token in zip(slots, made, strict=True):
             if request is not None:
                 self._advance(request, int(token))
 
     def _advance(self, request: TextRequest, token: int) -> None:
         """Give a request its next token."""
         request.made, request.last, stream = request.made + 1, token, request.stream
-        assert stream is not None
-        self.metrics.count("netcl_generated_tokens_total")
+        self.metrics.add("netcl_generated_tokens_total")
         piece = "" if token in self.ends else stream.add(token)
         finish = "stop" if token in self.ends or stream.stopped else "length" if request.made >= request.most else ""
-        piece += stream.rest() if finish else ""
         if finish:
-            self._end(request, finish, AnswerPart(piece, finish))
+            self._end(request, finish, AnswerPart(piece + stream.rest(), finish))
         elif not request.cancelled:
             request.deliver(AnswerPart(piece))
-
-    # ---- the thread
 
     def __enter__(self) -> Batcher:
         self._thread = threading.Thread(target=self._work, name="netcl-serve", daemon=True)
@@ -273,11 +250,11 @@ class Batcher:
         try:
             while self._has_work():
                 self.turn()
-        finally:  # whatever ended the thread: nobody waits for ever
+        finally:  # whatever ended the thread, nobody waits forever
             with self._changed:
                 self._closing, left = self.clock(), [*self.waiting, *self.slots]
                 self.waiting.clear()
-            self._fail(left, 503, message("serve", "the server ended"))
+            self._fail(left, 503, _ENDING)
 
     def _has_work(self) -> bool:
         """Wait for something to do; False when the server ends and nothing is left."""
