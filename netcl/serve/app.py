@@ -19,6 +19,7 @@ from netcl.core.backend.lifecycle import finishing_first
 from netcl.core.errors import message
 from netcl.nn.decoding import Sampling
 from netcl.serve.batching import AnswerPart, Batcher, ServeError, TextRequest
+from netcl.serve.metrics import Metrics
 
 try:
     import uvicorn
@@ -50,24 +51,23 @@ def _several(check: Callable[[Any], bool], most: float = math.inf) -> Callable[[
     return lambda value: isinstance(value, list) and 0 < len(value) <= most and all(map(check, value))
 
 
-def _content(value: Any) -> Any:
+def _content(given: Any) -> Any:
     """The content of a message; parts that are all text become one."""
+    value = given.get("content") if isinstance(given, dict) and _is_text(given.get("role")) else None
     parts = isinstance(value, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in value)
     return "".join(str(part.get("text", "")) for part in value) if parts else value
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and _is_text(value.get("role")) and _is_text(_content(value.get("content")))
 
 
 def _is_prompt(value: Any) -> bool:
     return (_is_text(value) and value != "") or _several(_real(0, 2**31, int))(value)
 
 
-_Field = tuple[Callable[[Any], bool], str]
-_COUNT: _Field = (_real(1, 2**31, int), "an integer from 1")
-_WRITTEN: dict[str, _Field] = {
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "top_k"), _COUNT),
+#: Fields of requests: how each is checked, and what it must be.
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "messages": (_several(lambda value: _is_text(_content(value))), "a list of objects with the strings role and content"),
+    "prompt": (_is_prompt, "a string or a list of token ids"),
+    "input": (lambda value: _is_prompt(value) or _several(_is_prompt, 256)(value), "a string, token ids, or up to 256 of either"),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "top_k"), (_real(1, 2**31, int), "an integer from 1")),
     "temperature": (_real(0, 100), "a number from 0 to 100"),
     "top_p": (_real(1e-6, 1), "a number above 0, up to 1"),
     "seed": (_real(-(2**63), 2**63, int), "an integer of 64 bits"),
@@ -75,19 +75,11 @@ _WRITTEN: dict[str, _Field] = {
     "stream": (lambda value: isinstance(value, bool), "true or false"),
     "stream_options": (lambda value: isinstance(value, dict) and {*value} <= {"include_usage"}, "an object with include_usage"),
 }
-#: Fields of requests by what must be there: how each is checked, and what it must be.
-_FIELDS: dict[str, dict[str, _Field]] = {
-    "messages": {**_WRITTEN, "messages": (_several(_is_message), "a list of objects with the strings role and content")},
-    "prompt": {**_WRITTEN, "prompt": (_is_prompt, "a string or a list of token ids")},
-    "input": {
-        "input": (lambda value: _is_prompt(value) or _several(_is_prompt, 256)(value), "a string, token ids, or up to 256 of either"),
-        "encoding_format": (lambda value: value == "float", "float"),
-    },
-}
 #: Fields that are taken only with these values, which change nothing; and those that never do.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,), "best_of": (1,), "logprobs": (False,), "echo": (False,), "frequency_penalty": (0,), "presence_penalty": (0,),
     "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"), "response_format": ({"type": "text"},), "suffix": ("",),
+    "encoding_format": ("float",),
 }  # fmt: skip
 _UNUSED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
 
@@ -96,34 +88,35 @@ async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]
     """The checked fields of a JSON body; :class:`ServeError` says what is wrong with it."""
     if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ServeError(415, "the content type must be application/json")  # another could be sent by any web page
-    body, known = bytearray(), _FIELDS[needed]
+    body = bytearray()
     async for part in http.stream():
         body += part
         if len(body) > MOST_BYTES:
             raise ServeError(413, f"the body must have at most {MOST_BYTES} bytes")
     try:
         given = json.loads(body)
-    except (ValueError, RecursionError) as fault:
-        raise ServeError(400, f"the body must be JSON: {fault}") from fault
+    except (ValueError, RecursionError):
+        given = None
     if not isinstance(given, dict):
         raise ServeError(400, "the body must be a JSON object")
     found = {name: value for name, value in given.items() if value is not None and name not in _UNUSED}
+    known = {*_FIELDS, *_NEUTRAL, "model"} - ({"messages", "prompt", "input"} - {needed})
     for name, value in found.items():
-        if name in known and not known[name][0](value):
-            raise ServeError(400, f"{name} must be {known[name][1]}")
+        if name not in known:
+            raise ServeError(400, f"unknown field {name!r}")
+        if name in _FIELDS and not _FIELDS[name][0](value):
+            raise ServeError(400, f"{name} must be {_FIELDS[name][1]}")
         if name in _NEUTRAL and value not in _NEUTRAL[name]:
             raise ServeError(400, f"{name} is not supported; leave it out")
-        if name not in (*known, *_NEUTRAL, "model"):
-            raise ServeError(400, f"unknown field {name!r}")
     if needed not in found:
-        raise ServeError(400, f"{needed} is needed: {known[needed][1]}")
+        raise ServeError(400, f"{needed} is needed: {_FIELDS[needed][1]}")
     if found.get("model", model) != model:
         raise ServeError(404, f"unknown model; this server has {model!r}")
     return found
 
 
 class _Answer:
-    """A request of the event loop to the batcher; iterates over its parts."""
+    """A request of the event loop to the batcher. Whoever stops reading it cancels it."""
 
     def __init__(self, batcher: Batcher, ids: Sequence[int], most: int, **options: Any):
         self._loop, self._parts = asyncio.get_running_loop(), asyncio.Queue[AnswerPart]()
@@ -134,10 +127,9 @@ class _Answer:
         try:
             self._loop.call_soon_threadsafe(self._parts.put_nowait, part)
         except RuntimeError:  # the loop is closed: nobody reads the answer
-            self.request.cancel()
+            self.request.cancelled = True
 
     async def parts(self) -> AsyncIterator[AnswerPart]:
-        """Parts up to the last; an error is raised. Whoever stops reading cancels the request."""
         part = AnswerPart()
         try:
             while not part.finish and part.vector is None:
@@ -146,66 +138,87 @@ class _Answer:
                     raise part.error
                 yield part
         finally:
-            self.request.cancel()
+            self.request.cancelled = True
 
     async def whole(self, http: Request) -> list[AnswerPart]:
         """All parts, unless the client closes the connection before."""
 
-        async def gone() -> None:
-            while (await http.receive())["type"] != "http.disconnect":
-                pass
-
         async def collect() -> list[AnswerPart]:
             return [part async for part in self.parts()]
 
-        work, left = asyncio.ensure_future(collect()), asyncio.ensure_future(gone())
+        tasks = work, _ = asyncio.create_task(collect()), asyncio.create_task(http.receive())  # behind the body only the end can come
         try:
-            await asyncio.wait([work, left], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 raise ServeError(499, "the client closed the connection")
             return work.result()
         finally:
-            self.request.cancel()
-            work.cancel()
-            left.cancel()
+            self.request.cancelled = True
+            for task in tasks:
+                task.cancel()
 
     def usage(self) -> dict[str, int]:
         asked, made = len(self.request.ids), self.request.made
         return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
+    async def events(self, head: dict[str, Any], chat: bool, usage: bool) -> AsyncIterator[str]:
+        """Server-sent events."""
+
+        def choice(text: str, finish: str | None = None, **more: str) -> str:
+            said = {"delta": more | ({} if finish else {"content": text})} if chat else {"text": text}
+            return _event({**head, "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": finish}]})
+
+        try:
+            if chat:
+                yield choice("", role="assistant")
+            async for part in self.parts():
+                if part.text:
+                    yield choice(part.text)
+                if part.finish:
+                    yield choice("", part.finish)
+            if usage:
+                yield _event({**head, "choices": [], "usage": self.usage()})
+        except ServeError as fault:
+            yield _event(_error_body(fault.status, str(fault)))
+        finally:  # also when the client is gone
+            self.request.cancelled = True
+        yield "data: [DONE]\n\n"
+
+
+def _event(value: Any) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
 
 class _Api:
-    """The answers by path."""
+    """The answers that need the model."""
 
     def __init__(self, batcher: Batcher, name: str):
-        self.batcher, self.name, self.created = batcher, name, int(time.time())
+        self.batcher, self.name = batcher, name
 
     def _ids(self, given: Any) -> list[int]:
         tokenizer = self.batcher.model.tokenizer
-        if isinstance(given, str):
-            return tokenizer.encode(given)
-        if isinstance(given[0], int):
-            return given
+        if isinstance(given, str) or isinstance(given[0], int):
+            return tokenizer.encode(given) if isinstance(given, str) else given
         try:
-            return tokenizer.apply_chat_template([{**part, "content": _content(part["content"])} for part in given])
+            return tokenizer.apply_chat_template([{**part, "content": _content(part)} for part in given])
         except ValueError as fault:  # the template refuses these roles, or there is none
             raise ServeError(400, str(fault)) from fault
 
     async def write(self, http: Request, needed: str) -> Response:
         fields = await _read_fields(http, needed, self.name)
         limits, ids, chat = self.batcher.limits, await run_in_threadpool(self._ids, fields[needed]), needed == "messages"
-        most = fields.get("max_completion_tokens", fields.get("max_tokens"))
+        most, stop, seed, stream = (fields.get(name) for name in ("max_tokens", "stop", "seed", "stream"))
+        most = fields.get("max_completion_tokens", most)
         if most is not None and most > limits.tokens:
             raise ServeError(400, f"max_tokens must be at most {limits.tokens}")
         most = most or max(1, min(limits.tokens, self.batcher.capacity - len(ids)))
-        stop, seed = fields.get("stop", ()), fields.get("seed")
         sampling = Sampling(fields.get("temperature", 1.0), fields.get("top_k"), fields.get("top_p"))
-        answer = _Answer(self.batcher, ids, most, sampling=sampling, seed=None if seed is None else seed % 2**64,
-                         stops=(stop,) if isinstance(stop, str) else stop)  # fmt: skip
-        head = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.name,
-                "object": "text_completion" if not chat else "chat.completion.chunk" if fields.get("stream") else "chat.completion"}  # fmt: skip
-        if fields.get("stream"):
-            events = _events(answer, head, chat, bool(fields.get("stream_options", {}).get("include_usage")))
+        stops, seed = [stop] if isinstance(stop, str) else stop or (), None if seed is None else seed % 2**64
+        answer = _Answer(self.batcher, ids, most, sampling=sampling, seed=seed, stops=stops)
+        kind = "text_completion" if not chat else "chat.completion.chunk" if stream else "chat.completion"
+        head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": self.name}
+        if stream:
+            events = answer.events(head, chat, bool(fields.get("stream_options", {}).get("include_usage")))
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
         parts = await answer.whole(http)
         text = "".join(part.text for part in parts)
@@ -214,7 +227,7 @@ class _Api:
         return JSONResponse({**head, "choices": [choice], "usage": answer.usage()})
 
     async def embed(self, http: Request) -> Response:
-        given, data, tokens = (await _read_fields(http, "input", self.name))["input"], [], 0
+        given, data, tokens = (await _read_fields(http, "input", self.name))["input"], list[dict[str, Any]](), 0
         for one in [given] if isinstance(given, str) or isinstance(given[0], int) else given:
             answer = _Answer(self.batcher, await run_in_threadpool(self._ids, one), 0)
             (part,) = await answer.whole(http)
@@ -222,48 +235,6 @@ class _Api:
             tokens += len(answer.request.ids)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return JSONResponse({"object": "list", "data": data, "model": self.name, "usage": usage})
-
-    async def models(self, http: Request) -> Response:
-        row = {"id": self.name, "object": "model", "created": self.created, "owned_by": "netcl"}
-        return JSONResponse({"object": "list", "data": [row]})
-
-    async def health(self, http: Request) -> Response:
-        return JSONResponse({"status": "ok"}) if self.batcher.alive else JSONResponse({"status": "ending"}, 503)
-
-    async def metrics(self, http: Request) -> Response:
-        gauges = {"netcl_queue_length": len(self.batcher.waiting), "netcl_running_sequences": self.batcher.running}
-        return PlainTextResponse(self.batcher.metrics.text(gauges), media_type="text/plain; version=0.0.4")
-
-    async def page(self, http: Request) -> Response:
-        text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-        return HTMLResponse(text, headers={"Content-Security-Policy": _PAGE_RULES, "X-Frame-Options": "DENY"})
-
-
-async def _events(answer: _Answer, head: dict[str, Any], chat: bool, usage: bool) -> AsyncIterator[str]:
-    """Server-sent events of an answer."""
-
-    def event(**fields: Any) -> str:
-        return f"data: {json.dumps({**head, **fields})}\n\n"
-
-    def choice(text: str, finish: str | None = None, **more: str) -> str:
-        said = {"delta": more | ({} if finish else {"content": text})} if chat else {"text": text}
-        return event(choices=[{"index": 0, **said, "logprobs": None, "finish_reason": finish}])
-
-    try:
-        if chat:
-            yield choice("", role="assistant")
-        async for part in answer.parts():
-            if part.text:
-                yield choice(part.text)
-            if part.finish:
-                yield choice("", part.finish)
-        if usage:
-            yield event(choices=[], usage=answer.usage())
-    except ServeError as fault:
-        yield f"data: {json.dumps(_error_body(fault.status, str(fault)))}\n\n"
-    finally:  # also when the client is gone
-        answer.request.cancel()
-    yield "data: [DONE]\n\n"
 
 
 def _error_body(status: int, text: str) -> dict[str, Any]:
@@ -273,32 +244,29 @@ def _error_body(status: int, text: str) -> dict[str, Any]:
     return {"error": {"message": text, "type": kind, "param": None, "code": code}}
 
 
-def _error_response(http: Request, fault: Exception) -> Response:
+def _error_response(http: Any, fault: Exception) -> Response:
     status, text = 500, "the server failed"
     if isinstance(fault, ServeError | HTTPException):
         status, text = (fault.status, str(fault)) if isinstance(fault, ServeError) else (fault.status_code, fault.detail)
-    return JSONResponse(_error_body(status, text), status, headers={"Retry-After": "1"} if status == 429 else None)
+    return JSONResponse(_error_body(status, text), status, headers={429: {"Retry-After": "1"}}.get(status))
 
 
 class _Door:
     """Checks the key of requests, and counts answers by path and status."""
 
-    def __init__(self, app: Any, batcher: Batcher, key: str | None, paths: Sequence[str]):
-        self.app, self.metrics, self.paths = app, batcher.metrics, paths
-        self.wanted = None if key is None else f"Bearer {key}".encode()
+    def __init__(self, app: Any, metrics: Metrics, key: str | None, paths: Sequence[str]):
+        self.app, self.metrics, self.paths, self.wanted = app, metrics, paths, None if key is None else f"Bearer {key}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        path, given = scope["path"], dict(scope["headers"]).get(b"authorization", b"")
+        path, given = scope.get("path"), dict(scope.get("headers", ())).get(b"authorization", b"")
 
         async def counted(event: Any) -> None:
             if event["type"] == "http.response.start":
                 self.metrics.add("netcl_requests_total", path=path if path in self.paths else "other", status=event["status"])
             await send(event)
 
-        passes = self.wanted is None or path in ("/", "/health") or hmac.compare_digest(given, self.wanted)
-        refused = JSONResponse(_error_body(401, "the API key is missing or wrong"), 401, headers={"WWW-Authenticate": "Bearer"})
+        passes = self.wanted is None or path in (None, "/", "/health") or hmac.compare_digest(given, self.wanted)
+        refused = _error_response(None, ServeError(401, "the API key is missing or wrong"))
         await (self.app if passes else refused)(scope, receive, counted)
 
 
@@ -308,7 +276,8 @@ def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequenc
     - **name**: of the model. **key**: what requests must bring as ``Authorization: Bearer KEY``; the page and ``/health`` need none.
     - **hosts**: names that the ``Host`` header may have. **grace**: seconds that running requests have at the end.
     """
-    api = _Api(batcher, name)
+    api, page = _Api(batcher, name), Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    models = {"object": "list", "data": [{"id": name, "object": "model", "created": int(time.time()), "owned_by": "netcl"}]}
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -316,13 +285,16 @@ def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequenc
             yield
             await run_in_threadpool(batcher.close, grace)
 
-    posts: dict[str, Any] = {
-        "/v1/chat/completions": partial(api.write, needed="messages"), "/v1/completions": partial(api.write, needed="prompt"),
-        "/v1/embeddings": api.embed,
-    }  # fmt: skip
-    gets = {"/v1/models": api.models, "/health": api.health, "/metrics": api.metrics, "/": api.page}
-    routes = [Route(path, answer, methods=["POST" if path in posts else "GET"]) for path, answer in {**posts, **gets}.items()]
-    door = Middleware(_Door, batcher=batcher, key=key, paths=(*posts, *gets))
+    posts = {"/v1/chat/completions": partial(api.write, needed="messages"), "/v1/completions": partial(api.write, needed="prompt")}
+    gets = {
+        "/v1/models": lambda _: JSONResponse(models),
+        "/health": lambda _: JSONResponse({"status": "ok"}) if batcher.alive else JSONResponse({"status": "ending"}, 503),
+        "/metrics": lambda _: PlainTextResponse(batcher.metrics_text(), media_type="text/plain; version=0.0.4"),
+        "/": lambda _: HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_RULES, "X-Frame-Options": "DENY"}),
+    }
+    paths: dict[str, Any] = {**posts, "/v1/embeddings": api.embed, **gets}
+    routes = [Route(path, answer, methods=["GET" if path in gets else "POST"]) for path, answer in paths.items()]
+    door = Middleware(_Door, metrics=batcher.metrics, key=key, paths=tuple(paths))
     faults: Any = dict.fromkeys((ServeError, HTTPException, Exception), _error_response)
     outer = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     return Starlette(routes=routes, middleware=[outer, door], exception_handlers=faults, lifespan=lifespan)
@@ -338,11 +310,11 @@ def run_server(app: Starlette, host: str, port: int, connections: int, grace: fl
     thread = threading.Thread(target=server.run, args=([socket],), name="netcl-http", daemon=True)
     with finishing_first() as stop:
         thread.start()
-        told = False
-        while thread.is_alive() and not stop.wait(0.05):
-            if server.started and not told:
-                ready(socket.getsockname()[1])
-                told = True
+        while thread.is_alive() and not server.started and not stop.wait(0.02):
+            pass
+        ready(socket.getsockname()[1])
+        while thread.is_alive() and not stop.wait(0.25):
+            pass
         server.should_exit = True
         thread.join()
     return stop.status if stop.is_set() else 1

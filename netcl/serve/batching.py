@@ -27,18 +27,13 @@ _ENDING = message("serve", "the server is shutting down")
 
 
 class ServeLimits(NamedTuple):
-    """What a server takes on.
+    """What a server takes on."""
 
-    - **batch**: sequences that are computed together. **queue**: requests that wait beyond them.
-    - **context**: the most tokens of a prompt and its answer; by default the model's, at most 4,096. **tokens**: the most of an answer.
-    - **timeout**: seconds from a request to the end of its answer.
-    """
-
-    batch: int = 8
-    queue: int = 64
-    context: int | None = None
-    tokens: int = 1024
-    timeout: float = 120.0
+    batch: int = 8  # sequences that are computed together
+    queue: int = 64  # requests that wait beyond them
+    context: int | None = None  # the most tokens of a prompt and its answer; by default the model's, at most 4096
+    tokens: int = 1024  # the most of an answer
+    timeout: float = 120.0  # seconds from a request to the end of its answer
 
 
 class ServeError(RuntimeError):
@@ -61,7 +56,8 @@ class AnswerPart(NamedTuple):
 class TextRequest:
     """A prompt to continue, or with ``most=0`` to embed.
 
-    - **ids**, **most**: the prompt, and the most tokens to add. **sampling**, **seed**, **stops**: how, as :meth:`CausalLM.generate` has it.
+    - **ids**, **most**: the prompt, and the most tokens to add. **sampling**, **seed**, **stops**: as in ``CausalLM.generate``.
+    - **cancelled**: set it to end the request at the next token; nothing more is delivered.
     - **deliver**: called with every :class:`AnswerPart` in the model's thread; the last has a ``finish``, an ``error`` or a ``vector``.
     """
 
@@ -70,29 +66,21 @@ class TextRequest:
         self.ids, self.most, self.deliver, self.stops = [int(i) for i in ids], most, deliver, stops
         self.sampling = (sampling or Sampling(temperature=0.0)).check()
         self.made = self.last = 0  # how many tokens there are, and the newest
-        self.cancelled = False
-        self.begun = 0.0
+        self.cancelled, self.begun, self._rng = False, 0.0, np.random.default_rng(seed)
         self.stream: TextStream
-        self._rng = np.random.default_rng(seed)
-
-    def cancel(self) -> None:
-        """End the request at the next token; nothing more is delivered."""
-        self.cancelled = True
 
     def settings(self, vocabulary: int) -> tuple[float, float, float, float]:
         """A row for :func:`~netcl.nn.decoding.choose_by_row`; draws a random number unless the temperature is 0."""
         temperature, top_k, top_p = self.sampling
-        drawn = min(self._rng.random(), 1 - 2**-24) if temperature else 0.0
-        return temperature, top_k or vocabulary, top_p or 1.0, drawn
+        return temperature, top_k or vocabulary, top_p or 1.0, min(self._rng.random(), 1 - 2**-24) if temperature else 0.0
 
 
 class Batcher:
     """Answers requests with one model, many at a time.
 
-    - **model**: a :class:`~netcl.models.CausalLM` with a tokenizer. **limits**: see :class:`ServeLimits`.
-    - **clock**: seconds, for deadlines and latencies.
+    - **model**: a :class:`~netcl.models.CausalLM` with a tokenizer. **clock**: seconds, for deadlines and latencies.
 
-    ``with batcher:`` runs it in a thread of its own. ``turn()`` does one round of its work, where there is no thread.
+    ``with batcher:`` runs it in a thread of its own; ``turn()`` does one round of its work where there is no thread.
     """
 
     def __init__(self, model: CausalLM, limits: ServeLimits | None = None, clock: Callable[[], float] = time.monotonic):
@@ -135,6 +123,10 @@ class Batcher:
         """Whether requests are taken."""
         return self._closing is None and (self._thread is None or self._thread.is_alive())
 
+    def metrics_text(self) -> str:
+        """What is counted, for Prometheus."""
+        return self.metrics.text({"netcl_queue_length": len(self.waiting), "netcl_running_sequences": self.running})
+
     def submit(self, request: TextRequest) -> None:
         """Put a request into the queue; :class:`ServeError` if that is full, the server ends, or the request is longer than the context."""
         tokens = len(request.ids)
@@ -165,7 +157,13 @@ class Batcher:
 
     def turn(self) -> None:
         """One round: sequences that must end leave, at most one prompt joins, every sequence gets a token."""
-        self._drop_ended()
+        now, late = self.clock(), message("serve", "the request took too long", seconds=self.limits.timeout)
+        over = self._closing is not None and now >= self._closing
+        with self._changed:
+            asked = [request for request in (*self.waiting, *self.slots) if request is not None]
+            ended = [one for one in asked if one.cancelled or over or now >= one.begun + self.limits.timeout]
+            self.waiting = deque(request for request in self.waiting if request not in ended)
+        self._fail(ended, *((503, _ENDING) if over else (504, late)))
         with self._changed:
             ready = self.waiting and (None in self.slots or not self.waiting[0].most)
             joins = self.waiting.popleft() if ready else None
@@ -180,16 +178,6 @@ class Batcher:
         except _MODEL_FAULTS as fault:
             self._fail(self.slots, 500, f"the model failed: {fault}")
             self._make_cache()
-
-    def _drop_ended(self) -> None:
-        """Remove requests that were cancelled or have no time left."""
-        now, late = self.clock(), message("serve", "the request took too long", seconds=self.limits.timeout)
-        over = self._closing is not None and now >= self._closing
-        with self._changed:
-            asked = [*self.waiting, *(request for request in self.slots if request is not None)]
-            ended = [one for one in asked if one.cancelled or over or now >= one.begun + self.limits.timeout]
-            self.waiting = deque(request for request in self.waiting if request not in ended)
-        self._fail(ended, *((503, _ENDING) if over else (504, late)))
 
     def _embed(self, request: TextRequest) -> None:
         with ag.no_grad():
@@ -248,19 +236,17 @@ class Batcher:
 
     def _work(self) -> None:
         try:
-            while self._has_work():
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self.waiting or self.running or self._closing is not None)
+                    if not self.waiting and not self.running:
+                        return
                 self.turn()
         finally:  # whatever ended the thread, nobody waits forever
             with self._changed:
                 self._closing, left = self.clock(), [*self.waiting, *self.slots]
                 self.waiting.clear()
             self._fail(left, 503, _ENDING)
-
-    def _has_work(self) -> bool:
-        """Wait for something to do; False when the server ends and nothing is left."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.waiting or self.running or self._closing is not None)
-            return bool(self.waiting or self.running)
 
     def close(self, grace: float = 0.0) -> None:
         """Take no more requests, answer those that are there for at most ``grace`` seconds, and end the thread."""
