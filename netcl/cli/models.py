@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from netcl.cli.command import DEVICE, CommandError, command, facts, option, pick_device, say, whole
 from netcl.core.errors import message
@@ -39,6 +40,16 @@ def models(args: argparse.Namespace) -> int:
     return 0
 
 
+def load_writer(args: argparse.Namespace) -> Any:
+    """The language model of a command."""
+    from netcl.models import CausalLM, load
+
+    model = load(args.path, pick_device(args.device))
+    if not isinstance(model, CausalLM):
+        raise CommandError(message(args.command, "the model writes no text", model=type(model).__name__))
+    return model
+
+
 @command(
     "generate",
     option("path", help="a Hugging Face folder, a GGUF file, or the folder of a run with the model gpt"),
@@ -68,11 +79,7 @@ def generate_text(args: argparse.Namespace) -> int:
 
         print(write(args.path, "\n" if prompt is None else prompt, length, pick_device(args.device), args.seed, **options))
         return 0
-    from netcl.models import CausalLM, load
-
-    model = load(args.path, pick_device(args.device))
-    if not isinstance(model, CausalLM):
-        raise CommandError(message("generate", "the model writes no text", model=type(model).__name__))
+    model = load_writer(args)
     if not prompt:
         raise CommandError(message("generate", "a prompt is needed", 'netcl generate PATH "Once upon a time"'))
     sys.stdout.write(prompt)

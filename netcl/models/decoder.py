@@ -189,21 +189,16 @@ class CausalLM(Module):
         for tokens in self._tokens([ids], most, sampling, seed):
             if int(tokens[0]) in ends:
                 break
-            piece = stream.add(int(tokens[0]))
-            if piece:
+            if piece := stream.add(int(tokens[0])):
                 yield piece
             if stream.stopped:
                 return
-        rest = stream.rest()
-        if rest:
+        if rest := stream.rest():
             yield rest
 
 
 class TextStream:
-    """The text of tokens as they are made: whole characters only, and nothing that a stop string may still take back.
-
-    - **tokenizer**: of the model. **prompt**: the ids in front of the text. **stops**: strings that end the text; ``stopped`` then is true.
-    """
+    """The text behind a prompt as its tokens are made: whole characters, and nothing that a stop string may still take back."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()):
         self.stopped = False

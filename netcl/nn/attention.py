@@ -130,15 +130,12 @@ class KVCache(Module):
         self._count, self._places = max(lengths), None
 
     def copy_sequence(self, row: int, source: KVCache) -> None:
-        """Replace the keys and values of sequence ``row`` by those of the only sequence of another cache; ``set_lengths`` then counts them."""
+        """Write the keys and values of another cache's only sequence over those of sequence ``row``; ``set_lengths`` then counts them."""
         count = source.length
-        kept = {name: memory for name, memory in self.named_buffers(recurse=False) if name != "lengths"}
-        if not kept or self._room < count or source.lengths is None or source.lengths.size != 1:
-            what, remedy = "the source must hold one sequence that fits into this cache", "call the model with both caches once"
-            raise ShapeError(message("KVCache", what, remedy, capacity=self._room, length=count))
         with ag.no_grad():
-            for name, memory in kept.items():
-                memory[row : row + 1, :, :count] = ag.narrow(getattr(source, name), 2, 0, count)
+            for name, memory in self.named_buffers(recurse=False):
+                if name != "lengths":
+                    memory[row : row + 1, :, :count] = ag.narrow(getattr(source, name), 2, 0, count)
         self._count = max(self._count, count)
 
     def truncate(self, length: int) -> None:

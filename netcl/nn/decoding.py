@@ -28,11 +28,13 @@ class Sampling(NamedTuple):
 
     - **temperature**: 0 takes the likeliest; below 1 prefers likely tokens, above 1 unlikely ones.
     - **top_k**: choose among so many likeliest. **top_p**: among the fewest whose probabilities reach it.
+
+    For :meth:`choose` all three may be float tensors ``(batch, 1)``, a setting per row; a ``top_k`` of 1 then takes the likeliest.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
+    temperature: Any = 1.0
+    top_k: Any = None
+    top_p: Any = None
 
     def check(self) -> Sampling:
         """``ValueError`` for options that mean nothing; else these options."""
@@ -50,44 +52,25 @@ class Sampling(NamedTuple):
         >>> [Sampling(top_k=2).choose(logits, netcl.tensor([u])).item() for u in (0.65, 0.7)]
         [1, 2]
         """
-        if self.temperature == 0:
+        by_row = isinstance(self.top_k, Tensor)
+        if not by_row and self.temperature == 0:
             return ag.argmax(logits, axis=-1, keepdims=True)
-        logits = ag.cast(logits, "float32")
-        ranked = ag.sort(logits, axis=-1, descending=True) if self.top_k is None else ag.topk(logits, min(self.top_k, logits.shape[1]))
+        logits, whole = ag.cast(logits, "float32"), self.top_k is None or by_row
+        ranked = ag.sort(logits, axis=-1, descending=True) if whole else ag.topk(logits, min(self.top_k, logits.shape[1]))
         values, order = ranked
         weights = ag.exp(ag.div(ag.sub(values, ag.narrow(values, 1, 0, 1)), self.temperature))
-        return _drawn(order, weights if self.top_p is None else _within(weights, self.top_p), uniform)
-
-
-def _within(weights: Tensor, top_p: float | Tensor) -> Tensor:
-    """Sorted weights without those behind the first that together reach ``top_p`` of the sum."""
-    total = ag.cumsum(weights, axis=1)
-    before = ag.div(ag.sub(total, weights), ag.narrow(total, 1, total.shape[1] - 1, 1))
-    return ag.where(ag.lt(before, top_p), weights, 0.0)
-
-
-def _drawn(order: Tensor, weights: Tensor, uniform: Tensor) -> Tensor:
-    """One token of ``order`` per row, by its weight."""
-    total = ag.cumsum(weights, axis=1)
-    reached = ag.le(total, ag.mul(ag.reshape(uniform, (-1, 1)), ag.narrow(total, 1, total.shape[1] - 1, 1)))
-    place = ag.sum(ag.cast(reached, "int64"), axis=1, keepdims=True)
-    last = ag.sub(ag.sum(ag.cast(ag.gt(weights, 0), "int64"), axis=1, keepdims=True), 1)
-    return ag.gather(order, 1, ag.minimum(place, last))
-
-
-def choose_by_row(logits: Tensor, settings: Tensor) -> Tensor:
-    """:meth:`Sampling.choose` with settings ``(batch, 4)`` of its own for each row: temperature, top_k, top_p, number in [0, 1).
-
-    A ``top_k`` of the vocabulary's size and a ``top_p`` of 1 choose among all.
-    """
-    logits = ag.cast(logits, "float32")
-    temperature, top_k, top_p, uniform = (ag.narrow(settings, 1, i, 1) for i in range(4))
-    values, order = ag.sort(logits, axis=-1, descending=True)
-    cold = ag.eq(temperature, 0.0)
-    weights = ag.exp(ag.div(ag.sub(values, ag.narrow(values, 1, 0, 1)), ag.where(cold, 1.0, temperature)))
-    places = Tensor.from_host(logits.queue, np.arange(logits.shape[1], dtype=np.float32)[None])
-    weights = _within(ag.where(ag.lt(places, top_k), weights, 0.0), top_p)
-    return ag.where(cold, ag.argmax(logits, axis=-1, keepdims=True), _drawn(order, weights, uniform))
+        if by_row:
+            places = Tensor.from_host(logits.queue, np.arange(logits.shape[1], dtype=np.float32)[None])
+            weights = ag.where(ag.lt(places, self.top_k), weights, 0.0)
+        total = ag.cumsum(weights, axis=1)
+        if self.top_p is not None:
+            before = ag.div(ag.sub(total, weights), ag.narrow(total, 1, total.shape[1] - 1, 1))
+            weights = ag.where(ag.lt(before, self.top_p), weights, 0.0)
+            total = ag.cumsum(weights, axis=1)
+        reached = ag.le(total, ag.mul(ag.reshape(uniform, (-1, 1)), ag.narrow(total, 1, total.shape[1] - 1, 1)))
+        place = ag.sum(ag.cast(reached, "int64"), axis=1, keepdims=True)
+        last = ag.sub(ag.sum(ag.cast(ag.gt(weights, 0), "int64"), axis=1, keepdims=True), 1)
+        return ag.gather(order, 1, ag.minimum(place, last))
 
 
 class _Step(NamedTuple):
@@ -103,7 +86,7 @@ def _make_step(model: Any, cache: KVCache, sampling: Sampling) -> _Step:
             logits = model.head(model.states(tokens, cache))
             return sampling.choose(ag.reshape(logits, (tokens.shape[0], -1)), uniform)
 
-    return _Step(cache, compiled.compile(step) if getattr(model, "replayable", True) else step)
+    return _Step(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step)
 
 
 def _step_for(model: Any, batch: int, room: int, sampling: Sampling) -> _Step:

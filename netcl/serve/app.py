@@ -9,7 +9,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,7 @@ from typing import Any
 from netcl.core.backend.lifecycle import finishing_first
 from netcl.core.errors import message
 from netcl.nn.decoding import Sampling
-from netcl.serve.batching import AnswerPart, Batcher, ServeError, TextRequest
-from netcl.serve.metrics import Metrics
+from netcl.serve.batching import AnswerPart, Batcher, Metrics, ServeError, TextRequest
 
 try:
     import uvicorn
@@ -36,6 +35,7 @@ except ImportError:
 
 MOST_BYTES = 8 << 20  # of a request
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
+_EVENT = "data: {}\n\n"
 _PAGE_RULES = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 
 
@@ -54,8 +54,9 @@ def _several(check: Callable[[Any], bool], most: float = math.inf) -> Callable[[
 def _content(given: Any) -> Any:
     """The content of a message; parts that are all text become one."""
     value = given.get("content") if isinstance(given, dict) and _is_text(given.get("role")) else None
-    parts = isinstance(value, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in value)
-    return "".join(str(part.get("text", "")) for part in value) if parts else value
+    if isinstance(value, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in value):
+        return "".join(str(part.get("text", "")) for part in value)
+    return value
 
 
 def _is_prompt(value: Any) -> bool:
@@ -115,8 +116,12 @@ async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]
     return found
 
 
+def _usage(asked: int, made: int) -> dict[str, int]:
+    return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
+
+
 class _Answer:
-    """A request of the event loop to the batcher. Whoever stops reading it cancels it."""
+    """A request of the event loop to the batcher."""
 
     def __init__(self, batcher: Batcher, ids: Sequence[int], most: int, **options: Any):
         self._loop, self._parts = asyncio.get_running_loop(), asyncio.Queue[AnswerPart]()
@@ -131,14 +136,11 @@ class _Answer:
 
     async def parts(self) -> AsyncIterator[AnswerPart]:
         part = AnswerPart()
-        try:
-            while not part.finish and part.vector is None:
-                part = await self._parts.get()
-                if part.error is not None:
-                    raise part.error
-                yield part
-        finally:
-            self.request.cancelled = True
+        while not part.finish and part.vector is None:
+            part = await self._parts.get()
+            if part.error is not None:
+                raise part.error
+            yield part
 
     async def whole(self, http: Request) -> list[AnswerPart]:
         """All parts, unless the client closes the connection before."""
@@ -146,27 +148,23 @@ class _Answer:
         async def collect() -> list[AnswerPart]:
             return [part async for part in self.parts()]
 
-        tasks = work, _ = asyncio.create_task(collect()), asyncio.create_task(http.receive())  # behind the body only the end can come
+        work, gone = asyncio.ensure_future(collect()), asyncio.ensure_future(http.receive())  # behind the body only the end can come
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 raise ServeError(499, "the client closed the connection")
             return work.result()
         finally:
             self.request.cancelled = True
-            for task in tasks:
-                task.cancel()
-
-    def usage(self) -> dict[str, int]:
-        asked, made = len(self.request.ids), self.request.made
-        return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
+            work.cancel()
+            gone.cancel()
 
     async def events(self, head: dict[str, Any], chat: bool, usage: bool) -> AsyncIterator[str]:
         """Server-sent events."""
 
         def choice(text: str, finish: str | None = None, **more: str) -> str:
             said = {"delta": more | ({} if finish else {"content": text})} if chat else {"text": text}
-            return _event({**head, "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": finish}]})
+            return _EVENT.format(json.dumps({**head, "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": finish}]}))
 
         try:
             if chat:
@@ -177,16 +175,12 @@ class _Answer:
                 if part.finish:
                     yield choice("", part.finish)
             if usage:
-                yield _event({**head, "choices": [], "usage": self.usage()})
+                yield _EVENT.format(json.dumps({**head, "choices": [], "usage": _usage(len(self.request.ids), self.request.made)}))
         except ServeError as fault:
-            yield _event(_error_body(fault.status, str(fault)))
+            yield _EVENT.format(json.dumps(_error_body(fault.status, str(fault))))
         finally:  # also when the client is gone
             self.request.cancelled = True
-        yield "data: [DONE]\n\n"
-
-
-def _event(value: Any) -> str:
-    return f"data: {json.dumps(value)}\n\n"
+        yield _EVENT.format("[DONE]")
 
 
 class _Api:
@@ -224,7 +218,7 @@ class _Api:
         text = "".join(part.text for part in parts)
         said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": parts[-1].finish}
-        return JSONResponse({**head, "choices": [choice], "usage": answer.usage()})
+        return JSONResponse({**head, "choices": [choice], "usage": _usage(len(ids), answer.request.made)})
 
     async def embed(self, http: Request) -> Response:
         given, data, tokens = (await _read_fields(http, "input", self.name))["input"], list[dict[str, Any]](), 0
@@ -233,15 +227,13 @@ class _Api:
             (part,) = await answer.whole(http)
             data.append({"object": "embedding", "index": len(data), "embedding": part.vector})
             tokens += len(answer.request.ids)
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return JSONResponse({"object": "list", "data": data, "model": self.name, "usage": usage})
+        return JSONResponse({"object": "list", "data": data, "model": self.name, "usage": _usage(tokens, 0)})
 
 
 def _error_body(status: int, text: str) -> dict[str, Any]:
-    kinds = {401: "authentication_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+    kinds = {401: "authentication_error", 429: "rate_limit_error"} | dict.fromkeys(range(500, 600), "server_error")
     code = "model_not_found" if text.startswith("unknown model") else None
-    return {"error": {"message": text, "type": kind, "param": None, "code": code}}
+    return {"error": {"message": text, "type": kinds.get(status, "invalid_request_error"), "param": None, "code": code}}
 
 
 def _error_response(http: Any, fault: Exception) -> Response:
@@ -254,7 +246,7 @@ def _error_response(http: Any, fault: Exception) -> Response:
 class _Door:
     """Checks the key of requests, and counts answers by path and status."""
 
-    def __init__(self, app: Any, metrics: Metrics, key: str | None, paths: Sequence[str]):
+    def __init__(self, app: Any, metrics: Metrics, key: str | None, paths: Container[str]):
         self.app, self.metrics, self.paths, self.wanted = app, metrics, paths, None if key is None else f"Bearer {key}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -271,11 +263,7 @@ class _Door:
 
 
 def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequence[str] = ("*",), grace: float = 10.0) -> Starlette:
-    """An ASGI application that answers with a batcher.
-
-    - **name**: of the model. **key**: what requests must bring as ``Authorization: Bearer KEY``; the page and ``/health`` need none.
-    - **hosts**: names that the ``Host`` header may have. **grace**: seconds that running requests have at the end.
-    """
+    """An ASGI application. Requests must bring ``key`` as a bearer token and one of ``hosts`` as their host; ``name`` is the model's."""
     api, page = _Api(batcher, name), Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     models = {"object": "list", "data": [{"id": name, "object": "model", "created": int(time.time()), "owned_by": "netcl"}]}
 
@@ -283,28 +271,24 @@ def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequenc
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         with batcher:
             yield
-            await run_in_threadpool(batcher.close, grace)
+            await run_in_threadpool(batcher.close, grace=grace)
 
     posts = {"/v1/chat/completions": partial(api.write, needed="messages"), "/v1/completions": partial(api.write, needed="prompt")}
     gets = {
         "/v1/models": lambda _: JSONResponse(models),
-        "/health": lambda _: JSONResponse({"status": "ok"}) if batcher.alive else JSONResponse({"status": "ending"}, 503),
-        "/metrics": lambda _: PlainTextResponse(batcher.metrics_text(), media_type="text/plain; version=0.0.4"),
+        "/health": lambda _: JSONResponse({"status": "ok"}) if batcher.closing is None else JSONResponse({"status": "ending"}, 503),
+        "/metrics": lambda _: PlainTextResponse(batcher.metrics.text(len(batcher.waiting), batcher.running)),
         "/": lambda _: HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_RULES, "X-Frame-Options": "DENY"}),
     }
     paths: dict[str, Any] = {**posts, "/v1/embeddings": api.embed, **gets}
     routes = [Route(path, answer, methods=["GET" if path in gets else "POST"]) for path, answer in paths.items()]
-    door = Middleware(_Door, metrics=batcher.metrics, key=key, paths=tuple(paths))
     faults: Any = dict.fromkeys((ServeError, HTTPException, Exception), _error_response)
-    outer = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    return Starlette(routes=routes, middleware=[outer, door], exception_handlers=faults, lifespan=lifespan)
+    doors = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(_Door, metrics=batcher.metrics, key=key, paths=paths)]
+    return Starlette(routes=routes, middleware=doors, exception_handlers=faults, lifespan=lifespan)
 
 
 def run_server(app: Starlette, host: str, port: int, connections: int, grace: float, ready: Callable[[int], None]) -> int:
-    """Serve until Ctrl-C or SIGTERM, then let running requests finish for ``grace`` seconds; the exit status.
-
-    ``ready`` is called with the port once requests are taken; more than ``connections`` at a time are refused.
-    """
+    """Serve until Ctrl-C or SIGTERM, then let requests finish for ``grace`` seconds; the exit status. ``ready`` is told the port."""
     config = uvicorn.Config(app, host, port, log_level="warning", limit_concurrency=connections, timeout_graceful_shutdown=math.ceil(grace))
     server, socket = uvicorn.Server(config), config.bind_socket()
     thread = threading.Thread(target=server.run, args=([socket],), name="netcl-http", daemon=True)

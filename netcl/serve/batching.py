@@ -1,14 +1,13 @@
 """Continuous batching: sequences join and leave a running batch, whose step over all slots is compiled once.
 
-One thread owns the model. A prompt is computed alone, in a cache of one sequence; its keys and values are then copied into a free slot of
-the batch. Slots without a sequence are computed and ignored.
+A prompt is computed alone, then its keys and values are copied into a free slot. Slots without a sequence are computed and ignored.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,11 +17,11 @@ import netcl.autograd as ag
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.models import CausalLM, TextStream
-from netcl.nn.decoding import Sampling, choose_by_row, prompt_logits
+from netcl.nn.decoding import Sampling, prompt_logits
 from netcl.replay import compiled
-from netcl.serve.metrics import Metrics
 
 _MODEL_FAULTS = (ValueError, TypeError, RuntimeError, MemoryError)  # what computing may raise; a request ends, the server goes on
+GREEDY = (1.0, 1.0, 1.0, 0.0)  # temperature, top_k, top_p, random number
 _ENDING = message("serve", "the server is shutting down")
 
 
@@ -54,11 +53,9 @@ class AnswerPart(NamedTuple):
 
 
 class TextRequest:
-    """A prompt to continue, or with ``most=0`` to embed.
+    """A prompt to continue with at most ``most`` tokens, or with ``most=0`` to embed; options as in ``CausalLM.generate``.
 
-    - **ids**, **most**: the prompt, and the most tokens to add. **sampling**, **seed**, **stops**: as in ``CausalLM.generate``.
-    - **cancelled**: set it to end the request at the next token; nothing more is delivered.
-    - **deliver**: called with every :class:`AnswerPart` in the model's thread; the last has a ``finish``, an ``error`` or a ``vector``.
+    ``deliver`` is called with every :class:`AnswerPart` in the model's thread. Setting ``cancelled`` ends the request at the next token.
     """
 
     def __init__(self, ids: Iterable[int], most: int, deliver: Callable[[AnswerPart], None], sampling: Sampling | None = None,
@@ -70,17 +67,40 @@ class TextRequest:
         self.stream: TextStream
 
     def settings(self, vocabulary: int) -> tuple[float, float, float, float]:
-        """A row for :func:`~netcl.nn.decoding.choose_by_row`; draws a random number unless the temperature is 0."""
+        """Temperature, top_k, top_p and a random number for the next token."""
         temperature, top_k, top_p = self.sampling
-        return temperature, top_k or vocabulary, top_p or 1.0, min(self._rng.random(), 1 - 2**-24) if temperature else 0.0
+        return (temperature, top_k or vocabulary, top_p or 1.0, min(self._rng.random(), 1 - 2**-24)) if temperature else GREEDY
+
+
+class Metrics:
+    """Values in Prometheus' text format; any thread may change them. Counters end in ``_total``, durations in ``_seconds``."""
+
+    def __init__(self) -> None:
+        self._lock, self._values = threading.Lock(), Counter[str]()
+
+    def add(self, name: str, amount: float = 1, **labels: object) -> None:
+        """Add to a counter, or a duration to a summary."""
+        told = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        one = {f"{name}{{{told}}}" if told else name: amount}
+        parts = {f"{name}_sum": amount, f"{name}_count": 1} if name.endswith("_seconds") else one
+        with self._lock:
+            self._values.update(parts)
+
+    def text(self, waiting: int, running: int) -> str:
+        """Everything, with the numbers of requests that wait and run now."""
+        gauges, families = {"netcl_queue_length": waiting, "netcl_running_sequences": running}, dict[str, list[str]]()
+        with self._lock:
+            for key, value in sorted({**self._values, **gauges}.items()):
+                name = key.partition("{")[0].removesuffix("_sum").removesuffix("_count")
+                kind = "gauge" if key in gauges else "summary" if name.endswith("_seconds") else "counter"
+                families.setdefault(f"# TYPE {name} {kind}", []).append(f"{key} {value}")
+        return "".join(f"{line}\n" for first, rest in families.items() for line in (first, *rest))
 
 
 class Batcher:
-    """Answers requests with one model, many at a time.
+    """Answers requests with one model, which needs a tokenizer, many at a time.
 
-    - **model**: a :class:`~netcl.models.CausalLM` with a tokenizer. **clock**: seconds, for deadlines and latencies.
-
-    ``with batcher:`` runs it in a thread of its own; ``turn()`` does one round of its work where there is no thread.
+    ``with batcher:`` runs it in a thread that owns the model; ``turn()`` does one round of its work where there is no thread.
     """
 
     def __init__(self, model: CausalLM, limits: ServeLimits | None = None, clock: Callable[[], float] = time.monotonic):
@@ -91,13 +111,12 @@ class Batcher:
         grows = any(rope is not None and rope.stretch(1) != rope.stretch(model.context) for rope in model.config.ropes)
         self.slots: list[TextRequest | None] = [None] * (1 if grows else self.limits.batch)
         self.waiting: deque[TextRequest] = deque()
-        self._changed = threading.Condition()
-        self._closing: float | None = None  # when what is left must have ended
-        self._thread: threading.Thread | None = None
+        self._changed, self._thread = threading.Condition(), threading.Thread(target=self._work, name="netcl-serve", daemon=True)
+        self.closing: float | None = None  # when what is left must have ended
         self._make_cache()
 
     def _make_cache(self) -> None:
-        """An empty batch; allocates its memory, which may be as large as the model's."""
+        """An empty batch, with its memory allocated."""
         model, cache = self.model, self.model.new_cache(self.capacity)
         self._alone, self._cache, self._lengths = model.new_cache(self.capacity), cache, [0] * len(self.slots)
         self._members: list[TextRequest | None] = []  # of the slots when lengths were last written
@@ -109,7 +128,8 @@ class Batcher:
         def step(tokens: Tensor, settings: Tensor | None = None) -> Tensor:
             with ag.no_grad():
                 logits = ag.reshape(model.head(model.states(tokens, cache)), (tokens.shape[0], -1))
-                return ag.argmax(logits, axis=-1, keepdims=True) if settings is None else choose_by_row(logits, settings)
+                rows: Any = [0.0, None, None, None] if settings is None else [ag.narrow(settings, 1, i, 1) for i in range(4)]
+                return Sampling(*rows[:3]).choose(logits, rows[3])
 
         self._step = compiled.compile(step) if model.replayable else step
 
@@ -117,15 +137,6 @@ class Batcher:
     def running(self) -> int:
         """Sequences in the batch."""
         return sum(request is not None for request in self.slots)
-
-    @property
-    def alive(self) -> bool:
-        """Whether requests are taken."""
-        return self._closing is None and (self._thread is None or self._thread.is_alive())
-
-    def metrics_text(self) -> str:
-        """What is counted, for Prometheus."""
-        return self.metrics.text({"netcl_queue_length": len(self.waiting), "netcl_running_sequences": self.running})
 
     def submit(self, request: TextRequest) -> None:
         """Put a request into the queue; :class:`ServeError` if that is full, the server ends, or the request is longer than the context."""
@@ -135,7 +146,7 @@ class Batcher:
             raise ServeError(400, message("serve", what, prompt=tokens, answer=request.most))
         request.begun, request.stream = self.clock(), TextStream(self.model.tokenizer, request.ids, request.stops)
         with self._changed:
-            if not self.alive:
+            if self.closing is not None:
                 raise ServeError(503, _ENDING)
             if len(self.waiting) >= self.limits.queue:
                 raise ServeError(429, message("serve", "too many requests wait", "try again later", waiting=len(self.waiting)))
@@ -158,7 +169,7 @@ class Batcher:
     def turn(self) -> None:
         """One round: sequences that must end leave, at most one prompt joins, every sequence gets a token."""
         now, late = self.clock(), message("serve", "the request took too long", seconds=self.limits.timeout)
-        over = self._closing is not None and now >= self._closing
+        over = self.closing is not None and now >= self.closing
         with self._changed:
             asked = [request for request in (*self.waiting, *self.slots) if request is not None]
             ended = [one for one in asked if one.cancelled or over or now >= one.begun + self.limits.timeout]
@@ -209,7 +220,7 @@ class Batcher:
             self._members = slots
         inputs = [Tensor.from_host(queue, np.array([[0 if request is None else request.last] for request in slots], np.int64))]
         if any(request is not None and request.sampling.temperature for request in slots):
-            rows = [(0.0, 1.0, 1.0, 0.0) if request is None else request.settings(self.vocabulary) for request in slots]
+            rows = [GREEDY if request is None else request.settings(self.vocabulary) for request in slots]
             inputs.append(Tensor.from_host(queue, np.array(rows, np.float32)))
         self._cache.reserve(1)
         made = self._step(*inputs).to_host()[:, 0]
@@ -222,15 +233,14 @@ class Batcher:
         """Give a request its next token."""
         request.made, request.last, stream = request.made + 1, token, request.stream
         self.metrics.add("netcl_generated_tokens_total")
-        piece = "" if token in self.ends else stream.add(token)
-        finish = "stop" if token in self.ends or stream.stopped else "length" if request.made >= request.most else ""
+        piece, ends = ("", True) if token in self.ends else (stream.add(token), stream.stopped)
+        finish = "stop" if ends else "length" if request.made >= request.most else ""
         if finish:
             self._end(request, finish, AnswerPart(piece + stream.rest(), finish))
         elif not request.cancelled:
             request.deliver(AnswerPart(piece))
 
     def __enter__(self) -> Batcher:
-        self._thread = threading.Thread(target=self._work, name="netcl-serve", daemon=True)
         self._thread.start()
         return self
 
@@ -238,23 +248,22 @@ class Batcher:
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self.waiting or self.running or self._closing is not None)
+                    self._changed.wait_for(lambda: self.waiting or self.running or self.closing is not None)
                     if not self.waiting and not self.running:
                         return
                 self.turn()
         finally:  # whatever ended the thread, nobody waits forever
             with self._changed:
-                self._closing, left = self.clock(), [*self.waiting, *self.slots]
+                self.closing, left = self.clock(), [*self.waiting, *self.slots]
                 self.waiting.clear()
             self._fail(left, 503, _ENDING)
 
-    def close(self, grace: float = 0.0) -> None:
+    def close(self, *_: Any, grace: float = 0.0) -> None:
         """Take no more requests, answer those that are there for at most ``grace`` seconds, and end the thread."""
         with self._changed:
-            self._closing = self.clock() + grace
+            self.closing = self.clock() + grace
             self._changed.notify()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join()
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+    __exit__ = close

@@ -198,8 +198,8 @@ def test_the_lifespan_starts_and_ends_the_batcher(host_model):
 
     async def live():
         async with app.router.lifespan_context(app):
-            assert batcher.alive
+            assert batcher.closing is None
 
     asyncio.run(live())
     (reply,) = talk(app, ("GET", "/health", {}))
-    assert reply.status_code == 503 and not batcher.alive
+    assert reply.status_code == 503 and batcher.closing is not None
