@@ -28,8 +28,7 @@ class Sampling(NamedTuple):
 
     - **temperature**: 0 takes the likeliest; below 1 prefers likely tokens, above 1 unlikely ones.
     - **top_k**: choose among so many likeliest. **top_p**: among the fewest whose probabilities reach it.
-
-    For :meth:`choose` all three may be float tensors ``(batch, 1)``, a setting per row; a ``top_k`` of 1 then takes the likeliest.
+    - For :meth:`choose` all three may be float tensors ``(batch, 1)``, a setting per row; a ``top_k`` of 1 then takes the likeliest.
     """
 
     temperature: Any = 1.0

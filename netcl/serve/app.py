@@ -258,8 +258,7 @@ class _Door:
             await send(event)
 
         passes = self.wanted is None or path in (None, "/", "/health") or hmac.compare_digest(given, self.wanted)
-        refused = _error_response(None, ServeError(401, "the API key is missing or wrong"))
-        await (self.app if passes else refused)(scope, receive, counted)
+        await (self.app if passes else _error_response(None, ServeError(401, "the API key is missing or wrong")))(scope, receive, counted)
 
 
 def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequence[str] = ("*",), grace: float = 10.0) -> Starlette:

@@ -118,7 +118,9 @@ def test_malformed_requests_are_refused_in_openai_s_form(app, path, fields, stat
 def test_bodies_that_are_not_json_objects_are_refused(app):
     head = {"headers": {"content-type": "application/json"}}
     bodies = [b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"prompt": "' + b"x" * (9 << 20) + b'"}']
-    replies = talk(app, *[("POST", TEXT, {"content": body, **head}) for body in bodies], ("POST", TEXT, {"content": b"{}"}), ("GET", TEXT, {}))
+    replies = talk(
+        app, *[("POST", TEXT, {"content": body, **head}) for body in bodies], ("POST", TEXT, {"content": b"{}"}), ("GET", TEXT, {})
+    )
     assert [reply.status_code for reply in replies] == [400, 400, 400, 400, 413, 415, 405]
     assert all(reply.json()["error"]["message"] for reply in replies)
 
