@@ -77,13 +77,13 @@ def chat(args: argparse.Namespace) -> int:
 @reported_faults()
 def serve(args: argparse.Namespace) -> int:
     """Serve a language model over HTTP with OpenAI's paths, and a chat page."""
-    from netcl.serve import LOOPBACK, Batcher, ServeLimits, make_app, run_server
+    from netcl.serve import Batcher, ServeLimits, app, make_app, run_server
 
-    key, hosts = args.api_key or env.value("NETCL_API_KEY") or None, LOOPBACK if args.host in LOOPBACK else ("*",)
-    if hosts != LOOPBACK and key is None:
+    key, hosts = args.api_key or env.value("NETCL_API_KEY") or None, app.LOOPBACK if args.host in app.LOOPBACK else ("*",)
+    if hosts != app.LOOPBACK and key is None:
         print(f"warning: everybody who reaches {args.host} may use the model; --api-key asks for a key", file=sys.stderr)
     limits = ServeLimits(args.max_batch, args.max_queue, args.context, args.max_tokens, args.timeout)
     name, host = Path(args.path).resolve().name.removesuffix(".gguf"), f"[{args.host}]" if ":" in args.host else args.host
-    app = make_app(Batcher(load_writer(args), limits), name, key, hosts, args.grace)
+    served = make_app(Batcher(load_writer(args), limits), name, key, hosts, args.grace)
     most = args.max_batch + args.max_queue + 64  # connections; some only ask for the page
-    return run_server(app, args.host, args.port, most, args.grace, lambda port: say(f"{name}: http://{host}:{port}", flush=True))
+    return run_server(served, args.host, args.port, most, args.grace, lambda port: say(f"{name}: http://{host}:{port}", flush=True))

@@ -33,7 +33,7 @@ try:
 except ImportError:
     raise ImportError(message("serve", "the packages starlette and uvicorn are needed", "pip install starlette uvicorn")) from None
 
-MOST_BYTES = 8 << 20  # of a request
+BODY_BYTES = 8 << 20  # of a request
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
 _EVENT = "data: {}\n\n"
 _PAGE_RULES = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
@@ -82,7 +82,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"), "response_format": ({"type": "text"},), "suffix": ("",),
     "encoding_format": ("float",),
 }  # fmt: skip
-_UNUSED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
+_WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
 
 
 async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]:
@@ -92,15 +92,15 @@ async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]
     body = bytearray()
     async for part in http.stream():
         body += part
-        if len(body) > MOST_BYTES:
-            raise ServeError(413, f"the body must have at most {MOST_BYTES} bytes")
+        if len(body) > BODY_BYTES:
+            raise ServeError(413, f"the body must have at most {BODY_BYTES} bytes")
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
         raise ServeError(400, "the body must be a JSON object")
-    found = {name: value for name, value in given.items() if value is not None and name not in _UNUSED}
+    found = {name: value for name, value in given.items() if value is not None and name not in _WITHOUT_EFFECT}
     known = {*_FIELDS, *_NEUTRAL, "model"} - ({"messages", "prompt", "input"} - {needed})
     for name, value in found.items():
         if name not in known:

@@ -106,7 +106,7 @@ def test_serve_is_local_by_default_and_warns_elsewhere(served_folder, capsys, mo
     monkeypatch.setenv("NETCL_API_KEY", "secret")
     assert main([*command, "--host", "0.0.0.0"]) == 0 and capsys.readouterr().err == ""
     assert seen == [
-        ("127.0.0.1", 8080, [list(netcl.serve.LOOPBACK), None]), ("0.0.0.0", 80, [["*"], None]), ("0.0.0.0", 8080, [["*"], "secret"]),
+        ("127.0.0.1", 8080, [list(netcl.serve.app.LOOPBACK), None]), ("0.0.0.0", 80, [["*"], None]), ("0.0.0.0", 8080, [["*"], "secret"]),
     ]  # fmt: skip
 
 
