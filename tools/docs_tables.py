@@ -185,7 +185,8 @@ def _renamed(owner: object, name: str) -> str:
 REFERENCE = (
     "netcl", "netcl.core", "netcl.core.memory", "netcl.autograd", "netcl.nn", "netcl.nn.init", "netcl.optim", "netcl.amp", "netcl.data",
     "netcl.data.augment", "netcl.data.datasets", "netcl.data.filters", "netcl.data.tables", "netcl.vision.datasets", "netcl.vision.ops",
-    "netcl.vision.functional", "netcl.vision.transforms", "netcl.vision.utils", "netcl.io", "netcl.models", "netcl.onnx", "netcl.trainer",
+    "netcl.vision.functional", "netcl.vision.transforms", "netcl.vision.utils", "netcl.io", "netcl.models", "netcl.onnx", "netcl.serve",
+    "netcl.trainer",
     "netcl.distributed", "netcl.profiling", "netcl.profiling.autotuner", "netcl.runtime.capture", "netcl.runtime.scheduler",
     "netcl.runtime.perf",
 )  # fmt: skip

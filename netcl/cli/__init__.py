@@ -18,7 +18,7 @@ from netcl.core.errors import DeviceError, EnvironmentVariableError, message
 BROKEN_PIPE = 141  # as a shell reports a program that SIGPIPE ended
 
 # In the order of the help. A module imports what is heavy (models, plots, the op table) inside its commands: `netcl --help` is quick.
-MODULES = ("doctor", "settings", "ops", "check", "train", "models", "onnx", "bench", "tune")
+MODULES = ("doctor", "settings", "ops", "check", "train", "models", "onnx", "serve", "bench", "tune")
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:

@@ -26,6 +26,16 @@ def models(args: argparse.Namespace) -> int:
     return 0
 
 
+def load_writer(args: argparse.Namespace) -> Any:
+    """The language model of a command."""
+    from netcl.models import CausalLM, load
+
+    model = load(args.path, pick_device(args.device))
+    if not isinstance(model, CausalLM):
+        raise CommandError(message(args.command, "the model writes no text", model=type(model).__name__))
+    return model
+
+
 @command(
     "convert",
     option("source", help="a Hugging Face folder or a GGUF file"),
@@ -76,11 +86,7 @@ def generate_text(args: argparse.Namespace) -> int:
 
         print(write(args.path, "\n" if prompt is None else prompt, length, pick_device(args.device), args.seed, **options))
         return 0
-    from netcl.models import CausalLM, load
-
-    model = load(args.path, pick_device(args.device))
-    if not isinstance(model, CausalLM):
-        raise CommandError(message("generate", "the model writes no text", model=type(model).__name__))
+    model = load_writer(args)
     if not prompt:
         raise CommandError(message("generate", "a prompt is needed", 'netcl generate PATH "Once upon a time"'))
     sys.stdout.write(prompt)

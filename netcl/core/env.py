@@ -121,6 +121,7 @@ _VARIABLE_ROWS = (
              "How long a distributed call waits for the other ranks before it names who is missing."),
     Variable("NETCL_PROGRESS", _one_of_words("auto", "bar", "plain", "off"), "auto", "auto, bar, plain, off",
              "How progress is shown; auto is a moving line on a terminal and in a notebook, and plain lines elsewhere."),
+    Variable("NETCL_API_KEY", str.strip, "", "any text", "The key that `netcl serve` asks requests for; empty means none."),
     Variable("NETCL_TRACEBACK", _one_of_words("short", "full"), "short", "short, full",
              "Whether tracebacks of netcl's errors leave netcl's own frames out and end in the line of the program. full shows all."),
 )  # fmt: skip

@@ -10,13 +10,13 @@ from netcl.models.adapters import merge_adapters as merge
 from netcl.models.architectures import ARCHITECTURES as ARCHITECTURES
 from netcl.models.architectures import read_config
 from netcl.models.config import ModelConfig
-from netcl.models.decoder import CausalLM
+from netcl.models.decoder import CausalLM, TextStream
 from netcl.models.encoder import DualEncoder, Encoder
 from netcl.models.files import describe_model, load, save
 from netcl.models.gguf import GGUFFile, write_gguf
 from netcl.models.tokenizer import Tokenizer
 
 __all__ = [
-    "CausalLM", "DualEncoder", "Encoder", "GGUFFile", "LoRALinear", "ModelConfig", "Tokenizer", "describe_model", "load", "load_adapter",
+    "CausalLM", "DualEncoder", "Encoder", "GGUFFile", "LoRALinear", "ModelConfig", "TextStream", "Tokenizer", "describe_model", "load", "load_adapter",
     "lora", "merge", "read_config", "save", "save_adapter", "write_gguf",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from netcl.nn.linear import Linear
 from netcl.nn.module import Module
 
 _CONTEXT_TOKENS = 4  # of a prompt that the text behind it is decoded with: a word's first token decodes differently at the start of a text
+_DECODED_TOGETHER = 64  # tokens of a text; more are decoded in parts, or long texts would take quadratic time
 
 
 class CausalLM(Module):
@@ -191,24 +192,48 @@ class CausalLM(Module):
 
     def _pieces(self, ids: list[int], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> Iterator[str]:
         """Text as it is made: whole characters only, and nothing that a stop string may still take back."""
-        context, made, given = ids[-_CONTEXT_TOKENS:], list[int](), 0
-        skipped, ends = len(self.tokenizer.decode(context)), {*self.end_tokens(), *self.tokenizer.end_tokens}
+        stream, ends = TextStream(self.tokenizer, ids, stops), {*self.end_tokens(), *self.tokenizer.end_tokens}
         for tokens in self._tokens([ids], most, sampling, seed):
             if int(tokens[0]) in ends:
                 break
-            made.append(int(tokens[0]))
-            text = self.tokenizer.decode([*context, *made])[skipped:]
-            found = [at for at in (text.find(word) for word in stops if word) if at >= 0]
-            if found:
-                yield text[given : min(found)]
+            if piece := stream.add(int(tokens[0])):
+                yield piece
+            if stream.stopped:
                 return
-            safe = len(text) - _held_back(text, stops)
-            if safe > given:
-                yield text[given:safe]
-                given = safe
-        rest = self.tokenizer.decode([*context, *made])[skipped:][given:] if made else ""
-        if rest:
+        if rest := stream.rest():
             yield rest
+
+
+class TextStream:
+    """The text behind a prompt as its tokens are made: whole characters, and nothing that a stop string may still take back."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()):
+        self.stopped = False
+        self._tokenizer, self._stops = tokenizer, tuple(word for word in stops if word)
+        self._begin(prompt)
+
+    def _begin(self, before: Sequence[int]) -> None:
+        self._context, self._made, self._given = list(before[-_CONTEXT_TOKENS:]), list[int](), 0
+        self._skipped = len(self._tokenizer.decode(self._context))
+
+    def _text(self) -> str:
+        return self._tokenizer.decode([*self._context, *self._made])[self._skipped :] if self._made else ""
+
+    def add(self, token: int) -> str:
+        """What the text certainly goes on with, given one more token."""
+        self._made.append(token)
+        text = self._text()
+        found = [at for at in (text.find(word) for word in self._stops) if at >= 0]
+        self.stopped = bool(found)
+        safe = max(self._given, min(found) if found else len(text) - _held_back(text, self._stops))
+        piece, self._given = text[self._given : safe], safe
+        if len(self._made) >= _DECODED_TOGETHER and safe == len(text):
+            self._begin(self._made)  # nothing is held back, so what follows needs the last tokens only
+        return piece
+
+    def rest(self) -> str:
+        """What was held back, at the end of the text."""
+        return "" if self.stopped else self._text()[self._given :]
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:

@@ -139,6 +139,15 @@ class KVCache(Module):
         self.lengths.write(np.array(lengths, np.int32))
         self._count, self._places = max(lengths), None
 
+    def copy_sequence(self, row: int, source: KVCache) -> None:
+        """Write the keys and values of another cache's only sequence over those of sequence ``row``; ``set_lengths`` then counts them."""
+        count = source.length
+        with ag.no_grad():
+            for name, memory in self.named_buffers(recurse=False):
+                if name != "lengths":
+                    memory[row : row + 1, :, :count] = ag.narrow(getattr(source, name), 2, 0, count)
+        self._count = max(self._count, count)
+
     def truncate(self, length: int) -> None:
         """Forget the positions from ``length`` on."""
         if self.lengths is not None and length < self._count:

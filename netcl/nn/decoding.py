@@ -28,11 +28,12 @@ class Sampling(NamedTuple):
 
     - **temperature**: 0 takes the likeliest; below 1 prefers likely tokens, above 1 unlikely ones.
     - **top_k**: choose among so many likeliest. **top_p**: among the fewest whose probabilities reach it.
+    - For :meth:`choose` all three may be float tensors ``(batch, 1)``, a setting per row; a ``top_k`` of 1 then takes the likeliest.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
+    temperature: Any = 1.0
+    top_k: Any = None
+    top_p: Any = None
 
     def check(self) -> Sampling:
         """``ValueError`` for options that mean nothing; else these options."""
@@ -50,12 +51,16 @@ class Sampling(NamedTuple):
         >>> [Sampling(top_k=2).choose(logits, netcl.tensor([u])).item() for u in (0.65, 0.7)]
         [1, 2]
         """
-        if self.temperature == 0:
+        by_row = isinstance(self.top_k, Tensor)
+        if not by_row and self.temperature == 0:
             return ag.argmax(logits, axis=-1, keepdims=True)
-        logits = ag.cast(logits, "float32")
-        ranked = ag.sort(logits, axis=-1, descending=True) if self.top_k is None else ag.topk(logits, min(self.top_k, logits.shape[1]))
+        logits, whole = ag.cast(logits, "float32"), self.top_k is None or by_row
+        ranked = ag.sort(logits, axis=-1, descending=True) if whole else ag.topk(logits, min(self.top_k, logits.shape[1]))
         values, order = ranked
         weights = ag.exp(ag.div(ag.sub(values, ag.narrow(values, 1, 0, 1)), self.temperature))
+        if by_row:
+            places = Tensor.from_host(logits.queue, np.arange(logits.shape[1], dtype=np.float32)[None])
+            weights = ag.where(ag.lt(places, self.top_k), weights, 0.0)
         total = ag.cumsum(weights, axis=1)
         if self.top_p is not None:
             before = ag.div(ag.sub(total, weights), ag.narrow(total, 1, total.shape[1] - 1, 1))
@@ -117,7 +122,7 @@ def continued(
 
     with ag.no_grad(), evaluating(model):
         step = _step_for(model, batch, max(lengths) + most, sampling)
-        tokens = sampling.choose(_prompt_logits(model, ids, lengths, step.cache), uniform())
+        tokens = sampling.choose(prompt_logits(model, ids, lengths, step.cache), uniform())
         yield tokens.to_host()[:, 0]
     step.cache.reserves_ahead(1)
     try:
@@ -131,7 +136,7 @@ def continued(
         step.cache.reserves_ahead(0)
 
 
-def _prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KVCache) -> Tensor:
+def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KVCache) -> Tensor:
     """The logits behind the last token of each prompt, ``(batch, vocabulary)``; the cache then holds the prompts."""
     share = PREFILL if getattr(model, "replayable", True) else ids.shape[1]
     parts = [model.states(Tensor.from_host(model.queue, ids[:, i : i + share]), cache) for i in range(0, ids.shape[1], share)]

@@ -153,8 +153,10 @@ def _cached_cl(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, sca
     lanes, read = _lanes_of(q, (depth, wide), profile.vector_width)
     sums_in, real = sum_dtype(q.dtype), DTYPES[q.dtype].c_compute
     operands = {"X": q.dtype, "P": lengths.dtype, "Y": q.dtype if ranges == 1 else sums_in}
-    defines: dict[str, Any] = {"ITEMS": 1 if on_cpu else CACHED_ITEMS, "RANGE": span, "ROWS": rows, "DEPTH": depth, "DEPTH_V": wide,
-                               "VW": lanes, "SPLITS": int(ranges > 1), "PACKED": int(packed), "X_LANES(p)": read, "REAL": real, "PART": 1}  # fmt: skip
+    defines: dict[str, Any] = {
+        "ITEMS": 1 if on_cpu else CACHED_ITEMS, "RANGE": span, "ROWS": rows, "DEPTH": depth, "DEPTH_V": wide, "VW": lanes, "REAL": real,
+        "SPLITS": int(ranges > 1), "PACKED": int(packed), "X_LANES(p)": read, "PART": 1,
+    }  # fmt: skip
     kernel = launch.kernel(q.queue, __file__, "cached.cl", "cached_attention", operands, defines)
     parts = out if ranges == 1 else Tensor.empty((out.size * ranges,), sums_in, queue=q.queue)
     sums = parts if ranges == 1 else Tensor.empty((2 * ranges * batch * heads * new,), sums_in, queue=q.queue)

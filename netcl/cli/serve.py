@@ -1,0 +1,89 @@
+"""``netcl chat`` and ``netcl serve``: a language model in the terminal and behind HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from netcl.cli.command import DEVICE, command, number, option, reported, say, whole
+from netcl.cli.models import load_writer
+from netcl.core import env
+from netcl.core.backend.lifecycle import finishing_first
+
+_MODEL_PATH = option("path", help="a Hugging Face folder or a GGUF file")
+
+
+@command(
+    "chat",
+    _MODEL_PATH,
+    option("--system", default=None, help="the system message that conversations begin with"),
+    option("--length", type=whole(1), default=1024, help="the most tokens of an answer"),
+    option("--temperature", type=number(0), default=0.7, help="0 takes the likeliest token each time"),
+    option("--top-k", type=whole(1), default=None, help="choose among so many likeliest"),
+    option("--top-p", type=float, default=None, help="choose among the fewest that reach this probability"),
+    option("--seed", type=whole(0), default=None, help="makes random choices repeatable"),
+    DEVICE,
+)
+@reported()
+def chat(args: argparse.Namespace) -> int:
+    """Talk to a language model in the terminal."""
+    from netcl.models import TextStream
+
+    model, turns = load_writer(args), 0
+    colors = ("\033[1;32m", "\033[36m", "\033[0m") if sys.stdout.isatty() and not env.raw("NO_COLOR") else ("", "", "")
+    first = [] if args.system is None else [{"role": "system", "content": args.system}]
+    said = list(first)
+    say("/reset forgets the conversation, /exit ends it, Ctrl-C stops an answer")
+    while True:
+        try:
+            line = input(f"{colors[0]}>{colors[2]} ").strip()
+        except EOFError:
+            line = "/exit"
+        if line == "/exit":
+            return 0
+        if line in ("", "/reset"):
+            said = list(first) if line else said
+            continue
+        ids = model.tokenizer.apply_chat_template([*said, {"role": "user", "content": line}])
+        stream, text, turns = TextStream(model.tokenizer, ids), "", turns + 1
+        seed = None if args.seed is None else args.seed + turns - 1
+        tokens = model.generate(ids, args.length, args.temperature, args.top_k, args.top_p, seed, stream=True)
+        print(colors[1], end="")
+        with finishing_first() as stop:
+            for token in tokens:
+                if stop.is_set() or token in model.tokenizer.end_tokens:
+                    break
+                text += (piece := stream.add(token))
+                print(piece, end="", flush=True)
+        print(stream.rest() + colors[2])
+        said += [{"role": "user", "content": line}, {"role": "assistant", "content": text + stream.rest()}]
+
+
+@command(
+    "serve",
+    _MODEL_PATH,
+    option("--host", default="127.0.0.1", help="the address to listen at; 0.0.0.0 is all of this machine's"),
+    option("--port", type=whole(0, 65535), default=8080, help="the port to listen at; 0 takes one that is free"),
+    option("--api-key", default=None, help="what requests must bring as a bearer token; NETCL_API_KEY otherwise"),
+    option("--max-batch", type=whole(1), default=8, help="sequences that are computed together"),
+    option("--max-queue", type=whole(1), default=64, help="requests that wait; more are refused with status 429"),
+    option("--max-tokens", type=whole(1), default=1024, help="the most tokens of an answer"),
+    option("--context", type=whole(2), default=None, help="the most tokens of prompt and answer; default: the model's, at most 4096"),
+    option("--timeout", type=number(0), default=120.0, help="seconds that a request may take"),
+    option("--grace", type=number(0), default=10.0, help="seconds that running requests have when the server ends"),
+    DEVICE,
+)
+@reported()
+def serve(args: argparse.Namespace) -> int:
+    """Serve a language model over HTTP with OpenAI's paths, and a chat page."""
+    from netcl.serve import Batcher, ServeLimits, app, make_app, run_server
+
+    key, hosts = args.api_key or env.value("NETCL_API_KEY") or None, app.LOOPBACK if args.host in app.LOOPBACK else ("*",)
+    if hosts != app.LOOPBACK and key is None:
+        print(f"warning: everybody who reaches {args.host} may use the model; --api-key asks for a key", file=sys.stderr)
+    limits = ServeLimits(args.max_batch, args.max_queue, args.context, args.max_tokens, args.timeout)
+    name, host = Path(args.path).resolve().name.removesuffix(".gguf"), f"[{args.host}]" if ":" in args.host else args.host
+    served = make_app(Batcher(load_writer(args), limits), name, key, hosts, args.grace)
+    most = args.max_batch + args.max_queue + 64  # connections; some only ask for the page
+    return run_server(served, args.host, args.port, most, args.grace, lambda port: say(f"{name}: http://{host}:{port}", flush=True))

@@ -1,0 +1,269 @@
+"""Continuous batching: sequences join and leave a running batch, whose step over all slots is compiled once.
+
+A prompt is computed alone, then its keys and values are copied into a free slot. Slots without a sequence are computed and ignored.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import netcl.autograd as ag
+from netcl.core.errors import message
+from netcl.core.tensor import Tensor
+from netcl.models import CausalLM, TextStream
+from netcl.nn.decoding import Sampling, prompt_logits
+from netcl.replay import compiled
+
+_MODEL_FAULTS = (ValueError, TypeError, RuntimeError, MemoryError)  # what computing may raise; a request ends, the server goes on
+GREEDY = (1.0, 1.0, 1.0, 0.0)  # temperature, top_k, top_p, random number
+_ENDING = message("serve", "the server is shutting down")
+
+
+class ServeLimits(NamedTuple):
+    """What a server takes on."""
+
+    batch: int = 8  # sequences that are computed together
+    queue: int = 64  # requests that wait beyond them
+    context: int | None = None  # the most tokens of a prompt and its answer; by default the model's, at most 4096
+    tokens: int = 1024  # the most of an answer
+    timeout: float = 120.0  # seconds from a request to the end of its answer
+
+
+class ServeError(RuntimeError):
+    """A request that is not answered; ``status`` is HTTP's."""
+
+    def __init__(self, status: int, text: str):
+        super().__init__(text)
+        self.status = status
+
+
+class AnswerPart(NamedTuple):
+    """What a request is told: a piece of text, its end (``"stop"`` or ``"length"``), an error or a vector."""
+
+    text: str = ""
+    finish: str = ""
+    error: ServeError | None = None
+    vector: list[float] | None = None
+
+
+class TextRequest:
+    """A prompt to continue with at most ``most`` tokens, or with ``most=0`` to embed; options as in ``CausalLM.generate``.
+
+    ``deliver`` is called with every :class:`AnswerPart` in the model's thread. Setting ``cancelled`` ends the request at the next token.
+    """
+
+    def __init__(self, ids: Iterable[int], most: int, deliver: Callable[[AnswerPart], None], sampling: Sampling | None = None,
+                 seed: int | None = None, stops: Sequence[str] = ()):  # fmt: skip
+        self.ids, self.most, self.deliver, self.stops = [int(i) for i in ids], most, deliver, stops
+        self.sampling = (sampling or Sampling(temperature=0.0)).check()
+        self.made = self.last = 0  # how many tokens there are, and the newest
+        self.cancelled, self.begun, self._rng = False, 0.0, np.random.default_rng(seed)
+        self.stream: TextStream
+
+    def settings(self, vocabulary: int) -> tuple[float, float, float, float]:
+        """Temperature, top_k, top_p and a random number for the next token."""
+        temperature, top_k, top_p = self.sampling
+        return (temperature, top_k or vocabulary, top_p or 1.0, min(self._rng.random(), 1 - 2**-24)) if temperature else GREEDY
+
+
+class Metrics:
+    """Values in Prometheus' text format; any thread may change them. Counters end in ``_total``, durations in ``_seconds``."""
+
+    def __init__(self) -> None:
+        self._lock, self._values = threading.Lock(), Counter[str]()
+
+    def add(self, name: str, amount: float = 1, **labels: object) -> None:
+        """Add to a counter, or a duration to a summary."""
+        told = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        one = {f"{name}{{{told}}}" if told else name: amount}
+        parts = {f"{name}_sum": amount, f"{name}_count": 1} if name.endswith("_seconds") else one
+        with self._lock:
+            self._values.update(parts)
+
+    def text(self, waiting: int, running: int) -> str:
+        """Everything, with the numbers of requests that wait and run now."""
+        gauges, families = {"netcl_queue_length": waiting, "netcl_running_sequences": running}, dict[str, list[str]]()
+        with self._lock:
+            for key, value in sorted({**self._values, **gauges}.items()):
+                name = key.partition("{")[0].removesuffix("_sum").removesuffix("_count")
+                kind = "gauge" if key in gauges else "summary" if name.endswith("_seconds") else "counter"
+                families.setdefault(f"# TYPE {name} {kind}", []).append(f"{key} {value}")
+        return "".join(f"{line}\n" for first, rest in families.items() for line in (first, *rest))
+
+
+class Batcher:
+    """Answers requests with one model, which needs a tokenizer, many at a time.
+
+    ``with batcher:`` runs it in a thread that owns the model; ``turn()`` does one round of its work where there is no thread.
+    """
+
+    def __init__(self, model: CausalLM, limits: ServeLimits | None = None, clock: Callable[[], float] = time.monotonic):
+        self.model, self.limits, self.clock, self.metrics = model.eval(), limits or ServeLimits(), clock, Metrics()
+        self.capacity, self.vocabulary = min(model.context, self.limits.context or 4096), model.config.vocab_size
+        self.ends = {*model.end_tokens(), *model.tokenizer.end_tokens}
+        # Rotary angles that depend on the longest length of a batch would mix the sequences.
+        grows = any(rope is not None and rope.stretch(1) != rope.stretch(model.context) for rope in model.config.ropes)
+        self.slots: list[TextRequest | None] = [None] * (1 if grows else self.limits.batch)
+        self.waiting: deque[TextRequest] = deque()
+        self._changed, self._thread = threading.Condition(), threading.Thread(target=self._work, name="netcl-serve", daemon=True)
+        self.closing: float | None = None  # when what is left must have ended
+        self._make_cache()
+
+    def _make_cache(self) -> None:
+        """An empty batch, with its memory allocated."""
+        model, cache = self.model, self.model.new_cache(self.capacity)
+        self._alone, self._cache, self._lengths = model.new_cache(self.capacity), cache, [0] * len(self.slots)
+        self._members: list[TextRequest | None] = []  # of the slots when lengths were last written
+        with ag.no_grad():
+            model.states(Tensor.from_host(model.queue, np.zeros((len(self.slots), 1), np.int64)), cache)
+        cache.set_lengths(self._lengths)
+        cache.reserves_ahead(1)
+
+        def step(tokens: Tensor, settings: Tensor | None = None) -> Tensor:
+            with ag.no_grad():
+                logits = ag.reshape(model.head(model.states(tokens, cache)), (tokens.shape[0], -1))
+                rows: Any = [0.0, None, None, None] if settings is None else [ag.narrow(settings, 1, i, 1) for i in range(4)]
+                return Sampling(*rows[:3]).choose(logits, rows[3])
+
+        self._step = compiled.compile(step) if model.replayable else step
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch."""
+        return sum(request is not None for request in self.slots)
+
+    def submit(self, request: TextRequest) -> None:
+        """Put a request into the queue; :class:`ServeError` if that is full, the server ends, or the request is longer than the context."""
+        tokens = len(request.ids)
+        if not tokens or tokens + request.most > self.capacity or min(request.ids) < 0 or max(request.ids) >= self.vocabulary:
+            what = f"a prompt must have tokens of the vocabulary, and with its answer at most {self.capacity}"
+            raise ServeError(400, message("serve", what, prompt=tokens, answer=request.most))
+        request.begun, request.stream = self.clock(), TextStream(self.model.tokenizer, request.ids, request.stops)
+        with self._changed:
+            if self.closing is not None:
+                raise ServeError(503, _ENDING)
+            if len(self.waiting) >= self.limits.queue:
+                raise ServeError(429, message("serve", "too many requests wait", "try again later", waiting=len(self.waiting)))
+            self.waiting.append(request)
+            self._changed.notify()
+
+    def _end(self, request: TextRequest, outcome: str, part: AnswerPart) -> None:
+        self.metrics.add("netcl_answers_total", outcome=outcome)
+        self.metrics.add("netcl_answer_seconds", self.clock() - request.begun)
+        if request in self.slots:
+            self.slots[self.slots.index(request)] = None
+        if not request.cancelled:
+            request.deliver(part)
+
+    def _fail(self, requests: Iterable[TextRequest | None], status: int, text: str) -> None:
+        for request in [request for request in requests if request is not None]:
+            outcome = "cancelled" if request.cancelled else "timeout" if status == 504 else "error"
+            self._end(request, outcome, AnswerPart(error=ServeError(status, text)))
+
+    def turn(self) -> None:
+        """One round: sequences that must end leave, at most one prompt joins, every sequence gets a token."""
+        now, late = self.clock(), message("serve", "the request took too long", seconds=self.limits.timeout)
+        over = self.closing is not None and now >= self.closing
+        with self._changed:
+            asked = [request for request in (*self.waiting, *self.slots) if request is not None]
+            ended = [one for one in asked if one.cancelled or over or now >= one.begun + self.limits.timeout]
+            self.waiting = deque(request for request in self.waiting if request not in ended)
+        self._fail(ended, *((503, _ENDING) if over else (504, late)))
+        with self._changed:
+            ready = self.waiting and (None in self.slots or not self.waiting[0].most)
+            joins = self.waiting.popleft() if ready else None
+        try:
+            if joins is not None:
+                (self._join if joins.most else self._embed)(joins)
+        except _MODEL_FAULTS as fault:
+            self._fail([joins], 500, f"the model failed: {fault}")
+        try:
+            if self.running:
+                self._decode()
+        except _MODEL_FAULTS as fault:
+            self._fail(self.slots, 500, f"the model failed: {fault}")
+            self._make_cache()
+
+    def _embed(self, request: TextRequest) -> None:
+        with ag.no_grad():
+            states = self.model.states(Tensor.from_host(self.model.queue, np.array([request.ids], np.int64)))
+            vector = ag.cast(ag.mean(states, axis=1), "float32").to_host()[0].tolist()
+        self.metrics.add("netcl_prompt_tokens_total", len(request.ids))
+        self._end(request, "embedding", AnswerPart(vector=vector))
+
+    def _join(self, request: TextRequest) -> None:
+        slot, cache, count = self.slots.index(None), self._alone, len(request.ids)
+        cache.reset()
+        with ag.no_grad():
+            logits = prompt_logits(self.model, np.array([request.ids], np.int64), [count], cache)
+            drawn = Tensor.from_host(self.model.queue, np.array(request.settings(1)[3:], np.float32))
+            token = int(request.sampling.choose(logits, drawn).item())
+        self.metrics.add("netcl_prompt_tokens_total", count)
+        self.metrics.add("netcl_first_token_seconds", self.clock() - request.begun)
+        self.slots[slot] = request
+        self._advance(request, token)
+        if self.slots[slot] is request:
+            self._cache.copy_sequence(slot, cache)
+            self._lengths[slot] = count
+
+    def _decode(self) -> None:
+        queue, slots = self.model.queue, list(self.slots)
+        if slots != self._members:  # empty slots begin at 0 again, so that none outgrows the longest sequence
+            self._lengths = [0 if request is None else length for request, length in zip(slots, self._lengths, strict=True)]
+            self._cache.set_lengths(self._lengths)
+            self._members = slots
+        inputs = [Tensor.from_host(queue, np.array([[0 if request is None else request.last] for request in slots], np.int64))]
+        if any(request is not None and request.sampling.temperature for request in slots):
+            rows = [GREEDY if request is None else request.settings(self.vocabulary) for request in slots]
+            inputs.append(Tensor.from_host(queue, np.array(rows, np.float32)))
+        self._cache.reserve(1)
+        made = self._step(*inputs).to_host()[:, 0]
+        self._lengths = [length + 1 for length in self._lengths]
+        for request, token in zip(slots, made, strict=True):
+            if request is not None:
+                self._advance(request, int(token))
+
+    def _advance(self, request: TextRequest, token: int) -> None:
+        """Give a request its next token."""
+        request.made, request.last, stream = request.made + 1, token, request.stream
+        self.metrics.add("netcl_generated_tokens_total")
+        piece, ends = ("", True) if token in self.ends else (stream.add(token), stream.stopped)
+        finish = "stop" if ends else "length" if request.made >= request.most else ""
+        if finish:
+            self._end(request, finish, AnswerPart(piece + stream.rest(), finish))
+        elif not request.cancelled:
+            request.deliver(AnswerPart(piece))
+
+    def __enter__(self) -> Batcher:
+        self._thread.start()
+        return self
+
+    def _work(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self.waiting or self.running or self.closing is not None)
+                    if not self.waiting and not self.running:
+                        return
+                self.turn()
+        finally:  # whatever ended the thread, nobody waits forever
+            with self._changed:
+                self.closing, left = self.clock(), [*self.waiting, *self.slots]
+                self.waiting.clear()
+            self._fail(left, 503, _ENDING)
+
+    def close(self, *_: Any, grace: float = 0.0) -> None:
+        """Take no more requests, answer those that are there for at most ``grace`` seconds, and end the thread."""
+        with self._changed:
+            self.closing = self.clock() + grace
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    __exit__ = close
