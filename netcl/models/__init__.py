@@ -17,6 +17,6 @@ from netcl.models.gguf import GGUFFile, write_gguf
 from netcl.models.tokenizer import Tokenizer
 
 __all__ = [
-    "CausalLM", "DualEncoder", "Encoder", "GGUFFile", "LoRALinear", "ModelConfig", "TextStream", "Tokenizer", "describe_model", "load", "load_adapter",
-    "lora", "merge", "read_config", "save", "save_adapter", "write_gguf",
+    "CausalLM", "DualEncoder", "Encoder", "GGUFFile", "LoRALinear", "ModelConfig", "TextStream", "Tokenizer", "describe_model", "load",
+    "load_adapter", "lora", "merge", "read_config", "save", "save_adapter", "write_gguf",
 ]  # fmt: skip
