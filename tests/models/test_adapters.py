@@ -51,7 +51,7 @@ def test_logits_are_those_of_peft(case, folder_of, expected, tmp_path):
     np.testing.assert_allclose(other(ids).to_host(), expected[case], atol=1e-4)
     models.merge(model)
     assert not any(isinstance(layer, models.LoRALinear) for layer in model.modules())
-    np.testing.assert_allclose(model(ids).to_host(), other(ids).to_host(), atol=1e-5)
+    np.testing.assert_allclose(model(ids).to_host(), other(ids).to_host(), atol=1e-4)
 
 
 @pytest.mark.parametrize("case", ["llama-lora", "llama-dora"])
@@ -95,7 +95,7 @@ def test_adapters_begin_as_identity_and_only_they_change(device, dora):
         model, ids = small(), np.arange(12).reshape(1, 12)
         before = model(ids).to_host()
         models.lora(model, rank=2, dora=dora)
-        np.testing.assert_allclose(model(ids).to_host(), before, atol=1e-5 if dora else 0)
+        np.testing.assert_allclose(model(ids).to_host(), before, atol=1e-4 if dora else 0)
         frozen = {name: p.to_host().copy() for name, p in model.named_parameters() if not p.requires_grad}
         learned = [p for p in model.parameters() if p.requires_grad]
         assert all("lora_" not in name for name in frozen) and len(learned) == 2 * 7 * (3 if dora else 2)
@@ -108,7 +108,7 @@ def test_adapters_begin_as_identity_and_only_they_change(device, dora):
         assert all((p.to_host() != old).any() for p, old in zip(learned, kept, strict=True))
         changed = model.eval()(ids).to_host()
         assert np.abs(changed - before).max() > 1e-3
-        np.testing.assert_allclose(models.merge(model)(ids).to_host(), changed, atol=1e-5)
+        np.testing.assert_allclose(models.merge(model)(ids).to_host(), changed, atol=1e-4)
         assert all(p.requires_grad for p in model.parameters())
 
 
