@@ -7,6 +7,7 @@ instructions: :func:`_kernels_trusted`. ``selector.register("quantized", conditi
 from __future__ import annotations
 
 import platform
+import re
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -167,8 +168,14 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
 
 
 def has_dots(queue: Any, kind: Kind) -> bool:
-    """Whether a device is a CPU with instructions for dot products of int8, and its driver uses them right."""
-    return launch.fetches(queue) and _cpu_instructions() > 0 and _kernels_trusted(queue, "dot", kind)
+    """Whether a device is a CPU with instructions for dot products of int8, and its driver uses them right.
+
+    The instructions are assembly; PoCL before 3.1 is not asked for them, because a wrong one would end the process.
+    """
+    profile = handle_of(queue).profile
+    version = tuple(map(int, re.findall(r"\d+", profile.driver_version)[:2]))
+    known = profile.brand != "pocl" or version >= (3, 1)
+    return known and launch.fetches(queue) and _cpu_instructions() > 0 and _kernels_trusted(queue, "dot", kind)
 
 
 def _kernels_trusted(queue: Any, tier: str, kind: Kind) -> bool:
