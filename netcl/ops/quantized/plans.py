@@ -252,8 +252,7 @@ def _tier(name: str, **extra: int) -> tuple[KernelConfig, ...]:
 
 
 algorithms.add(
-    "quantized", "dot", "codes.cl strips.cl", "CPUs: integer dot products of int8 activations, lanes are rows",
-    "quantized_pocl_x86.json: Q8_0 14336x4096, 1 tokens",
+    "quantized", "dot", "codes.cl strips.cl", "CPUs: integer dot products of int8 activations, lanes are rows", "",
     lambda queue, p, config, profile, t: _strips(queue, p._replace(activations="int8"), config, profile, t),
     device="cpu", tiers=("dot",), needs="AVX-512 VNNI or NEON dot products",
     when=lambda p, config, profile: p.coded and p.activations != "float" and p.dtype != "float64",
