@@ -263,7 +263,7 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "--model", "cnnn"], "[recipe] there is no such model; model='cnnn'; known are cnn, mlp"),
+        (["train", "--model", "cnnn"], "[recipe] there is no such model; model='cnnn'; did you mean cnn? known are cnn, mlp"),
         (["train", "--data", "digit"], "[recipe] there is no such data; data='digit'; known are digits"),
         (["train", "--model", "gpt"], "[recipe] text needs the model gpt, and images another"),
         (["train", "--data", "text", "--model", "gpt"], "[recipe] a text needs a file"),
