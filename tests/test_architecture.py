@@ -172,7 +172,7 @@ LINES = {
     "models": 2680,
     "nn": 6569,
     "onnx": 500,
-    "ops": 25728,
+    "ops": 25734,
     "optim": 2358,
     "profiling": 1442,
     "replay": 2607,
