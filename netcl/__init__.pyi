@@ -3,85 +3,123 @@
 from builtins import bool as _bool, float as _float, int as _int
 from typing import Any
 
-from netcl import accelerator as accelerator
-from netcl import amp as amp
-from netcl import autograd as autograd
-from netcl import data as data
-from netcl import distributed as distributed
-from netcl import distributions as distributions
-from netcl import fft as fft
-from netcl import io as io
-from netcl import linalg as linalg
-from netcl import models as models
-from netcl import nn as nn
-from netcl import onnx as onnx
-from netcl import ops as ops
-from netcl import optim as optim
-from netcl import profiling as profiling
-from netcl import trainer as trainer
-from netcl import utils as utils
-from netcl import vision as vision
-from netcl.ops.random import Generator as Generator
+from netcl import (
+    accelerator as accelerator, amp as amp, autograd as autograd, data as data, distributed as distributed, distributions as distributions,
+    fft as fft, io as io, linalg as linalg, models as models, nn as nn, onnx as onnx, ops as ops, optim as optim, profiling as profiling,
+    trainer as trainer, utils as utils, vision as vision,
+)
+from netcl.ops.random import Generator as Generator, manual_seed as manual_seed
 from netcl.core.kernels.primitives import KernelSpec as KernelSpec
 from netcl.core.tensor import Tensor as Tensor
-from netcl.nn.functional import alpha_dropout as alpha_dropout
-from netcl.fft import angle as angle
-from netcl.amp import autocast as autocast
-from netcl.nn.functional import bilinear as bilinear
-build_matmul_kernel: Any
-from netcl.replay.compiled import capture_graph as capture_graph
-from netcl.nn.functional import celu as celu
-from netcl.nn.functional import channel_shuffle as channel_shuffle
-from netcl.replay.compiled import compile as compile
-from netcl.fft import complex_ as complex
-from netcl.fft import conj as conj
-from netcl.nn.functional import conv3d as conv3d
-from netcl.nn.functional import conv_tbc as conv_tbc
-from netcl.nn.functional import conv_transpose3d as conv_transpose3d
-from netcl.nn.functional import cosine_embedding_loss as cosine_embedding_loss
-from netcl.core.device import device as device
+from netcl.nn.functional import (
+    alpha_dropout as alpha_dropout, bilinear as bilinear, celu as celu, channel_shuffle as channel_shuffle, conv3d as conv3d,
+    conv_tbc as conv_tbc, conv_transpose3d as conv_transpose3d, cosine_embedding_loss as cosine_embedding_loss,
+    feature_alpha_dropout as feature_alpha_dropout, hardshrink as hardshrink, hinge_embedding_loss as hinge_embedding_loss,
+    margin_ranking_loss as margin_ranking_loss, max_pool3d as max_pool3d, native_channel_shuffle as native_channel_shuffle,
+    pairwise_distance as pairwise_distance, pdist as pdist, poisson_nll_loss as poisson_nll_loss, rrelu as rrelu, threshold as threshold,
+    triplet_margin_loss as triplet_margin_loss,
+)
+from netcl.fft import (
+    angle as angle, complex_ as complex, conj as conj, imag as imag, is_complex as is_complex, istft as istft, polar as polar, real as real,
+    stft as stft, view_as_complex as view_as_complex, view_as_real as view_as_real,
+)
+from netcl.amp import autocast as autocast, is_autocast_enabled as is_autocast_enabled
+from netcl.replay.compiled import capture_graph as capture_graph, compile as compile
+from netcl.core.device import device as device, synchronize as synchronize, DeviceHandle as _DeviceHandle
 from netcl.core.dtype import dtype as dtype
-from netcl.autograd import enable_grad as enable_grad
-from netcl.nn.functional import feature_alpha_dropout as feature_alpha_dropout
-from netcl.core.kernel_selector import get_matmul_precision as get_float32_matmul_precision
-from netcl.core.kernel_selector import get_matmul_precision as get_matmul_precision
-from netcl.nn.functional import hardshrink as hardshrink
-from netcl.nn.functional import hinge_embedding_loss as hinge_embedding_loss
-from netcl.fft import imag as imag
-from netcl.amp import is_autocast_enabled as is_autocast_enabled
-from netcl.fft import is_complex as is_complex
-from netcl.autograd import is_grad_enabled as is_grad_enabled
-from netcl.fft import istft as istft
-from netcl.autograd import kernel as kernel
-from netcl.io import load as load
-from netcl.ops.random import manual_seed as manual_seed
-from netcl.nn.functional import margin_ranking_loss as margin_ranking_loss
-from netcl.nn.functional import max_pool3d as max_pool3d
-from netcl.nn.functional import native_channel_shuffle as native_channel_shuffle
-from netcl.autograd import no_grad as no_grad
-from netcl.nn.functional import pairwise_distance as pairwise_distance
-from netcl.nn.functional import pdist as pdist
-from netcl.nn.functional import poisson_nll_loss as poisson_nll_loss
-from netcl.fft import polar as polar
+from netcl.autograd import (
+    enable_grad as enable_grad, is_grad_enabled as is_grad_enabled, kernel as kernel, no_grad as no_grad,
+    set_detect_anomaly as set_anomaly_enabled, set_grad_enabled as set_grad_enabled, tensor as tensor,
+)
+from netcl.core.kernel_selector import (
+    get_matmul_precision as get_float32_matmul_precision, get_matmul_precision as get_matmul_precision,
+    set_matmul_precision as set_float32_matmul_precision, set_matmul_precision as set_matmul_precision,
+)
+from netcl.io import load as load, save as save
 from netcl.nn.quantized import quantize_model as quantize
-from netcl.fft import real as real
-from netcl.nn.functional import rrelu as rrelu
-from netcl.io import save as save
-from netcl.autograd import set_detect_anomaly as set_anomaly_enabled
-from netcl.core.kernel_selector import set_matmul_precision as set_float32_matmul_precision
-from netcl.autograd import set_grad_enabled as set_grad_enabled
-from netcl.core.kernel_selector import set_matmul_precision as set_matmul_precision
-from netcl.fft import stft as stft
-from netcl.core.device import synchronize as synchronize
-from netcl.autograd import tensor as tensor
-from netcl.nn.functional import threshold as threshold
-from netcl.nn.functional import triplet_margin_loss as triplet_margin_loss
-from netcl.fft import view_as_complex as view_as_complex
-from netcl.fft import view_as_real as view_as_real
-from netcl.core.device import DeviceHandle as _DeviceHandle
-from netcl.autograd.ops import abs as abs, absolute as absolute, acos as acos, acosh as acosh, adaptive_avg_pool1d as adaptive_avg_pool1d, adaptive_avg_pool2d as adaptive_avg_pool2d, adaptive_max_pool2d as adaptive_max_pool2d, add as add, addbmm as addbmm, addcdiv as addcdiv, addcmul as addcmul, addmm as addmm, addmv as addmv, addr as addr, affine as affine, affine_activated as affine_activated, affine_grid as affine_grid, all as all, amax as amax, amin as amin, aminmax as aminmax, any as any, arccos as arccos, arccosh as arccosh, arcsin as arcsin, arcsinh as arcsinh, arctan as arctan, arctan2 as arctan2, arctanh as arctanh, argmax as argmax, argmin as argmin, argsort as argsort, argwhere as argwhere, as_strided as as_strided, as_strided_scatter as as_strided_scatter, asin as asin, asinh as asinh, atan as atan, atan2 as atan2, atanh as atanh, atleast_1d as atleast_1d, atleast_2d as atleast_2d, atleast_3d as atleast_3d, attention as attention, attention_grad as attention_grad, avg_pool1d as avg_pool1d, avg_pool2d as avg_pool2d, baddbmm as baddbmm, batch_norm as batch_norm, batch_norm_grad as batch_norm_grad, batch_norm_inference as batch_norm_inference, batch_norm_train as batch_norm_train, bce as bce, bce_elements as bce_elements, bce_with_logits as bce_with_logits, bias_add as bias_add, binary_cross_entropy as binary_cross_entropy, binary_cross_entropy_with_logits as binary_cross_entropy_with_logits, bincount as bincount, bitwise_and as bitwise_and, bitwise_left_shift as bitwise_left_shift, bitwise_not as bitwise_not, bitwise_or as bitwise_or, bitwise_right_shift as bitwise_right_shift, bitwise_xor as bitwise_xor, bmm as bmm, bound as bound, broadcast_to as broadcast_to, bucketize as bucketize, cached_attention as cached_attention, cast as cast, cat as cat, cdist as cdist, ceil as ceil, cholesky as cholesky, cholesky_solve as cholesky_solve, chunk as chunk, clamp as clamp, clamp_both as clamp_both, clamp_max as clamp_max, clamp_max_tensor as clamp_max_tensor, clamp_min as clamp_min, clamp_min_tensor as clamp_min_tensor, clamp_tensors as clamp_tensors, clip as clip, clone as clone, col2im as col2im, column_stack as column_stack, concat as concat, concatenate as concatenate, contrastive as contrastive, contrastive_loss as contrastive_loss, conv1d as conv1d, conv2d as conv2d, conv2d_input_grad as conv2d_input_grad, conv2d_relu as conv2d_relu, conv2d_weight_grad as conv2d_weight_grad, conv_transpose1d as conv_transpose1d, conv_transpose2d as conv_transpose2d, copysign as copysign, cos as cos, cosh as cosh, cosine_similarity as cosine_similarity, count_nonzero as count_nonzero, cross as cross, cross_entropy as cross_entropy, cross_entropy_forward as cross_entropy_forward, cross_entropy_grad as cross_entropy_grad, cummax as cummax, cummin as cummin, cumprod as cumprod, cumsum as cumsum, deg2rad as deg2rad, det as det, diag as diag, diag_embed as diag_embed, diagonal as diagonal, diff as diff, digamma as digamma, div as div, divide as divide, dot as dot, dropout as dropout, dstack as dstack, einsum as einsum, elementwise_binary as elementwise_binary, elementwise_unary as elementwise_unary, elu as elu, embedding as embedding, embedding_grad as embedding_grad, eq as eq, erf as erf, erfc as erfc, erfinv as erfinv, exp as exp, exp2 as exp2, expand as expand, expm1 as expm1, fft_from_real as fft_from_real, fft_pairs as fft_pairs, fft_to_real as fft_to_real, fix as fix, flatten as flatten, flip as flip, fliplr as fliplr, flipud as flipud, floor as floor, floor_divide as floor_divide, fmax as fmax, fmin as fmin, fmod as fmod, frac as frac, gather as gather, ge as ge, gelu as gelu, gelu_erf as gelu_erf, gelu_tanh as gelu_tanh, ger as ger, getitem as getitem, global_avg_pool as global_avg_pool, global_max_pool as global_max_pool, greater as greater, greater_equal as greater_equal, grid_sample as grid_sample, group_norm as group_norm, gt as gt, hard_sigmoid as hard_sigmoid, hard_swish as hard_swish, hard_tanh as hard_tanh, heaviside as heaviside, hinge as hinge, hinge_loss as hinge_loss, histc as histc, hstack as hstack, huber as huber, huber_loss as huber_loss, hypot as hypot, im2col as im2col, index_add as index_add, index_copy as index_copy, index_fill as index_fill, index_put as index_put, index_select as index_select, info_nce as info_nce, inner as inner, instance_norm as instance_norm, interpolate as interpolate, inverse as inverse, isclose as isclose, isfinite as isfinite, isin as isin, isinf as isinf, isnan as isnan, isneginf as isneginf, isposinf as isposinf, istft_pairs as istft_pairs, joined as joined, keep_mask as keep_mask, kl_div as kl_div, kron as kron, kthvalue as kthvalue, l1 as l1, l1_loss as l1_loss, layer_norm as layer_norm, ldexp as ldexp, le as le, leaky_relu as leaky_relu, lerp as lerp, less as less, less_equal as less_equal, lgamma as lgamma, linalg_cholesky as linalg_cholesky, linalg_cofactors as linalg_cofactors, linalg_det as linalg_det, linalg_eigh as linalg_eigh, linalg_eigvalsh as linalg_eigvalsh, linalg_inv as linalg_inv, linalg_lstsq as linalg_lstsq, linalg_matrix_norm as linalg_matrix_norm, linalg_matrix_rank as linalg_matrix_rank, linalg_norm as linalg_norm, linalg_pinv as linalg_pinv, linalg_qr as linalg_qr, linalg_slogdet as linalg_slogdet, linalg_solve as linalg_solve, linalg_solve_triangular as linalg_solve_triangular, linalg_svd as linalg_svd, linalg_svdvals as linalg_svdvals, linalg_vecdot as linalg_vecdot, linalg_vector_norm as linalg_vector_norm, linear as linear, log as log, log10 as log10, log1p as log1p, log2 as log2, log_sigmoid as log_sigmoid, log_softmax as log_softmax, log_softmax_grad as log_softmax_grad, logaddexp as logaddexp, logaddexp2 as logaddexp2, logcumsumexp as logcumsumexp, logdet as logdet, logical_and as logical_and, logical_not as logical_not, logical_or as logical_or, logical_xor as logical_xor, logit as logit, logsumexp as logsumexp, lt as lt, masked_fill as masked_fill, masked_scale as masked_scale, masked_scatter as masked_scatter, masked_select as masked_select, matmul as matmul, matrix_exp as matrix_exp, matrix_power as matrix_power, max as max, max_pool1d as max_pool1d, max_pool2d as max_pool2d, maximum as maximum, mean as mean, median as median, min as min, minimum as minimum, mish as mish, mm as mm, mode as mode, mode_indices as mode_indices, moveaxis as moveaxis, movedim as movedim, mse as mse, mse_loss as mse_loss, msort as msort, mul as mul, multiply as multiply, mv as mv, nan_to_num as nan_to_num, nan_to_num_values as nan_to_num_values, nanmean as nanmean, nansum as nansum, narrow as narrow, ne as ne, neg as neg, negative as negative, nll as nll, nll_loss as nll_loss, nonzero as nonzero, norm as norm, not_equal as not_equal, one_hot as one_hot, outer as outer, pad as pad, permute as permute, pinverse as pinverse, pixel_shuffle as pixel_shuffle, pixel_unshuffle as pixel_unshuffle, polygamma as polygamma, pool_average as pool_average, pool_average_grad as pool_average_grad, pool_max as pool_max, pool_max_grad as pool_max_grad, pow as pow, prelu as prelu, prelu_broadcast as prelu_broadcast, prod as prod, qr as qr, quantile as quantile, quantized_linear as quantized_linear, quantized_linear_grad as quantized_linear_grad, quantized_rows as quantized_rows, rad2deg as rad2deg, ravel as ravel, reciprocal as reciprocal, recurrent as recurrent, recurrent_grad as recurrent_grad, reduce_max as reduce_max, reduce_mean as reduce_mean, reduce_sum as reduce_sum, reflect_points as reflect_points, relu as relu, relu6 as relu6, remainder as remainder, reorder as reorder, repeat as repeat, repeat_interleave as repeat_interleave, resample2d as resample2d, reshape as reshape, rms_norm as rms_norm, roll as roll, rope as rope, rot90 as rot90, round as round, row_norm as row_norm, row_norm_grad as row_norm_grad, row_norm_grads as row_norm_grads, row_norm_weight_grad as row_norm_weight_grad, row_stack as row_stack, rsqrt as rsqrt, rsub as rsub, sample_images as sample_images, sample_images_grid_grad as sample_images_grid_grad, sample_images_input_grad as sample_images_input_grad, scaled_dot_product_attention as scaled_dot_product_attention, scatter as scatter, scatter_add as scatter_add, scatter_reduce as scatter_reduce, scatter_reduced as scatter_reduced, searchsorted as searchsorted, select as select, selu as selu, setitem as setitem, sgn as sgn, sigmoid as sigmoid, sign as sign, signbit as signbit, silu as silu, sin as sin, sinc as sinc, sinh as sinh, slice as slice, slogdet as slogdet, smooth_l1 as smooth_l1, smooth_l1_loss as smooth_l1_loss, softmax as softmax, softmax_grad as softmax_grad, softplus as softplus, softsign as softsign, sort as sort, split as split, split_with_sizes as split_with_sizes, sqrt as sqrt, square as square, squeeze as squeeze, stack as stack, std as std, std_mean as std_mean, stft_pairs as stft_pairs, strided_slice as strided_slice, strided_unslice as strided_unslice, sub as sub, subtract as subtract, sum as sum, svd as svd, swapaxes as swapaxes, swapdims as swapdims, swish as swish, take as take, take_along_dim as take_along_dim, tan as tan, tanh as tanh, tensordot as tensordot, tile as tile, top_indices as top_indices, topk as topk, trace as trace, transpose as transpose, trigamma as trigamma, tril as tril, triplet as triplet, triu as triu, true_divide as true_divide, trunc as trunc, unbind as unbind, unflatten as unflatten, unfold as unfold, unique as unique, unsqueeze as unsqueeze, var as var, var_mean as var_mean, vdot as vdot, vstack as vstack, where as where, xlogy as xlogy
+from netcl.autograd.ops import (
+    abs as abs, absolute as absolute, acos as acos, acosh as acosh, adaptive_avg_pool1d as adaptive_avg_pool1d,
+    adaptive_avg_pool2d as adaptive_avg_pool2d, adaptive_max_pool2d as adaptive_max_pool2d, add as add, addbmm as addbmm,
+    addcdiv as addcdiv, addcmul as addcmul, addmm as addmm, addmv as addmv, addr as addr, affine as affine,
+    affine_activated as affine_activated, affine_grid as affine_grid, all as all, amax as amax, amin as amin, aminmax as aminmax,
+    any as any, arccos as arccos, arccosh as arccosh, arcsin as arcsin, arcsinh as arcsinh, arctan as arctan, arctan2 as arctan2,
+    arctanh as arctanh, argmax as argmax, argmin as argmin, argsort as argsort, argwhere as argwhere, as_strided as as_strided,
+    as_strided_scatter as as_strided_scatter, asin as asin, asinh as asinh, atan as atan, atan2 as atan2, atanh as atanh,
+    atleast_1d as atleast_1d, atleast_2d as atleast_2d, atleast_3d as atleast_3d, attention as attention, attention_grad as attention_grad,
+    avg_pool1d as avg_pool1d, avg_pool2d as avg_pool2d, baddbmm as baddbmm, batch_norm as batch_norm, batch_norm_grad as batch_norm_grad,
+    batch_norm_inference as batch_norm_inference, batch_norm_train as batch_norm_train, bce as bce, bce_elements as bce_elements,
+    bce_with_logits as bce_with_logits, bias_add as bias_add, binary_cross_entropy as binary_cross_entropy,
+    binary_cross_entropy_with_logits as binary_cross_entropy_with_logits, bincount as bincount, bitwise_and as bitwise_and,
+    bitwise_left_shift as bitwise_left_shift, bitwise_not as bitwise_not, bitwise_or as bitwise_or,
+    bitwise_right_shift as bitwise_right_shift, bitwise_xor as bitwise_xor, bmm as bmm, bound as bound, broadcast_to as broadcast_to,
+    bucketize as bucketize, cached_attention as cached_attention, cast as cast, cat as cat, cdist as cdist, ceil as ceil,
+    cholesky as cholesky, cholesky_solve as cholesky_solve, chunk as chunk, clamp as clamp, clamp_both as clamp_both,
+    clamp_max as clamp_max, clamp_max_tensor as clamp_max_tensor, clamp_min as clamp_min, clamp_min_tensor as clamp_min_tensor,
+    clamp_tensors as clamp_tensors, clip as clip, clone as clone, col2im as col2im, column_stack as column_stack, concat as concat,
+    concatenate as concatenate, contrastive as contrastive, contrastive_loss as contrastive_loss, conv1d as conv1d, conv2d as conv2d,
+    conv2d_input_grad as conv2d_input_grad, conv2d_relu as conv2d_relu, conv2d_weight_grad as conv2d_weight_grad,
+    conv_transpose1d as conv_transpose1d, conv_transpose2d as conv_transpose2d, copysign as copysign, cos as cos, cosh as cosh,
+    cosine_similarity as cosine_similarity, count_nonzero as count_nonzero, cross as cross, cross_entropy as cross_entropy,
+    cross_entropy_forward as cross_entropy_forward, cross_entropy_grad as cross_entropy_grad, cummax as cummax, cummin as cummin,
+    cumprod as cumprod, cumsum as cumsum, deg2rad as deg2rad, det as det, diag as diag, diag_embed as diag_embed, diagonal as diagonal,
+    diff as diff, digamma as digamma, div as div, divide as divide, dot as dot, dropout as dropout, dstack as dstack, einsum as einsum,
+    elementwise_binary as elementwise_binary, elementwise_unary as elementwise_unary, elu as elu, embedding as embedding,
+    embedding_grad as embedding_grad, eq as eq, erf as erf, erfc as erfc, erfinv as erfinv, exp as exp, exp2 as exp2, expand as expand,
+    expm1 as expm1, fft_from_real as fft_from_real, fft_pairs as fft_pairs, fft_to_real as fft_to_real, fix as fix, flatten as flatten,
+    flip as flip, fliplr as fliplr, flipud as flipud, floor as floor, floor_divide as floor_divide, fmax as fmax, fmin as fmin,
+    fmod as fmod, frac as frac, gather as gather, ge as ge, gelu as gelu, gelu_erf as gelu_erf, gelu_tanh as gelu_tanh, ger as ger,
+    getitem as getitem, global_avg_pool as global_avg_pool, global_max_pool as global_max_pool, greater as greater,
+    greater_equal as greater_equal, grid_sample as grid_sample, group_norm as group_norm, gt as gt, hard_sigmoid as hard_sigmoid,
+    hard_swish as hard_swish, hard_tanh as hard_tanh, heaviside as heaviside, hinge as hinge, hinge_loss as hinge_loss, histc as histc,
+    hstack as hstack, huber as huber, huber_loss as huber_loss, hypot as hypot, im2col as im2col, index_add as index_add,
+    index_copy as index_copy, index_fill as index_fill, index_put as index_put, index_select as index_select, info_nce as info_nce,
+    inner as inner, instance_norm as instance_norm, interpolate as interpolate, inverse as inverse, isclose as isclose,
+    isfinite as isfinite, isin as isin, isinf as isinf, isnan as isnan, isneginf as isneginf, isposinf as isposinf,
+    istft_pairs as istft_pairs, joined as joined, keep_mask as keep_mask, kl_div as kl_div, kron as kron, kthvalue as kthvalue, l1 as l1,
+    l1_loss as l1_loss, layer_norm as layer_norm, ldexp as ldexp, le as le, leaky_relu as leaky_relu, lerp as lerp, less as less,
+    less_equal as less_equal, lgamma as lgamma, linalg_cholesky as linalg_cholesky, linalg_cofactors as linalg_cofactors,
+    linalg_det as linalg_det, linalg_eigh as linalg_eigh, linalg_eigvalsh as linalg_eigvalsh, linalg_inv as linalg_inv,
+    linalg_lstsq as linalg_lstsq, linalg_matrix_norm as linalg_matrix_norm, linalg_matrix_rank as linalg_matrix_rank,
+    linalg_norm as linalg_norm, linalg_pinv as linalg_pinv, linalg_qr as linalg_qr, linalg_slogdet as linalg_slogdet,
+    linalg_solve as linalg_solve, linalg_solve_triangular as linalg_solve_triangular, linalg_svd as linalg_svd,
+    linalg_svdvals as linalg_svdvals, linalg_vecdot as linalg_vecdot, linalg_vector_norm as linalg_vector_norm, linear as linear,
+    log as log, log10 as log10, log1p as log1p, log2 as log2, log_sigmoid as log_sigmoid, log_softmax as log_softmax,
+    log_softmax_grad as log_softmax_grad, logaddexp as logaddexp, logaddexp2 as logaddexp2, logcumsumexp as logcumsumexp, logdet as logdet,
+    logical_and as logical_and, logical_not as logical_not, logical_or as logical_or, logical_xor as logical_xor, logit as logit,
+    logsumexp as logsumexp, lt as lt, masked_fill as masked_fill, masked_scale as masked_scale, masked_scatter as masked_scatter,
+    masked_select as masked_select, matmul as matmul, matrix_exp as matrix_exp, matrix_power as matrix_power, max as max,
+    max_pool1d as max_pool1d, max_pool2d as max_pool2d, maximum as maximum, mean as mean, median as median, min as min, minimum as minimum,
+    mish as mish, mm as mm, mode as mode, mode_indices as mode_indices, moveaxis as moveaxis, movedim as movedim, mse as mse,
+    mse_loss as mse_loss, msort as msort, mul as mul, multiply as multiply, mv as mv, nan_to_num as nan_to_num,
+    nan_to_num_values as nan_to_num_values, nanmean as nanmean, nansum as nansum, narrow as narrow, ne as ne, neg as neg,
+    negative as negative, nll as nll, nll_loss as nll_loss, nonzero as nonzero, norm as norm, not_equal as not_equal, one_hot as one_hot,
+    outer as outer, pad as pad, permute as permute, pinverse as pinverse, pixel_shuffle as pixel_shuffle,
+    pixel_unshuffle as pixel_unshuffle, polygamma as polygamma, pool_average as pool_average, pool_average_grad as pool_average_grad,
+    pool_max as pool_max, pool_max_grad as pool_max_grad, pow as pow, prelu as prelu, prelu_broadcast as prelu_broadcast, prod as prod,
+    qr as qr, quantile as quantile, quantized_linear as quantized_linear, quantized_linear_grad as quantized_linear_grad,
+    quantized_rows as quantized_rows, rad2deg as rad2deg, ravel as ravel, reciprocal as reciprocal, recurrent as recurrent,
+    recurrent_grad as recurrent_grad, reduce_max as reduce_max, reduce_mean as reduce_mean, reduce_sum as reduce_sum,
+    reflect_points as reflect_points, relu as relu, relu6 as relu6, remainder as remainder, reorder as reorder, repeat as repeat,
+    repeat_interleave as repeat_interleave, resample2d as resample2d, reshape as reshape, rms_norm as rms_norm, roll as roll, rope as rope,
+    rot90 as rot90, round as round, row_norm as row_norm, row_norm_grad as row_norm_grad, row_norm_grads as row_norm_grads,
+    row_norm_weight_grad as row_norm_weight_grad, row_stack as row_stack, rsqrt as rsqrt, rsub as rsub, sample_images as sample_images,
+    sample_images_grid_grad as sample_images_grid_grad, sample_images_input_grad as sample_images_input_grad,
+    scaled_dot_product_attention as scaled_dot_product_attention, scatter as scatter, scatter_add as scatter_add,
+    scatter_reduce as scatter_reduce, scatter_reduced as scatter_reduced, searchsorted as searchsorted, select as select, selu as selu,
+    setitem as setitem, sgn as sgn, sigmoid as sigmoid, sign as sign, signbit as signbit, silu as silu, sin as sin, sinc as sinc,
+    sinh as sinh, slice as slice, slogdet as slogdet, smooth_l1 as smooth_l1, smooth_l1_loss as smooth_l1_loss, softmax as softmax,
+    softmax_grad as softmax_grad, softplus as softplus, softsign as softsign, sort as sort, split as split,
+    split_with_sizes as split_with_sizes, sqrt as sqrt, square as square, squeeze as squeeze, stack as stack, std as std,
+    std_mean as std_mean, stft_pairs as stft_pairs, strided_slice as strided_slice, strided_unslice as strided_unslice, sub as sub,
+    subtract as subtract, sum as sum, svd as svd, swapaxes as swapaxes, swapdims as swapdims, swish as swish, take as take,
+    take_along_dim as take_along_dim, tan as tan, tanh as tanh, tensordot as tensordot, tile as tile, top_indices as top_indices,
+    topk as topk, trace as trace, transpose as transpose, trigamma as trigamma, tril as tril, triplet as triplet, triu as triu,
+    true_divide as true_divide, trunc as trunc, unbind as unbind, unflatten as unflatten, unfold as unfold, unique as unique,
+    unsqueeze as unsqueeze, var as var, var_mean as var_mean, vdot as vdot, vstack as vstack, where as where, xlogy as xlogy,
+)
 
 __version__: str
+build_matmul_kernel: Any
 pi: _float
 e: _float
 inf: _float

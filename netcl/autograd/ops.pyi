@@ -25,9 +25,6 @@ def older_reduction(size_average: bool | None, reduce: bool | None) -> dict[str,
 def abs(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The absolute value."""
 
-def absolute(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """The absolute value."""
-
 def acos(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Inverse cosine."""
 
@@ -88,27 +85,6 @@ def aminmax(input: Operand, *, dim: Any = None, keepdim: bool = False, axis: Any
 def any(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Whether some element is not zero."""
 
-def arccos(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Inverse cosine."""
-
-def arccosh(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Inverse hyperbolic cosine."""
-
-def arcsin(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Inverse sine."""
-
-def arcsinh(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Inverse hyperbolic sine."""
-
-def arctan(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Inverse tangent."""
-
-def arctan2(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Angle of the point (b, a)."""
-
-def arctanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Inverse hyperbolic tangent."""
-
 def argmax(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Tensor:
     """Position of the largest element as int64, the first of equals; NaN is larger than all. Without an axis: in the flattened tensor."""
 
@@ -117,9 +93,6 @@ def argmin(input: Operand, dim: int | None = None, keepdim: bool = False, *, axi
 
 def argsort(input: Operand, dim: int = -1, descending: bool = False, *, stable: Any = None, axis: int = ...) -> Tensor:
     """The indices that sort along an axis; equal values keep their order, NaN counts as the largest value. int64."""
-
-def argwhere(input: Operand) -> Tensor:
-    """The coordinates of the elements that are not zero, one row each, int64. Waits for the device: their number is a shape."""
 
 def as_strided(input: Operand, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
     """A block of a contiguous tensor, by size, stride and offset in elements; the result has memory of its own."""
@@ -208,12 +181,6 @@ def bernoulli(input: Operand) -> Tensor:
 def bias_add(input: Operand, bias: Operand, dim: int = 1, *, out: Tensor | None = None, axis: int = ...) -> Tensor:
     """x plus one value per channel; channels are axis 1 (the last axis of a matrix)."""
 
-def binary_cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
-
-def binary_cross_entropy_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
-
 def bincount(input: Operand, weights: Any = None, minlength: int = 0) -> Tensor:
     """How often each of 0, 1, ... occurs in a vector of integers, or the sum of its weights. Waits for the device."""
 
@@ -240,9 +207,6 @@ def bmm(input: Operand, mat2: Operand) -> Tensor:
 
 def bound(tensors: Sequence[Operand], *, dim: int, order: Sequence[int], axis: int = ...) -> Tensor:
     """The inverse of :func:`unbind`."""
-
-def broadcast_to(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
-    """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
 
 def bucketize(input: Operand, boundaries: Operand) -> Tensor:
     """The index of the part between boundaries that each element lies in. Computed on the host."""
@@ -308,9 +272,6 @@ def clamp_min_tensor(input: Operand, min: Operand, *, out: Tensor | None = None)
 def clamp_tensors(input: Operand, min: Operand, max: Operand, *, out: Tensor | None = None) -> Tensor:
     """x held between the elements of two tensors."""
 
-def clip(input: Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
-    """x held between min and max: numbers, tensors or None."""
-
 def clone(input: Operand) -> Tensor:
     """A copy with memory of its own; gradients flow through it."""
 
@@ -320,26 +281,7 @@ def col2im(cols: Operand, *, size: Any, kernel: Any, stride: Any = 1, padding: A
 def column_stack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.column_stack does."""
 
-def concat(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
-    """Tensors one after the other along an axis; unlike dtypes are promoted as in arithmetic.
-
-    >>> from netcl import ops
-    >>> ops.cat([Tensor.zeros((2, 3)), Tensor.ones((1, 3))]).shape
-    (3, 3)
-    """
-
-def concatenate(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
-    """Tensors one after the other along an axis; unlike dtypes are promoted as in arithmetic.
-
-    >>> from netcl import ops
-    >>> ops.cat([Tensor.zeros((2, 3)), Tensor.ones((1, 3))]).shape
-    (3, 3)
-    """
-
 def contrastive(input: Operand, other: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
-
-def contrastive_loss(input: Operand, other: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0)."""
 
 def conv1d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1) -> Tensor:
@@ -434,9 +376,6 @@ def cumsum(input: Operand, dim: int | None = None, reverse: bool = False, *, out
 def deg2rad(input: Operand) -> Tensor:
     """Degrees to radians."""
 
-def det(A: Operand) -> Tensor:
-    """The determinant of square matrices. Computed on the host."""
-
 def diag(input: Operand, diagonal: float = 0) -> Tensor:
     """The diagonal of a matrix, or a matrix with a vector on its diagonal."""
 
@@ -453,9 +392,6 @@ def digamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of lgamma; NaN at negative integers."""
 
 def div(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: str | None = None) -> Tensor:
-    """True quotient; integers give float32."""
-
-def divide(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: str | None = None) -> Tensor:
     """True quotient; integers give float32."""
 
 def dot(input: Operand, other: Operand) -> Tensor:
@@ -522,9 +458,6 @@ def fft_pairs(input: Operand, dims: Any = ..., forward: bool = True, scale: floa
 def fft_to_real(input: Operand, n: Any, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
     """The ``n`` real numbers whose transform begins with the pairs along an axis, without the division, times ``scale``. On the host."""
 
-def fix(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x without its fraction."""
-
 def flatten(input: Operand, start_dim: int = 0, end_dim: int = -1, *, start_axis: int = ..., end_axis: int = ...) -> Tensor:
     """Join the axes ``start_axis`` to ``end_axis`` into one; shares memory."""
 
@@ -587,12 +520,6 @@ def global_avg_pool(input: Operand) -> Tensor:
 def global_max_pool(input: Operand) -> Tensor:
     """The largest value of each channel; axes stay with size 1."""
 
-def greater(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """a > b."""
-
-def greater_equal(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """a >= b."""
-
 def grid_sample(input: Operand, grid: Operand, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Tensor:
     """The values of images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; of volumes too.
 
@@ -622,9 +549,6 @@ def heaviside(input: Operand, other: Operand, *, out: Tensor | None = None) -> T
 def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
-def hinge_loss(input: Operand, target: Operand, *, margin: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """``max(0, margin - x target)`` for targets of -1 and 1."""
-
 def histc(input: Operand, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """How many elements lie in each of ``bins`` equal parts of ``[min, max]``, by default of the range of x, for which it waits."""
 
@@ -632,9 +556,6 @@ def hstack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.hstack does."""
 
 def huber(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """``delta`` times the smooth L1 loss with ``beta = delta``."""
-
-def huber_loss(input: Operand, target: Operand, *, delta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``delta`` times the smooth L1 loss with ``beta = delta``."""
 
 def hypot(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -681,9 +602,6 @@ def interpolate(input: Operand, size: Any = None, scale_factor: Any = None, mode
     (1, 3, 16, 16)
     """
 
-def inverse(A: Operand) -> Tensor:
-    """The inverse of square matrices. Computed on the host."""
-
 def isclose(input: Operand, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
     """Whether |a - b| <= atol + rtol * |b|; equal infinities are close."""
 
@@ -726,9 +644,6 @@ def kthvalue(input: Operand, k: int = ..., dim: int = -1, keepdim: bool = False,
 def l1(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The absolute difference."""
 
-def l1_loss(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """The absolute difference."""
-
 def layer_norm(input: Operand, normalized_shape: int | Sequence[int], weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-05) -> Tensor:
     """Layer norm over the trailing axes: ``(x - mean) / sqrt(var + eps) * weight + bias``, statistics per row.
 
@@ -748,12 +663,6 @@ def leaky_relu(input: Operand, negative_slope: float = 0.01, *, out: Tensor | No
 
 def lerp(input: Operand, end: Operand, weight: Operand, *, out: Tensor | None = None) -> Tensor:
     """a + weight * (b - a), exact at both ends."""
-
-def less(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """a < b."""
-
-def less_equal(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """a <= b."""
 
 def lgamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """log(|gamma(x)|)."""
@@ -971,22 +880,13 @@ def mode_indices(input: Operand, dim: float = -1, *, axis: float = ...) -> Any:
 def moveaxis(input: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Axes moved to other places; the others keep their order. A view."""
 
-def movedim(input: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """Axes moved to other places; the others keep their order. A view."""
-
 def mse(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """The squared difference."""
-
-def mse_loss(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The squared difference."""
 
 def msort(input: Operand) -> Tensor:
     """The values in order along the first axis."""
 
 def mul(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Product of two tensors."""
-
-def multiply(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Product of two tensors."""
 
 def mv(input: Operand, other: Operand) -> Tensor:
@@ -1013,13 +913,7 @@ def ne(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
 def neg(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The negative."""
 
-def negative(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """The negative."""
-
 def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
-
-def nll_loss(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
 def nonzero(input: Operand) -> Tensor:
@@ -1027,9 +921,6 @@ def nonzero(input: Operand) -> Tensor:
 
 def norm(input: Operand, p: float | str = 2, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """The p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts what is not zero, "fro" is 2."""
-
-def not_equal(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """a != b."""
 
 def one_hot(input: Operand, num_classes: int = -1, dtype: Any = 'int64') -> Tensor:
     """A last axis of ``num_classes`` with a one where the index says, else zeros; -1 takes the largest index plus one."""
@@ -1051,9 +942,6 @@ def permute(input: Operand, dims: int | Sequence[int] = ..., *more: int, axes: i
     >>> ops.permute(Tensor.zeros((2, 3, 4)), (2, 0, 1)).shape
     (4, 2, 3)
     """
-
-def pinverse(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Tensor:
-    """The pseudo-inverse; singular values up to ``max(atol, rtol * largest)`` count as 0. Computed on the host."""
 
 def pixel_shuffle(input: Operand, factor: int = ..., *, upscale_factor: int = ..., downscale_factor: int = ...) -> Tensor:
     """``(n, c * factor^2, h, w)`` becomes ``(n, c, h * factor, w * factor)``: channels turn into neighbouring pixels."""
@@ -1145,15 +1033,6 @@ def recurrent(gx: Operand, weight: Operand, bias: Operand | None = None, h0: Ope
 def recurrent_grad(g_y: Operand | None, g_h: Operand | None, g_c: Operand | None, weight: Operand, h0: Operand | None, c0: Operand | None, projection: Operand | None, lengths: Operand | None, y: Operand, saved: Operand, *, kind: str, reverse: bool = False, biased: bool = False) -> tuple[Tensor, ...]:
     """The gradients of :func:`recurrent`: those of gx, weight, bias, h0, c0 and projection that were given."""
 
-def reduce_max(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """Largest element; NaN wins. The gradient of ties is shared."""
-
-def reduce_mean(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """Mean over axes."""
-
-def reduce_sum(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """Sum over axes; integers and bool give int64."""
-
 def reflect_points(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x reflected at -1 and 1, as often as needed."""
 
@@ -1233,9 +1112,6 @@ def row_norm_grads(upstream: Operand, x: Operand, weight: Operand | None, mean: 
 def row_norm_weight_grad(upstream: Operand, x: Operand, mean: Operand, rstd: Operand, *, dims: int = 1, groups: int = 0, axes: int = ...) -> tuple[Tensor, Tensor]:
     """The gradients of :func:`row_norm`'s weight and bias."""
 
-def row_stack(tensors: Sequence[Operand]) -> Tensor:
-    """Tensors joined as numpy.vstack does."""
-
 def rsqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """One over the square root."""
 
@@ -1293,9 +1169,6 @@ def setitem(input: Operand, index: Any, value: Any) -> Tensor:
     Gradients flow to the value and, at all other places, to what ``x`` was.
     """
 
-def sgn(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """-1, 0 or 1; NaN stays NaN."""
-
 def sigmoid(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """1 / (1 + exp(-x))."""
 
@@ -1320,13 +1193,7 @@ def sinh(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def slice(input: Operand, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1, *, axis: int = ...) -> Tensor:
     """``x[start:stop:step]`` along one axis; bounds beyond the ends are cut, as everywhere in Python."""
 
-def slogdet(A: Operand) -> Any:
-    """The sign of the determinant and the logarithm of its absolute value. Computed on the host."""
-
 def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
-
-def smooth_l1_loss(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
 
 def softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
@@ -1356,9 +1223,6 @@ def sort(input: Operand, dim: int = -1, descending: bool = False, *, stable: Any
     """
 
 def split(input: Operand, sizes: int | Sequence[int] = ..., dim: int = 0, *, split_size_or_sections: int | Sequence[int] = ..., split_size: int | Sequence[int] = ..., split_sizes: int | Sequence[int] = ..., axis: int = ...) -> tuple[Tensor, ...]:
-    """Parts of ``sizes`` elements along an axis (the last may be shorter), or of the sizes in a list."""
-
-def split_with_sizes(input: Operand, sizes: int | Sequence[int] = ..., dim: int = 0, *, split_size_or_sections: int | Sequence[int] = ..., split_size: int | Sequence[int] = ..., split_sizes: int | Sequence[int] = ..., axis: int = ...) -> tuple[Tensor, ...]:
     """Parts of ``sizes`` elements along an axis (the last may be shorter), or of the sizes in a list."""
 
 def sqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -1391,23 +1255,11 @@ def strided_unslice(input: Operand, shape: Sequence[int] = ..., starts: Sequence
 def sub(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Difference of two tensors."""
 
-def subtract(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
-    """Difference of two tensors."""
-
 def sum(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Sum over axes; integers and bool give int64."""
 
 def svd(A: Operand, some: bool = True, compute_uv: bool = True) -> Any:
     """U, S and V, which ``linalg.svd`` gives transposed; reduced if ``some``."""
-
-def swapaxes(input: Operand, dim0: int = -2, dim1: int = -1, *, axis0: int = ..., axis1: int = ...) -> Tensor:
-    """Two axes exchanged, by default the last two."""
-
-def swapdims(input: Operand, dim0: int = -2, dim1: int = -1, *, axis0: int = ..., axis1: int = ...) -> Tensor:
-    """Two axes exchanged, by default the last two."""
-
-def swish(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x * sigmoid(x), or swish."""
 
 def take(input: Operand, index: Operand) -> Tensor:
     """Elements of the flattened tensor, in the shape of ``index``; negative indices count from the end."""
@@ -1448,14 +1300,8 @@ def tril(input: Operand, diagonal: int = 0) -> Tensor:
 def triplet(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
 
-def triplet_margin_loss(anchor: Operand, positive: Operand, negative: Operand, *, margin: float = 1.0, p: float = 2.0, eps: float = 1e-06, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm."""
-
 def triu(input: Operand, diagonal: int = 0) -> Tensor:
     """The matrices of the last two axes with zeros below a diagonal."""
-
-def true_divide(input: Operand, other: Operand, *, out: Tensor | None = None, rounding_mode: str | None = None) -> Tensor:
-    """True quotient; integers give float32."""
 
 def trunc(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x without its fraction."""
@@ -1484,9 +1330,6 @@ def var(input: Operand, dim: Any = None, *, keepdim: bool = False, correction: f
 def var_mean(input: Operand, dim: Any = None, *, keepdim: bool = False, correction: int = 1, unbiased: int = ..., axis: Any = ..., keepdims: bool = ...) -> tuple[Tensor, Tensor]:
     """var and mean over axes."""
 
-def vdot(input: Operand, other: Operand) -> Tensor:
-    """The inner product of two vectors."""
-
 def vstack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.vstack does."""
 
@@ -1495,3 +1338,53 @@ def where(condition: Operand, a: Operand, b: Operand, *, out: Tensor | None = No
 
 def xlogy(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """a * log(b), 0 where a is 0."""
+
+absolute = abs
+arccos = acos
+arccosh = acosh
+arcsin = asin
+arcsinh = asinh
+arctan = atan
+arctan2 = atan2
+arctanh = atanh
+argwhere = nonzero
+binary_cross_entropy = bce
+binary_cross_entropy_with_logits = bce_with_logits
+broadcast_to = expand
+clip = clamp
+concat = cat
+concatenate = cat
+contrastive_loss = contrastive
+det = linalg_det
+divide = div
+fix = trunc
+greater = gt
+greater_equal = ge
+hinge_loss = hinge
+huber_loss = huber
+inverse = linalg_inv
+l1_loss = l1
+less = lt
+less_equal = le
+movedim = moveaxis
+mse_loss = mse
+multiply = mul
+negative = neg
+nll_loss = nll
+not_equal = ne
+pinverse = linalg_pinv
+reduce_max = amax
+reduce_mean = mean
+reduce_sum = sum
+row_stack = vstack
+sgn = sign
+slogdet = linalg_slogdet
+smooth_l1_loss = smooth_l1
+split_with_sizes = split
+subtract = sub
+swapaxes = transpose
+swapdims = transpose
+swish = silu
+triplet_margin_loss = triplet
+true_divide = div
+vdot = dot

@@ -3,405 +3,84 @@
 from collections.abc import Sequence
 from typing import Any
 
-from netcl.autograd.ops import Operand as Operand
 from netcl.core.tensor import Tensor
-from netcl.autograd.ops import abs as abs
-from netcl.autograd.ops import absolute as absolute
-from netcl.autograd.ops import acos as acos
-from netcl.autograd.ops import acosh as acosh
-from netcl.autograd.ops import adaptive_avg_pool1d as adaptive_avg_pool1d
-from netcl.autograd.ops import adaptive_avg_pool2d as adaptive_avg_pool2d
-from netcl.autograd.ops import adaptive_max_pool2d as adaptive_max_pool2d
-from netcl.autograd.ops import add as add
-from netcl.autograd.ops import addbmm as addbmm
-from netcl.autograd.ops import addcdiv as addcdiv
-from netcl.autograd.ops import addcmul as addcmul
-from netcl.autograd.ops import addmm as addmm
-from netcl.autograd.ops import addmv as addmv
-from netcl.autograd.ops import addr as addr
-from netcl.autograd.ops import affine as affine
-from netcl.autograd.ops import affine_activated as affine_activated
-from netcl.autograd.ops import affine_grid as affine_grid
-from netcl.autograd.ops import all as all
-from netcl.autograd.ops import amax as amax
-from netcl.autograd.ops import amin as amin
-from netcl.autograd.ops import aminmax as aminmax
-from netcl.autograd.ops import any as any
-from netcl.autograd.ops import arccos as arccos
-from netcl.autograd.ops import arccosh as arccosh
-from netcl.autograd.ops import arcsin as arcsin
-from netcl.autograd.ops import arcsinh as arcsinh
-from netcl.autograd.ops import arctan as arctan
-from netcl.autograd.ops import arctan2 as arctan2
-from netcl.autograd.ops import arctanh as arctanh
-from netcl.autograd.ops import argmax as argmax
-from netcl.autograd.ops import argmin as argmin
-from netcl.autograd.ops import argsort as argsort
-from netcl.autograd.ops import argwhere as argwhere
-from netcl.autograd.ops import as_strided as as_strided
-from netcl.autograd.ops import as_strided_scatter as as_strided_scatter
-from netcl.autograd.ops import asin as asin
-from netcl.autograd.ops import asinh as asinh
-from netcl.autograd.ops import atan as atan
-from netcl.autograd.ops import atan2 as atan2
-from netcl.autograd.ops import atanh as atanh
-from netcl.autograd.ops import atleast_1d as atleast_1d
-from netcl.autograd.ops import atleast_2d as atleast_2d
-from netcl.autograd.ops import atleast_3d as atleast_3d
-from netcl.autograd.ops import attention_grad as attention_grad
-from netcl.autograd.ops import avg_pool1d as avg_pool1d
-from netcl.autograd.ops import avg_pool2d as avg_pool2d
-from netcl.autograd.ops import baddbmm as baddbmm
-from netcl.autograd.ops import batch_norm_grad as batch_norm_grad
-from netcl.autograd.ops import batch_norm_inference as batch_norm_inference
-from netcl.autograd.ops import batch_norm_train as batch_norm_train
-from netcl.autograd.ops import bce as bce
-from netcl.autograd.ops import bce_elements as bce_elements
-from netcl.autograd.ops import bce_with_logits as bce_with_logits
-from netcl.autograd.ops import bernoulli as bernoulli
-from netcl.autograd.ops import bias_add as bias_add
-from netcl.autograd.ops import binary_cross_entropy as binary_cross_entropy
-from netcl.autograd.ops import binary_cross_entropy_with_logits as binary_cross_entropy_with_logits
-from netcl.autograd.ops import bincount as bincount
-from netcl.autograd.ops import bitwise_and as bitwise_and
-from netcl.autograd.ops import bitwise_left_shift as bitwise_left_shift
-from netcl.autograd.ops import bitwise_not as bitwise_not
-from netcl.autograd.ops import bitwise_or as bitwise_or
-from netcl.autograd.ops import bitwise_right_shift as bitwise_right_shift
-from netcl.autograd.ops import bitwise_xor as bitwise_xor
-from netcl.autograd.ops import bmm as bmm
-from netcl.autograd.ops import bound as bound
-from netcl.autograd.ops import broadcast_to as broadcast_to
-from netcl.autograd.ops import bucketize as bucketize
-from netcl.autograd.ops import cached_attention as cached_attention
-from netcl.autograd.ops import cast as cast
-from netcl.autograd.ops import cat as cat
-from netcl.autograd.ops import cdist as cdist
-from netcl.autograd.ops import ceil as ceil
-from netcl.autograd.ops import cholesky as cholesky
-from netcl.autograd.ops import cholesky_solve as cholesky_solve
-from netcl.autograd.ops import chunk as chunk
-from netcl.autograd.ops import clamp as clamp
-from netcl.autograd.ops import clamp_both as clamp_both
-from netcl.autograd.ops import clamp_max as clamp_max
-from netcl.autograd.ops import clamp_max_tensor as clamp_max_tensor
-from netcl.autograd.ops import clamp_min as clamp_min
-from netcl.autograd.ops import clamp_min_tensor as clamp_min_tensor
-from netcl.autograd.ops import clamp_tensors as clamp_tensors
-from netcl.autograd.ops import clip as clip
-from netcl.autograd.ops import clone as clone
-from netcl.autograd.ops import col2im as col2im
-from netcl.autograd.ops import column_stack as column_stack
-from netcl.autograd.ops import concat as concat
-from netcl.autograd.ops import concatenate as concatenate
-from netcl.autograd.ops import contrastive as contrastive
-from netcl.autograd.ops import contrastive_loss as contrastive_loss
-from netcl.autograd.ops import conv2d_input_grad as conv2d_input_grad
-from netcl.autograd.ops import conv2d_relu as conv2d_relu
-from netcl.autograd.ops import conv2d_weight_grad as conv2d_weight_grad
-from netcl.autograd.ops import copysign as copysign
-from netcl.autograd.ops import cos as cos
-from netcl.autograd.ops import cosh as cosh
-from netcl.autograd.ops import count_nonzero as count_nonzero
-from netcl.autograd.ops import cross as cross
-from netcl.autograd.ops import cross_entropy as cross_entropy
-from netcl.autograd.ops import cross_entropy_forward as cross_entropy_forward
-from netcl.autograd.ops import cross_entropy_grad as cross_entropy_grad
-from netcl.autograd.ops import cummax as cummax
-from netcl.autograd.ops import cummin as cummin
-from netcl.autograd.ops import cumprod as cumprod
-from netcl.autograd.ops import cumsum as cumsum
-from netcl.autograd.ops import deg2rad as deg2rad
-from netcl.autograd.ops import det as det
-from netcl.autograd.ops import diag as diag
-from netcl.autograd.ops import diag_embed as diag_embed
-from netcl.autograd.ops import diagonal as diagonal
-from netcl.autograd.ops import diff as diff
-from netcl.autograd.ops import digamma as digamma
-from netcl.autograd.ops import div as div
-from netcl.autograd.ops import divide as divide
-from netcl.autograd.ops import dot as dot
-from netcl.autograd.ops import dstack as dstack
-from netcl.autograd.ops import einsum as einsum
-from netcl.autograd.ops import elementwise_binary as elementwise_binary
-from netcl.autograd.ops import elementwise_unary as elementwise_unary
-from netcl.autograd.ops import embedding as embedding
-from netcl.autograd.ops import embedding_grad as embedding_grad
-from netcl.autograd.ops import eq as eq
-from netcl.autograd.ops import erf as erf
-from netcl.autograd.ops import erfc as erfc
-from netcl.autograd.ops import erfinv as erfinv
-from netcl.autograd.ops import exp as exp
-from netcl.autograd.ops import exp2 as exp2
-from netcl.autograd.ops import expand as expand
-from netcl.autograd.ops import expm1 as expm1
-from netcl.autograd.ops import fft_from_real as fft_from_real
-from netcl.autograd.ops import fft_pairs as fft_pairs
-from netcl.autograd.ops import fft_to_real as fft_to_real
-from netcl.autograd.ops import fix as fix
-from netcl.autograd.ops import flatten as flatten
-from netcl.autograd.ops import flip as flip
-from netcl.autograd.ops import fliplr as fliplr
-from netcl.autograd.ops import flipud as flipud
-from netcl.autograd.ops import floor as floor
-from netcl.autograd.ops import floor_divide as floor_divide
-from netcl.autograd.ops import fmax as fmax
-from netcl.autograd.ops import fmin as fmin
-from netcl.autograd.ops import fmod as fmod
-from netcl.autograd.ops import frac as frac
-from netcl.autograd.ops import gather as gather
-from netcl.autograd.ops import ge as ge
-from netcl.autograd.ops import gelu as gelu
-from netcl.autograd.ops import gelu_erf as gelu_erf
-from netcl.autograd.ops import gelu_tanh as gelu_tanh
-from netcl.autograd.ops import ger as ger
-from netcl.autograd.ops import getitem as getitem
-from netcl.autograd.ops import global_avg_pool as global_avg_pool
-from netcl.autograd.ops import global_max_pool as global_max_pool
-from netcl.autograd.ops import greater as greater
-from netcl.autograd.ops import greater_equal as greater_equal
-from netcl.autograd.ops import grid_sample as grid_sample
-from netcl.autograd.ops import group_norm as group_norm
-from netcl.autograd.ops import gt as gt
-from netcl.autograd.ops import heaviside as heaviside
-from netcl.autograd.ops import hinge as hinge
-from netcl.autograd.ops import hinge_loss as hinge_loss
-from netcl.autograd.ops import histc as histc
-from netcl.autograd.ops import hstack as hstack
-from netcl.autograd.ops import huber as huber
-from netcl.autograd.ops import huber_loss as huber_loss
-from netcl.autograd.ops import hypot as hypot
-from netcl.autograd.ops import im2col as im2col
-from netcl.autograd.ops import index_add as index_add
-from netcl.autograd.ops import index_copy as index_copy
-from netcl.autograd.ops import index_fill as index_fill
-from netcl.autograd.ops import index_put as index_put
-from netcl.autograd.ops import index_select as index_select
-from netcl.autograd.ops import info_nce as info_nce
-from netcl.autograd.ops import inner as inner
-from netcl.autograd.ops import interpolate as interpolate
-from netcl.autograd.ops import inverse as inverse
-from netcl.autograd.ops import isclose as isclose
-from netcl.autograd.ops import isfinite as isfinite
-from netcl.autograd.ops import isin as isin
-from netcl.autograd.ops import isinf as isinf
-from netcl.autograd.ops import isnan as isnan
-from netcl.autograd.ops import isneginf as isneginf
-from netcl.autograd.ops import isposinf as isposinf
-from netcl.autograd.ops import istft_pairs as istft_pairs
-from netcl.autograd.ops import joined as joined
-from netcl.autograd.ops import keep_mask as keep_mask
-from netcl.autograd.ops import kl_div as kl_div
-from netcl.autograd.ops import kron as kron
-from netcl.autograd.ops import kthvalue as kthvalue
-from netcl.autograd.ops import l1 as l1
-from netcl.autograd.ops import l1_loss as l1_loss
-from netcl.autograd.ops import layer_norm as layer_norm
-from netcl.autograd.ops import ldexp as ldexp
-from netcl.autograd.ops import le as le
-from netcl.autograd.ops import lerp as lerp
-from netcl.autograd.ops import less as less
-from netcl.autograd.ops import less_equal as less_equal
-from netcl.autograd.ops import lgamma as lgamma
-from netcl.autograd.ops import linalg_cholesky as linalg_cholesky
-from netcl.autograd.ops import linalg_cofactors as linalg_cofactors
-from netcl.autograd.ops import linalg_det as linalg_det
-from netcl.autograd.ops import linalg_eigh as linalg_eigh
-from netcl.autograd.ops import linalg_eigvalsh as linalg_eigvalsh
-from netcl.autograd.ops import linalg_inv as linalg_inv
-from netcl.autograd.ops import linalg_lstsq as linalg_lstsq
-from netcl.autograd.ops import linalg_matrix_norm as linalg_matrix_norm
-from netcl.autograd.ops import linalg_matrix_rank as linalg_matrix_rank
-from netcl.autograd.ops import linalg_norm as linalg_norm
-from netcl.autograd.ops import linalg_pinv as linalg_pinv
-from netcl.autograd.ops import linalg_qr as linalg_qr
-from netcl.autograd.ops import linalg_slogdet as linalg_slogdet
-from netcl.autograd.ops import linalg_solve as linalg_solve
-from netcl.autograd.ops import linalg_solve_triangular as linalg_solve_triangular
-from netcl.autograd.ops import linalg_svd as linalg_svd
-from netcl.autograd.ops import linalg_svdvals as linalg_svdvals
-from netcl.autograd.ops import linalg_vecdot as linalg_vecdot
-from netcl.autograd.ops import linalg_vector_norm as linalg_vector_norm
-from netcl.autograd.ops import linear as linear
-from netcl.autograd.ops import log as log
-from netcl.autograd.ops import log10 as log10
-from netcl.autograd.ops import log1p as log1p
-from netcl.autograd.ops import log2 as log2
-from netcl.autograd.ops import log_sigmoid as log_sigmoid
-from netcl.autograd.ops import log_softmax as log_softmax
-from netcl.autograd.ops import log_softmax_grad as log_softmax_grad
-from netcl.autograd.ops import logaddexp as logaddexp
-from netcl.autograd.ops import logaddexp2 as logaddexp2
-from netcl.autograd.ops import logcumsumexp as logcumsumexp
-from netcl.autograd.ops import logdet as logdet
-from netcl.autograd.ops import logical_and as logical_and
-from netcl.autograd.ops import logical_not as logical_not
-from netcl.autograd.ops import logical_or as logical_or
-from netcl.autograd.ops import logical_xor as logical_xor
-from netcl.autograd.ops import logit as logit
-from netcl.autograd.ops import log_sigmoid as logsigmoid
-from netcl.autograd.ops import logsumexp as logsumexp
-from netcl.autograd.ops import lt as lt
-from netcl.autograd.ops import masked_fill as masked_fill
-from netcl.autograd.ops import masked_scale as masked_scale
-from netcl.autograd.ops import masked_scatter as masked_scatter
-from netcl.autograd.ops import masked_select as masked_select
-from netcl.autograd.ops import matmul as matmul
-from netcl.autograd.ops import matrix_exp as matrix_exp
-from netcl.autograd.ops import matrix_power as matrix_power
-from netcl.autograd.ops import max as max
-from netcl.autograd.ops import max_pool1d as max_pool1d
-from netcl.autograd.ops import max_pool2d as max_pool2d
-from netcl.autograd.ops import maximum as maximum
-from netcl.autograd.ops import mean as mean
-from netcl.autograd.ops import median as median
-from netcl.autograd.ops import min as min
-from netcl.autograd.ops import minimum as minimum
-from netcl.autograd.ops import mm as mm
-from netcl.autograd.ops import mode as mode
-from netcl.autograd.ops import mode_indices as mode_indices
-from netcl.autograd.ops import moveaxis as moveaxis
-from netcl.autograd.ops import movedim as movedim
-from netcl.autograd.ops import mse as mse
-from netcl.autograd.ops import mse_loss as mse_loss
-from netcl.autograd.ops import msort as msort
-from netcl.autograd.ops import mul as mul
-from netcl.autograd.ops import multiply as multiply
-from netcl.autograd.ops import mv as mv
-from netcl.autograd.ops import nan_to_num as nan_to_num
-from netcl.autograd.ops import nan_to_num_values as nan_to_num_values
-from netcl.autograd.ops import nanmean as nanmean
-from netcl.autograd.ops import nansum as nansum
-from netcl.autograd.ops import narrow as narrow
-from netcl.autograd.ops import ne as ne
-from netcl.autograd.ops import neg as neg
-from netcl.autograd.ops import negative as negative
-from netcl.autograd.ops import nll as nll
-from netcl.autograd.ops import nll_loss as nll_loss
-from netcl.autograd.ops import nonzero as nonzero
-from netcl.autograd.ops import norm as norm
-from netcl.autograd.ops import not_equal as not_equal
-from netcl.autograd.ops import one_hot as one_hot
-from netcl.autograd.ops import outer as outer
-from netcl.autograd.ops import permute as permute
-from netcl.autograd.ops import pinverse as pinverse
-from netcl.autograd.ops import pixel_shuffle as pixel_shuffle
-from netcl.autograd.ops import pixel_unshuffle as pixel_unshuffle
-from netcl.autograd.ops import polygamma as polygamma
-from netcl.autograd.ops import pool_average as pool_average
-from netcl.autograd.ops import pool_average_grad as pool_average_grad
-from netcl.autograd.ops import pool_max as pool_max
-from netcl.autograd.ops import pool_max_grad as pool_max_grad
-from netcl.autograd.ops import pow as pow
-from netcl.autograd.ops import prelu as prelu
-from netcl.autograd.ops import prelu_broadcast as prelu_broadcast
-from netcl.autograd.ops import prod as prod
-from netcl.autograd.ops import qr as qr
-from netcl.autograd.ops import quantile as quantile
-from netcl.autograd.ops import quantized_linear as quantized_linear
-from netcl.autograd.ops import quantized_linear_grad as quantized_linear_grad
-from netcl.autograd.ops import quantized_rows as quantized_rows
-from netcl.autograd.ops import rad2deg as rad2deg
-from netcl.autograd.ops import rand as rand
-from netcl.autograd.ops import randint as randint
-from netcl.autograd.ops import randn as randn
-from netcl.autograd.ops import ravel as ravel
-from netcl.autograd.ops import reciprocal as reciprocal
-from netcl.autograd.ops import recurrent as recurrent
-from netcl.autograd.ops import recurrent_grad as recurrent_grad
-from netcl.autograd.ops import reduce_max as reduce_max
-from netcl.autograd.ops import reduce_mean as reduce_mean
-from netcl.autograd.ops import reduce_sum as reduce_sum
-from netcl.autograd.ops import reflect_points as reflect_points
-from netcl.autograd.ops import remainder as remainder
-from netcl.autograd.ops import reorder as reorder
-from netcl.autograd.ops import repeat as repeat
-from netcl.autograd.ops import repeat_interleave as repeat_interleave
-from netcl.autograd.ops import resample2d as resample2d
-from netcl.autograd.ops import reshape as reshape
-from netcl.autograd.ops import roll as roll
-from netcl.autograd.ops import rope as rope
-from netcl.autograd.ops import rot90 as rot90
-from netcl.autograd.ops import round as round
-from netcl.autograd.ops import row_norm as row_norm
-from netcl.autograd.ops import row_norm_grad as row_norm_grad
-from netcl.autograd.ops import row_norm_grads as row_norm_grads
-from netcl.autograd.ops import row_norm_weight_grad as row_norm_weight_grad
-from netcl.autograd.ops import row_stack as row_stack
-from netcl.autograd.ops import rsqrt as rsqrt
-from netcl.autograd.ops import rsub as rsub
-from netcl.autograd.ops import sample_images as sample_images
-from netcl.autograd.ops import sample_images_grid_grad as sample_images_grid_grad
-from netcl.autograd.ops import sample_images_input_grad as sample_images_input_grad
-from netcl.autograd.ops import scatter as scatter
-from netcl.autograd.ops import scatter_add as scatter_add
-from netcl.autograd.ops import scatter_reduce as scatter_reduce
-from netcl.autograd.ops import scatter_reduced as scatter_reduced
-from netcl.autograd.ops import searchsorted as searchsorted
-from netcl.autograd.ops import select as select
-from netcl.autograd.ops import setitem as setitem
-from netcl.autograd.ops import sgn as sgn
-from netcl.autograd.ops import sigmoid as sigmoid
-from netcl.autograd.ops import sign as sign
-from netcl.autograd.ops import signbit as signbit
-from netcl.autograd.ops import sin as sin
-from netcl.autograd.ops import sinc as sinc
-from netcl.autograd.ops import sinh as sinh
-from netcl.autograd.ops import slice as slice
-from netcl.autograd.ops import slogdet as slogdet
-from netcl.autograd.ops import smooth_l1 as smooth_l1
-from netcl.autograd.ops import smooth_l1_loss as smooth_l1_loss
-from netcl.autograd.ops import softmax as softmax
-from netcl.autograd.ops import softmax_grad as softmax_grad
-from netcl.autograd.ops import softplus as softplus
-from netcl.autograd.ops import softsign as softsign
-from netcl.autograd.ops import sort as sort
-from netcl.autograd.ops import split as split
-from netcl.autograd.ops import split_with_sizes as split_with_sizes
-from netcl.autograd.ops import sqrt as sqrt
-from netcl.autograd.ops import square as square
-from netcl.autograd.ops import squeeze as squeeze
-from netcl.autograd.ops import stack as stack
-from netcl.autograd.ops import std as std
-from netcl.autograd.ops import std_mean as std_mean
-from netcl.autograd.ops import stft_pairs as stft_pairs
-from netcl.autograd.ops import strided_slice as strided_slice
-from netcl.autograd.ops import strided_unslice as strided_unslice
-from netcl.autograd.ops import sub as sub
-from netcl.autograd.ops import subtract as subtract
-from netcl.autograd.ops import sum as sum
-from netcl.autograd.ops import svd as svd
-from netcl.autograd.ops import swapaxes as swapaxes
-from netcl.autograd.ops import swapdims as swapdims
-from netcl.autograd.ops import swish as swish
-from netcl.autograd.ops import take as take
-from netcl.autograd.ops import take_along_dim as take_along_dim
-from netcl.autograd.ops import tan as tan
-from netcl.autograd.ops import tanh as tanh
-from netcl.autograd.ops import tensordot as tensordot
-from netcl.autograd.ops import tile as tile
-from netcl.autograd.ops import top_indices as top_indices
-from netcl.autograd.ops import topk as topk
-from netcl.autograd.ops import trace as trace
-from netcl.autograd.ops import transpose as transpose
-from netcl.autograd.ops import trigamma as trigamma
-from netcl.autograd.ops import tril as tril
-from netcl.autograd.ops import triplet as triplet
-from netcl.autograd.ops import triplet_margin_loss as triplet_margin_loss
-from netcl.autograd.ops import triu as triu
-from netcl.autograd.ops import true_divide as true_divide
-from netcl.autograd.ops import trunc as trunc
-from netcl.autograd.ops import unbind as unbind
-from netcl.autograd.ops import unflatten as unflatten
-from netcl.autograd.ops import unfold as unfold
-from netcl.autograd.ops import unique as unique
-from netcl.autograd.ops import unsqueeze as unsqueeze
-from netcl.autograd.ops import var as var
-from netcl.autograd.ops import var_mean as var_mean
-from netcl.autograd.ops import vdot as vdot
-from netcl.autograd.ops import vstack as vstack
-from netcl.autograd.ops import where as where
-from netcl.autograd.ops import xlogy as xlogy
+from netcl.autograd.ops import (
+    Operand as Operand, abs as abs, absolute as absolute, acos as acos, acosh as acosh, adaptive_avg_pool1d as adaptive_avg_pool1d,
+    adaptive_avg_pool2d as adaptive_avg_pool2d, adaptive_max_pool2d as adaptive_max_pool2d, add as add, addbmm as addbmm,
+    addcdiv as addcdiv, addcmul as addcmul, addmm as addmm, addmv as addmv, addr as addr, affine as affine,
+    affine_activated as affine_activated, affine_grid as affine_grid, all as all, amax as amax, amin as amin, aminmax as aminmax,
+    any as any, arccos as arccos, arccosh as arccosh, arcsin as arcsin, arcsinh as arcsinh, arctan as arctan, arctan2 as arctan2,
+    arctanh as arctanh, argmax as argmax, argmin as argmin, argsort as argsort, argwhere as argwhere, as_strided as as_strided,
+    as_strided_scatter as as_strided_scatter, asin as asin, asinh as asinh, atan as atan, atan2 as atan2, atanh as atanh,
+    atleast_1d as atleast_1d, atleast_2d as atleast_2d, atleast_3d as atleast_3d, attention_grad as attention_grad,
+    avg_pool1d as avg_pool1d, avg_pool2d as avg_pool2d, baddbmm as baddbmm, batch_norm_grad as batch_norm_grad,
+    batch_norm_inference as batch_norm_inference, batch_norm_train as batch_norm_train, bce as bce, bce_elements as bce_elements,
+    bce_with_logits as bce_with_logits, bernoulli as bernoulli, bias_add as bias_add, binary_cross_entropy as binary_cross_entropy,
+    binary_cross_entropy_with_logits as binary_cross_entropy_with_logits, bincount as bincount, bitwise_and as bitwise_and,
+    bitwise_left_shift as bitwise_left_shift, bitwise_not as bitwise_not, bitwise_or as bitwise_or,
+    bitwise_right_shift as bitwise_right_shift, bitwise_xor as bitwise_xor, bmm as bmm, bound as bound, broadcast_to as broadcast_to,
+    bucketize as bucketize, cached_attention as cached_attention, cast as cast, cat as cat, cdist as cdist, ceil as ceil,
+    cholesky as cholesky, cholesky_solve as cholesky_solve, chunk as chunk, clamp as clamp, clamp_both as clamp_both,
+    clamp_max as clamp_max, clamp_max_tensor as clamp_max_tensor, clamp_min as clamp_min, clamp_min_tensor as clamp_min_tensor,
+    clamp_tensors as clamp_tensors, clip as clip, clone as clone, col2im as col2im, column_stack as column_stack, concat as concat,
+    concatenate as concatenate, contrastive as contrastive, contrastive_loss as contrastive_loss, conv2d_input_grad as conv2d_input_grad,
+    conv2d_relu as conv2d_relu, conv2d_weight_grad as conv2d_weight_grad, copysign as copysign, cos as cos, cosh as cosh,
+    count_nonzero as count_nonzero, cross as cross, cross_entropy as cross_entropy, cross_entropy_forward as cross_entropy_forward,
+    cross_entropy_grad as cross_entropy_grad, cummax as cummax, cummin as cummin, cumprod as cumprod, cumsum as cumsum, deg2rad as deg2rad,
+    det as det, diag as diag, diag_embed as diag_embed, diagonal as diagonal, diff as diff, digamma as digamma, div as div,
+    divide as divide, dot as dot, dstack as dstack, einsum as einsum, elementwise_binary as elementwise_binary,
+    elementwise_unary as elementwise_unary, embedding as embedding, embedding_grad as embedding_grad, eq as eq, erf as erf, erfc as erfc,
+    erfinv as erfinv, exp as exp, exp2 as exp2, expand as expand, expm1 as expm1, fft_from_real as fft_from_real, fft_pairs as fft_pairs,
+    fft_to_real as fft_to_real, fix as fix, flatten as flatten, flip as flip, fliplr as fliplr, flipud as flipud, floor as floor,
+    floor_divide as floor_divide, fmax as fmax, fmin as fmin, fmod as fmod, frac as frac, gather as gather, ge as ge, gelu as gelu,
+    gelu_erf as gelu_erf, gelu_tanh as gelu_tanh, ger as ger, getitem as getitem, global_avg_pool as global_avg_pool,
+    global_max_pool as global_max_pool, greater as greater, greater_equal as greater_equal, grid_sample as grid_sample,
+    group_norm as group_norm, gt as gt, heaviside as heaviside, hinge as hinge, hinge_loss as hinge_loss, histc as histc, hstack as hstack,
+    huber as huber, huber_loss as huber_loss, hypot as hypot, im2col as im2col, index_add as index_add, index_copy as index_copy,
+    index_fill as index_fill, index_put as index_put, index_select as index_select, info_nce as info_nce, inner as inner,
+    interpolate as interpolate, inverse as inverse, isclose as isclose, isfinite as isfinite, isin as isin, isinf as isinf, isnan as isnan,
+    isneginf as isneginf, isposinf as isposinf, istft_pairs as istft_pairs, joined as joined, keep_mask as keep_mask, kl_div as kl_div,
+    kron as kron, kthvalue as kthvalue, l1 as l1, l1_loss as l1_loss, layer_norm as layer_norm, ldexp as ldexp, le as le, lerp as lerp,
+    less as less, less_equal as less_equal, lgamma as lgamma, linalg_cholesky as linalg_cholesky, linalg_cofactors as linalg_cofactors,
+    linalg_det as linalg_det, linalg_eigh as linalg_eigh, linalg_eigvalsh as linalg_eigvalsh, linalg_inv as linalg_inv,
+    linalg_lstsq as linalg_lstsq, linalg_matrix_norm as linalg_matrix_norm, linalg_matrix_rank as linalg_matrix_rank,
+    linalg_norm as linalg_norm, linalg_pinv as linalg_pinv, linalg_qr as linalg_qr, linalg_slogdet as linalg_slogdet,
+    linalg_solve as linalg_solve, linalg_solve_triangular as linalg_solve_triangular, linalg_svd as linalg_svd,
+    linalg_svdvals as linalg_svdvals, linalg_vecdot as linalg_vecdot, linalg_vector_norm as linalg_vector_norm, linear as linear,
+    log as log, log10 as log10, log1p as log1p, log2 as log2, log_sigmoid as log_sigmoid, log_softmax as log_softmax,
+    log_softmax_grad as log_softmax_grad, logaddexp as logaddexp, logaddexp2 as logaddexp2, logcumsumexp as logcumsumexp, logdet as logdet,
+    logical_and as logical_and, logical_not as logical_not, logical_or as logical_or, logical_xor as logical_xor, logit as logit,
+    log_sigmoid as logsigmoid, logsumexp as logsumexp, lt as lt, masked_fill as masked_fill, masked_scale as masked_scale,
+    masked_scatter as masked_scatter, masked_select as masked_select, matmul as matmul, matrix_exp as matrix_exp,
+    matrix_power as matrix_power, max as max, max_pool1d as max_pool1d, max_pool2d as max_pool2d, maximum as maximum, mean as mean,
+    median as median, min as min, minimum as minimum, mm as mm, mode as mode, mode_indices as mode_indices, moveaxis as moveaxis,
+    movedim as movedim, mse as mse, mse_loss as mse_loss, msort as msort, mul as mul, multiply as multiply, mv as mv,
+    nan_to_num as nan_to_num, nan_to_num_values as nan_to_num_values, nanmean as nanmean, nansum as nansum, narrow as narrow, ne as ne,
+    neg as neg, negative as negative, nll as nll, nll_loss as nll_loss, nonzero as nonzero, norm as norm, not_equal as not_equal,
+    one_hot as one_hot, outer as outer, permute as permute, pinverse as pinverse, pixel_shuffle as pixel_shuffle,
+    pixel_unshuffle as pixel_unshuffle, polygamma as polygamma, pool_average as pool_average, pool_average_grad as pool_average_grad,
+    pool_max as pool_max, pool_max_grad as pool_max_grad, pow as pow, prelu as prelu, prelu_broadcast as prelu_broadcast, prod as prod,
+    qr as qr, quantile as quantile, quantized_linear as quantized_linear, quantized_linear_grad as quantized_linear_grad,
+    quantized_rows as quantized_rows, rad2deg as rad2deg, rand as rand, randint as randint, randn as randn, ravel as ravel,
+    reciprocal as reciprocal, recurrent as recurrent, recurrent_grad as recurrent_grad, reduce_max as reduce_max,
+    reduce_mean as reduce_mean, reduce_sum as reduce_sum, reflect_points as reflect_points, remainder as remainder, reorder as reorder,
+    repeat as repeat, repeat_interleave as repeat_interleave, resample2d as resample2d, reshape as reshape, roll as roll, rope as rope,
+    rot90 as rot90, round as round, row_norm as row_norm, row_norm_grad as row_norm_grad, row_norm_grads as row_norm_grads,
+    row_norm_weight_grad as row_norm_weight_grad, row_stack as row_stack, rsqrt as rsqrt, rsub as rsub, sample_images as sample_images,
+    sample_images_grid_grad as sample_images_grid_grad, sample_images_input_grad as sample_images_input_grad, scatter as scatter,
+    scatter_add as scatter_add, scatter_reduce as scatter_reduce, scatter_reduced as scatter_reduced, searchsorted as searchsorted,
+    select as select, setitem as setitem, sgn as sgn, sigmoid as sigmoid, sign as sign, signbit as signbit, sin as sin, sinc as sinc,
+    sinh as sinh, slice as slice, slogdet as slogdet, smooth_l1 as smooth_l1, smooth_l1_loss as smooth_l1_loss, softmax as softmax,
+    softmax_grad as softmax_grad, softplus as softplus, softsign as softsign, sort as sort, split as split,
+    split_with_sizes as split_with_sizes, sqrt as sqrt, square as square, squeeze as squeeze, stack as stack, std as std,
+    std_mean as std_mean, stft_pairs as stft_pairs, strided_slice as strided_slice, strided_unslice as strided_unslice, sub as sub,
+    subtract as subtract, sum as sum, svd as svd, swapaxes as swapaxes, swapdims as swapdims, swish as swish, take as take,
+    take_along_dim as take_along_dim, tan as tan, tanh as tanh, tensordot as tensordot, tile as tile, top_indices as top_indices,
+    topk as topk, trace as trace, transpose as transpose, trigamma as trigamma, tril as tril, triplet as triplet,
+    triplet_margin_loss as triplet_margin_loss, triu as triu, true_divide as true_divide, trunc as trunc, unbind as unbind,
+    unflatten as unflatten, unfold as unfold, unique as unique, unsqueeze as unsqueeze, var as var, var_mean as var_mean, vdot as vdot,
+    vstack as vstack, where as where, xlogy as xlogy,
+)
 
 def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor: ...
 def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = False) -> Tensor: ...
