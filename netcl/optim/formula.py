@@ -22,10 +22,7 @@ _GRAD = {"grad": "g * (factor * sign) + decay * p"}
 _MEAN = {"new_m": "m + (grad - m) * take1"}
 MEANS = {**_MEAN, "new_v": "beta2 * v + take2 * grad * grad"}
 # 1 - beta**n by expm1: the difference itself has few digits left while n is small.
-CORRECTIONS = {
-    "correction1": "-EXPM1((age + 1) * log_beta1)",
-    "correction2": "-EXPM1((age + 1) * log_beta2)",
-}
+CORRECTIONS = {"correction1": "-EXPM1((age + 1) * log_beta1)", "correction2": "-EXPM1((age + 1) * log_beta2)"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,11 +296,7 @@ class RAdam(FormulaOptimizer):
     formula = Formula(
         {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled_weight_decay": False},
         {"m": "exp_avg", "v": "exp_avg_sq"},
-        {
-            **_GRAD,
-            **MEANS,
-            "new_p": "p * keep - lr / correction1 * new_m * (plain + adaptive / (SQRT(new_v) + eps))",
-        },
+        {**_GRAD, **MEANS, "new_p": "p * keep - lr / correction1 * new_m * (plain + adaptive / (SQRT(new_v) + eps))"},
         {
             **CORRECTIONS,
             "limit": "2 / take2 - 1",
@@ -321,11 +314,7 @@ class NAdam(FormulaOptimizer):
     formula = Formula(
         {"lr": 2e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "momentum_decay": 4e-3, "decoupled_weight_decay": False},
         {"m": "exp_avg", "v": "exp_avg_sq"},
-        {
-            **_GRAD,
-            **MEANS,
-            "new_p": "p * keep - (share_g * grad + share_m * new_m) / (SQRT(new_v / correction2) + eps)",
-        },
+        {**_GRAD, **MEANS, "new_p": "p * keep - (share_g * grad + share_m * new_m) / (SQRT(new_v / correction2) + eps)"},
         {
             "correction2": CORRECTIONS["correction2"],
             "mu": "beta1 * (1 - 0.5 * POW(0.96, (age + 1) * momentum_decay))",

@@ -112,11 +112,7 @@ class LAMB(LayerwiseOptimizer):
     formula = Formula(
         {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0},
         {"m": "exp_avg", "v": "exp_avg_sq"},
-        {
-            "grad": "g * (factor * sign)",
-            **MEANS,
-            "direction": "new_m / correction1 / (SQRT(new_v / correction2) + eps) + weight_decay * p",
-        },
+        {"grad": "g * (factor * sign)", **MEANS, "direction": "new_m / correction1 / (SQRT(new_v / correction2) + eps) + weight_decay * p"},
         CORRECTIONS,
     )
     move = Formula(formula.options, formula.tensors, {"new_p": "p - lr * factor * g"})
