@@ -127,7 +127,8 @@ def _result(row: Any) -> str:
 
 
 def _body(doc: str) -> str:
-    doc = doc.strip().replace("\\", "\\\\")
+    """The documentation without its examples: those of ops are written for readers of the sources."""
+    doc = doc.partition("\n>>> ")[0].partition("\n    >>> ")[0].strip().replace("\\", "\\\\")
     return textwrap.indent(f'"""{doc}"""' if "\n" not in doc else f'"""{doc}\n"""', "    ")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from netcl.data import augment, datasets, filters, tables
+from netcl.data import augment, datasets, filters, sampler, tables
 from netcl.data.collate import default_collate
 from netcl.data.dataloader import DataLoader
 from netcl.data.dataset import (
@@ -21,23 +21,15 @@ from netcl.data.dataset import (
 )
 from netcl.data.errors import FormatError, SampleError, WorkerError
 from netcl.data.fetch import WorkerInfo, get_worker_info
-from netcl.data.sampler import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from netcl.data.sampler import *  # noqa: F403
 from netcl.data.shared_batch import SharedBatchRingBuffer
 
 __all__ = [
-    "BatchSampler", "ChainDataset", "ConcatDataset", "DataLoader", "Dataset", "DistributedSampler", "FormatError", "IterableDataset",
-    "RandomSampler", "SampleError", "Sampler", "SequentialSampler", "SharedBatchRingBuffer", "StackDataset", "Subset",
-    "SubsetRandomSampler", "TensorDataset", "WeightedRandomSampler", "WorkerError", "WorkerInfo", "augment", "augment_gpu", "datasets",
+    "ChainDataset", "ConcatDataset", "DataLoader", "Dataset", "FormatError", "IterableDataset", "SampleError", "SharedBatchRingBuffer",
+    "StackDataset", "Subset", "TensorDataset", "WorkerError", "WorkerInfo", "augment", "augment_gpu", "datasets",  # noqa: F405
     "default_collate", "filters", "get_worker_info", "random_split", "split_dataset", "tables",
 ]  # fmt: skip
+__all__ += sampler.__all__
 
 
 def __getattr__(name: str) -> Any:

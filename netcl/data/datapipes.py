@@ -14,6 +14,9 @@ from netcl.data.errors import message
 from netcl.data.fetch import get_worker_info
 from netcl.data.sampler import BatchSampler, rng_of
 
+__all__ = [
+    "DataChunk", "IterDataPipe", "MapDataPipe", "functional_datapipe", "guaranteed_datapipes_determinism", "non_deterministic",
+]  # fmt: skip
 _deterministic: list[bool] = [False]
 
 

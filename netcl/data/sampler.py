@@ -10,6 +10,10 @@ import numpy as np
 
 from netcl.data.errors import check_count, message
 
+__all__ = [
+    "BatchSampler", "DistributedSampler", "RandomSampler", "Sampler", "SequentialSampler", "SubsetRandomSampler", "WeightedRandomSampler",
+]  # fmt: skip
+
 
 def rng_of(generator: Any) -> np.random.Generator:
     """Random numbers from a NumPy generator, an integer, or an object with ``initial_seed()``; ``None`` draws new ones each time."""

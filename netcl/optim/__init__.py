@@ -15,34 +15,14 @@ from netcl.optim.formula import ASGD, Adadelta, Adagrad, Adamax, Lion, NAdam, RA
 from netcl.optim.layerwise import LAMB, LARS, Adafactor, Muon
 from netcl.optim.lbfgs import LBFGS
 from netcl.optim.optimizer import Optimizer
-from netcl.optim.schedule import (
-    ChainedScheduler,
-    ConstantLR,
-    CosineAnnealingLR,
-    CosineAnnealingWarmRestarts,
-    CyclicLR,
-    ExponentialLR,
-    LambdaLR,
-    LinearLR,
-    LRScheduler,
-    MultiplicativeLR,
-    MultiStepLR,
-    OneCycleLR,
-    PolynomialLR,
-    ReduceLROnPlateau,
-    Scheduler,
-    SequentialLR,
-    StepLR,
-    WarmupCosine,
-)
+from netcl.optim.schedule import *  # noqa: F403
 from netcl.optim.sgd import SGD, Momentum
 
 sys.modules[f"{__name__}.lr_scheduler"] = lr_scheduler  # torch's name, also for import statements
 
 __all__ = [
-    "ASGD", "LAMB", "LARS", "LBFGS", "SGD", "AMPGradScaler", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax",
-    "ChainedScheduler", "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR", "LRScheduler",
-    "LambdaLR", "LinearLR", "Lion", "ModelEMA", "Momentum", "MultiStepLR", "MultiplicativeLR", "Muon", "NAdam", "OneCycleLR",
-    "Optimizer", "PolynomialLR", "RAdam", "RMSProp", "RMSprop", "ReduceLROnPlateau", "Rprop", "Scheduler", "SequentialLR", "StepLR",
-    "WarmupCosine", "clip_grad_norm", "clip_grad_norm_device", "clip_grad_value", "lr_scheduler",
+    "ASGD", "LAMB", "LARS", "LBFGS", "SGD", "AMPGradScaler", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Lion",
+    "ModelEMA", "Momentum", "Muon", "NAdam", "Optimizer", "RAdam", "RMSProp", "RMSprop", "Rprop", "clip_grad_norm",
+    "clip_grad_norm_device", "clip_grad_value", "lr_scheduler",
 ]  # fmt: skip
+__all__ += lr_scheduler.__all__

@@ -16,6 +16,12 @@ from netcl.core import recording
 from netcl.core.errors import message
 from netcl.optim.optimizer import Group, Optimizer, check_counts, check_number
 
+__all__ = [
+    "ChainedScheduler", "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "ExponentialLR", "LRScheduler",
+    "LambdaLR", "LinearLR", "MultiStepLR", "MultiplicativeLR", "OneCycleLR", "PolynomialLR", "ReduceLROnPlateau", "Scheduler",
+    "SequentialLR", "StepLR", "WarmupCosine",
+]  # fmt: skip
+
 
 def _per_group(op: str, name: str, value: Any, count: int) -> list[Any]:
     """One value for every group, or one for each."""

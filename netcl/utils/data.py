@@ -15,43 +15,20 @@ from netcl import data
 from netcl.core.device import get_active_device, require
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
-from netcl.data import (
-    BatchSampler,
-    ChainDataset,
-    ConcatDataset,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    StackDataset,
-    Subset,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    get_worker_info,
-    random_split,
-)
+from netcl.data import datapipes, sampler
 from netcl.data.collate import map_arrays
-from netcl.data.datapipes import (
-    DataChunk,
-    IterDataPipe,
-    MapDataPipe,
-    functional_datapipe,
-    guaranteed_datapipes_determinism,
-    non_deterministic,
-)
-from netcl.data.dataset import taker
+from netcl.data.datapipes import *  # noqa: F403
+from netcl.data.dataset import ChainDataset, ConcatDataset, Dataset, IterableDataset, StackDataset, Subset, random_split, taker
+from netcl.data.fetch import get_worker_info
+from netcl.data.sampler import *  # noqa: F403
 from netcl.ops import random
 
 log = logging.getLogger("netcl")
 
-__all__ = [
-    "BatchSampler", "ChainDataset", "ConcatDataset", "DataChunk", "DataLoader", "Dataset", "DistributedSampler", "IterDataPipe",
-    "IterableDataset", "MapDataPipe", "RandomSampler", "Sampler", "SequentialSampler", "StackDataset", "Subset", "SubsetRandomSampler",
-    "TensorDataset", "WeightedRandomSampler", "default_collate", "default_convert", "functional_datapipe", "get_worker_info",
-    "guaranteed_datapipes_determinism", "non_deterministic", "random_split",
-]  # fmt: skip
+__all__ = ["ChainDataset", "ConcatDataset", "DataLoader", "Dataset", "IterableDataset", "StackDataset", "Subset", "TensorDataset",
+           "default_collate", "default_convert", "get_worker_info", "random_split"]  # fmt: skip
+__all__ += sampler.__all__
+__all__ += datapipes.__all__
 
 
 def default_convert(value: Any) -> Any:
