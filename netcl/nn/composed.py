@@ -12,11 +12,13 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.autograd.ops import older_reduction
+from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn.ctc import ctc_loss
 from netcl.nn.layer_class import export_layers, layer_class
 from netcl.nn.loss import Loss
 from netcl.nn.module import Module
+from netcl.nn.norm import EPSILON
 
 
 def _layer(name: str, function: Callable[..., Tensor], inputs: int, example: str, gives: str) -> Any:
@@ -31,6 +33,90 @@ def _layer(name: str, function: Callable[..., Tensor], inputs: int, example: str
 
 def _reduced(values: Tensor, reduction: str) -> Tensor:
     return values if reduction == "none" else ag.mean(values) if reduction == "mean" else ag.sum(values)
+
+
+# ---- ops with torch's words and defaults
+
+
+def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """Vectors of length one along ``dim``: ``x / max(norm(x), eps)``.
+
+    >>> import netcl.nn.functional as F
+    >>> [round(v, 4) for v in F.normalize([[3.0, 4.0]]).tolist()[0]]
+    [0.6, 0.8]
+    """
+    return ag.div(input, ag.clamp(ag.norm(input, p, axis=dim, keepdims=True), min=eps))
+
+
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """The cosine of the angle between vectors along ``dim``."""
+    return ag.cosine_similarity(x1, x2, axis=dim, eps=eps)
+
+
+def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last axes; without ``eps`` the machine epsilon of the arithmetic."""
+    return ag.rms_norm(input, normalized_shape, weight, eps=EPSILON[input.dtype] if eps is None else eps)
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Zeros elements with probability ``p`` and scales the others by ``1 / (1 - p)``; the identity unless ``training``."""
+    return ag.dropout(input, p, training)
+
+
+def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """Elements added at the ends of axes, two numbers per axis, the last axis first."""
+    return ag.pad(input, pad, mode, 0.0 if value is None else value)
+
+
+def instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """Instance norm of ``(N, C, ...)`` by its own statistics, or by given ones. Only :class:`netcl.nn.InstanceNorm2d` updates them."""
+    if not use_input_stats:
+        return ag.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
+    if running_mean is not None or running_var is not None:
+        raise ShapeError(message("instance_norm", "running statistics are not updated by a function", "use nn.InstanceNorm2d"))
+    return ag.instance_norm(input, weight, bias, eps=eps)
+
+
+def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+               bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
+    """Batch norm of ``(N, C, ...)``; training updates the running statistics in place."""
+    return ag.batch_norm(input, running_mean, running_var, weight, bias, training=training, momentum=momentum, eps=eps)
+
+
+def conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+           groups: int = 1) -> Tensor:  # fmt: skip
+    """Convolution of signals."""
+    return ag.conv1d(input, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
+
+
+def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+           groups: int = 1) -> Tensor:  # fmt: skip
+    """Convolution of images."""
+    return ag.conv2d(input, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
+
+
+def conv_transpose1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
+                     groups: int = 1, dilation: Any = 1) -> Tensor:  # fmt: skip
+    """The transpose of a convolution of signals."""
+    options = {"stride": stride, "padding": padding, "output_padding": output_padding, "groups": groups, "dilation": dilation}
+    return ag.conv_transpose1d(input, weight, bias, **options)
+
+
+def conv_transpose2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
+                     groups: int = 1, dilation: Any = 1) -> Tensor:  # fmt: skip
+    """The transpose of a convolution of images."""
+    options = {"stride": stride, "padding": padding, "output_padding": output_padding, "groups": groups, "dilation": dilation}
+    return ag.conv_transpose2d(input, weight, bias, **options)
+
+
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+                                 is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
+    """``softmax(q k^T / sqrt(d) + mask) v``; a bool mask is True where a key takes part. Grouped queries need no switch."""
+    del enable_gqa
+    return ag.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale)
 
 
 # ---- activations
