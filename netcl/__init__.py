@@ -43,7 +43,7 @@ _FUNCTIONALS = """alpha_dropout bilinear celu channel_shuffle conv3d conv_tbc co
 #: torch's names for what is here under another: where it is.
 _RENAMED = {
     **{name: ("netcl.nn.functional", name) for name in _FUNCTIONALS.split()},
-    "complex": ("netcl.fft", "complex_"),
+    "complex": ("netcl.fft", "Complex"),
     "get_float32_matmul_precision": ("netcl.core.kernel_selector", "get_matmul_precision"),
     "set_float32_matmul_precision": ("netcl.core.kernel_selector", "set_matmul_precision"),
     "quantize": ("netcl.nn.quantized", "quantize_model"),

@@ -20,7 +20,7 @@ from netcl.nn.functional import (
     triplet_margin_loss as triplet_margin_loss,
 )
 from netcl.fft import (
-    angle as angle, complex_ as complex, conj as conj, imag as imag, is_complex as is_complex, istft as istft, polar as polar, real as real,
+    angle as angle, Complex as complex, conj as conj, imag as imag, is_complex as is_complex, istft as istft, polar as polar, real as real,
     stft as stft, view_as_complex as view_as_complex, view_as_real as view_as_real,
 )
 from netcl.amp import autocast as autocast, is_autocast_enabled as is_autocast_enabled

@@ -114,11 +114,6 @@ def _parts(value: Any) -> tuple[Any, Any]:
     return value.real, value.imag
 
 
-def complex_(real: Tensor, imag: Tensor) -> Complex:
-    """A complex tensor of a real and an imaginary part."""
-    return Complex(real, imag)
-
-
 def polar(abs: Tensor, angle: Tensor) -> Complex:
     """A complex tensor of absolute values and angles."""
     return Complex(abs * twin("cos")(angle), abs * twin("sin")(angle))

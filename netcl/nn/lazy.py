@@ -80,9 +80,8 @@ def lazy_class(real: type[Module], of_input: int = 1, of_weight: int = 0, **defa
 
 LazyLinear = lazy_class(linear.Linear, -1, 1)
 LazyConv1d, LazyConv2d, LazyConv3d = (lazy_class(real, 1, 1) for real in (conv.Conv1d, conv.Conv2d, conv.Conv3d))
-LazyConvTranspose1d = lazy_class(conv.ConvTranspose1d)
-LazyConvTranspose2d = lazy_class(conv.ConvTranspose2d)
-LazyConvTranspose3d = lazy_class(conv.ConvTranspose3d)
+_TRANSPOSED = conv.ConvTranspose1d, conv.ConvTranspose2d, conv.ConvTranspose3d
+LazyConvTranspose1d, LazyConvTranspose2d, LazyConvTranspose3d = map(lazy_class, _TRANSPOSED)
 LazyBatchNorm1d, LazyBatchNorm2d, LazyBatchNorm3d = map(lazy_class, (norm.BatchNorm1d, norm.BatchNorm2d, norm.BatchNorm3d))
 LazyInstanceNorm1d, LazyInstanceNorm2d, LazyInstanceNorm3d = (
     lazy_class(real, affine=True, track_running_stats=True) for real in (norm.InstanceNorm1d, norm.InstanceNorm2d, norm.InstanceNorm3d)

@@ -170,25 +170,18 @@ def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = 
     return (y, places) if return_indices else y
 
 
-def _lp(pool: Callable[..., Tensor], x: Tensor, axes: int, power: float, kernel: Sizes, stride: Sizes | None, ceil_mode: bool) -> Tensor:
-    count = math.prod(several(kernel, axes, "kernel_size", "lp_pool"))
-    total = ag.mul(pool(ag.pow(x, power), kernel, stride, ceil_mode=ceil_mode), float(count))
-    return ag.pow(ag.relu(total), 1.0 / power)
+def _lp(axes: int, of: str, mean: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def pool(input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False) -> Tensor:
+        count = math.prod(several(kernel_size, axes, "kernel_size", "lp_pool"))
+        total = ag.mul(mean(ag.pow(input, norm_type), kernel_size, stride, ceil_mode=ceil_mode), float(count))
+        return ag.pow(ag.relu(total), 1.0 / norm_type)
+
+    pool.__name__, pool.__doc__ = f"lp_pool{axes}d", f"The p-norm of each window of {of}."
+    return pool
 
 
-def lp_pool1d(input: Tensor, norm_type: float, kernel_size: int, stride: int | None = None, ceil_mode: bool = False) -> Tensor:
-    """The p-norm of each window of a signal."""
-    return _lp(ag.avg_pool1d, input, 1, norm_type, kernel_size, stride, ceil_mode)
-
-
-def lp_pool2d(input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False) -> Tensor:
-    """The p-norm of each window of an image."""
-    return _lp(ag.avg_pool2d, input, 2, norm_type, kernel_size, stride, ceil_mode)
-
-
-def lp_pool3d(input: Tensor, norm_type: float, kernel_size: Sizes, stride: Sizes | None = None, ceil_mode: bool = False) -> Tensor:
-    """The p-norm of each window of a volume."""
-    return _lp(avg_pool3d, input, 3, norm_type, kernel_size, stride, ceil_mode)
+lp_pool1d, lp_pool2d = _lp(1, "a signal", ag.avg_pool1d), _lp(2, "an image", ag.avg_pool2d)
+lp_pool3d = _lp(3, "a volume", avg_pool3d)
 
 
 # ---- back from the places of maxima

@@ -30,10 +30,7 @@ def _rule(amsgrad: bool, counted: bool = False) -> Rule:
     if not counted:
         return Rule(name, tensors, ("step_size", "correction", *scalars), lines, writes)
     # 1 - beta**n by expm1: the difference itself has few digits left while n is small.
-    once = {
-        "step_size": "lr / -EXPM1((age + 1) * log_beta1)",
-        "correction": "1 / SQRT(-EXPM1((age + 1) * log_beta2))",
-    }
+    once = {"step_size": "lr / -EXPM1((age + 1) * log_beta1)", "correction": "1 / SQRT(-EXPM1((age + 1) * log_beta2))"}
     return Rule(f"{name}_counted", tensors, ("lr", "log_beta1", "log_beta2", *scalars), lines, writes, ("factor", "age"), once)
 
 

@@ -37,9 +37,11 @@ def _check_optimizer(op: str, optimizer: Any) -> None:
 
 
 class Described:
-    """A schedule's ``repr``: its settings, its step and the rates."""
+    """What all schedules share: the last rates, the state, and a ``repr`` with the settings, the step and the rates."""
 
     optimizer: Any
+    _last_lr: list[float]
+    _not_saved: tuple[str, ...] = ("optimizer",)
 
     def __repr__(self) -> str:
         plain = (bool, int, float, str)
@@ -47,14 +49,29 @@ class Described:
         shown["lr"] = [float(group["lr"]) for group in self.optimizer.param_groups]
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
 
+    def get_last_lr(self) -> list[float]:
+        """The learning rate of every group, as this scheduler set it last."""
+        recording.host_work("get_last_lr() of a scheduler")
+        return self._last_lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the optimizer: numbers, strings and lists of them."""
+        return {key: value for key, value in vars(self).items() if key not in self._not_saved}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a :meth:`state_dict`; entries that this scheduler does not have (torch's, say) are passed over."""
+        own = self.state_dict()
+        missing = sorted({"last_epoch", "_last_lr", "base_lrs", "best"} & set(own) - set(state_dict))
+        if missing:
+            raise ValueError(message(type(self).__name__, f"the state lacks {missing[0]!r}", "was it saved by another scheduler?"))
+        vars(self).update({key: state_dict[key] for key in own if key in state_dict})
+
 
 class Scheduler(Described):
     """Sets the learning rate of every group, once at the start and then at each :meth:`step`.
 
     A subclass gives :meth:`rates`. ``last_epoch`` counts the steps; to resume, load the state of optimizer and scheduler.
     """
-
-    _not_saved: tuple[str, ...] = ("optimizer",)
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1):
         op = type(self).__name__
@@ -101,23 +118,6 @@ class Scheduler(Described):
         for group, rate in zip(self.groups, self.rates(first), strict=True):
             group["lr"] = rate
         self._last_lr = self.present()
-
-    def get_last_lr(self) -> list[float]:
-        """The learning rate of every group, as this scheduler set it last."""
-        recording.host_work("get_last_lr() of a scheduler")
-        return self._last_lr
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer: numbers, strings and lists of them."""
-        return {key: value for key, value in vars(self).items() if key not in self._not_saved}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a :meth:`state_dict`; entries that this scheduler does not have (torch's, say) are passed over."""
-        own = self.state_dict()
-        missing = sorted({"last_epoch", "_last_lr", "base_lrs", "best"} & set(own) - set(state_dict))
-        if missing:
-            raise ValueError(message(type(self).__name__, f"the state lacks {missing[0]!r}", "was it saved by another scheduler?"))
-        vars(self).update({key: state_dict[key] for key in own if key in state_dict})
 
 
 class LambdaLR(Scheduler):
@@ -643,11 +643,6 @@ class ReduceLROnPlateau(Described):
             rate = max(group["lr"] * self.factor, least)
             if group["lr"] - rate > self.eps:
                 group["lr"] = rate
-
-    get_last_lr = Scheduler.get_last_lr
-    state_dict = Scheduler.state_dict
-    load_state_dict = Scheduler.load_state_dict
-    _not_saved = Scheduler._not_saved
 
 
 LRScheduler = Scheduler  # torch's name

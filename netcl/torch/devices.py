@@ -6,6 +6,7 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+from netcl.accelerator import is_available, synchronize
 from netcl.core import device as core
 from netcl.core import memory
 from netcl.core.device import DeviceHandle, manager
@@ -101,11 +102,6 @@ def uninstall() -> None:
             setattr(owner, name, value)
 
 
-def is_available() -> bool:
-    """Whether there is an OpenCL device."""
-    return core.require("auto").backend == "cl"
-
-
 def device_count() -> int:
     """The number of OpenCL devices."""
     return len(_indices())
@@ -130,14 +126,13 @@ def _set_device(which: Any) -> None:
 CUDA: dict[str, Any] = {
     "is_available": is_available, "device_count": device_count, "current_device": lambda: _current[0], "set_device": _set_device,
     "get_device_name": lambda device=None: _handle(device).device_name, "get_device_properties": _properties,
-    "synchronize": lambda device=None: core.synchronize(None if device is None else core.require(device)),
-    "manual_seed": manual_seed, "manual_seed_all": manual_seed, "is_bf16_supported": is_available,
+    "synchronize": synchronize, "manual_seed": manual_seed, "manual_seed_all": manual_seed, "is_bf16_supported": is_available,
     "empty_cache": memory.empty_cache, "memory_allocated": lambda device=None: memory.memory_stats()["bytes_in_use"],
     "memory_reserved": lambda device=None: memory.memory_stats()["bytes_allocated"],
     "memory_summary": lambda device=None, abbreviated=False: memory.memory_summary(), "device": device,
 }  # fmt: skip
 ACCELERATOR: dict[str, Any] = {
-    "is_available": is_available, "device_count": device_count, "synchronize": CUDA["synchronize"],
+    "is_available": is_available, "device_count": device_count, "synchronize": synchronize,
     "current_accelerator": lambda check_available=False: device("cuda") if is_available() else None,
     "current_device_index": CUDA["current_device"], "set_device_index": _set_device,
 }  # fmt: skip

@@ -11,7 +11,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from netcl import nn
-from netcl.torch import adapters, devices, files, parallel, vision
+from netcl.torch import adapters, devices, files, parallel
+from netcl.vision import models
 
 
 class MissingNameError(AttributeError):
@@ -26,7 +27,7 @@ _SAME = ("distributions", "fft", "linalg", "nn.functional", "nn.init", "nn.param
          "nn.utils.parametrize", "nn.utils.rnn", "optim", "optim.optimizer")  # fmt: skip
 _LAYERS = """activation adaptive batchnorm channelshuffle container conv distance dropout flatten fold instancenorm linear loss module
     normalization padding pixelshuffle pooling rnn sparse transformer upsampling utils""".split()
-_DATA = ("netcl.utils.data",)
+_DATA, _TRANSFORMS, _FUNCTIONAL = ("netcl.utils.data",), ("netcl.vision.transforms",), ("netcl.vision.functional",)
 _OFF: dict[str, Any] = dict.fromkeys(("is_available", "is_built", "is_initialized"), lambda: False)
 _CUDNN = {**_OFF, "version": lambda: None, "enabled": False, "benchmark": False, "deterministic": False, "allow_tf32": False}
 
@@ -62,7 +63,17 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     **{f"torch.utils.data.{part}": (_DATA, {}) for part in ("dataloader", "dataset", "distributed", "sampler")},
     "torch.version": ((), {"__version__": "2.13.0+netcl", "cuda": None, "hip": None}),
     "torch.xpu": ((), _OFF),
-    **vision.MODULES,
+    "torchvision": ((), {"__version__": "0.28.0+netcl"}),
+    "torchvision.datasets": (("netcl.vision.datasets",), {}),
+    "torchvision.datasets.folder": (("netcl.vision.datasets",), {}),
+    "torchvision.models": (("netcl.vision.models",), {name: getattr(models, name) for name in models.__all__}),  # scripts list __dict__
+    **{f"torchvision.models.{part}": ((f"netcl.vision.models.{part}",), {}) for part in ("detection", "segmentation")},
+    "torchvision.ops": (("netcl.vision.ops",), {}),
+    "torchvision.transforms": (_TRANSFORMS, {}),
+    "torchvision.transforms.functional": (_FUNCTIONAL, {}),
+    "torchvision.transforms.v2": (_TRANSFORMS, {}),
+    "torchvision.transforms.v2.functional": (_FUNCTIONAL, {}),
+    "torchvision.utils": (("netcl.vision.utils",), {}),
 }
 
 
