@@ -32,6 +32,7 @@ for _module in (vars(_importlib.import_module(f"netcl.nn.{_name}")) for _name in
     _names = _module.get("__all__", _public)
     globals().update({name: _module[name] for name in _names})
     __all__ += _names
+__all__.sort()
 
 for _name in __all__:
     _made = globals()[_name]

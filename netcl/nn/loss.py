@@ -122,4 +122,4 @@ ContrastiveLoss = _layer(
     "Pairs that belong together (``y = 1``) are pulled, others pushed apart: ``y d^2 + (1 - y) max(0, margin - d)^2``.\n\n"
     "Shapes: two times ``(N, D)``, targets ``(N,)``.", "nn.ContrastiveLoss()([[0.0]], [[3.0]], [0.0]).item()", "0.0",
 )  # fmt: skip
-export_layers(globals(), "NLLLoss2d")
+export_layers(globals())
