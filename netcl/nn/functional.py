@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import netcl.autograd as ag
 from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
-from netcl.nn import activation, attention, composed, ctc, volume
+from netcl.nn import activation, composed, ctc, volume
+from netcl.nn import attention as attentions
 from netcl.nn import dropout as dropouts
 from netcl.nn import embedding as embeddings
 from netcl.nn import linear as linears
@@ -26,7 +27,7 @@ RENAMED = {
     "native_channel_shuffle": "channel_shuffle",
 }  # fmt: skip
 #: Functions that are composed of ops, and where they are.
-COMPOSED = {name: module for module in (attention, composed, ctc, dropouts, embeddings, linears, volume) for name in module.FUNCTIONS}
+COMPOSED = {name: module for module in (attentions, composed, ctc, dropouts, embeddings, linears, volume) for name in module.FUNCTIONS}
 #: Functions that torch has in a form that writes its result into the input.
 WRITING = ("celu_", "elu_", "hardtanh_", "leaky_relu_", "relu_", "rrelu_", "selu_", "threshold_")
 _POOLS = tuple(f"{kind}max_pool{axes}d" for kind in ("", "adaptive_") for axes in (1, 2, 3))

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from netcl.accelerator import is_available
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.io.model import save_model
@@ -22,7 +23,6 @@ from netcl.io.state import load as load_file
 from netcl.io.torch_format import save_torch
 from netcl.nn import factory
 from netcl.nn.module import Module
-from netcl.torch import devices
 
 _ON_DEVICE = b"netcl: cuda"
 _allowed: list[Any] = []
@@ -74,7 +74,7 @@ def save(obj: Any, f: Any, *unused: Any, **options: Any) -> None:
 
 def _saved_on(f: str | os.PathLike[str]) -> str:
     """The device of ``map_location=None``: "cuda" for tensors that were on an OpenCL device, if there is one."""
-    if not zipfile.is_zipfile(f) or not devices.is_available():
+    if not zipfile.is_zipfile(f) or not is_available():
         return "cpu"
     with zipfile.ZipFile(f) as archive:
         return "cuda" if archive.comment == _ON_DEVICE else "cpu"
