@@ -279,9 +279,13 @@ def vision_models() -> str:
 
 
 def _portability() -> dict[str, dict[str, Any]]:
-    """The results of tools/portability.py, by device."""
+    """The results of tools/portability.py for the rows that exist, by device."""
+    from netcl import ops  # noqa: F401, fills the table
+    from netcl.engine.registry import REGISTRY
+
     files = sorted((ROOT / "benchmarks" / "results").glob("portability_*.json"))
-    return {f"{made['device']}": made for made in (json.loads(file.read_text(encoding="utf-8")) for file in files)}
+    found = {made["device"]: made for made in (json.loads(file.read_text(encoding="utf-8")) for file in files)}
+    return {name: {**made, "rows": {op: of for op, of in made["rows"].items() if op in REGISTRY}} for name, made in found.items()}
 
 
 def _row_state(checks: dict[str, str] | None) -> str:
@@ -300,8 +304,8 @@ def portability_devices() -> str:
         states = [_row_state(checks).partition(":")[0] for checks in made["rows"].values()]
         counts = ", ".join(f"{states.count(word)} {word}" for word in ("passed", "refused", "failed") if word in states)
         banned = ", ".join(made["quarantined"]) or "none"
-        rows.append((name, made["platform"], made["driver"], counts, banned, made["date"], made["commit"]))
-    return _table(("device", "platform", "driver", "rows", "quarantined kernels", "date", "commit"), rows)
+        rows.append((name, made["platform"], made["machine"], made["driver"], counts, banned, made["date"], made["commit"]))
+    return _table(("device", "platform", "machine", "driver", "rows", "quarantined kernels", "date", "commit"), rows)
 
 
 def portability_exceptions() -> str:
