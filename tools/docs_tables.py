@@ -254,7 +254,8 @@ def kernel_algorithms() -> str:
 
 
 def faults() -> str:
-    """The faults that tests make, from their ``@pytest.mark.fault`` marks."""
+    """The faults that tests make, from their ``@pytest.mark.fault`` marks and the records of ``pytest --fault-records``."""
+    records = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text(encoding="utf-8"))
     rows = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
@@ -262,8 +263,10 @@ def faults() -> str:
             for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":
                     fault, how, outcome = (ast.literal_eval(word) for word in mark.args)
-                    rows.append((fault, how, outcome, _code(f"{path.relative_to(ROOT / 'tests').as_posix()}::{node.name}")))
-    return _table(("fault", "how it is made", "outcome", "test"), rows)
+                    test = f"{path.relative_to(ROOT / 'tests').as_posix()}::{node.name}"
+                    record = records.get(test, {"tried": "-", "bad": "-"})
+                    rows.append((fault, how, outcome, str(record["tried"]), str(record["bad"]), _code(test)))
+    return _table(("fault", "how it is made", "outcome", "tried", "bad", "test"), rows)
 
 
 def vision_models() -> str:

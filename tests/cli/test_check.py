@@ -64,13 +64,14 @@ BUG_FILE = "".join(
 
 @pytest.mark.soak
 @pytest.mark.fault("twelve kinds of bugs in kernels", "`netcl check` on a file that has one of each", "twelve found and named")
-def test_twelve_planted_bugs_are_found(tmp_path, capsys):
+def test_twelve_planted_bugs_are_found(tmp_path, capsys, tried):
     if not sanitizer.available():
         pytest.skip("Oclgrind is not installed")
     (tmp_path / "bugs.cl").write_text(BUG_FILE)
     assert cli.main(["check", str(tmp_path / "bugs.cl"), "--local-size", "64", "--device", "cpu"]) == 1
     parts = re.split(r"^(\w+): (?=faults$|clean$)", capsys.readouterr().out, flags=re.M)
     found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    tried(len(BUGS))
     assert found.pop("clean").strip() == "clean" and found.keys() == BUGS.keys()
     assert [name for name, (_, words) in BUGS.items() if not re.search(words, found[name])] == []
 
