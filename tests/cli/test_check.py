@@ -162,6 +162,7 @@ def test_sizes_that_no_launch_has_are_refused(sizes, tmp_path, capsys):
     assert "; global_size=[" in capsys.readouterr().err
 
 
+@pytest.mark.fault("size beyond any memory", "`netcl check --size 999999999999`", "one line, status 2")
 def test_a_size_beyond_any_memory_is_wrong_usage(tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["check", str(tmp_path / "kernels.cl"), "--size", "999999999999"])
