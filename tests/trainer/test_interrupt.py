@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from netcl.core.device import manager
 from netcl.io import latest, load_checkpoint
 
 SCRIPT = """
 import sys, time
 import numpy as np
-import pytest
 from netcl import nn, optim
 from netcl.core.device import manager
 from netcl.trainer import Callback, ModelCheckpoint, Progress, Trainer
