@@ -6,14 +6,18 @@ the words. Simulators and software GPUs are slow and run only when named: ``NETC
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
 import re
 import signal
+import subprocess
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from platform import machine
 
 import numpy as np
 import pytest
@@ -135,6 +139,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="every CPU runtime, and what is marked `matrix` on OpenCL devices: every op in every dtype, every kernel",
     )
     parser.addoption("--soak", action="store_true", help="only what is marked `soak`: faults made many times, networks, large tensors")
+    parser.addoption(
+        "--fault-records", metavar="FILE", type=Path, help="keep there how often each fault was tried, and how often it ended badly"
+    )
+
+
+@pytest.fixture
+def tried(record_property):
+    """``tried(n)``: the test made its fault ``n`` times; once unless it says so."""
+    return partial(record_property, "tried")
+
+
+#: By test: how often its fault was tried, and how often it ended badly.
+FAULTS: dict[str, dict[str, int]] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if "fault" in report.keywords and not report.skipped and (report.when == "call" or report.failed):
+        record = FAULTS.setdefault(report.nodeid.partition("[")[0].removeprefix("tests/"), {"tried": 0, "bad": 0})
+        record["tried"] += dict(report.user_properties).get("tried", 1)
+        record["bad"] += report.failed
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path = session.config.getoption("--fault-records")
+    if path and not hasattr(session.config, "workerinput"):
+        known = json.loads(path.read_text()) if path.exists() else {}
+        git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "netcl"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+        date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+        known |= {test: {**record, "machine": machine(), "date": date, "commit": commit} for test, record in FAULTS.items()}
+        path.write_text(json.dumps(dict(sorted(known.items())), indent=0) + "\n")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

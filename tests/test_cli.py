@@ -137,6 +137,7 @@ def test_tables_are_plain_text():
 
 
 @pytest.mark.parametrize("name", ["netcl.cli.parser", "netcl.cli.main"], ids=["parsing", "loading"])
+@pytest.mark.fault("Ctrl-C while a command starts", "while it is loaded and while it is parsed", "status 130, no traceback")
 def test_ctrl_c_while_a_command_starts_has_its_status(monkeypatch, name):
     from netcl import __main__
 

@@ -53,9 +53,12 @@ def test_a_stale_table_is_rewritten(docs_tables):
     assert docs_tables.render(new) == new
 
 
-def test_the_table_of_faults_is_long_enough_and_names_no_fault_twice(docs_tables):
+def test_the_table_of_faults_is_long_enough_names_none_twice_and_none_ended_badly(docs_tables):
     rows = [row.split(" | ") for row in docs_tables.faults().splitlines()[2:]]
     assert len(rows) >= 80 and len({row[0] for row in rows}) == len(rows)
+    tried = [row for row in rows if row[3].isdigit()]
+    assert len(tried) >= 80 and all(int(row[3]) >= 1 for row in tried)
+    assert [row[0] for row in tried if row[4] != "0"] == []
 
 
 def test_every_promise_of_the_security_page_has_its_test():

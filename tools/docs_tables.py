@@ -254,7 +254,8 @@ def kernel_algorithms() -> str:
 
 
 def faults() -> str:
-    """The faults that tests make, from their ``@pytest.mark.fault`` marks."""
+    """The faults that tests make, from their ``@pytest.mark.fault`` marks and the records of ``pytest --fault-records``."""
+    records = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text(encoding="utf-8"))
     rows = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
@@ -262,8 +263,10 @@ def faults() -> str:
             for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":
                     fault, how, outcome = (ast.literal_eval(word) for word in mark.args)
-                    rows.append((fault, how, outcome, _code(f"{path.relative_to(ROOT / 'tests').as_posix()}::{node.name}")))
-    return _table(("fault", "how it is made", "outcome", "test"), rows)
+                    test = f"{path.relative_to(ROOT / 'tests').as_posix()}::{node.name}"
+                    record = records.get(test, {"tried": "-", "bad": "-"})
+                    rows.append((fault, how, outcome, str(record["tried"]), str(record["bad"]), _code(test)))
+    return _table(("fault", "how it is made", "outcome", "tried", "bad", "test"), rows)
 
 
 def vision_models() -> str:
@@ -279,9 +282,13 @@ def vision_models() -> str:
 
 
 def _portability() -> dict[str, dict[str, Any]]:
-    """The results of tools/portability.py, by device."""
+    """The results of tools/portability.py for the rows that exist, by device."""
+    from netcl import ops  # noqa: F401, fills the table
+    from netcl.engine.registry import REGISTRY
+
     files = sorted((ROOT / "benchmarks" / "results").glob("portability_*.json"))
-    return {f"{made['device']}": made for made in (json.loads(file.read_text(encoding="utf-8")) for file in files)}
+    found = {made["device"]: made for made in (json.loads(file.read_text(encoding="utf-8")) for file in files)}
+    return {name: {**made, "rows": {op: of for op, of in made["rows"].items() if op in REGISTRY}} for name, made in found.items()}
 
 
 def _row_state(checks: dict[str, str] | None) -> str:
@@ -300,8 +307,8 @@ def portability_devices() -> str:
         states = [_row_state(checks).partition(":")[0] for checks in made["rows"].values()]
         counts = ", ".join(f"{states.count(word)} {word}" for word in ("passed", "refused", "failed") if word in states)
         banned = ", ".join(made["quarantined"]) or "none"
-        rows.append((name, made["platform"], made["driver"], counts, banned, made["date"], made["commit"]))
-    return _table(("device", "platform", "driver", "rows", "quarantined kernels", "date", "commit"), rows)
+        rows.append((name, made["platform"], made["machine"], made["driver"], counts, banned, made["date"], made["commit"]))
+    return _table(("device", "platform", "machine", "driver", "rows", "quarantined kernels", "date", "commit"), rows)
 
 
 def portability_exceptions() -> str:

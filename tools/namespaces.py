@@ -4,7 +4,8 @@
 
 Makes a bridge and ``n`` namespaces with one cable each, starts one rank in each through mpiexec, prints the bytes every cable carried
 and takes everything down again. ``--fault`` happens to the cable of the last rank: it is cut, cut for two seconds, or (with ``tc``'s netem)
-delays each packet by 20 ms or loses one of twenty. Ranks that are cut off end by their own timeout; mpiexec, which does not, is ended here.
+delays each packet by 20 ms or loses one of twenty. Without netem in the kernel, a slow link with a long queue delays packets, one with a
+short queue loses them. Ranks that are cut off end by their own timeout; mpiexec, which does not, is ended here.
 Needs Linux, root and ``ip``; mpiexec must be MPICH's (hydra), whose remote launcher is replaced here by ``ip netns exec``.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,7 +24,8 @@ from pathlib import Path
 from netcl.distributed.launch import mpiexec
 
 NET = "10.97.0"
-NETEM = {"delay": ["delay", "20ms"], "loss": ["loss", "5%"]}
+NETEM = {"delay": "netem delay 20ms", "loss": "netem loss 5%"}
+SLOW = {"delay": "tbf rate 2mbit burst 3000 latency 300ms", "loss": "tbf rate 2mbit burst 3000 limit 4500"}  # for kernels without netem
 TALK = 40_000  # bytes: the ranks have met and train
 LAUNCHER = """#!/bin/sh
 # Called as a remote shell would be: options, host, command.
@@ -64,10 +67,18 @@ def carried(count: int) -> dict[str, int]:
     return {f"rank {number - 2}": int(Path(path.format(number)).read_text()) for number in range(2, count + 2)}
 
 
+def lost(cable: str) -> int:
+    """Packets that the queue of a cable has dropped."""
+    said = subprocess.run(["tc", "-s", "qdisc", "show", "dev", cable], capture_output=True, text=True, check=False).stdout
+    return sum(map(int, re.findall(r"dropped (\d+)", said)))
+
+
 def disturb(fault: str, cable: str, job: subprocess.Popen[bytes]) -> None:
     """Make a fault, once the ranks talk to each other."""
     if fault in NETEM:
-        subprocess.run(["tc", "qdisc", "add", "dev", cable, "root", "netem", *NETEM[fault]], check=True)
+        add = ["tc", "qdisc", "add", "dev", cable, "root"]
+        if subprocess.run([*add, *NETEM[fault].split()], capture_output=True, check=False).returncode:
+            subprocess.run([*add, *SLOW[fault].split()], check=True)
         return
     path = Path(f"/sys/class/net/{cable}/statistics/rx_bytes")
     while job.poll() is None and int(path.read_text()) < TALK:
@@ -106,9 +117,10 @@ def run(count: int, program: list[str], fault: str = "") -> int:
             disturb(fault, f"netcl-v{count + 1}", job)
             status = ended(count, job, fault == "cut")
         sent = {name: total - before[name] for name, total in carried(count).items()}
+        more = {"packets lost": lost(f"netcl-v{count + 1}")} if fault in NETEM else {}
     finally:
         os.unlink(file.name)
-    sys.stdout.write(json.dumps({"bytes on the cable": sent}) + "\n")
+    sys.stdout.write(json.dumps({"bytes on the cable": sent, **more}) + "\n")
     return status
 
 

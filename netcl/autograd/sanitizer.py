@@ -1,11 +1,14 @@
 """Runs one launch under Oclgrind, which reports out-of-bounds accesses, races and uninitialised reads per work-item.
 
-Oclgrind is a simulated device, so the launch happens in a child process of its own: ``python -m netcl.autograd.sanitizer FILE``.
+Oclgrind is a simulated device, so the launch happens in a child process of its own.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +30,10 @@ SETTINGS = {
     "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable",
 }  # fmt: skip
 _SECONDS = 300
+#: How Oclgrind's check of uninitialised values fails by itself. 21.10 ends at functions that write through a private pointer (``fract``,
+#: ``frexp``, ``sincos``), and crashes at vectors of three elements.
+_OWN_FAULTS = re.compile(r"plugins/Uninitialized\.cpp|\bSIG(SEGV|ABRT|BUS|ILL)\b")
+_log = logging.getLogger("netcl")
 
 
 def available() -> bool:
@@ -54,14 +61,27 @@ def check_launch(source: str, name: str, global_size: Sequence[int], local_size:
         arrays["plan"] = np.frombuffer(json.dumps(plan).encode(), np.uint8)
         np.savez(request, allow_pickle=False, **arrays)
         child = env.for_child(**SETTINGS, OCLGRIND_LOG=str(log), NETCL_CACHE_DIR=folder)
-        command = [sys.executable, "-m", __name__, str(request)]
-        try:
-            done = subprocess.run(command, env=child, capture_output=True, text=True, timeout=_SECONDS)
-            fault = "" if done.returncode == 0 else done.stderr.strip()
-        except subprocess.TimeoutExpired:
-            fault = f"the launch did not end within {_SECONDS} s"
-        said = log.read_text().strip() if log.exists() else ""
-        return f"{said}\n{fault}".strip()
+        said = _child_report(request, log, child)
+        if own := _OWN_FAULTS.search(said):
+            del child["OCLGRIND_UNINITIALIZED"]
+            log.unlink(missing_ok=True)
+            what = "[sanitizer] uninitialised values were not checked, as Oclgrind's own check fails; kernel=%s, reason=%s"
+            _log.warning(what, name, own[0])
+            said = _child_report(request, log, child)
+        return said
+
+
+def _child_report(request: Path, log: Path, child: dict[str, str]) -> str:
+    """What Oclgrind and the child process say about the launch of ``request``."""
+    code = f"import sys; from {__name__} import _run_script; _run_script(sys.argv[1])"
+    try:
+        done = subprocess.run([sys.executable, "-c", code, str(request)], env=child, capture_output=True, text=True, timeout=_SECONDS)
+        ended = f"the process ended with {signal.Signals(-done.returncode).name}" if done.returncode < 0 else ""
+        fault = f"{done.stderr.strip()}\n{ended}".strip() if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        fault = f"the launch did not end within {_SECONDS} s"
+    said = log.read_text().strip() if log.exists() else ""
+    return f"{said}\n{fault}".strip()
 
 
 def _run_script(path: str) -> None:
@@ -74,7 +94,3 @@ def _run_script(path: str) -> None:
             for i in range(plan["count"])]  # fmt: skip
     program.get(handle.queue, plan["source"], plan["name"])(handle.queue, tuple(plan["global"]), tuple(plan["local"]) or None, *args)
     handle.queue.finish()
-
-
-if __name__ == "__main__":
-    _run_script(sys.argv[1])

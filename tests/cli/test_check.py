@@ -64,13 +64,14 @@ BUG_FILE = "".join(
 
 @pytest.mark.soak
 @pytest.mark.fault("twelve kinds of bugs in kernels", "`netcl check` on a file that has one of each", "twelve found and named")
-def test_twelve_planted_bugs_are_found(tmp_path, capsys):
+def test_twelve_planted_bugs_are_found(tmp_path, capsys, tried):
     if not sanitizer.available():
         pytest.skip("Oclgrind is not installed")
     (tmp_path / "bugs.cl").write_text(BUG_FILE)
     assert cli.main(["check", str(tmp_path / "bugs.cl"), "--local-size", "64", "--device", "cpu"]) == 1
     parts = re.split(r"^(\w+): (?=faults$|clean$)", capsys.readouterr().out, flags=re.M)
     found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    tried(len(BUGS))
     assert found.pop("clean").strip() == "clean" and found.keys() == BUGS.keys()
     assert [name for name, (_, words) in BUGS.items() if not re.search(words, found[name])] == []
 
@@ -104,6 +105,45 @@ def test_a_kernel_that_does_not_end_is_told(monkeypatch):
     assert said.endswith("the launch did not end within 5 s")
 
 
+#: Kernels without a fault, and whether Oclgrind 21.10 can check their uninitialised values.
+CLEAN = {
+    "vectors": ("if (i < n / 4) { float4 v = vload4(i, x); vstore4((float4)(v.w, v.z, v.y, v.x), i, out); }", True),
+    "groups": ("__local float4 room[64]; room[i] = (float4)(x[i]); barrier(CLK_LOCAL_MEM_FENCE); out[i] = room[63 - i].y;", True),
+    "vectors_of_three": ("if (i < n / 4) { float4 v = vload4(i, x); vstore4((float4)(v.w, v.zyx), i, out); }", False),
+    "private_pointers": ("float whole; float part = fract(x[i], &whole); out[i] = whole + part;", False),
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.fault(
+    "Oclgrind's own check fails on a kernel that has no fault",
+    "vectors of three elements, functions that write through a private pointer",
+    "run without the check of uninitialised values, which is said; no false report",
+)
+def test_a_kernel_without_faults_has_no_report(name, caplog):
+    if not sanitizer.available():
+        pytest.skip("Oclgrind is not installed")
+    body, checked = CLEAN[name]
+    source = f"__kernel void {name}(__global const float* x, __global float* out, int n) {{ int i = get_global_id(0); {body} }}"
+    assert sanitizer.check_launch(source, name, [64], [64], [np.ones(64, np.float32), np.zeros(64, np.float32), 64]) == ""
+    assert not (checked and caplog.messages)
+
+
+@pytest.mark.parametrize("own", ["OCLGRIND FATAL ERROR (./src/plugins/Uninitialized.cpp:194)", "the process ended with SIGSEGV"])
+def test_a_check_that_fails_by_itself_is_left_out_and_said(own, monkeypatch, caplog):
+    settings = []
+
+    def report(request, log, child):
+        settings.append(child.get("OCLGRIND_UNINITIALIZED"))
+        return own if settings == ["1"] else "Invalid read"
+
+    monkeypatch.setattr(sanitizer, "available", lambda: True)
+    monkeypatch.setattr(sanitizer, "_child_report", report)
+    assert sanitizer.check_launch("", "planted", [1], None, [1]) == "Invalid read" and settings == ["1", None]
+    assert "[sanitizer] uninitialised values were not checked" in caplog.text and "kernel=planted" in caplog.text
+
+
 def test_what_does_not_compile_is_told(cl_device, tmp_path, capsys):
     (tmp_path / "bad.cl").write_text("__kernel void bad(__global float* x) { x[0] = y; }")
     assert cli.main(["check", str(tmp_path / "bad.cl"), "--device", cl_device.platform_name]) == 1
@@ -122,6 +162,7 @@ def test_sizes_that_no_launch_has_are_refused(sizes, tmp_path, capsys):
     assert "; global_size=[" in capsys.readouterr().err
 
 
+@pytest.mark.fault("size beyond any memory", "`netcl check --size 999999999999`", "one line, status 2")
 def test_a_size_beyond_any_memory_is_wrong_usage(tmp_path, capsys):
     with pytest.raises(SystemExit):
         cli.main(["check", str(tmp_path / "kernels.cl"), "--size", "999999999999"])

@@ -308,6 +308,7 @@ def test_what_is_wrong_is_told_in_a_line(arguments, words, tmp_path, capsys, mon
     ],
     ids=["no images", "patch 0", "block x", "block 0", "huge", "deep"],
 )
+@pytest.mark.fault("values that cannot be", "no images, patches of 0, huge and deep shapes", "one line, status 1")
 def test_a_value_that_cannot_be_is_told_in_a_line(tmp_path, capsys, monkeypatch, words, told):
     monkeypatch.chdir(tmp_path)
     for part in ("train", "t10k"):

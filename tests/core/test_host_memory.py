@@ -88,6 +88,7 @@ print(before - resident() > 60_000_000)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.fault("memory that the C library keeps", "blocks freed below one in use", "returned to the system")
 def test_memory_the_c_library_keeps_goes_back_to_the_system():
     """A block that is in use above free ones keeps glibc from returning them by itself."""
     done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True)

@@ -202,6 +202,7 @@ def test_more_local_memory_than_there_is_is_refused(cl_device):
     wants.run(cl_device.queue, 64, 64, x, platforms.opencl().LocalMemory(256))
 
 
+@pytest.mark.fault("launch larger than the device allows", "four dimensions; a work-group of 2^20", "`DeviceError`; it is reduced")
 def test_a_work_group_larger_than_the_device_allows_is_refused(cl_device):
     x = Tensor.zeros((64,), queue=cl_device.queue)
     built = KernelSpec("plain", params=["__global float* x"], body="x[get_global_id(0)] = 1.0f;").build(cl_device)

@@ -312,23 +312,26 @@ def _descendants(root: int) -> list[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.fault(
     "process of a job killed",
-    "SIGKILL to any process of ten jobs, at random moments",
+    "SIGKILL to any process of a job, at random moments, its start among them",
     "all end in time and resume to the bit",
 )
-def test_ten_jobs_killed_at_random_moments_end_and_resume_to_the_bit(tmp_path):
+def test_ten_jobs_killed_at_random_moments_end_and_resume_to_the_bit(tmp_path, tried):
     from netcl.io import load_model
 
     start = time.monotonic()
     assert _train(tmp_path, "straight").returncode == 0
     usual = time.monotonic() - start
     chance, killed = random.Random(11), 0
-    for number in range(10):
+    for number in range(30):
+        if killed == 10:
+            break
         words = ["--model", "mlp", "--epochs", "2", "--device", "cpu", "--distributed", "2", "--run", str(tmp_path / f"cut{number}")]
         more = environment(NETCL_PROGRESS="off", NETCL_COMM_TIMEOUT="20")
         with open(tmp_path / "said", "w+") as said:
             job = subprocess.Popen([sys.executable, "-m", "netcl", "train", *words], stdout=said, stderr=said, env=more)
-            time.sleep(usual * chance.random())
-            victims = _descendants(job.pid)
+            time.sleep(usual * chance.random() if number > 1 else 0)  # the first two are killed as they start
+            while not (victims := _descendants(job.pid)) and job.poll() is None:
+                time.sleep(0.001)
             if victims and job.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(chance.choice(victims), signal.SIGKILL)
@@ -340,7 +343,8 @@ def test_ten_jobs_killed_at_random_moments_end_and_resume_to_the_bit(tmp_path):
         straight, cut = (load_model(tmp_path / name / "model.netcl").parameters() for name in ("straight", f"cut{number}"))
         for ours, theirs in zip(cut, straight, strict=True):
             np.testing.assert_array_equal(ours.to_host(), theirs.to_host())
-    assert killed >= 5
+    tried(killed)
+    assert killed == 10
 
 
 @pytest.mark.parametrize(("status", "starts"), [(0, 1), (130, 1), (143, 1), (1, 4), (137, 4)])
@@ -403,12 +407,15 @@ def in_namespaces(fault: str, *words: str, **more: str) -> subprocess.CompletedP
 @pytest.mark.soak
 @pytest.mark.skipif(not namespaces_can_be_made(), reason="network namespaces need Linux, root and ip")
 @pytest.mark.parametrize("fault", ["outage", "delay", "loss"])
-@pytest.mark.fault("network fails for a while", "an outage of 2 s, delay and loss by `tc`", "the job ends with the same parameters")
+@pytest.mark.fault(
+    "network fails for a while",
+    "an outage of 2 s; delay and loss by `tc` (netem, or a queue of a slow and short tbf where the kernel has no netem)",
+    "the job ends with the same parameters",
+)
 def test_ranks_survive_a_bad_network(tmp_path, fault):
     done = in_namespaces(fault, str(tmp_path / "out.npz"), "--steps", "300" if fault == "outage" else "20")
-    if "qdisc kind is unknown" in done.stderr:
-        pytest.skip("the kernel has no netem")
     assert done.returncode == 0, done.stderr
+    assert fault != "loss" or json.loads(done.stdout.strip().splitlines()[-1])["packets lost"] > 0, done.stdout
     assert_same(saved(tmp_path / "out.npz"), single("mlp", 300 if fault == "outage" else 20))
 
 

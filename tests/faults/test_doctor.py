@@ -366,6 +366,7 @@ def test_a_nul_byte_in_an_icd_file(sandbox):
 
 
 @needs_pyopencl
+@pytest.mark.fault("pyopencl raises an `OSError`", "a module that does", "named with its remedy")
 def test_a_pyopencl_that_raises_an_os_error(sandbox, tmp_path):
     (tmp_path / "broken/pyopencl").mkdir(parents=True)
     (tmp_path / "broken/pyopencl/__init__.py").write_text("raise OSError(5, 'Input/output error')\n")

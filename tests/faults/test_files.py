@@ -100,10 +100,12 @@ KINDS = ["netcl", "checkpoint.netcl", "npz", "pt", "safetensors", "stream.pt"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.fault("file is cut", "every format, at many lengths", "`FileError`")
-def test_a_cut_file_is_refused(tmp_path, kind):
+def test_a_cut_file_is_refused(tmp_path, kind, tried):
     path = written(tmp_path, kind)
     data = path.read_bytes()
-    for length in sorted({0, 1, 2, 4, 10, len(data) // 4, len(data) // 2, len(data) - 30, len(data) - 1}):
+    lengths = sorted({0, 1, 2, 4, 10, len(data) // 4, len(data) // 2, len(data) - 30, len(data) - 1})
+    tried(len(lengths))
+    for length in lengths:
         path.write_bytes(data[:length])
         with pytest.raises(FileError, match=rf"\[load_\w+\] .*file={path}"):
             opened(kind, path)
@@ -115,10 +117,11 @@ def test_a_cut_file_is_refused(tmp_path, kind):
     "every format, seeded places",
     "`FileError`, or equal values; a bare pickle stream has no checksum",
 )
-def test_a_flipped_bit_is_refused_or_harmless(tmp_path, kind, rng):
+def test_a_flipped_bit_is_refused_or_harmless(tmp_path, kind, rng, tried):
     path = written(tmp_path, kind)
     data, before = path.read_bytes(), opened(kind, path)
     refused = 0
+    tried(150)
     for position in rng.integers(0, len(data), 150):
         damaged = bytearray(data)
         damaged[position] ^= 1 << int(rng.integers(8))
@@ -624,11 +627,12 @@ def test_a_program_that_says_something_large_many_times_is_refused_quickly(tmp_p
 
 
 @pytest.mark.fault("mutated pickle programs", "seeded mutations", "`FileError` or read; never a crash")
-def test_mutated_programs_are_refused_or_read_but_never_crash(tmp_path, rng):
+def test_mutated_programs_are_refused_or_read_but_never_crash(tmp_path, rng, tried):
     with zipfile.ZipFile(GOLDEN / "zip.pt") as file:
         entries = {name: file.read(name) for name in file.namelist()}
     (name,) = [name for name in entries if name.endswith("data.pkl")]
     program = entries[name]
+    tried(400)
     for _ in range(400):
         mutated = bytearray(program)
         for position in rng.integers(0, len(program), int(rng.integers(1, 4))):
@@ -639,10 +643,11 @@ def test_mutated_programs_are_refused_or_read_but_never_crash(tmp_path, rng):
 
 
 @pytest.mark.fault("mutated metadata", "seeded mutations of JSON", "`FileError` or read; never a crash")
-def test_mutated_meta_is_refused_or_read_but_never_crashes(tmp_path, rng):
+def test_mutated_meta_is_refused_or_read_but_never_crashes(tmp_path, rng, tried):
     path = written(tmp_path, "checkpoint.netcl")
     arrays = archive.read_arrays(path, "test")
     text = str(arrays[archive.META])
+    tried(150)
     for _ in range(150):
         mutated = list(text)
         for position in rng.integers(0, len(text), int(rng.integers(1, 3))):

@@ -37,7 +37,8 @@ def run(*arguments, limit=120):
     "each in a worker process",
     "named within seconds; the loader works again",
 )
-def test_a_worker_in_trouble_is_named():
+def test_a_worker_in_trouble_is_named(tried):
+    tried(5)
     lines = run("trouble", "raises", "killed", "hangs", "leaves", "shape").splitlines()
     told = [re.fullmatch(r"(\w+): ([0-5]) batches, ([\d.]+) s: \[DataLoader\] worker 1 (.*)", line) for line in lines]
     assert all(told) and all(float(line[3]) < 10 for line in told), lines
@@ -62,14 +63,16 @@ def test_a_sample_that_cannot_travel_is_named():
     "SIGKILL at 20 seeded moments, the start of the workers among them",
     "whole batches or an error; the loader works again",
 )
-def test_workers_killed_at_random_moments():
+def test_workers_killed_at_random_moments(tried):
+    tried(20)
     assert re.fullmatch(r"(SIGKILL before batch \d: (whole|told)\n){20}", run("moments", "7", "20", "SIGKILL", limit=280))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 @pytest.mark.fault("loader workers killed or stopped", "SIGKILL and SIGSTOP at 200 seeded moments", "the same")
-def test_workers_killed_and_stopped_at_two_hundred_moments():
+def test_workers_killed_and_stopped_at_two_hundred_moments(tried):
+    tried(200)
     said = run("moments", "8", "200", "SIGKILL", "SIGKILL", "SIGKILL", "SIGSTOP", limit=2900)
     assert re.fullmatch(r"(SIG\w+ before batch \d: (whole|told)\n){200}", said)
     assert "SIGSTOP before batch" in said and "told" in said

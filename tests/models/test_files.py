@@ -76,6 +76,7 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path):
         ({"rms_norm_eps": "a"}, r"\[config\] rms_norm_eps must be a finite number"),
     ],
 )
+@pytest.mark.fault("configuration of a language model that does not fit", "`config.json` with other sizes and kinds", "refused by name")
 def test_a_configuration_that_does_not_fit_is_refused(change, expected, folder_of, tmp_path):
     shutil.copytree(folder_of("llama"), tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -84,6 +85,7 @@ def test_a_configuration_that_does_not_fit_is_refused(change, expected, folder_o
         models.load(tmp_path, "cpu")
 
 
+@pytest.mark.fault("configuration that claims gigabytes", "2^30 tokens over a small file", "`MemoryError`, nothing is allocated")
 def test_a_configuration_takes_no_more_memory_than_its_tensors(folder_of, tmp_path):
     shutil.copytree(folder_of("llama"), tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -161,10 +163,12 @@ def test_quantized_files_hold_the_rounded_weights(kind, folder_of, tmp_path):
         np.testing.assert_array_equal(loaded.to_host(), expected, err_msg=name)
 
 
-def test_mutated_model_files_load_or_are_refused(folder_of, rng, tmp_path):
+@pytest.mark.fault("mutated language models", "seeded mutations of a GGUF file", "loaded, or refused in one line")
+def test_mutated_model_files_load_or_are_refused(folder_of, rng, tmp_path, tried):
     """Bytes of a GGUF file changed at random: the model loads, or its file is refused in netcl's form."""
     models.save(models.load(folder_of("llama"), "cpu"), tmp_path / "a.gguf", "gguf")
     whole, path, refused = (tmp_path / "a.gguf").read_bytes(), tmp_path / "b.gguf", 0
+    tried(60)
     for _ in range(60):
         content = bytearray(whole)
         for at in rng.integers(24, 1300, rng.integers(1, 4)):

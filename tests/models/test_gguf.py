@@ -129,6 +129,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
+@pytest.mark.fault("damaged GGUF file", "sizes, types, offsets and texts that do not fit", "`FileError`")
 def test_damaged_files_are_refused(case, tmp_path):
     content, expected = DAMAGED[case]
     (tmp_path / "a.gguf").write_bytes(content)
@@ -136,11 +137,13 @@ def test_damaged_files_are_refused(case, tmp_path):
         GGUFFile(tmp_path / "a.gguf")
 
 
-def test_mutated_files_are_read_or_refused(rng, tmp_path):
+@pytest.mark.fault("mutated GGUF files", "seeded mutations", "`FileError` or read; never a crash")
+def test_mutated_files_are_read_or_refused(rng, tmp_path, tried):
     """Bytes changed at random: a file opens and all its tensors are read, or it is refused; nothing else happens."""
     write_gguf(tmp_path / "a.gguf", METADATA, dict(list(tensors(rng).items())[:4]))
     whole, path = (tmp_path / "a.gguf").read_bytes(), tmp_path / "b.gguf"
     refused = 0
+    tried(200)
     for _ in range(200):
         content = bytearray(whole)
         for at in rng.integers(0, min(len(content), 1400), rng.integers(1, 6)):

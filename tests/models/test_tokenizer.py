@@ -138,6 +138,7 @@ def test_sentencepiece_vocabularies_are_those_of_sentencepiece(kind, prefix):
         ({"pre": "nonsense"}, "unknown tokenizer.ggml.pre"),
     ],
 )
+@pytest.mark.fault("vocabulary that makes no sense", "ids, kinds and merges that do not fit", "`FileError`")
 def test_vocabularies_that_make_no_sense_are_refused(change, expected, trained):
     metadata = gguf_vocabulary(Tokenizer(trained["gpt-2"]))
     with pytest.raises(FileError, match=expected):
@@ -149,6 +150,7 @@ CHAT = """{{ bos_token }}{% for message in messages %}{% if message['role'] == '
 {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}{{ tools | tojson }}"""
 
 
+@pytest.mark.fault("chat template that attacks", "attributes of classes, changes of values, 10^9 turns", "`ValueError`; nothing runs")
 def test_chat_templates_run_in_a_sandbox(trained):
     pytest.importorskip("jinja2")
     made = Tokenizer(trained["gpt-2"], {"bos_token": "<s>", "eos_token": "</s>"}, CHAT)

@@ -45,6 +45,7 @@ def test_entries_belong_to_a_device_and_a_driver(store):
     [b"", b'{"format": 1', b"[]", json.dumps({"format": tuning.FORMAT, "entries": {"a": 5}}).encode(), b"[" * 100_000],
     ids=["empty", "cut", "list", "entry", "brackets"],
 )
+@pytest.mark.fault("damaged file of measured configurations", "cut, emptied, deeply nested, of other kinds", "one warning; measured again")
 def test_a_damaged_file_is_told_about_and_begun_anew(store, damage):
     store.put(DEVICE, "a", {"seconds": 1.0})
     store.path(DEVICE).write_bytes(damage)

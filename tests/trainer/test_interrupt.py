@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from netcl.core.device import manager
 from netcl.io import latest, load_checkpoint
 
@@ -41,6 +43,7 @@ def start(device, folder, seconds, sent=signal.SIGINT):
     return process
 
 
+@pytest.mark.fault("Ctrl-C to a training", "SIGINT in the middle of a step", "the step ends, a checkpoint is saved, status 130")
 def test_the_first_ctrl_c_finishes_the_step_and_saves(device, tmp_path):
     """The step takes longer than the grace time that a driver has: it is finished nevertheless."""
     with start(device, tmp_path, 3.5) as process:
@@ -50,6 +53,7 @@ def test_the_first_ctrl_c_finishes_the_step_and_saves(device, tmp_path):
     assert found.step == 1 and found.extra["batch"] == 2
 
 
+@pytest.mark.fault("SIGTERM to a training", "sent in the middle of a step", "the step ends, a checkpoint is saved, status 143")
 def test_sigterm_saves_as_ctrl_c_does(tmp_path):
     with start(manager.default("cpu"), tmp_path, 0.5, signal.SIGTERM) as process:
         out, err = process.communicate(timeout=200)
