@@ -74,22 +74,22 @@ def _strips_of(data: np.ndarray, kind: Kind, columns: int) -> np.ndarray:
     return np.concatenate(made, axis=2).reshape(strips, -1)
 
 
-def _planes(kind: Kind) -> list[tuple[int, int, int]]:
-    """First bit, bits and distance of codes of the words of 32 codes."""
+def _planes(kind: Kind) -> list[tuple[int, int]]:
+    """First bit and bits of the words of 32 codes."""
     low, high = kind.low[0], kind.high[0] if kind.high else 0
-    return [(at, bits, 16 if bits == 4 else 4) for at, bits in ((0, low), (low, high)) if bits]
+    return [(at, bits) for at, bits in ((0, low), (low, high)) if bits]
 
 
 def _words(codes: np.ndarray, kind: Kind) -> np.ndarray:
     lines = codes.reshape(-1, 32) ^ np.uint8(128 if kind.bits == 8 else 0)
-    return np.concatenate([pack_bits(lines >> np.uint8(at), bits, run) for at, bits, run in _planes(kind)], axis=1)
+    return np.concatenate([pack_bits(lines >> np.uint8(at), bits, 4) for at, bits in _planes(kind)], axis=1)
 
 
 def _codes(words: np.ndarray, kind: Kind) -> np.ndarray:
     """The inverse of :func:`_words`."""
     lines, codes, begin = words.reshape(-1, 4 * kind.bits), np.uint8(0), 0
-    for at, bits, run in _planes(kind):
-        codes = codes | (unpack_bits(np.ascontiguousarray(lines[:, begin : begin + 4 * bits]), bits, run) << np.uint8(at))
+    for at, bits in _planes(kind):
+        codes = codes | (unpack_bits(np.ascontiguousarray(lines[:, begin : begin + 4 * bits]), bits, 4) << np.uint8(at))
         begin += 4 * bits
     return np.asarray(codes ^ np.uint8(128 if kind.bits == 8 else 0)).reshape(-1, kind.block)
 

@@ -32,7 +32,7 @@ from netcl.ops.quantized.formats import Kind, dequantize, quantize
 from netcl.ops.quantized.layout import STRIP_ROWS, pack_strips, record_size
 
 _ANY_CONFIG = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED)
-_SCRATCH = 64 << 20  # bytes of weights that are unpacked at a time
+_SCRATCH = {"cpu": 64 << 20, "gpu": 256 << 20}  # bytes of weights that are unpacked at a time
 _FRAGMENT_MOST = 32  # columns of activations that matrix units take at once
 _TOKENS = 8  # that a kernel of strips does at once
 _PUTS = {  # how unpack.cl stores eight values, where vectors can; rows begin at multiples of 64 bytes
@@ -156,11 +156,10 @@ def round_activations(x: np.ndarray) -> np.ndarray:
 
 
 def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
-    strips, units = -(-p.rows // STRIP_ROWS), profile.max_compute_units
-    warps = next((n for n, few in ((16, 2), (8, 4)) if strips <= few * units), 4)
-    tall = 2 if strips > 16 * units else 1
-    sizes = {"WARPS": warps, "MT": tall, "DEEP": 2 if warps == 16 or p.kind.plain or tall == 2 else 4, **config.extra.get("macros", {})}
-    sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "X_HALVES": int(p.dtype == "float16")}
+    strips, units, runs = -(-p.rows // STRIP_ROWS), profile.max_compute_units, p.columns // 32
+    sizes = {"WARPS": 8, "MT": 1, "DEEP": 4, **config.extra.get("macros", {})}
+    sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "WHOLE": int(runs % sizes["DEEP"] == 0)}
+    sizes["X_HALVES"] = int(p.dtype == "float16" and alignment(t.x) == 16)
     kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), **sizes)
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
     groups, items = -(-strips // sizes["MT"]), 32 * sizes["WARPS"]
@@ -214,32 +213,36 @@ def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
 def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, count: int, listed: Tensor | None = None) -> Tensor:
     """Rows of the weights as values: those from ``begin`` on, or those of a list."""
     out = new_result((count, p.columns), dtype, queue)
-    macros = _kind_macros(p.kind, 1, CLANG=0, ASM=0, LISTED=int(listed is not None), **{"PUT_8(p, a, b)": _PUTS.get(dtype, _PUT_EACH)})
+    each = 32 if launch.on_cpu_device(queue) else 8  # columns of a work-item: neighbors on GPUs write neighboring columns
+    macros = _kind_macros(p.kind, 1, CLANG=0, ASM=0, EACH=each, LISTED=int(listed is not None), **{"PUT_8(p, a, b)": _PUTS.get(dtype, _PUT_EACH)})
     operands = {"Y": dtype, "INDEX": "int32" if listed is None else listed.dtype}
     kernel = launch.kernel(queue, __file__, "codes.cl unpack.cl", "unpack_rows", operands, macros)
-    size = -(-count // STRIP_ROWS) * STRIP_ROWS * (p.columns // 32)
-    kernel(queue, size, launch.LOCAL_1D, weight, out if listed is None else listed, out, p.rows, p.columns, begin, count)
+    size = -(-count // STRIP_ROWS) * STRIP_ROWS * (p.columns // each)
+    kernel(queue, size, 4 * launch.LOCAL_1D if each == 8 else launch.LOCAL_1D, weight, out if listed is None else listed, out, p.rows, p.columns, begin, count)
     return out
 
 
-def _pieces(p: Packed) -> Iterator[tuple[int, int]]:
+def _pieces(queue: Any, p: Packed) -> Iterator[tuple[int, int]]:
     """First row and number of rows of the pieces that are unpacked at a time."""
-    step = max(STRIP_ROWS, _SCRATCH // (p.columns * DTYPES[p.dtype].itemsize) // STRIP_ROWS * STRIP_ROWS)
+    most = _SCRATCH["cpu" if launch.on_cpu_device(queue) else "gpu"]
+    step = max(STRIP_ROWS, most // (p.columns * DTYPES[p.dtype].itemsize) // STRIP_ROWS * STRIP_ROWS)
     return ((begin, min(step, p.rows - begin)) for begin in range(0, p.rows, step))
 
 
 def _unpacked_product(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
-    for begin, count in _pieces(p):
+    for begin, count in _pieces(queue, p):
         bias = t.bias if t.bias is None or count == p.rows else take_block(t.bias, (count,), begin, (1,))
         piece = unpack_rows(queue, p, t.weight, p.dtype, begin, count)
-        made = product(t.x, piece, (p.tokens, count), Extras(Finish(t.out.dtype), bias), False, True)
-        copy_block((p.tokens, count), made, 0, (count, 1), t.out, begin, (p.rows, 1))
+        whole = t.out if count == p.rows else None
+        made = product(t.x, piece, (p.tokens, count), Extras(Finish(t.out.dtype), bias), False, True, out=whole)
+        if whole is None:
+            copy_block((p.tokens, count), made, 0, (count, 1), t.out, begin, (p.rows, 1))
 
 
 def gradient(queue: Any, p: Packed, g: Tensor, weight: Tensor) -> Tensor:
     """``g w`` for weights w and the gradient g of the results."""
     total: Tensor | None = None
-    for begin, count in _pieces(p):
+    for begin, count in _pieces(queue, p):
         part = g if count == p.rows else take_block(g, (p.tokens, count), begin, (p.rows, 1))
         finish = Finish(p.dtype, residual="" if total is None else p.dtype)
         total = product(part, unpack_rows(queue, p, weight, p.dtype, begin, count), (p.tokens, p.columns), Extras(finish, None, total))
