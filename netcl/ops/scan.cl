@@ -36,6 +36,9 @@ int beats(real a, INDEX_T i, real b, INDEX_T j) {
 
 // The best of one slice of one column, found by LANES work-items: a work-group, or one work-item alone. Second launch: `candidates` are the
 // winners of the slices.
+#if LANES > 1
+__attribute__((reqd_work_group_size(LANES, 1, 1)))
+#endif
 __kernel void extreme(__global const SRC* x, __global const long* candidates, __global long* y, const INDEX_T rows, const INDEX_T count,
                       const INDEX_T inner, const INDEX_T slice, const INDEX_T slices, const int second) {
   const INDEX_T item = LANES > 1 ? get_group_id(0) : get_global_id(0), lane = LANES > 1 ? get_local_id(0) : 0;

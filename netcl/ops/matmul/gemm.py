@@ -247,7 +247,13 @@ def _few_rows(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfil
     columns = 4 if not p.trans_b else 2 if rows > 2 and p.n > 8192 else 1
     lanes = next((n for n in (32, 64) if n * p.n // columns >= enough or p.k <= 32 * n), items)
     macros = {"ROWS": rows, "COLUMNS": columns, "LANES": lanes, "ITEMS": items, **config.extra.get("macros", {})}
-    kernel = compiled(queue, "reads.cl gemv.cl", "gemv", p, **macros, **_read_macros(p, True))
+    loads = -(-p.k // (macros["LANES"] * (4 if p.trans_b else 1)))
+    macros["DEPTH"] = min(8, -(-loads // -(-loads // 8)))
+    reads, files = _read_macros(p, True), "reads.cl gemv.cl"
+    if profile.compute_capability and "float16" in (p.a, p.b):
+        reads |= {f"{name}_QUAD(p)": "quad_float16(p)" for name, dtype in (("A", p.a), ("B", p.b)) if dtype == "float16"}
+        files = "ptx.cl reads.cl gemv.cl"
+    kernel = compiled(queue, files, "gemv", p, **macros, **reads)
     groups = -(-p.n // (macros["COLUMNS"] * macros["ITEMS"] // macros["LANES"]))
     kernel(queue, groups * macros["ITEMS"], macros["ITEMS"], t.a, t.b, *t.end, *p.sizes(), p.has_bias, t.scale)
 

@@ -74,6 +74,7 @@ static inline int any_lane(int holds) {
           : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"(b0), "r"(b1), "f"(0.0f))
 #define STREAM_8(v, p) __asm__("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"((v).x), "=r"((v).y) : "l"(p))
 #define STREAM_4(v, p) __asm__("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(v) : "l"(p))
+#define FETCH_4(v, p) __asm__("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p))
 #define BYTES_OF(r, a, b, selector) __asm__("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "n"(selector))
 #define SUB_HALVES(r, a, b) __asm__("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b))
 #define FMA_HALVES(r, a, b, c) __asm__("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c))
@@ -84,3 +85,16 @@ static inline float of_half(const uint bits) {
   __asm__("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(low));
   return f;
 }
+static inline float2 of_halves(const uint bits) {
+  float low, high;
+  __asm__("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }" : "=f"(low), "=f"(high) : "r"(bits));
+  return (float2)(low, high);
+}
+// Four halves at a multiple of 8 bytes: vload_half4 reads them one by one. Eight floats as halves at a multiple of 16.
+static inline float4 quad_float16(__global const void* p) {
+  const uint2 bits = *(__global const uint2*)p;
+  return (float4)(of_halves(bits.x), of_halves(bits.y));
+}
+#define PUT_HALVES(p, a, b)                                                                                          \
+  *(__global uint4*)(p) = (uint4)(pair_float16((a).x, (a).y), pair_float16((a).z, (a).w), pair_float16((b).x, (b).y), \
+                                  pair_float16((b).z, (b).w))

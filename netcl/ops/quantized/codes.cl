@@ -74,7 +74,7 @@ static inline float4 four_halves(__global const uchar* p) {
 // The words of run `run` (of 32 columns) of a record, and four codes of each row out of them: columns 4j to 4j + 3.
 #define WORD_AT(record, run, i, first) GET_INTS((record) + AT_CODES + ((run) * WORDS + (i)) * 64 + (first) * 4)
 #define WORDS_OF(w, record, run, first) UNROLL for (int i_ = 0; i_ < WORDS; ++i_) w[i_] = WORD_AT(record, run, i_, first);
-#define EIGHTHS (8 / LOW)  // fours of codes in a low word
+#define EIGHTHS (LOW > 8 ? 1 : 8 / LOW)  // fours of codes in a low word
 #define LOW_MASK (0x01010101 * ((1 << LOW % 8) - 1))
 #define LOW_CODES(word, j) (LOW == 8 ? (word) : ((word) >> LOW * ((j) % EIGHTHS)) & LOW_MASK)
 #if HIGH

@@ -9,7 +9,8 @@
 #define QUAD_OF(part) (PER_RUN == 2 ? t + 4 * (part) : 2 * t + (part))  // a scale covers both, or one each
 #define NIBBLES (LOW == 4 && !HIGH && PER_RUN == 1)  // a word has both fours of a lane
 #define TINY (NIBBLES && MIN)  // codes are halves as they are: code * 2^-24
-#define LOWS (NIBBLES || (LOW == 4 && PER_RUN == 1) ? 1 : 2)
+#define LOWS (LOW == 4 && PER_RUN == 1 ? 1 : 2)
+#define LANE_AT (PLAIN ? t * 256 + g * 4 : QUAD_OF(0) / EIGHTHS * 64 + g * 8)  // of its first word in the codes of a run
 #define LANE_WORDS (PLAIN ? 8 : LOWS + HIGH)
 #define SPAN (SCALES ? 8 : DEEP)  // runs that a warp takes at a time: a record, where groups have scales
 #define MAGIC 0x4b000000u  // 2^23: a byte under it is an exact float
@@ -17,34 +18,33 @@
 typedef struct { uint2 words[LANE_WORDS]; uint scale, minimum; } held;
 typedef struct { float2 d, m; uint groups[GROUPS / 4 + 1]; } head;
 
-// What a lane needs of a run of a strip, whose record is p.
-static inline void hold(held* h, __global const uchar* p, const int run, const int g, const int t) {
+// What a lane needs of a run: its words (low ones from `codes`, high ones from `high` on), and scale and minimum from `record` on.
+static inline void hold(held* h, __global const uchar* record, __global const uchar* codes, __global const uchar* high) {
 #if PLAIN
-  UNROLL for (int i = 0; i < 8; ++i) STREAM_4(h->words[i].x, p + (8 * t + i) * 32 + g * 4);
+  UNROLL for (int i = 0; i < 8; ++i) FETCH_4(h->words[i].x, codes + i * 32);
 #else
-  __global const uchar* codes = p + AT_CODES + run * WORDS * 64 + g * 8;
-  UNROLL for (int i = 0; i < LOWS; ++i) STREAM_8(h->words[i], codes + (NIBBLES ? t : QUAD_OF(i) / EIGHTHS) * 64);
-  UNROLL for (int i = 0; i < HIGH; ++i) STREAM_8(h->words[LOWS + i], codes + (LOW + i) * 64);
+  UNROLL for (int i = 0; i < LOWS; ++i) STREAM_8(h->words[i], codes + i * (PER_RUN == 2 ? 4 / EIGHTHS : 1) * 64);
+  UNROLL for (int i = 0; i < HIGH; ++i) STREAM_8(h->words[LOWS + i], high + i * 64);
 #if !SCALES
-  STREAM_4(h->scale, p + g * 4);
-  if (MIN) STREAM_4(h->minimum, p + 32 + g * 4);
+  STREAM_4(h->scale, record);
+  if (MIN) STREAM_4(h->minimum, record + 32);
 #endif
 #endif
 }
 
 #if SCALES
-// What a lane needs of the groups of a record: its own fourth of their scales, which lanes then exchange.
+// What a lane needs of the groups of a record, which begins 4 * g bytes before p: its fourth of their scales, which lanes then exchange.
 static inline void hold_head(head* h, __global const uchar* p, const int g, const int t) {
   uint d, m = 0;
-  STREAM_4(d, p + g * 4);
-  if (MIN) STREAM_4(m, p + 32 + g * 4);
+  STREAM_4(d, p);
+  if (MIN) STREAM_4(m, p + 32);
   UNROLL for (int i = 0; i < GROUPS / 4; ++i) {
-    h->groups[i] = *(__global const ushort*)(p + AT_SCALES + (4 * i + t) * 16 + g * 2);
-    if (MIN) h->groups[i] |= (uint)*(__global const ushort*)(p + AT_LOWER + (4 * i + t) * 16 + g * 2) << 16;
+    h->groups[i] = *(__global const ushort*)(p + AT_SCALES + (4 * i + t) * 16 - g * 2);
+    if (MIN) h->groups[i] |= (uint)*(__global const ushort*)(p + AT_LOWER + (4 * i + t) * 16 - g * 2) << 16;
     if (SCALES == 2) h->groups[i] ^= 0x8080u;
   }
-  h->d = (float2)(of_half(d), of_half(d >> 16)) * (TINY ? 16777216.0f : 1.0f);
-  h->m = -(float2)(of_half(m), of_half(m >> 16));
+  h->d = of_halves(d) * (TINY ? 16777216.0f : 1.0f);
+  h->m = -of_halves(m);
 }
 #endif
 
@@ -103,8 +103,7 @@ static inline uint2 activations_of(__global const X_T* x, const int rest) {
 #define FACTORS(by, low, h, hd, group) const float2 by = (float2)(1.0f), low = (float2)(0.0f);
 #elif !SCALES
 #define FACTORS(by, low, h, hd, group)                                                                        \
-  const float2 by = (float2)(of_half((h).scale), of_half((h).scale >> 16)) * (TINY ? 16777216.0f : 1.0f);     \
-  const float2 low = MIN ? (float2)(of_half((h).minimum), of_half((h).minimum >> 16)) : (float2)(0.0f);
+  const float2 by = of_halves((h).scale) * (TINY ? 16777216.0f : 1.0f), low = MIN ? of_halves((h).minimum) : (float2)(0.0f);
 #else
 #define FACTORS(by, low, h, hd, group)                                                                        \
   float2 by, low = (float2)(0.0f);                                                                            \
@@ -113,11 +112,12 @@ static inline uint2 activations_of(__global const X_T* x, const int rest) {
     FROM_LANE(four_, (hd).groups[(group) / 4], (lane & 28) | (group) % 4);                                    \
     BYTES_OF(s0_, four_, MAGIC, 0x7440);                                                                      \
     BYTES_OF(s1_, four_, MAGIC, 0x7441);                                                                      \
-    by = ((float2)(as_float(s0_), as_float(s1_)) - (8388608.0f + (SCALES == 2 ? 128.0f : 0.0f))) * (hd).d;    \
+    by = (float2)(as_float(s0_), as_float(s1_));                                                              \
+    by = SCALES == 2 ? (by - 8388736.0f) * (hd).d : fma(by, (hd).d, -8388608.0f * (hd).d);                    \
     if (MIN) {                                                                                                \
       BYTES_OF(l0_, four_, MAGIC, 0x7442);                                                                    \
       BYTES_OF(l1_, four_, MAGIC, 0x7443);                                                                    \
-      low = ((float2)(as_float(l0_), as_float(l1_)) - 8388608.0f) * (hd).m;                                   \
+      low = fma((float2)(as_float(l0_), as_float(l1_)), (hd).m, -8388608.0f * (hd).m);                        \
     }                                                                                                         \
   }
 #endif
@@ -129,34 +129,36 @@ void strips_mma(__global const uchar* w, __global const X_T* x, __global const B
   const int item = get_local_id(0), lane = item % 32, warp = item / 32, g = lane / 4, t = lane % 4, runs = columns / 32;
   const int strips = (rows + 15) / 16, begin = get_group_id(0) * MT;
   const uint ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
+  const size_t step = WARPS * (SPAN / PER_RECORD) * RECORD;
   float acc[MT][SETS][4] = {{{0.0f}}};
+  __global const uchar* p[MT];
+  __global const X_T* xs[SETS];
+  UNROLL for (int m = 0; m < MT; ++m)
+    p[m] = w + ((size_t)min(begin + m, strips - 1) * (runs / PER_RECORD) + warp * (SPAN / PER_RECORD)) * RECORD + g * 4;
+  UNROLL for (int s = 0; s < SETS; ++s)  // columns beyond the tokens repeat the last: they are not stored
+    xs[s] = x + (size_t)min(SPLIT ? (s * 8 + g) / 2 : s * 8 + g, tokens - 1) * columns + warp * SPAN * 32 + QUAD_OF(0) * 4;
   for (int run = warp * SPAN; run < runs; run += WARPS * SPAN) {
-    __global const uchar* p[MT];
     head hd[MT];
-    UNROLL for (int m = 0; m < MT; ++m) {
-      p[m] = w + ((size_t)min(begin + m, strips - 1) * (runs / PER_RECORD) + run / PER_RECORD) * RECORD;
 #if SCALES
-      hold_head(&hd[m], p[m], g, t);
+    UNROLL for (int m = 0; m < MT; ++m) hold_head(&hd[m], p[m], g, t);
 #endif
-    }
     UNROLL for (int from = 0; from < SPAN; from += DEEP) {
       held h[DEEP][MT];
       UNROLL for (int u = 0; u < DEEP; ++u)
         UNROLL for (int m = 0; m < MT; ++m)
-          if (WHOLE || run + u < runs) hold(&h[u][m], SCALES ? p[m] : p[m] + u * RECORD, SCALES ? from + u : 0, g, t);
+          if (WHOLE || run + u < runs) {
+            __global const uchar* codes = p[m] + (PLAIN ? 0 : AT_CODES) + (SCALES ? (from + u) * WORDS * 64 : u * RECORD);
+            hold(&h[u][m], p[m] + u * RECORD, codes + (LANE_AT - g * 4), codes + LOW * 64 + g * 4);
+          }
       UNROLL for (int u = 0; u < DEEP; ++u)
         if (WHOLE || run + u < runs)
           UNROLL for (int s = 0; s < SETS; ++s) {
-            const int column = s * 8 + g, token = SPLIT ? column / 2 : column, rest = SPLIT && column % 2;
-            __global const X_T* xs = x + (size_t)token * columns + (run + from + u) * 32;
-            uint4 b = (uint4)(0);
-            if (token < tokens) {
 #if X_HALVES && PER_RUN == 1
-              b = *(__global const uint4*)(xs + 8 * t);
+            uint4 b = *(__global const uint4*)(xs[s] + (from + u) * 32);
 #else
-              b = (uint4)(activations_of(xs + 4 * QUAD_OF(0), rest), activations_of(xs + 4 * QUAD_OF(1), rest));
+            __global const X_T* near = xs[s] + (from + u) * 32;
+            uint4 b = (uint4)(activations_of(near, SPLIT && g % 2), activations_of(near + (PER_RUN == 2 ? 16 : 4), SPLIT && g % 2));
 #endif
-            }
             if (NIBBLES) {
               uint4 o = b;
               BYTES_OF(b.x, o.x, o.y, 0x5410);
@@ -188,6 +190,8 @@ void strips_mma(__global const uchar* w, __global const X_T* x, __global const B
             }
           }
     }
+    UNROLL for (int m = 0; m < MT; ++m) p[m] += step;
+    UNROLL for (int s = 0; s < SETS; ++s) xs[s] += WARPS * SPAN * 32;
   }
   UNROLL for (int m = 0; m < MT; ++m)
     UNROLL for (int s = 0; s < SETS; ++s)

@@ -33,7 +33,7 @@ from netcl.ops.quantized.layout import STRIP_ROWS, pack_strips, record_size
 
 _ANY_CONFIG = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED)
 _SCRATCH = {"cpu": 64 << 20, "gpu": 256 << 20}  # bytes of weights that are unpacked at a time
-_FRAGMENT_MOST = 32  # columns of activations that matrix units take at once
+_FRAGMENT_MOST = 64  # columns of activations that matrix units take at once
 _TOKENS = 8  # that a kernel of strips does at once
 _PUTS = {  # how unpack.cl stores eight values, where vectors can; rows begin at multiples of 64 bytes
     "float32": "*(__global float4*)(p) = (a), *((__global float4*)(p) + 1) = (b)",
@@ -214,9 +214,12 @@ def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, c
     """Rows of the weights as values: those from ``begin`` on, or those of a list."""
     out = new_result((count, p.columns), dtype, queue)
     each = 32 if launch.on_cpu_device(queue) else 8  # columns of a work-item: neighbors on GPUs write neighboring columns
-    macros = _kind_macros(p.kind, 1, CLANG=0, ASM=0, EACH=each, LISTED=int(listed is not None), **{"PUT_8(p, a, b)": _PUTS.get(dtype, _PUT_EACH)})
+    units = handle_of(queue).profile.compute_capability is not None and dtype == "float16"
+    puts = _PUTS if not units else {"float16": "PUT_HALVES(p, a, b)"}
+    macros = _kind_macros(p.kind, 1, CLANG=0, ASM=0, EACH=each, LISTED=int(listed is not None), **{"PUT_8(p, a, b)": puts.get(dtype, _PUT_EACH)})
     operands = {"Y": dtype, "INDEX": "int32" if listed is None else listed.dtype}
-    kernel = launch.kernel(queue, __file__, "codes.cl unpack.cl", "unpack_rows", operands, macros)
+    text = primitives.cl_source(nvidia.__file__, "ptx.cl") if units else ""
+    kernel = launch.kernel(queue, __file__, "codes.cl unpack.cl", "unpack_rows", operands, macros, text)
     size = -(-count // STRIP_ROWS) * STRIP_ROWS * (p.columns // each)
     kernel(queue, size, 4 * launch.LOCAL_1D if each == 8 else launch.LOCAL_1D, weight, out if listed is None else listed, out, p.rows, p.columns, begin, count)
     return out
