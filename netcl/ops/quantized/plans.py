@@ -157,8 +157,9 @@ def round_activations(x: np.ndarray) -> np.ndarray:
 
 def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
     strips, units, runs = -(-p.rows // STRIP_ROWS), profile.max_compute_units, p.columns // 32
-    sizes = {"WARPS": 8, "MT": 1, "DEEP": 4, **config.extra.get("macros", {})}
-    sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "WHOLE": int(runs % sizes["DEEP"] == 0)}
+    sizes = {"WARPS": 4, "MT": 1, "SPAN": 4, "RING": 3, **config.extra.get("macros", {})}
+    sizes["SPAN"] = max(sizes["SPAN"], record_size(p.kind)[0] // 32)
+    sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "WHOLE": int(runs % sizes["SPAN"] == 0)}
     sizes["X_HALVES"] = int(p.dtype == "float16" and alignment(t.x) == 16)
     kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), **sizes)
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
@@ -216,12 +217,14 @@ def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, c
     each = 32 if launch.on_cpu_device(queue) else 8  # columns of a work-item: neighbors on GPUs write neighboring columns
     units = handle_of(queue).profile.compute_capability is not None and dtype == "float16"
     puts = _PUTS if not units else {"float16": "PUT_HALVES(p, a, b)"}
-    macros = _kind_macros(p.kind, 1, CLANG=0, ASM=0, EACH=each, LISTED=int(listed is not None), **{"PUT_8(p, a, b)": puts.get(dtype, _PUT_EACH)})
+    listing, put = int(listed is not None), {"PUT_8(p, a, b)": puts.get(dtype, _PUT_EACH)}
+    macros = _kind_macros(p.kind, 1, CLANG=0, ASM=0, EACH=each, LISTED=listing, **put)
     operands = {"Y": dtype, "INDEX": "int32" if listed is None else listed.dtype}
     text = primitives.cl_source(nvidia.__file__, "ptx.cl") if units else ""
     kernel = launch.kernel(queue, __file__, "codes.cl unpack.cl", "unpack_rows", operands, macros, text)
-    size = -(-count // STRIP_ROWS) * STRIP_ROWS * (p.columns // each)
-    kernel(queue, size, 4 * launch.LOCAL_1D if each == 8 else launch.LOCAL_1D, weight, out if listed is None else listed, out, p.rows, p.columns, begin, count)
+    size = (STRIP_ROWS * (p.columns // each), -(-count // STRIP_ROWS))
+    args = (weight, out if listed is None else listed, out, p.rows, p.columns, begin, count)
+    kernel(queue, size, (4 * launch.LOCAL_1D if each == 8 else launch.LOCAL_1D, 1), *args)
     return out
 
 

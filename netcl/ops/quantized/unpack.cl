@@ -1,15 +1,15 @@
 // Rows of packed weights as values: y[i] = w[rows[i]], or with LISTED 0 the rows from `begin` on. Macros of codes.cl (PLAIN), with V 1, and
 // PUT_8(p, a, b), which stores eight values of Y_T; INDEX_T is that of rows. A work-item does EACH columns of one row: 8 or 32. Neighbors do
-// the other columns of a run of 32, then the rows of a strip.
+// the other columns of a run of 32, then the rows of a strip; the second number of a work-item is that of 16 rows.
 #pragma OPENCL FP_CONTRACT OFF  // values are those of formats.py, bit for bit
 #define SHARERS (32 / EACH)  // of a run
 
 __kernel void unpack_rows(__global const uchar* w, __global const INDEX_T* listed, __global Y_T* y, const int rows, const int columns,
                           const int begin, const int count) {
-  const uint runs = columns / 32, i = get_global_id(0) / SHARERS, near = i % 16 + i / 16 / runs * 16, run = i / 16 % runs;
-  const int from = get_global_id(0) % SHARERS * EACH;
-  if (near >= count) return;
-  const int row = LISTED ? (int)listed[near] : begin + (int)near, first = row & 15;
+  const int runs = columns / 32, i = get_global_id(0), run = i / (16 * SHARERS), from = i % SHARERS * EACH;
+  const int near = get_global_id(1) * 16 + i / SHARERS % 16;
+  if (near >= count || run >= runs) return;
+  const int row = LISTED ? (int)listed[near] : begin + near, first = row & 15;
   __global Y_T* out = y + (size_t)near * columns + run * 32 + from;
   float f[EACH];
   if (row < 0 || row >= rows) {  // of a list that the host did not check
