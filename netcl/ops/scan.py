@@ -45,7 +45,8 @@ def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, 
     values = value_functions([DTYPES[source]], [DTYPES[target]], compute, Layout(0, 1, True, index))
     is_nan = "isnan(x)" if compute in ("float", "double") else "0"
     macros = f"#define SRC {DTYPES[source].c_storage}\n#define DST {DTYPES[target].c_storage}\n#define IS_NAN(x) ({is_nan})\n"
-    macros += f"#define LOAD load_{source}\n#define STORE store_{target}\n#define LANES {lanes}\n" + ("#define MINIMUM\n" if minimum else "")
+    macros += f"#define LOAD load_{source}\n#define STORE store_{target}\n#define LANES {lanes}\n"
+    macros += "#define MINIMUM\n" if minimum else ""
     text = f"{values}\n{macros}{_SCAN_SOURCE.replace('INDEX_T', index)}"
     return program.get(queue, text, "scan" if name == "cumsum" else "extreme")
 

@@ -243,12 +243,15 @@ def _depth_slices(queue: Any, p: Matmul, block: Block, quads: bool, t: Operands)
 
 def _few_rows(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """Products of at most eight rows: every work-item has a part of the depth of few columns."""
-    rows, items, enough = 1 << (p.m - 1).bit_length(), 128, 512 * profile.max_compute_units
-    columns = 4 if not p.trans_b else 2 if rows > 2 and p.n > 8192 else 1
-    lanes = next((n for n in (32, 64) if n * p.n // columns >= enough or p.k <= 32 * n), items)
+    rows = 1 << (p.m - 1).bit_length()
+    if p.trans_b:
+        columns, items = 2 if rows > 2 and p.n > 8192 else 1, 128
+        lanes = items if p.n < 16 * profile.max_compute_units else 32 if p.k <= 1024 else 64
+    else:
+        columns, items, lanes = 4, 256 if rows < 8 else 128, 128 if p.n < 128 * profile.max_compute_units else 16
     macros = {"ROWS": rows, "COLUMNS": columns, "LANES": lanes, "ITEMS": items, **config.extra.get("macros", {})}
-    loads = -(-p.k // (macros["LANES"] * (4 if p.trans_b else 1)))
-    macros["DEPTH"] = min(8, -(-loads // -(-loads // 8)))
+    loads = -(-p.k // (4 * macros["LANES"]))
+    macros["DEPTH"] = -(-loads // -(-loads // 8))  # in batches of at most eight, all of a size
     reads, files = _read_macros(p, True), "reads.cl gemv.cl"
     if profile.compute_capability and "float16" in (p.a, p.b):
         reads |= {f"{name}_QUAD(p)": "quad_float16(p)" for name, dtype in (("A", p.a), ("B", p.b)) if dtype == "float16"}
@@ -259,8 +262,9 @@ def _few_rows(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfil
 
 
 def _suits_few_rows(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
-    known = p.real == "float" and p.a in launch.QUADS and p.b in launch.QUADS and p.aligned and not p.trans_a and p.batches == 1
-    return known and 0 < p.m <= (8 if p.b == "float32" else 4) and min(p.n, p.k) >= 64 and p.k % 4 == 0 and (p.trans_b or p.n % 4 == 0)
+    known = p.real == "float" and {p.a, p.b} <= launch.QUADS.keys() and p.aligned and not p.trans_a and p.batches == 1
+    sized = 0 < p.m <= (8 if p.b == "float32" else 4) and min(p.n, p.k) >= 64 and p.k % 4 == 0 and (p.trans_b or p.n % 4 == 0)
+    return known and sized and profile.max_work_group_size >= 256
 
 
 def _tiles(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:

@@ -32,14 +32,12 @@ void gemv(__global const A_T* restrict a, __global const B_T* restrict b, __glob
   }
 #else
   b += min(first, n - 4);
-  for (int begin = lane; begin < k; begin += DEPTH * LANES) {
-    float4 y[DEPTH];
-    UNROLL for (int u = 0; u < DEPTH; ++u) y[u] = begin + u * LANES < k ? B_QUAD(b + (INDEX)(begin + u * LANES) * n) : (float4)(0);
-    UNROLL for (int u = 0; u < DEPTH; ++u)
-      UNROLL for (int i = 0; i < ROWS; ++i) {
-        const REAL x = A_LOAD(a, (INDEX)min(i, m - 1) * k + min(begin + u * LANES, k - 1));
-        sum[i][0] += x * y[u].x, sum[i][1] += x * y[u].y, sum[i][2] += x * y[u].z, sum[i][3] += x * y[u].w;
-      }
+  _Pragma("unroll 8") for (int d = lane; d < k; d += LANES) {
+    const float4 y = B_QUAD(b + (INDEX)d * n);
+    UNROLL for (int i = 0; i < ROWS; ++i) {
+      const REAL x = A_LOAD(a, (INDEX)min(i, m - 1) * k + d);
+      sum[i][0] += x * y.x, sum[i][1] += x * y.y, sum[i][2] += x * y.z, sum[i][3] += x * y.w;
+    }
   }
 #endif
   const int at = team * LANES + lane;

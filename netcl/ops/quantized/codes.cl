@@ -86,15 +86,17 @@ static inline float4 four_halves(__global const uchar* p) {
 #define FOUR_CODES(w, j) LOW_CODES(w[(j) / EIGHTHS], j)
 #define FOUR_CODES_AT(record, run, j, first) LOW_CODES(WORD_AT(record, run, (j) / EIGHTHS, first), j)
 #endif
-// What the scale multiplies, of code i of four.
+// What the scale multiplies, of code i of four; PLACE(i) is its byte.
+#define NIBBLES (LOW == 4 && !HIGH)
+#define PLACE(i) (NIBBLES ? ((i) & 1) * 2 + (i) / 2 : (i))
 #if CODEBOOK && V == 1
-#define UNIT(c, i) shuffle(BOOK, (uint2)((((c) >> 8 * (i)) & 15))).x
+#define UNIT(c, i) shuffle(BOOK, (uint2)((((c) >> 8 * PLACE(i)) & 15))).x
 #elif CODEBOOK
-#define UNIT(c, i) shuffle(BOOK, JOIN(as_, OF(uint))(((c) >> 8 * (i)) & 15))
+#define UNIT(c, i) shuffle(BOOK, JOIN(as_, OF(uint))(((c) >> 8 * PLACE(i)) & 15))
 #elif LOW == 8
 #define UNIT(c, i) TO_FLOAT(((c) << (24 - 8 * (i))) >> 24)
 #else
-#define UNIT(c, i) (TO_FLOAT(((c) >> 8 * (i)) & 255) - (float)OFFSET)
+#define UNIT(c, i) (TO_FLOAT(((c) >> 8 * PLACE(i)) & 255) - (float)OFFSET)
 #endif
 // Scale and minimum of a group of a record.
 #define SMALL(type, record, at, group, first) TO_FLOAT(GET_BYTES(type, (record) + (at) + (group) * 16 + (first)))

@@ -6,6 +6,7 @@ instructions: :func:`_kernels_trusted`. ``selector.register("quantized", conditi
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import warnings
@@ -40,6 +41,16 @@ _PUTS = {  # how unpack.cl stores eight values, where vectors can; rows begin at
     "float16": "vstorea_half8_rte((float8)((a), (b)), 0, p)",
 }
 _PUT_EACH = ", ".join(f"Y_STORE((p), {i}, ({'ab'[i // 4]}).s{i % 4})" for i in range(8))
+# Strips per compute unit at most, then WARPS, MT and DEEP of mma.cl; "many" are more than 8 columns of activations, whose sums take local
+# memory. Of 4, 8 and 16 warps, 1 and 2 strips, 2, 4 and 8 runs.
+_MMA_TABLE = {
+    "plain": ((2, 16, 1, 4), (math.inf, 8, 1, 2)),
+    "bytes": ((2, 16, 1, 2), (16, 8, 1, 2), (math.inf, 4, 1, 2)),
+    "codes": ((2, 16, 1, 2), (math.inf, 8, 1, 2)),
+    "scaled": ((2, 16, 1, 4), (4, 8, 1, 4), (math.inf, 4, 1, 4)),
+    "many": ((2, 8, 1, 4), (math.inf, 4, 2, 4)),
+    "many bytes": ((2, 8, 1, 2), (math.inf, 4, 1, 2)),
+}
 _FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": ("asimddp", 2)}
 
 
@@ -155,11 +166,20 @@ def round_activations(x: np.ndarray) -> np.ndarray:
     return (np.rint(runs * inverse).astype(np.float64) * (largest / np.float32(127))).reshape(x.shape)
 
 
+def _mma_sizes(p: Packed, strips_per_unit: float) -> dict[str, int]:
+    """Macros of mma.cl for a product, from the table of those that were fastest on an H200."""
+    kind = "plain" if p.kind.plain else "scaled" if "scales" in p.kind.fields else "bytes" if p.kind.bits == 8 else "codes"
+    if p.fragment > 8:
+        kind = "many bytes" if kind == "bytes" else "many"
+    warps, tall, deep = next(sizes for most, *sizes in _MMA_TABLE[kind] if strips_per_unit <= most)
+    records = p.columns // record_size(p.kind)[0]
+    return {"WARPS": warps if kind != "scaled" or records >= warps else max(4, warps // 2), "MT": tall, "DEEP": deep}
+
+
 def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
-    strips, units, runs = -(-p.rows // STRIP_ROWS), profile.max_compute_units, p.columns // 32
-    sizes = {"WARPS": 4, "MT": 1, "SPAN": 4, "RING": 3, **config.extra.get("macros", {})}
-    sizes["SPAN"] = max(sizes["SPAN"], record_size(p.kind)[0] // 32)
-    sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "WHOLE": int(runs % sizes["SPAN"] == 0)}
+    strips, runs = -(-p.rows // STRIP_ROWS), p.columns // 32
+    sizes = _mma_sizes(p, strips / profile.max_compute_units) | config.extra.get("macros", {})
+    sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "WHOLE": int(runs % sizes["DEEP"] == 0)}
     sizes["X_HALVES"] = int(p.dtype == "float16" and alignment(t.x) == 16)
     kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), **sizes)
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
@@ -268,7 +288,7 @@ algorithms.add(
     probe=lambda queue, p, config: has_dots(queue, p.kind), samples=_tier("dot"),
 )  # fmt: skip
 algorithms.add(
-    "quantized", "mma", "codes.cl mma.cl", "GPUs: up to 32 tokens of float16, 16 of float32",
+    "quantized", "mma", "codes.cl mma.cl", "GPUs: up to 64 tokens of float16, 32 of float32",
     "quantized_h200.json: Q4_0 14336x4096, 1 tokens", _mma,
     device="gpu", tiers=("mma",), needs="NVIDIA, compute capability 8.0 or more",
     when=lambda p, config, profile: nvidia.capable(profile) and not p.kind.codebook and p.kind.name != "BF16"
