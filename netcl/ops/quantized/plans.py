@@ -33,7 +33,7 @@ from netcl.ops.quantized.formats import Kind, dequantize, quantize
 from netcl.ops.quantized.layout import STRIP_ROWS, pack_strips, record_size
 
 _ANY_CONFIG = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED)
-_SCRATCH = {"cpu": 64 << 20, "gpu": 256 << 20}  # bytes of weights that are unpacked at a time
+_SCRATCH = 64 << 20  # bytes of weights that CPUs unpack at a time; GPUs four times as many
 _FRAGMENT_MOST = 64  # columns of activations that matrix units take at once
 _TOKENS = 8  # that a kernel of strips does at once
 _PUTS = {  # how unpack.cl stores eight values, where vectors can; rows begin at multiples of 64 bytes
@@ -44,10 +44,9 @@ _PUT_EACH = ", ".join(f"Y_STORE((p), {i}, ({'ab'[i // 4]}).s{i % 4})" for i in r
 # Strips per compute unit at most, then WARPS, MT and DEEP of mma.cl; "many" are more than 8 columns of activations, whose sums take local
 # memory. Of 4, 8 and 16 warps, 1 and 2 strips, 2, 4 and 8 runs.
 _MMA_TABLE = {
-    "plain": ((2, 16, 1, 4), (math.inf, 8, 1, 2)),
-    "bytes": ((2, 16, 1, 2), (16, 8, 1, 2), (math.inf, 4, 1, 2)),
-    "codes": ((2, 16, 1, 2), (math.inf, 8, 1, 2)),
-    "scaled": ((2, 16, 1, 4), (4, 8, 1, 4), (math.inf, 4, 1, 4)),
+    "plain": ((2, 16, 1, 2), (math.inf, 8, 1, 2)),
+    "codes": ((2, 16, 1, 2), (16, 8, 1, 2), (math.inf, 4, 1, 2)),
+    "scaled": ((2, 16, 1, 8), (4, 8, 1, 8), (math.inf, 4, 1, 8)),
     "many": ((2, 8, 1, 4), (math.inf, 4, 2, 4)),
     "many bytes": ((2, 8, 1, 2), (math.inf, 4, 1, 2)),
 }
@@ -168,9 +167,9 @@ def round_activations(x: np.ndarray) -> np.ndarray:
 
 def _mma_sizes(p: Packed, strips_per_unit: float) -> dict[str, int]:
     """Macros of mma.cl for a product, from the table of those that were fastest on an H200."""
-    kind = "plain" if p.kind.plain else "scaled" if "scales" in p.kind.fields else "bytes" if p.kind.bits == 8 else "codes"
+    kind = "plain" if p.kind.plain else "scaled" if "scales" in p.kind.fields else "codes"
     if p.fragment > 8:
-        kind = "many bytes" if kind == "bytes" else "many"
+        kind = "many bytes" if p.kind.bits == 8 else "many"
     warps, tall, deep = next(sizes for most, *sizes in _MMA_TABLE[kind] if strips_per_unit <= most)
     records = p.columns // record_size(p.kind)[0]
     return {"WARPS": warps if kind != "scaled" or records >= warps else max(4, warps // 2), "MT": tall, "DEEP": deep}
@@ -250,7 +249,7 @@ def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, c
 
 def _pieces(queue: Any, p: Packed) -> Iterator[tuple[int, int]]:
     """First row and number of rows of the pieces that are unpacked at a time."""
-    most = _SCRATCH["cpu" if launch.on_cpu_device(queue) else "gpu"]
+    most = _SCRATCH if launch.on_cpu_device(queue) else 4 * _SCRATCH
     step = max(STRIP_ROWS, most // (p.columns * DTYPES[p.dtype].itemsize) // STRIP_ROWS * STRIP_ROWS)
     return ((begin, min(step, p.rows - begin)) for begin in range(0, p.rows, step))
 
