@@ -134,24 +134,57 @@ class Bench:
         }  # fmt: skip
 
     def prefill(self, kind: Any, tokens: int, rows: int, columns: int) -> dict[str, Any]:
+        import netcl
+        import netcl.autograd as ag
         from netcl import ops
         from netcl.core.tensor import Tensor
 
         weight = random_packed(kind, rows, columns, 0)
-        held = Tensor.from_host(self.queue, weight)
+        held = [Tensor.from_host(self.queue, weight) for _ in range(4)]
         x = Tensor.from_host(self.queue, np.random.default_rng(1).standard_normal((tokens, columns), np.float32), self.dtype)
-        plain = ops.quantized_rows(held, kind=kind.name, shape=(rows, columns), dtype=self.dtype)
-        ways = {"packed": lambda: ops.quantized_linear(x, held, kind=kind.name, rows=rows), "unpacked": lambda: ops.affine(x, plain)}
-        check(kind, weight, x, ways["packed"](), rows, 3e-2)
-        ways["unpacked"]()
-        best = dict.fromkeys(ways, float("inf"))
+        plain = ops.quantized_rows(held[0], kind=kind.name, shape=(rows, columns), dtype=self.dtype)
+
+        def packed(x: Any) -> list[Any]:
+            with ag.no_grad():
+                return [ops.quantized_linear(x, w, kind=kind.name, rows=rows) for w in held]
+
+        def unpacked(x: Any) -> list[Any]:
+            with ag.no_grad():
+                return [ops.affine(x, plain) for _ in held]
+
+        check(kind, weight, x, packed(x)[0], rows, 3e-2)
+        ways = {"packed": netcl.compile(packed), "unpacked": netcl.compile(unpacked)}
+        for way in ways.values():
+            for _ in range(4):
+                way(x)
+        calls: dict[str, Callable[[], Any]] = {name: lambda way=way: way(x) for name, way in ways.items()}  # type: ignore[misc]
+        if self.where.torch is not None and self.where.torch_device == "cuda":
+            calls["torch"] = self.torch_product(tokens, rows, columns, len(held))
+        best, waits = dict.fromkeys(calls, float("inf")), {}
+        if "torch" in calls:
+            waits["torch"] = self.where.torch.cuda.synchronize
         for _ in range(self.chosen.repeats):
-            best = {name: min(best[name], seconds(way, self.wait, self.least)) for name, way in ways.items()}
+            for name, call in calls.items():
+                best[name] = min(best[name], seconds(call, waits.get(name, self.wait), self.least) / len(held))
         flops = 2e-9 * tokens * rows * columns
-        return {
+        row = {
             "case": f"{kind.name} {rows}x{columns}, {tokens} tokens", "us": round(best["packed"] * 1e6, 1),
             "gflop_per_s": round(flops / best["packed"], 1), "of_unpacked_product": round(best["unpacked"] / best["packed"], 3),
         }  # fmt: skip
+        return row | ({"of_torch_float16": round(best["torch"] / best["packed"], 3)} if "torch" in best else {})
+
+    def torch_product(self, tokens: int, rows: int, columns: int, count: int) -> Callable[[], Any]:
+        """torch's product of float16 matrices of these sizes, as often as ours, in a CUDA graph."""
+        torch = self.where.torch
+        w = [torch.randn(rows, columns, device="cuda", dtype=torch.float16) for _ in range(count)]
+        x = torch.randn(tokens, columns, device="cuda", dtype=torch.float16)
+        for each in w:
+            torch.matmul(x, each.T)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for each in w:
+                torch.matmul(x, each.T)
+        return graph.replay
 
 
 def main() -> None:
@@ -161,7 +194,7 @@ def main() -> None:
     from netcl.bench import setting
     from netcl.ops.quantized.formats import BLOCK_TYPES
 
-    where = setting(chosen.device, repeats=chosen.repeats, quick=chosen.quick, with_torch=False)
+    where = setting(chosen.device, repeats=chosen.repeats, quick=chosen.quick, with_torch=kind_of(chosen.device) != "cpu")
     bench, kinds = Bench(where, chosen), [BLOCK_TYPES[name] for name in chosen.kinds.split(",")]
     shapes = ((64, 256), (100, 512)) if chosen.quick else (*SHAPES, LARGE) if bench.gpu else SHAPES
     tokens, prefill = (TOKENS[::3], ((33, 64, 256),)) if chosen.quick else (TOKENS if bench.gpu else TOKENS[::3], PREFILL)

@@ -34,10 +34,14 @@ int beats(real a, INDEX_T i, real b, INDEX_T j) {
 #endif
 }
 
-// One work-item finds the best of one slice of one column. Second launch: `candidates` are the winners of the slices.
+// The best of one slice of one column, found by LANES work-items: a work-group, or one work-item alone. Second launch: `candidates` are the
+// winners of the slices.
+#if LANES > 1
+__attribute__((reqd_work_group_size(LANES, 1, 1)))
+#endif
 __kernel void extreme(__global const SRC* x, __global const long* candidates, __global long* y, const INDEX_T rows, const INDEX_T count,
                       const INDEX_T inner, const INDEX_T slice, const INDEX_T slices, const int second) {
-  const INDEX_T item = get_global_id(0);
+  const INDEX_T item = LANES > 1 ? get_group_id(0) : get_global_id(0), lane = LANES > 1 ? get_local_id(0) : 0;
   const INDEX_T parts = second ? 1 : slices;
   if (item >= rows * parts * inner) return;
   const INDEX_T column = item % inner;
@@ -46,15 +50,44 @@ __kernel void extreme(__global const SRC* x, __global const long* candidates, __
   const INDEX_T end = second ? slices : min(begin + slice, count);
   x += row * count * inner + column;
   candidates += row * slices * inner + column;
-  INDEX_T best = second ? (INDEX_T)candidates[0] : begin;
+#define PLACE(i) (second ? (INDEX_T)candidates[(i) * inner] : (i))
+  INDEX_T best = PLACE(min(begin + lane, end - 1));
   real value = LOAD(x, best * inner, 1);
-  for (INDEX_T i = begin + 1; i < end; ++i) {
-    const INDEX_T at = second ? (INDEX_T)candidates[i * inner] : i;
+  INDEX_T i = begin + lane + LANES;
+#if LANES > 1  // loads ahead of comparisons
+  for (; i + 7 * LANES < end; i += 8 * LANES) {
+    INDEX_T places[8];
+    real others[8];
+    for (int j = 0; j < 8; ++j) places[j] = PLACE(i + j * LANES);
+    for (int j = 0; j < 8; ++j) others[j] = LOAD(x, places[j] * inner, 1);
+    for (int j = 0; j < 8; ++j)
+      if (beats(others[j], places[j], value, best)) {
+        best = places[j];
+        value = others[j];
+      }
+  }
+#endif
+  for (; i < end; i += LANES) {
+    const INDEX_T at = PLACE(i);
     const real other = LOAD(x, at * inner, 1);
     if (beats(other, at, value, best)) {
       best = at;
       value = other;
     }
   }
-  y[item] = best;
+#if LANES > 1
+  __local real values[LANES];
+  __local INDEX_T places[LANES];
+  for (int left = LANES / 2; left; left /= 2) {
+    values[lane] = value;
+    places[lane] = best;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lane < left && beats(values[lane + left], places[lane + left], value, best)) {
+      best = places[lane + left];
+      value = values[lane + left];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+  }
+#endif
+  if (lane == 0) y[item] = best;
 }

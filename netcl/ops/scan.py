@@ -24,6 +24,7 @@ from netcl.engine.registry import S, op
 
 _SCAN_SOURCE = (Path(__file__).parent / "scan.cl").read_text()
 _SLICE = 1024  # elements that one work-item walks before it is worth asking another
+_WALK = 64  # elements that one work-item of a work-group walks before another work-group is worth a second launch
 
 
 def _scan_shape(name: str, x: Tensor, axis: Any) -> Shape3:
@@ -38,13 +39,14 @@ def _scan_shape(name: str, x: Tensor, axis: Any) -> Shape3:
     return Shape3(math.prod(x.shape[:a]), x.shape[a], math.prod(x.shape[a + 1 :]))
 
 
-def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, n: int, minimum: bool = False) -> Any:
+def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, n: int, minimum: bool = False, lanes: int = 1) -> Any:
     check_double(name, queue, (source, target))
     index = index_type(n)
     values = value_functions([DTYPES[source]], [DTYPES[target]], compute, Layout(0, 1, True, index))
     is_nan = "isnan(x)" if compute in ("float", "double") else "0"
     macros = f"#define SRC {DTYPES[source].c_storage}\n#define DST {DTYPES[target].c_storage}\n#define IS_NAN(x) ({is_nan})\n"
-    macros += f"#define LOAD load_{source}\n#define STORE store_{target}\n" + ("#define MINIMUM\n" if minimum else "")
+    macros += f"#define LOAD load_{source}\n#define STORE store_{target}\n#define LANES {lanes}\n"
+    macros += "#define MINIMUM\n" if minimum else ""
     text = f"{values}\n{macros}{_SCAN_SOURCE.replace('INDEX_T', index)}"
     return program.get(queue, text, "scan" if name == "cumsum" else "extreme")
 
@@ -152,16 +154,20 @@ def _arg_numpy(find: Callable[..., Any], x: Tensor, axis: int | None, shape: tup
 
 def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3) -> None:
     queue = x.queue
-    kernel = _scan_kernel(name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin")
+    columns, profile, lanes = shape.rows * shape.inner, profile_of(queue), 1
     length, slices = _slicing(shape, queue)
-    columns = shape.rows * shape.inner
-    local = _scan_local_size(queue, columns * slices)
+    if profile.device_type != "cpu" and slices > 1:  # few long columns: a work-group each, or several where one would take long
+        lanes = 1 << (min(1024, int(profile.max_work_group_size)).bit_length() - 1)
+        slices = min(slices, -(-shape.length // (_WALK * lanes)))
+        length = -(-shape.length // slices)
+    kernel = _scan_kernel(name, queue, x.dtype, x.dtype, DTYPES[x.dtype].c_compute, math.prod(shape), name == "argmin", lanes)
+    local = lanes if lanes > 1 else _scan_local_size(queue, columns * slices)
     if slices == 1:
-        kernel(queue, columns, local, x, target, target, *shape, length, 1, 0)
+        kernel(queue, columns * lanes, local, x, target, target, *shape, length, 1, 0)
         return
     winners = Tensor.empty((shape.rows, slices, shape.inner), "int64", queue=queue)
-    kernel(queue, columns * slices, local, x, winners, winners, *shape, length, slices, 0)
-    kernel(queue, columns, local, x, winners, target, *shape, length, slices, 1)
+    kernel(queue, columns * slices * lanes, local, x, winners, winners, *shape, length, slices, 0)
+    kernel(queue, columns * lanes, local, x, winners, target, *shape, length, slices, 1)
 
 
 _ARG_SAMPLES = [S((257,)), S((3, 5, 7), axis=1), S((3, 5), axis=-1, keepdims=True), S((5000,)), S((9,), dtypes="int32", high=3, low=0)]

@@ -21,7 +21,8 @@ _KEY = "quarantine"
 _CONV_SIZES = (2, 8, 9, 8, 12, 3, 3)
 #: An op, its sizes and flags: odd sizes, sizes that fill a tile, and sizes above the limits of the policy.
 _PROBLEMS: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
-    ("matmul", (9, 70, 33), {"trans_b": True}), ("matmul", (64, 64, 96), {}), ("matmul", (130, 65, 256), {"trans_a": True}),
+    ("matmul", (9, 70, 33), {"trans_b": True}), ("matmul", (3, 256, 512), {"trans_b": True}), ("matmul", (64, 64, 96), {}),
+    ("matmul", (130, 65, 256), {"trans_a": True}),
     *((op, _CONV_SIZES, {"pad": 1}) for op in ("conv2d", "conv2d_input_grad", "conv2d_weight_grad")),
     ("conv2d", (1, 16, 7, 9, 8, 1, 1), {}), ("conv2d", (1, 8, 9, 9, 8, 3, 3), {"stride": 2, "groups": 2}),
 )  # fmt: skip

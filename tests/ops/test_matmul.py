@@ -16,7 +16,7 @@ from netcl.core.hooks import hooks
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
-from netcl.engine.algorithms import ALGORITHMS
+from netcl.engine.algorithms import ALGORITHMS, last_chosen
 from netcl.engine.registry import REGISTRY
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import amx, build_matmul_kernel, cpu, gemm, mma, nvidia
@@ -414,3 +414,20 @@ def test_empty_products_have_empty_gradients(device):
     x, w = (Tensor.from_host(device.queue, np.ones(shape, np.float32), requires_grad=True) for shape in ((2, 3, 0), (4, 0)))
     (ag.linear(x, w).sum() + ag.matmul(x, w, transpose_b=True).sum()).backward()
     assert (x.grad.shape, w.grad.shape) == (x.shape, w.shape)
+
+
+FEW_ROWS = [(1, 70, 132, True, "float32"), (3, 68, 200, False, "float32"), (8, 101, 64, True, "float32"), (4, 64, 72, True, "float16"),
+            (2, 64, 68, False, "bfloat16")]  # fmt: skip
+
+
+@pytest.mark.parametrize("m, n, k, turned, dtype", FEW_ROWS)
+def test_few_rows(cl_device, rng, m, n, k, turned, dtype):
+    """The kernel of GPUs for few rows, on every device: both orders of the weights, ends of rows and columns, a bias."""
+    a, b, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((m, k), (n, k) if turned else (k, n), (n,)))
+    left, right = tensors(cl_device.queue, a, b, dtype=dtype)
+    config = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, extra={"tier": "gemv"})
+    extras = Extras(Finish("float32"), Tensor.from_host(cl_device.queue, bias))
+    made = gemm.product(left, right, (m, n), extras, False, turned, config)
+    assert last_chosen["matmul"].name == "gemv"
+    left, right = (ops.cast(t, "float32").to_host().astype(np.float64) for t in (left, right))
+    np.testing.assert_allclose(made.to_host(), left @ (right.T if turned else right) + bias, rtol=1e-4, atol=1e-4)

@@ -18,6 +18,7 @@ from netcl.ops.attention.geometry import score_scale
 QUERIES_AT_ONCE = 8  # queries of a work-group: each has its sums in registers
 CACHED_ITEMS = 128
 RANGE_LIMITS = (64, 512)  # positions of a work-group, at least and at most
+ONE_RANGE = 256  # positions that a work-group of a GPU takes alone: combining ranges is one launch more
 SCORES_AT_ONCE = 2048  # scores of a work-group, in local memory
 GROUPS_PER_CU = 2  # work-groups per compute unit that are enough
 
@@ -149,6 +150,8 @@ def _cached_cl(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, sca
     blocks = -(-(heads // groups * new) // rows)
     even = length * batch * groups * blocks // (GROUPS_PER_CU * profile.max_compute_units)  # positions for which all units have work
     span = min(RANGE_LIMITS[1], SCORES_AT_ONCE // rows, max(RANGE_LIMITS[0], 1 << max(0, even.bit_length() - 1)))
+    if length <= ONE_RANGE and rows * length <= SCORES_AT_ONCE and not on_cpu:
+        span = length
     ranges = -(-length // span)
     lanes, read = _lanes_of(q, (depth, wide), profile.vector_width)
     sums_in, real = sum_dtype(q.dtype), DTYPES[q.dtype].c_compute

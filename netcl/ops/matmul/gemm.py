@@ -241,6 +241,32 @@ def _depth_slices(queue: Any, p: Matmul, block: Block, quads: bool, t: Operands)
     kernel(queue, groups_of(p, block.m, block.n) * block.items, block.items, t.a, t.b, *t.end, *numbers, t.scale)
 
 
+def _few_rows(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
+    """Products of at most eight rows: every work-item has a part of the depth of few columns."""
+    rows = 1 << (p.m - 1).bit_length()
+    if p.trans_b:
+        columns, items = 2 if rows > 2 and p.n > 8192 else 1, 128
+        lanes = items if p.n < 16 * profile.max_compute_units else 32 if p.k <= 1024 else 64
+    else:
+        columns, items, lanes = 4, 256 if rows < 8 else 128, 128 if p.n < 128 * profile.max_compute_units else 16
+    macros = {"ROWS": rows, "COLUMNS": columns, "LANES": lanes, "ITEMS": items, **config.extra.get("macros", {})}
+    loads = -(-p.k // (4 * macros["LANES"]))
+    macros["DEPTH"] = -(-loads // -(-loads // 8))  # in batches of at most eight, all of a size
+    reads, files = _read_macros(p, True), "reads.cl gemv.cl"
+    if profile.compute_capability and "float16" in (p.a, p.b):
+        reads |= {f"{name}_QUAD(p)": "quad_float16(p)" for name, dtype in (("A", p.a), ("B", p.b)) if dtype == "float16"}
+        files = "ptx.cl reads.cl gemv.cl"
+    kernel = compiled(queue, files, "gemv", p, **macros, **reads)
+    groups = -(-p.n // (macros["COLUMNS"] * macros["ITEMS"] // macros["LANES"]))
+    kernel(queue, groups * macros["ITEMS"], macros["ITEMS"], t.a, t.b, *t.end, *p.sizes(), p.has_bias, t.scale)
+
+
+def _suits_few_rows(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
+    known = p.real == "float" and {p.a, p.b} <= launch.QUADS.keys() and p.aligned and not p.trans_a and p.batches == 1
+    sized = 0 < p.m <= (8 if p.b == "float32" else 4) and min(p.n, p.k) >= 64 and p.k % 4 == 0 and (p.trans_b or p.n % 4 == 0)
+    return known and sized and profile.max_work_group_size >= 256
+
+
 def _tiles(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     block = _best_block(p, config, profile)
     quads = config.use_vectorization and p.aligned and p.a in launch.QUADS and p.b in launch.QUADS
@@ -347,6 +373,10 @@ NAIVE = algorithms.add(
 algorithms.add(
     "matmul", "vectorized", "naive.cl", "configurations without local memory: 4 x 4 results per work-item", "", _vectorized,
     device="gpu", variants=VARIANTS[3:], cost=portable_cost, samples=(KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "simt"}),),
+)  # fmt: skip
+algorithms.add(
+    "matmul", "gemv", "gemv.cl", "GPUs: at most eight rows, at the speed of memory", "decode_h200.json: decode, 64 tokens", _few_rows,
+    device="gpu", tiers=("gemv",), variants=VARIANTS[1:3], when=_suits_few_rows, cost=algorithms.first,
 )  # fmt: skip
 TILED_PRODUCT = algorithms.add(
     "matmul", "tiles", "simt.cl slices.cl", "GPUs: register tiles fed from local memory, or slices of k where those are too few",
@@ -461,20 +491,20 @@ class Extras(NamedTuple):
 
 def product(
     a: Tensor, b: Tensor, out_shape: tuple[int, ...], extras: Extras, trans_a: bool = False, trans_b: bool = False,
-    config: KernelConfig | None = None,
+    config: KernelConfig | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """op(a) op(b) with what follows, for stacks of matrices whose batch axes broadcast; OpenCL devices.
 
-    ``config`` takes the selector's place, as a tuner wants it.
+    ``config`` takes the selector's place, as a tuner wants it. ``out`` is where the result goes, if not into new memory.
     """
     queue, (finish, bias, residual, scale) = a.queue, extras
     p = _product_of(a, b, trans_a, trans_b, bias, finish, scale != 1)
     if p is None:
         a, b = (broadcast_to(x, (*out_shape[:-2], *x.shape[-2:])) for x in (a, b))
-        return product(a, b, out_shape, extras, trans_a, trans_b, config)
+        return product(a, b, out_shape, extras, trans_a, trans_b, config, out)
     algorithm, found = chosen(queue, p, config)
     if _widens(queue, p, algorithm, found):
-        return product(cast(a, sum_dtype(finish.dtype)), b, out_shape, extras, trans_a, trans_b, config)
-    out = new_result(out_shape, finish.stored, queue)
+        return product(cast(a, sum_dtype(finish.dtype)), b, out_shape, extras, trans_a, trans_b, config, out)
+    out = new_result(out_shape, finish.stored, queue) if out is None else out
     algorithm.run(queue, p, found, handle_of(queue).profile, Operands(a, b, out, bias, residual, scale))
     return out

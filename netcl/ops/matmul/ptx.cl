@@ -65,3 +65,36 @@ static inline int any_lane(int holds) {
   __asm__ volatile("{ .reg .pred p; setp.ne.s32 p, %1, 0; vote.sync.any.pred p, p, -1; selp.s32 %0, 1, 0, p; }" : "=r"(any) : "r"(holds));
   return any;
 }
+
+// What products with packed weights need (quantized/mma.cl). d = a b; 8 or 4 bytes that are read once, past the cache of the compute unit;
+// bytes of two words by PTX's selector; pairs of halves; a value of another lane.
+#define MMA_FRESH(d, a, b0, b1)                                                                                          \
+  __asm__("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"  \
+          : "=f"((d)[0]), "=f"((d)[1]), "=f"((d)[2]), "=f"((d)[3])                                                       \
+          : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"(b0), "r"(b1), "f"(0.0f))
+#define STREAM_8(v, p) __asm__("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"((v).x), "=r"((v).y) : "l"(p))
+#define STREAM_4(v, p) __asm__("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(v) : "l"(p))
+#define FETCH_4(v, p) __asm__("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p))
+#define BYTES_OF(r, a, b, selector) __asm__("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "n"(selector))
+#define SUB_HALVES(r, a, b) __asm__("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b))
+#define FMA_HALVES(r, a, b, c) __asm__("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c))
+#define FROM_LANE(r, v, lane) __asm__ volatile("shfl.sync.idx.b32 %0, %1, %2, 31, -1;" : "=r"(r) : "r"(v), "r"(lane))
+static inline float of_half(const uint bits) {
+  const ushort low = bits;
+  float f;
+  __asm__("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(low));
+  return f;
+}
+static inline float2 of_halves(const uint bits) {
+  float low, high;
+  __asm__("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }" : "=f"(low), "=f"(high) : "r"(bits));
+  return (float2)(low, high);
+}
+// Four halves at a multiple of 8 bytes: vload_half4 reads them one by one. Eight floats as halves at a multiple of 16.
+static inline float4 quad_float16(__global const void* p) {
+  const uint2 bits = *(__global const uint2*)p;
+  return (float4)(of_halves(bits.x), of_halves(bits.y));
+}
+#define PUT_HALVES(p, a, b)                                                                                          \
+  *(__global uint4*)(p) = (uint4)(pair_float16((a).x, (a).y), pair_float16((a).z, (a).w), pair_float16((b).x, (b).y), \
+                                  pair_float16((b).z, (b).w))

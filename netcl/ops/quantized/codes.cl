@@ -72,31 +72,31 @@ static inline float4 four_halves(__global const uchar* p) {
 #define BOOK ((float16)(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 
 // The words of run `run` (of 32 columns) of a record, and four codes of each row out of them: columns 4j to 4j + 3.
-#define WORDS_OF(w, record, run, first) \
-  UNROLL for (int i_ = 0; i_ < WORDS; ++i_) w[i_] = GET_INTS((record) + AT_CODES + ((run) * WORDS + i_) * 64 + (first) * 4);
-#if LOW == 8
-#define LOW_CODES(w, j) w[j]
-#elif LOW == 4
-#define LOW_CODES(w, j) ((w[(j) & 3] >> ((j) & 4)) & 0x0f0f0f0f)
+#define WORD_AT(record, run, i, first) GET_INTS((record) + AT_CODES + ((run) * WORDS + (i)) * 64 + (first) * 4)
+#define WORDS_OF(w, record, run, first) UNROLL for (int i_ = 0; i_ < WORDS; ++i_) w[i_] = WORD_AT(record, run, i_, first);
+#define EIGHTHS (LOW > 8 ? 1 : 8 / LOW)  // fours of codes in a low word
+#define LOW_MASK (0x01010101 * ((1 << LOW % 8) - 1))
+#define LOW_CODES(word, j) (LOW == 8 ? (word) : ((word) >> LOW * ((j) % EIGHTHS)) & LOW_MASK)
+#if HIGH
+#define HIGH_CODES(word, j) ((((word) >> HIGH * ((j) % (8 / HIGH))) & (0x01010101 * ((1 << HIGH) - 1))) << LOW)
+#define FOUR_CODES(w, j) (LOW_CODES(w[(j) / EIGHTHS], j) | HIGH_CODES(w[LOW + (j) * HIGH / 8], j))
+#define FOUR_CODES_AT(record, run, j, first) \
+  (LOW_CODES(WORD_AT(record, run, (j) / EIGHTHS, first), j) | HIGH_CODES(WORD_AT(record, run, LOW + (j) * HIGH / 8, first), j))
 #else
-#define LOW_CODES(w, j) ((w[(j) >> 2] >> 2 * ((j) & 3)) & 0x03030303)
+#define FOUR_CODES(w, j) LOW_CODES(w[(j) / EIGHTHS], j)
+#define FOUR_CODES_AT(record, run, j, first) LOW_CODES(WORD_AT(record, run, (j) / EIGHTHS, first), j)
 #endif
-#if HIGH == 2
-#define FOUR_CODES(w, j) (LOW_CODES(w, j) | (((w[LOW + ((j) >> 2)] >> 2 * ((j) & 3)) & 0x03030303) << LOW))
-#elif HIGH == 1
-#define FOUR_CODES(w, j) (LOW_CODES(w, j) | (((w[LOW] >> (j)) & 0x01010101) << LOW))
-#else
-#define FOUR_CODES(w, j) LOW_CODES(w, j)
-#endif
-// What the scale multiplies, of code i of four.
+// What the scale multiplies, of code i of four; PLACE(i) is its byte.
+#define NIBBLES (LOW == 4 && !HIGH)
+#define PLACE(i) (NIBBLES ? ((i) & 1) * 2 + (i) / 2 : (i))
 #if CODEBOOK && V == 1
-#define UNIT(c, i) shuffle(BOOK, (uint2)((((c) >> 8 * (i)) & 15))).x
+#define UNIT(c, i) shuffle(BOOK, (uint2)((((c) >> 8 * PLACE(i)) & 15))).x
 #elif CODEBOOK
-#define UNIT(c, i) shuffle(BOOK, JOIN(as_, OF(uint))(((c) >> 8 * (i)) & 15))
+#define UNIT(c, i) shuffle(BOOK, JOIN(as_, OF(uint))(((c) >> 8 * PLACE(i)) & 15))
 #elif LOW == 8
 #define UNIT(c, i) TO_FLOAT(((c) << (24 - 8 * (i))) >> 24)
 #else
-#define UNIT(c, i) (TO_FLOAT(((c) >> 8 * (i)) & 255) - (float)OFFSET)
+#define UNIT(c, i) (TO_FLOAT(((c) >> 8 * PLACE(i)) & 255) - (float)OFFSET)
 #endif
 // Scale and minimum of a group of a record.
 #define SMALL(type, record, at, group, first) TO_FLOAT(GET_BYTES(type, (record) + (at) + (group) * 16 + (first)))

@@ -5,7 +5,8 @@ A record is one block of each row of a strip (32 columns of F16 and BF16), field
     half d[16], half m[16], uchar scales[groups][16], uchar lower[groups][16], uint words[block / 32][words of 32 codes][16]
 
 A word holds the low or high bits of codes that lie four apart, so that four codes of a row come out of it with a shift and a mask
-(codes.cl). CPUs take 16 or 4 rows as a vector, portable kernels 4, matrix units two rows and a quarter of the columns per lane.
+(codes.cl); of codes of four bits the second and third of these change places. CPUs take 16 or 4 rows as a vector, portable kernels 4,
+matrix units two rows and a quarter of the columns per lane.
 Scales of 6 bits take a byte: Q4_K has 148 bytes per 256 weights instead of 144. Codes of Q8_0 are signed.
 """
 
@@ -74,24 +75,29 @@ def _strips_of(data: np.ndarray, kind: Kind, columns: int) -> np.ndarray:
     return np.concatenate(made, axis=2).reshape(strips, -1)
 
 
-def _planes(kind: Kind) -> list[tuple[int, int, int]]:
-    """First bit, bits and distance of codes of the words of 32 codes."""
+def _planes(kind: Kind) -> list[tuple[int, int]]:
+    """First bit and bits of the words of 32 codes."""
     low, high = kind.low[0], kind.high[0] if kind.high else 0
-    return [(at, bits, 16 if bits == 4 else 4) for at, bits in ((0, low), (low, high)) if bits]
+    return [(at, bits) for at, bits in ((0, low), (low, high)) if bits]
+
+
+def _in_fours(codes: np.ndarray, kind: Kind) -> np.ndarray:
+    """Codes of four bits with the middle ones of each four exchanged, its own inverse: matrix units take bytes 0 and 2 as a pair."""
+    return codes.reshape(-1, 2, 2).transpose(0, 2, 1).reshape(codes.shape) if kind.bits == 4 else codes
 
 
 def _words(codes: np.ndarray, kind: Kind) -> np.ndarray:
-    lines = codes.reshape(-1, 32) ^ np.uint8(128 if kind.bits == 8 else 0)
-    return np.concatenate([pack_bits(lines >> np.uint8(at), bits, run) for at, bits, run in _planes(kind)], axis=1)
+    lines = _in_fours(codes.reshape(-1, 32), kind) ^ np.uint8(128 if kind.bits == 8 else 0)
+    return np.concatenate([pack_bits(lines >> np.uint8(at), bits, 4) for at, bits in _planes(kind)], axis=1)
 
 
 def _codes(words: np.ndarray, kind: Kind) -> np.ndarray:
     """The inverse of :func:`_words`."""
     lines, codes, begin = words.reshape(-1, 4 * kind.bits), np.uint8(0), 0
-    for at, bits, run in _planes(kind):
-        codes = codes | (unpack_bits(np.ascontiguousarray(lines[:, begin : begin + 4 * bits]), bits, run) << np.uint8(at))
+    for at, bits in _planes(kind):
+        codes = codes | (unpack_bits(np.ascontiguousarray(lines[:, begin : begin + 4 * bits]), bits, 4) << np.uint8(at))
         begin += 4 * bits
-    return np.asarray(codes ^ np.uint8(128 if kind.bits == 8 else 0)).reshape(-1, kind.block)
+    return _in_fours(np.asarray(codes ^ np.uint8(128 if kind.bits == 8 else 0)).reshape(-1, kind.block), kind)
 
 
 def unpack_strips(packed: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:

@@ -1,78 +1,88 @@
 // y = x w' + bias for up to 8 * SETS columns of activations on the matrix units of NVIDIA GPUs, with ptx.cl and codes.cl (V 2) before it.
 //   WARPS  of a work-group, which share the columns of MT strips      DEEP  runs of 32 columns that a warp loads before it multiplies
+//   WHOLE  1: the columns are a multiple of 32 * DEEP      X_HALVES  1: x is float16 and aligned to 16 bytes
 //   SPLIT  1: x is float32; a token takes two columns of a fragment, x rounded to half and 2048 times the rest, so nothing is lost
-//   X_HALVES  1: x is float16
-// Rows g and g + 8 of a fragment are rows 2g and 2g + 1 of a strip, and lane t of a row holds columns 4t to 4t + 3 and 16 + 4t to 19 + 4t
-// of a run: the order of columns in a product is free if both operands agree. So a lane reads 8 bytes of codes, and 8 or 16 of x, straight
-// into registers. Codes become halves exactly (1024 + code, less 1024 + OFFSET); scales are applied to sums in float32.
+// Rows g and g + 8 of a fragment are rows 2g and 2g + 1 of a strip, and a lane multiplies fours QUAD_OF(0) and QUAD_OF(1) of the columns of
+// a run: the order of columns in a product is free if both operands agree. So a lane reads 8 bytes of codes, and 8 or 16 of x, straight
+// into registers. Codes become halves exactly; scales are applied to sums in float32.
 // From codes.cl: PLAIN LOW HIGH; from ptx.cl: MMA_FLOAT16; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
-#define LANE_WORDS (PLAIN ? 8 : (LOW == 4 ? 1 : 2) + HIGH)
+#define QUAD_OF(part) (PER_RUN == 2 ? t + 4 * (part) : 2 * t + (part))  // a scale covers both, or one each
+#define TINY (NIBBLES && MIN)  // codes are halves as they are: code * 2^-24
+#define LOWS (LOW == 4 && PER_RUN == 1 ? 1 : 2)
+#define LANE_AT (PLAIN ? t * 256 + g * 4 : QUAD_OF(0) / EIGHTHS * 64 + g * 8)  // of its first word in the codes of a run
+#define LANE_WORDS (PLAIN ? 8 : LOWS + HIGH)
+#define SPAN (SCALES ? 8 : DEEP)  // runs that a warp takes at a time: a record, where groups have scales
+#define MAGIC 0x4b000000u  // 2^23: a byte under it is an exact float
 
-static inline float of_half(const uint bits) {
-  const ushort low = bits; float f;
-  __asm__("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(low));
-  return f;
-}
+typedef struct { uint2 words[LANE_WORDS]; uint scale, minimum; } held;
+typedef struct { float2 d, m; uint groups[GROUPS / 4 + 1]; } head;
 
-typedef struct { INTS words[LANE_WORDS]; FLOATS scale[PER_RUN], minimum[PER_RUN]; } held;
-
-// What a lane needs of a run of a strip.
-static inline void hold(held* h, __global const uchar* strip, const int run, const int first, const int t) {
-  __global const uchar* p = strip + (size_t)(run / PER_RECORD) * RECORD;
+// What a lane needs of a run: its words (low ones from `codes`, high ones from `high` on), and scale and minimum from `record` on.
+static inline void hold(held* h, __global const uchar* record, __global const uchar* codes, __global const uchar* high) {
 #if PLAIN
-  UNROLL for (int i = 0; i < 8; ++i) h->words[i].x = *(__global const int*)(p + ((i & 3) + 4 * t + (i & 4) * 4) * 32 + first * 2);
+  UNROLL for (int i = 0; i < 8; ++i) FETCH_4(h->words[i].x, codes + i * 32);
 #else
-  __global const uchar* codes = p + AT_CODES + run % PER_RECORD * WORDS * 64 + first * 4;
-#if LOW == 2
-  h->words[0] = GET_INTS(codes), h->words[1] = GET_INTS(codes + 64);
-#else
-  h->words[0] = GET_INTS(codes + t * 64);
-#if LOW == 8
-  h->words[1] = GET_INTS(codes + (t + 4) * 64);
+  UNROLL for (int i = 0; i < LOWS; ++i) STREAM_8(h->words[i], codes + i * (PER_RUN == 2 ? 4 / EIGHTHS : 1) * 64);
+  UNROLL for (int i = 0; i < HIGH; ++i) STREAM_8(h->words[LOWS + i], high + i * 64);
+#if !SCALES
+  STREAM_4(h->scale, record);
+  if (MIN) STREAM_4(h->minimum, record + 32);
 #endif
 #endif
-  UNROLL for (int i = 0; i < HIGH; ++i) h->words[LANE_WORDS - HIGH + i] = GET_INTS(codes + (LOW + i) * 64);
-  UNROLL for (int i = 0; i < PER_RUN; ++i) {
-    h->scale[i] = GROUP_SCALE(p, run % PER_RECORD * PER_RUN + i, first);
-#if MIN
-    h->minimum[i] = GROUP_MIN(p, run % PER_RECORD * PER_RUN + i, first);
-#endif
+}
+
+#if SCALES
+// What a lane needs of the groups of a record, which begins 4 * g bytes before p: its fourth of their scales, which lanes then exchange.
+static inline void hold_head(head* h, __global const uchar* p, const int g, const int t) {
+  uint d, m = 0;
+  STREAM_4(d, p);
+  if (MIN) STREAM_4(m, p + 32);
+  UNROLL for (int i = 0; i < GROUPS / 4; ++i) {
+    h->groups[i] = *(__global const ushort*)(p + AT_SCALES + (4 * i + t) * 16 - g * 2);
+    if (MIN) h->groups[i] |= (uint)*(__global const ushort*)(p + AT_LOWER + (4 * i + t) * 16 - g * 2) << 16;
+    if (SCALES == 2) h->groups[i] ^= 0x8080u;
   }
+  h->d = of_halves(d) * (TINY ? 16777216.0f : 1.0f);
+  h->m = -of_halves(m);
+}
 #endif
-}
 
-// Bytes 0, 1 (or 2, 3) of a word of codes as two halves, less what was added to them.
-static inline uint two_halves(const uint codes, const int upper) {
-  uint pair, exact;
-  if (upper) __asm__("prmt.b32 %0, %1, %2, 0x4342;" : "=r"(pair) : "r"(codes), "r"(0x64646464u));
-  else __asm__("prmt.b32 %0, %1, %2, 0x4140;" : "=r"(pair) : "r"(codes), "r"(0x64646464u));
-  const uint off = (0x6400u + (LOW == 8 ? 128 : OFFSET)) * 0x10001u;
-  __asm__("sub.rn.f16x2 %0, %1, %2;" : "=r"(exact) : "r"(pair), "r"(off));
-  return exact;
-}
-
-// The fragment of columns 16 * part to 16 * part + 15 of a run: rows 2g, 2g + 1, then both four slots on.
+// The fragment of part 0 or 1 of a run: rows 2g, 2g + 1, then both four slots on.
 static inline void weights_of(uint* a, const held* h, const int part, const int t) {
 #if PLAIN
   UNROLL for (int i = 0; i < 2; ++i) {
     const uint even = h->words[part * 4 + 2 * i].x, odd = h->words[part * 4 + 2 * i + 1].x;  // two rows of neighboring columns
-    __asm__("prmt.b32 %0, %1, %2, 0x5410;" : "=r"(a[2 * i]) : "r"(even), "r"(odd));
-    __asm__("prmt.b32 %0, %1, %2, 0x7632;" : "=r"(a[2 * i + 1]) : "r"(even), "r"(odd));
+    BYTES_OF(a[2 * i], even, odd, 0x5410);
+    BYTES_OF(a[2 * i + 1], even, odd, 0x7632);
+  }
+#elif NIBBLES  // a word has both fours of a lane; bytes 0 and 2 are a pair of columns
+  UNROLL for (int i = 0; i < 4; ++i) {
+    const uint w = (i % 2 ? h->words[0].y : h->words[0].x) >> 8 * (i / 2);
+#if TINY
+    a[i] = (w >> 4 * part) & 0x000f000fu;
+#else
+    const uint wide = (w & (part ? 0x00f000f0u : 0x000f000fu)) | 0x64006400u;  // 1024 + code, or 1024 + 16 * code
+    const uint off = (part ? 0xd400u + 16 * OFFSET : 0x6400u + OFFSET) * 0x10001u;
+    if (part) FMA_HALVES(a[i], wide, 0x2c002c00u, off);
+    else SUB_HALVES(a[i], wide, off);
+#endif
   }
 #else
 #if LOW == 8
-  INTS c = h->words[part] ^ (int)0x80808080;
-#elif LOW == 4
-  INTS c = (h->words[0] >> 4 * part) & 0x0f0f0f0f;
+  const uint2 c = h->words[part] ^ 0x80808080u;
 #else
-  INTS c = (h->words[part] >> 2 * t) & 0x03030303;
+  uint2 c = LOW_CODES(h->words[LOWS == 2 ? part : 0], QUAD_OF(part));
+#if HIGH
+  c |= HIGH_CODES(h->words[LOWS + (HIGH == 2 ? part : 0)], QUAD_OF(part));
 #endif
-#if HIGH == 1
-  c |= ((h->words[LANE_WORDS - 1] >> (t + 4 * part)) & 0x01010101) << LOW;
-#elif HIGH == 2
-  c |= ((h->words[LANE_WORDS - 2 + part] >> 2 * t) & 0x03030303) << LOW;
 #endif
-  a[0] = two_halves(c.x, 0), a[1] = two_halves(c.y, 0), a[2] = two_halves(c.x, 1), a[3] = two_halves(c.y, 1);
+  const uint off = (0x6400u + (LOW == 8 ? 128 : OFFSET)) * 0x10001u;
+  UNROLL for (int i = 0; i < 4; ++i) {
+    uint pair;
+    if (i / 2) BYTES_OF(pair, i % 2 ? c.y : c.x, 0x64646464u, 0x4342);
+    else BYTES_OF(pair, i % 2 ? c.y : c.x, 0x64646464u, 0x4140);
+    SUB_HALVES(a[i], pair, off);
+  }
 #endif
 }
 
@@ -88,44 +98,93 @@ static inline uint2 activations_of(__global const X_T* x, const int rest) {
 #endif
 }
 
+// Scale and minimum of both rows for group `group` of a record.
+#if PLAIN
+#define FACTORS(by, low, h, hd, group) const float2 by = (float2)(1.0f), low = (float2)(0.0f);
+#elif !SCALES
+#define FACTORS(by, low, h, hd, group)                                                                        \
+  const float2 by = of_halves((h).scale) * (TINY ? 16777216.0f : 1.0f), low = MIN ? of_halves((h).minimum) : (float2)(0.0f);
+#else
+#define FACTORS(by, low, h, hd, group)                                                                        \
+  float2 by, low = (float2)(0.0f);                                                                            \
+  {                                                                                                           \
+    uint four_, s0_, s1_, l0_, l1_;                                                                           \
+    FROM_LANE(four_, (hd).groups[(group) / 4], (lane & 28) | (group) % 4);                                    \
+    BYTES_OF(s0_, four_, MAGIC, 0x7440);                                                                      \
+    BYTES_OF(s1_, four_, MAGIC, 0x7441);                                                                      \
+    by = (float2)(as_float(s0_), as_float(s1_));                                                              \
+    by = SCALES == 2 ? (by - 8388736.0f) * (hd).d : fma(by, (hd).d, -8388608.0f * (hd).d);                    \
+    if (MIN) {                                                                                                \
+      BYTES_OF(l0_, four_, MAGIC, 0x7442);                                                                    \
+      BYTES_OF(l1_, four_, MAGIC, 0x7443);                                                                    \
+      low = fma((float2)(as_float(l0_), as_float(l1_)), (hd).m, -8388608.0f * (hd).m);                        \
+    }                                                                                                         \
+  }
+#endif
+
 __kernel __attribute__((reqd_work_group_size(WARPS * 32, 1, 1)))
 void strips_mma(__global const uchar* w, __global const X_T* x, __global const BIAS_T* bias, __global Y_T* y, const int rows,
                 const int columns, const int tokens, const int biased) {
   __local float sums[WARPS * MT * 16 * SETS * 8];
   const int item = get_local_id(0), lane = item % 32, warp = item / 32, g = lane / 4, t = lane % 4, runs = columns / 32;
   const int strips = (rows + 15) / 16, begin = get_group_id(0) * MT;
+  const uint ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
+  const size_t step = WARPS * (SPAN / PER_RECORD) * RECORD;
   float acc[MT][SETS][4] = {{{0.0f}}};
-  for (int run = warp * DEEP; run < runs; run += WARPS * DEEP) {
-    held h[DEEP][MT];
-    UNROLL for (int u = 0; u < DEEP; ++u)
-      UNROLL for (int m = 0; m < MT; ++m)
-        if (run + u < runs) hold(&h[u][m], w + (size_t)min(begin + m, strips - 1) * (runs / PER_RECORD) * RECORD, run + u, 2 * g, t);
-    UNROLL for (int u = 0; u < DEEP; ++u)
-      if (run + u < runs)
-        UNROLL for (int s = 0; s < SETS; ++s) {
-          const int column = s * 8 + g, token = SPLIT ? column / 2 : column;
-          float c[MT][4], total[4];
-          UNROLL for (int part = 0; part < 2; ++part) {
-            const int fresh = part == 0 || PER_RUN == 2, whole = part == 1 || PER_RUN == 2, group = part * PER_RUN / 2;
-            uint2 b = (uint2)(0);
-            if (token < tokens) b = activations_of(x + (size_t)token * columns + (run + u) * 32 + part * 16 + 4 * t, SPLIT && column % 2);
+  __global const uchar* p[MT];
+  __global const X_T* xs[SETS];
+  UNROLL for (int m = 0; m < MT; ++m)
+    p[m] = w + ((size_t)min(begin + m, strips - 1) * (runs / PER_RECORD) + warp * (SPAN / PER_RECORD)) * RECORD + g * 4;
+  UNROLL for (int s = 0; s < SETS; ++s)  // columns beyond the tokens repeat the last: they are not stored
+    xs[s] = x + (size_t)min(SPLIT ? (s * 8 + g) / 2 : s * 8 + g, tokens - 1) * columns + warp * SPAN * 32 + QUAD_OF(0) * 4;
+  for (int run = warp * SPAN; run < runs; run += WARPS * SPAN) {
+    head hd[MT];
+#if SCALES
+    UNROLL for (int m = 0; m < MT; ++m) hold_head(&hd[m], p[m], g, t);
+#endif
+    UNROLL for (int from = 0; from < SPAN; from += DEEP) {
+      held h[DEEP][MT];
+      UNROLL for (int u = 0; u < DEEP; ++u)
+        UNROLL for (int m = 0; m < MT; ++m)
+          if (WHOLE || run + u < runs) {
+            __global const uchar* codes = p[m] + (PLAIN ? 0 : AT_CODES) + (SCALES ? (from + u) * WORDS * 64 : u * RECORD);
+            hold(&h[u][m], p[m] + u * RECORD, codes + (LANE_AT - g * 4), codes + LOW * 64 + g * 4);
+          }
+      UNROLL for (int u = 0; u < DEEP; ++u)
+        if (WHOLE || run + u < runs)
+          UNROLL for (int s = 0; s < SETS; ++s) {
+#if X_HALVES && PER_RUN == 1
+            uint4 b = *(__global const uint4*)(xs[s] + (from + u) * 32);
+#else
+            __global const X_T* near = xs[s] + (from + u) * 32;
+            uint4 b = (uint4)(activations_of(near, SPLIT && g % 2), activations_of(near + (PER_RUN == 2 ? 16 : 4), SPLIT && g % 2));
+#endif
+            float total[2][4];
             if (MIN) {
-              const uint ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
-              if (fresh) total[0] = total[1] = total[2] = total[3] = 0.0f;
-              MMA_FLOAT16(total, ones, b.x, b.y);
+              MMA_FRESH(total[0], ones, b.x, b.y);
+              if (PER_RUN == 2) MMA_FRESH(total[1], ones, b.z, b.w);
+              else MMA_FLOAT16(total[0], ones, b.z, b.w);
             }
             UNROLL for (int m = 0; m < MT; ++m) {
-              uint a[4];
-              weights_of(a, &h[u][m], part, t);
-              if (fresh) c[m][0] = c[m][1] = c[m][2] = c[m][3] = 0.0f;
-              MMA_FLOAT16(c[m], a, b.x, b.y);
-              if (!whole) continue;
-              const FLOATS by = PLAIN ? (FLOATS)(1.0f) : h[u][m].scale[group], low = MIN ? h[u][m].minimum[group] : (FLOATS)(0.0f);
-              UNROLL for (int i = 0; i < 4; ++i)
-                acc[m][s][i] += (i < 2 ? by.x : by.y) * c[m][i] + (MIN ? (i < 2 ? low.x : low.y) * total[i] : 0.0f);
+              uint a[2][4];
+              weights_of(a[0], &h[u][m], 0, t);
+              weights_of(a[1], &h[u][m], 1, t);
+              float c[4];
+              MMA_FRESH(c, a[0], b.x, b.y);
+              if (PER_RUN == 1) MMA_FLOAT16(c, a[1], b.z, b.w);
+              UNROLL for (int part = 0; part < PER_RUN; ++part) {
+                if (part) MMA_FRESH(c, a[1], b.z, b.w);
+                FACTORS(by, low, h[u][m], hd[m], (from + u) * PER_RUN + part)
+                UNROLL for (int i = 0; i < 4; ++i) {
+                  acc[m][s][i] = PLAIN ? acc[m][s][i] + c[i] : fma(i < 2 ? by.x : by.y, c[i], acc[m][s][i]);
+                  if (MIN) acc[m][s][i] = fma(i < 2 ? low.x : low.y, total[part][i], acc[m][s][i]);
+                }
+              }
             }
           }
-        }
+    }
+    UNROLL for (int m = 0; m < MT; ++m) p[m] += step;
+    UNROLL for (int s = 0; s < SETS; ++s) xs[s] += WARPS * SPAN * 32;
   }
   UNROLL for (int m = 0; m < MT; ++m)
     UNROLL for (int s = 0; s < SETS; ++s)

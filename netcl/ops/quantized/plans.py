@@ -6,6 +6,7 @@ instructions: :func:`_kernels_trusted`. ``selector.register("quantized", conditi
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import warnings
@@ -32,14 +33,23 @@ from netcl.ops.quantized.formats import Kind, dequantize, quantize
 from netcl.ops.quantized.layout import STRIP_ROWS, pack_strips, record_size
 
 _ANY_CONFIG = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED)
-_SCRATCH = 64 << 20  # bytes of weights that are unpacked at a time
-_FRAGMENT_MOST = 32  # columns of activations that matrix units take at once
+_SCRATCH = 64 << 20  # bytes of weights that CPUs unpack at a time; GPUs four times as many
+_FRAGMENT_MOST = 64  # columns of activations that matrix units take at once
 _TOKENS = 8  # that a kernel of strips does at once
 _PUTS = {  # how unpack.cl stores eight values, where vectors can; rows begin at multiples of 64 bytes
     "float32": "*(__global float4*)(p) = (a), *((__global float4*)(p) + 1) = (b)",
     "float16": "vstorea_half8_rte((float8)((a), (b)), 0, p)",
 }
 _PUT_EACH = ", ".join(f"Y_STORE((p), {i}, ({'ab'[i // 4]}).s{i % 4})" for i in range(8))
+# Strips per compute unit at most, then WARPS, MT and DEEP of mma.cl; "many" are more than 8 columns of activations, whose sums take local
+# memory. Of 4, 8 and 16 warps, 1 and 2 strips, 2, 4 and 8 runs.
+_MMA_TABLE = {
+    "plain": ((2, 16, 1, 2), (math.inf, 8, 1, 2)),
+    "codes": ((2, 16, 1, 2), (16, 8, 1, 2), (math.inf, 4, 1, 2)),
+    "scaled": ((2, 16, 1, 8), (4, 8, 1, 8), (math.inf, 4, 1, 8)),
+    "many": ((2, 8, 1, 4), (math.inf, 4, 2, 4)),
+    "many bytes": ((2, 8, 1, 2), (math.inf, 4, 1, 2)),
+}
 _FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": ("asimddp", 2)}
 
 
@@ -155,12 +165,21 @@ def round_activations(x: np.ndarray) -> np.ndarray:
     return (np.rint(runs * inverse).astype(np.float64) * (largest / np.float32(127))).reshape(x.shape)
 
 
+def _mma_sizes(p: Packed, strips_per_unit: float) -> dict[str, int]:
+    """Macros of mma.cl for a product, from the table of those that were fastest on an H200."""
+    kind = "plain" if p.kind.plain else "scaled" if "scales" in p.kind.fields else "codes"
+    if p.fragment > 8:
+        kind = "many bytes" if p.kind.bits == 8 else "many"
+    warps, tall, deep = next(sizes for most, *sizes in _MMA_TABLE[kind] if strips_per_unit <= most)
+    records = p.columns // record_size(p.kind)[0]
+    return {"WARPS": warps if kind != "scaled" or records >= warps else max(4, warps // 2), "MT": tall, "DEEP": deep}
+
+
 def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
-    strips, units = -(-p.rows // STRIP_ROWS), profile.max_compute_units
-    warps = next((n for n, few in ((16, 2), (8, 4)) if strips <= few * units), 4)
-    tall = 2 if strips > 16 * units else 1
-    sizes = {"WARPS": warps, "MT": tall, "DEEP": 2 if warps == 16 or p.kind.plain or tall == 2 else 4, **config.extra.get("macros", {})}
-    sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "X_HALVES": int(p.dtype == "float16")}
+    strips, runs = -(-p.rows // STRIP_ROWS), p.columns // 32
+    sizes = _mma_sizes(p, strips / profile.max_compute_units) | config.extra.get("macros", {})
+    sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "WHOLE": int(runs % sizes["DEEP"] == 0)}
+    sizes["X_HALVES"] = int(p.dtype == "float16" and alignment(t.x) == 16)
     kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), **sizes)
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
     groups, items = -(-strips // sizes["MT"]), 32 * sizes["WARPS"]
@@ -214,32 +233,41 @@ def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
 def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, count: int, listed: Tensor | None = None) -> Tensor:
     """Rows of the weights as values: those from ``begin`` on, or those of a list."""
     out = new_result((count, p.columns), dtype, queue)
-    macros = _kind_macros(p.kind, 1, CLANG=0, ASM=0, LISTED=int(listed is not None), **{"PUT_8(p, a, b)": _PUTS.get(dtype, _PUT_EACH)})
+    each = 32 if launch.on_cpu_device(queue) else 8  # columns of a work-item: neighbors on GPUs write neighboring columns
+    units = handle_of(queue).profile.compute_capability is not None and dtype == "float16"
+    puts = _PUTS if not units else {"float16": "PUT_HALVES(p, a, b)"}
+    listing, put = int(listed is not None), {"PUT_8(p, a, b)": puts.get(dtype, _PUT_EACH)}
+    macros = _kind_macros(p.kind, 1, CLANG=0, ASM=0, EACH=each, LISTED=listing, **put)
     operands = {"Y": dtype, "INDEX": "int32" if listed is None else listed.dtype}
-    kernel = launch.kernel(queue, __file__, "codes.cl unpack.cl", "unpack_rows", operands, macros)
-    size = -(-count // STRIP_ROWS) * STRIP_ROWS * (p.columns // 32)
-    kernel(queue, size, launch.LOCAL_1D, weight, out if listed is None else listed, out, p.rows, p.columns, begin, count)
+    text = primitives.cl_source(nvidia.__file__, "ptx.cl") if units else ""
+    kernel = launch.kernel(queue, __file__, "codes.cl unpack.cl", "unpack_rows", operands, macros, text)
+    size = (STRIP_ROWS * (p.columns // each), -(-count // STRIP_ROWS))
+    args = (weight, out if listed is None else listed, out, p.rows, p.columns, begin, count)
+    kernel(queue, size, (4 * launch.LOCAL_1D if each == 8 else launch.LOCAL_1D, 1), *args)
     return out
 
 
-def _pieces(p: Packed) -> Iterator[tuple[int, int]]:
+def _pieces(queue: Any, p: Packed) -> Iterator[tuple[int, int]]:
     """First row and number of rows of the pieces that are unpacked at a time."""
-    step = max(STRIP_ROWS, _SCRATCH // (p.columns * DTYPES[p.dtype].itemsize) // STRIP_ROWS * STRIP_ROWS)
+    most = _SCRATCH if launch.on_cpu_device(queue) else 4 * _SCRATCH
+    step = max(STRIP_ROWS, most // (p.columns * DTYPES[p.dtype].itemsize) // STRIP_ROWS * STRIP_ROWS)
     return ((begin, min(step, p.rows - begin)) for begin in range(0, p.rows, step))
 
 
 def _unpacked_product(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
-    for begin, count in _pieces(p):
+    for begin, count in _pieces(queue, p):
         bias = t.bias if t.bias is None or count == p.rows else take_block(t.bias, (count,), begin, (1,))
         piece = unpack_rows(queue, p, t.weight, p.dtype, begin, count)
-        made = product(t.x, piece, (p.tokens, count), Extras(Finish(t.out.dtype), bias), False, True)
-        copy_block((p.tokens, count), made, 0, (count, 1), t.out, begin, (p.rows, 1))
+        whole = t.out if count == p.rows else None
+        made = product(t.x, piece, (p.tokens, count), Extras(Finish(t.out.dtype), bias), False, True, out=whole)
+        if whole is None:
+            copy_block((p.tokens, count), made, 0, (count, 1), t.out, begin, (p.rows, 1))
 
 
 def gradient(queue: Any, p: Packed, g: Tensor, weight: Tensor) -> Tensor:
     """``g w`` for weights w and the gradient g of the results."""
     total: Tensor | None = None
-    for begin, count in _pieces(p):
+    for begin, count in _pieces(queue, p):
         part = g if count == p.rows else take_block(g, (p.tokens, count), begin, (p.rows, 1))
         finish = Finish(p.dtype, residual="" if total is None else p.dtype)
         total = product(part, unpack_rows(queue, p, weight, p.dtype, begin, count), (p.tokens, p.columns), Extras(finish, None, total))
@@ -259,7 +287,7 @@ algorithms.add(
     probe=lambda queue, p, config: has_dots(queue, p.kind), samples=_tier("dot"),
 )  # fmt: skip
 algorithms.add(
-    "quantized", "mma", "codes.cl mma.cl", "GPUs: up to 32 tokens of float16, 16 of float32",
+    "quantized", "mma", "codes.cl mma.cl", "GPUs: up to 64 tokens of float16, 32 of float32",
     "quantized_h200.json: Q4_0 14336x4096, 1 tokens", _mma,
     device="gpu", tiers=("mma",), needs="NVIDIA, compute capability 8.0 or more",
     when=lambda p, config, profile: nvidia.capable(profile) and not p.kind.codebook and p.kind.name != "BF16"

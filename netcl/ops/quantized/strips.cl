@@ -48,7 +48,7 @@ __kernel void round_activations(__global const X_T* x, __global char* q, __globa
     int4 total[2] = {(int4)(0), (int4)(0)};
     UNROLL for (int j = 0; j < 8; ++j) {
       const int4 rounded = convert_int4(rint(f[j] * inverse));
-      *(__global char4*)(q + at * 32 + 4 * j) = convert_char4(rounded);
+      *(__global char4*)(q + at * 32 + 4 * j) = convert_char4(NIBBLES ? rounded.s0213 : rounded);
       total[j / 4] += rounded;
     }
     scales[at] = largest / 127.0f;
