@@ -39,16 +39,21 @@ class ChainMatch(NamedTuple):
 def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
     """A graph that computes the same with fewer nodes, and how often each rewrite applied."""
     done: Counter[str] = Counter()
+    for node in body.nodes:
+        for name, inner in node.attributes.items():
+            if isinstance(inner, GraphBody):
+                node.attributes[name], made = rewritten(inner)
+                done += made
     nodes, weights = _fold_constants(body, done)
     chains = _Chains(nodes, weights, {*body.outputs, *(name for node in nodes for name in node.captured())})
     nodes = chains.fuse(done)
     read = {*body.outputs, *(name for node in nodes for name in (*node.inputs, *node.captured()))}
     weights = {name: x for name, x in chains.weights.items() if name in read}
-    made = GraphBody(nodes, weights, body.inputs, body.outputs, body.forms)
+    result = GraphBody(nodes, weights, body.inputs, body.outputs, body.forms)
     # Sizes and limits are read on the host, which a recording does not allow for values on the device.
     pairs = [pair for node in nodes if node.kind not in ON_DEVICE for pair in zip(node.inputs, node.formals, strict=False)]
-    made.constants = (body.constants | {name for name, formal in pairs if formal in HOST}) & weights.keys()
-    return made, done
+    result.constants = (body.constants | {name for name, formal in pairs if formal in HOST}) & weights.keys()
+    return result, done
 
 
 def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[Node], dict[str, np.ndarray]]:
