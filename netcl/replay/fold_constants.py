@@ -93,5 +93,7 @@ def _named(value: Value, writers: dict[Value, list[Node]], kept: KeptValues, abo
             return (type(arg), repr(arg))
         return arg if isinstance(arg, Hashable) else arg.tobytes()
 
-    key = tuple((node.kind, node.kernel, node.sizes, node.local, node.writes.index(value), *map(shown, node.args)) for node in writers[value])
+    key = tuple(
+        (node.kind, node.kernel, node.sizes, node.local, node.writes.index(value), *map(shown, node.args)) for node in writers[value]
+    )
     return kept.setdefault(key, KeptValue())
