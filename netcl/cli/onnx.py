@@ -114,7 +114,7 @@ def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     for entry in session.get_inputs():
         if entry.dtype is None:
             raise CommandError(message("onnx", f"input {entry.name!r} is not a tensor", type=entry.type))
-        shape = [size if isinstance(size, int) else sizes.get(size, 1) for size in entry.shape]
+        shape = [size if isinstance(size, int) else sizes.get(str(size), 1) for size in entry.shape]
         whole_numbers = entry.dtype.kind in "biu"  # 0 and 1 are valid as an index, a mask or a count
         feed[entry.name] = (generator.integers(0, 2, shape) if whole_numbers else generator.standard_normal(shape)).astype(entry.dtype)
     return session, feed
@@ -150,8 +150,8 @@ def _all_nodes(graph: Any) -> Iterator[Any]:
 
 #: Operators that move or describe values and compute none.
 _MOVING = set(
-    "Cast Concat Constant ConstantOfShape DepthToSpace Expand Flatten Gather GatherElements GatherND Identity If Loop Pad Range Reshape Scan"
-    " ScatterElements ScatterND Shape Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze".split()
+    "Cast Concat Constant ConstantOfShape DepthToSpace Expand Flatten Gather GatherElements GatherND Identity If Loop Pad Range Reshape"
+    " Scan ScatterElements ScatterND Shape Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze".split()
 )
 
 

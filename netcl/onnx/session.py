@@ -167,6 +167,12 @@ class InferenceSession:
         """The input shapes that runs had, and the next run with them: ``"replay"``, ``"record"``, or the reason why it is eager."""
         return {tuple(shape for shape, *_ in key): "replay" if isinstance(x, Graph) else x or "record" for key, x in self._plans.items()}
 
+    @property
+    def commands(self) -> int:
+        """How many commands the replay of the shapes that ran last enqueues; 0 if they have no recording."""
+        last = next(reversed(self._plans.values()), "")
+        return last.commands if isinstance(last, Graph) else 0
+
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: None = None) -> list[Any]:
         """The outputs with these names, or all of them, as arrays; a sequence is a list of arrays.
 

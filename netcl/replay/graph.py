@@ -416,6 +416,11 @@ class Graph:
             rows.append(f"{i:4} {node.op[:24]:24} {node.name[:32]:32} {items:>20} {read:12} {written:12}")
         return "\n".join(rows)
 
+    @property
+    def commands(self) -> int:
+        """The number of commands that a replay enqueues."""
+        return len(self._calls)
+
     def __repr__(self) -> str:
         launches = sum(node.kind == "launch" for node in self.nodes)
         return f"<Graph: {launches} launches, {len(self.nodes) - launches} transfers, {self.planned_bytes} planned bytes>"

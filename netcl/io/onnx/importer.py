@@ -181,7 +181,7 @@ class OnnxModel(nn.Module):
 
     def weights(self) -> list[Tensor]:
         """The parameters and buffers that nodes read: the same list as before, unless one was replaced or a new body was read."""
-        found = [owner.__dict__.get(last) for owner, last, _, _ in self._places]
+        found: list[Any] = [owner.__dict__.get(last) for owner, last, _, _ in self._places]
         if len(found) == len(self._weights) and all(map(is_, found, self._weights)):
             return self._weights
         if removed := [place[3] for place, x in zip(self._places, found, strict=True) if not isinstance(x, Tensor)]:
