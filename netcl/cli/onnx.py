@@ -44,7 +44,7 @@ def _info(args: argparse.Namespace) -> int:
     model, _ = parse_onnx(args.file)
     nodes, weights = list(_all_nodes(model.graph)), {entry.name: math.prod(entry.dims) for entry in model.graph.initializer}
     weights |= {node.output[0]: math.prod(entry.t.dims) for node in nodes if node.op_type == "Constant" for entry in node.attribute}
-    work, counts = _work(model, _sizes(args)), Counter(map(op_kind, nodes))
+    work, counts = _operator_work(model, _given_sizes(args)), Counter(map(op_kind, nodes))
     ends = [("input", x) for x in model.graph.input if x.name not in weights] + [("output", x) for x in model.graph.output]
     rows = {
         "opsets": ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import),
@@ -110,7 +110,7 @@ def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     if args.inputs:
         with np.load(args.inputs, allow_pickle=False) as held:
             return session, {name: held[name] for name in held.files}
-    sizes, generator, feed = _sizes(args), np.random.default_rng(args.seed), {}
+    sizes, generator, feed = _given_sizes(args), np.random.default_rng(args.seed), {}
     for entry in session.get_inputs():
         if entry.dtype is None:
             raise CommandError(message("onnx", f"input {entry.name!r} is not a tensor", type=entry.type))
@@ -120,7 +120,7 @@ def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     return session, feed
 
 
-def _sizes(args: argparse.Namespace) -> dict[str, int]:
+def _given_sizes(args: argparse.Namespace) -> dict[str, int]:
     pairs = [text.partition("=") for text in args.size]
     if wrong := [name for name, _, size in pairs if not size.isdecimal()]:
         raise CommandError(message("onnx", "--size takes NAME=N", given=", ".join(wrong)))
@@ -149,13 +149,13 @@ def _all_nodes(graph: Any) -> Iterator[Any]:
 
 
 #: Operators that move or describe values and compute none.
-_MOVING = set(
+_NO_ARITHMETIC = set(
     "Cast Concat Constant ConstantOfShape DepthToSpace Expand Flatten Gather GatherElements GatherND Identity If Loop Pad Range Reshape"
     " Scan ScatterElements ScatterND Shape Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze".split()
 )
 
 
-def _work(model: Any, sizes: dict[str, int]) -> dict[str, int | None]:
+def _operator_work(model: Any, sizes: dict[str, int]) -> dict[str, int | None]:
     """Operations per operator, two for a multiply-add, with these sizes of symbolic dimensions; ``None`` where shapes are unknown."""
     from netcl.io.onnx.bodies import op_kind
     from netcl.io.onnx.library import library
@@ -182,7 +182,7 @@ def _work(model: Any, sizes: dict[str, int]) -> dict[str, int | None]:
 
 
 def _node_work(node: Any, shapes: dict[str, list[int]]) -> int | None:
-    if node.op_type in _MOVING:
+    if node.op_type in _NO_ARITHMETIC:
         return 0
     given, out = [shapes.get(name) for name in node.input if name], shapes.get(node.output[0])
     options = {entry.name: entry for entry in node.attribute}

@@ -1,7 +1,7 @@
 """Rewrites of a graph for inference: constant folding, and fusion of the chains that exporters write for one op.
 
 A fusion is a formula over operators: ``x * Sigmoid(x)``. Equal names stand for the same value, numbers for scalar weights. Sums and
-products match in both orders. A chain is fused if nothing else reads the values inside of it.
+products match in both orders, so do maxima and minima. A chain is fused if nothing else reads the values inside of it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _Chains:
         extra = 0 if node is None else len(node.inputs) - len(parts)  # the axes of a mean may be an input
         if node is None or node.kind != kind or any(node.outputs[1:]) or (extra and kind != "ReduceMean"):
             return None
-        for order in (parts, parts[::-1]) if kind in ("Add", "Mul") else (parts,):
+        for order in (parts, parts[::-1]) if kind in ("Add", "Max", "Min", "Mul") else (parts,):
             made: ChainMatch | None = found._replace(nodes=(*found.nodes, node))
             for part, given in zip(order, node.inputs, strict=False):
                 made = made and self.matched(part, given, made)
@@ -252,6 +252,8 @@ _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, 
     ("Silu", ("x * Sigmoid(x)",), _activation("Swish", ag.silu)),
     ("LayerNormalization", (*(f"{form} * weight + bias" for form in _LAYER), *_LAYER), _fused_norm),
     ("RMSNormalization", tuple(f"{form} * weight" for form in _RMS), _fused_norm),
+    ("Relu6", ("Min(Max(x, 0), 6)", "Max(Min(x, 6), 0)"), _activation("Relu6", ag.relu6)),
+    ("HardSigmoid", (f"{_HARD} / 6", "Min(Max(x / 6 + 0.5, 0), 1)"), _activation("HardSigmoid", ag.hard_sigmoid)),
     ("HardSwish", (f"x * {_HARD} / 6", f"x * ({_HARD} / 6)", f"x * {_HARD} * 0.16666667"), _activation("HardSwish", ag.hard_swish)),
     ("Conv + BatchNormalization", tuple(f"BatchNormalization({conv}, scale, shift, mean, var)" for conv in _CONVS), _norm_in_conv),
     ("Conv + affine", tuple(f"{conv} {sign} c" for conv in _CONVS for sign in "*+"), _affine_after_conv),

@@ -46,7 +46,7 @@ def fold_constants(
     given = {value: value.buffer for node in once for value in node.reads if value not in writers}
     if not used or sum(value.nbytes for value in used) > _KEPT_BYTES + 2 * sum(value.nbytes for value in given):
         return list(nodes), []
-    names = {value: _named(value, writers, kept) for value in writers}
+    names = {value: _result_of(value, writers, kept) for value in writers}
     todo, run = {value for value in used if names[value].lease is None}, list[Node]()
     while True:  # commands that write a result, and results that these commands use
         run = [node for node in once if todo.intersection(node.writes)]
@@ -82,13 +82,15 @@ def _constant_nodes(nodes: Sequence[Node], outputs: Collection[Value]) -> dict[N
         moving |= more
 
 
-def _named(value: Value, writers: dict[Value, list[Node]], kept: KeptValues, above: tuple[Value, ...] = ()) -> KeptValue:
+def _result_of(value: Value, writers: dict[Value, list[Node]], kept: KeptValues, above: tuple[Value, ...] = ()) -> KeptValue:
     """The result of the commands that write a value: equal commands over the same memory have one result."""
     above = (*above, value)
 
     def shown(arg: Any) -> Any:
         if isinstance(arg, Value):
-            return len(above) - above.index(arg) if arg in above else _named(arg, writers, kept, above) if arg in writers else arg.buffer
+            return (
+                len(above) - above.index(arg) if arg in above else _result_of(arg, writers, kept, above) if arg in writers else arg.buffer
+            )
         if isinstance(arg, int | float | np.generic):
             return (type(arg), repr(arg))
         return arg if isinstance(arg, Hashable) else arg.tobytes()

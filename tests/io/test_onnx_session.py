@@ -446,6 +446,14 @@ NEIGHBORS = {
         {"HardSwish": 1},
     ),
     "relu6": (conv_chain([], [make("Clip", ["b", "zero", "six"], ["y"])], weights={"zero": np.float32(0), "six": np.float32(6)}), {}),
+    "relu6 of a maximum": (
+        conv_chain(
+            [],
+            [make("Max", ["zero", "b"], ["m"]), make("Min", ["m", "six"], ["y"])],
+            weights={"zero": np.float32(0), "six": np.float32(6)},
+        ),
+        {"Relu6": 1},
+    ),
     "hard sigmoid": (conv_chain([], [make("HardSigmoid", ["b"], ["y"], alpha=1 / 6)]), {}),
 }  # fmt: skip
 
@@ -458,7 +466,7 @@ def test_convolutions_take_their_neighbors(case, device):
     x = rand(2, 3, 8, 8, seed=5)
     for _ in range(3):
         np.testing.assert_allclose(session.run(None, {"x": x})[0], reference(data, {"x": x})[0], rtol=1e-4, atol=1e-4)
-    if not isinstance(device.queue, CPUQueue) and case in ("hard swish", "relu6", "hard sigmoid"):
+    if not isinstance(device.queue, CPUQueue) and case in ("hard swish", "relu6", "relu6 of a maximum", "hard sigmoid"):
         (graph,) = session._plans.values()
         assert sum(node.kind == "launch" for node in graph.nodes) == 1
 
