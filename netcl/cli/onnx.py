@@ -43,6 +43,8 @@ def _info(args: argparse.Namespace) -> int:
 
     model, _ = parse_onnx(args.file)
     nodes, weights = list(_all_nodes(model.graph)), {entry.name: math.prod(entry.dims) for entry in model.graph.initializer}
+    weights |= {node.output[0]: math.prod(entry.t.dims) for node in nodes if node.op_type == "Constant" for entry in node.attribute}
+    work, counts = _operator_work(model, _given_sizes(args)), Counter(map(op_kind, nodes))
     ends = [("input", x) for x in model.graph.input if x.name not in weights] + [("output", x) for x in model.graph.output]
     rows = {
         "opsets": ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import),
@@ -51,7 +53,10 @@ def _info(args: argparse.Namespace) -> int:
         "nodes": len(nodes),
     }
     say(facts(rows) + "\n")
-    say(table(("operator", "nodes"), [[kind, str(n)] for kind, n in Counter(map(op_kind, nodes)).most_common()]))
+    order = sorted(counts, key=lambda kind: (-(work.get(kind) or 0), -counts[kind]))
+    say(table(("operator", "nodes", "FLOPs"), [[kind, str(counts[kind]), _shown_work(work.get(kind, 0))] for kind in order]))
+    total = sum(filter(None, work.values()))
+    say(f"\n{total:,} FLOPs in a run with {', '.join(args.size) or 'symbolic sizes of 1'}; ?: some shapes depend on values")
     try:
         read_onnx(args.file)
     except FileError as fault:
@@ -105,17 +110,21 @@ def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     if args.inputs:
         with np.load(args.inputs, allow_pickle=False) as held:
             return session, {name: held[name] for name in held.files}
-    pairs = [text.partition("=") for text in args.size]
-    if wrong := [name for name, _, size in pairs if not size.isdecimal()]:
-        raise CommandError(message("onnx", "--size takes NAME=N", given=", ".join(wrong)))
-    sizes, generator, feed = {name: int(size) for name, _, size in pairs}, np.random.default_rng(args.seed), {}
+    sizes, generator, feed = _given_sizes(args), np.random.default_rng(args.seed), {}
     for entry in session.get_inputs():
         if entry.dtype is None:
             raise CommandError(message("onnx", f"input {entry.name!r} is not a tensor", type=entry.type))
-        shape = [size if isinstance(size, int) else sizes.get(size, 1) for size in entry.shape]
+        shape = [size if isinstance(size, int) else sizes.get(str(size), 1) for size in entry.shape]
         whole_numbers = entry.dtype.kind in "biu"  # 0 and 1 are valid as an index, a mask or a count
         feed[entry.name] = (generator.integers(0, 2, shape) if whole_numbers else generator.standard_normal(shape)).astype(entry.dtype)
     return session, feed
+
+
+def _given_sizes(args: argparse.Namespace) -> dict[str, int]:
+    pairs = [text.partition("=") for text in args.size]
+    if wrong := [name for name, _, size in pairs if not size.isdecimal()]:
+        raise CommandError(message("onnx", "--size takes NAME=N", given=", ".join(wrong)))
+    return {name: int(size) for name, _, size in pairs}
 
 
 def _onnxruntime(file: str) -> Any:
@@ -137,3 +146,61 @@ def _all_nodes(graph: Any) -> Iterator[Any]:
         yield node
         for entry in node.attribute:
             yield from _all_nodes(entry.g) if entry.HasField("g") else ()
+
+
+#: Operators that move or describe values and compute none.
+_NO_ARITHMETIC = set(
+    "Cast Concat Constant ConstantOfShape DepthToSpace Expand Flatten Gather GatherElements GatherND Identity If Loop Pad Range Reshape"
+    " Scan ScatterElements ScatterND Shape Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze".split()
+)
+
+
+def _operator_work(model: Any, sizes: dict[str, int]) -> dict[str, int | None]:
+    """Operations per operator, two for a multiply-add, with these sizes of symbolic dimensions; ``None`` where shapes are unknown."""
+    from netcl.io.onnx.bodies import op_kind
+    from netcl.io.onnx.library import library
+
+    inference = library().shape_inference
+    model = type(model).FromString(model.SerializeToString())
+    for entry in model.graph.input:
+        for dim in entry.type.tensor_type.shape.dim:
+            dim.dim_value = dim.dim_value if dim.dim_value > 0 else sizes.get(dim.dim_param, 1)
+    shapes: dict[str, list[int]] = {entry.name: list(entry.dims) for entry in model.graph.initializer}
+    try:
+        graph = inference.infer_shapes(model, data_prop=True).graph
+    except inference.InferenceError:
+        graph = model.graph
+    for entry in (*graph.input, *graph.value_info, *graph.output):
+        dims = entry.type.tensor_type.shape.dim
+        if entry.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
+            shapes.setdefault(entry.name, [dim.dim_value for dim in dims])
+    found: dict[str, int | None] = {}
+    for node in _all_nodes(graph):
+        kind, each = op_kind(node), _node_work(node, shapes)
+        found[kind] = None if each is None or found.get(kind, 0) is None else (found.get(kind) or 0) + each
+    return found
+
+
+def _node_work(node: Any, shapes: dict[str, list[int]]) -> int | None:
+    if node.op_type in _NO_ARITHMETIC:
+        return 0
+    given, out = [shapes.get(name) for name in node.input if name], shapes.get(node.output[0])
+    options = {entry.name: entry for entry in node.attribute}
+    if out is None or not given or None in given[:2]:
+        return None
+    first, second, results = given[0] or [], (given[1:] or [[]])[0] or [], math.prod(out)
+    if node.op_type in ("Conv", "ConvInteger"):
+        return 2 * results * math.prod(second[1:])
+    if node.op_type == "ConvTranspose":
+        return 2 * math.prod(first) * math.prod(second[1:])
+    if node.op_type in ("MatMul", "MatMulInteger", "Gemm"):
+        return 2 * results * first[-2 if "transA" in options and options["transA"].i else -1]
+    if node.op_type in ("RNN", "LSTM", "GRU"):  # steps, batch, all gates and directions
+        return 2 * first[0] * first[1] * math.prod(second[:2]) * (first[2] + out[-1])
+    if "kernel_shape" in options:
+        return results * math.prod(options["kernel_shape"].ints)
+    return max(results, math.prod(first))  # a reduction reads more than it writes
+
+
+def _shown_work(count: int | None) -> str:
+    return "?" if count is None else f"{count:,}" if count else ""

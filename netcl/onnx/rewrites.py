@@ -1,7 +1,7 @@
 """Rewrites of a graph for inference: constant folding, and fusion of the chains that exporters write for one op.
 
 A fusion is a formula over operators: ``x * Sigmoid(x)``. Equal names stand for the same value, numbers for scalar weights. Sums and
-products match in both orders. A chain is fused if nothing else reads the values inside of it.
+products match in both orders, so do maxima and minima. A chain is fused if nothing else reads the values inside of it.
 """
 
 from __future__ import annotations
@@ -39,16 +39,23 @@ class ChainMatch(NamedTuple):
 def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
     """A graph that computes the same with fewer nodes, and how often each rewrite applied."""
     done: Counter[str] = Counter()
+    for node in body.nodes:
+        for name, inner in node.attributes.items():
+            if isinstance(inner, GraphBody):
+                node.attributes[name], made = rewritten(inner)
+                done += made
     nodes, weights = _fold_constants(body, done)
     chains = _Chains(nodes, weights, {*body.outputs, *(name for node in nodes for name in node.captured())})
-    nodes = chains.fuse(done)
+    nodes, count = chains.fuse(done), -1
+    while count < (count := done.total()):  # a convolution takes one neighbor at a time
+        nodes = chains.fuse(done)
     read = {*body.outputs, *(name for node in nodes for name in (*node.inputs, *node.captured()))}
     weights = {name: x for name, x in chains.weights.items() if name in read}
-    made = GraphBody(nodes, weights, body.inputs, body.outputs, body.forms)
+    result = GraphBody(nodes, weights, body.inputs, body.outputs, body.forms)
     # Sizes and limits are read on the host, which a recording does not allow for values on the device.
     pairs = [pair for node in nodes if node.kind not in ON_DEVICE for pair in zip(node.inputs, node.formals, strict=False)]
-    made.constants = (body.constants | {name for name, formal in pairs if formal in HOST}) & weights.keys()
-    return made, done
+    result.constants = (body.constants | {name for name, formal in pairs if formal in HOST}) & weights.keys()
+    return result, done
 
 
 def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[Node], dict[str, np.ndarray]]:
@@ -113,7 +120,7 @@ class _Chains:
         extra = 0 if node is None else len(node.inputs) - len(parts)  # the axes of a mean may be an input
         if node is None or node.kind != kind or any(node.outputs[1:]) or (extra and kind != "ReduceMean"):
             return None
-        for order in (parts, parts[::-1]) if kind in ("Add", "Mul") else (parts,):
+        for order in (parts, parts[::-1]) if kind in ("Add", "Max", "Min", "Mul") else (parts,):
             made: ChainMatch | None = found._replace(nodes=(*found.nodes, node))
             for part, given in zip(order, node.inputs, strict=False):
                 made = made and self.matched(part, given, made)
@@ -122,9 +129,9 @@ class _Chains:
         return None
 
     def scalar(self, name: str) -> float | None:
-        """The number in a weight without axes; one with axes may add some to the result."""
+        """The number in a weight of one element. With one axis, it may add that axis to the result."""
         x = self.weights.get(name)
-        return None if x is None or x.ndim or x.dtype.kind not in "fiu" else float(x)
+        return None if x is None or x.ndim > 1 or x.size != 1 or x.dtype.kind not in "fiu" else float(x.reshape(()))
 
     def _closed(self, found: ChainMatch) -> bool:
         """Whether only the chain reads the values inside of it."""
@@ -140,7 +147,11 @@ def _op_node(kind: str, inputs: list[str], root: Node, attributes: Mapping[str, 
 
 
 def _activation(kind: str, op: Callable[[Tensor], Tensor]) -> Callable[..., Node]:
-    return lambda chains, found, root: _op_node(kind, [found.values["x"]], root, {}, lambda node, x: op(x))
+    def build(chains: _Chains, found: ChainMatch, root: Node) -> Node:
+        axes = max((chains.weights[name].ndim for node in found.nodes for name in node.inputs if name in chains.weights), default=0)
+        return _op_node(kind, [found.values["x"]], root, {}, lambda node, x: op(x) if x.ndim >= axes else ag.unsqueeze(op(x), 0))
+
+    return build
 
 
 def _fused_norm(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
@@ -167,16 +178,54 @@ def _run_norm(node: Node, x: Tensor, weight: Tensor | None = None, bias: Tensor 
 
 
 def _norm_in_conv(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
-    """A convolution whose weights include the batch norm after it; computed in float64."""
-    conv, names = found.nodes[1], [found.values[name] for name in ("weight", "scale", "shift", "mean", "var")]
-    if root["training_mode"] or root["spatial"] == 0 or not chains.weights.keys() >= {*names, *conv.inputs[2:]}:
+    """A convolution whose weights include the batch norm after it."""
+    names = [found.values[name] for name in ("scale", "shift", "mean", "var")]
+    if root["training_mode"] or root["spatial"] == 0 or not chains.weights.keys() >= {*names}:
         return None
-    weight, scale, shift, mean, var = (chains.weights[name].astype(np.float64) for name in names)
-    before = chains.weights[conv.inputs[2]].astype(np.float64) if len(conv.inputs) > 2 else 0.0
+    scale, shift, mean, var = (chains.weights[name].astype(np.float64) for name in names)
     scale = scale / np.sqrt(var + root["epsilon"])
-    made = Node("Conv", [conv.inputs[0], f"{root.outputs[0]}.weight", f"{root.outputs[0]}.bias"], root.outputs[:1], conv.given, conv.opset)
-    values = weight * scale.reshape(-1, *(1,) * (weight.ndim - 1)), (before - mean) * scale + shift
-    chains.weights.update({name: x.astype(chains.weights[names[0]].dtype) for name, x in zip(made.inputs[1:], values, strict=True)})
+    return _scaled_conv(chains, found.nodes[1], root, scale, shift - mean * scale)
+
+
+def _affine_after_conv(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
+    """A convolution whose weights include the factor or the sum after it: one number, or one per channel."""
+    conv, other = found.nodes[1], chains.weights.get(found.values["c"])
+    weight = chains.weights.get(conv.inputs[1])
+    if weight is None or other is None or other.ndim > weight.ndim or other.dtype != weight.dtype:
+        return None
+    shape = (1,) * (weight.ndim - other.ndim) + other.shape
+    if other.size > 1 and shape != (1, other.size, *(1,) * (weight.ndim - 2)):
+        return None
+    value = other.reshape(-1).astype(np.float64)
+    return _scaled_conv(chains, conv, root, value, 0.0) if root.kind == "Mul" else _scaled_conv(chains, conv, root, 1.0, value)
+
+
+def _affine_before_conv(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
+    """A convolution whose weights include a factor before it, or a sum unless the input is padded, with zeros that are not part of it."""
+    x, other = sorted(found.nodes[1].inputs, key=chains.weights.__contains__)  # a weight may be the first operand
+    weight, number = chains.weights.get(root.inputs[1]), chains.scalar(other)
+    padded = any(root["pads"] or ()) or root["auto_pad"] not in ("NOTSET", "VALID")
+    if number is None or weight is None or (found.nodes[1].kind == "Add" and padded):
+        return None
+    given = Node("Conv", [x, *root.inputs[1:]], root.outputs, root.given, root.opset)
+    given.read, given.expand, given.codes = root.read, root.expand, root.codes
+    if found.nodes[1].kind == "Mul":
+        return _scaled_conv(chains, given, root, 1.0, 0.0, factor=number)
+    return _scaled_conv(chains, given, root, 1.0, number * weight.astype(np.float64).sum(tuple(range(1, weight.ndim))))
+
+
+def _scaled_conv(chains: _Chains, conv: Node, root: Node, scale: Any, shift: Any, factor: float = 1.0) -> Node | None:
+    """The convolution times ``scale`` plus ``shift``, its weights times ``factor``; computed in float64."""
+    if not chains.weights.keys() >= {*conv.inputs[1:]} or (conv.kind == "ConvTranspose" and conv["group"] != 1):
+        return None
+    first, out = chains.weights[conv.inputs[1]], 1 if conv.kind == "ConvTranspose" else 0
+    before = chains.weights[conv.inputs[2]].astype(np.float64) if len(conv.inputs) > 2 else np.zeros(first.shape[out])
+    made = Node(
+        conv.kind, [conv.inputs[0], f"{root.outputs[0]}.weight", f"{root.outputs[0]}.bias"], root.outputs[:1], conv.given, conv.opset
+    )
+    by_channel = np.reshape(scale, [-1 if axis == out and np.size(scale) > 1 else 1 for axis in range(first.ndim)])
+    values = first.astype(np.float64) * by_channel * factor, before * scale + shift
+    chains.weights.update({name: x.astype(first.dtype) for name, x in zip(made.inputs[1:], values, strict=True)})
     made.read, made.expand, made.codes = conv.read, conv.expand, [*conv.codes[:2], *conv.codes[1:2]]
     return made
 
@@ -190,7 +239,8 @@ _CENTERED = "(x - ReduceMean(x))"
 _DEVIATIONS = ("Sqrt(ReduceMean({0} ** 2) + eps)", "Sqrt(ReduceMean({0} * {0}) + eps)")
 _LAYER = tuple(f"{_CENTERED} / {text.format(_CENTERED)}" for text in _DEVIATIONS)
 _RMS = tuple(form.format(text.format("x")) for text in _DEVIATIONS for form in ("x / {0}", "x * (1 / {0})", "x * Reciprocal({0})"))
-_CONV_NORM = "BatchNormalization(Conv({}), scale, shift, mean, var)"
+_CONVS = tuple(f"{kind}({inputs})" for kind in ("Conv", "ConvTranspose") for inputs in ("x, weight", "x, weight, bias"))
+_HARD = "Clip(x + 3, 0, 6)"
 _TANHS = ("x + 0.044715 * x ** 3", "x + 0.044715 * (x * x * x)")
 _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, Node], Node | None]], ...] = (
     ("Gelu", _gated("Erf(x / 1.4142135623730951)", "Erf(x * 0.7071067811865476)"), _activation("Gelu", ag.gelu)),
@@ -202,7 +252,12 @@ _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, 
     ("Silu", ("x * Sigmoid(x)",), _activation("Swish", ag.silu)),
     ("LayerNormalization", (*(f"{form} * weight + bias" for form in _LAYER), *_LAYER), _fused_norm),
     ("RMSNormalization", tuple(f"{form} * weight" for form in _RMS), _fused_norm),
-    ("Conv + BatchNormalization", tuple(map(_CONV_NORM.format, ("x, weight", "x, weight, bias"))), _norm_in_conv),
+    ("Relu6", ("Min(Max(x, 0), 6)", "Max(Min(x, 6), 0)"), _activation("Relu6", ag.relu6)),
+    ("HardSigmoid", (f"{_HARD} / 6", "Min(Max(x / 6 + 0.5, 0), 1)"), _activation("HardSigmoid", ag.hard_sigmoid)),
+    ("HardSwish", (f"x * {_HARD} / 6", f"x * ({_HARD} / 6)", f"x * {_HARD} * 0.16666667"), _activation("HardSwish", ag.hard_swish)),
+    ("Conv + BatchNormalization", tuple(f"BatchNormalization({conv}, scale, shift, mean, var)" for conv in _CONVS), _norm_in_conv),
+    ("Conv + affine", tuple(f"{conv} {sign} c" for conv in _CONVS for sign in "*+"), _affine_after_conv),
+    ("affine + Conv", tuple(f"Conv(x {sign} c, weight{bias})" for bias in ("", ", bias") for sign in "*+"), _affine_before_conv),
 )
 #: The table of fusions, tried in this order at each node: a name, formulas, and a function that makes the node, or ``None``.
 FUSIONS = [(name, [ast.parse(text, mode="eval").body for text in texts], build) for name, texts, build in _FUSED_CHAINS]

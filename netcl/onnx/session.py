@@ -1,6 +1,7 @@
 """``InferenceSession``: an ONNX file on an OpenCL device, with the interface of onnxruntime's class.
 
-The first run with a set of input shapes is eager, the second is recorded, later ones are replayed. Control flow stays eager.
+The first run with a set of input shapes is eager, the second is recorded, later ones are replayed. Control flow over computed values
+stays eager; over a number that is an input, there is a recording per number.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from netcl import nn
 from netcl.core.device import CPUQueue, manager, require
 from netcl.core.errors import DtypeError, message
 from netcl.core.tensor import Tensor
+from netcl.core.writes import clock
 from netcl.engine.lazy_graph import fusing
 from netcl.io.onnx.bodies import declared
 from netcl.io.onnx.importer import OnnxModel, read_onnx
@@ -27,11 +29,13 @@ from netcl.io.onnx.library import library, numbers
 from netcl.io.onnx.table import Node
 from netcl.onnx.rewrites import rewritten
 from netcl.replay.compiled import CaptureError, capture_graph
+from netcl.replay.fold_constants import KeptValues
 from netcl.replay.graph import Graph
 
 SESSION = "InferenceSession"
 _ON_OPENCL, _ON_NUMPY = "OpenCLExecutionProvider", "CPUExecutionProvider"
 MOST_SHAPES = 16  # sets of input shapes whose recordings are kept; the one that was used longest ago goes first
+_CHOICES = ("bool", "int8", "int16", "int32", "int64", "uint8")  # dtypes of inputs that may choose a branch
 _THREADS = "the OpenCL runtime owns the threads (PoCL: POCL_MAX_PTHREAD_COUNT)"
 #: Options of onnxruntime: the default, and the reason why there is no other value here.
 _OPTIONS: dict[str, tuple[Any, str]] = {
@@ -142,6 +146,8 @@ class InferenceSession:
         with nn.parameter.placed(require("cpu" if device == "auto" and [*(providers or ())][:1] == [_ON_NUMPY] else device, op=SESSION)):
             self.model = SessionModel(body, inputs).eval()
         self._plans: OrderedDict[Any, Graph | str] = OrderedDict()
+        self._kept, self._versions, self._written = KeptValues(), list[int](), -1
+        self._weights: list[Tensor] = []
         self._lock = threading.Lock()
 
     def get_inputs(self) -> list[NodeArg]:
@@ -159,7 +165,13 @@ class InferenceSession:
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], str]:
         """The input shapes that runs had, and the next run with them: ``"replay"``, ``"record"``, or the reason why it is eager."""
-        return {tuple(shape for shape, _ in key): "replay" if isinstance(x, Graph) else x or "record" for key, x in self._plans.items()}
+        return {tuple(shape for shape, *_ in key): "replay" if isinstance(x, Graph) else x or "record" for key, x in self._plans.items()}
+
+    @property
+    def commands(self) -> int:
+        """How many commands the replay of the shapes that ran last enqueues; 0 if they have no recording."""
+        last = next(reversed(self._plans.values()), "")
+        return last.commands if isinstance(last, Graph) else 0
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: None = None) -> list[Any]:
         """The outputs with these names, or all of them, as arrays; a sequence is a list of arrays.
@@ -216,7 +228,8 @@ class InferenceSession:
         if x.dtype != (held if isinstance(x, Tensor) else entry.dtype):
             what = f"input {name!r} must have dtype {entry.dtype.name} ({entry.type}), got {x.dtype}"
             raise DtypeError(message(SESSION, what, f"convert it, for instance with x.astype({entry.dtype.name!r})"))
-        return x.to(self.model.queue) if isinstance(x, Tensor) else Tensor.from_host(self.model.queue, numbers(x), held)
+        queue = require("cpu").queue if name in self.model.on_host else self.model.queue
+        return x.to(queue) if isinstance(x, Tensor) else Tensor.from_host(queue, numbers(x), held)
 
     def array(self, name: str, x: Any) -> Any:
         """An output as an array of the declared dtype, or as a list of arrays."""
@@ -234,8 +247,9 @@ class InferenceSession:
         """The outputs, by replay if there is a recording for these shapes."""
         tensors = self._tensors(feed)
         with ag.no_grad():
-            plan = self._plan(tensors)
-            made = plan.replay(tensors) if isinstance(plan, Graph) and plan.meets(tensors) is None else self.model(*tensors)
+            plan, given = self._plan(tensors), [x for x, name in zip(tensors, self._inputs, strict=True) if name not in self.model.on_host]
+            made = plan.replay(given) if isinstance(plan, Graph) and plan.meets(given) is None else self.model(*tensors)
+            self._written = clock.last
         return dict(zip(self._outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
     def _plan(self, tensors: Sequence[Any]) -> Graph | str:
@@ -244,19 +258,38 @@ class InferenceSession:
         # Sequences, empty tensors, and one tensor for two inputs are not recorded.
         if eager or not all(isinstance(x, Tensor) and x.size for x in tensors) or len({id(x.realize()) for x in tensors}) < len(tensors):
             return ""
-        key = tuple((x.shape, x.dtype) for x in tensors)
+        self._drop_stale_plans()
+        host = self.model.on_host
+        named = list(zip(self._inputs, tensors, strict=True))
+        key = tuple((x.shape, x.dtype, *([x.to_host().tolist()] if name in host else [])) for name, x in named)
         if self._plans.get(key) == "":
             try:
-                with capture_graph(inputs=tensors) as graph, fusing():
+                with capture_graph(inputs=[x for name, x in named if name not in host], frozen=self._kept) as graph, fusing():
                     graph.returns(self.model(*tensors))
                 self._plans[key] = graph
             except CaptureError as fault:
+                choices = {name for name, x in named if x.size == 1 and x.dtype in _CHOICES}
+                if choices > {*host}:  # they may choose a branch or a size: their values are part of keys from here on
+                    self.model.on_host = choices
+                    del self._plans[key]
+                    return ""
                 self._plans[key] = str(fault)
         plan = self._plans.setdefault(key, "")
         self._plans.move_to_end(key)
         if len(self._plans) > MOST_SHAPES:
             self._plans.popitem(last=False)
         return plan
+
+    def _drop_stale_plans(self) -> None:
+        """Record again after a weight was replaced or written: recordings hold the old one, and results that depend on it."""
+        weights = self.model.weights()
+        if weights is self._weights and clock.last == self._written:
+            return
+        versions = [x._version for x in weights]
+        if weights is not self._weights or versions != self._versions:
+            self._plans.clear()
+            self._kept = KeptValues()
+        self._weights, self._versions = weights, versions
 
 
 class IOBinding:

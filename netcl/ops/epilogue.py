@@ -28,7 +28,8 @@ from netcl.ops.matmul import affine_with, matmul_shape, matmul_with
 from netcl.ops.matmul.gemm import EPILOGUE_ACTIVATIONS, Extras
 from netcl.ops.pointwise import cast
 
-_FOLLOWS = frozenset((*EPILOGUE_ACTIVATIONS.values(), "add", "mul", "cast"))  # ops that a kernel of a product can end in
+# Ops that a kernel of a product can end in.
+_FOLLOWS = frozenset((*EPILOGUE_ACTIVATIONS.values(), "add", "cast", "hard_sigmoid", "hard_swish", "mul", "relu6"))
 
 
 class _Waiting(lazy_graph.Product):

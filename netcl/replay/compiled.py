@@ -28,6 +28,7 @@ from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor, duplicate
 from netcl.engine.lazy_graph import fusing
 from netcl.replay.contract import Contract, Left, tensors_of
+from netcl.replay.fold_constants import KeptValues
 from netcl.replay.graph import Graph, Output, map_leaves
 from netcl.replay.kinds import EXACTLY_PLAIN, instance_dict, is_a, is_layer, items_of
 from netcl.replay.recorder import CaptureError, Recorder, difference
@@ -553,7 +554,9 @@ def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -
     return (_Inference if is_layer(function) else CompiledFunction)(function, fuse=fuse)
 
 
-def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequence[Tensor] = ()) -> Any:
+def capture_graph(
+    function: Callable[..., Any] | None = None, *, inputs: Sequence[Tensor] = (), frozen: KeptValues | None = None
+) -> Any:
     """Record device work. As a decorator: like :func:`compile`, but a function that cannot be replayed raises :class:`CaptureError`.
 
     As a context manager it records one block over ``inputs``. Run the block once before, so that programs are built and state is created:
@@ -564,12 +567,15 @@ def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequenc
     ...     y = graph.returns(x * x)
     >>> graph.replay([netcl.full((2,), 4.0)]).tolist()  # doctest: +SKIP
     [16.0, 16.0]
+
+    With ``frozen``, the caller guarantees that other memory than the inputs does not change: what the block computes from it alone, such as
+    packed weights, is computed once and kept there.
     """
-    return _captured_block(inputs) if function is None else CompiledFunction(function, strict=True)
+    return _captured_block(inputs, frozen) if function is None else CompiledFunction(function, strict=True)
 
 
 @contextmanager
-def _captured_block(inputs: Sequence[Tensor]) -> Iterator[Graph]:
+def _captured_block(inputs: Sequence[Tensor], frozen: KeptValues | None = None) -> Iterator[Graph]:
     if any(isinstance(t.queue, CPUQueue) for t in inputs):
         raise CaptureError(message("capture_graph", "inputs must be on an OpenCL device, got the NumPy backend", "use an OpenCL device"))
     if recording.active.recorder is not None:
@@ -581,4 +587,4 @@ def _captured_block(inputs: Sequence[Tensor]) -> Iterator[Graph]:
     recorder.finish()
     if recorder.problem or recorder.queue is None:
         raise CaptureError(message("capture_graph", f"the block cannot be replayed: {recorder.problem or 'it launches nothing'}"))
-    graph.build(recorder, inputs, tree)
+    graph.build(recorder, inputs, tree, frozen)

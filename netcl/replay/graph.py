@@ -23,6 +23,7 @@ from netcl.core.memory import BufferHandle, get_persistent_pool
 from netcl.core.recording import Number
 from netcl.core.tensor import Tensor, with_shape
 from netcl.core.writes import Writes, clock, stamp, wrote
+from netcl.replay.fold_constants import KeptValues, fold_constants
 from netcl.replay.memory_plan import MemoryBlock, lease_blocks, needed, share
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, Node, Value
 
@@ -64,12 +65,18 @@ class Graph:
 
     # ---- making it
 
-    def build(self, recording: Any, inputs: Sequence[Tensor], result: Any) -> Graph:
-        """Plan the memory of a recording and prepare its launches."""
+    def build(self, recording: Any, inputs: Sequence[Tensor], result: Any, frozen: KeptValues | None = None) -> Graph:
+        """Plan the memory of a recording and prepare its launches.
+
+        With ``frozen``, memory from outside does not change: what depends on it alone is computed now and kept there.
+        """
         self.values, self.inputs = recording.values, recording.inputs
         self.queue, self.result = recording.queue, result
         outputs = [output.value for output in _outputs(result)]
         self.nodes = needed(recording.nodes, outputs)
+        if frozen is not None:
+            rest, self._folded = fold_constants(self.nodes, outputs, self.queue, frozen, self._run_once)
+            self.nodes = needed(rest, outputs)
         self._like = [(t.shape, t.dtype) for t in inputs]
         self._sources, self._undos, self._checks = list(recording.sources), list(recording.undos), list(recording.checks)
         self._said: list[Any] = [None] * len(self._sources)
@@ -99,6 +106,13 @@ class Graph:
                 self._parts.append((asked, i, done, begin))
                 asked, done = i, begin
         return self
+
+    def _run_once(self, node: Node, buffers: Mapping[Value, Any]) -> None:
+        args = [buffers[arg] if isinstance(arg, Value) else arg for arg in node.args]
+        if node.kind == "launch":
+            node.kernel.prepare(self.queue, node.sizes, node.local, args).observed()
+        else:
+            self._transfer(node, buffers)()
 
     def _place_values(self) -> None:
         """Choose a buffer for every value: its own if it is still held, a fresh one at each replay for a result, else a shared one."""
@@ -211,13 +225,13 @@ class Graph:
         self._buffers[value] = buffer
         self._calls[position] = self._transfer(node)
 
-    def _transfer(self, node: Node) -> Callable[[], Any]:
-        backend = backend_of(self.queue)
-        target = self._buffers[node.writes[0]]
+    def _transfer(self, node: Node, buffers: Mapping[Value, Any] | None = None) -> Callable[[], Any]:
+        backend, buffers = backend_of(self.queue), self._buffers if buffers is None else buffers
+        target = buffers[node.writes[0]]
         if node.kind == "fill":
             return partial(backend.fill_bytes, target, *node.args[1:])
         if node.kind == "copy":
-            return partial(backend.copy_bytes, target, self._buffers[node.reads[0]], node.args[2])
+            return partial(backend.copy_bytes, target, buffers[node.reads[0]], node.args[2])
         return partial(backend.upload_bytes, target, node.args[1])
 
     # ---- running it
@@ -401,6 +415,11 @@ class Graph:
             items = " x ".join(map(str, node.sizes))
             rows.append(f"{i:4} {node.op[:24]:24} {node.name[:32]:32} {items:>20} {read:12} {written:12}")
         return "\n".join(rows)
+
+    @property
+    def commands(self) -> int:
+        """The number of commands that a replay enqueues."""
+        return len(self._calls)
 
     def __repr__(self) -> str:
         launches = sum(node.kind == "launch" for node in self.nodes)

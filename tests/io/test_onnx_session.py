@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import netcl
 from netcl import cli
 from netcl.core.device import CPUQueue, manager
 from netcl.core.errors import DtypeError, ShapeError
@@ -21,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import netcl.onnx as nonnx  # noqa: E402
 from netcl.onnx.session import MOST_SHAPES  # noqa: E402
+from netcl.replay.graph import Graph  # noqa: E402
 
 GOLDEN = Path(__file__).parent.parent / "golden/torch_onnx"
 make = helper.make_node
@@ -352,6 +354,19 @@ def test_info_lists_what_a_file_holds(capsys, tmp_path):
         assert words in " ".join(text.split())
 
 
+def test_info_counts_operations(capsys, tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(conv_chain([], [make("Relu", ["b"], ["y"])]))
+    code, out, _ = command(capsys, "info", str(path))
+    assert code == 0 and [line.split() for line in out.splitlines() if line.startswith(("Conv ", "Relu "))] == [
+        ["Conv", "1", f"{2 * 2 * 4 * 6 * 6 * 27:,}"], ["Relu", "1", "288"]
+    ]  # fmt: skip
+    assert f"{2 * 2 * 4 * 6 * 6 * 27 + 288:,} FLOPs" in out
+    path.write_bytes(mlp())
+    code, out, _ = command(capsys, "info", str(path), "--size", "batch=5")
+    assert "MatMul" in out and f"{2 * 5 * 4 * 3}" in out
+
+
 def test_info_names_operators_that_are_not_supported(capsys, tmp_path):
     node = make("Strange", ["x"], ["y"], domain="somewhere")
     graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", 1, [2])], [helper.make_tensor_value_info("y", 1, [2])])
@@ -387,3 +402,141 @@ def test_mistakes_on_the_command_line_are_told_in_a_line(capsys, tmp_path):
     for words in (["info", tmp_path / "m.onnx"], ["run", GOLDEN / "cnn.onnx", "--size", "batch"], ["check", tmp_path / "none.onnx"]):
         status, out, told = command(capsys, *words, "--device", "cpu")
         assert status == 1 and out == "" and told.startswith("[") and told.count("\n") == 1
+
+
+# ---- neighbors of convolutions, constant commands, weights that change
+
+
+def conv_chain(before: list, after: list, pads=(0, 0, 0, 0), weights=None, kind="Conv", opset=17) -> bytes:
+    """A convolution between chains from ``x`` to ``a`` and from ``b`` to ``y``."""
+    held = {"w": rand(4, 3, 3, 3) if kind == "Conv" else rand(3, 4, 3, 3), "u": rand(4, seed=1), **(weights or {})}
+    nodes = [*before, make(kind, ["a" if before else "x", "w", "u"], ["b"], pads=list(pads)), *after]
+    return model(nodes, {"x": [2, 3, 8, 8]}, {"y": [None] * 4}, held, opset)
+
+
+ONE, CHANNELS = np.float32([1.5]), rand(1, 4, 1, 1, seed=2)
+NEIGHBORS = {
+    "factor": (conv_chain([], [make("Mul", ["c", "b"], ["y"])], weights={"c": CHANNELS}), {"Conv + affine": 1}),
+    "factor and sum": (
+        conv_chain([], [make("Mul", ["b", "c"], ["s"]), make("Add", ["d", "s"], ["y"])], weights={"c": CHANNELS, "d": ONE}),
+        {"Conv + affine": 2},
+    ),
+    "sum after a transposed one": (
+        conv_chain([], [make("Add", ["b", "c"], ["y"])], weights={"c": CHANNELS}, kind="ConvTranspose"),
+        {"Conv + affine": 1},
+    ),
+    "by width": (conv_chain([], [make("Mul", ["b", "c"], ["y"])], weights={"c": rand(6, seed=3)}), {}),
+    "before": (
+        conv_chain(
+            [make("Mul", ["c", "x"], ["s"]), make("Add", ["s", "d"], ["a"])], [make("Relu", ["b"], ["y"])], weights={"c": ONE, "d": ONE}
+        ),
+        {"affine + Conv": 2},
+    ),
+    "sum before padding": (
+        conv_chain([make("Add", ["x", "c"], ["a"])], [make("Relu", ["b"], ["y"])], pads=(1, 1, 1, 1), weights={"c": ONE}),
+        {},
+    ),
+    "hard swish": (
+        conv_chain(
+            [],
+            [make("Add", ["b", "three"], ["s"]), make("Clip", ["s", "zero", "six"], ["t"]), make("Mul", ["b", "t"], ["m"]),
+             make("Div", ["m", "last"], ["y"])],
+            weights={"three": np.float32(3), "zero": np.float32(0), "six": np.float32(6), "last": np.float32([6])},
+        ),
+        {"HardSwish": 1},
+    ),
+    "relu6": (conv_chain([], [make("Clip", ["b", "zero", "six"], ["y"])], weights={"zero": np.float32(0), "six": np.float32(6)}), {}),
+    "relu6 of a maximum": (
+        conv_chain(
+            [],
+            [make("Max", ["zero", "b"], ["m"]), make("Min", ["m", "six"], ["y"])],
+            weights={"zero": np.float32(0), "six": np.float32(6)},
+        ),
+        {"Relu6": 1},
+    ),
+    "hard sigmoid": (conv_chain([], [make("HardSigmoid", ["b"], ["y"], alpha=1 / 6)]), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NEIGHBORS)
+def test_convolutions_take_their_neighbors(case, device):
+    data, wanted = NEIGHBORS[case]
+    session = nonnx.InferenceSession(data, device=device)
+    assert session.rewrites == wanted
+    x = rand(2, 3, 8, 8, seed=5)
+    for _ in range(3):
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], reference(data, {"x": x})[0], rtol=1e-4, atol=1e-4)
+    if not isinstance(device.queue, CPUQueue) and case in ("hard swish", "relu6", "relu6 of a maximum", "hard sigmoid"):
+        (graph,) = session._plans.values()
+        assert sum(node.kind == "launch" for node in graph.nodes) == 1
+
+
+def test_a_number_with_an_axis_adds_it_to_the_result():
+    nodes = [make("Add", ["x", "c"], ["s"]), make("Clip", ["s", "zero", "six"], ["t"]), make("Mul", ["x", "t"], ["m"]),
+             make("Div", ["m", "six"], ["y"])]  # fmt: skip
+    weights = {"c": np.float32([3]), "zero": np.float32(0), "six": np.float32(6)}
+    data = model(nodes, {"x": []}, {"y": [1]}, weights)
+    session = nonnx.InferenceSession(data, device="cpu")
+    (y,) = session.run(None, {"x": np.float32(1)})
+    assert session.rewrites == {"HardSwish": 1} and y.shape == (1,) and np.allclose(y, 4 / 6)
+
+
+def lstm() -> bytes:
+    nodes = [make("LSTM", ["x", "w", "r", "b"], ["y"], hidden_size=4)]
+    weights = {"w": rand(1, 16, 3, seed=1), "r": rand(1, 16, 4, seed=2), "b": rand(1, 32, seed=3)}
+    return model(nodes, {"x": [5, "n", 3]}, {"y": [5, 1, "n", 4]}, weights)
+
+
+def test_commands_over_weights_run_once_and_are_shared(cl_device):
+    session = nonnx.InferenceSession(lstm(), device=cl_device)
+    for batch in (2, 3):
+        for seed in range(3):
+            x = rand(5, batch, 3, seed=seed)
+            np.testing.assert_allclose(session.run(None, {"x": x})[0], reference(lstm(), {"x": x})[0], rtol=1e-4, atol=1e-5)
+    graphs = list(session._plans.values())
+    assert [len(graph._folded) > 0 for graph in graphs] == [True, True]
+    assert {*map(id, graphs[0]._folded)} & {*map(id, graphs[1]._folded)}
+    assert all(node.op not in ("split", "joined") or {*node.reads} & {*graph.inputs} or node.reads[0].kind == "made"
+               for graph in graphs for node in graph.nodes)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["written", "assigned", "replaced"])
+def test_a_changed_weight_is_recorded_again(how, device):
+    data = lstm()
+    session, x = nonnx.InferenceSession(data, device=device), rand(5, 2, 3)
+    before = [session.run(None, {"x": x})[0] for _ in range(3)][-1]
+    new = rand(1, 16, 3, seed=9)
+    if how == "written":
+        session.model.w.write(new)
+    elif how == "assigned":
+        session.model.load_state_dict({"w": Tensor.from_host(session.model.queue, new)}, strict=False, assign=True)
+    else:
+        session.model.w = netcl.nn.Parameter(Tensor.from_host(session.model.queue, new))
+    changed = onnx.load_from_string(data)
+    changed.graph.initializer[0].CopyFrom(numpy_helper.from_array(new, "w"))
+    (wanted,) = reference(changed.SerializeToString(), {"x": x})
+    assert np.abs(wanted - before).max() > 1e-2
+    for _ in range(3):
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_removed_weight_is_named():
+    session = nonnx.InferenceSession(lstm(), device="cpu")
+    session.model.w = None
+    with pytest.raises(ValueError, match="weights of the graph were removed"):
+        session.run(None, {"x": rand(5, 2, 3)})
+
+
+def test_a_number_that_chooses_a_branch_is_part_of_the_key(device):
+    def branch(factor):
+        nodes = [make("Mul", ["x", "f"], ["out"])]
+        out = helper.make_tensor_value_info("out", TensorProto.FLOAT, [3])
+        return helper.make_graph(nodes, "branch", [], [out], [numpy_helper.from_array(np.float32(factor), "f")])
+
+    nodes = [make("Equal", ["n", "two"], ["is"]), make("If", ["is"], ["y"], then_branch=branch(2), else_branch=branch(5))]
+    data = model(nodes, {"x": [3], "n": (TensorProto.INT64, [])}, {"y": [3]}, {"two": np.int64(2)})
+    session, x = nonnx.InferenceSession(data, device=device), rand(3)
+    for n in (2, 2, 2, 2, 7, 7, 7, 2, 7):
+        assert np.allclose(session.run(None, {"x": x, "n": np.array(n)})[0], x * (2 if n == 2 else 5))
+    assert [*session.plans.values()] == ([] if isinstance(device.queue, CPUQueue) else ["replay"])
+    assert isinstance(device.queue, CPUQueue) or [*map(type, session._plans.values())] == [Graph] * 2

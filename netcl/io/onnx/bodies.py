@@ -222,5 +222,7 @@ def declared(entry: Any) -> tuple[str, list[int | str | None] | None]:
     kind = entry.type.tensor_type
     if not entry.type.HasField("tensor_type"):
         return "", None
-    sizes = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in kind.shape.dim]
+    # Some exporters write -1 or "?" for sizes that are not fixed, the same for all of them.
+    given = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in kind.shape.dim]
+    sizes = [None if size in (-1, "?", "") else size for size in given]
     return dtype_of(kind.elem_type) if kind.elem_type else "", sizes if kind.HasField("shape") else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import zip_longest
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ class OnnxModel(nn.Module):
     ``export_onnx``.
     """
 
+    on_host: Collection[str] = ()  # inputs that stay on the host; a session sets them
     saved_by = "write it with export_onnx(model, path, x), or its weights with save_params, save_safetensors or save_checkpoint"
 
     def __init__(self, body: GraphBody, inputs: Mapping[str, tuple[str, Any]]):
@@ -108,13 +110,15 @@ class OnnxModel(nn.Module):
         self._host, self._inputs, self._count = require("cpu").queue, inputs, 0
         self._constants: set[int] = set()
         self._moved: dict[tuple[int, int], Tensor] = {}
+        self._places: list[tuple[nn.Module, str, GraphBody, str]] = []  # of parameters and buffers: owner, name, and where nodes read them
+        self._weights: list[Tensor] = []
         self._keep_values(body)
 
     def _keep_values(self, body: GraphBody) -> None:
         """Make the weights and constants of a body and of those in it tensors. Float weights are parameters, statistics buffers."""
         statistics = {name for node in body.nodes if node.kind == "BatchNormalization" for name in node.inputs[3:5]}
         for name, array in body.weights.items():
-            body.values[name] = self._kept(name, array, name in body.constants, learned=name not in statistics)
+            body.values[name] = self._kept(body, name, array, name not in statistics)
         self._constants |= {id(x) for x in body.values.values()}
         body.weights, body.kept = {}, True
         for node in body.nodes:
@@ -128,14 +132,15 @@ class OnnxModel(nn.Module):
     def extra_repr(self) -> str:
         return f"nodes={len(self.nodes)}, inputs={self.input_names}, outputs={self.output_names}"
 
-    def _kept(self, name: str, array: np.ndarray, constant: bool, learned: bool) -> Tensor:
+    def _kept(self, body: GraphBody, name: str, array: np.ndarray, learned: bool) -> Tensor:
         """Weights are on the device; constants and numbers that say sizes and places stay on the host."""
         stored, dtype = tree.bits(array)
-        if constant or array.dtype.kind in "biu" or array.ndim == 0:
+        if name in body.constants or array.dtype.kind in "biu" or array.ndim == 0:
             return tree.tensor_of(stored, dtype, self._host)
         tensor = tree.tensor_of(stored, dtype, nn.parameter.here())
         tensor.requires_grad, tensor.persistent = learned, True
         owner, last = self._owner(name)
+        self._places.append((owner, last, body, name))
         if learned:
             owner.register_parameter(last, tensor)
         else:
@@ -164,14 +169,29 @@ class OnnxModel(nn.Module):
         """Run the graph."""
         if len(inputs) != len(self.input_names):
             raise ValueError(message(IMPORT, f"the model takes {len(self.input_names)} inputs", names=self.input_names, given=len(inputs)))
+        self.weights()
         values: dict[str, Any] = {}
         sizes: dict[str, int] = {}
         for (name, (dtype, shape)), x in zip(self._inputs.items(), inputs, strict=True):
-            values[name] = self._input(x, dtype)
+            values[name] = x if name in self.on_host else self._input(x, dtype)
             if shape is not None:
                 _check_shape(name, values[name].shape, shape, sizes)
         made = [self._input(x) for x in self._execute(self.body, values)]
         return made[0] if len(made) == 1 else tuple(made)
+
+    def weights(self) -> list[Tensor]:
+        """The parameters and buffers that nodes read: the same list as before, unless one was replaced or a new body was read."""
+        found: list[Any] = [owner.__dict__.get(last) for owner, last, _, _ in self._places]
+        if len(found) == len(self._weights) and all(map(is_, found, self._weights)):
+            return self._weights
+        if removed := [place[3] for place, x in zip(self._places, found, strict=True) if not isinstance(x, Tensor)]:
+            raise ValueError(message(IMPORT, "weights of the graph were removed", "assign parameters", weights=removed))
+        self._constants -= {id(body.values[name]) for _, _, body, name in self._places}
+        self._moved.clear()  # ids of replaced tensors are used again
+        for (_, _, body, name), tensor in zip(self._places, found, strict=True):
+            body.values[name] = tensor
+        self._weights = found
+        return found
 
     def _on_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return args  # arrays become tensors of the declared dtype in forward

@@ -64,6 +64,13 @@ def reader(node: Node, entries: list[OperatorEntry]) -> Import:
     return read
 
 
+def _clip(node: Node, x: Tensor, *limits: Any) -> Tensor:
+    bounds = [limit if limit is None else np.asarray(limit).item() for limit in limits]
+    if bounds == [0, 6] and DTYPES[x.dtype].is_float:
+        return ag.relu6(x)  # kernels of convolutions end in it
+    return x if all(bound is None for bound in bounds) else ag.clamp(x, *bounds)
+
+
 def _depth_to_space(node: Node, x: Tensor) -> Any:
     if node["mode"] == "CRD":
         return NotImplemented
@@ -162,11 +169,8 @@ IMPORTS: dict[str, Import] = {
     ),
     "Sum": lambda node, *xs: reduce(ag.add, xs),
     "Mean": lambda node, *xs: ag.div(reduce(ag.add, xs), float(len(xs))),
-    "Clip": lambda node, x, *limits: (
-        ag.clamp(x, *(limit if limit is None else np.asarray(limit).item() for limit in limits))
-        if any(limit is not None for limit in limits)
-        else x
-    ),
+    "Clip": _clip,
+    "HardSigmoid": lambda node, x: ag.hard_sigmoid(x) if np.allclose((node["alpha"], node["beta"]), (1 / 6, 0.5)) else NotImplemented,
     "Identity": lambda node, x: x,
     "Reshape": lambda node, x, shape: ag.reshape(x, [n or (0 if node["allowzero"] else x.shape[i]) for i, n in enumerate(shape)]),
     "Flatten": lambda node, x: ag.reshape(x, [math.prod(part) for part in (x.shape[: node["axis"]], x.shape[node["axis"] :])]),
