@@ -47,6 +47,7 @@ class CausalLM(Module):
         if config.tied:
             self.lm_head.out_features, self.lm_head.weight = config.vocab_size, self.embed_tokens.weight
         self.checkpointing = False
+        self.cache_dtype: str | None = None
         self.generation: dict[str, Any] = {}
         self.make_tokenizer: Callable[[], Tokenizer] | None = None
         self._tables: dict[Any, Tensor] = {}
@@ -67,9 +68,9 @@ class CausalLM(Module):
             raise ValueError(message("tokenizer", what, remedy))
         return self.make_tokenizer()
 
-    def new_cache(self, capacity: int | None = None) -> KVCache:
-        """An empty cache for this model."""
-        return KVCache(self.config.layers, capacity)
+    def new_cache(self, capacity: int | None = None, dtype: str | None = None) -> KVCache:
+        """An empty cache for this model; ``dtype="int8"`` keeps keys and values rounded, as ``cache_dtype`` of the model does."""
+        return KVCache(self.config.layers, capacity, dtype or self.cache_dtype)
 
     @property
     def replayable(self) -> bool:
