@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -51,7 +51,7 @@ def _opened(path: str | os.PathLike[str]) -> HubFolder | _GGUFModel:
 
 
 def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None = None, bits: int | None = None,
-         context: int | None = None) -> Any:  # fmt: skip
+         context: int | None = None, device_map: Sequence[Any] | None = None, cache_dtype: str | None = None) -> Any:  # fmt: skip
     """The model of a Hugging Face folder or a GGUF file: a :class:`CausalLM`, an :class:`Encoder`, or a :class:`DualEncoder` for CLIP.
 
     - **path**: a folder with ``config.json`` and safetensors, or a ``.gguf`` file.
@@ -59,6 +59,9 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
       in memory, unless a dtype is given.
     - **bits**: 4 or 8 quantize the linear layers, as :func:`netcl.quantize` does.
     - **context**: the most positions that ``generate`` uses, at most what the model was made for.
+    - **device_map**: a device for each layer of a decoder that is too large for one; the rest goes to ``device``. A layer on ``cpu`` stays
+      in the host's memory and is computed there by NumPy; an OpenCL CPU device computes it faster.
+    - **cache_dtype**: ``int8`` keeps the keys and values of decoded positions in int8.
     """
     source = _opened(path)
     _, row = architecture_of(source.config)
@@ -68,19 +71,25 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
     # A configuration may not ask for more memory than its tensors need; norms and heads leave some room.
     weights = sum(map(math.prod, source.shapes.values()))
     pack, queue = isinstance(source, _GGUFModel) and dtype is None, queue_of(device)
+    if (device_map is not None or cache_dtype is not None) and row.kind != "decoder":
+        raise ValueError(message("load", "device_map and cache_dtype are for decoders", architecture=config.architecture))
     # Layers that will be packed must not take the room of their values on the device; the host's is only reserved.
     with placed(
-        queue_of("cpu") if pack else queue,
+        queue_of("cpu") if pack or device_map is not None else queue,
         dtype or "float32",
         2 * itemsize * weights + (len(source.shapes) + 100) * 8 * OBJECT_BYTES,
         blank=True,
     ):
         model = _built(config, row.kind)
     fill(model, source, names, row.ignored, pack)
-    if pack:
-        model.to(queue)
     if bits is not None:
         quantize_model(model, bits)
+    if isinstance(model, CausalLM):
+        model.cache_dtype = cache_dtype
+    if isinstance(model, CausalLM) and device_map is not None:
+        model.split(device_map, device)
+    elif pack:
+        model.to(queue)
     model.make_tokenizer = _tokenizer_maker(source)
     if isinstance(model, CausalLM):
         model.generation = source.generation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,7 @@ class KVCache(Module):
         self._count = self._room = 0
         self._ahead = 0  # positions that were reserved before the call that writes them
         self._places: Tensor | None = None
+        self._elsewhere: dict[Any, Tensor] = {}  # the lengths on the other devices of a model that is split over several
 
     @property
     def length(self) -> int:
@@ -85,6 +86,10 @@ class KVCache(Module):
         if self.lengths.shape != (batch,):
             what, remedy = "the cache holds another batch or number of heads", "use a new KVCache"
             raise ShapeError(message("KVCache", what, remedy, kept=self.lengths.shape, given=batch))
+        if self.lengths.queue is not queue:
+            if queue not in self._elsewhere:
+                self._elsewhere[queue] = self.lengths.to(queue)
+            return self._elsewhere[queue]
         return self.lengths
 
     def forward(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, scale: float | None = None, window: int = 0,
@@ -110,7 +115,8 @@ class KVCache(Module):
             out = self._attend_in_tiles(q, k, v, (keys, values), scales, scale, window)
         if layer == self.layers - 1:
             self._places = None
-            lengths.add_(new)
+            self._elsewhere.clear()
+            self.lengths.add_(new)  # type: ignore[union-attr]
         return join_heads(out) if apart else out
 
     def _memory(self, name: str, like: Any) -> Tensor:
@@ -155,6 +161,7 @@ class KVCache(Module):
             raise ShapeError(message("KVCache", what, lengths=tuple(lengths)))
         self.lengths.write(np.array(lengths, np.int32))
         self._count, self._places = max(lengths), None
+        self._elsewhere.clear()
 
     def copy_sequence(self, row: int, source: KVCache) -> None:
         """Write the keys and values of another cache's only sequence over those of sequence ``row``; ``set_lengths`` then counts them."""
@@ -164,6 +171,20 @@ class KVCache(Module):
                 if name != "lengths":
                     memory[row : row + 1, :, :count] = ag.narrow(getattr(source, name), 2, 0, count)
         self._count = max(self._count, count)
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Hold these positions of one sequence and no others: tensors ``(1, heads, positions, size)`` by the names of the buffers."""
+        count = next(iter(tensors.values())).shape[2]
+        self.reset()
+        self.reserve(count)
+        with ag.no_grad():
+            for name, given in tensors.items():
+                if getattr(self, name, None) is None:
+                    shape = (*given.shape[:2], self._room, given.shape[3])
+                    self.register_buffer(name, Tensor.zeros(shape, given.dtype, queue=given.queue), persistent=False)
+                getattr(self, name)[:, :, :count] = given
+            self._lengths(1, given.queue)
+        self.set_lengths([count])
 
     def truncate(self, length: int) -> None:
         """Forget the positions from ``length`` on."""
