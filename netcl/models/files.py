@@ -102,7 +102,7 @@ def _tokenizer_maker(source: HubFolder | _GGUFModel) -> Callable[[], Tokenizer] 
     if isinstance(source, HubFolder):
         return cache(partial(folder_tokenizer, source.path)) if (source.path / "tokenizer.json").is_file() else None
     own = {key: value for key, value in source.file.metadata.items() if key.startswith("tokenizer.")}
-    return cache(partial(gguf_tokenizer, own)) if "tokenizer.ggml.model" in own else None
+    return cache(partial(gguf_tokenizer, own)) if own.get("tokenizer.ggml.model", "no_vocab") != "no_vocab" else None
 
 
 def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
@@ -150,7 +150,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         dtype = next(iter(model.parameters())).dtype
         wanted = kind_of(kind or {"float16": "F16", "bfloat16": "BF16"}.get(dtype, "F32"), "save").name
         metadata, extra = metadata_of(config)
-        metadata |= {} if tokenizer is None else gguf_vocabulary(tokenizer)
+        metadata |= {"tokenizer.ggml.model": "no_vocab"} if tokenizer is None else gguf_vocabulary(tokenizer)
         made = {name: (tuple(n for n in shape if n != 1), make_array) for name, (shape, make_array) in push(model, row.gguf_names).items()}
         tensors = {name: NewTensor(shape, storage_kind(name, shape, wanted), make_array) for name, (shape, make_array) in made.items()}
         tensors |= {name: NewTensor(array.shape, kind_of("F32"), lambda array=array: array) for name, array in extra.items()}  # type: ignore[misc]

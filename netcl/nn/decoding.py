@@ -8,6 +8,8 @@ A decoder is a module with ``states(ids, cache)``, ``head(states)`` and ``new_ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,6 +119,12 @@ def _step_for(model: Any, batch: int, room: int, sampling: Sampling) -> _Step:
     return found
 
 
+def _evaluation_of(model: Any) -> Callable[[], AbstractContextManager[None]]:
+    """Makes :func:`evaluating` contexts, one per token: modules are listed once, and contexts are empty if none is in training mode."""
+    parts, training = list(model.modules()), attrgetter("training")
+    return lambda: evaluating(model) if True in map(training, parts) else nullcontext()
+
+
 def continued(
     model: Any, prompts: Sequence[Sequence[int]], most: int, sampling: Sampling, draw: Callable[[int], np.ndarray], file: Any = None
 ) -> Iterator[np.ndarray]:
@@ -137,7 +145,8 @@ def continued(
         drawn = np.asarray(draw(batch), np.float32) if sampling.temperature else np.zeros(batch, np.float32)
         return Tensor.from_host(queue, np.minimum(drawn, np.float32(1 - 2**-24)))
 
-    with ag.no_grad(), evaluating(model):
+    quiet = _evaluation_of(model)
+    with ag.no_grad(), quiet():
         step = _step_for(model, batch, max(lengths) + most, sampling)
         tokens = sampling.choose(prompt_logits(model, ids, lengths, step.cache, file), uniform())
         yield tokens.to_host()[:, 0]
@@ -145,7 +154,7 @@ def continued(
     try:
         for _ in range(most - 1):
             step.cache.reserve(1)
-            with evaluating(model):
+            with quiet():
                 tokens = step.run(tokens, uniform())
                 made = tokens.to_host()[:, 0]
             yield made
@@ -181,6 +190,7 @@ class Speculator:
     def __init__(self, model: Any, draft: Any, sampling: Sampling, draw: Callable[[int], np.ndarray], proposals: int = 4):
         self.sampling, self.draw, self.proposals = sampling, draw, proposals
         self._models = (model, draft)
+        self._quiet: list[Callable[[], AbstractContextManager[None]]] = []
         self._steps: list[_Step] = []
         self.judged = self.accepted = 0  # proposals
 
@@ -190,7 +200,7 @@ class Speculator:
         cache.reserves_ahead(new)
         try:
             cache.reserve(new)
-            with evaluating(model):
+            with self._quiet[which]():
                 return run(Tensor.from_host(model.queue, np.array([tokens], np.int64))).to_host()[0]
         finally:
             cache.reserves_ahead(0)
@@ -216,10 +226,11 @@ class Speculator:
         """Tokens that follow a prompt, ``(1,)`` at a time, at most ``most`` times."""
         ids, room = np.array([prompt], np.int64), len(prompt) + most + self.proposals
         self._steps = [_logits_step(model, role, room) for role, model in enumerate(self._models)]
+        self._quiet = [_evaluation_of(model) for model in self._models]
         with ag.no_grad():
-            with evaluating(self._models[0]):
+            with self._quiet[0]():
                 logits = prompt_logits(self._models[0], ids, [len(prompt)], self._steps[0].cache, file).to_host()
-            with evaluating(self._models[1]):
+            with self._quiet[1]():
                 prompt_logits(self._models[1], ids, [len(prompt)], self._steps[1].cache)
         made = [self._chosen(self.sampling.probabilities(logits)[0])]
         written = [*prompt, *made]
