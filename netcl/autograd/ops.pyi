@@ -247,13 +247,14 @@ def broadcast_to(input: Operand, shape: int | Sequence[int] = ..., *more: int, s
 def bucketize(input: Operand, boundaries: Operand) -> Tensor:
     """The index of the part between boundaries that each element lies in. Computed on the host."""
 
-def cached_attention(query: Operand, key: Operand | None, value: Operand | None, keys: Operand, values: Operand, lengths: Operand, *, scale: float | None = None, window: int = 0, softcap: float = 0.0) -> Tensor:
+def cached_attention(query: Operand, key: Operand | None, value: Operand | None, keys: Operand, values: Operand, lengths: Operand, key_scales: Operand | None = None, value_scales: Operand | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0) -> Tensor:
     """Causal attention of new positions over a cache, into which their keys and values are written.
 
     - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
       With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * heads of keys) * size)``, and
       the result is ``(batch, new, heads * size)``.
-    - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place.
+    - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place. A cache of int8 has **key_scales** and
+      **value_scales** ``(batch, heads of k, positions, 1)``: a position is rounded when it is written, and counts as given before.
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
       works for every length. Positions behind the end of the cache are not written: whoever counts them must stop before.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.

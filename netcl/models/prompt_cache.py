@@ -67,7 +67,8 @@ class PromptFile:
         meta, arrays = archive.read(self.path, "prompt_cache", _KIND)
         if meta.get("model") != model_hash(self.model):
             raise archive.refusal("prompt_cache", "the file belongs to another model", "remove it, or name another", file=self.path)
-        config, tokens, dtypes = self.model.config, arrays.pop("tokens", None), meta.get("dtypes")
+        config, tokens = self.model.config, arrays.pop("tokens", None)
+        dtypes: Any = meta.get("dtypes")
         fits = isinstance(tokens, np.ndarray) and tokens.dtype == np.int64 and tokens.ndim == 1 and isinstance(dtypes, dict)
         if not fits or not tokens.size or not 0 <= tokens.min() <= tokens.max() < config.vocab_size:  # type: ignore[union-attr]
             raise archive.refusal("prompt_cache", "tokens must be ids of the model's vocabulary", file=self.path)
