@@ -116,7 +116,7 @@ class Netcl:
         from netcl.nn.decoding import prompt_logits
         from netcl.replay import compiled
 
-        self.model = models.load(path, queue)
+        self.model = models.load(path, queue).merge_projections()
         self.cache, self.prompt_logits = self.model.new_cache(room), prompt_logits
         self.step = compiled.compile(lambda tokens: self.model.head(self.model.states(tokens, self.cache)), fuse=True)
 

@@ -1200,13 +1200,14 @@ def rms_norm(input: Operand, normalized_shape: int | Sequence[int], weight: Oper
 def roll(input: Operand, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, dim: int | Sequence[int] | None = ..., axis: int | Sequence[int] | None = ...) -> Tensor:
     """Elements moved along axes; what leaves at one end enters at the other. Without an axis, over the flattened tensor."""
 
-def rope(input: Operand, positions: Operand | None = None, frequencies: Operand | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False) -> Tensor:
+def rope(input: Operand, positions: Operand | None = None, frequencies: Operand | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False, heads: int | None = None) -> Tensor:
     """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is turned by ``p * base ** (-2 i / D)``.
 
     Pairs are an element of the first half with one of the second, or neighbours if ``interleaved``. Rows are at
     ``offset, offset + 1, ..`` unless ``positions`` says where: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
     ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
-    ``inverse`` turns back, which is also the gradient.
+    ``inverse`` turns back, which is also the gradient. Of x of ``(B, heads, N, D)`` with
+    positions of ``(B, N)``, the first ``heads`` heads can be turned alone.
 
     >>> from netcl import ops
     >>> ops.rope([[1.0, 0.0]]).tolist()

@@ -51,6 +51,7 @@ class CausalLM(Module):
             self.lm_head.out_features, self.lm_head.weight = config.vocab_size, self.embed_tokens.weight
         self.checkpointing = False
         self.cache_dtype: str | None = None
+        self.merged = False
         self.generation: dict[str, Any] = {}
         self.make_tokenizer: Callable[[], Tokenizer] | None = None
         self._tables: dict[Any, Tensor] = {}
@@ -111,6 +112,15 @@ class CausalLM(Module):
                 span = make_span(self.config, queue, ids.shape[1], seen, places, self._tables, cache is not None, apart)
             x = ag.checkpoint(layer, x, span) if again else layer(x, span, cache)
         return self.norm(x.to(ids.queue) if self.layer_queues else x)
+
+    def merge_projections(self) -> CausalLM:
+        """Compute queries, keys and values by one product per layer, where weights allow it; return the model.
+
+        It saves launches of each token. Afterwards the model is for inference: it cannot be saved or given adapters.
+        """
+        self.merged = [layer.self_attn.merge() for layer in self.layers].count(True) > 0 or self.merged  # type: ignore[union-attr]
+        self.__dict__.pop("_decoding", None)
+        return self
 
     def split(self, device_map: Sequence[Any], device: Any = None) -> CausalLM:
         """Put each layer on a device, and the rest on ``device`` (by default where the first layer goes); return the model.

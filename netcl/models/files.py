@@ -143,6 +143,8 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         raise ValueError(f"[save] format must be 'hf' or 'gguf'; format={format!r}")
     if any(hasattr(layer, "lora_A") for layer in model.modules()):
         raise ValueError(message("save", "the model has adapters", "call netcl.models.merge(model), or save_adapter"))
+    if getattr(model, "merged", False):
+        raise ValueError(message("save", "the projections of the model are merged", "load it again, without merge_projections()"))
     config, row = model.config, ARCHITECTURES[model.config.architecture]
     make = getattr(model, "make_tokenizer", None)
     tokenizer = None if make is None else make()

@@ -103,7 +103,7 @@ class KVCache(Module):
         lengths = self._lengths(batch, q.queue)
         if layer == 0 and not self._ahead:
             self.reserve(new)
-        whole = k is None and new <= self.most_new and getattr(self, f"keys{layer}", None) is not None
+        whole = k is None and self.takes_projections(layer, new)
         apart = k is None and not whole
         if apart:
             q, k, v = split_projections(q, heads)
@@ -118,6 +118,10 @@ class KVCache(Module):
             self._elsewhere.clear()
             self.lengths.add_(new)  # type: ignore[union-attr]
         return join_heads(out) if apart else out
+
+    def takes_projections(self, layer: int, new: int) -> bool:
+        """Whether a call with ``new`` positions of a layer may pass queries, keys and values side by side."""
+        return new <= self.most_new and getattr(self, f"keys{layer}", None) is not None
 
     def _memory(self, name: str, like: Any) -> Tensor:
         kept = getattr(self, name, None)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from netcl import models
+from netcl.autograd import no_grad
 from netcl.core.tensor import Tensor
 from netcl.io import FileError, archive
 from netcl.models.prompt_cache import PromptFile, model_hash
@@ -147,3 +148,25 @@ def test_a_cache_of_int8_writes_almost_the_same(folder_of, device):
         want, got = (m(Tensor.from_host(device.queue, ids), cache).to_host() for m, cache in zip((plain, coded), caches, strict=True))
         np.testing.assert_allclose(got, want, atol=0.02 * np.abs(want).max())
     assert len(coded.generate(PROMPT, 8)) == 8 and {t.dtype for t in caches[1].buffers()} >= {"int8", "float32"}
+
+
+@pytest.mark.parametrize(("case", "kind"), [("llama", None), ("llama", "Q8_0"), ("gpt2", "Q8_0"), ("qwen2", None), ("qwen3", None)])
+def test_merged_projections_change_nothing(case, kind, folder_of, device, tmp_path):
+    path = folder_of(case)
+    if kind is not None:
+        models.save(models.load(path, "cpu"), tmp_path / "a.gguf", "gguf", kind=kind)
+        path = tmp_path / "a.gguf"
+    plain, merged = models.load(path, device.queue), models.load(path, device.queue).merge_projections()
+    assert merged.merged == (case != "qwen3")  # whose queries and keys have norms
+    assert merged.generate(PROMPT, 10) == plain.generate(PROMPT, 10)
+    caches = [model.new_cache(32) for model in (plain, merged)]
+    for begin, end in ((0, 9), (9, 10), (10, 11)):
+        ids = Tensor.from_host(device.queue, np.array([PROMPT[begin:end]]))
+        with no_grad():
+            want, got = (model(ids, cache).to_host() for model, cache in zip((plain, merged), caches, strict=True))
+        np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
+    if merged.merged:
+        with pytest.raises(ValueError, match=r"\[save\] the projections of the model are merged"):
+            models.save(merged, tmp_path / "b")
+        with pytest.raises(ValueError, match=r"\[lora\] the projections of the model are merged"):
+            models.lora(merged)
