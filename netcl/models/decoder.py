@@ -118,8 +118,9 @@ class CausalLM(Module):
 
         It saves launches of each token. Afterwards the model is for inference: it cannot be saved or given adapters.
         """
-        self.merged = [layer.self_attn.merge() for layer in self.layers].count(True) > 0 or self.merged  # type: ignore[union-attr]
-        self.__dict__.pop("_decoding", None)
+        self.merged = True in [layer.self_attn.merge() for layer in self.layers] or self.merged
+        for compiled_steps in ("_decoding", "_speculating"):
+            self.__dict__.pop(compiled_steps, None)
         return self
 
     def split(self, device_map: Sequence[Any], device: Any = None) -> CausalLM:

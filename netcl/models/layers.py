@@ -50,6 +50,9 @@ class SelfAttention(Module):
     ``merge()``, ``qkv_proj`` stands for the first three.
     """
 
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
     qkv_proj: Any = None
 
     def __init__(self, config: ModelConfig, layer: int):
@@ -68,7 +71,8 @@ class SelfAttention(Module):
     def forward(self, x: Tensor, span: AttentionSpan, cache: KVCache | None = None) -> Tensor:
         if self.qkv_proj is not None:
             x = self.qkv_proj(x)
-            if cache is not None and cache.takes_projections(self.layer, x.shape[1]) and span.positions is not None:
+            placed_by_row = span.positions is not None and span.positions.ndim == 2
+            if cache is not None and placed_by_row and cache.takes_projections(self.layer, x.shape[1]):
                 return self.o_proj(self._attend_whole(x, span, cache))
             parts = ag.split(x, [n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)], axis=2)
             q, k, v = (split_heads(part, n) for part, n in zip(parts, (self.heads, self.kv_heads, self.kv_heads), strict=True))
