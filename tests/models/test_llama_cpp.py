@@ -1,10 +1,15 @@
-"""GGUF files and vocabularies against llama.cpp, through the package llama-cpp-python; skipped without it.
+"""GGUF files and vocabularies against llama.cpp, through the package llama-cpp-python; without it, against perplexities it once gave.
 
 The vocabularies are those of llama.cpp's own tests: they are found if the package runs from its source distribution.
+``python tests/models/test_llama_cpp.py`` writes the perplexities, tests/golden/llama_cpp.json.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +17,15 @@ import pytest
 
 from netcl import models
 from netcl.autograd import no_grad
+from netcl.core.device import queue_of
 from netcl.core.tensor import Tensor
 from netcl.models.gguf import GGUFFile
 from netcl.models.tokenizer import gguf_tokenizer
 
-llama_cpp = pytest.importorskip("llama_cpp")
-low = llama_cpp.llama_cpp
+installed = importlib.util.find_spec("llama_cpp") is not None
+low = importlib.import_module("llama_cpp.llama_cpp") if installed else None
+needs_llama_cpp = pytest.mark.skipif(not installed, reason="llama-cpp-python is not installed")
+GOLDEN = Path(__file__).parent.parent / "golden" / "llama_cpp.json"
 
 KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
 CONFIG = {
@@ -25,7 +33,8 @@ CONFIG = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }  # fmt: skip
-VOCABULARIES = Path(llama_cpp.__file__).parent.parent / "vendor" / "llama.cpp" / "models"
+VOCABULARIES = Path(low.__file__ if installed else "").parent.parent / "vendor" / "llama.cpp" / "models"
+TEXT = np.random.default_rng(3).integers(0, CONFIG["vocab_size"], 250)
 
 
 class Reference:
@@ -58,23 +67,21 @@ class Reference:
         return found
 
 
-@pytest.fixture(scope="module")
-def file_of(tmp_path_factory):
-    """Writes a small LLaMA with seeded weights as a GGUF file of a kind."""
-    rng, folder = np.random.default_rng(7), tmp_path_factory.mktemp("gguf")
+def write_file(kind: str, folder: Path) -> Path:
+    """A small LLaMA with seeded weights as a GGUF file of a kind."""
+    rng, path = np.random.default_rng(7), folder / f"{kind}.gguf"
     model = models.CausalLM(models.read_config(CONFIG)).to("cpu")
     for name, parameter in model.named_parameters():
         size = 1.0 if parameter.ndim == 1 or "embed" in name else parameter.shape[1] ** -0.5
         drawn = rng.standard_normal(parameter.shape) * size
         parameter.write((1 + 0.1 * drawn if parameter.ndim == 1 else drawn).astype(np.float32))
+    models.save(model, path, "gguf", kind=kind)
+    return path
 
-    def write(kind: str) -> Path:
-        path = folder / f"{kind}.gguf"
-        if not path.exists():
-            models.save(model, path, "gguf", kind=kind)
-        return path
 
-    return write
+def logits_of(path: Path, queue, ids: np.ndarray) -> np.ndarray:
+    with no_grad():
+        return models.load(path, queue)(Tensor.from_host(queue_of(queue), ids[None])).to_host()[0]
 
 
 def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
@@ -85,13 +92,17 @@ def perplexity(logits: np.ndarray, ids: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_of_each_kind_have_llama_cpps_perplexity(kind, file_of, device):
-    path, ids = file_of(kind), np.random.default_rng(3).integers(0, CONFIG["vocab_size"], 250)
-    reference, model = Reference(path), models.load(path, device.queue)
-    want = reference.logits(ids.tolist())
-    with no_grad():
-        got = model(Tensor.from_host(device.queue, ids[None])).to_host()[0]
-    assert abs(perplexity(got, ids) / perplexity(want, ids) - 1) <= 0.005
+def test_files_of_each_kind_have_the_perplexity_that_llama_cpp_gave(kind, tmp_path):
+    got = perplexity(logits_of(write_file(kind, tmp_path), "cpu", TEXT), TEXT)
+    assert abs(got / json.loads(GOLDEN.read_text())[kind] - 1) <= 0.005
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("kind", KINDS)
+def test_files_of_each_kind_have_llama_cpps_logits(kind, tmp_path, device):
+    path = write_file(kind, tmp_path)
+    want, got = Reference(path).logits(TEXT.tolist()), logits_of(path, device.queue, TEXT)
+    assert abs(perplexity(got, TEXT) / perplexity(want, TEXT) - 1) <= 0.005
     error = np.abs(got - want).max() / want.std()
     assert error <= (1e-3 if kind == "F32" else 0.25)
     ranked = np.sort(want, axis=1)
@@ -100,16 +111,18 @@ def test_files_of_each_kind_have_llama_cpps_perplexity(kind, file_of, device):
     np.testing.assert_array_equal(got.argmax(1)[clear], want.argmax(1)[clear])
 
 
+@needs_llama_cpp
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "F16"])
-def test_written_tokens_are_those_of_llama_cpp(kind, file_of, device):
+def test_written_tokens_are_those_of_llama_cpp(kind, tmp_path, device):
     """Every token that is written is the likeliest of llama.cpp's, or within rounding of it."""
-    path, prompt = file_of(kind), [3, 14, 159, 26, 53, 58, 97]
+    path, prompt = write_file(kind, tmp_path), [3, 14, 159, 26, 53, 58, 97]
     made = models.load(path, device.queue).generate(prompt, 32)
     logits = Reference(path).logits(prompt + made)[len(prompt) - 1 : -1]
     assert (logits.max(1) - logits[np.arange(32), made] <= 0.1 * logits.std()).all()
     assert (logits.argmax(1) == made).sum() >= 28
 
 
+@needs_llama_cpp
 @pytest.mark.parametrize("path", sorted(VOCABULARIES.glob("*.gguf")), ids=lambda path: path.stem)
 def test_vocabularies_of_llama_cpps_tests(path):
     metadata, texts = GGUFFile(path).metadata, Path(f"{path}.inp")
@@ -134,3 +147,9 @@ def test_vocabularies_of_llama_cpps_tests(path):
         assert got == expected[: len(strings)]
     assert got == [reference(text) for text in strings]
     low.llama_model_free(model)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        found = {kind: round(perplexity(Reference(write_file(kind, Path(place))).logits(TEXT.tolist()), TEXT), 4) for kind in KINDS}
+    GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
