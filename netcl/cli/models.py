@@ -33,7 +33,7 @@ def load_writer(args: argparse.Namespace) -> Any:
     model = load(args.path, pick_device(args.device))
     if not isinstance(model, CausalLM):
         raise CommandError(message(args.command, "the model writes no text", model=type(model).__name__))
-    return model
+    return model.merge_projections()
 
 
 @command(

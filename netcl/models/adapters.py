@@ -103,6 +103,8 @@ def _linear_layers(model: Module) -> dict[str, Any]:
 
 
 def _put_adapters(model: ModelT, adapters: Mapping[str, LoRALinear]) -> ModelT:
+    if getattr(model, "merged", False):
+        raise ValueError(message("lora", "the projections of the model are merged", "load it again, without merge_projections()"))
     if adapters_of(model):
         raise ValueError(message("lora", "the model has adapters already", "merge them with netcl.models.merge(model), or load it anew"))
     model.requires_grad_(False)

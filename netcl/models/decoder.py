@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.core.device import queue_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.models.config import ModelConfig, end_ids
 from netcl.models.layers import TransformerLayer, make_norm_layer, make_span
+from netcl.models.prompt_cache import PromptFile
 from netcl.models.tokenizer import Tokenizer
 from netcl.nn.attention import KVCache
 from netcl.nn.container import ModuleList
-from netcl.nn.decoding import Sampling, continued
+from netcl.nn.decoding import Sampling, Speculator, continued
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module
@@ -47,9 +50,12 @@ class CausalLM(Module):
         if config.tied:
             self.lm_head.out_features, self.lm_head.weight = config.vocab_size, self.embed_tokens.weight
         self.checkpointing = False
+        self.cache_dtype: str | None = None
+        self.merged = False
         self.generation: dict[str, Any] = {}
         self.make_tokenizer: Callable[[], Tokenizer] | None = None
         self._tables: dict[Any, Tensor] = {}
+        self.layer_queues: tuple[Any, ...] = ()  # of a model whose layers are split over devices
 
     def extra_repr(self) -> str:
         return str(self.config)
@@ -67,15 +73,15 @@ class CausalLM(Module):
             raise ValueError(message("tokenizer", what, remedy))
         return self.make_tokenizer()
 
-    def new_cache(self, capacity: int | None = None) -> KVCache:
-        """An empty cache for this model."""
-        return KVCache(self.config.layers, capacity)
+    def new_cache(self, capacity: int | None = None, dtype: str | None = None) -> KVCache:
+        """An empty cache for this model; ``dtype="int8"`` keeps keys and values rounded, as ``cache_dtype`` of the model does."""
+        return KVCache(self.config.layers, capacity, dtype or self.cache_dtype)
 
     @property
     def replayable(self) -> bool:
         """Whether the step of a token does the same work for every length and every value."""
         fixed = all(rope is None or rope.stretch(1) == rope.stretch(self.context) for rope in self.config.ropes)
-        return fixed and self.config.experts is None
+        return fixed and self.config.experts is None and not self.layer_queues
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None,
                 documents: Tensor | None = None) -> Tensor:  # fmt: skip
@@ -99,9 +105,41 @@ class CausalLM(Module):
         again = self.checkpointing and self.training
         if again and not x.requires_grad:
             x = x.detach().requires_grad_()  # a checkpoint without such an input has no gradient
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
+            if self.layer_queues and self.layer_queues[i] is not x.queue:
+                x, queue = x.to(self.layer_queues[i]), self.layer_queues[i]
+                places, apart = (None if t is None else t.to(queue) for t in (positions, documents))
+                span = make_span(self.config, queue, ids.shape[1], seen, places, self._tables, cache is not None, apart)
             x = ag.checkpoint(layer, x, span) if again else layer(x, span, cache)
-        return self.norm(x)
+        return self.norm(x.to(ids.queue) if self.layer_queues else x)
+
+    def merge_projections(self) -> CausalLM:
+        """Compute queries, keys and values by one product per layer, where weights allow it; return the model.
+
+        It saves launches of each token. Afterwards the model is for inference: it cannot be saved or given adapters.
+        """
+        self.merged = True in [layer.self_attn.merge() for layer in self.layers] or self.merged
+        for compiled_steps in ("_decoding", "_speculating"):
+            self.__dict__.pop(compiled_steps, None)
+        return self
+
+    def split(self, device_map: Sequence[Any], device: Any = None) -> CausalLM:
+        """Put each layer on a device, and the rest on ``device`` (by default where the first layer goes); return the model.
+
+        Steps of a model on several devices are not compiled, and its layers wait for each other.
+        """
+        queues = [queue_of(place) for place in device_map]
+        if len(queues) != len(self.layers):
+            what = f"device_map must name a device for each of the {len(self.layers)} layers"
+            raise ValueError(message("load", what, "for instance ['gpu'] * 20 + ['cpu'] * 12", devices=len(queues)))
+        main = queues[0] if device is None else queue_of(device)
+        for part in (self.embed_tokens, self.embed_positions, self.norm, self.lm_head):
+            if part is not None:
+                part.to(main)
+        for layer, queue in zip(self.layers, queues, strict=True):
+            layer.to(queue)
+        self.layer_queues = tuple(queues) if any(queue is not main for queue in queues) else ()
+        return self
 
     def head(self, states: Tensor) -> Tensor:
         """Logits of states."""
@@ -112,7 +150,8 @@ class CausalLM(Module):
 
     def generate(self, prompt: Any, max_new_tokens: int = 64, temperature: float = 0.0, top_k: int | None = None,
                  top_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (),
-                 stream: bool = False) -> Any:  # fmt: skip
+                 stream: bool = False, draft: CausalLM | None = None, draft_tokens: int = 4,
+                 prompt_cache: Any = None) -> Any:  # fmt: skip
         """Continue a prompt; returns only what is new.
 
         - **prompt**: a text, token ids ``(length,)``, or several of either. Texts give a text, ids give a list of ids; several give a
@@ -124,28 +163,36 @@ class CausalLM(Module):
         - **seed**: makes random choices repeatable; without one they follow ``netcl.manual_seed``.
         - **stop**: strings that end the text; they are not part of it.
         - **stream**: return an iterator over pieces of the text (or single ids) as they are made; for one prompt.
+        - **draft**: a smaller model with the same vocabulary that proposes ``draft_tokens`` tokens at a time; this model judges them in one
+          pass. The distribution of texts stays that of this model. For one prompt.
+        - **prompt_cache**: a file that keeps the keys and values of the prompt for later calls, also of other processes. It is written if
+          it does not exist or the prompt continues what it holds. Models with other weights refuse it. For one prompt.
         """
         sampling = Sampling(temperature, top_k, top_p).check()
         prompt = prompt.to_host() if isinstance(prompt, Tensor) else prompt
+        write = partial(self._tokens, most=max_new_tokens, sampling=sampling, seed=seed, draft=draft, draft_tokens=draft_tokens,
+                        prompt_cache=prompt_cache)  # fmt: skip
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if isinstance(prompt, str):
-            pieces = self._pieces(self.tokenizer.encode(prompt), stops, max_new_tokens, sampling, seed)
+            pieces = self._pieces(self.tokenizer.encode(prompt), stops, write)
             return pieces if stream else "".join(pieces)
         if not len(prompt) or isinstance(prompt[0], int | np.integer):
-            made = self._until([int(i) for i in prompt], stops, max_new_tokens, sampling, seed)
+            made = self._until([int(i) for i in prompt], stops, write)
             return made if stream else list(made)
+        if draft is not None or prompt_cache is not None:
+            raise ValueError(message("generate", "draft and prompt_cache take one prompt", "loop over the prompts", prompts=len(prompt)))
         if stream:
             raise ValueError(message("generate", "stream=True takes one prompt", "loop over the prompts", prompts=len(prompt)))
-        return self._together(prompt, stops, max_new_tokens, sampling, seed)
+        return self._together(prompt, stops, write)
 
-    def _together(self, prompts: Sequence[Any], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> list[Any]:
+    def _together(self, prompts: Sequence[Any], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> list[Any]:
         """Several prompts in one batch."""
         texts = [isinstance(prompt, str) for prompt in prompts]
         ids = [self.tokenizer.encode(prompt) if text else [int(i) for i in prompt] for prompt, text in zip(prompts, texts, strict=True)]
         ends = {*self.end_tokens(), *(self.tokenizer.end_tokens if any(texts) else ())}
         made: list[list[int]] = [[] for _ in ids]
         going = set(range(len(ids)))
-        for tokens in self._tokens(ids, most, sampling, seed):
+        for tokens in write(ids):
             for row in sorted(going):
                 if int(tokens[row]) in ends or len(ids[row]) + len(made[row]) > self.context:
                     going.discard(row)
@@ -162,7 +209,8 @@ class CausalLM(Module):
         text = self.tokenizer.decode([*context, *made])[len(self.tokenizer.decode(context)) :]
         return text[: min((at for at in (text.find(word) for word in stops if word) if at >= 0), default=len(text))]
 
-    def _tokens(self, prompts: Sequence[list[int]], most: int, sampling: Sampling, seed: int | None) -> Iterator[np.ndarray]:
+    def _tokens(self, prompts: Sequence[list[int]], most: int, sampling: Sampling, seed: int | None, draft: CausalLM | None,
+                draft_tokens: int, prompt_cache: Any) -> Iterator[np.ndarray]:  # fmt: skip
         for ids in prompts:
             if not ids or len(ids) > self.context or min(ids) < 0 or max(ids) >= self.config.vocab_size:
                 what = f"a prompt must have 1 to {self.context} tokens below {self.config.vocab_size}"
@@ -172,17 +220,24 @@ class CausalLM(Module):
         def draw(batch: int) -> np.ndarray:
             return ag.rand(batch, queue=self.queue).to_host() if rng is None else rng.random(batch)
 
-        return continued(self, prompts, min(most, self.context - max(map(len, prompts)) + 1), sampling, draw)
+        most, file = min(most, self.context - max(map(len, prompts)) + 1), None if prompt_cache is None else PromptFile(prompt_cache, self)
+        if draft is None or most < 1:
+            return continued(self, prompts, most, sampling, draw, file)
+        if draft.config.vocab_size != self.config.vocab_size or draft.context < len(prompts[0]) + most - 1 or draft_tokens < 1:
+            what = "a draft must have the vocabulary of the model and room for the text, and propose at least one token"
+            sizes = {"vocabularies": (self.config.vocab_size, draft.config.vocab_size), "context": draft.context}
+            raise ValueError(message("generate", what, "lower max_new_tokens", **sizes, draft_tokens=draft_tokens))
+        return Speculator(self, draft, sampling, draw, draft_tokens).tokens(prompts[0], most, file)
 
     def end_tokens(self) -> set[int]:
         """The tokens that end a text, by the configuration and the generation settings; for texts, the tokenizer may know more."""
         return end_ids(self.config.source) | end_ids(self.generation)
 
-    def _until(self, ids: list[int], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> Iterator[int]:
+    def _until(self, ids: list[int], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> Iterator[int]:
         """Ids up to a token that ends texts, or to the one whose text completes a stop string."""
         made: list[int] = []
         ends = self.end_tokens()
-        for tokens in self._tokens([ids], most, sampling, seed):
+        for tokens in write([ids]):
             if int(tokens[0]) in ends:
                 return
             made.append(int(tokens[0]))
@@ -190,10 +245,10 @@ class CausalLM(Module):
             if stops and any(word in self.tokenizer.decode(made) for word in stops if word):
                 return
 
-    def _pieces(self, ids: list[int], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> Iterator[str]:
+    def _pieces(self, ids: list[int], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> Iterator[str]:
         """Text as it is made: whole characters only, and nothing that a stop string may still take back."""
         stream, ends = TextStream(self.tokenizer, ids, stops), {*self.end_tokens(), *self.tokenizer.end_tokens}
-        for tokens in self._tokens([ids], most, sampling, seed):
+        for tokens in write([ids]):
             if int(tokens[0]) in ends:
                 break
             if piece := stream.add(int(tokens[0])):

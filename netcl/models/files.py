@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -51,7 +51,7 @@ def _opened(path: str | os.PathLike[str]) -> HubFolder | _GGUFModel:
 
 
 def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None = None, bits: int | None = None,
-         context: int | None = None) -> Any:  # fmt: skip
+         context: int | None = None, device_map: Sequence[Any] | None = None, cache_dtype: str | None = None) -> Any:  # fmt: skip
     """The model of a Hugging Face folder or a GGUF file: a :class:`CausalLM`, an :class:`Encoder`, or a :class:`DualEncoder` for CLIP.
 
     - **path**: a folder with ``config.json`` and safetensors, or a ``.gguf`` file.
@@ -59,6 +59,9 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
       in memory, unless a dtype is given.
     - **bits**: 4 or 8 quantize the linear layers, as :func:`netcl.quantize` does.
     - **context**: the most positions that ``generate`` uses, at most what the model was made for.
+    - **device_map**: a device for each layer of a decoder that is too large for one; the rest goes to ``device``. A layer on ``cpu`` stays
+      in the host's memory and is computed there by NumPy; an OpenCL CPU device computes it faster.
+    - **cache_dtype**: ``int8`` keeps the keys and values of decoded positions in int8.
     """
     source = _opened(path)
     _, row = architecture_of(source.config)
@@ -68,19 +71,25 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
     # A configuration may not ask for more memory than its tensors need; norms and heads leave some room.
     weights = sum(map(math.prod, source.shapes.values()))
     pack, queue = isinstance(source, _GGUFModel) and dtype is None, queue_of(device)
+    if (device_map is not None or cache_dtype is not None) and row.kind != "decoder":
+        raise ValueError(message("load", "device_map and cache_dtype are for decoders", architecture=config.architecture))
     # Layers that will be packed must not take the room of their values on the device; the host's is only reserved.
     with placed(
-        queue_of("cpu") if pack else queue,
+        queue_of("cpu") if pack or device_map is not None else queue,
         dtype or "float32",
         2 * itemsize * weights + (len(source.shapes) + 100) * 8 * OBJECT_BYTES,
         blank=True,
     ):
         model = _built(config, row.kind)
     fill(model, source, names, row.ignored, pack)
-    if pack:
-        model.to(queue)
     if bits is not None:
         quantize_model(model, bits)
+    if isinstance(model, CausalLM):
+        model.cache_dtype = cache_dtype
+    if isinstance(model, CausalLM) and device_map is not None:
+        model.split(device_map, device)
+    elif pack:
+        model.to(queue)
     model.make_tokenizer = _tokenizer_maker(source)
     if isinstance(model, CausalLM):
         model.generation = source.generation
@@ -93,7 +102,7 @@ def _tokenizer_maker(source: HubFolder | _GGUFModel) -> Callable[[], Tokenizer] 
     if isinstance(source, HubFolder):
         return cache(partial(folder_tokenizer, source.path)) if (source.path / "tokenizer.json").is_file() else None
     own = {key: value for key, value in source.file.metadata.items() if key.startswith("tokenizer.")}
-    return cache(partial(gguf_tokenizer, own)) if "tokenizer.ggml.model" in own else None
+    return cache(partial(gguf_tokenizer, own)) if own.get("tokenizer.ggml.model", "no_vocab") != "no_vocab" else None
 
 
 def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
@@ -134,6 +143,8 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         raise ValueError(f"[save] format must be 'hf' or 'gguf'; format={format!r}")
     if any(hasattr(layer, "lora_A") for layer in model.modules()):
         raise ValueError(message("save", "the model has adapters", "call netcl.models.merge(model), or save_adapter"))
+    if getattr(model, "merged", False):
+        raise ValueError(message("save", "the projections of the model are merged", "load it again, without merge_projections()"))
     config, row = model.config, ARCHITECTURES[model.config.architecture]
     make = getattr(model, "make_tokenizer", None)
     tokenizer = None if make is None else make()
@@ -141,7 +152,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         dtype = next(iter(model.parameters())).dtype
         wanted = kind_of(kind or {"float16": "F16", "bfloat16": "BF16"}.get(dtype, "F32"), "save").name
         metadata, extra = metadata_of(config)
-        metadata |= {} if tokenizer is None else gguf_vocabulary(tokenizer)
+        metadata |= {"tokenizer.ggml.model": "no_vocab"} if tokenizer is None else gguf_vocabulary(tokenizer)
         made = {name: (tuple(n for n in shape if n != 1), make_array) for name, (shape, make_array) in push(model, row.gguf_names).items()}
         tensors = {name: NewTensor(shape, storage_kind(name, shape, wanted), make_array) for name, (shape, make_array) in made.items()}
         tensors |= {name: NewTensor(array.shape, kind_of("F32"), lambda array=array: array) for name, array in extra.items()}  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,9 @@ from netcl.nn.container import ModuleList
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module
 from netcl.nn.norm import LayerNorm, RMSNorm
+from netcl.nn.parameter import placed
+from netcl.nn.quantized import QuantizedLinear
+from netcl.ops.quantized.layout import STRIP_ROWS
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": ag.silu,
@@ -43,13 +46,19 @@ def make_norm_layer(config: ModelConfig, width: int | None = None) -> Module:
 class SelfAttention(Module):
     """Self-attention with grouped queries, optional biases, norms of queries and keys, rotary positions, windows and soft-capped scores.
 
-    Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, and ``q_norm``, ``k_norm`` where the architecture has them.
+    Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, and ``q_norm``, ``k_norm`` where the architecture has them. After
+    ``merge()``, ``qkv_proj`` stands for the first three.
     """
+
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    qkv_proj: Any = None
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         size = config.head_size
-        self.heads, self.kv_heads, self.layer = config.heads, config.kv_heads, layer
+        self.heads, self.kv_heads, self.size, self.layer = config.heads, config.kv_heads, size, layer
         self.q_proj = Linear(config.width, config.heads * size, config.query_bias)
         self.k_proj = Linear(config.width, config.kv_heads * size, config.query_bias)
         self.v_proj = Linear(config.width, config.kv_heads * size, config.query_bias)
@@ -60,8 +69,16 @@ class SelfAttention(Module):
         self.rope, self.window = (config.ropes[layer], config.windows[layer]) if config.ropes else (None, None)
 
     def forward(self, x: Tensor, span: AttentionSpan, cache: KVCache | None = None) -> Tensor:
-        q, k = split_heads(self.q_proj(x), self.heads), split_heads(self.k_proj(x), self.kv_heads)
-        v = split_heads(self.v_proj(x), self.kv_heads)
+        if self.qkv_proj is not None:
+            x = self.qkv_proj(x)
+            placed_by_row = span.positions is not None and span.positions.ndim == 2
+            if cache is not None and placed_by_row and cache.takes_projections(self.layer, x.shape[1]):
+                return self.o_proj(self._attend_whole(x, span, cache))
+            parts = ag.split(x, [n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)], axis=2)
+            q, k, v = (split_heads(part, n) for part, n in zip(parts, (self.heads, self.kv_heads, self.kv_heads), strict=True))
+        else:
+            q, k = split_heads(self.q_proj(x), self.heads), split_heads(self.k_proj(x), self.kv_heads)
+            v = split_heads(self.v_proj(x), self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rope is not None:
@@ -75,6 +92,42 @@ class SelfAttention(Module):
         else:
             out = _capped_attention(q, k, v, mask, causal, self.scale, self.cap)
         return self.o_proj(join_heads(out))
+
+    def _attend_whole(self, x: Tensor, span: AttentionSpan, cache: KVCache) -> Tensor:
+        """Attention of a few new positions whose queries, keys and values stay side by side, as ``qkv_proj`` gives them."""
+        batch, new, wide = x.shape
+        if self.rope is not None and span.positions is not None:
+            places = ag.reshape(span.positions, (batch * new, 1))
+            apart = ag.reshape(x, (batch * new, wide // self.size, 1, self.size))
+            x = ag.reshape(ag.rope(apart, places, span.tables[self.rope], heads=self.heads + self.kv_heads), x.shape)
+        return cache(self.layer, x, heads=self.heads, scale=self.scale, window=self.window or 0, softcap=self.cap or 0.0)
+
+    def merge(self) -> bool:
+        """Put the projections of queries, keys and values into one product, if a token gains from it; for inference."""
+        turned = self.rope is None or (self.rope.size == self.size and self.rope.attention_factor == 1)
+        merged = joined_linear([self.q_proj, self.k_proj, self.v_proj]) if turned and self.q_norm is None else None
+        if merged is not None:
+            self.qkv_proj, self.q_proj, self.k_proj, self.v_proj = merged, None, None, None
+        return merged is not None
+
+
+def joined_linear(layers: Sequence[Any]) -> Any:
+    """One layer for several with the same input; ``None`` if their weights or biases cannot be joined."""
+    first, rows = layers[0], sum(layer.out_features for layer in layers)
+    packed = type(first) is QuantizedLinear
+    if any(type(layer) is not type(first) or (layer.bias is None) is not (first.bias is None) for layer in layers):
+        return None
+    if type(first) is not Linear and not packed:
+        return None
+    if packed and any(layer.kind != first.kind or layer.out_features % STRIP_ROWS for layer in layers):
+        return None
+    with ag.no_grad(), placed(first.weight.queue, "float32" if packed else first.weight.dtype, blank=True):
+        made: Any = QuantizedLinear(first.in_features, rows, first.bias is not None, first.kind) if packed else Linear(
+            first.in_features, rows, first.bias is not None)  # fmt: skip
+        for name in ("weight", "bias"):
+            if getattr(first, name) is not None:
+                getattr(made, name).write(np.concatenate([getattr(layer, name).to_host() for layer in layers]))
+    return made.train(first.training)
 
 
 def rotate_heads(x: Tensor, rope: Rope, span: AttentionSpan) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,9 +19,15 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SLASH_REST = _REST.replace(r"[\r\n]*", r"[\r\n/]*")
 _UPPER_CASE, _LOWER_CASE = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _LEADING = r"[^\r\n\p{L}\p{N}]?"
-#: How byte-level vocabularies split a text first, by the name of the expression; "" is GPT-2's, which the package has built in.
-SPLITS = {
+_DEEPSEEK_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕ"
+    "ℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+#: How byte-level vocabularies split a text first, by the name of the expression; of several, each splits what the one before left.
+#: "" is GPT-2's and "digits" single digits and GPT-2's, which the package has built in.
+SPLITS: dict[str, str | tuple[str, ...]] = {
     "gpt-2": "",
     "llama-bpe": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST,
     "qwen2": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST,
@@ -28,14 +35,34 @@ SPLITS = {
     "tekken": rf"{_LEADING}{_UPPER_CASE}*{_LOWER_CASE}+|{_LEADING}{_UPPER_CASE}+{_LOWER_CASE}*|\p{{N}}" + _SLASH_REST,
     "gpt-4o": rf"{_LEADING}{_UPPER_CASE}*{_LOWER_CASE}+{_CONTRACTIONS}?|"
     rf"{_LEADING}{_UPPER_CASE}+{_LOWER_CASE}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}" + _SLASH_REST,
+    "qwen35": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}" + _REST.replace(r"\p{L}", r"\p{L}\p{M}"),
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, "[0-9][0-9][0-9]"),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]"),
+    "deepseek-llm": (
+        r"[\r\n]",
+        rf"\s?[{_DEEPSEEK_LETTERS}]+",
+        r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+        r"\s+$",
+        "[一-龥ࠀ-一가-\ud7ff]+",
+        r"\p{N}+",
+    ),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}"),
+    "deepseek-v3": (
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
 }
 #: Names of GGUF's ``tokenizer.ggml.pre`` that mean one of the above.
 SAME_SPLITS = {
-    "default": "gpt-2", "gpt2": "gpt-2", "mpt": "gpt-2", "olmo": "gpt-2", "phi-2": "gpt-2", "jais": "gpt-2", "llama3": "llama-bpe",
+    "gpt2": "gpt-2", "mpt": "gpt-2", "olmo": "gpt-2", "phi-2": "gpt-2", "jais": "gpt-2", "llama3": "llama-bpe",
     "llama-v3": "llama-bpe", "falcon3": "llama-bpe", "dbrx": "llama-bpe", "smaug-bpe": "llama-bpe", "deepseek-r1-qwen": "qwen2",
     "stablelm2": "qwen2", "megrez": "qwen2", "starcoder": "smollm", "refact": "smollm", "command-r": "smollm", "codeshell": "smollm",
-    "llama4": "gpt-4o",
+    "llama4": "gpt-4o", "falcon-h1": "llama-bpe", "pixtral": "llama-bpe", "lfm2": "llama-bpe", "exaone4": "gpt-2",
 }  # fmt: skip
+#: Splits of vocabularies in which a word that is a token is not merged from its parts, and which begin texts with a token unless told.
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken")
 NORMAL, UNKNOWN_TOKEN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens in GGUF files
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what SentencePiece writes for a space
 _SPECIAL_NAMES = ("bos", "eos", "pad", "unk")
@@ -180,7 +207,8 @@ def _special_ids(own: Mapping[str, Any], count: int) -> dict[str, int]:
 
 def _add_ends(backend: Any, own: Mapping[str, Any], special: Mapping[str, str], kind: str) -> None:
     """Let ``encode`` add the tokens that begin and end a text."""
-    wanted = {"bos": own.get("tokenizer.ggml.add_bos_token", kind == "llama"), "eos": own.get("tokenizer.ggml.add_eos_token", kind == "t5")}
+    begins = kind == "llama" or (kind == "gpt2" and own.get("tokenizer.ggml.pre") in _WHOLE_WORDS)
+    wanted = {"bos": own.get("tokenizer.ggml.add_bos_token", begins), "eos": own.get("tokenizer.ggml.add_eos_token", kind == "t5")}
     begin, end = ([special[f"{name}_token"]] if added and f"{name}_token" in special else [] for name, added in wanted.items())
     if begin or end:
         used = [(token, backend.token_to_id(token)) for token in dict.fromkeys([*begin, *end])]
@@ -200,12 +228,12 @@ def _byte_level(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) ->
     if split is None:
         known = ", ".join([*SPLITS, *SAME_SPLITS])
         raise refusal("tokenizer", "unknown tokenizer.ggml.pre", f"known are {known}", given=repr(name))
-    whole = name in ("llama-bpe", "llama3", "llama-v3")  # a word that is a token is not merged from its parts
-    backend = library.Tokenizer(library.models.BPE(vocabulary, pairs, ignore_merges=whole))
+    backend = library.Tokenizer(library.models.BPE(vocabulary, pairs, ignore_merges=name in _WHOLE_WORDS))
     before = library.pre_tokenizers
     level = before.ByteLevel(add_prefix_space=False, use_regex=split in ("", "digits"))
+    parts = (split,) if isinstance(split, str) else split
     steps = [] if split == "" else [before.Digits(individual_digits=True)] if split == "digits" else [
-        before.Split(library.Regex(split), "isolated")]  # fmt: skip
+        before.Split(library.Regex(part), "isolated") for part in parts]  # fmt: skip
     backend.pre_tokenizer = before.Sequence([*steps, level])
     backend.decoder = library.decoders.ByteLevel()
     return backend
@@ -280,7 +308,10 @@ def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         tokens[i], types[i] = token, added.get(token, BYTE if byte else UNKNOWN_TOKEN if token == unknown else NORMAL)
     found: dict[str, Any] = {"model": kind, "tokens": tokens, "token_type": types}
     if kind == "gpt2":
-        names = [name for name, split in SPLITS.items() if len(split) > 10 and json.dumps(split)[1:-1] in text]
+        used = re.findall(r'"Regex": "((?:[^"\\]|\\.)*)"', text)
+        names = [
+            name for name, split in SPLITS.items() if used == [json.dumps(s)[1:-1] for s in ((split,) if isinstance(split, str) else split)]
+        ]
         found["pre"] = names[-1] if names else "smollm" if '"Digits"' in text else "gpt-2"
         if not names and '"Split"' in text:
             raise refusal("save", "GGUF has no name for how this tokenizer splits a text", "use format='hf'")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import netcl.autograd as ag
-from netcl.core.errors import ShapeError, message
+from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn import init
 from netcl.nn.linear import Linear
@@ -22,6 +22,8 @@ class KVCache(Module):
 
     - **layers**: how many attention layers share the cache.
     - **capacity**: positions to allocate memory for; more are refused. By default the memory doubles when it is full.
+    - **dtype**: ``int8`` keeps keys and values rounded to int8, with a float32 scale for each head and position. By default they keep the
+      dtype of the model.
 
     Attention layers call the cache with new queries, keys and values: it writes the keys and values behind those that it has, in place,
     and returns the attention over all. ``length`` is how many positions it holds. Sequences of unlike lengths are filled up at their ends;
@@ -38,13 +40,16 @@ class KVCache(Module):
     lengths: Tensor | None
     most_new = 8  # positions per call that are attended to in place; more take the tiles of whole sequences
 
-    def __init__(self, layers: int, capacity: int | None = None):
+    def __init__(self, layers: int, capacity: int | None = None, dtype: str | None = None):
         super().__init__()
-        self.layers, self.capacity = layers, capacity
+        if dtype not in (None, "int8"):
+            raise DtypeError(message("KVCache", 'dtype must be "int8", or None for the dtype of the model', dtype=dtype))
+        self.layers, self.capacity, self.dtype = layers, capacity, dtype
         self.register_buffer("lengths", None, persistent=False)  # positions of each sequence, on the device
         self._count = self._room = 0
         self._ahead = 0  # positions that were reserved before the call that writes them
         self._places: Tensor | None = None
+        self._elsewhere: dict[Any, Tensor] = {}  # the lengths on the other devices of a model that is split over several
 
     @property
     def length(self) -> int:
@@ -81,6 +86,10 @@ class KVCache(Module):
         if self.lengths.shape != (batch,):
             what, remedy = "the cache holds another batch or number of heads", "use a new KVCache"
             raise ShapeError(message("KVCache", what, remedy, kept=self.lengths.shape, given=batch))
+        if self.lengths.queue is not queue:
+            if queue not in self._elsewhere:
+                self._elsewhere[queue] = self.lengths.to(queue)
+            return self._elsewhere[queue]
         return self.lengths
 
     def forward(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, scale: float | None = None, window: int = 0,
@@ -94,40 +103,58 @@ class KVCache(Module):
         lengths = self._lengths(batch, q.queue)
         if layer == 0 and not self._ahead:
             self.reserve(new)
-        whole = k is None and new <= self.most_new and getattr(self, f"keys{layer}", None) is not None
+        whole = k is None and self.takes_projections(layer, new)
         apart = k is None and not whole
         if apart:
             q, k, v = split_projections(q, heads)
         keys, values = (self._memory(f"{name}{layer}", x) for name, x in (("keys", k), ("values", v)))
+        scales = [getattr(self, f"{name}_scales{layer}", None) for name in ("key", "value")]
         if new <= self.most_new or softcap:
-            out = ag.cached_attention(q, k, v, keys, values, lengths, scale=scale, window=window, softcap=softcap)
+            out = ag.cached_attention(q, k, v, keys, values, lengths, *scales, scale=scale, window=window, softcap=softcap)
         else:
-            out = self._attend_in_tiles(q, k, v, keys, values, scale, window)
+            out = self._attend_in_tiles(q, k, v, (keys, values), scales, scale, window)
         if layer == self.layers - 1:
             self._places = None
-            lengths.add_(new)
+            self._elsewhere.clear()
+            self.lengths.add_(new)  # type: ignore[union-attr]
         return join_heads(out) if apart else out
+
+    def takes_projections(self, layer: int, new: int) -> bool:
+        """Whether a call with ``new`` positions of a layer may pass queries, keys and values side by side."""
+        return new <= self.most_new and getattr(self, f"keys{layer}", None) is not None
 
     def _memory(self, name: str, like: Any) -> Tensor:
         kept = getattr(self, name, None)
         if like is None:
             return kept  # type: ignore[return-value]
         if kept is None:
-            shape = (*like.shape[:2], self._room, like.shape[3])
-            self.register_buffer(name, Tensor.zeros(shape, like.dtype, queue=like.queue), persistent=False)
+            shape, scales = (*like.shape[:2], self._room, like.shape[3]), name.replace("s", "_scales")
+            self.register_buffer(name, Tensor.zeros(shape, self.dtype or like.dtype, queue=like.queue), persistent=False)
+            if self.dtype is not None:
+                self.register_buffer(scales, Tensor.zeros((*shape[:3], 1), queue=like.queue), persistent=False)
             return getattr(self, name)
         if kept.shape[:2] != like.shape[:2]:
             what, remedy = "the cache holds another batch or number of heads", "use a new KVCache"
             raise ShapeError(message("KVCache", what, remedy, kept=kept.shape, given=like.shape))
         return kept
 
-    def _attend_in_tiles(self, q: Any, k: Any, v: Any, keys: Tensor, values: Tensor, scale: float | None, window: int) -> Tensor:
+    def _attend_in_tiles(self, q: Any, k: Any, v: Any, kept: Any, scales: Any, scale: float | None, window: int) -> Tensor:
         new, total = q.shape[2], self._count
         seen = total - new
         with ag.no_grad():
-            keys[:, :, seen:total], values[:, :, seen:total] = k.detach(), v.detach()
+            for x, cache, factors in zip((k, v), kept, scales, strict=True):
+                if factors is None:
+                    cache[:, :, seen:total] = x.detach()
+                else:
+                    x = ag.cast(x.detach(), "float32")
+                    factor = ag.div(ag.amax(ag.abs(x), axis=-1, keepdims=True), 127)
+                    cache[:, :, seen:total] = ag.cast(ag.round(ag.div(x, ag.maximum(factor, 1e-30))), "int8")
+                    factors[:, :, seen:total] = factor
         if seen:
-            k, v = (ag.narrow(x, 2, 0, total) for x in (keys, values))
+            k, v = (ag.narrow(x, 2, 0, total) for x in kept)
+            if scales[0] is not None:
+                past = [ag.mul(ag.cast(x, "float32"), ag.narrow(s, 2, 0, total)) for x, s in zip((k, v), scales, strict=True)]
+                k, v = (ag.cast(x, q.dtype) for x in past)
         mask, causal = causal_mask(q.queue, new, seen, window or None)
         return ag.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
@@ -138,6 +165,7 @@ class KVCache(Module):
             raise ShapeError(message("KVCache", what, lengths=tuple(lengths)))
         self.lengths.write(np.array(lengths, np.int32))
         self._count, self._places = max(lengths), None
+        self._elsewhere.clear()
 
     def copy_sequence(self, row: int, source: KVCache) -> None:
         """Write the keys and values of another cache's only sequence over those of sequence ``row``; ``set_lengths`` then counts them."""
@@ -147,6 +175,20 @@ class KVCache(Module):
                 if name != "lengths":
                     memory[row : row + 1, :, :count] = ag.narrow(getattr(source, name), 2, 0, count)
         self._count = max(self._count, count)
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Hold these positions of one sequence and no others: tensors ``(1, heads, positions, size)`` by the names of the buffers."""
+        count = next(iter(tensors.values())).shape[2]
+        self.reset()
+        self.reserve(count)
+        with ag.no_grad():
+            for name, given in tensors.items():
+                if getattr(self, name, None) is None:
+                    shape = (*given.shape[:2], self._room, given.shape[3])
+                    self.register_buffer(name, Tensor.zeros(shape, given.dtype, queue=given.queue), persistent=False)
+                getattr(self, name)[:, :, :count] = given
+            self._lengths(1, given.queue)
+        self.set_lengths([count])
 
     def truncate(self, length: int) -> None:
         """Forget the positions from ``length`` on."""

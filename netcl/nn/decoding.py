@@ -8,6 +8,8 @@ A decoder is a module with ``states(ids, cache)``, ``head(states)`` and ``new_ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,12 +73,28 @@ class Sampling(NamedTuple):
         last = ag.sub(ag.sum(ag.cast(ag.gt(weights, 0), "int64"), axis=1, keepdims=True), 1)
         return ag.gather(order, 1, ag.minimum(place, last))
 
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """The distribution that :meth:`choose` draws from, for rows of logits, on the host."""
+        if self.temperature == 0:
+            return (np.arange(logits.shape[-1]) == logits.argmax(-1)[..., None]).astype(np.float64)
+        order = np.argsort(-logits, axis=-1, kind="stable")
+        values = np.take_along_axis(logits, order, -1).astype(np.float64)
+        weights = np.exp((values - values[..., :1]) / self.temperature)
+        if self.top_k is not None:
+            weights[..., self.top_k :] = 0
+        if self.top_p is not None:
+            total = weights.cumsum(-1)
+            weights[(total - weights) / total[..., -1:] >= self.top_p] = 0
+        found = np.empty_like(weights)
+        np.put_along_axis(found, order, weights / weights.sum(-1, keepdims=True), -1)
+        return found
+
 
 class _Step(NamedTuple):
     """The cache of a batch and the compiled step over it."""
 
     cache: KVCache
-    run: Callable[[Tensor, Tensor], Tensor]
+    run: Callable[..., Tensor]
 
 
 def _make_step(model: Any, cache: KVCache, sampling: Sampling) -> _Step:
@@ -101,12 +119,19 @@ def _step_for(model: Any, batch: int, room: int, sampling: Sampling) -> _Step:
     return found
 
 
+def _evaluation_of(model: Any) -> Callable[[], AbstractContextManager[None]]:
+    """Makes :func:`evaluating` contexts, one per token: modules are listed once, and contexts are empty if none is in training mode."""
+    parts, training = list(model.modules()), attrgetter("training")
+    return lambda: evaluating(model) if True in map(training, parts) else nullcontext()
+
+
 def continued(
-    model: Any, prompts: Sequence[Sequence[int]], most: int, sampling: Sampling, draw: Callable[[int], np.ndarray]
+    model: Any, prompts: Sequence[Sequence[int]], most: int, sampling: Sampling, draw: Callable[[int], np.ndarray], file: Any = None
 ) -> Iterator[np.ndarray]:
     """Tokens that follow each prompt, ``(batch,)`` at a time, at most ``most`` times. Prompts may have unlike lengths.
 
-    ``draw(batch)`` gives the random numbers of a token, in [0, 1); it is not called for temperature 0.
+    ``draw(batch)`` gives the random numbers of a token, in [0, 1); it is not called for temperature 0. ``file`` keeps the positions of a
+    single prompt: a :class:`netcl.models.prompt_cache.PromptFile`.
     """
     if most < 1:
         return
@@ -120,15 +145,16 @@ def continued(
         drawn = np.asarray(draw(batch), np.float32) if sampling.temperature else np.zeros(batch, np.float32)
         return Tensor.from_host(queue, np.minimum(drawn, np.float32(1 - 2**-24)))
 
-    with ag.no_grad(), evaluating(model):
+    quiet = _evaluation_of(model)
+    with ag.no_grad(), quiet():
         step = _step_for(model, batch, max(lengths) + most, sampling)
-        tokens = sampling.choose(prompt_logits(model, ids, lengths, step.cache), uniform())
+        tokens = sampling.choose(prompt_logits(model, ids, lengths, step.cache, file), uniform())
         yield tokens.to_host()[:, 0]
     step.cache.reserves_ahead(1)
     try:
         for _ in range(most - 1):
             step.cache.reserve(1)
-            with evaluating(model):
+            with quiet():
                 tokens = step.run(tokens, uniform())
                 made = tokens.to_host()[:, 0]
             yield made
@@ -136,11 +162,16 @@ def continued(
         step.cache.reserves_ahead(0)
 
 
-def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KVCache) -> Tensor:
+def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KVCache, file: Any = None) -> Tensor:
     """The logits behind the last token of each prompt, ``(batch, vocabulary)``; the cache then holds the prompts."""
+    whole = ids
+    if file is not None:
+        ids = whole[:, file.restore(cache, whole[0].tolist()) :]
     share = PREFILL if getattr(model, "replayable", True) else ids.shape[1]
     parts = [model.states(Tensor.from_host(model.queue, ids[:, i : i + share]), cache) for i in range(0, ids.shape[1], share)]
     states = parts[0] if len(parts) == 1 else ag.cat(parts, axis=1)
+    if file is not None:
+        file.store(cache, whole[0].tolist())
     if len(set(lengths)) == 1:
         last = ag.narrow(states, 1, ids.shape[1] - 1, 1)
     else:
@@ -148,3 +179,94 @@ def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KV
         rows = Tensor.from_host(model.queue, np.arange(len(lengths)) * ids.shape[1] + np.array(lengths) - 1)
         last = ag.index_select(ag.reshape(states, (-1, states.shape[-1])), 0, rows)
     return ag.reshape(model.head(last), (len(lengths), -1))
+
+
+class Speculator:
+    """Writes with a draft model: it proposes tokens one by one, and the model judges all of them in one pass.
+
+    The text is distributed as the model's own; with temperature 0 it is the model's own. Both models must have the same vocabulary.
+    """
+
+    def __init__(self, model: Any, draft: Any, sampling: Sampling, draw: Callable[[int], np.ndarray], proposals: int = 4):
+        self.sampling, self.draw, self.proposals = sampling, draw, proposals
+        self._models = (model, draft)
+        self._quiet: list[Callable[[], AbstractContextManager[None]]] = []
+        self._steps: list[_Step] = []
+        self.judged = self.accepted = 0  # proposals
+
+    def _logits(self, which: int, tokens: Sequence[int]) -> np.ndarray:
+        """Logits behind each of some new tokens, by the model (0) or the draft (1)."""
+        (cache, run), model, new = self._steps[which], self._models[which], len(tokens)
+        cache.reserves_ahead(new)
+        try:
+            cache.reserve(new)
+            with self._quiet[which]():
+                return run(Tensor.from_host(model.queue, np.array([tokens], np.int64))).to_host()[0]
+        finally:
+            cache.reserves_ahead(0)
+
+    def _chosen(self, shares: np.ndarray) -> int:
+        if self.sampling.temperature == 0:
+            return int(shares.argmax())
+        return int(min(np.searchsorted(shares.cumsum(), float(self.draw(1)[0]) * shares.sum(), side="right"), np.flatnonzero(shares)[-1]))
+
+    def judge(self, proposed: Sequence[int], wanted: np.ndarray, drafted: np.ndarray) -> list[int]:
+        """The proposals that are kept and one more token, given the distributions of the model (one more) and of the draft.
+
+        A proposal is kept with probability min(1, wanted / drafted); the token in place of the first one that is not kept comes from what
+        the draft proposes too seldom (Leviathan et al. 2023, https://arxiv.org/abs/2211.17192).
+        """
+        for i, token in enumerate(proposed):
+            p, q = wanted[i], drafted[i]
+            if p[token] < q[token] and (p[token] == 0 or float(self.draw(1)[0]) * q[token] >= p[token]):
+                return [*proposed[:i], self._chosen(np.maximum(p - q, 0))]
+        return [*proposed, self._chosen(wanted[-1])]
+
+    def tokens(self, prompt: Sequence[int], most: int, file: Any = None) -> Iterator[np.ndarray]:
+        """Tokens that follow a prompt, ``(1,)`` at a time, at most ``most`` times."""
+        ids, room = np.array([prompt], np.int64), len(prompt) + most + self.proposals
+        self._steps = [_logits_step(model, role, room) for role, model in enumerate(self._models)]
+        self._quiet = [_evaluation_of(model) for model in self._models]
+        with ag.no_grad():
+            with self._quiet[0]():
+                logits = prompt_logits(self._models[0], ids, [len(prompt)], self._steps[0].cache, file).to_host()
+            with self._quiet[1]():
+                prompt_logits(self._models[1], ids, [len(prompt)], self._steps[1].cache)
+        made = [self._chosen(self.sampling.probabilities(logits)[0])]
+        written = [*prompt, *made]
+        yield np.array(made)
+        while len(written) < len(prompt) + most:
+            proposals, drafted = min(self.proposals, len(prompt) + most - len(written) - 1), []
+            fed = self._steps[1].cache.length
+            proposed: list[int] = []
+            for _ in range(proposals):
+                for token in [*written, *proposed][fed:]:
+                    shares = self.sampling.probabilities(self._logits(1, [token]))[-1]
+                fed = len(written) + len(proposed)
+                drafted.append(shares)
+                proposed.append(self._chosen(shares))
+            wanted = self.sampling.probabilities(self._logits(0, [written[-1], *proposed]))
+            made = self.judge(proposed, wanted, np.array(drafted))
+            self.judged, self.accepted = self.judged + len(proposed), self.accepted + len(made) - 1
+            for token in made:
+                written.append(token)
+                yield np.array([token])
+            for cache, _ in self._steps:
+                cache.truncate(len(written) - 1)
+
+
+def _logits_step(model: Any, role: int, room: int) -> _Step:
+    """An empty cache and the compiled step from tokens to logits; those of the last call, if they are large enough."""
+    kept: dict[Any, _Step] = model.__dict__.setdefault("_speculating", {})
+    found = kept.get((role, model.queue))
+    if found is None or (found.cache.capacity or 0) < room:
+        cache = model.new_cache(max(LEAST_ROOM, 1 << (room - 1).bit_length()))
+
+        def step(tokens: Tensor) -> Tensor:
+            with ag.no_grad():
+                return model.head(model.states(tokens, cache))
+
+        found = _Step(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step)
+        kept[role, model.queue] = found
+    found.cache.reset()
+    return found

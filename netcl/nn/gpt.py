@@ -105,9 +105,9 @@ class GPT(Module):
         flat = ag.reshape(targets, (-1,)) if isinstance(targets, Tensor) else np.asarray(targets).reshape(-1)
         return ag.cross_entropy(ag.reshape(logits, (-1, self.vocab_size)), flat)
 
-    def new_cache(self, capacity: int | None = None) -> KVCache:
+    def new_cache(self, capacity: int | None = None, dtype: str | None = None) -> KVCache:
         """An empty cache for this model."""
-        return KVCache(self.n_layer, capacity)
+        return KVCache(self.n_layer, capacity, dtype)
 
     def generate(self, tokens: Any, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None,
                  eos_token: int | None = None, use_cache: bool = True) -> Tensor:  # fmt: skip

@@ -35,6 +35,9 @@ def strings() -> list[str]:
                 "".join(some),
                 f"{words[rng.integers(len(words))]} {''.join(some[:4])}{words[rng.integers(len(words))]}  {some[4]}1\n{some[5]}",
             ]
+    letters = "".join(found)
+    for at in rng.integers(0, len(letters), (10_000 - len(found), 4)):  # characters of unlike blocks side by side
+        found.append(letters[at[0] : at[0] + 6] + "".join(letters[i] for i in at[1:]) + letters[at[0] % 400 :][:4])
     return found
 
 
@@ -49,12 +52,13 @@ def trained():
     return found
 
 
-def train(split: str):
+def train(split: str | tuple[str, ...]):
     before = tokenizers.pre_tokenizers
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     level = before.ByteLevel(add_prefix_space=False, use_regex=split in ("", "digits"))
-    digits, own = before.Digits(individual_digits=True), before.Split(tokenizers.Regex(split), "isolated") if len(split) > 10 else None
-    backend.pre_tokenizer = before.Sequence([*([digits] if split == "digits" else [own] if own else []), level])
+    parts = () if split in ("", "digits") else (split,) if isinstance(split, str) else split
+    own = [before.Digits(individual_digits=True)] if split == "digits" else [before.Split(tokenizers.Regex(s), "isolated") for s in parts]
+    backend.pre_tokenizer = before.Sequence([*own, level])
     backend.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=420, initial_alphabet=before.ByteLevel.alphabet(), show_progress=False,
                                              special_tokens=["<|end|>", "<|user|>"])  # fmt: skip
@@ -69,9 +73,10 @@ def test_byte_level_vocabularies_survive_gguf(name, trained):
     assert metadata["tokenizer.ggml.pre"] == name
     made = gguf_tokenizer(metadata)
     assert made.special == {"eos_token": "<|end|>"} and made.end_tokens == (0,) and made.chat_template == "{{ messages }}"
-    expected = [backend.encode(text).ids for text in strings()]
-    assert [made.encode(text) for text in strings()] == expected
-    assert [made.decode(ids) for ids in expected] == strings()
+    texts = strings()[: None if name in ("gpt-2", "llama-bpe") else 2500]
+    expected = [backend.encode(text).ids for text in texts]
+    assert [made.encode(text) for text in texts] == expected
+    assert [made.decode(ids) for ids in expected] == texts
     assert made.encode("a<|user|>b")[1] == 1 and made.decode(made.encode("a<|user|>b")) == "ab"
 
 

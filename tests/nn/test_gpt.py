@@ -9,7 +9,7 @@ import pytest
 
 import netcl.autograd as ag
 from netcl import nn, optim
-from netcl.core.errors import ShapeError
+from netcl.core.errors import DtypeError, ShapeError
 from netcl.core.tensor import Tensor
 from netcl.nn.decoding import Sampling
 from netcl.ops import random
@@ -156,6 +156,40 @@ def test_the_cache(device):
     small = nn.KVCache(2, capacity=5)
     with pytest.raises(ShapeError, match=r"\[KVCache\] the cache is full; capacity=5, length=0, new=6"):
         attended(small, 0, 6)
+
+
+def test_a_cache_of_int8(device):
+    """Within the rounding of int8, and the same whether positions come one by one or together."""
+    rng = np.random.default_rng(1)
+    q, k, v = (Tensor.from_host(device.queue, rng.standard_normal((2, n, 40, 6), np.float32)) for n in (4, 2, 2))
+    want = ag.scaled_dot_product_attention(q, k, v, is_causal=True).to_host()
+
+    def attended(cache, *ends):
+        begins, found = (0, *ends[:-1]), []
+        for begin, end in zip(begins, ends, strict=True):
+            found.append(cache(0, *(ag.narrow(x, 2, begin, end - begin) for x in (q, k, v))).to_host())
+        return np.concatenate(found, axis=2)
+
+    caches = [nn.KVCache(1, dtype="int8") for _ in range(2)]
+    pieces = attended(caches[0], 12, 13, 30, 33, 40), attended(caches[1], *range(1, 41))
+    for got in pieces:
+        np.testing.assert_allclose(got, want, atol=0.03)
+        assert np.abs(got - want).max() > 1e-5  # it is rounded
+    for name, memory in caches[0].named_buffers():
+        other = getattr(caches[1], name)
+        assert memory.dtype == other.dtype == ("int32" if name == "lengths" else "float32" if "scales" in name else "int8")
+        np.testing.assert_allclose(memory.to_host().astype(float), other.to_host(), rtol=1e-6, atol=1.0 if memory.dtype == "int8" else 0)
+    with pytest.raises(DtypeError, match=r'\[KVCache\] dtype must be "int8", or None for the dtype of the model; dtype=int4'):
+        nn.KVCache(1, dtype="int4")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_of_int8_in_a_model(device, kind):
+    model, x = make(kind).eval(), tokens(2, 11)
+    with ag.no_grad():
+        whole, cache = model(x).to_host(), model.new_cache(dtype="int8")
+        got = [model(Tensor.from_host(device.queue, x[:, a:b]), cache).to_host() for a, b in ((0, 9), (9, 10), (10, 11))]
+    np.testing.assert_allclose(np.concatenate(got, axis=1), whole, atol=0.03 * np.abs(whole).max())
 
 
 def test_what_is_too_long_is_told(device):

@@ -2,7 +2,8 @@
 //
 // A work-group takes ROWS queries that share a head of keys, and RANGE positions of the cache; scores wait in local memory. How many
 // positions are filled is read on the device, so that one recorded launch serves every length. With SPLITS the sums of the ranges are
-// combined by a second kernel. Callers give the types X_T, P_T (lengths) and Y_T with X_LOAD, X_STORE and Y_STORE, X_LANES(p), which reads
+// combined by a second kernel. With CODED the cache holds int8 and a scale of type S_T for each head and position; new positions are attended to as they
+// are, and rounded when they are written. Callers give the types X_T, P_T (lengths) and Y_T with X_LOAD, X_STORE and Y_STORE, X_LANES(p), which reads
 // VW values, and PART: 1 for the attention, 2 for the combination.
 #pragma OPENCL FP_CONTRACT ON
 
@@ -16,6 +17,7 @@
 #define REAL float  // what scores and sums are kept in
 #define SPLITS 0
 #define PACKED 0
+#define CODED 0
 #endif
 // Elements before the query of a row, between new positions of keys and values, and before those of a head. PACKED: one tensor holds
 // queries, keys and values side by side, (sequence, position, head, element).
@@ -54,27 +56,63 @@ typedef JOINED(REAL, VW) lanes;
 #endif
 #endif
 
+#if CODED
+#define CACHE_T char
+#define SCALES __global S_T *restrict key_scales, __global S_T *restrict value_scales,
+#define LANES_NAME JOINED(REAL, VW)
+#if VW == 1
+#define KEPT_LANES(p) ((REAL)(*(p)))
+#else
+#define KEPT_LANES(p) JOINED(convert_, LANES_NAME)(JOINED(vload, VW)(0, p))
+#endif
+#define READ(old, kept, fresh) ((old) ? KEPT_LANES(kept) : X_LANES(fresh))
+#define SCALED(old, scales, i, x) ((x) * ((old) ? (REAL)S_LOAD(scales, i) : (REAL)1))
+// A position as int8 and the scale; all items of a work-group call it together.
+inline void put_position(__global char* to, __global S_T* scale, __global const X_T* x, int depth, int l, __local REAL* found) {
+  REAL most = 0;
+  for (int d = l; d < depth; d += ITEMS) most = fmax(most, fabs((REAL)X_LOAD(x, d)));
+  found[l] = most;
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int i = 0; i < ITEMS; ++i) most = fmax(most, found[i]);
+  barrier(CLK_LOCAL_MEM_FENCE);
+  const REAL inverse = most > 0 ? 127 / most : 0;
+  for (int d = l; d < depth; d += ITEMS) to[d] = convert_char_sat(rint((REAL)X_LOAD(x, d) * inverse));
+  if (l == 0) S_STORE(scale, 0, most / 127);
+}
+#else
+#define CACHE_T X_T
+#define SCALES
+#define READ(old, kept, fresh) X_LANES((old) ? (__global const X_T*)(kept) : (fresh))
+#define SCALED(old, scales, i, x) (x)
+#endif
+
 #if PART == 1
 // B, G: sequences and heads of keys; H: heads of queries; T: new positions; L: positions of the cache. window: how many a query sees, 0 for
 // all. The cache holds `lengths[b]` positions before the call. Work-groups: ranges, heads of keys of all sequences, blocks of queries.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attention(
-    __global const X_T* restrict q, __global const X_T* restrict k, __global const X_T* restrict v, __global X_T* restrict keys,
-    __global X_T* restrict values, __global const P_T* restrict lengths, __global Y_T* restrict out, __global REAL* restrict sums,
+    __global const X_T* restrict q, __global const X_T* restrict k, __global const X_T* restrict v, __global CACHE_T* restrict keys,
+    __global CACHE_T* restrict values, SCALES __global const P_T* restrict lengths, __global Y_T* restrict out, __global REAL* restrict sums,
     int H, int G, int T, int L, int window, int ranges, const REAL scale, const REAL cap) {
   __local REAL scores[ROWS][RANGE], query[ROWS][DEPTH], found[ITEMS], most[ROWS], total[ROWS];
   __local REAL added[PARTS][ROWS][DEPTH_V];
   const int l = get_local_id(0), range = get_group_id(0), head = get_group_id(1), first = get_group_id(2) * ROWS;
   const int b = head / G, sharing = H / G, rows = min(ROWS, sharing * T - first), seen = (int)lengths[b];
   const int from = range * RANGE, to = min(min(seen + T, L), from + RANGE);
-  __global X_T* own_keys = keys + (size_t)head * L * DEPTH;
-  __global X_T* own_values = values + (size_t)head * L * DEPTH_V;
+  __global CACHE_T* own_keys = keys + (size_t)head * L * DEPTH;
+  __global CACHE_T* own_values = values + (size_t)head * L * DEPTH_V;
   __global const X_T* new_keys = k + NEW_KEYS;
   __global const X_T* new_values = v + NEW_VALUES;
 
   if (first == 0)  // what is new; every work-group reads it from where it came
     for (int i = max(from, seen) - seen; i < to - seen; ++i) {
+#if CODED
+      const size_t at = (size_t)head * L + seen + i;
+      put_position(keys + at * DEPTH, key_scales + at, new_keys + (size_t)i * KEY_STEP, DEPTH, l, found);
+      put_position(values + at * DEPTH_V, value_scales + at, new_values + (size_t)i * VALUE_STEP, DEPTH_V, l, found);
+#else
       for (int d = l; d < DEPTH; d += ITEMS) X_STORE(own_keys, (size_t)(seen + i) * DEPTH + d, X_LOAD(new_keys, (size_t)i * KEY_STEP + d));
       for (int d = l; d < DEPTH_V; d += ITEMS) X_STORE(own_values, (size_t)(seen + i) * DEPTH_V + d, X_LOAD(new_values, (size_t)i * VALUE_STEP + d));
+#endif
     }
   for (int i = l; i < ROWS * DEPTH; i += ITEMS) {
     const int r = min(i / DEPTH, rows - 1) + first;
@@ -83,20 +121,21 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
   barrier(CLK_LOCAL_MEM_FENCE);
 
   for (int i = from + l; i < to; i += ITEMS) {
-    __global const X_T* key = i < seen ? own_keys + (size_t)i * DEPTH : new_keys + (size_t)(i - seen) * KEY_STEP;
+    __global const CACHE_T* kept = own_keys + (size_t)i * DEPTH;
+    __global const X_T* fresh = new_keys + (ptrdiff_t)(i - seen) * KEY_STEP;
     lanes dots[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) dots[r] = (lanes)(0);
 #pragma unroll 4
     for (int d = 0; d < DEPTH; d += VW) {
-      const lanes part = X_LANES(key + d);
+      const lanes part = READ(i < seen, kept + d, fresh + d);
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) dots[r] += part * *(__local const lanes*)&query[r][d];
     }
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       const int place = seen + (first + r) % T;
-      REAL score = DOT(dots[r]) * scale;
+      REAL score = SCALED(i < seen, key_scales, (size_t)head * L + i, DOT(dots[r]) * scale);
       if (cap > 0) score = cap * tanh(score / cap);
       scores[r][i - from] = i <= place && (window == 0 || i > place - window) ? score : -INFINITY;
     }
@@ -131,8 +170,9 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     for (int r = 0; r < ROWS; ++r) sum[r] = (lanes)(0);
 #pragma unroll 4
     for (int i = from + l / CHUNKS * (ITEMS > 1); i < to; i += PARTS) {
-      __global const X_T* value = i < seen ? own_values + (size_t)i * DEPTH_V : new_values + (size_t)(i - seen) * VALUE_STEP;
-      const lanes part = X_LANES(value + chunk * VW);
+      __global const CACHE_T* kept = own_values + (size_t)i * DEPTH_V;
+      __global const X_T* fresh = new_values + (ptrdiff_t)(i - seen) * VALUE_STEP;
+      const lanes part = SCALED(i < seen, value_scales, (size_t)head * L + i, READ(i < seen, kept + chunk * VW, fresh + chunk * VW));
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) sum[r] += part * scores[r][i - from];
     }

@@ -23,13 +23,22 @@ SCORES_AT_ONCE = 2048  # scores of a work-group, in local memory
 GROUPS_PER_CU = 2  # work-groups per compute unit that are enough
 
 
-def _cached_ref(q, k, v, keys, values, lengths, scale=None, window=0, softcap=0.0):
+def round_positions(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Keys or values as a cache of int8 holds them: codes, and a scale for each head and position."""
+    most = np.abs(x).max(axis=-1, keepdims=True)
+    inverse = np.divide(127, most, out=np.zeros_like(most), where=most > 0)
+    return np.rint(x * inverse).astype(np.int8), (most / 127).astype(np.float32)
+
+
+def _cached_ref(q, k, v, keys, values, lengths, key_scales=None, value_scales=None, scale=None, window=0, softcap=0.0):
     """Position by position; the operands are not changed."""
+    if key_scales is not None:
+        keys, values = (codes.astype(np.float64) * scales for codes, scales in ((keys, key_scales), (values, value_scales)))
     if k is None:
         groups, _, size = keys.shape[1:]
         parts = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1)
         q, k, v = parts[:, : -2 * groups], parts[:, -2 * groups : -groups], parts[:, -groups:]
-        out = _cached_ref(q, k, v, keys, values, lengths, scale, window, softcap)
+        out = _cached_ref(q, k, v, keys, values, lengths, None, None, scale, window, softcap)
         return np.moveaxis(out, 1, 2).reshape(*out.shape[::2], -1)
     (batch, heads, new, depth), groups = q.shape, k.shape[1]
     out = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
@@ -47,16 +56,20 @@ def _cached_ref(q, k, v, keys, values, lengths, scale=None, window=0, softcap=0.
     return out
 
 
-def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, **options: Any) -> Any:
+def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *scales: Any, **options: Any) -> Any:
     """The op on NumPy, cache included."""
     wide = [None if x is None else np.asarray(x, np.float64) for x in (q, k, v, keys, values)]
-    result = _cached_ref(*wide, lengths, **options)  # type: ignore[call-arg]
+    result = _cached_ref(*wide, lengths, *scales, **options)  # type: ignore[call-arg]
     if k is None:
         parts = np.moveaxis(q.reshape(*q.shape[:2], -1, keys.shape[3]), 2, 1)
         k, v = parts[:, -2 * keys.shape[1] : -keys.shape[1]], parts[:, -keys.shape[1] :]
     for b, seen in enumerate(lengths):
-        for cache, fresh in ((keys, k), (values, v)):
-            cache[b, :, seen : seen + fresh.shape[2]] = fresh[b]
+        for cache, fresh, scale in zip((keys, values), (k, v), scales, strict=True):
+            place = (b, slice(None), slice(seen, seen + fresh.shape[2]))
+            if scale is None:
+                cache[place] = fresh[b]
+            else:
+                cache[place], scale[place] = round_positions(fresh[b])
     return result
 
 
@@ -88,6 +101,16 @@ def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, 
     _check_lengths(q, lengths)
 
 
+def _check_scales(keys: Tensor, values: Tensor, scales: tuple[Tensor | None, Tensor | None]) -> None:
+    for name, cache, scale in (("key_scales", keys, scales[0]), ("value_scales", values, scales[1])):
+        wanted = (*cache.shape[:3], 1) if cache.dtype == "int8" else None
+        if scale is not None:
+            launch.check_dtype("cached_attention", scale, name=name)
+        if (None if scale is None else scale.shape) != wanted:
+            what = f"{name} must have shape {wanted}" if wanted else f"{name} is for a cache of int8"
+            raise ShapeError(message("cached_attention", what, shape=None if scale is None else scale.shape, cache=cache.dtype))
+
+
 def _lanes_of(x: Tensor, depths: tuple[int, int], width: int) -> tuple[int, str]:
     """Values that the kernel reads at once, and the expression that does."""
     if x.dtype == "float64" or (x.dtype == "float32" and launch.on_cpu_device(x.queue)):
@@ -99,48 +122,63 @@ def _lanes_of(x: Tensor, depths: tuple[int, int], width: int) -> tuple[int, str]
 _T = {"dtypes": (None,) * 5 + ("int32",), "low": (-1.0,) * 5 + (0,)}
 
 
+def _coded_sample(q: tuple[int, ...], cache: tuple[int, ...], **options: Any) -> Any:
+    rng, new = np.random.default_rng(q[2]), (*cache[:2], q[2], cache[3])
+    (keys, key_scales), (values, value_scales) = (round_positions(rng.standard_normal(cache)) for _ in range(2))
+    lengths = np.arange(q[0], dtype=np.int32) + 4
+    return S(q, new, new, keys, values, lengths, key_scales, value_scales, **options)
+
+
 @op(
     vjp=None, ref=_cached_ref, tol=4,
     samples=[S((2, 4, 1, 8), (2, 2, 1, 8), (2, 2, 1, 8), (2, 2, 9, 8), (2, 2, 9, 8), (2,), high=(1.0,) * 5 + (8,), **_T),
              S((1, 6, 3, 12), (1, 2, 3, 12), (1, 2, 3, 5), (1, 2, 130, 12), (1, 2, 130, 5), (1,), high=(1.0,) * 5 + (120,), window=4, **_T),
              S((2, 2, 1, 16), (2, 2, 1, 16), (2, 2, 1, 16), (2, 2, 70, 16), (2, 2, 70, 16), (2,), high=(1.0,) * 5 + (66,), softcap=2.0,
                scale=0.5, **_T),
-             S((2, 3, 32), None, None, (2, 2, 70, 4), (2, 2, 70, 4), (2,), high=(1.0,) * 5 + (66,), **_T)],
+             S((2, 3, 32), None, None, (2, 2, 70, 4), (2, 2, 70, 4), (2,), high=(1.0,) * 5 + (66,), **_T),
+             _coded_sample((2, 4, 3, 8), (2, 2, 70, 8), window=5), _coded_sample((1, 2, 1, 6), (1, 2, 9, 6))],
     errors=[(S((1, 3, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), (1,), **_T), r"their heads divide those of q"),
-            (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 4), (1, 2, 9, 8), (1,), **_T), r"q, k, v and the cache must agree")],
+            (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 4), (1, 2, 9, 8), (1,), **_T), r"q, k, v and the cache must agree"),
+            (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), np.zeros(1, np.int32), (1, 2, 9, 1)),
+             r"key_scales is for a cache of int8")],
 )  # fmt: skip
 def cached_attention(
-    q: Tensor, k: Tensor | None, v: Tensor | None, keys: Tensor, values: Tensor, lengths: Tensor, *, scale: float | None = None,
-    window: int = 0, softcap: float = 0.0,
+    q: Tensor, k: Tensor | None, v: Tensor | None, keys: Tensor, values: Tensor, lengths: Tensor, key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """Causal attention of new positions over a cache, into which their keys and values are written.
 
     - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
       With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * heads of keys) * size)``, and
       the result is ``(batch, new, heads * size)``.
-    - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place.
+    - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place. A cache of int8 has **key_scales** and
+      **value_scales** ``(batch, heads of k, positions, 1)``: a position is rounded when it is written, and counts as given before.
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
       works for every length. Positions behind the end of the cache are not written: whoever counts them must stop before.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
     """
-    q, k, v, keys, values, lengths = launch.as_tensors("cached_attention", q, k, v, keys, values, lengths)
+    q, k, v, keys, values, lengths, *scales = launch.as_tensors(
+        "cached_attention", q, k, v, keys, values, lengths, key_scales, value_scales
+    )
     for name, t in (("q", q), ("k", k), ("v", v), ("keys", keys), ("values", values)):
-        if t is not None:
+        if t is not None and not (t.dtype == "int8" and name in ("keys", "values")):
             launch.check_dtype("cached_attention", t, (q.dtype,) if q.dtype in launch.FLOATS else launch.FLOATS, name)
     if k is None or v is None:
         _check_packed(q, keys, values, lengths)
     else:
         _check_cache(q, k, v, keys, values, lengths)
-    wrote((keys, values))
+    _check_scales(keys, values, (scales[0], scales[1]))
+    wrote((keys, values, *(scale for scale in scales if scale is not None)))
     options = {"scale": scale, "window": window, "softcap": softcap}
     if q.backend == "cpu":
-        return launch.run_cpu(_cached_cpu, q, k, v, keys, values, lengths, dtype=q.dtype, **options)
-    return _cached_cl(q, k, v, keys, values, lengths, score_scale(scale, keys.shape[3]), window, softcap)
+        return launch.run_cpu(_cached_cpu, q, k, v, keys, values, lengths, *scales, dtype=q.dtype, **options)
+    return _cached_cl(q, k, v, (keys, values, *scales), lengths, score_scale(scale, keys.shape[3]), window, softcap)
 
 
-def _cached_cl(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, scale: float, window: int, softcap: float) -> Tensor:
+def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], lengths: Any, scale: float, window: int, softcap: float) -> Tensor:
+    keys, values = cache[:2]
     batch, (groups, length, wide), depth, packed = q.shape[0], values.shape[1:], keys.shape[3], k is None
     heads, new = (q.shape[2] // depth - 2 * groups, q.shape[1]) if packed else q.shape[1:3]
     profile, on_cpu = handle_of(q.queue).profile, launch.on_cpu_device(q.queue)
@@ -158,14 +196,16 @@ def _cached_cl(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, sca
     operands = {"X": q.dtype, "P": lengths.dtype, "Y": q.dtype if ranges == 1 else sums_in}
     defines: dict[str, Any] = {
         "ITEMS": 1 if on_cpu else CACHED_ITEMS, "RANGE": span, "ROWS": rows, "DEPTH": depth, "DEPTH_V": wide, "VW": lanes, "REAL": real,
-        "SPLITS": int(ranges > 1), "PACKED": int(packed), "X_LANES(p)": read, "PART": 1,
+        "SPLITS": int(ranges > 1), "PACKED": int(packed), "CODED": int(keys.dtype == "int8"), "X_LANES(p)": read, "PART": 1,
     }  # fmt: skip
+    if cache[2] is not None:
+        operands["S"] = cache[2].dtype
     kernel = launch.kernel(q.queue, __file__, "cached.cl", "cached_attention", operands, defines)
     parts = out if ranges == 1 else Tensor.empty((out.size * ranges,), sums_in, queue=q.queue)
     sums = parts if ranges == 1 else Tensor.empty((2 * ranges * batch * heads * new,), sums_in, queue=q.queue)
     size = (ranges * defines["ITEMS"], batch * groups, blocks)
-    kernel(q.queue, size, (defines["ITEMS"], 1, 1), q, k, v, keys, values, lengths, parts, sums, heads, groups, new, length, window, ranges,
-           scale, softcap)  # fmt: skip
+    kernel(q.queue, size, (defines["ITEMS"], 1, 1), q, k, v, *(t for t in cache if t is not None), lengths, parts, sums, heads, groups, new,
+           length, window, ranges, scale, softcap)  # fmt: skip
     if ranges > 1:
         combine = launch.kernel(q.queue, __file__, "cached.cl", "combine_ranges", operands | {"Y": q.dtype}, defines | {"PART": 2})
         combine(q.queue, (out.size,), (launch.LOCAL_1D,), parts, sums, out, out.size, ranges)

@@ -14,9 +14,10 @@
 
 typedef REAL real;
 
-// x is (outer, heads, n, depth); positions are (n) or (outer, n): by_outer is 0 or n.
+// x is (outer, heads, n, depth); positions are (n) or (outer, n): by_outer is 0 or n. Heads from `turned` on are copied.
 __kernel void rope(__global const X_T* x, __global const P_T* positions, __global const REAL* frequencies, __global X_T* y, const int outer,
-                   const int heads, const int n, const int depth, const int by_outer, const int offset, const int direction) {
+                   const int heads, const int n, const int depth, const int by_outer, const int offset, const int direction,
+                   const int turned) {
   const int pairs = depth / 2;
   const int at = get_global_id(0) % pairs, row = get_global_id(0) / pairs % n, o = get_global_id(0) / pairs / n;
   if (o >= outer) return;
@@ -30,7 +31,7 @@ __kernel void rope(__global const X_T* x, __global const P_T* positions, __globa
   for (int h = 0; h < heads; ++h) {
     const long start = (((long)o * heads + h) * n + row) * depth;
     const real a = X_LOAD(x, start + one), b = X_LOAD(x, start + other);
-    X_STORE(y, start + one, a * c - b * s);
-    X_STORE(y, start + other, a * s + b * c);
+    X_STORE(y, start + one, h < turned ? a * c - b * s : a);
+    X_STORE(y, start + other, h < turned ? a * s + b * c : b);
   }
 }

@@ -46,8 +46,11 @@ def _rope_sizes(x: Tensor, positions: Tensor | None) -> tuple[int, int, int]:
     raise ShapeError(message("rope", "positions must be (N,) or (B, N) for x of (B, ..., N, D)", positions=positions.shape, x=x.shape))
 
 
-def _rope_ref(x, positions=None, frequencies=None, base=10000.0, offset=0, interleaved=False, inverse=False):
+def _rope_ref(x, positions=None, frequencies=None, base=10000.0, offset=0, interleaved=False, inverse=False, heads=None):
     """Pairs as complex numbers, times ``exp(i angle)``."""
+    if heads is not None:
+        part = _rope_ref(x[..., :heads, :, :], positions, frequencies, base, offset, interleaved, inverse)
+        return np.concatenate([part, x[..., heads:, :, :]], -3)
     n, depth = x.shape[-2:]
     where = np.arange(offset, offset + n) if positions is None else np.asarray(positions, float)
     where = where.reshape(where.shape[0], *(1,) * (x.ndim - 3), n) if where.ndim == 2 else where
@@ -57,7 +60,11 @@ def _rope_ref(x, positions=None, frequencies=None, base=10000.0, offset=0, inter
     return parts.reshape(x.shape)
 
 
-def _rope_cpu(x: Any, positions: Any, frequencies: Any, base: float, offset: int, interleaved: bool, inverse: bool) -> np.ndarray:
+def _rope_cpu(x: Any, positions: Any, frequencies: Any, base: float, offset: int, interleaved: bool, inverse: bool,
+              heads: int | None = None) -> np.ndarray:  # fmt: skip
+    if heads is not None:
+        part = _rope_cpu(x[..., :heads, :, :], positions, frequencies, base, offset, interleaved, inverse)
+        return np.concatenate([part, x[..., heads:, :, :]], -3)
     n, depth = x.shape[-2:]
     where = np.arange(offset, offset + n) if positions is None else positions
     where = where.reshape(where.shape[0], *(1,) * (x.ndim - 3), n) if where.ndim == 2 else where
@@ -70,8 +77,8 @@ def _rope_cpu(x: Any, positions: Any, frequencies: Any, base: float, offset: int
     return y
 
 
-def _rope_vjp(F, g, positions, frequencies, base, offset, interleaved, inverse):
-    back = F.rope(g, positions, frequencies, base=base, offset=offset, interleaved=interleaved, inverse=not inverse)
+def _rope_vjp(F, g, positions, frequencies, base, offset, interleaved, inverse, heads):
+    back = F.rope(g, positions, frequencies, base=base, offset=offset, interleaved=interleaved, inverse=not inverse, heads=heads)
     return back, None, None
 
 
@@ -79,21 +86,24 @@ def _rope_vjp(F, g, positions, frequencies, base, offset, interleaved, inverse):
     vjp=_rope_vjp, ref=_rope_ref, cpu=_rope_cpu, tol=4,
     samples=[S((5, 8)), S((2, 3, 7, 6), offset=3, interleaved=True), S((2, 3, 5, 4), (5,), dtypes=(None, "int64"), high=(1.0, 30)),
              S((2, 3, 5, 4), (2, 5), dtypes=(None, "int32"), high=(1.0, 30), inverse=True), S((2, 0, 4)),
-             S((2, 5, 6), None, (3,), dtypes=(None, None, "int32"), low=(-1.0, 0, 0), high=(1.0, 0, 3), offset=2)],
+             S((2, 5, 6), None, (3,), dtypes=(None, None, "int32"), low=(-1.0, 0, 0), high=(1.0, 0, 3), offset=2),
+             S((6, 5, 1, 4), (6, 1), dtypes=(None, "int32"), high=(1.0, 30), heads=3)],
     errors=[(S((5, 7)), r"\[rope\] x must be \(..., N, D\) with an even D; x=\(5, 7\)"),
             (S((2, 5, 4), (4,), dtypes=(None, "int64")), r"\[rope\] positions must be \(N,\) or \(B, N\) for x of \(B, ..., N, D\)"),
-            (S((5, 8), None, (3,)), r"\[rope\] frequencies must be \(D / 2,\); frequencies=\(3,\), x=\(5, 8\)")],
+            (S((5, 8), None, (3,)), r"\[rope\] frequencies must be \(D / 2,\); frequencies=\(3,\), x=\(5, 8\)"),
+            (S((2, 5, 4), heads=1), r"\[rope\] heads needs x of \(B, heads, N, D\) and positions of \(B, N\); heads=1")],
 )  # fmt: skip
 def rope(
     x: Tensor, positions: Tensor | None = None, frequencies: Tensor | None = None, *, base: float = 10000.0, offset: int = 0,
-    interleaved: bool = False, inverse: bool = False,
+    interleaved: bool = False, inverse: bool = False, heads: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is turned by ``p * base ** (-2 i / D)``.
 
     Pairs are an element of the first half with one of the second, or neighbours if ``interleaved``. Rows are at
     ``offset, offset + 1, ..`` unless ``positions`` says where: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
     ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
-    ``inverse`` turns back, which is also the gradient.
+    ``inverse`` turns back, which is also the gradient. Of x of ``(B, heads, N, D)`` with
+    positions of ``(B, N)``, the first ``heads`` heads can be turned alone.
 
     >>> from netcl import ops
     >>> ops.rope([[1.0, 0.0]]).tolist()
@@ -105,15 +115,18 @@ def rope(
         raise ShapeError(message("rope", "x must be (..., N, D) with an even D", x=x.shape))
     if frequencies is not None and frequencies.shape != (x.shape[-1] // 2,):
         raise ShapeError(message("rope", "frequencies must be (D / 2,)", frequencies=frequencies.shape, x=x.shape))
-    outer, heads, n = _rope_sizes(x, positions)
+    outer, rows, n = _rope_sizes(x, positions)
+    if heads is not None and (x.ndim != 4 or positions is None or positions.ndim != 2 or not 0 <= heads <= rows):
+        raise ShapeError(message("rope", "heads needs x of (B, heads, N, D) and positions of (B, N)", heads=heads, x=x.shape))
     if x.backend == "cpu":
-        return launch.run_cpu(_rope_cpu, x, positions, frequencies, base=base, offset=offset, interleaved=interleaved, inverse=inverse)
+        return launch.run_cpu(_rope_cpu, x, positions, frequencies, base=base, offset=offset, interleaved=interleaved, inverse=inverse,
+                              heads=heads)  # fmt: skip
     y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     if x.size:
         operands = {"X": x.dtype, "P": "int32" if positions is None else positions.dtype}
         defines: dict[str, Any] = {"REAL": DTYPES[x.dtype].c_compute, "INTERLEAVED": interleaved, "POSITIONS": positions is not None}
         kernel = launch.kernel(x.queue, __file__, "rope.cl", "rope", operands, defines)
-        sizes = (outer, heads, n, x.shape[-1], n if outer > 1 else 0, offset, -1 if inverse else 1)
+        sizes = (outer, rows, n, x.shape[-1], n if outer > 1 else 0, offset, -1 if inverse else 1, rows if heads is None else heads)
         tables = (x if positions is None else positions, _frequencies_on(x, base, frequencies))
         kernel(x.queue, outer * n * x.shape[-1] // 2, launch.LOCAL_1D, x, *tables, y, *sizes)
     return y

@@ -1,0 +1,172 @@
+"""Ways to decode: with a draft model, with a prompt on disk, with layers on several devices, with a cache of int8."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from netcl import models
+from netcl.autograd import no_grad
+from netcl.core.tensor import Tensor
+from netcl.io import FileError, archive
+from netcl.models.prompt_cache import PromptFile, model_hash
+from netcl.nn.decoding import Sampling, Speculator
+
+PROMPT = [5, 17, 3, 42, 8, 30, 11, 60, 2, 9, 71]
+
+
+@pytest.fixture(scope="module")
+def model(folder_of):
+    return models.load(folder_of("llama"), "cpu")
+
+
+@pytest.fixture(scope="module")
+def draft(folder_of):
+    """Another model with the same vocabulary, of which one layer is left."""
+    found = models.load(folder_of("qwen3"), "cpu")
+    assert found.config.vocab_size == 96
+    return found
+
+
+def test_greedy_text_with_a_draft_is_the_models_own(model, draft):
+    plain = model.generate(PROMPT, 40)
+    for other, ahead in ((draft, 4), (draft, 1), (model, 4), (model, 7)):
+        assert model.generate(PROMPT, 40, draft=other, draft_tokens=ahead) == plain
+    assert list(model.generate(PROMPT, 40, draft=draft, stream=True)) == plain
+    whole = Speculator(model, model, Sampling(0.0), lambda n: np.zeros(n), 4)
+    assert [int(t[0]) for t in whole.tokens(PROMPT, 21)] == plain[:21]
+    assert whole.accepted == whole.judged == 16  # 1 + 4 * (4 + 1)
+    for wrong in ({"draft_tokens": 0}, {"max_new_tokens": 10**6}):
+        if "max_new_tokens" in wrong:
+            draft.context, before = 20, draft.context
+        with pytest.raises(ValueError, match=r"\[generate\] a draft must have the vocabulary of the model and room for the text"):
+            model.generate(PROMPT, **{"max_new_tokens": 40, "draft": draft, **wrong})
+    draft.context = before
+    with pytest.raises(ValueError, match=r"\[generate\] draft and prompt_cache take one prompt"):
+        model.generate([PROMPT, PROMPT], draft=draft)
+
+
+def test_a_draft_on_a_device(folder_of, device):
+    model, other = (models.load(folder_of(case), device.queue) for case in ("llama", "qwen3"))
+    assert model.generate(PROMPT, 12, draft=other, draft_tokens=3) == model.generate(PROMPT, 12)
+
+
+def test_sampled_text_with_a_draft_follows_the_model(model, draft):
+    """The first token and the second are distributed as the model's, whatever the draft proposes."""
+    rng = np.random.default_rng(0)
+    speculator = Speculator(None, None, Sampling(), lambda n: rng.random(n))
+    wanted, drafted = rng.dirichlet(np.ones(5), 3), rng.dirichlet(np.ones(5) * 0.5, 2)
+    wanted[0, 2] = 0  # never, though the draft may propose it
+    wanted[0] /= wanted[0].sum()
+    counts = np.zeros((2, 5))
+    for _ in range(20000):
+        made = speculator.judge([int(rng.choice(5, p=drafted[i])) for i in range(2)], wanted, drafted)
+        for place, token in zip(range(2), made, strict=False):
+            counts[place, token] += 1
+    np.testing.assert_allclose(counts / counts.sum(1, keepdims=True), wanted[:2], atol=0.015)
+    assert counts[0, 2] == 0
+    options = {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "seed": 4, "draft": draft}
+    assert model.generate(PROMPT, 15, **options) == model.generate(PROMPT, 15, **options)
+    assert model.generate(PROMPT, 15, **{**options, "top_k": 1}) == model.generate(PROMPT, 15)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(1.3, 4), Sampling(1.0, None, 0.6), Sampling(0.9, 5, 0.8), Sampling(0.0)])
+def test_the_distribution_on_the_host_is_that_of_choose(sampling):
+    logits, steps = np.random.default_rng(1).standard_normal((1, 9)).astype(np.float32), 500
+    uniform = (np.arange(steps, dtype=np.float32) + 0.5) / steps
+    chosen = sampling.choose(Tensor.from_host(np.repeat(logits, steps, 0)), Tensor.from_host(uniform)).to_host()[:, 0]
+    np.testing.assert_allclose(np.bincount(chosen, minlength=9) / steps, sampling.probabilities(logits)[0], atol=2 / steps)
+
+
+@pytest.mark.parametrize("dtype", [None, "int8"])
+def test_a_prompt_is_kept_on_disk(folder_of, tmp_path, dtype):
+    path, model = tmp_path / "prompt.netcl", models.load(folder_of("llama"), "cpu", cache_dtype=dtype)
+    plain = model.generate(PROMPT, 20)
+    assert model.generate(PROMPT, 20, prompt_cache=path) == plain
+    size = path.stat().st_size
+    again = models.load(folder_of("llama"), "cpu", cache_dtype=dtype)
+    file = PromptFile(path, again)
+    assert file.restore(again.new_cache(64), PROMPT) == len(PROMPT) - 1
+    assert file.restore(again.new_cache(64), [*PROMPT[:5], 1, 2]) == 5
+    assert file.restore(again.new_cache(64), [1, 2]) == 0
+    assert again.generate(PROMPT, 20, prompt_cache=path) == plain
+    assert again.generate(PROMPT, 20, prompt_cache=path, draft=again) == plain
+    assert again.generate([*PROMPT[:6], 1], 9, prompt_cache=path) == model.generate([*PROMPT[:6], 1], 9)
+    assert path.stat().st_size == size  # a prompt that goes another way leaves the file
+    longer = PROMPT + plain[:4] + [1]
+    assert again.generate(longer, 9, prompt_cache=path) == model.generate(longer, 9) and path.stat().st_size > size
+
+
+def test_prompts_of_other_models_and_damaged_files_are_refused(folder_of, model, draft, tmp_path):
+    path = tmp_path / "prompt.netcl"
+    model.generate(PROMPT, 2, prompt_cache=path)
+    with pytest.raises(FileError, match=r"\[prompt_cache\] the file belongs to another model; .*remove it"):
+        draft.generate(PROMPT, 2, prompt_cache=path)
+    changed = models.load(folder_of("llama"), "cpu")
+    before = model_hash(changed)
+    assert before == model_hash(model)
+    changed.norm.weight.write(changed.norm.weight.to_host() * 2)
+    assert model_hash(changed) != before
+    meta, arrays = archive.read(path, "test", "prompt cache")
+    short = {name: array[:, :, :3] for name, array in arrays.items() if name != "tokens"}
+    damaged = {
+        "the entries are not the expected ones": {"tokens": arrays["tokens"]},
+        "tokens must be ids of the model's vocabulary": {**arrays, "tokens": arrays["tokens"] + 90},
+        "keys and values must have the sizes": {**short, "tokens": arrays["tokens"]},
+        "dtype=None": {**arrays, "keys0": arrays["keys0"].astype(np.float64)},
+    }
+    for expected, found in damaged.items():
+        dtypes = {**meta["dtypes"], **({"keys0": None} if expected == "dtype=None" else {})}
+        archive.write(path, {**meta, "dtypes": dtypes}, found, "test")
+        with pytest.raises(FileError, match=rf"\[prompt_cache\] .*{expected}"):
+            model.generate(PROMPT, 2, prompt_cache=path)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(FileError, match=r"\[prompt_cache\]"):
+        model.generate(PROMPT, 2, prompt_cache=path)
+
+
+def test_layers_on_several_devices(folder_of, model, device, tmp_path):
+    plain = model.generate(PROMPT, 12)
+    for case in (["cpu", device.queue], [device.queue, "cpu"]):
+        split = models.load(folder_of("llama"), device.queue, device_map=case)
+        assert split.generate(PROMPT, 12) == plain
+        assert len({layer.queue for layer in split.layers}) == len({device.queue, model.queue})
+        assert split.generate([PROMPT, PROMPT[:4]], 6)[0] == plain[:6]
+    path = tmp_path / "prompt.netcl"
+    assert [split.generate(PROMPT, 12, prompt_cache=path) for _ in range(2)] == [plain] * 2
+    with pytest.raises(ValueError, match=r"\[load\] device_map must name a device for each of the 2 layers"):
+        models.load(folder_of("llama"), "cpu", device_map=["cpu"])
+    with pytest.raises(ValueError, match=r"\[load\] device_map and cache_dtype are for decoders"):
+        models.load(folder_of("bert"), "cpu", cache_dtype="int8")
+
+
+def test_a_cache_of_int8_writes_almost_the_same(folder_of, device):
+    plain, coded = (models.load(folder_of("llama"), device.queue, cache_dtype=dtype) for dtype in (None, "int8"))
+    caches = [model.new_cache(32) for model in (plain, coded)]
+    for begin, end in ((0, 9), (9, 10), (10, 11)):
+        ids = np.array([PROMPT[begin:end]])
+        want, got = (m(Tensor.from_host(device.queue, ids), cache).to_host() for m, cache in zip((plain, coded), caches, strict=True))
+        np.testing.assert_allclose(got, want, atol=0.02 * np.abs(want).max())
+    assert len(coded.generate(PROMPT, 8)) == 8 and {t.dtype for t in caches[1].buffers()} >= {"int8", "float32"}
+
+
+@pytest.mark.parametrize(("case", "kind"), [("llama", None), ("llama", "Q8_0"), ("gpt2", "Q8_0"), ("qwen2", None), ("qwen3", None)])
+def test_merged_projections_change_nothing(case, kind, folder_of, device, tmp_path):
+    path = folder_of(case)
+    if kind is not None:
+        models.save(models.load(path, "cpu"), tmp_path / "a.gguf", "gguf", kind=kind)
+        path = tmp_path / "a.gguf"
+    plain, merged = models.load(path, device.queue), models.load(path, device.queue).merge_projections()
+    assert merged.merged == (case != "qwen3")  # whose queries and keys have norms
+    assert merged.generate(PROMPT, 10) == plain.generate(PROMPT, 10)
+    caches = [model.new_cache(32) for model in (plain, merged)]
+    for begin, end in ((0, 9), (9, 10), (10, 11)):
+        ids = Tensor.from_host(device.queue, np.array([PROMPT[begin:end]]))
+        with no_grad():
+            want, got = (model(ids, cache).to_host() for model, cache in zip((plain, merged), caches, strict=True))
+        np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
+    if merged.merged:
+        with pytest.raises(ValueError, match=r"\[save\] the projections of the model are merged"):
+            models.save(merged, tmp_path / "b")
+        with pytest.raises(ValueError, match=r"\[lora\] the projections of the model are merged"):
+            models.lora(merged)
