@@ -53,7 +53,7 @@ def _is_row(row: Any) -> bool:
         prompt, *answers = row.get("prompt"), row["chosen"], row["rejected"]
         if isinstance(prompt, str):
             return all(isinstance(answer, str) for answer in answers)
-        talks = [prompt + _as_messages(answer) if isinstance(prompt, list) else None for answer in answers]
+        talks: list[Any] = [prompt + _as_messages(answer) if isinstance(prompt, list) else None for answer in answers]
         return all(_is_row({"messages": talk}) and talk[-1]["role"] == "assistant" for talk in talks)
     if isinstance(row, dict) and isinstance(row.get("messages"), list):
         roles = [m.get("role") if isinstance(m, dict) else None for m in row["messages"]]
