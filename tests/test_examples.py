@@ -26,5 +26,5 @@ def test_example(path, tmp_path, one_target, opencl_found):
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_short_and_says_how_it_is_run(path):
     text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 100
+    assert len(text.splitlines()) < 130
     assert f"python examples/{path.name}" in text.split('"""')[1]

@@ -17,7 +17,7 @@ from netcl.io.archive import refusal, refusing, regular_file
 from netcl.models.tokenizer import Tokenizer
 
 IGNORED_TARGET = -100  # what cross-entropy leaves out
-_ROW_FORMS = '{"messages": [...]}, {"prompt": "...", "completion": "..."} or {"text": "..."}'
+_ROW_FORMS = '{"messages": [...]}, {"prompt": ..., "completion": "..."}, {"text": "..."} or {"prompt": ..., "chosen": ..., "rejected": ...}'
 
 
 class Document(NamedTuple):
@@ -38,10 +38,23 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
                 raise refusal("finetune", f"a row must be {_ROW_FORMS}", file=path, line=number)
     if not rows:
         raise refusal("finetune", "the data has no rows", file=path)
+    if len({is_preference(row) for row in rows}) > 1:
+        raise refusal("finetune", "rows with chosen and rejected answers must not be mixed with others", "use two files", file=path)
     return rows
 
 
+def is_preference(row: Mapping[str, Any]) -> bool:
+    """Whether a row compares two answers."""
+    return "chosen" in row and "rejected" in row
+
+
 def _is_row(row: Any) -> bool:
+    if isinstance(row, dict) and is_preference(row):
+        prompt, *answers = row.get("prompt"), row["chosen"], row["rejected"]
+        if isinstance(prompt, str):
+            return all(isinstance(answer, str) for answer in answers)
+        talks: list[Any] = [prompt + _as_messages(answer) if isinstance(prompt, list) else None for answer in answers]
+        return all(_is_row({"messages": talk}) and talk[-1]["role"] == "assistant" for talk in talks)
     if isinstance(row, dict) and isinstance(row.get("messages"), list):
         roles = [m.get("role") if isinstance(m, dict) else None for m in row["messages"]]
         return "assistant" in roles[1:] and roles[0] != "assistant" and all(isinstance(role, str) for role in roles)
@@ -62,6 +75,21 @@ def documents_of(tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[Document]
     before = [*(i for i in tokenizer.encode("") if i not in tokenizer.end_tokens), *before]
     ids = [*before, *ids, *tokenizer.end_tokens[:1]]
     return [Document(ids, ["text" in row or at >= len(before) for at in range(len(ids))])]
+
+
+def _as_messages(answer: Any) -> list[Any]:
+    return answer if isinstance(answer, list) else [{"role": "assistant", "content": answer}]
+
+
+def preference_of(tokenizer: Tokenizer, row: Mapping[str, Any]) -> tuple[Document, Document]:
+    """The chosen and the rejected answer of a row, each as a document behind its prompt."""
+    if isinstance(row["prompt"], str):
+        made = (documents_of(tokenizer, {"prompt": row["prompt"], "completion": row[name]})[-1] for name in ("chosen", "rejected"))
+    else:
+        whole = (row["prompt"] + _as_messages(row[name]) for name in ("chosen", "rejected"))
+        made = (list(_conversation(tokenizer, messages))[-1] for messages in whole)
+    chosen, rejected = made
+    return chosen, rejected
 
 
 def _conversation(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -> Iterator[Document]:
@@ -114,9 +142,29 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
         left, block = room.pop(at) if at < len(room) else (length, len(blocks))
         blocks.setdefault(block, []).append(piece)
         insort(room, (left - len(piece.ids), block))
+    return _as_arrays(list(blocks.values()), length)
+
+
+def preference_blocks(pairs: Sequence[tuple[Document, Document]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """As :func:`pack_documents`, a block for each answer: ``(pairs, 2, 3, length)`` and ``(pairs, 2, length)``, chosen ones first.
+
+    A pair with a longer answer is left out: a cut answer would be compared with a whole one.
+    """
+    kept = [pair for pair in pairs if all(len(ids) <= length for ids, _ in pair)]
+    if not kept:
+        raise ValueError(message("finetune", "no pair of answers fits into a block", "raise the block length", length=length))
+    if len(kept) < len(pairs):
+        what = f"{len(pairs) - len(kept)} pairs of answers are left out"
+        warnings.warn(message("finetune", what, "raise the block length", length=length), stacklevel=2)
+    inputs, targets = _as_arrays([[document] for pair in kept for document in pair], length)
+    return inputs.reshape(-1, 2, 3, length), targets.reshape(-1, 2, length)
+
+
+def _as_arrays(blocks: Sequence[Sequence[Document]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of blocks, as :func:`pack_documents` describes them."""
     inputs = np.zeros((len(blocks), 3, length), np.int32)
     targets = np.full((len(blocks), length), IGNORED_TARGET, np.int32)
-    for block, parts in blocks.items():
+    for block, parts in enumerate(blocks):
         at = 0
         for number, (ids, learned) in enumerate(parts, 1):
             end = at + len(ids)

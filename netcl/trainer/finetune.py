@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,15 @@ from netcl.data import DataLoader, TensorDataset
 from netcl.distributed import World
 from netcl.io.archive import refusal
 from netcl.models.folder import read_object, write_json
-from netcl.models.tuning_data import IGNORED_TARGET, documents_of, pack_documents, read_rows
+from netcl.models.tuning_data import (
+    IGNORED_TARGET,
+    documents_of,
+    is_preference,
+    pack_documents,
+    preference_blocks,
+    preference_of,
+    read_rows,
+)
 from netcl.nn.module import Module
 from netcl.nn.quantized import quantize_model
 from netcl.ops.random import manual_seed
@@ -57,6 +65,7 @@ class TuningSettings:
     grad_clip: float = _tuning_field(1.0, "largest norm of all gradients together; 0 for none")
     held_out: float = _tuning_field(0.05, "share of the rows that perplexity is evaluated on; 0 for none")
     checkpointing: bool = _tuning_field(False, "compute activations again for the gradient instead of keeping them")
+    beta: float = _tuning_field(0.1, "for rows with a chosen and a rejected answer (DPO): how closely the model stays to the one it was")
     precision: str = _tuning_field("float32", "float32, or mixed with float16 or bfloat16")
     save_every: int = _tuning_field(0, "steps between checkpoints; each epoch has one, too")
     seed: int = _tuning_field(0, "of adapters, held-out rows, order and dropout")
@@ -68,6 +77,8 @@ class TuningSettings:
         if self.method not in TUNING_METHODS or self.precision not in ("float32", "float16", "bfloat16") or counts or shares:
             what = f"method must be one of {', '.join(TUNING_METHODS)}, counts at least 1, shares in [0, 1)"
             raise ValueError(message("finetune", what, method=self.method, precision=self.precision, **counts, **shares))
+        if not self.beta > 0:
+            raise ValueError(message("finetune", "beta must be above 0", beta=self.beta))
         return self
 
 
@@ -91,6 +102,32 @@ class TokenLosses(Module):
 def mean_of_learned(losses: Tensor, targets: Tensor) -> Tensor:
     """The mean loss of the tokens that count."""
     return ag.div(ag.sum(losses), ag.cast(ag.sum(ag.ne(targets, IGNORED_TARGET)), "float32"))
+
+
+class AnswerLosses(TokenLosses):
+    """The losses of the chosen and the rejected answers of pairs, each summed over its tokens: ``(pairs, 2)``."""
+
+    def forward(self, batch: Tensor) -> Tensor:
+        pairs, two, *rest = batch.shape
+        return ag.reshape(ag.sum(super().forward(ag.reshape(batch, (pairs * two, *rest))), axis=1), (pairs, two))
+
+
+def _preference_margin(losses: Tensor, reference: Tensor) -> Tensor:
+    """By how much more the model prefers the chosen answer than the model it was: of the logarithms of their probabilities."""
+    gained = ag.sub(reference, losses)
+    return ag.sub(ag.select(gained, 1, 0), ag.select(gained, 1, 1))
+
+
+class PreferenceAccuracy(Metric):
+    """The share of pairs whose chosen answer has gained more probability than the rejected one."""
+
+    name = "preference"
+
+    def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
+        return [ops.sum(ops.cast(ops.gt(_preference_margin(outputs, targets), 0.0), "float32"))]
+
+    def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
+        return float(sums[0]) / samples
 
 
 class Perplexity(Metric):
@@ -120,21 +157,23 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
     if not isinstance(model, models.CausalLM):
         raise ValueError(message("finetune", "only models that write text can be fine-tuned", model=type(model).__name__))
     with device(handle_of(model.queue)):
-        train, *val = _loaders(model, data, chosen)
+        parts, pairs = _blocks(model, data, chosen)
         keeper = ModelCheckpoint(place / "checkpoints", every_steps=chosen.save_every or None, overwrite=overwrite)
         digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()
         _claim(place / "finetune.json", {"model": str(path), "data": digest, **dataclasses.asdict(chosen)}, keeper, resume)
         model.checkpointing = chosen.checkpointing
         if chosen.method == "qlora":
             quantize_model(model, 4, activations="float")
+        wrapped: TokenLosses = (AnswerLosses if pairs else TokenLosses)(model)
+        train, *val = _loaders(wrapped, parts, chosen, pairs)
         if chosen.method != "full":
             names = [name.strip() for name in chosen.targets.split(",") if name.strip()] or None
             models.lora(model, chosen.rank, chosen.alpha, names, chosen.dropout, chosen.method == "dora")
-        wrapped = TokenLosses(model)
         optimizer = optim.AdamW([p for p in wrapped.parameters() if p.requires_grad], lr=chosen.lr, weight_decay=chosen.weight_decay)
         steps = chosen.epochs * -(-len(train) // chosen.accumulate)
         trainer = Trainer(
-            wrapped, optimizer, loss_fn=mean_of_learned, metrics=[Perplexity()], grad_clip=chosen.grad_clip or None,
+            wrapped, optimizer, loss_fn=_preference_loss(chosen.beta) if pairs else mean_of_learned,
+            metrics=[PreferenceAccuracy() if pairs else Perplexity()], grad_clip=chosen.grad_clip or None,
             mixed_precision=False if chosen.precision == "float32" else chosen.precision, accumulation_steps=chosen.accumulate,
             scheduler=optim.WarmupCosine(optimizer, min(round(chosen.warmup * steps), steps - 1), steps),
             callbacks=[LRMonitor(), NaNGuard(), keeper, Report(place, f"{Path(path).name} / {chosen.method}"), *callbacks],
@@ -157,17 +196,38 @@ def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: boo
         raise refusal("finetune", "the run was begun with other settings", "pass the same, or overwrite it", file=file, other=other)
 
 
-def _loaders(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> list[DataLoader]:
-    """Blocks to train on and, of a share of the rows drawn by the seed, to evaluate on."""
-    rows, made = read_rows(data), list[DataLoader]()
+def _preference_loss(beta: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """``-log sigmoid(beta * margin)``, the mean over pairs (Rafailov et al. 2023, "Direct Preference Optimization")."""
+    return lambda losses, reference: ag.mean(ag.softplus(ag.mul(_preference_margin(losses, reference), -beta)))
+
+
+Blocks = tuple[np.ndarray, np.ndarray]
+
+
+def _blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> tuple[list[Blocks], bool]:
+    """Inputs and targets to train on and, of a share of the rows drawn by the seed, to evaluate on; whether they are pairs of answers."""
+    rows, length = read_rows(data), min(chosen.length, model.config.context)
     order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))
     if held == len(rows):
         raise ValueError(message("finetune", "no row is left to train on", "add rows, or evaluate on none: --held-out 0", rows=len(rows)))
+    made, tokenizer, pairs = list[Blocks](), model.tokenizer, is_preference(rows[0])
     for part in (order[held:], order[:held]) if held else (order,):
-        documents = [document for i in part for document in documents_of(model.tokenizer, rows[i])]
-        inputs, targets = pack_documents(documents, min(chosen.length, model.config.context))
-        blocks = TensorDataset(np.concatenate([inputs, targets[:, None]], axis=1), targets)
-        made.append(DataLoader(blocks, chosen.batch_size, shuffle=not made, seed=chosen.seed, device_queue=model.queue))
+        if pairs:
+            made.append(preference_blocks([preference_of(tokenizer, rows[i]) for i in part], length))
+        else:
+            made.append(pack_documents([document for i in part for document in documents_of(tokenizer, rows[i])], length))
+    return made, pairs
+
+
+def _loaders(wrapped: TokenLosses, parts: Sequence[Blocks], chosen: TuningSettings, pairs: bool) -> list[DataLoader]:
+    """Batches of blocks with their targets; for pairs of answers the target is the loss of the model before it is trained."""
+    made, queue = list[DataLoader](), wrapped.model.queue
+    for inputs, targets in parts:
+        blocks, wanted = np.concatenate([inputs, targets[..., None, :]], axis=-2), targets
+        if pairs:
+            with ag.no_grad():
+                wanted = np.concatenate([wrapped(Tensor.from_host(queue, block[None])).to_host() for block in blocks])
+        made.append(DataLoader(TensorDataset(blocks, wanted), chosen.batch_size, shuffle=not made, seed=chosen.seed, device_queue=queue))
     return made
 
 

@@ -12,7 +12,7 @@ from netcl import models
 from netcl.cli import main
 from netcl.io import FileError
 from netcl.models.tokenizer import Tokenizer
-from netcl.models.tuning_data import IGNORED_TARGET, Document, documents_of, pack_documents, read_rows
+from netcl.models.tuning_data import IGNORED_TARGET, Document, documents_of, pack_documents, preference_of, read_rows
 from netcl.trainer import Callback
 from netcl.trainer.finetune import TuningSettings, finetune
 
@@ -187,6 +187,42 @@ def test_packed_base_follows_lora(folder, data, tmp_path):
               for method in ("lora", "qlora")]  # fmt: skip
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
     assert (tmp_path / "qlora" / "merged" / "model.safetensors").is_file()
+
+
+def log_chance(model, document):
+    """The logarithm of the probability of a document's answer, by NumPy in float64."""
+    logits = model([document.ids]).to_host()[0].astype(np.float64)
+    chances = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return sum(chances[at, token] for at, token in enumerate(document.ids[1:]) if document.learned[at + 1])
+
+
+@pytest.mark.parametrize("talk", [False, True], ids=["prompt", "messages"])
+def test_chosen_answers_are_preferred(talk, folder, tmp_path):
+    asked = [{"role": "user", "content": "2+2"}] if talk else "2+2="
+    rows = [{"prompt": asked, "chosen": f"{n}", "rejected": f"no {n}"} for n in range(6)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    given = {**SETTINGS.__dict__, "held_out": 0.0, "epochs": 1, "accumulate": 1, "batch_size": 6, "beta": 0.3}
+    first = finetune(folder, tmp_path / "pairs.jsonl", tmp_path / "first", TuningSettings(**given))
+    assert first["loss"] == pytest.approx(np.log(2), rel=1e-5)  # the model is the one it was
+    last = finetune(folder, tmp_path / "pairs.jsonl", tmp_path / "last", TuningSettings(**{**given, "epochs": 6}))
+    before, after = models.load(folder), models.load_adapter(models.load(folder), tmp_path / "last" / "adapter")
+    pairs = [preference_of(before.tokenizer, row) for row in rows]
+    margins = [sum(sign * (log_chance(after, d) - log_chance(before, d)) for sign, d in zip((1, -1), pair, strict=True)) for pair in pairs]
+    again = finetune(folder, tmp_path / "pairs.jsonl", tmp_path / "again", TuningSettings(**{**given, "epochs": 6}))
+    assert min(margins) > 0 and last["preference"] == 1.0 and again["loss"] == last["loss"]
+    assert last["loss"] > np.mean(np.log1p(np.exp(-0.3 * np.array(margins)))) - 1e-4  # that of the step before the last
+
+
+def test_pairs_of_answers_are_checked(folder, data, tmp_path):
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text(data.read_text(encoding="utf-8") + '{"prompt": "1", "chosen": "2", "rejected": "3"}\n', encoding="utf-8")
+    with pytest.raises(FileError, match="must not be mixed"):
+        finetune(folder, mixed, tmp_path / "run")
+    (tmp_path / "wrong.jsonl").write_text('{"prompt": "1", "chosen": "2", "rejected": 3}\n', encoding="utf-8")
+    with pytest.raises(FileError, match="a row must be"):
+        finetune(folder, tmp_path / "wrong.jsonl", tmp_path / "run")
+    with pytest.raises(ValueError, match="beta must be above 0"):
+        TuningSettings(beta=0.0).check()
 
 
 def test_settings_are_checked(folder, data, tmp_path):
