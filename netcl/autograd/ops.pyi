@@ -207,13 +207,14 @@ def bound(tensors: Sequence[Operand], *, dim: int, order: Sequence[int], axis: i
 def bucketize(input: Operand, boundaries: Operand) -> Tensor:
     """The index of the part between boundaries that each element lies in. Computed on the host."""
 
-def cached_attention(query: Operand, key: Operand | None, value: Operand | None, keys: Operand, values: Operand, lengths: Operand, *, scale: float | None = None, window: int = 0, softcap: float = 0.0) -> Tensor:
+def cached_attention(query: Operand, key: Operand | None, value: Operand | None, keys: Operand, values: Operand, lengths: Operand, key_scales: Operand | None = None, value_scales: Operand | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0) -> Tensor:
     """Causal attention of new positions over a cache, into which their keys and values are written.
 
     - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
       With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * heads of keys) * size)``, and
       the result is ``(batch, new, heads * size)``.
-    - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place.
+    - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place. A cache of int8 has **key_scales** and
+      **value_scales** ``(batch, heads of k, positions, 1)``: a position is rounded when it is written, and counts as given before.
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
       works for every length. Positions behind the end of the cache are not written: whoever counts them must stop before.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
@@ -1005,13 +1006,14 @@ def rms_norm(input: Operand, normalized_shape: int | Sequence[int], weight: Oper
 def roll(input: Operand, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, dim: int | Sequence[int] | None = ..., axis: int | Sequence[int] | None = ...) -> Tensor:
     """Elements moved along axes; what leaves at one end enters at the other. Without an axis, over the flattened tensor."""
 
-def rope(input: Operand, positions: Operand | None = None, frequencies: Operand | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False) -> Tensor:
+def rope(input: Operand, positions: Operand | None = None, frequencies: Operand | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False, heads: int | None = None) -> Tensor:
     """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is turned by ``p * base ** (-2 i / D)``.
 
     Pairs are an element of the first half with one of the second, or neighbours if ``interleaved``. Rows are at
     ``offset, offset + 1, ..`` unless ``positions`` says where: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
     ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
-    ``inverse`` turns back, which is also the gradient.
+    ``inverse`` turns back, which is also the gradient. Of x of ``(B, heads, N, D)`` with
+    positions of ``(B, N)``, the first ``heads`` heads can be turned alone.
     """
 
 def rot90(input: Operand, k: int = 1, dims: Sequence[int] = ..., *, key: int = ...) -> Tensor:
