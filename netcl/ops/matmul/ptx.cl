@@ -1,5 +1,6 @@
 // Instructions of NVIDIA GPUs from compute capability 8.0 on that OpenCL C has no words for: copies into local memory that run beside
-// the work, fragments out of it, products of fragments. A place in local memory is a number of 32 bits: LOCAL_AT(p). In a warp of 32 lanes
+// the work, fragments out of it, products of fragments, loads past L1 and through L2.
+// A place in local memory is a number of 32 bits: LOCAL_AT(p). In a warp of 32 lanes
 // a fragment is spread over all of them; with g = lane / 4 and t = lane % 4, a lane holds
 //   of a, 16 rows x 32 bytes along k:  a[0] row g, bytes 4t..; a[1] row g + 8; a[2] row g, bytes 16 + 4t..; a[3] row g + 8
 //   of b, 8 columns x 32 bytes:        b0 column g, bytes 4t..; b1 column g, bytes 16 + 4t..

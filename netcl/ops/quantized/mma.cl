@@ -5,7 +5,8 @@
 // Rows g and g + 8 of a fragment are rows 2g and 2g + 1 of a strip, and a lane multiplies fours QUAD_OF(0) and QUAD_OF(1) of the columns of
 // a run: the order of columns in a product is free if both operands agree. So a lane reads 8 bytes of codes, and 8 or 16 of x, straight
 // into registers. Codes become halves exactly; scales are applied to sums in float32.
-// From codes.cl: PLAIN LOW HIGH; from ptx.cl: MMA_FLOAT16; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
+// From codes.cl: PLAIN LOW HIGH OFFSET SCALES MIN NIBBLES GROUPS; from ptx.cl: MMA_FLOAT16 MMA_FRESH STREAM_8 STREAM_4 FETCH_4 BYTES_OF
+// SUB_HALVES FMA_HALVES FROM_LANE; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
 #define QUAD_OF(part) (PER_RUN == 2 ? t + 4 * (part) : 2 * t + (part))  // a scale covers both, or one each
 #define TINY (NIBBLES && MIN)  // codes are halves as they are: code * 2^-24
 #define LOWS (LOW == 4 && PER_RUN == 1 ? 1 : 2)
