@@ -554,9 +554,7 @@ def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -
     return (_Inference if is_layer(function) else CompiledFunction)(function, fuse=fuse)
 
 
-def capture_graph(
-    function: Callable[..., Any] | None = None, *, inputs: Sequence[Tensor] = (), frozen: KeptValues | None = None
-) -> Any:
+def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequence[Tensor] = (), frozen: KeptValues | None = None) -> Any:
     """Record device work. As a decorator: like :func:`compile`, but a function that cannot be replayed raises :class:`CaptureError`.
 
     As a context manager it records one block over ``inputs``. Run the block once before, so that programs are built and state is created:
