@@ -1,10 +1,14 @@
 """Sphinx: these pages as a site. `make site` builds it; on a forge the same files read as they are."""
 
+import os
 import re
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tools")]
+os.environ.setdefault("NETCL_DEVICE", "cpu")  # examples print the same values on every machine
+import reference_pages
 from netcl import __version__
 
 project = "netcl"
@@ -58,9 +62,12 @@ def setup(app):
     """Make tabs, cards and contents of what a forge shows as headings and tables."""
 
     def rewrite(_, name, source):
-        if name.endswith("index"):
+        if name == "reference":
+            source[0] = reference_pages.linked(source[0])
+        elif name.endswith("index"):
             text = contents(source[0])
             text = re.sub(r"<!-- tabs -->\n(.*?)<!-- end tabs -->\n", tabs, text, flags=re.S)
             source[0] = re.sub(r"<!-- cards -->\n(.*?)<!-- end cards -->\n", cards, text, flags=re.S)
 
+    app.connect("builder-inited", lambda _: reference_pages.write(HERE / "api"))
     app.connect("source-read", rewrite)

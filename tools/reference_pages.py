@@ -41,9 +41,10 @@ from netcl.engine.registry import ALIASES, REGISTRY, Reduction  # noqa: E402
 
 EXAMPLES = Path(__file__).with_name("reference_examples.txt")
 NEEDS_OPENCL = re.compile(r'(default|device)\("(cl|gpu)')
-FEW = 24  # numbers that an example shows; of larger results it shows the shape
+FEW = 18  # numbers that an example shows; of larger results it shows the shape
 #: How names that need no explanation are imported.
 IMPORTS = {"np": "import numpy as np", "netcl": "import netcl", "F": "import netcl.nn.functional as F", "ag": "import netcl.autograd as ag"}
+IMPORTS |= {"Tensor": "from netcl import Tensor"}
 IMPORTS |= {package: f"from netcl import {package}" for package in netcl._PACKAGES}
 
 
@@ -120,7 +121,8 @@ def example(symbol: Symbol) -> str:
     code = next((written()[name] for name in names if name in written()), "")
     module: Any = importlib.import_module(symbol.name.rpartition(".")[0])
     if not code:
-        code = "".join(part.source for part in _session(symbol.value))
+        code = re.sub(r"  # doctest:.*", "", "".join(part.source for part in _session(symbol.value))).replace("from netcl.core.tensor import Tensor\n", "")
+        code = "" if symbol.op and "netcl.ops" in with_imports(code, inspect.getmodule(inspect.unwrap(symbol.value))) else code
         module = inspect.getmodule(inspect.unwrap(symbol.value)) or module
     if not code and symbol.page.startswith("netcl.vision.models.") and symbol.page != symbol.name:
         small = json.loads((ROOT / "tests/golden/vision_models.json").read_text(encoding="utf-8"))[symbol.short]["parameters"] < 4e6
@@ -153,7 +155,7 @@ def with_imports(code: str, module: Any) -> str:
 
 
 def _import(name: str, module: Any) -> str:
-    if name in IMPORTS and not (hasattr(module, name) and not inspect.ismodule(getattr(module, name))):
+    if name == "Tensor" or (name in IMPORTS and inspect.ismodule(getattr(module, name, netcl))):
         return IMPORTS[name]
     value = getattr(module, name)
     if inspect.ismodule(value):
@@ -174,8 +176,8 @@ def op_example(symbol: Symbol) -> str:
         cases = [case for case in selftest.cases(row, "float32", (3,)) if all(_count([value]) for value in case.inputs)]
     if not cases:
         return ""
-    case = min(cases, key=lambda one: (_count(one.inputs) > FEW, _count(one.inputs) < 3))
-    drawn = _count(case.inputs) > 2 * FEW
+    case = min(cases, key=lambda one: (_count(one.inputs) < 3, _count(one.inputs)))
+    drawn = _count(case.inputs) > FEW
     lines = ["import netcl"] + ["import numpy as np", "rng = np.random.default_rng(0)"] * drawn
     words, arguments = [*_inputs(row, case.inputs)], []
     for word, value in zip(words, case.inputs, strict=True):
@@ -214,12 +216,14 @@ def _literal(value: Any, drawn: bool) -> str:
     if not isinstance(value, np.ndarray):
         return repr(value.item() if isinstance(value, np.generic) else value)
     kind = "" if value.dtype.name in ("float32", "int64", "bool") else f', dtype="{value.dtype.name}"'
+    if drawn and value.size > 6 and value.dtype.kind == "b":
+        return f"netcl.tensor(rng.random({value.shape}) < 0.5)"
     if drawn and value.size > 6:
-        low, high = (round(float(edge), 1) if value.dtype.kind == "f" else int(edge) for edge in (value.min(), value.max() + 0.05))
         draw = "uniform" if value.dtype.kind == "f" else "integers"
-        high = high + 1 if draw == "integers" else high
+        low, high = np.floor(2 * float(value.min())) / 2, np.ceil(2 * float(value.max())) / 2
+        low, high = (low, high) if draw == "uniform" else (int(low), int(high) + 1)
         return f"netcl.tensor(rng.{draw}({low}, {high}, {value.shape}){kind})"
-    text = str(np.round(value, 2).tolist() if value.dtype.kind == "f" else value.tolist())
+    text = str(np.round(value.astype(np.float64), 2).tolist() if value.dtype.kind == "f" else value.tolist())
     text = re.sub(r"nan|inf", lambda found: f"netcl.{found[0]}", text)
     return f"netcl.tensor({text}{kind})"
 
@@ -244,7 +248,7 @@ def run(code: str, raises: bool = False) -> str:
                 exec(compile(module, "<example>", "single" if isinstance(node, ast.Expr) else "exec"), namespace)
             except Exception as error:
                 if not raises:
-                    raise
+                    raise RuntimeError(f"the example fails: {type(error).__name__}: {error}\n{code}") from error
                 lines += ["Traceback (most recent call last):", "    ...", f"{type(error).__name__}: {error}"]
             lines += out.getvalue().rstrip("\n").splitlines()
             out.seek(0)
