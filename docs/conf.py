@@ -63,11 +63,12 @@ def setup(app):
 
     def rewrite(_, name, source):
         if name == "reference":
-            source[0] = reference_pages.linked(source[0])
+            source[0] = reference_pages.linked(source[0], HERE / "api")
         elif name.endswith("index"):
             text = contents(source[0])
             text = re.sub(r"<!-- tabs -->\n(.*?)<!-- end tabs -->\n", tabs, text, flags=re.S)
             source[0] = re.sub(r"<!-- cards -->\n(.*?)<!-- end cards -->\n", cards, text, flags=re.S)
 
-    app.connect("builder-inited", lambda _: reference_pages.write(HERE / "api"))
+    app.add_config_value("reference_packages", "", "env", str)  # -D reference_packages=netcl.io: only the names of these packages
+    app.connect("builder-inited", lambda app: reference_pages.write(HERE / "api", app.config.reference_packages))
     app.connect("source-read", rewrite)

@@ -246,6 +246,8 @@ def run(code: str, raises: bool = False) -> str:
             module = ast.Interactive([node]) if isinstance(node, ast.Expr) else ast.Module([node], [])
             try:
                 exec(compile(module, "<example>", "single" if isinstance(node, ast.Expr) else "exec"), namespace)
+            except ImportError:
+                raise
             except Exception as error:
                 if not raises:
                     raise RuntimeError(f"the example fails: {type(error).__name__}: {error}\n{code}") from error
@@ -341,20 +343,28 @@ def section(symbol: Symbol, opencl: bool) -> str:
         parts += [prose(inspect.getdoc(value) or ""), _op_facts(symbol) if symbol.op else "", _parameters(value)]
     same = [name for name in symbol.others if name != symbol.name]
     parts += [f"The same object: {', '.join(f'`{name}`' for name in same)}."] if same else []
-    code = example(symbol)
-    if needs_opencl(code) and not opencl:
-        parts.append(f"It needs an OpenCL device:\n\n```python\n{code.rstrip()}\n```")
-    else:
-        parts.append(f"```pycon\n{session(symbol)}\n```")
+    parts.append(_shown_example(symbol, opencl))
     parts.append(_members(value) if inspect.isclass(value) else "")
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
-def pages() -> Iterator[tuple[str, str]]:
-    """Every page: its name and its text."""
+def _shown_example(symbol: Symbol, opencl: bool) -> str:
+    """The example with its output; without one where the machine that builds the site lacks what it needs, which the page says."""
+    code = example(symbol)
+    lack = "an OpenCL device" if needs_opencl(code) and not opencl else ""
+    try:
+        text = "" if lack else session(symbol)
+    except ImportError as error:
+        lack = f"`{error.name}`" if error.name else "a package that is not installed"
+    return f"It needs {lack}:\n\n```python\n{code.rstrip()}\n```" if lack else f"```pycon\n{text}\n```"
+
+
+def pages(packages: str = "") -> Iterator[tuple[str, str]]:
+    """Every page, or those of some packages: its name and its text."""
     opencl, grouped = platforms.available() and bool(netcl.core.manager.default("cl")), {}
-    for symbol in dict.fromkeys(map(id, symbols().values())):
-        grouped.setdefault(_by_id()[symbol].page, []).append(_by_id()[symbol])
+    for symbol in unique():
+        if not packages or symbol.name.rpartition(".")[0] in packages.split(","):
+            grouped.setdefault(symbol.page, []).append(symbol)
     for page, members in grouped.items():
         package = members[0].name.rpartition(".")[0]
         text = f"---\norphan: true\n---\n\n# {members[0].name if len(members) == 1 else page}\n\n[{package}](../reference.md#{anchor(package)})\n\n"
@@ -365,19 +375,19 @@ def pages() -> Iterator[tuple[str, str]]:
         yield page, text
 
 
-@cache
-def _by_id() -> dict[int, Symbol]:
-    return {id(symbol): symbol for symbol in symbols().values()}
+def unique() -> list[Symbol]:
+    """Every symbol once."""
+    return list({id(symbol): symbol for symbol in symbols().values()}.values())
 
 
 def anchor(package: str) -> str:
     return package.replace(".", "")
 
 
-def write(folder: Path) -> int:
+def write(folder: Path, packages: str = "") -> int:
     """Write the pages that changed, remove those that are gone; returns how many there are."""
     folder.mkdir(exist_ok=True)
-    made = {f"{page}.md": text for page, text in pages()}
+    made = {f"{page}.md": text for page, text in pages(packages)}
     for path in folder.glob("*.md"):
         if path.name not in made:
             path.unlink()
@@ -388,8 +398,8 @@ def write(folder: Path) -> int:
     return len(made)
 
 
-def linked(text: str) -> str:
-    """The reference's tables, with a link from every name to its page."""
+def linked(text: str, folder: Path) -> str:
+    """The reference's tables, with a link from every name to its page in a folder."""
     module = ""
 
     def link(line: str) -> str:
@@ -398,7 +408,7 @@ def linked(text: str) -> str:
             module = line[3:]
         found = re.match(r"\| `(\w+)([^`]*)`(.*)", line)
         symbol = symbols().get(f"{module or 'netcl'}.{found[1]}") if found else None
-        if found is None or symbol is None:
+        if found is None or symbol is None or not (folder / f"{symbol.page}.md").exists():
             return line
         return f"| [`{found[1]}`](api/{symbol.page}.md){found[3]}"
 
@@ -407,7 +417,7 @@ def linked(text: str) -> str:
 
 def main() -> int:
     chosen = sys.argv[1:]
-    for symbol in _by_id().values():
+    for symbol in unique():
         if not chosen or symbol.name in chosen:
             sys.stdout.write(f"--- {symbol.name}\n{session(symbol)}\n")
     return 0
