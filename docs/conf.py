@@ -8,8 +8,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tools")]
 os.environ.setdefault("NETCL_DEVICE", "cpu")  # examples print the same values on every machine
-import reference_pages
-from netcl import __version__
+import reference_pages  # noqa: E402
+
+from netcl import __version__  # noqa: E402
 
 project = "netcl"
 copyright = "netcl authors"

@@ -69,8 +69,10 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="three steps")
     arguments = parser.parse_args()
     with netcl.device(arguments.device):
-        true, found, losses = train(3 if arguments.smoke else arguments.steps)
-    print(f"loss {losses[0]:.5f} -> {losses[-1]:.5f}; conductivity of the wall: {found[20:28].mean():.2f}, elsewhere {found[:18].mean():.2f}")
+        _, found, losses = train(3 if arguments.smoke else arguments.steps)
+    print(
+        f"loss {losses[0]:.5f} -> {losses[-1]:.5f}; conductivity of the wall: {found[20:28].mean():.2f}, elsewhere {found[:18].mean():.2f}"
+    )
 
 
 if __name__ == "__main__":

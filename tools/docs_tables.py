@@ -190,7 +190,8 @@ REFERENCE = (
     "netcl.nn.quantized", "netcl.optim", "netcl.amp", "netcl.data", "netcl.utils.data",
     "netcl.data.augment", "netcl.data.datasets", "netcl.data.filters", "netcl.data.tables", "netcl.vision.models", "netcl.vision.datasets",
     "netcl.vision.ops", "netcl.vision.functional", "netcl.vision.transforms", "netcl.vision.utils", "netcl.fft", "netcl.linalg",
-    "netcl.distributions", "netcl.accelerator", "netcl.io", "netcl.models", "netcl.onnx", "netcl.serve", "netcl.trainer", "netcl.distributed",
+    "netcl.distributions", "netcl.accelerator", "netcl.io", "netcl.models", "netcl.onnx", "netcl.serve", "netcl.trainer",
+    "netcl.distributed",
     "netcl.profiling", "netcl.profiling.autotuner", "netcl.runtime.capture", "netcl.runtime.scheduler", "netcl.runtime.perf", "netcl.ops",
     "netcl.torch",
 )  # fmt: skip
@@ -206,7 +207,7 @@ HELPERS = {
 
 
 def public_names(with_ops: bool = False) -> dict[str, list[str]]:
-    """The public names of every package of the reference. Ops have a page of their own: only ``with_ops`` are all of them among the root's."""
+    """The public names of every package of the reference; all ops are among the root's only ``with_ops``."""
     from netcl import ops
 
     there: dict[str, list[str]] = {}
@@ -238,7 +239,9 @@ def reference() -> str:
     sections = []
     for name, public in public_names().items():
         found = {n: getattr(importlib.import_module(name), n) for n in public}
-        rows = ((_code(n + _parameters(value)), _first_paragraph(value) if callable(value) else _constant(value)) for n, value in found.items())
+        rows = (
+            (_code(n + _parameters(value)), _first_paragraph(value) if callable(value) else _constant(value)) for n, value in found.items()
+        )
         sections.append(f"## {name}\n\n{_table(('name', 'what it is'), rows)}")
     return "\n" + "\n".join(sections) + "\n"
 

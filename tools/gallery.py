@@ -22,8 +22,9 @@ ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
 sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "tools")]
 
-import netcl  # noqa: E402
 from plots import COLOURS, STYLE  # noqa: E402
+
+import netcl  # noqa: E402
 
 WIDTH, HEIGHT = 480, 260
 
@@ -55,7 +56,9 @@ def curves(name: str, title: str, lines: Mapping[str, Sequence[float]], x_name: 
 
 
 def _svg(width: int, height: int, parts: Sequence[str]) -> str:
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">\n{STYLE}\n' + "\n".join(parts) + "\n</svg>\n"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">\n{STYLE}\n' + "\n".join(parts) + "\n</svg>\n"
+    )
 
 
 def tiles(name: str, images: Sequence[np.ndarray], captions: Sequence[tuple[str, bool]], columns: int, scale: int) -> None:
@@ -76,6 +79,7 @@ def tiles(name: str, images: Sequence[np.ndarray], captions: Sequence[tuple[str,
 
 def digits() -> None:
     import train_cnn
+
     from netcl import optim
     from netcl.data import DataLoader, datasets
     from netcl.trainer import Trainer
@@ -99,6 +103,7 @@ def mistakes_first(name: str, images: np.ndarray, labels: np.ndarray, taken: np.
 
 def fashion() -> None:
     import fashion as example
+
     from netcl.data import datasets
 
     images, labels, taken = example.train(datasets.fashion_mnist(), 6000, 2)
@@ -117,7 +122,7 @@ def text() -> None:
     import gpt_text
 
     out, given = io.StringIO(), sys.argv
-    sys.argv = ["gpt_text.py", "--steps", "400", "--device", "auto"]
+    sys.argv = ["gpt_text.py", "--steps", "150", "--device", "auto"]
     with contextlib.redirect_stdout(out):
         gpt_text.main()
     sys.argv = given

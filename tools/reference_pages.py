@@ -1,8 +1,7 @@
 """Pages of the public names: signature, parameters, docstring and an example with the output of its run.
 
-`docs/conf.py` writes them into ``docs/api`` when the site is built. An example is, in this order, the one in ``reference_examples.txt``, the
-session in the docstring, or for an op a call made from the samples of its row. ``python tools/reference_pages.py [NAME ...]`` runs examples
-and prints them.
+`docs/conf.py` writes them into ``docs/api`` when the site is built. An example is the one in ``reference_examples.txt``, else the session in
+the docstring, else for an op a call made from the samples of its row. ``python tools/reference_pages.py [NAME ...]`` runs and prints them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,10 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import docs_tables  # noqa: E402
+
 import netcl  # noqa: E402
 from netcl import ops, selftest  # noqa: E402
 from netcl.autograd.ops import signature  # type: ignore[attr-defined]  # noqa: E402
-from netcl.core import dtype as dtypes  # noqa: E402
 from netcl.core import platforms  # noqa: E402
 from netcl.engine.registry import ALIASES, REGISTRY, Reduction  # noqa: E402
 
@@ -121,11 +120,13 @@ def example(symbol: Symbol) -> str:
     code = next((written()[name] for name in names if name in written()), "")
     module: Any = importlib.import_module(symbol.name.rpartition(".")[0])
     if not code:
-        code = re.sub(r"  # doctest:.*", "", "".join(part.source for part in _session(symbol.value))).replace("from netcl.core.tensor import Tensor\n", "")
+        code = re.sub(r"  # doctest:.*", "", "".join(part.source for part in _session(symbol.value))).replace(
+            "from netcl.core.tensor import Tensor\n", ""
+        )
         code = "" if symbol.op and "netcl.ops" in with_imports(code, inspect.getmodule(inspect.unwrap(symbol.value))) else code
         module = inspect.getmodule(inspect.unwrap(symbol.value)) or module
     if not code and symbol.page.startswith("netcl.vision.models.") and symbol.page != symbol.name:
-        small = json.loads((ROOT / "tests/golden/vision_models.json").read_text(encoding="utf-8"))[symbol.short]["parameters"] < 4e6
+        small = json.loads((ROOT / "tests/golden/vision_models.json").read_text(encoding="utf-8"))[symbol.short]["parameters"] < 3e6
         made = f"sum(p.numel() for p in models.{symbol.short}(num_classes=10).parameters())"
         code = "from netcl.vision import models\n" + (made if small else f'models.get_transforms("{symbol.short}")') + "\n"
     if not code and not callable(symbol.value):
@@ -146,7 +147,9 @@ def with_imports(code: str, module: Any) -> str:
     bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     bound |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     bound |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    bound |= {(a.asname or a.name).split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for a in node.names}
+    bound |= {
+        (a.asname or a.name).split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for a in node.names
+    }
     bound |= {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
     own = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
     bound |= {*vars(builtins)} - own
@@ -367,7 +370,8 @@ def pages(packages: str = "") -> Iterator[tuple[str, str]]:
             grouped.setdefault(symbol.page, []).append(symbol)
     for page, members in grouped.items():
         package = members[0].name.rpartition(".")[0]
-        text = f"---\norphan: true\n---\n\n# {members[0].name if len(members) == 1 else page}\n\n[{package}](../reference.md#{anchor(package)})\n\n"
+        title = members[0].name if len(members) == 1 else page
+        text = f"---\norphan: true\n---\n\n# {title}\n\n[{package}](../reference.md#{package.replace('.', '')})\n\n"
         if len(members) == 1:
             text += section(members[0], opencl)
         else:
@@ -378,10 +382,6 @@ def pages(packages: str = "") -> Iterator[tuple[str, str]]:
 def unique() -> list[Symbol]:
     """Every symbol once."""
     return list({id(symbol): symbol for symbol in symbols().values()}.values())
-
-
-def anchor(package: str) -> str:
-    return package.replace(".", "")
 
 
 def write(folder: Path, packages: str = "") -> int:
