@@ -1,7 +1,7 @@
 """Pages of the public names: signature, parameters, docstring and an example with the output of its run.
 
-`docs/conf.py` writes them into ``docs/api`` when the site is built. An example is the one in ``reference_examples.txt``, else the session in
-the docstring, else for an op a call made from the samples of its row. ``python tools/reference_pages.py [NAME ...]`` runs and prints them.
+`docs/conf.py` writes them into ``docs/api`` when the site is built. An example is the one in ``reference_examples.txt``, else the session
+in the docstring, else for an op a call made from the samples of its row. ``python tools/reference_pages.py [NAME ...]`` prints sessions.
 """
 
 from __future__ import annotations
