@@ -63,7 +63,7 @@ def setup(app):
     """Make tabs, cards and contents of what a forge shows as headings and tables."""
 
     def rewrite(_, name, source):
-        if name == "reference":
+        if name in ("reference", "ops"):
             source[0] = reference_pages.linked(source[0], HERE / "api")
         elif name.endswith("index"):
             text = contents(source[0])

@@ -399,13 +399,13 @@ def write(folder: Path, packages: str = "") -> int:
 
 
 def linked(text: str, folder: Path) -> str:
-    """The reference's tables, with a link from every name to its page in a folder."""
+    """The tables of the reference or of the ops, with a link from every name to its page in a folder."""
     module = ""
 
     def link(line: str) -> str:
         nonlocal module
         if line.startswith("## "):
-            module = line[3:]
+            module = line[3:] if line.startswith("## netcl") else ""
         found = re.match(r"\| `(\w+)([^`]*)`(.*)", line)
         symbol = symbols().get(f"{module or 'netcl'}.{found[1]}") if found else None
         if found is None or symbol is None or not (folder / f"{symbol.page}.md").exists():
