@@ -7,7 +7,7 @@
 # make quick: the inner loop
 # make fuzz: mutated files, recipes and expressions, for FUZZ_SECONDS (60) with SEED (0)
 # make soak: an hour of training that must keep nothing (SOAK_MINUTES), then the tests that take minutes: kills, networks, sanitizer
-# make site: the pages of docs/ as a site, in build/site; checks links and leftover markup
+# make site: the pages of docs/ as a site, in build/site, with a page per public name whose example is run; checks links and leftover markup
 # make prose: a report on the prose of code and docs; never fails
 
 PYTHON ?= python3
@@ -70,7 +70,7 @@ docs-tables: $(VENV)/.dev
 	$(BIN)/python tools/docs_performance.py
 
 site: $(VENV)/.docs
-	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/site
+	$(BIN)/sphinx-build -q -W --keep-going -j auto -b html docs build/site
 	$(BIN)/python tools/site_check.py build/site
 
 $(VENV)/bin/python:
@@ -85,5 +85,5 @@ $(VENV)/.cpu $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(VENV)/bi
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist runs/demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist docs/api runs/demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

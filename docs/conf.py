@@ -1,11 +1,16 @@
 """Sphinx: these pages as a site. `make site` builds it; on a forge the same files read as they are."""
 
+import os
 import re
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from netcl import __version__
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tools")]
+os.environ.setdefault("NETCL_DEVICE", "cpu")  # examples print the same values on every machine
+import reference_pages  # noqa: E402
+
+from netcl import __version__  # noqa: E402
 
 project = "netcl"
 copyright = "netcl authors"
@@ -58,9 +63,13 @@ def setup(app):
     """Make tabs, cards and contents of what a forge shows as headings and tables."""
 
     def rewrite(_, name, source):
-        if name.endswith("index"):
+        if name in ("reference", "ops"):
+            source[0] = reference_pages.linked(source[0], HERE / "api")
+        elif name.endswith("index"):
             text = contents(source[0])
             text = re.sub(r"<!-- tabs -->\n(.*?)<!-- end tabs -->\n", tabs, text, flags=re.S)
             source[0] = re.sub(r"<!-- cards -->\n(.*?)<!-- end cards -->\n", cards, text, flags=re.S)
 
+    app.add_config_value("reference_packages", "", "env", str)  # -D reference_packages=netcl.io: only the names of these packages
+    app.connect("builder-inited", lambda app: reference_pages.write(HERE / "api", app.config.reference_packages))
     app.connect("source-read", rewrite)

@@ -18,7 +18,10 @@ import pytest
 import netcl
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+API = ROOT / "docs" / "api"  # made when the site is built; tests/test_reference.py runs what is there
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent != API)]
+GUIDES = [page for page in PAGES if page.parent in (ROOT / "docs", ROOT / "docs/tutorials") and page.name != "decisions.md"]
+NEWCOMERS_PATH = ("index", "quickstart", "data", "make-it-faster", "io", "deploy", "serve")
 BLOCK = re.compile(r"^```(?P<kind>python|pycon)\n(?P<code>.*?)^```$", re.M | re.S)
 NEEDS_OPENCL = "<!-- needs OpenCL -->"
 ONE_DEVICE = "<!-- one device -->"  # of a page that trains: once is enough
@@ -65,6 +68,29 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_a_page_is_short_and_starts_with_code(page):
+    """Tables that the code makes do not count."""
+    text = re.sub(r"<!-- (table: \w+|measured) -->.*?<!-- end -->", "", page.read_text(encoding="utf-8"), flags=re.S)
+    assert text.count("\n") <= 250 and len(text.split()) <= 1800
+    first = re.search(r"^```(\w+)", text, re.M)
+    assert first and first[1] in ("python", "pycon", "sh") and text.count("\n", 0, first.start()) < 16
+
+
+def test_guides_stay_out_of_the_core():
+    exempt = {"choose-a-device", "devices", "memory", "kernels", "errors", "environment", "reference"}
+    blocks = {page.stem: "".join(block["code"] for block in BLOCK.finditer(page.read_text(encoding="utf-8"))) for page in GUIDES}
+    assert [name for name, code in blocks.items() if re.search(r"(import|from) netcl\.core", code) and name not in exempt] == []
+
+
+@pytest.mark.parametrize("step", range(len(NEWCOMERS_PATH) - 1))
+def test_each_page_of_the_newcomers_path_leads_to_the_next(step):
+    page, following = NEWCOMERS_PATH[step : step + 2]
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    last = text.rstrip().rpartition("\n\n")[2] if step else text.partition("<!-- cards -->")[2]
+    assert re.search(r"\]\((\S+?)\.md", last)[1] == following
+
+
 @pytest.mark.parametrize("index", ["docs/index.md", "docs/tutorials/index.md", "docs/internals/index.md", "docs/results/index.md"])
 def test_every_page_is_in_the_contents(index):
     """The site's contents are made from these tables too."""
@@ -77,11 +103,13 @@ def test_every_page_is_in_the_contents(index):
 
 @pytest.mark.slow
 def test_the_site_builds(tmp_path):
-    sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", ROOT / "docs", tmp_path / "site"]
+    few = "reference_packages=netcl.io,netcl.trainer,netcl.linalg"  # `make site` has every name
+    sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-D", few, "-b", "html", ROOT / "docs", tmp_path / "site"]
     done = subprocess.run(sphinx, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     front = (tmp_path / "site/index.html").read_text(encoding="utf-8")
     assert "Train a CNN" in front and front.count("sd-card-title") == 4 and front.count("sd-tab-label") == 3
+    assert "import_onnx" in (tmp_path / "site/api/netcl.io.import_onnx.html").read_text(encoding="utf-8")
     checked = subprocess.run([sys.executable, ROOT / "tools/site_check.py", tmp_path / "site"], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
 

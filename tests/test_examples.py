@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
-NEEDS_OPENCL = {"kernel_with_gradient"}
+NEEDS_OPENCL = {"heat", "kernel_with_gradient"}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -149,6 +149,9 @@ LEFT_OUT = {
 }
 
 
+LEFT_OUT_NAMES = {name for names in LEFT_OUT.values() for name in names.split()}
+
+
 def torch_names(counts: bool = False) -> Any:
     """torch's public names as they are here: the same, under another name, missing. ``counts`` gives the numbers alone."""
     import netcl
@@ -183,28 +186,68 @@ def _renamed(owner: object, name: str) -> str:
 
 
 REFERENCE = (
-    "netcl", "netcl.core", "netcl.core.memory", "netcl.autograd", "netcl.nn", "netcl.nn.init", "netcl.optim", "netcl.amp", "netcl.data",
-    "netcl.data.augment", "netcl.data.datasets", "netcl.data.filters", "netcl.data.tables", "netcl.vision.datasets", "netcl.vision.ops",
-    "netcl.vision.functional", "netcl.vision.transforms", "netcl.vision.utils", "netcl.io", "netcl.models", "netcl.onnx", "netcl.serve",
-    "netcl.trainer",
-    "netcl.distributed", "netcl.profiling", "netcl.profiling.autotuner", "netcl.runtime.capture", "netcl.runtime.scheduler",
-    "netcl.runtime.perf",
+    "netcl", "netcl.core", "netcl.core.memory", "netcl.autograd", "netcl.nn", "netcl.nn.functional", "netcl.nn.init", "netcl.nn.utils",
+    "netcl.nn.quantized", "netcl.optim", "netcl.amp", "netcl.data", "netcl.utils.data",
+    "netcl.data.augment", "netcl.data.datasets", "netcl.data.filters", "netcl.data.tables", "netcl.vision.models", "netcl.vision.datasets",
+    "netcl.vision.ops", "netcl.vision.functional", "netcl.vision.transforms", "netcl.vision.utils", "netcl.fft", "netcl.linalg",
+    "netcl.distributions", "netcl.accelerator", "netcl.io", "netcl.models", "netcl.onnx", "netcl.serve", "netcl.trainer",
+    "netcl.distributed",
+    "netcl.profiling", "netcl.profiling.autotuner", "netcl.runtime.capture", "netcl.runtime.scheduler", "netcl.runtime.perf", "netcl.ops",
+    "netcl.torch",
 )  # fmt: skip
+
+#: Functions without an underscore that modules share among themselves; not for users.
+HELPERS = {
+    "netcl.core.memory": "Shelf power_of_two shares_host live_buffers", "netcl.nn.init": "skipped layer_",
+    "netcl.data.augment": "pixels_after bilinear inside", "netcl.data.datasets": "idx_arrays",
+    "netcl.data.tables": "read_csv_rows read_numpy_arrays", "netcl.vision.datasets": "default_loader pil_loader",
+    "netcl.vision.ops": "kept_boxes", "netcl.vision.functional": "pillow is_pil host_tensor pair", "netcl.vision.transforms": "rng",
+    "netcl.profiling.autotuner": "problems_of tuned recall", "netcl.serve": "TextRequest run_server",
+}  # fmt: skip
+
+
+def public_names(with_ops: bool = False) -> dict[str, list[str]]:
+    """The public names of every package of the reference; all ops are among the root's only ``with_ops``."""
+    from netcl import ops
+
+    there: dict[str, list[str]] = {}
+    for name in REFERENCE:
+        module = importlib.import_module(name)
+        if name == "netcl":
+            public = _root_names(module, with_ops)
+        elif name == "netcl.nn.functional":
+            torchs = json.loads((ROOT / "tests/golden/torch_names.json").read_text(encoding="utf-8"))["functionals"]
+            public = sorted({*torchs, *module.COMPOSED, *module.RENAMED} - {*LEFT_OUT_NAMES})
+        else:
+            public = vars(module).get("__all__") or [n for n, value in vars(module).items() if _is_own(value, name) and n[0] != "_"]
+        hidden = {*HELPERS.get(name, "").split(), *(ops.names() if name == "netcl.autograd" else ())}
+        there[name] = [n for n in public if n not in hidden and not inspect.ismodule(getattr(module, n, None))]
+    return there
+
+
+def _root_names(module: Any, with_ops: bool) -> list[str]:
+    """Names at the root: more resolve than a star imports."""
+    from netcl import ops
+    from netcl.autograd.creation import CREATION_FUNCTIONS
+
+    names = {*module._SHORTCUTS, *module._RENAMED, *module._METHODS, *module._NUMBERS, *module._DTYPES, *CREATION_FUNCTIONS}
+    return sorted(names | {*ops.names()} if with_ops else names - ({*ops.names()} - {*module._SHORTCUTS}))
 
 
 def reference() -> str:
-    """The public names of every package with their parameters and the first paragraph of their docstrings; ops have a page of their own."""
-    from netcl import ops
-
-    left_out, sections = {*ops.names()}, []
-    for name in REFERENCE:
-        module = importlib.import_module(name)
-        public = getattr(module, "__all__", None) or [n for n, value in vars(module).items() if _is_own(value, name) and n[0] != "_"]
-        public = sorted(module._SHORTCUTS) if name == "netcl" else public  # more names resolve than a star imports
-        found = {n: getattr(module, n) for n in public if name != "netcl.autograd" or n not in left_out}
-        rows = ((_code(n + _parameters(value)), _first_paragraph(value)) for n, value in found.items() if not inspect.ismodule(value))
+    """The public names of every package with their parameters and the first paragraph of their docstrings."""
+    sections = []
+    for name, public in public_names().items():
+        found = {n: getattr(importlib.import_module(name), n) for n in public}
+        rows = (
+            (_code(n + _parameters(value)), _first_paragraph(value) if callable(value) else _constant(value)) for n, value in found.items()
+        )
         sections.append(f"## {name}\n\n{_table(('name', 'what it is'), rows)}")
     return "\n" + "\n".join(sections) + "\n"
+
+
+def _constant(value: object) -> str:
+    return f"A dtype: {_code(str(value))}." if isinstance(value, dtype.dtype) else f"A constant: {_code(repr(value))}."
 
 
 def _is_own(value: object, module: str) -> bool:
@@ -269,6 +312,10 @@ def faults() -> str:
     return _table(("fault", "how it is made", "outcome", "tried", "bad", "test"), rows)
 
 
+def model_family(name: str) -> str:
+    return re.sub(r"(v?\d+)?(_.*)?$", "", name.removeprefix("wide_")).removesuffix("v")
+
+
 def vision_models() -> str:
     """The models of the zoo by family: names, and millions of parameters; a test compares these numbers with the models."""
     from netcl.vision import models
@@ -276,8 +323,7 @@ def vision_models() -> str:
     known = json.loads((ROOT / "tests/golden/vision_models.json").read_text(encoding="utf-8"))
     rows: dict[str, list[str]] = {}
     for name in models.list_models():
-        family = re.sub(r"(v?\d+)?(_.*)?$", "", name.removeprefix("wide_")).removesuffix("v")
-        rows.setdefault(family, []).append(f"`{name}` {known[name]['parameters'] / 1e6:.1f}")
+        rows.setdefault(model_family(name), []).append(f"`{name}` {known[name]['parameters'] / 1e6:.1f}")
     return _table(("family", "names, and millions of parameters"), ((family, ", ".join(found)) for family, found in sorted(rows.items())))
 
 
