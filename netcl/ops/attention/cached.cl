@@ -2,9 +2,9 @@
 //
 // A work-group takes ROWS queries that share a head of keys, and RANGE positions of the cache; scores wait in local memory. How many
 // positions are filled is read on the device, so that one recorded launch serves every length. With SPLITS the sums of the ranges are
-// combined by a second kernel. With CODED the cache holds int8 and a scale of type S_T for each head and position; new positions are attended to as they
-// are, and rounded when they are written. Callers give the types X_T, P_T (lengths) and Y_T with X_LOAD, X_STORE and Y_STORE, X_LANES(p), which reads
-// VW values, and PART: 1 for the attention, 2 for the combination.
+// combined by a second kernel. With CODED the cache holds int8 and a scale (S_T, S_LOAD, S_STORE) for each head and position; new positions
+// count as they are, and are rounded when they are written. Callers give the types X_T, P_T (lengths) and Y_T with X_LOAD, X_STORE and
+// Y_STORE, X_LANES(p), which reads VW values, and PART: 1 for the attention, 2 for the combination.
 #pragma OPENCL FP_CONTRACT ON
 
 #ifndef ITEMS
