@@ -65,7 +65,7 @@ def test_env_names_nonsense(capsys, monkeypatch):
     monkeypatch.setenv("NETCL_DEBUG", "loud")
     status, text, errors = run(capsys, "env")
     assert status == 1 and "loud (set)" in text
-    assert errors.strip() == "[env] NETCL_DEBUG has an illegal value; value='loud'; legal: 0, 1, 2, 3, 4"
+    assert errors.strip() == "[env] NETCL_DEBUG must have one of its legal values; value='loud'; legal: 0, 1, 2, 3, 4"
 
 
 def test_nonsense_in_a_variable_ends_a_command_with_one_line(monkeypatch):

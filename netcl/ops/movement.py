@@ -34,7 +34,7 @@ def sizes_of(first: SizesArgument, more: Sequence[int] = ()) -> tuple[int, ...]:
 def _checked_axes(name: str, axes: SizesArgument, ndim: int) -> tuple[int, ...]:
     found = tuple(launch.check_axis(name, axis, ndim) for axis in sizes_of(axes))
     if len(set(found)) != len(found):
-        raise ShapeError(message(name, "an axis is named twice", axes=axes))
+        raise ShapeError(message(name, "every axis must be named only once", axes=axes))
     return found
 
 
@@ -108,7 +108,7 @@ def flatten(F: Any, x: Tensor, start_axis: int = 0, end_axis: int = -1) -> Tenso
 @composite(
     ref=lambda x, axis=None: np.squeeze(x, None if axis is None else tuple(a for a in np.atleast_1d(axis) if x.shape[a] == 1)),
     samples=[S((1, 3, 1)), S((1, 3, 1), axis=0), S((2, 3), axis=1), S((1, 3, 1), axis=(0, 2))],
-    errors=[(S((1, 3), axis=2), r"\[squeeze\] axis 2 is out of range for 2 axes")],
+    errors=[(S((1, 3), axis=2), r"\[squeeze\] axis must be in range for 2 dimensions, got 2")],
 )
 def squeeze(F: Any, x: Tensor, axis: SizesArgument | None = None) -> Tensor:
     """Drop axes of size one, all or those named; a named axis of another size stays. Shares memory."""
@@ -120,7 +120,7 @@ def squeeze(F: Any, x: Tensor, axis: SizesArgument | None = None) -> Tensor:
 @composite(
     ref=lambda x, axis: np.expand_dims(x, axis),
     samples=[S((2, 3), axis=0), S((2, 3), axis=-1), S((), axis=0)],
-    errors=[(S((2, 3), axis=3), r"\[unsqueeze\] axis 3 is out of range for 3 axes")],
+    errors=[(S((2, 3), axis=3), r"\[unsqueeze\] axis must be in range for 3 dimensions, got 3")],
 )
 def unsqueeze(F: Any, x: Tensor, axis: int) -> Tensor:
     """Insert an axis of size one; shares memory."""
@@ -142,7 +142,7 @@ def clone(x: Tensor) -> Tensor:
     vjp=lambda F, g, order: F.reorder(g, np.argsort(order).tolist()),
     ref=lambda x, order: np.transpose(x, order),
     samples=[S((2, 3, 4), order=(2, 0, 1)), S((33, 41), order=(1, 0)), S((3, 2, 40, 9), order=(0, 3, 1, 2)), S((), order=())],
-    errors=[(S((2, 3), order=(0, 0)), r"\[reorder\] an axis is named twice; axes=\(0, 0\)")],
+    errors=[(S((2, 3), order=(0, 0)), r"\[reorder\] every axis must be named only once; axes=\(0, 0\)")],
 )
 def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
     """The axes in another order: what ``permute`` and ``transpose`` do."""
@@ -159,7 +159,7 @@ def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
     ref=lambda x, axes: np.transpose(x, axes),
     samples=[S((2, 3, 4), axes=(2, 0, 1)), S((2, 3), axes=(-1, 0)), S((0, 3), axes=(1, 0))],
     errors=[
-        (S((2, 3), axes=(0, 0)), r"\[permute\] an axis is named twice; axes=\(0, 0\)"),
+        (S((2, 3), axes=(0, 0)), r"\[permute\] every axis must be named only once; axes=\(0, 0\)"),
         (S((2, 3), axes=(0,)), r"\[permute\] x has 2 axes and 1 are named; x\.shape=\(2, 3\), axes=\(0,\)"),
     ],
 )
@@ -177,7 +177,7 @@ def permute(F: Any, x: Tensor, axes: SizesArgument, *more: int) -> Tensor:
 @composite(
     ref=lambda x, axis0=-2, axis1=-1: np.swapaxes(x, axis0, axis1),
     samples=[S((3, 5)), S((2, 3, 4), axis0=0, axis1=2), S((65, 70)), S((2, 3), axis0=1, axis1=1)],
-    errors=[(S((3, 5), axis0=0, axis1=2), r"\[transpose\] axis 2 is out of range for 2 axes")],
+    errors=[(S((3, 5), axis0=0, axis1=2), r"\[transpose\] axis must be in range for 2 dimensions, got 2")],
 )
 def transpose(F: Any, x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
     """Two axes exchanged, by default the last two."""
@@ -335,7 +335,7 @@ def strided_unslice(x: Tensor, shape: Sequence[int], starts: Sequence[int], step
     samples=[S((5, 3), axis=0, start=1, length=3), S((5, 3), axis=-1, start=-2, length=2), S((4, 3), axis=0, start=0, length=0)],
     errors=[
         (S((5, 3), axis=0, start=3, length=3), r"\[narrow\] 3 elements from 3 on do not fit; x\.shape=\(5, 3\), axis=0"),
-        (S((5, 3), axis=2, start=0, length=1), r"\[narrow\] axis 2 is out of range for 2 axes"),
+        (S((5, 3), axis=2, start=0, length=1), r"\[narrow\] axis must be in range for 2 dimensions, got 2"),
     ],
 )
 def narrow(F: Any, x: Tensor, axis: int, start: int, length: int) -> Tensor:
@@ -377,7 +377,7 @@ def slice_(F: Any, x: Tensor, axis: int = 0, start: int | None = None, stop: int
 @composite(
     ref=lambda x, axes: np.flip(x, axes),
     samples=[S((3, 5), axes=0), S((3, 5), axes=(0, 1)), S((2, 3, 4), axes=(-1,)), S((0, 3), axes=1)],
-    errors=[(S((3, 5), axes=2), r"\[flip\] axis 2 is out of range for 2 axes")],
+    errors=[(S((3, 5), axes=2), r"\[flip\] axis must be in range for 2 dimensions, got 2")],
 )
 def flip(F: Any, x: Tensor, axes: SizesArgument, *more: int) -> Tensor:
     """The order of the elements reversed along the named axes."""
@@ -456,7 +456,7 @@ def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor
     samples=[S([(2, 3), (2, 3)]), S([(2, 3), (2, 3), (2, 3)], axis=-1), S([(), ()])],
     errors=[
         (S([(2, 3), (3, 2)]), r"\[stack\] the shapes differ; shapes=\[\(2, 3\), \(3, 2\)\]"),
-        (S([(2,)], axis=2), r"\[stack\] axis 2 is out of range for 2 axes"),
+        (S([(2,)], axis=2), r"\[stack\] axis must be in range for 2 dimensions, got 2"),
     ],
 )
 def stack(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:

@@ -35,7 +35,7 @@ def unary(name: str, fwd: str, vjp: str | None, ref: Callable[..., Any], **colum
     return row
 
 
-_BAD_SHAPES = (S((3, 4), (5,)), r"\[{}\] shapes do not broadcast; a.shape=\(3, 4\), b.shape=\(5,\)")
+_BAD_SHAPES = (S((3, 4), (5,)), r"\[{}\] shapes must broadcast together; a.shape=\(3, 4\), b.shape=\(5,\)")
 
 
 def binary(name: str, fwd: str, vjp0: str | None, vjp1: str | None, ref: Callable[..., Any], **columns: Any) -> Pointwise:
@@ -436,7 +436,7 @@ def _bitop(name: str, function: str, ref: Callable[..., Any], doc: str, high: in
     call.__name__ = call.__qualname__ = name
     kinds = ["int32", "int64", *(["bool", ("int64", "uint8")] if truths else [])]
     samples = [S((257,), (257,), dtypes=kind, low=0, high=high) for kind in kinds] + [S((3, 1), (4,), dtypes="int64", low=-high, high=high)]
-    errors = [(S((3,), (3,)), rf"\[{name}\] takes integers or truth values; .*dtype=float32")]
+    errors = [(S((3,), (3,)), rf"\[{name}\] inputs must be integers or truth values; .*dtype=float32")]
     op(at_once=True, vjp=None, ref=ref, name=name, inputs=("a", "b"), samples=samples, errors=errors, doc=doc)(call)
 
 
@@ -444,7 +444,7 @@ def _check_integers(name: str, *values: Any) -> None:
     for x in values:
         kind = x.dtype if isinstance(x, Tensor) else np.asarray(x).dtype.name
         if kind not in DTYPES or DTYPES[kind].is_float:
-            raise DtypeError(message(name, "takes integers or truth values", 'cast first: x.to("int64")', dtype=kind))
+            raise DtypeError(message(name, "inputs must be integers or truth values", 'cast first: x.to("int64")', dtype=kind))
 
 
 _BITNOT = Pointwise("bitwise_not", "BITNOT(v0)", (None,), np.bitwise_not)
@@ -455,7 +455,7 @@ _bitop("bitwise_xor", "BITXOR", np.bitwise_xor, "The bits that exactly one of a 
 
 @op(at_once=True, vjp=None, ref=np.bitwise_not,
     samples=[S((257,), dtypes="int32", low=-9, high=9), S((9,), dtypes="uint8", low=0, high=255), S((3, 4), dtypes="bool")],
-    errors=[(S((3,)), r"\[bitwise_not\] takes integers or truth values; .*dtype=float32")])  # fmt: skip
+    errors=[(S((3,)), r"\[bitwise_not\] inputs must be integers or truth values; .*dtype=float32")])  # fmt: skip
 def bitwise_not(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Every bit the other way; of truth values, the other one."""
     _check_integers("bitwise_not", x)

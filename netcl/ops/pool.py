@@ -362,7 +362,7 @@ def max_pool2d(
     ],
     errors=[
         (S((2, 3, 7), kernel_size=2), r"\[avg_pool2d\] x has four axes: batch, channels, height, width; x.shape=\(2, 3, 7\)"),
-        (S((1, 1, 4, 4), kernel_size=2, dtypes="int32", low=0, high=9), r"\[avg_pool2d\] x has a dtype this op does not take; dtype=int32"),
+        (S((1, 1, 4, 4), kernel_size=2, dtypes="int32", low=0, high=9), r"\[avg_pool2d\] x must have a dtype; dtype=int32"),
         (S((1, 1, 4, 4), kernel_size=2, padding=2), r"\[avg_pool2d\] padding must be at most half the kernel; "),
     ])  # fmt: skip
 def avg_pool2d(

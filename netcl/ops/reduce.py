@@ -70,7 +70,7 @@ def _logsumexp_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis) -> Any:
 
 # ---- rows
 
-_NO_AXIS = (S((2, 3), axis=2), r"\[{}\] axis 2 is out of range; x.shape=\(2, 3\)")
+_NO_AXIS = (S((2, 3), axis=2), r"\[{}\] axis must be in range for 2 dimensions, got 2; x.shape=\(2, 3\)")
 
 
 def reduction(name: str, combine: str, neutral: str, ref: Callable[..., Any], vjp: Callable[..., Any] | None, **columns: Any) -> Reduction:
@@ -160,7 +160,7 @@ def _reference_norm(x: np.ndarray, p: float = 2, axis: Any = None, keepdims: boo
 
 @op(vjp=_norm_vjp, ref=_reference_norm, amp="float", tol=2,
     samples=[S((257,)), S((3, 5, 7), p=1, axis=1), S((4, 6), p=3, axis=(0, 1)), S((5, 9), p=math.inf, axis=-1, keepdims=True), S((0,))],
-    errors=[(S((2, 3), axis=2), r"\[norm_2\] axis 2 is out of range"),
+    errors=[(S((2, 3), axis=2), r"\[norm_2\] axis must be in range for 2 dimensions, got 2"),
             (S((2, 3), p="nuc"), r"\[norm\] p must be a number or \"fro\"; p='nuc'; other norms of matrices")])  # fmt: skip
 def norm(x: Tensor, p: float | str = 2, axis: Axis = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
     """The p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts what is not zero, "fro" is 2."""

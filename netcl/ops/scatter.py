@@ -52,7 +52,7 @@ def _cumulative_ref(extreme: Any) -> Any:
 
 for _name, _extreme, _what in (("cummax", np.maximum, "largest"), ("cummin", np.minimum, "least")):
     made_of(_name, _cumulative(_name, _name == "cummax"), _cumulative_ref(_extreme), S((7,), axis=0), S((2, 5, 3), axis=1),
-            S((9,), axis=0, dtypes="int64", low=0, high=4), errors=[(S((3, 2), axis=2), rf"\[{_name}\] axis 2 is out of range for 2 axes")],
+            S((9,), axis=0, dtypes="int64", low=0, high=4), errors=[(S((3, 2), axis=2), rf"\[{_name}\] axis must be in range")],
             doc=f"The {_what} of every element and all before it along an axis, its index, of equals the last; NaN stays.")  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def test_netcl_load_gives_tensors(tmp_path):
     found = load(tmp_path / "a.bin")
     assert isinstance(found["layers"][0]["w"], Tensor) and found["layers"][0]["w"].tolist() == GRID.tolist()
     assert (found["layers"][0]["n"], found["wide"].dtype) == (3, "float64")
-    with pytest.raises(DtypeError, match=r"\[from_host\] arrays of dtype complex64 are not taken"):
+    with pytest.raises(DtypeError, match=r"\[from_host\] arrays of dtype complex64 cannot be converted"):
         load(FILES / "zip.pt")
 
 

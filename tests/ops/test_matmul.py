@@ -251,7 +251,7 @@ def test_registered_kernels_replace_plans_made_before(cl_device, monkeypatch):
 
 
 def test_a_configuration_that_cannot_be_is_refused(cl_device, monkeypatch):
-    nothing = r"\[matmul\] tier and variant of a configuration must be those of one kernel; variant="
+    nothing = r"\[matmul\] the tier and the variant of a configuration must belong to the same kernel; variant="
     for config, text in (
         (KernelConfig(KernelVariant.CONV2D_NAIVE), nothing + "CONV2D_NAIVE"),
         (KernelConfig(KernelVariant.MATMUL_TILED, extra={"tier": "none"}), nothing + "MATMUL_TILED, tier=none"),

@@ -112,7 +112,7 @@ _CONV_ERRORS: list[Any] = [
     (S((1, 1, 5, 5), (1, 1, 3, 3), padding="same", stride=2), r"\[conv2d\] padding='same' is defined for stride 1 only; stride=\(2, 2\)"),
     (S((1, 1, 5, 5), (2, 1, 3, 3), (3,)), r"\[conv2d\] bias must have one value for each of 2 filters; bias.shape=\(3,\)"),
     (S((1, 1, 5, 5), (2, 1, 3, 3), dtypes=("float32", "float16")), r"\[conv2d\] x is float32 and w is float16; .*cast one"),
-    (S((1, 1, 5, 5), (2, 1, 3, 3), dtypes="int32", low=0, high=9), r"\[conv2d\] x has a dtype this op does not take; dtype=int32"),
+    (S((1, 1, 5, 5), (2, 1, 3, 3), dtypes="int32", low=0, high=9), r"\[conv2d\] x must have a dtype that this op accepts; dtype=int32"),
 ]  # fmt: skip
 
 
