@@ -457,7 +457,7 @@ def opencl() -> ModuleType:
                 raise ImportError(f"pyopencl required: {error}; {PIP_CPU if has_wheel() else PIP_OPENCL}") from error
             except (ImportError, OSError) as error:  # OSError: of a library or a folder it reads while it is loaded
                 remedy = "reinstall it: pip install --force-reinstall pyopencl"
-                raise ImportError(f"pyopencl required: it is installed but cannot be imported ({error}); {remedy}") from error
+                raise ImportError(f"pyopencl required: it is installed but does not import ({error}); {remedy}") from error
     return _state.module
 
 

@@ -1,4 +1,4 @@
-"""``max`` and ``min`` with torch's and NumPy's meanings, over ``amax``, ``argmax``, ``maximum`` and their like."""
+"""``max`` and ``min`` with torch's and NumPy's signatures, built on ``amax``, ``argmax``, ``maximum`` and their counterparts."""
 
 from __future__ import annotations
 

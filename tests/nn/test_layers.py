@@ -277,7 +277,7 @@ def test_functions_take_what_torchs_take():
     assert F.instance_norm(images, None, None, None, None, True, 0.1, 1e-3).tolist() == ag.instance_norm(images, eps=1e-3).tolist()
     with pytest.raises(ShapeError, match=r"\[GLU\] the axis has no two halves; dim=-1, shape=\(3,\)"):
         F.glu(Tensor.ones((3,)))
-    with pytest.raises(ShapeError, match=r"\[pixel_shuffle\] x has four axes"):
+    with pytest.raises(ShapeError, match=r"\[pixel_shuffle\] x must have four dimensions"):
         nn.PixelShuffle(2)(Tensor.ones((4,)))
 
 

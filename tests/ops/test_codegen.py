@@ -315,7 +315,7 @@ def test_errors(device):
         ops.neg(Tensor.from_host(queue, np.array([True])))
     with pytest.raises(TypeError, match=r"^\[leaky_relu\] negative_slope must be a number"):
         ops.leaky_relu(a, "x")
-    with pytest.raises(ValueError, match=r'^\[gelu\] approximate is "none" or "tanh"; approximate=\'exact\'$'):
+    with pytest.raises(ValueError, match=r'^\[gelu\] approximate must be "none" or "tanh"; approximate=\'exact\'$'):
         ops.gelu(a, approximate="exact")
     with pytest.raises(ValueError, match=r"^\[clamp\] at least one of min and max must be a number"):
         ops.clamp(a)

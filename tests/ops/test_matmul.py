@@ -326,11 +326,11 @@ def test_einsum_has_gradients(case, rng):
     ("equation", "shapes", "text"),
     [
         ("ij,jk->ik", [(2, 3)], r"\[einsum\] the equation has 2 operands and 1 are given"),
-        ("ij,jk->ik", [(2, 3), (4, 5)], r"\[einsum\] label j has sizes 3 and 4"),
-        ("ij->ik", [(2, 3)], r"\[einsum\] every label of the result stands in an operand, and once"),
-        ("i->i", [(2, 3)], r"\[einsum\] 1 labels name 2 axes"),
+        ("ij,jk->ik", [(2, 3), (4, 5)], r"\[einsum\] axes of one label must have the same size, got 3 and 4 for j"),
+        ("ij->ik", [(2, 3)], r"\[einsum\] every label of the result must be in an operand, and only once"),
+        ("i->i", [(2, 3)], r"\[einsum\] an operand must have one label per axis, got 1 labels for 2 axes"),
         ("i1->i", [(2, 3)], r"\[einsum\] labels are letters"),
-        ("ijk...->i", [(2, 3)], r"\[einsum\] an operand has fewer axes than labels"),
+        ("ijk...->i", [(2, 3)], r"\[einsum\] every operand must have an axis per label"),
     ],
 )
 def test_einsum_refuses(equation, shapes, text, device):

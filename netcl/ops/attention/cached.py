@@ -1,4 +1,4 @@
-"""Attention over a cache of keys and values that was allocated ahead: what decoding needs for every token."""
+"""Attention over a preallocated cache of keys and values, for decoding token by token."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from netcl.engine import launch
 from netcl.engine.registry import S, op
 from netcl.ops.attention.geometry import score_scale
 
-QUERIES_AT_ONCE = 8  # queries of a work-group: each has its sums in registers
+QUERIES_AT_ONCE = 8  # queries of a work-group, whose sums are kept in registers
 CACHED_ITEMS = 128
 RANGE_LIMITS = (64, 512)  # positions of a work-group, at least and at most
 SCORES_AT_ONCE = 2048  # scores of a work-group, in local memory
-GROUPS_PER_CU = 2  # work-groups per compute unit that are enough
+GROUPS_PER_CU = 2  # work-groups per compute unit that keep a device busy
 
 
 def _cached_ref(q, k, v, keys, values, lengths, scale=None, window=0, softcap=0.0):
-    """Position by position; the operands are not changed."""
+    """Compute position by position; the operands are not changed."""
     if k is None:
         groups, _, size = keys.shape[1:]
         parts = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1)
@@ -88,7 +88,7 @@ def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, 
 
 
 def _lanes_of(x: Tensor, depths: tuple[int, int], width: int) -> tuple[int, str]:
-    """Values that the kernel reads at once, and the expression that does."""
+    """Return how many values the kernel loads at once, and the load expression."""
     if x.dtype == "float64" or (x.dtype == "float32" and launch.on_cpu_device(x.queue)):
         lanes = next((n for n in (16, 8, 4) if n <= max(4, width) and not any(d % n for d in depths)), 1)
         return lanes, f"vload{lanes}(0, p)" if lanes > 1 else "(*(p))"
@@ -115,11 +115,11 @@ def cached_attention(
     """Causal attention of new positions over a cache, into which their keys and values are written.
 
     - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
-      With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * heads of keys) * size)``, and
-      the result is ``(batch, new, heads * size)``.
+      If both are ``None``, q holds the projections of q, k and v side by side: ``(batch, new, (heads + 2 * heads of keys) * size)``.
+        The result then is ``(batch, new, heads * size)``.
     - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place.
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
-      works for every length. Positions behind the end of the cache are not written: whoever counts them must stop before.
+      works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
@@ -147,7 +147,7 @@ def _cached_cl(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, sca
     k, v = (q, q) if packed else (k, v)
     rows = min(QUERIES_AT_ONCE, heads // groups * new)
     blocks = -(-(heads // groups * new) // rows)
-    even = length * batch * groups * blocks // (GROUPS_PER_CU * profile.max_compute_units)  # positions for which all units have work
+    even = length * batch * groups * blocks // (GROUPS_PER_CU * profile.max_compute_units)  # all units have work
     span = min(RANGE_LIMITS[1], SCORES_AT_ONCE // rows, max(RANGE_LIMITS[0], 1 << max(0, even.bit_length() - 1)))
     ranges = -(-length // span)
     lanes, read = _lanes_of(q, (depth, wide), profile.vector_width)
