@@ -21,7 +21,7 @@ from netcl.optim.optimizer import Group, Optimizer, check_betas, check_number
 _GRAD = {"grad": "g * (factor * sign) + decay * p"}
 _MEAN = {"new_m": "m + (grad - m) * take1"}
 MEANS = {**_MEAN, "new_v": "beta2 * v + take2 * grad * grad"}
-# 1 - beta**n by expm1: the difference itself has few digits left while n is small.
+# 1 - beta**n by expm1: a plain difference loses digits while n is small.
 CORRECTIONS = {
     "correction1": "-EXPM1((age + 1) * log_beta1)",
     "correction2": "-EXPM1((age + 1) * log_beta2)",
@@ -48,8 +48,8 @@ class Formula:
 class FormulaOptimizer(Optimizer):
     """An optimizer whose step is a :class:`Formula` over the options of its group.
 
-    Options are numbers in the formula under their names; beside them there are ``sign`` (-1 to maximize), ``decay`` (weight decay added
-    to the gradient), ``keep`` (decoupled weight decay), ``beta1``, ``take1 = 1 - beta1``, ``log_beta1``, and so for the second beta.
+    Options are numbers in the formula under their names. Further names: ``sign`` (-1 to maximize), ``decay`` (weight decay added to the
+    gradient), ``keep`` (decoupled weight decay), ``beta1``, ``take1 = 1 - beta1``, ``log_beta1``, and the same for the second beta.
     """
 
     formula: ClassVar[Formula]
@@ -99,11 +99,11 @@ class FormulaOptimizer(Optimizer):
 
     @property
     def skips_on_device(self) -> bool:
-        """Not with numbers of the host in the state, which would change although no step is taken."""
+        """False if the state has numbers of the host, which would change although no step is taken."""
         return not self.kept
 
     def _values(self, group: Group) -> dict[str, float]:
-        """The numbers that the formula reads, but for ``age`` and kept ones."""
+        """Return the numbers that the formula reads, except ``age`` and kept ones."""
         return {name: read(group) for name, read in self.compiled(group).readers.items()}
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
@@ -127,7 +127,7 @@ class FormulaOptimizer(Optimizer):
     def _together(
         self, group: Group, params: list[Tensor], names: Sequence[str], on_device: bool
     ) -> Iterator[tuple[int, bool, list[Tensor], list[dict[str, Any]]]]:
-        """As of every optimizer; parameters of one age whose kept numbers differ are updated apart."""
+        """Group parameters of one age; those whose kept numbers differ are updated separately."""
         parts = super()._together(group, params, names, on_device)
         if not self.kept:
             yield from parts
@@ -146,7 +146,7 @@ class FormulaOptimizer(Optimizer):
 
 @cache
 def option_readers(kind: Any) -> dict[str, Callable[[Group], float]]:
-    """How each number that a formula may name is read from the options of a group."""
+    """Return how each number that a formula may name is read from the options of a group."""
     options = {"weight_decay": 0.0, **kind.formula.options}
     found: dict[str, Callable[[Group], float]] = {name: itemgetter(name) for name, value in options.items() if not isinstance(value, tuple)}
     found["sign"] = lambda group: -1.0 if group["maximize"] else 1.0
@@ -164,7 +164,7 @@ def option_readers(kind: Any) -> dict[str, Callable[[Group], float]]:
 
 
 class _Compiled(NamedTuple):
-    """A formula as rules: with numbers of the host, with numbers that follow from ``age`` on the device; and how options are read."""
+    """A formula as rules, with numbers from the host or derived from ``age`` on the device, and the readers of its options."""
 
     host: Rule
     counted: Rule
@@ -191,7 +191,7 @@ def _host_function(kind: Any, known: tuple[str, ...]) -> Any:
 
 
 def _on_host(kind: Any, values: Mapping[str, float], age: int) -> dict[str, float]:
-    """The formula's numbers for the step with which ``age`` steps have been taken."""
+    """Return the formula's numbers for the step after which ``age`` steps have been taken."""
     if not kind.formula.numbers:
         return {}
     with np.errstate(all="ignore"):

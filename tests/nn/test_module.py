@@ -297,7 +297,7 @@ def test_what_cannot_be_described_is_told():
 
 
 def test_forward_must_be_defined():
-    with pytest.raises(NotImplementedError, match=r"\[Module\] forward is not defined"):
+    with pytest.raises(NotImplementedError, match=r"\[Module\] forward must be defined by the subclass"):
         nn.Module()(1)
 
 

@@ -173,5 +173,8 @@ def test_functions_are_recorded_with_fused_ops(device):
 
 
 def test_a_model_in_training_is_refused():
-    with nn.parameter.placed("cpu"), pytest.raises(ShapeError, match=r"\[fuse_graph\] the model is training; call model.eval\(\)"):
+    with (
+        nn.parameter.placed("cpu"),
+        pytest.raises(ShapeError, match=r"\[fuse_graph\] the model must be in evaluation mode; call model.eval\(\)"),
+    ):
         fuse_graph(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))

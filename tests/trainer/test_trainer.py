@@ -374,7 +374,7 @@ def test_a_trainer_that_could_not_train_is_refused():
         Trainer(nn.Linear(4, 2), optim.SGD(nn.Linear(4, 2).parameters(), lr=0.1))
     with pytest.raises(TypeError, match=r"\[callbacks\] a callback is an object of a subclass of Callback; given=<class"):
         make(CPU, [ModelCheckpoint])
-    with pytest.raises(TypeError, match=r"\[autocast\] the dtype of a block is float16 or bfloat16; dtype=float64"):
+    with pytest.raises(TypeError, match=r"\[autocast\] dtype must be float16 or bfloat16; dtype=float64"):
         make(CPU, mixed_precision="float64")
     with pytest.raises(TypeError, match=r"\[fit\] loss_fn gives a tensor with one number; given=float"):
         make(CPU, loss_fn=lambda outputs, targets: 1.0).fit(batches(1))
