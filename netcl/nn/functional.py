@@ -1,6 +1,6 @@
-"""Functions under the names ``torch.nn.functional`` gives them: ``import netcl.nn.functional as F``.
+"""The functions of ``torch.nn.functional`` by their names: ``import netcl.nn.functional as F``.
 
-Most are ops of :mod:`netcl.autograd` as they are; every op can be had here. Written out below are those that torch spells
+Most are ops of :mod:`netcl.autograd`; every op is available here. Defined below are those that torch spells
 differently: ``dim`` for ``axis``, ``training`` defaults, names of losses.
 """
 
@@ -22,7 +22,7 @@ from netcl.nn.activation import celu as celu
 from netcl.nn.activation import glu as glu
 from netcl.nn.norm import EPSILON
 
-#: torch's names of ops that are called otherwise here.
+#: torch's names of ops that have another name here.
 RENAMED = {
     "logsigmoid": "log_sigmoid", "hardsigmoid": "hard_sigmoid", "hardswish": "hard_swish", "hardtanh": "hard_tanh",
     "native_channel_shuffle": "channel_shuffle",
@@ -78,7 +78,7 @@ def __dir__() -> list[str]:
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
-    """Vectors of length one along ``dim``: ``x / max(norm(x), eps)``.
+    """Normalize vectors to length one along ``dim``: ``x / max(norm(x), eps)``.
 
     >>> import netcl.nn.functional as F
     >>> [round(v, 4) for v in F.normalize([[3.0, 4.0]]).tolist()[0]]
@@ -103,7 +103,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Elements added at the ends of axes, two numbers per axis, the last axis first."""
+    """Add elements at the ends of axes, two numbers per axis, the last axis first."""
     return ag.pad(input, pad, mode, 0.0 if value is None else value)
 
 
@@ -115,7 +115,7 @@ def instance_norm(
     if not use_input_stats:
         return ag.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
     if running_mean is not None or running_var is not None:
-        raise ShapeError(message("instance_norm", "running statistics are not updated by a function", "use nn.InstanceNorm2d"))
+        raise ShapeError(message("instance_norm", "a function cannot update running statistics", "use nn.InstanceNorm2d"))
     return ag.instance_norm(input, weight, bias, eps=eps)
 
 

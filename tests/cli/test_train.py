@@ -283,7 +283,7 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
         (["report", "."], "[run] the folder has no config.json"),
         (["report", "damaged"], "[run] config.json is damaged: "),
         (["generate", "."], "[generate] No such file or directory; file=config.json"),
-        (["generate", ".", "--top-k", "0"], "[generate] temperature is at least 0, top_k at least 1"),
+        (["generate", ".", "--top-k", "0"], "[generate] temperature must be at least 0, top_k at least 1"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(arguments, words, tmp_path, capsys, monkeypatch):

@@ -197,7 +197,7 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     "no dtypes": (lambda m, a: m.pop("dtypes"), "__netcl_meta__ is not what netcl writes"),
     "unknown layer": (
         lambda m, a: m["config"].update(type="os.system"),
-        r"cannot be built; reason=ValueError: \[factory\] no layer of this type",
+        r"cannot be built; reason=ValueError: \[factory\] the type must be a registered layer",
     ),
     "wrong arguments": (lambda m, a: m["config"]["args"][0].update(args={"in_features": "x"}), "cannot be built"),
     "config is a list": (lambda m, a: m.update(config=[1, 2]), "cannot be built"),
@@ -207,10 +207,10 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
         lambda m, a: m["config"]["args"][0]["args"].update(in_features=10**9),
         r"OutOfMemoryError: \[parameter\] the model is larger than",
     ),
-    "endless": (lambda m, a: m.update(config={"type": "LSTM", "args": [4, 4, 10**9]}), "the model is larger than was allowed for"),
+    "endless": (lambda m, a: m.update(config={"type": "LSTM", "args": [4, 4, 10**9]}), "the model must not be larger than max_bytes"),
     "endless, of nothing": (
         lambda m, a: m.update(config={"type": "GPT", "args": {"vocab_size": 0, "n_layer": 10**9, "n_head": 1, "n_embd": 0}}),
-        "the model is larger than was allowed for",
+        "the model must not be larger than max_bytes",
     ),
     "tied to nothing": (lambda m, a: m.update(tied={"0.bias": "no such"}), "__netcl_meta__ is not what netcl writes"),
     "tied to another shape": (lambda m, a: m.update(tied={"0.bias": "0.weight"}), "__netcl_meta__ is not what netcl writes"),

@@ -88,7 +88,7 @@ def test_a_configuration_takes_no_more_memory_than_its_tensors(folder_of, tmp_pa
     shutil.copytree(folder_of("llama"), tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 2**30}))
-    with pytest.raises(MemoryError, match="the model is larger than was allowed for"):
+    with pytest.raises(MemoryError, match="the model must not be larger than max_bytes"):
         models.load(tmp_path, "cpu")
 
 

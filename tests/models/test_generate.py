@@ -65,7 +65,7 @@ def test_random_choices_follow_the_seed_and_the_options(model):
     greedy = model.generate("Hello", 20)
     assert model.generate("Hello", 20, top_k=1, **options) == greedy == model.generate("Hello", 20, top_p=1e-6, **options)
     for wrong in ({"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}):
-        with pytest.raises(ValueError, match="temperature is at least 0"):
+        with pytest.raises(ValueError, match="temperature must be at least 0"):
             model.generate("Hello", 2, **wrong)
     with pytest.raises(ValueError, match=r"\[generate\] stream=True takes one prompt"):
         model.generate(["a", "b"], stream=True)

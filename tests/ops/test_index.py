@@ -123,7 +123,7 @@ def test_a_tensor_can_be_written_into_itself(device):
     [
         (7, IndexError, r"\[getitem\] index 7 is out of range; size=4"),
         ((0, 0, 0, 0), IndexError, r"\[getitem\] the index must name at most 3 axes, got 4"),
-        ((..., ...), IndexError, r"\[getitem\] more than one '\.\.\.'"),
+        ((..., ...), IndexError, r"\[getitem\] the index must have at most one '\.\.\.'"),
         (np.array([9]), IndexError, r"\[getitem\] index 9 is out of range; size=4"),
         (np.array([1.5]), DtypeError, r"\[getitem\] an index must be integers"),
         ("a", DtypeError, r"\[getitem\] an index must be integers"),

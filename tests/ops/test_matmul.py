@@ -325,11 +325,11 @@ def test_einsum_has_gradients(case, rng):
 @pytest.mark.parametrize(
     ("equation", "shapes", "text"),
     [
-        ("ij,jk->ik", [(2, 3)], r"\[einsum\] the equation has 2 operands and 1 are given"),
+        ("ij,jk->ik", [(2, 3)], r"\[einsum\] the equation expected 2 operands, got 1"),
         ("ij,jk->ik", [(2, 3), (4, 5)], r"\[einsum\] axes of one label must have the same size, got 3 and 4 for j"),
         ("ij->ik", [(2, 3)], r"\[einsum\] every label of the result must be in an operand, and only once"),
         ("i->i", [(2, 3)], r"\[einsum\] an operand must have one label per axis, got 1 labels for 2 axes"),
-        ("i1->i", [(2, 3)], r"\[einsum\] labels are letters"),
+        ("i1->i", [(2, 3)], r"\[einsum\] the equation must consist of letters"),
         ("ijk...->i", [(2, 3)], r"\[einsum\] every operand must have an axis per label"),
     ],
 )
