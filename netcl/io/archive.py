@@ -183,9 +183,9 @@ def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseExcept
 
 
 def regular_file(path: str | os.PathLike[str], op: str) -> str | os.PathLike[str]:
-    """The path, unless a pipe or a device has it: opening those may never return."""
+    """Return the path; raises for a pipe or a device, because opening those may block."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        raise refusal(op, "a pipe or a device has this name", "name a regular file", file=path)
+        raise refusal(op, "the file must not be a pipe or a device", "name a regular file", file=path)
     return path
 
 

@@ -145,7 +145,7 @@ class FakeData(VisionDataset):
 
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < self.size:
-            raise IndexError(message("FakeData", "there is no sample with this number", index=index, samples=self.size))
+            raise IndexError(message("FakeData", "indices must be those of samples", index=index, samples=self.size))
         rng = np.random.default_rng((self.random_offset, index))
         pixels = np.moveaxis(rng.integers(0, 256, self.image_size, np.uint8), 0, -1)
         return self._transformed(to_pil_image(pixels), int(rng.integers(self.num_classes)))
@@ -169,7 +169,7 @@ class _Bundle(VisionDataset):
             self._read(next((place for place in places if place.is_dir()), Path(root)))
         except FileNotFoundError as error:
             remedy = f"download them from {self.source} into {places[0]}"
-            raise FileNotFoundError(message(name, "the files are not there, and netcl downloads nothing", remedy, missing=error)) from None
+            raise FileNotFoundError(message(name, "the files are missing, and netcl downloads nothing", remedy, missing=error)) from None
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
 
     def _read(self, folder: Path) -> None:

@@ -188,8 +188,8 @@ def test_early_stopping_and_the_found_rate(flowers, tmp_path, capsys):
     [
         ("a,b\n1,2\n", ["--target", "c"], "the table has no such column; column=c"),
         ("a,b\n1,2\n", [], "--target COLUMN, one of a, b"),
-        ("a,b\n1,2\n3\n", ["--target", "b"], "a line has another number of cells than the header; line=3, cells=1, header=2"),
-        ("a,b\n1,x\n3,\n", ["--target", "b"], "a target is empty; row=2, column=b"),
+        ("a,b\n1,2\n3\n", ["--target", "b"], "every line must have as many cells as the header; line=3, cells=1, header=2"),
+        ("a,b\n1,x\n3,\n", ["--target", "b"], "every target must be given; row=2, column=b"),
         ("a,b\n1,x\n3,y\n", ["--target", "b"], "too few samples"),
         ("a,b\n1,x\n3,y\n", ["--target", "b", "--task", "regression"], "a regression needs numbers"),
         ("", ["--target", "b"], "a table needs a first line"),
@@ -253,9 +253,9 @@ def test_files_that_are_not_what_they_say_are_refused(tmp_path):
     with pytest.raises(FormatError, match=r"\[csv\] the file is not a CSV file in UTF-8"):
         files.read_table(tmp_path / "latin.csv")
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(tables.limit_for(0, None) + 1, np.uint8), y=np.zeros(1))
-    with pytest.raises(FormatError, match=r"\[npz\] the arrays are larger than is allowed"):
+    with pytest.raises(FormatError, match=r"\[npz\] the arrays must not be larger than max_bytes"):
         tables.read_numpy_arrays(tmp_path / "bomb.npz", "npz")
     np.save(tmp_path / "short.npy", np.zeros(100))
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:-8])
-    with pytest.raises(FormatError, match="an entry has more or fewer bytes than its shape says"):
+    with pytest.raises(FormatError, match="an entry must have as many bytes as its shape says"):
         files.read_inputs(tmp_path / "short.npy", {"kind": "array", "shape": []})

@@ -52,7 +52,7 @@ def test_mixed_images_have_mixed_labels(device, images, name):
 def test_a_sample_is_a_batch_of_one(images, name):
     part = getattr(augment, name)(*ALL[name])
     np.testing.assert_array_equal(part(images[0], generator()), part(images[:1], generator())[0])
-    with pytest.raises(ValueError, match=rf"\[{name}\] images have the axes"):
+    with pytest.raises(ValueError, match=rf"\[{name}\] images must have the shape"):
         part(images[0, 0], generator())
 
 
@@ -65,7 +65,7 @@ def test_geometry():
     cropped = augment.RandomCrop(3)(x, generator())
     assert all((window == windows).all((-2, -1)).any() for window, windows in zip(
         cropped[:, 0], np.lib.stride_tricks.sliding_window_view(x[:, 0], (3, 3), axis=(1, 2)), strict=True))  # fmt: skip
-    with pytest.raises(ValueError, match="window is larger than the image"):
+    with pytest.raises(ValueError, match="the window must fit into the padded image"):
         augment.RandomCrop(9, padding=1)(x, generator())
 
 

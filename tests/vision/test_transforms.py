@@ -87,7 +87,7 @@ def test_crops(kind):
     assert F.get_dimensions(padded) == [3, 20, 20]
     assert T.RandomResizedCrop.get_params(image, (4.0, 4.0), (1.0, 1.0)) == (0, 2, 12, 12)  # no draw fits: the middle
     with pytest.raises(
-        ValueError, match=r"\[RandomCrop\] the window is larger than the image; image=\(12, 16\), size=\(20, 20\); pass padding="
+        ValueError, match=r"\[RandomCrop\] the window must fit into the padded image; image=\(12, 16\), size=\(20, 20\); pass padding="
     ):
         T.RandomCrop(20)(image)
 
