@@ -152,7 +152,7 @@ def test_ops_can_be_filtered(capsys):
     names = [line.split()[0] for line in text.splitlines()[1:]]
     assert status == 0 and {"sigmoid", "silu"} <= set(names) and "matmul" not in names
     status, _, err = run(capsys, "ops", "sigmod")
-    assert status == 1 and err.startswith("[ops] no op has this in its name or documentation; filter='sigmod'; did you mean sigmoid")
+    assert status == 1 and err.startswith("[ops] unknown op: no name or documentation contains this; filter='sigmod'; did you mean sigmoid")
 
 
 def test_selftest_says_how_long_it_will_take(capsys, monkeypatch):

@@ -81,13 +81,13 @@ MISTAKES = {
     ),
     # training
     "a metric by another name": (lambda: trainer(metrics=["acc"]), "known are accuracy, f1, auc"),
-    "batches without targets": (lambda: trainer().fit([X]), "a batch is (x, y)"),
+    "batches without targets": (lambda: trainer().fit([X]), "a batch must be (x, y)"),
     "x without y": (lambda: trainer().fit(X), "fit(x, y)"),
     "x and y of unequal lengths": (lambda: trainer().fit(X, Y[:2]), "the same number of samples; x=(4, 2), y=(2,)"),
     "an iterator that is used up": (lambda: trainer().fit(iter([])), "pass a list"),
     "a callback that is not called": (lambda: trainer(callbacks=[EarlyStopping]), "call it: EarlyStopping(...)"),
     "validation forgotten": (lambda: trainer(callbacks=[Progress("off"), EarlyStopping()]).fit([(X, Y)]), "pass val= to fit"),
-    "a loss that is no tensor": (lambda: trainer(loss_fn=lambda out, y: 1.0).fit([(X, Y)]), "loss_fn gives a tensor with one number"),
+    "a loss that is no tensor": (lambda: trainer(loss_fn=lambda out, y: 1.0).fit([(X, Y)]), "loss_fn must return a tensor with one number"),
     "resume without checkpoints": (lambda: trainer().fit([(X, Y)], resume="auto"), "add one to the callbacks, or name a checkpoint"),
     # data and files
     "a batch size of zero": (lambda: DataLoader(TensorDataset(X), batch_size=0), "batch_size must be a whole number from 1 on"),

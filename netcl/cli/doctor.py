@@ -41,7 +41,7 @@ GPU_DRIVERS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Something doctor has to say. ``what`` is the case, ``mend`` the command or action; a note needs no mending."""
+    """A finding of doctor: ``what`` describes it, ``mend`` is the command or action; a note needs no action."""
 
     code: str
     what: str

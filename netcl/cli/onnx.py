@@ -107,7 +107,7 @@ def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
             return session, {name: held[name] for name in held.files}
     pairs = [text.partition("=") for text in args.size]
     if wrong := [name for name, _, size in pairs if not size.isdecimal()]:
-        raise CommandError(message("onnx", "--size takes NAME=N", given=", ".join(wrong)))
+        raise CommandError(message("onnx", "--size must be NAME=N", given=", ".join(wrong)))
     sizes, generator, feed = {name: int(size) for name, _, size in pairs}, np.random.default_rng(args.seed), {}
     for entry in session.get_inputs():
         if entry.dtype is None:

@@ -50,8 +50,8 @@ class DataLoader:
     - **seed**: fixes order and augmentations; without one, each loader draws its own.
     - **transforms**: functions of a sample's ``x``, one or several; one with a parameter ``rng`` gets the batch's generator.
     - **use_shared_mem**: workers are processes that write into shared memory; ``False`` makes them threads.
-    - **device_queue** or **device**: a queue, a device handle or a selector; batches are then tensors there, and the next one is copied while
-      one is used.
+    - **device_queue** or **device**: a queue, a device handle or a selector; batches are then tensors there, and the next
+      one is copied while one is used.
     - **augment**: functions of a whole batch ``(x, rng=...)``, of :mod:`netcl.data.augment` (in the workers) or of
       :mod:`netcl.data.augment_gpu` (on the device).
     - **pin_memory**: transfers go through page-locked memory, whatever NETCL_PINNED_H2D says.

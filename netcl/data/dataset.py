@@ -14,8 +14,7 @@ from netcl.data.sampler import rng_of
 
 
 class Dataset:
-    """Base of datasets with samples by index. Define ``__len__`` and ``__getitem__``; a sample is an array or a tuple of them, mostly ``(x,
-    y)``.
+    """Base of datasets with samples by index. Define ``__len__`` and ``__getitem__``; a sample is an array or a tuple of them.
 
     A dataset that can fetch many samples at once defines ``take(indices)``, which returns them stacked.
 

@@ -292,7 +292,7 @@ class ThreadWorld(World):
             table.rounds.pop(self.number - 2, None)  # every rank has reached the round after it
         if len({name for name, _ in found.values()}) > 1:
             calls = ", ".join(f"rank {other} calls {found[other][0]}" for other in range(self.size))
-            raise LostRankError(message(op, f"the ranks do not call the same: {calls}", world=self.size))
+            raise LostRankError(message(op, f"all ranks must make the same call: {calls}", world=self.size))
         return [found[other][1] for other in range(self.size)]
 
     def _all_to_all(self, op: str, flat: np.ndarray, ends: Sequence[int]) -> Arrays:

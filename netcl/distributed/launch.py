@@ -31,7 +31,7 @@ def mpiexec() -> str:
     beside = Path(sys.executable).with_name("mpiexec")
     found = shutil.which("mpiexec") or (str(beside) if beside.exists() else None)
     if found is None:
-        raise DeviceError(message("launch", "there is no mpiexec", INSTALL))
+        raise DeviceError(message("launch", "mpiexec is missing", INSTALL))
     return found
 
 

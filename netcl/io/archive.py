@@ -75,7 +75,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     if not target.parent.is_dir():
         raise FileNotFoundError(message("save", "there is no such folder", folder=target.parent))
     if target.exists() and not target.is_file():
-        raise FileExistsError(message("save", "a folder or a device has this name", "name a file", path=repr(str(path))))
+        raise FileExistsError(message("save", "the path must not be a folder or a device", "name a file", path=repr(str(path))))
     _sweep(target.parent)
     temporary = target.with_name(f".writing-{secrets.token_hex(8)}")
     try:
@@ -139,7 +139,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray],
 def write(path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], op: str) -> None:
     """A ``.netcl`` file: ``meta`` as JSON, with the checksum of every array, and the arrays."""
     if META in arrays:
-        raise refusal(op, "the name is taken", name=META)
+        raise refusal(op, "the name must not be reserved", name=META)
     sums = {name: checksum(array) for name, array in arrays.items()}
     text = json.dumps({"version": VERSION, **meta, "sha256": sums}, allow_nan=False)
     write_arrays(path, {META: np.array(text), **arrays}, op)
@@ -179,7 +179,7 @@ def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseExcept
     except kinds as fault:
         reason = f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
         remedy = "name a file that netcl wrote, whole" if op.startswith("load") else ""
-        raise refusal(op, "the file is damaged or of another format", remedy, reason=reason, file=path) from fault
+        raise refusal(op, "the file is not readable: damaged, or of another format", remedy, reason=reason, file=path) from fault
 
 
 def regular_file(path: str | os.PathLike[str], op: str) -> str | os.PathLike[str]:
@@ -220,18 +220,18 @@ class Entries:
         packed, total = 0, 0
         for info in self.zip.infolist():
             if bad_name(info.filename):
-                raise self.refuse("an entry's name is a path to somewhere else", name=repr(info.filename))
+                raise self.refuse("an entry must not name a path outside of the file", name=repr(info.filename))
             if info.filename in infos:
-                raise self.refuse("two entries have the same name", name=repr(info.filename))
+                raise self.refuse("entries must have different names", name=repr(info.filename))
             if info.flag_bits & 1:
-                raise self.refuse("an entry is encrypted", name=repr(info.filename))
+                raise self.refuse("an entry must not be encrypted", name=repr(info.filename))
             infos[info.filename] = info
             packed, total = packed + info.compress_size, total + info.file_size
         if packed > self.size:
-            raise self.refuse("the entries overlap or are cut off", entries=f"{packed} bytes", bytes=self.size)
+            raise self.refuse("entries must not overlap or be cut off", entries=f"{packed} bytes", bytes=self.size)
         if total > self.limit:
             remedy = "if you trust the file, pass max_bytes="
-            raise self.refuse("the file would unpack to more than is plausible", remedy, unpacked=total, limit=self.limit)
+            raise self.refuse("the file must not unpack to more than the limit", remedy, unpacked=total, limit=self.limit)
         return infos
 
     def read(self, name: str) -> np.ndarray:
@@ -246,7 +246,7 @@ class Entries:
                     raise EOFError(f"{data.size - at} of {data.size} bytes are missing")
                 at += got
             if entry.read(1):
-                raise EOFError("there is more than was declared")
+                raise EOFError("got more bytes than were declared")
         return data
 
 
@@ -272,14 +272,14 @@ def read(path: str | os.PathLike[str], op: str, kind: str, max_bytes: int | None
     meta = parse_meta(arrays.pop(META, None), path, op)
     if meta["kind"] != kind:
         remedy = OPENED_BY.get(meta["kind"], "")
-        raise refusal(op, f"the file holds a {meta['kind']}, not a {kind}", remedy and f"{remedy} opens it", file=path)
+        raise refusal(op, f"the file must hold a {kind}, got a {meta['kind']}", remedy and f"{remedy} opens it", file=path)
     sums = meta.pop("sha256", None)
     if not isinstance(sums, dict):
         raise refusal(op, "the file has no checksums", file=path)
     names_differ(op, path, "entries", sums, arrays)
     for name, array in arrays.items():
         if checksum(array) != sums[name]:
-            raise refusal(op, "an entry does not match its checksum", "the file was damaged or changed", name=repr(name), file=path)
+            raise refusal(op, "every entry must match its checksum", "the file was damaged or changed", name=repr(name), file=path)
     return Archive(meta, arrays)
 
 
@@ -299,7 +299,7 @@ def parse_meta(stored: np.ndarray | None, path: str | os.PathLike[str], op: str)
     if type(version) is not int or version < 1 or not isinstance(meta.get("kind"), str):
         raise refusal(op, f"{META} is not what netcl writes", file=path)
     if version > VERSION:
-        raise refusal(op, "the file was written by a newer netcl", "update netcl", version=version, known=VERSION, file=path)
+        raise refusal(op, "the file requires a newer netcl", "update netcl", version=version, known=VERSION, file=path)
     return meta
 
 

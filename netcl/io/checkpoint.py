@@ -56,7 +56,7 @@ def save_checkpoint(
     - **run**: the id of the run the checkpoint belongs to.
     """
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-        raise ValueError(message(SAVE, "a step is a number from 0 on", step=repr(step)))
+        raise ValueError(message(SAVE, "step must be a number of at least 0", step=repr(step)))
     if keep_last is not None and (not isinstance(keep_last, int) or keep_last < 1):
         raise ValueError(message(SAVE, "at least one checkpoint must be kept", keep_last=keep_last))
     target = _target_file(Path(path), int(step), keep_last)
@@ -173,7 +173,7 @@ def _checkpoint_at(path: Path) -> Path:
         return path
     newest = latest(path)
     if newest is None:
-        raise FileNotFoundError(message(LOAD, "the folder holds no checkpoint", "they are called step-000123.netcl", folder=path))
+        raise FileNotFoundError(message(LOAD, "the folder has no checkpoint", "they are called step-000123.netcl", folder=path))
     return newest
 
 
@@ -216,7 +216,7 @@ def _generators(rng: Any, op: str) -> dict[str, np.random.Generator]:
     generators = rng if isinstance(rng, Mapping) else {} if rng is None else {"rng": rng}
     wrong = [name for name, generator in generators.items() if not isinstance(generator, np.random.Generator)]
     if wrong:
-        raise TypeError(message(op, "rng takes NumPy generators", "make them with np.random.default_rng", wrong=wrong))
+        raise TypeError(message(op, "rng must be NumPy generators", "make them with np.random.default_rng", wrong=wrong))
     return dict(generators)
 
 
@@ -255,19 +255,19 @@ def _check_model(own: Mapping[str, Any], given: Any, path: Path) -> None:
         f"{name} is {given[name].dtype}, the model has {own[name].dtype}" for name in own if str(own[name].dtype) != str(given[name].dtype)
     ]
     if other:
-        raise refusal(LOAD, "weights have other dtypes than the model's", dtypes=f"[{'; '.join(other[:4])}]", count=len(other), file=path)
+        raise refusal(LOAD, "weights must have the dtypes of the model's", dtypes=f"[{'; '.join(other[:4])}]", count=len(other), file=path)
 
 
 def _check_same_form(name: str, own: Any, given: Any, path: Path) -> None:
     """An optimizer's groups and sizes must be those of the one it is loaded into; other states need only be of the same form."""
     if type(own) is not type(given):
         kinds = {"own": type(own).__name__, "checkpoint": type(given).__name__}
-        raise refusal(LOAD, f"the {name} of the checkpoint has another form", **kinds, file=path)
+        raise refusal(LOAD, f"the {name} of the checkpoint must have the same form", **kinds, file=path)
     if not isinstance(own, dict) or "param_groups" not in own:
         return
     sizes = [[len(group["params"]) for group in state["param_groups"]] if _grouped(state) else None for state in (own, given)]
     if sizes[0] != sizes[1]:
-        what = f"the {name} of the checkpoint has other parameter groups"
+        what = f"the {name} of the checkpoint must have the same parameter groups"
         raise refusal(LOAD, what, "make the optimizer as in the run that saved", own=sizes[0], checkpoint=sizes[1], file=path)
 
 

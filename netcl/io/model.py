@@ -42,7 +42,7 @@ def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, 
     if isinstance(model, CompiledFunction):
         if folded := vars(model).get("folded"):  # the model is another than its architecture says
             remedy = "save the model it was made of, and call fuse_graph after load_model"
-            raise ValueError(message("save_model", "batch norms of this model are folded away", remedy, into=folded))
+            raise ValueError(message("save_model", "a model with folded batch norms cannot be saved", remedy, into=folded))
         model = model.function
     config = nn.config_of(model)
     state = model.state_dict()
@@ -129,7 +129,7 @@ def _built_model(meta: Mapping[str, Any], path: object, device: Any, room: int) 
 def _decoded(array: np.ndarray, dtype: Any, name: str, path: object) -> np.ndarray:
     row = dtypes.DTYPES.get(dtype) if isinstance(dtype, str) else None
     if row is None or row.storage != array.dtype:
-        raise refusal("load_model", "a weight has another dtype than the file says", name=name, array=array.dtype, said=dtype, file=path)
+        raise refusal("load_model", "a weight must have the declared dtype", name=name, array=array.dtype, said=dtype, file=path)
     return dtypes.decode(array, row)
 
 
@@ -138,4 +138,4 @@ def fitting(own: Mapping[str, Any], given: Mapping[str, np.ndarray], path: objec
     names_differ(op, path, f"weights of the file ({len(given)})", own, given)
     wrong = [f"{name} is {given[name].shape}, the model has {own[name].shape}" for name in own if own[name].shape != given[name].shape]
     if wrong:
-        raise refusal(op, "weights have other shapes than the model's", shapes=f"[{'; '.join(wrong[:4])}]", count=len(wrong), file=path)
+        raise refusal(op, "weights must have the shapes of the model's", shapes=f"[{'; '.join(wrong[:4])}]", count=len(wrong), file=path)

@@ -46,8 +46,7 @@ class Attributes(OrderedDict[Any, Any]):
 def run_program(
     data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int = 0, most: int = FREE_STEPS
 ) -> tuple[Any, int]:
-    """Run a program of at most so many steps; the value it leaves and the position after it. ``persistent`` resolves references to
-    storages."""
+    """Run a program of at most ``most`` steps; returns its value and its end. ``persistent`` resolves references to storages."""
     machine = _Machine(names, persistent)
     stream = io.BytesIO(data)
     stream.seek(start)
@@ -56,10 +55,10 @@ def run_program(
         if step is None:
             raise Refused(f"opcode {name} at byte {at} is not one that torch writes")
         if count == most:
-            raise Refused(f"the program has more than {most} steps, which no state dict of this size has; if you trust it, pass max_bytes=")
+            raise Refused(f"the program must have at most {most} steps for a file of this size; if you trust it, pass max_bytes=")
         step(machine, argument)
     if len(machine.stack) != 1 or machine.stack[0] is _STACK_MARK:
-        raise Refused(f"the program ends with {len(machine.stack)} values")
+        raise Refused(f"the program must end with one value, got {len(machine.stack)}")
     return machine.stack[0], stream.tell()
 
 
@@ -68,7 +67,7 @@ def _opcodes(stream: io.BytesIO) -> Iterator[tuple[str, Any, int | None]]:
         for opcode, argument, at in pickletools.genops(stream):
             yield opcode.name, argument, at
     except (ValueError, OverflowError) as error:
-        raise Refused(f"the program is cut off or damaged ({error})") from None
+        raise Refused(f"the program is not complete ({error})") from None
 
 
 class _Machine:
@@ -79,7 +78,7 @@ class _Machine:
 
     def pop(self) -> Any:
         if not self.stack or self.stack[-1] is _STACK_MARK:
-            raise Refused("the program takes more than it has put down")
+            raise Refused("the program must not take more values than it has stored")
         return self.stack.pop()
 
     def marked(self) -> list[Any]:
@@ -100,12 +99,12 @@ class _Machine:
 
     def get(self, index: int) -> None:
         if index not in self.memo:
-            raise Refused(f"the program recalls number {index}, which it never stored")
+            raise Refused(f"the program must store number {index} before it is recalled")
         self.push(self.memo[index])
 
     def put(self, index: int) -> None:
         if not self.stack or self.stack[-1] is _STACK_MARK:
-            raise Refused("the program stores what it does not have")
+            raise Refused("the program must have a value to store")
         self.memo[index] = self.stack[-1]
 
     def name(self, module: Any, attribute: Any) -> None:
@@ -133,7 +132,7 @@ class _Machine:
 
     def set_items(self, items: Sequence[Any]) -> None:
         if len(items) % 2:
-            raise Refused("a key without a value")
+            raise Refused("every key must have a value")
         self.top(dict).update(checked_items(zip(items[::2], items[1::2], strict=True)))
 
 
@@ -143,7 +142,7 @@ def checked_items(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
     for key, value in pairs:
         parts = key if type(key) is tuple else (key,)
         if len(parts) > 64 or not all(part is None or isinstance(part, str | int | float | bytes) for part in parts):
-            raise Refused(f"a key is a {type(key).__name__}")
+            raise Refused(f"a key must be a text or a number, got a {type(key).__name__}")
         found.append((key, value))
     return found
 

@@ -104,7 +104,7 @@ def _linear_layers(model: Module) -> dict[str, Any]:
 
 def _put_adapters(model: ModelT, adapters: Mapping[str, LoRALinear]) -> ModelT:
     if adapters_of(model):
-        raise ValueError(message("lora", "the model has adapters already", "merge them with netcl.models.merge(model), or load it anew"))
+        raise ValueError(message("lora", "the model must have no adapters", "merge them with netcl.models.merge(model), or load it anew"))
     model.requires_grad_(False)
     for path, adapter in adapters.items():
         _replace(model, path, adapter)
@@ -213,7 +213,7 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     kinds, sizes = {"A", "B", "magnitude_vector"} if dora else {"A", "B"}, {name: rows.stop for name, rows in layers.values()}
     strange = [name for name, parts in files.items() if parts.keys() != kinds or len(parts["B"]) != sizes.get(name) or not parts["A"].size]
     if strange or not files:
-        raise refusal("load_adapter", "the adapter does not fit the model", file=place / _TENSORS, layers=strange[:3])
+        raise refusal("load_adapter", "the adapter must fit the model", file=place / _TENSORS, layers=strange[:3])
     for path, (name, rows) in layers.items():
         if name in files:  # parts of a fused layer share A and have their own rows of everything else
             parts = {f"lora_{kind}": array if kind == "A" else array[rows] for kind, array in files[name].items()}

@@ -115,8 +115,7 @@ CLIP: _Names = {"logit_scale": "logit_scale"} | {
 
 @dataclass(frozen=True)
 class Architecture:
-    """A row of the table. ``windows`` says which layers slide where the configuration has no ``layer_types``; ``keys`` are an
-    architecture's own spellings of common ones; ``biases`` are read from the configuration's ``attention_bias`` and ``mlp_bias``."""
+    """A row of the table. ``windows``: layers that slide by default; ``keys``: its own spellings; ``biases``: from the configuration."""
 
     hf_class: str
     names: _Names

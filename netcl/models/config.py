@@ -125,7 +125,7 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
     except (ArithmeticError, KeyError, TypeError, ValueError) as fault:
         if isinstance(fault, FileError):
             raise
-        raise refusal("config", f"the settings of rope_type {kind!r} do not fit together: {fault}") from fault
+        raise refusal("config", f"the settings of rope_type {kind!r} must fit together: {fault}") from fault
     if any(table.shape != (found.size // 2,) or not np.isfinite(table).all() for table in tables):
         raise refusal("config", "rotary positions need one finite frequency per pair", rope_type=kind, pairs=found.size // 2)
     return found

@@ -135,7 +135,7 @@ class CausalLM(Module):
             made = self._until([int(i) for i in prompt], stops, max_new_tokens, sampling, seed)
             return made if stream else list(made)
         if stream:
-            raise ValueError(message("generate", "stream=True takes one prompt", "loop over the prompts", prompts=len(prompt)))
+            raise ValueError(message("generate", "stream=True requires one prompt", "loop over the prompts", prompts=len(prompt)))
         return self._together(prompt, stops, max_new_tokens, sampling, seed)
 
     def _together(self, prompts: Sequence[Any], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> list[Any]:

@@ -133,7 +133,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
     if format not in ("hf", "gguf"):
         raise ValueError(f"[save] format must be 'hf' or 'gguf'; format={format!r}")
     if any(hasattr(layer, "lora_A") for layer in model.modules()):
-        raise ValueError(message("save", "the model has adapters", "call netcl.models.merge(model), or save_adapter"))
+        raise ValueError(message("save", "a model with adapters cannot be saved", "call netcl.models.merge(model), or save_adapter"))
     config, row = model.config, ARCHITECTURES[model.config.architecture]
     make = getattr(model, "make_tokenizer", None)
     tokenizer = None if make is None else make()
@@ -148,7 +148,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         write_gguf(path, metadata, tensors)
         return
     if kind is not None:
-        raise ValueError(f"[save] kind is for format='gguf'; kind={kind!r}")
+        raise ValueError(f"[save] kind= requires format='gguf'; kind={kind!r}")
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     dtype = next(iter(model.parameters())).dtype

@@ -46,7 +46,7 @@ def tokenizers_library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise ImportError(message("tokenizer", "the package tokenizers is needed", "pip install tokenizers")) from None
+        raise ImportError(message("tokenizer", "the package tokenizers is required", "pip install tokenizers")) from None
     return tokenizers
 
 
@@ -103,7 +103,7 @@ def render_template(source: str, **values: Any) -> str:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
-        raise ImportError(message("apply_chat_template", "the package jinja2 is needed", "pip install jinja2")) from None
+        raise ImportError(message("apply_chat_template", "the package jinja2 is required", "pip install jinja2")) from None
 
     def raise_exception(text: str) -> None:
         raise TemplateError(text)

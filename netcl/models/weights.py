@@ -108,7 +108,7 @@ def fill(model: Any, source: WeightSource, names: Mapping[str, str], ignored: It
     left = {name for name in set(shapes) - used - set(tied) if not any(word in name for word in ignored)}
     if missing or left:
         parts = {key: f"[{some(sorted(found))}]" for key, found in (("missing", missing), ("unexpected", left)) if found}
-        raise refusal("models", "the tensors of the file do not fit its configuration", file=source.path, **parts)
+        raise refusal("models", "the tensors of the file must fit its configuration", file=source.path, **parts)
     for name, parameter in parameters.items():
         if not (pack and _put_packed(model, name, source, origins[name])):
             parameter.write(pull(source, origins[name], model.part_config(name), parameter.shape))

@@ -99,7 +99,7 @@ class Autotuner:
         self.queue = queue_of(queue)
         if isinstance(self.queue, CPUQueue):
             platforms.opencl()
-            raise DeviceError(message("autotune", "the NumPy backend has nothing to tune", "name an OpenCL device: netcl.device('cl')"))
+            raise DeviceError(message("autotune", "tuning requires an OpenCL device", "name an OpenCL device: netcl.device('cl')"))
         self.profile = handle_of(self.queue).profile
         self.budget = budget
         self.store = tuning.store if store is None else store
@@ -109,12 +109,12 @@ class Autotuner:
     def tune(self, op: str, *sizes: int, dtype: str = "float32", **flags: Any) -> AutotuneResult:
         """Search for ``(M, N, K)`` of a ``matmul`` or ``(N, C, H, W, F, KH, KW)`` of a ``conv2d`` or one of its gradients."""
         if op not in self.families:
-            raise ShapeError(message("autotune", "there is nothing to tune for this op", f"known: {', '.join(self.families)}", op=repr(op)))
+            raise ShapeError(message("autotune", "unknown op, or one without tuning", f"known: {', '.join(self.families)}", op=repr(op)))
         if len(sizes) != (count := self.families[op].sizes) or min(sizes) < 1:
-            raise ShapeError(message("autotune", f"{op} has {count} sizes, each at least 1", sizes=sizes))
+            raise ShapeError(message("autotune", f"{op} must have {count} sizes of at least 1", sizes=sizes))
         problem = self.families[op].problem(*sizes, profile=self.profile, dtype=dtype, **flags)
         if problem.dtype not in _TUNED_DTYPES:
-            raise DtypeError(message("autotune", f"only {', '.join(_TUNED_DTYPES)} are tuned", dtype=dtype))
+            raise DtypeError(message("autotune", f"dtype must be one of {', '.join(_TUNED_DTYPES)}", dtype=dtype))
         found = self.search(problem)
         get_kernel_selector().clear_cache()
         return found

@@ -57,7 +57,7 @@ def compare(
     True
     """
     if repeat < 1 or calls < 1:
-        raise ValueError(message("measure", "at least one call in one round is needed", repeat=repeat, calls=calls))
+        raise ValueError(message("measure", "repeat and calls must be at least 1", repeat=repeat, calls=calls))
     target = queue_of(queue)
     for way in ways.values():
         for _ in range(warmup):

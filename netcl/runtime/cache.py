@@ -32,7 +32,7 @@ _COUNTS, _MOST_KINDS = "programs.json", 256  # programs by kind of run, and the 
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one whole, whoever else writes it."""
+    """Replace a file atomically: a reader sees the old or the new content, even with several writers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     with os.fdopen(descriptor, "wb") as file:

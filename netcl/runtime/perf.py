@@ -107,5 +107,5 @@ def _finish_queue(queue: Any) -> None:
         return
     target = getattr(queue, "queue", queue)
     if not hasattr(target, "finish"):
-        raise DeviceError(message("timing_region", "this is neither a queue nor a device handle", "pass handle.queue", queue=repr(queue)))
+        raise DeviceError(message("timing_region", "queue must be a queue or a device handle", "pass handle.queue", queue=repr(queue)))
     synchronize(target)

@@ -97,12 +97,12 @@ class Stream:
         is a leaf that requires none.
         """
         if not isinstance(tensor, Tensor):
-            raise TypeError(message("Stream.use", "takes a tensor", "pass ag.tensor(...)", given=type(tensor).__name__))
+            raise TypeError(message("Stream.use", "the argument must be a tensor", "pass ag.tensor(...)", given=type(tensor).__name__))
         if tensor.queue is self.queue or tensor.array is not None:
             return tensor
         if tensor.context != self.queue.context:
             remedy = "move it with tensor.to(device), which copies"
-            raise DeviceError(message("Stream.use", "the tensor lives on another device", remedy, tensor=tensor.device.device_name))
+            raise DeviceError(message("Stream.use", "the tensor must be on the same device", remedy, tensor=tensor.device.device_name))
         buffer = tensor.realize()  # on its own queue, before that is waited for
         self.wait_for(tensor.queue)
         lease = _Borrowed(tensor, self) if tensor.pool_handle is not None else None

@@ -141,9 +141,9 @@ def _parsed(data: bytes) -> dict[str, Entry]:
     try:
         content = json.loads(data)
     except RecursionError:
-        raise ValueError("brackets in brackets without an end") from None
+        raise ValueError("brackets must not be nested too deeply") from None
     if not isinstance(content, dict) or not isinstance(content.get("entries"), dict):
-        raise ValueError("the file holds no entries")
+        raise ValueError("the file has no entries")
     if content.get("format") != FORMAT:
         return {}
     if not all(isinstance(entry, dict) for entry in content["entries"].values()):

@@ -118,7 +118,7 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
     manual_seed(chosen.seed)
     model = models.load(path, device_name, None if chosen.method == "qlora" else "float32")
     if not isinstance(model, models.CausalLM):
-        raise ValueError(message("finetune", "only models that write text can be fine-tuned", model=type(model).__name__))
+        raise ValueError(message("finetune", "model must be one that generates text", model=type(model).__name__))
     with device(handle_of(model.queue)):
         train, *val = _loaders(model, data, chosen)
         keeper = ModelCheckpoint(place / "checkpoints", every_steps=chosen.save_every or None, overwrite=overwrite)
@@ -154,7 +154,7 @@ def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: boo
         write_json(file, now)
     before = read_object(file, "finetune")
     if other := [name for name in now if before.get(name) != now[name]]:
-        raise refusal("finetune", "the run was begun with other settings", "pass the same, or overwrite it", file=file, other=other)
+        raise refusal("finetune", "the run must keep its settings", "pass the same, or overwrite it", file=file, other=other)
 
 
 def _loaders(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> list[DataLoader]:
@@ -162,7 +162,7 @@ def _loaders(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -
     rows, made = read_rows(data), list[DataLoader]()
     order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))
     if held == len(rows):
-        raise ValueError(message("finetune", "no row is left to train on", "add rows, or evaluate on none: --held-out 0", rows=len(rows)))
+        raise ValueError(message("finetune", "rows must be left to train", "add rows, or evaluate on none: --held-out 0", rows=len(rows)))
     for part in (order[held:], order[:held]) if held else (order,):
         documents = [document for i in part for document in documents_of(model.tokenizer, rows[i])]
         inputs, targets = pack_documents(documents, min(chosen.length, model.config.context))

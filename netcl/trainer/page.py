@@ -105,7 +105,7 @@ def _reading(folder: str | os.PathLike[str], name: str) -> Iterator[None]:
     except FileError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as fault:
-        what = f"{name} is damaged: {type(fault).__name__}: {fault}".splitlines()[0]
+        what = f"{name} cannot be read: {type(fault).__name__}: {fault}".splitlines()[0]
         raise FileError(message("report", what, "restore the file, or remove it and what belongs to it", folder=folder)) from fault
 
 

@@ -95,8 +95,10 @@ def restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.W
 
 
 class _Config(Callback):
-    """Writes the recipe of a run when it begins: not before a checkpoint that is to be resumed was seen to fit it. A new run removes the
-    results of an earlier one, which a report would show as its own."""
+    """Writes the recipe of a run when it begins, after a checkpoint to resume has been checked against it.
+
+    A new run removes the results of an earlier one, which a report would otherwise show as its own.
+    """
 
     def __init__(self, place: Path, recipe: Recipe):
         self.place, self.recipe = place, recipe
@@ -108,8 +110,10 @@ class _Config(Callback):
 
 
 class _Rates(Callback):
-    """Learning rates and decay by this recipe, from the step on at which a run is resumed: it may be longer than the one that was saved,
-    whose schedule has come to its end, or learn at another rate."""
+    """Sets learning rates and decay by this recipe from the step at which a run is resumed.
+
+    The resumed run may be longer than the saved one, whose schedule has ended, or use another rate.
+    """
 
     def set_trainer(self, trainer: Trainer) -> None:
         super().set_trainer(trainer)  # which has not been resumed yet

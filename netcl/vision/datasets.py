@@ -38,7 +38,7 @@ def default_loader(path: Any, mode: str = "RGB") -> Any:
             return image.open(file, formats=_FORMATS).convert(mode)
         except bomb as error:
             remedy = "if you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
-            raise FormatError(message(op, "the image is larger than is allowed", remedy, reason=error, file=path)) from None
+            raise FormatError(message(op, "the image must not be larger than the limit", remedy, reason=error, file=path)) from None
         except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:
             raise FormatError(message(op, "the file is not an image, or damaged", reason=error, file=path)) from None
 
@@ -209,8 +209,11 @@ class KMNIST(MNIST):
 
 
 class CIFAR10(_Bundle):
-    """Photographs of 32 x 32 in ten classes, from the Python version's files in ``root/cifar-10-batches-py``, which are not unpickled, or
-    from the binary version's in ``root/cifar-10-batches-bin``."""
+    """Photographs of 32 x 32 pixels in ten classes.
+
+    Read from the Python version's files in ``root/cifar-10-batches-py``, which are not unpickled, or from the binary version's in
+    ``root/cifar-10-batches-bin``.
+    """
 
     source, folders = "https://www.cs.toronto.edu/~kriz/cifar.html", ("cifar-10-batches-py", "cifar-10-batches-bin")
     classes: Sequence[str] = CIFAR10_CLASSES
@@ -275,5 +278,5 @@ def _cifar_arrays(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
     kind = getattr(dtype, "arguments", None) or ("",)
     right = (shape, order, kind[0]) == ((len(numbers), 3072), False, "u1") and isinstance(content, bytes)
     if not right or min(numbers, default=0) < 0 or len(content) != len(numbers) * 3072:
-        raise FormatError(message("CIFAR", "the file does not hold images and their labels", keys=sorted(made), shape=shape, file=path))
+        raise FormatError(message("CIFAR", "the file must hold images and their labels", keys=sorted(made), shape=shape, file=path))
     return np.frombuffer(content, np.uint8).reshape(-1, 3, 32, 32), np.array(numbers, np.uint8)

@@ -134,7 +134,7 @@ def convert_image_dtype(image: Any, dtype: Any = "float32") -> Tensor:
         return image
     floats = [name.startswith(("float", "bfloat")) for name in (source, target)]
     if floats == [True, False] and target in ("int32", "int64"):
-        raise ValueError(message("convert_image_dtype", "the cast would lose digits", "convert to uint8", dtype=source, to=target))
+        raise ValueError(message("convert_image_dtype", "the cast must not lose digits", "convert to uint8", dtype=source, to=target))
     if floats == [True, False]:
         return _changed("convert_image_dtype", image, lambda x: (x * np.float32(_most(target) + 1 - 1e-3)).astype(target))
     if floats[1]:
@@ -199,7 +199,7 @@ def resize(
     if is_pil(img):
         return img.resize((sizes[1], sizes[0]), _PILLOW[mode])
     if mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
-        raise ValueError(message("resize", "tensors take nearest, nearest-exact, bilinear and bicubic", interpolation=mode))
+        raise ValueError(message("resize", "mode must be nearest, nearest-exact, bilinear or bicubic", interpolation=mode))
 
     def resampled(x: np.ndarray) -> np.ndarray:
         wide = x.reshape(1, -1, height, width).astype(np.float32 if x.dtype.itemsize < 4 else np.result_type(x.dtype, np.float32))
@@ -324,7 +324,7 @@ def affine(
         matrix[:, 2] += middle - inverse @ middle
         return img.transform(img.size, 0, matrix.ravel().tolist(), _PILLOW[mode], fillcolor=_color(img, fill))
     if mode not in ("nearest", "bilinear"):
-        raise ValueError(message("affine", "tensors take nearest and bilinear", interpolation=mode))
+        raise ValueError(message("affine", "interpolation of tensors must be nearest or bilinear", interpolation=mode))
     out: tuple[int, ...] = (height, width)
     if _expand:
         corners = np.array([[x, y, 1] for x in (-width / 2, width / 2) for y in (-height / 2, height / 2)]) @ matrix.T

@@ -206,7 +206,7 @@ def test_files_that_are_not_there_and_kinds_that_are_unknown(tmp_path, capsys):
     status, _, err = run(capsys, "train", "--data", f"csv:{tmp_path}/none.csv", "--target", "x", "--device", "cpu")
     assert status == 1 and "there is no such file or folder" in err
     status, _, err = run(capsys, "train", "--data", "xml:file", "--device", "cpu")
-    assert status == 1 and "there is no such data" in err and "csv:PATH" in err
+    assert status == 1 and "unknown data" in err and "csv:PATH" in err
     np.savez(tmp_path / "n.npz", a=np.zeros(3))
     status, _, err = run(capsys, "train", "--data", f"npz:{tmp_path}/n.npz", "--device", "cpu")
     assert status == 1 and "no arrays of inputs and targets" in err and "name them x/y" in err

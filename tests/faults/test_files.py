@@ -161,7 +161,7 @@ def test_files_of_one_kind_name_what_opens_them(tmp_path):
     with pytest.raises(FileError, match=r"\[load_model\] the file has no __netcl_meta__"):
         load_model(written(tmp_path, "npz"))
     with pytest.raises(
-        FileError, match=r"\[load_torch\] this is a zip archive, but not one of torch.save; file=.*; a .netcl file is opened by load_model"
+        FileError, match=r"\[load_torch\] the zip archive must be one of torch.save; file=.*; a .netcl file is opened by load_model"
     ):
         load_torch(model)
 
@@ -178,7 +178,7 @@ def rewritten(path: Path, change: Callable[[dict, dict], None]) -> None:
 
 
 MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
-    "newer": (lambda m, a: m.update(version=99), r"the file was written by a newer netcl; version=99, known=1, file=.*; update netcl"),
+    "newer": (lambda m, a: m.update(version=99), r"the file requires a newer netcl; version=99, known=1, file=.*; update netcl"),
     "odd version": (lambda m, a: m.update(version="1"), "__netcl_meta__ is not what netcl writes"),
     "missing weight": (lambda m, a: a.pop("0.bias"), r"the weights are not the expected ones; missing=0\.bias"),
     "extra weight": (lambda m, a: a.update(extra=np.ones(3)), r"the weights are not the expected ones; unexpected=extra"),
@@ -234,7 +234,7 @@ def test_a_changed_array_does_not_match_its_checksum(tmp_path):
     arrays = archive.read_arrays(path, "test")
     arrays["0.bias"][0] += 1
     archive.write_arrays(path, arrays, "test")
-    with pytest.raises(FileError, match=r"\[load_model\] an entry does not match its checksum; name='0.bias'"):
+    with pytest.raises(FileError, match=r"\[load_model\] every entry must match its checksum; name='0.bias'"):
         load_model(path)
 
 
@@ -274,7 +274,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
         assert state_of(model, optimizer, rng) == before
 
     refuses(
-        r"\[load_checkpoint\] weights have other shapes than the model's; shapes=\[0\.weight is \(8, 4\), the model has \(9, 4\)",
+        r"\[load_checkpoint\] weights must have the shapes of the model's; shapes=\[0\.weight is \(8, 4\), the model has \(9, 4\)",
         *trained(4, 9, 2),
     )
     refuses(
@@ -284,10 +284,14 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
     refuses(r"the checkpoint has no state for the generator 'other'; own=PCG64, checkpoint=None", *trained(), rng={"other": rng})
     refuses(r"the generator 'rng'; own=Philox, checkpoint=PCG64", *trained(), rng=np.random.Generator(np.random.Philox(1)))
     half, optimizer = trained()
-    refuses(r"weights have other dtypes than the model's; dtypes=\[0\.weight is float32, the model has float16", half.half(), optimizer)
+    refuses(r"weights must have the dtypes of the model's; dtypes=\[0\.weight is float32, the model has float16", half.half(), optimizer)
     model, _ = trained()
     groups = [{"params": [p]} for p in model.parameters()]
-    refuses(r"the optimizer of the checkpoint has other parameter groups; own=\[1, 1, 1, 1\], checkpoint=\[4\]", model, optim.Adam(groups))
+    refuses(
+        r"the optimizer of the checkpoint must have the same parameter groups; own=\[1, 1, 1, 1\], checkpoint=\[4\]",
+        model,
+        optim.Adam(groups),
+    )
     refuses("unknown entry 'exp_avg'", model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     rewritten(path, unrelated)
     refuses(r"the random streams of the checkpoint are not what netcl writes", *trained())
@@ -349,7 +353,7 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path):
     for reader in (load_params, load_model, load_checkpoint, load_torch, load):
         with pytest.raises(
             FileError,
-            match=r"would unpack to more than is plausible; unpacked=268435\d+, limit=\d+, file=.*; if you trust the file, pass max_bytes=",
+            match=r"must not unpack to more than the limit; unpacked=268435\d+, limit=\d+, file=.*; if you trust the file, pass max_bytes=",
         ):
             reader(bomb)
     assert load_params(bomb, max_bytes=1 << 30)["x"].shape == (1 << 25,)
@@ -389,7 +393,7 @@ def test_an_entry_that_declares_less_than_it_holds_is_refused(tmp_path):
 def test_names_that_are_paths_are_refused(tmp_path, name):
     path = zipped(tmp_path / "a.npz", {name: npy(np.zeros(3))})
     for reader in (load_params, load_model, load_torch):
-        with pytest.raises(FileError, match="an entry's name is a path to somewhere else"):
+        with pytest.raises(FileError, match="an entry must not name a path outside of the file"):
             reader(path)
 
 
@@ -399,7 +403,7 @@ def test_two_entries_of_one_name_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         for value in (1.0, 2.0):
             file.writestr("x.npy", npy(np.array([value])))
-    with pytest.raises(FileError, match=r"two entries have the same name; name='x\.npy'"):
+    with pytest.raises(FileError, match=r"entries must have different names; name='x\.npy'"):
         load_params(tmp_path / "a.npz")
 
 

@@ -103,7 +103,7 @@ def info(name: str = "t", sizes: tuple[int, ...] = (4,), kind: int = 0, offset: 
 
 DAMAGED = {
     "not-gguf": (b"GGML" + b"\0" * 40, "must begin with GGUF"),
-    "empty": (b"", "the file ends too early"),
+    "empty": (b"", "the file must not end here"),
     "version": (header(version=1), "versions 2 and 3 are read"),
     "big-endian": (header(version=0x03000000), "versions 2 and 3 are read"),
     "tensor-count": (header(counts=(2**60, 0)), "too short for its number of tensors"),
@@ -122,7 +122,7 @@ DAMAGED = {
     "far-outside": (header(infos=info(offset=2**63), counts=(1, 0), data=b"\0" * 64), "aligned offset inside the file"),
     "unaligned": (header(infos=info(offset=4), counts=(1, 0), data=b"\0" * 64), "aligned offset inside the file"),
     "overlap": (header(infos=info("a", (16,)) + info("b", (16,), offset=32), counts=(2, 0), data=b"\0" * 128), "must not overlap"),
-    "twice": (header(infos=info("a") + info("a", offset=32), counts=(2, 0), data=b"\0" * 128), "a tensor occurs twice"),
+    "twice": (header(infos=info("a") + info("a", offset=32), counts=(2, 0), data=b"\0" * 128), "names of tensors must be unique"),
     "part-of-a-block": (header(infos=info(sizes=(33,), kind=8), counts=(1, 0), data=b"\0" * 128), "must hold whole blocks of 32"),
     "tensor-type": (header(infos=info(kind=99), counts=(1, 0), data=b"\0" * 64), "unknown type of a tensor"),
 }  # fmt: skip

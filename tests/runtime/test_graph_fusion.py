@@ -161,7 +161,7 @@ def test_a_compiled_model_is_saved_and_a_folded_one_refused(rng, tmp_path):
     x = ag.tensor(rng.normal(size=(2, 3)).astype(np.float32), queue=model.queue)
     save_model(compile(model), tmp_path / "model.netcl")
     np.testing.assert_array_equal(load_model(tmp_path / "model.netcl", "cpu")(x).to_host(), model(x).to_host())
-    with pytest.raises(ValueError, match=r"\[save_model\] batch norms of this model are folded away; into=\['0'\]"):
+    with pytest.raises(ValueError, match=r"\[save_model\] a model with folded batch norms cannot be saved; into=\['0'\]"):
         save_model(fuse_graph(model, x), tmp_path / "folded.netcl")
 
 

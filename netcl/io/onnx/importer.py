@@ -55,9 +55,9 @@ def parse_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, Path | None]:
         outside = folder is not None and any(map(onnx.external_data_helper.uses_external_data, _held_tensors(model)))
         onnx.checker.check_model(os.fspath(path) if outside else model)
     except (onnx.checker.ValidationError, undecodable, ValueError) as fault:
-        raise refusal(IMPORT, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
+        raise refusal(IMPORT, "the file is damaged or is not an ONNX model", reason=_first_line(fault), file=path) from fault
     if not model.graph.node and not model.graph.output:
-        raise refusal(IMPORT, "the file is damaged or not an ONNX model", file=path)
+        raise refusal(IMPORT, "the file is damaged or is not an ONNX model", file=path)
     return model, folder
 
 
@@ -163,7 +163,7 @@ class OnnxModel(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         """Run the graph."""
         if len(inputs) != len(self.input_names):
-            raise ValueError(message(IMPORT, f"the model takes {len(self.input_names)} inputs", names=self.input_names, given=len(inputs)))
+            raise ValueError(message(IMPORT, f"expected {len(self.input_names)} inputs", names=self.input_names, given=len(inputs)))
         values: dict[str, Any] = {}
         sizes: dict[str, int] = {}
         for (name, (dtype, shape)), x in zip(self._inputs.items(), inputs, strict=True):
@@ -211,7 +211,7 @@ class OnnxModel(nn.Module):
         if made is NotImplemented or (any(node.outputs[len(results) :]) and node.expand is not None):
             return self._expanded(node, given)
         if any(node.outputs[len(results) :]):
-            raise node.fault(f"only the first {len(results)} outputs are supported", outputs=node.outputs)
+            raise node.fault(f"a node must have at most {len(results)} outputs", outputs=node.outputs)
         return [self._on_host(x) for x in results]
 
     def _on_host(self, x: Any) -> Any:
