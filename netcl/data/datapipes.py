@@ -22,10 +22,7 @@ class DataChunk(list[Any]):
 
 
 class IterDataPipe(IterableDataset):
-    """An iterable dataset whose methods build pipes; ``IterDataPipe(iterable)`` wraps any iterable.
-
-    Methods: ``map``, ``filter``, ``batch``, ``unbatch``, ``collate``, ``shuffle``, ``concat``, ``zip``, ``sharding_filter``, and those
-    of :func:`functional_datapipe`.
+    """An iterable dataset whose methods (``map``, ``filter``, ``batch``, ...) build pipes; ``IterDataPipe(iterable)`` wraps any iterable.
 
     >>> list(IterDataPipe(range(6)).filter(lambda x: x % 2).map(lambda x: x * 10).batch(2))
     [[10, 30], [50]]

@@ -233,10 +233,7 @@ def _no_storage(reference: Any) -> Any:
 
 
 def save_torch(value: Any, path: str | os.PathLike[str]) -> None:
-    """Write a file for ``torch.load(path, weights_only=True)``.
-
-    ``value`` is a module's state dict, or nested dictionaries, lists and tuples of numbers, texts, arrays and tensors.
-    """
+    """Write a module's state dict, or nested containers of numbers, texts, arrays and tensors, for ``torch.load(weights_only=True)``."""
     state = value.state_dict() if hasattr(value, "state_dict") else value
     writer = _TorchWriter()
     try:

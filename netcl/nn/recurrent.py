@@ -205,8 +205,8 @@ class LSTM(_Recurrent):
 class GRU(_Recurrent):
     """Gated recurrent units: ``h_t = (1 - z) n + z h_(t-1)``.
 
-    ``r = sigmoid(x_r + h_r)``, ``z = sigmoid(x_z + h_z)``, ``n = tanh(x_n + r h_n)``; ``x_*`` and ``h_*`` are the parts of ``W_ih x_t +
-    b_ih`` and ``W_hh h_(t-1) + b_hh``.
+    ``r = sigmoid(x_r + h_r)``, ``z = sigmoid(x_z + h_z)``, ``n = tanh(x_n + r h_n)``, with the parts ``x_*`` of
+    ``W_ih x_t + b_ih`` and ``h_*`` of ``W_hh h_(t-1) + b_hh``.
 
     - **input_size**, **hidden_size**, **num_layers**, **bias**, **batch_first**, **dropout** (between layers), **bidirectional**: as in
       torch. The rows of the weights are ``r, z, n``.

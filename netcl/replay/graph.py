@@ -293,14 +293,7 @@ class Graph:
             if t.shape != shape or t.dtype != dtype:
                 kind = ShapeError if t.shape != shape else DtypeError
                 seen = {"recorded": f"{shape} {dtype}", "given": f"{t.shape} {t.dtype}"}
-                raise kind(
-                    message(
-                        "replay",
-                        f"input {i} must have the shape and dtype of the recorded one",
-                        "record again for this shape and dtype",
-                        **seen,
-                    )
-                )
+                raise kind(message("replay", f"input {i} must be like the recorded one", "record again for this shape", **seen))
         met = self.meets(inputs)
         if met is not None:
             raise ValueError(
@@ -309,9 +302,7 @@ class Graph:
 
     def _check_place(self, i: int, t: Tensor) -> None:
         if t.context != self.queue.context:
-            raise DeviceError(
-                message("replay", f"input {i} must be on the device of the recording", "use tensor.to(device)", given=t.device)
-            )
+            raise DeviceError(message("replay", f"input {i} must be on the recorded device", "use tensor.to(device)", given=t.device))
         t.wait()
 
     def _run_parts(self) -> None:

@@ -95,10 +95,7 @@ def restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.W
 
 
 class _Config(Callback):
-    """Writes the recipe of a run when it begins, after a checkpoint to resume has been checked against it.
-
-    A new run removes the results of an earlier one, which a report would otherwise show as its own.
-    """
+    """Writes the recipe of a run when it begins, after a resumed checkpoint was checked; a new run removes results of an earlier one."""
 
     def __init__(self, place: Path, recipe: Recipe):
         self.place, self.recipe = place, recipe
@@ -110,10 +107,7 @@ class _Config(Callback):
 
 
 class _Rates(Callback):
-    """Sets learning rates and decay by this recipe from the step at which a run is resumed.
-
-    The resumed run may be longer than the saved one, whose schedule has ended, or use another rate.
-    """
+    """Sets learning rates and decay by this recipe from the step of a resume on: the run may be longer or use another rate."""
 
     def set_trainer(self, trainer: Trainer) -> None:
         super().set_trainer(trainer)  # which has not been resumed yet

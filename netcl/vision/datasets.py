@@ -209,11 +209,7 @@ class KMNIST(MNIST):
 
 
 class CIFAR10(_Bundle):
-    """Photographs of 32 x 32 pixels in ten classes.
-
-    Read from the Python version's files in ``root/cifar-10-batches-py``, which are not unpickled, or from the binary version's in
-    ``root/cifar-10-batches-bin``.
-    """
+    """Photographs of 32 x 32 pixels in ten classes, from ``root/cifar-10-batches-py`` (not unpickled) or ``cifar-10-batches-bin``."""
 
     source, folders = "https://www.cs.toronto.edu/~kriz/cifar.html", ("cifar-10-batches-py", "cifar-10-batches-bin")
     classes: Sequence[str] = CIFAR10_CLASSES
