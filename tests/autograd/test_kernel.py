@@ -71,7 +71,7 @@ def test_the_source_is_readable():
 
 def test_numpy_needs_a_twin():
     x = ag.tensor([1.0], device="cpu")
-    with pytest.raises(DeviceError, match=r"\[bent\] a kernel in OpenCL C needs an OpenCL device.*pass cpu="):
+    with pytest.raises(DeviceError, match=r"\[bent\] a kernel in OpenCL C requires an OpenCL device.*pass cpu="):
         bent(x, 1.0)
 
 
@@ -95,7 +95,7 @@ def test_errors(cl_device):
 
     with pytest.raises(ShapeError, match=r"\[both\] all tensors must have the same shape; a=\(2,\), b=\(3,\); pass shape="):
         both(x, y)
-    with pytest.raises(TypeError, match=r"\[both\] takes a, b; missing=\['b'\]"):
+    with pytest.raises(TypeError, match=r"\[both\] expected the arguments a, b; missing=\['b'\]"):
         both(x)
     x.requires_grad = True
     with pytest.raises(DtypeError, match=r"\[both\] this kernel has no gradient; pass vjp="):

@@ -159,7 +159,9 @@ def test_the_cache(device):
 
 
 def test_what_is_too_long_is_told(device):
-    with pytest.raises(ShapeError, match=r"\[GPT\] takes \(batch, positions\) with at most 12 positions; shape=\(1, 13\), in_cache=0"):
+    with pytest.raises(
+        ShapeError, match=r"\[GPT\] tokens must be \(batch, positions\) with at most 12 positions; shape=\(1, 13\), in_cache=0"
+    ):
         make()(tokens(1, 13))
 
 

@@ -65,7 +65,7 @@ def test_assigning_none_or_deleting_unregisters(device):
 def test_a_parameter_is_replaced_by_a_parameter_only(device):
     layer = nn.Linear(2, 3, device=device)
     for value in (layer.weight.detach(), layer.weight * 2, np.zeros((3, 2), np.float32), 1.0):
-        with pytest.raises(TypeError, match=r"\[setattr\] 'weight' of Linear is a parameter and can be set to a parameter or None only"):
+        with pytest.raises(TypeError, match=r"\[setattr\] 'weight' of Linear is a parameter and must be set to a parameter or None"):
             layer.weight = value
     layer.weight = nn.Parameter(layer.weight * 2)
     layer.bias = nn.Parameter(layer.bias, requires_grad=False)

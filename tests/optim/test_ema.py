@@ -108,7 +108,7 @@ def test_error_texts(queue, rng):
         ModelEMA([Tensor.zeros((1,), queue=queue)], decay=1.5)
     with pytest.raises(ValueError, match=r"\[ModelEMA\] the model must have parameters"):
         ModelEMA([])
-    with pytest.raises(TypeError, match=r"\[ModelEMA\] '0' is not a tensor of floats"):
+    with pytest.raises(TypeError, match=r"\[ModelEMA\] '0' must be a tensor of floats"):
         ModelEMA([Tensor.zeros((1,), "int32", queue=queue)])
 
 

@@ -487,7 +487,7 @@ def test_a_state_that_does_not_fit_changes_nothing(queue):
         opt.load_state_dict(bad(state={**good["state"], 3: {**entry, "exp_avg": np.zeros(2)}}))
     with pytest.raises(ValueError, match=r"unknown entry 'square_avg' in the state of parameter 3; known are exp_avg, exp_avg_sq"):
         opt.load_state_dict(bad(state={**good["state"], 3: {"square_avg": np.zeros((4, 5))}}))
-    with pytest.raises(ValueError, match=r"the state of parameter 3 lacks 'exp_avg_sq'"):
+    with pytest.raises(ValueError, match=r"the state of parameter 3 must have 'exp_avg_sq'"):
         opt.load_state_dict(bad(state={3: {"step": 1, "exp_avg": entry["exp_avg"]}}))
     with pytest.raises(ValueError, match=r"every parameter of the state must be in a group, got 9; parameters=7"):
         opt.load_state_dict(bad(state={9: entry}))
@@ -540,7 +540,7 @@ def test_errors_about_parameters(device):
         optim.SGD([])
     with pytest.raises(TypeError, match=r"\[SGD\] params must be a list; shape=\(3,\); pass \[tensor\]"):
         optim.SGD(p)
-    with pytest.raises(TypeError, match=r"\[SGD\] parameter 1 of group 0 is not a Tensor; type=float"):
+    with pytest.raises(TypeError, match=r"\[SGD\] parameter 1 of group 0 must be a Tensor; type=float"):
         optim.SGD([p, 1.0])
     with pytest.raises(DtypeError, match=r"\[SGD\] parameter 0 of group 0 must have a floating-point dtype; dtype=int32, shape=\(2,\)"):
         optim.SGD([Tensor.zeros((2,), "int32")])
