@@ -60,7 +60,7 @@ def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> i
 
 
 def _watch_job(job: subprocess.Popen[bytes], notes: Path, ranks: int) -> int:
-    """The exit status of a job. mpiexec would wait forever for a rank that ended or hangs before MPI has started."""
+    """Return the exit status of a job. mpiexec itself would wait forever for a rank that ends or hangs before MPI starts."""
     limit = float(env.value("NETCL_COMM_TIMEOUT"))
     late_at = time.monotonic() + limit
     while (status := wait(job, PAUSE)) is None:

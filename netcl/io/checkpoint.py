@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped, in one file that is either whole or not there.
+"""Checkpoints: the complete state of a run in one file, which is either whole or not there.
 
 Weights, buffers, optimizer, scheduler, loss scaler, position of the loader, random streams, step, and whatever else is given.
 Files are replaced atomically and every entry has a checksum; a checkpoint is looked over completely before anything is changed.
@@ -33,7 +33,7 @@ _CHECKPOINT_NAME = re.compile(r"step-(\d{6,})\.netcl")
 
 
 class Checkpoint(NamedTuple):
-    """What :func:`load_checkpoint` says about what it loaded."""
+    """The description of a checkpoint that :func:`load_checkpoint` returns."""
 
     step: int
     extra: Any
@@ -101,7 +101,7 @@ def load_checkpoint(
 
 
 def _read(found: Path, max_bytes: int | None = None) -> tuple[int, dict[str, Any], str]:
-    """The step, the state and the run id of a file, after all of it was checked."""
+    """Read the step, the state and the run id of a file after checking all of it."""
     meta, arrays = archive.read(found, LOAD, "checkpoint", max_bytes)
     state = tree.unpack(meta.get("state"), arrays, LOAD, tensor=_HostTensor)
     step = meta.get("step")
@@ -128,7 +128,7 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def latest_whole(folder: str | os.PathLike[str]) -> Path | None:
-    """The checkpoint of a folder with the highest step that can be read from end to end; ``None`` in a folder without any.
+    """Return the checkpoint of a folder with the highest step that is completely readable; ``None`` if there is none.
 
     Those with higher steps, which cannot be read, are set aside as ``step-000123.netcl.unreadable``, so that nothing is written over them,
     and a warning names each with the reason. If none can be read, all stay and the error of the newest is raised.
@@ -149,7 +149,7 @@ def latest_whole(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Another name for a file, which nothing else has."""
+    """Rename a file to an unused name."""
     names = (path.with_name(f"{path.name}.unreadable{number or ''}") for number in count())
     other = next(name for name in names if not name.exists())
     path.rename(other)
@@ -181,7 +181,7 @@ def _checkpoint_at(path: Path) -> Path:
 
 
 class _HostTensor:
-    """A tensor that is still on the host; shape and dtype can be compared before any device memory is taken."""
+    """A tensor on the host; shape and dtype can be compared before device memory is allocated."""
 
     def __init__(self, stored: np.ndarray, dtype: str):
         self.stored, self.dtype, self.shape = stored, dtype, stored.shape
@@ -191,7 +191,7 @@ class _HostTensor:
 
 
 def _on_device(value: Any, queue: Any = None) -> Any:
-    """A state with its tensors on a queue, or on the active device."""
+    """Move the tensors of a state to a queue, or to the active device."""
     if isinstance(value, _HostTensor):
         return value.on(queue)
     if isinstance(value, dict):
@@ -221,7 +221,7 @@ def _generators(rng: Any, op: str) -> dict[str, np.random.Generator]:
 
 
 def _queues(model: Any) -> list[Any]:
-    """Where random numbers are drawn: the devices of the model, then the active one; each once."""
+    """List the queues that draw random numbers: the devices of the model, then the active one; each once."""
     tensors = [*model.parameters(), *model.buffers()] if model is not None and hasattr(model, "parameters") else []
     found: list[Any] = []
     for queue in [*(tensor.queue for tensor in tensors), get_active_device().queue]:
@@ -297,7 +297,7 @@ def _is_stream(stream: Any) -> bool:
 
 
 def _restore_parts(parts: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> None:
-    """Load the parts, the model last; if one refuses, put back what the others had."""
+    """Load the parts, the model last; if one raises, restore the others."""
     with ExitStack() as undo:
         for name, part in parts.items():
             if name != "model":  # which comes last and, having been checked, only ever fails with its device

@@ -1,4 +1,4 @@
-"""The stack language torch writes its state dicts in, run by an interpreter that can build containers and nothing else.
+"""An interpreter for the pickle programs of torch's state dicts that can build containers and nothing else.
 
 ``pickletools.genops`` reads the opcodes and their arguments, and executes nothing.
 
@@ -21,11 +21,11 @@ TENSOR_STEPS = 1000  # more for each tensor of the file
 
 
 class Refused(ValueError):
-    """A program that does something other than building containers of allowed things."""
+    """Raised for a program that does more than build containers of allowed values."""
 
 
 class Allowed(str):
-    """A name a program may use: ``make(*args)`` when it is called; ``None`` if it is only ever a value."""
+    """A name that a program may use: ``make(*args)`` when it is called; ``None`` if it is only a value."""
 
     make: Callable[..., Any] | None
     value: str
@@ -37,10 +37,10 @@ class Allowed(str):
 
 
 class Attributes(OrderedDict[Any, Any]):
-    """An ordered dictionary whose attributes the program set; they are not kept."""
+    """An ordered dictionary whose attributes the program sets; they are dropped."""
 
     def build(self, state: Any) -> None:
-        """Take what the program sets; a subclass may keep it."""
+        """Receive the attributes that the program sets; a subclass may keep them."""
 
 
 def run_program(
@@ -137,7 +137,7 @@ class _Machine:
 
 
 def checked_items(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Items of a dictionary. Keys are plain and short: a tuple of tuples of ... that share their parts takes for ever to hash."""
+    """Check items of a dictionary. Keys must be plain and short: nested tuples that share parts take forever to hash."""
     found = []
     for key, value in pairs:
         parts = key if type(key) is tuple else (key,)
@@ -228,7 +228,7 @@ class Writer:
         self.add(b"t")
 
     def plain(self, value: Any) -> bool:
-        """Write a number, a text or nothing; whether it was one."""
+        """Write a number, a text or None; returns whether the value was one."""
         if value is None or isinstance(value, bool):
             self.add({None: b"N", True: b"\x88", False: b"\x89"}[value])
         elif isinstance(value, int):

@@ -68,7 +68,7 @@ def load_params(path: str | os.PathLike[str], *, max_bytes: int | None = None) -
 
 
 def safetensors_library() -> Any:
-    """The package safetensors, or an error that says how to install it."""
+    """Import the package safetensors; raises an error with the install command."""
     try:
         import safetensors.numpy
     except ImportError:

@@ -56,19 +56,19 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
 
 
 def _dense_steps(tensors: int, max_bytes: int | None) -> int:
-    """How many steps a program over so many tensors may have; with ``max_bytes``, one for each container that fits."""
+    """Return how many steps a program over this many tensors may have; with ``max_bytes``, one for each container that fits."""
     return opcodes.FREE_STEPS + (opcodes.TENSOR_STEPS * tensors if max_bytes is None else max_bytes // 64)
 
 
 class _Storage:
-    """Bytes that tensors are windows of."""
+    """Bytes that tensors are views of."""
 
     def __init__(self, dtype: str, data: np.ndarray | None):
         self.dtype, self.data = dtype, data
 
 
 class _Reader:
-    """What a program may build: containers, and tensors over the storages of its file."""
+    """The values a program may build: containers, and tensors over the storages of its file."""
 
     def __init__(self, limit: int, big_endian: bool = False, convert: Callable[[np.ndarray], Any] | None = None):
         self.left, self.big_endian, self.convert = limit, big_endian, convert or (lambda array: array)
@@ -88,7 +88,7 @@ class _Reader:
         self.names: dict[str, Allowed] = {**plain, **kinds, **storages}
 
     def take(self, nbytes: int) -> None:
-        """Count memory that is not a part of the file: what a file says in five bytes may be large, and be said many times."""
+        """Count memory besides the file itself: a few bytes of a file may describe much memory, many times."""
         self.left -= nbytes
         if self.left < 0:
             raise Refused("the content must not be larger than the limit for this file; if you trust it, pass max_bytes=")

@@ -1,4 +1,4 @@
-"""Nested state as JSON and arrays: what ``state_dict()`` of anything returns, exactly as it was.
+"""Converts nested state to JSON and arrays, and exactly back: the result of any ``state_dict()``.
 
 Dictionaries with any keys, lists, tuples, numbers, texts, arrays and tensors. Arrays and tensors become entries of a file,
 named by where they stood; the JSON points to them.
@@ -22,7 +22,7 @@ _NATIVE = "biufc"
 
 
 def bits(array: np.ndarray) -> tuple[np.ndarray, str]:
-    """An array as NPY can hold it, and the name of its dtype: bfloat16 is kept as its 16 bits."""
+    """Return an array in a form that NPY can store, and the name of its dtype: bfloat16 is kept as its 16 bits."""
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16), "bfloat16"
     return array, array.dtype.name
@@ -35,7 +35,7 @@ def host_bits(tensor: Tensor) -> np.ndarray:
 
 
 def from_bits(array: np.ndarray, name: str) -> np.ndarray:
-    """The array that :func:`bits` took apart."""
+    """Restore the array that :func:`bits` converted."""
     if name != "bfloat16":
         return array
     return array.view(bfloat16())
@@ -110,7 +110,7 @@ def _packed_plain(value: Any, where: str, op: str) -> Any:
 
 
 def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tensor: Callable[[np.ndarray, str], Any] = tensor_of) -> Any:
-    """What :func:`pack` took apart; ``tensor(stored, dtype)`` makes what was a tensor."""
+    """Restore what :func:`pack` converted; ``tensor(stored, dtype)`` makes the tensors."""
 
     def walk(value: Any) -> Any:
         if isinstance(value, list):

@@ -95,7 +95,7 @@ def lora(model: ModelT, rank: int = 8, alpha: float = 16, targets: Sequence[str]
 
 
 def _linear_layers(model: Module) -> dict[str, Any]:
-    """All layers an adapter fits, by path; adapted ones once, experts and heads that are also the embedding not at all."""
+    """List all layers that can have an adapter, by path: adapted ones once, no experts, and no heads that share the embedding."""
     tied = "lm_head" if getattr(model.config, "tied", False) else None
     found = {path: layer for path, layer in model.named_modules() if hasattr(layer, "in_features") and path != tied}
     inside = {path for path in found if isinstance(found.get(path.rpartition(".")[0]), LoRALinear)}
@@ -179,7 +179,7 @@ def save_adapter(model: Any, folder: str | os.PathLike[str], base: str = "") -> 
 
 
 def _joined_factors(model: Module, rows: Mapping[str, slice]) -> tuple[dict[str, np.ndarray], tuple[int, float]]:
-    """One adapter that does what those of the parts of a layer do: ``A`` stacked, ``B`` in blocks; its rank and alpha."""
+    """Combine the adapters of the parts of a layer to one: ``A`` stacked, ``B`` in blocks; returns its rank and alpha."""
     layers: dict[str, Any] = {path: model.get_submodule(path) for path in rows}
     own: dict[str, Any] = {path: layer for path, layer in layers.items() if isinstance(layer, LoRALinear)}
     scale, rank, at = next(iter(own.values())).scale, sum(layer.rank for layer in own.values()), 0

@@ -1,4 +1,4 @@
-"""The decoder of all causal language models, and how it writes."""
+"""The decoder of all causal language models, and its text generation."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class CausalLM(Module):
 
     @property
     def replayable(self) -> bool:
-        """Whether the step of a token does the same work for every length and every value."""
+        """Whether the step of a token does the same work for every length and all values."""
         fixed = all(rope is None or rope.stretch(1) == rope.stretch(self.context) for rope in self.config.ropes)
         return fixed and self.config.experts is None
 
@@ -82,7 +82,7 @@ class CausalLM(Module):
         return self.head(self.states(ids, cache, positions, documents))
 
     def states(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        """What the head sees: ``(batch, length, width)``."""
+        """Compute the input of the head: ``(batch, length, width)``."""
         seen = 0 if cache is None else cache.length
         if ids.ndim != 2 or (self.embed_positions is not None and seen + ids.shape[1] > self.config.context):
             what = f"ids must have shape (batch, length), with at most {self.config.context} positions"
@@ -113,7 +113,7 @@ class CausalLM(Module):
     def generate(self, prompt: Any, max_new_tokens: int = 64, temperature: float = 0.0, top_k: int | None = None,
                  top_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (),
                  stream: bool = False) -> Any:  # fmt: skip
-        """Continue a prompt; returns only what is new.
+        """Continue a prompt; returns only the new text.
 
         - **prompt**: a text, token ids ``(length,)``, or several of either. Texts give a text, ids give a list of ids; several give a
           list of results.
@@ -179,7 +179,7 @@ class CausalLM(Module):
         return end_ids(self.config.source) | end_ids(self.generation)
 
     def _until(self, ids: list[int], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> Iterator[int]:
-        """Ids up to a token that ends texts, or to the one whose text completes a stop string."""
+        """Yield ids up to a token that ends texts, or to the one whose text completes a stop string."""
         made: list[int] = []
         ends = self.end_tokens()
         for tokens in self._tokens([ids], most, sampling, seed):
@@ -191,7 +191,7 @@ class CausalLM(Module):
                 return
 
     def _pieces(self, ids: list[int], stops: tuple[str, ...], most: int, sampling: Sampling, seed: int | None) -> Iterator[str]:
-        """Text as it is made: whole characters only, and nothing that a stop string may still take back."""
+        """Yield text as it is generated: whole characters only, and nothing that may become part of a stop string."""
         stream, ends = TextStream(self.tokenizer, ids, stops), {*self.end_tokens(), *self.tokenizer.end_tokens}
         for tokens in self._tokens([ids], most, sampling, seed):
             if int(tokens[0]) in ends:
@@ -205,7 +205,7 @@ class CausalLM(Module):
 
 
 class TextStream:
-    """The text behind a prompt as its tokens are made: whole characters, and nothing that a stop string may still take back."""
+    """The text after a prompt as its tokens are generated: whole characters, and nothing that may become part of a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()):
         self.stopped = False
@@ -220,7 +220,7 @@ class TextStream:
         return self._tokenizer.decode([*self._context, *self._made])[self._skipped :] if self._made else ""
 
     def add(self, token: int) -> str:
-        """What the text certainly goes on with, given one more token."""
+        """Add a token; returns the text that is certain now."""
         self._made.append(token)
         text = self._text()
         found = [at for at in (text.find(word) for word in self._stops) if at >= 0]
@@ -232,12 +232,12 @@ class TextStream:
         return piece
 
     def rest(self) -> str:
-        """What was held back, at the end of the text."""
+        """Return the text that was held back, at the end."""
         return "" if self.stopped else self._text()[self._given :]
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of a text may change or become part of a stop string."""
+    """Return how many characters at the end of a text may change or become part of a stop string."""
     if text.endswith("\N{REPLACEMENT CHARACTER}"):  # of a character whose bytes are not all there
         return len(text) - len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
     beginnings = (n for word in stops for n in range(1, len(word)) if text.endswith(word[:n]))

@@ -58,7 +58,7 @@ class _Cursor:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
     def count(self, what: str, least_bytes: int) -> int:
-        """A number of things that take at least so many bytes each."""
+        """Read a number of items that take at least ``least_bytes`` each."""
         found = self.number("Q")
         if found > (self.size - self.at) // least_bytes:
             raise self.refusal(f"the file must be long enough for its number of {what}", given=found)
@@ -169,7 +169,7 @@ class GGUFFile:
         return {name: place.kind for name, place in self.tensors.items()}
 
     def packed(self, name: str) -> np.ndarray:
-        """A tensor's bytes as they lie in the file, read-only."""
+        """Return a tensor's bytes as stored in the file, read-only."""
         place = self.tensors[name]
         return np.frombuffer(self._map, np.uint8, place.nbytes, place.start)
 

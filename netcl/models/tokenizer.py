@@ -42,7 +42,7 @@ _SPECIAL_NAMES = ("bos", "eos", "pad", "unk")
 
 
 def tokenizers_library() -> Any:
-    """The package ``tokenizers``, or an error that says how to install it."""
+    """Import the package ``tokenizers``; raises an error with the install command."""
     try:
         import tokenizers
     except ImportError:
@@ -219,7 +219,7 @@ def _piece_scores(own: Mapping[str, Any], count: int) -> np.ndarray:
 
 
 def _surround(backend: Any, own: Mapping[str, Any], normalizers: Sequence[Any] = ()) -> Any:
-    """SentencePiece's spaces and bytes: written as marks before, read back after."""
+    """Handle SentencePiece's spaces and bytes: written as marks before, read back after."""
     library = tokenizers_library()
     prefix = bool(own.get("tokenizer.ggml.add_space_prefix", True))
     norms, decoders = library.normalizers, library.decoders

@@ -96,7 +96,7 @@ class Watch:
         self.best = math.inf
 
     def better(self, logs: Logs) -> bool:
-        """Whether the watched number is the best so far; a missing one is an error, a NaN never is."""
+        """Whether the watched number is the best so far; a missing one raises, NaN is never the best."""
         if self.monitor not in logs:
             remedy = f"{'pass val= to fit; ' if self.monitor.startswith('val_') else ''}there are {', '.join(logs)}"
             raise ValueError(message(self.op, f"the logs must have the monitored number {self.monitor!r}", remedy))
@@ -170,7 +170,7 @@ class ModelCheckpoint(Callback):
         self.watch: Watch | None = None
 
     def claim(self, resumed: str | os.PathLike[str] | None) -> None:
-        """Refuse a folder of another run than the one that begins (``resumed`` is its checkpoint); called before anything is written."""
+        """Raise if the folder belongs to another run (``resumed`` is its checkpoint); called before anything is written."""
         if resumed is None:
             earlier = [path for path in (self.folder / "best.netcl", *checkpoints(self.folder)) if path.exists()]
             if earlier and not self.overwrite:
@@ -235,7 +235,7 @@ class LRMonitor(Callback):
 
 
 class NaNGuard(Callback):
-    """Ends a run whose loss is NaN or infinite, looking whenever the trainer reads the loss and at the end of every epoch.
+    """Ends a run whose loss is NaN or infinite; checks whenever the trainer reads the loss and after every epoch.
 
     ``action`` is ``raise`` (``FloatingPointError``) or ``stop``.
     """

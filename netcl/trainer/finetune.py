@@ -62,7 +62,7 @@ class TuningSettings:
     seed: int = _tuning_field(0, "of adapters, held-out rows, order and dropout")
 
     def check(self) -> TuningSettings:
-        """Raise unless the values are possible."""
+        """Raise unless the settings are valid."""
         counts = {name: getattr(self, name) for name in ("rank", "epochs", "batch_size", "accumulate") if getattr(self, name) < 1}
         shares = {name: getattr(self, name) for name in ("dropout", "warmup", "held_out") if not 0 <= getattr(self, name) < 1}
         if self.method not in TUNING_METHODS or self.precision not in ("float32", "float16", "bfloat16") or counts or shares:
@@ -72,7 +72,7 @@ class TuningSettings:
 
 
 class TokenLosses(Module):
-    """The losses of the tokens of blocks, 0 where no target counts. Its state holds only what is learned, so checkpoints stay small."""
+    """The losses of the tokens of blocks, 0 where no target counts. Its state holds only learned weights, so checkpoints stay small."""
 
     def __init__(self, model: Any):
         super().__init__()
@@ -147,7 +147,7 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
 
 
 def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: bool) -> None:
-    """Write the settings of a new run; those of a run that is resumed must be the same."""
+    """Write the settings of a new run; those of a resumed run must be the same."""
     if not (resume and file.is_file()):
         keeper.claim(None)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: boo
 
 
 def _loaders(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> list[DataLoader]:
-    """Blocks to train on and, of a share of the rows drawn by the seed, to evaluate on."""
+    """Make the loaders: blocks to train on and, for a fraction of the rows drawn by the seed, to evaluate on."""
     rows, made = read_rows(data), list[DataLoader]()
     order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))
     if held == len(rows):

@@ -1,4 +1,4 @@
-"""``torchvision.datasets`` by their names, over files that are there: nothing is downloaded, and files are read as if they were hostile."""
+"""``torchvision.datasets`` by their names, over existing files: nothing is downloaded, and files are read as untrusted input."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class ImageFolder(DatasetFolder):
 
 
 class FakeData(VisionDataset):
-    """Random images, the same for every number: to try a program without data."""
+    """Random images, reproducible by index: to try a program without data."""
 
     def __init__(
         self, size: int = 1000, image_size: Sequence[int] = (3, 224, 224), num_classes: int = 10, transform: Any = None,
@@ -241,7 +241,7 @@ class CIFAR100(CIFAR10):
 
 
 class _Described(Attributes):
-    """An array or a dtype of a pickle: the arguments it is made of and its state, as they are written there."""
+    """An array or a dtype of a pickle: its arguments and its state, as stored there."""
 
     def __init__(self, *arguments: Any):
         super().__init__()
