@@ -1,7 +1,7 @@
 """The container of every ``.netcl`` file: an NPZ archive with JSON in ``__netcl_meta__``, written whole or not at all.
 
-Nothing read here is trusted: names, sizes and checksums are looked at before memory is taken for them, arrays of objects are
-refused, and nothing is ever unpickled or written to a path that a file names.
+Nothing read here is trusted: names, sizes and checksums are checked before memory is allocated. Arrays of objects raise, and
+nothing is ever unpickled or written to a path that a file names.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class _Machine:
         self.push(function.make(*arguments))
 
     def build(self) -> None:
-        """Attributes of an object: torch sets them on the ordered dictionaries of ``state_dict()``; they hold version numbers."""
+        """Set attributes of an object: torch sets version numbers on the ordered dictionaries of ``state_dict()``."""
         state = self.pop()
         self.top(Attributes).build(state)
 

@@ -1,8 +1,8 @@
 """The tuner: finds the fastest configuration of a problem on a device among those that compute correct results.
 
-A search takes the candidates of the problem's family (:mod:`netcl.engine.algorithms`), compares each result with a float64 reference before
-its time may count, and keeps the winner per device, driver and problem class in :mod:`netcl.runtime.tuning`, where the kernel selector
-finds it, also for neighbouring shapes. Nothing is measured unless asked for: by the functions here, by ``netcl tune``, or by
+A search tries the candidates of the problem's family (:mod:`netcl.engine.algorithms`) and compares each result with a float64 reference.
+The winner is stored per device, driver and problem class in :mod:`netcl.runtime.tuning`, where the kernel selector
+finds it, also for neighboring shapes. Nothing is measured unless requested: by the functions here, by ``netcl tune``, or by
 ``NETCL_AUTOTUNE=on`` at the first use of a shape, for at most its budget of seconds per process.
 """
 

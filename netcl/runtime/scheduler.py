@@ -1,7 +1,7 @@
 """Streams: several queues on one device, synchronized by events only where they share memory.
 
-Memory is the hard part. A buffer belongs to the pool of the queue it was leased on, and a pool hands it out again as soon as
-Python has dropped it, which is right for one in-order queue only. So a tensor enters another stream through
+A buffer belongs to the pool of the queue it was leased on. The pool reuses it as soon as Python has dropped it, which is only
+safe on one in-order queue. Therefore a tensor enters another stream through
 :meth:`Stream.use`: the stream waits for what was enqueued before, and when the borrowed tensor is dropped, the owner's queue
 waits, on the device, for the stream. The host waits for neither.
 """

@@ -1,6 +1,4 @@
-"""The common blocks of the models: convolutions with a norm, squeeze and excitation, residual paths, initialization, the table of
-models.
-"""
+"""Common blocks of the models: convolutions with a norm, squeeze and excitation, residual paths, initialization, the model table."""
 
 from __future__ import annotations
 
