@@ -90,7 +90,7 @@ MISTAKES = {
     "a loss that is no tensor": (lambda: trainer(loss_fn=lambda out, y: 1.0).fit([(X, Y)]), "loss_fn must return a tensor with one number"),
     "resume without checkpoints": (lambda: trainer().fit([(X, Y)], resume="auto"), "add one to the callbacks, or name a checkpoint"),
     # data and files
-    "a batch size of zero": (lambda: DataLoader(TensorDataset(X), batch_size=0), "batch_size must be a whole number from 1 on"),
+    "a batch size of zero": (lambda: DataLoader(TensorDataset(X), batch_size=0), "batch_size must be a whole number of at least 1"),
     "a dataset without samples by number": (lambda: DataLoader(5), "write __len__ and __getitem__"),
     "arrays of unequal lengths": (lambda: TensorDataset(X, Y[:3]), "all arrays must have the same length; lengths=[4, 3]"),
     "MNIST that is not there": (lambda: datasets.mnist("nowhere"), "download the four files"),

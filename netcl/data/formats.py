@@ -54,7 +54,7 @@ def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> np.n
         try:
             return _idx(file, path, None if zipped else size, limit_for(size, max_bytes))
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise refused("read_idx", "the file cannot be read", path, reason=error) from None
+            raise refused("read_idx", "the file is damaged", path, reason=error) from None
 
 
 def _idx(file: IO[bytes], path: Path, size: int | None, max_bytes: int) -> np.ndarray:
@@ -114,7 +114,7 @@ def npy_array(data: np.ndarray, refuse: Callable[..., Exception]) -> np.ndarray:
     try:
         dtype, fortran, shape, start = _npy_header(data)
     except _NO_HEADER as fault:
-        raise refuse("the file cannot be read as an NPY file", reason=f"{type(fault).__name__}: {fault}") from fault
+        raise refuse("the file is damaged or of another format", reason=f"{type(fault).__name__}: {fault}") from fault
     if dtype.kind not in "biufcU" or dtype.hasobject:
         raise refuse(f"an entry must hold numbers, got dtype {dtype}", "objects are pickled, and pickles are never opened")
     if math.prod(shape) * dtype.itemsize != data.size - start:
@@ -123,7 +123,7 @@ def npy_array(data: np.ndarray, refuse: Callable[..., Exception]) -> np.ndarray:
     try:  # nothing may have sizes that no memory has
         return np.ascontiguousarray(values.view(dtype).reshape(shape[::-1]).T) if fortran else values.view(dtype).reshape(shape)
     except ValueError as fault:
-        raise refuse("the file cannot be read as an NPY file", reason=f"{type(fault).__name__}: {fault}") from fault
+        raise refuse("the file is damaged or of another format", reason=f"{type(fault).__name__}: {fault}") from fault
 
 
 def _npy_header(data: np.ndarray) -> tuple[np.dtype, bool, tuple[int, ...], int]:

@@ -179,7 +179,7 @@ def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseExcept
     except kinds as fault:
         reason = f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
         remedy = "name a file that netcl wrote, whole" if op.startswith("load") else ""
-        raise refusal(op, "the file is not readable: damaged, or of another format", remedy, reason=reason, file=path) from fault
+        raise refusal(op, "the file is damaged or of another format", remedy, reason=reason, file=path) from fault
 
 
 def regular_file(path: str | os.PathLike[str], op: str) -> str | os.PathLike[str]:

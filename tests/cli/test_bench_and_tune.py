@@ -60,7 +60,7 @@ def test_bench_without_a_case_is_told(capsys):
     assert capsys.readouterr().err.startswith("[bench] unknown case; cases=summ; there are, for instance, 'matmul 32'")
     with pytest.raises(SystemExit):
         main(["bench", "--cases", "["])
-    assert "'[' is no regular expression" in capsys.readouterr().err
+    assert "'[' is not a regular expression" in capsys.readouterr().err
 
 
 def test_tune_keeps_what_it_measured(cl_device, capsys, request):

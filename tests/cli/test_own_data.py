@@ -128,7 +128,7 @@ def test_arrays_bring_their_own_test_part_or_not(tmp_path, capsys):
     assert "probability" in run(capsys, "predict", tmp_path / "run/model.netcl", tmp_path / "new.npy", "--device", "cpu")[1]
     np.save(tmp_path / "new.npy", x[:2, :4])
     status, _, err = run(capsys, "predict", tmp_path / "run/model.netcl", tmp_path / "new.npy", "--device", "cpu")
-    assert status == 1 and "another shape than the model's; shape=(1, 4, 8), expected=(1, 8, 8)" in err
+    assert status == 1 and "inputs must have the shape of the model's; shape=(1, 4, 8), expected=(1, 8, 8)" in err
 
 
 def test_numbers_to_predict_in_arrays_are_a_regression(tmp_path):
@@ -192,7 +192,7 @@ def test_early_stopping_and_the_found_rate(flowers, tmp_path, capsys):
         ("a,b\n1,x\n3,\n", ["--target", "b"], "every target must be given; row=2, column=b"),
         ("a,b\n1,x\n3,y\n", ["--target", "b"], "too few samples"),
         ("a,b\n1,x\n3,y\n", ["--target", "b", "--task", "regression"], "a regression needs numbers"),
-        ("", ["--target", "b"], "a table needs a first line"),
+        ("", ["--target", "b"], "a table must have a first line"),
         ("a,b\n" + "".join(f"name{i},{i % 2}\n" for i in range(200)), ["--target", "b"], "more than 100 values; column=a"),
     ],
 )

@@ -301,7 +301,10 @@ def test_what_is_wrong_is_told_in_a_line(arguments, words, tmp_path, capsys, mon
     [
         (["--data", "mnist", "--root", "empty", "--model", "mlp"], "data must have samples to train and to test with; train=0, test=0"),
         (["--model", "vit", "--model-options", "patch_size=0"], "the model cannot be made: "),
-        (["--data", "text", "--root", "x", "--model", "gpt", "--data-options", "block=x"], "must be a whole number from 1 on; block='x'"),
+        (
+            ["--data", "text", "--root", "x", "--model", "gpt", "--data-options", "block=x"],
+            "must be a whole number of at least 1; block='x'",
+        ),
         (["--data", "text", "--root", "x", "--model", "gpt", "--model-options", "block_size=0"], "block=0"),
         (["--data", "synthetic", "--data-options", "shape=[3,999999999999999]"], "the data cannot be read: Unable to allocate"),
         (["--data", "synthetic", "--data-options", f"shape={DEEP}"], "the data cannot be read"),

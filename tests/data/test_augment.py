@@ -109,5 +109,5 @@ def test_an_augmentation_needs_no_loader():
     assert augment.Compose(augment.RandomCrop(4), augment.Normalize([1.0], [2.0]))(x).tolist() == np.zeros((2, 1, 4, 4)).tolist()
     mixed, labels = augment.Mixup(3)(x, np.array([0, 2]))
     assert mixed.shape == x.shape and labels.sum() == pytest.approx(2.0)
-    with pytest.raises(ValueError, match=r"\[RandomCrop\] sizes are at least 1"):
+    with pytest.raises(ValueError, match=r"\[RandomCrop\] sizes must be at least 1"):
         augment.RandomCrop(0)

@@ -115,10 +115,10 @@ def test_a_position_is_taken_up_in_the_middle_of_an_epoch(tmp_path):
     [
         ({"batch_size": 8}, "another batch_size; state=8, loader=4"),
         ({"samples": 7}, "another samples"),
-        ({"batch": 7}, "fewer batches"),
-        ({"epoch": -1}, "not the state of a loader"),
-        ({"seed": "1"}, "not the state of a loader"),
-        ({"more": 1}, "not the state of a loader"),
+        ({"batch": 7}, "must be in the epoch"),
+        ({"epoch": -1}, "must be that of a loader"),
+        ({"seed": "1"}, "must be that of a loader"),
+        ({"more": 1}, "must be that of a loader"),
     ],
 )
 def test_a_position_of_another_loader_is_refused(change, reason):
@@ -186,7 +186,7 @@ def test_a_loader_closed_in_the_middle_says_so():
     batches = iter(loader)
     next(batches)
     loader.close()
-    with pytest.raises(WorkerError, match="closed in the middle"):
+    with pytest.raises(WorkerError, match="must not be closed during"):
         next(batches)
     assert len(list(loader)) == 6
 
@@ -253,5 +253,5 @@ def test_device_augmentation_is_seeded_by_the_loader(device):
         images, 4, shuffle=True, seed=2, transforms=lambda x, rng: x, augment=augment_gpu.RandomCrop(8, padding=2), device_queue=device
     )
     assert not any(np.array_equal(x, y.to_host()) for (x, _), (y, _) in zip(on_host, both, strict=True))  # draws of their own
-    with pytest.raises(ValueError, match=r"need a device; pass device="):
+    with pytest.raises(ValueError, match=r"require a device; pass device="):
         DataLoader(images, augment=augment_gpu.RandomCrop(8))

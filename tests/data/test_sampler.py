@@ -82,7 +82,7 @@ def test_shares_of_a_distributed_sampler():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: data.RandomSampler(range(3), num_samples=0), r"\[RandomSampler\] num_samples must be a whole number from 1 on"),
+        (lambda: data.RandomSampler(range(3), num_samples=0), r"\[RandomSampler\] num_samples must be a whole number of at least 1"),
         (lambda: data.WeightedRandomSampler([-1.0], 1), r"weights must be numbers from 0 on, not all 0; shape=\(1,\)"),
         (lambda: data.WeightedRandomSampler([1.0, 0.0], 2, False), r"enough weights above 0; num_samples=2, above_0=1"),
         (lambda: data.DistributedSampler(range(3)), r"rank must be from 0 to num_replicas - 1; num_replicas=None, rank=None; pass both"),

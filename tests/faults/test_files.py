@@ -188,11 +188,11 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     ),
     "shape": (
         lambda m, a: a.update({"0.bias": np.ones(9, np.float32)}),
-        r"other shapes than the model's; shapes=\[0\.bias is \(9,\), the model has \(8,\)\]",
+        r"must have the shapes of the model's; shapes=\[0\.bias is \(9,\), the model has \(8,\)\]",
     ),
     "dtype": (
         lambda m, a: a.update({"0.bias": np.ones(8)}),
-        r"another dtype than the file says; name=0\.bias, array=float64, said=float32",
+        r"a weight must have the declared dtype; name=0\.bias, array=float64, said=float32",
     ),
     "no dtypes": (lambda m, a: m.pop("dtypes"), "__netcl_meta__ is not what netcl writes"),
     "unknown layer": (
@@ -205,7 +205,7 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     "tag in the config": (lambda m, a: m.update(config={"$array": "no such"}), "the state in the file is not what netcl writes"),
     "huge": (
         lambda m, a: m["config"]["args"][0]["args"].update(in_features=10**9),
-        r"OutOfMemoryError: \[parameter\] the model is larger than",
+        r"OutOfMemoryError: \[parameter\] the model must not be larger than",
     ),
     "endless": (lambda m, a: m.update(config={"type": "LSTM", "args": [4, 4, 10**9]}), "the model must not be larger than max_bytes"),
     "endless, of nothing": (
@@ -565,12 +565,12 @@ def tensor_program(numel: int, offset: int, size: tuple, stride: tuple) -> bytes
     "layout, reason",
     [
         ((4, 0, (5,), (1,)), "reaches beyond its storage of 4 elements"),
-        ((4, 4, (1,), (1,)), "reaches beyond"),
-        ((4, 0, (2, 2), (3, 1)), "reaches beyond"),
+        ((4, 4, (1,), (1,)), "must lie in"),
+        ((4, 0, (2, 2), (3, 1)), "must lie in"),
         ((4, -1, (2,), (1,)), "not made of numbers from 0 on"),
         ((4, 3, (2,), (-1,)), "not made of numbers from 0 on"),
         ((4, 0, (2, 2), (1,)), "2 sizes and 1 strides"),
-        ((4, 0, (10**12,), (0,)), "larger than is plausible for this file; if you trust it, pass max_bytes="),
+        ((4, 0, (10**12,), (0,)), "must not be larger than the limit for this file; if you trust it, pass max_bytes="),
         ((5, 0, (4,), (1,)), "storage '0' has another size or dtype than the program says"),
         ((2**60, 0, (4,), (1,)), "storage '0' has another size"),
     ],

@@ -120,7 +120,7 @@ def test_weights_and_inputs_of_one_name_are_kept_apart(tmp_path):
     model = import_onnx(tmp_path / "m.onnx")
     assert model(x).tolist() == [71, 71, 71] and {"input", "output", "constant_0"} <= set(model.state_dict())
     for names in ({"input_names": ["output"]}, {"input_names": ["x"], "output_names": ["x"]}):
-        with pytest.raises(FileError, match=r"\[export_onnx\] the name of an (input|output) is that of a weight or another input"):
+        with pytest.raises(FileError, match=r"\[export_onnx\] the name of an (input|output) must not be that of a weight or another input"):
             export_onnx(Scale(), tmp_path / "m.onnx", x, **names)
 
 

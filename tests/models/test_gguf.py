@@ -104,8 +104,8 @@ def info(name: str = "t", sizes: tuple[int, ...] = (4,), kind: int = 0, offset: 
 DAMAGED = {
     "not-gguf": (b"GGML" + b"\0" * 40, "must begin with GGUF"),
     "empty": (b"", "the file must not end here"),
-    "version": (header(version=1), "versions 2 and 3 are read"),
-    "big-endian": (header(version=0x03000000), "versions 2 and 3 are read"),
+    "version": (header(version=1), "must have version 2 or 3"),
+    "big-endian": (header(version=0x03000000), "must have version 2 or 3"),
     "tensor-count": (header(counts=(2**60, 0)), "too short for its number of tensors"),
     "pair-count": (header(counts=(0, 2**60)), "too short for its number of metadata pairs"),
     "string-length": (header(struct.pack("<Q", 2**62) + b"\0" * 16, counts=(0, 1)), "too short for its number of bytes in a string"),

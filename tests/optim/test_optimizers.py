@@ -493,7 +493,7 @@ def test_a_state_that_does_not_fit_changes_nothing(queue):
         opt.load_state_dict(bad(state={9: entry}))
     with pytest.raises(ValueError, match=r"lr must be a number, at least 0; lr=-1"):
         opt.load_state_dict(bad(param_groups=[{**good["param_groups"][0], "lr": -1}]))
-    with pytest.raises(ValueError, match=r"has the keys 'state' and 'param_groups'; has=\['weights'\]"):
+    with pytest.raises(ValueError, match=r"must have the keys 'state' and 'param_groups'; has=\['weights'\]"):
         opt.load_state_dict({"weights": 1})
     assert opt.state_dict()["state"][3]["exp_avg"] is entry["exp_avg"] and opt.param_groups[0]["lr"] == 1e-3
 

@@ -355,7 +355,7 @@ def test_one_hot_targets_count_as_samples():
         pytest.param({"train": batches(1), "val": iter(batches(1)), "epochs": 2}, r"\[evaluate\] the data has no batches", id="val-once"),
         pytest.param({"train": [batches(1)[0][0]]}, r"\[Trainer\] a batch must be \(x, y\); type=ndarray", id="no-targets"),
         pytest.param({"train": batches(1), "val": [(1, 2, 3)]}, r"a batch must be \(x, y\); type=tuple, parts=3", id="too-many-parts"),
-        pytest.param({"train": batches(1), "resume": "auto"}, r'\[fit\] resume="auto" looks in the folder of a Model', id="nowhere"),
+        pytest.param({"train": batches(1), "resume": "auto"}, r'\[fit\] resume="auto" requires a Model', id="nowhere"),
     ],
 )
 def test_what_cannot_be_run_is_refused(arguments, words):
@@ -412,7 +412,7 @@ def test_the_parts_and_the_order_of_arrays_follow_the_seed():
 def test_arrays_that_do_not_fit_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
         make(CPU.queue).fit(columns()[0], **options)
-    with pytest.raises(ValueError, match=r"for arrays, fit\(x, y\); pass the batches to evaluate as val="):
+    with pytest.raises(ValueError, match=r"require arrays, fit\(x, y\); pass the batches to evaluate as val="):
         make(CPU.queue).fit(batches(), validation_split=0.1)
 
 

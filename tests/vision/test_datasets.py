@@ -153,8 +153,8 @@ def test_cifar_files_of_the_python_version(tmp_path):
     assert data.targets == [5, 0, 9] and data[2][1] == 9
     np.testing.assert_array_equal(data.data[1], pixels[1].reshape(3, 32, 32).transpose(1, 2, 0))
     hostile = b"cos\nsystem\n(U\x04exittR."
-    wrong = {b"\x80\x02" + hostile: "asks for os.system", b"\x80\x02}.": "does not hold images", b"junk": "not one of CIFAR's",
-             b"\x80\x02}(U\x04datacnumpy\nndarray\n)RK\x01bU\x06labels](K\x01eu.": "does not hold images",
+    wrong = {b"\x80\x02" + hostile: "asks for os.system", b"\x80\x02}.": "must hold images", b"junk": "not one of CIFAR's",
+             b"\x80\x02}(U\x04datacnumpy\nndarray\n)RK\x01bU\x06labels](K\x01eu.": "must hold images",
              python2_pickle({"labels": [5, 0]}, pixels): r"keys=\['data', 'labels'\], shape=\(3, 3072\)"}  # fmt: skip
     for content, reason in wrong.items():
         (place / "test_batch").write_bytes(content)
@@ -198,8 +198,8 @@ def test_csv(tmp_path):
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("a,b\n1,2\n3\n", "line 3 has another number of fields; fields=1, expected=2"),
-        ("a,b,c\nx,2,1\n", "line 2 has a field that is not a number; .* name the columns of numbers"),
+        ("a,b\n1,2\n3\n", "line 3 must have the header's fields; fields=1, expected=2"),
+        ("a,b,c\nx,2,1\n", "every field of line 2 must be a number; .* name the columns of numbers"),
         ("", "the file has no rows"),
         ("a,b\n", "the file has no rows"),
         ('a,b\n"1,2\n', "the file is not a CSV file"),
@@ -228,8 +228,8 @@ def test_npz(tmp_path):
         tables.from_npz(path)
     lying = io.BytesIO()
     np.lib.format.write_array_header_1_0(lying, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)})
-    for content, text in ((lying.getvalue() + bytes(80), r"more or fewer bytes than its shape says; .*shape=\(1099511627776,\), bytes=80"),
-                          (b"no array", "as an NPY file; entry=x.npy, reason=ValueError: expected an NPY array")):  # fmt: skip
+    for content, text in ((lying.getvalue() + bytes(80), r"as many bytes as its shape says; .*shape=\(1099511627776,\), bytes=80"),
+                          (b"no array", "of another format; entry=x.npy, reason=ValueError: expected an NPY array")):  # fmt: skip
         with zipfile.ZipFile(path, "w") as file:
             file.writestr("x.npy", content)
         with pytest.raises(FormatError, match=text):
