@@ -159,8 +159,8 @@ class Odd(Dataset):
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (lambda: {"x": 1}, "sample 3 has a dict where numbers or an array belong"),
-        (lambda: (np.zeros(2, np.float32), 0.5), "sample 3 has another dtype than the first of its batch, which cannot hold it"),
+        (lambda: {"x": 1}, "sample 3 must consist of numbers or arrays, got a dict"),
+        (lambda: (np.zeros(2, np.float32), 0.5), "the dtype of sample 3 must fit that of the first of its batch"),
         (lambda: next(iter(())), "StopIteration"),  # must not pass for the end of the epoch
     ],
 )

@@ -172,7 +172,7 @@ def test_by_name(cl_device, empty_store):
     assert sorted(json.loads(key)[0] for key in stored(empty_store)) == ["conv2d", "matmul"]
     with pytest.raises(ShapeError, match=r"\[autotune\] unknown op, or one without tuning; op='relu'"):
         Autotuner(cl_device).tune("relu", 4)
-    with pytest.raises(ShapeError, match=r"\[autotune\] conv2d has 7 sizes, each at least 1; sizes=\(4, 4\)"):
+    with pytest.raises(ShapeError, match=r"\[autotune\] conv2d must have 7 sizes of at least 1; sizes=\(4, 4\)"):
         Autotuner(cl_device).tune("conv2d", 4, 4)
     with pytest.raises(DtypeError, match=r"only float32, float16, bfloat16, float64 are tuned; dtype=int32"):
         Autotuner(cl_device).tune("matmul", 4, 4, 4, dtype="int32")
