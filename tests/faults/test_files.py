@@ -154,9 +154,9 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path, kind):
 
 def test_files_of_one_kind_name_what_opens_them(tmp_path):
     model, checkpoint = written(tmp_path, "netcl"), written(tmp_path, "checkpoint.netcl")
-    with pytest.raises(FileError, match=r"\[load_model\] the file holds a checkpoint, not a model; file=.*; load_checkpoint opens it"):
+    with pytest.raises(FileError, match=r"\[load_model\] the file must hold a model, got a checkpoint; file=.*; load_checkpoint opens it"):
         load_model(checkpoint)
-    with pytest.raises(FileError, match=r"\[load_checkpoint\] the file holds a model, not a checkpoint; file=.*; load_model opens it"):
+    with pytest.raises(FileError, match=r"\[load_checkpoint\] the file must hold a checkpoint, got a model; file=.*; load_model opens it"):
         load_checkpoint(model)
     with pytest.raises(FileError, match=r"\[load_model\] the file has no __netcl_meta__"):
         load_model(written(tmp_path, "npz"))
@@ -569,7 +569,7 @@ def tensor_program(numel: int, offset: int, size: tuple, stride: tuple) -> bytes
         ((4, 0, (2, 2), (3, 1)), "must lie in"),
         ((4, -1, (2,), (1,)), "not made of numbers from 0 on"),
         ((4, 3, (2,), (-1,)), "not made of numbers from 0 on"),
-        ((4, 0, (2, 2), (1,)), "2 sizes and 1 strides"),
+        ((4, 0, (2, 2), (1,)), "as many sizes as strides, got 2 and 1"),
         ((4, 0, (10**12,), (0,)), "must not be larger than the limit for this file; if you trust it, pass max_bytes="),
         ((5, 0, (4,), (1,)), "storage '0' must have the size and dtype that the program declares"),
         ((2**60, 0, (4,), (1,)), "storage '0' must have the size"),
