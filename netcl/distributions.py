@@ -235,4 +235,4 @@ def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
         return p.probs * (p.logits - q.logits) + ag.softplus(q.logits) - ag.softplus(p.logits)
     if isinstance(p, Independent) and isinstance(q, Independent) and p.event_shape == q.event_shape:
         return p._summed(kl_divergence(p.base_dist, q.base_dist))
-    raise NotImplementedError(message("kl_divergence", "no formula for these distributions", p=type(p).__name__, q=type(q).__name__))
+    raise NotImplementedError(message("kl_divergence", "these distributions have no formula", p=type(p).__name__, q=type(q).__name__))

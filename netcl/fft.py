@@ -51,7 +51,7 @@ class Complex:
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
         """Raise: ops convert what is no tensor by NumPy, and none of them takes complex numbers."""
-        raise DtypeError(message("complex", "ops take real tensors", "use z.abs(), z.real, z.imag, z.numpy() or netcl.view_as_real(z)"))
+        raise DtypeError(message("complex", "ops require real tensors", "use z.abs(), z.real, z.imag, z.numpy() or netcl.view_as_real(z)"))
 
     def _each(self, function: Callable[[Any], Any]) -> Complex:
         return Complex(function(self.real), function(self.imag))
@@ -120,7 +120,7 @@ def polar(abs: Tensor, angle: Tensor) -> Complex:
 
 
 def view_as_real(input: Complex) -> Tensor:
-    """The two parts along a new last axis. (torch's shares memory.)"""
+    """Return real and imaginary part along a new last axis; unlike torch's, the result does not share memory."""
     return twin("stack")([input.real, input.imag], -1)
 
 
@@ -140,7 +140,7 @@ def imag(input: Any) -> Tensor:
     """The imaginary part."""
     if isinstance(input, Complex):
         return input.imag
-    raise DtypeError(message("imag", "takes complex tensors", dtype=input.dtype))
+    raise DtypeError(message("imag", "the argument must be a complex tensor", dtype=input.dtype))
 
 
 def conj(input: Any) -> Any:
@@ -180,7 +180,7 @@ def _resized(x: Tensor, axis: int, size: int) -> Tensor:
 def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None, forward: bool, kind: str) -> Any:
     """``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
     if kind == "rc" and isinstance(input, Complex):
-        raise DtypeError(message(name, "takes real tensors", "use fft"))
+        raise DtypeError(message(name, "the argument must be a real tensor", "use fft"))
     x, ndim = (
         _floats(input) if kind == "rc" else view_as_real(input if isinstance(input, Complex) else Complex(*_parts(_floats(input)))),
         input.ndim,
@@ -273,6 +273,6 @@ def istft(input: Any, n_fft: int, hop_length: int | None = None, win_length: int
           return_complex: bool = False) -> Tensor:  # fmt: skip
     """The signals whose :func:`stft` is nearest to the input, a complex tensor or one with a last axis of 2."""
     if return_complex:
-        raise DtypeError(message("istft", "gives real signals", "pass return_complex=False"))
+        raise DtypeError(message("istft", "return_complex=True cannot be used: signals are real", "pass return_complex=False"))
     pairs = view_as_real(input) if isinstance(input, Complex) else input
     return twin("istft_pairs")(pairs, n_fft, hop_length, win_length, window, center, normalized, onesided is not False, length)

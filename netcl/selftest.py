@@ -38,7 +38,7 @@ _AXES = ((0,), (1,), (2,), (0, 2), (0, 1, 2))
 
 
 class Mismatch(AssertionError):
-    """A row that does not do on a device what it says."""
+    """Raised for a row whose results on a device differ from its reference."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def test_env_names_nonsense(capsys, monkeypatch):
     monkeypatch.setenv("NETCL_DEBUG", "loud")
     status, text, errors = run(capsys, "env")
     assert status == 1 and "loud (set)" in text
-    assert errors.strip() == "[env] NETCL_DEBUG has an illegal value; value='loud'; legal: 0, 1, 2, 3, 4"
+    assert errors.strip() == "[env] NETCL_DEBUG must have one of its legal values; value='loud'; legal: 0, 1, 2, 3, 4"
 
 
 def test_nonsense_in_a_variable_ends_a_command_with_one_line(monkeypatch):
@@ -153,7 +153,7 @@ def test_ops_can_be_filtered(capsys):
     names = [line.split()[0] for line in text.splitlines()[1:]]
     assert status == 0 and {"sigmoid", "silu"} <= set(names) and "matmul" not in names
     status, _, err = run(capsys, "ops", "sigmod")
-    assert status == 1 and err.startswith("[ops] no op has this in its name or documentation; filter='sigmod'; did you mean sigmoid")
+    assert status == 1 and err.startswith("[ops] unknown op: no name or documentation contains this; filter='sigmod'; did you mean sigmoid")
 
 
 def test_selftest_says_how_long_it_will_take(capsys, monkeypatch):

@@ -301,7 +301,7 @@ def test_process_groups_and_wrapped_models(installed):
     import torch
     import torch.distributed as dist
 
-    with pytest.raises(RuntimeError, match=r"\[torch.distributed\] there is no process group; call init_process_group"):
+    with pytest.raises(RuntimeError, match=r"\[torch.distributed\] a process group is required; call init_process_group"):
         dist.get_rank()
     with pytest.raises(
         RuntimeError, match=r"\[init_process_group\] the ranks of this job are not started by MPI; world_size=3; .*mpiexec -n 3"

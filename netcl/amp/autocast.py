@@ -1,8 +1,8 @@
-"""autocast: a block in which ops that gain from it work on halves, by the ``amp`` column of their rows.
+"""autocast: a block in which ops run on halves if the ``amp`` column of their row allows it.
 
 ``half`` rows (products, convolutions, attention) get float16 or bfloat16 inputs, ``float`` rows (exponentials, losses, long
-sums) get float32, ``keep`` rows take what comes. Parameters stay float32: the tape records the cast of each one, so
-gradients come back in float32 and optimizers see nothing of it.
+sums) get float32, ``keep`` rows keep the dtype of their inputs. Parameters stay float32: the tape records each cast, so their
+gradients are float32 and optimizers are not affected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from netcl.core.writes import writes_of
 
 
 class _Cast(NamedTuple):
-    """A parameter, its half that the tape knows, how often it had been written then, and the recording it was cast in, if any."""
+    """A parameter, its recorded half copy, the version of the parameter at the cast, and the recording it was made in, if any."""
 
     parameter: Tensor
     half: Tensor
@@ -50,14 +50,14 @@ _warned = False
 
 
 class autocast(ContextDecorator):
-    """``with autocast(): loss = model(x)``: matrix products and convolutions in half, what needs range in float32.
+    """Run matrix products and convolutions in half and other ops in float32 inside the block: ``with autocast(): loss = model(x)``.
 
     A context manager and a decorator; blocks nest (``autocast(enabled=False)`` switches it off inside), and each thread and
-    asyncio task has its own. Only the forward pass belongs inside: backward follows the dtypes that were recorded. ``float16`` needs a
+    asyncio task has its own. Only the forward pass belongs inside: backward uses the recorded dtypes. ``float16`` needs a
     :class:`~netcl.amp.grad_scaler.GradScaler`; ``bfloat16`` has the range of float32 and does not.
 
-    Halves are *stored* on every device; where a device has no half arithmetic they are computed in float32, which is said once
-    per process.
+    Halves are *stored* on every device. A device without half arithmetic computes in float32; a warning reports this once per
+    process.
 
     >>> from netcl import autograd as ag
     >>> a = Tensor.ones((2, 3), requires_grad=True)
@@ -73,7 +73,7 @@ class autocast(ContextDecorator):
     def __init__(self, enabled: bool = True, dtype: str = "float16"):
         row = dtypes.lookup(dtype, "autocast")
         if row.name not in dtypes.HALVES:
-            raise DtypeError(message("autocast", "the dtype of a block is float16 or bfloat16", dtype=row.name))
+            raise DtypeError(message("autocast", "dtype must be float16 or bfloat16", dtype=row.name))
         self.dtype = row.name if enabled else None
 
     def __enter__(self) -> autocast:
@@ -106,7 +106,7 @@ hooks.modes.append(get_autocast_dtype)
 
 
 def supports_fp16(device: Any = None) -> bool:
-    """Whether a device (a selector, a handle, a queue; default: the active one) computes in half: probed, not what it lists.
+    """Whether a device (a selector, handle or queue; default: the active one) computes in half, as a probe found.
 
     >>> supports_fp16("cpu")
     False
@@ -116,7 +116,7 @@ def supports_fp16(device: Any = None) -> bool:
 
 
 def maybe_cast_tensor(tensor: Tensor, dtype: str | None = None) -> Tensor:
-    """A float tensor in ``dtype``, or in the dtype of the block; as it is outside ``autocast`` and for other dtypes.
+    """Convert a float tensor to ``dtype``, or to the dtype of the block; unchanged outside ``autocast`` and for other dtypes.
 
     >>> x = Tensor.ones(3)
     >>> with autocast():
@@ -128,7 +128,7 @@ def maybe_cast_tensor(tensor: Tensor, dtype: str | None = None) -> Tensor:
 
 
 def master_param(parameter: Tensor) -> Tensor:
-    """The float32 tensor an optimizer should change: the parameter itself, or a float32 copy of one that is stored in half.
+    """Return the float32 tensor that an optimizer should change: the parameter, or a float32 copy of a half parameter.
 
     >>> w = Tensor.ones(2, requires_grad=True)
     >>> master_param(w) is w, master_param(w.to("float16")).dtype
@@ -145,7 +145,7 @@ def master_param(parameter: Tensor) -> Tensor:
 
 
 def cast_arguments(policy: Literal["half", "float"], args: Sequence[Any], kwargs: Any) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The arguments of an op with its float tensors in the dtype its row asks for inside this block."""
+    """Return the arguments of an op with its float tensors in the dtype that its row requires inside this block."""
     half = get_autocast_dtype()
     if half is None:  # a block that is off
         return args, kwargs
@@ -162,7 +162,7 @@ def _fitted_dtype(value: Any, wanted: str) -> Any:
 
 
 def cast_recorded(tensor: Tensor, wanted: str) -> Tensor:
-    """The tensor in another float dtype, recorded. float64 was chosen by someone and stays."""
+    """Convert a tensor to another float dtype, recorded. float64 is an explicit choice and stays."""
     if tensor.dtype == wanted or tensor.dtype == "float64" or not dtypes.DTYPES[tensor.dtype].is_float:
         return tensor
     if wanted == "float16" and not _warned:
@@ -173,7 +173,7 @@ def cast_recorded(tensor: Tensor, wanted: str) -> Tensor:
 
 
 def _cast_parameter(parameter: Tensor, wanted: str) -> Tensor:
-    """One cast per parameter and step. A kept one is good until the parameter is written, or its graph has been walked.
+    """Cast a parameter once per step. A cached cast is valid until the parameter is written or its graph is used by backward.
 
     A replay repeats the casts of its own recording and no others.
     """

@@ -1,7 +1,7 @@
-"""GradScaler: a factor on the loss that lifts gradients into the range of float16, found by trying.
+"""GradScaler: scales the loss so that gradients fit the range of float16, and adapts the scale.
 
-Scale, streak of good steps and the verdict on the gradients are numbers on the device, and so is the decision to skip a step:
-nothing is read back, so nothing waits, and a step can be recorded and replayed.
+The scale, the number of consecutive good steps and the check of the gradients stay on the device, and so does the decision to
+skip a step. Nothing is read back, so nothing waits, and a step can be recorded and replayed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.ops import update
 
-_LEAST = 2.0**-100  # where one over the scale is no float any more, a gradient of 0 would become NaN
+_LEAST = 2.0**-100  # beyond this, one over the scale is not a float, and a gradient of 0 would become NaN
 
 _UPDATE = update.Rule(
     "loss_scale",
@@ -34,7 +34,7 @@ _UPDATE = update.Rule(
 
 
 class _Numbers(NamedTuple):
-    """What a scaler keeps on a device: the scale, one over it, and the good steps since it last changed."""
+    """The numbers of a scaler on a device: the scale, its reciprocal, and the good steps since it last changed."""
 
     scale: Tensor
     inverse: Tensor
@@ -48,9 +48,9 @@ class GradScaler:
     - **growth_factor**, **growth_interval**: after so many good steps in a row the scale grows by so much.
     - **backoff_factor**: what an overflow multiplies the scale by. The step is not taken: parameters, optimizer state and the
       number of steps stay as they were.
-    - **enabled**: ``False`` makes every method do the plain thing.
+    - **enabled**: ``False`` makes every method act without a scale.
 
-    One check covers all gradients in one pass over them, and its answer stays on the device. Reading ``scale`` or
+    One pass checks all gradients, and its result stays on the device. Reading ``scale`` or
     ``state_dict()`` waits for it; a training loop need not.
 
     >>> from netcl.optim import SGD
@@ -92,7 +92,7 @@ class GradScaler:
         if not self._is_enabled():
             return
         if self._known(self._unscaled, id(optimizer)) is not None:
-            what = "the gradients of this optimizer were unscaled already"
+            what = "the gradients of an optimizer must be unscaled only once"
             raise RuntimeError(message("unscale_grads", what, "call it once between backward and update()"))
         gradients = update.by_context(_scaled_gradients(optimizer, params))
         found = self._check(gradients)
@@ -104,7 +104,7 @@ class GradScaler:
         """Take an optimizer's step with unscaled gradients, unless one of them is not finite.
 
         ``max_norm`` clips the gradients inside the step and returns their norm, as ``optimizer.step(max_norm)`` does. Optimizers
-        of netcl leave the decision to the device; any other is asked on the host, which waits for the check.
+        of netcl decide on the device; any other decides on the host, which waits for the check.
         """
         options = {} if max_norm is None else {"max_norm": max_norm}
         if not self._is_enabled():
@@ -124,7 +124,7 @@ class GradScaler:
         return optimizer.step(**options)
 
     def update(self) -> None:
-        """Adapt the scale to what the steps since the last call found; once per step of training."""
+        """Adapt the scale to the result of the steps since the last call; call it once per training step."""
         if not any(map(recording.made, self._found.values())):
             recording.requires(lambda: {place: id(verdict) for place, verdict in self._found.items()})
         rates = recording.again(lambda: [self.growth_factor, self.backoff_factor, float(self.growth_interval)])
@@ -138,7 +138,7 @@ class GradScaler:
         return self.enabled
 
     def _known(self, entries: Mapping[Any, Any], key: Any) -> Any:
-        """What an earlier method has noted. If that was before a step that is being recorded, no other entry will do for a replay."""
+        """Return the entry of an earlier method. An entry from before the step being recorded cannot be used in a replay."""
         entry = entries.get(key)
         verdicts = entry.values() if isinstance(entry, dict) else [entry]
         if entry is None or not any(map(recording.made, verdicts)):
@@ -149,7 +149,7 @@ class GradScaler:
 
     @property
     def scale(self) -> float:
-        """The factor the next loss is multiplied by; reading it waits for the device."""
+        """The factor of the next loss; reading it waits for the device."""
         if not self.enabled:
             return 1.0
         return float(next(iter(self._devices.values())).scale.item()) if self._devices else self._start[0]
@@ -169,7 +169,7 @@ class GradScaler:
         """Continue from a :meth:`state_dict` (torch's has the same names); numbers on the device are overwritten in place."""
         missing = sorted({"scale", "growth_factor", "backoff_factor", "growth_interval"} - set(state))
         if missing:
-            raise ValueError(message("GradScaler", f"the state lacks {missing[0]!r}", has=sorted(map(str, state))))
+            raise ValueError(message("GradScaler", f"the state must have {missing[0]!r}", has=sorted(map(str, state))))
         scale, interval = float(state["scale"]), int(state["growth_interval"])
         _check(scale, state["growth_factor"], state["backoff_factor"], interval)
         self.growth_factor, self.backoff_factor = float(state["growth_factor"]), float(state["backoff_factor"])
@@ -180,7 +180,7 @@ class GradScaler:
             self._fill(numbers)
 
     def _on(self, like: Tensor) -> _Numbers:
-        """The numbers on the device of a tensor; a new device starts where the scaler started."""
+        """Return the numbers on the device of a tensor; a new device starts from the initial scale."""
         numbers = self._devices.get(like.context)
         if numbers is None:
             made = (Tensor.empty((), queue=like.queue, persistent=True) for _ in range(3))
@@ -194,7 +194,7 @@ class GradScaler:
             tensor.fill_(value)
 
     def _check(self, gradients: Mapping[Any, Sequence[Tensor]]) -> dict[Any, Tensor]:
-        """One fold over all gradients of each device; what it finds is kept for :meth:`update`."""
+        """Check all gradients of each device in one fold; the result is kept for :meth:`update`."""
         found = {}
         for place, tensors in gradients.items():
             self._on(tensors[0])
@@ -211,15 +211,17 @@ def _check(scale: float, growth: float, backoff: float, interval: int) -> None:
         ("backoff_factor", backoff, 0 < backoff < 1), ("growth_interval", interval, interval >= 1),
     ):  # fmt: skip
         if not fine:
-            remedy = "scales are positive, growth is above 1, backoff between 0 and 1, the interval at least 1"
-            raise ValueError(message("GradScaler", f"{name} is out of range", remedy, **{name: repr(value)}))
+            remedy = "scales must be positive, growth above 1, backoff between 0 and 1, the interval at least 1"
+            raise ValueError(message("GradScaler", f"{name} must be in its range", remedy, **{name: repr(value)}))
 
 
 def _scaled_gradients(optimizer: Any, params: Iterable[Tensor] | None) -> list[Tensor]:
-    if params is None:  # of an optimizer in shares or of replicas, ``params`` are all there are: they must come to one verdict
+    if params is None:  # for sharded or replicated optimizers, ``params`` are all parameters: they need a common decision
         params = getattr(optimizer, "params", None) or [p for group in optimizer.param_groups for p in group["params"]]
     given = list(params)
     found = [p.grad for p in given if p.grad is not None]
     if not found:
-        raise RuntimeError(message("GradScaler", "no parameter has a gradient", "call scaler.scale_loss(loss).backward() first"))
+        raise RuntimeError(
+            message("GradScaler", "at least one parameter must have a gradient", "call scaler.scale_loss(loss).backward() first")
+        )
     return found

@@ -1,4 +1,4 @@
-"""Gradients: every op of ``netcl.ops`` under the same name, recorded; the tape that walks back; functions of your own.
+"""Gradients: every op of ``netcl.ops`` under the same name, recorded; the tape and its backward pass; user-defined functions.
 
 ``import netcl.autograd as ag``.
 """
@@ -62,7 +62,7 @@ AutogradPrimitive = Pointwise
 
 
 def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
-    """Add an op to the table and get its differentiable function: eager kernel, NumPy form, gradient and tests follow from the row.
+    """Add an op to the table and return its differentiable function; eager kernel, NumPy form, gradient and tests derive from the row.
 
     >>> import netcl.autograd as ag
     >>> from netcl.ops import unregister
@@ -79,7 +79,7 @@ def register_primitive(primitive: AutogradPrimitive) -> Callable[..., Tensor]:
 
 _twins.put("setitem", _in_place.recorded_setitem)
 
-#: What core calls by name beside ops.
+#: Functions other than ops that core calls by name.
 _CALLED_BY_CORE: dict[str, _Function] = {
     "assign": _in_place.assign, "backward": backward, "changing_history": changing_history, "check_write": _views.check_write,
     "contiguous": _views.contiguous, "follow_view": _views.follow, "in_place": _in_place.in_place, "move": move, "no_grad": no_grad,
@@ -88,11 +88,11 @@ _CALLED_BY_CORE: dict[str, _Function] = {
 
 
 def find(name: str) -> _Function | None:
-    """A function by the name that core calls it by: the op with its gradient, or one of the tape's own."""
+    """Return the function that core calls by this name: an op with its gradient, or a function of the tape."""
     return _CALLED_BY_CORE.get(name) or _twins.find_twin(name)
 
 
-LASTING = frozenset(_forward.names())  # a program may take back an op that it registers later
+LASTING = frozenset(_forward.names())  # a program may remove an op that it has registered
 
 
 if TYPE_CHECKING:

@@ -91,7 +91,7 @@ def clip_grad_norm_device(parameters: Parameters, max_norm: float, norm_type: fl
     devices = list(update.by_context(gradients).values())
     if len(devices) > 1:
         places = [tensors[0].device.device_name for tensors in devices]
-        raise DeviceError(message(op, "the gradients live on different devices", "use clip_grad_norm", devices=places))
+        raise DeviceError(message(op, "all gradients must be on the same device", "use clip_grad_norm", devices=places))
     total, factor = update.norm(gradients, order, max_norm)
     update.scale(gradients, factor)
     return total

@@ -92,7 +92,7 @@ class CompiledFunction:
     """A function compiled by :func:`jit_compile`; ``source(*args)`` returns its kernels."""
 
     def __init__(self, function: Callable[..., Any], fast_math: bool):
-        # What is noted on a function stays noted; attributes of an object may change, and have the names of these.
+        # Copied from the function; attributes of an object may change and may have these names.
         update_wrapper(self, function, updated=("__dict__",) if isroutine(function) else ())
         self.function = function
         self.fast_math = fast_math

@@ -175,7 +175,7 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
-    """A copy of an array on the active device; float64 becomes float32. (torch shares the memory.)"""
+    """Copy an array to the active device; float64 becomes float32. Unlike torch's, the tensor does not share memory."""
     if not isinstance(array, np.ndarray):
         raise TypeError(message("from_numpy", "the argument must be a NumPy array", "use netcl.tensor", given=type(array).__name__))
     return Tensor.from_host(array)
@@ -198,7 +198,7 @@ def _beside(x: Tensor, options: dict[str, Any]) -> dict[str, Any]:
 def multinomial(input: Any, num_samples: int, replacement: bool = False) -> Tensor:
     """Indices along the last axis, drawn with probabilities proportional to its values, which need not sum to 1."""
     if input.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > input.shape[-1]):
-        what = "x must be a vector or a matrix, and without replacement have as many columns as samples"
+        what = "x must be a vector or a matrix and, without replacement, must have as many columns as samples"
         raise ShapeError(message("multinomial", what, num_samples=num_samples, **{"x.shape": input.shape}))
     with no_grad():
         repeats = num_samples if replacement else 1
@@ -225,7 +225,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
     return tuple(x.expand(shape) for x in tensors)
 
 
-# ---- questions and states
+# ---- predicates and settings
 
 
 def finfo(dtype: Any = dtypes.FLOAT32) -> Any:
@@ -241,7 +241,7 @@ def finfo(dtype: Any = dtypes.FLOAT32) -> Any:
 def set_default_dtype(d: Any) -> None:
     """Raise unless the dtype is float32, the only supported default."""
     if dtypes.lookup(d, "set_default_dtype").name != "float32":
-        raise DtypeError(message("set_default_dtype", "the default dtype must be float32", "pass dtype= where another is wanted", dtype=d))
+        raise DtypeError(message("set_default_dtype", "the default dtype must be float32", "pass dtype= instead", dtype=d))
 
 
 def seed() -> int:

@@ -54,12 +54,12 @@ class Function:
     @staticmethod
     def forward(ctx: Context, *args: Any, **kwargs: Any) -> Any:
         """Compute the result; ops in here are not recorded."""
-        raise NotImplementedError(message("Function", "forward is not defined"))
+        raise NotImplementedError(message("Function", "forward must be defined by the subclass"))
 
     @staticmethod
     def backward(ctx: Context, *gradients: Any) -> Any:
         """One gradient, or ``None``, per argument of ``forward``."""
-        raise NotImplementedError(message("Function", "backward is not defined"))
+        raise NotImplementedError(message("Function", "backward must be defined by the subclass"))
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ def _function_rule(cls: type[Function]) -> Callable[..., Sequence[Any]]:
         back = cls.backward(node.saved, *zeros)
         back = back if isinstance(back, tuple) else (back,)
         if len(back) != len(node.edges):
-            what = f"backward gave {len(back)} gradients for {len(node.edges)} arguments"
+            what = f"backward must return {len(node.edges)} gradients, got {len(back)}"
             raise ValueError(message(cls.__name__, what, "return one, or None, per argument of forward"))
         return back
 

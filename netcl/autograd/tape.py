@@ -119,7 +119,7 @@ class Node:
         if self.rule is None:
             raise RuntimeError(message(self.name, _WALKED, "pass retain_graph=True to the first backward"))
         if len(gradients) != len(self.outputs) or all(g is None for g in gradients):
-            what = f"takes the gradients of its {len(self.outputs)} outputs, None for those without one"
+            what = f"expected one gradient or None for each of its {len(self.outputs)} outputs"
             raise ShapeError(message(self.name, what, given=len([g for g in gradients if g is not None])))
         for given, out in zip(gradients, self.outputs, strict=True):
             if given is not None and (not isinstance(given, Tensor) or given.shape != out.shape):
@@ -176,13 +176,13 @@ class _Changed:
     def __init__(self, node: Node, tensor: Tensor):
         self.text = message(
             node.name,
-            "a tensor that backward reads was changed in place after the op kept it",
+            "a tensor that backward reads must not be changed in place after the op saved it",
             "change it after backward, change a clone(), or run the forward pass again",
             shape=tensor.shape, dtype=tensor.dtype, kept_at=node.order, version=writes_of(tensor).last,
         )  # fmt: skip
 
     def seen_by(self, tensor: Tensor) -> None:
-        """Ignored: tensors over this source need not be known."""
+        """Ignore the tensor: tensors over this source need not be known."""
 
     def compute(self) -> Tensor:
         raise AutogradError(self.text)
@@ -191,8 +191,7 @@ class _Changed:
 
 
 def intact(node: Node, *kept: Any) -> Any:
-    """The saved tensors of a node, or lists of them. A tensor that was changed in place raises only when its values are read, because
-    not every gradient reads all saved tensors."""
+    """Return the saved tensors of a node, or lists of them. One that was changed in place raises when its values are read."""
     return _stand_ins(node, kept) if _any_changed(kept, node.order) else kept
 
 
@@ -216,7 +215,7 @@ def _stand_ins(node: Node, kept: Any) -> Any:
 
 
 def changing_history(tensor: Tensor) -> None:
-    """Refuse an unrecorded write to a tensor that a recorded op computed."""
+    """Raise on an unrecorded write to a tensor that a recorded op computed."""
     if grad_mode.get() and tensor.grad_fn.rule is not None:
         what = "cannot overwrite its result by from_host, write or out=: they are not recorded, and gradients would ignore the change"
         remedy = "use copy_() or x[...] = values, which are recorded, or do it inside no_grad()"
@@ -264,7 +263,7 @@ def run_backward(
 def after_backward(callback: Callable[[], None]) -> None:
     """Call ``callback`` once at the end of the running backward pass; for hooks that need all gradients."""
     if modes.finishers is None:
-        raise RuntimeError(message("after_backward", "no backward pass is running", "call it from a hook of a tensor"))
+        raise RuntimeError(message("after_backward", "a backward pass must be running", "call it from a hook of a tensor"))
     modes.finishers.append(callback)
 
 
@@ -301,11 +300,11 @@ class _Walk:
         if not isinstance(out, Tensor):
             raise TypeError(message("backward", "the outputs must be tensors", given=type(out).__name__))
         if not out.requires_grad:
-            what = "the tensor does not require grad: there is nothing to differentiate"
+            what = "the tensor must require grad to be differentiated"
             raise ValueError(message("backward", what, "set requires_grad=True on the leaves before the forward pass", shape=out.shape))
         if gradient is None:
             if out.size != 1:
-                what = "a gradient is needed for a tensor with more than one element"
+                what = "gradient must be given for a tensor with more than one element"
                 raise ShapeError(message("backward", what, "pass gradient=, or reduce the tensor to a scalar first", shape=out.shape))
             gradient = Tensor.ones(out.shape, out.dtype, queue=out.queue)
         elif not isinstance(gradient, Tensor):
@@ -352,7 +351,7 @@ class _Walk:
             else:
                 leaf.grad = self.F.add(leaf.grad, gradient)
             return
-        # Rules may hand one tensor to several inputs; .grad is changed in place by optimizers, so no two leaves may share it.
+        # Rules may return one tensor for several inputs; .grad is changed in place by optimizers, so no two leaves may share it.
         storage = _memory_owner(gradient)
         if id(storage) in self.handed:
             gradient = duplicate(gradient) if gradient.grad_fn is None else self.F.clone(gradient)
@@ -475,12 +474,12 @@ def _check_finite(node: Node, value: Tensor, verb: str) -> None:
     bad = np.argwhere(~np.isfinite(values)) if values.dtype.kind == "f" else np.empty((0, 0), int)
     if len(bad):
         first = tuple(bad[0].tolist())
-        what = f"the op {verb} a value that is not finite"
+        what = f"every value must be finite, but the op {verb} one that is not"
         where = f"called at {node.site}" if node.site else "run the forward pass inside detect_anomaly() too, to see where it was called"
         raise FloatingPointError(message(node.name, what, where, index=first, value=values[first], shape=value.shape))
 
 
-# ---- what users call
+# ---- public functions
 
 
 class Tape:
@@ -542,14 +541,14 @@ def grad(
     for i, x in enumerate(ins):
         if not x.requires_grad:
             raise ValueError(
-                message("grad", f"input {i} does not require grad", "set requires_grad=True before the forward pass", shape=x.shape)
+                message("grad", f"input {i} must require grad", "set requires_grad=True before the forward pass", shape=x.shape)
             )
     found = run_backward(
         outs, given, wanted=ins, create_graph=create_graph, retain_graph=create_graph if retain_graph is None else retain_graph
     )
     missing = [i for i, g in enumerate(found) if g is None]
     if missing and not allow_unused:
-        what = f"input {missing[0]} was not used to compute the outputs"
+        what = f"input {missing[0]} must be used to compute the outputs"
         raise ValueError(message("grad", what, "pass allow_unused=True to get None for it", shape=ins[missing[0]].shape))
     return tuple(found)
 
@@ -573,7 +572,7 @@ class _Setting(ContextDecorator):
         self._previous: list[Any] = []
 
     def _recreate_cm(self) -> _Setting:
-        """Of a decorator: each call has a block of its own, since threads and tasks run it at the same time."""
+        """Give each call of a decorated function its own block, because threads and tasks may run it at the same time."""
         new = object.__new__(type(self))
         new.value, new._previous = self.value, []
         return new
@@ -588,33 +587,33 @@ class _Setting(ContextDecorator):
 
 
 class set_grad_enabled(_Setting):
-    """``with set_grad_enabled(flag): ...``: record ops, or do not."""
+    """Record ops inside the block, or not: ``with set_grad_enabled(flag): ...``."""
 
     variable = grad_mode
 
 
 class no_grad(set_grad_enabled):
-    """``with no_grad(): ...`` (or a decorator): nothing is recorded."""
+    """Record nothing inside the block: ``with no_grad(): ...``, or as a decorator."""
 
     def __init__(self) -> None:
         super().__init__(False)
 
 
 class enable_grad(set_grad_enabled):
-    """``with enable_grad(): ...``: record again inside ``no_grad``."""
+    """Record again inside ``no_grad``: ``with enable_grad(): ...``."""
 
     def __init__(self) -> None:
         super().__init__(True)
 
 
 class set_detect_anomaly(_Setting):
-    """``with set_detect_anomaly(flag): ...``: check every value and every gradient; slow, for finding NaN and Inf."""
+    """Check every value and every gradient for NaN and Inf inside the block; slow: ``with set_detect_anomaly(flag): ...``."""
 
     variable = anomaly_mode
 
 
 class detect_anomaly(set_detect_anomaly):
-    """``with detect_anomaly(): ...``: an op or gradient that is not finite raises, naming op, call site and first bad index."""
+    """Raise on an op or gradient that is not finite, naming op, call site and first bad index: ``with detect_anomaly(): ...``."""
 
     def __init__(self) -> None:
         super().__init__(True)
@@ -636,7 +635,7 @@ def set_current_tape(tape: Tape | None) -> None:
 
 
 def debug_tape(tape: Tape) -> str:
-    """The recorded ops of a tape, one line each: number, op, shapes of the inputs, shapes of the outputs."""
+    """Describe the recorded ops of a tape, one line each: number, op, shapes of the inputs, shapes of the outputs."""
     rows = []
     for i, node in enumerate(tape.nodes):
         ins = ", ".join(str(like.shape) for like in node.likes if like is not None)

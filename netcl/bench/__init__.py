@@ -40,7 +40,7 @@ class Way:
 
     A way that is not available has ``missing``: the reason. ``host_only`` leaves the wait out of the time: what the caller pays.
     A call that does several things has ``units``; the time is that of one. ``apart`` is timed after the others: the threads of NumPy's
-    library spin for a tenth of a second after a call, on the cores of whoever comes next. ``amount`` gives something else than a time,
+    library spin for a tenth of a second after a call and slow down the next one. ``amount`` returns another quantity than a time,
     such as bytes.
     """
 
@@ -86,7 +86,7 @@ class Setting:
         return self.torch.from_numpy(array).to(self.torch_device)
 
     def ours(self, run: Callable[[], Any]) -> Way:
-        """A way of ours; ``run`` returns a Tensor or several. A value that was put off is asked for, or nothing would be computed."""
+        """Make a way of netcl; ``run`` returns a Tensor or several. Deferred values are computed, or nothing would be measured."""
 
         return Way(lambda: enqueued(run()), self.sync, lambda: [t.to_host() for t in _as_sequence(run())])
 

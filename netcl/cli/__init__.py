@@ -22,7 +22,7 @@ MODULES = ("doctor", "settings", "ops", "check", "train", "models", "onnx", "ser
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The command line. Only the command that is asked for declares its options, which may need modules that take time to load."""
+    """Build the parser of the command line. Only the selected command declares its options, which may need slow imports."""
     asked = next((word for word in argv if not word.startswith("-")), None)
     for module in MODULES:
         import_module(f"netcl.cli.{module}")

@@ -19,7 +19,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as fault:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {fault}") from fault
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {fault}") from fault
 
 
 @command(
@@ -38,7 +38,7 @@ def bench(args: argparse.Namespace) -> int:
     chosen = [(group, name, make) for group, makers in found.items() for name, make in makers.items() if args.cases.search(name)]
     if not chosen:
         examples = ", ".join(repr(next(iter(makers))) for makers in found.values())
-        raise CommandError(message("bench", "no case has such a name", f"there are, for instance, {examples}", cases=args.cases.pattern))
+        raise CommandError(message("bench", "unknown case", f"there are, for instance, {examples}", cases=args.cases.pattern))
     selectors = args.device or ["cpu", *(dev for _, dev in manager.discover() if not manager.profile(dev).has_quirk("slow"))]
     settings = _settings_by_name([setting(name, args.threads, args.repeats) for name in selectors])
     first = next(iter(settings.values()))

@@ -41,7 +41,7 @@ GPU_DRIVERS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Something doctor has to say. ``what`` is the case, ``mend`` the command or action; a note needs no mending."""
+    """A finding of doctor: ``what`` describes it, ``mend`` is the command or action; a note needs no action."""
 
     code: str
     what: str
@@ -294,7 +294,7 @@ DEVICE_HEADER = ("", "selector", "platform", "device", "type", "units", "memory"
 
 
 def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
-    """Facts first, then what to do."""
+    """Print the facts, then what to do."""
     say(f"netcl {__version__}, Python {machine.python_version()} on {machine.system()} {machine.machine()}")
     say(f"pyopencl  {facts.pyopencl or 'does not import'}")
     say(f"loader    {facts.loader or 'none in use'}")

@@ -52,7 +52,7 @@ def convert(args: argparse.Namespace) -> int:
     if Path(args.target).exists():
         raise CommandError(message("convert", "the target must not exist", "remove it, or choose another name", target=args.target))
     if kind is not None and not gguf:
-        raise CommandError(message("convert", "only GGUF files hold quantized weights", "name the target FILE.gguf", target=args.target))
+        raise CommandError(message("convert", "quantized weights require a GGUF file", "name the target FILE.gguf", target=args.target))
     save(load(args.source, "cpu"), args.target, "gguf" if gguf else "hf", kind=kind)
     return 0
 
@@ -88,7 +88,7 @@ def generate_text(args: argparse.Namespace) -> int:
         return 0
     model = load_writer(args)
     if not prompt:
-        raise CommandError(message("generate", "a prompt is needed", 'netcl generate PATH "Once upon a time"'))
+        raise CommandError(message("generate", "a prompt must be given", 'netcl generate PATH "Once upon a time"'))
     sys.stdout.write(prompt)
     for piece in model.generate(prompt, length, seed=args.seed, stop=args.stop, stream=True, **options):
         sys.stdout.write(piece)

@@ -1,4 +1,4 @@
-"""``netcl ops`` and ``netcl selftest``: the op table, and whether this machine computes what it says."""
+"""``netcl ops`` and ``netcl selftest``: the op table, and its check on this machine."""
 
 from __future__ import annotations
 
@@ -74,6 +74,6 @@ def ops(args: argparse.Namespace) -> int:
     if not rows:
         close = difflib.get_close_matches(args.filter, [*REGISTRY, *ALIASES], 3)
         remedy = f"did you mean {', '.join(close)}?" if close else "`netcl ops` lists all"
-        raise CommandError(message("ops", "no op has this in its name or documentation", remedy, filter=repr(args.filter)))
+        raise CommandError(message("ops", "unknown op: no name or documentation contains this", remedy, filter=repr(args.filter)))
     print(table(("name", "kind", "gradient", "amp", ""), rows))
     return 0

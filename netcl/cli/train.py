@@ -19,7 +19,7 @@ from netcl.core.errors import ShapeError, message
 
 @contextmanager
 def _told_in_a_line() -> Iterator[None]:
-    """What is wrong with a recipe, a file of a run, sizes that do not fit or the numbers of a training is told without a traceback."""
+    """Report errors of recipes, run files, sizes and training values without a traceback."""
     from netcl.io import FileError
     from netcl.trainer.recipe import RecipeError
 
@@ -70,7 +70,7 @@ def _parsed_options(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not name or not equals:
-            raise CommandError(message("recipe", "an option of the data or the model is NAME=VALUE", given=repr(pair)))
+            raise CommandError(message("recipe", "an option of the data or the model must be NAME=VALUE", given=repr(pair)))
         try:
             found[name] = json.loads(text)
         except (json.JSONDecodeError, RecursionError):
@@ -149,7 +149,7 @@ def train(args: argparse.Namespace) -> int:
     if args.distributed > 1 and distributed.world().size == 1:
         return _start_ranks(args)
     if args.max_restarts and distributed.world().size == 1:
-        raise CommandError(message("train", "--max-restarts restarts the job of several ranks", "add --distributed RANKS"))
+        raise CommandError(message("train", "--max-restarts requires several ranks", "add --distributed RANKS"))
     recipe, handle, folder = _recipe(args), pick_device(args.device), _folder(args)
     if distributed.world().rank == 0:
         with suppress(BrokenPipeError):  # the run goes on without a reader; what is printed at its end then has status 141
@@ -157,7 +157,7 @@ def train(args: argparse.Namespace) -> int:
     callbacks = [TensorBoard(folder / "tensorboard")] if args.tensorboard else []
     if args.find_lr:
         if distributed.world().size > 1 or args.resume:
-            raise CommandError(message("train", "--find-lr is for a new run of one process", "run it alone, then pass --lr"))
+            raise CommandError(message("train", "--find-lr requires a new run of one process", "run it alone, then pass --lr"))
         recipe = recipe.changed({"lr": find_rate(recipe, handle).suggestion})
         say(f"learning rate {recipe.lr:g} (found: a tenth of the one with the lowest loss)", flush=True)
     results = train_run(recipe, folder, handle, args.resume, callbacks, args.overwrite)
@@ -204,7 +204,7 @@ def predict(args: argparse.Namespace) -> int:
     notes, handle = read_notes(args.model), pick_device(args.device)
     if not {"classes", "scale"} & notes.keys():
         remedy = "`netcl generate RUN` writes text" if notes.get("kind") == "text" else "train it with `netcl train`"
-        raise CommandError(message("predict", "the model file does not say what its inputs and outputs are", remedy, file=args.model))
+        raise CommandError(message("predict", "the model file must describe its inputs and outputs", remedy, file=args.model))
     if args.own:
         own_model(args.own)
     model = load_model(args.model, handle)

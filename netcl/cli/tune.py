@@ -78,7 +78,7 @@ def _tune_sizes(args: argparse.Namespace, handle: Any, told: Callable[[Any], Non
     product = args.what == "matmul"
     if len(args.sizes) not in ((3,) if product else (7, 8, 9)):
         remedy = f"netcl tune {args.what} {SIZES[args.what]}"
-        raise CommandError(message("tune", f"{args.what} takes its sizes", remedy, sizes=args.sizes))
+        raise CommandError(message("tune", f"{args.what} requires its sizes", remedy, sizes=args.sizes))
     flags = dict(zip(("stride", "pad"), args.sizes[7:], strict=False))
     ops = ["matmul"] if product else ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]
     try:
@@ -96,9 +96,9 @@ def _tune_model(args: argparse.Namespace, handle: Any, told: Callable[[Any], Non
     known = _models()
     if args.what not in known:
         remedy = f"known: {', '.join(known)}, and {', '.join(SIZES)} with sizes"
-        raise CommandError(message("tune", "no model of this name", remedy, name=repr(args.what)))
+        raise CommandError(message("tune", "unknown model", remedy, name=repr(args.what)))
     if args.sizes:
-        raise CommandError(message("tune", "a model takes no sizes", "--batch says how many samples", model=args.what, sizes=args.sizes))
+        raise CommandError(message("tune", "a model cannot take sizes", "--batch sets the samples", model=args.what, sizes=args.sizes))
     make, data = known[args.what]
     model, x = make(), Tensor.from_host(data(args.batch))
 

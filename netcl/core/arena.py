@@ -1,4 +1,4 @@
-"""An allocator for large device buffers: segments from the driver, split into sub-buffers of any size and merged again when these are free.
+"""An allocator for large device buffers: it splits driver segments into sub-buffers of any size and merges released neighbors.
 
 A free list per size keeps the peak of every size. The sizes of a training step peak at different times, so such lists held 1.7 times the
 peak of a ResNet-18; segments that serve all sizes hold 1.1 times.
@@ -102,7 +102,7 @@ class Arena:
             return self._pieces.get((address, nbytes)) or self._piece(address, nbytes)
 
     def gaps(self, least: int) -> list[Any]:
-        """Allocate every free range of at least ``least`` bytes in segments that are partly in use."""
+        """Allocate and return every free range of at least ``least`` bytes that lies in a partly used segment."""
         with self._lock:
             self._settle()
             whole = {address for address, _ in self._whole()}
@@ -134,7 +134,7 @@ class Arena:
                 self._lock.release()
 
     def stretches(self) -> Counter[int]:
-        """The number of free ranges by size. Ranges released just now are missing while another thread holds the lock."""
+        """Return the number of free ranges by size; ranges released while another thread holds the lock are not counted."""
         if self._lock.acquire(blocking=False):
             try:
                 self._settle()
@@ -143,7 +143,7 @@ class Arena:
         return Counter(list(self._begins.values()))
 
     def buffers(self) -> list[Any]:
-        """Every driver object of this arena."""
+        """Return every driver buffer of this arena."""
         return [*(segment.buffer for segment in list(self._segments.values())), *list(self._pieces.values())]
 
     # ---- under the lock
@@ -197,11 +197,11 @@ class Arena:
             insort(free, (nbytes, address))
 
     def _whole(self) -> list[tuple[int, Segment]]:
-        """The segments that are entirely free."""
+        """Return the segments that are entirely free."""
         return [(address, segment) for address, segment in self._segments.items() if self._begins.get(address) == segment.nbytes]
 
     def _make_room(self, nbytes: int) -> int:
-        """Release the free segments that a new one for ``nbytes`` can replace; returns the size of the new one."""
+        """Release the free segments that a new segment of ``nbytes`` can replace; returns the size to allocate."""
         gone = 0
         for address, segment in sorted(self._whole(), key=lambda pair: -pair[1].nbytes):
             if gone < nbytes and gone + segment.nbytes <= self._limit:
@@ -218,7 +218,7 @@ class Arena:
         self._leave()
 
     def _leave(self) -> None:
-        """Release dropped segments without referenced sub-buffers, the sub-buffers first."""
+        """Release dropped segments that have no referenced sub-buffers; sub-buffers are released first."""
         for pieces, _ in self._leaving:
             for at in reversed(range(len(pieces))):
                 if _references(pieces, at) == _SOLE_REFERENCE:

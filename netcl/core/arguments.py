@@ -23,27 +23,27 @@ def check_shape(shape: Shape, op: str) -> tuple[int, ...]:
             return shape
     sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     if any(not isinstance(n, (int, np.integer)) or isinstance(n, bool) for n in sizes):
-        raise ShapeError(message(op, "shape must hold integers", shape=shape))
+        raise ShapeError(message(op, "every size of shape must be an integer", shape=shape))
     if any(n < 0 for n in sizes):
         raise ShapeError(message(op, "sizes must not be negative", shape=sizes))
     return tuple(int(n) for n in sizes)
 
 
 def find_queue(queue: Any, context: Any = None, device: Any = None) -> Any:
-    """The queue of a queue, a handle, a selector or a context; by default that of the active device."""
+    """Return the queue for a queue, a handle, a selector or a context; the default is the queue of the active device."""
     if device is not None:
         queue = require(device)
     if queue is None and context is not None:
         handle = get_active_device()
         queue = handle if handle.context == context else None
         if queue is None:
-            raise DeviceError(message("tensor", "a context needs a queue as well", "pass queue= as well"))
+            raise DeviceError(message("tensor", "context= needs a queue of that context", "pass queue= as well"))
     if queue is None:
         queue = get_active_device()
     queue = queue.queue if isinstance(queue, DeviceHandle) else queue
     if not hasattr(queue, "finish"):
-        what = "this is neither a queue nor a device handle"
+        what = "queue must be a command queue or a device handle"
         raise DeviceError(message("tensor", what, "pass handle.queue, or device= with a selector", queue=repr(queue)))
     if context is not None and queue.context is not None and queue.context != context:
-        raise DeviceError(message("tensor", "the queue belongs to another context", "pass the queue's own context or none"))
+        raise DeviceError(message("tensor", "queue must belong to the given context", "pass the queue's own context or none"))
     return queue

@@ -1,7 +1,7 @@
-"""Facts of a device, read once from the driver into a frozen profile.
+"""Properties of a device, read once from the driver into a frozen profile.
 
 ``has_fp16`` is what the driver lists; ``half_arithmetic`` is what a kernel, built and compared, confirmed. They differ: NVIDIA's
-driver does not list ``cl_khr_fp16`` and computes in half all the same.
+driver does not list ``cl_khr_fp16`` and computes in half precision nevertheless.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from netcl.core import env
 
 # The bits of CL_DEVICE_TYPE, fixed by the OpenCL specification.
 TYPE_BITS = (("gpu", 1 << 2), ("cpu", 1 << 1), ("accel", 1 << 3))
-SMALL_LOCAL_MEMORY = 16 * 1024  # the least OpenCL 1.0 allowed; tiles worth having do not fit
+SMALL_LOCAL_MEMORY = 16 * 1024  # the minimum of OpenCL 1.0, too small for useful tiles
 
 
 @dataclass(frozen=True)
@@ -60,28 +60,28 @@ class DeviceProfile:
 
     @property
     def lanes(self) -> int:
-        """Floats of the vectors that kernels for CPUs are built with."""
+        """The number of floats in the vectors of CPU kernels."""
         return min(16, max(4, self.vector_width))
 
     @property
     def vector_registers(self) -> int:
-        """How many of those a CPU has: AVX2, with 8 lanes, 16; NEON and AVX-512 32."""
+        """The number of vector registers of a CPU: 16 with AVX2 (8 lanes), 32 with NEON and AVX-512."""
         return 16 if self.lanes == 8 else 32
 
     @property
     def half_arithmetic(self) -> bool:
-        """Whether a kernel that computes in half was built on this device and gave the right numbers."""
+        """Whether a kernel that computes in half precision was built on this device and returned correct values."""
         return self.half_probe is not None and self.half_probe(self)
 
 
 def device_type(cl_device: Any) -> str:
-    """ "gpu", "cpu", "accel" or "other"; a device that claims several (Oclgrind claims all) is the first of them."""
+    """Return "gpu", "cpu", "accel" or "other"; a device that reports several types (Oclgrind reports all) is the first of them."""
     bits = int(cl_device.type)
     return next((name for name, bit in TYPE_BITS if bits & bit), "other")
 
 
 def _ask(cl_device: Any, attribute: str, default: Any) -> Any:
-    """One fact, or ``default`` where the driver does not know the question."""
+    """Return one property of the device; ``default`` where the driver does not know it."""
     driver_error = getattr(sys.modules.get("pyopencl"), "Error", AttributeError)
     try:
         value = getattr(cl_device, attribute)
@@ -107,9 +107,9 @@ def _extension_facts(extensions: tuple[str, ...]) -> dict[str, bool]:
 
 
 def device_profile(cl_device: Any) -> DeviceProfile:
-    """Ask the driver everything once.
+    """Read all properties of a device from the driver.
 
-    ``cl_device`` is a ``cl.Device``; questions an old driver does not know get the answer of a device without the feature.
+    ``cl_device`` is a ``cl.Device``; a property that an old driver does not know is read as "feature missing".
     """
     extensions = tuple(sorted(set(cl_device.extensions.split())))
 
@@ -142,12 +142,12 @@ def device_profile(cl_device: Any) -> DeviceProfile:
 
 
 def numpy_profile() -> DeviceProfile:
-    """The profile of the NumPy backend, so that code may ask any handle for one."""
+    """Return the profile of the NumPy backend, so that every handle has one."""
     return DeviceProfile("NumPy", "NumPy", "NumPy", "", "", "cpu", has_fp64=True, unified_memory=True)
 
 
 def kernel_strategy(profile: DeviceProfile) -> str:
-    """ "portable" or "optimized": CPUs and devices with little local memory are portable, whatever else they list.
+    """Return "portable" or "optimized"; CPUs and devices with little local memory are always portable.
 
     Otherwise subgroups, half precision or an NVIDIA or AMD device make it optimized. ``NETCL_KERNEL_STRATEGY`` overrides.
     """

@@ -17,17 +17,17 @@ _constants: dict[int, weakref.ref[Any]] = {}  # by id: tensors compare element b
 
 
 def constant(tensor: Any) -> Any:
-    """Mark a tensor that netcl makes once and that keeps its memory: plans may use it. Returns the tensor."""
+    """Mark a tensor that netcl creates once and never moves, so that plans may use it. Returns the tensor."""
     _constants[id(tensor)] = weakref.ref(tensor)
     return tensor
 
 
 class NotPlannable(Exception):
-    """An op does what a plan cannot repeat: it reads or uploads values, or uses state of the queue."""
+    """Raised when an op does something that a plan cannot repeat: it reads or uploads values, or uses state of the queue."""
 
 
 class PlannedMemory:
-    """Memory of a plan before it has an address: an operand of the call or, if ``index`` is not below their number, leased memory."""
+    """Memory of a plan before it has an address: an operand of the call, or leased memory if ``index`` is not that of an operand."""
 
     __slots__ = ("commands", "index", "nbytes", "persistent")
     pool = None
@@ -37,18 +37,17 @@ class PlannedMemory:
 
     @property
     def buffer(self) -> PlannedMemory:
-        """A place is a lease and its buffer in one."""
+        """The place itself: it stands for the lease and for its buffer."""
         return self
 
     @property
     def size(self) -> int:
-        """Bytes, under the name that buffers use."""
+        """The size in bytes, under the name that buffers use."""
         return self.nbytes
 
 
 class Launch(NamedTuple):
-    """A kernel with its sizes. ``args`` holds numbers, local memory, tensors that existed before planning, memory of the plan (``At``) and
-    numbers of the run (``Given``)."""
+    """A kernel with its sizes. ``args``: numbers, local memory, constants, memory of the plan (``At``), numbers of a run (``Given``)."""
 
     kernel: Any
     sizes: tuple[int, ...]
@@ -75,7 +74,7 @@ class Given:
 
 
 class HostStep(NamedTuple):
-    """A command that is no launch: ``run(backend, *buffers)`` on the memory ``at``."""
+    """A command other than a launch: ``run(backend, *buffers)`` on the memory at the indices ``at``."""
 
     run: Callable[..., None]
     at: tuple[Any, ...]
@@ -83,7 +82,7 @@ class HostStep(NamedTuple):
 
 
 class PlanningState:
-    """``queue.netcl`` of a command list: its own backend, no plans, no random numbers. Every other part is the queue's."""
+    """``queue.netcl`` of a command list: it has its own backend, no plans and no random numbers; every other part is the queue's."""
 
     def __init__(self, state: Any, commands: CommandList):
         self._state, self.context, self.backend = state, state.context, commands
@@ -91,7 +90,7 @@ class PlanningState:
 
     @property
     def random(self) -> Any:
-        raise NotPlannable("random numbers")
+        raise NotPlannable("the op draws random numbers")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
@@ -108,22 +107,22 @@ class CommandList:
         self.netcl = PlanningState(queue.netcl, self)
         self.pool, self.operands = pool, operands
         self.commands: list[Launch | HostStep] = []
-        self.leased: list[tuple[Any, int]] = []  # the shelf of each piece of memory that is no operand, and its bytes
+        self.leased: list[tuple[Any, int]] = []  # the free list and the bytes of each piece of memory that is not an operand
         self.given: list[Any] = []  # the operands' tensors
         self.noted: set[int] = set()
 
     @property
     def int_ptr(self) -> int:
-        """The queue's: device handles are looked up by it."""
+        """The queue's own pointer: device handles are looked up by it."""
         return self.queue.int_ptr
 
     def finish(self) -> None:
-        raise NotPlannable("waits for the device")
+        raise NotPlannable("the op waits for the device")
 
     # ---- as a backend
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> PlannedMemory:
-        """Memory that every run leases."""
+        """Reserve memory that every run leases."""
         nbytes = math.prod(shape) * dtype.itemsize
         self.leased.append((self.pool.shelf(nbytes), nbytes))
         return PlannedMemory(self, self.operands + len(self.leased) - 1, nbytes)
@@ -134,7 +133,7 @@ class CommandList:
         self.commands.append(HostStep(lambda backend, target: backend.fill(target, nbytes, dtype, value), (at,), (at.index,)))
 
     def clone(self, storage: Any, shape: tuple[int, ...], dtype: Any) -> PlannedMemory:
-        """Memory with the same values."""
+        """Reserve memory and append a copy of the values to it."""
         made = self.empty(shape, dtype)
         if made.nbytes:
             self.copy_bytes(made, getattr(storage, "buffer", storage), made.nbytes)
@@ -146,7 +145,7 @@ class CommandList:
         self.commands.append(HostStep(lambda backend, a, b: backend.copy_bytes(a, b, nbytes), (to, of), (to.index,)))
 
     def _no(self, *args: Any, **options: Any) -> Any:
-        raise NotPlannable("values are read or uploaded")
+        raise NotPlannable("the op reads or uploads values")
 
     send = write = fill_bytes = upload_bytes = to_host = to_host_async = wait = _no
 
@@ -162,12 +161,12 @@ class CommandList:
             return self._at(memory)
         constant = _constants.get(id(arg))
         if hasattr(memory, "int_ptr") and (constant is None or constant() is not arg):
-            raise NotPlannable("a tensor from outside may get other memory")
+            raise NotPlannable("the op uses a tensor that is not an operand, whose memory may change")
         return arg
 
     def _at(self, memory: Any) -> At:
         if type(memory) is not PlannedMemory or memory.commands is not self:
-            raise NotPlannable("memory from outside is written")
+            raise NotPlannable("the op writes memory that is not an operand")
         return At(memory.index)
 
 
@@ -178,7 +177,7 @@ class Notes:
         self.commands = commands
 
     def allocated(self, handle: Any) -> None:
-        """Ignored: a constant of the op, which lives on the real queue."""
+        """Ignore the lease: it is a constant of the op, which lives on the real queue."""
 
     def changed(self, tensors: Iterable[Any]) -> None:
         places = [t.memory for t in tensors if type(t.memory) is PlannedMemory]
@@ -192,17 +191,17 @@ class Notes:
         return type(tensor.memory) is PlannedMemory and tensor.memory.index >= self.commands.operands
 
     def _no(self, *args: Any, **options: Any) -> Any:
-        raise NotPlannable("the host looks at values or changes them")
+        raise NotPlannable("the host reads or changes values")
 
     upload = fill = copy = read = host_work = depends = leaf = check = requires = _no
 
 
 def check_planning(*queues: Any) -> None:
-    """Raise where some but not all queues are a command list: the op takes a tensor from outside, which may get other memory."""
+    """Raise if some but not all queues are a command list: the op uses a tensor that is not an operand, whose memory may change."""
     if any(type(queue) is CommandList for queue in queues):
-        raise NotPlannable("a tensor from outside may get other memory")
+        raise NotPlannable("the op uses a tensor that is not an operand, whose memory may change")
 
 
 def device_queue(queue: Any) -> Any:
-    """The queue itself, or the one that the commands of a list are for: probes of kernels run there."""
+    """Return the queue itself, or the device queue behind a command list; probes of kernels run there."""
     return queue.queue if type(queue) is CommandList else queue

@@ -1,4 +1,4 @@
-"""Devices: discovery, scoring, one context and queue per physical device, and the device a thread works on.
+"""Devices: discovery, ranking, one context and queue per physical device, and the active device of a thread.
 
 >>> from netcl.core.device import device
 >>> with device("cpu") as dev:
@@ -57,7 +57,7 @@ __kernel void half_probe(__global const float* x, __global float* out, int n) {
 
 
 class CPUQueue:
-    """Takes the place of a command queue on the NumPy backend, where calls return when their work is done."""
+    """Replaces a command queue on the NumPy backend, where work is done when a call returns."""
 
     backend = "cpu"
     context = None
@@ -68,10 +68,10 @@ class CPUQueue:
         self.netcl = QueueState(self)
 
     def finish(self) -> None:
-        """Nothing is ever pending."""
+        """Do nothing: no work is ever pending."""
 
     def flush(self) -> None:
-        """Nothing is ever pending."""
+        """Do nothing: no work is ever pending."""
 
     def __repr__(self) -> str:
         return f"CPUQueue({self.name!r})"
@@ -115,7 +115,7 @@ class DeviceHandle:
 
 @dataclass(frozen=True)
 class Found:
-    """A device that the driver reports, with its platform and device numbers."""
+    """A device reported by the driver, with its platform and device numbers."""
 
     platform_index: int
     device_index: int
@@ -162,16 +162,16 @@ class DeviceManager:
         self._numpy = DeviceHandle("NumPy", "NumPy", "cpu", "cpu", None, CPUQueue())
 
     def discover(self) -> list[tuple[Any, Any]]:
-        """Every (platform, device) pair that the driver reports and the environment does not filter; empty without pyopencl."""
+        """List every (platform, device) pair that the driver reports and the environment does not filter; empty without pyopencl."""
         return [(found.platform, found.device) for found in self.found()]
 
     @property
     def devices(self) -> list[Any]:
-        """Every ``cl.Device`` of :meth:`discover`."""
+        """List every ``cl.Device`` of :meth:`discover`."""
         return [found.device for found in self.found()]
 
     def found(self) -> list[Found]:
-        """The devices with their numbers and profiles."""
+        """List the devices with their numbers and profiles."""
         with self._lock:
             if self._found is None:
                 platforms.check_process()
@@ -179,7 +179,7 @@ class DeviceManager:
             return list(self._found)
 
     def profile(self, dev: Any) -> ExtendedDeviceProfile:
-        """The profile of a ``cl.Device``, read once; that of the NumPy backend for ``None``."""
+        """Return the profile of a ``cl.Device``, read once; ``None`` gives that of the NumPy backend."""
         try:
             return self._profiles[dev]
         except KeyError:
@@ -188,11 +188,11 @@ class DeviceManager:
 
     @staticmethod
     def _device_type(dev: Any) -> str:
-        """ "gpu", "cpu", "accel" or "other" from the bits of ``cl.Device.type``."""
+        """Return "gpu", "cpu", "accel" or "other" from the bits of ``cl.Device.type``."""
         return capabilities.device_type(dev)
 
     def default(self, device: Any = "auto", strict: bool = False) -> DeviceHandle | None:
-        """The handle of a device; ``None`` if there is no such device.
+        """Return the handle of a device; ``None`` if there is no such device.
 
         ``device`` is one of: ``"auto"`` (``NETCL_DEVICE`` if set, else the best OpenCL device, else NumPy), ``"cpu"`` (NumPy),
         ``"gpu"`` (without one: the best OpenCL device and a warning, or ``None`` if ``strict``), ``"cl"``, ``"cl:cpu"``, ``"gpu:1"``,
@@ -215,14 +215,14 @@ class DeviceManager:
                 return self._chosen.setdefault((device, strict, preferred), chosen)
 
     def name_devices(self, function: Callable[[str | int], DeviceHandle | None] = lambda selector: None) -> None:
-        """Ask ``function`` for the handle of a selector first; it returns ``None`` for those it does not name. No argument: stop asking."""
+        """Let ``function`` resolve selectors first; it returns ``None`` for those it does not know. Without an argument, remove it."""
         with self._lock:
             self._named = function
             self._chosen.clear()
 
     def handle_of(self, queue: Any) -> DeviceHandle:
-        """The handle of a queue, also of one that netcl did not make."""
-        queue = queue_state(queue).queue  # of a command list, the one that its commands are for
+        """Return the handle of a queue, including queues that netcl did not create."""
+        queue = queue_state(queue).queue  # the device queue behind a command list
         if isinstance(queue, CPUQueue):
             same = queue is self._numpy.queue
             return self._numpy if same else DeviceHandle("NumPy", "NumPy", "cpu", "cpu", None, queue)
@@ -236,24 +236,26 @@ class DeviceManager:
             return handle
 
     def partition(self, device: Any = "auto", count: int = 2) -> list[DeviceHandle]:
-        """``count`` equal parts of a device's compute units, each a device of its own with a context and queue: for data parallel training
-        on one CPU, or to leave cores to others. CPU runtimes can do this; few GPUs can."""
+        """Split a device into ``count`` equal parts of its compute units, each a device with its own context and queue.
+
+        Use it for data-parallel training on one CPU, or to leave cores to other work. CPU runtimes support this; few GPUs do.
+        """
         whole = require(device, strict=True)
         cl = platforms.opencl()
         units = whole.profile.max_compute_units // count if whole.backend == "cl" and count > 0 else 0
         if not units:
-            what = f"the device cannot be cut into {count} parts"
+            what = f"the device cannot be split into {count} equal parts"
             raise DeviceError(message("partition", what, device=whole.device_name, units=whole.profile.max_compute_units))
         try:
             parts = whole.device.create_sub_devices([cl.device_partition_property.EQUALLY, units])
         except cl.Error as error:
-            raise DeviceError(message("partition", f"the driver cannot cut the device: {error}", device=whole.device_name)) from error
-        # A context is named here while its queue is made: Intel's runtime lets the one of a sub-device go though a queue is in it.
+            raise DeviceError(message("partition", f"the driver cannot split the device: {error}", device=whole.device_name)) from error
+        # Hold the context while its queue is created: Intel's runtime releases a sub-device's context although a queue uses it.
         contexts = [cl.Context([part]) for part in parts[:count]]
         return [self.handle_of(cl.CommandQueue(context)) for context in contexts]
 
     def describe(self) -> str:
-        """All devices in one line, for error messages."""
+        """Describe all devices in one line, for error messages."""
         try:
             names = [f"{found.index} {found.profile.platform} / {found.profile.name}" for found in self.found()]
         except EnvironmentVariableError as error:
@@ -275,7 +277,7 @@ class DeviceManager:
         return found
 
     def _visible(self, found: list[Found]) -> list[Found]:
-        """The devices that NETCL_PLATFORM_FILTER and NETCL_VISIBLE_DEVICES select; their numbers stay those of the driver."""
+        """Filter the devices by NETCL_PLATFORM_FILTER and NETCL_VISIBLE_DEVICES; their numbers stay those of the driver."""
         part = env.value("NETCL_PLATFORM_FILTER").lower()
         kept = [f for f in found if part in f"{f.profile.platform}\n{f.platform.vendor}\n{f.profile.brand}".lower()]
         names = env.value("NETCL_VISIBLE_DEVICES")
@@ -290,7 +292,7 @@ class DeviceManager:
         return visible
 
     def _preferred(self, strict: bool) -> DeviceHandle:
-        """The device that NETCL_DEVICE names; raises if it does not exist."""
+        """Return the handle of the device that NETCL_DEVICE names; raises if it does not exist."""
         text = env.value("NETCL_DEVICE").lower() or "auto"
         handle = self._resolve(text, strict)
         if handle is None:
@@ -316,7 +318,7 @@ class DeviceManager:
             return self._make(thing)
         if callable(thing):
             return self._handle_for(_highest_score([f for f in self.found() if thing(f.profile)], named=True))
-        raise DeviceError(message("device", "not a device selector", f"use {SELECTORS}", selector=repr(thing)))
+        raise DeviceError(message("device", "the argument must be a device selector", f"use {SELECTORS}", selector=repr(thing)))
 
     def _gpu(self, strict: bool) -> DeviceHandle | None:
         found = self.found()
@@ -326,7 +328,7 @@ class DeviceManager:
         handle = self._handle_for(_highest_score(found))
         if handle is not None and not self._warned_no_gpu:
             self._warned_no_gpu = True
-            remedy = 'device("gpu", strict=True) refuses instead, device("auto") does not ask for a GPU'
+            remedy = 'device("gpu", strict=True) raises instead, device("auto") accepts any device'
             text = message("device", "there is no GPU, using another OpenCL device", remedy, device=handle.device_name)
             warnings.warn(text, RuntimeWarning, stacklevel=4)
         return handle
@@ -335,7 +337,7 @@ class DeviceManager:
         return None if found is None else self._make(found.device)
 
     def _make(self, dev: Any) -> DeviceHandle:
-        """The one handle of a physical device, with its context and in-order queue."""
+        """Create the one handle of a physical device, with its context and in-order queue."""
         with self._lock:
             if dev not in self._by_device:
                 platforms.check_process()
@@ -361,7 +363,7 @@ class DeviceManager:
 
 
 def _devices_of(platform: Any) -> list[Any]:
-    """The devices of a platform; Mesa's Clover has none on most machines, and a broken driver must not hide the others."""
+    """List the devices of a platform; an error gives an empty list, because a broken driver must not hide the others."""
     cl = platforms.opencl()
     try:
         return list(platform.get_devices())
@@ -380,14 +382,14 @@ def _matches(selector: str, found: Found) -> bool:
 
 
 def _highest_score(found: list[Found], named: bool = False) -> Found | None:
-    """The device with the highest score; excludes simulators, software GPUs and unavailable devices unless they were named."""
+    """Return the device with the highest score; simulators, software GPUs and unavailable devices count only if ``named``."""
     ranked = [(score(f.profile), -position, f) for position, f in enumerate(found)]
     fit = [row for row in ranked if named or row[0][0] >= 0]
     return max(fit, key=lambda row: row[:2])[2] if fit else None
 
 
 def _device_named(selector: str | int, found: list[Found]) -> Found | None:
-    """The device that a selector other than ``cpu`` and ``gpu`` names."""
+    """Return the device for a selector other than ``cpu`` and ``gpu``."""
     if isinstance(selector, int) or selector.isdecimal():
         number = int(selector)
         return found[number] if 0 <= number < len(found) else None
@@ -402,7 +404,7 @@ def _device_named(selector: str | int, found: list[Found]) -> Found | None:
 
 
 def _debug(text: str) -> None:
-    """To stderr if NETCL_DEBUG asks for it, whether or not the program configured logging."""
+    """Write to stderr if NETCL_DEBUG is set, whether or not the program configured logging."""
     if env.value("NETCL_DEBUG") >= 1:
         if not log.hasHandlers():
             log.addHandler(logging.StreamHandler(sys.stderr))
@@ -424,7 +426,7 @@ def _computes_in_half(handle: DeviceHandle) -> bool:
         return False
     computed = np.empty_like(expected)
     cl = platforms.opencl()
-    allocate = cl.tools.ImmediateAllocator(handle.queue)  # two small buffers, below the pools and gone at once
+    allocate = cl.tools.ImmediateAllocator(handle.queue)  # two small buffers outside of the pools, released at once
     source, target = allocate(values.nbytes), allocate(expected.nbytes)
     cl.enqueue_copy(handle.queue, source, values)
     kernel(handle.queue, (len(a),), None, source, target, len(a))
@@ -448,7 +450,7 @@ _active = _EnteredDevices()
 
 
 class device:
-    """Choose the device of the current thread for a block: ``with device("gpu") as dev: ...``
+    """Choose the device of the current thread for a block, ``with device("gpu") as dev``.
 
     Blocks nest, and the previous device is restored on exit. Raises :class:`DeviceError` if there is no such device.
     ``device.manager`` is the process-wide :class:`DeviceManager`, ``device.profile(queue)`` the profile of a queue's device.
@@ -468,7 +470,7 @@ class device:
 
     @property
     def index(self) -> int | None:
-        """``None``: a handle names one device."""
+        """Always ``None``: a handle names one device."""
         return None
 
     def __eq__(self, other: object) -> bool:
@@ -492,12 +494,12 @@ class device:
 
     @staticmethod
     def profile(queue: Any) -> ExtendedDeviceProfile:
-        """The profile of the device behind a queue or handle."""
+        """Return the profile of the device behind a queue or handle."""
         return manager.profile(queue.device)
 
 
 def require(selector: Any, strict: bool = False, op: str = "device") -> DeviceHandle:
-    """As :meth:`DeviceManager.default`, but raises a :class:`DeviceError` that names ``op`` if there is no such device."""
+    """Return what :meth:`DeviceManager.default` returns; raises a :class:`DeviceError` that names ``op`` if there is no such device."""
     handle = manager.default(selector, strict)
     if handle is not None:
         return handle
@@ -508,12 +510,12 @@ def require(selector: Any, strict: bool = False, op: str = "device") -> DeviceHa
 
 
 def handle_of(queue: Any) -> DeviceHandle:
-    """The handle of a queue, also of one that netcl did not make."""
+    """Return the handle of a queue, including queues that netcl did not create."""
     return manager.handle_of(queue)
 
 
 def get_active_device() -> DeviceHandle:
-    """The active device of the current thread: the innermost ``device(...)`` block, else ``set_active_device``, else ``NETCL_DEVICE``."""
+    """Return the active device of this thread: the innermost ``device(...)`` block, else ``set_active_device``, else ``NETCL_DEVICE``."""
     if _active.stack:
         return _active.stack[-1]
     if _active.base is not None:
@@ -522,12 +524,12 @@ def get_active_device() -> DeviceHandle:
 
 
 def chosen_device() -> DeviceHandle | None:
-    """The device that a ``device(...)`` block or :func:`set_active_device` chose; ``None`` where the default one is active."""
+    """Return the device chosen by a ``device(...)`` block or :func:`set_active_device`; ``None`` where the default is active."""
     return _active.stack[-1] if _active.stack else _active.base
 
 
 def queue_of(place: Any = None) -> Any:
-    """The queue of a queue, a handle, a ``device(...)`` or a selector; ``None`` selects the active device."""
+    """Return the queue for a queue, a handle, a ``device(...)`` or a selector; ``None`` selects the active device."""
     return place if hasattr(place, "finish") else (get_active_device() if place is None else require(place)).queue
 
 

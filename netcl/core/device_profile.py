@@ -1,6 +1,6 @@
-"""Which maker and family a device is of, and every driver quirk netcl knows: tables, no code per device.
+"""Tables that map a device to its vendor and family, and that list every driver quirk netcl knows.
 
-A row matches when each of its patterns is found (any case) in the profile. To teach netcl a new device or quirk, add a row.
+A row matches when each of its patterns is found (any case) in the profile. To support a new device or quirk, add a row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DeviceFamily:
 
 @dataclass(frozen=True)
 class Quirk:
-    """Something a driver does that others do not, and how we know."""
+    """A deviation of a driver from the specification or from other drivers, and the evidence for it."""
 
     name: str
     reason: str
@@ -79,7 +79,7 @@ DEVICE_FAMILIES: tuple[DeviceFamily, ...] = (
     DeviceFamily("mesa", "rusticl-gpu", platform="rusticl|clover", types=GPU),
 )
 
-# NVIDIA tells the generation by number, which never goes out of date as names do.
+# NVIDIA's compute capability identifies the generation, also of devices whose names are not in this table.
 COMPUTE_CAPABILITIES: tuple[tuple[tuple[int, int], str], ...] = (
     ((10, 0), "blackwell"), ((9, 0), "hopper"), ((8, 9), "ada"), ((8, 0), "ampere"), ((7, 5), "turing"),
     ((7, 0), "volta"), ((6, 0), "pascal"), ((5, 0), "maxwell"), ((3, 0), "kepler"),
@@ -112,7 +112,7 @@ QUIRKS: tuple[Quirk, ...] = (
 
 @dataclass(frozen=True)
 class ExtendedDeviceProfile(DeviceProfile):
-    """A :class:`DeviceProfile` with maker, family and quirks; ``handle.profile`` is one."""
+    """A :class:`DeviceProfile` with vendor, family and quirks; ``handle.profile`` is one."""
 
     brand: str = "other"
     family: str = "other"
@@ -120,22 +120,22 @@ class ExtendedDeviceProfile(DeviceProfile):
 
     @property
     def is_simulator(self) -> bool:
-        """A device that exists to check kernels, not to run them fast (Oclgrind, FPGA emulation)."""
+        """Whether the device checks kernels instead of running them fast (Oclgrind, FPGA emulation)."""
         return self.family in ("simulator", "fpga-emulator")
 
     @property
     def is_software_gpu(self) -> bool:
-        """A graphics driver that runs on the CPU (llvmpipe, softpipe)."""
+        """Whether the device is a graphics driver that runs on the CPU (llvmpipe, softpipe)."""
         return self.family == "software-gpu"
 
     @property
     def is_integrated(self) -> bool:
-        """A GPU that shares the host's memory."""
+        """Whether the device is a GPU that shares the host's memory."""
         return self.device_type == "gpu" and (self.unified_memory or bool(INTEGRATED.search(self.name)))
 
     @property
     def title(self) -> str:
-        """The name for people: ``Neoverse N1, 2 cores (PoCL 3.1)`` where PoCL says ``pthread--0xd0c``."""
+        """A readable name: ``Neoverse N1, 2 cores (PoCL 3.1)`` where PoCL reports ``pthread--0xd0c``."""
         part = re.search(r"0x[0-9a-f]{3}$", self.name)
         plain = re.sub(r"\((r|tm|c)\)|\bcpu\b|\bprocessor\b|@.*", " ", re.sub(r"^(pthread|basic|cpu)-", "", self.name), flags=re.I)
         maker = re.search(r"\b(Intel|AMD|Apple|Ampere)\b.*", plain)
@@ -158,7 +158,7 @@ def _fits(pattern: str, text: str) -> bool:
 
 
 def family_of(profile: DeviceProfile) -> tuple[str, str]:
-    """Brand and family: ``("nvidia", "hopper")``, ``("pocl", "pocl-cpu")``, ``("other", "other")`` if no row matches."""
+    """Return vendor and family: ``("nvidia", "hopper")``, ``("pocl", "pocl-cpu")``; ``("other", "other")`` if no row matches."""
     if profile.compute_capability:
         names = (name for least, name in COMPUTE_CAPABILITIES if profile.compute_capability >= least)
         return "nvidia", next(names, "nvidia")
@@ -170,7 +170,7 @@ def family_of(profile: DeviceProfile) -> tuple[str, str]:
 
 
 def extend(profile: DeviceProfile) -> ExtendedDeviceProfile:
-    """Look the device up in the tables."""
+    """Add vendor, family and quirks from the tables to a profile."""
     brand, family = family_of(profile)
     quirks = tuple(q for q in QUIRKS if q.brand in ("", brand) and q.family in ("", family) and _fits(q.device, profile.name))
     facts = {f.name: getattr(profile, f.name) for f in fields(DeviceProfile)}

@@ -78,7 +78,7 @@ def _dtype_row(name: str, storage: str, c_storage: str, c_compute: str, rank: in
 # A NaN whose payload sits in the low half would round to infinity: it is stored as the quiet NaN instead.
 _BF16_STORE = "p[i] = netcl_to_bfloat16(x)"
 
-DTYPES: dict[str, DType] = {  # keyed by the one object of each dtype: a look-up by that compares nothing
+DTYPES: dict[str, DType] = {  # keyed by the single object of each dtype, so that a look-up needs no string comparison
     row.name: row
     for row in (
         _dtype_row("bool", "bool", "uchar", "int", 0, store="p[i] = (uchar)((x) != 0)"),
@@ -100,7 +100,7 @@ _BFLOAT16, _FLOAT32, _FLOAT64 = (DTYPES[name] for name in ("bfloat16", "float32"
 STORED = {row.c_compute: row.name for row in DTYPES.values() if row.c_storage == row.c_compute}  # what a compute type is stored as
 NAMES: dict[str, dtype] = {row.name: row.name for row in DTYPES.values()}
 FLOAT32 = NAMES["float32"]
-HALVES: tuple[str, ...] = (NAMES["float16"], NAMES["bfloat16"])  # stored in 16 bits, computed with in float32
+HALVES: tuple[str, ...] = (NAMES["float16"], NAMES["bfloat16"])  # stored in 16 bits, computed in float32
 ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "short": "int16",
            "bf16": "bfloat16"}  # fmt: skip
 _ROWS_BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in ALIASES.items()}}
@@ -108,7 +108,7 @@ _BY_NUMPY = {row.storage: row for row in DTYPES.values() if row.name != "bfloat1
 
 
 def lookup(given: str | DTypeLike | DType, op: str = "dtype") -> DType:
-    """The entry of a dtype given by name, alias, NumPy dtype or entry; raises :class:`DtypeError` for anything else."""
+    """Return the entry of a dtype given by name, alias, NumPy dtype or entry; raises :class:`DtypeError` for anything else."""
     if isinstance(given, DType):
         return given
     if isinstance(given, str) and given in _ROWS_BY_NAME:
@@ -120,20 +120,20 @@ def lookup(given: str | DTypeLike | DType, op: str = "dtype") -> DType:
 
 
 def named(given: object) -> DType | None:
-    """The entry of a dtype; ``None`` if the argument does not name one (a device, for instance)."""
+    """Return the entry of a dtype; ``None`` if the argument does not name one (a device, for instance)."""
     if isinstance(given, str):
         return _ROWS_BY_NAME.get(given)
     return lookup(given) if isinstance(given, DType | np.dtype | type) else None
 
 
 def of_value(value: object) -> DType:
-    """The dtype of a Python value: bool, int64 or float32, as in torch."""
+    """Return the dtype of a Python value: bool, int64 or float32, as in torch."""
     kind = np.asarray(value).dtype.kind
     return DTYPES[{"b": "bool", "i": "int64", "u": "int64"}.get(kind, "float32")]
 
 
 def of_array(array: np.ndarray, op: str = "from_host") -> DType:
-    """The default dtype for an array: float64 becomes float32, other known dtypes stay."""
+    """Return the default dtype for an array: float64 becomes float32, other known dtypes stay."""
     row = _BY_NUMPY.get(array.dtype) or _BY_NUMPY.get(array.dtype.newbyteorder("="))
     if row is not None:
         return _FLOAT32 if row is _FLOAT64 else row
@@ -141,7 +141,7 @@ def of_array(array: np.ndarray, op: str = "from_host") -> DType:
     if name == "bfloat16":
         return DTYPES[name]
     remedy = f"convert it to one of {', '.join(DTYPES)}, or pass dtype="
-    raise DtypeError(message(op, f"arrays of dtype {name} are not taken", remedy, shape=array.shape))
+    raise DtypeError(message(op, f"arrays of dtype {name} cannot be converted", remedy, shape=array.shape))
 
 
 def _promoted(a: DType, b: DType) -> DType:
@@ -156,14 +156,15 @@ _PROMOTED = {(a, b): _promoted(a, b) for a in DTYPES.values() for b in DTYPES.va
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The dtype of ``a op b`` by torch's rules: the higher rank of floats, and float32 for float16 with bfloat16. Integers are promoted as
-    in NumPy, which is torch's rule where torch has one; uint64 with a signed dtype gives float64.
+    """Return the dtype of ``a op b`` by torch's rules.
+
+    Floats: the higher rank, and float32 for float16 with bfloat16. Integers: NumPy's rule; uint64 with a signed dtype gives float64.
     """
     return _PROMOTED[a, b]
 
 
 def sum_dtype(dtype: str) -> str:
-    """The dtype of sums, statistics and optimizer state over values of ``dtype``."""
+    """Return the dtype of sums, statistics and optimizer state over values of ``dtype``."""
     return STORED[DTYPES[dtype].c_compute]
 
 
@@ -188,7 +189,7 @@ def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
 
 
 def decode(stored: np.ndarray, dtype: DType) -> np.ndarray:
-    """The values of stored bytes; bfloat16 is widened to float32, other dtypes are returned unchanged."""
+    """Convert stored bytes to values; bfloat16 is widened to float32, other dtypes are returned unchanged."""
     if dtype is not _BFLOAT16:
         return stored
     return (stored.astype(np.uint32) << 16).view(np.float32)

@@ -86,7 +86,7 @@ class Variable:
             return self.parse(text)
         except ValueError:
             raise EnvironmentVariableError(
-                message("env", f"{self.name} has an illegal value", f"legal: {self.legal}", value=repr(text))
+                message("env", f"{self.name} must have one of its legal values", f"legal: {self.legal}", value=repr(text))
             ) from None
 
 
@@ -130,12 +130,12 @@ VARIABLES: dict[str, Variable] = {row.name: row for row in _VARIABLE_ROWS}
 
 
 def value(name: str) -> Any:
-    """The parsed value of a NETCL_* variable; raises an error that names the variable and its legal values."""
+    """Return the parsed value of a NETCL_* variable; raises an error that names the variable and its legal values."""
     return VARIABLES[name].read()
 
 
 def raw(name: str) -> str | None:
-    """The unparsed value of a variable; ``None`` if unset. For ``netcl env`` and for variables of other projects."""
+    """Return the unparsed value of a variable, ``None`` if unset. For ``netcl env`` and for variables of other projects."""
     return os.environ.get(name)
 
 
@@ -150,7 +150,7 @@ def choose_device(selector: str) -> None:
 
 
 def cache_dir() -> Path | None:
-    """The folder for compiled kernels and measurements, created if necessary; ``None`` if it is not writable."""
+    """Return the folder for compiled kernels and measurements, created if necessary; ``None`` if it is not writable."""
     folder = value("NETCL_CACHE_DIR") or user_cache_path("netcl")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,5 +160,5 @@ def cache_dir() -> Path | None:
 
 
 def for_child(**changes: str) -> dict[str, str]:
-    """The environment of a child process: that of this process with ``changes``."""
+    """Return the environment of a child process: that of this process with ``changes``."""
     return {**os.environ, **changes}

@@ -1,4 +1,4 @@
-"""Every error netcl raises on purpose, and the one form its message takes.
+"""The exceptions that netcl raises and the common form of their messages.
 
 ``[op] what is wrong; name=value, name=value; remedy``
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def message(op: str, what: str, remedy: str = "", /, **values: object) -> str:
-    """Build an error text in the house's form.
+    """Build an error message of the form ``[op] what; name=value; remedy``.
 
     >>> message("matmul", "a has 5 columns and b has 4 rows", a=(3, 5), b=(4, 2))
     '[matmul] a has 5 columns and b has 4 rows; a=(3, 5), b=(4, 2)'
@@ -21,7 +21,7 @@ def message(op: str, what: str, remedy: str = "", /, **values: object) -> str:
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
-    """Names for an error, the first few of many.
+    """Join names for an error message, shortened after ``most``.
 
     >>> some(["a", "b", "c"], most=2)
     'a, b and 1 more'
@@ -30,34 +30,34 @@ def some(names: Sequence[str], most: int = 8) -> str:
 
 
 def check_probability(op: str, name: str, value: Any) -> None:
-    """``ValueError`` unless ``value`` is a number from 0 to 1."""
+    """Raise ``ValueError`` unless ``value`` is a number from 0 to 1."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
         raise ValueError(message(op, f"{name} must be a number from 0 to 1", **{name: repr(value)}))
 
 
 class ShapeError(ValueError):
-    """Shapes, axes or sizes that do not fit together."""
+    """Raised when shapes, axes or sizes do not fit together."""
 
 
 class DtypeError(TypeError):
-    """A dtype that is unknown or that an op does not take."""
+    """Raised when a dtype is unknown or not supported by an op."""
 
 
 class DeviceError(RuntimeError):
-    """No such device, tensors of different devices, or a device that cannot do what was asked."""
+    """Raised when a device does not exist, tensors are on different devices, or a device lacks a feature."""
 
 
 class OutOfMemoryError(MemoryError):
-    """The device has no room left, or one allocation is larger than it allows."""
+    """Raised when device memory is exhausted, or one allocation exceeds the device's limit."""
 
 
 class KernelBuildError(RuntimeError):
-    """OpenCL C that the driver refused; the text carries log, device and numbered source lines."""
+    """Raised when the driver rejects OpenCL C; the message holds the log, the device and numbered source lines."""
 
 
 class AutogradError(RuntimeError):
-    """Gradients that cannot be right: what backward needs was changed in place."""
+    """Raised when gradients would be wrong, for instance because a saved tensor was modified in place."""
 
 
 class EnvironmentVariableError(ValueError):
-    """A NETCL_* variable holds something that is not one of its legal values."""
+    """Raised when a NETCL_* variable has an illegal value."""

@@ -1,7 +1,7 @@
-"""Everything that lower layers call in layers above them: one table.
+"""The table of functions in upper layers that lower layers call.
 
-A layer imports only what is below it. Where core or the engine needs something from above (a method of ``Tensor`` calls an op with its
-gradient, a build asks for a stored binary), the upper layer fills an entry of :data:`hooks` when it is imported.
+A layer imports only what is below it. If core or the engine needs something from above, the upper layer fills an entry of
+:data:`hooks` when it is imported. Examples: a method of ``Tensor`` calls an op with its gradient; a build looks up a stored binary.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ AnyFunction = Callable[..., Any]
 
 
 class BinaryStore(Protocol):
-    """Where compiled programs survive the process."""
+    """Storage for compiled programs that outlives the process."""
 
     def load(self, key: str) -> bytes | None: ...
     def save(self, key: str, binary: bytes) -> None: ...
@@ -24,20 +24,20 @@ class Readers(dict[int, Any]):
     """Deferred values by the ``id`` of the lease or array that they still have to read."""
 
     def compute(self, memory: Any) -> None:
-        """Compute what reads ``memory``, which is about to be written."""
+        """Compute every deferred value that reads ``memory``, which is about to be written."""
 
 
 class Hooks:
-    """The table. Lists are never replaced: a caller may hold one to see whether it is empty."""
+    """The table of hooks. Lists are never replaced, so a caller may keep one to check whether it is empty."""
 
     __slots__ = ("batch_listeners", "binary_store", "launch_observers", "launch_queue", "modes", "op", "readers", "settlers", "tuned")
-    found: ClassVar[dict[str, AnyFunction]] = {}  # what ``op`` found, by name; who calls often looks here first
+    found: ClassVar[dict[str, AnyFunction]] = {}  # results of ``op`` by name; frequent callers look here first
 
     def __init__(self) -> None:
         #: Finds a function of autograd by name: an op with its gradient, ``backward``, ``no_grad``. Filled by the root package with an
         #: import, called through :meth:`call` by the methods of Tensor, by views and by compiled functions.
         self.op: Callable[[str], AnyFunction | None] = lambda name: None
-        #: Measured choices: ``("autotuner", problem)`` and ``("local_sizes", ...)`` name the module of profiling that is asked. Filled by
+        #: Measured choices: ``("autotuner", problem)`` and ``("local_sizes", ...)`` name the module of profiling that answers. Filled by
         #: the root package with an import, called by the kernel selector and by kernels of users, once per shape.
         self.tuned: AnyFunction = lambda module, *asked: None
         #: Compiled programs on disk. Filled by ``runtime.cache``, called by builds.
@@ -47,21 +47,21 @@ class Hooks:
         self.batch_listeners: Callable[[], list[Callable[[str, float, float], None]]] = list
         #: Called with kernel, queue, sizes, local sizes, arguments and event after every launch. Filled by recorders and profilers.
         self.launch_observers: list[Callable[..., None]] = []
-        #: The queue, with timestamps, that launches for a queue go to meanwhile. Filled by ``profiling.events``, called by launches.
+        #: The queue with timestamps that replaces a queue while it is profiled. Filled by ``profiling.events``, called by launches.
         self.launch_queue: AnyFunction | None = None
         #: Values that must be computed before their inputs are written. Filled by ``engine.lazy_graph``, called by launches and writes.
         self.readers = Readers()
         #: What else a recorded program depends on, compared at every call. Filled by autograd, autocast and the selector, called by
         #: ``runtime.capture``.
         self.modes: list[AnyFunction] = []
-        #: Enqueue what is put off. Filled by ``engine.lazy_graph``, ``ops.views`` and ``ops.random``; called by :meth:`settle`.
+        #: Enqueue deferred work. Filled by ``engine.lazy_graph``, ``ops.views`` and ``ops.random``; called by :meth:`settle`.
         self.settlers: list[Callable[[], None]] = []
 
     def find(self, name: str) -> AnyFunction:
-        """The function of autograd called ``name``; the import behind :attr:`op` makes threads wait for each other."""
+        """Return the function of autograd called ``name``. Prefer the cache: the import behind :attr:`op` takes a lock."""
         function = self.op(name)
         if function is None:
-            raise NotImplementedError(f"[{name}] no layer of netcl has a function of this name")
+            raise NotImplementedError(f"[{name}] unknown op: no layer of netcl has a function of this name")
         self.found[name] = function
         return function
 
@@ -70,7 +70,7 @@ class Hooks:
         return (self.found.get(name) or self.find(name))(*args, **kwargs)
 
     def settle(self) -> None:
-        """Let everything that was put off be enqueued: before a recording, at its end, before a replay, before waiting for a device."""
+        """Enqueue all deferred work: before and after a recording, before a replay, before waiting for a device."""
         for settler in self.settlers:
             settler()
 

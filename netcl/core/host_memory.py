@@ -1,6 +1,6 @@
-"""How much memory this process may still take: its address-space limit, its control group's, and what the machine has left.
+"""Estimates how much memory this process may still allocate: address-space limit, control group, free memory of the machine.
 
-CPU runtimes allocate from the process. PoCL aborts where its own small allocations fail, so pools ask here before they come to that.
+CPU runtimes allocate from the process. PoCL aborts the process when its own small allocations fail, so pools check first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-RESERVE = 32 << 20  # bytes that are left to the runtime, the compiler and Python
+RESERVE = 32 << 20  # bytes reserved for the runtime, the compiler and Python
 _EACH = 2 << 10  # bytes beside a buffer: the driver's record of it and the C library's
 _left = 0  # bytes that may be taken before the limits are read again
 
@@ -34,12 +34,12 @@ def reserve(nbytes: int) -> bool:
 
 
 def available_bytes() -> float:
-    """Bytes that can be allocated now; infinite where the system does not say."""
+    """Return the bytes that can be allocated now; infinity where the system does not report a limit."""
     return min(_address_space(), _control_group(), _machine())
 
 
 def release_unused() -> None:
-    """Return free memory of the C library to the system; glibc keeps what large numbers of small blocks leave behind."""
+    """Return free memory of the C library to the system: glibc keeps the memory of released small blocks."""
     with suppress(OSError, AttributeError, TypeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -51,7 +51,7 @@ class _Heap(ctypes.Structure):
 
 
 def _heap() -> int:
-    """Bytes the C library holds that are free: mapped already, and used by the next small blocks."""
+    """Return the bytes that the C library holds but does not use; the next small blocks come from them."""
     with suppress(OSError, AttributeError, TypeError):  # another C library
         asked = ctypes.CDLL(None).mallinfo2
         asked.restype = _Heap
@@ -76,7 +76,7 @@ def _address_space() -> float:
 
 
 def _control_group() -> float:
-    """What version 2 of control groups leaves to this process's group and those above it; file caches count as free."""
+    """Return the bytes left to this process's control groups (version 2); file caches count as free."""
     path = next((line[3:] for line in _text("/proc/self/cgroup").splitlines() if line.startswith("0::")), None)
     found = [math.inf]
     for folder in () if path is None else (Path(path), *Path(path).parents):

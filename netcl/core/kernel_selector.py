@@ -177,7 +177,7 @@ VENDORS: tuple[tuple[str, tuple[str, ...], KernelVariant, Mapping[str, Any]], ..
     ("amd", ("rdna2", "rdna3"), V.MATMUL_TILED, {"tile_k": 32, "extra": {"wave": 32}}),
 )
 
-# Gradients are measured apart from the op they belong to; what a program registers for the op holds for them, unless it names them.
+# Gradients are measured separately from their op; kernels registered for the op also apply to them, unless they are registered themselves.
 GRADIENTS = {"conv2d_input_grad": "conv2d", "conv2d_weight_grad": "conv2d"}
 RULES |= {gradient: RULES[op] for gradient, op in GRADIENTS.items()}
 TUNABLE = frozenset(("matmul", "conv2d", *GRADIENTS))  # ops whose kernels offer a tuner more than one configuration
@@ -263,29 +263,29 @@ class KernelSelector:
         self._renew()
 
     def select_matmul_kernel(self, M: int, N: int, K: int, dtype: str = "float32", **flags: Hashable) -> KernelConfig:
-        """Naive for tiny problems, tiled for small and medium, register-tiled for large; tiles by vendor."""
+        """Select naive for tiny problems, tiled for small and medium, register-tiled for large; tiles depend on the vendor."""
         return self._answer("matmul", (M, N, K), dtype, flags, shapes=((M, K), (K, N)))
 
     def select_conv2d_kernel(
         self, N: int, C: int, H: int, W: int, F: int, KH: int, KW: int, stride: int | Sequence[int] = 1, pad: int | Sequence[int] = 0,
         dtype: str = "float32", dilation: int | Sequence[int] = 1, groups: int = 1,
     ) -> KernelConfig:  # fmt: skip
-        """CPUs: im2col. Else 1x1: implicit GEMM, 3x3 stride 1: Winograd, the rest: implicit GEMM."""
+        """Select im2col on CPUs; elsewhere Winograd for 3x3 with stride 1 and implicit GEMM for the rest."""
         flags = {"stride": _two(stride), "pad": _two(pad), "dilation": _two(dilation), "groups": groups}
         return self._answer("conv2d", (N, C, H, W, F, KH, KW), dtype, flags, shapes=((N, C, H, W), (F, C // groups, KH, KW)))
 
     def select_elementwise_kernel(self, n: int, dtype: str = "float32") -> KernelConfig:
-        """Vector loads of width 4 or 8 above 1024 elements."""
+        """Select vector loads of width 4 or 8 above 1024 elements, scalar loads below."""
         return self._answer("elementwise", (n,), dtype, {}, shapes=((n,),))
 
     def select_reduction_kernel(self, n: int, kind: str = "sum", dtype: str = "float32") -> KernelConfig:
-        """Sequential below 256 elements, parallel below 64 K, work-groups in two stages above."""
+        """Select a sequential reduction below 256 elements, a parallel one below 64 K, two stages of work-groups above."""
         return self._answer("reduction", (n,), dtype, {"kind": kind}, shapes=((n,),))
 
     def select_batchnorm_kernel(
         self, N: int, C: int, H: int = 1, W: int = 1, dtype: str = "float32", training: bool = True, fuse_relu: bool = False
     ) -> KernelConfig:
-        """The fused BatchNorm and ReLU for inference, when asked for: ``ops.batch_norm(fuse_relu=True)`` runs it."""
+        """Select the fused BatchNorm and ReLU for inference if requested: ``ops.batch_norm(fuse_relu=True)`` runs it."""
         return self._answer("batchnorm", (N, C, H, W), dtype, {"training": training, "fuse_relu": fuse_relu}, shapes=((N, C, H, W),))
 
     def register(self, op: str, condition: Callable[[Any, DeviceProfile], bool], kernel: Any) -> None:
@@ -307,15 +307,15 @@ class KernelSelector:
         if op not in RULES:
             return self._find_registered(op, shapes, self._profile(profile))
         if op not in _FROM_SHAPES:
-            raise ShapeError(message("select", f"shapes alone do not describe {op}", f"use select_{op}_kernel", shapes=shapes))
+            raise ShapeError(message("select", f"operand shapes cannot describe {op}", f"use select_{op}_kernel", shapes=shapes))
         try:
             shape, flags = _FROM_SHAPES[op](shapes)
         except (ValueError, IndexError):
-            raise ShapeError(message("select", f"these are not the operands of {op}", shapes=shapes)) from None
+            raise ShapeError(message("select", f"shapes must be those of the operands of {op}", shapes=shapes)) from None
         return self._answer(op, shape, dtype, flags, shapes, profile)
 
     def clear_cache(self) -> None:
-        """Forget what was planned; measured and registered kernels stay."""
+        """Drop all plans; measured and registered kernels stay."""
         self._renew()
 
     def _renew(self) -> None:
@@ -339,7 +339,7 @@ class KernelSelector:
         return self.choose(Problem(op, shape, dtypes.lookup(dtype).name, flags, self._profile(profile)), shapes)
 
     def choose(self, problem: Problem, shapes: Any) -> KernelConfig:
-        """The kernel for a problem; ``shapes`` (of the operands) are passed to the conditions of registered kernels."""
+        """Return the kernel for a problem; ``shapes`` (of the operands) are passed to the conditions of registered kernels."""
         op, device = problem.op, problem.profile
         explicit = self._find_registered(op, shapes, device) if self._registered else None
         if explicit is None:
@@ -391,7 +391,7 @@ def set_matmul_precision(precision: str) -> None:
     global _precision
     if precision not in PRECISIONS:
         remedy = f"one of {', '.join(PRECISIONS)}"
-        raise ValueError(message("set_matmul_precision", "no such precision", remedy, precision=repr(precision)))
+        raise ValueError(message("set_matmul_precision", "precision must be a known name", remedy, precision=repr(precision)))
     if precision != _precision:
         _precision = precision
         _selector.clear_cache()

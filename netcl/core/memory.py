@@ -98,7 +98,7 @@ class BufferHandle:
 
     @property
     def pool(self) -> Any:
-        """The pool of the buffer."""
+        """The pool that owns the buffer."""
         return self.shelf.pool
 
     @property
@@ -107,7 +107,7 @@ class BufferHandle:
         return self.shelf.bucket
 
     def part(self, offset: int, nbytes: int) -> Any:
-        """A sub-buffer, which must not outlive the lease; the whole buffer if the pool does not use sub-buffers."""
+        """Return a sub-buffer, which must not outlive the lease; the whole buffer if the pool does not use sub-buffers."""
         return self.shelf.part(self.buffer, offset, nbytes) if self.pool.cuts else self.buffer
 
     def release(self) -> None:
@@ -128,13 +128,13 @@ class BufferHandle:
 
 
 def power_of_two(nbytes: int) -> int:
-    """The bucket size of :class:`BufferPool`."""
+    """Round up to the bucket size of :class:`BufferPool`."""
     return max(SMALLEST_BUCKET, 1 << (nbytes - 1).bit_length()) if nbytes > 0 else SMALLEST_BUCKET
 
 
 @lru_cache(maxsize=8192)
 def eighth_steps(nbytes: int) -> int:
-    """The bucket size of :class:`PersistentBufferPool`: powers of two to 64 KB, then four steps per doubling (waste < 25 %)."""
+    """Round up to the bucket size of :class:`PersistentBufferPool`: powers of two to 64 KB, then four steps per doubling (waste < 25 %)."""
     if nbytes <= 1 << 16:
         return power_of_two(nbytes)
     step = min(1 << (nbytes - 1).bit_length(), LARGEST_BUCKET) >> 3
@@ -188,7 +188,7 @@ class BufferPool:
             return shelf
 
     def bucket_of(self, nbytes: int) -> int:
-        """The size of the buffer for a request."""
+        """Return the size of the buffer for a request."""
         return power_of_two(nbytes)
 
     def _shelf_of(self, nbytes: int) -> Shelf:
@@ -251,22 +251,22 @@ class BufferPool:
     def _new(self, nbytes: int, flags: Any, what: str, values: np.ndarray | None = None) -> Any:
         platforms.check_process()
         if nbytes > self.limit:
-            raise OutOfMemoryError(self._no_room(nbytes, what, "one allocation is larger than the device allows"))
+            raise OutOfMemoryError(self._no_room(nbytes, what, "one allocation cannot be larger than the device allows"))
         if self._on_host and not host_memory.reserve(nbytes):
             empty_cache()
             if not host_memory.reserve(nbytes):
-                raise OutOfMemoryError(self._no_room(nbytes, what, "the process has no room left (RLIMIT_AS, control group or machine)"))
+                raise OutOfMemoryError(self._no_room(nbytes, what, "the process has no memory left (RLIMIT_AS, control group or machine)"))
         arguments = (self.context, flags, max(nbytes, 4)) if values is None else (self.context, flags, 0, values)
         try:
             return self._create(*arguments)
         except platforms.opencl().Error as error:
             if not program.lacks_memory(error):
-                raise program.failure("allocate", f"for {what or 'a buffer'}", error) from None
+                raise program.failure("allocate", f"of {what or 'a buffer'}", error) from None
             empty_cache()
         try:
             return self._create(*arguments)
         except platforms.opencl().Error as error:
-            raise OutOfMemoryError(self._no_room(nbytes, what, f"the device has no room left ({error})")) from None
+            raise OutOfMemoryError(self._no_room(nbytes, what, f"the device has no memory left ({error})")) from None
 
     def _no_room(self, nbytes: int, what: str, reason: str) -> str:
         stats, device = self.stats, self.context.devices[0]
@@ -291,7 +291,7 @@ class BufferPool:
         return BufferHandle(_Adopted(self, array.nbytes, queue), buffer, array.nbytes)
 
     def buffers(self) -> list[Any]:
-        """The free buffers, for the fork contract."""
+        """List the free buffers, which a forked child keeps alive."""
         return [buffer for shelf in list(self._shelves.values()) for buffer in shelf.free]
 
 
@@ -312,13 +312,13 @@ class _Adopted(Shelf):
         if self.queue is not None:
             try:
                 self.queue.finish()
-            except platforms.opencl().Error as error:  # in a destructor: nobody can catch it
+            except platforms.opencl().Error as error:  # in a destructor, where an exception could not be caught
                 self.unfinished.append(buffer)
                 program.log.warning("[share] an array is kept for good, as kernels that use it did not finish: %s", error)
 
 
 def shares_host(lease: BufferHandle | None) -> bool:
-    """Whether a lease is of the caller's array (``share=True``), which may be less aligned than other memory."""
+    """Whether a lease is over the caller's array (``share=True``), which may be less aligned than other memory."""
     return lease is not None and isinstance(lease.shelf, _Adopted) and lease.shelf.queue is not None
 
 
@@ -356,8 +356,8 @@ class PersistentBufferPool(BufferPool):
     """The pool of tensors: buckets from 1 KB, pieces of segments from 256 KB, a cap on free bytes and on free buffers per bucket.
 
     Above the cap, entirely free segments and buffers of the least recently used bucket are returned to the driver. The cap is
-    ``NETCL_MAX_CACHED_GB``; where that is not set, a GPU may keep a quarter of its memory if this is more, or the activations of a large
-    model would be allocated anew in every step.
+    ``NETCL_MAX_CACHED_GB``. Where that is not set, a GPU may keep a quarter of its memory if this is more. Otherwise the activations
+    of a large model would be allocated in every step.
     """
 
     def __init__(self, context: Any, max_cached_bytes: int | None = None, max_per_bucket: int = 4096):
@@ -519,7 +519,7 @@ class PinnedBufferPool:
             self._evict(0)
 
     def buffers(self) -> list[Any]:
-        """The free memory, for the fork contract."""
+        """List the free memory, which a forked child keeps alive."""
         return [buffer for shelf in list(self._shelves.values()) for buffer, _ in shelf.free]
 
     def _collect(self) -> None:
@@ -572,12 +572,12 @@ def _device_pools() -> list[BufferPool]:
 
 
 def get_persistent_pool(queue: Any) -> PersistentBufferPool:
-    """The pool of a queue's tensors."""
+    """Return the pool of a queue's tensors."""
     return queue_state(queue).part("pool", lambda real: PersistentBufferPool(real.context))
 
 
 def get_pinned_pool(queue: Any) -> PinnedBufferPool:
-    """The pool of page-locked memory for a queue's transfers."""
+    """Return the pool of page-locked memory for a queue's transfers."""
     return queue_state(queue).part("pinned", PinnedBufferPool)
 
 
@@ -588,7 +588,7 @@ def is_integrated_gpu(queue: Any) -> bool:
 
 
 def has_svm_support(queue: Any) -> bool:
-    """Whether the device offers shared virtual memory of any grain."""
+    """Whether the device supports shared virtual memory of any granularity."""
     cl = platforms.opencl()
     try:
         return bool(queue.device.get_info(cl.device_info.SVM_CAPABILITIES))
@@ -597,7 +597,7 @@ def has_svm_support(queue: Any) -> bool:
 
 
 def create_pinned_buffer(queue: Any, nbytes: int) -> Any:
-    """A buffer in page-locked host memory (ALLOC_HOST_PTR)."""
+    """Allocate a buffer in page-locked host memory (ALLOC_HOST_PTR)."""
     cl = platforms.opencl()
     platforms.check_process()
     with program.driver_errors("create_pinned_buffer", f"for {nbytes} bytes"):
@@ -614,9 +614,9 @@ def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
     cl = platforms.opencl()
     platforms.check_process()
     if not array.flags.writeable:
-        raise ShapeError(message("create_zero_copy_buffer", "the array is read-only", "pass a copy", shape=array.shape))
+        raise ShapeError(message("create_zero_copy_buffer", "the array must be writable", "pass a copy", shape=array.shape))
     if not array.flags.c_contiguous:
-        raise ShapeError(message("create_zero_copy_buffer", "the array is not contiguous", "pass numpy.ascontiguousarray(array)",
+        raise ShapeError(message("create_zero_copy_buffer", "the array must be contiguous", "pass numpy.ascontiguousarray(array)",
                                  shape=array.shape, strides=array.strides))  # fmt: skip
     with program.driver_errors("create_zero_copy_buffer", f"for {array.shape} {array.dtype}"):
         return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
@@ -628,7 +628,7 @@ def empty_cache() -> None:
 
 
 def memory_stats() -> dict[str, int | float]:
-    """The counters of all pools, summed."""
+    """Return the counters of all pools, summed."""
     counted = [pool.stats for pool in _device_pools()]
     total = PoolStats(*(sum(getattr(stats, f) for stats in counted) for f in ("hits", "misses", "bytes_allocated", "bytes_cached")))
     return {"hits": total.hits, "misses": total.misses, "hit_rate": total.hit_rate, "bytes_allocated": total.bytes_allocated,
@@ -636,7 +636,7 @@ def memory_stats() -> dict[str, int | float]:
 
 
 def memory_summary() -> str:
-    """A readable table of all pools."""
+    """Return a readable table of all pools."""
     rows = [f"{'device':30} {'in use':>10} {'free':>10} {'hits':>10} {'misses':>8} {'rate':>6}"]
     for pool in sorted(_device_pools(), key=lambda p: -p.stats.bytes_allocated):
         s, name = pool.stats, pool.context.devices[0].name[:30]
@@ -646,7 +646,7 @@ def memory_summary() -> str:
 
 
 def live_buffers() -> list[Any]:
-    """Every buffer of pools and leases; a forked child keeps them so that they are not destroyed twice."""
+    """List every buffer of pools and leases; a forked child keeps them so that they are not destroyed twice."""
     leased = [o.buffer for o in gc.get_objects() if type(o) is BufferHandle and o.buffer is not None]
     return leased + [buffer for pool in list(pools) for buffer in pool.buffers()]
 

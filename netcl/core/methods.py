@@ -33,7 +33,7 @@ class Size(int):
         if dim is None:
             return self.shape
         if not -len(self.shape) <= dim < len(self.shape):
-            raise ShapeError(message("size", f"axis {dim} is out of range for {len(self.shape)} axes", shape=self.shape))
+            raise ShapeError(message("size", f"dim must be in range for {len(self.shape)} dimensions, got {dim}", shape=self.shape))
         return self.shape[dim]
 
 
@@ -42,7 +42,7 @@ _MOST_SIZES = 4096
 
 
 def size_of(shape: tuple[int, ...]) -> Size:
-    """The size of a shape that is not in :data:`SIZES` yet."""
+    """Compute the size of a shape that is not in :data:`SIZES` yet."""
     if len(SIZES) >= _MOST_SIZES:
         SIZES.clear()
     size = Size(math.prod(shape))
@@ -96,12 +96,12 @@ def _to(target: str) -> Callable[[Any], Any]:
     return lambda self, *_, **__: self.to(target)
 
 
-# ---- torch's methods that are no ops
+# ---- torch's methods that are not ops
 
 
 def to(x: Any, *given: Any, device: Any = None, dtype: Any = None, non_blocking: bool = False, copy: bool = False,
        memory_format: Any = None) -> Any:  # fmt: skip
-    """``Tensor.to`` in torch's other forms: ``(device, dtype)``, ``(tensor)`` and keywords; flags may be positional, as in torch."""
+    """Implement the other forms of torch's ``Tensor.to``: ``(device, dtype)``, ``(tensor)`` and keywords; flags may be positional."""
     flags = [flag for flag in given if isinstance(flag, bool)]
     made = x
     for target in (*given, device, dtype):
@@ -116,12 +116,12 @@ def _format(self: Any, spec: str) -> str:
     if not spec:
         return str(self)
     if self.size != 1:
-        raise TypeError(message("format", "only a tensor with one element takes a format", "format x.item()", spec=spec, shape=self.shape))
+        raise TypeError(message("format", "a format requires a tensor with one element", "format x.item()", spec=spec, shape=self.shape))
     return format(self.item(), spec)
 
 
 def _type(self: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
-    """The type name in torch's form (``netcl.FloatTensor``); with a dtype, the tensor in that dtype."""
+    """Return the type name in torch's form (``netcl.FloatTensor``); with a dtype, the tensor converted to it."""
     return f"netcl.{_TYPES[self.dtype]}Tensor" if dtype is None else self.to(dtype)
 
 
@@ -131,9 +131,9 @@ _TYPES = {"bool": "Bool", "uint8": "Byte", "int8": "Char", "int16": "Short", "ui
 
 
 def _t(self: Any) -> Any:
-    """A matrix transposed; a vector or number unchanged."""
+    """Transpose a matrix; a vector or scalar is returned unchanged."""
     if self.ndim > 2:
-        raise ShapeError(message("t", "x must have at most 2 axes", "use x.mT or x.transpose(0, 1)", **{"x.shape": self.shape}))
+        raise ShapeError(message("t", "x must have at most 2 dimensions", "use x.mT or x.transpose(0, 1)", **{"x.shape": self.shape}))
     return self if self.ndim < 2 else hooks.call("transpose", self, 0, 1)
 
 
@@ -165,7 +165,7 @@ def _new(tensor: Any, name: str) -> Callable[..., Any]:
 
 def _new_tensor(tensor: Any) -> Callable[..., Any]:
     def method(self: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
-        """Host values in the dtype and on the device of this tensor."""
+        """Create a tensor from host values, with the dtype and on the device of this tensor."""
         made = tensor.from_host(self.queue, data, dtype or self.dtype)
         return (made if device is None else made.to(device)).requires_grad_(requires_grad)
 
@@ -227,7 +227,7 @@ def add_method(op: str) -> None:
         return
     made = {op: _method(op), f"{op}_": in_place_method(op)}
     if taken := [name for name in made if hasattr(_tensor_class[0], name)]:
-        raise ValueError(message(op, f"Tensor already has an attribute {taken[0]!r}", "choose another name, or method=False"))
+        raise ValueError(message(op, f"the name is not free: Tensor has an attribute {taken[0]!r}", "choose another name, or method=False"))
     for name, method in made.items():
         setattr(_tensor_class[0], name, method)
     _added.update(made)

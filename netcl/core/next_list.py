@@ -1,4 +1,4 @@
-"""The list that ``Module.parameters()`` returns. It is here so that guards of compiled functions know it."""
+"""The list that ``Module.parameters()`` returns; it is defined here so that guards of compiled functions know its type."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class NextList(list[T]):
-    """A list that ``next`` takes as well: ``next(model.parameters())`` is the first tensor, a second call on the same list the next one.
+    """A list that also supports ``next``: ``next(model.parameters())`` is the first tensor, a second call on the same list the next one.
 
     ``iter`` and ``len`` are a list's and do not depend on what ``next`` took.
 

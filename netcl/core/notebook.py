@@ -10,7 +10,7 @@ _MOST = 10  # rows and columns of a table of values
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table with a caption; cells are escaped.
+    """Build an HTML table with a caption; cells are escaped.
 
     >>> table("two", ["a"], [[1], ["<b>"]])
     '<table><caption>two</caption><tr><th>a</th></tr><tr><td>1</td></tr><tr><td>&lt;b&gt;</td></tr></table>'
@@ -21,7 +21,7 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> s
 
 
 def tensor(x: Any) -> str:
-    """The values of a vector or a matrix as a table, its first and last rows and columns; other tensors as their ``repr``."""
+    """Show the values of a vector or matrix as a table of its first and last rows and columns; other tensors as their ``repr``."""
     grad = ", requires_grad" if x.requires_grad else ""
     caption = f"Tensor {tuple(x.shape)} {x.dtype} on {x.device.device_name}{grad}"
     if x.ndim not in (1, 2) or not x.size:
@@ -33,7 +33,7 @@ def tensor(x: Any) -> str:
 
 
 def _ends(count: int) -> list[int | None]:
-    """Indices of an axis; ``None`` stands for those that are left out."""
+    """Return the indices to show of an axis; ``None`` stands for those left out."""
     half = _MOST // 2
     return [*range(count)] if count <= _MOST else [*range(half), None, *range(count - half, count)]
 

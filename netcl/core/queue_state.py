@@ -1,4 +1,4 @@
-"""What netcl keeps for each OpenCL context and for each queue.
+"""The state that netcl keeps per OpenCL context and per queue.
 
 A context owns its programs and the caches of ops (:class:`ContextState`). A queue carries one object, ``queue.netcl``
 (:class:`QueueState`), whose parts are made at first use by the modules that own them.
@@ -31,7 +31,7 @@ class ContextState(dict):
 
 
 class QueueState:
-    """What belongs to one queue, real or NumPy's. A part that has not been made is an empty slot.
+    """The state of one queue, OpenCL's or NumPy's. A part that has not been created is an empty slot.
 
     - ``context``: the :class:`ContextState`; ``None`` on the NumPy backend.
     - ``plans``: what calls of ops do, by their keys (:mod:`netcl.engine.plan`).
@@ -52,7 +52,7 @@ class QueueState:
                 context.queues.add(self)
 
     def part(self, name: str, make: Callable[[Any], Any]) -> Any:
-        """The part ``name``; ``make(queue)`` makes it at first use."""
+        """Return the part ``name``; ``make(queue)`` creates it at first use."""
         try:
             return getattr(self, name)
         except AttributeError:
@@ -68,7 +68,7 @@ _states_lock = threading.Lock()
 
 
 def context_state(context: Any) -> ContextState:
-    """The state of a context, made at first use."""
+    """Return the state of a context, created at first use."""
     with _states_lock:
         if context not in _contexts:
             _contexts[context] = ContextState(context)
@@ -76,7 +76,7 @@ def context_state(context: Any) -> ContextState:
 
 
 def queue_state(queue: Any) -> QueueState:
-    """The state of a queue, made at first use and kept on it: a look-up by context costs a microsecond."""
+    """Return the state of a queue. It is created at first use and stored on the queue: a look-up by context costs a microsecond."""
     try:
         return queue.netcl
     except AttributeError:
@@ -88,7 +88,7 @@ def queue_state(queue: Any) -> QueueState:
 
 
 def queues() -> list[Any]:
-    """Every OpenCL queue in use."""
+    """List every OpenCL queue in use."""
     with _states_lock:
         return [state.queue for context in _contexts.values() for state in context.queues]
 
@@ -101,7 +101,7 @@ def free_memory() -> None:
 
 
 def forget(key: Any) -> None:
-    """Drop what every context keeps under ``key``; ``"plans"`` are those of its queues."""
+    """Drop what every context caches under ``key``; ``"plans"`` drops the plans of its queues."""
     with _states_lock:
         for context in _contexts.values():
             context.pop(key, None)

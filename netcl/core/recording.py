@@ -1,9 +1,9 @@
 """The interface between netcl and a recorder: what the host reports while a step is recorded.
 
-Everything a program does on a device goes through three doors (launches, transfers, allocations), and a recorder listens there.
-What the host does is told here: numbers that change from step to step and work that a replay must repeat (:func:`again`), facts
-the recorded launches rest on (:func:`requires`), values the host looks at before anything is computed (:func:`check_each_run`).
-``netcl.replay`` brings the recorder; without one, these calls cost next to nothing.
+A recorder observes launches, transfers and allocations. The functions here report what the host does:
+:func:`again` (numbers and work that every replay must repeat), :func:`requires` (facts that the recorded launches depend on) and
+:func:`check_each_run` (values that the host validates first). ``netcl.replay`` implements the recorder; without an active recorder
+these calls cost almost nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 
 class Number(float):
-    """A number that every replay computes again: item ``index`` of the result of function number ``source``."""
+    """A number that every replay recomputes: item ``index`` of the result of function number ``source``."""
 
     __slots__ = ("index", "source")
     source: int
@@ -52,7 +52,7 @@ class _ActiveRecorder(threading.local):
 
 
 active = _ActiveRecorder()
-listening = 0  # how many recorders are at work in whatever thread; every allocation asks, and asking a thread's own costs ten times as much
+listening = 0  # the number of active recorders of all threads; every allocation reads it, because a thread-local costs ten times as much
 
 
 def start(recorder: RecorderProtocol) -> None:

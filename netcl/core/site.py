@@ -1,4 +1,4 @@
-"""Where in the user's program netcl was called from, for texts that point there."""
+"""Finds the line of the user's program that called netcl, for messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  
 
 
 def user_line() -> traceback.FrameSummary:
-    """The innermost line that is running and not netcl's own; the outermost line where all of them are."""
+    """Return the innermost running line outside of netcl; the outermost line if there is none."""
     frame = inspect.currentframe()
     assert frame is not None  # CPython has frames
     while frame.f_back is not None and is_own(frame.f_code.co_filename):
@@ -19,5 +19,5 @@ def user_line() -> traceback.FrameSummary:
 
 
 def is_own(filename: str) -> bool:
-    """Whether a file is a part of netcl."""
-    return filename.startswith((PACKAGE, "<op "))  # the second are functions of reductions, which are made of text
+    """Whether a file belongs to netcl."""
+    return filename.startswith((PACKAGE, "<op "))  # the second pattern matches generated functions of reductions

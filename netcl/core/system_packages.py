@@ -1,4 +1,4 @@
-"""Installs packages of the operating system: an OpenCL runtime where pip has none, and what ``make test`` uses besides.
+"""Installs packages of the operating system: an OpenCL runtime where pip has none, and the tools of ``make test``.
 
 The Makefile, CI and ``netcl doctor --fix`` share it. It imports the standard library alone, because it is also a program that runs before
 anything is installed: ``python -I netcl/core/system_packages.py venv``.
@@ -32,7 +32,7 @@ def manager() -> str:
 
 
 def command(purpose: str) -> str:
-    """What to type to install the packages of a purpose (``runtime``, ``venv``); empty if the package manager is unknown."""
+    """Return the command that installs the packages of a purpose (``runtime``, ``venv``); empty if the package manager is unknown."""
     program = manager()
     packages = MANAGERS[program][1].get(purpose, ()) if program else ()
     verb = "-S" if program == "pacman" else "install"
@@ -45,7 +45,7 @@ def is_root() -> bool:
 
 
 def prefix(program: str) -> list[str] | None:
-    """The words before ``program`` that give it the right to install without a password; ``None`` if there are none."""
+    """Return the words before ``program`` that let it install without a password; ``None`` if there are none."""
     if program == "brew" or is_root():
         return []
     sudo = shutil.which("sudo")
@@ -55,7 +55,7 @@ def prefix(program: str) -> list[str] | None:
 
 
 def install(purpose: str) -> bool:
-    """Install the packages of a purpose if that needs no password; whether it was done. Reports on standard error."""
+    """Install the packages of a purpose if that needs no password; returns whether it did. Reports on standard error."""
     program = manager()
     packages, words = MANAGERS[program][1].get(purpose, ()) if program else (), prefix(program)
     return bool(packages) and words is not None and _install(program, words, packages)
@@ -66,7 +66,7 @@ def _install(program: str, words: Sequence[str], packages: Sequence[str]) -> boo
     start = [*words, "env", "DEBIAN_FRONTEND=noninteractive", program]
     if program == "apt-get":
         start += ["-qq", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]
-        _status([*start, "update"])  # where it fails, the lists that are there may do
+        _status([*start, "update"])  # if it fails, the existing package lists may suffice
     if _status([*start, *MANAGERS[program][0], *packages]) == 0:
         return True
     sys.stderr.write(f"netcl: {program} could not install {' '.join(packages)}\n")
@@ -89,7 +89,7 @@ def _status(words: Sequence[str]) -> int:
 
 
 def main(purpose: str) -> int:
-    """Install the packages of a purpose, or say what to type."""
+    """Install the packages of a purpose, or print the command to type."""
     if purpose == "tools":
         install_tools()
         return 0

@@ -45,11 +45,11 @@ def _host_memory(shape: tuple[int, ...], row: dtypes.DType) -> np.ndarray:
         return np.empty(shape, row.storage)
     except (MemoryError, ValueError):
         nbytes = math.prod(shape) * row.itemsize
-        raise OutOfMemoryError(message("allocate", "the host has no room left", tensor=f"{shape} {row.name}", bytes=nbytes)) from None
+        raise OutOfMemoryError(message("allocate", "the host has no memory left", tensor=f"{shape} {row.name}", bytes=nbytes)) from None
 
 
 def memory_of(array: np.ndarray) -> np.ndarray:
-    """The array that owns the memory of a view."""
+    """Return the array that owns the memory of a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -68,7 +68,7 @@ class Remover:
 
 
 class _OnClassOrInstance:
-    """A method with two meanings: ``Tensor.f(...)`` makes a tensor, ``t.f(...)`` acts on one."""
+    """A method with two meanings: ``Tensor.f(...)`` creates a tensor, ``t.f(...)`` acts on one."""
 
     def __init__(self, of_class: Callable[..., Any], of_instance: Callable[..., Any]):
         self.of_class = of_class
@@ -134,7 +134,7 @@ class Source(Protocol):
     """Computes the values of deferred tensors; tensors with the same source share memory."""
 
     def compute(self) -> Tensor:
-        """The tensor that owns the values; computes it if necessary."""
+        """Return the tensor that owns the values; computes it if necessary."""
 
     def seen_by(self, tensor: Tensor) -> None:
         """Register a further tensor with this source."""
@@ -219,7 +219,7 @@ class Tensor(TensorMethods):
                 made.writes = self.writes
         return self.memory
 
-    # ---- making tensors
+    # ---- creating tensors
 
     from_host = _OnClassOrInstance(_make_from_host, _overwrite)
 
@@ -228,7 +228,7 @@ class Tensor(TensorMethods):
         cls, shape: Shape, dtype: str = FLOAT32, *, queue: Any = None, context: Any = None, device: Any = None,
         requires_grad: bool = False, persistent: bool = False,
     ) -> Tensor:  # fmt: skip
-        """An uninitialized tensor."""
+        """Create an uninitialized tensor."""
         sizes = _shape(shape, "empty")
         if queue is None or context is not None or device is not None or type(queue) is DeviceHandle:
             queue = _queue(queue, context, device)
@@ -245,17 +245,17 @@ class Tensor(TensorMethods):
 
     @classmethod
     def full(cls, shape: Shape, value: float, dtype: str | None = None, **where: Any) -> Tensor:
-        """A tensor filled with ``value``; the default dtype is bool, int64 or float32, by the type of ``value``."""
+        """Create a tensor filled with ``value``; the default dtype is bool, int64 or float32, by the type of ``value``."""
         return cls.empty(_shape(shape, "full"), dtype or dtypes.of_value(value).name, **where)._fill(value)
 
     @classmethod
     def from_shape(cls, queue: Any, shape: Shape, dtype: str = FLOAT32, fill: float = 0, **where: Any) -> Tensor:
-        """``Tensor.from_shape(queue, shape)``: a tensor filled with ``fill``, by default zeros."""
+        """Create a tensor filled with ``fill``, by default zeros: ``Tensor.from_shape(queue, shape)``."""
         return cls.full(_shape(shape, "from_shape"), fill, dtype, queue=queue, **where)
 
     @classmethod
     def zeros(cls, *shape: Any, dtype: str | None = None, **where: Any) -> Tensor:
-        """Zeros: ``zeros(2, 3)`` or ``zeros((2, 3))``; a dtype may follow a tuple.
+        """Create a tensor of zeros: ``zeros(2, 3)`` or ``zeros((2, 3))``; a dtype may follow a tuple.
 
         ``context=``, ``queue=`` or ``device=`` select the device; the default is the active one.
         """
@@ -263,7 +263,7 @@ class Tensor(TensorMethods):
 
     @classmethod
     def ones(cls, *shape: Any, dtype: str | None = None, **where: Any) -> Tensor:
-        """Ones; arguments as those of :meth:`zeros`."""
+        """Create a tensor of ones; arguments as those of :meth:`zeros`."""
         return cls._constant("ones", 1, shape, dtype, where)
 
     @classmethod
@@ -276,20 +276,20 @@ class Tensor(TensorMethods):
     @classmethod
     def arange(cls, start: float, stop: float | None = None, step: float = 1, dtype: str | None = None, *, queue: Any = None,
                device: Any = None) -> Tensor:  # fmt: skip
-        """``start, start + step, ...`` below ``stop``; integers give int64, floats float32."""
+        """Create ``start, start + step, ...`` below ``stop``; integers give int64, floats float32."""
         start, stop = (0, start) if stop is None else (start, stop)
         if step == 0:
-            raise ShapeError(message("arange", "the step cannot be 0", start=start, stop=stop))
+            raise ShapeError(message("arange", "step must not be 0", start=start, stop=stop))
         return cls.from_host(_queue(queue, None, device), np.arange(start, stop, step), dtype)
 
     @classmethod
     def randn(cls, *shape: Any, dtype: str = "float32", queue: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-        """Standard normal values from the device's counter-based generator (``netcl.manual_seed``)."""
+        """Draw standard normal values from the device's counter-based generator (``netcl.manual_seed``)."""
         return cls._random("randn", shape, dtype, queue, device, requires_grad)
 
     @classmethod
     def rand(cls, *shape: Any, dtype: str = "float32", queue: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-        """Values uniform in [0, 1)."""
+        """Draw values uniform in [0, 1)."""
         return cls._random("rand", shape, dtype, queue, device, requires_grad)
 
     @classmethod
@@ -319,7 +319,7 @@ class Tensor(TensorMethods):
         if hooks.readers:
             hooks.readers.compute(self.pool_handle if self.array is None else memory_of(self.array))
 
-    # ---- facts
+    # ---- properties
 
     @property
     def _version(self) -> int:
@@ -340,12 +340,12 @@ class Tensor(TensorMethods):
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """Number of dimensions."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values."""
+        """Size of the values in bytes."""
         return self.size * dtypes.DTYPES[self.dtype].itemsize
 
     @property
@@ -355,12 +355,12 @@ class Tensor(TensorMethods):
 
     @property
     def device(self) -> DeviceHandle:
-        """The handle of the device the tensor lives on."""
+        """The handle of the device that holds the tensor."""
         return handle_of(self.queue)
 
     @property
     def T(self) -> Tensor:
-        """The axes reversed."""
+        """The tensor with its dimensions reversed."""
         return hooks.call("permute", self, tuple(range(self.ndim))[::-1])
 
     def __len__(self) -> int:
@@ -377,7 +377,7 @@ class Tensor(TensorMethods):
     # ---- values
 
     def to_host(self) -> np.ndarray:
-        """A NumPy array with a copy of the values; bfloat16 is widened to float32."""
+        """Copy the values to a NumPy array; bfloat16 is widened to float32."""
         if self.array is not None:
             values = _CPU.to_host(self.array, self.shape, self.dtype)
             return values.copy() if values is self.array or values.base is not None else values
@@ -427,25 +427,25 @@ class Tensor(TensorMethods):
             else:
                 backend_of(self.queue).fill(self.buffer, self.nbytes, row, value)
         except OverflowError:
-            raise DtypeError(message("fill", f"{value} does not fit into {self.dtype}", shape=self.shape)) from None
+            raise DtypeError(message("fill", f"value must be representable in {self.dtype}, got {value}", shape=self.shape)) from None
         return self
 
     def item(self) -> float | int | bool:
-        """The value of a tensor with one element."""
+        """Return the value of a tensor with one element."""
         if self.size != 1:
-            raise ShapeError(message("item", "the tensor must have one element", shape=self.shape))
+            raise ShapeError(message("item", "the tensor must have exactly one element", shape=self.shape))
         return self.to_host().reshape(-1)[0].item()
 
     def tolist(self) -> Any:
-        """The values as nested lists."""
+        """Return the values as nested lists."""
         return self.to_host().tolist()
 
     def clone(self, memory_format: Any = None) -> Tensor:
-        """A copy with its own memory; gradients flow through it."""
+        """Return a copy with its own memory; gradients flow through it."""
         return hooks.call("clone", self)
 
     def detach(self) -> Tensor:
-        """The same memory without a gradient history."""
+        """Return a tensor over the same memory without a gradient history."""
         return with_shape(self, self.shape)
 
     def to(self, target: Any = None, *more: Any, **options: Any) -> Tensor:
@@ -469,7 +469,7 @@ class Tensor(TensorMethods):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError(message("array", "a tensor cannot become an array without a copy", "drop copy=False"))
+            raise ValueError(message("array", "a tensor cannot be converted to an array without a copy", "drop copy=False"))
         values = self.to_host()
         return values if dtype is None else values.astype(dtype, copy=False)
 
@@ -479,7 +479,7 @@ class Tensor(TensorMethods):
         return copy
 
     def __reduce__(self) -> Any:
-        raise TypeError(message("pickle", "tensors are never pickled", "save them with netcl.io, or send to_host()", shape=self.shape))
+        raise TypeError(message("pickle", "a tensor cannot be pickled", "save them with netcl.io, or send to_host()", shape=self.shape))
 
     def __dlpack__(self, **options: Any) -> Any:
         self._check_dlpack()
@@ -505,7 +505,7 @@ class Tensor(TensorMethods):
 
     def __index__(self) -> int:
         if dtypes.DTYPES[self.dtype].is_float or self.size != 1:
-            raise TypeError(message("index", "only an integer tensor with one element is an index", shape=self.shape, dtype=self.dtype))
+            raise TypeError(message("index", "an index must be an integer tensor with one element", shape=self.shape, dtype=self.dtype))
         return int(self.item())
 
     # ---- gradients
@@ -570,14 +570,14 @@ def of_array(stored: np.ndarray, dtype: str, queue: Any) -> Tensor:
 
 
 def new_result(shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
-    """:meth:`Tensor.empty` for the result of a kernel: on an OpenCL queue, of a shape and a dtype that were checked once."""
+    """Create the result tensor of a kernel on an OpenCL queue without checks: shape and dtype were checked once."""
     backend = backend_of(queue)
     handle = backend.empty(shape, dtypes.DTYPES[dtype])
     return Tensor(handle.buffer, shape, dtype, backend.context, queue, handle)
 
 
 def deferred_tensor(source: Source, shape: tuple[int, ...], dtype: str, queue: Any) -> Tensor:
-    """A tensor without memory: ``source`` computes it when it is asked for."""
+    """Create a tensor without memory; ``source`` computes its values when they are needed."""
     made = Tensor.__new__(Tensor)
     made.shape, made.dtype, made.queue, made.context = shape, dtypes.NAMES[dtype], queue, queue.context
     made._persistent = made._learns = False
@@ -589,7 +589,7 @@ def deferred_tensor(source: Source, shape: tuple[int, ...], dtype: str, queue: A
 
 
 def with_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The same memory under another shape; the lease is shared."""
+    """Return a tensor over the same memory with another shape; the lease is shared."""
     memory = x.memory
     if memory is None and x.source is not None:
         view = deferred_tensor(x.source, shape, x.dtype, x.queue)
@@ -604,7 +604,7 @@ def with_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def duplicate(x: Tensor) -> Tensor:
-    """The bytes of a tensor in memory of their own."""
+    """Copy the bytes of a tensor to memory of its own."""
     if x.array is not None:
         return of_array(x.array.copy(), x.dtype, x.queue)
     handle = backend_of(x.queue).clone(x.buffer, x.shape, dtypes.DTYPES[x.dtype])
@@ -612,7 +612,7 @@ def duplicate(x: Tensor) -> Tensor:
 
 
 def stand_on(tensor: Any, other: Any) -> None:
-    """Give ``tensor`` the memory, shape, dtype and device of ``other``: the object, which optimizers hold, stays the same."""
+    """Give ``tensor`` the memory, shape, dtype and device of ``other``; the object itself, which optimizers hold, stays the same."""
     if other.place is not None and other.place.strides is not None:
         other = duplicate(other)  # a part of a base: memory of its own
     other.realize()
@@ -630,7 +630,7 @@ def _set_data(self: Any, other: Any) -> None:
         stand_on(self, other)
 
 
-# The fields of the seeds' page that give the memory compute deferred values.
+# The fields that expose the memory compute deferred values.
 Tensor.buffer = property(lambda self: None if isinstance(self.realize(), np.ndarray) else self.memory)
 Tensor.array = property(lambda self: self.memory if isinstance(self.realize(), np.ndarray) else None)  # type: ignore
 Tensor.pool_handle = property(lambda self: (self.realize(), self.lease)[1])  # type: ignore

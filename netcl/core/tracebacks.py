@@ -1,4 +1,4 @@
-"""Tracebacks of netcl's own errors without netcl's frames: they end in the line of the user. One hook, which runs when one is printed."""
+"""Removes netcl's frames from tracebacks of errors it raises on purpose, so that they end in the user's line. One hook, run at printing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTE = "netcl's own frames are hidden; NETCL_TRACEBACK=full shows them"
 
 
 def without_own_frames(error: BaseException) -> bool:
-    """Take netcl's frames out of the traceback of an error that netcl raised on purpose, and of its causes; whether any were."""
+    """Remove netcl's frames from the traceback of an error that netcl raised on purpose, and of its causes; returns whether it did."""
     hidden, seen = False, set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:
@@ -31,7 +31,7 @@ def _shorten(error: BaseException) -> bool:
         entries.append(entry)
         entry = entry.tb_next
     shown = [e for e in entries if not is_own(name := e.tb_frame.f_code.co_filename) and name != "<frozen runpy>"]
-    # Errors raised on purpose have the form of errors.message; anything else that ends inside netcl is netcl's fault, and told in full.
+    # Errors raised on purpose have the form of errors.message; any other error inside netcl is a defect of netcl and is printed in full.
     if not shown or not entries or not is_own(entries[-1].tb_frame.f_code.co_filename) or not str(error).startswith("["):
         return False
     for one, following in zip(shown, [*shown[1:], None], strict=True):
@@ -49,7 +49,7 @@ def _prepared(error: BaseException | None) -> TracebackType | None:
 
 
 def install() -> None:
-    """Let uncaught errors be printed this way: by the interpreter, by threads and, if it runs, by IPython."""
+    """Install the hook in the interpreter, in threads and, if it is running, in IPython."""
     plain, of_thread = sys.excepthook, threading.excepthook
 
     def shown(kind: Any, error: Any, entries: Any) -> None:

@@ -1,4 +1,4 @@
-"""In-place writes: one clock, and one record per block of memory that all tensors over it share."""
+"""In-place writes: a global clock, and one record per block of memory, shared by all tensors over it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Writes:
 
 
 def writes_of(t: Any) -> Writes:
-    """Where all tensors over the memory of a tensor keep when it was last written in place."""
+    """Return the :class:`Writes` record that all tensors over the memory of ``t`` share."""
     if t.writes is None:
         t.writes = Writes()
     return t.writes

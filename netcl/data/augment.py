@@ -1,7 +1,7 @@
 """Augmentations in NumPy, for the ``augment`` of a DataLoader (whole batches, in its workers) or its ``transforms`` (samples).
 
-Each takes images (N, C, H, W), or one of (C, H, W), and a generator: ``RandomCrop(32, padding=4)(images, rng)``. What is drawn and what
-is done with it are two methods, so that the twins in :mod:`netcl.data.augment_gpu` draw the same and only do it elsewhere.
+Each takes images (N, C, H, W), or one of (C, H, W), and a generator: ``RandomCrop(32, padding=4)(images, rng)``. Drawing and
+applying are two methods, so that the counterparts in :mod:`netcl.data.augment_gpu` draw the same numbers and apply them on the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Drawn = tuple[np.ndarray, ...]
 
 
 def pixels_after(matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Where each pixel of a result of ``size`` comes from: (N, H, W, 2) as x and y in pixels, under matrices (N, 2, 3)."""
+    """Return the source of each pixel of a result of ``size``: (N, H, W, 2) as x and y in pixels, under matrices (N, 2, 3)."""
     y, x = np.meshgrid(np.arange(size[0], dtype=np.float32), np.arange(size[1], dtype=np.float32), indexing="ij")
     return np.einsum("nij,hwj->nhwi", matrix, np.stack([x, y, np.ones_like(x)], -1), dtype=np.float32)
 
@@ -41,29 +41,29 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
     """``d`` stands for ``(-d, d)``."""
     low, high = (-value, value) if np.ndim(value) == 0 else value
     if low > high:
-        raise ValueError(message(name, "a range goes from low to high", range=(low, high)))
+        raise ValueError(message(name, "a range must go from low to high", range=(low, high)))
     return float(low), float(high)
 
 
 class Augmentation:
-    """What all have in common: draw numbers for a batch, then apply them."""
+    """Base of augmentations: draw numbers for a batch, then apply them."""
 
     on_device = False
     with_labels = False
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        """What is random about a batch of the given shape."""
+        """Draw the random numbers for a batch of the given shape."""
         return ()
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
-        """The batch, changed as drawn."""
-        raise NotImplementedError(message(type(self).__name__, "an augmentation needs a method apply"))
+        """Apply the drawn numbers to a batch."""
+        raise NotImplementedError(message(type(self).__name__, "an augmentation must have a method apply"))
 
     def __call__(self, x: Any, rng: np.random.Generator | None = None) -> Any:
-        """A batch or an image, changed; a loader gives the generator, without one the numbers are new each time."""
+        """Change a batch or an image; a loader passes the generator, without one the numbers differ each time."""
         rng = np.random.default_rng() if rng is None else rng
         if len(x.shape) not in (3, 4):
-            raise ValueError(message(type(self).__name__, "images have the axes (N, C, H, W) or (C, H, W)", shape=x.shape))
+            raise ValueError(message(type(self).__name__, "images must have the shape (N, C, H, W) or (C, H, W)", shape=x.shape))
         if len(x.shape) == 3:
             return self.apply(x[None], *self.draw(rng, (1, *x.shape)))[0]
         return self.apply(x, *self.draw(rng, x.shape))
@@ -74,13 +74,13 @@ class Augmentation:
 
 
 class Compose(Augmentation):
-    """Several, one after the other; all in NumPy, or all on the device."""
+    """Applies several augmentations one after the other; all in NumPy, or all on the device."""
 
     def __init__(self, *parts: Augmentation):
         self.parts = parts
         self.on_device = any(part.on_device for part in parts)
         if any(part.on_device != self.on_device or part.with_labels for part in parts):
-            what = "parts that change labels, or that run elsewhere than the others, cannot be composed"
+            what = "augmentations that change labels, or that run on another device than the others, cannot be composed"
             raise ValueError(message("Compose", what, "give the loader a list: augment=[...]"))
 
     def __call__(self, x: Any, rng: np.random.Generator | None = None) -> Any:
@@ -103,7 +103,7 @@ class Normalize(Augmentation):
 
 
 class RandomHorizontalFlip(Augmentation):
-    """Left and right exchanged, for a share ``p`` of the images."""
+    """Flips a fraction ``p`` of the images left to right."""
 
     axis = -1
 
@@ -120,25 +120,25 @@ class RandomHorizontalFlip(Augmentation):
 
 
 class RandomVerticalFlip(RandomHorizontalFlip):
-    """Top and bottom exchanged, for a share ``p`` of the images."""
+    """Flips a fraction ``p`` of the images top to bottom."""
 
     axis = -2
 
 
 class RandomCrop(Augmentation):
-    """A window of ``size`` somewhere in the image, which gets ``padding`` zeros on every side first."""
+    """Crops a random window of ``size`` from the image, which is first padded with ``padding`` zeros on every side."""
 
     def __init__(self, size: int | tuple[int, int], padding: int = 0):
         self.size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         self.padding = padding
         if min(self.size) < 1 or padding < 0:
-            raise ValueError(message("RandomCrop", "sizes are at least 1, padding at least 0", size=self.size, padding=padding))
+            raise ValueError(message("RandomCrop", "sizes must be at least 1 and padding at least 0", size=self.size, padding=padding))
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
         room = [n + 2 * self.padding - k for n, k in zip(shape[2:], self.size, strict=True)]
         if min(room) < 0:
             raise ValueError(
-                message("RandomCrop", "the window is larger than the image", image=shape[2:], size=self.size, padding=self.padding)
+                message("RandomCrop", "the window must fit into the padded image", image=shape[2:], size=self.size, padding=self.padding)
             )
         return tuple(rng.integers(0, n + 1, shape[0]) - self.padding for n in room)
 
@@ -150,7 +150,7 @@ class RandomCrop(Augmentation):
 
 
 class RandomAffine(Augmentation):
-    """Turned, moved, scaled and slanted about the centre, bilinear, with zeros outside.
+    """Rotates, translates, scales and shears images about the center, bilinear, with zeros outside.
 
     - **degrees**: a range of angles against the clock, or ``d`` for ``(-d, d)``.
     - **translate**: the most an image moves, as a share of its size: one number or ``(down, across)``.
@@ -163,10 +163,10 @@ class RandomAffine(Augmentation):
         self.translate = (translate, translate) if np.ndim(translate) == 0 else tuple(translate)
         self.scale = _pair("RandomAffine", scale)
         if self.scale[0] <= 0:
-            raise ValueError(message("RandomAffine", "factors are above 0", scale=scale))
+            raise ValueError(message("RandomAffine", "scale factors must be above 0", scale=scale))
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        """Matrices (N, 2, 3) from a pixel of the result to the place in the image it shows."""
+        """Draw matrices (N, 2, 3) from a pixel of the result to its source in the image."""
         n, _, height, width = shape
         angle, shear = (np.deg2rad(rng.uniform(*limits, n)) for limits in (self.degrees, self.shear))
         scale = rng.uniform(*self.scale, n)
@@ -182,19 +182,19 @@ class RandomAffine(Augmentation):
 
 
 class RandomRotation(RandomAffine):
-    """Turned about the centre by an angle of the range ``degrees``, or of ``(-degrees, degrees)``."""
+    """Rotates images about the center by an angle from the range ``degrees``, or from ``(-degrees, degrees)``."""
 
     def __init__(self, degrees: Any):
         super().__init__(degrees)
 
 
 class ColorJitter(Augmentation):
-    """Brightness, contrast and (of three channels) saturation changed by factors from ``1 - v`` to ``1 + v``."""
+    """Changes brightness, contrast and (of three channels) saturation by factors from ``1 - v`` to ``1 + v``."""
 
     def __init__(self, brightness: float = 0, contrast: float = 0, saturation: float = 0):
         if min(brightness, contrast, saturation) < 0:
             raise ValueError(
-                message("ColorJitter", "amounts are 0 or more", brightness=brightness, contrast=contrast, saturation=saturation)
+                message("ColorJitter", "amounts must not be negative", brightness=brightness, contrast=contrast, saturation=saturation)
             )
         self.brightness, self.contrast, self.saturation = brightness, contrast, saturation
 
@@ -215,14 +215,14 @@ class ColorJitter(Augmentation):
 
 
 def _box(rng: np.random.Generator, shape: tuple[int, ...], tall: Any, wide: Any) -> Drawn:
-    """From which row to which, and from which column to which, a box of the given sides lies, somewhere in each image."""
+    """Return first and last row and column of a box of the given sides at a random position in each image."""
     n, _, height, width = shape
     top, left = (rng.integers(0, np.maximum(room - side, 0) + 1, n) for room, side in ((height, tall), (width, wide)))
     return tuple(values.reshape(n, 1, 1, 1) for values in (top, top + tall, left, left + wide))
 
 
 class RandomErasing(Augmentation):
-    """A rectangle set to ``value``, for a share ``p`` of the images.
+    """Sets a rectangle to ``value`` in a fraction ``p`` of the images.
 
     - **scale**: its share of the area; **ratio**: its height over its width.
     """
@@ -233,7 +233,7 @@ class RandomErasing(Augmentation):
         self.p, self.scale, self.ratio, self.value = p, scale, ratio, value
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        """First and last row and column of each rectangle; an empty one where nothing is erased."""
+        """Draw first and last row and column of each rectangle; an empty one where nothing is erased."""
         n, _, height, width = shape
         chosen = rng.random(n) < self.p
         area = rng.uniform(self.scale[0], self.scale[1], n) * height * width
@@ -247,7 +247,7 @@ class RandomErasing(Augmentation):
 
 
 class Cutout(RandomErasing):
-    """A square of ``size`` pixels set to ``value`` in every image."""
+    """Sets a square of ``size`` pixels to ``value`` in every image."""
 
     def __init__(self, size: int, value: float = 0):
         self.size, self.value = size, value
@@ -257,13 +257,13 @@ class Cutout(RandomErasing):
 
 
 def inside(box: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """(N, 1, H, W): which pixels lie in a box of rows and columns."""
+    """Return which pixels lie in a box of rows and columns: (N, 1, H, W)."""
     rows, columns = np.arange(shape[2]).reshape(1, 1, -1, 1), np.arange(shape[3]).reshape(1, 1, 1, -1)
     return (rows >= box[0]) & (rows < box[1]) & (columns >= box[2]) & (columns < box[3])
 
 
 class GaussianNoise(Augmentation):
-    """Normal noise of the given standard deviation, on every pixel."""
+    """Adds normal noise of the given standard deviation to every pixel."""
 
     def __init__(self, std: float = 0.1):
         self.std = std
@@ -276,7 +276,7 @@ class GaussianNoise(Augmentation):
 
 
 class Mixup(Augmentation):
-    """Each image mixed with another of its batch, and so their labels, which become probabilities (N, classes)."""
+    """Mixes each image with another of its batch, and their labels, which become probabilities (N, classes)."""
 
     with_labels = True
 
@@ -284,14 +284,14 @@ class Mixup(Augmentation):
         self.classes, self.alpha = classes, alpha
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        """The partner of each image and the share it gets."""
+        """Draw the partner of each image and its weight."""
         return rng.permutation(shape[0]), rng.beta(self.alpha, self.alpha, shape[0]).astype(np.float32)
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
         return self.mixed(x, *drawn)
 
     def mixed(self, x: Any, partner: np.ndarray, share: np.ndarray) -> Any:
-        """``x`` with its partners, by shares."""
+        """Mix ``x`` with its partners by weights."""
         weight = share.reshape(-1, *[1] * (x.ndim - 1))
         return x * (1 - weight) + x[partner] * weight
 
@@ -306,10 +306,10 @@ class Mixup(Augmentation):
 
 
 class CutMix(Mixup):
-    """A rectangle of each image replaced by another image's, the labels mixed by area."""
+    """Replaces a rectangle of each image by that of another image, and mixes the labels by area."""
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        """The partner of each image, the share of its rectangle, and where that is."""
+        """Draw the partner of each image, the area of its rectangle, and its position."""
         n, _, height, width = shape
         side = np.sqrt(rng.beta(self.alpha, self.alpha, n))
         tall, wide = (np.rint(side * size).astype(np.int64) for size in (height, width))

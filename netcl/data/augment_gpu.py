@@ -1,4 +1,4 @@
-"""The device's side of loading: batches on their way to it, and the augmentations that run there.
+"""Transfers of batches to the device, and the augmentations that run there.
 
 The one part of data that knows netcl's tensors and ops. Augmentations draw as their twins in :mod:`netcl.data.augment` do (a few
 numbers per image, on the host) and do the work over pixels on the device; for the same generator both give the same images.
@@ -44,7 +44,7 @@ class Feed:
         return tensors
 
     def ready(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The tensors, for kernels of the device's queue, which wait for all copies sent so far: ask before sending the next."""
+        """Return the tensors for kernels of the device's queue, which wait for all copies so far; call it before the next :meth:`send`."""
         if self._copies is None:
             return tensors
         kernels = Stream.of(self.queue)
@@ -52,12 +52,12 @@ class Feed:
 
 
 def _like(x: Any, array: np.ndarray) -> Any:
-    """A few numbers, where ``x`` is."""
+    """Copy a few numbers to the device of ``x``."""
     return Tensor.from_host(x.queue, array)
 
 
 def _warped(x: Any, matrix: np.ndarray, size: tuple[int, int], mode: str) -> Any:
-    """Images under matrices (N, 2, 3) of pixels, in the coordinates of grid_sample: -1 and 1 at the edges."""
+    """Warp images by matrices (N, 2, 3) of pixels, in the coordinates of grid_sample: -1 and 1 at the edges."""
     height, width = x.shape[2:]
     scale = np.array([2 / width, 2 / height], np.float32)
     matrix = matrix * scale[:, None]
@@ -69,7 +69,7 @@ def _warped(x: Any, matrix: np.ndarray, size: tuple[int, int], mode: str) -> Any
 
 
 def _boxes(x: Any, box: tuple[np.ndarray, ...]) -> Any:
-    """As :func:`netcl.data.augment.inside`, computed on the device."""
+    """Do the same as :func:`netcl.data.augment.inside`, on the device."""
     rows, columns = (_like(x, np.arange(n, dtype=np.float32).reshape(shape)) for n, shape in
                      ((x.shape[2], (1, 1, -1, 1)), (x.shape[3], (1, 1, 1, -1))))  # fmt: skip
     top, bottom, left, right = (_like(x, values.astype(np.float32)) for values in box)
@@ -77,7 +77,7 @@ def _boxes(x: Any, box: tuple[np.ndarray, ...]) -> Any:
     return ops.logical_and(down, ops.logical_and(ops.ge(columns, left), ops.lt(columns, right)))
 
 
-class _OnDevice:  # without documentation: that of the NumPy twin holds
+class _OnDevice:  # documented by their NumPy counterparts
     on_device = True
 
 
@@ -134,7 +134,7 @@ class Cutout(_OnDevice, augment.Cutout):
 
 class Mixup(_OnDevice, augment.Mixup):
     def mixed(self, x: Any, partner: np.ndarray, share: np.ndarray) -> Any:
-        """``x`` with its partners, by shares."""
+        """Mix ``x`` with its partners by weights."""
         weight = _like(x, share.reshape(-1, *[1] * (len(x.shape) - 1)))
         return ops.lerp(x, ops.index_select(x, 0, _like(x, partner)), weight)
 

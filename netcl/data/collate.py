@@ -1,4 +1,4 @@
-"""From a list of samples to one batch, whatever the structure of a sample."""
+"""Combines a list of samples of any structure to one batch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from netcl.data.errors import SampleError, message
 
 
 class Whole(NamedTuple):
-    """A batch of any structure; ``ended`` says that a worker's stream has no more."""
+    """A batch of any structure; ``ended``: a worker's stream has no more batches."""
 
     value: Any
     ended: bool = False
 
 
 class Single:
-    """Makes of a list with one sample that sample: the ``collate_fn`` of loaders that make no batches."""
+    """Returns the only sample of a list: the ``collate_fn`` of loaders without batches."""
 
     def __init__(self, convert: Callable[[Any], Any] | None = None):
         self.convert = convert
@@ -35,7 +35,7 @@ def is_structured(sample: Any) -> bool:
 
 
 def default_collate(batch: Sequence[Any]) -> Any:
-    """Samples of equal structure as one: arrays and numbers are stacked, dicts, tuples and lists are kept, texts stay a list.
+    """Combine samples of equal structure: arrays and numbers are stacked, dicts, tuples and lists are kept, texts stay a list.
 
     >>> default_collate([{"x": 1.0, "name": "a"}, {"x": 2.0, "name": "b"}])
     {'x': array([1., 2.]), 'name': ['a', 'b']}

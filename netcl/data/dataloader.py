@@ -1,4 +1,4 @@
-"""DataLoader: batches of a dataset, in an order a seed fixes, made ahead by workers, delivered as arrays or on a device."""
+"""DataLoader: batches of a dataset in an order fixed by a seed, prefetched by workers, delivered as arrays or on a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from netcl.data.fetch import Fetch, Task, steps
 from netcl.data.sampler import BatchSampler, rng_of
 from netcl.data.workers import ProcessPool, ThreadPool
 
-_ORDER, _DRAWS = 0, 1  # what random numbers are for: the order of an epoch, the transforms of a batch
+_ORDER, _DRAWS = 0, 1  # uses of random numbers: the order of an epoch, the transforms of a batch
 
 
 #: Called with a name, the begin and the end (``time.perf_counter``) of every wait for a batch. Filled by profilers.
@@ -26,7 +26,7 @@ batch_listeners: list[Callable[[str, float, float], None]] = []
 
 
 def _timed(batches: Iterator[Any]) -> Iterator[Any]:
-    """The batches; :data:`batch_listeners` are told how long each took to come."""
+    """Yield the batches and report to :data:`batch_listeners` how long each took."""
     for number in count():
         began = time.perf_counter() if batch_listeners else 0.0
         try:
@@ -46,12 +46,12 @@ class DataLoader:
       ``batch_size=None`` delivers samples as the dataset gives them.
     - **num_workers**: 0 fetches in this thread. Workers stay from epoch to epoch, unless ``persistent_workers=False``; order and
       augmentations do not depend on their number.
-    - **prefetch**: batches each worker makes ahead; 2 unless told.
+    - **prefetch**: batches each worker makes ahead; 2 by default.
     - **seed**: fixes order and augmentations; without one, each loader draws its own.
     - **transforms**: functions of a sample's ``x``, one or several; one with a parameter ``rng`` gets the batch's generator.
     - **use_shared_mem**: workers are processes that write into shared memory; ``False`` makes them threads.
-    - **device_queue** or **device**: a queue, a device handle or a selector; batches are then tensors there, the next one on its way while
-      one is worked on.
+    - **device_queue** or **device**: a queue, a device handle or a selector; batches are then tensors there, and the next
+      one is copied while one is used.
     - **augment**: functions of a whole batch ``(x, rng=...)``, of :mod:`netcl.data.augment` (in the workers) or of
       :mod:`netcl.data.augment_gpu` (on the device).
     - **pin_memory**: transfers go through page-locked memory, whatever NETCL_PINNED_H2D says.
@@ -83,12 +83,12 @@ class DataLoader:
     ):  # fmt: skip
         if batch_size is None:
             if drop_last or batch_sampler is not None:
-                raise ValueError(message("DataLoader", "batch_size=None makes no batches", "leave drop_last and batch_sampler out"))
+                raise ValueError(message("DataLoader", "batch_size=None cannot make batches", "leave drop_last and batch_sampler out"))
             batch_size, collate_fn = 1, Single(collate_fn)
         streams = isinstance(dataset, IterableDataset)
         if not streams and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             remedy = "write __len__ and __getitem__, or derive from IterableDataset"
-            raise TypeError(message("DataLoader", "a dataset has a length and samples by number", remedy, given=type(dataset).__name__))
+            raise TypeError(message("DataLoader", "a dataset must have __len__ and __getitem__", remedy, given=type(dataset).__name__))
         self.batch_size = check_count("DataLoader", "batch_size", batch_size)
         self.num_workers = check_count("DataLoader", "num_workers", num_workers, 0)
         self.prefetch = check_count("DataLoader", "prefetch", 2 if prefetch is None else prefetch)
@@ -105,7 +105,7 @@ class DataLoader:
         here = [step.call for step in steps(augment, "augment") if not getattr(step.call, "on_device", False)]
         self._on_device = tuple(step for step in steps(augment, "augment") if getattr(step.call, "on_device", False))
         if self._on_device and device_queue is None:
-            raise ValueError(message("DataLoader", "augmentations on the device need a device", "pass device="))
+            raise ValueError(message("DataLoader", "augmentations on the device require a device", "pass device="))
         self._fetch = Fetch(dataset, transforms, here, collate_fn, worker_init_fn, self.drop_last)
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pool: ProcessPool | ThreadPool | None = None
@@ -127,7 +127,7 @@ class DataLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch the loader is in, or, after one, the next."""
+        """The current epoch or, after one has ended, the next."""
         return self._epoch
 
     def __iter__(self) -> Iterator[Any]:
@@ -140,7 +140,7 @@ class DataLoader:
     def _epoch_from(self, epoch: int, start: int, iteration: int) -> Iterator[Any]:
         batches = self._live(self._arrays(epoch, start))
         for batch in _timed(batches if self.device_queue is None else self._tensors(batches, epoch, start)):
-            if iteration == self._iterations:  # of several at once, the last one begun is the loader's position
+            if iteration == self._iterations:  # of several iterations, the one started last is the loader's position
                 self._batch += 1
             yield batch.value if isinstance(batch, Whole) else self._delivered(batch)
         if iteration == self._iterations:
@@ -150,7 +150,7 @@ class DataLoader:
         return batch[0] if len(batch) == 1 else batch
 
     def _live(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches without the notes of workers whose stream has ended; the last note ends the epoch."""
+        """Yield the batches without the end markers of workers; the last marker ends the epoch."""
         ended: set[int] = set()
         workers = max(self.num_workers, 1)
         for number, batch in enumerate(batches):
@@ -182,7 +182,7 @@ class DataLoader:
         return (self.seed, _DRAWS, epoch, batch)
 
     def _arrays(self, epoch: int, start: int) -> Iterator[Any]:
-        """The batches as arrays, or whole; for a device arrays may still lie in a slot of the ring."""
+        """Yield the batches as arrays, or whole; for a device, arrays may still lie in a slot of the ring buffer."""
         tasks = self._tasks(epoch, start)
         if not self.num_workers:
             stream = iter(self.dataset) if self._fetch.streams else None
@@ -201,7 +201,7 @@ class DataLoader:
                     pool.close()
 
     def _tensors(self, batches: Iterator[Any], epoch: int, start: int) -> Iterator[Any]:
-        """The batches on the device: while one is worked on, the next is on its way."""
+        """Yield the batches on the device; the next one is copied while one is used."""
         from netcl.data.augment_gpu import Feed
 
         feed = Feed(self.device_queue, self.pin_memory)
@@ -244,31 +244,31 @@ class DataLoader:
     # ---- position and end
 
     def state_dict(self) -> dict[str, int]:
-        """The position: what :meth:`load_state_dict` needs to go on with the batch after the last one delivered."""
+        """Return the position, from which :meth:`load_state_dict` continues with the batch after the last one delivered."""
         if self._fetch.streams:
-            raise ValueError(message("DataLoader", "an iterable dataset has no position to go on from", "save it in the dataset"))
+            raise ValueError(message("DataLoader", "an iterable dataset has no position to resume from", "save it in the dataset"))
         return {"seed": self.seed, "epoch": self._epoch, "batch": self._batch, "batch_size": self.batch_size, "samples": len(self.dataset)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position; the dataset and the batch size must be those it was taken with."""
+        """Continue from a position; dataset and batch size must be those of the saved loader."""
         names = self.state_dict().keys()
         if state.keys() != names or any(
             isinstance(state[name], bool) or not isinstance(state[name], int) or state[name] < 0 for name in names
         ):
-            raise ValueError(message("DataLoader", "this is not the state of a loader", state=dict(state), expected=list(names)))
+            raise ValueError(message("DataLoader", "the state must be that of a loader", state=dict(state), expected=list(names)))
         for name, own in (("batch_size", self.batch_size), ("samples", len(self.dataset))):
             if state[name] != own:
-                raise ValueError(message("DataLoader", f"the state was taken with another {name}", state=state[name], loader=own))
+                raise ValueError(message("DataLoader", f"the state must have the same {name}", state=state[name], loader=own))
         if state["batch"] > len(self):
-            raise ValueError(message("DataLoader", "the epoch has fewer batches", batch=state["batch"], batches=len(self)))
+            raise ValueError(message("DataLoader", "the batch of the state must be in the epoch", batch=state["batch"], batches=len(self)))
         self.seed, self._epoch, self._batch, self._at_position = state["seed"], state["epoch"], state["batch"], True
 
     def worker_pids(self) -> list[int]:
-        """The process numbers of the workers that live."""
+        """List the process ids of the live workers."""
         return self._pool.pids() if self._pool is not None else []
 
     def close(self) -> None:
-        """End the workers and give shared memory back. The loader can still be used: it starts new ones."""
+        """End the workers and release the shared memory. The loader can still be used: it starts new ones."""
         for pool in [*self._others, *filter(None, [self._pool])]:
             pool.close()
         self._pool = None
@@ -281,11 +281,11 @@ class DataLoader:
 
 
 def _check_samplers(sampler: Any, batch_sampler: Any, shuffle: Any, drop_last: Any, batch_size: int, streams: bool) -> None:
-    """Raise where two arguments choose the samples."""
+    """Raise if two arguments select the samples."""
     given = [name for name, value in (("shuffle", shuffle), ("sampler", sampler is not None), ("batch_sampler", batch_sampler is not None))
              if value]  # fmt: skip
     if len(given) > 1 or (given and streams):
         what = "an iterable dataset has an order of its own" if streams else "only one argument may choose the samples"
         raise ValueError(message("DataLoader", what, given=", ".join(given)))
     if batch_sampler is not None and (batch_size != 1 or drop_last):
-        raise ValueError(message("DataLoader", "a batch_sampler chooses the batches", "leave batch_size and drop_last out"))
+        raise ValueError(message("DataLoader", "batch_sampler cannot be combined", "leave batch_size and drop_last out"))

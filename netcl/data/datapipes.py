@@ -25,8 +25,7 @@ class DataChunk(list[Any]):
 
 
 class IterDataPipe(IterableDataset):
-    """An iterable dataset with the methods ``map``, ``filter``, ``batch``, ``unbatch``, ``collate``, ``shuffle``, ``concat``, ``zip`` and
-    ``sharding_filter``, and those of :func:`functional_datapipe`. ``IterDataPipe(iterable)`` wraps anything that can be iterated over.
+    """An iterable dataset whose methods (``map``, ``filter``, ``batch``, ...) build pipes; ``IterDataPipe(iterable)`` wraps any iterable.
 
     >>> list(IterDataPipe(range(6)).filter(lambda x: x % 2).map(lambda x: x * 10).batch(2))
     [[10, 30], [50]]
@@ -42,7 +41,7 @@ class IterDataPipe(IterableDataset):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self.functions:
-            raise AttributeError(message(type(self).__name__, f"there is no method {name!r}", f"known are {', '.join(self.functions)}"))
+            raise AttributeError(message(type(self).__name__, f"unknown method {name!r}", f"known are {', '.join(self.functions)}"))
         return partial(self.functions[name], self)
 
 
@@ -67,7 +66,7 @@ def functional_datapipe(name: str, enable_df_api_tracing: bool = False) -> Calla
 
     def decorate(cls: Any) -> Any:
         if name in cls.functions:
-            raise ValueError(message("functional_datapipe", "the name is taken", name=name))
+            raise ValueError(message("functional_datapipe", "the name must be new", name=name))
         cls.functions[name] = cls
         return cls
 
@@ -76,7 +75,7 @@ def functional_datapipe(name: str, enable_df_api_tracing: bool = False) -> Calla
 
 @contextmanager
 def guaranteed_datapipes_determinism() -> Iterator[None]:
-    """Within the block, pipes that were marked :func:`non_deterministic` cannot be made."""
+    """Forbid pipes marked :func:`non_deterministic` inside the block."""
     before, _deterministic[0] = _deterministic[0], True
     try:
         yield
@@ -99,7 +98,7 @@ def non_deterministic(cls: Any) -> Any:
 
 
 class _Stream(IterDataPipe):
-    """What a function of :data:`_STREAMS` yields; worker processes find it by its name."""
+    """Iterates over the results of a function of :data:`_STREAMS`; worker processes find it by its name."""
 
     def __init__(self, name: str, *args: Any, **options: Any):
         self._call = name, args, options
@@ -119,7 +118,7 @@ def _shuffled(source: Any, *, buffer_size: int = 10000, seed: Any = None) -> Ite
 
 
 def _share(source: Any) -> Iterable[Any]:
-    """The samples of this worker: every n-th."""
+    """Yield the samples of this worker: every n-th."""
     worker = get_worker_info()
     return source if worker is None else islice(source, worker.id, None, worker.num_workers)
 

@@ -14,9 +14,9 @@ from netcl.data.sampler import rng_of
 
 
 class Dataset:
-    """Samples by number. Write ``__len__`` and ``__getitem__``; a sample is an array or a tuple of them, mostly ``(x, y)``.
+    """Base of datasets with samples by index. Define ``__len__`` and ``__getitem__``; a sample is an array or a tuple of them.
 
-    A dataset that can fetch many samples at once says so with a method ``take(indices)`` that returns them stacked.
+    A dataset that can fetch many samples at once defines ``take(indices)``, which returns them stacked.
 
     >>> class Squares(Dataset):
     ...     def __len__(self):
@@ -32,19 +32,19 @@ class Dataset:
     classes: Sequence[str] = ()
 
     def __len__(self) -> int:
-        raise NotImplementedError(message(type(self).__name__, "a dataset needs a method __len__"))
+        raise NotImplementedError(message(type(self).__name__, "a dataset must define __len__"))
 
     def __getitem__(self, index: int) -> Any:
-        raise NotImplementedError(message(type(self).__name__, "a dataset needs a method __getitem__"))
+        raise NotImplementedError(message(type(self).__name__, "a dataset must define __getitem__"))
 
     def __add__(self, other: Any) -> ConcatDataset:
         return ConcatDataset([self, other])
 
 
 class IterableDataset:
-    """Samples one after the other, of a stream or of unknown number. Write ``__iter__``.
+    """Base of datasets that are streams or have an unknown length. Define ``__iter__``.
 
-    Every worker of a loader iterates over the dataset by itself: :func:`~netcl.data.get_worker_info` tells which part is its own.
+    Every worker of a loader iterates over the dataset by itself: :func:`~netcl.data.get_worker_info` returns which part is its own.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -85,7 +85,7 @@ class ConcatDataset(Dataset):
     def __getitem__(self, index: int) -> Any:
         at = index + len(self) if index < 0 else index
         if not 0 <= at < len(self):
-            raise IndexError(message("ConcatDataset", "there is no sample with this number", index=index, samples=len(self)))
+            raise IndexError(message("ConcatDataset", "indices must be those of samples", index=index, samples=len(self)))
         which = bisect_right(self.cumulative_sizes, at)
         return self.datasets[which][at - (self.cumulative_sizes[which - 1] if which else 0)]
 
@@ -122,7 +122,7 @@ class TensorDataset(Dataset):
 
     def __init__(self, *arrays: Any, name: str = "", classes: Sequence[str] = ()):
         if not arrays:
-            raise ValueError(message("TensorDataset", "at least one array is needed"))
+            raise ValueError(message("TensorDataset", "arrays must not be empty"))
         self.arrays = tuple(np.asarray(array) for array in arrays)
         self.name, self.classes = name, tuple(classes)
         lengths = [array.shape[0] if array.ndim else None for array in self.arrays]
@@ -136,12 +136,12 @@ class TensorDataset(Dataset):
         return _unwrapped(tuple(array[index] for array in self.arrays))
 
     def take(self, indices: np.ndarray) -> Any:
-        """Many samples at once, stacked."""
+        """Fetch many samples at once, stacked."""
         return _unwrapped(tuple(array[indices] for array in self.arrays))
 
 
 def taker(dataset: Any) -> Callable[[np.ndarray], Any] | None:
-    """The method that fetches many samples at once, or ``None``. An array's own ``take`` is not meant: it counts single numbers."""
+    """Return the method that fetches many samples at once, or ``None``. An array's own ``take`` is excluded: it takes single numbers."""
     if isinstance(dataset, np.ndarray):
         return dataset.__getitem__
     return None if hasattr(dataset, "__array__") else getattr(dataset, "take", None)
@@ -155,7 +155,7 @@ class Subset(Dataset):
         n = len(dataset)
         wrong = self.indices[(self.indices < 0) | (self.indices >= n)]
         if wrong.size:
-            raise IndexError(message("Subset", "there is no sample with this number", index=int(wrong[0]), samples=n))
+            raise IndexError(message("Subset", "indices must be those of samples", index=int(wrong[0]), samples=n))
         self.name, self.classes = getattr(dataset, "name", ""), getattr(dataset, "classes", ())
 
     def __len__(self) -> int:
@@ -166,7 +166,7 @@ class Subset(Dataset):
 
     @property
     def take(self) -> Callable[[np.ndarray], Any]:
-        """Many samples at once, where the dataset has that."""
+        """Fetch many samples at once, if the dataset can."""
         whole = taker(self.dataset)
         if whole is None:
             raise AttributeError("take")
@@ -174,7 +174,7 @@ class Subset(Dataset):
 
 
 def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None, *, generator: Any = None) -> list[Subset]:
-    """Parts of a dataset drawn at random, each sample in one of them.
+    """Split a dataset randomly; each sample is in one part.
 
     - **lengths**: numbers of samples that add up to the dataset's, or fractions that add up to 1.
     - **seed**: the same seed draws the same parts; **generator**: torch's name for what the numbers are drawn from.
@@ -188,7 +188,7 @@ def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None
 
 
 def split_dataset(dataset: Any, lengths: Sequence[float]) -> list[Subset]:
-    """Parts of a dataset in its own order, as :func:`random_split` but without drawing: for series, and for one part per device.
+    """Split a dataset in its own order, as :func:`random_split` without drawing: for time series, and for one part per device.
 
     >>> [part.indices.tolist() for part in split_dataset(TensorDataset(np.arange(5)), [0.4, 0.6])]
     [[0, 1], [2, 3, 4]]
@@ -202,9 +202,9 @@ def _parts(dataset: Any, order: np.ndarray, lengths: Sequence[float], op: str) -
 
 
 def _sizes(lengths: Sequence[float], n: int, op: str) -> list[int]:
-    """Whole numbers of samples; what fractions leave over goes to the first parts, one each."""
+    """Return whole numbers of samples; the remainder of fractions goes to the first parts, one each."""
     if not len(lengths) or any(length < 0 for length in lengths):
-        raise ValueError(message(op, "lengths are numbers of samples or fractions", lengths=list(lengths)))
+        raise ValueError(message(op, "lengths must be numbers of samples or fractions", lengths=list(lengths)))
     if all(isinstance(length, int | np.integer) for length in lengths):
         sizes = [int(length) for length in lengths]
     elif abs(sum(lengths) - 1) < 1e-6:

@@ -1,4 +1,4 @@
-"""The sets a program can name: bundled digits, MNIST and its like, CIFAR-10, text, and made-up ones. Nothing is downloaded.
+"""Datasets by name: bundled digits, MNIST and its variants, CIFAR-10, text, and synthetic ones. Nothing is downloaded.
 
 Images are float32 in 0..1 of shape (N, channels, height, width), labels int64.
 """
@@ -27,7 +27,7 @@ FASHION_CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sanda
 def digits() -> Split:
     """1,797 handwritten digits of 8 x 8 pixels, real and part of netcl: 1,442 to train with, 355 to test.
 
-    Every fifth of each class is for the test, so both parts have all writers and classes. Source and licence are in
+    Every fifth of each class is for the test, so both parts have all writers and classes. Source and license are in
     ``netcl/data/digits/NOTICE.md``.
 
     >>> train, test = digits()
@@ -67,15 +67,15 @@ def idx_arrays(name: str, folder: Path, part: str, classes: int) -> tuple[np.nda
     """Images (N, H, W) in uint8 and labels (N,) in int64 of the part "train" or "t10k" of a set of IDX files."""
     images, labels = (read_idx(_file(name, folder, f"{part}-{what}-ubyte")) for what in ("images-idx3", "labels-idx1"))
     if images.ndim != 3 or labels.shape != images.shape[:1] or images.dtype != np.uint8:
-        what = "images and labels do not belong together"
+        what = "there must be one label per image"
         raise FormatError(message(name, what, images=images.shape, labels=labels.shape, dtype=images.dtype, folder=folder))
     if labels.size and int(labels.max()) >= classes:
-        raise FormatError(message(name, "there are more classes than the set has", label=int(labels.max()), classes=classes))
+        raise FormatError(message(name, "labels must be below the number of classes", label=int(labels.max()), classes=classes))
     return images, labels.astype(np.int64)
 
 
 def _file(name: str, folder: Path, stem: str) -> Path:
-    """The file, gzipped or not, under either of the two spellings that are around."""
+    """Return the file, gzipped or not, under either of its two common spellings."""
     spellings = (stem, stem.replace("-idx", ".idx"))
     for candidate in [folder / f"{spelling}{suffix}" for spelling in spellings for suffix in ("", ".gz")]:
         if candidate.exists():
@@ -83,7 +83,7 @@ def _file(name: str, folder: Path, stem: str) -> Path:
     remedy = "download the four files (names end with -ubyte.gz) into a folder and give it as root=; `netcl train --root` names it too"
     if name == "fashion-mnist":
         remedy = "on Debian: apt-get install dataset-fashion-mnist; or give the folder that holds the files as root="
-    raise FileNotFoundError(message(name, "the files are not there", remedy, folder=folder, file=f"{stem}[.gz]"))
+    raise FileNotFoundError(message(name, "the files are missing", remedy, folder=folder, file=f"{stem}[.gz]"))
 
 
 def cifar10(root: PathLike) -> Split:
@@ -108,7 +108,7 @@ def _unit(images: np.ndarray) -> np.ndarray:
 
 
 class Bytes(Dataset):
-    """Windows of a text: sample ``i`` is ``(block bytes, the same one byte on)``, the windows ``step`` bytes apart.
+    """Windows of a text: sample ``i`` is ``(block bytes, the same shifted by one byte)``, the windows ``step`` bytes apart.
 
     >>> x, y = Bytes(b"hello", block=3)[1]
     >>> bytes(x.astype(np.uint8)), bytes(y.astype(np.uint8))
@@ -119,9 +119,9 @@ class Bytes(Dataset):
 
     def __init__(self, content: bytes, block: int = 128, step: int = 1, name: str = "text"):
         if block < 1 or step < 1:
-            raise ValueError(message("Bytes", "block and step are at least 1", block=block, step=step))
+            raise ValueError(message("Bytes", "block and step must be at least 1", block=block, step=step))
         if len(content) < block + 1:
-            raise ValueError(message("Bytes", "the text is shorter than one window", bytes=len(content), block=block))
+            raise ValueError(message("Bytes", "the text must be longer than one window", bytes=len(content), block=block))
         self.content, self.block, self.step, self.name = np.frombuffer(content, np.uint8), block, step, name
 
     def __len__(self) -> int:
@@ -129,7 +129,7 @@ class Bytes(Dataset):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if not 0 <= index < len(self):
-            raise IndexError(message("Bytes", "there is no such window", index=index, windows=len(self)))
+            raise IndexError(message("Bytes", "index must be that of a window", index=index, windows=len(self)))
         window = self.content[index * self.step : index * self.step + self.block + 1].astype(np.int64)
         return window[:-1], window[1:]
 
@@ -140,23 +140,23 @@ class Bytes(Dataset):
 
 
 def text(path: PathLike, block: int = 128, step: int = 1, test: float = 0.1) -> tuple[Bytes, Bytes]:
-    """A text file as bytes to predict: the first part to train with, the last ``test`` of it to test."""
+    """Load a text file as bytes to predict: the first part for training, the last fraction ``test`` for testing."""
     content = regular(path, "text").read_bytes()
     cut = len(content) - max(block + 1, int(len(content) * test))
     if cut < block + 1:
-        raise ValueError(message("text", "the file is too short for two parts", bytes=len(content), block=block, file=path))
+        raise ValueError(message("text", "the file must be long enough for two parts", bytes=len(content), block=block, file=path))
     return Bytes(content[:cut], block, step, Path(path).name), Bytes(content[cut:], block, block, Path(path).name)
 
 
 def synthetic(samples: int = 1024, shape: Sequence[int] = (1, 28, 28), classes: int = 10, noise: float = 0.3, seed: int = 0) -> Split:
-    """Made-up images: one smooth pattern per class, and noise. A fifth as many again are for the test.
+    """Generate images: one smooth pattern per class, and noise. A fifth as many are added for testing.
 
     >>> train, test = synthetic(samples=100, shape=(3, 8, 8), classes=4)
     >>> train.arrays[0].shape, len(test), sorted(set(train.arrays[1].tolist()))
     ((100, 3, 8, 8), 20, [0, 1, 2, 3])
     """
     if samples < 1 or classes < 1:
-        raise ValueError(message("synthetic", "samples and classes are at least 1", samples=samples, classes=classes))
+        raise ValueError(message("synthetic", "samples and classes must be at least 1", samples=samples, classes=classes))
     rng = np.random.default_rng(seed)
     coarse = rng.random((classes, *shape[:-2], *(max(1, n // 4) for n in shape[-2:])), np.float32)
     rows, columns = (np.arange(n) * k // n for n, k in zip(shape[-2:], coarse.shape[-2:], strict=True))
@@ -181,13 +181,13 @@ NAMES: dict[str, Callable[..., Any]] = {
 
 
 def load(name: str, root: PathLike | None = None) -> Any:
-    """The set of that name as ``(train, test)``; ``root`` is its folder or, for ``"text"``, its file.
+    """Load a dataset by name as ``(train, test)``; ``root`` is its folder or, for ``"text"``, its file.
 
     >>> train, test = load("digits")
     """
     key = name.lower().replace("_", "-")
     if key not in NAMES:
-        raise ValueError(message("datasets.load", "there is no such set", name=name, known=list(NAMES)))
+        raise ValueError(message("datasets.load", "unknown dataset", name=name, known=list(NAMES)))
     if root is None and key in ("cifar10", "text"):
-        raise ValueError(message("datasets.load", f"{key} has no place of its own", "say where it is: root="))
+        raise ValueError(message("datasets.load", f"{key} requires root=", "pass the folder of its files"))
     return NAMES[key]() if root is None else NAMES[key](root)

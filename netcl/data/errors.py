@@ -1,4 +1,4 @@
-"""What goes wrong with data, in the form of netcl's other errors. Data stands alone, so it does not borrow them from core."""
+"""Exceptions of data, in the form of netcl's other errors. The package stands alone, so it does not import them from core."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ def message(op: str, what: str, remedy: str = "", /, **values: object) -> str:
 
 
 def check_count(op: str, name: str, value: Any, least: int = 1) -> int:
-    """``ValueError`` unless ``value`` is a whole number from ``least`` on."""
+    """Raise ``ValueError`` unless ``value`` is a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(message(op, f"{name} must be a whole number from {least} on", **{name: repr(value)}))
+        raise ValueError(message(op, f"{name} must be a whole number of at least {least}", **{name: repr(value)}))
     return int(value)
 
 
 class WorkerError(RuntimeError):
-    """A worker of a DataLoader raised, died, hung, or delivered what does not fit; the text names it."""
+    """Raised when a worker of a DataLoader raises, dies, hangs, or delivers an invalid batch; the message names it."""
 
 
 class SampleError(ValueError):
-    """A sample that does not fit the others of its dataset."""
+    """Raised for a sample that does not match the others of its dataset."""
 
 
 class FormatError(ValueError):
-    """A file that is not what it should be; the text says where it differs."""
+    """Raised for a file with invalid content; the message says where it differs."""

@@ -1,4 +1,4 @@
-"""From sample numbers to one batch of arrays. The same code runs in the caller, in threads and in worker processes."""
+"""Fetches samples and combines them to batches of arrays. The same code runs in the caller, in threads and in worker processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netcl.data.errors import SampleError, message
 
 
 class Task(NamedTuple):
-    """One batch to be made: its number in the epoch, the samples, and what its random numbers start from."""
+    """One batch to make: its number in the epoch, the samples, and the seed of its random numbers."""
 
     batch: int
     indices: np.ndarray
@@ -28,7 +28,7 @@ class Task(NamedTuple):
 
 
 class Field(NamedTuple):
-    """What one array of a batch looks like, per sample."""
+    """Shape and dtype of one array of a batch, per sample."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -44,10 +44,10 @@ class Step(NamedTuple):
     @classmethod
     def of(cls, call: Any, parameter: str) -> Step:
         if not callable(call):
-            raise TypeError(message("DataLoader", f"{parameter} takes functions", given=repr(call)))
+            raise TypeError(message("DataLoader", f"{parameter} must be a function or several", given=repr(call)))
         try:
             wants_rng = "rng" in inspect.signature(call).parameters
-        except (ValueError, TypeError):  # a function of C that does not tell
+        except (ValueError, TypeError):  # a C function without a signature
             wants_rng = False
         return cls(call, wants_rng, getattr(call, "with_labels", False))
 
@@ -59,13 +59,13 @@ class Step(NamedTuple):
 
 
 def steps(calls: Any, parameter: str) -> tuple[Step, ...]:
-    """What a parameter like ``transforms`` holds: nothing, a function or several."""
+    """Return the functions of a parameter like ``transforms``: none, one or several."""
     several = calls if isinstance(calls, Sequence) else () if calls is None else (calls,)
     return tuple(Step.of(call, parameter) for call in several)
 
 
 class WorkerInfo(NamedTuple):
-    """Which worker of a loader this is, of how many, its seed, and its copy of the dataset."""
+    """Identifies a worker of a loader: its number, the number of workers, its seed, and its copy of the dataset."""
 
     id: int
     num_workers: int
@@ -83,12 +83,12 @@ _local = _Local()
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """In a worker of a DataLoader: which one it is; elsewhere ``None``."""
+    """Return the :class:`WorkerInfo` in a worker of a DataLoader; elsewhere ``None``."""
     return _local.info
 
 
 def batch_rng() -> np.random.Generator | None:
-    """While a loader makes a batch: the generator of that batch, for datasets that draw; elsewhere ``None``."""
+    """Return the generator of the batch that a loader is making, for datasets that draw; elsewhere ``None``."""
     return _local.rng
 
 
@@ -115,13 +115,13 @@ class Fetch:
         return self.streams or self.collate_fn is not None
 
     def begin(self, number: int, workers: int, seed: int) -> None:
-        """The first call in a worker."""
+        """Run once at the start of a worker."""
         _local.info = WorkerInfo(number, workers, seed + number, self.dataset)
         if self.worker_init_fn is not None:
             self.worker_init_fn(number)
 
     def __call__(self, task: Task, beat: Callable[[], None] = lambda: None) -> tuple[np.ndarray, ...] | Whole:
-        """The arrays of a batch; ``beat`` is called before each sample, so that a hang can be told from work."""
+        """Return the arrays of a batch; ``beat`` is called before each sample, so that a hang can be detected."""
         beat()
         if self.streams:
             if _local.stream is None or _local.stream[0] != task.key[:-1]:
@@ -140,7 +140,7 @@ class Fetch:
         return tuple(np.ascontiguousarray(array) for array in arrays)
 
     def of_stream(self, stream: Iterator[Any], task: Task, beat: Callable[[], None] = lambda: None) -> Whole:
-        """The next batch of an iterable dataset, or that there is none."""
+        """Return the next batch of an iterable dataset, or that there is none."""
         samples: list[Any] = []
         _local.rng = np.random.default_rng(task.key)
         try:
@@ -160,7 +160,7 @@ class Fetch:
         return Whole((self.collate_fn or default_collate)(samples))
 
     def _transformed(self, sample: Any, rng: np.random.Generator) -> Any:
-        """A sample of any structure after the transforms, which get its first part if it is a tuple."""
+        """Apply the transforms to a sample of any structure; of a tuple they get the first part."""
         if not self.transforms:
             return sample
         fields = _fields(sample)
@@ -196,8 +196,8 @@ class Fetch:
 def _array(field: Any, index: int) -> np.ndarray:
     array = np.asarray(field)
     if array.dtype.hasobject:
-        what = f"sample {index} has a {type(field).__name__} where numbers or an array belong"
-        raise SampleError(message("DataLoader", what, "samples are arrays, numbers, or tuples of them: return (x, y)"))
+        what = f"sample {index} must consist of numbers or arrays, got a {type(field).__name__}"
+        raise SampleError(message("DataLoader", what, "return arrays, numbers, or tuples of them: (x, y)"))
     return array
 
 
@@ -208,7 +208,7 @@ def _fields(sample: Any) -> tuple[Any, ...]:
 def _check_alike(sample: tuple[np.ndarray, ...], first: tuple[np.ndarray, ...], index: int) -> None:
     for field, before in zip(sample, first, strict=False):
         if not np.can_cast(field.dtype, before.dtype, "same_kind"):
-            what = f"sample {index} has another dtype than the first of its batch, which cannot hold it"
+            what = f"the dtype of sample {index} must fit that of the first of its batch"
             raise SampleError(message("DataLoader", what, "cast the samples in transforms", dtype=field.dtype, first=before.dtype))
     shapes = [[field.shape for field in fields] for fields in (sample, first)]
     if shapes[0] != shapes[1]:
@@ -217,14 +217,14 @@ def _check_alike(sample: tuple[np.ndarray, ...], first: tuple[np.ndarray, ...], 
 
 
 def check_batch(arrays: tuple[np.ndarray, ...], fields: Sequence[Field], count: int) -> None:
-    """Refuse a batch that does not look like the first one of its loader."""
+    """Raise for a batch that does not have the form of the loader's first one."""
     found = [(array.shape, str(array.dtype)) for array in arrays]
     wanted = [((count, *field.shape), field.dtype) for field in fields]
     if found != wanted:
         remedy = "every batch must look like the first: pad, crop or cast the samples in transforms"
-        raise SampleError(message("DataLoader", "the batch has another shape or dtype", remedy, batch=found, expected=wanted))
+        raise SampleError(message("DataLoader", "batches must have equal shapes and dtypes", remedy, batch=found, expected=wanted))
 
 
 def fields_of(arrays: tuple[np.ndarray, ...]) -> list[Field]:
-    """How the samples of a batch look."""
+    """Return shape and dtype of the samples of a batch."""
     return [Field(array.shape[1:], str(array.dtype)) for array in arrays]

@@ -1,4 +1,4 @@
-"""A user's own files as samples: tables (CSV), arrays (NPZ) and images (IDX), with parts to train, validate and test drawn by a seed.
+"""Reads a user's files as samples: tables (CSV), arrays (NPZ) and images (IDX), split for training, validation and testing.
 
 A reader of :data:`KINDS` makes :class:`Samples`. Their ``reading`` describes, as plain JSON, how inputs were made from the file, so that
 :func:`read_inputs` makes them from further files in the same way.
@@ -22,8 +22,8 @@ from netcl.data.tables import read_csv_rows, read_numpy_arrays
 
 PathLike = str | os.PathLike[str]
 CLASSIFICATION, REGRESSION = "classification", "regression"
-_MOST_CLASSES = 20  # of whole numbers in a column; more are taken for a quantity
-_MOST_VALUES = 100  # of texts in a column
+_MOST_CLASSES = 20  # distinct whole numbers of a column up to which they are classes
+_MOST_VALUES = 100  # distinct texts of a column
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Plan:
-    """How targets are taken and parts are drawn: the task (empty: by the targets), the target's column, two fractions and the seed."""
+    """How targets are read and parts are drawn: the task (empty: by the targets), the target's column, two fractions and the seed."""
 
     target: str = ""
     task: str = ""
@@ -49,7 +49,7 @@ class Plan:
 
 
 def parts(labels: np.ndarray | None, samples: int, fractions: Sequence[float], seed: int) -> list[np.ndarray]:
-    """Indices drawn at random: one array per fraction, then the rest. Every class is divided alike where ``labels`` are given.
+    """Draw indices at random: one array per fraction, then the rest. Every class is divided alike if ``labels`` are given.
 
     >>> [part.tolist() for part in parts(np.array([0, 1] * 4), 8, [0.25], seed=0)]
     [[4, 7], [0, 1, 2, 3, 5, 6]]
@@ -65,7 +65,7 @@ def parts(labels: np.ndarray | None, samples: int, fractions: Sequence[float], s
 
 
 def held_out(dataset: Any, labels: np.ndarray | None, fraction: float, seed: int) -> tuple[Any, Any]:
-    """A dataset without a part drawn for validation, and that part; ``None`` for the fraction 0."""
+    """Split a part for validation off a dataset; returns both, ``None`` for the fraction 0."""
     if not fraction:
         return dataset, None
     val, train = parts(labels, len(dataset), [fraction], seed)
@@ -75,14 +75,14 @@ def held_out(dataset: Any, labels: np.ndarray | None, fraction: float, seed: int
 
 def _check_parts(what: str, **sizes: int) -> None:
     if not all(sizes.values()):
-        raise ValueError(message("data", f"there are too few samples for a part for {what}", "add samples, or change the splits", **sizes))
+        raise ValueError(message("data", f"too few samples; a part is needed for {what}", "add samples, or change the splits", **sizes))
 
 
 # ---- targets
 
 
 def _task(op: str, values: np.ndarray, given: str) -> str:
-    """Classification for texts and few whole numbers; regression for other numbers."""
+    """Determine the task: classification for texts and few whole numbers, regression for other numbers."""
     if given not in ("", CLASSIFICATION, REGRESSION):
         raise ValueError(message(op, f"task must be {CLASSIFICATION} or {REGRESSION}", task=repr(given)))
     numeric = values.dtype.kind in "iuf"
@@ -95,14 +95,14 @@ def _task(op: str, values: np.ndarray, given: str) -> str:
 
 
 def _targets(op: str, values: np.ndarray, plan: Plan, train: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-    """Targets for training, and how to read the model's outputs. Numbers of a regression are scaled by those of the training part."""
+    """Convert targets for training; also returns how to read the model's outputs. Regression targets are scaled by the training part."""
     if _task(op, values, plan.task) == CLASSIFICATION:
         names, labels = np.unique(values, return_inverse=True)
         whole = values.dtype.kind == "f"
         return labels.reshape(-1).astype(np.int64), {"classes": [str(int(name) if whole and name == int(name) else name) for name in names]}
     columns = values.reshape(len(values), -1).astype(np.float64)
     if not np.isfinite(columns).all():
-        raise FormatError(message(op, "a target is not finite", row=int(np.flatnonzero(~np.isfinite(columns).all(axis=1))[0])))
+        raise FormatError(message(op, "every target must be finite", row=int(np.flatnonzero(~np.isfinite(columns).all(axis=1))[0])))
     own = columns[train]
     mean, scale = own.mean(axis=0), own.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
@@ -113,23 +113,23 @@ def _targets(op: str, values: np.ndarray, plan: Plan, train: np.ndarray) -> tupl
 
 
 def read_table(path: PathLike) -> tuple[list[str], list[list[str]]]:
-    """The header and the rows of a CSV file, separated by comma, semicolon, tab or bar."""
+    """Read the header and the rows of a CSV file, separated by comma, semicolon, tab or bar."""
     (_, first), *others = read_csv_rows(path, "csv") or [(0, [])]
     header, rows = [name.strip() for name in first], []
     for line, row in others:
         if any(cell.strip() for cell in row):
             if len(row) != len(header):
-                what = "a line has another number of cells than the header"
+                what = "every line must have as many cells as the header"
                 raise FormatError(message("csv", what, line=line, cells=len(row), header=len(header), file=path))
             rows.append([cell.strip() for cell in row])
     if not rows or len(set(header)) != len(header) or "" in header:
-        what = "a table needs a first line of different column names, and lines of values"
+        what = "a table must have a first line of different column names, and lines of values"
         raise FormatError(message("csv", what, header=header[:8], rows=len(rows), file=path))
     return header, rows
 
 
 def _numbers(cells: Sequence[str]) -> np.ndarray | None:
-    """Cells as float64, empty ones as NaN; ``None`` if one of them is no number."""
+    """Convert cells to float64, empty ones to NaN; ``None`` if one of them is not a number."""
     try:
         return np.array([float(cell) if cell else math.nan for cell in cells])
     except ValueError:
@@ -137,7 +137,7 @@ def _numbers(cells: Sequence[str]) -> np.ndarray | None:
 
 
 def _column(name: str, cells: Sequence[str], train: np.ndarray) -> dict[str, Any]:
-    """How a column of inputs is read: scaled by the training part, or one 0 or 1 for each text of the training part."""
+    """Determine how a column of inputs is read: scaled by the training part, or one-hot for the texts of the training part."""
     numbers = _numbers(cells)
     if numbers is not None:
         own = numbers[train][np.isfinite(numbers[train])]
@@ -145,7 +145,7 @@ def _column(name: str, cells: Sequence[str], train: np.ndarray) -> dict[str, Any
     values = sorted({cells[i] for i in train})
     if len(values) > _MOST_VALUES:
         remedy = f"leave it out: --data-options 'drop=[\"{name}\"]'"
-        raise FormatError(message("csv", f"a column of texts has more than {_MOST_VALUES} values", remedy, column=name, values=len(values)))
+        raise FormatError(message("csv", f"a column must have at most {_MOST_VALUES} texts", remedy, column=name, values=len(values)))
     return {"name": name, "values": values}
 
 
@@ -161,7 +161,7 @@ def _encoded(columns: Sequence[Mapping[str, Any]], header: Sequence[str], rows: 
             continue
         numbers = _numbers(cells)
         if numbers is None:
-            raise FormatError(message("csv", "a column of numbers holds a text", column=column["name"], file=path))
+            raise FormatError(message("csv", "a column of numbers must not contain text", column=column["name"], file=path))
         scaled = (numbers - column["mean"]) / column["scale"]
         found.append(np.where(np.isfinite(scaled), scaled, 0.0))  # an empty cell is the mean
     return np.stack(found, axis=1).astype(np.float32)
@@ -171,12 +171,12 @@ def _csv(path: Path, plan: Plan, drop: Sequence[str] = ()) -> Samples:
     header, rows = read_table(path)
     unknown = [name for name in (plan.target, *drop) if name not in header]
     if unknown:
-        what = "the table has no such column" if plan.target else "the column to predict is not named"
+        what = "the table has no such column" if plan.target else "the column to predict must be named"
         raise ValueError(message("csv", what, f"--target COLUMN, one of {', '.join(header)}", column=unknown[0] or None, file=path))
     cells = [row[header.index(plan.target)] for row in rows]
     if "" in cells:
         raise FormatError(
-            message("csv", "a target is empty", "fill it in, or remove the line", row=cells.index("") + 1, column=plan.target)
+            message("csv", "every target must be given", "fill it in, or remove the line", row=cells.index("") + 1, column=plan.target)
         )
     numbers = _numbers(cells)
     values = np.array(cells) if numbers is None else numbers
@@ -202,13 +202,13 @@ def _divided(x: np.ndarray, y: np.ndarray, indices: Sequence[np.ndarray], readin
 
 
 def _pictures(x: np.ndarray) -> np.ndarray:
-    """Inputs as float32; bytes are divided by 255, and images of one channel get that axis."""
+    """Convert inputs to float32; bytes are divided by 255, and images of one channel get a channel axis."""
     scaled = x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x.astype(np.float32)
     return scaled[:, None] if scaled.ndim == 3 else scaled
 
 
 def _arrays(op: str, path: Path, plan: Plan, x: np.ndarray, y: np.ndarray, tested: tuple[np.ndarray, np.ndarray] | None) -> Samples:
-    """Samples of arrays; ``tested`` are those of a test part that the file brings."""
+    """Make samples from arrays; ``tested`` are those of a test part in the file."""
     for inputs, targets in ((x, y), *([tested] if tested else [])):
         if x.dtype.kind not in "iufb" or len(inputs) != len(targets) or inputs.ndim < 2:
             what = "inputs must be numbers of shape (samples, ...), with one target for each"
@@ -249,7 +249,7 @@ def _idx(path: Path, plan: Plan) -> Samples:
     train = pair(own)
     if train is None:
         remedy = "name a folder with files like train-images-idx3-ubyte and train-labels-idx1-ubyte, gzipped or not"
-        raise FileNotFoundError(message("idx", "there are no images and labels", remedy, folder=path, files=[file.name for file in files]))
+        raise FileNotFoundError(message("idx", "images and labels are missing", remedy, folder=path, files=[file.name for file in files]))
     return _arrays("idx", path, plan, *train, pair(tested))
 
 
@@ -271,11 +271,9 @@ def read_inputs(path: PathLike, reading: Mapping[str, Any]) -> np.ndarray:
     elif "idx" in file.name or "ubyte" in file.name:
         x = _pictures(read_idx(file))
     else:
-        raise FormatError(
-            message("predict", "the kind of this file is not known", "known are .csv, .npz, .npy, IDX and pictures", file=file)
-        )
+        raise FormatError(message("predict", "unknown file type", "known are .csv, .npz, .npy, IDX and pictures", file=file))
     if list(x.shape[1:]) != list(reading["shape"]):
         raise FormatError(
-            message("predict", "inputs have another shape than the model's", shape=x.shape[1:], expected=tuple(reading["shape"]))
+            message("predict", "inputs must have the shape of the model's", shape=x.shape[1:], expected=tuple(reading["shape"]))
         )
     return x

@@ -1,4 +1,4 @@
-"""Files of the well-known image sets. Headers and sizes are checked against each other before memory is taken."""
+"""Readers for the files of well-known image sets. Headers and sizes are checked against each other before memory is allocated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from netcl.data.errors import FormatError, message
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MOST_AXES = 8
 _STEP = 1 << 20
-_EXPANSION, _FREE_BYTES = 200, 1 << 26  # a packed file may grow to this many times its size, and a small one to these bytes
+_EXPANSION, _FREE_BYTES = 200, 1 << 26  # a compressed file may expand to this many times its size, and a small one to these bytes
 _NO_HEADER = (ValueError, TypeError, KeyError, SyntaxError, MemoryError, RecursionError)
 
 CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label, then red, green and blue planes
@@ -27,22 +27,22 @@ CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 
 
 def regular(path: str | os.PathLike[str], op: str) -> Path:
-    """The path, unless a pipe or a device has it: opening those may never return."""
+    """Return the path; raises for a pipe or a device, because opening those may block."""
     found = Path(path)
     if found.exists() and not (found.is_file() or found.is_dir()):
-        raise refused(op, "a pipe or a device has this name", found, "name a regular file")
+        raise refused(op, "the file must not be a pipe or a device", found, "name a regular file")
     return found
 
 
 def limit_for(size: int, max_bytes: int | None) -> int:
-    """How many bytes the content of a file of so many bytes may take in memory."""
+    """Return how many bytes the content of a file of this size may take in memory."""
     return max_bytes if max_bytes is not None else max(_FREE_BYTES, _EXPANSION * size)
 
 
 def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> np.ndarray:
-    """The array of an IDX file, gzipped or not.
+    """Read the array of an IDX file, gzipped or not.
 
-    - **max_bytes**: a header that promises more is refused before anything is unpacked; by default 200 times the size of a gzipped file,
+    - **max_bytes**: a header that announces more raises before anything is unpacked; by default 200 times the size of a gzipped file,
       which images never reach.
     """
     path = regular(path, "read_idx")
@@ -60,24 +60,24 @@ def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> np.n
 def _idx(file: IO[bytes], path: Path, size: int | None, max_bytes: int) -> np.ndarray:
     head = file.read(4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES or not 0 < head[3] <= _MOST_AXES:
-        raise refused("read_idx", "this is not an IDX file", path, begins=head.hex(" "))
+        raise refused("read_idx", "the file is not an IDX file", path, begins=head.hex(" "))
     dtype, axes = np.dtype(_IDX_TYPES[head[2]]), head[3]
     lengths = file.read(4 * axes)
     if len(lengths) < 4 * axes:
-        raise refused("read_idx", "the file ends in its header", path, axes=axes)
+        raise refused("read_idx", "the file must not end in its header", path, axes=axes)
     shape = tuple(int(n) for n in np.frombuffer(lengths, ">u4"))
     nbytes, head_bytes = math.prod(shape) * dtype.itemsize, 4 + 4 * axes
     if size is not None and size != head_bytes + nbytes:
         raise refused("read_idx", "the file is not as long as its header says", path, shape=shape, expected=head_bytes + nbytes, bytes=size)
     if nbytes > max_bytes:
         remedy = "if you trust the file, pass max_bytes="
-        raise refused("read_idx", "the header promises more than is allowed", path, remedy, shape=shape, bytes=nbytes, max_bytes=max_bytes)
-    body = np.empty(nbytes, np.uint8)  # pages are taken as they are filled: memory grows with what is there, not with the promise
+        raise refused("read_idx", "the array must fit max_bytes", path, remedy, shape=shape, bytes=nbytes, max_bytes=max_bytes)
+    body = np.empty(nbytes, np.uint8)  # pages are allocated as they are filled: memory grows with the actual content
     read = 0
     while read < nbytes and (part := file.readinto(body[read : read + _STEP])):  # type: ignore[attr-defined]
         read += part
     if read < nbytes or file.read(1):
-        what = "the file is shorter than its header says" if read < nbytes else "the file goes on after its last value"
+        what = "the file must be as long as its header says" if read < nbytes else "the file must end after its last value"
         raise refused("read_idx", what, path, shape=shape, expected=nbytes, missing=nbytes - read)
     return body.view(dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
@@ -93,7 +93,7 @@ def read_cifar100(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]
 
 
 def _cifar(op: str, given: str | os.PathLike[str], classes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """A file of records: a label for each of ``classes``, then red, green and blue planes of 32 x 32."""
+    """Read a file of records: a label for each of ``classes``, then red, green and blue planes of 32 x 32."""
     path = regular(given, op)
     size, record = path.stat().st_size, len(classes) + 3 * 32 * 32
     if not size or size % record:
@@ -110,15 +110,15 @@ def _cifar(op: str, given: str | os.PathLike[str], classes: tuple[int, ...]) -> 
 
 
 def npy_array(data: np.ndarray, refuse: Callable[..., Exception]) -> np.ndarray:
-    """The array of the bytes of an NPY file; ``refuse`` makes the error. Arrays of objects are refused, whatever is pickled in them."""
+    """Parse the bytes of an NPY file to an array; ``refuse`` makes the error. Arrays of objects raise, because they are pickled."""
     try:
         dtype, fortran, shape, start = _npy_header(data)
     except _NO_HEADER as fault:
         raise refuse("the file is damaged or of another format", reason=f"{type(fault).__name__}: {fault}") from fault
     if dtype.kind not in "biufcU" or dtype.hasobject:
-        raise refuse(f"an entry holds dtype {dtype}, not numbers", "objects are pickled, and pickles are never opened")
+        raise refuse(f"an entry must hold numbers, got dtype {dtype}", "objects are pickled, and pickles are never opened")
     if math.prod(shape) * dtype.itemsize != data.size - start:
-        raise refuse("an entry has more or fewer bytes than its shape says", shape=shape, bytes=data.size - start)
+        raise refuse("an entry must have as many bytes as its shape says", shape=shape, bytes=data.size - start)
     values = data[start:].copy() if start % max(dtype.alignment, 1) else data[start:]
     try:  # nothing may have sizes that no memory has
         return np.ascontiguousarray(values.view(dtype).reshape(shape[::-1]).T) if fortran else values.view(dtype).reshape(shape)
@@ -130,20 +130,20 @@ def _npy_header(data: np.ndarray) -> tuple[np.dtype, bool, tuple[int, ...], int]
     """dtype, order, shape and offset of the values of an NPY entry. ``literal_eval`` reads literals and runs nothing."""
     head = data[:12].tobytes()
     if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\x01\x00", b"\x02\x00"):
-        raise ValueError("not an NPY array")
+        raise ValueError("expected an NPY array")
     width = 2 if head[6] == 1 else 4
     start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
     if start > min(data.size, 1 << 16):
-        raise ValueError("the header is longer than any header is")
+        raise ValueError("the header must be shorter")
     fields = ast.literal_eval(data[8 + width : start].tobytes().decode("latin1").strip())
     descr, fortran, shape = fields["descr"], fields["fortran_order"], fields["shape"]
     if not (isinstance(descr, str) and isinstance(fortran, bool) and isinstance(shape, tuple)):
-        raise ValueError("a header field has the wrong type")
+        raise ValueError("a header field must have the right type")
     if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 64:
         raise ValueError(f"the shape is {shape}")
     return np.dtype(descr), fortran, shape, start
 
 
 def refused(op: str, what: str, path: Any, remedy: str = "", **values: object) -> FormatError:
-    """An error about a file."""
+    """Build an error about a file."""
     return FormatError(message(op, what, remedy, **values, file=path))

@@ -1,4 +1,4 @@
-"""Samplers: which samples a loader takes, in which order, by torch's names."""
+"""Samplers: which samples a loader takes, in which order, under torch's names."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = [
 
 
 def rng_of(generator: Any) -> np.random.Generator:
-    """Random numbers from a NumPy generator, an integer, or an object with ``initial_seed()``; ``None`` draws new ones each time."""
+    """Return a NumPy generator from a generator, an integer, or an object with ``initial_seed()``; ``None`` gives a fresh one."""
     if isinstance(generator, np.random.Generator):
         return generator
     return np.random.default_rng(generator.initial_seed() if hasattr(generator, "initial_seed") else generator)
 
 
 class Sampler:
-    """The numbers of samples in the order they are taken. Write ``__iter__``, and ``__len__`` where the number is known."""
+    """Base of samplers: yields indices of samples in order. Define ``__iter__``, and ``__len__`` if the number is known."""
 
     def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError(message(type(self).__name__, "a sampler needs a method __iter__"))
+        raise NotImplementedError(message(type(self).__name__, "a sampler must define __iter__"))
 
 
 class SequentialSampler(Sampler):
@@ -43,7 +43,7 @@ class SequentialSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """Samples in random order; with ``replacement`` each is drawn from all, so ``num_samples`` may be any number.
+    """Yields samples in random order; with ``replacement`` each is drawn from all, so ``num_samples`` may be any number.
 
     >>> sorted(RandomSampler(range(4), generator=0))
     [0, 1, 2, 3]
@@ -103,7 +103,7 @@ class WeightedRandomSampler(Sampler):
 
 
 class BatchSampler(Sampler):
-    """The numbers of another sampler in lists of ``batch_size``.
+    """Groups the indices of another sampler in lists of ``batch_size``.
 
     >>> list(BatchSampler(range(5), batch_size=2, drop_last=False))
     [[0, 1], [2, 3], [4]]
@@ -123,7 +123,7 @@ class BatchSampler(Sampler):
 
 
 class DistributedSampler(Sampler):
-    """The share of one of ``num_replicas`` processes; all draw the same order from ``seed`` and the epoch.
+    """Yields the share of one of ``num_replicas`` processes; all draw the same order from ``seed`` and the epoch.
 
     Call ``set_epoch(epoch)`` before each epoch, or all epochs have the same order. Shares have equal lengths: the first samples are
     repeated where they do not divide, or with ``drop_last`` the last ones are left out.
@@ -143,7 +143,7 @@ class DistributedSampler(Sampler):
         self.seed, self.drop_last, self.epoch = seed, drop_last, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the order of this epoch next."""
+        """Set the epoch whose order is drawn next."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:

@@ -1,8 +1,8 @@
-"""Batches in memory that processes share: a ring of slots, filled by workers, read by the process that owns it.
+"""Batches in memory shared by processes: a ring buffer of slots, filled by workers, read by the process that owns it.
 
-The memory has no name in any file system: it is handed to a worker as an open file and is gone with the last process that holds
-it, however that one ends. Its pages are reserved when it is made, so that a machine without room says so then, and not by a signal
-in the middle of a write.
+The memory has no name in any file system: a worker gets it as an open file, and it is released with the last process that holds
+it, however that process ends. Its pages are reserved at creation, so that a lack of memory raises then instead of causing a signal
+during a write.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LINE = 64  # bytes: what is written by one process and read by another starts o
 
 
 def _reserve(nbytes: int) -> int:
-    """A file of ``nbytes`` without a name, its pages taken."""
+    """Create an unnamed file of ``nbytes`` with reserved pages."""
     if hasattr(os, "memfd_create"):
-        file = os.memfd_create("netcl-batches")  # not bound by the size of /dev/shm, which containers keep tiny
+        file = os.memfd_create("netcl-batches")  # not limited by /dev/shm, which is small in containers
     else:
         with tempfile.TemporaryFile() as named_no_more:
             file = os.dup(named_no_more.fileno())
@@ -34,7 +34,7 @@ def _reserve(nbytes: int) -> int:
         getattr(os, "posix_fallocate", lambda file, _, size: os.ftruncate(file, size))(file, 0, nbytes)
     except (OSError, OverflowError) as error:
         os.close(file)
-        what = "there is no room for the batches that workers share"
+        what = "the memory for shared batches cannot be allocated"
         remedy = "fewer workers, a smaller batch_size or prefetch, or use_shared_mem=False"
         raise MemoryError(message("SharedBatchRingBuffer", what, remedy, bytes=nbytes, reason=error)) from None
     return file
@@ -72,19 +72,19 @@ class SharedBatchRingBuffer:
 
     @property
     def free(self) -> int:
-        """How many slots hold nothing."""
+        """The number of free slots."""
         return len(self._free)
 
     def acquire(self) -> int:
-        """A free slot, for a batch to come."""
+        """Take a free slot for a batch."""
         return self._free.popleft()
 
     def release(self, slot: int) -> None:
-        """The batch in the slot has been read; views of it will change."""
+        """Release a slot whose batch has been read; views of it will change."""
         self._free.append(slot)
 
     def view(self, slot: int, count: int) -> tuple[np.ndarray, ...]:
-        """The first ``count`` samples of a slot, not copied."""
+        """Return the first ``count`` samples of a slot, not copied."""
         start = self._head + slot * self._slot_bytes
         return tuple(
             np.frombuffer(self._memory, field.dtype, count * int(np.prod(field.shape)), start + offset).reshape(count, *field.shape)
@@ -92,25 +92,25 @@ class SharedBatchRingBuffer:
         )
 
     def put(self, slot: int, arrays: tuple[np.ndarray, ...]) -> None:
-        """Copy a batch into a slot; one of another form is refused."""
+        """Copy a batch to a slot; raises for a batch of another form."""
         count = len(arrays[0])
         check_batch(arrays, self.fields, min(count, self.batch_size))
         for place, array in zip(self.view(slot, count), arrays, strict=True):
             np.copyto(place, array)
 
     def send(self, connection: Any, pid: int) -> None:
-        """Hand the memory to the process at the other end of a pipe, which calls :meth:`receive`."""
+        """Send the memory to the process at the other end of a pipe, which calls :meth:`receive`."""
         connection.send((self.fields, self.batch_size, self.slots, self.workers))
         reduction.send_handle(connection, self._file, pid)
 
     @classmethod
     def receive(cls, connection: Any) -> SharedBatchRingBuffer:
-        """The ring that the other process sent."""
+        """Return the ring buffer that the other process sent."""
         form = connection.recv()
         return cls(*form, file=reduction.recv_handle(connection))
 
     def close(self) -> None:
-        """Give the memory back; it is gone when the last view of it is."""
+        """Release the memory; it is freed with its last view."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

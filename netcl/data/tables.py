@@ -16,21 +16,21 @@ from netcl.data.dataset import TensorDataset
 from netcl.data.errors import FormatError, message
 from netcl.data.formats import limit_for, npy_array, refused, regular
 
-_FIELD = 1 << 16  # characters of a field: numbers and labels are far shorter
+_FIELD = 1 << 16  # maximum characters of a field: numbers and labels are far shorter
 
 
 def from_csv(
     path: str | os.PathLike[str], target: str | int | None = -1, columns: Sequence[str] | None = None, delimiter: str = ",",
     header: bool = True,
 ) -> TensorDataset:  # fmt: skip
-    """A file of numbers as ``(x, y)``: ``x`` float32 of the other columns, ``y`` the column ``target``.
+    """Read a file of numbers as ``(x, y)``: ``x`` float32 of the other columns, ``y`` the column ``target``.
 
     - **target**: a name or a number of a column; ``None`` gives ``x`` alone. Labels that are texts become int64 in the order of their
       names, which are the ``classes``; whole numbers become int64, others float32.
     - **columns**: names of the columns of ``x``, if they are not all.
     - **header**: whether the first line names the columns.
 
-    Raises :class:`~netcl.data.FormatError` with the line that does not fit.
+    Raises :class:`~netcl.data.FormatError` with the invalid line.
     """
     rows = read_csv_rows(path, "from_csv", delimiter)
     names = rows.pop(0)[1] if header and rows else [str(i) for i in range(len(rows[0][1]) if rows else 0)]
@@ -38,7 +38,7 @@ def from_csv(
         raise refused("from_csv", "the file has no rows", path)
     wrong = next(((line, row) for line, row in rows if len(row) != len(names)), None)
     if wrong is not None:
-        raise refused("from_csv", f"line {wrong[0]} has another number of fields", path, fields=len(wrong[1]), expected=len(names))
+        raise refused("from_csv", f"line {wrong[0]} must have the header's fields", path, fields=len(wrong[1]), expected=len(names))
     at = None if target is None else _column(names, target, path)
     chosen = [_column(names, name, path) for name in columns] if columns else [i for i in range(len(names)) if i != at]
     x = np.array([_numbers(row, chosen, line, path) for line, row in rows], np.float32)
@@ -49,7 +49,7 @@ def from_csv(
 
 
 def read_csv_rows(path: str | os.PathLike[str], op: str, delimiter: str = "") -> list[tuple[int, list[str]]]:
-    """The lines of a CSV file that are not empty: their numbers and fields. Without ``delimiter`` the first line shows it."""
+    """Read the nonempty lines of a CSV file: their numbers and fields. Without ``delimiter`` it is detected from the first line."""
     found = regular(path, op)
     limit = csv.field_size_limit(_FIELD)
     try:
@@ -68,7 +68,7 @@ def _column(names: Sequence[str], wanted: str | int, path: Any) -> int:
     if isinstance(wanted, int) and -len(names) <= wanted < len(names):
         return wanted % len(names)
     if wanted not in names:
-        raise ValueError(message("from_csv", "there is no such column", column=wanted, columns=list(names), file=path))
+        raise ValueError(message("from_csv", "unknown column", column=wanted, columns=list(names), file=path))
     return list(names).index(str(wanted))
 
 
@@ -77,7 +77,7 @@ def _numbers(row: Sequence[str], chosen: Sequence[int], line: int, path: Any) ->
         return [float(row[i]) for i in chosen]
     except ValueError as error:
         remedy = "name the columns of numbers: columns=[...]"
-        raise FormatError(message("from_csv", f"line {line} has a field that is not a number", remedy, reason=error, file=path)) from None
+        raise FormatError(message("from_csv", f"every field of line {line} must be a number", remedy, reason=error, file=path)) from None
 
 
 def _labels(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -91,19 +91,19 @@ def _labels(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = None) -> TensorDataset:
-    """The arrays of an NPZ file as a dataset: those of ``names`` in that order, or all in the file's.
+    """Read the arrays of an NPZ file as a dataset: those of ``names`` in that order, or all in the file's.
 
-    Arrays of Python objects are refused, and so is a file whose arrays are larger than ``max_bytes``, by default 200 times its size.
+    Raises for arrays of Python objects, and for arrays larger than ``max_bytes``, by default 200 times the size of the file.
     """
     arrays = read_numpy_arrays(path, "from_npz", max_bytes)
     missing = [name for name in names if name not in arrays]
     if missing:
-        raise ValueError(message("from_npz", "there is no such array", array=missing[0], arrays=list(arrays), file=path))
+        raise ValueError(message("from_npz", "unknown array", array=missing[0], arrays=list(arrays), file=path))
     return TensorDataset(*[arrays[name] for name in names or arrays], name=Path(path).name)
 
 
 def read_numpy_arrays(path: str | os.PathLike[str], op: str, max_bytes: int | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an NPZ file by name; that of an NPY file is called ``x``. Sizes are checked before anything is unpacked."""
+    """Read the arrays of an NPZ file by name; that of an NPY file is called ``x``. Sizes are checked before anything is unpacked."""
     found = regular(path, op)
 
     def array(entry: str, data: np.ndarray) -> np.ndarray:
@@ -117,7 +117,7 @@ def read_numpy_arrays(path: str | os.PathLike[str], op: str, max_bytes: int | No
             promised = sum(entry.file_size for entry in archive.infolist())
             if promised > limit:
                 remedy = "if you trust the file, pass max_bytes= to from_npz"
-                raise refused(op, "the arrays are larger than is allowed", path, remedy, bytes=promised, max_bytes=limit)
+                raise refused(op, "the arrays must not be larger than max_bytes", path, remedy, bytes=promised, max_bytes=limit)
             names = archive.namelist()
             return {name.removesuffix(".npy"): array(name, np.frombuffer(archive.read(name), np.uint8).copy()) for name in names}
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError) as error:  # encrypted, or of a later version of ZIP

@@ -1,8 +1,7 @@
-"""Those who make batches ahead of time: processes that write into shared memory, or threads of this process.
+"""Workers that prefetch batches: processes that write to shared memory, or threads of this process.
 
-Batch ``b`` goes to worker ``b mod n``, and batches come back in their order, so the number of workers changes nothing but the time.
-Processes are started by forkserver or spawn, never by fork: an OpenCL driver does not survive a fork, and whether one is loaded is
-then of no concern, neither before nor after the workers start.
+Worker ``b mod n`` makes batch ``b``, and batches are delivered in order, so the number of workers only affects the time.
+Processes are started by forkserver or spawn, never by fork, because OpenCL drivers do not support fork.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _GUARD = "a program that starts workers keeps its own work under `if __name__ ==
 
 
 class _Caught:
-    """Keeps the error of a block instead of raising it: what a dataset raises is for the one who waits for the batch."""
+    """Stores the error of a block instead of raising it: an error of a dataset belongs to the consumer of the batch."""
 
     def __init__(self, kind: type[BaseException] = Exception):
         self.kind = kind
@@ -54,7 +53,7 @@ class _Caught:
 
 
 class _Failure(NamedTuple):
-    """What a worker process tells about an error: exceptions themselves need not survive the way."""
+    """The description of an error in a worker process, because the exception itself may not be picklable."""
 
     summary: str
     trace: str
@@ -65,7 +64,7 @@ class _Failure(NamedTuple):
 
 
 def _hung(number: int, seconds: float, **where: Any) -> str:
-    what = f"worker {number} has hung: nothing was heard of it for {seconds:g} s"
+    what = f"worker {number} must start a sample within {seconds:g} s, but has hung"
     return message("DataLoader", what, "if one sample may take that long, raise loader.timeout", **where)
 
 
@@ -74,7 +73,7 @@ def _hung(number: int, seconds: float, **where: Any) -> str:
 
 def _serve(pipe: Any, fetch: Fetch, number: int, workers: int, seed: int) -> None:
     """The main function of a worker process: answers each request of the pipe until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, who closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
     fetch.begin(number, workers, seed)
     try:
@@ -87,7 +86,7 @@ def _serve(pipe: Any, fetch: Fetch, number: int, workers: int, seed: int) -> Non
             else:
                 pipe.send(_answer(fetch, ring, number, *request))
     except (EOFError, ConnectionError):
-        return  # the parent has closed its end: nobody wants batches any more
+        return  # the parent has closed its end
 
 
 def _leave_with_the_parent() -> None:
@@ -98,8 +97,7 @@ def _leave_with_the_parent() -> None:
 
 
 def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task: Task, slot: int) -> Any:
-    """The form of the first batch (``None``: not of arrays), or the number of samples put into the slot, or a whole batch, or what went
-    wrong."""
+    """Answer a task: the form of the first batch (``None``: no arrays), the samples in the slot, a whole batch, or an error."""
     with _Caught() as caught:
         if slot == _DESCRIBE:
             first = fetch(task)
@@ -131,7 +129,7 @@ class _Process:
         self.number = number
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, fetch, number, workers, seed), name=f"netcl-data-{number}", daemon=True)
-        with _Caught() as caught:  # whatever the way a dataset travels by cannot carry
+        with _Caught() as caught:  # any error of pickling the dataset
             self.process.start()
         theirs.close()
         if caught.error is not None:
@@ -167,7 +165,7 @@ class _Process:
         code = self.process.exitcode
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
-            remedy = "if it was the system, for want of memory: fewer workers or smaller batches"
+            remedy = "if the system ended it for lack of memory: use fewer workers or smaller batches"
         else:
             how, remedy = f"ended with exit code {code}", f"it may have said more on stderr; {_GUARD}"
         return WorkerError(message("DataLoader", f"worker {self.number} {how}", remedy, pid=self.process.pid))
@@ -192,7 +190,7 @@ def _close_all(workers: list[_Process], rings: list[SharedBatchRingBuffer]) -> N
 
 
 class Pool:
-    """Workers with tasks ahead of them. What the two kinds differ in: how a task is sent, and how its batch is received."""
+    """Workers with queued tasks. The subclasses define how a task is sent, and how its batch is received."""
 
     shares_memory = False
     _workers: list[Any]
@@ -208,14 +206,14 @@ class Pool:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.busy = False
-        if error is not None and not isinstance(error, GeneratorExit):  # a consumer who stops early leaves the pool as it is
+        if error is not None and not isinstance(error, GeneratorExit):  # a consumer that stops early leaves the pool unchanged
             self.close()
 
     def run(self, first: Task, others: Iterator[Task], following: Iterator[Task]) -> Iterator[Any]:
-        """The batches of the tasks, in their order, each valid until the next is asked for.
+        """Yield the batches of the tasks in order, each valid until the next one is requested.
 
-        Towards the end the ``following`` tasks are begun: if the next run has them, no worker has been idle in between. One run at a
-        time: a pool that is ``busy`` has one.
+        Near the end the ``following`` tasks are started, so that workers are not idle if the next run has them. Only one run at a
+        time: ``busy`` is true during a run.
         """
         left = 1
 
@@ -235,7 +233,7 @@ class Pool:
             while left:
                 left -= 1
                 if not self._pending:
-                    raise WorkerError(message("DataLoader", "the loader was closed in the middle of an iteration"))
+                    raise WorkerError(message("DataLoader", "the loader must not be closed during an iteration"))
                 task = self._pending.popleft()
                 arrays = self._receive(task)
                 self._lent = task
@@ -247,7 +245,7 @@ class Pool:
 
     @property
     def closed(self) -> bool:
-        """Whether there are no workers any more."""
+        """Whether there are no workers."""
         return not self._workers
 
     def pids(self) -> list[int]:
@@ -276,14 +274,14 @@ class Pool:
         raise NotImplementedError
 
     def _receive(self, task: Task) -> Any:
-        """The batch of a task, once it is there."""
+        """Wait for the batch of a task and return it."""
         raise NotImplementedError
 
     def _release(self, task: Task) -> None:
-        """The batch has been used."""
+        """Release the batch of a task after its use."""
 
     def _discard(self, task: Task) -> None:
-        """Wait for a batch that nobody wants any more, not even to hear what was wrong with it."""
+        """Wait for a batch that is no longer needed, and ignore its errors."""
         raise NotImplementedError
 
 
@@ -294,7 +292,7 @@ class ProcessPool(Pool):
 
     def __init__(self, fetch: Fetch, workers: int, ahead: int, batch_size: int, first: Task, timeout: float, seed: int = 0):
         if os.name == "nt":
-            what = "worker processes hand memory to each other as open files, which Windows cannot"
+            what = "worker processes cannot share memory as open files on Windows"
             raise WorkerError(message("DataLoader", what, "use_shared_mem=False makes the workers threads"))
         super().__init__(ahead, timeout)
         self._workers = []
@@ -307,7 +305,7 @@ class ProcessPool(Pool):
             self._share(first, batch_size, fetch.whole)
 
     def _share(self, first: Task, batch_size: int, whole: bool) -> None:
-        """Learn from the first sample how batches look, and give every worker the ring that holds them, if they are arrays."""
+        """Determine the form of batches from the first sample, and send every worker the ring buffer, if they are arrays."""
         for worker in self._workers:
             worker.receive(self._patience(worker, first, START_SECONDS))
         if whole:
@@ -335,7 +333,7 @@ class ProcessPool(Pool):
 
     def _release(self, task: Task) -> None:
         slot = self._slots.pop(task.key, None)
-        if slot is not None and self._ring is not None:  # else the pool was closed meanwhile
+        if slot is not None and self._ring is not None:  # otherwise the pool was closed meanwhile
             self._ring.release(slot)
 
     def _discard(self, task: Task) -> None:
@@ -353,7 +351,7 @@ class ProcessPool(Pool):
         return answer
 
     def _patience(self, worker: _Process, task: Task, seconds: float) -> Callable[[], None]:
-        """Raises when no sample has been begun for so long: a worker at work counts its samples."""
+        """Raise if no sample has been started for too long: a working worker counts its samples."""
         seen, since = -1, time.monotonic()
 
         def check() -> None:
@@ -394,7 +392,7 @@ class _Thread:
             self.begin()
         while (task := self.inbox.get()) is not None:
             arrays = None
-            with _Caught(BaseException) as caught:  # a sys.exit() too: nobody would hear of a thread that ended
+            with _Caught(BaseException) as caught:  # a sys.exit() too: it would otherwise end the thread silently
                 arrays = self.fetch(task, self._beat)
             self.outbox.put(begun.error or caught.error or arrays)
 
@@ -415,7 +413,7 @@ class _Thread:
 
 
 class ThreadPool(Pool):
-    """Worker threads: nothing to share and nothing to start, for datasets that read files or run in NumPy."""
+    """Worker threads: nothing is shared or started, for datasets that read files or run in NumPy."""
 
     def __init__(self, fetch: Fetch, workers: int, ahead: int, timeout: float, seed: int = 0):
         super().__init__(ahead, timeout)
@@ -451,7 +449,7 @@ class ThreadPool(Pool):
         return arrays
 
     def close(self) -> None:
-        """Let the threads end; one that hangs in a dataset stays behind, as a daemon."""
+        """End the threads; one that hangs in a dataset remains as a daemon."""
         super().close()
         _stop_threads(self._workers)
 

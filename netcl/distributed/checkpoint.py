@@ -48,7 +48,7 @@ def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
             problem = f"{type(error).__name__}: {error}"
     told = ours.tell(problem, "save_checkpoint")[0]
     if told:
-        raise LostRankError(message("save_checkpoint", f"rank 0 could not write: {told}", path=path))
+        raise LostRankError(message("save_checkpoint", f"rank 0 cannot write: {told}", path=path))
     return written
 
 

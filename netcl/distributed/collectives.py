@@ -49,9 +49,9 @@ def checked_tensors(name: str, tensors: Tensors, root: int = 0, alike: bool = Tr
         if not isinstance(t, Tensor):
             raise TypeError(message(name, f"item {i} must be a Tensor", type=type(t).__name__))
         if alike and t.shape != given[0].shape:
-            raise ShapeError(message(name, f"tensor {i} has another shape than tensor 0", first=given[0].shape, other=t.shape))
+            raise ShapeError(message(name, f"tensor {i} must have the shape of tensor 0", first=given[0].shape, other=t.shape))
         if t.dtype != given[0].dtype:
-            raise DtypeError(message(name, f"tensor {i} has another dtype than tensor 0", first=given[0].dtype, other=t.dtype))
+            raise DtypeError(message(name, f"tensor {i} must have the dtype of tensor 0", first=given[0].dtype, other=t.dtype))
     if not 0 <= root < len(given):
         raise ShapeError(message(name, "there is no such tensor", root=root, tensors=len(given)))
     return given
@@ -210,7 +210,7 @@ def _gathered(name: str, given: list[Tensor], axis: int, roots: Tensors) -> list
         joined = ops.cat(given, axis)
         return [joined, *(duplicate(joined) for _ in roots[1:])]
     if not -given[0].ndim <= axis < given[0].ndim or len({(*t.shape[:axis], *t.shape[axis:][1:], t.ndim) for t in given}) > 1:
-        raise ShapeError(message(name, "shapes may differ only along the axis", shapes=[t.shape for t in given], axis=axis))
+        raise ShapeError(message(name, "shapes must be equal except along the axis", shapes=[t.shape for t in given], axis=axis))
     copies = [t.to_host_async() for t in given]
     values = np.concatenate([copy.wait() for copy in copies], axis)
     return [Tensor.from_host(t.queue, values, t.dtype) for t in roots]

@@ -115,7 +115,7 @@ class World:
         return array.copy()
 
     def duplicate(self) -> World:
-        """The same ranks with messages of their own, for use from another thread."""
+        """Return a world of the same ranks with separate messages, for use from another thread."""
         return World(self.timeout)
 
     def local_rank(self) -> int:
@@ -262,7 +262,7 @@ def late(op: str, missing: Sequence[int], timeout: float, size: int, **where: ob
 
 
 class _Table:
-    """What the ranks of a world of threads share: call number k of every rank belongs to round k."""
+    """The state that the ranks of a world of threads share: call number k of every rank belongs to round k."""
 
     def __init__(self, like: _Table | None = None):
         self.changed: threading.Condition = like.changed if like else threading.Condition()
@@ -278,7 +278,7 @@ class ThreadWorld(World):
         self.rank, self.size, self.table, self.number = rank, size, table, 0
 
     def _swap(self, op: str, value: Any) -> list[Any]:
-        """Leave a value, wait for those of all other ranks and return all, in rank order."""
+        """Exchange a value: wait for those of all other ranks and return all, in rank order."""
         self.number += 1
         table = self.table
         with table.changed:
@@ -292,7 +292,7 @@ class ThreadWorld(World):
             table.rounds.pop(self.number - 2, None)  # every rank has reached the round after it
         if len({name for name, _ in found.values()}) > 1:
             calls = ", ".join(f"rank {other} calls {found[other][0]}" for other in range(self.size))
-            raise LostRankError(message(op, f"the ranks do not call the same: {calls}", world=self.size))
+            raise LostRankError(message(op, f"all ranks must make the same call: {calls}", world=self.size))
         return [found[other][1] for other in range(self.size)]
 
     def _all_to_all(self, op: str, flat: np.ndarray, ends: Sequence[int]) -> Arrays:

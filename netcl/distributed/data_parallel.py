@@ -93,7 +93,7 @@ def sync_grads(replicas: Sequence[Any], op: str = "mean", weights: Sequence[floa
     for number, same in enumerate(zip(*_lists("sync_grads", replicas), strict=True)):
         without = [i for i, p in enumerate(same) if p.grad is None]
         if 0 < len(without) < len(same):
-            what = f"parameter {number} has a gradient on some replicas only"
+            what = f"parameter {number} must have a gradient on all replicas or on none"
             raise ShapeError(message("sync_grads", what, "run backward on all of them", without=without, shape=same[0].shape))
         if not without:
             found.append(collectives.checked_tensors("sync_grads", [p.grad for p in same]))
@@ -198,7 +198,7 @@ class DataParallel(Module):
         replicas = prepare_replicas(module, queues)
         if sync_batchnorm:
             if _share_context(queues):
-                what = "sync_batchnorm needs devices that do not share a context"
+                what = "sync_batchnorm requires devices that do not share a context"
                 raise DeviceError(message("DataParallel", what, "name other devices, or leave sync_batchnorm out", devices=len(queues)))
             for replica, world in zip(replicas, thread_worlds(len(queues)), strict=True):
                 convert_sync_batchnorm(replica, world)

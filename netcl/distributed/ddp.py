@@ -131,7 +131,7 @@ class DistributedDataParallel(Module):
     # ---- during backward
 
     def _fires(self, i: int, gradient: Tensor) -> None:
-        """A gradient of parameter ``i`` is about to be added; a tensor that is used twice gets two."""
+        """Count a gradient of parameter ``i`` that is about to be added; a tensor that is used twice gets two."""
         if not self._sync:
             return
         if self._walk is not walk_under_way():  # also true after a backward that raised

@@ -31,7 +31,7 @@ def mpiexec() -> str:
     beside = Path(sys.executable).with_name("mpiexec")
     found = shutil.which("mpiexec") or (str(beside) if beside.exists() else None)
     if found is None:
-        raise DeviceError(message("launch", "there is no mpiexec", INSTALL))
+        raise DeviceError(message("launch", "mpiexec is missing", INSTALL))
     return found
 
 
@@ -60,7 +60,7 @@ def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> i
 
 
 def _watch_job(job: subprocess.Popen[bytes], notes: Path, ranks: int) -> int:
-    """The exit status of a job. mpiexec would wait forever for a rank that ended or hangs before MPI has started."""
+    """Return the exit status of a job. mpiexec itself would wait forever for a rank that ends or hangs before MPI starts."""
     limit = float(env.value("NETCL_COMM_TIMEOUT"))
     late_at = time.monotonic() + limit
     while (status := wait(job, PAUSE)) is None:

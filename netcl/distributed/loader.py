@@ -33,7 +33,7 @@ class ShardedLoader(DataLoader):
         super().__init__(dataset, batch_size, seed=seed, **options)
         self.world = world or comm.world()
         if batch_size % self.world.size:
-            what = "a batch must divide into equal parts"
+            what = "batch_size must be a multiple of the number of ranks"
             raise ShapeError(message("ShardedLoader", what, "choose a multiple", batch_size=batch_size, world=self.world.size))
         self.world.agree("ShardedLoader", "the dataset, the batch size and the seed", [len(dataset), batch_size, seed])
 

@@ -26,7 +26,7 @@ from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.core.tensor import Tensor
 from netcl.engine.call import planned
 
-# A plain sum of k products of values around one is wrong by about k roundings at worst; four times that is the bound for every kernel.
+# A plain sum of k products of values around one has an error of about k roundings at worst; every kernel must stay within four times that.
 _ROUNDINGS = 4.0
 _UNIT = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _COARSE = {"highest": 1.0, "high": 16.0, "medium": 2.0**15}
@@ -72,21 +72,21 @@ last_chosen: dict[str, Algorithm] = {}  # by family
 
 
 def add(family: str, *columns: Any, **more: Any) -> Algorithm:
-    """Append an :class:`Algorithm` of these columns to the table of its family."""
+    """Append an :class:`Algorithm` with these fields to the table of its family."""
     made = Algorithm(family, *columns, **more)
     ALGORITHMS.setdefault(family, []).append(made)
     return made
 
 
 def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig, profile: Any) -> Algorithm | None:
-    """The algorithm for a problem: of those that apply, the one that the configuration names, else the cheapest, else the first.
+    """Return the algorithm for a problem: of those that apply, the one that the configuration names, else the cheapest, else the first.
 
     One that computed wrong results on this device (:mod:`netcl.profiling.quarantine`) is replaced by any other of the family.
     """
     meant, tier = [a for a in ALGORITHMS[family] if a.answers(config, profile)], config.extra.get("tier")
     if not meant:
         known = sorted({name for a in ALGORITHMS[family] for name in (*a.names, *(variant.name for variant in a.variants))})
-        what = "tier and variant of a configuration must be those of one kernel"
+        what = "the tier and the variant of a configuration must belong to the same kernel"
         raise ShapeError(message(family, what, f"known are {', '.join(known)}", variant=config.variant.name, tier=tier))
     fitting = [a for a in meant if a.when(problem, config, profile)]
     banned = hooks.tuned("quarantine", profile) or ()
@@ -98,7 +98,7 @@ def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig
     own = device_queue(queue)  # a probe runs its kernels, also where the op itself is only planned
     found = next((a for a in fitting if a.probe(own, problem, config)), None)
     if found is None and banned:
-        what = f"every kernel of {family} for this call computed wrong results here and is quarantined"
+        what = f"no kernel of {family} can be used: all have computed wrong results on this device"
         raise DeviceError(message(family, what, "use another device, or a newer driver", device=profile.name, banned=some([*banned])))
     if found is not None:
         last_chosen[family] = found
@@ -106,7 +106,7 @@ def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig
 
 
 def first(problem: Any, profile: Any) -> float:
-    """The cost of an algorithm that is used wherever it applies."""
+    """Return the cost of an algorithm that is used wherever it applies."""
     return 0.0
 
 

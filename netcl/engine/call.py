@@ -31,7 +31,7 @@ _AGAIN = 64  # calls after which an eager key retries deferral
 
 
 class Deferral:
-    """How often deferring the calls of one key paid off: ``followed`` counts values that were fused, ``alone`` those that were not.
+    """Counts whether deferring the calls of one key fused anything: ``followed`` counts fused values, ``alone`` the others.
 
     Deferring costs as much host time as a small product takes on the device, so a key whose values are never fused runs eagerly.
     """
@@ -40,7 +40,7 @@ class Deferral:
 
     def __init__(self) -> None:
         self.alone = self.followed = self._calls = 0
-        self.plan: Any = None  # of eager calls
+        self.plan: Any = None  # number of eager calls
 
     def waits(self) -> bool:
         """Whether the next call of this key is deferred."""
@@ -48,14 +48,14 @@ class Deferral:
         return self.followed > 0 or self.alone < _UNFUSED_CALLS or self._calls % _AGAIN == 0
 
     def follow(self, made: Any) -> Any:
-        """Return ``made``; a pending product counts here whether it is fused."""
+        """Return ``made``; if it is a pending product, count here whether it gets fused."""
         if type(made) is Tensor and made.memory is None and hasattr(made.source, "deferral"):
             made.source.deferral = self  # type: ignore[union-attr]
         return made
 
 
 def _key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
-    """Append what identifies the arguments to ``key`` and return the tensors among them; ``None`` for arguments that give no key."""
+    """Append what identifies the arguments to ``key``; returns the tensors among them, or ``None`` if an argument gives no key."""
     tensors: list[Tensor] = []
     for x in values:
         kind = type(x)
@@ -93,7 +93,7 @@ def _rewritten(value: Any, operands: Iterator[Tensor]) -> Any:
 
 
 def make_plan(name: str, queue: Any, tensors: Sequence[Tensor], function: Callable[..., Any], args: Any, kwargs: Any) -> Plan | str:
-    """The plan of a call, or ``_AT_ONCE`` if the op cannot be planned."""
+    """Return the plan of a call, or ``_AT_ONCE`` if the op cannot be planned."""
     commands = command_list(queue, tensors)
     operands = iter(commands.given)
     args = [_rewritten(arg, operands) for arg in args]
@@ -112,7 +112,7 @@ def make_plan(name: str, queue: Any, tensors: Sequence[Tensor], function: Callab
 def planned(
     name: Any, function: Callable[..., Any], deferred: Callable[..., Any] | None = None, waits: Callable[..., bool] | None = None
 ) -> Any:
-    """``function``, an op, with cached plans. ``name`` is its row, or a name.
+    """Return ``function``, an op, with cached plans. ``name`` is its row, or a name.
 
     ``deferred`` takes the same arguments and returns the result as deferred values, or ``None``. It is called for the first call of each
     key, inside ``ag.jit_compile`` for every call, and for every call for which ``waits(*args)`` is true.
@@ -136,7 +136,7 @@ def planned(
                 return function(*args, **kwargs)
         try:
             found = queue.netcl.plans[signature]
-        except (AttributeError, KeyError):  # a new queue, a new kind of call
+        except (AttributeError, KeyError):  # a new queue or a new signature
             found = None
         if type(found) is Plan:
             return found.run(tensors)
@@ -158,7 +158,7 @@ class _UnplannedCall(NamedTuple):
     tensors: list[Tensor]
 
     def made(self, signature: tuple[Any, ...], found: Any) -> Any:
-        """The result of the call; the plan, or the decision to defer, goes into the cache."""
+        """Compute the result of the call; the plan, or the decision to defer, is added to the cache."""
         plans = plan_cache(self.tensors[0].queue)
         if found is None and self.deferred is not None and modes.mode is None:
             made = self.deferred(*self.args, **self.kwargs)

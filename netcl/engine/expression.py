@@ -1,6 +1,6 @@
-"""The meaning of expressions: one walk over the syntax tree, three languages.
+"""Evaluates expressions: one walk over the syntax tree serves OpenCL C, NumPy and differentiable ops.
 
-An expression has two sorts of values, numbers and truth values. :func:`evaluate` walks the tree and asks an *algebra* for
+An expression has two sorts of values, numbers and truth values. :func:`evaluate` walks the tree; an *algebra* gives
 the value of each node: :class:`CText` writes OpenCL C, :class:`PythonText` writes Python over NumPy, :class:`ThroughOps`
 calls differentiable ops, which is how gradients of gradients are made.
 """
@@ -30,7 +30,7 @@ _PYTHON = {
 
 
 class Algebra(Protocol):
-    """What a language must be able to say."""
+    """The interface of a target language: how each kind of node is expressed."""
 
     def literal(self, value: float) -> Any: ...
     def name(self, name: str) -> Any: ...
@@ -43,7 +43,7 @@ class Algebra(Protocol):
 
 
 def evaluate(node: ast.expr, algebra: Algebra, sort: str = "n") -> Any:
-    """The value of a tree in an algebra, as a number (``n``) or a truth value (``t``)."""
+    """Evaluate a syntax tree in an algebra, as a number (``n``) or a truth value (``t``)."""
     value = _folded_value(node, algebra)
     if is_truth(node):
         return value if sort == "t" else algebra.number(value)
@@ -80,7 +80,7 @@ class _Literal(str):
 
 
 class CText:
-    """OpenCL C over ``real`` and ``mask``; numbers are literals of the compute type, so ``1 / 2`` is one half in floats."""
+    """Writes OpenCL C over ``real`` and ``mask``; numbers are literals of the compute type, so ``1 / 2`` is one half in floats."""
 
     def __init__(self, compute: str):
         self.compute = compute
@@ -132,7 +132,7 @@ def _closes_last(text: str) -> bool:
 
 
 class PythonText:
-    """Python over NumPy; ``env`` collects typed constants, so that float32 stays float32."""
+    """Writes Python over NumPy; ``env`` collects typed constants, so that float32 stays float32."""
 
     def __init__(self, dtype: np.dtype):
         self.dtype = dtype
@@ -168,7 +168,7 @@ class PythonText:
 
 
 class ThroughOps:
-    """Tensors through a namespace of ops ``F``; numbers stay Python numbers as long as nothing else joins them."""
+    """Calls the ops of a namespace ``F``; numbers stay Python numbers until they are combined with a tensor."""
 
     def __init__(self, env: Mapping[str, Any], F: Any, let: Mapping[str, str] | None = None):
         self.env = dict(env)
@@ -209,7 +209,7 @@ class ThroughOps:
     def _where(self, condition: Any, a: Any, b: Any) -> Any:
         if _is_plain_number(condition):
             return a if condition else b
-        if _is_plain_number(a) and _is_plain_number(b):  # two numbers alone would make a float32 tensor even among float64
+        if _is_plain_number(a) and _is_plain_number(b):  # two numbers alone would give a float32 tensor even among float64
             return self.F.add(self.F.mul(self.number(condition), a - b), b)
         return self._op("where", condition, a, b)
 
@@ -232,7 +232,7 @@ def compose(text: str, env: Mapping[str, Any], F: Any, let: Mapping[str, str] | 
 
 
 class _Record(ThroughOps):
-    """Remembers which ops made which values."""
+    """Records which op computed which value."""
 
     def __init__(self, env: Mapping[str, Any], F: Any):
         super().__init__(env, F)
@@ -245,7 +245,7 @@ class _Record(ThroughOps):
 
 
 def differentiate(text: str, env: Mapping[str, Any], g: Any, F: Any) -> dict[str, Any]:
-    """Gradients of an expression with respect to the tensors of ``env``, by the rows of the functions it calls.
+    """Compute gradients of an expression with respect to the tensors of ``env``, by the rows of the functions it calls.
 
     They have the shape of ``g`` or of their tensor; ``None`` where the expression does not depend on one.
     """

@@ -1,7 +1,7 @@
-"""The functions an expression may call, in both languages: one table, read by the registry and the code generator.
+"""The table of functions that expressions may call, in OpenCL C and in NumPy; read by the registry and the code generator.
 
-In OpenCL C everything is written in terms of ``real`` (a scalar or a vector of the compute type) and ``mask`` (what a
-comparison of two ``real`` gives), so one definition serves scalars, vectors, floats and integers.
+The OpenCL C form uses ``real``, a scalar or a vector of the compute type, and ``mask``, the type of a comparison of two ``real``.
+One definition thus serves scalars, vectors, floats and integers.
 """
 
 from __future__ import annotations
@@ -80,19 +80,19 @@ def integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def shift_left(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """``a << b``; 0 where as many bits as there are, more or fewer than none are asked for."""
+    """Compute ``a << b``; 0 if ``b`` is negative or at least the number of bits."""
     bits = 8 * np.asarray(a).dtype.itemsize
     return np.where((b < 0) | (b >= bits), a * 0, np.left_shift(a, np.clip(b, 0, bits - 1)))
 
 
 def shift_right(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """``a >> b``, filled with the sign; where as many bits as there are, more or fewer than none are asked for, only the sign is left."""
+    """Compute ``a >> b``, filled with the sign; only the sign is left if ``b`` is negative or at least the number of bits."""
     last = 8 * np.asarray(a).dtype.itemsize - 1
     return np.right_shift(a, np.where((b < 0) | (b > last), last, b))
 
 
 def _integers_only(*values: Any) -> Any:
-    raise DtypeError(message("formula", "functions of bits take integers", 'cast first: x.to("int64")'))
+    raise DtypeError(message("formula", "functions of bits require integers", 'cast first: x.to("int64")'))
 
 
 def _unchanged(x: Any) -> Any:
@@ -133,7 +133,7 @@ class FormulaFunction:
 
 _FUNCTION_ROWS = (
     FormulaFunction("EXP", "exp", np.exp, "exp"),
-    FormulaFunction("EXP_BELOW", "exp", np.exp, "exp", c_single="netcl_expbelow"),  # of numbers that are not far above 0
+    FormulaFunction("EXP_BELOW", "exp", np.exp, "exp", c_single="netcl_expbelow"),  # for arguments that are not far above 0
     FormulaFunction("EXPM1", "expm1", np.expm1, "expm1"),
     FormulaFunction("LOG", "log", np.log, "log"),
     FormulaFunction("LOG1P", "log1p", np.log1p, "log1p"),
@@ -192,7 +192,7 @@ FORMULA_FUNCTIONS: dict[str, FormulaFunction] = {row.name: row for row in _FUNCT
 
 
 def _bits_test(name: str, order: str) -> str:
-    """How the bits of a number, without its sign, compare with those of infinity: fast math cannot take that for granted."""
+    """Compare the bits of a number, without its sign, with those of infinity; fast math must not be allowed to optimize this away."""
     return f"""mask {name}(real a) {{
   union {{ real value; mask bits; }} x;
   x.value = a;
@@ -202,7 +202,7 @@ def _bits_test(name: str, order: str) -> str:
 
 
 def exp_below(kind: str, bits: str) -> str:
-    """The body of exp for an ``x`` that is not far above 0, of a float type ``kind`` and the integer type ``bits`` of the same size.
+    """Return the body of exp for arguments not far above 0, for a float type ``kind`` and the integer type ``bits`` of the same size.
 
     Accurate to an ulp, in 16 operations instead of PoCL's 27: no overflow handling, and results below the smallest normal number become
     0. Adding 1.5 * 2^23 rounds, and leaves the integer in the low bits.
@@ -231,7 +231,7 @@ def _horner(numbers: tuple[float, ...], variable: str) -> str:
     return text
 
 
-#: What OpenCL C does not have, or has with another NaN, sign or zero than NumPy. Emitted only where used.
+#: Functions that OpenCL C lacks, or that treat NaN, signs or zeros differently from NumPy. Emitted only where used.
 #: ``PICK(no, yes, mask)`` is the ternary operator, which works on vectors as ``select`` does; PoCL's ``select`` takes ten times longer.
 HELPERS: dict[str, str] = {
     # The order of the comparison makes a NaN on either side win; fmax would drop it.

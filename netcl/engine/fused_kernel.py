@@ -1,4 +1,4 @@
-"""From pending nodes to kernels: a region is computed by one launch, or by two if sums over columns have to be joined.
+"""Compiles pending nodes to kernels: a region runs in one launch, or in two if sums over columns must be joined.
 
 The key of a region describes its steps without sizes and numbers. Kernels are cached by this key, so a new shape of the same rank or a
 new number uses an existing kernel.
@@ -61,7 +61,7 @@ class Region(NamedTuple):
 
 
 def describe(roots: Sequence[Node]) -> Region:
-    """The region of some roots."""
+    """Describe the region of some roots."""
     order = in_order(roots)
     space = next((node.space for node in order if node.space is not None), None)
     shape = space.shape if space is not None else roots[0].shape

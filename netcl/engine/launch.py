@@ -68,7 +68,7 @@ def _check_same_device(op: str, a: Any, b: Tensor) -> None:
     check_planning(a.queue, b.queue)
     numpy = is_numpy(a.queue) and is_numpy(b.queue)
     if not numpy and (a.context is None or a.context != b.context):
-        what = "the inputs must be on one device"
+        what = "all inputs must be on the same device"
         raise DeviceError(message(op, what, "move one with tensor.to(device)", first=a.device.device_name, other=b.device.device_name))
 
 
@@ -90,14 +90,14 @@ def check_dtype(op: str, x: Tensor, allowed: Sequence[str] = FLOATS, name: str =
     """Raise ``DtypeError`` unless the dtype of ``x`` is one of ``allowed``."""
     if x.dtype not in allowed:
         remedy = f"cast it to one of {', '.join(allowed)}"
-        raise DtypeError(message(op, f"{name} has a dtype this op does not take", remedy, dtype=x.dtype, shape=x.shape))
+        raise DtypeError(message(op, f"{name} must have a dtype that this op accepts", remedy, dtype=x.dtype, shape=x.shape))
 
 
 def check_axis(op: str, axis: int, ndim: int) -> int:
-    """The axis as a non-negative number; raises ``ShapeError`` if it is out of range. A 0-d tensor has axes 0 and -1, as in torch."""
+    """Return the axis as a non-negative number; raises ``ShapeError`` if out of range. A 0-d tensor has axes 0 and -1, as in torch."""
     most = max(ndim, 1)
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)) or not -most <= axis < most:
-        raise ShapeError(message(op, f"axis {axis} is out of range for {ndim} axes", f"it must be in -{most}..{most - 1}"))
+        raise ShapeError(message(op, f"axis must be in range for {ndim} dimensions, got {axis}", f"it must be in -{most}..{most - 1}"))
     return int(axis) % most
 
 
@@ -184,9 +184,9 @@ def _build_kernel(
 
 
 def without_other_kernels(source: str, name: str) -> str:
-    """A text with one of its kernels, and the directives of the others: drivers compile all kernels of a program."""
+    """Return a source with one of its kernels and all directives: drivers would otherwise compile every kernel of the program."""
     if name not in _KERNEL.findall(source):
-        return source  # a macro makes its name
+        return source  # its name is made by a macro
     return _KERNEL.sub(lambda found: found[0] if found[1] == name else "".join(_DIRECTIVE.findall(found[0])), source)
 
 

@@ -33,9 +33,9 @@ from netcl.engine.strided import broadcast_to
 
 log = logging.getLogger("netcl")
 
-# Of the least on a CPU, per compute unit of a GPU, which moves values faster while the host takes as long; a product hides some of that.
+# Fraction of the CPU's threshold, per compute unit of a GPU: it moves values faster at the same host cost, part of which a product hides.
 CHAINED, MULTIPLIED = 1, 0.5
-MOST_FOLDS = 4  # of folds of folds: each is one more pass over the row, in which formulas are computed again
+MOST_FOLDS = 4  # nested folds: each takes one more pass over the row, which recomputes formulas
 MOST_WAITING = 512  # pending nodes of a thread
 MOST_HELD = 1 << 30  # bytes of inputs that pending nodes keep alive, or an eighth of the device's memory if that is more
 
@@ -46,7 +46,7 @@ class TraceNode(Node):
     __slots__ = ()
 
     def compute(self, wanted: Sequence[Node] = ()) -> Tensor:
-        """Compute the node, what shares its work and the nodes of ``wanted`` that read the same inputs; returns the node's tensor."""
+        """Compute the node, the nodes that share its work and those of ``wanted`` that read the same inputs; returns the node's tensor."""
         with lock:
             if self.made is None:
                 roots = gather(self, wanted)
@@ -68,16 +68,16 @@ class TraceNode(Node):
 
 
 class Product:
-    """The source of a product whose kernel may end in the ops that follow it."""
+    """A pending product whose kernel may include the ops that follow it (an epilogue)."""
 
     __slots__ = ()
 
     def settled(self, x: Tensor, values: Sequence[Any]) -> Tensor:
-        """``x``, a tensor over this source, as an op over ``values`` reads it."""
+        """Return ``x``, a tensor over this source, in the form that an op over ``values`` reads."""
         return x
 
     def joined(self, name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-        """The op ``name`` over ``values``, computed with this product at ``place`` of them; ``None`` where that cannot be."""
+        """Fuse the op ``name`` over ``values`` into this product, which is at ``place`` among them; ``None`` if it cannot be fused."""
         return None
 
 
@@ -88,7 +88,7 @@ class Whole:
 
     def __init__(self, call: Callable[[], Any]):
         self.call = call
-        self.begun = False  # some of its formulas are computed, so that ``call`` must not run any more
+        self.begun = False  # some of its formulas have been computed, so ``call`` must not run
         self.results: list[weakref.ref[TraceNode] | None] = []
 
     def run(self) -> None:
@@ -142,12 +142,12 @@ class NodeReaders(Readers):
 
 hooks.readers = NodeReaders()
 lock = threading.RLock()  # a value that one thread left may be computed by another
-_noting = threading.RLock()  # around changes of hooks.readers: a lost note is a value computed after its input has changed
-_PRUNED_FROM = 64  # readers of one memory, from which on those that are gone are looked for as often as their number has doubled
+_noting = threading.RLock()  # guards changes of hooks.readers: a lost entry would compute a value after its input has changed
+_PRUNED_FROM = 64  # number of readers of one memory from which dead ones are pruned, whenever their number has doubled
 
 
 def _note_readers(memory: Any, nodes: Sequence[weakref.ref[Any]]) -> None:
-    """Register nodes as readers of ``memory``. Dead entries are pruned here: memory that is never written has no other occasion."""
+    """Register nodes as readers of ``memory``, and prune dead entries: memory that is never written is visited nowhere else."""
     with _noting:
         refs = hooks.readers.setdefault(id(memory), [])
         refs.extend(nodes)
@@ -156,7 +156,7 @@ def _note_readers(memory: Any, nodes: Sequence[weakref.ref[Any]]) -> None:
 
 
 def _unread(refs: Sequence[weakref.ref[Any]]) -> list[weakref.ref[Any]]:
-    """The references whose nodes are still pending."""
+    """Return the references whose nodes are still pending."""
     return [ref for ref in refs if (node := ref()) is not None and node.made is None]
 
 
@@ -258,11 +258,11 @@ def _joins(node: TraceNode, seen: tuple[int, ...], shape: tuple[int, ...], real:
 
 
 def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple[tuple[Any, ...], Space | None]:
-    """The tensors and pending nodes that an op reads, and their index space; nodes that cannot be fused are computed now."""
+    """Return the tensors and pending nodes that an op reads, and their index space; nodes that cannot be fused are computed now."""
     nodes = [_under_shape(x) for x in values]
     for i, node in enumerate(nodes):
         if node is not None and not _joins(node, values[i].shape, shape, real):
-            values[i].source.compute()  # its own, which the node stands for under another shape
+            values[i].source.compute()  # its own node, which ``x`` represents under another shape
             nodes[i] = None
     spaces = {node.space for node in nodes if node is not None and node.space is not None}
     space = next(iter(spaces)) if len(spaces) == 1 else None
@@ -330,7 +330,7 @@ def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, Tra
 
 
 def _in_space(x: Any, space: Space, dropped: bool) -> Any:
-    """A leaf with the folded axes, as a kernel over rows reads it; the op's result may have dropped them."""
+    """Return a leaf with the folded axes, as a kernel over rows reads it; the op's result may have dropped them."""
     if not isinstance(x, Tensor):
         return x
     if dropped:
@@ -364,7 +364,7 @@ def _made(node: TraceNode) -> Tensor:
 def defer(
     name: str, body: Body, values: Sequence[Any], numbers: Sequence[Any], shape: tuple[int, ...], dtype: DType, real: str, queue: Any
 ) -> Tensor:
-    """A formula over tensors and numbers as a deferred tensor."""
+    """Defer a formula over tensors and numbers; returns the deferred tensor."""
     if real == "int" and dtype.name == "bool":  # a truth value is the same in every compute type: take that of the inputs
         real = next((node.real for x in values if (node := waiting_node(x)) is not None), real)
     if any([_of_product(x) for x in values]):
@@ -380,7 +380,7 @@ def defer(
 
 
 def defer_fold(name: str, body: Body, x: Tensor, axes: int, keepdims: bool, dtype: DType, real: str) -> Tensor:
-    """A fold of the innermost ``axes`` as a deferred tensor; ``body`` combines two values."""
+    """Defer a fold of the innermost ``axes``; ``body`` combines two values. Returns the deferred tensor."""
     node, space = waiting_node(x), Space(x.shape, axes)
     fits = node is not None and _joins(node, x.shape, x.shape, real) and node.space in (None, space) and fits_rows(node, space)
     if node is not None and (not fits or node.level >= MOST_FOLDS):
@@ -391,7 +391,7 @@ def defer_fold(name: str, body: Body, x: Tensor, axes: int, keepdims: bool, dtyp
 
 
 def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int, ...], dtype: DType, real: str) -> Tensor | None:
-    """A sum over all but the innermost ``axes`` of a deferred tensor; ``None`` if it cannot be fused with it."""
+    """Defer a sum over all but the innermost ``axes`` of a deferred tensor; ``None`` if it cannot be fused with it."""
     node, space = waiting_node(x), Space(x.shape, axes)
     if node is None or not (_joins(node, x.shape, x.shape, real) and node.space in (None, space) and fits_rows(node, space)):
         return None
@@ -399,7 +399,7 @@ def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int,
 
 
 class _Eager:
-    """The number of elements from which eager code defers; 0 is never. Read once: reading the environment costs as much as a launch."""
+    """The number of elements from which eager code defers; 0 means never. Read once: reading the environment costs as much as a launch."""
 
     least = int(env.value("NETCL_FUSION"))
 
@@ -415,9 +415,9 @@ def worth_deferring(queue: Any, shape: tuple[int, ...], per_unit: float = CHAINE
 
 @contextmanager
 def eager_fusion(least: int) -> Iterator[None]:
-    """Inside the block, eager code defers ops from ``least`` elements on; 0 is never. For tests and measurements.
+    """Within the block, defer eager ops from ``least`` elements on; 0 means never. For tests and measurements.
 
-    Decisions are kept per queue with the plans of calls, so these are forgotten on the way in and out.
+    Decisions are cached per queue with the plans of calls, so these caches are cleared on entry and exit.
     """
     before, _Eager.least = _Eager.least, least
     program.forget("plans")

@@ -1,6 +1,6 @@
 """Kernels that compute formulas per element: broadcasting, layout, launch sizes, and the plan of one such kernel.
 
-Everything that depends only on dtypes and shapes is decided here, once per kind of call.
+Everything that depends only on dtypes and shapes is decided here, once per signature.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from netcl.engine.opencl_text import COMPUTE, STREAM_BYTES, Body, Layout, Port, 
 from netcl.engine.operands import Operand
 from netcl.engine.plan import Plan, command_list
 
-#: Integral compute types: their name, and what they end before.
+#: Integral compute types: their name, and their exclusive upper bound.
 INTEGRAL = {"int": ("int32", 2**31), "long": ("int64", 2**63), "ulong": ("uint64", 2**64)}
 CPU_WIDTH = 16
 
@@ -44,7 +44,7 @@ class Walk(NamedTuple):
 
 
 def collapse(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Walk:
-    """Merge neighbouring axes that every operand either has or broadcasts: few axes, long inner loops.
+    """Merge neighboring axes that every operand either has or broadcasts, which gives few axes and long inner loops.
 
     >>> collapse((8, 3, 5, 5), [(8, 3, 5, 5), (3, 1, 1)]).outer
     (8, 3)
@@ -58,7 +58,7 @@ Groups = list[tuple[int, tuple[bool, ...]]]
 
 
 def merged_axes(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Groups:
-    """Runs of axes that every operand either has or broadcasts: their size, and who has them. Axes of size 1 are left out."""
+    """Return runs of axes (none of size 1) that every operand either has or broadcasts: their size and the operands that have them."""
     padded = [(1,) * (len(shape) - len(s)) + tuple(s) for s in shapes]
     groups: Groups = []
     for axis, size in enumerate(shape):
@@ -73,7 +73,7 @@ def merged_axes(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Gr
 
 
 def steps_of(groups: Groups, k: int) -> tuple[int, ...]:
-    """How far operand ``k`` moves per step along each run."""
+    """Return the stride of operand ``k`` along each run."""
     steps, below = [], 1
     for size, present in reversed(groups):
         steps.append(below if present[k] else 0)
@@ -109,7 +109,7 @@ def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config:
     rows = n // inner if inner else 0
     if profile.device_type != "cpu":
         return width, rows * -(-inner // width), config.local_size_1d
-    most = max(16384, inner // 1024)  # few enough that each can be a group
+    most = max(16384, inner // 1024)  # few enough that each can be a work-group
     chunk = min(max(inner // (4 * profile.max_compute_units), 1024), most) // CPU_WIDTH * CPU_WIDTH
     items = rows * -(-inner // chunk)
     return chunk, items, 1 if items <= 1024 and not is_named(config) else config.local_size_1d
@@ -128,7 +128,7 @@ def map_kernel(
     op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, shape: tuple[int, ...],
     options: tuple[str, ...] = (),
 ) -> Map:  # fmt: skip
-    """The kernel of a body over some operands; builds it if it is new. It takes tensors, results, numbers and sizes, in this order."""
+    """Return the kernel of a body over some operands, built if new. Its arguments are tensors, results, numbers and sizes."""
     given = {i: x for i, x in enumerate(values) if isinstance(x, Tensor)}
     n, names = math.prod(shape), [dtype.name for dtype in outputs]
     check_double(op, queue, [*names, *(x.dtype for x in given.values()), "float64" if compute == "double" else ""])
@@ -149,7 +149,7 @@ def plan_map(
     op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, numbers: int,
     shape: tuple[int, ...], options: tuple[str, ...] = (), out: Tensor | None = None,
 ) -> Plan:  # fmt: skip
-    """A body as a plan over the tensors among ``values``, which are followed by ``out`` if that is written, and over ``numbers``."""
+    """Plan a body over the tensors among ``values``, followed by ``out`` if that is written, and over ``numbers``."""
     tensors = [x for x in values if isinstance(x, Tensor)]
     commands = command_list(queue, tensors if out is None else [*tensors, out])
     made = [Tensor.empty(shape, dtype.name, queue=commands) for dtype in outputs] if out is None else [commands.given[-1]]
@@ -174,16 +174,16 @@ def _kernel(
 
 
 def as_integer(op: str, compute: str, value: Any) -> int:
-    """A number as an integer of a compute type."""
+    """Convert a number to an integer of a compute type."""
     name, most = INTEGRAL[compute]
     if not (0 if compute == "ulong" else -most) <= value < most:
         remedy = 'cast first: x.to("int64")' if compute == "int" else "use a float"
-        raise DtypeError(message(op, f"{value} does not fit into {name}", remedy))
+        raise DtypeError(message(op, f"a number must be representable in {name}, got {value}", remedy))
     return int(value)
 
 
 def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, values: Sequence[Any]) -> bool:
-    """Whether an op's value can wait: it has elements, its dtype can be told without storing it, and the device knows its types."""
+    """Whether an op can be deferred: it has elements, its dtype is known without computing it, and the device supports its types."""
     if not math.prod(shape) or result.narrow:
         return False
     double = compute == "double" or result.name == "float64" or any(getattr(x, "dtype", None) == "float64" for x in values)

@@ -1,4 +1,4 @@
-"""Per thread, how ops are deferred."""
+"""The deferral mode of each thread."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class Mode(NamedTuple):
 
 
 class _Fusing(threading.local):
-    """Per thread: the mode of the running compiled function, if any; the lists that collect deferred nodes and kernel sources; the op that
-    is being expressed in formulas."""
+    """The deferral state of a thread: its mode, its deferred nodes, collected kernel sources, and the op being expressed in formulas."""
 
     mode: Mode | None = None
     trace: list[Any] | None = None
@@ -28,7 +27,7 @@ class _Fusing(threading.local):
 
     def __init__(self) -> None:
         self.waiting: dict[int, Any] = {}  # weak references to pending nodes, by id
-        self.held = 0  # bytes of their inputs; inputs of nodes dropped since the last count are included
+        self.held = 0  # bytes of their inputs; includes the inputs of nodes dropped since the last count
         lifecycle.computing.add(threading.current_thread())
 
 

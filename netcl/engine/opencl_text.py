@@ -31,13 +31,13 @@ COMPUTE: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUM
 _INFINITE = ("-INFINITY", "INFINITY")
 C_LIMITS = {"float": _INFINITE, "double": _INFINITE, "int": ("INT_MIN", "INT_MAX"), "long": ("LONG_MIN", "LONG_MAX"),
           "ulong": ("0", "ULONG_MAX")}  # fmt: skip
-_MASKS = {"float": "int", "double": "long", "ulong": "long"}  # of compute types that differ from what their comparisons give
-#: Folds that NumPy has a function for, by what combines two values.
+_MASKS = {"float": "int", "double": "long", "ulong": "long"}  # of compute types whose comparisons give another type
+#: NumPy's functions for folds, by the expression that combines two values.
 UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, "MIN(v0, v1)": np.minimum}
 
 
 def rotated(width: int, by: int) -> str:
-    """The lanes of a vector, moved round: a swizzle."""
+    """Return the lanes of a vector, rotated: a swizzle."""
     return "".join(f"{(lane + by) % width:x}" for lane in range(width))
 
 
@@ -466,8 +466,8 @@ def _inner_sizes(layout: Layout, above: int) -> str:
 def kernel_source(name: str, body: Body, inputs: Sequence[Port], outputs: Sequence[Port], compute: str, layout: Layout) -> str:
     """A complete program with the one kernel ``op_<name>``.
 
-    Arguments: inputs, outputs, constants and scalars of the body, ``inner`` (elements of a row), ``chunk`` (elements of
-    a work-item) and, with outer axes, ``rows``, the sizes of all but the first of them, and each input's steps.
+    Arguments: inputs, outputs, constants and scalars of the body, ``inner`` (elements of a row) and ``chunk`` (elements of a
+    work-item). With outer axes follow ``rows``, the sizes of all but the first outer axis, and each input's strides.
     """
     lines = statements(body, compute)
     index = layout.integer

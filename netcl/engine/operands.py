@@ -1,4 +1,4 @@
-"""Operands of ops: anything as tensors on one device, their common shape and dtype, and tensors that results are written to."""
+"""Converts the operands of ops to tensors on one device and determines their common shape and dtype; checks ``out=``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCALARS = (bool, int, float)
 
 
 def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple[Operand, ...]:
-    """Tensors and Python numbers as they are; arrays and lists become tensors on the device of the first tensor."""
+    """Convert arrays and lists to tensors on the device of the first tensor; tensors and Python numbers stay as they are."""
     first = next((x for x in values if isinstance(x, Tensor)), None)
     queue = first.queue if first is not None else None
     made = [_operand(x, queue) for x in values]
@@ -35,7 +35,7 @@ def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple
 
 
 def operand(op: str, x: Any) -> Tensor:
-    """One input as a tensor; a number or an array goes to the active device."""
+    """Convert one input to a tensor; a number or an array goes to the active device."""
     if isinstance(x, Tensor):
         return x
     (made,) = operands(op, (x,))
@@ -44,7 +44,7 @@ def operand(op: str, x: Any) -> Tensor:
 
 
 def tensors(op: str, values: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Several inputs as tensors on one device, numbers too."""
+    """Convert several inputs, numbers included, to tensors on one device."""
     made = operands(op, values)
     queue = next(x.queue for x in made if isinstance(x, Tensor))
     return tuple(x if isinstance(x, Tensor) else Tensor.from_host(queue, x) for x in made)
@@ -61,18 +61,18 @@ def _operand(x: Any, queue: Any) -> Operand:
 
 
 def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
-    """Raise unless two tensors live on one queue (all NumPy queues are one)."""
+    """Raise unless two tensors are on the same queue (all NumPy queues count as one)."""
     if a.queue is b.queue or (isinstance(a.queue, CPUQueue) and isinstance(b.queue, CPUQueue)) or a.queue == b.queue:
         return
     check_planning(a.queue, b.queue)
     where = {"a": a.device.device_name, "b": b.device.device_name}
     one = a.context is not None and a.context == b.context
     remedy = "take one into the other's stream: stream.use(tensor)" if one else "move one with tensor.to(device)"
-    raise DeviceError(message(op, "the tensors must be on one device and queue", remedy, **where))
+    raise DeviceError(message(op, "all tensors must be on the same device and queue", remedy, **where))
 
 
 def common_shape(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
-    """The common shape, as NumPy has it."""
+    """Return the broadcast shape, by NumPy's rules."""
     first = shapes[0]
     if all(shape == first for shape in shapes):
         return first
@@ -80,11 +80,11 @@ def common_shape(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str
         return np.broadcast_shapes(*shapes)
     except ValueError:
         values: dict[str, Any] = {f"{name}.shape": shape for name, shape in zip(names, shapes, strict=True)}
-        raise ShapeError(message(op, "shapes do not broadcast", **values)) from None
+        raise ShapeError(message(op, "shapes must broadcast together", **values)) from None
 
 
 def check_out(op: str, out: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """``out`` itself, about to be written, if a result of this shape and dtype fits into it."""
+    """Return ``out``, prepared for a write; raises unless it has the shape and dtype of the result."""
     if out.shape != shape:
         raise ShapeError(message(op, "out must have the shape of the result", out=out.shape, result=shape))
     if out.dtype != dtype:
@@ -102,9 +102,7 @@ def category(dtype: DType) -> int:
 
 
 def common_dtype(operands: Sequence[Any]) -> DType:
-    """Promotion, as torch has it: tensors by rank; those without axes, and then Python numbers, count only where they are of a higher
-    category (bool, int, float) than what stands above them.
-    """
+    """Return the promoted dtype by torch's rules: 0-d tensors, then numbers, count only if of a higher category (bool, int, float)."""
     tensors = [x for x in operands if isinstance(x, Tensor)]
     tiers = [[DTYPES[x.dtype] for x in tensors if x.shape], [DTYPES[x.dtype] for x in tensors if not x.shape]]
     numbers = [1 if type(x) is Size else SCALARS.index(type(x)) for x in operands if not isinstance(x, Tensor)]

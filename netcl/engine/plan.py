@@ -21,13 +21,13 @@ from netcl.core.queue_state import queue_state
 from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote, wrote_again
 
-MOST_PLANS = 4096  # per queue: programs with ever new shapes must not grow without bound
+MOST_PLANS = 4096  # per queue: bounds the memory of programs whose shapes keep changing
 
 PlannedResult = tuple[int, tuple[int, ...], str]  # index of its memory (-1: the result is None), shape, dtype
 
 
 def command_list(queue: Any, tensors: Sequence[Any]) -> CommandList:
-    """An empty command list for a queue; ``given`` holds one of its tensors per operand."""
+    """Create an empty command list for a queue; ``given`` holds one of its tensors per operand."""
     commands = CommandList(queue, get_persistent_pool(queue), len(tensors))
     places: list[Any] = [PlannedMemory(commands, i, t.nbytes) for i, t in enumerate(tensors)]
     commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]
@@ -35,7 +35,7 @@ def command_list(queue: Any, tensors: Sequence[Any]) -> CommandList:
 
 
 def plan_cache(queue: Any) -> dict[Any, Any]:
-    """The plans of a queue; when there are too many, all are forgotten (kernels stay)."""
+    """Return the plans of a queue; when there are too many, all are dropped (kernels stay)."""
     plans = queue_state(queue).plans
     if len(plans) >= MOST_PLANS:
         plans.clear()
@@ -95,7 +95,7 @@ class Plan:
         return room_of, rooms
 
     def _slot(self, index: int) -> int:
-        """The position of a command's memory among that of a run."""
+        """Return the position of a command's memory in the list of slots of a run."""
         return index if index < self.operands else self.operands + self.room_of[index - self.operands]
 
     def _number_slots(self) -> None:
@@ -128,8 +128,9 @@ class Plan:
         self.fixed += [None] * (start - len(self.fixed))  # unused: numbers that stay set in the kernels
 
     def _one_launch(self) -> tuple[Any, ...] | None:
-        """For a plan of one kernel over the operands, in order, and one new result: its launch, room, shape, dtype and a template of its
-        arguments. Most plans are of this form, and ``run`` skips everything else for them.
+        """Prepare the common case: one kernel over the operands, in order, and one new result.
+
+        Returns its launch, room, shape, dtype and a template of its arguments; ``run`` skips everything else for such plans.
         """
         command = self.commands[0] if len(self.commands) == 1 else None
         if not isinstance(command, Launch) or self.form is not None or self.writes or self.results[0][0] != self.operands:
@@ -190,8 +191,7 @@ class Plan:
         return made[0] if self.form is None else self.form(made)
 
     def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
-        """Run the commands one by one for recorders and profilers. Every temporary has its own memory, so that a recording can plan
-        memory itself, and results are passed as tensors."""
+        """Run the commands one by one for recorders and profilers, with separate memory per temporary; results are passed as tensors."""
         leases = [shelf.lease(nbytes) for shelf, nbytes in self.leased]
         memory: list[Any] = [*tensors, *[lease.buffer for lease in leases]]
         for at, shape, dtype in self.results:
@@ -225,12 +225,12 @@ def _host_step(queue: Any, run: Callable[..., None]) -> Callable[..., None]:
 
 
 def _without_numbers(launch: Callable[..., None]) -> Callable[..., None]:
-    """A launch that takes none of the numbers a run is given."""
+    """Return the function of a launch that takes no numbers of the run."""
     return lambda queue, memory, numbers: launch(queue, memory, ())
 
 
 def _any_launch(command: Launch) -> Callable[..., None]:
-    """A launch of a kernel whose buffers do not all precede its numbers."""
+    """Return the function of a launch whose kernel's buffers do not all precede its numbers."""
     return lambda queue, memory, numbers: command.kernel(queue, command.sizes, command.local, *_with_numbers(memory[1::2], numbers))
 
 
@@ -255,7 +255,7 @@ def _planned_results(commands: CommandList, result: Any) -> tuple[Callable[[list
     if isinstance(result, Tensor):
         return None, [_result(commands, result)]
     if not isinstance(result, tuple | list):
-        raise NotPlannable("the result is no tensor")
+        raise NotPlannable("a result must be a tensor")
     kind: Any = type(result)
     return (kind._make if hasattr(kind, "_make") else kind), [_result(commands, x) for x in result]
 
@@ -264,7 +264,7 @@ def _result(commands: CommandList, x: Any) -> PlannedResult:
     if x is None:
         return -1, (), ""
     if type(x) is not Tensor or x.source is not None or type(x.memory) is not PlannedMemory or x.memory.commands is not commands:
-        raise NotPlannable("a result is not of the call's own memory")
+        raise NotPlannable("a result must be in memory of the call")
     if x.memory.index < commands.operands and x is not commands.given[x.memory.index]:
-        raise NotPlannable("a result is a view of an operand")
+        raise NotPlannable("a result cannot be a view of an operand")
     return x.memory.index, x.shape, x.dtype

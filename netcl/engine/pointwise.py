@@ -1,4 +1,4 @@
-"""Runs pointwise rows: a call is a look-up and the run of a plan, a value that is left deferred, or NumPy."""
+"""Runs pointwise rows: a call looks up and runs a plan, returns a deferred value, or uses NumPy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from netcl.engine.registry import Choice, Pointwise
 
 
 class Waiting(NamedTuple):
-    """In place of a plan: calls with this key return a deferred value of this shape, compute type and dtype."""
+    """Stands in for a plan: calls with this key return a deferred value of this shape, compute type and dtype."""
 
     types: tuple[tuple[int, ...], str, DType]
 
@@ -39,7 +39,7 @@ def _working_dtype(row: Pointwise, values: Sequence[Operand], params: Sequence[A
     least = {"any": -1, "number": 1, "float": 2}[row.accepts]
     if category(working) < least:
         wanted = "float tensors" if least == 2 else "numbers, not bool"
-        raise DtypeError(message(row.name, f"takes {wanted}", 'cast first: x.to("float32")', dtype=working.name))
+        raise DtypeError(message(row.name, f"inputs must be {wanted}", 'cast first: x.to("float32")', dtype=working.name))
     return DTYPES["float32"] if row.result == "float" and not working.is_float else working
 
 
@@ -79,7 +79,7 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
             return deferred(row, queue, args, _fused_types(signature, row, args, dtype), dtype)
         try:
             found = queue.netcl.plans[signature]
-        except (AttributeError, KeyError):  # a new queue, a new call
+        except (AttributeError, KeyError):  # a new queue or a new signature
             found = None
         if type(found) is not Plan:
             if isinstance(queue, CPUQueue):
@@ -116,7 +116,7 @@ def signature_of(row: Pointwise | Choice) -> Signature:
 
 
 def _in_order(row: Pointwise | Choice, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    """The inputs and parameters of a call, in order, with defaults."""
+    """Return the inputs and parameters of a call in order, with defaults."""
     try:
         values = signature_of(row).bind(*args, **named)
     except TypeError as error:
@@ -153,7 +153,7 @@ def _operands_of(row: Pointwise, args: Sequence[Any]) -> tuple[Any, ...]:
 def _new_plan(
     row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None, key: tuple[Any, ...]
 ) -> Plan | Waiting:
-    """What a call does that is new."""
+    """Plan a call with a new key."""
     plans = plan_cache(queue)
     types = shape, compute, result = _forward_types(row, args, dtype)
     if out is None and fusable(queue, *types, args) and worth_deferring(queue, shape):
@@ -167,7 +167,7 @@ def _new_plan(
 
 
 def _write_down(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None) -> Tensor:
-    """Append the launch of a row to the command list of an op that is being planned."""
+    """Append the launch of a row to the command list of the op being planned."""
     shape, compute, result = _forward_types(row, args, dtype)
     target = Tensor.empty(shape, result.name, queue=queue) if out is None else check_out(row.name, out, shape, result.name)
     if target.size:
@@ -290,7 +290,7 @@ def _vjp_kernel(
     )
     try:
         plan = queue.netcl.plans[key]
-    except (AttributeError, KeyError):  # a new queue, a new call
+    except (AttributeError, KeyError):  # a new queue or a new signature
         plan = None
     if plan is None or modes.mode is not None:
         targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]

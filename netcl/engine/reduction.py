@@ -1,4 +1,4 @@
-"""Runs reduction rows: axes, the launches of a fold (or NumPy).
+"""Runs reduction rows: determines the axes and launches the fold, or folds with NumPy.
 
 The axes of a fold are merged to (rows, count, inner); where kept and folded axes alternate, the innermost run is folded
 first. Sums of floats are kept in float32 (float64 for float64) in blocks, whatever the storage dtype.
@@ -35,11 +35,11 @@ from netcl.engine.row_kernel import RowFold
 
 Axis = int | Sequence[int] | None
 _SOURCE = (Path(__file__).parent / "reduction.cl").read_text()
-TWICE = ("sum", "mean", "amax", "amin", "any", "all")  # folds whose folds are the fold of the whole
-LONG_ROW = 1 << 14  # elements; few rows longer than this leave a device idle, and a reduction that cuts rows is faster
+TWICE = ("sum", "mean", "amax", "amin", "any", "all")  # folds that can be applied to partial results
+LONG_ROW = 1 << 14  # elements; with few rows longer than this, a device is idle and splitting rows is faster
 _LEAST_ABOVE = 16  # elements of a column that a GPU's work-item folds, where several share it
 _UNIT_ITEMS = 512  # work-items of a GPU's compute unit that hide the time of their loads
-_CPU_PIECES = 16  # of a fold for each core: with few, one more than the others have is felt
+_CPU_PIECES = 16  # pieces of a fold per core: with few, one extra piece on a core costs much time
 _CPU_SPANS = (32, 8)  # vectors of a row that a CPU reads before it goes to the next row
 
 
@@ -53,15 +53,15 @@ def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
     if axis is True or axis is False:
         _refuse_bool(name, axis)
     given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
-    if not shape and given in ((0,), (-1,)):  # a number has an axis to fold, as in torch
+    if not shape and given in ((0,), (-1,)):  # a 0-d tensor has an axis to fold, as in torch
         return ()
     for a in given:
         if not isinstance(a, int | np.integer) or not -len(shape) <= a < len(shape):
-            remedy = f"it must be in {-len(shape)}..{len(shape) - 1}" if shape else "a number has no axes"
-            raise ShapeError(message(name, f"axis {a} is out of range", remedy, **{"x.shape": shape}))
+            remedy = f"it must be in {-len(shape)}..{len(shape) - 1}" if shape else "a 0-d tensor has no dimensions"
+            raise ShapeError(message(name, f"axis must be in range for {len(shape)} dimensions, got {a}", remedy, **{"x.shape": shape}))
     axes = sorted(int(a) % len(shape) for a in given)
     if len(set(axes)) < len(axes):
-        raise ShapeError(message(name, "an axis is named twice", "", axis=axis, **{"x.shape": shape}))
+        raise ShapeError(message(name, "every axis must be named only once", "", axis=axis, **{"x.shape": shape}))
     return tuple(axes)
 
 
@@ -73,7 +73,7 @@ def folded_shape(shape: tuple[int, ...], axes: Sequence[int], keepdims: bool) ->
 
 
 def runs(shape: tuple[int, ...], axes: Sequence[int]) -> list[tuple[bool, int]]:
-    """Neighbouring axes merged: (folded?, size), axes of size 1 left out."""
+    """Merge neighboring axes to runs of (folded?, size); axes of size 1 are dropped."""
     merged: list[tuple[bool, int]] = []
     for a, size in enumerate(shape):
         folded = a in axes
@@ -152,7 +152,7 @@ class FoldLayout(NamedTuple):
 
 
 def fold_layout(shape: Shape3, dtype: str, profile: DeviceProfile) -> FoldLayout:
-    """The selector's variant for sizes: sequential, one work-group per row, or slices and a second stage.
+    """Choose the kernel of a fold by its sizes: sequential, one work-group per row, or slices and a second stage.
 
     On CPUs the policy's variants are all slices of rows; a registered one is used unchanged.
     """
@@ -184,7 +184,7 @@ def fold_layout(shape: Shape3, dtype: str, profile: DeviceProfile) -> FoldLayout
 
 
 def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) -> FoldLayout:
-    """A work-item per vector of columns where those keep the device busy, else a work-group per tile of them and slice."""
+    """Use a work-item per vector of columns if that keeps the device busy, else a work-group per tile of columns and slice."""
     across, units = -(-shape.inner // width), profile.max_compute_units
     if shape.length < _LEAST_ABOVE or shape.rows * across >= _UNIT_ITEMS * units:
         return FoldLayout("reduce_columns", width, 64, 1)
@@ -194,7 +194,7 @@ def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) 
 
 
 def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
-    """Into how many pieces a fold is cut so that the device has work for everyone, none shorter than ``least``."""
+    """Return into how many slices, of at least ``least`` elements, a fold is split so that the device is busy."""
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 
@@ -217,7 +217,7 @@ def _launch_stage(
     items = shape.rows * slices * (-(-shape.inner // (chosen.width * chosen.span * chosen.tile)) if columns else 1)
     if chosen.kernel in ("reduce_group", "reduce_tile"):
         items *= chosen.local
-    local = 64 if chosen.local == 1 and items > 1024 else chosen.local  # a work-group costs a CPU more than an item
+    local = 64 if chosen.local == 1 and items > 1024 else chosen.local  # a work-group costs a CPU more than a work-item
     state[key](queue, items, local, *tensors, *args, *shape, length, slices)
 
 
@@ -229,7 +229,7 @@ def _fold_cl(stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shap
         _launch_stage(stage, x, given, target, shape, chosen, shape.length, args)
         return
     length = -(-shape.length // chosen.slices)
-    length = -(-length // CPU_WIDTH) * CPU_WIDTH  # slices begin where vectors do
+    length = -(-length // CPU_WIDTH) * CPU_WIDTH  # slices begin at multiples of the vector width
     rest = Shape3(shape.rows, -(-shape.length // length), shape.inner)
     partial = Tensor.empty(tuple(rest), STORED[stage.compute], queue=x.queue)
     _launch_stage(stage._replace(finishes=False), x, given, partial, shape, chosen, length, args)
@@ -276,7 +276,7 @@ def _fold(
     count = math.prod(x.shape[a] for a in axes)
     size = math.prod(shape)
     if count == 0 and not row.empty and size:
-        raise ShapeError(message(row.name, "a fold of no elements has no value", "", axis=axis, **{"x.shape": x.shape}))
+        raise ShapeError(message(row.name, "x must have elements along the reduced axes", "", axis=axis, **{"x.shape": x.shape}))
     if isinstance(x.queue, CPUQueue) or count * size == 0:
         made = _reduce_numpy(row, x, axes, shape, compute, result, count, params)
         return made if out is None else check_out(row.name, out, shape, result.name).write(made)
@@ -293,9 +293,9 @@ def _row_named(name: str) -> Reduction:
 
 
 def _fold_axes(row: Reduction, x: Tensor, axes: tuple[int, ...], target: Tensor, compute: str, count: int, params: Sequence[float]) -> None:
-    """Fold every run of axes, the innermost first; only the first maps and only the last finishes."""
+    """Fold every run of axes, the innermost first; only the first fold maps and only the last one finishes."""
     given = None
-    if row.given:  # what the row is given per result, in the compute type and with the axes kept
+    if row.given:  # the row's second input, per result, in the compute type and with the axes kept
         given, first = Tensor.empty(folded_shape(x.shape, axes, True), STORED[compute], queue=x.queue), _row_named(row.given)
         _fold_axes(first, x, axes, given, compute, count, tuple(first.params.values()))
     pattern = runs(x.shape, axes)
@@ -304,7 +304,7 @@ def _fold_axes(row: Reduction, x: Tensor, axes: tuple[int, ...], target: Tensor,
     numbers = [cast(value) for value in params]
     args = (*numbers, *(0,) * (2 - len(numbers)), cast(count))
     mapped = False
-    if folded > 1 and given is not None:  # v1 exists per final result, which a first pass does not know
+    if folded > 1 and given is not None:  # v1 exists per final result, which a first pass cannot index
         x, mapped = run(_map_row(row), (x, given, *numbers), dtype=STORED[compute]), True
     while folded > 1:
         at = max(i for i, (is_folded, _) in enumerate(pattern) if is_folded)
@@ -415,7 +415,7 @@ SAME = _formula("v0", ("v0",))
 def formula(
     name: str, text: str, bound: dict[str, Any], numbers: dict[str, Any], dtype: str, real: str, shape: tuple[int, ...] | None = None
 ) -> Tensor:
-    """An expression over tensors (``bound``) and numbers as a deferred tensor of ``dtype``; ``shape``, where it is known, saves time."""
+    """Defer an expression over tensors (``bound``) and numbers; returns a tensor of ``dtype``. Passing a known ``shape`` saves time."""
     body = _formula(text, tuple(bound), tuple(numbers))
     values = [bound[name] for name in body.inputs]
     whole = common_shape(name, [x.shape for x in values], body.inputs) if shape is None else shape
@@ -431,7 +431,7 @@ def defer_reduction(
     row: Reduction, x: Any, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
     dtype: str | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """A reduction as deferred values: over innermost axes, over all axes in two steps, or a sum over all others."""
+    """Defer a reduction: over innermost axes, over all axes in two steps, or a sum over all other axes."""
     if out is not None or modes.mode is None or not modes.mode.rows or not isinstance(x, Tensor) or not x.size or not x.ndim:
         return None
     axes = axes_of(row.name, axis, x.shape)
@@ -472,7 +472,7 @@ def fold_innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params:
 
 
 def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor | None:
-    """All axes: the innermost in the kernel of what is waiting, the others of what that leaves."""
+    """Reduce all axes: the innermost in the kernel of the pending values, the others in a second step."""
     count = x.size // x.shape[-1]
     if not busy(x.queue, count, x.shape[-1]) or row.params:
         return None
@@ -487,7 +487,7 @@ run_fold = planned("fold", _fold, defer_reduction)
 
 
 def _refuse_bool(name: str, axis: bool) -> None:
-    """Raise for an axis that is a bool: it would count as axis 0 or 1, and to torch's ``std(False)`` it is ``unbiased``."""
+    """Raise for an axis that is a bool: it would count as axis 0 or 1, and torch's ``std(False)`` means ``unbiased``."""
     remedy = f"name the argument: {name}(x, unbiased={axis})" if name in ("var", "std") else "name the argument: keepdims="
     raise ShapeError(message(name, "axis must be an integer, not a bool", remedy, axis=axis))
 

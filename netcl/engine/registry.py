@@ -1,4 +1,4 @@
-"""One row per op. A row is data: it imports no device and no tape.
+"""The op table: one row per op. A row is data and imports no device and no tape.
 
 Four kinds of rows: :class:`Pointwise` (one expression per element), :class:`Reduction` (map, combine, finish),
 :class:`Op` (a function of its own) and :class:`Composite` (a function of other ops). Eager kernels, the NumPy backend,
@@ -36,7 +36,7 @@ LIMITS = ("LOWEST", "HIGHEST")
 
 @cache
 def parse(text: str, op: str = "expression") -> ast.expr:
-    """The syntax tree of an expression; raises a ``ValueError`` that names ``op`` if it is not in the language."""
+    """Parse an expression to a syntax tree; raises a ``ValueError`` that names ``op`` if it is not in the language."""
     try:
         tree = ast.parse(text, mode="eval")
     except SyntaxError as fault:
@@ -62,7 +62,7 @@ def _check_call(node: ast.Call, text: str, op: str) -> None:
         raise ValueError(message(op, f"{text!r}: unknown function {name!r}", f"known are {', '.join(FORMULA_FUNCTIONS)}"))
     expected = len(FORMULA_FUNCTIONS[name].takes)
     if node.keywords or len(node.args) != expected:
-        raise ValueError(message(op, f"{text!r}: {name} takes {expected} arguments", given=len(node.args)))
+        raise ValueError(message(op, f"{text!r}: {name} expected {expected} arguments", given=len(node.args)))
 
 
 def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[str]:
@@ -75,7 +75,7 @@ def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[
 
 
 def called(node: ast.Call) -> FormulaFunction:
-    """The function a checked call names."""
+    """Return the name of the function that a checked call names."""
     assert isinstance(node.func, ast.Name)
     return FORMULA_FUNCTIONS[node.func.id]
 
@@ -126,8 +126,8 @@ class Pointwise:
     """An op that is one expression per element of its broadcast inputs.
 
     ``fwd`` is in ``v0``, ``v1``.., the parameters and the names of ``let``; each ``vjp`` is in those and ``g`` and
-    ``out``; ``None`` says that an input has no gradient. ``result``: dtype of the result for integer inputs, read off
-    the formula when empty. ``accepts``: ``any``, ``number`` (no bool) or ``float``. ``method``: the op is also a method of
+    ``out``; ``None``: the input has no gradient. ``result``: dtype of the result for integer inputs, derived from
+    the formula if empty. ``accepts``: ``any``, ``number`` (no bool) or ``float``. ``method``: the op is also a method of
     ``Tensor``, and one that writes in place; ops that torch has as methods are methods without it. ``onnx``: the ONNX
     operator, with its attributes as a call in the names of the parameters, ``LeakyRelu(alpha=negative_slope)``; a row
     without one is exported by its formula.
@@ -166,7 +166,7 @@ class Pointwise:
         return any(self.vjp)
 
     def saved(self) -> frozenset[str]:
-        """Tensors that backward keeps (``out``, ``v0``..): those that the gradient formulas read."""
+        """The tensors that backward keeps (``out``, ``v0``..): those that the gradient formulas read."""
         return self._saved
 
     @cached_property
@@ -209,12 +209,12 @@ class Pointwise:
         for text in filter(None, self.vjp):
             _check_names(self.name, text, known | {"g", "out"})
         if len(self.inputs) != self.arity:
-            raise ValueError(message(self.name, "one name per input", inputs=self.inputs, vjp=self.vjp))
+            raise ValueError(message(self.name, "inputs must have one name per vjp", inputs=self.inputs, vjp=self.vjp))
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A public op that picks one of several pointwise rows by its arguments: ``gelu(approximate=)``, ``clamp(min, max)``."""
+    """A public op that selects one of several pointwise rows by its arguments: ``gelu(approximate=)``, ``clamp(min, max)``."""
 
     name: str
     rows: tuple[Pointwise, ...]
@@ -245,7 +245,7 @@ OUTPUTS = ("out0", "out1", "out2")
 
 
 class _WithFunction:
-    """Rows whose gradient is a function; its parameter names say what it needs."""
+    """Base of rows whose gradient is a function; its parameter names state what it needs."""
 
     vjp: Callable[..., Any] | None
     inputs: tuple[str, ...]
@@ -362,7 +362,7 @@ class Op(_WithFunction):
     ``vjp(F, ...)`` is forward-only code over ``F`` (``netcl.ops``, or ``netcl.autograd`` when the gradient itself is to
     be differentiated). Its further parameters say what backward needs: ``g``, ``out`` (of several outputs all, ``out0``,
     ``out1``.. one), an input's name, ``<input>_shape`` or ``<input>_dtype`` (which keep no tensor), keyword arguments of the
-    call, and ``needs``, which says per input whether its gradient is wanted. It returns one gradient or ``None`` per tensor
+    call, and ``needs``: per input, whether its gradient is wanted. It returns one gradient or ``None`` per tensor
     input; gradients of broadcast inputs are summed to the input's shape by the tape.
 
     ``deferred`` and ``waits`` are those of :func:`netcl.engine.call.planned`. An op that is ``at_once`` has no plan: it returns a
@@ -472,7 +472,7 @@ class Composite:
 
 Row = Pointwise | Choice | Reduction | Op | Composite
 REGISTRY: dict[str, Row] = {}
-#: Second names of an op: ``swish`` is ``silu``.
+#: Aliases of ops: ``swish`` is ``silu``.
 ALIASES: dict[str, str] = {}
 
 
@@ -484,7 +484,7 @@ def register(row: Row) -> Row:
     >>> unregister("cube")
     """
     if row.name in REGISTRY or row.name in ALIASES:
-        raise ValueError(message(row.name, "is registered twice", "choose another name, or unregister the first"))
+        raise ValueError(message(row.name, "an op of this name must not exist yet", "choose another name, or unregister the first"))
     if isinstance(row, Pointwise) and row.method:
         methods.add_method(row.name)
     REGISTRY[row.name] = row
@@ -498,14 +498,14 @@ def unregister(name: str) -> None:
 
 
 def alias(name: str, of: str) -> None:
-    """Give the op ``of`` a second name."""
+    """Add ``name`` as an alias of the op ``of``."""
     if name in REGISTRY or name in ALIASES:
-        raise ValueError(message(name, "is registered twice"))
+        raise ValueError(message(name, "an op of this name must not exist yet"))
     ALIASES[name] = REGISTRY[of].name
 
 
 def lookup(name: str) -> Row:
-    """The row of an op by its name or second name."""
+    """Return the row of an op by its name or alias."""
     return REGISTRY[ALIASES.get(name, name)]
 
 

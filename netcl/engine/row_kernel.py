@@ -256,8 +256,8 @@ def source(
 ) -> tuple[str, int]:
     """The source of a region over rows, with one kernel ``rows_<name>``, and the rows of scratch memory that a work-item needs.
 
-    Arguments: leaves, results, scratch memory (if values are kept), numbers, ``inner`` (elements of a row), ``rows``, ``each``
-    (rows per work-item or group), the sizes of all but the first outer axis, and each leaf's strides along them.
+    Arguments: leaves, results, scratch memory (if values are kept), numbers, ``inner`` (elements of a row), ``rows`` and ``each``
+    (rows per work-item or group). The sizes of all but the first outer axis and each leaf's strides along them follow.
     """
     row = _Row(steps, ports, kept, real, layout.half_bits)
     numbers = [n for k, step in enumerate(steps) for n in number_names(k, step)]
@@ -320,7 +320,7 @@ class RowLaunch(NamedTuple):
 
 
 def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> rows.Spread:
-    """How rows are distributed; sums over columns use few groups, because each leaves a part to be added up."""
+    """Choose how rows are distributed; sums over columns use few groups, because each leaves a partial sum."""
     cpu, most, units = rows.device_of(queue)
     spread = rows.row_spread(cpu, most, inner, real in ("double", "long", "ulong"))
     if columns:
@@ -353,7 +353,7 @@ def row_launch(
 
 
 def join(queue: Any, part: str, results: tuple[str, ...], inner: int) -> tuple[Any, int]:
-    """The kernel that adds up the parts of sums over columns, and its number of work-items, one per vector of columns."""
+    """Return the kernel that adds up the partial sums over columns, and its number of work-items, one per vector of columns."""
     cpu = rows.device_of(queue)[0]
     width = 16 if cpu and inner >= 16 else 1
     source = _join_source(part, results, Layout(0, width, inner % width == 0, "int", cpu))

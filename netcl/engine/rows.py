@@ -1,6 +1,6 @@
-"""Row kernels: how softmax, normalisation and losses spread rows over a device, and their launch.
+"""Distributes the rows of softmax, normalization and loss kernels over a device, and launches these kernels.
 
-A tensor is seen as ``(outer, n, inner)`` around the axis that is folded. ``inner == 1`` gives rows of neighbouring elements,
+A tensor is seen as ``(outer, n, inner)`` around the axis that is folded. ``inner == 1`` gives rows of contiguous elements,
 anything else gives columns. The shared OpenCL text is ``rows.cl``.
 """
 
@@ -17,32 +17,32 @@ from netcl.engine.strided import alignment
 
 RowSizes = tuple[int, int, int]
 HALF_NAMES = {"float16": "half", "bfloat16": "bfloat16"}  # dtypes stored in 16 bits, and what rows.cl calls them
-SHORT_ROW = 32  # elements; on a GPU a row this short is one work-item's
-MEDIUM_ROW = 1024  # up to here a row is a wave's, above a large work-group's
-QUAD_ROW = 128  # elements; a GPU's row from here on is read four at a time
+SHORT_ROW = 32  # elements; on a GPU, one work-item processes a row this short
+MEDIUM_ROW = 1024  # up to this length a wave processes a row, above it a large work-group
+QUAD_ROW = 128  # elements; a GPU reads rows of at least this length four elements at a time
 MOST_HELD_REGISTERS = 64  # 32-bit registers of a work-item for the row it keeps
-ITEM_WORK = 4096  # elements; on a CPU a work-item takes this many, since starting one costs about a microsecond
-MOST_WORK = 16384  # and this many at the most, where there are rows enough for every core
-PART_ITEMS = 512  # work-items of a compute unit where every work-group leaves a part
-MOST_FOLDING = 512  # work-items of a GPU that fold a channel: more would have too few registers for loads in flight
+ITEM_WORK = 4096  # elements; a CPU's work-item processes this many, because starting one costs about a microsecond
+MOST_WORK = 16384  # and at most this many, if there are enough rows for every core
+PART_ITEMS = 512  # work-items per compute unit if every work-group leaves a partial result
+MOST_FOLDING = 512  # work-items of a GPU that fold a channel; with more, each has too few registers for loads in flight
 COLUMN_LOCAL = 64  # work-items of a group in column kernels on a GPU
 
 
 class Spread(NamedTuple):
-    """How rows are spread: work-items of a group, those that share a row, vector width, rows of a work-item."""
+    """How rows are distributed: work-items per group, work-items that share a row, vector width, rows per work-item."""
 
     local: int
     group: int
     vec: int
     each: int
-    held: int = 0  # vectors of a row that a work-item keeps in registers; 0: it reads the row again
-    streams: bool = False  # results go past a CPU's caches
+    held: int = 0  # vectors of a row that a work-item keeps in registers; 0: it rereads the row
+    streams: bool = False  # results bypass a CPU's caches
 
 
 def row_spread(cpu: bool, most: int, n: int, wide: bool, quads: bool = False) -> Spread:
-    """CPUs: a work-item takes some rows, in vectors. GPUs: short rows one work-item each, others a work-group.
+    """Distribute rows: a CPU's work-item takes some rows, in vectors; a GPU takes a work-item per short row, else a work-group.
 
-    ``quads`` says that every run of a row begins at a multiple of four elements: then a GPU reads four at a time, and keeps what it read.
+    ``quads``: every run of a row begins at a multiple of four elements, so a GPU reads four at a time and keeps them in registers.
     """
     if cpu:
         return Spread(1, 1, 8 if wide else 16, max(1, ITEM_WORK // max(n, 1)))
@@ -59,39 +59,39 @@ def row_spread(cpu: bool, most: int, n: int, wide: bool, quads: bool = False) ->
 
 
 def _power_of_two(n: int) -> int:
-    """The least power of two that is not below n, and not below 1."""
+    """Return the smallest power of two that is at least n and at least 1."""
     return 1 << max(0, n - 1).bit_length()
 
 
 def part_spread(queue: Any, rows: int, n: int, operands: Mapping[str, str], args: Sequence[Any]) -> Spread:
-    """Rows for groups that each leave a part of something: few groups, each with a long run of rows."""
+    """Distribute rows over groups that each leave a partial result: few groups, each with many consecutive rows."""
     cpu, most, units = device_of(queue)
     spread = row_spread(cpu, most, n, "float64" in operands.values(), n % 4 == 0 and aligned(args))
-    if spread.group == 1 and not cpu:  # a wave shares even a short row: a part per work-item would be too many
+    if spread.group == 1 and not cpu:  # a wave shares even a short row: one partial result per work-item would be too many
         spread = Spread(min(32, most), min(32, most), 1, 1)
     groups = 8 * units if cpu else units * max(1, PART_ITEMS // spread.group)
     return spread._replace(each=-(-rows // groups), streams=streams(cpu, rows * n, operands))
 
 
 def streams(cpu: bool, n: int, operands: Mapping[str, str]) -> bool:
-    """Whether ``n`` elements of the result, operand ``Y``, are more than a CPU's caches should be filled with."""
+    """Whether ``n`` elements of the result, operand ``Y``, should bypass a CPU's caches."""
     return cpu and "Y" in operands and n * dtypes.DTYPES[operands["Y"]].itemsize >= opencl_text.STREAM_BYTES
 
 
 def device_of(queue: Any) -> tuple[bool, int, int]:
-    """Whether a queue's device is a CPU, its largest work-group, its compute units."""
+    """Return whether a queue's device is a CPU, its largest work-group and its compute units."""
     state = program.state(queue)
     return launch.on_cpu_device(queue), state.max_work_group, state.device.max_compute_units
 
 
 def column_spread(queue: Any, wide: bool) -> Spread:
-    """Columns: a work-item takes a vector of neighbours on a CPU, one on a GPU."""
+    """Distribute columns: a CPU's work-item takes a vector of neighboring columns, a GPU's takes one column."""
     cpu, most, _ = device_of(queue)
     return Spread(1, 1, 8 if wide else 16, 1) if cpu else Spread(min(COLUMN_LOCAL, most), 1, 1, 1)
 
 
 def channel_spread(queue: Any, n: int, wide: bool, quads: bool = False) -> Spread:
-    """Folds of ``n`` elements: a work-item each on a CPU, on a GPU a work-group that reads single elements or ``quads``."""
+    """Distribute folds of ``n`` elements: a CPU uses a work-item each, a GPU a work-group that reads single elements or ``quads``."""
     cpu, most, _ = device_of(queue)
     if cpu:
         return Spread(1, 1, 8 if wide else 16, 1)
@@ -101,9 +101,9 @@ def channel_spread(queue: Any, n: int, wide: bool, quads: bool = False) -> Sprea
 
 
 def vector_macros(operands: Mapping[str, str], real: str, vec: int, streams: bool = False) -> dict[str, str]:
-    """``X_VLOAD(p, i)``, ``X_VSTORE(p, i, v)`` and ``X_VSTREAM(p, i, v)`` of each operand: vectors of ``vec`` elements, type ``real``.
+    """Define ``X_VLOAD(p, i)``, ``X_VSTORE(p, i, v)`` and ``X_VSTREAM(p, i, v)`` of each operand: vectors of ``vec`` ``real``.
 
-    What is streamed goes past the caches if it ``streams``; who reads it again soon stores it.
+    ``X_VSTREAM`` bypasses the caches if ``streams``; use ``X_VSTORE`` for values that are read again soon.
     """
     macros = {}
     for name, dtype in operands.items():
@@ -115,8 +115,8 @@ def vector_macros(operands: Mapping[str, str], real: str, vec: int, streams: boo
     return macros
 
 
-#: Stores a line past the caches where it may, which is at its own alignment. The other store is a volatile one, so that no compiler makes
-#: one ordinary store of both.
+#: Stores a cache line past the caches if it is aligned. The other store is volatile, so that no compiler merges both into one
+#: ordinary store.
 _STREAMED = (
     f"if (((size_t)((p) + (i)) & {opencl_text.LINE - 1}) == 0) __builtin_nontemporal_store(v, (__global vec*)((p) + (i)));"
     " else ((__global volatile loose*)((p) + (i)))->lanes = (v)"
@@ -158,7 +158,7 @@ def row_kernel(
 
 
 def aligned(args: Sequence[Any]) -> bool:
-    """Whether the tensors among a kernel's arguments begin where four elements are one load: memory of ours does, a caller's may not."""
+    """Whether the tensors among a kernel's arguments are aligned to four elements: pool memory is, a caller's array may not be."""
     return alignment(*(arg for arg in args if getattr(arg, "host_ref", None) is not None)) == 16
 
 
@@ -166,11 +166,11 @@ def run_rows(
     queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], rows: int, n: int, *args: Any, run: int = 0,
     **defines: Any,
 ) -> None:  # fmt: skip
-    """Launch a kernel over ``rows`` rows of ``n``, made of runs of ``run`` (else of one); its last arguments are ``rows, n, each``."""
+    """Launch a kernel over ``rows`` rows of ``n``, made of runs of ``run`` elements; its last arguments are ``rows, n, each``."""
     cpu, most, units = device_of(queue)
     quads = (run or n) % 4 == 0 and aligned(args)
     spread = row_spread(cpu, most, n, "float64" in operands.values(), quads)
-    if cpu:  # fewer and larger pieces, as long as every core has several
+    if cpu:  # fewer and larger pieces, as long as every core gets several
         each = max(1, min(MOST_WORK // max(n, 1), -(-rows // (8 * units))))
         spread = spread._replace(each=each, streams=streams(cpu, rows * n, operands))
     if run not in (0, n):
@@ -190,7 +190,7 @@ def run_columns(
 
 
 def around(shape: tuple[int, ...], axis: int) -> RowSizes:
-    """``(outer, n, inner)`` of a shape around an axis; a 0-d tensor is one row of one element.
+    """Return ``(outer, n, inner)`` of a shape around an axis; a 0-d tensor is one row of one element.
 
     >>> around((2, 3, 4, 5), 1)
     (2, 3, 20)

@@ -1,4 +1,4 @@
-"""The graph of values that wait: its nodes, and which of them one kernel computes together.
+"""The graph of pending values: its nodes, and which of them one kernel computes together.
 
 :mod:`netcl.engine.lazy_graph` makes the nodes, :mod:`netcl.engine.fused_kernel` computes a group of them.
 """
@@ -15,12 +15,12 @@ from netcl.core.tensor import Tensor
 from netcl.engine.modes import modes
 from netcl.engine.opencl_text import Body
 
-MOST_NODES = 48  # of a chain: longer ones are computed in pieces, since compilers take more than linear time
+MOST_NODES = 48  # nodes of a chain: longer chains are split, because compile time grows faster than linearly
 MOST_LEAVES = 12  # memory streams of a kernel
 
 
 class Space(NamedTuple):
-    """Where folds happen: the whole shape and how many innermost axes are folded."""
+    """The index space of folds: the whole shape and the number of innermost axes that are folded."""
 
     shape: tuple[int, ...]
     axes: int
@@ -35,7 +35,7 @@ class Space(NamedTuple):
 
 
 class Node:
-    """What :class:`netcl.engine.lazy_graph.TraceNode` describes: an op, its inputs, and who uses its value."""
+    """The fields of :class:`netcl.engine.lazy_graph.TraceNode`: an op, its inputs, and the users of its value."""
 
     __slots__ = ("__weakref__", "body", "dtype", "inputs", "kind", "leaves", "level", "made", "mode", "name", "narrow", "numbers", "queue",
                  "readable", "real", "shape", "skipped", "space", "tensors", "users", "weight",
@@ -48,7 +48,7 @@ class Node:
         self.kind, self.name, self.body, self.inputs, self.numbers = kind, name, body, inputs, numbers
         self.shape, self.dtype, self.real, self.queue, self.space, self.narrow = shape, dtype, real, queue, space, narrow
         self.mode, self.whole = modes.mode, modes.whole
-        self.readable = dtype == "bool" or DTYPES[dtype].c_compute == real  # others see the value as it is computed
+        self.readable = dtype == "bool" or DTYPES[dtype].c_compute == real  # other readers see the unrounded value
         self.made: Tensor | None = None
         self.skipped = False
         self.tensors: list[weakref.ref[Tensor]] = []
@@ -64,30 +64,30 @@ class Node:
             elif isinstance(x, Tensor):
                 self.leaves[storage_key(x)] = x
         self.level: int = level + (kind == "fold")  # how many folds deep
-        self.weight: int = weight if weight <= MOST_NODES else len(nodes_below(self))  # at least as many as there are nodes below
+        self.weight: int = weight if weight <= MOST_NODES else len(nodes_below(self))  # an upper bound on the number of nodes below
 
     def seen_by(self, tensor: Tensor) -> None:
-        """A further tensor rests on this node."""
+        """Register a further tensor over this node."""
         self.tensors.append(weakref.ref(tensor))
 
     def alive(self) -> bool:
-        """Whether someone outside of the waiting nodes still holds the value."""
+        """Whether anything outside of the pending nodes still references the value."""
         return any(ref() is not None for ref in self.tensors)
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.shape} {self.dtype}{'' if self.made is None else ', computed'}>"
 
     def compute(self, wanted: Sequence[Node] = ()) -> Tensor:
-        """The tensor that owns the values; computes the node, what shares its work, and of ``wanted`` what reads the same."""
+        """Compute the node, the nodes that share its work and those of ``wanted`` that read the same inputs; returns the node's tensor."""
         raise NotImplementedError
 
     def finish(self, made: Tensor) -> None:
-        """Take the values."""
+        """Store the values."""
         raise NotImplementedError
 
 
 def storage_key(x: Tensor) -> tuple[Any, ...]:
-    """What two tensors over the same memory under the same shape have in common."""
+    """Return a key that is equal for two tensors over the same memory under the same shape."""
     owner = x.source if x.source is not None else (x.pool_handle or x.buffer) if x.array is None else x.array
     return id(owner), x.shape
 
@@ -106,7 +106,7 @@ def fits_rows(node: Node, space: Space) -> bool:
 
 
 def too_long(operands: Sequence[Any]) -> bool:
-    """Whether a kernel for all of this would be too large; the sums over operands are looked into only where they say so."""
+    """Whether a kernel for all operands would be too large; the exact count is made only if the sum of upper bounds exceeds the limit."""
     weight = leaves = 0
     for x in operands:
         weight, leaves = (weight + x.weight, leaves + len(x.leaves)) if isinstance(x, Node) else (weight, leaves + 1)
@@ -128,7 +128,7 @@ class _Gathering:
         self.shape = root.shape if self.space is None else self.space.shape
 
     def accept(self, node: Node) -> bool:
-        """Take a node and what it rests on, if one kernel can do it."""
+        """Add a node and the nodes it depends on, if one kernel can compute them; returns whether it did."""
         if node.made is not None or node.mode != self.root.mode or node.real != self.root.real or node.queue is not self.root.queue:
             return False
         space = self.space or node.space
@@ -149,9 +149,9 @@ class _Gathering:
 
 
 def gather(root: Node, wanted: Sequence[Node] = ()) -> list[Node]:
-    """The roots of a kernel: a node, those alive that share waiting work with it, those asked for with it that read the same inputs."""
+    """Return the roots of a kernel: a node, live nodes that share pending work with it, and requested nodes that read the same inputs."""
     if not wanted and not root.users and all(len(node.users) == 1 for node in nodes_below(root)[:-1]):
-        return [root]  # a chain that nothing else hangs on
+        return [root]  # a chain without other users
     region = _Gathering(root)
     below = set(region.inside)
     queue = list(region.inside)
@@ -168,7 +168,7 @@ def gather(root: Node, wanted: Sequence[Node] = ()) -> list[Node]:
 
 
 def nodes_below(node: Node) -> list[Node]:
-    """A node and every waiting node it rests on, inputs first."""
+    """Return a node and every pending node it depends on, inputs first."""
     order: dict[Node, None] = {}
     _collect(node, order)
     return list(order)
@@ -183,15 +183,15 @@ def _collect(node: Node, order: dict[Node, None]) -> None:
 
 
 def in_order(roots: Sequence[Node]) -> list[Node]:
-    """Every waiting node under some roots, inputs first."""
+    """Return every pending node under some roots, inputs first."""
     return list(dict.fromkeys(node for root in roots for node in nodes_below(root)))
 
 
 def stored(order: Sequence[Node], roots: Sequence[Node]) -> list[Node]:
-    """The nodes whose values a kernel writes: its roots, and of the values between those that are alive the ones worth it.
+    """Return the nodes whose values a kernel writes: its roots, and those live intermediate values that are worth storing.
 
-    A value per row is always worth it. Of whole tensors, writing and reading them again is weighed against reading what they are
-    computed from; a value that was left out once is written the second time.
+    A value per row is always stored. For whole tensors, the cost of writing and rereading them is compared with that of rereading
+    their inputs; a value that was not stored the first time is stored the second time.
     """
     between = [node for node in order if node not in roots and node.alive()]
     if not between:

@@ -1,7 +1,7 @@
-"""Copies between strided blocks of two tensors: what permute, slicing, cat, pad, flip, expand and repeat all are.
+"""Copies between strided blocks of two tensors; used by permute, slicing, cat, pad, flip, expand and repeat.
 
 A block is an offset and one stride per axis, in elements; strides may be 0 (broadcast) or negative (reversed). Axes are
-merged, elements are widened up to 16 bytes, and the few shapes that remain get one kernel each; dtypes do not matter.
+merged, elements are widened up to 16 bytes, and the few remaining shapes have one kernel each; the dtype does not matter.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from netcl.engine.call import planned
 
 ELEMENTS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4"}
 _TURNED_TILE, _TURNED_ROWS = 32, 8
-_LEAST_TILE = 8  # along both axes; below it a tile is mostly edge
-_CPU_RUN = 1 << 16  # bytes a work-item copies in one go on a CPU
+_LEAST_TILE = 8  # size along both axes below which tiles do not pay
+_CPU_RUN = 1 << 16  # bytes that a CPU's work-item copies at a time
 _CPU_ITEM = 1 << 14  # bytes of whole rows that a work-item copies on a CPU
 _RANKS = (4, 8)
 _GROUP = 256  # work-items of a GPU's group
-_ITEM_ROWS = 4  # elements that a GPU's work-item copies: loads that are on their way together
+_ITEM_ROWS = 4  # elements that a GPU's work-item copies: loads in flight together
 _MOST_GROUPS = 65535  # along the second and third dimension of a launch
 
 
@@ -59,7 +59,7 @@ def dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def merge(axes: Sequence[CopyAxis]) -> tuple[CopyAxis, ...]:
-    """Drop axes of size one and join neighbours that both sides walk in one stride.
+    """Drop axes of size one and merge neighbors that both sides traverse with one stride.
 
     >>> merge((CopyAxis(2, 12, 12), CopyAxis(3, 4, 4), CopyAxis(4, 1, 1)))
     (CopyAxis(size=24, source=1, target=1),)
@@ -109,7 +109,7 @@ class _Launch(NamedTuple):
 
 
 def _largest_index(copy: Copy) -> int:
-    """The largest element number either side touches, or work-item number."""
+    """Return the largest element index or work-item index of a copy."""
     far = (sum((a.size - 1) * max(0, stride) for a, stride in ((a, a[side]) for a in copy.axes)) for side in (1, 2))
     return max(copy.source, copy.target, *(start + n for start, n in zip((copy.source, copy.target), far, strict=True)),
                math.prod(a.size for a in copy.axes))  # fmt: skip
@@ -138,7 +138,7 @@ def _grid_copy(queue: Any, copy: Copy) -> _Launch | None:
     if launch.on_cpu_device(queue) or not 1 <= len(axes) <= 4:
         return None
     (size, source, target) = axes[-1]
-    if len(axes) == 1 and size % _ITEM_ROWS == 0:  # one long run: as rows
+    if len(axes) == 1 and size % _ITEM_ROWS == 0:  # one long run: copy it as rows
         size //= _ITEM_ROWS
         axes = (CopyAxis(_ITEM_ROWS, size * source, size * target), CopyAxis(size, source, target))
     axes = (CopyAxis(1, 0, 0),) * (4 - len(axes)) + axes
@@ -205,7 +205,7 @@ def _transposition(queue: Any, copy: Copy) -> _Launch | None:
 
 
 def alignment(*tensors: Tensor) -> int:
-    """Bytes that both memories are aligned to: pools give 16 and more, a caller's own array (``share=True``) may not."""
+    """Return the common alignment in bytes: at least 16 for memory of pools, possibly less for a caller's array (``share=True``)."""
     if all(t.host_ref is None for t in tensors):
         return 16
     addresses = [t.host_ref.__array_interface__["data"][0] for t in tensors if t.host_ref is not None]
@@ -241,21 +241,21 @@ def _strided_array(x: Tensor, sizes: Sequence[int], start: int, strides: Sequenc
 
 
 def take_block(x: Tensor, sizes: Sequence[int], start: int, strides: Sequence[int]) -> Tensor:
-    """A strided block of ``x`` as a tensor of its own."""
+    """Copy a strided block of ``x`` to a new tensor."""
     out = Tensor.empty(tuple(sizes), x.dtype, queue=x.queue)
     copy_block(sizes, x, start, strides, out, 0, dense(sizes))
     return out
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """``x`` repeated along new and size-one axes; ``x`` itself if nothing is to do. The shapes must fit."""
+    """Return ``x`` repeated along new and size-one axes; ``x`` itself if its shape is ``shape``. The shapes must fit."""
     if tuple(shape) == x.shape:
         return x
     return take_block(x, shape, 0, broadcast_strides(x.shape, shape))
 
 
 def broadcast_strides(shape: Sequence[int], to: Sequence[int]) -> tuple[int, ...]:
-    """The strides that walk a contiguous tensor of ``shape`` as if it had the shape ``to``."""
+    """Return the strides that traverse a contiguous tensor of ``shape`` as if it had the shape ``to``."""
     strides = dense(shape)
     walked = [0 if n == 1 and wanted != 1 else stride for n, stride, wanted in zip(shape, strides, to[len(to) - len(shape) :], strict=True)]
     return (0,) * (len(to) - len(shape)) + tuple(walked)

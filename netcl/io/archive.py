@@ -1,7 +1,7 @@
 """The container of every ``.netcl`` file: an NPZ archive with JSON in ``__netcl_meta__``, written whole or not at all.
 
-Nothing read here is trusted: names, sizes and checksums are looked at before memory is taken for them, arrays of objects are
-refused, and nothing is ever unpickled or written to a path that a file names.
+Nothing read here is trusted: names, sizes and checksums are checked before memory is allocated. Arrays of objects raise, and
+nothing is ever unpickled or written to a path that a file names.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _BAD_NAME = re.compile(r"^$|^[/~]|^[A-Za-z]:|\\|(^|/)\.\.?(/|$)|//|/$|[\x00-\x1f
 
 
 class FileError(ValueError):
-    """A file that is damaged, foreign, newer than this netcl, or does not fit what it is to be loaded into."""
+    """Raised for a file that is damaged, foreign, newer than this netcl, or does not match what it is loaded into."""
 
 
 def refusal(op: str, what: str, remedy: str = "", **values: object) -> FileError:
-    """A :class:`FileError` in the house's form."""
+    """Build a :class:`FileError` in the common form of messages."""
     return FileError(message(op, what, remedy, **values))
 
 
@@ -56,7 +56,7 @@ def refusal(op: str, what: str, remedy: str = "", **values: object) -> FileError
 
 @contextmanager
 def filling(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name the file and the remedy where a disk, a quota or a limit ends what is written to ``path``; the system's error names neither."""
+    """Convert errors of a full disk, a quota or a limit to errors that name ``path`` and the remedy."""
     try:
         yield
     except OSError as error:
@@ -70,12 +70,12 @@ def filling(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write to that takes the place of ``path`` when all of it is on the disk, and leaves no trace otherwise."""
+    """Yield a file that replaces ``path`` once it is completely on the disk, and is removed otherwise."""
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(message("save", "there is no such folder", folder=target.parent))
     if target.exists() and not target.is_file():
-        raise FileExistsError(message("save", "a folder or a device has this name", "name a file", path=repr(str(path))))
+        raise FileExistsError(message("save", "the path must not be a folder or a device", "name a file", path=repr(str(path))))
     _sweep(target.parent)
     temporary = target.with_name(f".writing-{secrets.token_hex(8)}")
     try:
@@ -91,7 +91,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def _lock_file(descriptor: int) -> bool:
-    """Mark a file as being written; the mark goes with the process, however that ends."""
+    """Lock a file while it is written; the lock ends with the process."""
     if fcntl is None:
         return True
     try:
@@ -102,7 +102,7 @@ def _lock_file(descriptor: int) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left half-written."""
+    """Remove the partly written files of killed processes."""
     for path in folder.glob(".writing-*"):
         with suppress(OSError), open(path, "rb") as file:
             if time.time() - os.fstat(file.fileno()).st_mtime > _SWEEP_SECONDS and _lock_file(file.fileno()):
@@ -110,7 +110,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A replaced name is on the disk only when its folder is; Windows cannot open one."""
+    """Flush a folder, without which a replaced name is not on the disk; Windows cannot open one."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -123,7 +123,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], op: str) -> None:
-    """An NPZ file under exactly this name."""
+    """Write an NPZ file under exactly this name."""
     for name, array in arrays.items():
         if not isinstance(name, str) or bad_name(name):
             raise refusal(op, "a name that cannot be an entry of a file", "use letters, digits, dots and underscores", name=repr(name))
@@ -137,9 +137,9 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray],
 
 
 def write(path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], op: str) -> None:
-    """A ``.netcl`` file: ``meta`` as JSON, with the checksum of every array, and the arrays."""
+    """Write a ``.netcl`` file: ``meta`` as JSON, with the checksum of every array, and the arrays."""
     if META in arrays:
-        raise refusal(op, "the name is taken", name=META)
+        raise refusal(op, "the name must not be reserved", name=META)
     sums = {name: checksum(array) for name, array in arrays.items()}
     text = json.dumps({"version": VERSION, **meta, "sha256": sums}, allow_nan=False)
     write_arrays(path, {META: np.array(text), **arrays}, op)
@@ -156,20 +156,20 @@ def checksum(array: np.ndarray) -> str:
 
 
 class Archive(NamedTuple):
-    """What a ``.netcl`` file holds."""
+    """The content of a ``.netcl`` file."""
 
     meta: dict[str, Any]
     arrays: dict[str, np.ndarray]
 
 
 def bad_name(name: str) -> bool:
-    """Whether a name of an entry tries to be a path to somewhere else."""
+    """Whether the name of an entry is a path outside of the file."""
     return _BAD_NAME.search(name) is not None
 
 
 @contextmanager
 def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseException], ...] = _DAMAGED) -> Iterator[None]:
-    """Turn what readers raise over damaged bytes into one error that names the file."""
+    """Convert the errors of readers over damaged bytes to one error that names the file."""
     try:
         yield
     except (FileError, DtypeError, ShapeError, FileNotFoundError, PermissionError, IsADirectoryError):
@@ -183,14 +183,14 @@ def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseExcept
 
 
 def regular_file(path: str | os.PathLike[str], op: str) -> str | os.PathLike[str]:
-    """The path, unless a pipe or a device has it: opening those may never return."""
+    """Return the path; raises for a pipe or a device, because opening those may block."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        raise refusal(op, "a pipe or a device has this name", "name a regular file", file=path)
+        raise refusal(op, "the file must not be a pipe or a device", "name a regular file", file=path)
     return path
 
 
 class Entries:
-    """The entries of a zip archive, looked over before any is read."""
+    """The entries of a zip archive, checked before any is read."""
 
     def __init__(self, path: str | os.PathLike[str], op: str, max_bytes: int | None = None):
         self.path, self.op = path, op
@@ -212,7 +212,7 @@ class Entries:
         self.zip.close()
 
     def refuse(self, what: str, remedy: str = "", **values: object) -> FileError:
-        """An error about this file."""
+        """Build an error about this file."""
         return refusal(self.op, what, remedy, **values, file=self.path)
 
     def _checked(self) -> dict[str, zipfile.ZipInfo]:
@@ -220,22 +220,22 @@ class Entries:
         packed, total = 0, 0
         for info in self.zip.infolist():
             if bad_name(info.filename):
-                raise self.refuse("an entry's name is a path to somewhere else", name=repr(info.filename))
+                raise self.refuse("an entry must not name a path outside of the file", name=repr(info.filename))
             if info.filename in infos:
-                raise self.refuse("two entries have the same name", name=repr(info.filename))
+                raise self.refuse("entries must have different names", name=repr(info.filename))
             if info.flag_bits & 1:
-                raise self.refuse("an entry is encrypted", name=repr(info.filename))
+                raise self.refuse("an entry must not be encrypted", name=repr(info.filename))
             infos[info.filename] = info
             packed, total = packed + info.compress_size, total + info.file_size
         if packed > self.size:
-            raise self.refuse("the entries overlap or are cut off", entries=f"{packed} bytes", bytes=self.size)
+            raise self.refuse("entries must not overlap or be cut off", entries=f"{packed} bytes", bytes=self.size)
         if total > self.limit:
             remedy = "if you trust the file, pass max_bytes="
-            raise self.refuse("the file would unpack to more than is plausible", remedy, unpacked=total, limit=self.limit)
+            raise self.refuse("the file must not unpack to more than the limit", remedy, unpacked=total, limit=self.limit)
         return infos
 
     def read(self, name: str) -> np.ndarray:
-        """The bytes of an entry, as memory of their own; length and CRC are checked."""
+        """Read the bytes of an entry to new memory; length and CRC are checked."""
         info = self.infos[name]
         with refusing(self.op, f"{self.path}:{name}"), self.zip.open(info) as entry:
             data = np.empty(info.file_size, np.uint8)
@@ -246,12 +246,12 @@ class Entries:
                     raise EOFError(f"{data.size - at} of {data.size} bytes are missing")
                 at += got
             if entry.read(1):
-                raise EOFError("there is more than was declared")
+                raise EOFError("got more bytes than were declared")
         return data
 
 
 def read_arrays(path: str | os.PathLike[str], op: str, max_bytes: int | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an NPZ file; arrays of objects are refused, whatever is pickled in them."""
+    """Read the arrays of an NPZ file; raises for arrays of objects, because they are pickled."""
     with Entries(path, op, max_bytes) as entries:
         found = {}
         for name in entries.infos:
@@ -267,24 +267,24 @@ def array_of(entries: Entries, name: str) -> np.ndarray:
 
 
 def read(path: str | os.PathLike[str], op: str, kind: str, max_bytes: int | None = None) -> Archive:
-    """The content of a ``.netcl`` file of a kind, every checksum verified."""
+    """Read a ``.netcl`` file of a kind and verify every checksum."""
     arrays = read_arrays(path, op, max_bytes)
     meta = parse_meta(arrays.pop(META, None), path, op)
     if meta["kind"] != kind:
         remedy = OPENED_BY.get(meta["kind"], "")
-        raise refusal(op, f"the file holds a {meta['kind']}, not a {kind}", remedy and f"{remedy} opens it", file=path)
+        raise refusal(op, f"the file must hold a {kind}, got a {meta['kind']}", remedy and f"{remedy} opens it", file=path)
     sums = meta.pop("sha256", None)
     if not isinstance(sums, dict):
         raise refusal(op, "the file has no checksums", file=path)
     names_differ(op, path, "entries", sums, arrays)
     for name, array in arrays.items():
         if checksum(array) != sums[name]:
-            raise refusal(op, "an entry does not match its checksum", "the file was damaged or changed", name=repr(name), file=path)
+            raise refusal(op, "every entry must match its checksum", "the file was damaged or changed", name=repr(name), file=path)
     return Archive(meta, arrays)
 
 
 def read_meta(path: str | os.PathLike[str], op: str, max_bytes: int | None = None) -> dict[str, Any]:
-    """The metadata of a ``.netcl`` file, without its arrays."""
+    """Read the metadata of a ``.netcl`` file, without its arrays."""
     with Entries(path, op, max_bytes) as entries:
         return parse_meta(array_of(entries, f"{META}.npy") if f"{META}.npy" in entries.infos else None, path, op)
 
@@ -299,12 +299,12 @@ def parse_meta(stored: np.ndarray | None, path: str | os.PathLike[str], op: str)
     if type(version) is not int or version < 1 or not isinstance(meta.get("kind"), str):
         raise refusal(op, f"{META} is not what netcl writes", file=path)
     if version > VERSION:
-        raise refusal(op, "the file was written by a newer netcl", "update netcl", version=version, known=VERSION, file=path)
+        raise refusal(op, "the file requires a newer netcl", "update netcl", version=version, known=VERSION, file=path)
     return meta
 
 
 def names_differ(op: str, path: object, what: str, expected: Iterable[str], found: Iterable[str]) -> None:
-    """Refuse names that are missing or too many, naming them."""
+    """Raise if names are missing or unexpected, naming them."""
     missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or extra:
         values = {key: some(names) for key, names in (("missing", missing), ("unexpected", extra)) if names}

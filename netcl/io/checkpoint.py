@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped, in one file that is either whole or not there.
+"""Checkpoints: the complete state of a run in one file, which is either whole or not there.
 
 Weights, buffers, optimizer, scheduler, loss scaler, position of the loader, random streams, step, and whatever else is given.
 Files are replaced atomically and every entry has a checksum; a checkpoint is looked over completely before anything is changed.
@@ -33,7 +33,7 @@ _CHECKPOINT_NAME = re.compile(r"step-(\d{6,})\.netcl")
 
 
 class Checkpoint(NamedTuple):
-    """What :func:`load_checkpoint` says about what it loaded."""
+    """The description of a checkpoint that :func:`load_checkpoint` returns."""
 
     step: int
     extra: Any
@@ -56,7 +56,7 @@ def save_checkpoint(
     - **run**: the id of the run the checkpoint belongs to.
     """
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-        raise ValueError(message(SAVE, "a step is a number from 0 on", step=repr(step)))
+        raise ValueError(message(SAVE, "step must be a number of at least 0", step=repr(step)))
     if keep_last is not None and (not isinstance(keep_last, int) or keep_last < 1):
         raise ValueError(message(SAVE, "at least one checkpoint must be kept", keep_last=keep_last))
     target = _target_file(Path(path), int(step), keep_last)
@@ -101,7 +101,7 @@ def load_checkpoint(
 
 
 def _read(found: Path, max_bytes: int | None = None) -> tuple[int, dict[str, Any], str]:
-    """The step, the state and the run id of a file, after all of it was checked."""
+    """Read the step, the state and the run id of a file after checking all of it."""
     meta, arrays = archive.read(found, LOAD, "checkpoint", max_bytes)
     state = tree.unpack(meta.get("state"), arrays, LOAD, tensor=_HostTensor)
     step = meta.get("step")
@@ -128,7 +128,7 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def latest_whole(folder: str | os.PathLike[str]) -> Path | None:
-    """The checkpoint of a folder with the highest step that can be read from end to end; ``None`` in a folder without any.
+    """Return the checkpoint of a folder with the highest step that is completely readable; ``None`` if there is none.
 
     Those with higher steps, which cannot be read, are set aside as ``step-000123.netcl.unreadable``, so that nothing is written over them,
     and a warning names each with the reason. If none can be read, all stay and the error of the newest is raised.
@@ -149,7 +149,7 @@ def latest_whole(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Another name for a file, which nothing else has."""
+    """Rename a file to an unused name."""
     names = (path.with_name(f"{path.name}.unreadable{number or ''}") for number in count())
     other = next(name for name in names if not name.exists())
     path.rename(other)
@@ -173,7 +173,7 @@ def _checkpoint_at(path: Path) -> Path:
         return path
     newest = latest(path)
     if newest is None:
-        raise FileNotFoundError(message(LOAD, "the folder holds no checkpoint", "they are called step-000123.netcl", folder=path))
+        raise FileNotFoundError(message(LOAD, "the folder has no checkpoint", "they are called step-000123.netcl", folder=path))
     return newest
 
 
@@ -181,7 +181,7 @@ def _checkpoint_at(path: Path) -> Path:
 
 
 class _HostTensor:
-    """A tensor that is still on the host; shape and dtype can be compared before any device memory is taken."""
+    """A tensor on the host; shape and dtype can be compared before device memory is allocated."""
 
     def __init__(self, stored: np.ndarray, dtype: str):
         self.stored, self.dtype, self.shape = stored, dtype, stored.shape
@@ -191,7 +191,7 @@ class _HostTensor:
 
 
 def _on_device(value: Any, queue: Any = None) -> Any:
-    """A state with its tensors on a queue, or on the active device."""
+    """Move the tensors of a state to a queue, or to the active device."""
     if isinstance(value, _HostTensor):
         return value.on(queue)
     if isinstance(value, dict):
@@ -216,12 +216,12 @@ def _generators(rng: Any, op: str) -> dict[str, np.random.Generator]:
     generators = rng if isinstance(rng, Mapping) else {} if rng is None else {"rng": rng}
     wrong = [name for name, generator in generators.items() if not isinstance(generator, np.random.Generator)]
     if wrong:
-        raise TypeError(message(op, "rng takes NumPy generators", "make them with np.random.default_rng", wrong=wrong))
+        raise TypeError(message(op, "rng must be NumPy generators", "make them with np.random.default_rng", wrong=wrong))
     return dict(generators)
 
 
 def _queues(model: Any) -> list[Any]:
-    """Where random numbers are drawn: the devices of the model, then the active one; each once."""
+    """List the queues that draw random numbers: the devices of the model, then the active one; each once."""
     tensors = [*model.parameters(), *model.buffers()] if model is not None and hasattr(model, "parameters") else []
     found: list[Any] = []
     for queue in [*(tensor.queue for tensor in tensors), get_active_device().queue]:
@@ -255,19 +255,19 @@ def _check_model(own: Mapping[str, Any], given: Any, path: Path) -> None:
         f"{name} is {given[name].dtype}, the model has {own[name].dtype}" for name in own if str(own[name].dtype) != str(given[name].dtype)
     ]
     if other:
-        raise refusal(LOAD, "weights have other dtypes than the model's", dtypes=f"[{'; '.join(other[:4])}]", count=len(other), file=path)
+        raise refusal(LOAD, "weights must have the dtypes of the model's", dtypes=f"[{'; '.join(other[:4])}]", count=len(other), file=path)
 
 
 def _check_same_form(name: str, own: Any, given: Any, path: Path) -> None:
     """An optimizer's groups and sizes must be those of the one it is loaded into; other states need only be of the same form."""
     if type(own) is not type(given):
         kinds = {"own": type(own).__name__, "checkpoint": type(given).__name__}
-        raise refusal(LOAD, f"the {name} of the checkpoint has another form", **kinds, file=path)
+        raise refusal(LOAD, f"the {name} of the checkpoint must have the same form", **kinds, file=path)
     if not isinstance(own, dict) or "param_groups" not in own:
         return
     sizes = [[len(group["params"]) for group in state["param_groups"]] if _grouped(state) else None for state in (own, given)]
     if sizes[0] != sizes[1]:
-        what = f"the {name} of the checkpoint has other parameter groups"
+        what = f"the {name} of the checkpoint must have the same parameter groups"
         raise refusal(LOAD, what, "make the optimizer as in the run that saved", own=sizes[0], checkpoint=sizes[1], file=path)
 
 
@@ -297,7 +297,7 @@ def _is_stream(stream: Any) -> bool:
 
 
 def _restore_parts(parts: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> None:
-    """Load the parts, the model last; if one refuses, put back what the others had."""
+    """Load the parts, the model last; if one raises, restore the others."""
     with ExitStack() as undo:
         for name, part in parts.items():
             if name != "model":  # which comes last and, having been checked, only ever fails with its device

@@ -42,7 +42,7 @@ def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, 
     if isinstance(model, CompiledFunction):
         if folded := vars(model).get("folded"):  # the model is another than its architecture says
             remedy = "save the model it was made of, and call fuse_graph after load_model"
-            raise ValueError(message("save_model", "batch norms of this model are folded away", remedy, into=folded))
+            raise ValueError(message("save_model", "a model with folded batch norms cannot be saved", remedy, into=folded))
         model = model.function
     config = nn.config_of(model)
     state = model.state_dict()
@@ -61,7 +61,7 @@ def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, 
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors themselves by the names of ``state_dict()``, which gives others over the same memory."""
+    """Return the tensors themselves by the names of ``state_dict()``, which returns others over the same memory."""
     places = {name: name.rpartition(".") for name in model.state_dict()}
     return {name: getattr(model.get_submodule(owner), last) for name, (owner, _, last) in places.items()}
 
@@ -75,14 +75,14 @@ def read_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _tied(model: Any) -> dict[str, str]:
-    """Names of weights that are the weights of an earlier name: of layers that stand in several places, and of tied ones."""
+    """Map names of shared weights to the first name of the same weight."""
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(tensor), name) for name, tensor in _own_tensors(model).items()}
     return {name: other for name, other in names.items() if name != other}
 
 
 def _tie(model: Any, tied: Any, path: object) -> None:
-    """Make weights one that were one when the file was written."""
+    """Share weights that were shared when the file was written."""
     state = _own_tensors(model)
     for name, other in tied.items() if isinstance(tied, dict) else [("", "")]:
         if not isinstance(other, str) or not {name, other} <= state.keys() or state[name].shape != state[other].shape:
@@ -129,13 +129,13 @@ def _built_model(meta: Mapping[str, Any], path: object, device: Any, room: int) 
 def _decoded(array: np.ndarray, dtype: Any, name: str, path: object) -> np.ndarray:
     row = dtypes.DTYPES.get(dtype) if isinstance(dtype, str) else None
     if row is None or row.storage != array.dtype:
-        raise refusal("load_model", "a weight has another dtype than the file says", name=name, array=array.dtype, said=dtype, file=path)
+        raise refusal("load_model", "a weight must have the declared dtype", name=name, array=array.dtype, said=dtype, file=path)
     return dtypes.decode(array, row)
 
 
 def fitting(own: Mapping[str, Any], given: Mapping[str, np.ndarray], path: object, op: str) -> None:
-    """Refuse weights that are not those of a model, before any is changed."""
+    """Raise for weights that do not match those of a model, before any is changed."""
     names_differ(op, path, f"weights of the file ({len(given)})", own, given)
     wrong = [f"{name} is {given[name].shape}, the model has {own[name].shape}" for name in own if own[name].shape != given[name].shape]
     if wrong:
-        raise refusal(op, "weights have other shapes than the model's", shapes=f"[{'; '.join(wrong[:4])}]", count=len(wrong), file=path)
+        raise refusal(op, "weights must have the shapes of the model's", shapes=f"[{'; '.join(wrong[:4])}]", count=len(wrong), file=path)

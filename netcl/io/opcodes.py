@@ -1,4 +1,4 @@
-"""The stack language torch writes its state dicts in, run by an interpreter that can build containers and nothing else.
+"""An interpreter for the pickle programs of torch's state dicts that can build containers and nothing else.
 
 ``pickletools.genops`` reads the opcodes and their arguments, and executes nothing.
 
@@ -21,11 +21,11 @@ TENSOR_STEPS = 1000  # more for each tensor of the file
 
 
 class Refused(ValueError):
-    """A program that does something other than building containers of allowed things."""
+    """Raised for a program that does more than build containers of allowed values."""
 
 
 class Allowed(str):
-    """A name a program may use: ``make(*args)`` when it is called; ``None`` if it is only ever a value."""
+    """A name that a program may use: ``make(*args)`` when it is called; ``None`` if it is only a value."""
 
     make: Callable[..., Any] | None
     value: str
@@ -37,17 +37,16 @@ class Allowed(str):
 
 
 class Attributes(OrderedDict[Any, Any]):
-    """An ordered dictionary whose attributes the program set; they are not kept."""
+    """An ordered dictionary whose attributes the program sets; they are dropped."""
 
     def build(self, state: Any) -> None:
-        """Take what the program sets; a subclass may keep it."""
+        """Receive the attributes that the program sets; a subclass may keep them."""
 
 
 def run_program(
     data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int = 0, most: int = FREE_STEPS
 ) -> tuple[Any, int]:
-    """Run a program of at most so many steps; the value it leaves and the position after it. ``persistent`` resolves references to
-    storages."""
+    """Run a program of at most ``most`` steps; returns its value and its end. ``persistent`` resolves references to storages."""
     machine = _Machine(names, persistent)
     stream = io.BytesIO(data)
     stream.seek(start)
@@ -56,10 +55,10 @@ def run_program(
         if step is None:
             raise Refused(f"opcode {name} at byte {at} is not one that torch writes")
         if count == most:
-            raise Refused(f"the program has more than {most} steps, which no state dict of this size has; if you trust it, pass max_bytes=")
+            raise Refused(f"the program must have at most {most} steps for a file of this size; if you trust it, pass max_bytes=")
         step(machine, argument)
     if len(machine.stack) != 1 or machine.stack[0] is _STACK_MARK:
-        raise Refused(f"the program ends with {len(machine.stack)} values")
+        raise Refused(f"the program must end with one value, got {len(machine.stack)}")
     return machine.stack[0], stream.tell()
 
 
@@ -68,7 +67,7 @@ def _opcodes(stream: io.BytesIO) -> Iterator[tuple[str, Any, int | None]]:
         for opcode, argument, at in pickletools.genops(stream):
             yield opcode.name, argument, at
     except (ValueError, OverflowError) as error:
-        raise Refused(f"the program is cut off or damaged ({error})") from None
+        raise Refused(f"the program is not complete ({error})") from None
 
 
 class _Machine:
@@ -79,7 +78,7 @@ class _Machine:
 
     def pop(self) -> Any:
         if not self.stack or self.stack[-1] is _STACK_MARK:
-            raise Refused("the program takes more than it has put down")
+            raise Refused("the program must not take more values than it has stored")
         return self.stack.pop()
 
     def marked(self) -> list[Any]:
@@ -100,12 +99,12 @@ class _Machine:
 
     def get(self, index: int) -> None:
         if index not in self.memo:
-            raise Refused(f"the program recalls number {index}, which it never stored")
+            raise Refused(f"the program must store number {index} before it is recalled")
         self.push(self.memo[index])
 
     def put(self, index: int) -> None:
         if not self.stack or self.stack[-1] is _STACK_MARK:
-            raise Refused("the program stores what it does not have")
+            raise Refused("the program must have a value to store")
         self.memo[index] = self.stack[-1]
 
     def name(self, module: Any, attribute: Any) -> None:
@@ -124,7 +123,7 @@ class _Machine:
         self.push(function.make(*arguments))
 
     def build(self) -> None:
-        """Attributes of an object: torch sets them on the ordered dictionaries of ``state_dict()``; they hold version numbers."""
+        """Set attributes of an object: torch sets version numbers on the ordered dictionaries of ``state_dict()``."""
         state = self.pop()
         self.top(Attributes).build(state)
 
@@ -133,17 +132,17 @@ class _Machine:
 
     def set_items(self, items: Sequence[Any]) -> None:
         if len(items) % 2:
-            raise Refused("a key without a value")
+            raise Refused("every key must have a value")
         self.top(dict).update(checked_items(zip(items[::2], items[1::2], strict=True)))
 
 
 def checked_items(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Items of a dictionary. Keys are plain and short: a tuple of tuples of ... that share their parts takes for ever to hash."""
+    """Check items of a dictionary. Keys must be plain and short: nested tuples that share parts take forever to hash."""
     found = []
     for key, value in pairs:
         parts = key if type(key) is tuple else (key,)
         if len(parts) > 64 or not all(part is None or isinstance(part, str | int | float | bytes) for part in parts):
-            raise Refused(f"a key is a {type(key).__name__}")
+            raise Refused(f"a key must be a text or a number, got a {type(key).__name__}")
         found.append((key, value))
     return found
 
@@ -229,7 +228,7 @@ class Writer:
         self.add(b"t")
 
     def plain(self, value: Any) -> bool:
-        """Write a number, a text or nothing; whether it was one."""
+        """Write a number, a text or None; returns whether the value was one."""
         if value is None or isinstance(value, bool):
             self.add({None: b"N", True: b"\x88", False: b"\x89"}[value])
         elif isinstance(value, int):

@@ -26,7 +26,7 @@ def host_state(value: Any, op: str) -> dict[str, np.ndarray]:
     """The arrays of a module or of a dictionary of arrays and tensors; bfloat16 as ``ml_dtypes`` has it."""
     state = value.state_dict() if hasattr(value, "state_dict") else value
     if not isinstance(state, Mapping):
-        raise refusal(op, "takes a module or a dictionary of arrays", given=type(value).__name__)
+        raise refusal(op, "the value must be a module or a dictionary of arrays", given=type(value).__name__)
     found: dict[str, np.ndarray] = {}
     for name, item in state.items():
         if isinstance(item, Tensor):
@@ -34,7 +34,7 @@ def host_state(value: Any, op: str) -> dict[str, np.ndarray]:
         elif isinstance(item, np.ndarray | np.generic | int | float | list):
             found[name] = np.asarray(item)
         else:
-            what = f"an item is a {type(item).__name__}, not an array"
+            what = f"every item must be an array, got a {type(item).__name__}"
             raise refusal(op, what, "nested states go into .netcl or .pt files: netcl.save", name=repr(name))
     return found
 
@@ -48,7 +48,7 @@ def save_params(params: Any, path: str | os.PathLike[str]) -> None:
     stored = {name: tree.bits(array) for name, array in arrays.items()}
     wide = {name: dtype for name, (_, dtype) in stored.items() if dtype == "bfloat16"}
     if META in stored:
-        raise refusal("save_params", "the name is taken", name=META)
+        raise refusal("save_params", "the name must not be reserved", name=META)
     meta = {META: np.array(json.dumps({"version": archive.VERSION, "kind": "params", "dtypes": wide}))} if wide else {}
     archive.write_arrays(path, {**meta, **{name: array for name, (array, _) in stored.items()}}, "save_params")
 
@@ -68,11 +68,11 @@ def load_params(path: str | os.PathLike[str], *, max_bytes: int | None = None) -
 
 
 def safetensors_library() -> Any:
-    """The package safetensors, or an error that says how to install it."""
+    """Import the package safetensors; raises an error with the install command."""
     try:
         import safetensors.numpy
     except ImportError:
-        raise ImportError(message("safetensors", "the package safetensors is needed", "pip install safetensors ml_dtypes")) from None
+        raise ImportError(message("safetensors", "the package safetensors is required", "pip install safetensors ml_dtypes")) from None
     return safetensors
 
 
@@ -109,7 +109,7 @@ def load_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
                 tree.bfloat16()
             found[name] = np.array(file.get_tensor(name))
     if _DIGEST_KEY in notes and notes[_DIGEST_KEY] != _content_digest(found):
-        raise refusal("load_safetensors", "the arrays do not match their checksum", "the file was damaged or changed", file=path)
+        raise refusal("load_safetensors", "the arrays must match their checksum", "the file was damaged or changed", file=path)
     return found
 
 
@@ -140,7 +140,7 @@ def save(value: Any, path: Any) -> None:
     if suffix in _SAVERS:
         _SAVERS[suffix](value, path)
     elif suffix != ".netcl":
-        raise refusal("save", "the suffix names no format", f"known: .netcl, {', '.join(_SAVERS)}", file=path)
+        raise refusal("save", "the suffix must be that of a format", f"known: .netcl, {', '.join(_SAVERS)}", file=path)
     elif hasattr(value, "state_dict"):
         from netcl.io.model import save_model
 
@@ -178,7 +178,7 @@ def load(path: Any, device: Any = None, *, map_location: Any = None, weights_onl
         return load_torch(path, max_bytes=max_bytes, convert=lambda array: Tensor.from_host(queue, array, _dtype(array)))
     if head[8:9] == b"{":
         return _tensors(load_safetensors(path), queue)
-    raise refusal("load", "the file is of no known format", "ONNX models are opened by import_onnx", file=path)
+    raise refusal("load", "unknown file format", "ONNX models are opened by import_onnx", file=path)
 
 
 def _tensors(arrays: Mapping[str, np.ndarray], queue: Any) -> dict[str, Tensor]:

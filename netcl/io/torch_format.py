@@ -56,19 +56,19 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
 
 
 def _dense_steps(tensors: int, max_bytes: int | None) -> int:
-    """How many steps a program over so many tensors may have; with ``max_bytes``, one for each container that fits."""
+    """Return how many steps a program over this many tensors may have; with ``max_bytes``, one for each container that fits."""
     return opcodes.FREE_STEPS + (opcodes.TENSOR_STEPS * tensors if max_bytes is None else max_bytes // 64)
 
 
 class _Storage:
-    """Bytes that tensors are windows of."""
+    """Bytes that tensors are views of."""
 
     def __init__(self, dtype: str, data: np.ndarray | None):
         self.dtype, self.data = dtype, data
 
 
 class _Reader:
-    """What a program may build: containers, and tensors over the storages of its file."""
+    """The values a program may build: containers, and tensors over the storages of its file."""
 
     def __init__(self, limit: int, big_endian: bool = False, convert: Callable[[np.ndarray], Any] | None = None):
         self.left, self.big_endian, self.convert = limit, big_endian, convert or (lambda array: array)
@@ -88,10 +88,10 @@ class _Reader:
         self.names: dict[str, Allowed] = {**plain, **kinds, **storages}
 
     def take(self, nbytes: int) -> None:
-        """Count memory that is not a part of the file: what a file says in five bytes may be large, and be said many times."""
+        """Count memory besides the file itself: a few bytes of a file may describe much memory, many times."""
         self.left -= nbytes
         if self.left < 0:
-            raise Refused("what is in it is larger than is plausible for this file; if you trust it, pass max_bytes=")
+            raise Refused("the content must not be larger than the limit for this file; if you trust it, pass max_bytes=")
 
     def ordered(self, pairs: Any = ()) -> Attributes:
         self.take(_PAIR_BYTES * len(pairs))
@@ -99,7 +99,7 @@ class _Reader:
 
     def tensor(self, storage: Any, offset: int, size: Any, stride: Any, grad: Any = None, hooks: Any = None, marks: Any = None) -> Any:
         if marks:  # that its values are to be conjugated, or negated, when they are read
-            raise Refused("a tensor is a view that torch has yet to compute: save its resolve_conj().resolve_neg()")
+            raise Refused("a tensor must not be a view that torch has yet to compute: save its resolve_conj().resolve_neg()")
         return self.window(storage, getattr(storage, "dtype", ""), offset, size, stride)
 
     def tensor_of(self, storage: Any, offset: int, size: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any) -> Any:
@@ -107,18 +107,18 @@ class _Reader:
 
     def window(self, storage: Any, dtype: str, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Any:
         if not isinstance(storage, _Storage) or not dtype:
-            raise Refused("a tensor is made of something other than a storage")
+            raise Refused("a tensor must be made of a storage")
         if storage.data is None:
             return None
         size, stride = _integers(size), _integers(stride)
         _integers([offset])
         if len(size) != len(stride):
-            raise Refused(f"a tensor has {len(size)} sizes and {len(stride)} strides")
+            raise Refused(f"a tensor must have as many sizes as strides, got {len(size)} and {len(stride)}")
         kind = tree.bfloat16() if dtype == "bfloat16" else np.dtype(dtype)
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if math.prod(size) else 0
         count = storage.data.size // kind.itemsize
         if (math.prod(size) and last >= count) or storage.data.size % kind.itemsize:
-            raise Refused(f"a tensor of size {size}, stride {stride} and offset {offset} reaches beyond its storage of {count} elements")
+            raise Refused(f"a tensor of size {size}, stride {stride} and offset {offset} must lie in its storage of {count} elements")
         self.take(math.prod(size) * kind.itemsize)
         return self.convert(_strided_values(storage.data.view(kind), offset, size, stride, self.big_endian))
 
@@ -151,7 +151,7 @@ class _Zip:
         self.entries, self.steps = entries, _dense_steps(len(entries.infos), max_bytes)
         found = [name for name in entries.infos if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(found) != 1:
-            raise entries.refuse("this is a zip archive, but not one of torch.save", "a .netcl file is opened by load_model")
+            raise entries.refuse("the zip archive must be one of torch.save", "a .netcl file is opened by load_model")
         self.folder = found[0].removesuffix("data.pkl")
         order = f"{self.folder}byteorder"
         self.reader = _Reader(entries.limit, order in entries.infos and entries.read(order).tobytes() == b"big", convert)
@@ -170,7 +170,7 @@ class _Zip:
             self.known[key] = _Storage(dtype, self.entries.read(name))
         storage = self.known[key]
         if storage.dtype != dtype or storage.data is None or storage.data.size != count * _item_size(dtype):
-            raise Refused(f"storage {key!r} has another size or dtype than the program says")
+            raise Refused(f"storage {key!r} must have the size and dtype that the program declares")
         return storage
 
 
@@ -181,13 +181,13 @@ def _item_size(dtype: str) -> int:
 def _reference(reference: Any) -> tuple[str, str, int]:
     """dtype, key and number of elements of ``("storage", class, key, location, numel)``."""
     if not isinstance(reference, tuple) or len(reference) < 5 or reference[0] != "storage" or not isinstance(reference[1], Allowed):
-        raise Refused("a reference to something other than a storage")
+        raise Refused("a reference must be to a storage")
     _, kind, key, _, count = reference[:5]
     if not isinstance(key, str) or not key.isascii() or not key.replace("_", "").isalnum() or not kind.value:
         raise Refused("a storage has a name that is not a number or an identifier, or no dtype")
     _integers([count])
     if len(reference) > 5 and reference[5] is not None:
-        raise Refused("a storage that is a view of another")
+        raise Refused("a storage cannot be a view of another")
     return kind.value, key, count
 
 
@@ -199,7 +199,7 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
         value, at = opcodes.run_program(data, nothing.names, _no_storage, at, most)
         head.append(value)
     if head[:2] != [_TORCH_MAGIC, 1001] or not isinstance(head[2], dict):
-        raise Refused("not a file of torch.save")
+        raise Refused("expected a file of torch.save")
     declared: dict[str, tuple[str, int]] = {}
 
     def declare(reference: Any) -> _Storage:
@@ -216,9 +216,9 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
         dtype, count = declared[key]
         nbytes = count * _item_size(dtype)
         if position + 8 + nbytes > len(data):
-            raise Refused("the file is cut off")
+            raise Refused("the file must not be cut off")
         if int.from_bytes(data[position : position + 8], "little") != count:
-            raise Refused(f"storage {key!r} has another size than the program says")
+            raise Refused(f"storage {key!r} must have the size that the program declares")
         storages[key] = _Storage(dtype, np.frombuffer(data, np.uint8, nbytes, position + 8).copy())
         position += 8 + nbytes
     reader = _Reader(limit, head[2].get("little_endian") is False, convert)
@@ -226,21 +226,20 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
 
 
 def _no_storage(reference: Any) -> Any:
-    raise Refused("a storage where there can be none")
+    raise Refused("a storage cannot be here")
 
 
 # ---- writing
 
 
 def save_torch(value: Any, path: str | os.PathLike[str]) -> None:
-    """Write what ``torch.load(path, weights_only=True)`` reads: a module's state dict, or a nesting of dictionaries, lists, tuples,
-    numbers, texts, arrays and tensors."""
+    """Write a module's state dict, or nested containers of numbers, texts, arrays and tensors, for ``torch.load(weights_only=True)``."""
     state = value.state_dict() if hasattr(value, "state_dict") else value
     writer = _TorchWriter()
     try:
         writer.value(state, "")
     except RecursionError:
-        raise refusal(OP_SAVE, "the value is nested too deeply, or contains itself") from None
+        raise refusal(OP_SAVE, "the value must not be nested too deeply or contain itself") from None
     with archive.replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as out:
         _zip_entry(out, file, "data.pkl", writer.writer.finish())
         _zip_entry(out, file, "byteorder", b"little")
@@ -289,7 +288,7 @@ class _TorchWriter:
         self.writer.add(b"}(")
         for key, item in value.items():
             if not self.writer.plain(key):
-                raise refusal(OP_SAVE, "a key is neither a text nor a number", key=repr(key), at=where or "/")
+                raise refusal(OP_SAVE, "a key must be a text or a number", key=repr(key), at=where or "/")
             self.value(item, f"{where}/{key}")
         self.writer.add(b"u")
 

@@ -1,4 +1,4 @@
-"""Nested state as JSON and arrays: what ``state_dict()`` of anything returns, exactly as it was.
+"""Converts nested state to JSON and arrays, and exactly back: the result of any ``state_dict()``.
 
 Dictionaries with any keys, lists, tuples, numbers, texts, arrays and tensors. Arrays and tensors become entries of a file,
 named by where they stood; the JSON points to them.
@@ -22,7 +22,7 @@ _NATIVE = "biufc"
 
 
 def bits(array: np.ndarray) -> tuple[np.ndarray, str]:
-    """An array as NPY can hold it, and the name of its dtype: bfloat16 is kept as its 16 bits."""
+    """Return an array in a form that NPY can store, and the name of its dtype: bfloat16 is kept as its 16 bits."""
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16), "bfloat16"
     return array, array.dtype.name
@@ -35,7 +35,7 @@ def host_bits(tensor: Tensor) -> np.ndarray:
 
 
 def from_bits(array: np.ndarray, name: str) -> np.ndarray:
-    """The array that :func:`bits` took apart."""
+    """Restore the array that :func:`bits` converted."""
     if name != "bfloat16":
         return array
     return array.view(bfloat16())
@@ -46,7 +46,7 @@ def bfloat16() -> np.dtype:
     try:
         import ml_dtypes
     except ImportError:
-        raise ImportError(message("bfloat16", "ml_dtypes is needed for bfloat16 arrays", "pip install ml_dtypes")) from None
+        raise ImportError(message("bfloat16", "ml_dtypes is required for bfloat16 arrays", "pip install ml_dtypes")) from None
     return np.dtype(ml_dtypes.bfloat16)
 
 
@@ -89,7 +89,7 @@ def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str,
     try:
         return walk(value, prefix), arrays
     except RecursionError:
-        raise refusal(op, "the state is nested too deeply, or contains itself", at=prefix) from None
+        raise refusal(op, "the state must not be nested too deeply or contain itself", at=prefix) from None
 
 
 def _joined_path(where: str, key: Any) -> str:
@@ -110,7 +110,7 @@ def _packed_plain(value: Any, where: str, op: str) -> Any:
 
 
 def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tensor: Callable[[np.ndarray, str], Any] = tensor_of) -> Any:
-    """What :func:`pack` took apart; ``tensor(stored, dtype)`` makes what was a tensor."""
+    """Restore what :func:`pack` converted; ``tensor(stored, dtype)`` makes the tensors."""
 
     def walk(value: Any) -> Any:
         if isinstance(value, list):
@@ -123,7 +123,7 @@ def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tenso
     def array(value: dict[str, Any], walk: Any) -> Any:
         stored, name = arrays[value[next(iter(value))]], value["dtype"]
         if (stored.dtype.name != name) and not (name == "bfloat16" and stored.dtype == np.uint16):
-            raise ValueError(f"an array of {stored.dtype} is said to be {name}")
+            raise ValueError(f"an array of {stored.dtype} cannot be {name}")
         return from_bits(stored, name) if "$array" in value else tensor(stored, name)
 
     _TAKEN: dict[str, Callable[..., Any]] = {**_PLAIN_READERS, "$array": array, "$tensor": array}
@@ -138,7 +138,7 @@ def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tenso
 def _numpy_number(value: dict[str, Any], walk: Callable[[Any], Any]) -> Any:
     dtype = np.dtype(value["dtype"])
     if dtype.kind not in "biuf":  # a void of NumPy takes as many bytes as its number says
-        raise ValueError(f"a number is said to be {dtype}")
+        raise ValueError(f"a number cannot be {dtype}")
     return dtype.type(walk(value["$number"]))
 
 

@@ -95,7 +95,7 @@ def lora(model: ModelT, rank: int = 8, alpha: float = 16, targets: Sequence[str]
 
 
 def _linear_layers(model: Module) -> dict[str, Any]:
-    """All layers an adapter fits, by path; adapted ones once, experts and heads that are also the embedding not at all."""
+    """List all layers that can have an adapter, by path: adapted ones once, no experts, and no heads that share the embedding."""
     tied = "lm_head" if getattr(model.config, "tied", False) else None
     found = {path: layer for path, layer in model.named_modules() if hasattr(layer, "in_features") and path != tied}
     inside = {path for path in found if isinstance(found.get(path.rpartition(".")[0]), LoRALinear)}
@@ -106,7 +106,7 @@ def _put_adapters(model: ModelT, adapters: Mapping[str, LoRALinear]) -> ModelT:
     if getattr(model, "merged", False):
         raise ValueError(message("lora", "the projections of the model are merged", "load it again, without merge_projections()"))
     if adapters_of(model):
-        raise ValueError(message("lora", "the model has adapters already", "merge them with netcl.models.merge(model), or load it anew"))
+        raise ValueError(message("lora", "the model must have no adapters", "merge them with netcl.models.merge(model), or load it anew"))
     model.requires_grad_(False)
     for path, adapter in adapters.items():
         _replace(model, path, adapter)
@@ -181,7 +181,7 @@ def save_adapter(model: Any, folder: str | os.PathLike[str], base: str = "") -> 
 
 
 def _joined_factors(model: Module, rows: Mapping[str, slice]) -> tuple[dict[str, np.ndarray], tuple[int, float]]:
-    """One adapter that does what those of the parts of a layer do: ``A`` stacked, ``B`` in blocks; its rank and alpha."""
+    """Combine the adapters of the parts of a layer to one: ``A`` stacked, ``B`` in blocks; returns its rank and alpha."""
     layers: dict[str, Any] = {path: model.get_submodule(path) for path in rows}
     own: dict[str, Any] = {path: layer for path, layer in layers.items() if isinstance(layer, LoRALinear)}
     scale, rank, at = next(iter(own.values())).scale, sum(layer.rank for layer in own.values()), 0
@@ -215,7 +215,7 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     kinds, sizes = {"A", "B", "magnitude_vector"} if dora else {"A", "B"}, {name: rows.stop for name, rows in layers.values()}
     strange = [name for name, parts in files.items() if parts.keys() != kinds or len(parts["B"]) != sizes.get(name) or not parts["A"].size]
     if strange or not files:
-        raise refusal("load_adapter", "the adapter does not fit the model", file=place / _TENSORS, layers=strange[:3])
+        raise refusal("load_adapter", "the adapter must fit the model", file=place / _TENSORS, layers=strange[:3])
     for path, (name, rows) in layers.items():
         if name in files:  # parts of a fused layer share A and have their own rows of everything else
             parts = {f"lora_{kind}": array if kind == "A" else array[rows] for kind, array in files[name].items()}

@@ -1,4 +1,4 @@
-"""The table of architectures: how each one's configuration, weight names and GGUF keys are read as ours.
+"""The table of architectures: maps each one's configuration, weight names and GGUF keys to netcl's.
 
 A row names a weight of a file as ``name`` or ``name op op``: ops say what must be done to it, in order. ``T`` transposes, ``q k v`` and
 ``gate up`` take parts of fused rows, ``e`` takes one expert, ``rq rk`` undo llama.cpp's order of rotary pairs, ``+1`` adds one to the
@@ -115,8 +115,7 @@ CLIP: _Names = {"logit_scale": "logit_scale"} | {
 
 @dataclass(frozen=True)
 class Architecture:
-    """A row of the table. ``windows`` says which layers slide where the configuration has no ``layer_types``; ``keys`` are an
-    architecture's own spellings of common ones; ``biases`` are read from the configuration's ``attention_bias`` and ``mlp_bias``."""
+    """A row of the table. ``windows``: default sliding-window layers; ``keys``: own spellings; ``biases``: taken from the configuration."""
 
     hf_class: str
     names: _Names

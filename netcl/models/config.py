@@ -1,4 +1,4 @@
-"""What a transformer is made of, read from the ``config.json`` of a Hugging Face folder."""
+"""The configuration of a transformer, read from the ``config.json`` of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def real_number(config: Mapping[str, Any], *keys: str, default: float | None = N
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions: ``size`` elements of each head are rotate_heads; ``kind`` and ``options`` say how a context was extended."""
+    """Rotary positions: ``size`` elements of each head are rotated; ``kind`` and ``options`` define how the context was extended."""
 
     base: float
     size: int
@@ -42,17 +42,17 @@ class Rope:
 
     @property
     def original(self) -> float:
-        """The context of the first training."""
+        """The context length of the original training."""
         return real_number(self.options, "original_max_position_embeddings", default=self.context)
 
     @property
     def factor(self) -> float:
-        """By how much the context was extended."""
+        """The factor by which the context was extended."""
         return real_number(self.options, "factor", default=self.context / self.original)
 
     @property
     def attention_factor(self) -> float:
-        """What rotate_heads queries and keys are multiplied by."""
+        """The factor of rotated queries and keys."""
         if self.kind not in ("yarn", "longrope"):
             return 1.0
         if self.options.get("attention_factor") is not None:
@@ -64,7 +64,7 @@ class Rope:
         return (0.1 * one * math.log(self.factor) + 1) / (0.1 * all_dim * math.log(self.factor) + 1) if self.factor > 1 else 1.0
 
     def stretch(self, length: int) -> int:
-        """The part of a length that the frequencies depend on; equal values have equal frequencies."""
+        """Return the part of a length that determines the frequencies; equal values have equal frequencies."""
         limit = {"dynamic": self.context, "longrope": self.original}.get(self.kind, math.inf)
         return 0 if length <= limit else length if self.kind == "dynamic" else 1
 
@@ -90,7 +90,7 @@ class Rope:
         return plain
 
     def _yarn(self, plain: np.ndarray) -> np.ndarray:
-        """Interpolated frequencies where a pair turns seldom, plain ones where it turns often, a ramp between (Peng et al. 2023)."""
+        """Return interpolated frequencies for slow pairs, plain ones for fast pairs, and a ramp between (Peng et al. 2023)."""
         turns = [real_number(self.options, name, default=count) for name, count in (("beta_fast", 32.0), ("beta_slow", 1.0))]
         ends = [self.size * math.log(self.original / (2 * math.pi * turn)) / (2 * math.log(self.base)) for turn in turns]
         if self.options.get("truncate", True):
@@ -125,7 +125,7 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
     except (ArithmeticError, KeyError, TypeError, ValueError) as fault:
         if isinstance(fault, FileError):
             raise
-        raise refusal("config", f"the settings of rope_type {kind!r} do not fit together: {fault}") from fault
+        raise refusal("config", f"the settings of rope_type {kind!r} must fit together: {fault}") from fault
     if any(table.shape != (found.size // 2,) or not np.isfinite(table).all() for table in tables):
         raise refusal("config", "rotary positions need one finite frequency per pair", rope_type=kind, pairs=found.size // 2)
     return found

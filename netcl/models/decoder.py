@@ -1,4 +1,4 @@
-"""The decoder of all causal language models, and how it writes."""
+"""The decoder of all causal language models, and its text generation."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class CausalLM(Module):
 
     @property
     def replayable(self) -> bool:
-        """Whether the step of a token does the same work for every length and every value."""
+        """Whether the step of a token does the same work for every length and all values."""
         fixed = all(rope is None or rope.stretch(1) == rope.stretch(self.context) for rope in self.config.ropes)
         return fixed and self.config.experts is None and not self.layer_queues
 
@@ -88,7 +88,7 @@ class CausalLM(Module):
         return self.head(self.states(ids, cache, positions, documents))
 
     def states(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        """What the head sees: ``(batch, length, width)``."""
+        """Compute the input of the head: ``(batch, length, width)``."""
         seen = 0 if cache is None else cache.length
         if ids.ndim != 2 or (self.embed_positions is not None and seen + ids.shape[1] > self.config.context):
             what = f"ids must have shape (batch, length), with at most {self.config.context} positions"
@@ -260,7 +260,7 @@ class CausalLM(Module):
 
 
 class TextStream:
-    """The text behind a prompt as its tokens are made: whole characters, and nothing that a stop string may still take back."""
+    """The text after a prompt as its tokens are generated: whole characters, and nothing that may become part of a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()):
         self.stopped = False
@@ -275,7 +275,7 @@ class TextStream:
         return self._tokenizer.decode([*self._context, *self._made])[self._skipped :] if self._made else ""
 
     def add(self, token: int) -> str:
-        """What the text certainly goes on with, given one more token."""
+        """Add a token; returns the text that is certain now."""
         self._made.append(token)
         text = self._text()
         found = [at for at in (text.find(word) for word in self._stops) if at >= 0]
@@ -287,12 +287,12 @@ class TextStream:
         return piece
 
     def rest(self) -> str:
-        """What was held back, at the end of the text."""
+        """Return the text that was held back, at the end."""
         return "" if self.stopped else self._text()[self._given :]
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of a text may change or become part of a stop string."""
+    """Return how many characters at the end of a text may change or become part of a stop string."""
     if text.endswith("\N{REPLACEMENT CHARACTER}"):  # of a character whose bytes are not all there
         return len(text) - len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
     beginnings = (n for word in stops for n in range(1, len(word)) if text.endswith(word[:n]))

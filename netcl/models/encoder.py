@@ -110,11 +110,10 @@ class Encoder(Module):
         return ag.add(x, types)
 
     def pooled(self, states: Tensor, ids: Tensor | None = None) -> Tensor:
-        """One vector per input: of the first position, or for CLIP's texts of the token that ends them, projected where there is a
-        projection."""
+        """Return one vector per input: the (projected) state of the first position or, for CLIP's texts, of the end token."""
         if self.config.pooling == "end":
             if ids is None:
-                raise ValueError(message("pooled", "the ids are needed to find the end of each text", "pass ids="))
+                raise ValueError(message("pooled", "ids are required to find the end of each text", "pass ids="))
             given = ids.to_host() if isinstance(ids, Tensor) else np.asarray(ids)
             end = self.config.source.get("eos_token_id", 49407)
             at = given.argmax(axis=1) if end == 2 else (given == end).argmax(axis=1)  # 2: of files whose configuration is wrong

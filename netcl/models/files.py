@@ -33,7 +33,7 @@ Model = CausalLM | Encoder | DualEncoder
 
 
 class _GGUFModel:
-    """A GGUF file with the configuration that its metadata describe_model."""
+    """A GGUF file with the configuration that its metadata describes."""
 
     def __init__(self, path: Path):
         self.path, self.file = path, GGUFFile(path)
@@ -98,7 +98,7 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
 
 
 def _tokenizer_maker(source: HubFolder | _GGUFModel) -> Callable[[], Tokenizer] | None:
-    """What makes the tokenizer, once; ``None`` if there is no vocabulary."""
+    """Return a function that makes the tokenizer once; ``None`` if there is no vocabulary."""
     if isinstance(source, HubFolder):
         return cache(partial(folder_tokenizer, source.path)) if (source.path / "tokenizer.json").is_file() else None
     own = {key: value for key, value in source.file.metadata.items() if key.startswith("tokenizer.")}
@@ -106,7 +106,7 @@ def _tokenizer_maker(source: HubFolder | _GGUFModel) -> Callable[[], Tokenizer] 
 
 
 def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
-    """The configuration, without a pooling layer that the file does not have."""
+    """Return the configuration without a pooling layer if the file has none."""
     if source.config.get("model_type") == "clip":
         return _pair_config(source.config)
     found = read_config(source.config)
@@ -159,7 +159,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
         write_gguf(path, metadata, tensors)
         return
     if kind is not None:
-        raise ValueError(f"[save] kind is for format='gguf'; kind={kind!r}")
+        raise ValueError(f"[save] kind= requires format='gguf'; kind={kind!r}")
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     dtype = next(iter(model.parameters())).dtype
@@ -173,7 +173,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
 
 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, str]:
-    """What a file or folder holds, for people: architecture, sizes, types of tensors, tokenizer."""
+    """Describe a file or folder: architecture, sizes, types of tensors, tokenizer."""
     source = _opened(path)
     config, sizes = _config_of(source), {name: math.prod(shape) for name, shape in source.shapes.items()}
     kinds: Counter[str] = Counter()

@@ -64,7 +64,7 @@ class HubFolder:
             file = self._files[name] = library.safe_open(path, framework="np")
             for key in file.keys():  # noqa: SIM118 (not a mapping)
                 if key in self.shapes:
-                    raise ValueError(f"two files have the tensor {key}")
+                    raise ValueError(f"a tensor must be in one file only, got two with {key}")
                 part = file.get_slice(key)
                 self._places[key], self.shapes[key], self.kinds[key] = name, tuple(part.get_shape()), part.get_dtype()
 

@@ -50,7 +50,7 @@ class _Cursor:
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.at:
-            raise self.refusal("the file ends too early", bytes=count)
+            raise self.refusal("the file must not end here", bytes=count)
         self.at += count
         return self.buffer[self.at - count : self.at]
 
@@ -58,10 +58,10 @@ class _Cursor:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
     def count(self, what: str, least_bytes: int) -> int:
-        """A number of things that take at least so many bytes each."""
+        """Read a number of items that take at least ``least_bytes`` each."""
         found = self.number("Q")
         if found > (self.size - self.at) // least_bytes:
-            raise self.refusal(f"the file is too short for its number of {what}", given=found)
+            raise self.refusal(f"the file must be long enough for its number of {what}", given=found)
         return found
 
     def text(self, strict: bool = True) -> str:
@@ -88,7 +88,7 @@ class _Cursor:
     def _array(self, depth: int) -> Any:
         kind = self.number("I")
         if depth >= _MOST_NESTED:
-            raise self.refusal("arrays of metadata are nested too deep")
+            raise self.refusal("arrays of metadata must not be nested deeper")
         if kind in METADATA_CODES:
             dtype = np.dtype("bool" if kind == 7 else "<" + METADATA_CODES[kind])
             count = self.count("array elements", dtype.itemsize)
@@ -113,14 +113,14 @@ class GGUFFile:
             raise cursor.refusal("the file must begin with GGUF")
         self.version = cursor.number("I")
         if self.version not in VERSIONS:
-            raise refusal("gguf", "versions 2 and 3 are read, little-endian", "convert the file", file=path, version=self.version)
+            raise refusal("gguf", "the file must have version 2 or 3, little-endian", "convert the file", file=path, version=self.version)
         tensors = cursor.count("tensors", 32)
         pairs = cursor.count("metadata pairs", 13)
         self.metadata: dict[str, Any] = {}
         for _ in range(pairs):
             key = cursor.text()
             if key in self.metadata:
-                raise cursor.refusal("a key of the metadata occurs twice", key=repr(key))
+                raise cursor.refusal("keys of the metadata must be unique", key=repr(key))
             self.metadata[key] = cursor.value(cursor.number("I"))
         self.alignment = self._alignment(cursor)
         rows = [self._description(cursor) for _ in range(tensors)]
@@ -146,7 +146,7 @@ class GGUFFile:
         found: dict[str, TensorPlace] = {}
         for name, shape, number, offset in rows:
             if name in found:
-                raise cursor.refusal("a tensor occurs twice", name=repr(name))
+                raise cursor.refusal("names of tensors must be unique", name=repr(name))
             kind, nbytes = _bytes_of(shape, number, name, self.path)
             if offset % self.alignment or begin + offset + nbytes > cursor.size:
                 raise cursor.refusal("a tensor must lie at an aligned offset inside the file", name=repr(name), offset=offset, bytes=nbytes)
@@ -169,7 +169,7 @@ class GGUFFile:
         return {name: place.kind for name, place in self.tensors.items()}
 
     def packed(self, name: str) -> np.ndarray:
-        """A tensor's bytes as they lie in the file, read-only."""
+        """Return a tensor's bytes as stored in the file, read-only."""
         place = self.tensors[name]
         return np.frombuffer(self._map, np.uint8, place.nbytes, place.start)
 

@@ -36,7 +36,7 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         known = dict.fromkeys(row.gguf for row in ARCHITECTURES.values() if row.gguf)
         raise refusal("gguf", "unknown general.architecture", f"known are {', '.join(known)}", given=repr(arch))
     if metadata.get("split.count", 0) not in (0, 1):
-        raise refusal("gguf", "the file is one of several parts", "merge them: llama-gguf-split --merge")
+        raise refusal("gguf", "the file must be complete, but is one of several parts", "merge them: llama-gguf-split --merge")
     found = {ours: metadata[f"{arch}.{theirs}"] for ours, theirs in KEYS.items() if f"{arch}.{theirs}" in metadata}
     rotary = {key: value for key, value in metadata.items() if ".rope." in key and not key.endswith(".type")}
     if any(not isinstance(value, int | float) for value in (*found.values(), *rotary.values(), metadata.get(f"{arch}.attention.scale", 0))):

@@ -30,7 +30,7 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class AttentionSpan(NamedTuple):
-    """What the layers of one forward pass share: positions that do not begin at 0, masks by window, rotary tables."""
+    """The values shared by the layers of one forward pass: positions that do not begin at 0, masks by window, rotary tables."""
 
     positions: Tensor | None
     masks: dict[int | None, tuple[Tensor | None, bool]]
@@ -131,7 +131,7 @@ def joined_linear(layers: Sequence[Any]) -> Any:
 
 
 def rotate_heads(x: Tensor, rope: Rope, span: AttentionSpan) -> Tensor:
-    """Queries or keys at their positions; only the first ``rope.size`` elements of each head turn."""
+    """Rotate queries or keys by their positions; only the first ``rope.size`` elements of each head."""
     depth, factor = x.shape[-1], rope.attention_factor
     part = x if rope.size == depth else ag.narrow(x, 3, 0, rope.size)
     part = ag.rope(part, span.positions, span.tables[rope])

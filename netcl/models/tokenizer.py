@@ -69,11 +69,11 @@ _SPECIAL_NAMES = ("bos", "eos", "pad", "unk")
 
 
 def tokenizers_library() -> Any:
-    """The package ``tokenizers``, or an error that says how to install it."""
+    """Import the package ``tokenizers``; raises an error with the install command."""
     try:
         import tokenizers
     except ImportError:
-        raise ImportError(message("tokenizer", "the package tokenizers is needed", "pip install tokenizers")) from None
+        raise ImportError(message("tokenizer", "the package tokenizers is required", "pip install tokenizers")) from None
     return tokenizers
 
 
@@ -130,7 +130,7 @@ def render_template(source: str, **values: Any) -> str:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
-        raise ImportError(message("apply_chat_template", "the package jinja2 is needed", "pip install jinja2")) from None
+        raise ImportError(message("apply_chat_template", "the package jinja2 is required", "pip install jinja2")) from None
 
     def raise_exception(text: str) -> None:
         raise TemplateError(text)
@@ -247,7 +247,7 @@ def _piece_scores(own: Mapping[str, Any], count: int) -> np.ndarray:
 
 
 def _surround(backend: Any, own: Mapping[str, Any], normalizers: Sequence[Any] = ()) -> Any:
-    """SentencePiece's spaces and bytes: written as marks before, read back after."""
+    """Handle SentencePiece's spaces and bytes: written as marks before, read back after."""
     library = tokenizers_library()
     prefix = bool(own.get("tokenizer.ggml.add_space_prefix", True))
     norms, decoders = library.normalizers, library.decoders

@@ -21,7 +21,7 @@ _ROW_FORMS = '{"messages": [...]}, {"prompt": ..., "completion": "..."}, {"text"
 
 
 class Document(NamedTuple):
-    """Token ids, and for each whether the model is to learn to write it."""
+    """Token ids, and for each whether the model learns to write it."""
 
     ids: list[int]
     learned: list[bool]
@@ -111,7 +111,7 @@ def _conversation(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -
 
 
 def _until_end(tokenizer: Tokenizer, ids: Sequence[int], inside: list[int]) -> list[int]:
-    """The tokens of an answer without white space that the template puts behind the token that ends it."""
+    """Return the tokens of an answer without the white space that the template puts after its end token."""
     special = tokenizer.backend.get_added_tokens_decoder()
     last = max((at for at in inside if ids[at] in special), default=len(ids))
     behind = tokenizer.decode([ids[at] for at in inside if at > last], skip_special_tokens=False)
@@ -119,7 +119,7 @@ def _until_end(tokenizer: Tokenizer, ids: Sequence[int], inside: list[int]) -> l
 
 
 def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Documents in blocks, each in the fullest that has room for it, the longest first: inputs and targets.
+    """Pack documents to blocks, the longest first, each in the fullest block with room; returns inputs and targets.
 
     Inputs ``(blocks, 3, length)``: ids, document numbers (0 for padding), positions in the document. Targets ``(blocks, length)``: the id
     that follows, or :data:`IGNORED_TARGET`. A longer document is cut: texts, of which everything is learned, into several, others behind
@@ -132,7 +132,7 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
     pieces = sorted((piece for piece in pieces if any(piece.learned[1:])), key=lambda piece: -len(piece.ids))
     cut = sum(len(ids) > length and not all(learned) for ids, learned in documents)
     if not pieces:
-        raise ValueError(message("finetune", "no document has a token to learn", "raise the block length", length=length))
+        raise ValueError(message("finetune", "at least one document must have a token to learn", "raise the block length", length=length))
     if cut:
         warnings.warn(message("finetune", f"{cut} conversations are cut", "raise the block length", length=length), stacklevel=2)
     room: list[tuple[int, int]] = []  # positions left, number of the block

@@ -33,7 +33,7 @@ class WeightSource(Protocol):
 
 
 class Origin(NamedTuple):
-    """Where a parameter lies in a file: the tensor's name, the ops that lead from it to the parameter, the expert."""
+    """The origin of a parameter in a file: the tensor's name, the ops from it to the parameter, the expert."""
 
     name: str
     ops: tuple[str, ...]
@@ -41,7 +41,7 @@ class Origin(NamedTuple):
 
 
 def origin_of(parameter: str, names: Mapping[str, str]) -> Origin | None:
-    """Where a parameter lies by a table of names; ``None`` if the table has no such parameter."""
+    """Return the origin of a parameter by a table of names; ``None`` if the table has no such parameter."""
     numbers = dict(_NUMBERED.findall(parameter))
     key = _NUMBERED.sub(lambda found: f"{found[1]}.{{{'i' if found[1] == 'layers' else 'e'}}}", parameter)
     stem, _, suffix = key.rpartition(".")
@@ -56,7 +56,7 @@ def origin_of(parameter: str, names: Mapping[str, str]) -> Origin | None:
 
 
 def _fused_rows(config: ModelConfig, part: str) -> slice:
-    """The rows of a fused tensor that are one of its parts."""
+    """Return the rows of one part of a fused tensor."""
     if part in ("gate", "up"):
         return slice(0, config.inner) if part == "gate" else slice(config.inner, 2 * config.inner)
     queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
@@ -65,13 +65,13 @@ def _fused_rows(config: ModelConfig, part: str) -> slice:
 
 
 def rotary_order(array: np.ndarray, heads: int, inverse: bool) -> np.ndarray:
-    """Rows of queries or keys from llama.cpp's order (pairs side by side) to halves, or with ``inverse`` back."""
+    """Permute rows of queries or keys from llama.cpp's order (pairs side by side) to halves; ``inverse`` permutes back."""
     shape = (heads, 2, -1) if inverse else (heads, -1, 2)
     return array.reshape(*shape, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
 def pull(source: WeightSource, origin: Origin, config: ModelConfig, shape: tuple[int, ...]) -> np.ndarray:
-    """A parameter out of a file."""
+    """Read a parameter from a file."""
     array = source.read(origin.name)
     for op in origin.ops:
         if op == "T":
@@ -108,7 +108,7 @@ def fill(model: Any, source: WeightSource, names: Mapping[str, str], ignored: It
     left = {name for name in set(shapes) - used - set(tied) if not any(word in name for word in ignored)}
     if missing or left:
         parts = {key: f"[{some(sorted(found))}]" for key, found in (("missing", missing), ("unexpected", left)) if found}
-        raise refusal("models", "the tensors of the file do not fit its configuration", file=source.path, **parts)
+        raise refusal("models", "the tensors of the file must fit its configuration", file=source.path, **parts)
     for name, parameter in parameters.items():
         if not (pack and _put_packed(model, name, source, origins[name])):
             parameter.write(pull(source, origins[name], model.part_config(name), parameter.shape))

@@ -1,4 +1,4 @@
-"""Activations: functions of one element (and softmax, of a row) as modules. Most are one line of a table and take the settings of their op.
+"""Activations as modules: functions of one element, and softmax of a row. Most are rows of a table and take the settings of their op.
 
 ``inplace`` is accepted as in torch and changes nothing: results always have memory of their own.
 """
@@ -16,7 +16,7 @@ from netcl.nn.layer_class import export_layers, layer_class
 from netcl.nn.module import Module
 from netcl.nn.parameter import full
 
-#: What ``activation=`` of models and layers may name.
+#: The names that ``activation=`` of models and layers accepts.
 ACTIVATIONS: dict[str, type[Module]] = {}
 #: Ops whose layers and functions accept ``inplace``.
 IN_PLACE: set[str] = set()
@@ -33,7 +33,7 @@ class Activation(Module):
 
 
 def activation_class(name: str, op: str, example: str, gives: str, inplace: bool = False) -> Any:
-    """The layer of a pointwise op with one input, under a name; ``inplace`` says that torch's takes this parameter."""
+    """Make the layer class of a pointwise op with one input; ``inplace``: torch's layer has this parameter."""
     function = getattr(ag, op)
     settings = [p for p in list(inspect.signature(function).parameters.values())[1:] if p.name != "out"]
     parameters = [f"{p.name}: {type(p.default).__name__} = {p.default!r}" for p in settings] + ["inplace: bool = False"] * inplace
@@ -91,7 +91,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
 def glu(input: Tensor, dim: int = -1) -> Tensor:
     """The first half along ``dim`` times the sigmoid of the second."""
     if input.shape[dim] % 2:
-        raise ShapeError(message("GLU", "the axis has no two halves", dim=dim, shape=input.shape))
+        raise ShapeError(message("GLU", "the size of dim must be even", dim=dim, shape=input.shape))
     value, gate = ag.split(input, input.shape[dim] // 2, axis=dim)
     return ag.mul(value, ag.sigmoid(gate))
 
@@ -120,7 +120,7 @@ export_layers(globals(), "Activation")
 
 
 def make_activation(name: str) -> Module:
-    """The activation of a name.
+    """Return the activation module of a name.
 
     >>> from netcl import nn
     >>> nn.activation.make_activation("gelu")

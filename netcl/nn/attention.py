@@ -1,4 +1,4 @@
-"""Attention: every position gathers from others by likeness. ``y = softmax(q k^T / sqrt(d) + mask) v``, per head."""
+"""Attention layers: every position combines values of others, weighted by ``softmax(q k^T / sqrt(d) + mask)``, per head."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class KVCache(Module):
     - **dtype**: ``int8`` keeps keys and values rounded to int8, with a float32 scale for each head and position. By default they keep the
       dtype of the model.
 
-    Attention layers call the cache with new queries, keys and values: it writes the keys and values behind those that it has, in place,
-    and returns the attention over all. ``length`` is how many positions it holds. Sequences of unlike lengths are filled up at their ends;
-    ``set_lengths`` then says how many positions of each count.
+    Attention layers call the cache with new queries, keys and values. It appends the keys and values in place and returns the
+    attention over all positions. ``length`` is how many positions it holds. Sequences of different lengths are padded at their ends;
+    ``set_lengths`` then sets how many positions of each count.
 
     >>> from netcl import nn
     >>> cache = nn.KVCache(1)
@@ -38,7 +38,7 @@ class KVCache(Module):
     """
 
     lengths: Tensor | None
-    most_new = 8  # positions per call that are attended to in place; more take the tiles of whole sequences
+    most_new = 8  # positions per call up to which the cached kernel is used; more use the kernels for whole sequences
 
     def __init__(self, layers: int, capacity: int | None = None, dtype: str | None = None):
         super().__init__()
@@ -53,11 +53,11 @@ class KVCache(Module):
 
     @property
     def length(self) -> int:
-        """Positions in the cache; of sequences with unlike lengths, those of the longest."""
+        """Positions in the cache; for sequences of different lengths, those of the longest."""
         return self._count - self._ahead
 
     def reserve(self, new: int) -> None:
-        """Make room for ``new`` more positions and count them: what each call does, unless the caller of a compiled step did."""
+        """Reserve memory for ``new`` more positions and count them; every call does this, unless the caller of a compiled step did."""
         wanted = self._count + new
         if self.capacity is not None and wanted > self.capacity:
             what, remedy = "the cache is full", "make one with a larger capacity, or reset() it"
@@ -70,11 +70,11 @@ class KVCache(Module):
         self._count = wanted
 
     def reserves_ahead(self, positions: int) -> None:
-        """Let the caller reserve so many positions before each call, as a compiled step needs; 0 ends that."""
+        """Let the caller reserve ``positions`` before each call, as a compiled step requires; 0 ends that."""
         self._ahead = positions
 
     def positions(self, batch: int, new: int, queue: Any) -> Tensor:
-        """Where the next ``new`` positions of each sequence lie, ``(batch, new)``; read on the device."""
+        """Return the indices of the next ``new`` positions of each sequence, ``(batch, new)``; computed on the device."""
         if self._places is None or self._places.shape != (batch, new):
             steps = Tensor.from_host(queue, np.arange(new, dtype=np.int32)[None])
             self._places = ag.add(ag.reshape(self._lengths(batch, queue), (batch, 1)), steps)
@@ -159,7 +159,7 @@ class KVCache(Module):
         return ag.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
-        """How many positions of each sequence count; what lies behind them is written anew."""
+        """Set how many positions of each sequence count; later positions are overwritten."""
         if self.lengths is None or len(lengths) != self.lengths.size or max(lengths) > self._count or min(lengths) < 0:
             what = f"lengths must be one number from 0 to {self._count} per sequence"
             raise ShapeError(message("KVCache", what, lengths=tuple(lengths)))
@@ -168,7 +168,7 @@ class KVCache(Module):
         self._elsewhere.clear()
 
     def copy_sequence(self, row: int, source: KVCache) -> None:
-        """Write the keys and values of another cache's only sequence over those of sequence ``row``; ``set_lengths`` then counts them."""
+        """Copy the keys and values of another cache's only sequence to sequence ``row``; ``set_lengths`` then counts them."""
         count = source.length
         with ag.no_grad():
             for name, memory in self.named_buffers(recurse=False):
@@ -191,25 +191,25 @@ class KVCache(Module):
         self.set_lengths([count])
 
     def truncate(self, length: int) -> None:
-        """Forget the positions from ``length`` on."""
+        """Drop the positions from ``length`` on."""
         if self.lengths is not None and length < self._count:
             self.set_lengths(np.minimum(self.lengths.to_host(), max(0, length)).tolist())
 
     def reset(self) -> None:
-        """Forget everything. Memory is kept for sequences of the same batch, heads and sizes."""
+        """Drop all positions. The memory is reused for sequences of the same batch, heads and sizes."""
         self.truncate(0)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """``(batch, positions, heads * size)`` as ``(batch, heads, positions, size)``."""
     batch, positions, width = x.shape
-    if positions == 1:  # nothing moves, so nothing is copied: a decoder does this for every token
+    if positions == 1:  # a single position needs no copy: a decoder does this for every token
         return ag.reshape(x, (batch, heads, 1, width // heads))
     return ag.permute(ag.reshape(x, (batch, positions, heads, width // heads)), (0, 2, 1, 3))
 
 
 def split_projections(x: Tensor, heads: int) -> list[Tensor]:
-    """Queries, keys and values of one projection, ``(batch, positions, 3 * heads * size)``, each as :func:`split_heads` has them."""
+    """Split one projection, ``(batch, positions, 3 * heads * size)``, to queries, keys and values as :func:`split_heads` does."""
     batch, positions, width = x.shape
     size = width // (3 * heads)
     return list(ag.unbind(ag.reshape(x, (batch, positions, 3, heads, size)), axis=2, order=(0, 2, 1, 3)))
@@ -222,9 +222,9 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 def causal_mask(queue: Any, queries: int, seen: int, window: int | None = None) -> tuple[Tensor | None, bool]:
-    """Mask and ``is_causal`` for attention of ``queries`` behind ``seen`` earlier positions, each to the last ``window`` positions.
+    """Return mask and ``is_causal`` for ``queries`` new positions after ``seen`` earlier ones, each attending to the last ``window``.
 
-    The mask is ``None`` where ``is_causal`` or nothing says the same.
+    The mask is ``None`` if ``is_causal`` or no mask has the same effect.
     """
     total = seen + queries
     near = window is None or window >= total
@@ -238,12 +238,12 @@ def causal_mask(queue: Any, queries: int, seen: int, window: int | None = None) 
 
 def _check_heads(name: str, width: int, heads: int) -> int:
     if heads < 1 or width % heads:
-        raise ShapeError(message(name, "the width must divide into the heads", width=width, heads=heads))
+        raise ShapeError(message(name, "the width must be a multiple of the number of heads", width=width, heads=heads))
     return width // heads
 
 
 class _Causal(Module):
-    """What self-attention of a decoder shares: the cache, the dropout, the projection of the result."""
+    """The common part of a decoder's self-attention: the cache, the dropout, the projection of the result."""
 
     n_embd: int
     dropout: float
@@ -262,7 +262,7 @@ class _Causal(Module):
 
 
 class CausalSelfAttention(_Causal):
-    """Self-attention in which a position sees itself and what came before.
+    """Self-attention in which a position attends to itself and earlier positions.
 
     - **n_embd**: width of the input and the output.
     - **n_head**: number of heads; each has ``n_embd / n_head`` of the width.
@@ -292,7 +292,7 @@ class CausalSelfAttention(_Causal):
 
 
 class RotaryAttention(_Causal):
-    """Causal self-attention whose queries and keys are turned by an angle that grows with their position (RoPE).
+    """Causal self-attention with rotary position embedding (RoPE) of queries and keys.
 
     - **n_embd**, **n_head**: width and number of heads.
     - **n_kv_head**: number of heads of keys and values, each shared by ``n_head / n_kv_head`` heads of queries; by default all.
@@ -312,7 +312,7 @@ class RotaryAttention(_Causal):
         size = _check_heads("RotaryAttention", n_embd, n_head)
         self.n_embd, self.n_head, self.n_kv_head = n_embd, n_head, n_kv_head or n_head
         if size % 2 or n_head % self.n_kv_head:
-            what = "a head has an even size, and n_kv_head divides n_head"
+            what = "the head size must be even, and n_kv_head must divide n_head"
             raise ShapeError(message("RotaryAttention", what, n_embd=n_embd, n_head=n_head, n_kv_head=n_kv_head))
         self.dropout, self.base = dropout, base
         self.q_proj = Linear(n_embd, n_embd, bias)
@@ -329,7 +329,7 @@ class RotaryAttention(_Causal):
 
 
 class MultiheadAttention(Module):
-    """Attention of queries over keys and values, as torch has it.
+    """Attention of queries over keys and values, with torch's arguments.
 
     - **embed_dim**, **num_heads**: width and number of heads.
     - **dropout**: of the attention weights. **bias**: of the projections.
@@ -370,7 +370,7 @@ class MultiheadAttention(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start values anew: Xavier for the projections of the inputs, zeros for biases."""
+        """Reinitialize: Xavier for the projections of the inputs, zeros for biases."""
         for _, parameter in self.named_parameters(recurse=False):
             fill = {1: init.zeros_, 2: init.xavier_uniform_, 3: init.xavier_normal_}[parameter.ndim]
             fill(parameter)
@@ -402,7 +402,7 @@ class MultiheadAttention(Module):
         return (out if self.batch_first else ag.transpose(out, 0, 1)), weights
 
     def _batch_first(self, inputs: Sequence[Tensor], single: bool) -> list[Tensor]:
-        """Inputs as (batch, positions, width); what is one tensor stays one."""
+        """Convert inputs to (batch, positions, width); inputs that are one tensor stay one."""
         made: dict[int, Tensor] = {}
         for x in inputs:
             if id(x) not in made:
@@ -420,7 +420,7 @@ class MultiheadAttention(Module):
         return [split_heads(ag.linear(x, w, b), self.num_heads) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
 
     def _lengthened(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keys and values with the learned and the zero ones at the end, which every query may attend to."""
+        """Append the learned and the zero keys and values, which every query may attend to."""
         batch, heads, length, size = k.shape
         ends: list[list[Tensor]] = [[k], [v]]
         for parts, learned in zip(ends, (self.bias_k, self.bias_v), strict=True):
@@ -432,7 +432,7 @@ class MultiheadAttention(Module):
         return k, v, None if mask is None else ag.pad(mask, (0, k.shape[2] - length))
 
     def _mask(self, attn_mask: Any, key_padding_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
-        """Both masks as one that is added to the scores."""
+        """Combine both masks to one that is added to the scores."""
         batch, heads, length, _ = q.shape
         total = None
         if attn_mask is not None:
@@ -484,14 +484,14 @@ def _tensor(mask: Any, like: Tensor) -> Tensor:
 
 
 def _blocked(mask: Tensor, dtype: str) -> Tensor:
-    """A mask of torch's attention modules (bool: True is not allowed) as numbers to add."""
+    """Convert a mask of torch's attention modules (bool: True is not allowed) to numbers to add."""
     if mask.dtype not in ("bool", "uint8"):
         return mask
     return ag.cast(ag.where(mask, -math.inf, 0.0), dtype)
 
 
 def _weighed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
-    """Attention that gives its weights."""
+    """Compute attention and return its weights too."""
     scores = ag.matmul(ag.mul(q, 1 / math.sqrt(q.shape[-1])), k, transpose_b=True)
     weights = ag.softmax(scores if mask is None else ag.add(scores, mask), axis=-1)
     return ag.matmul(ag.dropout(weights, dropout) if dropout else weights, v), weights

@@ -22,7 +22,7 @@ from netcl.nn.norm import EPSILON
 
 
 def _layer(name: str, function: Callable[..., Tensor], inputs: int, example: str, gives: str) -> Any:
-    """The layer of a function: ``inputs`` arguments are given to ``forward``, the others to the constructor; ``training`` is its mode."""
+    """Make the layer of a function: ``inputs`` arguments go to ``forward``, the others to the constructor; ``training`` is its mode."""
     first, rest = (parameters := list(inspect.signature(function).parameters.values()))[:inputs], parameters[inputs:]
     head = [f"{p.name}: {p.annotation}" + ("" if p.default is p.empty else f" = {p.default!r}") for p in rest if p.name != "training"]
     star = ["*"] if rest and rest[0].kind is inspect.Parameter.KEYWORD_ONLY else []
@@ -133,7 +133,7 @@ def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
 
 
 def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
-    """``x`` moved towards 0 by ``lambd``, and 0 where that is nearer."""
+    """Shrink ``x`` toward 0 by ``lambd``; smaller values become 0."""
     return ag.sub(input, ag.clamp(input, min=-lambd, max=lambd))
 
 
@@ -182,7 +182,7 @@ RReLU = _layer("RReLU", rrelu, 1, "nn.RReLU(0.25, 0.75).eval()([-1.0, 2.0]).toli
 
 
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
-    """The channels of ``groups`` taken in turns: channel ``g * n + i`` becomes ``i * groups + g``."""
+    """Interleave the channels of ``groups``: channel ``g * n + i`` becomes ``i * groups + g``."""
     batch, channels, *sizes = input.shape
     parts = ag.reshape(input, (batch, groups, channels // groups, *sizes))
     return ag.reshape(ag.transpose(parts, 1, 2), (batch, channels, *sizes))
@@ -194,7 +194,7 @@ def unfold(input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0,
 
 
 def fold(input: Tensor, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Tensor:
-    """Columns back into images of ``output_size``; where windows overlap, they add up."""
+    """Fold columns back to images of ``output_size``; overlapping windows add up."""
     return ag.col2im(input, size=output_size, kernel=kernel_size, dilation=dilation, padding=padding, stride=stride)
 
 
@@ -217,17 +217,17 @@ def upsample(input: Tensor, size: Any = None, scale_factor: Any = None, mode: st
 
 
 def upsample_nearest(input: Tensor, size: Any = None, scale_factor: Any = None) -> Tensor:
-    """Images of another size, by repeated pixels."""
+    """Resize images by repeating pixels."""
     return upsample(input, size, scale_factor)
 
 
 def upsample_bilinear(input: Tensor, size: Any = None, scale_factor: Any = None) -> Tensor:
-    """Images of another size, by straight lines between pixels; the corners keep their values."""
+    """Resize images by linear interpolation; the corners keep their values."""
     return upsample(input, size, scale_factor, "bilinear", True)
 
 
 def pdist(input: Tensor, p: float = 2.0) -> Tensor:
-    """The p-norms of the differences of all pairs of rows, the first row with all others first."""
+    """Return the p-norms of the differences of all pairs of rows, pairs with the first row first."""
     first, second = (Tensor.from_host(input.queue, index) for index in np.triu_indices(input.shape[0], 1))
     return ag.norm(ag.sub(ag.index_select(input, 0, first), ag.index_select(input, 0, second)), p, axis=-1)
 
@@ -318,7 +318,7 @@ def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None, weight: Tensor | None = None,
     reduction: str = "mean", ignore_index: int | None = None, label_smoothing: float = 0.0, options: Any = None,
 ) -> Tensor:  # fmt: skip
-    """The cross-entropy of ``linear(x)``; weights ``(C, ..., features)`` give logits ``(N, C, ...)``. ``options`` change nothing."""
+    """Cross-entropy of ``linear(x)``; weights ``(C, ..., features)`` give logits ``(N, C, ...)``. ``options`` are ignored."""
     *shape, features = linear_weight.shape
     bias = None if linear_bias is None else ag.reshape(linear_bias, (-1,))
     logits = ag.linear(input, ag.reshape(linear_weight, (-1, features)), bias)
@@ -356,7 +356,7 @@ def triplet_margin_with_distance_loss(
     anchor: Tensor, positive: Tensor, negative: Tensor, *, distance_function: Callable[[Tensor, Tensor], Tensor] | None = None,
     margin: float = 1.0, swap: bool = False, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """``max(0, d(anchor, positive) - d(anchor, negative) + margin)``; ``swap`` takes the negative's smaller distance to the two."""
+    """``max(0, d(anchor, positive) - d(anchor, negative) + margin)``; ``swap`` uses the negative's smaller distance to the other two."""
     distance = distance_function or pairwise_distance
     far = distance(anchor, negative)
     if swap:
@@ -368,8 +368,7 @@ def triplet_margin_loss(
     anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, swap: bool = False,
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """``max(0, d(anchor, positive) - d(anchor, negative) + margin)`` with the p-norm as distance ``d``; ``swap`` takes the negative's
-    smaller distance to the two."""
+    """Triplet loss ``max(0, d(anchor, positive) - d(anchor, negative) + margin)`` with the p-norm as ``d``."""
     if not swap:
         return ag.triplet(anchor, positive, negative, margin=margin, p=p, eps=eps, reduction=reduction)
     norm = partial(pairwise_distance, p=p, eps=eps)

@@ -1,4 +1,4 @@
-"""Modules made of modules."""
+"""Modules that contain modules."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from netcl.nn.parameter import Parameter
 
 
 class _Container(Module):
-    """Modules that are what the container was made from, also when they change."""
+    """Base of containers, whose constructor arguments are always their current modules."""
 
     _holds_arguments = True
-    _kept = "module"  # the role of what it holds
+    _kept = "module"  # the role of its entries
 
     def _changed_children(self) -> Iterator[tuple[str, Module | None]]:
         return iter(())
 
     def _names(self) -> list[str]:
-        """The names of the modules; a step that is recorded rests on them, even though the container itself is not called."""
+        """The names of the modules; a recorded step depends on them, even though the container itself is not called."""
         if recording.listening:
             self._tell_recorder()
         return [name for name, role in self._roles.items() if role == self._kept]
@@ -39,7 +39,7 @@ class _Container(Module):
 
 
 class _Ordered(_Container):
-    """Modules (or parameters) under the names 0, 1, 2, ..., or under names of their own."""
+    """Modules (or parameters) named 0, 1, 2, ..., or by their own names."""
 
     def __iter__(self) -> Iterator[Any]:
         return (self.__dict__[name] for name in self._names())
@@ -47,7 +47,7 @@ class _Ordered(_Container):
     def _name(self, index: int) -> str:
         names = self._names()
         if not -len(names) <= index < len(names):
-            raise IndexError(message(type(self).__name__, f"there is no {self._kept} at this index", index=index, length=len(names)))
+            raise IndexError(message(type(self).__name__, f"index must be that of a {self._kept}", index=index, length=len(names)))
         return names[index]
 
     def __getitem__(self, index: Any) -> Any:
@@ -64,11 +64,11 @@ class _Ordered(_Container):
         self._become(kept)
 
     def _of(self, modules: list[Module]) -> Any:
-        """A container like this one, of other modules."""
+        """Make a container like this one with other modules."""
         return type(self)(*modules)
 
     def _become(self, modules: list[Module]) -> None:
-        """Hold exactly these, numbered."""
+        """Replace the contents by these, numbered."""
         for name in self._names():
             delattr(self, name)
         self._changed_names.clear()
@@ -88,14 +88,14 @@ class _Ordered(_Container):
         return self
 
     def insert(self, index: int, module: Module) -> Any:
-        """Put a module before the one at ``index``; those behind it get new numbers."""
+        """Insert a module before the one at ``index``; later ones are renumbered."""
         kept = list(self)
         kept.insert(index, module)
         self._become(kept)
         return self
 
     def pop(self, index: int = -1) -> Module:
-        """Take a module out and return it."""
+        """Remove a module and return it."""
         module = self[index]
         del self[index]
         return module
@@ -138,7 +138,7 @@ class Sequential(_Ordered):
 
 
 class ModuleList(_Ordered):
-    """A list of modules that the module holding it knows about.
+    """A list of modules that is registered with the module holding it.
 
     >>> from netcl import nn
     >>> layers = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
@@ -158,7 +158,7 @@ class ModuleList(_Ordered):
 
 
 class _Parameters(_Container):
-    """What holds parameters: tensors and numbers that are not parameters become such."""
+    """Base of parameter containers: tensors and numbers that are not parameters are converted."""
 
     _kept = "parameter"
 
@@ -171,7 +171,7 @@ class _Parameters(_Container):
 
 
 class ParameterList(_Parameters, ModuleList):
-    """A list of parameters that the module holding it knows about; they are called ``0``, ``1``, ... in its state dict.
+    """A list of parameters that is registered with the module holding it; they are named ``0``, ``1``, ... in its state dict.
 
     >>> from netcl import nn, ones
     >>> kept = nn.ParameterList([nn.Parameter(ones((2, 3))), ones(4)])
@@ -195,7 +195,7 @@ class _Mapping(_Container):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names():
-            what = f"there is no {self._kept} of this name"
+            what = f"name must be that of a {self._kept}"
             raise KeyError(message(type(self).__name__, what, f"there are {self._names()}", name=repr(name)))
         return self.__dict__[name]
 
@@ -217,7 +217,7 @@ class _Mapping(_Container):
         return self._names()
 
     def values(self) -> list[Any]:
-        """What is there."""
+        """The values."""
         return [self.__dict__[name] for name in self._names()]
 
     def items(self) -> list[tuple[str, Any]]:
@@ -225,7 +225,7 @@ class _Mapping(_Container):
         return [(name, self.__dict__[name]) for name in self._names()]
 
     def pop(self, name: str) -> Any:
-        """Take a value out and return it."""
+        """Remove a value and return it."""
         value = self[name]
         del self[name]
         return value
@@ -235,7 +235,7 @@ class _Mapping(_Container):
 
 
 class ModuleDict(_Mapping):
-    """A mapping of names to modules that the module holding it knows about.
+    """A mapping of names to modules that is registered with the module holding it.
 
     >>> from netcl import nn
     >>> heads = nn.ModuleDict({"cat": nn.Linear(2, 1), "dog": nn.Linear(2, 1)})
@@ -245,7 +245,7 @@ class ModuleDict(_Mapping):
 
 
 class ParameterDict(_Parameters, _Mapping):
-    """A mapping of names to parameters that the module holding it knows about.
+    """A mapping of names to parameters that is registered with the module holding it.
 
     >>> from netcl import nn, ones
     >>> kept = nn.ParameterDict({"scale": ones(2)})
@@ -256,7 +256,7 @@ class ParameterDict(_Parameters, _Mapping):
 
 
 class Identity(Module):
-    """Gives back what it is given; arguments are taken and ignored, so that it can stand in for any layer.
+    """Returns its input; constructor arguments are ignored, so that it can replace any layer.
 
     >>> from netcl import nn
     >>> nn.Identity(54, unused=True)([1.0]).tolist()
@@ -274,7 +274,7 @@ class Identity(Module):
 
 
 class Concat(_Ordered):
-    """Branches over the same input, their results joined: ``y = cat(f_1(x), ..., f_n(x))``.
+    """Applies branches to the same input and concatenates their results: ``y = cat(f_1(x), ..., f_n(x))``.
 
     - **branches**: modules whose results differ at most in the size of the axis ``dim``.
     - **dim**: the axis they are joined along.

@@ -1,4 +1,4 @@
-"""Convolution layers. Weights have torch's layout; ``pad`` is another name of ``padding``."""
+"""Convolution layers. Weights have torch's layout; ``pad`` is an alias of ``padding``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PADDING_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "repli
 
 
 class _Convolution(Module):
-    """What the layers share: the checks, the parameters and the padding."""
+    """The common part of the layers: checks, parameters and padding."""
 
     axes = 2
     transposed = False
@@ -45,7 +45,7 @@ class _Convolution(Module):
         self.reset_parameters()
 
     def _padding(self, padding: Any) -> tuple[int, ...]:
-        """As numbers; ``"same"`` adds as much on both sides, one more behind if need be."""
+        """Convert the padding to numbers; ``"same"`` pads both sides equally, with one more at the end if needed."""
         if padding == "valid":
             return (0,) * self.axes
         if padding != "same":
@@ -57,11 +57,11 @@ class _Convolution(Module):
         return tuple(n // 2 for n in total)
 
     def reset_parameters(self) -> None:
-        """Start values anew: uniform within ``1 / sqrt(fan_in)``."""
+        """Reinitialize: uniform within ``1 / sqrt(fan_in)``."""
         init.layer_(self.weight, self.bias)
 
     def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """The input, padded where the op cannot do it, and what is left for the op to pad."""
+        """Pad the input if the op cannot; returns it with the padding left for the op."""
         if self.padding_mode == "zeros":
             return x, self.padding
         sides = [n for size in reversed(self.padding) for n in (size, size)]
@@ -111,8 +111,8 @@ class Conv2d(_Conv):
       **dilation**, **groups**, **bias**, **padding_mode** (``zeros``, ``reflect``, ``replicate``, ``circular``): as in torch.
     - **pad**: another name of ``padding``.
 
-    Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')`` with
-    ``H' = (H + 2 padding - dilation (kernel_size - 1) - 1) // stride + 1``, ``weight`` ``(out_channels, in_channels / groups, kH, kW)``.
+    Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')``,
+    ``weight`` ``(out_channels, in_channels / groups, kH, kW)``, ``H' = (H + 2 padding - dilation (kernel_size - 1) - 1) // stride + 1``.
 
     >>> from netcl import nn, zeros
     >>> nn.Conv2d(3, 16, 3, stride=2, padding=1)(zeros((2, 3, 32, 32))).shape
@@ -140,7 +140,7 @@ class Conv3d(_Conv):
 
 
 class DepthwiseConv2d(Conv2d):
-    """A convolution of each channel by itself: ``Conv2d`` with as many groups as channels.
+    """Convolves each channel separately: ``Conv2d`` with as many groups as channels.
 
     - **channels**: of the input; the output has ``channels * multiplier``.
     - **kernel_size**, **stride**, **padding**, **dilation**, **bias**, **padding_mode**, **pad**: as in :class:`Conv2d`.
@@ -170,7 +170,7 @@ class _ConvTranspose(_Convolution):
         self.output_padding = several(output_padding, self.axes, "output_padding")
 
     def _options(self, x: Tensor, output_size: Sequence[int] | None) -> dict[str, Any]:
-        """The settings of the op; an ``output_size`` of the last axes decides the output padding."""
+        """Return the settings of the op; ``output_size`` (of the last axes) determines the output padding."""
         extra = self.output_padding
         if output_size is not None:
             sizes, rows = (
@@ -191,15 +191,16 @@ class _ConvTranspose(_Convolution):
 
 
 class ConvTranspose2d(_ConvTranspose):
-    """The transpose of a convolution: it turns the shape ``Conv2d`` gives back into the one it takes.
+    """Transposed convolution: maps the output shape of ``Conv2d`` back to its input shape.
 
     - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding**, **output_padding** (added at the far ends, to choose
       among the shapes that a convolution maps to one), **groups**, **bias**, **dilation**: as in torch.
     - **pad**: another name of ``padding``.
 
-    Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')`` with
-    ``H' = (H - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1``, ``weight``
-    ``(in_channels, out_channels / groups, kH, kW)``. ``forward(x, output_size)`` chooses the output padding by the wanted size.
+    Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')``,
+    ``weight`` ``(in_channels, out_channels / groups, kH, kW)``,
+    ``H' = (H - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1``.
+    ``forward(x, output_size)`` chooses the output padding by the wanted size.
 
     >>> from netcl import nn, zeros
     >>> nn.ConvTranspose2d(16, 8, 2, stride=2)(zeros((1, 16, 7, 7))).shape

@@ -11,12 +11,12 @@ import netcl.autograd as ag
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 
-_NEVER = -1e30  # a log-probability of 0 whose gradient is 0, where that of -inf is NaN
+_NEVER = -1e30  # stands for log(0): its gradient is 0, where that of -inf is NaN
 
 
 def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: str = "mean",
              zero_infinity: bool = False) -> Tensor:  # fmt: skip
-    """The negative log-probability that an input is labelled by its target: all ways to place the labels, with blanks between, summed.
+    """Return the negative log-probability of each target, summed over all alignments of its labels with blanks.
 
     - **log_probs**: ``(T, N, C)``, or ``(T, C)`` for one sequence; gradients are right for a ``log_softmax``, as in torch.
     - **targets**: ``(N, S)``, or all labels in one vector. **input_lengths**, **target_lengths**: numbers per sequence.
@@ -41,7 +41,7 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
 
 
 def _padded(targets: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The labels as rows of one length."""
+    """Return the labels as rows of one length."""
     if targets.ndim == 2:
         return targets.astype(np.int64)
     if targets.ndim != 1 or targets.size < counts.sum():

@@ -1,8 +1,8 @@
-"""How decoders write: prompts in one pass, then token by token over a cache, with the step of a token compiled.
+"""Generation with decoders: prompts in one pass, then token by token over a cache, with a compiled step per token.
 
 A decoder is a module with ``states(ids, cache)``, ``head(states)`` and ``new_cache(capacity)``: :class:`netcl.nn.GPT` and
-:class:`netcl.models.CausalLM` are. One whose work depends on more than shapes (on the length so far, or on values read on the host) says
-``replayable = False``.
+:class:`netcl.models.CausalLM` are. A decoder whose work depends on more than shapes (on the length so far, or on values read on the
+host) sets ``replayable = False``.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Sampling(NamedTuple):
     top_p: Any = None
 
     def check(self) -> Sampling:
-        """``ValueError`` for options that mean nothing; else these options."""
+        """Return the options; raises ``ValueError`` for invalid ones."""
         temperature, top_k, top_p = self
         if not temperature >= 0 or (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
-            what = "temperature is at least 0, top_k at least 1, top_p in (0, 1]"
+            what = "temperature must be at least 0, top_k at least 1, and top_p in (0, 1]"
             raise ValueError(message("generate", what, temperature=temperature, top_k=top_k, top_p=top_p))
         return self
 
     def choose(self, logits: Tensor, uniform: Tensor) -> Tensor:
-        """One token per row of logits ``(batch, vocabulary)``, by a number in [0, 1) per row; computed on the device. ``(batch, 1)``.
+        """Choose one token per row of logits ``(batch, vocabulary)`` by a number in [0, 1) per row, on the device; ``(batch, 1)``.
 
         >>> import numpy as np, netcl
         >>> logits = netcl.tensor(np.log([[0.1, 0.6, 0.3]]).astype("float32"))
@@ -107,7 +107,7 @@ def _make_step(model: Any, cache: KVCache, sampling: Sampling) -> _Step:
 
 
 def _step_for(model: Any, batch: int, room: int, sampling: Sampling) -> _Step:
-    """The step of the last call, if it was of this kind and its cache is large enough."""
+    """Return the step of the last call if its settings match and its cache is large enough."""
     kept: dict[Any, _Step] = model.__dict__.setdefault("_decoding", {})
     key = (batch, sampling, model.queue)
     found = kept.get(key)
@@ -128,7 +128,7 @@ def _evaluation_of(model: Any) -> Callable[[], AbstractContextManager[None]]:
 def continued(
     model: Any, prompts: Sequence[Sequence[int]], most: int, sampling: Sampling, draw: Callable[[int], np.ndarray], file: Any = None
 ) -> Iterator[np.ndarray]:
-    """Tokens that follow each prompt, ``(batch,)`` at a time, at most ``most`` times. Prompts may have unlike lengths.
+    """Yield the tokens that follow each prompt, ``(batch,)`` at a time, at most ``most`` times. Prompts may have different lengths.
 
     ``draw(batch)`` gives the random numbers of a token, in [0, 1); it is not called for temperature 0. ``file`` keeps the positions of a
     single prompt: a :class:`netcl.models.prompt_cache.PromptFile`.

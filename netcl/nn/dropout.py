@@ -1,4 +1,4 @@
-"""Dropout: random zeros while training, nothing afterwards."""
+"""Dropout: random zeros in training, the identity in evaluation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from netcl.nn.module import Module
 class Dropout(Module):
     """Zeros elements with probability ``p`` and scales the others by ``1 / (1 - p)``; the identity in evaluation mode.
 
-    - **p**: the probability. ``inplace`` is taken and changes nothing.
+    - **p**: the probability. ``inplace`` is accepted and ignored.
 
     Shapes: the output has the input's.
 
@@ -49,14 +49,14 @@ def _alpha(input: Tensor, p: float, training: bool, channels: bool) -> Tensor:
         return input
     if p == 1:
         return ag.mul(input, 0.0)
-    low = -1.7580993408473766  # -scale * alpha of SELU: what it tends to
+    low = -1.7580993408473766  # -scale * alpha of SELU: its limit
     scale = ((1 - p) * (1 + p * low**2)) ** -0.5
     kept = ag.gt(ag.dropout(_ones(input, channels), p), 0.0)
     return ag.add(ag.mul(ag.where(kept, input, low), scale), -scale * p * low)
 
 
 def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
-    """Dropout for SELU: elements become the value SELU tends to, then mean and variance are restored."""
+    """Dropout for SELU: dropped elements become the limit of SELU, then mean and variance are restored."""
     return _alpha(input, p, training, channels=False)
 
 

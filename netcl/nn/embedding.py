@@ -1,4 +1,4 @@
-"""Embeddings: vectors looked up by number."""
+"""Embeddings: vectors looked up by index."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from netcl.nn.parameter import Parameter, empty
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
               scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:  # fmt: skip
-    """``weight[input]``; ``max_norm`` first shortens the vectors that are looked up, in place. Gradients are dense, ``sparse`` or not."""
+    """Return ``weight[input]``; ``max_norm`` first rescales the used vectors, in place. Gradients are dense, ``sparse`` or not."""
     if max_norm is not None:
         _shorten(weight, input, max_norm, norm_type)
     found = ag.embedding(input, weight, padding_idx=padding_idx)
@@ -49,7 +49,7 @@ def embedding_bag(
     scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Sums, means or maxima of vectors that are looked up in bags: the rows of ``input``, or its parts from ``offsets`` on.
+    """Sum, average or take the maximum of vectors in bags: the rows of ``input``, or its parts beginning at ``offsets``.
 
     ``per_sample_weights`` multiplies the vectors of sums. Vectors of ``padding_idx`` do not count. An empty bag gives zeros. Bags with
     ``offsets`` and maxima are formed on the host.
@@ -93,7 +93,7 @@ def _bagged(values: Tensor, offsets: Tensor | None, include_last: bool) -> Tenso
 
 
 def _rows_of_bags(input: Tensor, offsets: Tensor, include_last: bool) -> tuple[Tensor, Tensor]:
-    """Bags as rows of one length, filled with numbers that are there, and which numbers count."""
+    """Return bags as rows of one length, padded with valid indices, and which of them count."""
     index, begins = input.to_host(), offsets.to_host().astype(np.int64)
     ends = begins[1:] if include_last else np.append(begins[1:], len(index))
     bags = [index[a:b] for a, b in zip(begins, ends, strict=False)]
@@ -150,7 +150,7 @@ class Embedding(Module):
         return layer.requires_grad_(not freeze)
 
     def reset_parameters(self) -> None:
-        """Start values anew."""
+        """Reinitialize the vectors."""
         init.normal_(self.weight)
         if self.padding_idx is not None:
             values = self.weight.to_host()

@@ -1,7 +1,7 @@
-"""Modules from data: every registered class can be written as JSON (``config_of``) and made again from it (``build``).
+"""Modules from data: every registered class can be written as JSON (``config_of``) and rebuilt from it (``build``).
 
-A row is ``{"type": name, "args": [...] or {...}}``; arguments that are modules are rows themselves. Only what was registered can
-be named, so a file can ask for a layer and for nothing else.
+A row is ``{"type": name, "args": [...] or {...}}``; arguments that are modules are rows themselves. Only registered
+names are allowed, so a file can create layers and nothing else.
 """
 
 from __future__ import annotations
@@ -45,42 +45,44 @@ def register_layer(name: str | Callable[..., Any], constructor: Callable[..., An
         return lambda made: register_layer(name, made)
     known = _constructors.get(name, constructor)
     if known is not constructor and _place(known) != _place(constructor):
-        raise ValueError(message("register_layer", f"{name!r} is already registered", "choose another name, or unregister_layer it first"))
+        raise ValueError(
+            message("register_layer", f"{name!r} cannot be registered twice", "choose another name, or unregister_layer first")
+        )
     _constructors[name] = constructor
     _names.setdefault(constructor, name)
     return constructor
 
 
 def _place(constructor: Callable[..., Any]) -> tuple[str, str]:
-    """Where a class was defined: the same class defined again, as in a notebook, takes the place of the first."""
+    """Return where a class was defined: a class defined again, as in a notebook, replaces the first."""
     return constructor.__module__, constructor.__qualname__
 
 
 def unregister_layer(name: str) -> None:
-    """Forget a registered name."""
+    """Remove a registered name."""
     _names.pop(lookup(name), None)
     del _constructors[name]
 
 
 def registered() -> list[str]:
-    """The names that rows may use."""
+    """List the names that rows may use."""
     return sorted(_constructors)
 
 
 def lookup(name: Any) -> Callable[..., Any]:
-    """The constructor registered under a name."""
+    """Return the constructor registered under a name."""
     if isinstance(name, str) and name in _constructors:
         return _constructors[name]
     close = difflib.get_close_matches(str(name), _constructors, n=3)
-    remedy = f"did you mean {', '.join(close)}?" if close else "register_layer makes a class of yours known"
-    raise ValueError(message("factory", "no layer of this type is registered", remedy, type=repr(name)))
+    remedy = f"did you mean {', '.join(close)}?" if close else "register_layer adds your own class"
+    raise ValueError(message("factory", "the type must be a registered layer", remedy, type=repr(name)))
 
 
 # ---- from modules to rows
 
 
 def config_of(module: Any) -> Row:
-    """The row that makes a module again, without its weights: plain data, ready for JSON.
+    """Return the row that rebuilds a module, without its weights: plain data for JSON.
 
     >>> from netcl import nn
     >>> nn.config_of(nn.Linear(3, 2))
@@ -111,7 +113,7 @@ def _encode(value: Any, where: str) -> Any:
         return tuple(parts) if isinstance(value, tuple) else parts
     if isinstance(value, Mapping):
         if any(not isinstance(key, str) for key in value):
-            raise TypeError(message("config", f"keys of {where}) are not all strings", keys=list(value)))
+            raise TypeError(message("config", f"keys of {where}) must be strings", keys=list(value)))
         return {key: _encode(part, where) for key, part in value.items()}
     if isinstance(value, Tensor):
         return {"tensor": value.tolist(), "dtype": value.dtype}
@@ -129,7 +131,7 @@ def _encode(value: Any, where: str) -> Any:
 
 
 def build(config: Mapping[str, Any], queue: Any = None) -> Any:
-    """Make the module a row describes, with fresh weights, on ``queue`` (a queue, handle or selector) or the active device.
+    """Build the module that a row describes, with fresh weights, on ``queue`` (a queue, handle or selector) or the active device.
 
     >>> from netcl import nn
     >>> nn.build({"type": "Linear", "args": [3, 2]})
@@ -150,7 +152,7 @@ def build_sequential(queue: Any, config: Sequence[Mapping[str, Any]] | Mapping[s
     if isinstance(config, Mapping):
         return build_sequential(queue, config["layers"]) if "layers" in config else build(config, queue)
     if not isinstance(config, list | tuple):
-        raise TypeError(message("build_sequential", "the configuration is a list of rows", _ROW_FORM, config=repr(config)))
+        raise TypeError(message("build_sequential", "the configuration must be a list of rows", _ROW_FORM, config=repr(config)))
     with placed(queue):
         return lookup("Sequential")(*[_build(row, 1) for row in config])
 
@@ -170,23 +172,23 @@ def _build(row: Any, depth: int) -> Any:
 
 def _check_row(row: Any, depth: int) -> None:
     if not isinstance(row, Mapping) or "type" not in row or not set(row) <= _ROW_KEYS:
-        raise ValueError(message("factory", "not the description of a layer", _ROW_FORM, row=repr(row)[:200]))
+        raise ValueError(message("factory", "a row must describe a layer", _ROW_FORM, row=repr(row)[:200]))
     if depth > _MAX_DEPTH:
-        raise ValueError(message("factory", "the description is nested too deeply", limit=_MAX_DEPTH))
+        raise ValueError(message("factory", "the description must not be nested deeper than the limit", limit=_MAX_DEPTH))
     wrong = [key for key, kinds in (("args", list | tuple | Mapping), ("kwargs", Mapping), ("children", Mapping))
              if not isinstance(row.get(key) or {}, kinds)]  # fmt: skip
     if wrong:
-        raise ValueError(message("factory", f"{wrong[0]!r} of a row has the wrong form", _ROW_FORM, type=row["type"]))
+        raise ValueError(message("factory", f"{wrong[0]!r} of a row must have the right form", _ROW_FORM, type=row["type"]))
 
 
 def _check_arguments(name: str, make: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> None:
-    """Tell a wrong argument with the layer's name and what it takes."""
+    """Raise an error with the layer's name and signature for wrong arguments."""
     signature = inspect.signature(make)
     own = {key: value for key, value in named.items() if key != "dtype" or key in signature.parameters}  # every constructor takes a dtype
     try:
         signature.bind(*positional, **own)
     except TypeError as fault:
-        raise ValueError(message("factory", f"wrong arguments for {name}: {fault}", f"it takes {signature}")) from None
+        raise ValueError(message("factory", f"wrong arguments for {name}: {fault}", f"expected {signature}")) from None
 
 
 def _decode(value: Any, depth: int) -> Any:

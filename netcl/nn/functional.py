@@ -1,4 +1,4 @@
-"""Functions under the names ``torch.nn.functional`` gives them: ``import netcl.nn.functional as F``.
+"""The functions of ``torch.nn.functional`` by their names: ``import netcl.nn.functional as F``.
 
 Most are ops of :mod:`netcl.autograd` as they are; every op can be had here. Those that torch spells differently, or composes of several
 ops, are in the modules of :data:`COMPOSED`.
@@ -21,7 +21,7 @@ from netcl.nn import linear as linears
 from netcl.nn.activation import celu as celu
 from netcl.nn.activation import glu as glu
 
-#: torch's names of ops that are called otherwise here.
+#: torch's names of ops that have another name here.
 RENAMED = {
     "logsigmoid": "log_sigmoid", "hardsigmoid": "hard_sigmoid", "hardswish": "hard_swish", "hardtanh": "hard_tanh",
     "native_channel_shuffle": "channel_shuffle",

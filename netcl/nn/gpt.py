@@ -1,4 +1,4 @@
-"""GPT: a decoder of tokens, and how it writes."""
+"""GPT: a decoder-only transformer with text generation."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class GPT(Module):
             self.lm_head.weight = parts["wte"].weight  # type: ignore[attr-defined]
 
     def _start(self) -> None:
-        """GPT-2's start values: small normal weights, smaller still where residual branches end."""
+        """Initialize as GPT-2: small normal weights, smaller ones at the end of residual branches."""
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 ends = name.endswith(("c_proj.weight", "o_proj.weight", "w2.weight"))
@@ -74,14 +74,14 @@ class GPT(Module):
         return self.head(self.states(tokens, cache))
 
     def head(self, states: Tensor) -> Tensor:
-        """Logits of states."""
+        """Compute the logits of states."""
         return self.lm_head(states)
 
     def states(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
-        """What the last layer sees: ``(batch, positions, n_embd)``."""
+        """Compute the input of the last layer: ``(batch, positions, n_embd)``."""
         seen = 0 if cache is None else cache.length
         if tokens.ndim != 2 or seen + tokens.shape[1] > self.block_size:
-            what = f"takes (batch, positions) with at most {self.block_size} positions"
+            what = f"tokens must be (batch, positions) with at most {self.block_size} positions"
             raise ShapeError(message("GPT", what, shape=tokens.shape, in_cache=seen))
         parts = self.transformer
         x = parts["wte"](tokens)
@@ -97,7 +97,7 @@ class GPT(Module):
         return parts["ln_f"](x)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy of the tokens that follow; targets of -100 count nothing.
+        """Compute the mean cross-entropy of the following tokens; targets of -100 are ignored.
 
         Shapes: both ``(batch, positions)``.
         """
@@ -125,7 +125,7 @@ class GPT(Module):
         sampling = Sampling(temperature, top_k, top_p).check()
         sequence = np.atleast_2d(np.asarray(tokens.to_host() if isinstance(tokens, Tensor) else tokens, np.int64))
         if sequence.shape[1] == 0:
-            raise ShapeError(message("generate", "there is no token to start from", shape=sequence.shape))
+            raise ShapeError(message("generate", "tokens must not be empty", shape=sequence.shape))
         done = np.zeros(len(sequence), bool)
         for chosen in self._chosen(sequence, max_new_tokens, sampling, use_cache):
             if eos_token is not None:
@@ -146,7 +146,7 @@ class GPT(Module):
             for chosen in continued(self, list(sequence), cached, sampling, draw):
                 sequence = np.concatenate([sequence, chosen[:, None]], axis=1)
                 yield chosen
-        for _ in range(most - max(0, cached)):  # the window slides: every position changes with every token
+        for _ in range(most - max(0, cached)):  # the window slides: every token changes every position
             with ag.no_grad(), evaluating(self):
                 states = self.states(Tensor.from_host(self.queue, sequence[:, -self.block_size :]))
                 logits = ag.reshape(self.head(ag.narrow(states, 1, states.shape[1] - 1, 1)), (len(sequence), -1))

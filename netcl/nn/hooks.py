@@ -1,4 +1,4 @@
-"""Functions that watch a module: before and after its forward, and when gradients pass it on the way back."""
+"""Hooks of modules: functions called before and after forward, and when gradients pass a module in backward."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _numbers = itertools.count()
 
 
 class RemovableHandle:
-    """What registering a hook returns; ``remove()`` takes the hook away again, and so does leaving a ``with`` block."""
+    """The handle of a registered hook; ``remove()``, or leaving a ``with`` block, removes the hook."""
 
     def __init__(self, hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: Callable[..., Any]):
         self._hooks, self._kind, self._number = hooks, kind, next(_numbers)
         hooks.setdefault(kind, {})[self._number] = hook
 
     def remove(self) -> None:
-        """Take the hook away; a second time does nothing."""
+        """Remove the hook; a second call does nothing."""
         group = self._hooks.get(self._kind, {})
         group.pop(self._number, None)
         if not group:
@@ -34,7 +34,7 @@ class RemovableHandle:
 
 
 def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The forward of a module with the hooks it has."""
+    """Call the forward of a module with its hooks."""
     hooks = {kind: list(group.values()) for kind, group in module._module_hooks.items()}
     for hook in hooks.get("forward_pre", ()):
         answer = hook(module, args)
@@ -51,7 +51,7 @@ def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class _Passage:
-    """One call of a module whose gradients are watched: hooks run when the gradients of its inputs are known."""
+    """One call of a module with backward hooks; they run when the gradients of its inputs are known."""
 
     def __init__(self, module: Any, hooks: list[Callable[..., Any]]):
         self.module, self.hooks = module, hooks
@@ -88,7 +88,7 @@ class _Passage:
 
 
 def _through(observe: Callable[..., Any], values: tuple[Any, ...], watched: list[bool]) -> tuple[Any, ...]:
-    """The same values, with a node behind those watched that shows their gradients to ``observe``."""
+    """Return the values with a node after those watched that passes their gradients to ``observe``."""
     if not any(watched):
         return values
     passed = iter(_Watched.apply(observe, *[x for x, w in zip(values, watched, strict=True) if w]))

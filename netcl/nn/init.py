@@ -1,4 +1,4 @@
-"""Start values of parameters, under torch's names: ``init.kaiming_uniform_(layer.weight)``.
+"""Initialization of parameters, under torch's names: ``init.kaiming_uniform_(layer.weight)``.
 
 Each function overwrites a tensor in place and returns it. Numbers come from the device's counter-based generator, so
 ``netcl.manual_seed`` makes them repeatable, and every device draws the same.
@@ -28,7 +28,7 @@ _skips = threading.local()
 
 @contextmanager
 def skipped() -> Iterator[None]:
-    """Leave tensors as they are in this thread instead of drawing or filling them: for models whose weights are loaded right after."""
+    """Disable initialization in this thread inside the block: for models whose weights are loaded right after."""
     before, _skips.skipped = getattr(_skips, "skipped", False), True
     try:
         yield
@@ -37,13 +37,13 @@ def skipped() -> Iterator[None]:
 
 
 def _drawing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function with a ``generator``, unless start values are :func:`skipped`."""
+    """Add ``generator=`` to the function, and do nothing inside :func:`skipped`."""
     draw = with_generator(function)
     return wraps(draw)(lambda tensor, *args, **options: tensor if getattr(_skips, "skipped", False) else draw(tensor, *args, **options))
 
 
 def _drawn(kind: str, tensor: Tensor) -> np.ndarray:
-    """Random numbers for a tensor, in float64 on the host; drawn as float32 (or float64), so that every dtype starts alike."""
+    """Draw random numbers for a tensor, in float64 on the host, from float32 (or float64) draws, so that every dtype starts alike."""
     draw = ag.rand if kind == "uniform" else ag.randn
     return draw(tensor.shape, dtype=sum_dtype(tensor.dtype), queue=tensor.queue).to_host().astype(np.float64)
 
@@ -56,34 +56,34 @@ def _put(tensor: Tensor, values: np.ndarray) -> Tensor:
 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
-    """One value everywhere."""
+    """Fill with one value."""
     with ag.no_grad():
         return tensor if getattr(_skips, "skipped", False) else tensor.fill_(val)
 
 
 def zeros_(tensor: Tensor) -> Tensor:
-    """Zeros."""
+    """Fill with zeros."""
     return constant_(tensor, 0.0)
 
 
 def ones_(tensor: Tensor) -> Tensor:
-    """Ones."""
+    """Fill with ones."""
     return constant_(tensor, 1.0)
 
 
 def eye_(tensor: Tensor) -> Tensor:
-    """Ones on the diagonal of a matrix, zeros elsewhere."""
+    """Fill a matrix with ones on the diagonal, zeros elsewhere."""
     if tensor.ndim != 2:
-        raise ShapeError(message("eye_", "the tensor is not a matrix", shape=tensor.shape))
+        raise ShapeError(message("eye_", "the tensor must be a matrix", shape=tensor.shape))
     return _put(tensor, np.eye(tensor.shape[0], tensor.shape[1]))
 
 
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
-    """Convolution weights that hand as many channels through as they can."""
+    """Fill convolution weights so that as many channels as possible pass unchanged."""
     if tensor.ndim not in (3, 4, 5):
-        raise ShapeError(message("dirac_", "these are not the weights of a convolution", shape=tensor.shape))
+        raise ShapeError(message("dirac_", "the tensor must have the dimensions of convolution weights", shape=tensor.shape))
     if tensor.shape[0] % groups:
-        raise ShapeError(message("dirac_", "the filters do not divide into the groups", shape=tensor.shape, groups=groups))
+        raise ShapeError(message("dirac_", "groups must divide the number of filters", shape=tensor.shape, groups=groups))
     values = np.zeros(tensor.shape)
     per_group, middle = tensor.shape[0] // groups, tuple(n // 2 for n in tensor.shape[2:])
     for group in range(groups):
@@ -98,7 +98,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 
 @_drawing
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
-    """Values uniform between ``a`` and ``b``.
+    """Draw values uniform between ``a`` and ``b``.
 
     >>> from netcl import Tensor, nn
     >>> t = nn.init.uniform_(Tensor.empty((100,)), -2.0, 2.0)
@@ -110,13 +110,13 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
 
 @_drawing
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Values of a normal distribution."""
+    """Draw values of a normal distribution."""
     return _put(tensor, mean + std * _drawn("normal", tensor)) if draws_values() else tensor
 
 
 @_drawing
 def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> Tensor:
-    """Values of a normal distribution held between ``a`` and ``b``, by inversion: every value costs one random number."""
+    """Draw values of a normal distribution truncated to ``a .. b``, by inversion: one random number per value."""
     low, high = (math.erf((limit - mean) / std / math.sqrt(2)) for limit in (a, b))
     values = low + (high - low) * _drawn("uniform", tensor)
     inverse = ag.erfinv(Tensor.from_host(queue_of("cpu"), values, "float64")).to_host()
@@ -125,9 +125,9 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
 
 @_drawing
 def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
-    """Rows (or columns, if there are more rows) of a random orthogonal matrix; trailing axes are flattened."""
+    """Fill with rows (or columns, if there are more rows) of a random orthogonal matrix; trailing axes are flattened."""
     if tensor.ndim < 2:
-        raise ShapeError(message("orthogonal_", "the tensor has fewer than two axes", shape=tensor.shape))
+        raise ShapeError(message("orthogonal_", "the tensor must have at least two dimensions", shape=tensor.shape))
     if tensor.size == 0:
         return tensor
     flat = _drawn("normal", tensor).reshape(tensor.shape[0], -1)
@@ -139,9 +139,9 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
 
 @_drawing
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
-    """A matrix of normal values with a share of each column set to zero."""
+    """Fill a matrix with normal values, and a fraction of each column with zeros."""
     if tensor.ndim != 2:
-        raise ShapeError(message("sparse_", "the tensor is not a matrix", shape=tensor.shape))
+        raise ShapeError(message("sparse_", "the tensor must be a matrix", shape=tensor.shape))
     values = std * _drawn("normal", tensor)
     zeros = math.ceil(sparsity * tensor.shape[0])
     order = np.argsort(_drawn("uniform", tensor), axis=0)
@@ -153,20 +153,20 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
 
 
 def fan_in_and_fan_out(tensor: Tensor) -> tuple[int, int]:
-    """How many inputs an output of the layer with these weights has, and how many outputs an input.
+    """Return how many inputs an output of the layer with these weights has, and how many outputs an input.
 
     >>> from netcl import Tensor, nn
     >>> nn.init.fan_in_and_fan_out(Tensor.empty((16, 3, 5, 5)))
     (75, 400)
     """
     if tensor.ndim < 2:
-        raise ShapeError(message("init", "fan in and fan out need at least two axes", shape=tensor.shape))
+        raise ShapeError(message("init", "the tensor must have at least two dimensions for fan in and fan out", shape=tensor.shape))
     window = math.prod(tensor.shape[2:])
     return tensor.shape[1] * window, tensor.shape[0] * window
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """The factor by which start values make up for a nonlinearity.
+    """Return the gain of a nonlinearity, by which initial values are scaled.
 
     >>> from netcl import nn
     >>> nn.init.calculate_gain("relu") ** 2
@@ -202,7 +202,7 @@ def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
 
 def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
     if mode not in ("fan_in", "fan_out"):
-        raise ValueError(message("kaiming", "mode is fan_in or fan_out", mode=repr(mode)))
+        raise ValueError(message("kaiming", "mode must be fan_in or fan_out", mode=repr(mode)))
     fan = fan_in_and_fan_out(tensor)[mode == "fan_out"]
     return calculate_gain(nonlinearity, a) / math.sqrt(max(1, fan))
 
@@ -228,7 +228,7 @@ def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlin
 
 
 def layer_(weight: Tensor, bias: Any = None, fan_in: int | None = None) -> None:
-    """What linear and convolution layers start from, as in torch: both uniform within ``1 / sqrt(fan_in)``."""
+    """Initialize linear and convolution layers as torch does: weight and bias uniform within ``1 / sqrt(fan_in)``."""
     fan = fan_in if fan_in is not None else fan_in_and_fan_out(weight)[0]
     bound = 1 / math.sqrt(fan) if fan > 0 else 0.0
     uniform_(weight, -bound, bound)

@@ -1,4 +1,4 @@
-"""The classes of layers that are one expression: constructor, ``forward`` and documentation are made from one call.
+"""Makes the classes of layers that are one expression: constructor, ``forward`` and documentation from one call.
 
 >>> from netcl.nn.layer_class import layer_class
 >>> import netcl.autograd as ag

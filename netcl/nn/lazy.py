@@ -1,4 +1,4 @@
-"""Lazy layers: they take the number of input features from the first input, and become the layers they stand for.
+"""Lazy layers: they infer the number of input features from the first input and then become the actual layer.
 
 >>> from netcl import nn, zeros
 >>> layer = nn.LazyLinear(3)
@@ -22,14 +22,14 @@ from netcl.nn.parameter import here
 
 
 class _Lazy(Module):
-    """What lazy layers share. Before the first input there are no parameters, and ``parameters()`` raises."""
+    """The common part of lazy layers. Before the first input there are no parameters, and ``parameters()`` raises."""
 
     becomes: Any
     of_input: int  # the axis of the input whose size is missing
     of_weight: int  # the axis of the weight that has it
 
     def _become(self, size: int, queue: Any, dtype: str | None) -> None:
-        """Be the layer for ``size`` features, with this layer's mode and hooks."""
+        """Become the layer for ``size`` features, with this layer's mode and hooks."""
         positional, named = self._constructor_arguments()
         made = self.becomes(size, *positional, **named, queue=queue, dtype=dtype)
         kept = {name: self.__dict__[name] for name in ("training", "_module_hooks")}
@@ -55,7 +55,7 @@ class _Lazy(Module):
 
 
 def lazy_class(real: type[Module], of_input: int = 1, of_weight: int = 0, **defaults: Any) -> Any:
-    """The lazy form of a layer: its constructor takes what the layer's does, without the first argument."""
+    """Make the lazy form of a layer: its constructor takes the layer's arguments without the first."""
     parameters = [p.replace(default=defaults.get(p.name, p.default)) for p in list(inspect.signature(real).parameters.values())[1:]]
 
     class Made(_Lazy, real):  # type: ignore[valid-type,misc]

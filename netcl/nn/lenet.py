@@ -30,7 +30,7 @@ class LeNet(Module):
         super().__init__()
         side = (image_size // 2 - 4) // 2
         if side < 1:
-            raise ShapeError(message("LeNet", "the images are too small", "at least 12 x 12", image_size=image_size))
+            raise ShapeError(message("LeNet", "images must be at least 12 x 12", "use a larger image_size", image_size=image_size))
         self.conv1 = Conv2d(in_channels, 6, 5, padding=2)
         self.conv2 = Conv2d(6, 16, 5)
         self.pool, self.relu = MaxPool2d(2), ReLU()

@@ -34,7 +34,7 @@ class Linear(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start values anew."""
+        """Reinitialize weight and bias."""
         init.layer_(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class Loss(Module, metaclass=_Reducing):
 
     def _reduce(self, reduction: str) -> None:
         if reduction not in ("mean", "sum", "none", "batchmean"):
-            raise ValueError(message(type(self).__name__, "reduction is mean, sum or none", reduction=repr(reduction)))
+            raise ValueError(message(type(self).__name__, "reduction must be mean, sum or none", reduction=repr(reduction)))
         self.reduction = reduction
 
     def keep_weight(self, name: str, weight: Any) -> None:

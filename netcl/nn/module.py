@@ -1,4 +1,4 @@
-"""Module: parameters, buffers and other modules under names, and what everybody wants to do with all of them at once."""
+"""Module: parameters, buffers and other modules by name, and the operations on all of them."""
 
 from __future__ import annotations
 
@@ -31,20 +31,22 @@ _SETTINGS = (bool, int, float, str, type(None), FunctionType, BuiltinFunctionTyp
 
 
 def _is_setting(value: Any) -> bool:
-    """Whether a value is no tensor and no module, and cannot change without being another one."""
+    """Whether a value is immutable and neither a tensor nor a module."""
     return all(map(_is_setting, value)) if type(value) is tuple else isinstance(value, _SETTINGS)
 
 
 class IncompatibleKeys(NamedTuple):
-    """What ``load_state_dict(strict=False)`` could not match."""
+    """The names that ``load_state_dict(strict=False)`` could not match."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 class _Constructed(ABCMeta):
-    """Every constructor takes a place as well (a leading queue or handle, ``queue=``, ``device=``, ``dtype=``), and what a module
-    was made with is remembered, so that it can be described and made again."""
+    """Metaclass of modules: every constructor also takes a place, and its arguments are remembered.
+
+    The place is a leading queue or handle, ``queue=``, ``device=`` or ``dtype=``. The arguments describe a module.
+    """
 
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any):
         super().__init__(name, bases, namespace, **options)
@@ -64,7 +66,7 @@ class _Constructed(ABCMeta):
 
 
 class _Computed:
-    """A property that gives way to an attribute of the same name: modules of users have a ``config`` or a ``queue`` of their own."""
+    """A property that an attribute of the same name overrides: modules of users may have their own ``config`` or ``queue``."""
 
     def __init__(self, function: Callable[[Any], Any]):
         self.function = function
@@ -106,8 +108,8 @@ class Module(metaclass=_Constructed):
     """
 
     training: bool
-    saved_by = "decorate it with @netcl.nn.register_layer"  # what to do, where a class that is not registered is to be written
-    _holds_arguments = False  # whether the modules inside are arguments of the constructor, whatever they are by now
+    saved_by = "decorate it with @netcl.nn.register_layer"  # the remedy if a class that is not registered must be written
+    _holds_arguments = False  # whether the current child modules are the arguments of the constructor
     _roles: dict[str, str]
     _module_hooks: dict[str, dict[int, Callable[..., Any]]]
     _changed_names: set[str]
@@ -122,8 +124,8 @@ class Module(metaclass=_Constructed):
         pass
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes; every subclass defines it."""
-        raise NotImplementedError(message(type(self).__name__, "forward is not defined", "define forward(self, ...)"))
+        """Compute the output; every subclass must define it."""
+        raise NotImplementedError(message(type(self).__name__, "forward must be defined by the subclass", "define forward(self, ...)"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for x in args:
@@ -138,15 +140,14 @@ class Module(metaclass=_Constructed):
         return hooks.call(self, args, kwargs)
 
     def _tell_recorder(self) -> None:
-        """What a recorded step rests on: settings (training, a stride, an activation), the tensors and modules inside, and that no
-        attribute and no hook is added."""
+        """Report what a recorded step depends on: settings, the tensors and modules inside, the names of attributes and hooks."""
         recorder = recording.active.recorder
         if recorder is not None:
             settings = [name for name, value in vars(self).items() if name[0] != "_" and _is_setting(value)]
             recorder.depends(self, settings, list(self._roles), (vars(self), self._module_hooks))
 
     def _on_device(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments with arrays and lists of numbers as tensors: beside the first tensor among them, else on the module's device."""
+        """Convert arrays and lists of numbers to tensors, on the device of the first tensor argument, else on the module's."""
         queue = next((x.queue for x in args if isinstance(x, Tensor)), None) or self.queue
 
         def holds_numbers(x: Any) -> bool:
@@ -167,7 +168,7 @@ class Module(metaclass=_Constructed):
             roles[name] = "parameter"
         elif roles.get(name) == "parameter" and value is not None and not (isinstance(value, Tensor) and value.persistent):
             remedy = "pass nn.Parameter(value); to change its values, use write()"
-            what = f"{name!r} of {type(self).__name__} is a parameter and can be set to a parameter or None only"
+            what = f"{name!r} of {type(self).__name__} is a parameter and must be set to a parameter or None"
             raise TypeError(message("setattr", what, remedy, given=type(value).__name__))
         elif name in roles and (not isinstance(value, Tensor) or roles[name] == "module"):
             self._unregister(name)
@@ -182,7 +183,7 @@ class Module(metaclass=_Constructed):
             self._changed_names.add(name)
 
     def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
-        """Keep a tensor that is not learned under ``name``; it moves with the module and, if ``persistent``, is in the state dict."""
+        """Register a tensor that is not learned; it moves with the module and, if ``persistent``, is in the state dict."""
         self._check_name(name, "register_buffer")
         if tensor is not None and not isinstance(tensor, Tensor):
             tensor = Tensor.from_host(here(), tensor)
@@ -192,25 +193,25 @@ class Module(metaclass=_Constructed):
             self._roles[name] = "buffer" if persistent else "scratch"
 
     def register_parameter(self, name: str, tensor: Tensor | None) -> None:
-        """Keep a tensor as parameter under ``name``; ``None`` says that there is none."""
+        """Register a tensor as parameter ``name``; ``None`` means that there is none."""
         self._check_name(name, "register_parameter")
         object.__setattr__(self, name, tensor)
         if tensor is not None:
             self._roles[name] = "parameter"
 
     def add_module(self, name: str, module: Module | None) -> None:
-        """Keep a module under a name that need not be a Python name."""
+        """Register a module under any name, which need not be a Python identifier."""
         self._check_name(name, "add_module")
         if module is not None and not isinstance(module, Module):
-            raise TypeError(message("add_module", f"{name!r} is not a module", _USE_A_LAYER, given=type(module).__name__))
+            raise TypeError(message("add_module", f"{name!r} must be a module", _USE_A_LAYER, given=type(module).__name__))
         setattr(self, name, module)
 
     def _check_name(self, name: Any, op: str) -> None:
         if not isinstance(name, str) or not name or "." in name:
-            raise ValueError(message(op, "a name is a string without dots, and not empty", name=repr(name)))
+            raise ValueError(message(op, "a name must be a string without dots and not empty", name=repr(name)))
         of_class = inspect.getattr_static(type(self), name, None)
         if name not in self._roles and (name in self.__dict__ or of_class is not None) and not isinstance(of_class, property):
-            raise ValueError(message(op, f"{type(self).__name__} already has an attribute of this name", name=repr(name)))
+            raise ValueError(message(op, f"name must be new, but {type(self).__name__} has this attribute", name=repr(name)))
 
     # ---- walking the tree
 
@@ -240,23 +241,23 @@ class Module(metaclass=_Constructed):
         return (module for _, module in self.named_modules())
 
     def get_submodule(self, path: str) -> Module:
-        """The module at a dotted name; ``""`` is this one."""
+        """Return the module at a dotted name; ``""`` is this one."""
         module: Any = self
         for name in filter(None, path.split(".")):
             if module._roles.get(name) != "module":
                 there = [child for child, _ in module.named_children()]
-                raise ValueError(message("get_submodule", f"there is no module {path!r}", f"{type(module).__name__} has {there}"))
+                raise ValueError(message("get_submodule", f"path must name a module, got {path!r}", f"{type(module).__name__} has {there}"))
             module = module.__dict__[name]
         return module
 
     def _named_tensors(self, *wanted: str) -> Iterator[tuple[str, Tensor]]:
-        """Own tensors with a role, by name."""
+        """The module's own tensors of a role, by name."""
         for name, role in list(self._roles.items()):
             if role in wanted:
                 yield name, getattr(self, name)
 
     def _walk_tensors(self, *wanted: str, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Tensors with a role here and inside, each once."""
+        """Yield tensors of a role in this module and its children, each once."""
         seen: set[int] = set()
         for path, module in self.named_modules(prefix) if recurse else [(prefix, self)]:
             for name, tensor in module._named_tensors(*wanted):
@@ -269,7 +270,7 @@ class Module(metaclass=_Constructed):
         return self._walk_tensors("parameter", prefix=prefix, recurse=recurse)
 
     def parameters(self, recurse: bool = True) -> NextList[Tensor]:
-        """Every parameter once, in the order of registration: a list that ``next`` takes, too."""
+        """List every parameter once, in the order of registration; the list also supports ``next``."""
         return NextList(tensor for _, tensor in self.named_parameters(recurse=recurse))
 
     def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
@@ -311,7 +312,7 @@ class Module(metaclass=_Constructed):
         given = {name: value if isinstance(value, Tensor) else np.asarray(value) for name, value in state.items()}
         keys = IncompatibleKeys([name for name in own if name not in given], [name for name in given if name not in own])
         if strict and (keys.missing_keys or keys.unexpected_keys):
-            what = f"the state does not belong to this {type(self).__name__}"
+            what = f"the state must have the names of this {type(self).__name__}"
             parts = {name: f"[{some(names)}]" for name, names in zip(("missing", "unexpected"), keys, strict=True) if names}
             raise ValueError(message("load_state_dict", what, "strict=False loads what fits", **parts))
         fitting = {name: value for name, value in given.items() if name in own}
@@ -332,7 +333,7 @@ class Module(metaclass=_Constructed):
         """Called after a state dict was loaded."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle gets: the attributes, with host values in place of tensors."""
+        """Return what pickle stores: the attributes, with host values in place of tensors."""
         return stored(vars(self))
 
     def __copy__(self: M) -> M:
@@ -345,34 +346,34 @@ class Module(metaclass=_Constructed):
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return made
 
-    # ---- what is done to all at once
+    # ---- operations on all modules
 
     def train(self: M, mode: bool = True) -> M:
-        """Training mode: dropout drops, batch norm uses the batch."""
+        """Set training mode: dropout is active, batch norm uses the batch."""
         for module in self.modules():
             module.__dict__["training"] = mode
         return self
 
     def eval(self: M) -> M:
-        """Evaluation mode."""
+        """Set evaluation mode."""
         return self.train(False)
 
     def requires_grad_(self: M, flag: bool = True) -> M:
-        """Say for all parameters whether gradients are wanted."""
+        """Set for all parameters whether gradients are computed."""
         for parameter in self.parameters():
             parameter.requires_grad = flag
         return self
 
     def freeze(self: M) -> M:
-        """Stop learning: no parameter requires a gradient. They stay parameters, and in the state dict."""
+        """Freeze all parameters: none requires a gradient. They stay parameters, and in the state dict."""
         return self.requires_grad_(False)
 
     def unfreeze(self: M) -> M:
-        """Learn again."""
+        """Unfreeze all parameters."""
         return self.requires_grad_(True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, or (``set_to_none=False``) fill them with zeros in place."""
+        """Set all gradients to ``None`` or, with ``set_to_none=False``, fill them with zeros in place."""
         for parameter in self.parameters():
             if set_to_none:
                 parameter.zero_grad()
@@ -400,7 +401,7 @@ class Module(metaclass=_Constructed):
         queue = None if device is None else queue_of(device)
         row = None if dtype is None else dtypes.lookup(dtype, "to")
         if row is not None and not row.is_float:
-            raise DtypeError(message("to", "a module is converted to a dtype of floats", dtype=row.name))
+            raise DtypeError(message("to", "dtype must be a floating-point dtype", dtype=row.name))
         with ag.no_grad():
             for _, tensor in self._walk_tensors("parameter", "buffer", "scratch"):
                 _convert(tensor, queue, None if row is None else row.name)
@@ -458,7 +459,7 @@ class Module(metaclass=_Constructed):
 
     @_Computed
     def config(self) -> dict[str, Any]:
-        """What makes this module again, as JSON: see :func:`netcl.nn.factory.config_of`."""
+        """The JSON description that rebuilds this module: see :func:`netcl.nn.factory.config_of`."""
         return factory.config_of(self)
 
     def _made_with(self, arguments: Mapping[str, Any]) -> None:
@@ -467,7 +468,7 @@ class Module(metaclass=_Constructed):
             module._changed_names.clear()
 
     def _constructor_arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and named arguments that make this module again."""
+        """Return the positional and named arguments that rebuild this module."""
         kinds = {name: p.kind for name, p in type(self).__signature__.parameters.items()}
         rest = next((name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL), None)
         positional: list[Any] = []
@@ -483,7 +484,7 @@ class Module(metaclass=_Constructed):
         return positional, named
 
     def _changed_children(self) -> Iterator[tuple[str, Module | None]]:
-        """Modules that were put, or taken away, after this one was constructed, by path."""
+        """Return modules that were replaced or removed after construction, by path."""
         return self._changed_inside({id(module) for module in _modules_in(list(self._made_from.values()))})
 
     def _changed_inside(self, given: set[int]) -> Iterator[tuple[str, Module | None]]:
@@ -498,7 +499,7 @@ class Module(metaclass=_Constructed):
                 yield from ((f"{name}.{path}", module) for path, module in child._changed_inside(set()))
 
     def extra_repr(self) -> str:
-        """What ``repr`` shows of this module beside the modules inside."""
+        """Return what ``repr`` shows of this module besides its children."""
         if "_made_from" not in self.__dict__:  # still under construction
             return ""
         named = self._constructor_arguments()[1]
@@ -548,11 +549,11 @@ def joined(prefix: str, name: str) -> str:
 def _check_state(own: Mapping[str, Tensor], given: Mapping[str, Any]) -> None:
     wrong = [f"{name} is {tuple(v.shape)}, expected {own[name].shape}" for name, v in given.items() if tuple(v.shape) != own[name].shape]
     if wrong:
-        raise ShapeError(message("load_state_dict", "tensors have other shapes than the module's", shapes=f"[{some(wrong)}]"))
+        raise ShapeError(message("load_state_dict", "tensors must have the shapes of the module's", shapes=f"[{some(wrong)}]"))
     arrays = {name: v.dtype for name, v in given.items() if not isinstance(v, Tensor)}
     odd = [f"{name} is {dtype}" for name, dtype in arrays.items() if dtype.kind not in "biuf" and dtype.name != "bfloat16"]
     if odd:
-        raise DtypeError(message("load_state_dict", "values are not numbers", dtypes=f"[{some(odd)}]"))
+        raise DtypeError(message("load_state_dict", "values must be numbers", dtypes=f"[{some(odd)}]"))
 
 
 def _convert(tensor: Tensor, queue: Any, dtype: str | None) -> None:
@@ -567,7 +568,7 @@ def _convert(tensor: Tensor, queue: Any, dtype: str | None) -> None:
 
 
 def _modules_in(value: Any) -> Iterator[Module]:
-    """The modules an argument brings."""
+    """Return the modules in an argument."""
     if isinstance(value, Module):
         yield value
     elif isinstance(value, list | tuple | Mapping):

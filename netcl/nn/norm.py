@@ -1,4 +1,4 @@
-"""Normalisation layers."""
+"""Normalization layers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from netcl.nn import init
 from netcl.nn.module import Module
 from netcl.nn.parameter import empty, full
 
-#: Machine epsilons of what a dtype is computed in: what ``RMSNorm(eps=None)`` takes, as torch does.
+#: Machine epsilons of the compute types, which ``RMSNorm(eps=None)`` uses, as in torch.
 EPSILON = {"float16": 2.0**-23, "bfloat16": 2.0**-23, "float32": 2.0**-23, "float64": 2.0**-52}
 _FLOPS_PER_ELEMENT = 8  # two passes for the statistics, then subtract, scale, scale and shift
 
 
 class _Norm(Module):
-    """An affine map after the normalisation: ``weight`` and ``bias``, where there are any."""
+    """The affine map after the normalization: optional ``weight`` and ``bias``."""
 
     def _affine(self, shape: Sequence[int], weight: bool, bias: bool) -> None:
         self.weight = empty(shape) if weight else None
@@ -27,7 +27,7 @@ class _Norm(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start values anew: weights are ones, biases zeros."""
+        """Reinitialize: weights to ones, biases to zeros."""
         if self.weight is not None:
             init.ones_(self.weight)
         if self.bias is not None:
@@ -68,7 +68,7 @@ class _Running(_Norm):
         return self._counted
 
     def reset_running_stats(self) -> None:
-        """Forget the running statistics."""
+        """Reset the running statistics."""
         if self.running_mean is not None and self.running_var is not None:
             init.zeros_(self.running_mean)
             init.ones_(self.running_var)
@@ -79,13 +79,13 @@ class _Running(_Norm):
             self._batches = self._shown = int(self._counted.item())
 
     def _count(self) -> float:
-        """Note a batch; the weight it has in the running statistics."""
+        """Count a batch; returns its weight in the running statistics."""
         self.__dict__["_batches"] = batches = self._batches + 1  # not by __setattr__: every replay counts
         return 1.0 / batches if self.momentum is None else self.momentum
 
     def _check(self, x: Tensor) -> None:
         if x.ndim not in self.ranks or x.shape[1] != self.num_features:
-            what = f"takes {' or '.join(f'{rank} axes' for rank in self.ranks)} with {self.num_features} channels in axis 1"
+            what = f"x must have {' or '.join(f'{rank}' for rank in self.ranks)} dimensions with {self.num_features} channels in dim 1"
             raise ShapeError(message(type(self).__name__, what, shape=x.shape))
 
 
@@ -119,7 +119,7 @@ class BatchNorm1d(_BatchNorm):
 
 
 def _of_rank(name: str, base: type[_Running], like: str, of: str) -> Any:
-    """A norm like another one, of tensors of another rank."""
+    """Make a norm like another one for tensors of another rank."""
     axes = int(name[-2])
     shape = (2, 3, 2, 4, 4)[: axes + 2]
     doc = f""":class:`{like}` of {of}.
@@ -136,7 +136,7 @@ BatchNorm3d = _of_rank("BatchNorm3d", _BatchNorm, "BatchNorm1d", "volumes ``(N, 
 
 
 class InstanceNorm2d(_Running):
-    """Normalises each channel of each image by itself: ``y = (x - mean) / sqrt(var + eps) * weight + bias``.
+    """Normalizes each channel of each image separately: ``y = (x - mean) / sqrt(var + eps) * weight + bias``.
 
     - **num_features**: the number of channels.
     - **eps**, **momentum**, **affine** (default off), **track_running_stats** (default off): as in torch.
@@ -176,7 +176,7 @@ InstanceNorm3d = _of_rank("InstanceNorm3d", InstanceNorm2d, "InstanceNorm2d", "v
 
 
 class LayerNorm(_Norm):
-    """Normalises over the last axes: ``y = (x - mean) / sqrt(var + eps) * weight + bias``, statistics per row.
+    """Normalizes over the last axes: ``y = (x - mean) / sqrt(var + eps) * weight + bias``, statistics per row.
 
     - **normalized_shape**: the sizes of those axes, or the size of the last one.
     - **eps**: keeps the division finite.
@@ -225,7 +225,7 @@ class RMSNorm(_Norm):
 
 
 class GroupNorm(_Norm):
-    """Normalises groups of channels of each image by themselves: ``y = (x - mean) / sqrt(var + eps) * weight + bias``.
+    """Normalizes groups of channels of each image separately: ``y = (x - mean) / sqrt(var + eps) * weight + bias``.
 
     - **num_groups**: how many groups the channels are divided into.
     - **num_channels**: the number of channels.

@@ -1,4 +1,4 @@
-"""Parameters: tensors that a module learns, and the place (device and dtype) new ones are made in."""
+"""Parameters: tensors that a module learns, and the place (device and dtype) where new ones are created."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLACE_NAMES = ("queue", "device", "dtype")
 
 
 class _Here(threading.local):
-    """Per thread: where a constructor that runs now puts its parameters."""
+    """Per thread: the place in which a running constructor creates its parameters."""
 
     def __init__(self) -> None:
         self.queue: Any = None
@@ -30,12 +30,12 @@ class _Here(threading.local):
 
 _here = _Here()
 
-#: What a parameter counts for beside its values: a million layers without any are not for nothing.
+#: Bytes that a parameter counts besides its values, so that many empty layers are limited too.
 OBJECT_BYTES = 64
 
 
 class placed:
-    """Make the parameters of modules constructed inside on a queue and in a dtype.
+    """Create the parameters of modules constructed inside the block on a queue and in a dtype.
 
     ``queue`` is a queue, a handle or anything :class:`netcl.device` takes; ``None`` leaves what holds outside. ``max_bytes`` limits
     what the parameters and buffers may take together, for descriptions of models that come from a file. ``blank`` draws no start values,
@@ -67,12 +67,12 @@ class placed:
 
 
 def is_place(value: Any) -> bool:
-    """Whether a leading argument of a constructor says where, not what: a queue, a handle or a ``device(...)``."""
+    """Whether a leading argument of a constructor is a place: a queue, a handle or a ``device(...)``."""
     return isinstance(value, DeviceHandle | device) or (hasattr(value, "finish") and hasattr(value, "flush"))
 
 
 def queue_for(place: Any) -> Any:
-    """The queue that a place names; ``None`` is where a constructor would put its tensors."""
+    """Return the queue of a place; ``None`` gives the queue where a constructor would put its tensors."""
     return here() if place is None else queue_of(place)
 
 
@@ -89,7 +89,7 @@ def peel(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def constructor(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function that makes a module take a place as the constructors of modules do: ``resnet18(queue, num_classes=10)``."""
+    """Let a function that returns a module take a place as module constructors do: ``resnet18(queue, num_classes=10)``."""
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -102,19 +102,19 @@ def constructor(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def here() -> Any:
-    """The queue a constructor that runs now puts its tensors on: the given one, else the active device's."""
+    """Return the queue of a running constructor: the given one, else the active device's."""
     return _here.queue if _here.queue is not None else get_active_device().queue
 
 
 def draws_values() -> bool:
-    """Whether a constructor that runs now draws start values: not inside ``placed(blank=True)``."""
+    """Whether a running constructor draws initial values: not inside ``placed(blank=True)``."""
     return not _here.blank
 
 
 def _float_dtype(dtype: Any) -> str:
     row = dtypes.lookup(dtype, "parameter")
     if not row.is_float:
-        raise DtypeError(message("parameter", "parameters are floats", "use register_buffer for other tensors", dtype=row.name))
+        raise DtypeError(message("parameter", "parameters must be floats", "use register_buffer for other tensors", dtype=row.name))
     return row.name
 
 
@@ -171,17 +171,17 @@ def _spend(shape: Sequence[int], dtype: str) -> None:
     if _here.budget is not None:
         _here.budget[0] -= math.prod(shape) * dtypes.lookup(dtype).itemsize + OBJECT_BYTES
         if _here.budget[0] < 0:
-            what = "the model is larger than was allowed for"
+            what = "the model must not be larger than max_bytes"
             raise OutOfMemoryError(message("parameter", what, "pass max_bytes=", parameter=tuple(shape)))
 
 
 def empty(shape: Sequence[int], requires_grad: bool = True) -> Tensor:
-    """A parameter with memory but no values yet, in the place of the constructor that runs now; ``init`` fills it."""
+    """Create an uninitialized parameter in the place of the running constructor; ``init`` fills it."""
     _spend(shape, _here.dtype)
     return Tensor.empty(tuple(shape), _here.dtype, queue=here(), requires_grad=requires_grad, persistent=True)
 
 
 def full(shape: Sequence[int], value: float, dtype: str | None = None) -> Tensor:
-    """A buffer with ``value`` everywhere, in the place of the constructor that runs now."""
+    """Create a buffer filled with ``value`` in the place of the running constructor."""
     _spend(shape, dtype or _here.dtype)
     return Tensor.full(tuple(shape), value, dtype or _here.dtype, queue=here(), persistent=True)

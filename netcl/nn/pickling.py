@@ -1,4 +1,4 @@
-"""What Python's pickle gets of a module: its attributes, with host values in place of tensors.
+"""Support for Python's pickle: a module's attributes, with host values in place of tensors.
 
 netcl reads no pickles; this is for programs that send modules to other processes. What is restored lies on the active device.
 """
@@ -31,7 +31,7 @@ def _restored(values: Any, dtype: str, requires_grad: bool, persistent: bool) ->
 
 
 def stored(value: Any) -> Any:
-    """A value with all tensors in it, at any depth of lists, tuples and dicts, as pickle can take them."""
+    """Replace all tensors in a value, at any depth of lists, tuples and dicts, by a form that pickle accepts."""
     if isinstance(value, Tensor):
         return _known.setdefault(id(value), _Stored(value))
     if type(value) in (list, tuple):

@@ -1,4 +1,4 @@
-"""Layers whose weights stay packed in the block types of GGUF, and :func:`quantize_model`, which puts them into a model."""
+"""Layers whose weights stay packed in the block types of GGUF, and :func:`quantize_model`, which replaces layers by them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _PackedLayer(Module):
         self.register_buffer("weight", Tensor.zeros((size,), "uint8", queue=here()))
 
     def load_blocks(self: PackedT, blocks: Any) -> PackedT:
-        """Take the weights from blocks of GGUF: bytes, or an array of uint8 (rows, bytes of a row)."""
+        """Load the weights from blocks of GGUF: bytes, or an array of uint8 (rows, bytes of a row)."""
         blocks = np.frombuffer(blocks, np.uint8) if isinstance(blocks, bytes) else blocks
         self.weight.write(packed.pack_strips(blocks, self.kind, self.matrix))
         return self
@@ -105,7 +105,7 @@ class QuantizedEmbedding(_PackedLayer):
 def quantize_model(
     model: ModelT, bits: int = 4, group: int = 32, *, kind: str = "", embeddings: bool = False, activations: str = "auto"
 ) -> ModelT:
-    """Replace the linear layers of a model, and with ``embeddings`` those too, by packed ones, in place; return the model.
+    """Replace the linear layers of a model, and with ``embeddings`` those too, by packed ones, in place; returns the model.
 
     4 bits are Q4_0 and 8 bits Q8_0, both with a scale for each ``group`` of 32; ``kind`` names another block type of GGUF. Layers whose
     rows are not whole blocks and layers that share their weights stay as they are, with a warning that names them.

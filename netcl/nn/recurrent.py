@@ -1,6 +1,6 @@
 """Recurrent networks, with torch's weights: ``weight_ih_l0``, ``weight_hh_l0``, ``bias_ih_l0``, ``bias_hh_l0``, ``..._reverse``.
 
-The input is projected for all time steps at once; the op ``recurrent`` goes through the steps of one direction of one layer.
+The input is projected for all time steps at once; the op ``recurrent`` runs the steps of one direction of one layer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ State = tuple[Tensor, ...]
 
 
 class _Recurrent(Module):
-    """Layers, directions and layouts; a subclass names its cell."""
+    """The common part of recurrent networks: layers, directions and layouts; a subclass names its cell."""
 
     kind = "tanh"
     gates = 1
@@ -32,7 +32,7 @@ class _Recurrent(Module):
                  dropout: float = 0.0, bidirectional: bool = False):  # fmt: skip
         super().__init__()
         if hidden_size < 1 or num_layers < 1:
-            raise ShapeError(message(type(self).__name__, "sizes are positive", hidden_size=hidden_size, num_layers=num_layers))
+            raise ShapeError(message(type(self).__name__, "sizes must be positive", hidden_size=hidden_size, num_layers=num_layers))
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
         self._has_bias = bias
@@ -60,13 +60,13 @@ class _Recurrent(Module):
             self.register_parameter(name + suffix, empty(shape))
 
     def reset_parameters(self) -> None:
-        """Start values anew: uniform within ``1 / sqrt(hidden_size)``."""
+        """Reinitialize: uniform within ``1 / sqrt(hidden_size)``."""
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             init.uniform_(parameter, -bound, bound)
 
     def flatten_parameters(self) -> None:
-        """Return without a change: torch's call for cuDNN, which wants the weights in one block."""
+        """Do nothing: torch calls this for cuDNN, which needs the weights in one block."""
 
     def _layer(self, x: Tensor, layer: int, states: Sequence[State], lengths: Tensor | None) -> tuple[Tensor, list[State]]:
         """One layer over ``x`` of shape (time, batch, features)."""
@@ -77,7 +77,7 @@ class _Recurrent(Module):
                 getattr(self, f"{part}{suffix}", None) for part in ("weight_ih", "bias_ih", "weight_hh", "bias_hh", "weight_hr")
             ]
             weight_ih, bias, weight_hh, inner, projection = weights
-            if self.kind != "gru" and inner is not None:  # a GRU's candidate needs its recurrent half by itself
+            if self.kind != "gru" and inner is not None:  # a GRU's candidate needs its recurrent half separately
                 bias, inner = ag.add(bias, inner), None
             h, c = (*states[direction], None, None)[:2]
             given = (ag.linear(x, weight_ih, bias), weight_hh, inner, h, c, projection, lengths)
@@ -102,7 +102,7 @@ class _Recurrent(Module):
         return (ag.transpose(y, 0, 1) if self.batch_first else y), hidden
 
     def _run(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
-        """All layers over (time, batch, features)."""
+        """Run all layers over (time, batch, features)."""
         given = self._initial(state, x)
         finals: list[State] = []
         count = len(self._directions())
@@ -117,16 +117,16 @@ class _Recurrent(Module):
 
     def _check_input(self, x: Tensor, layout: str, least: int = 3) -> Tensor:
         if not least <= x.ndim <= 3 or x.shape[-1] != self.input_size:
-            raise ShapeError(message(type(self).__name__, f"takes {layout}", shape=x.shape, input_size=self.input_size))
+            raise ShapeError(message(type(self).__name__, f"the input must be {layout}", shape=x.shape, input_size=self.input_size))
         if x.shape[1 if self.batch_first and x.ndim == 3 and least == 2 else 0] == 0:
-            raise ShapeError(message(type(self).__name__, "there are no time steps", shape=x.shape))
+            raise ShapeError(message(type(self).__name__, "the input must have time steps", shape=x.shape))
         return x
 
     def _check_state(self, parts: Sequence[Tensor], *batch: int) -> None:
         expected = [(self.num_layers * len(self._directions()), *batch, size) for size in self._state_sizes()]
         if [part.shape for part in parts] != expected:
             shapes, wanted = [part.shape for part in parts], ", ".join(map(str, expected))
-            raise ShapeError(message(type(self).__name__, f"the state is {', '.join(self.states)} of shape {wanted}", shapes=shapes))
+            raise ShapeError(message(type(self).__name__, f"the state must be {', '.join(self.states)} of shape {wanted}", shapes=shapes))
 
     def _batched(self, parts: Any, x: Tensor) -> Any:
         """The state of an input without a batch."""
@@ -136,7 +136,7 @@ class _Recurrent(Module):
         return tuple(ag.unsqueeze(part, 1) for part in parts)
 
     def _initial(self, state: Any, x: Tensor) -> list[State]:
-        """The state every direction of every layer starts from; without parts: zeros."""
+        """Return the initial state of every direction of every layer; zeros if none is given."""
         if state is None:
             return [()] * (self.num_layers * len(self._directions()))
         parts = state if isinstance(state, tuple | list) else (state,)
@@ -167,13 +167,14 @@ class RNN(_Recurrent):
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
                  batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False):  # fmt: skip
         if nonlinearity not in ("tanh", "relu"):
-            raise ValueError(message("RNN", "nonlinearity is tanh or relu", nonlinearity=repr(nonlinearity)))
+            raise ValueError(message("RNN", "nonlinearity must be tanh or relu", nonlinearity=repr(nonlinearity)))
         self.kind = self.nonlinearity = nonlinearity
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
 
 
 class LSTM(_Recurrent):
-    """Long short-term memory: gates ``i, f, o`` and a candidate ``g`` from ``W_ih x_t + b_ih + W_hh h_(t-1) + b_hh``, then
+    """Long short-term memory with gates ``i, f, o`` and a candidate ``g``, all parts of ``W_ih x_t + b_ih + W_hh h_(t-1) + b_hh``.
+
     ``c_t = sigmoid(f) c_(t-1) + sigmoid(i) tanh(g)`` and ``h_t = sigmoid(o) tanh(c_t)``.
 
     - **input_size**, **hidden_size**, **num_layers**, **bias**, **batch_first**, **dropout** (between layers), **bidirectional**: as in
@@ -196,14 +197,16 @@ class LSTM(_Recurrent):
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
                  dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0):  # fmt: skip
         if not 0 <= proj_size < hidden_size:
-            raise ShapeError(message("LSTM", "proj_size is smaller than hidden_size", proj_size=proj_size, hidden_size=hidden_size))
+            raise ShapeError(message("LSTM", "proj_size must be smaller than hidden_size", proj_size=proj_size, hidden_size=hidden_size))
         self.proj_size = proj_size
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
 
 
 class GRU(_Recurrent):
-    """Gated recurrent units: ``r = sigmoid(x_r + h_r)``, ``z = sigmoid(x_z + h_z)``, ``n = tanh(x_n + r h_n)``,
-    ``h_t = (1 - z) n + z h_(t-1)``, where ``x_*`` and ``h_*`` are the parts of ``W_ih x_t + b_ih`` and ``W_hh h_(t-1) + b_hh``.
+    """Gated recurrent units: ``h_t = (1 - z) n + z h_(t-1)``.
+
+    ``r = sigmoid(x_r + h_r)``, ``z = sigmoid(x_z + h_z)``, ``n = tanh(x_n + r h_n)``, with the parts ``x_*`` of
+    ``W_ih x_t + b_ih`` and ``h_*`` of ``W_hh h_(t-1) + b_hh``.
 
     - **input_size**, **hidden_size**, **num_layers**, **bias**, **batch_first**, **dropout** (between layers), **bidirectional**: as in
       torch. The rows of the weights are ``r, z, n``.
@@ -234,7 +237,7 @@ class _Cell(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start values anew: uniform within ``1 / sqrt(hidden_size)``."""
+        """Reinitialize: uniform within ``1 / sqrt(hidden_size)``."""
         _Recurrent.reset_parameters(self)  # type: ignore[arg-type]
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:

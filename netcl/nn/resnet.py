@@ -36,7 +36,7 @@ class BasicBlock(Module):
                  base_width: int = 64, dilation: int = 1):  # fmt: skip
         super().__init__()
         if groups != 1 or base_width != 64 or dilation != 1:
-            what = "has no groups, no other width and no dilation"
+            what = "groups must be 1, base_width 64 and dilation 1"
             raise ValueError(message("BasicBlock", what, "use Bottleneck", groups=groups, base_width=base_width, dilation=dilation))
         self.conv1 = Conv2d(inplanes, planes, 3, stride, 1, bias=False)
         self.bn1 = BatchNorm2d(planes)
@@ -108,9 +108,9 @@ class ResNet(Module):
                  zero_init_residual: bool = False, replace_stride_with_dilation: Sequence[bool] | None = None):  # fmt: skip
         super().__init__()
         if stem not in ("imagenet", "cifar"):
-            raise ValueError(message("ResNet", "stem is imagenet or cifar", stem=repr(stem)))
+            raise ValueError(message("ResNet", "stem must be imagenet or cifar", stem=repr(stem)))
         if len(layers) != 4:
-            raise ValueError(message("ResNet", "there are four stages", layers=list(layers)))
+            raise ValueError(message("ResNet", "layers must have four numbers", layers=list(layers)))
         large = stem == "imagenet"
         self.inplanes, self.groups, self.base_width = width, groups, width_per_group
         self.conv1 = Conv2d(in_channels, width, 7 if large else 3, 2 if large else 1, 3 if large else 1, bias=False)
@@ -172,7 +172,7 @@ resnet152 = _resnet(152, Bottleneck, 3, 8, 36, 3)
 
 @constructor
 def ResNet18(num_classes: int = 10, stem: str = "cifar", **options: Any) -> ResNet:
-    """ResNet-18 for small images: ten classes and the CIFAR stem unless told otherwise.
+    """ResNet-18 for small images: by default ten classes and the CIFAR stem.
 
     >>> from netcl import nn
     >>> sum(p.size for p in nn.ResNet18().parameters())

@@ -1,4 +1,4 @@
-"""Layers that move or repeat values and have nothing to learn."""
+"""Layers that move or repeat values and have no parameters."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Unflatten(Module):
 
 
 class Upsample(Module):
-    """Images of another size: repeated pixels, or between them straight lines.
+    """Resizes images by repeated pixels or linear interpolation.
 
     - **size**: height and width of the result, or **scale_factor**: how many times the input's.
     - **mode**: ``nearest`` or ``bilinear``.
@@ -67,7 +67,7 @@ class Upsample(Module):
                  mode: str = "nearest", align_corners: bool = False):  # fmt: skip
         super().__init__()
         if (size is None) == (scale_factor is None):
-            raise ValueError(message("Upsample", "needs either size or scale_factor", size=size, scale_factor=scale_factor))
+            raise ValueError(message("Upsample", "either size or scale_factor must be given", size=size, scale_factor=scale_factor))
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
 
     def forward(self, x: Tensor) -> Tensor:

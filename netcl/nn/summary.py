@@ -1,4 +1,4 @@
-"""The table ``module.summary(input_shape)`` shows."""
+"""The table of ``module.summary(input_shape)``."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ class Summary:
 
 @contextmanager
 def evaluating(module: Any) -> Iterator[None]:
-    """Evaluation mode for a block; every module inside gets its own mode back."""
+    """Set evaluation mode inside the block; afterwards every module gets its own mode back."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        module.train(modes[0][1])  # replicas on other devices are not among the modules inside
+        module.train(modes[0][1])  # replicas on other devices are not child modules
         for part, mode in modes:
             part.__dict__["training"] = mode
 
 
 def summarize(module: Any, input_shape: Any, dtype: str) -> Summary:
-    """Run ``module`` once, in evaluation mode, and tell what every module inside gave."""
+    """Run ``module`` once, in evaluation mode, and collect the output of every child module."""
     shapes = [input_shape] if not input_shape or isinstance(input_shape[0], int) else list(input_shape)
     seen: dict[int, Any] = {}
     own: dict[int, int] = {}

@@ -54,7 +54,7 @@ class _TransformerLayer(Module):
 
 
 class TransformerEncoderLayer(_TransformerLayer):
-    """Self-attention and a feed-forward network, each added to its input and normalised, as torch has it.
+    """Self-attention and a feed-forward network, each added to its input and normalized, with torch's arguments.
 
     ``x = norm1(x + attention(x))``, ``x = norm2(x + linear2(activation(linear1(x))))``; with ``norm_first`` the norms come before the
     branches instead.
@@ -91,7 +91,7 @@ class _LayerStack(Module):
 class TransformerEncoder(_LayerStack):
     """A stack of encoder layers with the same settings: ``x = layer_n(... layer_1(x))``, then a norm if there is one.
 
-    - **encoder_layer**: the layer of which all are copies (their weights are drawn anew, unlike torch's).
+    - **encoder_layer**: the layer of which all are copies (unlike torch's, each is initialized separately).
     - **num_layers**: how many. **norm**: a module for the result. The other arguments are torch's and change nothing.
 
     Shapes and masks: as in :class:`TransformerEncoderLayer` (``mask``, ``src_key_padding_mask``, ``is_causal``).
@@ -281,5 +281,5 @@ class TransformerBlock(Module):
 
 
 def make_norm(kind: str, width: int, bias: bool) -> Module:
-    """A layer norm or an RMS norm over the last axis."""
+    """Make a layer norm or an RMS norm over the last axis."""
     return RMSNorm(width, eps=1e-6) if kind == "rms" else LayerNorm(width, bias=bias)

@@ -77,7 +77,7 @@ class ViT(Module):
                  attention_dropout: float = 0.0):  # fmt: skip
         super().__init__()
         if image_size % patch_size:
-            raise ShapeError(message("ViT", "the patches do not divide the images", image_size=image_size, patch_size=patch_size))
+            raise ShapeError(message("ViT", "patch_size must divide image_size", image_size=image_size, patch_size=patch_size))
         self.image_size, self.hidden_dim = image_size, hidden_dim
         self.class_token = init.zeros_(empty((1, 1, hidden_dim)))
         self.conv_proj = Conv2d(in_channels, hidden_dim, patch_size, patch_size)
@@ -94,7 +94,7 @@ class ViT(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[2:] != (self.image_size, self.image_size):
-            raise ShapeError(message("ViT", f"takes images of {self.image_size} x {self.image_size}", shape=x.shape))
+            raise ShapeError(message("ViT", f"images must have {self.image_size} x {self.image_size} pixels", shape=x.shape))
         patches = self.conv_proj(x)
         n = x.shape[0]
         tokens = ag.transpose(ag.reshape(patches, (n, self.hidden_dim, -1)), 1, 2)

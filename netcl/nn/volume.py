@@ -1,4 +1,4 @@
-"""Functions of volumes ``(batch, channels, depth, height, width)`` and pools that come with places, composed of ops of images."""
+"""Functions of volumes ``(batch, channels, depth, height, width)`` and max pooling with indices, composed of image ops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def several(value: Sizes, axes: int, name: str, op: str = "conv") -> tuple[int, 
 
 def _volume(op: str, x: Tensor, label: str = "input") -> tuple[int, ...]:
     if x.ndim != 5:
-        what = f"{label} must have 5 axes (batch, channels, depth, height, width), got {x.ndim}"
+        what = f"{label} must have 5 dimensions (batch, channels, depth, height, width), got {x.ndim}"
         raise ShapeError(message(op, what, **{f"{label}.shape": x.shape}))
     return x.shape
 
@@ -43,14 +43,14 @@ def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Si
     if padding == "same":
         front, back = spread * (kernel - 1) // 2, -(-spread * (kernel - 1) // 2)
         if step != 1:
-            raise ShapeError(message("conv3d", "padding='same' is defined for stride 1 only", stride=stride))
+            raise ShapeError(message("conv3d", "padding='same' requires stride 1", stride=stride))
     elif not isinstance(padding, str):
         front, *plane = several(padding, 3, "padding", "conv3d")
         back = front
     x = ag.pad(input, (0, 0, 0, 0, front, back)) if front or back else input
     outs = (x.shape[2] - spread * (kernel - 1) - 1) // step + 1
     if outs < 1:
-        raise ShapeError(message("conv3d", f"the kernel spans {spread * (kernel - 1) + 1} depths, the padded input has {x.shape[2]}"))
+        raise ShapeError(message("conv3d", f"the kernel must fit the input, got {spread * (kernel - 1) + 1} depths for {x.shape[2]}"))
     taps = [x[:, :, k * spread : k * spread + (outs - 1) * step + 1 : step] for k in range(kernel)]
     windows = ag.permute(ag.stack(taps, axis=3), (0, 2, 1, 3, 4, 5))
     images = ag.reshape(windows, (batch * outs, channels * kernel, *x.shape[3:]))
@@ -133,7 +133,7 @@ def avg_pool2d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, p
 
 def _divided(pool: Callable[..., Tensor], x: Tensor, axes: int, kernel: Sizes, stride: Sizes | None, padding: Sizes, ceil_mode: bool,
              divisor: int) -> Tensor:  # fmt: skip
-    """Sums of windows by ``divisor``. Zeros are added until every window is whole, so that all means divide by the same number."""
+    """Divide sums of windows by ``divisor``. Zeros are added until every window is whole, so that all means divide by the same number."""
     kernels, pads = several(kernel, axes, "kernel_size"), several(padding, axes, "padding")
     strides = kernels if stride is None else several(stride, axes, "stride")
     sides: list[int] = []
@@ -184,7 +184,7 @@ lp_pool1d, lp_pool2d = _lp(1, "a signal", ag.avg_pool1d), _lp(2, "an image", ag.
 lp_pool3d = _lp(3, "a volume", avg_pool3d)
 
 
-# ---- back from the places of maxima
+# ---- unpooling
 
 
 def _unpooled(axes: int) -> Callable[..., Tensor]:
@@ -194,7 +194,7 @@ def _unpooled(axes: int) -> Callable[..., Tensor]:
         kernel, pads = several(kernel_size, axes, "kernel_size", op), several(padding, axes, "padding", op)
         strides = kernel if stride is None else several(stride, axes, "stride", op)
         if input.ndim != axes + 2 or input.shape != indices.shape:
-            what = f"input and indices must have one shape of {axes + 2} axes"
+            what = f"input and indices must have the same shape of {axes + 2} dimensions"
             raise ShapeError(message(op, what, **{"input.shape": input.shape, "indices.shape": indices.shape}))
         rows = zip(input.shape[2:], kernel, strides, pads, strict=True)
         size = tuple((n - 1) * s - 2 * p + k for n, k, s, p in rows) if output_size is None else tuple(map(int, output_size))[-axes:]

@@ -19,9 +19,9 @@ from netcl.engine.registry import REGISTRY as REGISTRY
 from netcl.engine.registry import Composite, Op, Reduction, alias, lookup, register, unregister
 from netcl.ops import fused_rows
 
-# Not by "import": the package would then name the modules of products, which are called like their ops.
+# Not by "import": modules named like their ops would then replace the ops in this namespace.
 epilogue: Any = importlib.import_module("netcl.ops.epilogue")
-#: Second names that torch has, by the names of the ops.
+#: torch's aliases, by the names of the ops.
 TORCHS_NAMES = {
     "abs": "absolute", "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2",
     "atanh": "arctanh", "cat": "concat concatenate", "div": "divide true_divide", "dot": "vdot", "expand": "broadcast_to",
@@ -35,7 +35,7 @@ _NOT_OPS = {"epilogue", "finish", "fused_rows", "images"}
 
 
 def function(name: str) -> Callable[..., Any]:
-    """The public function of the op ``name``."""
+    """Return the public function of the op ``name``."""
     row = lookup(name)
     if isinstance(row, Op):
         if row.at_once:
@@ -49,7 +49,7 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def names() -> list[str]:
-    """The names of all ops, second names included."""
+    """List the names of all ops, aliases included."""
     return sorted([*REGISTRY, *ALIASES])
 
 

@@ -42,7 +42,7 @@ from netcl.ops.norm import (
 )
 from netcl.ops.pointwise import relu
 
-FUSED_ELEMENTS = 1 << 16  # a GPU folds, applies and all in one launch up to here, whatever the channels: two would cost more
+FUSED_ELEMENTS = 1 << 16  # up to this size a GPU folds and applies in one launch for any number of channels: two launches would cost more
 
 _BATCH_SAMPLES = [
     S((5, 3, 7, 5), (3,), (3,), None, None), S((3, 2, 257), (2,), None, None, None), S((33, 17), (17,), (17,), None, None),
@@ -116,12 +116,12 @@ def _check_batch(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | Non
         raise ShapeError(message(name, "x must be (N, C, ...)", x=x.shape))
     check_affine(name, x.shape[1:2], weight, bias)
     if (mean is None) != (var is None):
-        raise ShapeError(message(name, "running mean and variance come together", mean=mean is not None, var=var is not None))
+        raise ShapeError(message(name, "running mean and variance must be given together", mean=mean is not None, var=var is not None))
     for title, t in (("mean", mean), ("var", var)):
         if t is not None and t.shape != x.shape[1:2]:
             raise ShapeError(message(name, f"{title} must have shape {x.shape[1:2]}", **{title: t.shape}))
     if mean is not None and var is not None and mean.dtype != var.dtype:
-        raise DtypeError(message(name, "running mean and variance differ in dtype", mean=mean.dtype, var=var.dtype))
+        raise DtypeError(message(name, "running mean and variance must have the same dtype", mean=mean.dtype, var=var.dtype))
 
 
 def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momentum: float, eps: float) -> Any:
@@ -140,7 +140,7 @@ def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], mome
 
 
 def _fuses(queue: Any, x: Tensor, span: int) -> bool:
-    """Whether a channel is folded and applied in one launch: where channels alone keep most of the device busy."""
+    """Whether a channel is folded and applied in one launch: if the channels alone keep most of the device busy."""
     cpu, _, units = rows.device_of(queue)
     return span > 1 and (x.shape[1] >= units if cpu else x.size <= FUSED_ELEMENTS or 4 * x.shape[1] >= 3 * units)
 
@@ -152,7 +152,7 @@ def _apply_args(x: Tensor, span: int) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _defers(x: Tensor, weight: Any, bias: Any) -> bool:
-    """Whether the result waits for what follows: an addition and a ReLU are then computed in the kernel that applies the statistics."""
+    """Whether to defer the result, so that a following addition and ReLU run in the kernel that applies the statistics."""
     real = DTYPES[x.dtype].c_compute
     if modes.mode is None and not lazy_graph.worth_deferring(x.queue, x.shape):
         return False
@@ -161,7 +161,7 @@ def _defers(x: Tensor, weight: Any, bias: Any) -> bool:
 
 
 def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> Tensor:
-    """The result as a formula of statistics that are there."""
+    """Express the result as a formula of statistics that are already computed."""
     given = {"v0": x, "v1": mean, "v2": rstd, "v3": weight, "v4": bias}
     seen = (x.shape[1], *(1,) * (x.ndim - 2))
     bound = {name: t.detach() if t is x else with_shape(t, seen) for name, t in given.items() if t is not None}
@@ -170,7 +170,7 @@ def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> T
 
 
 def _statistics(x: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and one over the standard deviation of every channel, with what becomes of the running ones."""
+    """Compute mean and one over the standard deviation of every channel, and update the running statistics."""
     if running_mean is not None:
         wrote((running_mean, running_var))
     sizes = parts_of(x.queue, *batch_view(x.shape).shape)
@@ -190,7 +190,7 @@ def _statistics(x: Tensor, running_mean: Any, running_var: Any, momentum: float,
 
 
 def _update(mean: Tensor, running_mean: Any, running_var: Any, momentum: float, eps: float) -> tuple[Any, ...]:
-    """The last arguments of kernels that have statistics: there is nothing to update where the momentum is negative."""
+    """Return the last arguments of kernels that compute statistics; a negative momentum means there is nothing to update."""
     return (mean, mean, eps, -1.0) if running_mean is None else (running_mean, running_var, eps, momentum)
 
 
@@ -201,7 +201,7 @@ def _deferred_train(
     x: Any, weight: Any = None, bias: Any = None, running_mean: Any = None, running_var: Any = None, *, momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
-    """The result as a formula of the statistics, which are computed now."""
+    """Compute the statistics now and return the result as a formula of them."""
     x, weight, bias, running_mean, running_var = _check_train(x, weight, bias, running_mean, running_var)
     if x.backend == "cpu" or not x.size or not _defers(x, weight, bias):
         return None
@@ -215,7 +215,7 @@ def _check_train(*tensors: Any) -> list[Any]:
     _check_batch("batch_norm", x, weight, bias, running_mean, running_var)
     if x.shape[1] and x.size == x.shape[1]:
         remedy = "pass a larger batch (drop_last=True of a DataLoader), or call model.eval() first"
-        raise ShapeError(message("batch_norm", "training needs more than one value per channel", remedy, x=x.shape))
+        raise ShapeError(message("batch_norm", "training requires more than one value per channel", remedy, x=x.shape))
     return [x, weight, bias, running_mean, running_var]
 
 
@@ -256,7 +256,7 @@ def _batch_norm_grad_vjp(F, g, upstream, x, weight, mean, rstd):
 
 
 def _batch_norm_inference_vjp(F, g, x, mean, var, weight, bias, eps, fuse_relu, needs):
-    if fuse_relu:  # the result is computed again rather than kept
+    if fuse_relu:  # the result is recomputed rather than kept
         g = F.where(F.le(F.batch_norm_inference(x, mean, var, weight, bias, eps=eps), 0), F.mul(g, 0), g)
     rstd = F.rsqrt(F.add(var, eps))
     seen = NormViews(F, g, x, weight, mean, rstd, batch_view(x.shape))
@@ -270,19 +270,19 @@ def _batch_norm_inference_vjp(F, g, x, mean, var, weight, bias, eps, fuse_relu, 
 
 
 def _before_relu(upstream: Tensor, x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Of a gradient that waits to be taken back through a ReLU: the one it is taken from, and the ReLU's result."""
+    """Split a pending gradient of a ReLU into the upstream gradient and the ReLU's result."""
     node = lazy_graph.waiting_node(upstream)
     if node is None or node.name != "relu_vjp" or node.shape != x.shape or upstream.shape != x.shape or math.prod(x.shape[2:]) == 1:
         return None
     given = dict(zip(node.body.inputs, node.inputs, strict=True))
     g, kept = given["g"], given["out"]
     if not all(isinstance(t, Tensor) and t.shape == x.shape and t.dtype == node.dtype for t in (g, kept)):
-        return None  # one of them waits, too: a kernel for all that waits reads less
+        return None  # one of them is pending too: a kernel for all pending values reads less
     return g.detach(), kept.detach()
 
 
 def _grads(g: Tensor, kept: Tensor | None, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of input, weight and bias from one that comes from above, or from above a ReLU whose result is ``kept``."""
+    """Compute the gradients of input, weight and bias; ``kept`` is the result of a ReLU that ``g`` has not been propagated through."""
     y, upstream = Tensor.empty(x.shape, x.dtype, queue=x.queue), Upstream(g, kept)
     sizes = parts_of(x.queue, *batch_view(x.shape).shape)
     operands = operands_of(g, x, y, weight, weight, mean) | ({} if kept is None else {"K": kept.dtype})
@@ -304,7 +304,7 @@ _planned_grads = planned("batch_norm_before_relu", _grads)
 
 
 def _deferred_grad(upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The gradients from above a ReLU, whose own gradient is then not computed by itself."""
+    """Compute the gradients through a ReLU whose own gradient is pending and is then not computed separately."""
     before = _before_relu(upstream, x) if isinstance(x, Tensor) and x.size and x.backend == "cl" else None
     return None if before is None else _planned_grads(*before, x, weight, mean, rstd)
 
@@ -314,12 +314,12 @@ def _deferred_grad(upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> 
 
 @op(vjp=_batch_norm_train_vjp, ref=_batch_norm_ref, samples=_BATCH_SAMPLES, tol=4,
     deferred=_deferred_train,
-    errors=[(S((1, 3), None, None, None, None), r"\[batch_norm\] training needs more than one value per channel; x=\(1, 3\)")])  # fmt: skip
+    errors=[(S((1, 3), None, None, None, None), r"\[batch_norm\] training requires more than one value per channel")])  # fmt: skip
 def batch_norm_train(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, running_mean: Tensor | None = None,
     running_var: Tensor | None = None, *, momentum: float = 0.1, eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Batch norm by the batch's own statistics: the result, the means and one over the standard deviations.
+    """Normalize by the batch's own statistics; returns the result, the means and one over the standard deviations.
 
     Running statistics, where given, are updated in place: the mean, and the variance with n - 1 in its denominator.
     """
@@ -358,7 +358,7 @@ def batch_norm_inference(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5,
     fuse_relu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Batch norm by given statistics; ``fuse_relu=True`` applies ReLU in the same kernel, unless the selector says BATCHNORM_NAIVE."""
+    """Normalize by given statistics; ``fuse_relu=True`` applies ReLU in the same kernel, unless the selector chooses BATCHNORM_NAIVE."""
     x, mean, var, weight, bias = launch.as_tensors("batch_norm", x, mean, var, weight, bias)
     _check_batch("batch_norm", x, weight, bias, mean, var)
     if x.backend == "cpu":
@@ -384,14 +384,14 @@ def _selects_fused(x: Tensor) -> bool:
     ref=_batch_norm_public_ref, tol=4,
     samples=[S((4, 3, 5), None, None, (3,), (3,), training=True, fuse_relu=True),
              S((4, 3, 5), None, None, (3,), (3,), training=True), S((4, 3, 5), (3,), (3,), (3,), (3,), low=0.1)],
-    errors=[(S((4, 3), (3,), None), r"\[batch_norm\] running mean and variance come together; mean=True, var=False"),
+    errors=[(S((4, 3), (3,), None), r"\[batch_norm\] running mean and variance must be given together; mean=True, var=False"),
             (S((4, 3), None, None, (4,)), r"\[batch_norm\] weight must have shape \(3,\); weight=\(4,\)")],
 )  # fmt: skip
 def batch_norm(
     F: Any, x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, fuse_relu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Batch norm of ``(N, C, ...)``: in training by the batch's statistics per channel, else by the running ones.
+    """Batch norm of ``(N, C, ...)`` by the batch's statistics per channel in training, else by the running ones.
 
     Training updates ``running_mean`` and ``running_var`` in place, where given:
     ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a

@@ -1,4 +1,4 @@
-"""Ops made of other ops under torch's names; each is one row, and its gradient is that of its parts.
+"""Ops composed of other ops under torch's names; each is one row, and its gradient is that of its parts.
 
 ``unique`` computes on the host, as do the lengths that a result's shape depends on.
 """
@@ -33,7 +33,7 @@ class Extremes(NamedTuple):
 
 
 def row(name: str, call: Callable[..., Any], ref: Callable[..., Any], *samples: Sample, doc: str, **columns: Any) -> None:
-    """Register a composite whose first parameters behind ``F`` are the tensors of its samples."""
+    """Register a composite whose first parameters after ``F`` are the tensors of its samples."""
     inputs = tuple(inspect.signature(call).parameters)[1 : 1 + len(samples[0].shapes)]
 
     @wraps(call)
@@ -49,7 +49,7 @@ def _checked_tensor(name: str, x: Any, least: int = 0, most: int = 64) -> Tensor
     (made,) = launch.as_tensors(name, x)
     if not least <= made.ndim <= most:
         count = f"{least}" if least == most else f"at least {least}" if most == 64 else f"{least} or {most}"
-        raise ShapeError(message(name, f"x must have {count} axes, got {made.ndim}", **{"x.shape": made.shape}))
+        raise ShapeError(message(name, f"x must have {count} dimensions, got {made.ndim}", **{"x.shape": made.shape}))
     return made
 
 
@@ -109,7 +109,7 @@ def diag_embed(F: Any, x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -
            samples=[S((2, 3, 4), source=0, destination=-1), S((2, 3, 4), source=(0, 1), destination=(-1, 0))],
            errors=[(S((2, 3), source=(0, 1), destination=0), r"\[moveaxis\] source and destination must name as many axes")])  # fmt: skip
 def moveaxis(F: Any, x: Tensor, source: SizesArgument, destination: SizesArgument) -> Tensor:
-    """Axes moved to other places; the others keep their order. A view."""
+    """Move axes to other positions; the others keep their order. A view."""
     x = _checked_tensor("moveaxis", x)
     pairs = [[_at("moveaxis", axis, x.ndim) for axis in sizes_of(axes)] for axes in (source, destination)]
     if len({*pairs[0]}) != len(pairs[0]) or len({*pairs[1]}) != len(pairs[0]) or len(pairs[1]) != len(pairs[0]):
@@ -135,7 +135,7 @@ def _unflatten(F: Any, x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor:
 row("diag", lambda F, x, diagonal=0: F.diagonal(x, diagonal) if _checked_tensor("diag", x, 1, 2).ndim == 2 else F.diag_embed(x, diagonal),
      lambda x, diagonal=0: np.diag(x, diagonal), S((3,)), S((3, 5), diagonal=1),
      doc="The diagonal of a matrix, or a matrix with a vector on its diagonal.",
-     errors=[(S((2, 2, 2)), r"\[diag\] x must have 1 or 2 axes, got 3")])  # fmt: skip
+     errors=[(S((2, 2, 2)), r"\[diag\] x must have 1 or 2 dimensions, got 3")])  # fmt: skip
 row("trace", lambda F, x: F.sum(F.diagonal(_checked_tensor("trace", x, 2, 2))), np.trace, S((3, 5)),
      doc="The sum of the diagonal of a matrix.")  # fmt: skip
 row("rot90", _rot90, lambda x, k=1, dims=(0, 1): np.rot90(x, k, dims), S((2, 3)), S((2, 3, 4), k=-1, dims=(1, 2)), S((2, 3), k=2),
@@ -150,7 +150,7 @@ row("select", lambda F, x, axis, index: F.getitem(x, _rows(axis, x.ndim, index))
 
 
 def _at_least(x: Any, ndim: int) -> tuple[int, ...]:
-    """The shape with new axes as NumPy places them: a vector becomes a row, a matrix the first two of three axes."""
+    """Return the shape with new axes where NumPy adds them: a vector becomes a row, a matrix the first two of three axes."""
     shape = tuple(x.shape)
     if len(shape) >= ndim:
         return shape
@@ -218,9 +218,9 @@ for _name, (_product, _ref, *_shapes, _text) in _SUMS.items():
     row(_name, _plus_product(_product), lambda x, a, b, beta=1, alpha=1, ref=_ref: beta * x + alpha * ref(a, b),
          S(*_shapes, beta=0.5, alpha=2.0), amp="half", doc=f"beta * x + alpha * ({_text}).")  # fmt: skip
 row("mv", lambda F, a, b: F.matmul(_checked_tensor("mv", a, 2, 2), _checked_tensor("mv", b, 1, 1)), np.matmul, S((2, 3), (3,)), amp="half",
-     doc="A matrix times a vector.", errors=[(S((3,), (3,)), r"\[mv\] x must have 2 axes, got 1")])  # fmt: skip
+     doc="A matrix times a vector.", errors=[(S((3,), (3,)), r"\[mv\] x must have 2 dimensions, got 1")])  # fmt: skip
 row("dot", lambda F, a, b: F.matmul(_checked_tensor("dot", a, 1, 1), _checked_tensor("dot", b, 1, 1)), np.dot, S((5,), (5,)), amp="half",
-     doc="The inner product of two vectors.", errors=[(S((2, 3), (3,)), r"\[dot\] x must have 1 axes, got 2")])  # fmt: skip
+     doc="The inner product of two vectors.", errors=[(S((2, 3), (3,)), r"\[dot\] x must have 1 dimensions, got 2")])  # fmt: skip
 row("inner", lambda F, a, b: F.tensordot(a, b, ([-1], [-1])) if a.ndim and b.ndim else F.mul(a, b), np.inner, S((2, 3), (4, 3)),
      amp="half", doc="Sum of products over the last axes of both.")  # fmt: skip
 row("cdist", lambda F, a, b, p=2.0: F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1),
@@ -230,14 +230,14 @@ row("cdist", lambda F, a, b, p=2.0: F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze
 
 @composite(ref=lambda a, b, dims=2: np.tensordot(a, b, dims),
            samples=[S((2, 3, 4), (3, 4, 5)), S((2, 3), (4, 3), dims=([1], [1])), S((2,), (3,), dims=0)], amp="half",
-           errors=[(S((2, 3), (3, 2)), r"\[tensordot\] shapes do not match")])  # fmt: skip
+           errors=[(S((2, 3), (3, 2)), r"\[tensordot\] contracted sizes must match")])  # fmt: skip
 def tensordot(F: Any, a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     """Sum of products over the last ``dims`` axes of a and the first of b, or over two lists of axes."""
     a, b = launch.as_tensors("tensordot", a, b)
     pair = (range(a.ndim - dims, a.ndim), range(dims)) if isinstance(dims, int) else dims
     left, right = ([_at("tensordot", i, t.ndim) for i in axes] for t, axes in zip((a, b), pair, strict=True))
     if [a.shape[i] for i in left] != [b.shape[i] for i in right]:
-        raise ShapeError(message("tensordot", "shapes do not match", dims=dims, **{"a.shape": a.shape, "b.shape": b.shape}))
+        raise ShapeError(message("tensordot", "contracted sizes must match", dims=dims, **{"a.shape": a.shape, "b.shape": b.shape}))
     rest = [i for i in range(a.ndim) if i not in left], [i for i in range(b.ndim) if i not in right]
     depth = math.prod(a.shape[i] for i in left)
     rows = F.reshape(F.reorder(a, [*rest[0], *left]), (math.prod(a.shape[i] for i in rest[0]), depth))
@@ -264,7 +264,7 @@ def _logit(F: Any, x: Tensor, eps: float | None = None) -> Tensor:
 
 
 def largest(dtype: str) -> float:
-    """The largest finite number of a dtype of floats."""
+    """Return the largest finite number of a floating-point dtype."""
     return 3.3895313892515355e38 if dtype == "bfloat16" else float(np.finfo(dtypes.DTYPES[dtype].host).max)
 
 
@@ -299,7 +299,7 @@ row("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.array([0, 0.5, 0, 0],
 
 
 def _scan(F: Any, name: str, x: Tensor, axis: int, combine: Callable[..., Any], neutral: float) -> Tensor:
-    """Every element combined with all before it, by steps that double: n log n work, and the gradient of ``combine`` throughout."""
+    """Combine every element with all before it in doubling steps: n log n work, differentiable through ``combine``."""
     x = _checked_tensor(name, x)
     at, step = _at(name, axis, x.ndim), 1
     while x.shape and step < x.shape[at]:
@@ -390,15 +390,15 @@ def _median_ref(x, axis=None, keepdims=False):
 
 
 @composite(ref=_median_ref, samples=[S((4, 3)), S((4, 3), axis=0), S((2, 5), axis=-1, keepdims=True)],
-           errors=[(S((0,)), r"\[median\] no elements")])  # fmt: skip
+           errors=[(S((0,)), r"\[median\] x must have elements along the axis")])  # fmt: skip
 def median(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = False) -> Any:
-    """The median, of an even number of values the lower one; with an axis also its index, as in torch. One NaN makes it NaN."""
+    """Return the median (the lower one of an even number of values); with an axis also its index, as in torch. A NaN makes it NaN."""
     x = _checked_tensor("median", x)
     if axis is None:
         return F.median(F.reshape(x, (-1,)), 0).values
     at = _at("median", axis, x.ndim)
     if not x.size:
-        raise ShapeError(message("median", "no elements", axis=axis, **{"x.shape": x.shape}))
+        raise ShapeError(message("median", "x must have elements along the axis", axis=axis, **{"x.shape": x.shape}))
     values, order = F.kthvalue(x, ((x.shape[at] if x.shape else 1) + 1) // 2, at, keepdims)
     if not dtypes.DTYPES[x.dtype].is_float:
         return Ordered(values, order)
@@ -438,7 +438,7 @@ def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool 
            samples=[S((9,), dtypes="int64", low=0, high=5), S((4,), dtypes="int32", low=0, high=2, minlength=6)],
            errors=[(S((3,)), r"\[bincount\] x must be a vector of integers")])  # fmt: skip
 def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
-    """How often each of 0, 1, ... occurs in a vector of integers, or the sum of its weights. Waits for the device."""
+    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum its weights. Waits for the device."""
     x = _checked_tensor("bincount", x)
     if x.ndim != 1 or dtypes.DTYPES[x.dtype].is_float:
         raise ShapeError(message("bincount", "x must be a vector of integers", dtype=x.dtype, **{"x.shape": x.shape}))
@@ -450,7 +450,7 @@ def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tens
 
 @op(vjp=None, ref=lambda x, **how: np.unique(x), samples=[S((9,), dtypes="int64", low=0, high=5), S((2, 3))], at_once=True)
 def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None) -> Any:
-    """The different values in order; with them, where asked for, the place of every element among them and how often each occurs.
+    """Return the sorted distinct values and, if requested, the position of every element among them and the counts.
 
     Computed on the host.
     """
@@ -462,7 +462,7 @@ def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_
     return (found, *(Tensor.from_host(x.queue, part) for part in wanted)) if wanted else found
 
 
-# ---- reads and writes at scattered places
+# ---- reads and writes at indices
 
 
 def _written_copy(x: np.ndarray, index: Any, value: Any) -> np.ndarray:
@@ -486,7 +486,7 @@ def _take_along_dim(F: Any, x: Tensor, indices: Tensor, axis: int | None = None)
 
 
 def grid_of(axis: int, index: Any) -> tuple[Any, ...]:
-    """The index that ``scatter`` writes to: ``index`` along its axis, and every element its own place along the others."""
+    """Return the index that ``scatter`` writes to: ``index`` along its axis, and each element's own position along the others."""
     ndim = len(index.shape)
     return tuple(index if i == axis % ndim else np.arange(n).reshape((-1, *(1,) * (ndim - 1 - i))) for i, n in enumerate(index.shape))
 

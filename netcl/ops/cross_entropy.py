@@ -1,6 +1,6 @@
-"""Cross entropy as kernels: one forward, one that reduces, one backward. :mod:`netcl.ops.loss` calls them and checks labels first.
+"""Cross-entropy kernels: forward, reduction and backward. :mod:`netcl.ops.loss` checks the labels and calls them.
 
-Targets are class labels of any dtype, or probabilities of the logits' shape. A label that is no class gives NaN, never a wrong number.
+Targets are class labels of any dtype, or probabilities of the logits' shape. A label that is not a class gives NaN.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LossProblem(NamedTuple):
 def _problem(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, **options: Any) -> LossProblem:
     launch.check_dtype(name, logits, name="logits")
     if not 0 <= options["label_smoothing"] <= 1:
-        raise ShapeError(message(name, "label_smoothing is between 0 and 1", label_smoothing=options["label_smoothing"]))
+        raise ShapeError(message(name, "label_smoothing must be between 0 and 1", label_smoothing=options["label_smoothing"]))
     if not logits.ndim:
         raise ShapeError(message(name, "logits must be (C,), (N, C) or (N, C, ...)", logits=logits.shape))
     axis = 1 if logits.ndim > 1 else 0
@@ -55,7 +55,7 @@ def _problem(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, *
 
 
 def _rows_ref(logits, target, weight, ignore_index, label_smoothing, log_probs):
-    """Log-probabilities and targets as (rows, classes), what each row counts for, and the logarithms."""
+    """Return log-probabilities and targets as (rows, classes), the weight of each row, and the logarithms."""
     axis = 1 if logits.ndim > 1 else 0
     classes = logits.shape[axis]
     x = np.moveaxis(logits, axis, -1).reshape(-1, classes)
@@ -98,7 +98,7 @@ def _grad_ref(
 
 
 def _targets_cpu(target: np.ndarray, weight: Any, p: LossProblem, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Targets with weights and smoothing as (outer, classes, inner), and what each row counts for as (outer, inner)."""
+    """Return targets with weights and smoothing as (outer, classes, inner), and the weight of each row as (outer, inner)."""
     w = np.ones(p.classes, dtype) if weight is None else weight
     smooth, sharp = dtype.type(p.label_smoothing / max(p.classes, 1)), dtype.type(1 - p.label_smoothing)
     if p.probabilities:
@@ -126,7 +126,7 @@ def _forward_cpu(logits: Any, target: Any, weight: Any, p: LossProblem, shape: t
     if not p.log_probs:
         most = x.max(1, keepdims=True, initial=-np.inf)
         logs = (most + np.log(np.exp(x - most).sum(1, keepdims=True)))[:, 0]
-    # A class that no target asks for does not count, be its logit -infinity.
+    # A class with target 0 does not count, even if its logit is -infinity.
     losses = np.where(t == 0, 0, t * (logs[:, None] - x)).sum(1)
     logs = logs.reshape(shape)
     one = np.ones((), x.dtype)
@@ -215,12 +215,12 @@ def _forward_vjp(F, g, out, logits, target, weight, reduction, ignore_index, lab
 
 
 def _plain_targets(F: Any, upstream: Any, logits: Any, target: Any, logs: Any, scale: Any, options: Any) -> Any:
-    """``-upstream * scale * target``: targets smoothed but without weights."""
+    """Return ``-upstream * scale * target`` for targets that are smoothed but not weighted."""
     return F.cross_entropy_grad(upstream, logits, target, None, logs, scale, log_probs=True, **options)
 
 
 def _of_probabilities(F: Any, slope: Any, upstream: Any, logits: Any, weight: Any, scale: Any, options: Any) -> Any:
-    """The gradient of targets that are probabilities, from the slope along each."""
+    """Return the gradient of targets that are probabilities, from the slope along each."""
     factor = F.mul(F.reshape(upstream, _kept_axis(logits.shape)) if options["reduction"] == "none" else upstream, scale)
     d_target = F.mul(F.mul(slope, factor), 1 - options["label_smoothing"])
     return d_target if weight is None else F.mul(d_target, F.reshape(weight, _class_axis(logits.shape)))
@@ -241,7 +241,7 @@ def _class_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _grad_vjp(F, g, upstream, logits, target, weight, logarithms, scale, reduction, ignore_index, label_smoothing, log_probs, needs):
-    """The gradient is linear in upstream; its softmax part is what is left when the log-probability part is taken away."""
+    """Compute second derivatives: the gradient is linear in upstream; its softmax part is the rest without the log-probability part."""
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
     known = (logits, target, weight, logarithms, scale)
     axis = 1 if len(logits.shape) > 1 else 0
@@ -297,7 +297,7 @@ def cross_entropy_forward(
     logits: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean", ignore_index: int = -100,
     label_smoothing: float = 0.0, log_probs: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The loss, the logarithms of each row's sum of exponentials, and one over what the mean divides by.
+    """Compute the loss, the logarithm of each row's sum of exponentials, and one over the divisor of the mean.
 
     ``log_probs``: the logits are log-probabilities already. Labels are trusted; :func:`netcl.ops.cross_entropy` checks them.
     """
@@ -312,7 +312,7 @@ def cross_entropy_forward(
 
 
 def _empty(logits: Tensor, p: LossProblem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """No rows, or no classes: the mean of nothing is NaN, its sum 0."""
+    """Return the result for no rows or no classes: NaN for a mean, 0 for a sum."""
     where = {"queue": logits.queue}
     sums = sum_dtype(logits.dtype)
     loss = Tensor.full(shape if p.reduction == "none" else (), math.nan if p.reduction == "mean" else 0, logits.dtype, **where)
@@ -330,9 +330,7 @@ def cross_entropy_grad(
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing, "log_probs": log_probs}
     p = _problem(name, logits, target, weight, **options)
     if upstream.size != (p.rows if reduction == "none" else 1):
-        raise ShapeError(
-            message(name, "the upstream gradient has not the loss's shape", upstream=upstream.shape, reduction=repr(reduction))
-        )
+        raise ShapeError(message(name, "upstream must have the shape of the loss", upstream=upstream.shape, reduction=repr(reduction)))
     if logits.backend == "cpu":
         return launch.run_cpu(_grad_cpu, upstream, logits, target, weight, logarithms, scale, dtype=logits.dtype, p=p)
     y = new_result(logits.shape, logits.dtype, logits.queue)

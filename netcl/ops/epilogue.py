@@ -1,8 +1,8 @@
 """Pending matrix products and convolutions, and the ops that are fused into their kernels.
 
-``matmul``, ``affine`` and ``conv2d`` return a :class:`PendingProduct`. An op that their kernels can end in returns a :class:`Followed`:
-a number as factor, a bias, a residual, an activation, a cast, in this order. When a value is read, the longest chain of such ops whose
-intermediate results are not referenced becomes one launch. A referenced result is computed first; the next op has its own kernel.
+``matmul``, ``affine`` and ``conv2d`` return a :class:`PendingProduct`. An op that can be fused into their kernels returns a
+:class:`Followed`: a scale factor, a bias, a residual, an activation, a cast, in this order. When a value is read, the longest chain
+of such ops without referenced intermediate results becomes one launch. A referenced result is computed first; the next op has its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FOLLOWS = frozenset((*EPILOGUE_ACTIVATIONS.values(), "add", "cast", "hard_sigmo
 
 
 class _Waiting(lazy_graph.Product):
-    """What tensors rest on while it is not decided which kernel computes them."""
+    """Base of sources whose kernel is not chosen yet; tensors refer to it."""
 
     __slots__ = ("__weakref__", "extras", "inputs", "made", "name", "queue", "shape", "tensors")
 
@@ -43,19 +43,19 @@ class _Waiting(lazy_graph.Product):
         self.tensors: list[weakref.ref[Tensor]] = []
 
     def seen_by(self, tensor: Tensor) -> None:
-        """A further tensor rests on this."""
+        """Register a further tensor over this source."""
         self.tensors.append(weakref.ref(tensor))
 
     def alive(self) -> bool:
-        """Whether a tensor still rests on this."""
+        """Whether a tensor still refers to this source."""
         return any(ref() is not None for ref in self.tensors)
 
     def skippable(self) -> bool:
-        """Whether nobody needs these values by themselves."""
+        """Whether no tensor needs these values separately."""
         return self.made is None and not self.alive()
 
     def compute(self, wanted: Sequence[Any] = ()) -> Tensor:
-        """The tensor that owns the values."""
+        """Compute the values and return the tensor that owns them."""
         with lazy_graph.lock:
             if self.made is None:
                 if modes.mode is None:
@@ -64,7 +64,7 @@ class _Waiting(lazy_graph.Product):
                     with in_mode(None):
                         made = self.run()
                 if made.source is not None:
-                    lazy_graph.compute([made])  # an op by itself may leave a formula
+                    lazy_graph.compute([made])  # an unfused op may return a deferred formula
                 if self.made is None:  # making room for the formula may have computed this value: all its tensors share one memory
                     self.made = made
                 self.release()
@@ -74,17 +74,17 @@ class _Waiting(lazy_graph.Product):
         raise NotImplementedError
 
     def joined(self, name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-        """An op on this value, to be computed with it; ``None`` where that cannot be."""
+        """Fuse an op on this value into its kernel; ``None`` if that is impossible."""
         return append_op(name, values, place, shape, dtype) if name in _FOLLOWS else None
 
     def release(self) -> None:
-        """Let go of what the values were computed from."""
+        """Release the inputs from which the values were computed."""
         self.inputs = ()
         self.extras = Extras(self.extras.finish)
 
 
 class PendingProduct(_Waiting):
-    """A product: ``call(extras)`` launches it with what follows; its last axis may get a bias if ``by_column``."""
+    """A pending product: ``call(extras)`` launches it with its epilogue; a bias may be added along its last axis if ``by_column``."""
 
     __slots__ = ("by_column", "call", "deferral")
 
@@ -103,7 +103,7 @@ class PendingProduct(_Waiting):
         return self.call(self.extras)
 
     def ending_in(self, extras: Extras) -> Tensor:
-        """The product with what followed it."""
+        """Launch the product with its epilogue."""
         assert self.call is not None
         if self.deferral is not None:
             self.deferral.followed += 1
@@ -115,7 +115,7 @@ class PendingProduct(_Waiting):
 
 
 class Followed(_Waiting):
-    """A product or another of these, and one op more: ``extras`` say all of it, ``alone`` applies the op to a tensor."""
+    """A pending product followed by one more fusable op: ``extras`` describe the whole chain, ``alone`` runs only this op."""
 
     __slots__ = ("alone", "mode", "of")
 
@@ -133,20 +133,20 @@ class Followed(_Waiting):
             made = first.ending_in(self.extras)
         else:
             assert of is not None and self.alone is not None
-            with in_mode(self.mode):  # formulas, which become one kernel
+            with in_mode(self.mode):  # formulas that become one kernel
                 made = self.alone(of.run() if of.skippable() else of.compute())
-        self.of = None  # let go of: what is held is computed before its inputs change. Not earlier: who found no memory may ask again
+        self.of = None  # release: held values are computed before their inputs change. Not earlier, because an allocation may be retried
         return made
 
     def product(self) -> PendingProduct | None:
-        """The product this is computed with; ``None`` if someone holds what lies between, or the product itself."""
+        """The product this is computed with; ``None`` if a tensor refers to an intermediate value or to the product itself."""
         first: Any = self.of
         while type(first) is Followed and first.skippable():
             first = first.of
         return first if type(first) is PendingProduct and first.skippable() else None
 
     def settled(self, x: Tensor, values: Sequence[Any]) -> Tensor:
-        """``x`` itself, or, if an op over ``values`` needs the product it rests on as well, the same as a formula."""
+        """Return ``x`` itself or, if an op over ``values`` needs the underlying product as well, ``x`` as a formula."""
         first: Any = self.of
         while type(first) is Followed:
             first = first.of
@@ -155,7 +155,7 @@ class Followed(_Waiting):
         return _in_shape(self.as_formula(), x.shape)
 
     def as_formula(self) -> Tensor:
-        """The op on what it is applied to as any op would be, so that others join it."""
+        """Apply the op as a deferred formula, so that other ops can be fused with it."""
         if self.made is None:
             of = self.of
             assert of is not None and self.alone is not None
@@ -177,11 +177,11 @@ def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
     return made
 
 
-# ---- what may follow
+# ---- epilogue ops
 
 
 def _with_scale(extras: Extras, number: Any) -> Extras | None:
-    """The product times a number: only before anything else, and of halves only by themselves, since they are rounded before."""
+    """Scale the product by a number: only as the first step and, for halves, as the only one, because they are rounded before."""
     finish, bias, _, scale = extras
     if scale != 1 or bias is not None or not finish.plain or finish.dtype in HALVES:
         return None
@@ -189,14 +189,14 @@ def _with_scale(extras: Extras, number: Any) -> Extras | None:
 
 
 def _plus_tensor(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -> Extras | None:
-    """The product plus a tensor: a residual, kept under the product's own shape, or a bias along the product's own last axis."""
+    """Add a tensor to the product: a residual in the product's own shape, or a bias along its last axis."""
     finish, bias = extras[:2]
     if not finish.plain or other.dtype not in FLOATS or DTYPES[other.dtype].c_compute != DTYPES[finish.dtype].c_compute:
         return None
     root: Any = of
     while type(root) is Followed:
         root = root.of
-    if root is None:  # a value in between is computed already
+    if root is None:  # an intermediate value is already computed
         return None
     if other.shape == seen:
         return extras._replace(finish=finish._replace(residual=other.dtype), residual=with_shape(other, root.shape))
@@ -214,12 +214,12 @@ def _with_cast(extras: Extras, dtype: DType) -> Extras | None:
 
 
 def _in_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A tensor under the shape of a view: a pending value knows only the shape it is computed in."""
+    """Return a tensor under the shape of a view: a pending value knows only the shape it is computed in."""
     return x if x.shape == shape else with_shape(x, shape)
 
 
 class _Step(NamedTuple):
-    """An op on a value that waits, at one of its operands."""
+    """An op on a pending value, which is one of its operands."""
 
     name: str
     values: Sequence[Any]
@@ -227,7 +227,7 @@ class _Step(NamedTuple):
     dtype: DType
 
     def onto(self, of: _Waiting) -> Extras | None:
-        """What a product ends in with this op too; ``None`` where its kernel cannot."""
+        """Return the epilogue of a product extended by this op; ``None`` if its kernel cannot include it."""
         seen = self.values[self.place]
         if self.name == "cast":
             return _with_cast(of.extras, self.dtype)
@@ -244,7 +244,7 @@ class _Step(NamedTuple):
         return _plus_tensor(of.extras, other, of, seen.shape) if isinstance(other, Tensor) else None
 
     def alone(self) -> Callable[[Tensor], Tensor]:
-        """The op by itself, applied to the pending value under the shape the op was called with; holds the other operand only."""
+        """Run only this op on the pending value, under the shape the op was called with; keeps the other operand only."""
         shape = self.values[self.place].shape
         if self.name == "cast":
             name = self.dtype.name
@@ -255,7 +255,7 @@ class _Step(NamedTuple):
 
 
 def append_op(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-    """An op on a product that waits, to be computed with it; ``None`` where that cannot be."""
+    """Fuse an op into a pending product; ``None`` if that is impossible."""
     seen, of = values[place], values[place].source
     if shape != seen.shape or sum(ref() is not None for ref in of.tensors) > 1:
         return None
@@ -273,7 +273,7 @@ _matmul, _affine, _conv2d = (planned(call.__name__, call) for call in (matmul_wi
 
 
 def _fusable_operands(*tensors: Any) -> bool:
-    """Whether the operands are tensors of one float dtype on one OpenCL queue; everything else is the op's own business."""
+    """Whether the operands are tensors of one float dtype on one OpenCL queue; the op handles all other cases itself."""
     first = tensors[0]
     return isinstance(first, Tensor) and first.dtype in FLOATS and not isinstance(first.queue, CPUQueue) and all(
         t is None or (isinstance(t, Tensor) and t.dtype == first.dtype and t.queue is first.queue and t.size) for t in tensors
@@ -281,7 +281,7 @@ def _fusable_operands(*tensors: Any) -> bool:
 
 
 def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool) -> Tensor | None:
-    """A product of a shape that waits, if that is worth it; ``call`` takes the inputs without their histories, and the extras."""
+    """Return a pending product if deferring pays; ``call`` takes the inputs without their histories, and the extras."""
     first = inputs[0]
     if 0 in shape or (modes.mode is None and not lazy_graph.worth_deferring(first.queue, shape, lazy_graph.MULTIPLIED)):
         return None
@@ -291,18 +291,18 @@ def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Cal
 
 
 def pending_matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor | None:
-    """A matrix product that waits for what follows."""
+    """Return a pending matrix product."""
     if not _fusable_operands(a, b):
         return None
     try:
         shape = matmul_shape(a, b, transpose_a, transpose_b)
-    except ShapeError:  # the op says it in its own words
+    except ShapeError:  # the op raises its own error
         return None
     return _waits("matmul", (a, b, None), shape, lambda x, y, e: _matmul(x, y, e, transpose_a, transpose_b), b.ndim > 1)
 
 
 def pending_affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
-    """``x w' + bias`` that waits for what follows."""
+    """Return ``x w' + bias`` as a pending product."""
     if not _fusable_operands(x, w, bias) or not x.ndim or w.ndim != 2 or x.shape[-1] != w.shape[1]:
         return None
     if bias is not None and bias.shape != w.shape[:1]:
@@ -313,12 +313,12 @@ def pending_affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
 def pending_conv2d(
     x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None
 ) -> Tensor | None:
-    """A convolution that waits for what follows."""
+    """Return a pending convolution."""
     if not _fusable_operands(x, w, bias) or (bias is not None and bias.shape != w.shape[:1]):
         return None
     try:
         g = geometry("conv2d", x.shape, w.shape, *map(frozen, (stride, padding if pad is None else pad, dilation, groups)))
-    except (ShapeError, TypeError, ValueError):  # the op says it in its own words
+    except (ShapeError, TypeError, ValueError):  # the op raises its own error
         return None
     return _waits("conv2d", (x, w, bias), g.y_shape, lambda x, w, e: _conv2d(x, w, e, g), False)
 

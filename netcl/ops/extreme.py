@@ -1,4 +1,4 @@
-"""``max`` and ``min`` with torch's and NumPy's meanings, over ``amax``, ``argmax``, ``maximum`` and their like."""
+"""``max`` and ``min`` with torch's and NumPy's signatures, built on ``amax``, ``argmax``, ``maximum`` and their counterparts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _register_extreme(name: str) -> None:
              out: Tensor | None = None) -> Tensor | Ordered:  # fmt: skip
         return _extreme(F, name, x, dim, keepdim, axis, keepdims, out)
 
-    errors = [(S((3, 2), dim=2), rf"\[arg{name}\] axis 2 is out of range"), (S((3, 2), dim=(0, 1)),
+    errors = [(S((3, 2), dim=2), rf"\[arg{name}\] axis must be in range for 2 dimensions, got 2"), (S((3, 2), dim=(0, 1)),
                rf"\[{name}\] dim must be one integer; dim=\(0, 1\); several axes: a{name}\(x, \(0, 1\)\)")]  # fmt: skip
     ref = _extreme_ref(getattr(np, name), getattr(np, f"arg{name}"))
     composite(ref=ref, name=name, inputs=("x",), samples=_EXTREME_SAMPLES, errors=errors, doc=_DOCS[name])(call)

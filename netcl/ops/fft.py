@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms of pairs: complex numbers as a last axis of 2, real and imaginary part, as ``torch.view_as_real`` gives them.
+"""Discrete Fourier transforms of pairs: complex numbers as a last axis of 2 (real, imaginary), as in ``torch.view_as_real``.
 
 NumPy computes the three rows on the host, so they wait for the device. ``netcl.fft`` has torch's functions over them.
 """
@@ -26,7 +26,7 @@ def _pairs(x: np.ndarray) -> np.ndarray:
 
 
 def _matrix(n: int, forward: bool) -> np.ndarray:
-    """The transform of ``n`` numbers as a matrix."""
+    """Return the transform of ``n`` numbers as a matrix."""
     return np.exp((-2j if forward else 2j) * np.pi / n * np.outer(np.arange(n), np.arange(n)))
 
 
@@ -40,7 +40,7 @@ def _transform_ref(x, axes, forward=True, scale=1.0):
 @on_host("x", vjp=lambda F, g, axes, forward, scale: F.fft_pairs(g, axes, not forward, scale), ref=_transform_ref, amp="float", tol=4,
          samples=[S((5, 2), axes=(0,)), S((3, 4, 2), axes=(0, 1), forward=False, scale=0.25)])  # fmt: skip
 def fft_pairs(x, axes, forward=True, scale=1.0):
-    """The transform of pairs along axes, or its inverse without the division, times ``scale``. Computed on the host."""
+    """Transform pairs along axes, or invert without the division; the result is multiplied by ``scale``. Computed on the host."""
     return _pairs(np.fft.fftn(_complex(x), axes=axes) if forward else np.fft.ifftn(_complex(x), axes=axes, norm="forward")) * scale
 
 
@@ -57,7 +57,7 @@ def _from_real_ref(x, axis=-1, scale=1.0):
 
 @on_host("x", vjp=_from_real_vjp, ref=_from_real_ref, amp="float", tol=4, samples=[S((6,)), S((5, 3), axis=0, scale=0.5), S((2, 5))])
 def fft_from_real(x, axis=-1, scale=1.0):
-    """The first half of the transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
+    """Return the first half of the transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
     return _pairs(np.fft.rfft(x, axis=axis)) * scale
 
 
@@ -80,7 +80,7 @@ def _to_real_ref(x, n, axis=-2, scale=1.0):
 @on_host("x", vjp=_to_real_vjp, ref=lambda x, n, axis=-1, scale=1.0: _to_real_ref(x, n, axis % (x.ndim - 1), scale), amp="float", tol=4,
          samples=[S((4, 2), n=6), S((3, 2, 2), n=5, axis=0, scale=0.2)])  # fmt: skip
 def fft_to_real(x, n, axis=-1, scale=1.0):
-    """The ``n`` real numbers whose transform begins with the pairs along an axis, without the division, times ``scale``. On the host."""
+    """Return the ``n`` real numbers whose transform begins with these pairs, without the division, times ``scale``. On the host."""
     return np.fft.irfft(_complex(x), n, axis, norm="forward") * scale
 
 
@@ -88,7 +88,7 @@ def fft_to_real(x, n, axis=-1, scale=1.0):
 
 
 def _frames(F: Any, x: Tensor, size: int, step: int) -> Tensor:
-    """``(..., frames, size)``: overlapping parts of the last axis."""
+    """Return overlapping parts of the last axis: ``(..., frames, size)``."""
     return F.unfold(x, -1, size, step)
 
 
@@ -139,7 +139,7 @@ def stft_pairs(
 
 
 def _overlapped(F: Any, frames: Tensor, step: int) -> Tensor:
-    """The sum of overlapping frames ``(..., frames, size)`` along one axis: what gives :func:`_frames` its gradient."""
+    """Sum overlapping frames ``(..., frames, size)`` along one axis: the transpose of :func:`_frames`."""
     *lead, count, size = frames.shape
     at = (np.arange(count)[:, None] * step + np.arange(size)).reshape(-1)
     zeros = Tensor.zeros((*lead, (count - 1) * step + size), frames.dtype, queue=frames.queue)
@@ -167,14 +167,12 @@ def istft_pairs(
     size = total.shape[-1] - 2 * first if length is None else min(length, total.shape[-1] - first)
     weight = F.narrow(weight, 0, first, size)
     if (np.abs(weight.to_host()) < 1e-11).any():
-        raise ShapeError(
-            message("istft", "the windows leave gaps: their squares overlap to 0", "use a smaller hop_length", hop_length=step)
-        )
+        raise ShapeError(message("istft", "the windows must cover the signal, but leave gaps", "use a smaller hop_length", hop_length=step))
     made = F.div(F.narrow(total, -1, first, size), weight)
     return made if length in (None, size) else F.pad(made, (0, length - size))
 
 
 def axes_of(name: str, axes: Any, ndim: int) -> tuple[int, ...]:
-    """Axes as non-negative numbers; all of them for ``None``."""
+    """Return axes as non-negative numbers; all of them for ``None``."""
     given: Sequence[int] = range(ndim) if axes is None else (axes,) if isinstance(axes, int) else axes
     return tuple(launch.check_axis(name, axis, ndim) for axis in given)

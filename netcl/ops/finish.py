@@ -1,8 +1,8 @@
-"""How the kernels of products and convolutions end: what becomes of a sum before it is stored.
+"""The epilogue of product and convolution kernels: what is applied to a sum before it is stored.
 
-``activation(scale * sum + bias + residual)``, in the dtype that is asked for, is what separate ops would give, bit for bit: every step
-is rounded by itself, halves between the steps too, and activations are computed by the formulas of their rows. Where a driver's ``exp``
-of one value is not that of a vector (PoCL), an end of single values may differ in the last bit.
+``activation(scale * sum + bias + residual)``, in the requested dtype, equals the result of separate ops bit for bit: every step is
+rounded separately, halves too, and activations use the formulas of their rows. If a driver's scalar and vector ``exp`` differ (PoCL),
+an epilogue of single values may differ in the last bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from netcl.ops.pointwise import cast
 
 
 class Finish(NamedTuple):
-    """The steps after a product of a dtype, its own bias included: what is added, the row of an activation, the dtype of the result."""
+    """The steps after a product, its own bias included: the residual, the row of an activation, the dtype of the result."""
 
     dtype: str
     residual: str = ""
@@ -42,9 +42,9 @@ class Finish(NamedTuple):
         return not (self.residual or self.activation) and self.stored == self.dtype
 
     def source(self, real: str, lanes: int = 1, scaled: bool = True) -> str:
-        """``finish(sum, scale, has_bias, bias, residual)`` in OpenCL C, for ``lanes`` values of a compute type at once.
+        """Return ``finish(sum, scale, has_bias, bias, residual)`` in OpenCL C, for ``lanes`` values of a compute type at once.
 
-        Without ``scaled`` the factor is not looked at: a product of few terms would feel it.
+        Without ``scaled`` the factor is ignored, which saves time in products of few terms.
         """
         row = _activation_row(self.activation) if self.activation else None
         lines, held = ["x *= scale;"] * scaled + ["if (has_bias) x += bias;"], self.dtype
@@ -77,7 +77,7 @@ static inline real finish(real x, const element scale, const int has_bias, const
 
 
 def apart(y: Tensor, finish: Finish, residual: Tensor | None = None, scale: float = 1) -> Tensor:
-    """What follows a product whose kernel does not end in it, by the ops themselves."""
+    """Apply the epilogue with separate ops, for a product whose kernel does not include it."""
     y = y if scale == 1 else run(_activation_row("mul"), (y, scale))
     y = y if residual is None else run(_activation_row("add"), (y, residual))
     y = run(_activation_row(finish.activation), (y,)) if finish.activation else y
@@ -91,7 +91,7 @@ def _activation_row(name: str) -> Pointwise:
 
 
 def activation_vjp(F: Any, activation: str, g: Any, out: Any, before: Callable[[], Any] = lambda: None) -> Any:
-    """The gradient from before an activation, by the formula of its row; ``before()`` is what it was applied to, where that is asked."""
+    """Compute the gradient before an activation by the formula of its row; ``before()`` gives the activation's input if needed."""
     row = _activation_row(activation)
     assert row.vjp[0]
     known = {"g": g, "out": out} | ({"v0": before()} if "v0" in row.saved() else {})

@@ -1,7 +1,7 @@
-"""Folds, softmax and row norms in the language of deferred values, for functions that are compiled.
+"""Reductions, softmax and row norms expressed in deferred formulas and folds, for compiled functions.
 
-Each entry of :data:`FUSED` says an op in formulas and folds; it gives ``None`` for a call that is none of a kernel over rows, which the
-op's own kernel then serves (and whose errors it words).
+Each entry of :data:`FUSED` expresses an op in formulas and folds. It returns ``None`` for a call that is not over rows; the op's own
+kernel then runs and raises its errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from netcl.engine.registry import REGISTRY, Op, Reduction
 
 
 def _last(x: Any, axis: int) -> bool:
-    """Whether an op along an axis is one along rows of a float tensor that the device can work on."""
+    """Whether an op along an axis is one along rows of a float tensor that the device supports."""
     if not isinstance(x, Tensor) or x.dtype not in launch.FLOATS or not x.ndim or not x.size or not -x.ndim <= axis < x.ndim:
         return False
     real = DTYPES[x.dtype].c_compute
@@ -81,7 +81,7 @@ def _log_softmax_grad(upstream: Any, y: Any, axis: int = -1) -> Tensor | None:
 
 
 def _is_row_norm(x: Any, axes: int, groups: int, *others: Any) -> bool:
-    """Whether a row norm is one of trailing axes, its operands as they should be."""
+    """Whether a row norm is over trailing axes and has valid operands."""
     if groups or not isinstance(x, Tensor) or not 1 <= axes <= x.ndim or x.dtype not in launch.FLOATS or not x.size:
         return False
     count = math.prod(x.shape[: x.ndim - axes])
@@ -155,7 +155,7 @@ FUSED: dict[str, Callable[..., Any]] = {
 
 
 def fused(name: str) -> Callable[..., Any]:
-    """An op in formulas, for functions that are compiled; ``None`` for a call that its own kernels serve."""
+    """Express an op in formulas for compiled functions; ``None`` for a call that its own kernels handle."""
     form = FUSED[name]
 
     def formulas(*args: Any, **kwargs: Any) -> Any:
@@ -174,7 +174,7 @@ def _planned_op(name: str) -> Callable[..., Any]:
 
 
 def deferred_expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """A tensor repeated along axes, deferred: whoever reads it reads the small one."""
+    """Defer a tensor repeated along axes: readers load the small tensor."""
     real = DTYPES[x.dtype].c_compute
     wanted = modes.mode is not None or lazy_graph.worth_deferring(x.queue, shape)
     if not wanted or not fusable(x.queue, shape, real, DTYPES[x.dtype], (x,)):

@@ -1,6 +1,6 @@
-"""``x[...]`` and ``x[...] = value`` with everything NumPy takes: integers, slices, ``None``, ``...``, integer arrays, boolean masks.
+"""``x[...]`` and ``x[...] = value`` with NumPy's indices: integers, slices, ``None``, ``...``, integer arrays, boolean masks.
 
-An index is read into a :class:`Selection`: strides for what is basic, and at most one gather of rows for all integer arrays and masks
+An index is parsed to a :class:`Selection`: strides for the basic part, and at most one gather of rows for all integer arrays and masks
 together. Reading is made of ops with gradients; writing is in place, and :mod:`netcl.autograd.in_place` records it.
 """
 
@@ -22,12 +22,12 @@ from netcl.ops.movement import sum_to
 
 
 class Selection(NamedTuple):
-    """What an index means for a tensor of a certain shape."""
+    """The meaning of an index for a tensor of a certain shape."""
 
     shape: tuple[int, ...]  # of x, with the axes that a mask covers joined into one
     walks: tuple[range, ...]  # per axis of that shape, what slices and plain integers take
     arrays: tuple[tuple[int, Any], ...]  # axis and integer index
-    spread: bool  # whether the arrays stand apart, so that their axes come first
+    spread: bool  # whether the arrays are not adjacent, so that their axes come first
     layout: tuple[Any, ...]  # of the result: the axis it comes from, None for a new one, "arrays" for theirs
 
 
@@ -44,12 +44,12 @@ def _is_integer(item: Any) -> bool:
 
 
 def _spelled(index: Any, ndim: int) -> list[Any]:
-    """The items of an index, one per axis or new axis: the ellipsis written out, missing slices added."""
+    """Return the items of an index, one per axis or new axis: the ellipsis expanded, missing slices added."""
     items = list(index) if isinstance(index, tuple) else [index]
     used = sum(_axes_of(item) for item in items if item is not None and item is not Ellipsis)
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1 or used > ndim:
-        what = "more than one '...'" if len(dots) > 1 else f"the index names {used} axes and x has {ndim}"
+        what = "the index must have at most one '...'" if len(dots) > 1 else f"the index must name at most {ndim} axes, got {used}"
         raise IndexError(message("getitem", what, index=_shown(index)))
     at = dots[0] if dots else len(items)
     return [*items[:at], *[slice(None)] * (ndim - used), *items[at + len(dots) :]]
@@ -68,10 +68,10 @@ def _shown(index: Any) -> str:
 
 
 def _positions(mask: Any, covered: tuple[int, ...]) -> Any:
-    """A mask as positions in the axes it covers, joined into one."""
+    """Convert a mask to positions in the axes it covers, joined into one."""
     shape = mask.shape if isinstance(mask, Tensor) else np.shape(mask)
     if tuple(shape) != covered:
-        raise IndexError(message("getitem", "the mask has another shape than the axes it covers", mask=tuple(shape), axes=covered))
+        raise IndexError(message("getitem", "the mask must have the shape of the axes it covers", mask=tuple(shape), axes=covered))
     return flat_nonzero(mask) if isinstance(mask, Tensor) else np.flatnonzero(mask)
 
 
@@ -83,7 +83,7 @@ def _check_array(item: Any) -> Any:
     if not (isinstance(item, Tensor) and kind in launch.INTEGERS) and not np.issubdtype(
         np.dtype(kind if kind != "bfloat16" else "float32"), np.integer
     ):
-        raise DtypeError(message("getitem", "an index is made of integers, slices, None, '...' or booleans", dtype=kind))
+        raise DtypeError(message("getitem", "an index must be integers, slices, None, '...' or booleans", dtype=kind))
     return array
 
 
@@ -100,7 +100,7 @@ def _item_range(item: Any, size: int) -> range:
 
 
 def selection_of(x: Tensor, index: Any) -> Selection:
-    """Read an index."""
+    """Parse an index."""
     items = _spelled(index, x.ndim)
     advanced = any(_is_array(item) for item in items)
     shape: list[int] = []
@@ -128,7 +128,7 @@ def selection_of(x: Tensor, index: Any) -> Selection:
             if isinstance(item, slice):
                 layout.append(axis)
         else:
-            raise DtypeError(message("getitem", "an index is made of integers, slices, None, '...' or booleans", got=type(item).__name__))
+            raise DtypeError(message("getitem", "an index must be integers, slices, None, '...' or booleans", got=type(item).__name__))
     spread = bool(places) and places[-1] - places[0] != len(places) - 1
     if spread:
         layout = ["arrays", *(part for part in layout if part != "arrays")]
@@ -180,31 +180,31 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
 
 
 def _written_value(x: Tensor, value: Any) -> Tensor:
-    """What is written, in the dtype of ``x`` and with memory of its own."""
+    """Convert the written value to the dtype of ``x``, in memory of its own."""
     if not isinstance(value, Tensor):
         return Tensor.from_host(x.queue, np.asarray(value), x.dtype)
     (_, value) = launch.as_tensors("setitem", x, value)
     if value.dtype != x.dtype:
-        what = "x and the value have different dtypes"
+        what = "x and the value must have the same dtype"
         raise DtypeError(message("setitem", what, f'cast it: value.to("{x.dtype}")', x=x.dtype, value=value.dtype))
     same = value.buffer is x.buffer if x.array is None else np.may_share_memory(value.array, x.array)
     return duplicate(value) if same else value
 
 
 def _broadcast(value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides that repeat a value over ``shape``; leading axes of size one may be too many, as in NumPy."""
+    """Return the strides that repeat a value over ``shape``; there may be surplus leading axes of size one, as in NumPy."""
     extra = max(0, value.ndim - len(shape))
     sizes = value.shape[extra:]
     fits = all(n == 1 for n in value.shape[:extra]) and all(
         n in (1, m) for n, m in zip(sizes, shape[len(shape) - len(sizes) :], strict=True)
     )
     if not fits:
-        raise ShapeError(message("setitem", "the value does not broadcast to what is written", value=value.shape, target=shape))
+        raise ShapeError(message("setitem", "the value must broadcast to the indexed elements", value=value.shape, target=shape))
     return broadcast_strides(sizes, shape)
 
 
 def block_of(selected: Selection) -> tuple[int, list[int]]:
-    """Where the elements of a basic index lie: offset and strides in contiguous memory."""
+    """Return offset and strides, in contiguous memory, of the elements of a basic index."""
     strides = dense(selected.shape)
     start = sum(_start(walk) * stride for walk, stride in zip(selected.walks, strides, strict=True))
     return start, [0 if part is None else selected.walks[part].step * strides[part] for part in selected.layout]
@@ -221,7 +221,7 @@ def _setitem_vjp(F: Any, g: Any, index: Any, value_shape: tuple[int, ...], needs
 
 @op(vjp=_setitem_vjp, ref=None, inputs=("x", "value"), at_once=True)
 def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
-    """``x[index] = value``, in place. Where an index names a place twice, the last value stays.
+    """Write ``x[index] = value`` in place. If an index names an element twice, the last value stays.
 
     Gradients flow to the value and, at all other places, to what ``x`` was.
     """
@@ -241,7 +241,7 @@ def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
 
 
 def _index_places(x: Tensor, index: Any) -> Tensor:
-    """Where in the flattened ``x`` each element of ``x[index]`` lies: the same index, read from a tensor of numbers."""
+    """Return the position in the flattened ``x`` of each element of ``x[index]``, by indexing a tensor of numbers."""
     from netcl import ops
 
     return ops.function("getitem")(Tensor.from_host(x.queue, np.arange(x.size, dtype=np.int64).reshape(x.shape)), index)

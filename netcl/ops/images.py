@@ -15,10 +15,10 @@ from netcl.ops.conv.geometry import frozen
 
 
 def image(name: str, x: Any, allowed: Sequence[str] = launch.FLOATS, label: str = "x") -> Tensor:
-    """An argument as a tensor with the four axes of images, of an allowed dtype."""
+    """Convert an argument to a tensor with the four axes of images and an allowed dtype."""
     (x,) = launch.as_tensors(name, x)
     if x.ndim != 4:
-        raise ShapeError(message(name, f"{label} has four axes: batch, channels, height, width", **{f"{label}.shape": x.shape}))
+        raise ShapeError(message(name, f"{label} must have four dimensions: batch, channels, height, width", **{f"{label}.shape": x.shape}))
     launch.check_dtype(name, x, allowed, label)
     return x
 
@@ -34,7 +34,7 @@ def to_signal(F: Any, y: Any) -> Any:
 
 
 def for_image(value: Any, high: int) -> Any:
-    """An option of a signal as that of images, ``high`` along their height; ``None`` and words stay."""
+    """Convert an option of a signal to that of images, with ``high`` along their height; ``None`` and strings stay."""
     value = frozen(value)
     if isinstance(value, tuple) and len(value) == 1:
         value = value[0]

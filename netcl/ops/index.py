@@ -1,8 +1,8 @@
-"""Gathering and adding by index. Sums are deterministic: no atomics, elements that meet are added in the order they come.
+"""Gathering and adding by index. Sums are deterministic: no atomics; values for the same index are added in order.
 
 Indices out of range: those in a list or array, and all of the NumPy backend, raise ``IndexError`` at once. Those in a tensor of a
-device are not read by the host, which would wait for the device; kernels do not follow them (they give zeros and add nothing) and
-leave a mark, which :func:`check_indices` turns into the error. With ``NETCL_DEBUG`` of 1 or more every op checks right away.
+device are not read by the host, which would wait for the device. Kernels skip them (they give zeros and add nothing) and
+set a flag, which :func:`check_indices` turns into the error. With ``NETCL_DEBUG`` of 1 or more every op checks right away.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from netcl.engine.strided import ELEMENTS, broadcast_to, copy_block, dense, wide
 from netcl.ops.movement import along
 from netcl.ops.sort import sort_keys
 
-_MANY_COLUMNS = {True: 16, False: 4096}  # enough for one work-item each: on a CPU, on a GPU
+_MANY_COLUMNS = {True: 16, False: 4096}  # elements per work-item: on a CPU, on a GPU
 _LANES = {True: 16, False: 1}
 _BLOCK = 1024  # elements a work-item counts in nonzero
 _CPU_ROW = 1 << 14  # elements of a row that a work-item of a CPU copies
@@ -36,7 +36,7 @@ _CPU_ROW = 1 << 14  # elements of a row that a work-item of a CPU copies
 
 
 class Faults:
-    """Of a queue: the mark that kernels leave, a number for each op and size that was asked for."""
+    """The out-of-range flag of a queue, and a number for each op and size that uses it."""
 
     def __init__(self, queue: Any):
         self.flag = constant(Tensor.zeros((1,), "int32", queue=queue))
@@ -44,7 +44,7 @@ class Faults:
         self.pending = False
 
     def next(self, name: str, size: int) -> tuple[Tensor, int]:
-        """The arguments of a kernel that may leave a mark."""
+        """Return the arguments of a kernel that may set the flag."""
         recording.again(self._expect)
         return self.flag, self.codes.setdefault((name, size), len(self.codes) + 1)
 
@@ -53,7 +53,7 @@ class Faults:
 
     def check(self) -> None:
         """Wait for the device; raise for the first index that was out of range since the last check."""
-        self.pending = False  # first: reading the flag asks again
+        self.pending = False  # first, because reading the flag calls this again
         try:
             code = int(self.flag.to_host()[0])
         except (DeviceError, OutOfMemoryError):
@@ -67,7 +67,7 @@ class Faults:
 
 
 def faults_of(queue: Any) -> Faults:
-    """The faults of a queue, kept on it."""
+    """Return the faults of a queue, stored on it."""
     try:
         return queue.netcl.faults
     except AttributeError:
@@ -88,12 +88,12 @@ def _check_in_debug(queue: Any) -> None:
 
 
 def indices(name: str, index: Any, like: Tensor, size: int, wrap: bool = False) -> Tensor:
-    """Anything index-like as an integer tensor on the device of ``like``; checked where the host has the values."""
+    """Convert an index-like value to an integer tensor on the device of ``like``; checked if the host has the values."""
     if isinstance(index, Tensor):
         (_, index) = launch.as_tensors(name, like, index)
         if index.dtype not in launch.INTEGERS:
             raise DtypeError(
-                message(name, "an index is a tensor of integers", 'cast it: index.to("int64")', dtype=index.dtype, shape=index.shape)
+                message(name, "index must be a tensor of integers", 'cast it: index.to("int64")', dtype=index.dtype, shape=index.shape)
             )
         if index.array is None:
             return index
@@ -105,9 +105,9 @@ def indices(name: str, index: Any, like: Tensor, size: int, wrap: bool = False) 
 
 
 def check_host(name: str, host: np.ndarray, size: int, wrap: bool = False) -> np.ndarray:
-    """Indices the host has, as int64 counted from the front; ``IndexError`` names the first one out of range."""
+    """Convert host indices to int64 counted from the front; an ``IndexError`` names the first one out of range."""
     if host.dtype.kind not in "iu":
-        raise DtypeError(message(name, "an index is made of integers", dtype=host.dtype, shape=host.shape))
+        raise DtypeError(message(name, "index must consist of integers", dtype=host.dtype, shape=host.shape))
     wide = host.astype(np.int64)
     bad = (wide < (-size if wrap else 0)) | (wide >= size)
     if bad.any():
@@ -120,7 +120,7 @@ def _index_kernel(queue: Any, name: str, index: str, dtype: str = "float32", **d
 
 
 def _around_axis(name: str, x: Tensor, axis: int) -> tuple[int, int, int, int]:
-    """The axis, and the sizes before, along and behind it."""
+    """Return the axis, and the sizes before, along and after it."""
     if not x.shape:
         raise ShapeError(message(name, "a 0-d tensor has no axis to index"))
     at = launch.check_axis(name, axis, x.ndim)
@@ -139,7 +139,7 @@ def take_rows(name: str, x: Tensor, index: Tensor, outer: int, n: int, inner: in
     if not out.size:
         return out
     if not n:
-        raise IndexError(message(name, "there is nothing to index", size=0))
+        raise IndexError(message(name, "x must have elements along the axis", size=0))
     itemsize, wide = widen_rows(x, out, inner)
     chunk = min(wide, _CPU_ROW) if launch.on_cpu_device(x.queue) else 1
     total = outer * index.size
@@ -161,8 +161,8 @@ def take_rows(name: str, x: Tensor, index: Tensor, outer: int, n: int, inner: in
         S((3, 7), 0, np.zeros(0, np.int64)),
     ],
     errors=[
-        (S((5, 3), 0, np.array([[1]])), r"\[index_select\] an index has one axis; index\.shape=\(1, 1\)"),
-        (S((5, 3), 0, np.array([1.0])), r"\[index_select\] an index is a tensor of integers"),
+        (S((5, 3), 0, np.array([[1]])), r"\[index_select\] index must have one dimension; index\.shape=\(1, 1\)"),
+        (S((5, 3), 0, np.array([1.0])), r"\[index_select\] index must be a tensor of integers"),
     ],
 )
 def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
@@ -171,12 +171,12 @@ def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
     at, outer, n, inner = _around_axis("index_select", x, axis)
     index = indices("index_select", index, x, n)
     if index.ndim != 1:
-        raise ShapeError(message("index_select", "an index has one axis", **{"index.shape": index.shape}))
+        raise ShapeError(message("index_select", "index must have one dimension", **{"index.shape": index.shape}))
     return take_rows("index_select", x, index, outer, n, inner, along(x.ndim, at, index.size, x.shape))
 
 
 def add_rows(name: str, out: Tensor, index: Tensor, src: Tensor, outer: int, n: int, inner: int, skipped: int = -1) -> Tensor:
-    """``out[o, index[l]] += src[o, l]`` for rows, in place; elements that meet are added in order."""
+    """Add ``out[o, index[l]] += src[o, l]`` for rows, in place; values for the same index are added in order."""
     if out.array is not None:
         return _add_numpy(out, index.array.reshape(-1), src, outer, n, inner, skipped)  # type: ignore[union-attr]
     if not src.size or not n:
@@ -187,17 +187,17 @@ def add_rows(name: str, out: Tensor, index: Tensor, src: Tensor, outer: int, n: 
 
 
 def _empty_keys(count: int, n: int, queue: Any) -> Tensor:
-    """Room for unsigned numbers up to ``n``."""
+    """Allocate memory for unsigned numbers up to ``n``."""
     return Tensor.empty((count,), "int32" if n < 2**32 - 1 else "int64", queue=queue)
 
 
 def _key_type(keys: Tensor) -> str:
-    """Their type in C."""
+    """Return the type of the keys in C."""
     return "uint" if keys.dtype == "int32" else "ulong"
 
 
 def _row_keys(name: str, index: Tensor, n: int, skipped: int = -1) -> Tensor:
-    """Indices as keys to sort by: ``n`` for those that are out of range, or ``skipped``."""
+    """Return indices as sort keys: ``n`` for those that are out of range, or ``skipped``."""
     queue, count = index.queue, index.size
     keys, (flag, code) = _empty_keys(count, n, queue), faults_of(queue).next(name, n)
     kernel = _index_kernel(queue, "row_keys", index.dtype, KEY=_key_type(keys))
@@ -214,7 +214,7 @@ def _add_sorted(out: Tensor, keys: Tensor, src: Tensor, outer: int, count: int, 
 
 
 def _add_numpy(out: Tensor, index: np.ndarray, src: Tensor, outer: int, n: int, inner: int, skipped: int) -> Tensor:
-    """Runs of equal indices, added up by ``reduceat``: ``np.add.at`` is ten times slower."""
+    """Add runs of equal indices by ``reduceat``: ``np.add.at`` is ten times slower."""
     row = dtypes.DTYPES[out.dtype]
     wide = launch.decoded(out).reshape(outer, n, inner).copy()
     values = launch.decoded(src).reshape(outer, index.size, inner)
@@ -242,24 +242,24 @@ def _index_add_ref(x, axis, index, src):
         S((40,), 0, np.arange(300) % 7, (300,)),
         S((3, 2), 0, np.zeros(0, np.int64), (0, 2)),
     ],
-    errors=[(S((5, 3), 0, np.array([1, 2]), (3, 3)), r"\[index_add\] src has one slice per index; src\.shape=\(3, 3\), expected=\(2, 3\)")],
+    errors=[(S((5, 3), 0, np.array([1, 2]), (3, 3)), r"\[index_add\] src must have one slice per index; src\.shape=\(3, 3\)")],
 )
 def index_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
-    """``x`` with the slices of ``src`` added where ``index`` says; the same place may be named often. The result is new."""
+    """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times. The result is new."""
     x, src = launch.as_tensors("index_add", x, src)
     launch.check_dtype("index_add", x, launch.NUMBERS)
     at, outer, n, inner = _around_axis("index_add", x, axis)
     index = indices("index_add", index, x, n)
     expected = along(x.ndim, at, index.size, x.shape)
     if src.shape != expected or index.ndim != 1:
-        raise ShapeError(message("index_add", "src has one slice per index", **{"src.shape": src.shape, "expected": expected}))
+        raise ShapeError(message("index_add", "src must have one slice per index", **{"src.shape": src.shape, "expected": expected}))
     _check_same_dtype("index_add", x, src)
     return add_rows("index_add", duplicate(x), index, src, outer, n, inner)
 
 
 def _check_same_dtype(name: str, x: Tensor, src: Tensor) -> None:
     if x.dtype != src.dtype:
-        raise DtypeError(message(name, "x and src have different dtypes", "cast one first", x=x.dtype, src=src.dtype))
+        raise DtypeError(message(name, "x and src must have the same dtype", "cast one first", x=x.dtype, src=src.dtype))
 
 
 # ---- embedding
@@ -279,15 +279,15 @@ def _embedding_ref(index, weight, padding_idx=None):
         S((0,), (6, 2), dtypes=("int64", None), low=(0, -1.0), high=(6, 1.0)),
     ],
     errors=[
-        (S((3,), (7, 3)), r"\[embedding\] an index is a tensor of integers"),
-        (S((3,), (7,), dtypes=("int64", None), low=0, high=2), r"\[embedding\] weight is a matrix; weight\.shape=\(7,\)"),
+        (S((3,), (7, 3)), r"\[embedding\] index must be a tensor of integers"),
+        (S((3,), (7,), dtypes=("int64", None), low=0, high=2), r"\[embedding\] weight must be a matrix; weight\.shape=\(7,\)"),
     ],
 )
 def embedding(index: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """The rows of ``weight`` that ``index`` names. The row ``padding_idx`` gets no gradient."""
     (weight,) = launch.as_tensors("embedding", weight)
     if weight.ndim != 2:
-        raise ShapeError(message("embedding", "weight is a matrix", **{"weight.shape": weight.shape}))
+        raise ShapeError(message("embedding", "weight must be a matrix", **{"weight.shape": weight.shape}))
     index = indices("embedding", index, weight, weight.shape[0])
     count, width = weight.shape
     return take_rows("embedding", weight, index, 1, count, width, (*index.shape, width))
@@ -318,7 +318,7 @@ def _embedding_grad_ref(x, index, count, padding_idx=None):
     ],
 )
 def embedding_grad(x: Tensor, index: Tensor, count: int, padding_idx: int | None = None) -> Tensor:
-    """The gradient of ``embedding``: the rows of ``x`` added up by index into ``count`` rows."""
+    """Compute the gradient of ``embedding``: the rows of ``x`` summed by index into ``count`` rows."""
     (x,) = launch.as_tensors("embedding_grad", x)
     index = indices("embedding_grad", index, x, count)
     out = Tensor.zeros((count, x.shape[-1]), x.dtype, queue=x.queue)
@@ -336,7 +336,7 @@ def _along_axis(name: str, x: Tensor, axis: int, index: Any, src: Tensor | None 
     fits = fits and (src is None or (src.ndim == x.ndim and all(a <= b for a, b in zip(index.shape, src.shape, strict=True))))
     if not fits:
         shapes = {"index.shape": index.shape, "x.shape": x.shape} | ({} if src is None else {"src.shape": src.shape})
-        raise ShapeError(message(name, "the index has as many axes as x, none longer but the indexed one", **shapes, axis=axis))
+        raise ShapeError(message(name, "index must fit into x except along the indexed axis", **shapes, axis=axis))
     return at, index
 
 
@@ -366,9 +366,9 @@ def _gather_ref(x, axis, index):
     errors=[
         (
             S((4, 3), 0, np.array([1, 2])),
-            r"\[gather\] the index has as many axes as x, none longer but the indexed one; index\.shape=\(2,\)",
+            r"\[gather\] index must fit into x except along the indexed axis",
         ),
-        (S((4, 3), 2, np.array([[1]])), r"\[gather\] axis 2 is out of range for 2 axes"),
+        (S((4, 3), 2, np.array([[1]])), r"\[gather\] axis must be in range for 2 dimensions, got 2"),
     ],
 )
 def gather(x: Tensor, axis: int, index: Tensor) -> Tensor:
@@ -383,7 +383,7 @@ def gather(x: Tensor, axis: int, index: Tensor) -> Tensor:
     if not out.size:
         return out
     if not x.shape[at]:
-        raise IndexError(message("gather", "there is nothing to index", size=0))
+        raise IndexError(message("gather", "x must have elements along the axis", size=0))
     inner = math.prod(x.shape[at + 1 :])
     kernel = _index_kernel(x.queue, "gather", index.dtype, T=ELEMENTS[dtypes.DTYPES[x.dtype].itemsize])
     flag, code = faults_of(x.queue).next("gather", x.shape[at])
@@ -417,12 +417,10 @@ def _scatter_add_ref(x, axis, index, src):
         S((3, 20, 7), 1, np.random.default_rng(0).integers(0, 20, (3, 33, 7)), (3, 33, 7)),
         S((3, 2), 0, np.zeros((0, 2), np.int64), (0, 2)),
     ],
-    errors=[
-        (S((4, 3), 0, np.array([[1, 2]]), (1, 1)), r"\[scatter_add\] the index has as many axes as x, none longer but the indexed one")
-    ],
+    errors=[(S((4, 3), 0, np.array([[1, 2]]), (1, 1)), r"\[scatter_add\] index must fit into x except along the indexed axis")],
 )
 def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
-    """``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; the same place may be named often."""
+    """Return ``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; an element may be named several times."""
     x, src = launch.as_tensors("scatter_add", x, src)
     launch.check_dtype("scatter_add", x, launch.NUMBERS)
     _check_same_dtype("scatter_add", x, src)
@@ -439,7 +437,7 @@ def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def _add_at(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
-    """Add in place; index, src and out agree in all axes but ``at``."""
+    """Add in place; index, src and out have equal sizes except along ``at``."""
     outer, n, inner, count = math.prod(out.shape[:at]), out.shape[at], math.prod(out.shape[at + 1 :]), index.shape[at]
     if out.array is not None:
         flat = index.array.reshape(outer, count, inner) * inner + np.arange(inner)  # type: ignore[union-attr]
@@ -463,7 +461,7 @@ def _add_at(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def joined_index(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> Tensor:
-    """Indices of several axes (with the sizes of those) as one flat index; they broadcast, negative ones count from the end."""
+    """Combine indices of several axes to one flat index; they broadcast, negative ones count from the end."""
     on_device = [index for index, _ in parts if isinstance(index, Tensor) and index.array is None]
     shape = np.broadcast_shapes(*(np.shape(index) if not isinstance(index, Tensor) else index.shape for index, _ in parts))
     strides = dense([size for _, size in parts])
@@ -488,10 +486,10 @@ def joined_index(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> T
 @composite(
     ref=lambda x, index: np.take(x, index),
     samples=[S((3, 4), np.array([[0, 11], [-1, 5]])), S((5,), np.array(3))],
-    errors=[(S((3, 4), np.array([1.5])), r"\[take\] an index is a tensor of integers")],
+    errors=[(S((3, 4), np.array([1.5])), r"\[take\] index must be a tensor of integers")],
 )
 def take(F: Any, x: Tensor, index: Tensor) -> Tensor:
-    """Elements of the flattened tensor, in the shape of ``index``; negative indices count from the end."""
+    """Return elements of the flattened tensor, in the shape of ``index``; negative indices count from the end."""
     (x,) = launch.as_tensors("take", x)
     if isinstance(index, Tensor) and index.dtype not in launch.INTEGERS:
         indices("take", index, x, x.size)
@@ -519,23 +517,23 @@ def _bit_pattern(value: float, dtype: str) -> int:
         S((2, 3), (), dtypes=(None, "bool"), value=1.0),
     ],
     errors=[
-        (S((3, 5), (4, 5), dtypes=(None, "bool"), value=0.0), r"\[masked_fill\] the mask does not broadcast to x; x\.shape=\(3, 5\)"),
-        (S((3, 5), (3, 5), value=0.0), r"\[masked_fill\] mask has a dtype this op does not take"),
+        (S((3, 5), (4, 5), dtypes=(None, "bool"), value=0.0), r"\[masked_fill\] mask must broadcast to x; x\.shape=\(3, 5\)"),
+        (S((3, 5), (3, 5), value=0.0), r"\[masked_fill\] mask must have a dtype that this op accepts"),
     ],
 )
 def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """``value`` where ``mask`` is true, else ``x``; the mask broadcasts to ``x``."""
+    """Return ``value`` where ``mask`` is true, else ``x``; the mask broadcasts to ``x``."""
     x, mask = launch.as_tensors("masked_fill", x, mask)
     launch.check_dtype("masked_fill", mask, ("bool", "uint8"), "mask")
     number = value.item() if isinstance(value, Tensor) else value
     lead = len(x.shape) - len(mask.shape)
     if lead < 0 or any(m not in (1, n) for m, n in zip(mask.shape, x.shape[lead:], strict=True)):
-        raise ShapeError(message("masked_fill", "the mask does not broadcast to x", **{"x.shape": x.shape, "mask.shape": mask.shape}))
+        raise ShapeError(message("masked_fill", "mask must broadcast to x", **{"x.shape": x.shape, "mask.shape": mask.shape}))
     if x.array is not None and mask.array is not None:
         row = dtypes.DTYPES[x.dtype]
         stored = dtypes.encode(np.asarray(number, row.host).reshape(1), row)[0]
         return of_array(np.where(mask.array, stored, x.array).astype(row.storage), x.dtype, x.queue)
-    # A mask that lacks leading axes only is read again and again; any other one is written out.
+    # A mask that lacks only leading axes is reread; any other mask is expanded.
     trimmed = mask.shape[next((i for i, n in enumerate(mask.shape) if n != 1), mask.ndim) :]
     if trimmed != x.shape[x.ndim - len(trimmed) :]:
         mask, trimmed = broadcast_to(mask, x.shape), x.shape
@@ -549,7 +547,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 
 def flat_nonzero(x: Tensor) -> Tensor:
-    """The positions of the elements that are not zero, in the flattened tensor. Waits for the device: their number is a shape."""
+    """Return the positions of nonzero elements in the flattened tensor. Waits for the device: their number is a shape."""
     if x.array is not None:
         return of_array(np.flatnonzero(launch.decoded(x)).astype(np.int64), "int64", x.queue)
     blocks = -(-x.size // _BLOCK)
@@ -576,7 +574,7 @@ def flat_nonzero(x: Tensor) -> Tensor:
     at_once=True,
 )
 def nonzero(x: Tensor) -> Tensor:
-    """The coordinates of the elements that are not zero, one row each, int64. Waits for the device: their number is a shape."""
+    """Return the coordinates of nonzero elements, one row each, int64. Waits for the device: their number is a shape."""
     (x,) = launch.as_tensors("nonzero", x)
     flat = flat_nonzero(x)
     if x.array is not None:
@@ -607,10 +605,10 @@ def _one_hot_ref(index, num_classes=-1, dtype="int64"):
         S((3,), dtypes="int64", low=0, high=9, num_classes=9, dtype="float32"),
         S((0,), dtypes="int64", low=0, high=2, num_classes=3),
     ],
-    errors=[(S((3,)), r"\[one_hot\] an index is a tensor of integers")],
+    errors=[(S((3,)), r"\[one_hot\] index must be a tensor of integers")],
 )
 def one_hot(index: Tensor, num_classes: int = -1, dtype: str = "int64") -> Tensor:
-    """A last axis of ``num_classes`` with a one where the index says, else zeros; -1 takes the largest index plus one."""
+    """Add a last axis of ``num_classes`` with a one at the index, else zeros; -1 means the largest index plus one."""
     (index,) = launch.as_tensors("one_hot", index)
     if num_classes < 0:
         values = index.to_host()
@@ -634,7 +632,7 @@ def one_hot(index: Tensor, num_classes: int = -1, dtype: str = "int64") -> Tenso
 
 
 def put_flat(name: str, x: Tensor, index: Tensor, values: Tensor) -> None:
-    """``x.flat[index] = values``, in place; of several values for one place the last is written."""
+    """Write ``x.flat[index] = values`` in place; of several values for one element the last is written."""
     if x.array is not None:
         x.array.reshape(-1)[index.array.reshape(-1)] = values.array.reshape(-1)  # type: ignore[union-attr]
         return

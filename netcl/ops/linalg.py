@@ -1,4 +1,4 @@
-"""Linear algebra of batches of matrices, under the names of ``torch.linalg`` with ``linalg_`` before them.
+"""Linear algebra of batches of matrices, under the names of ``torch.linalg`` prefixed with ``linalg_``.
 
 Decompositions are computed on the host, by NumPy's LAPACK in float64, and rounded to the dtype of the input: they wait for the
 device. Their gradients are products and further decompositions, so they can be differentiated again.
@@ -31,7 +31,7 @@ LeastSquares = namedtuple("LeastSquares", "solution residuals rank singular_valu
 
 
 def on_host(inputs: str, *, vjp: Callable[..., Any] | None, ref: Callable[..., Any] | None, takes: str = "float", **columns: Any) -> Any:
-    """Make a function of arrays an op that runs on the host; the words of ``inputs`` name its tensors.
+    """Register a function of arrays as an op that runs on the host; ``inputs`` lists the names of its tensors.
 
     ``takes="float"``: floats, which are widened to float64; results of floats get the dtype of the first input. ``"matrix"`` and
     ``"square"`` check the shape of the first as well; ``"any"`` passes values as they are. A named tuple is returned as one.
@@ -104,7 +104,7 @@ def _columns(F: Any, x: Any) -> Any:
 
 
 def _differences(F: Any, values: Any) -> Any:
-    """``values[j] - values[i]``, and 1 on the diagonal."""
+    """Return ``values[j] - values[i]``, with 1 on the diagonal."""
     n = values.shape[-1]
     return F.add(F.sub(F.unsqueeze(values, -2), F.unsqueeze(values, -1)), _constant(values, np.eye(n)))
 
@@ -124,7 +124,7 @@ _DEFINITE: dict[str, Any] = {**_SQUARE, "samples": [S(_SYMMETRIC), S(np.stack([_
 
 
 def _symmetric(ref: Callable[..., Any]) -> Callable[..., Any]:
-    """A reference over the symmetric part: the ops read one triangle, and their gradients are those of symmetric matrices."""
+    """Wrap a reference to use the symmetric part: the ops read one triangle, and their gradients are those of symmetric matrices."""
     return lambda A, **how: ref((A + _swap(A)) / 2, **how)
 
 
@@ -144,7 +144,7 @@ def linalg_inv(A):
 
 
 def _as_columns(A: Any, B: Any) -> bool:
-    """Whether ``B`` holds vectors, not matrices, as torch tells them apart."""
+    """Whether ``B`` holds vectors instead of matrices, by torch's rule."""
     return len(B.shape) == 1 or tuple(B.shape) == tuple(A.shape[:-1])
 
 
@@ -213,7 +213,7 @@ def _singular(A, hermitian):
 
 
 def _tolerance(A, atol, rtol, hermitian):
-    """The share of the largest singular value up to which one counts as 0."""
+    """Return the fraction of the largest singular value up to which one counts as 0."""
     if atol is None or not A.size:
         return rtol
     largest = _singular(A, hermitian).max(-1)
@@ -231,7 +231,7 @@ def linalg_matrix_rank(A, *, atol=None, rtol=None, hermitian=False):
 
 @composite(ref=lambda A, B: (np.linalg.lstsq(A, B)[0],), samples=[S((5, 3), (5, 2)), S((4, 2), (4,))], amp="float", tol=8)
 def linalg_lstsq(F: Any, A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> LeastSquares:
-    """The X for which the sum of squares of ``A X - B`` is least, of several the shortest; by the pseudo-inverse, for every ``driver``."""
+    """Return the X that minimizes ``|A X - B|^2``, the shortest of several; computed by the pseudo-inverse for every ``driver``."""
     A, B = launch.as_tensors("linalg_lstsq", A, B)
     columns = F.unsqueeze(B, -1) if _as_columns(A, B) else B
     found, rank = F.matmul(F.linalg_pinv(A, rtol=rcond), columns), F.linalg_matrix_rank(A, rtol=rcond)
@@ -246,7 +246,7 @@ def linalg_lstsq(F: Any, A: Tensor, B: Tensor, rcond: float | None = None, *, dr
 
 
 def _det_vjp(F, g, out, A):
-    if (out.to_host() == 0).any():  # the inverse does not exist, the cofactors do
+    if (out.to_host() == 0).any():  # the inverse does not exist, but the cofactors do
         return F.mul(_columns(F, F.unsqueeze(g, -1)), F.linalg_cofactors(A))
     return F.mul(_columns(F, F.unsqueeze(F.mul(g, out), -1)), _t(F, F.linalg_inv(A)))
 
@@ -259,7 +259,7 @@ def linalg_det(A):
 
 @on_host("A", vjp=None, ref=lambda A: np.linalg.det(A)[..., None, None] * _swap(np.linalg.inv(A)), **_SQUARE)
 def linalg_cofactors(A):
-    """The derivative of the determinant by each element, of singular matrices too. It has no gradient. Computed on the host."""
+    """Return the derivative of the determinant by each element, also of singular matrices. It has no gradient. Computed on the host."""
     u, s, vh = np.linalg.svd(A)
     others = np.stack([np.prod(np.delete(s, i, -1), -1) for i in range(s.shape[-1])], -1) if s.shape[-1] else s
     return (np.linalg.det(u) * np.linalg.det(vh))[..., None, None] * ((u * others[..., None, :]) @ vh)
@@ -297,7 +297,7 @@ def _cholesky(A, upper=False):
          (S(-_SYMMETRIC), r"\[linalg_cholesky\] Matrix is not positive definite; A\.shape=\(3, 3\)")],
          **{**_DEFINITE, "samples": [*_DEFINITE["samples"], S(_SYMMETRIC, upper=True)]})  # fmt: skip
 def linalg_cholesky(A, *, upper=False):
-    """L with ``L L^T = A`` for symmetric positive definite matrices, whose lower triangle is read; ``upper`` gives ``L^T``. On the host."""
+    """Return L with ``L L^T = A`` for symmetric positive definite A (its lower triangle is read); ``upper`` gives ``L^T``. On the host."""
     return _cholesky(A, upper)
 
 
@@ -305,11 +305,11 @@ def _qr_vjp(F, g, out0, out1, mode):
     d_q, d_r = g
     q, r, k = out0, out1, out1.shape[-2]
     if mode != "reduced" and (mode == "r" or q.shape[-1] > r.shape[-1]):
-        raise AutogradError(message("linalg_qr", "has a gradient only in reduced mode", 'pass mode="reduced"', mode=repr(mode)))
+        raise AutogradError(message("linalg_qr", "the gradient requires reduced mode", 'pass mode="reduced"', mode=repr(mode)))
     d_q = F.mul(q, 0) if d_q is None else d_q
     d_r = F.mul(r, 0) if d_r is None else d_r
     u, d_u, rest = r, d_r, None
-    if r.shape[-1] > k:  # a wide matrix: the columns behind the square part are q times those of r
+    if r.shape[-1] > k:  # a wide matrix: the columns after the square part are q times those of r
         (u, v), (d_u, d_v) = (F.split(x, [k, r.shape[-1] - k], -1) for x in (r, d_r))
         rest = F.matmul(q, d_v)
         d_q = F.add(d_q, F.matmul(F.matmul(q, v), _t(F, d_v)))
@@ -336,7 +336,7 @@ def _svd_vjp(F, g, out0, out1, out2, A_shape):
     u, s, vh, k = out0, out1, out2, min(A_shape[-2:])
     if max(u.shape[-1], vh.shape[-2]) > k:
         if d_u is not None or d_vh is not None:
-            raise AutogradError(message("linalg_svd", "U and Vh have a gradient only if reduced", "pass full_matrices=False"))
+            raise AutogradError(message("linalg_svd", "the gradient of U and Vh requires reduced matrices", "pass full_matrices=False"))
         u, vh = F.narrow(u, -1, 0, k), F.narrow(vh, -2, 0, k)
     scale, gaps = _columns(F, s), _differences(F, F.square(s))
     total = F.matmul(F.mul(u, 0 if d_s is None else _columns(F, d_s)), vh)
@@ -405,11 +405,11 @@ def _matrix_norm(F: Any, A: Tensor, ord: Any = "fro", axis: Sequence[int] = (-2,
 def _norm(F: Any, A: Tensor, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
     matrix = (isinstance(axis, tuple | list) and len(axis) == 2 and ord is not None) or (axis is None and ord is not None and A.ndim == 2)
     if isinstance(ord, str) and not matrix:
-        raise ShapeError(message("linalg_norm", f"ord={ord!r} is a norm of matrices", "name two axes", dim=axis, **{"A.shape": A.shape}))
+        raise ShapeError(message("linalg_norm", f"ord={ord!r} requires matrices", "name two axes", dim=axis, **{"A.shape": A.shape}))
     if matrix:
         return _matrix_norm(F, A, ord, (0, 1) if axis is None else axis, keepdims)
     if axis is None and ord is not None and A.ndim != 1:
-        raise ShapeError(message("linalg_norm", "with ord and without dim, A must have 1 or 2 axes", **{"A.shape": A.shape}))
+        raise ShapeError(message("linalg_norm", "with ord and without dim, A must have 1 or 2 dimensions", **{"A.shape": A.shape}))
     return F.norm(A, 2 if ord is None else ord, axis, keepdims)
 
 
@@ -424,7 +424,7 @@ made_of("linalg_matrix_norm", _matrix_norm, lambda A, ord="fro", axis=(-2, -1), 
         r"\[linalg_matrix_norm\] ord must be fro, nuc, inf")],
         doc="A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2; nuc and 2 by singular values, on the host.")  # fmt: skip
 made_of("linalg_norm", _norm, lambda A, ord=None, axis=None: np.linalg.norm(A, ord, axis), S((3, 4)), S((3, 4), ord=math.inf),
-        S((2, 3), ord=1, axis=1), **_NORMS, errors=[(S((3,), ord="fro"), r"\[linalg_norm\] ord='fro' is a norm of matrices")],
+        S((2, 3), ord=1, axis=1), **_NORMS, errors=[(S((3,), ord="fro"), r"\[linalg_norm\] ord='fro' requires matrices")],
         doc="A norm of vectors, or of matrices where two axes are named or A has two; by default the 2-norm of all.")  # fmt: skip
 
 
@@ -441,7 +441,7 @@ def _matrix_power(F: Any, A: Tensor, n: int) -> Tensor:
 
 
 def _matrix_exp(F: Any, A: Tensor) -> Tensor:
-    """Scaled to a norm below 1/2, 12 terms of the series, squared back."""
+    """Compute the exponential: scale to a norm below 1/2, sum 12 terms of the series, square back."""
     norms = np.abs(A.to_host()).sum(-1).max(initial=0.0)
     squarings = max(0, math.ceil(math.log2(norms)) + 1) if 0 < norms < math.inf else 0
     small, total = F.mul(A, 0.5**squarings), F.add(F.mul(A, 0), _constant(A, np.eye(A.shape[-1])))

@@ -1,7 +1,7 @@
-"""Losses. ``reduction`` is ``mean``, ``sum`` or ``none`` everywhere; names without ``_loss`` are short for torch's.
+"""Loss functions. ``reduction`` is ``mean``, ``sum`` or ``none``; names without ``_loss`` are aliases of torch's.
 
-Class numbers are checked before anything is computed: on the host where the labels came from it (a small tensor remembers what it was
-made of), else by reading them back.
+Labels are checked before anything is computed: on the host if they came from there (a small tensor keeps its host values), else by
+reading them back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IGNORE = -100
 
 
 def check_labels(name: str, target: Tensor, classes: int, ignore: int) -> None:
-    """Raise if a label is neither a class nor to be ignored, naming the first such label and its place."""
+    """Raise if a label is neither a class nor the ignored value; the error names the first such label and its index."""
     known = target.host_ref if target.backend == "cl" else None
     labels = (target.to_host() if known is None else dtypes.decode(known, dtypes.DTYPES[target.dtype])).reshape(-1)
     if labels.dtype.kind == "i" and labels.size and labels.view(f"u{labels.itemsize}").max() < classes:
@@ -36,26 +36,26 @@ def check_labels(name: str, target: Tensor, classes: int, ignore: int) -> None:
     if wrong.any():
         at = int(np.argmax(wrong))
         index = tuple(int(i) for i in np.unravel_index(at, target.shape))
-        what = f"label {labels[at]:g} is not a class"
+        what = f"labels must be classes, got {labels[at]:g}"
         raise ShapeError(
             message(name, what, f"classes are 0..{classes - 1}; {ignore} is ignored", index=index, **{"target.shape": target.shape})
         )
 
 
 def _check_classes(name: str, x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> None:
-    """Shapes and labels of a classification; classes are axis 1 (axis 0 of a vector)."""
+    """Check shapes and labels of a classification; classes are axis 1 (axis 0 of a vector)."""
     axis = min(1, x.ndim - 1)
     if not x.ndim or target.shape not in (x.shape, x.shape[:axis] + x.shape[axis + 1 :]):
-        what = "targets are class numbers, one per row, or probabilities of the logits' shape"
+        what = "targets must be class numbers, one per row, or probabilities of the logits' shape"
         raise ShapeError(message(name, what, **{"x.shape": x.shape, "target.shape": target.shape}))
     classes = x.shape[axis]
     if weight is not None and weight.shape != (classes,):
-        raise ShapeError(message(name, "one weight per class is needed", classes=classes, **{"weight.shape": weight.shape}))
+        raise ShapeError(message(name, "weight must have one value per class", classes=classes, **{"weight.shape": weight.shape}))
     if target.shape != x.shape:
         recording.check_each_run(target, lambda labels: check_labels(name, labels, classes, ignore))
 
 
-_BAD_LABEL = (S((2, 3), np.array([0, 3])), r"label 3 is not a class; index=\(1,\), target.shape=\(2,\); classes are 0..2; -100 is ignored")
+_BAD_LABEL = (S((2, 3), np.array([0, 3])), r"labels must be classes, got 3")
 
 
 # ---- reductions
@@ -64,7 +64,7 @@ _BAD_LABEL = (S((2, 3), np.array([0, 3])), r"label 3 is not a class; index=\(1,\
 def _check_reduction(name: str, reduction: str) -> None:
     more = ("batchmean",) * (name == "kl_div")
     if reduction not in ("mean", "sum", "none", *more):
-        raise ValueError(message(name, f"reduction is {', '.join(('mean', 'sum', *more))} or none", reduction=repr(reduction)))
+        raise ValueError(message(name, f"reduction must be {', '.join(('mean', 'sum', *more))} or none", reduction=repr(reduction)))
 
 
 def _ref(loss: np.ndarray, reduction: str) -> np.ndarray:
@@ -73,12 +73,12 @@ def _ref(loss: np.ndarray, reduction: str) -> np.ndarray:
     return loss if reduction == "none" else np.asarray(loss.sum() if reduction == "sum" else loss.mean())
 
 
-_BAD_REDUCTION = (S((3,), (3,), reduction="most"), r"reduction is mean, sum or none; reduction='most'")
+_BAD_REDUCTION = (S((3,), (3,), reduction="most"), r"reduction must be mean, sum or none; reduction='most'")
 _PAIRS = [S((3, 5), (3, 5)), S((257,), (257,), reduction="sum"), S((2, 3), (2, 3), reduction="none")]
 
 
 def _same_shape(name: str, x: Any, target: Any, *more: Any) -> list[Any]:
-    """The arguments as tensors; shapes of x and target must be equal, for ``(N, 1)`` against ``(N,)`` would broadcast to (N, N)."""
+    """Convert the arguments to tensors; raises unless x and target have the same shape, because ``(N, 1)`` and ``(N,)`` would broadcast."""
     x, target, *rest = launch.as_tensors(name, x, target, *more)
     if x.shape != target.shape:
         remedy = f"target.reshape({x.shape})" if x.size == target.size else f"target.expand({x.shape}), if broadcasting is meant"
@@ -92,14 +92,14 @@ _UNLIKE = r"x\.shape=\(4, 1\), target\.shape=\(4,\); pass target\.reshape\(\(4, 
 
 
 def _loss(name: str, elements: Any, ref: Any, *samples: Any, doc: str, errors: Any = (), alike: bool = True, **columns: Any) -> None:
-    """Register a loss that ``elements`` and ``ref`` compute per element, with ``reduction``. ``alike``: x and target have one shape."""
+    """Register a loss that ``elements`` and ``ref`` compute per element, with ``reduction``. ``alike``: x and target have equal shapes."""
     own = inspect.signature(elements)
     inputs = tuple(own.parameters)[1 : 1 + len(samples[0].shapes)]
     tensors = _same_shape if alike else launch.as_tensors
 
     def call(F: Any, *args: Any, reduction: str = "mean", **options: Any) -> Tensor:
         if len(args) < 2:
-            own.bind(F, *args, **options)  # raises where a tensor is missing
+            own.bind(F, *args, **options)  # raises if a tensor is missing
         _check_reduction(name, reduction)
         given = tensors(name, *args, *(options.pop(label, None) for label in inputs[len(args) :]))
         loss = elements(F, *given, **options)
@@ -143,20 +143,20 @@ _CE: dict[str, Any] = {"dtypes": ("float32", "int64", "float32"), "low": (-4.0, 
     ],
     errors=[
         _BAD_LABEL,
-        (S((2, 3), np.array([-1, 0])), r"\[cross_entropy\] label -1 is not a class"),
-        (S((2, 3), np.array([0, 1, 2])), r"\[cross_entropy\] targets are class numbers, one per row, or probabilities"),
-        (S((2, 3), np.array([0, 1]), (4,)), r"\[cross_entropy\] one weight per class is needed; classes=3, weight.shape=\(4,\)"),
-        (S((2, 3), np.array([0, 1]), reduction="most"), r"reduction is mean, sum or none"),
+        (S((2, 3), np.array([-1, 0])), r"\[cross_entropy\] labels must be classes, got -1"),
+        (S((2, 3), np.array([0, 1, 2])), r"\[cross_entropy\] targets must be class numbers, one per row, or probabilities"),
+        (S((2, 3), np.array([0, 1]), (4,)), r"\[cross_entropy\] weight must have one value per class; classes=3, weight.shape=\(4,\)"),
+        (S((2, 3), np.array([0, 1]), reduction="most"), r"reduction must be mean, sum or none"),
     ],
 )
 def cross_entropy(
     F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = IGNORE, label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """Softmax and negative log-likelihood in one: ``-log(softmax(x)[target])``.
+    """Softmax and negative log-likelihood combined: ``-log(softmax(x)[target])``.
 
     Logits ``(N, C, ...)``. Targets of shape ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the logits' shape
-    are probabilities. ``mean`` divides by the weight of the labels that count.
+    are probabilities. ``mean`` divides by the total weight of the labels that are not ignored.
     """
     _check_reduction("cross_entropy", reduction)
     x, target, weight = launch.as_tensors("cross_entropy", x, target, weight)
@@ -169,7 +169,7 @@ def cross_entropy(
     ref=partial(_cross_entropy_ref, log_probs=True),
     amp="float",
     samples=[S((4, 3), (4,), None, **_CE), S((2, 3, 5), (2, 5), (3,), **_CE), S((4, 3), (4,), (3,), reduction="sum", **_CE)],
-    errors=[(S((2, 3), np.array([0, 3])), r"\[nll\] label 3 is not a class")],
+    errors=[(S((2, 3), np.array([0, 3])), r"\[nll\] labels must be classes, got 3")],
 )
 def nll(F: Any, x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = IGNORE, reduction: str = "mean") -> Tensor:
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
@@ -311,7 +311,7 @@ def _info_nce_ref(a, b, *, temperature=0.07, reduction="mean"):
 @composite(ref=_info_nce_ref, amp="float", tol=10,
            samples=[S((4, 5), (4, 5), temperature=0.5), S((3, 8), (3, 8), temperature=1.0, reduction="sum")])  # fmt: skip
 def info_nce(F: Any, a: Tensor, b: Tensor, *, temperature: float = 0.07, reduction: str = "mean") -> Tensor:
-    """Row i of ``a`` must find row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
+    """Contrastive loss: row i of ``a`` must match row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
     a, b = launch.as_tensors("info_nce", a, b)
     unit = [F.div(v, F.unsqueeze(_length(F, v, 1, 1e-8), 1)) for v in (a, b)]
     logits = F.mul(F.matmul(unit[0], F.permute(unit[1], (1, 0))), 1.0 / temperature)

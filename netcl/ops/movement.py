@@ -1,4 +1,4 @@
-"""Ops that move elements and compute nothing. Reshaping shares memory; everything else is a copy of strided blocks.
+"""Ops that move elements and compute nothing. Reshaping shares memory; all other ops copy strided blocks.
 
 The rows with a gradient of their own are few (reshape, expand, repeat, the strided slice and its transpose, permutation, joining,
 splitting, rolling, triangles); the others are made of them.
@@ -26,7 +26,7 @@ SizesArgument = int | Sequence[int]
 
 
 def sizes_of(first: SizesArgument, more: Sequence[int] = ()) -> tuple[int, ...]:
-    """``f(x, 2, 3)`` and ``f(x, (2, 3))`` mean the same."""
+    """Accept ``f(x, 2, 3)`` and ``f(x, (2, 3))`` alike."""
     sizes = (first, *more) if isinstance(first, (int, np.integer)) else (*first, *more)
     return sizes if set(map(type, sizes)) == {int} else tuple(int(n) for n in sizes)
 
@@ -34,7 +34,7 @@ def sizes_of(first: SizesArgument, more: Sequence[int] = ()) -> tuple[int, ...]:
 def _checked_axes(name: str, axes: SizesArgument, ndim: int) -> tuple[int, ...]:
     found = tuple(launch.check_axis(name, axis, ndim) for axis in sizes_of(axes))
     if len(set(found)) != len(found):
-        raise ShapeError(message(name, "an axis is named twice", axes=axes))
+        raise ShapeError(message(name, "every axis must be named only once", axes=axes))
     return found
 
 
@@ -53,16 +53,16 @@ def along(ndim: int, axis: int, value: int, other: Any = 0) -> tuple[Any, ...]:
 
 
 def _resolved_shape(shape: tuple[int, ...], size: int, x_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape with at most one -1, which takes what is left."""
+    """Return a shape with its -1, if any, replaced by the remaining size."""
     if -1 not in shape and math.prod(shape) == size and min(shape, default=0) >= 0:
         return shape
     known = math.prod(n for n in shape if n != -1)
     if shape.count(-1) > 1 or any(n < -1 for n in shape):
-        raise ShapeError(message("reshape", "a shape has sizes and at most one -1", shape=shape))
+        raise ShapeError(message("reshape", "shape must consist of sizes and at most one -1", shape=shape))
     if -1 in shape and known and size % known == 0:
         return tuple(size // known if n == -1 else n for n in shape)
     if -1 in shape or known != size:
-        raise ShapeError(message("reshape", f"{size} elements do not fill the shape {shape}", **{"x.shape": x_shape}))
+        raise ShapeError(message("reshape", f"shape must have the number of elements of x, got {shape} for {size}", **{"x.shape": x_shape}))
     return shape
 
 
@@ -71,8 +71,8 @@ def _resolved_shape(shape: tuple[int, ...], size: int, x_shape: tuple[int, ...])
     ref=lambda x, shape: np.reshape(x, shape),
     samples=[S((2, 6), shape=(3, 4)), S((2, 3, 4), shape=(-1, 4)), S((1,), shape=()), S((0, 3), shape=(3, 0))],
     errors=[
-        (S((2, 3), shape=(4, 2)), r"\[reshape\] 6 elements do not fill the shape \(4, 2\); x\.shape=\(2, 3\)"),
-        (S((2, 3), shape=(-1, -1)), r"\[reshape\] a shape has sizes and at most one -1"),
+        (S((2, 3), shape=(4, 2)), r"\[reshape\] shape must have the number of elements of x, got \(4, 2\) for 6"),
+        (S((2, 3), shape=(-1, -1)), r"\[reshape\] shape must consist of sizes and at most one -1"),
     ],
     at_once=True,
 )
@@ -94,21 +94,21 @@ def _flatten_ref(x, start_axis=0, end_axis=-1):
 @composite(
     ref=_flatten_ref,
     samples=[S((2, 3, 4)), S((2, 3, 4, 5), start_axis=1), S((2, 3, 4, 5), start_axis=1, end_axis=2), S(())],
-    errors=[(S((2, 3), start_axis=1, end_axis=0), r"\[flatten\] the first axis comes after the last")],
+    errors=[(S((2, 3), start_axis=1, end_axis=0), r"\[flatten\] start_axis must not be after end_axis")],
 )
 def flatten(F: Any, x: Tensor, start_axis: int = 0, end_axis: int = -1) -> Tensor:
     """Join the axes ``start_axis`` to ``end_axis`` into one; shares memory."""
     x = _as_tensor("flatten", x)
     first, last = (launch.check_axis("flatten", axis, x.ndim) for axis in (start_axis, end_axis))
     if first > last:
-        raise ShapeError(message("flatten", "the first axis comes after the last", start_axis=start_axis, end_axis=end_axis))
+        raise ShapeError(message("flatten", "start_axis must not be after end_axis", start_axis=start_axis, end_axis=end_axis))
     return F.reshape(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
 
 
 @composite(
     ref=lambda x, axis=None: np.squeeze(x, None if axis is None else tuple(a for a in np.atleast_1d(axis) if x.shape[a] == 1)),
     samples=[S((1, 3, 1)), S((1, 3, 1), axis=0), S((2, 3), axis=1), S((1, 3, 1), axis=(0, 2))],
-    errors=[(S((1, 3), axis=2), r"\[squeeze\] axis 2 is out of range for 2 axes")],
+    errors=[(S((1, 3), axis=2), r"\[squeeze\] axis must be in range for 2 dimensions, got 2")],
 )
 def squeeze(F: Any, x: Tensor, axis: SizesArgument | None = None) -> Tensor:
     """Drop axes of size one, all or those named; a named axis of another size stays. Shares memory."""
@@ -120,7 +120,7 @@ def squeeze(F: Any, x: Tensor, axis: SizesArgument | None = None) -> Tensor:
 @composite(
     ref=lambda x, axis: np.expand_dims(x, axis),
     samples=[S((2, 3), axis=0), S((2, 3), axis=-1), S((), axis=0)],
-    errors=[(S((2, 3), axis=3), r"\[unsqueeze\] axis 3 is out of range for 3 axes")],
+    errors=[(S((2, 3), axis=3), r"\[unsqueeze\] axis must be in range for 3 dimensions, got 3")],
 )
 def unsqueeze(F: Any, x: Tensor, axis: int) -> Tensor:
     """Insert an axis of size one; shares memory."""
@@ -131,7 +131,7 @@ def unsqueeze(F: Any, x: Tensor, axis: int) -> Tensor:
 
 @op(vjp=lambda F, g: g, ref=np.copy, samples=[S((3, 5)), S(()), S((0, 2))])
 def clone(x: Tensor) -> Tensor:
-    """A copy with memory of its own; gradients flow through it."""
+    """Return a copy with memory of its own; gradients flow through it."""
     return duplicate(_as_tensor("clone", x))
 
 
@@ -142,14 +142,14 @@ def clone(x: Tensor) -> Tensor:
     vjp=lambda F, g, order: F.reorder(g, np.argsort(order).tolist()),
     ref=lambda x, order: np.transpose(x, order),
     samples=[S((2, 3, 4), order=(2, 0, 1)), S((33, 41), order=(1, 0)), S((3, 2, 40, 9), order=(0, 3, 1, 2)), S((), order=())],
-    errors=[(S((2, 3), order=(0, 0)), r"\[reorder\] an axis is named twice; axes=\(0, 0\)")],
+    errors=[(S((2, 3), order=(0, 0)), r"\[reorder\] every axis must be named only once; axes=\(0, 0\)")],
 )
 def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
-    """The axes in another order: what ``permute`` and ``transpose`` do."""
+    """Permute the axes: the common op of ``permute`` and ``transpose``."""
     x = _as_tensor("reorder", x)
     if len(order) != x.ndim:
         raise ShapeError(
-            message("permute", f"x has {x.ndim} axes and {len(order)} are named", **{"x.shape": x.shape, "axes": tuple(order)})
+            message("permute", f"permute must name all {x.ndim} dimensions, got {len(order)}", **{"x.shape": x.shape, "axes": tuple(order)})
         )
     axes, strides = _checked_axes("reorder", order, x.ndim), dense(x.shape)
     return take_block(x, [x.shape[i] for i in axes], 0, [strides[i] for i in axes])
@@ -159,12 +159,12 @@ def reorder(x: Tensor, order: Sequence[int]) -> Tensor:
     ref=lambda x, axes: np.transpose(x, axes),
     samples=[S((2, 3, 4), axes=(2, 0, 1)), S((2, 3), axes=(-1, 0)), S((0, 3), axes=(1, 0))],
     errors=[
-        (S((2, 3), axes=(0, 0)), r"\[permute\] an axis is named twice; axes=\(0, 0\)"),
-        (S((2, 3), axes=(0,)), r"\[permute\] x has 2 axes and 1 are named; x\.shape=\(2, 3\), axes=\(0,\)"),
+        (S((2, 3), axes=(0, 0)), r"\[permute\] every axis must be named only once; axes=\(0, 0\)"),
+        (S((2, 3), axes=(0,)), r"\[permute\] permute must name all 2 dimensions, got 1"),
     ],
 )
 def permute(F: Any, x: Tensor, axes: SizesArgument, *more: int) -> Tensor:
-    """The axes in another order.
+    """Permute the axes.
 
     >>> from netcl import ops
     >>> ops.permute(Tensor.zeros((2, 3, 4)), (2, 0, 1)).shape
@@ -177,10 +177,10 @@ def permute(F: Any, x: Tensor, axes: SizesArgument, *more: int) -> Tensor:
 @composite(
     ref=lambda x, axis0=-2, axis1=-1: np.swapaxes(x, axis0, axis1),
     samples=[S((3, 5)), S((2, 3, 4), axis0=0, axis1=2), S((65, 70)), S((2, 3), axis0=1, axis1=1)],
-    errors=[(S((3, 5), axis0=0, axis1=2), r"\[transpose\] axis 2 is out of range for 2 axes")],
+    errors=[(S((3, 5), axis0=0, axis1=2), r"\[transpose\] axis must be in range for 2 dimensions, got 2")],
 )
 def transpose(F: Any, x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
-    """Two axes exchanged, by default the last two."""
+    """Exchange two axes, by default the last two."""
     x = _as_tensor("transpose", x)
     a, b = (launch.check_axis("transpose", axis, x.ndim) for axis in (axis0, axis1))
     order = list(range(x.ndim))
@@ -206,7 +206,7 @@ def _expanded_sizes(x: Any, shape: SizesArgument, more: tuple[int, ...]) -> tupl
     extra = len(wanted) - x.ndim
     sizes = tuple(x.shape[i - extra] if n == -1 and i >= extra else n for i, n in enumerate(wanted))
     if extra < 0 or any(n < 0 or have not in (1, n) for n, have in zip(sizes, (1,) * extra + x.shape, strict=True)):
-        raise ShapeError(message("expand", "x does not broadcast to the shape", **{"x.shape": x.shape, "shape": wanted}))
+        raise ShapeError(message("expand", "x must broadcast to the shape", **{"x.shape": x.shape, "shape": wanted}))
     return x, sizes
 
 
@@ -221,8 +221,8 @@ def _expanded_sizes(x: Any, shape: SizesArgument, more: tuple[int, ...]) -> tupl
         S((0, 1), shape=(0, 3)),
     ],
     errors=[
-        (S((3, 2), shape=(3, 4)), r"\[expand\] x does not broadcast to the shape; x\.shape=\(3, 2\), shape=\(3, 4\)"),
-        (S((3, 2), shape=(2,)), r"\[expand\] x does not broadcast to the shape"),
+        (S((3, 2), shape=(3, 4)), r"\[expand\] x must broadcast to the shape; x\.shape=\(3, 2\), shape=\(3, 4\)"),
+        (S((3, 2), shape=(2,)), r"\[expand\] x must broadcast to the shape"),
     ],
     deferred=lambda x, shape, *more: fused_rows.deferred_expand(*_expanded_sizes(x, shape, more)),
 )
@@ -252,14 +252,14 @@ def _repeated(x: Tensor, times: tuple[int, ...]) -> Tensor:
     vjp=_repeat_vjp,
     ref=lambda x, repeats: np.tile(x, repeats),
     samples=[S((2, 3), repeats=(2, 1)), S((3,), repeats=(2, 4)), S((2, 3), repeats=(0, 2)), S((), repeats=(3,))],
-    errors=[(S((2, 3), repeats=(2,)), r"\[repeat\] x has 2 axes and 1 repeats are given; x\.shape=\(2, 3\), repeats=\(2,\)")],
+    errors=[(S((2, 3), repeats=(2,)), r"\[repeat\] repeats must name all 2 dimensions, got 1")],
 )
 def repeat(x: Tensor, repeats: SizesArgument, *more: int) -> Tensor:
-    """The whole tensor repeated along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
+    """Repeat the whole tensor along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
     x = _as_tensor("repeat", x)
     times = sizes_of(repeats, more)
     if len(times) < x.ndim or min(times, default=0) < 0:
-        what = f"x has {x.ndim} axes and {len(times)} repeats are given" if len(times) < x.ndim else "repeats cannot be negative"
+        what = f"repeats must name all {x.ndim} dimensions, got {len(times)}" if len(times) < x.ndim else "repeats cannot be negative"
         raise ShapeError(message("repeat", what, **{"x.shape": x.shape, "repeats": times}))
     return _repeated(x, times)
 
@@ -270,7 +270,7 @@ def repeat(x: Tensor, repeats: SizesArgument, *more: int) -> Tensor:
     errors=[(S((2, 3), repeats=(-1,)), r"\[repeat\] repeats cannot be negative")],
 )
 def tile(F: Any, x: Tensor, repeats: SizesArgument, *more: int) -> Tensor:
-    """The whole tensor repeated along each axis, as ``numpy.tile``; missing repeats are ones in front."""
+    """Repeat the whole tensor along each axis, as ``numpy.tile``; missing leading repeats are ones."""
     x = _as_tensor("tile", x)
     times = sizes_of(repeats, more)
     return F.repeat(x, (1,) * (x.ndim - len(times)) + times)
@@ -283,12 +283,12 @@ def _check_slice(name: str, shape: Sequence[int], starts: Sequence[int], sizes: 
     for n, start, size, step in zip(shape, starts, sizes, steps, strict=True):
         ends = (start, start + (size - 1) * step)
         if step == 0 or size < 0 or (size and (min(ends) < 0 or max(ends) >= n)):
-            what = "a slice reaches beyond the tensor"
+            what = "a slice must lie inside the tensor"
             raise ShapeError(message(name, what, shape=tuple(shape), starts=tuple(starts), sizes=tuple(sizes), steps=tuple(steps)))
 
 
 def _slice_indices(starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> tuple[Any, ...]:
-    """The same as index arrays for ``np.ix_``: plain, and valid for every start and step."""
+    """Return the slices as index arrays for ``np.ix_``: simple, and valid for every start and step."""
     return np.ix_(*(np.arange(size) * step + start for start, size, step in zip(starts, sizes, steps, strict=True)))
 
 
@@ -302,10 +302,10 @@ def _unsliced(x: np.ndarray, shape: Sequence[int], starts: Sequence[int], steps:
     vjp=lambda F, g, x_shape, starts, steps: F.strided_unslice(g, x_shape, starts, steps),
     ref=lambda x, starts, sizes, steps: x[_slice_indices(starts, sizes, steps)],
     samples=[S((5, 7), starts=(1, 6), sizes=(2, 3), steps=(2, -2)), S((4,), starts=(0,), sizes=(0,), steps=(1,))],
-    errors=[(S((5,), starts=(3,), sizes=(3,), steps=(1,)), r"\[strided_slice\] a slice reaches beyond the tensor; shape=\(5,\)")],
+    errors=[(S((5,), starts=(3,), sizes=(3,), steps=(1,)), r"\[strided_slice\] a slice must lie inside the tensor; shape=\(5,\)")],
 )
 def strided_slice(x: Tensor, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Tensor:
-    """Along each axis ``sizes`` elements from ``starts`` on, ``steps`` apart (which may be negative)."""
+    """Take ``sizes`` elements along each axis, beginning at ``starts``, ``steps`` apart (which may be negative)."""
     x = _as_tensor("strided_slice", x)
     _check_slice("strided_slice", x.shape, starts, sizes, steps)
     strides = dense(x.shape)
@@ -317,10 +317,10 @@ def strided_slice(x: Tensor, starts: Sequence[int], sizes: Sequence[int], steps:
     vjp=lambda F, g, x_shape, starts, steps: F.strided_slice(g, starts, x_shape, steps),
     ref=_unsliced,
     samples=[S((2, 3), shape=(5, 7), starts=(1, 6), steps=(2, -2)), S((2,), shape=(2,), starts=(0,), steps=(1,))],
-    errors=[(S((3,), shape=(5,), starts=(3,), steps=(1,)), r"\[strided_unslice\] a slice reaches beyond the tensor; shape=\(5,\)")],
+    errors=[(S((3,), shape=(5,), starts=(3,), steps=(1,)), r"\[strided_unslice\] a slice must lie inside the tensor; shape=\(5,\)")],
 )
 def strided_unslice(x: Tensor, shape: Sequence[int], starts: Sequence[int], steps: Sequence[int]) -> Tensor:
-    """Zeros of ``shape`` with ``x`` where ``strided_slice`` would have taken it from: the gradient of that op."""
+    """Return zeros of ``shape`` with ``x`` at the elements that ``strided_slice`` reads: the gradient of that op."""
     x = _as_tensor("strided_unslice", x)
     _check_slice("strided_unslice", shape, starts, x.shape, steps)
     out = (Tensor.empty if x.size == math.prod(shape) else Tensor.zeros)(tuple(shape), x.dtype, queue=x.queue)
@@ -334,23 +334,25 @@ def strided_unslice(x: Tensor, shape: Sequence[int], starts: Sequence[int], step
     ref=lambda x, axis, start, length: np.take(x, np.arange(length) + start % max(x.shape[axis], 1), axis),
     samples=[S((5, 3), axis=0, start=1, length=3), S((5, 3), axis=-1, start=-2, length=2), S((4, 3), axis=0, start=0, length=0)],
     errors=[
-        (S((5, 3), axis=0, start=3, length=3), r"\[narrow\] 3 elements from 3 on do not fit; x\.shape=\(5, 3\), axis=0"),
-        (S((5, 3), axis=2, start=0, length=1), r"\[narrow\] axis 2 is out of range for 2 axes"),
+        (S((5, 3), axis=0, start=3, length=3), r"\[narrow\] 3 elements from 3 on must lie inside the axis"),
+        (S((5, 3), axis=2, start=0, length=1), r"\[narrow\] axis must be in range for 2 dimensions, got 2"),
     ],
 )
 def narrow(F: Any, x: Tensor, axis: int, start: int, length: int) -> Tensor:
-    """``length`` elements of one axis, from ``start`` on."""
+    """Take ``length`` elements of one axis, beginning at ``start``."""
     x = _as_tensor("narrow", x)
     at = _real_axis("narrow", x, axis)
     first = start + x.shape[at] if start < 0 else start
     if length < 0 or not 0 <= first <= x.shape[at] - length:
-        raise ShapeError(message("narrow", f"{length} elements from {start} on do not fit", **{"x.shape": x.shape, "axis": axis}))
+        raise ShapeError(
+            message("narrow", f"{length} elements from {start} on must lie inside the axis", **{"x.shape": x.shape, "axis": axis})
+        )
     return _part_along(F, x, at, first, length)
 
 
 def _real_axis(name: str, x: Tensor, axis: int) -> int:
     if not x.shape:
-        raise ShapeError(message(name, "a 0-d tensor has no axis to take parts of"))
+        raise ShapeError(message(name, "a 0-d tensor has no axis to slice"))
     return launch.check_axis(name, axis, x.ndim)
 
 
@@ -365,7 +367,7 @@ def _part_along(F: Any, x: Tensor, axis: int, start: int, length: int, step: int
     errors=[(S((7, 3), step=0), r"\[slice\] the step cannot be 0")],
 )
 def slice_(F: Any, x: Tensor, axis: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Tensor:
-    """``x[start:stop:step]`` along one axis; bounds beyond the ends are cut, as everywhere in Python."""
+    """Return ``x[start:stop:step]`` along one axis; bounds beyond the ends are clipped, as in Python."""
     x = _as_tensor("slice", x)
     at = _real_axis("slice", x, axis)
     if step == 0:
@@ -377,10 +379,10 @@ def slice_(F: Any, x: Tensor, axis: int = 0, start: int | None = None, stop: int
 @composite(
     ref=lambda x, axes: np.flip(x, axes),
     samples=[S((3, 5), axes=0), S((3, 5), axes=(0, 1)), S((2, 3, 4), axes=(-1,)), S((0, 3), axes=1)],
-    errors=[(S((3, 5), axes=2), r"\[flip\] axis 2 is out of range for 2 axes")],
+    errors=[(S((3, 5), axes=2), r"\[flip\] axis must be in range for 2 dimensions, got 2")],
 )
 def flip(F: Any, x: Tensor, axes: SizesArgument, *more: int) -> Tensor:
-    """The order of the elements reversed along the named axes."""
+    """Reverse the order of the elements along the named axes."""
     x = _as_tensor("flip", x)
     named = _checked_axes("flip", sizes_of(axes, more), x.ndim) if x.shape else ()
     starts = tuple(max(n - 1, 0) if i in named else 0 for i, n in enumerate(x.shape))
@@ -392,13 +394,13 @@ def flip(F: Any, x: Tensor, axes: SizesArgument, *more: int) -> Tensor:
 
 def _check_joinable(name: str, xs: Sequence[Any], axis: int) -> tuple[list[Tensor], int]:
     if not xs:
-        raise ShapeError(message(name, "at least one tensor is needed"))
+        raise ShapeError(message(name, "tensors must not be empty"))
     tensors = launch.as_tensors(name, *xs)
     shapes = [t.shape for t in tensors]
     at = launch.check_axis(name, axis, len(shapes[0]))
     rest = {tuple(n for i, n in enumerate(shape) if i != at) for shape in shapes}
     if len(rest) > 1 or len({len(shape) for shape in shapes}) > 1 or not shapes[0]:
-        raise ShapeError(message(name, "shapes may differ only along the axis", shapes=shapes, axis=axis))
+        raise ShapeError(message(name, "shapes must be equal except along the axis", shapes=shapes, axis=axis))
     return tensors, at
 
 
@@ -407,12 +409,12 @@ def _check_joinable(name: str, xs: Sequence[Any], axis: int) -> tuple[list[Tenso
     inputs=("xs",),
     samples=[S([(2, 3), (4, 3)]), S([(2, 3, 4), (2, 1, 4), (2, 5, 4)], axis=1), S([(2, 3), (2, 0), (2, 2)], axis=-1), S([(3,)])],
     errors=[
-        (S([(2, 3), (2, 4)]), r"\[cat\] shapes may differ only along the axis; shapes=\[\(2, 3\), \(2, 4\)\], axis=0"),
-        (S([]), r"\[cat\] at least one tensor is needed"),
+        (S([(2, 3), (2, 4)]), r"\[cat\] shapes must be equal except along the axis; shapes=\[\(2, 3\), \(2, 4\)\], axis=0"),
+        (S([]), r"\[cat\] tensors must not be empty"),
     ],
 )
 def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors one after the other along an axis; unlike dtypes are promoted as in arithmetic.
+    """Concatenate tensors along an axis; different dtypes are promoted as in arithmetic.
 
     >>> from netcl import ops
     >>> ops.cat([Tensor.zeros((2, 3)), Tensor.ones((1, 3))]).shape
@@ -437,7 +439,7 @@ def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     ],
 )
 def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
-    """``cat`` of checked tensors; ``lengths`` are theirs along the axis, so that backward need not keep them."""
+    """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep them."""
     first = xs[0]
     if [x.shape for x in xs] != [along(first.ndim, axis, n, first.shape) for n in lengths]:
         what = "lengths must be those of the tensors along the axis, and their other sizes equal"
@@ -455,23 +457,23 @@ def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor
     inputs=("xs",),
     samples=[S([(2, 3), (2, 3)]), S([(2, 3), (2, 3), (2, 3)], axis=-1), S([(), ()])],
     errors=[
-        (S([(2, 3), (3, 2)]), r"\[stack\] the shapes differ; shapes=\[\(2, 3\), \(3, 2\)\]"),
-        (S([(2,)], axis=2), r"\[stack\] axis 2 is out of range for 2 axes"),
+        (S([(2, 3), (3, 2)]), r"\[stack\] all tensors must have the same shape; shapes=\[\(2, 3\), \(3, 2\)\]"),
+        (S([(2,)], axis=2), r"\[stack\] axis must be in range for 2 dimensions, got 2"),
     ],
 )
 def stack(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors of one shape, one after the other along a new axis."""
+    """Stack tensors of one shape along a new axis."""
     if not xs:
-        raise ShapeError(message("stack", "at least one tensor is needed"))
+        raise ShapeError(message("stack", "tensors must not be empty"))
     tensors = launch.as_tensors("stack", *xs)
     if len({t.shape for t in tensors}) > 1:
-        raise ShapeError(message("stack", "the shapes differ", shapes=[t.shape for t in tensors]))
+        raise ShapeError(message("stack", "all tensors must have the same shape", shapes=[t.shape for t in tensors]))
     at = launch.check_axis("stack", axis, tensors[0].ndim + 1)
     return F.cat([F.unsqueeze(t, at) for t in tensors], at)
 
 
 def _joined_gradient(F, g, x_shape, lengths, axis):
-    """The gradient of parts: those nobody used are zeros."""
+    """Compute the gradient of a split; unused parts count as zeros."""
     g = g if isinstance(g, tuple) else (g,)
     known = next(part for part in g if part is not None)
     shapes = [along(len(x_shape), axis, n, x_shape) for n in lengths]
@@ -485,10 +487,10 @@ def _split_lengths(name: str, x_shape: tuple[int, ...], sizes: SizesArgument, ax
     if not isinstance(sizes, (int, np.integer)):
         lengths = [int(size) for size in sizes]
         if sum(lengths) != n or min(lengths, default=0) < 0:
-            raise ShapeError(message(name, f"the parts do not make up the axis of {n}", sizes=lengths, axis=axis))
+            raise ShapeError(message(name, f"sizes must add up to the length of the axis, {n}", sizes=lengths, axis=axis))
         return lengths, at
     if sizes <= 0 or not x_shape:
-        raise ShapeError(message(name, "a part has at least one element, and x at least one axis", size=sizes, **{"x.shape": x_shape}))
+        raise ShapeError(message(name, "size must be at least 1, and x must have a dimension", size=sizes, **{"x.shape": x_shape}))
     return [min(int(sizes), n - start) for start in range(0, n, int(sizes))] or [0], at
 
 
@@ -515,18 +517,18 @@ def _split_ref(x, sizes, axis=0):
     ref=_split_ref,
     samples=[S((7, 3), sizes=3), S((3, 7), sizes=(2, 0, 5), axis=1), S((4, 2), sizes=4, axis=0)],
     errors=[
-        (S((7, 3), sizes=(3, 3)), r"\[split\] the parts do not make up the axis of 7; sizes=\[3, 3\], axis=0"),
-        (S((7, 3), sizes=0), r"\[split\] a part has at least one element"),
+        (S((7, 3), sizes=(3, 3)), r"\[split\] sizes must add up to the length of the axis, 7"),
+        (S((7, 3), sizes=0), r"\[split\] size must be at least 1, and x must have a dimension"),
     ],
 )
 def split(x: Tensor, sizes: SizesArgument, axis: int = 0) -> tuple[Tensor, ...]:
-    """Parts of ``sizes`` elements along an axis (the last may be shorter), or of the sizes in a list."""
+    """Split an axis to parts of ``sizes`` elements (the last may be shorter), or of the sizes in a list."""
     x = _as_tensor("split", x)
     return _split_parts(x, *_split_lengths("split", x.shape, sizes, axis))
 
 
 def _unbound(shape: Sequence[int], axis: int, order: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Shape and strides of the slices of a contiguous tensor along an axis, other axes in an order; and how far apart they begin."""
+    """Return shape and strides of the slices of a contiguous tensor along an axis, other axes in ``order``, and their distance."""
     strides = dense(shape)
     kept = [i for i in range(len(shape)) if i != axis]
     kept = [kept[i] for i in order]
@@ -544,15 +546,15 @@ def _unbind_vjp(F, g, axis, order):
     vjp=_unbind_vjp,
     ref=lambda x, axis=0, order=None: tuple(np.transpose(part, order) for part in np.moveaxis(x, axis, 0)),
     samples=[S((2, 4, 3, 5, 6), axis=2, order=(0, 2, 1, 3)), S((3, 2)), S((2, 3, 4), axis=-2, order=(1, 0))],
-    errors=[(S((2, 3), axis=0, order=(0, 1)), r"\[unbind\] x has 1 axes besides that of the slices; order=\(0, 1\)")],
+    errors=[(S((2, 3), axis=0, order=(0, 1)), r"\[unbind\] order must name the other 1 dimensions")],
 )
 def unbind(x: Tensor, axis: int = 0, *, order: Sequence[int] | None = None) -> tuple[Tensor, ...]:
-    """The slices along an axis, each with the axes that are left in an order: queries, keys and values of one projection, say."""
+    """Return the slices along an axis, each with its remaining axes in ``order``: for instance q, k and v of one projection."""
     x = _as_tensor("unbind", x)
     order = range(x.ndim - 1) if order is None else order
     at = launch.check_axis("unbind", axis, x.ndim)
     if sorted(order) != list(range(x.ndim - 1)):
-        raise ShapeError(message("unbind", f"x has {x.ndim - 1} axes besides that of the slices", order=tuple(order)))
+        raise ShapeError(message("unbind", f"order must name the other {x.ndim - 1} dimensions", order=tuple(order)))
     shape, strides, step = _unbound(x.shape, at, order)
     return tuple(take_block(x, shape, i * step, strides) for i in range(x.shape[at]))
 
@@ -579,13 +581,13 @@ def bound(xs: Sequence[Tensor], *, axis: int, order: Sequence[int]) -> Tensor:
 @composite(
     ref=lambda x, chunks, axis=0: _split_ref(x, -(-x.shape[axis] // chunks), axis),
     samples=[S((7, 3), chunks=3), S((3, 8), chunks=2, axis=-1), S((5, 2), chunks=4)],
-    errors=[(S((7, 3), chunks=0), r"\[chunk\] at least one chunk is needed; chunks=0")],
+    errors=[(S((7, 3), chunks=0), r"\[chunk\] chunks must be at least 1; chunks=0")],
 )
 def chunk(F: Any, x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
-    """At most ``chunks`` parts of equal size along an axis; the last may be shorter."""
+    """Split an axis to at most ``chunks`` parts of equal size; the last may be shorter."""
     x = _as_tensor("chunk", x)
     if chunks < 1:
-        raise ShapeError(message("chunk", "at least one chunk is needed", chunks=chunks))
+        raise ShapeError(message("chunk", "chunks must be at least 1", chunks=chunks))
     at = _real_axis("chunk", x, axis)
     return F.split(x, max(1, -(-x.shape[at] // chunks)), at)
 
@@ -596,7 +598,7 @@ def chunk(F: Any, x: Tensor, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
 def _shift_pairs(name: str, shifts: SizesArgument, axis: SizesArgument, ndim: int) -> list[tuple[int, int]]:
     amounts, axes = sizes_of(shifts), _checked_axes(name, axis, ndim)
     if len(amounts) != len(axes):
-        raise ShapeError(message(name, "one shift per axis is needed", shifts=shifts, axis=axis))
+        raise ShapeError(message(name, "shifts and axis must have the same length", shifts=shifts, axis=axis))
     return list(zip(amounts, axes, strict=True))
 
 
@@ -610,10 +612,10 @@ def _shift_pairs(name: str, shifts: SizesArgument, axis: SizesArgument, ndim: in
         S((4, 3), shifts=9, axis=0),
         S((0, 3), shifts=1, axis=0),
     ],
-    errors=[(S((3, 5), shifts=(1, 2), axis=0), r"\[roll\] one shift per axis is needed; shifts=\(1, 2\), axis=0")],
+    errors=[(S((3, 5), shifts=(1, 2), axis=0), r"\[roll\] shifts and axis must have the same length; shifts=\(1, 2\), axis=0")],
 )
 def roll(x: Tensor, shifts: SizesArgument, axis: SizesArgument | None = None) -> Tensor:
-    """Elements moved along axes; what leaves at one end enters at the other. Without an axis, over the flattened tensor."""
+    """Shift elements along axes with wraparound; without an axis, over the flattened tensor."""
     x = _as_tensor("roll", x)
     if axis is None:
         return with_shape(roll(with_shape(x, (x.size,)), shifts, 0), x.shape)
@@ -628,7 +630,7 @@ def roll(x: Tensor, shifts: SizesArgument, axis: SizesArgument | None = None) ->
 
 
 def _rolled(n: int, amount: int) -> list[tuple[int, int, int]]:
-    """The two pieces an axis falls into: length, where it was, where it goes."""
+    """Return the two pieces of a rolled axis: length, source position, target position."""
     return [(n - amount, 0, amount), (amount, n - amount, 0)] if amount else [(n, 0, 0)]
 
 
@@ -639,7 +641,7 @@ def _register_triangle(name: str, where: str) -> None:
     def call(x: Tensor, diagonal: int = 0) -> Tensor:
         x = _as_tensor(name, x)
         if x.ndim < 2:
-            raise ShapeError(message(name, "a triangle needs at least two axes", **{"x.shape": x.shape}))
+            raise ShapeError(message(name, "x must have at least two dimensions", **{"x.shape": x.shape}))
         if x.array is not None:
             return of_array(getattr(np, name)(x.array, diagonal), x.dtype, x.queue)
         out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
@@ -653,7 +655,7 @@ def _register_triangle(name: str, where: str) -> None:
     op(vjp=lambda F, g, diagonal: getattr(F, name)(g, diagonal), name=name, inputs=("x",),
        ref=lambda x, diagonal=0: getattr(np, name)(x, diagonal),
        samples=[S((3, 5)), S((5, 3), diagonal=1), S((2, 4, 4), diagonal=-2), S((3, 0)), S((1, 1), diagonal=1)],
-       errors=[(S((3,)), rf"\[{name}\] a triangle needs at least two axes; x\.shape=\(3,\)")],
+       errors=[(S((3,)), rf"\[{name}\] x must have at least two dimensions")],
        doc=f"The matrices of the last two axes with zeros {where} a diagonal.")(call)  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""Normalisation: batch, layer, RMS, group and instance norm.
+"""Normalization: batch, layer, RMS, group and instance norm.
 
-Layer, RMS, group and instance norm are one op, ``row_norm``: every row of neighbouring elements gets statistics of its own.
-Batch norm shares statistics over a channel. Forward ops give the statistics they used beside the result; gradients take
-them, have kernels of their own, and can be differentiated again.
+Layer, RMS, group and instance norm are one op, ``row_norm``: every row of contiguous elements has its own statistics.
+Batch norm shares statistics over a channel. Forward ops return their statistics besides the result; gradient ops take
+them, have their own kernels, and can be differentiated again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch, rows
 from netcl.engine.registry import S, composite, op
 
-JOINED_COLUMNS = 16  # columns that a work-group of a GPU joins, as the kernel has it
-CHANNEL_STRIP = 16  # vectors of channels that a work-item of a CPU takes where the span is 1, as the kernels have it
+JOINED_COLUMNS = 16  # columns that a work-group of a GPU joins; must match the kernel
+CHANNEL_STRIP = 16  # vectors of channels per work-item of a CPU if the span is 1; must match the kernels
 COLUMN_ITEMS = 1024  # work-items of a GPU's compute unit where the span is 1, and each folds a column
 PART_ELEMENTS = 1024  # of a channel: smaller parts are not worth a launch that joins them
 
@@ -46,7 +46,7 @@ _WEIGHT_GRAD_SAMPLES = [
 
 
 class View(NamedTuple):
-    """How a tensor is seen: its shape, the shapes in which statistics and weights meet it, the axes each is shared over."""
+    """A view of a tensor: its shape, the shapes in which statistics and weights broadcast to it, the axes each is shared over."""
 
     shape: tuple[int, ...]
     stats: tuple[int, ...]
@@ -93,9 +93,9 @@ def check_affine(name: str, shape: tuple[int, ...], weight: Tensor | None, bias:
 def _check_row_norm(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int, groups: int) -> None:
     launch.check_dtype(name, x)
     if groups and (x.ndim < 2 or groups < 0 or x.shape[1] % groups):
-        raise ShapeError(message(name, f"the channels cannot be split into {groups} groups", x=x.shape))
+        raise ShapeError(message(name, f"the number of channels must be a multiple of {groups} groups", x=x.shape))
     if not groups and not 1 <= axes <= x.ndim:
-        raise ShapeError(message(name, f"x has {x.ndim} axes, {axes} cannot be normalised over", x=x.shape))
+        raise ShapeError(message(name, f"x must have at least {axes} dimensions to normalize over, got {x.ndim}", x=x.shape))
     check_affine(name, x.shape[1:2] if groups else x.shape[x.ndim - axes :], weight, bias)
 
 
@@ -117,7 +117,7 @@ def _row_norm_ref(x, weight=None, bias=None, axes=1, groups=0, centered=True, ep
 
 
 def _row_norm_grad_ref(upstream, x, weight, mean, rstd, axes=1, groups=0, centered=True):
-    """The Jacobian of every row, one by one."""
+    """Apply the Jacobian of every row, one by one."""
     view = _row_view(x.shape, axes, groups)
     n = view.shared
     flat = (mean.size, n)
@@ -138,7 +138,7 @@ def _row_norm_weight_grad_ref(upstream, x, mean, rstd, axes=1, groups=0):
 
 
 def moments(x: np.ndarray, view: View, eps: float, centered: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The deviations from the mean, the mean and one over the standard deviation."""
+    """Return the deviations from the mean, the mean and one over the standard deviation."""
     n = max(view.shared, 1)
     mean = x.sum(view.stat_axes, keepdims=True) / n if centered else np.zeros(view.stats, x.dtype)
     deviation = x - mean if centered else x
@@ -215,13 +215,13 @@ class Channels(NamedTuple):
 
 
 def parts_of(queue: Any, images: int, channels: int, span: int) -> Channels:
-    """In how many parts the channels are folded: enough to keep the device busy; one, where a launch that joins them would cost more."""
+    """Return in how many parts the channels are folded: enough to keep the device busy, or one if joining them would cost more."""
     cpu, _, units = rows.device_of(queue)
     if span == 1:
         wanted = -(-2 * units // -(-channels // (16 * CHANNEL_STRIP))) if cpu else -(-COLUMN_ITEMS * units // max(channels, 1))
     elif cpu:
         wanted = -(-2 * units // max(channels, 1))
-    else:  # a third of a GPU's units, with many loads in flight, read as fast as its memory gives
+    else:  # a third of a GPU's compute units, with many loads in flight, saturate its memory
         wanted = 1 if 3 * channels >= units else min(-(-2 * units // max(channels, 1)), images * span // PART_ELEMENTS)
     chunk = -(-images // max(1, min(wanted, images)))
     return Channels(images, channels, span, chunk, -(-images // max(chunk, 1)))
@@ -271,7 +271,7 @@ def empty_pair(shape: tuple[int, ...], like: Tensor, dtype: str) -> tuple[Tensor
 
 
 class Upstream(NamedTuple):
-    """A gradient from above, and, where a ReLU lies between that has not been gone back through, the ReLU's result."""
+    """An upstream gradient and, if a ReLU lies between that it has not been propagated through, the ReLU's result."""
 
     g: Tensor
     kept: Tensor | None = None
@@ -301,7 +301,7 @@ def sums(
 
 
 class NormViews:
-    """What the second derivatives share: everything in the shapes of a view, over the ops ``F``."""
+    """Values shared by the second derivatives: everything in the shapes of a view, over the ops ``F``."""
 
     def __init__(self, F: Any, g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View):
         self.F, self.view = F, view
@@ -362,7 +362,7 @@ def shaped(F: Any, gradients: Sequence[Any], shapes: Sequence[tuple[int, ...] | 
 
 
 def through_statistics(F: Any, d_x: Any, g_mean: Any, g_rstd: Any, x: Any, mean: Any, rstd: Any, view: View, centered: bool) -> Any:
-    """Add to the gradient of x what arrives through the statistics themselves (in second derivatives)."""
+    """Add to the gradient of x the part that arrives through the statistics themselves (in second derivatives)."""
     scale = 1 / max(view.shared, 1)
     if g_mean is not None and centered:
         flow = F.mul(F.reshape(g_mean, view.stats), scale)
@@ -415,9 +415,9 @@ def row_norm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, axes: int = 1, groups: int = 0, centered: bool = True,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Normalise rows: the last ``axes`` axes, or with ``groups`` the groups of channels of ``(N, C, ...)``.
+    """Normalize rows: the last ``axes`` axes, or with ``groups`` the groups of channels of ``(N, C, ...)``.
 
-    Gives the result, the means and one over the standard deviations; ``centered=False`` subtracts no mean.
+    Returns the result, the means and one over the standard deviations; ``centered=False`` subtracts no mean.
     """
     x, weight, bias = launch.as_tensors("row_norm", x, weight, bias)
     _check_row_norm("row_norm", x, weight, bias, axes, groups)
@@ -470,7 +470,7 @@ def row_norm_grads(
     upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0,
     centered: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """All gradients of :func:`row_norm` in one pass: input, weight, bias."""
+    """Compute all gradients of :func:`row_norm` in one pass: input, weight, bias."""
     upstream, x, weight, mean, rstd = launch.as_tensors("row_norm_grads", upstream, x, weight, mean, rstd)
     _check_row_norm("row_norm_grads", x, weight, None, axes, groups)
     shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]
@@ -515,7 +515,7 @@ def row_norm_weight_grad(
     return with_shape(weight_grad, shape), with_shape(bias_grad, shape)
 
 
-# ---- what users call
+# ---- public ops
 
 
 def _layer_norm_ref(x, normalized_shape, weight=None, bias=None, eps=1e-5):
@@ -545,11 +545,11 @@ def _shape_of(x: Any) -> tuple[int, ...]:
 
 
 def _trailing(name: str, x: Any, normalized_shape: int | Sequence[int]) -> int:
-    """How many axes a normalised shape names; it must be the end of the tensor's."""
+    """Return how many axes a normalized shape names; it must be the end of the tensor's shape."""
     wanted = (normalized_shape,) if isinstance(normalized_shape, (int, np.integer)) else tuple(normalized_shape)
     shape = _shape_of(x)
     if not wanted or shape[-len(wanted) :] != wanted:
-        raise ShapeError(message(name, f"x does not end in the normalized shape {wanted}", x=shape))
+        raise ShapeError(message(name, f"the shape of x must end in the normalized shape {wanted}", x=shape))
     return len(wanted)
 
 
@@ -563,7 +563,7 @@ def _channels_of(name: str, x: Any) -> int:
 @composite(
     ref=_layer_norm_ref, inputs=("x", "weight", "bias"), tol=4,
     samples=[S((3, 5), 5, (5,), (5,)), S((2, 3, 257), 257), S((2, 5, 7), normalized_shape=(5, 7))],
-    errors=[(S((3, 5), 4), r"\[layer_norm\] x does not end in the normalized shape \(4,\); x=\(3, 5\)"),
+    errors=[(S((3, 5), 4), r"\[layer_norm\] the shape of x must end in the normalized shape \(4,\)"),
             (S((3, 5), 5, (4,)), r"\[row_norm\] weight must have shape \(5,\); weight=\(4,\)")],
 )  # fmt: skip
 def layer_norm(
@@ -581,7 +581,7 @@ def layer_norm(
 @composite(
     ref=_rms_norm_ref, inputs=("x", "weight"), tol=4,
     samples=[S((3, 5), 5, (5,)), S((2, 3, 257), 257)],
-    errors=[(S((3, 5), 4), r"\[rms_norm\] x does not end in the normalized shape \(4,\); x=\(3, 5\)")],
+    errors=[(S((3, 5), 4), r"\[rms_norm\] the shape of x must end in the normalized shape \(4,\)")],
 )  # fmt: skip
 def rms_norm(F: Any, x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """RMS norm over the trailing axes: ``x / sqrt(mean(x^2) + eps) * weight``.
@@ -596,7 +596,7 @@ def rms_norm(F: Any, x: Tensor, normalized_shape: int | Sequence[int], weight: T
 @composite(
     ref=_group_norm_ref, inputs=("x", "weight", "bias"), tol=4,
     samples=[S((2, 6, 5), 3, (6,), (6,)), S((2, 4, 3, 3), 1), S((3, 4), 2)],
-    errors=[(S((2, 6, 5), 4), r"\[row_norm\] the channels cannot be split into 4 groups; x=\(2, 6, 5\)")],
+    errors=[(S((2, 6, 5), 4), r"\[row_norm\] the number of channels must be a multiple of 4 groups")],
 )  # fmt: skip
 def group_norm(F: Any, x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """Group norm of ``(N, C, ...)``: statistics per image and group of channels, weight and bias per channel."""

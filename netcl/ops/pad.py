@@ -18,7 +18,7 @@ PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
 
 def _padding_by_axis(name: str, x_shape: tuple[int, ...], padding: Sequence[int]) -> list[tuple[int, int]]:
-    """(before, after) for every axis; ``padding`` names the last axis first, as in torch."""
+    """Return (before, after) for every axis; ``padding`` names the last axis first, as in torch."""
     if any(not isinstance(n, int | np.integer) for n in padding):
         given: Sequence[Any] = padding
         pair_per_axis = all(isinstance(part, list | tuple) and len(part) == 2 for part in given)
@@ -26,7 +26,7 @@ def _padding_by_axis(name: str, x_shape: tuple[int, ...], padding: Sequence[int]
         remedy = f"pairs per axis, as in np.pad, are written flat: padding={flat}" if flat else ""
         raise ShapeError(message(name, "padding must be integers, two per axis, the last axis first", remedy, padding=tuple(padding)))
     if len(padding) % 2 or len(padding) > 2 * len(x_shape):
-        what = "padding has two numbers per axis, the last axis first"
+        what = "padding must have two numbers per axis, the last axis first"
         raise ShapeError(message(name, what, padding=tuple(padding), **{"x.shape": x_shape}))
     pairs = [(int(padding[i]), int(padding[i + 1])) for i in range(0, len(padding), 2)]
     return [(0, 0)] * (len(x_shape) - len(pairs)) + pairs[::-1]
@@ -35,7 +35,7 @@ def _padding_by_axis(name: str, x_shape: tuple[int, ...], padding: Sequence[int]
 def _constant_pad(x: Tensor, sides: Sequence[tuple[int, int]], value: float) -> Tensor:
     shape = tuple(n + before + after for n, (before, after) in zip(x.shape, sides, strict=True))
     if min(shape, default=0) < 0:
-        raise ShapeError(message("pad", "negative padding removes more than there is", **{"x.shape": x.shape, "shape": shape}))
+        raise ShapeError(message("pad", "negative padding must not remove more than the size", **{"x.shape": x.shape, "shape": shape}))
     out = Tensor.full(shape, value, x.dtype, queue=x.queue)
     s_strides, d_strides = dense(x.shape), dense(shape)
     sizes = [n + min(before, 0) + min(after, 0) for n, (before, after) in zip(x.shape, sides, strict=True)]
@@ -47,7 +47,7 @@ def _constant_pad(x: Tensor, sides: Sequence[tuple[int, int]], value: float) -> 
 
 
 def _border_fills(mode: str, n: int, before: int, after: int) -> list[tuple[int, int, int, int]]:
-    """What fills the border of an axis: (length, first source element, step, first target element)."""
+    """Return what fills the border of an axis: (length, first source element, step, first target element)."""
     if mode == "reflect":
         return [(before, before, -1, 0), (after, n - 2, -1, before + n)]
     if mode == "replicate":
@@ -59,7 +59,7 @@ def _pad_axis(x: Tensor, axis: int, before: int, after: int, mode: str) -> Tenso
     n = x.shape[axis]
     most = {"reflect": n - 1, "replicate": max(before, after) if n else 0, "circular": n}[mode]
     if min(before, after) < 0 or max(before, after) > most:
-        what = f"{mode} padding of an axis of {n} is at most {most} and not negative"
+        what = f"{mode} padding of an axis of {n} must be between 0 and {most}"
         raise ShapeError(message("pad", what, padding=(before, after), axis=axis, **{"x.shape": x.shape}))
     out = Tensor.empty(along(x.ndim, axis, n + before + after, x.shape), x.dtype, queue=x.queue)
     s_strides, d_strides = dense(x.shape), dense(out.shape)
@@ -112,14 +112,14 @@ def _pad_ref(x, padding, mode="constant", value=0.0):
     ],
     errors=[
         (S((2, 3), padding=((1, 2), (0, 3))), r"\[pad\] padding must be integers, .*; .* written flat: padding=\(0, 3, 1, 2\)"),
-        (S((2, 3), padding=(1,)), r"\[pad\] padding has two numbers per axis, the last axis first; padding=\(1,\)"),
-        (S((2, 3), padding=(3, 0), mode="reflect"), r"\[pad\] reflect padding of an axis of 3 is at most 2 and not negative"),
+        (S((2, 3), padding=(1,)), r"\[pad\] padding must have two numbers per axis, the last axis first; padding=\(1,\)"),
+        (S((2, 3), padding=(3, 0), mode="reflect"), r"\[pad\] reflect padding of an axis of 3 must be between 0 and 2"),
         (S((2, 3), padding=(1, 1), mode="mirror"), r"\[pad\] unknown mode; mode='mirror'; known are constant, reflect"),
-        (S((2, 3), padding=(-2, -2)), r"\[pad\] negative padding removes more than there is"),
+        (S((2, 3), padding=(-2, -2)), r"\[pad\] negative padding must not remove more than the size"),
     ],
 )
 def pad(x: Tensor, padding: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
-    """Elements added (or, with negative numbers, removed) at the ends of axes.
+    """Add elements at the ends of axes or, with negative numbers, remove them.
 
     ``padding`` is ``(before, after)`` of the last axis, then of the one before it, and so on, as in torch. ``mode`` is
     ``constant``, ``reflect``, ``replicate`` or ``circular``.

@@ -1,8 +1,8 @@
 """The pointwise ops, one row each.
 
-Every row has its formula once: the eager kernel, the NumPy backend, the JIT and the gradient are made from it. Formulas
-are written so that large arguments do not overflow, NaN stays NaN, and both branches of ``WHERE`` are finite where the
-other is taken (a gradient of a gradient goes through both).
+The eager kernel, the NumPy backend, the JIT and the gradient are generated from the formula of a row. Large arguments must not
+overflow, and NaN must stay NaN. Both branches of ``WHERE`` must be finite even where the other is taken, because second
+derivatives evaluate both.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def unary(name: str, fwd: str, vjp: str | None, ref: Callable[..., Any], **colum
     return row
 
 
-_BAD_SHAPES = (S((3, 4), (5,)), r"\[{}\] shapes do not broadcast; a.shape=\(3, 4\), b.shape=\(5,\)")
+_BAD_SHAPES = (S((3, 4), (5,)), r"\[{}\] shapes must broadcast together; a.shape=\(3, 4\), b.shape=\(5,\)")
 
 
 def binary(name: str, fwd: str, vjp0: str | None, vjp1: str | None, ref: Callable[..., Any], **columns: Any) -> Pointwise:
@@ -50,7 +50,7 @@ def binary(name: str, fwd: str, vjp0: str | None, vjp1: str | None, ref: Callabl
 
 
 def _of_number(function: Callable[[float], float]) -> Callable[..., np.ndarray]:
-    """A function of a number as one of arrays, in their dtype."""
+    """Convert a function of a number to one of arrays, in their dtype."""
     return lambda x: np.vectorize(function, otypes=[float])(x).astype(np.asarray(x).dtype)
 
 
@@ -276,7 +276,7 @@ register(_PRELU)
 
 def _gelu_form(approximate: str) -> tuple[str, Mapping[str, float]]:
     if approximate not in ("none", "tanh"):
-        raise ValueError(message("gelu", 'approximate is "none" or "tanh"', approximate=repr(approximate)))
+        raise ValueError(message("gelu", 'approximate must be "none" or "tanh"', approximate=repr(approximate)))
     return ("gelu_erf" if approximate == "none" else "gelu_tanh"), {}
 
 
@@ -309,7 +309,7 @@ _CAST = Pointwise("cast", "v0", ("g",), lambda x: x)
 
 
 def _reference_cast(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Rounding to a narrower float is left to the tolerance: it has no slope that differences could see."""
+    """Cast for the numeric gradient: rounding to a narrower float is left to the tolerance, because its slope is invisible."""
     return x if dtypes.lookup(dtype, "cast").is_float else x.astype(dtype)
 
 
@@ -318,7 +318,7 @@ def _reference_cast(x: np.ndarray, dtype: str) -> np.ndarray:
              S((33,), dtype="uint8", dtypes="int32", low=0, high=200), S((9,), dtype="bool", dtypes="int64", high=2)],
     errors=[(S((3,), dtype="complex64"), r"\[cast\] unknown dtype; dtype='complex64'")])  # fmt: skip
 def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
-    """x in another dtype; x itself if it has that dtype already. Floats are cut to integers, anything but 0 is true."""
+    """Convert x to another dtype; returns x itself if it has that dtype. Floats are truncated to integers; anything but 0 is true."""
     name = dtypes.lookup(dtype, "cast").name
     x = operand("cast", x)
     if out is None and x.dtype == name:
@@ -327,11 +327,11 @@ def cast(x: Tensor, dtype: str, *, out: Tensor | None = None) -> Tensor:
 
 
 def _channel_view(name: str, x: Tensor, weight: Tensor, axis: int) -> Tensor:
-    """A vector over ``axis`` of x as a view that broadcasts against x."""
+    """Return a vector over ``axis`` of x as a view that broadcasts against x."""
     if weight.shape in ((), (1,)):
         return weight
     if not -x.ndim <= axis < x.ndim or weight.shape != (x.shape[axis],):
-        what = f"one value per element of axis {axis} is expected"
+        what = f"the vector must have one value per element of axis {axis}"
         raise ShapeError(message(name, what, "", **{"x.shape": x.shape, "weight.shape" if name == "prelu" else "bias.shape": weight.shape}))
     after = x.ndim - 1 - axis % x.ndim
     return with_shape(weight, (*weight.shape, *(1,) * after))
@@ -353,7 +353,7 @@ def _per_channel(x: np.ndarray, w: np.ndarray, axis: int) -> np.ndarray:
 
 @op(at_once=True, vjp=_bias_add_vjp, ref=lambda x, bias, axis=1: x + _per_channel(x, bias, axis),
     samples=[S((3, 5), (5,)), S((2, 3, 4, 5), (3,)), S((2, 7, 3), (3,), axis=-1), S((0, 3), (3,))],
-    errors=[(S((3, 4), (3,)), r"\[bias_add\] one value per element of axis 1 is expected; x.shape=\(3, 4\), bias.shape=\(3,\)")],
+    errors=[(S((3, 4), (3,)), r"\[bias_add\] the vector must have one value per element of axis 1")],
 )  # fmt: skip
 def bias_add(x: Tensor, bias: Tensor, axis: int = 1, *, out: Tensor | None = None) -> Tensor:
     """x plus one value per channel; channels are axis 1 (the last axis of a matrix)."""
@@ -371,7 +371,7 @@ def _prelu_vjp(F: Any, g: Any, x: Any, weight: Any) -> Any:
 
 @op(at_once=True, vjp=_prelu_vjp, ref=lambda x, weight: np.where(x > 0, x, _per_channel(x, weight, 1) * x),
     samples=[S((3, 5), (5,)), S((2, 3, 4, 5), (3,)), S((4, 6), (1,)), S((0, 3), (3,))],
-    errors=[(S((3, 4), (3,)), r"\[prelu\] one value per element of axis 1 is expected; x.shape=\(3, 4\), weight.shape=\(3,\)")],
+    errors=[(S((3, 4), (3,)), r"\[prelu\] the vector must have one value per element of axis 1")],
 )  # fmt: skip
 def prelu(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x where positive, else weight * x; one weight for all or one per channel (axis 1)."""
@@ -386,7 +386,7 @@ _MACROS = {"ADD": "({0}) + ({1})", "SUB": "({0}) - ({1})", "MUL": "({0}) * ({1})
 
 
 class _Expand(ast.NodeTransformer):
-    """Writes the macros of the primitive preamble out as arithmetic."""
+    """Expands the macros of the primitive preamble to arithmetic."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         args = [self.visit(arg) for arg in node.args]
@@ -398,7 +398,7 @@ class _Expand(ast.NodeTransformer):
 
 @lru_cache(maxsize=512)
 def user_row(title: str, expr: str, names: tuple[str, ...]) -> Pointwise:
-    """A row, not registered, of an expression in ``v0``.. or the given names; C's ``2.0f`` is read as ``2.0``."""
+    """Build an unregistered row from an expression in ``v0``.. or the given names; C's ``2.0f`` is read as ``2.0``."""
     plain = re.sub(r"(?<=[\d.])[fF]\b", "", expr)
     try:
         tree = ast.parse(plain, mode="eval")
@@ -436,7 +436,7 @@ def _bitop(name: str, function: str, ref: Callable[..., Any], doc: str, high: in
     call.__name__ = call.__qualname__ = name
     kinds = ["int32", "int64", *(["bool", ("int64", "uint8")] if truths else [])]
     samples = [S((257,), (257,), dtypes=kind, low=0, high=high) for kind in kinds] + [S((3, 1), (4,), dtypes="int64", low=-high, high=high)]
-    errors = [(S((3,), (3,)), rf"\[{name}\] takes integers or truth values; .*dtype=float32")]
+    errors = [(S((3,), (3,)), rf"\[{name}\] inputs must be integers or truth values; .*dtype=float32")]
     op(at_once=True, vjp=None, ref=ref, name=name, inputs=("a", "b"), samples=samples, errors=errors, doc=doc)(call)
 
 
@@ -444,7 +444,7 @@ def _check_integers(name: str, *values: Any) -> None:
     for x in values:
         kind = x.dtype if isinstance(x, Tensor) else np.asarray(x).dtype.name
         if kind not in DTYPES or DTYPES[kind].is_float:
-            raise DtypeError(message(name, "takes integers or truth values", 'cast first: x.to("int64")', dtype=kind))
+            raise DtypeError(message(name, "inputs must be integers or truth values", 'cast first: x.to("int64")', dtype=kind))
 
 
 _BITNOT = Pointwise("bitwise_not", "BITNOT(v0)", (None,), np.bitwise_not)
@@ -455,9 +455,9 @@ _bitop("bitwise_xor", "BITXOR", np.bitwise_xor, "The bits that exactly one of a 
 
 @op(at_once=True, vjp=None, ref=np.bitwise_not,
     samples=[S((257,), dtypes="int32", low=-9, high=9), S((9,), dtypes="uint8", low=0, high=255), S((3, 4), dtypes="bool")],
-    errors=[(S((3,)), r"\[bitwise_not\] takes integers or truth values; .*dtype=float32")])  # fmt: skip
+    errors=[(S((3,)), r"\[bitwise_not\] inputs must be integers or truth values; .*dtype=float32")])  # fmt: skip
 def bitwise_not(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Every bit the other way; of truth values, the other one."""
+    """Invert every bit; truth values are negated."""
     _check_integers("bitwise_not", x)
     x = operand("bitwise_not", x)
     return run(_LOGICAL_NOT if x.dtype == "bool" else _BITNOT, (x,), out)
@@ -472,7 +472,7 @@ _bitop("bitwise_right_shift", "SHIFTRIGHT", shift_right, "The bits of a, b place
     errors=[(S((3,), expr="__import__('os')"), r"\[elementwise_unary\] .*unknown function"),
             (S((3,), expr="x ** 2"), r"\[elementwise_unary\] .*Pow is not in the expression language")])  # fmt: skip
 def elementwise_unary(x: Tensor, expr: str, *, out: Tensor | None = None) -> Tensor:
-    """An expression of your own over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. It has a gradient."""
+    """Apply your own expression over x (or ``v0``): ``elementwise_unary(x, "x * EXP(-x)")``. It has a gradient."""
     return run(user_row("elementwise_unary", expr, ("x",)), (x,), out)
 
 
@@ -480,5 +480,5 @@ def elementwise_unary(x: Tensor, expr: str, *, out: Tensor | None = None) -> Ten
     samples=[S((257,), (257,), expr="MUL(ADD(v0, v1), 2.0f)"), S((3, 1), (4,), expr="(a + b) * 2")],
     errors=[(S((3,), (3,), expr="a + c"), r"\[elementwise_binary\] .*unknown name 'c'")])  # fmt: skip
 def elementwise_binary(a: Tensor, b: Tensor, expr: str, *, out: Tensor | None = None) -> Tensor:
-    """An expression of your own over a and b (or ``v0`` and ``v1``), broadcast together. It has a gradient."""
+    """Apply your own expression over a and b (or ``v0`` and ``v1``), broadcast together. It has a gradient."""
     return run(user_row("elementwise_binary", expr, ("a", "b")), (a, b), out)

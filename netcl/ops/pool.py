@@ -1,4 +1,4 @@
-"""Pooling: the largest value or the mean of windows of images and signals; windows are those of torch, adaptive ones too."""
+"""Pooling: maximum or mean of the windows of images and signals; windows, including adaptive ones, are those of torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from netcl.ops.pointwise import DIV
 
 
 class Windows(NamedTuple):
-    """Sizes of a pooling: the image's, the result's and the window's; an adaptive one has no window of its own."""
+    """Sizes of a pooling: of the image, the result and the window; an adaptive pooling has no fixed window."""
 
     size: tuple[int, int]
     outs: tuple[int, int]
@@ -49,12 +49,12 @@ class Windows(NamedTuple):
 def _outs(size: int, kernel: int, stride: int, pad: int, dilation: int, ceil_mode: bool) -> int:
     reach = size + 2 * pad - dilation * (kernel - 1) - 1
     outs = (-(-reach // stride) if ceil_mode else reach // stride) + 1
-    # A window that would start in the padding beyond the image sees nothing of it.
+    # A window that would start in the padding beyond the image contains no pixel of it.
     return outs - 1 if ceil_mode and (outs - 1) * stride >= size + pad else outs
 
 
 def _blind(size: int, kernel: int, stride: int, pad: int, dilation: int, outs: int) -> bool:
-    """Whether some window has all its pixels in the padding, as only dilated ones can."""
+    """Whether some window lies entirely in the padding, which only dilated windows can."""
     firsts = range(-pad, outs * stride - pad, stride) if dilation > 1 else ()
     return any(first < 0 and not any(0 <= first + k * dilation < size for k in range(kernel)) for first in firsts)
 
@@ -69,7 +69,7 @@ def _pool_windows(name: str, size: tuple[int, int], kernel: Any, stride: Any, pa
     rows = list(zip(size, kernels, strides, pads, dilations, strict=True))
     outs = tuple(_outs(*row, ceil_mode) for row in rows)
     if min(outs) < 1 or min(size) < 1 or any(_blind(*row, out) for row, out in zip(rows, outs, strict=True)):
-        what = f"an image of {size[0]} x {size[1]} pixels is too small for the windows"
+        what = f"the image must be at least as large as a window, got {size[0]} x {size[1]} pixels"
         raise ShapeError(message(name, what, kernel_size=kernel, padding=padding, dilation=dilation))
     return Windows(size, outs, kernels, strides, pads, dilations)  # type: ignore[arg-type]
 
@@ -78,7 +78,7 @@ def _adaptive_windows(name: str, size: Any, output_size: Any) -> Windows:
     wanted = output_size if isinstance(output_size, tuple) else (output_size, output_size)
     outs = pair(name, "output_size", tuple(n if want is None else want for n, want in zip(size, wanted, strict=False)), 1)
     if min(size) < 1:
-        raise ShapeError(message(name, "an empty image has no windows", size=size))
+        raise ShapeError(message(name, "the image must not be empty", size=size))
     return Windows(size, outs, adaptive=True)
 
 
@@ -89,7 +89,7 @@ def _check_gradient(name: str, dy: Tensor, w: Windows) -> None:
 
 
 def _run_pool(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, count_pad: bool = True) -> None:
-    """Launch a kernel of ``pool.cl`` that fills ``result``: a row per work-item on CPUs, an element on other devices."""
+    """Launch a kernel of ``pool.cl`` that fills ``result``: a row per work-item on CPUs, an element elsewhere."""
     if not result.size:
         return
     queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])
@@ -109,7 +109,7 @@ def _padded_windows(x: np.ndarray, w: Windows, fill: float) -> np.ndarray:
 
 
 def cpu_max(x: np.ndarray, *, w: Windows) -> tuple[np.ndarray, np.ndarray]:
-    """The largest values and their places."""
+    """Return the maxima and their positions."""
     if w.adaptive:
         return _each_window(x, w)
     at = _padded_windows(np.arange(math.prod(w.size)).reshape(1, 1, *w.size), w, -1)
@@ -150,7 +150,7 @@ def cpu_max_grad(dy: np.ndarray, places: np.ndarray, *, w: Windows) -> np.ndarra
 
 
 def _counts(w: Windows, count_pad: bool, dtype: Any) -> np.ndarray:
-    """How many pixels each average divides by."""
+    """Return how many pixels each average divides by."""
     rows, columns = ([span if count_pad else len(pixels) for pixels, span in w.along(axis)] for axis in (0, 1))
     return np.outer(rows, columns).astype(dtype)
 
@@ -177,7 +177,7 @@ def cpu_average_grad(dy: np.ndarray, *, w: Windows, count_pad: bool = True) -> n
 
 
 def _ref_pool(x: np.ndarray, w: Windows, of: Any, dtype: Any = np.float64) -> np.ndarray:
-    """``of(pixels of a window, how many it spans)``, for every window."""
+    """Apply ``of(pixels of a window, number of pixels it spans)`` to every window."""
     out = np.empty((*x.shape[:2], *w.outs), dtype)
     for i, (rows, high) in enumerate(w.along(0)):
         for j, (columns, wide) in enumerate(w.along(1)):
@@ -199,7 +199,7 @@ def _ref_average(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_
 
 
 def _ref_average_grad(dy, *, windows, count_pad=True):
-    """Every gradient added to the pixels of its window, divided by their number."""
+    """Add every gradient to the pixels of its window, divided by their number."""
     dx = np.zeros((*dy.shape[:2], *windows.size))
     for i, (rows, high) in enumerate(windows.along(0)):
         for j, (columns, wide) in enumerate(windows.along(1)):
@@ -220,7 +220,7 @@ def _ref_max_grad(dy, places, *, windows):
 
 @op(vjp=lambda F, g, out, windows: None if g[0] is None else F.pool_max_grad(g[0], out[1], windows=windows), ref=None, cpu=cpu_max)
 def pool_max(x: Tensor, *, windows: Windows) -> tuple[Tensor, Tensor]:
-    """The largest value of each window, and its place in its plane, counted row by row (int32)."""
+    """Return the maximum of each window, and its position in its plane, counted row by row (int32)."""
     x = image("pool_max", x, launch.NUMBERS)
     if x.backend == "cpu":
         return launch.run_cpu(cpu_max, x, dtype=(x.dtype, "int32"), w=windows)
@@ -236,13 +236,13 @@ def pool_max(x: Tensor, *, windows: Windows) -> tuple[Tensor, Tensor]:
 
 
 def _in_pairs(w: Windows) -> bool:
-    """Whether windows are 2 x 2 pixels side by side, none at an edge, and enough in a row for a vector."""
+    """Whether windows are adjacent 2 x 2 pixels inside the image, and a row has enough of them for a vector."""
     plain = not w.adaptive and w.kernel == w.stride == (2, 2) and w.pad == (0, 0) and w.dilation == (1, 1)
     return plain and w.outs[1] >= 4 and all(2 * n <= size for n, size in zip(w.outs, w.size, strict=True))
 
 
 def _fair_share(queue: Any) -> float:
-    """How many planes keep all cores of a CPU busy, a plane each; on other devices no number does."""
+    """Return how many planes keep all cores of a CPU busy; infinite on other devices."""
     return 4 * program.state(queue).device.max_compute_units if launch.on_cpu_device(queue) else math.inf
 
 
@@ -264,7 +264,7 @@ _OTHER_GRADIENT = r"\[{}\] dy must be the gradient of an output of 2 x 2 pixels;
     errors=[(S((1, 1, 3, 2), np.zeros((1, 1, 3, 2), "int32"), windows=Windows((4, 4), (2, 2), (2, 2), (2, 2))),
              _OTHER_GRADIENT.format("pool_max_grad"))])  # fmt: skip
 def pool_max_grad(dy: Tensor, places: Tensor, *, windows: Windows) -> Tensor:
-    """The gradient of :func:`pool_max`, given the places of the maxima."""
+    """Compute the gradient of :func:`pool_max` from the positions of the maxima."""
     dy, places = launch.as_tensors("pool_max_grad", dy, places)
     launch.check_dtype("pool_max_grad", dy, name="dy")
     launch.check_dtype("pool_max_grad", places, ("int32",), "places")
@@ -283,7 +283,7 @@ def pool_max_grad(dy: Tensor, places: Tensor, *, windows: Windows) -> Tensor:
 
 @op(vjp=lambda F, g, windows, count_pad: F.pool_average_grad(g, windows=windows, count_pad=count_pad), ref=None, cpu=cpu_average)
 def pool_average(x: Tensor, *, windows: Windows, count_pad: bool = True) -> Tensor:
-    """The mean of each window; ``count_pad`` says whether padding counts."""
+    """Return the mean of each window; ``count_pad``: whether padding counts."""
     x = image("pool_average", x)
     if x.backend == "cpu":
         return launch.run_cpu(cpu_average, x, w=windows, count_pad=count_pad)
@@ -307,7 +307,7 @@ def pool_average_grad(dy: Tensor, *, windows: Windows, count_pad: bool = True) -
     _check_gradient("pool_average_grad", dy, windows)
     if dy.backend == "cpu":
         return launch.run_cpu(cpu_average_grad, dy, w=windows, count_pad=count_pad)
-    if windows.adaptive and windows.outs == (1, 1):  # every pixel gets the same
+    if windows.adaptive and windows.outs == (1, 1):  # every pixel gets the same gradient
         return broadcast_to(run(DIV, (dy, float(math.prod(windows.size)))), (*dy.shape[:2], *windows.size))
     dx = Tensor.empty((*dy.shape[:2], *windows.size), dy.dtype, queue=dy.queue)
     _run_pool("pool_average_grad", windows, dx, dy, dx, count_pad=count_pad)
@@ -328,18 +328,18 @@ def pool_average_grad(dy: Tensor, *, windows: Windows, count_pad: bool = True) -
         S((1, 2, 6, 7), kernel_size=3, stride=1, padding=1),
     ],
     errors=[
-        (S((2, 3, 7), kernel_size=2), r"\[max_pool2d\] x has four axes: batch, channels, height, width; x.shape=\(2, 3, 7\)"),
+        (S((2, 3, 7), kernel_size=2), r"\[max_pool2d\] x must have four dimensions: batch, channels, height, width; x.shape=\(2, 3, 7\)"),
         (S((1, 1, 4, 4), kernel_size=2, padding=2), r"\[max_pool2d\] padding must be at most half the kernel; kernel_size=2, padding=2"),
-        (S((1, 1, 2, 2), kernel_size=3), r"\[max_pool2d\] an image of 2 x 2 pixels is too small for the windows; kernel_size=3"),
+        (S((1, 1, 2, 2), kernel_size=3), r"\[max_pool2d\] the image must be at least as large as a window, got 2 x 2 pixels"),
         (S((1, 1, 4, 4), kernel_size=2, stride=0), r"\[max_pool2d\] stride must be at least 1; stride=0"),
     ])  # fmt: skip
 def max_pool2d(
     F: Any, x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:  # fmt: skip
-    """The largest value of each window of images ``(batch, channels, height, width)``; padding never wins.
+    """Maximum of each window of images ``(batch, channels, height, width)``; padding never wins.
 
-    ``stride`` is the kernel size if not given. ``return_indices=True`` also gives each maximum's place in its plane.
+    ``stride`` is the kernel size if not given. ``return_indices=True`` also returns each maximum's position in its plane.
 
     >>> import netcl.ops as F
     >>> from netcl.core.tensor import Tensor
@@ -361,17 +361,17 @@ def max_pool2d(
         S((1, 2, 8, 10), kernel_size=3, stride=(2, 3), padding=1, ceil_mode=True),
     ],
     errors=[
-        (S((2, 3, 7), kernel_size=2), r"\[avg_pool2d\] x has four axes: batch, channels, height, width; x.shape=\(2, 3, 7\)"),
-        (S((1, 1, 4, 4), kernel_size=2, dtypes="int32", low=0, high=9), r"\[avg_pool2d\] x has a dtype this op does not take; dtype=int32"),
+        (S((2, 3, 7), kernel_size=2), r"\[avg_pool2d\] x must have four dimensions: batch, channels, height, width; x.shape=\(2, 3, 7\)"),
+        (S((1, 1, 4, 4), kernel_size=2, dtypes="int32", low=0, high=9), r"\[avg_pool2d\] x must have a dtype that this op accepts"),
         (S((1, 1, 4, 4), kernel_size=2, padding=2), r"\[avg_pool2d\] padding must be at most half the kernel; "),
     ])  # fmt: skip
 def avg_pool2d(
     F: Any, x: Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:  # fmt: skip
-    """The mean of each window of images ``(batch, channels, height, width)``.
+    """Mean of each window of images ``(batch, channels, height, width)``.
 
-    ``count_include_pad=False`` divides by the pixels that lie in the image only.
+    ``count_include_pad=False`` divides only by the pixels that lie in the image.
     """
     x = image("avg_pool2d", x)
     w = _pool_windows("avg_pool2d", x.shape[2:], frozen(kernel_size), frozen(stride), frozen(padding), 1, ceil_mode)
@@ -391,7 +391,7 @@ def _ref_adaptive(x, output_size, of=np.mean):
         S((1, 2, 6, 8), output_size=(None, 4)),
     ],
     errors=[
-        (S((2, 3, 7), output_size=1), r"\[adaptive_avg_pool2d\] x has four axes: batch, channels, height, width; x.shape=\(2, 3, 7\)"),
+        (S((2, 3, 7), output_size=1), r"\[adaptive_avg_pool2d\] x must have four dimensions: batch, channels, height, width; "),
         (S((2, 3, 7, 7), output_size=0), r"\[adaptive_avg_pool2d\] output_size must be at least 1; output_size=\(0, 0\)"),
     ])  # fmt: skip
 def adaptive_avg_pool2d(F: Any, x: Tensor, output_size: Any) -> Tensor:
@@ -402,7 +402,7 @@ def adaptive_avg_pool2d(F: Any, x: Tensor, output_size: Any) -> Tensor:
 
 @composite(ref=lambda x, output_size, return_indices=False: _ref_adaptive(x, output_size, np.max),
     samples=[S((2, 3, 7, 9), output_size=1), S((1, 2, 7, 10), output_size=(3, 4)), S((1, 2, 3, 4), output_size=(5, 4))],
-    errors=[(S((2, 3, 7), output_size=1), r"\[adaptive_max_pool2d\] x has four axes: ")])  # fmt: skip
+    errors=[(S((2, 3, 7), output_size=1), r"\[adaptive_max_pool2d\] x must have four dimensions: ")])  # fmt: skip
 def adaptive_max_pool2d(F: Any, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
     """The largest values of windows chosen so that ``output_size`` pixels remain (a number, or height and width)."""
     x = image("adaptive_max_pool2d", x, launch.NUMBERS)
@@ -416,14 +416,14 @@ def adaptive_max_pool2d(F: Any, x: Tensor, output_size: Any, return_indices: boo
 def _signal(F: Any, name: str, x: Any) -> Any:
     """``(batch, channels, length)`` as images of height 1."""
     if len(x.shape) != 3:
-        raise ShapeError(message(name, "x has three axes: batch, channels, length", **{"x.shape": x.shape}))
+        raise ShapeError(message(name, "x must have three dimensions: batch, channels, length", **{"x.shape": x.shape}))
     return from_signal(F, x)
 
 
 @composite(ref=lambda x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False: _ref_max(
         x[:, :, None], (1, kernel_size), for_image(stride, 1), (0, padding), (1, dilation), ceil_mode)[:, :, 0],
     samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, ceil_mode=True)],
-    errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[max_pool1d\] x has three axes: batch, channels, length; x.shape=")])  # fmt: skip
+    errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[max_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
 def max_pool1d(
     F: Any, x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, dilation: int = 1, ceil_mode: bool = False,
     return_indices: bool = False,
@@ -438,7 +438,7 @@ def max_pool1d(
 @composite(ref=lambda x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True: _ref_average(
         x[:, :, None], (1, kernel_size), for_image(stride, 1), (0, padding), ceil_mode, count_include_pad)[:, :, 0],
     samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, count_include_pad=False)],
-    errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[avg_pool1d\] x has three axes: ")])  # fmt: skip
+    errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[avg_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
 def avg_pool1d(
     F: Any, x: Tensor, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False,
     count_include_pad: bool = True,
@@ -452,7 +452,7 @@ def avg_pool1d(
 
 @composite(ref=lambda x, output_size: _ref_adaptive(x[:, :, None], (1, output_size))[:, :, 0],
     samples=[S((2, 3, 9), output_size=4), S((1, 2, 5), output_size=1)],
-    errors=[(S((2, 3), output_size=1), r"\[adaptive_avg_pool1d\] x has three axes: ")])  # fmt: skip
+    errors=[(S((2, 3), output_size=1), r"\[adaptive_avg_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
 def adaptive_avg_pool1d(F: Any, x: Tensor, output_size: int) -> Tensor:
     """Means over windows chosen so that ``output_size`` values of each signal remain."""
     return to_signal(F, F.adaptive_avg_pool2d(_signal(F, "adaptive_avg_pool1d", x), for_image(output_size, 1)))
@@ -460,14 +460,14 @@ def adaptive_avg_pool1d(F: Any, x: Tensor, output_size: int) -> Tensor:
 
 def _plane_axes(name: str, x: Any) -> tuple[int, ...]:
     if len(x.shape) < 3:
-        raise ShapeError(message(name, "x has batch, channels and at least one axis to pool", **{"x.shape": x.shape}))
+        raise ShapeError(message(name, "x must have batch, channels and at least one dimension to pool", **{"x.shape": x.shape}))
     return tuple(range(2, len(x.shape)))
 
 
 def _global_pool(name: str, fold: str, what: str) -> None:
     composite(ref=lambda x: getattr(np, fold)(x, axis=tuple(range(2, x.ndim)), keepdims=True), name=name, inputs=("x",),
               samples=[S((2, 3, 5, 7)), S((1, 2, 9)), S((3, 1, 1, 1))],
-              errors=[(S((2, 3)), rf"\[{name}\] x has batch, channels and at least one axis to pool; x.shape=\(2, 3\)")],
+              errors=[(S((2, 3)), rf"\[{name}\] x must have batch, channels and at least one dimension to pool")],
               doc=f"The {what} of each channel; axes stay with size 1.")(
         lambda F, x: getattr(F, fold)(x, axis=_plane_axes(name, x), keepdims=True))  # fmt: skip
 

@@ -38,7 +38,7 @@ _streams: weakref.WeakSet[RandomStream] = weakref.WeakSet()
 
 
 def philox(start: int, blocks: int, seed: int) -> np.ndarray:
-    """The random words of ``blocks`` blocks from ``start`` on, as a (blocks, 4) array of uint32: Philox 4x32-10."""
+    """Return the random words of ``blocks`` blocks, beginning at ``start``, as a (blocks, 4) array of uint32: Philox 4x32-10."""
     counter = (np.arange(blocks, dtype=np.uint64) + np.uint64(start % 2**64)).astype(np.uint64)
     c0, c1 = counter & _LOW, counter >> _SHIFT
     c2 = c3 = np.zeros(blocks, np.uint64)
@@ -54,12 +54,12 @@ def philox(start: int, blocks: int, seed: int) -> np.ndarray:
 
 
 class RandomStream:
-    """The numbers of one queue: a tensor with the seed and a counter, and the blocks that were drawn since the counter was moved on."""
+    """The random numbers of one queue: a tensor with the seed and a counter, and the blocks drawn since the counter was advanced."""
 
     def __init__(self, queue: Any, seed: int, of_queue: bool = True):
         self.state = Tensor.from_host(queue, _packed_state(seed, 0))
         self.drawn = 0
-        self.of_queue = of_queue  # else of a Generator, which has a seed of its own
+        self.of_queue = of_queue  # otherwise of a Generator, which has its own seed
         self._lock = threading.Lock()
         _streams.add(self)
 
@@ -73,7 +73,7 @@ class RandomStream:
             self.drawn = 0
 
     def words(self, blocks: int) -> np.ndarray:
-        """The next words of a stream on the NumPy backend."""
+        """Return the next words of a stream on the NumPy backend."""
         seed, counter = (int(n) for n in self.state.array.view(np.uint64))
         self.state.array[1] += blocks
         return philox(counter, blocks, seed)
@@ -88,7 +88,7 @@ class RandomStream:
                 _Unsettled.any = True
 
     def settle(self) -> Tensor:
-        """The state with its counter moved on over everything drawn: what a snapshot or a recording starts from."""
+        """Advance the counter over everything drawn and return the state, from which a snapshot or a recording starts."""
         with self._lock:
             if self.drawn:
                 launch.kernel(self.queue, __file__, "random.cl", "advance")(self.queue, 1, 1, self.state, self.drawn)
@@ -101,7 +101,7 @@ def _packed_state(seed: int, counter: int) -> np.ndarray:
 
 
 def stream_of(queue: Any) -> RandomStream:
-    """The stream of a queue, started from the current seed at first use."""
+    """Return the stream of a queue, started from the current seed at first use."""
     try:
         return queue.netcl.random
     except AttributeError:
@@ -109,7 +109,7 @@ def stream_of(queue: Any) -> RandomStream:
 
 
 class _Unsettled:
-    """Whether a stream may have drawn something since all were settled: every replay asks."""
+    """Whether a stream may have drawn numbers since all were settled; every replay checks this."""
 
     any = False
 
@@ -125,7 +125,7 @@ hooks.settlers.append(_settle_all)
 
 
 class RandomState:
-    """Where a stream stands, taken without waiting for the device; ``as_dict()`` reads it for a file."""
+    """The position of a stream, taken without waiting for the device; ``as_dict()`` reads it for a file."""
 
     def __init__(self, snapshot: Tensor):
         self.snapshot = snapshot
@@ -137,7 +137,7 @@ class RandomState:
 
 
 def manual_seed(seed: int) -> None:
-    """Start the random numbers of every device anew.
+    """Restart the random numbers of every device from a seed.
 
     >>> manual_seed(7)
     >>> first = rand(3).tolist()
@@ -147,7 +147,7 @@ def manual_seed(seed: int) -> None:
     """
     global _seed, _seeded
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise ShapeError(message("manual_seed", "a seed is an integer", seed=repr(seed)))
+        raise ShapeError(message("manual_seed", "seed must be an integer", seed=repr(seed)))
     _seed = int(seed)
     _seeded = (_seed,)
     for stream in list(_streams):
@@ -156,12 +156,12 @@ def manual_seed(seed: int) -> None:
 
 
 def seeded() -> tuple[int]:
-    """The seed, in another tuple after every :func:`manual_seed`: random numbers of the host start anew when it changes."""
+    """Return the seed in a new tuple after every :func:`manual_seed`; random numbers of the host restart when it changes."""
     return _seeded
 
 
 def get_state(queue: Any = None) -> RandomState:
-    """Where the stream of a queue (by default the active device's) stands: give it to :func:`set_state` to go on from here."""
+    """Return the state of a queue's stream (by default the active device's); :func:`set_state` continues from it."""
     return RandomState(duplicate(stream_of(queue_of(queue)).settle()))
 
 
@@ -207,7 +207,7 @@ class Generator(np.random.Generator):
 
     @contextmanager
     def drawing_on(self, queue: Any) -> Iterator[None]:
-        """Let what a queue draws come from this generator."""
+        """Draw the numbers of a queue from this generator inside the block."""
         state: Any = queue_state(queue)
         before = stream_of(queue)
         if queue not in self._own:
@@ -220,7 +220,7 @@ class Generator(np.random.Generator):
 
 
 def with_generator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that draws numbers, with ``generator=``; the device is that of its first tensor, or of ``queue=`` or ``device=``."""
+    """Add ``generator=`` to a function that draws; the device is that of its first tensor, or of ``queue=`` or ``device=``."""
 
     @functools.wraps(function)
     def drawn(*args: Any, generator: Generator | None = None, **kwargs: Any) -> Any:
@@ -248,7 +248,7 @@ def _checked_shape(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
 def _empty_of(name: str, shape: tuple[Any, ...], dtype: str, queue: Any) -> Tensor:
     row = dtypes.lookup(dtype, name)
     if not row.is_float:
-        raise DtypeError(message(name, "random numbers of this kind are floats", "use randint for integers", dtype=row.name))
+        raise DtypeError(message(name, "dtype must be a floating-point type", "use randint for integers", dtype=row.name))
     return Tensor.empty(_checked_shape(name, shape), row.name, queue=queue)
 
 
@@ -295,7 +295,7 @@ _NUMPY_DRAWS = {"uniform": _uniform_words, "normal": _normal_words}
 
 
 def _draws(stream: RandomStream, shape: tuple[int, ...]) -> np.ndarray:
-    """The next float32 numbers of a stream on the NumPy backend, for decisions."""
+    """Return the next float32 numbers of a stream on the NumPy backend, for decisions."""
     size = math.prod(shape)
     return _uniform_words(stream.words(-(-size // 4)), False, 24).reshape(-1)[:size].reshape(shape)
 
@@ -317,7 +317,7 @@ def randn(*shape: Any, dtype: str = "float32", queue: Any = None) -> Tensor:
 
 
 def _high_word(a: np.ndarray, b: int) -> np.ndarray:
-    """The upper 64 bits of the products of 64-bit numbers with ``b``, where 0 means 2^64."""
+    """Return the upper 64 bits of the products of 64-bit numbers with ``b``, where 0 means 2^64."""
     if b == 0:
         return a
     a0, a1, b0, b1 = a & _LOW, a >> _SHIFT, np.uint64(b & 0xFFFFFFFF), np.uint64(b >> 32)
@@ -328,14 +328,14 @@ def _high_word(a: np.ndarray, b: int) -> np.ndarray:
 
 @op(vjp=None, ref=None, at_once=True)
 def randint(low: int = 0, high: int | None = None, shape: SizesArgument = (), *, dtype: str = "int64", queue: Any = None) -> Tensor:
-    """Integers from ``low`` up to but not including ``high``; ``randint(n, shape=...)`` starts at 0."""
+    """Draw integers from ``low`` up to but not including ``high``; ``randint(n, shape=...)`` starts at 0."""
     low, high = (0, low) if high is None else (low, high)
     row = dtypes.lookup(dtype, "randint")
     if row.is_float or row.name == "bool":
-        raise DtypeError(message("randint", "the dtype is not one of integers", dtype=row.name))
+        raise DtypeError(message("randint", "dtype must be an integer type", dtype=row.name))
     limits = np.iinfo(row.storage)
     if not limits.min <= low < high <= limits.max + 1:
-        what = f"needs low < high, both within {row.name}"
+        what = f"low must be below high, and both must fit {row.name}"
         raise ShapeError(message("randint", what, low=low, high=high))
     out = Tensor.empty(_checked_shape("randint", (shape,)), row.name, queue=queue)
     stream, blocks, width = stream_of(out.queue), -(-out.size // 2), (high - low) % 2**64
@@ -349,7 +349,7 @@ def randint(low: int = 0, high: int | None = None, shape: SizesArgument = (), *,
 
 @op(vjp=None, ref=None, at_once=True)
 def bernoulli(p: Tensor) -> Tensor:
-    """1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``."""
+    """Draw 1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``."""
     (p,) = launch.as_tensors("bernoulli", p)
     launch.check_dtype("bernoulli", p, name="p")
     stream, blocks = stream_of(p.queue), -(-p.size // 4)
@@ -366,7 +366,7 @@ def bernoulli(p: Tensor) -> Tensor:
 
 @op(vjp=None, ref=None, at_once=True)
 def keep_mask(shape: SizesArgument = (), p: float = 0.5, *, queue: Any = None) -> Tensor:
-    """uint8: 0 with probability ``p``, else 1."""
+    """Draw uint8 values: 0 with probability ``p``, else 1."""
     out = Tensor.empty(_checked_shape("keep_mask", (shape,)), "uint8", queue=queue)
     stream, blocks = stream_of(out.queue), -(-out.size // 4)
     if out.array is None:
@@ -385,17 +385,17 @@ def keep_mask(shape: SizesArgument = (), p: float = 0.5, *, queue: Any = None) -
     errors=[
         (
             S((3,), (4,), dtypes=("float32", "uint8"), low=0, high=2, scale=2.0),
-            r"\[masked_scale\] x and mask have different shapes; x\.shape=\(3,\)",
+            r"\[masked_scale\] x and mask must have the same shape",
         )
     ],
 )
 def masked_scale(x: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """``x * scale`` where the uint8 ``mask`` is not 0, else 0: what dropout does, and its gradient."""
+    """Return ``x * scale`` where the uint8 ``mask`` is not 0, else 0: dropout and its gradient."""
     x, mask = launch.as_tensors("masked_scale", x, mask)
     launch.check_dtype("masked_scale", x)
     launch.check_dtype("masked_scale", mask, ("uint8", "bool"), "mask")
     if x.shape != mask.shape:
-        raise ShapeError(message("masked_scale", "x and mask have different shapes", **{"x.shape": x.shape, "mask.shape": mask.shape}))
+        raise ShapeError(message("masked_scale", "x and mask must have the same shape", **{"x.shape": x.shape, "mask.shape": mask.shape}))
     if x.array is not None:
         return launch.run_cpu(lambda x, mask: np.where(mask, x * np.float32(scale), x.dtype.type(0)), x, mask)
     out = Tensor.empty(x.shape, x.dtype, queue=x.queue)

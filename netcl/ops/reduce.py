@@ -37,7 +37,7 @@ def _mean_vjp(F: Any, g: Any, x_shape: tuple[int, ...], axis: Axis) -> Any:
 
 
 def _prod_vjp(F: Any, g: Any, x: Any, axis: Axis) -> Any:
-    """The product of the others: without zeros out / x; one zero gets the product of the rest; with more, all are 0."""
+    """Compute the product of the other elements: out / x without zeros; with one zero only that element; with more, 0."""
     zero = F.eq(x, 0)
     others = F.where(zero, 1.0, x)
     rest = F.prod(others, axis=axis, keepdims=True)
@@ -48,7 +48,7 @@ def _prod_vjp(F: Any, g: Any, x: Any, axis: Axis) -> Any:
 
 
 def _extreme_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis) -> Any:
-    """Shared evenly by all elements that are the extreme."""
+    """Share the gradient evenly among all elements equal to the extreme."""
     hit = F.cast(F.eq(x, _with_folded_axes(F, out, x.shape, axis)), x.dtype)
     return F.mul(_with_folded_axes(F, g, x.shape, axis), F.div(hit, F.sum(hit, axis=axis, keepdims=True)))
 
@@ -59,7 +59,7 @@ def _var_vjp(F: Any, g: Any, x: Any, axis: Axis, correction: float) -> Any:
 
 
 def _std_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis, correction: float) -> Any:
-    halved = F.where(F.eq(out, 0.0), 0.0, F.div(g, F.mul(out, 2.0)))  # equal values: no direction is better than another
+    halved = F.where(F.eq(out, 0.0), 0.0, F.div(g, F.mul(out, 2.0)))  # equal values: the gradient is shared
     return _var_vjp(F, halved, x, axis, correction)
 
 
@@ -70,7 +70,7 @@ def _logsumexp_vjp(F: Any, g: Any, out: Any, x: Any, axis: Axis) -> Any:
 
 # ---- rows
 
-_NO_AXIS = (S((2, 3), axis=2), r"\[{}\] axis 2 is out of range; x.shape=\(2, 3\)")
+_NO_AXIS = (S((2, 3), axis=2), r"\[{}\] axis must be in range for 2 dimensions, got 2; x.shape=\(2, 3\)")
 
 
 def reduction(name: str, combine: str, neutral: str, ref: Callable[..., Any], vjp: Callable[..., Any] | None, **columns: Any) -> Reduction:
@@ -125,7 +125,7 @@ _NORM_P = Reduction("norm_p", map="POW(ABS(v0), p)", finish="POW(v0, 1 / p)", pa
 
 
 def _order(p: float | str) -> float:
-    """``p`` as a number; the Frobenius norm is the 2-norm of all elements."""
+    """Return ``p`` as a number; the Frobenius norm is the 2-norm of all elements."""
     if isinstance(p, str) and p != "fro":
         raise ValueError(message("norm", 'p must be a number or "fro"', "other norms of matrices: netcl.linalg.matrix_norm", p=repr(p)))
     return 2.0 if p == "fro" else float(p)
@@ -160,10 +160,10 @@ def _reference_norm(x: np.ndarray, p: float = 2, axis: Any = None, keepdims: boo
 
 @op(vjp=_norm_vjp, ref=_reference_norm, amp="float", tol=2,
     samples=[S((257,)), S((3, 5, 7), p=1, axis=1), S((4, 6), p=3, axis=(0, 1)), S((5, 9), p=math.inf, axis=-1, keepdims=True), S((0,))],
-    errors=[(S((2, 3), axis=2), r"\[norm_2\] axis 2 is out of range"),
+    errors=[(S((2, 3), axis=2), r"\[norm_2\] axis must be in range for 2 dimensions, got 2"),
             (S((2, 3), p="nuc"), r"\[norm\] p must be a number or \"fro\"; p='nuc'; other norms of matrices")])  # fmt: skip
 def norm(x: Tensor, p: float | str = 2, axis: Axis = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """The p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts what is not zero, "fro" is 2."""
+    """Compute the p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts nonzero elements, "fro" is 2."""
     order = _order(p)
     row = _NORMS.get(order, _NORM_P)
     return run_fold(row, x, axis, keepdims, (order,) if row is _NORM_P else (), out)
@@ -172,6 +172,6 @@ def norm(x: Tensor, p: float | str = 2, axis: Axis = None, keepdims: bool = Fals
 @op(vjp=None, ref=lambda x, axis=None, keepdims=False: np.asarray(np.count_nonzero(x, axis=axis, keepdims=keepdims)),
     samples=[S((257,)), S((3, 5, 7), axis=1, dtypes="int32", high=2), S((0,)), S((4, 5), axis=(0, 1), dtypes="bool")])  # fmt: skip
 def count_nonzero(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """How many elements are not zero, as int64."""
+    """Count nonzero elements, as int64."""
     x = operand("count_nonzero", x)
     return run_fold(_SUM, x if x.dtype == "bool" else run(NE, (x, 0)), axis, keepdims)

@@ -1,4 +1,4 @@
-"""Images at other resolutions: interpolation, sampling under a grid of coordinates, and pixel shuffles. Conventions are torch's."""
+"""Resampling of images: interpolation, sampling at a grid of coordinates, and pixel shuffles. Conventions are torch's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _one_of(name: str, label: str, value: Any, legal: Sequence[str]) -> None:
 
 
 def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, back: bool = False) -> np.ndarray:
-    """Images at another size, or (``back``) the gradient for images of ``size``, one axis at a time."""
+    """Resample images one axis at a time, or (``back``) compute the gradient for images of ``size``."""
     for axis, (n, step) in enumerate(zip(size, steps, strict=True), 2):  # type: ignore[arg-type]
         was = x.shape[axis]
         index, shares = _taps(n if back else was, was if back else n, step, mode, align, False)
@@ -49,7 +49,7 @@ def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, 
 
 
 def _matrix(size: int, outs: int, step: float, mode: str, align: bool) -> np.ndarray:
-    """``(outs, size)``: the weight of every pixel in every output."""
+    """Return the weight of every pixel in every output: ``(outs, size)``."""
     weights = np.zeros((outs, size))
     for o in range(outs):
         if mode == "nearest":
@@ -85,7 +85,7 @@ def _ref_interpolate(x, size=None, scale_factor=None, mode="nearest", align_corn
 
 
 def _run_resample(kernel: str, source: Tensor, result: Tensor, size: Any, outs: Any, steps: Steps, mode: str, align: bool) -> Tensor:
-    """Launch a kernel of ``resample.cl`` that fills ``result``: a row per work-item on CPUs, an element on other devices."""
+    """Launch a kernel of ``resample.cl`` that fills ``result``: a row per work-item on CPUs, an element elsewhere."""
     if not result.size:
         return result
     queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])
@@ -111,9 +111,9 @@ def _resample_vjp(F, g, x_shape, steps, mode, align_corners, back):
         S((1, 1, 11, 4), size=(4, 9), steps=(0.3, 8 / 3), mode="bilinear", align_corners=True, back=True),
     ])  # fmt: skip
 def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", align_corners: bool = False, back: bool = False) -> Tensor:
-    """Images of height and width ``size`` whose neighbors lie ``steps`` input pixels apart; what :func:`interpolate` is made of.
+    """Resample images of height and width ``size`` at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
 
-    ``back`` gives the transpose, the gradient for images of ``size``: there, ``x`` is that of the result.
+    ``back`` computes the transpose, the gradient for images of ``size``; ``x`` then is the gradient of the result.
     """
     x, wanted = image("resample2d", x), pair("resample2d", "size", frozen(size), 1)
     if x.backend == "cpu":
@@ -127,16 +127,16 @@ _MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinea
 
 
 def _target_size(name: str, size: Any, wanted: Any, factor: Any, mode: str, align: bool) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The result's sizes, and the distance of its neighbours in input pixels, per resampled axis."""
+    """Return the result's sizes, and the distance of its neighbors in input pixels, per resampled axis."""
     _one_of(name, "mode", mode, _MODES)
     if (wanted is None) == (factor is None):
-        raise ShapeError(message(name, "exactly one of size and scale_factor is needed", size=wanted, scale_factor=factor))
+        raise ShapeError(message(name, "exactly one of size and scale_factor must be given", size=wanted, scale_factor=factor))
     if align and mode in ("nearest", "nearest-exact", "area"):
-        raise ShapeError(message(name, "align_corners has a meaning for linear and cubic modes only", mode=repr(mode)))
+        raise ShapeError(message(name, "align_corners requires a linear or cubic mode", mode=repr(mode)))
     label, value = ("size", wanted) if factor is None else ("scale_factor", factor)
     values = value if isinstance(value, tuple) else (value,) * len(size)
     if len(values) != len(size):
-        raise ShapeError(message(name, f"{label} is one number or one per resampled axis", **{label: value, "axes": len(size)}))
+        raise ShapeError(message(name, f"{label} must be one number or one per resampled axis", **{label: value, "axes": len(size)}))
     outs, steps = [], []
     for n, each in zip(size, values, strict=True):
         out = int(each) if factor is None else math.floor(n * each)
@@ -154,7 +154,7 @@ def cubic_kernel(x: np.ndarray, a: float) -> np.ndarray:
 
 
 def _taps(n: int, outs: int, step: float, mode: str, align: bool, antialias: bool) -> tuple[np.ndarray, np.ndarray]:
-    """``(outs, taps)``: the pixels of an axis that every output is made of, and their shares."""
+    """Return the pixels of an axis that contribute to every output, and their weights: ``(outs, taps)``."""
     out, cubic = np.arange(outs), mode == "bicubic"
     if mode.startswith("nearest"):
         index = np.floor((out + 0.5 * (mode == "nearest-exact")).astype(np.float32) * np.float32(step))[:, None]
@@ -181,7 +181,7 @@ def _taps(n: int, outs: int, step: float, mode: str, align: bool, antialias: boo
 
 
 def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarray) -> Any:
-    """An axis replaced by weighted sums of its slices."""
+    """Replace an axis by weighted sums of its slices."""
     count, taps = index.shape
     picked = F.index_select(x, axis, Tensor.from_host(x.queue, index.reshape(-1)))
     if taps == 1:
@@ -206,14 +206,14 @@ def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarr
         S((1, 1, 2, 3, 4), size=(3, 2, 5), mode="trilinear"),
     ],
     errors=[
-        (S((2, 3), scale_factor=2), r"\[interpolate\] x has three to five axes; x.shape=\(2, 3\)"),
-        (S((1, 1, 4, 4)), r"\[interpolate\] exactly one of size and scale_factor is needed; size=None, scale_factor=None"),
+        (S((2, 3), scale_factor=2), r"\[interpolate\] x must have three to five dimensions; x.shape=\(2, 3\)"),
+        (S((1, 1, 4, 4)), r"\[interpolate\] exactly one of size and scale_factor must be given; size=None, scale_factor=None"),
         (S((1, 1, 4, 4), size=2, mode="cubic"), r"\[interpolate\] unknown mode; mode='cubic'; known: nearest, nearest-exact, linear"),
-        (S((1, 1, 4, 4), size=2, align_corners=True), r"\[interpolate\] align_corners has a meaning for linear and cubic modes only"),
-        (S((1, 1, 4, 4), size=2, antialias=True), r"\[interpolate\] antialias is for images in mode bilinear or bicubic; mode='nearest'"),
-        (S((1, 1, 4), size=2, mode="bicubic"), r"\[interpolate\] mode bicubic takes x with 4 axes; x.shape=\(1, 1, 4\)"),
+        (S((1, 1, 4, 4), size=2, align_corners=True), r"\[interpolate\] align_corners requires a linear or cubic mode"),
+        (S((1, 1, 4, 4), size=2, antialias=True), r"\[interpolate\] antialias requires images and mode bilinear or bicubic"),
+        (S((1, 1, 4), size=2, mode="bicubic"), r"\[interpolate\] mode bicubic requires x with 4 dimensions; x.shape=\(1, 1, 4\)"),
         (S((1, 1, 4, 4), scale_factor=0.1), r"\[interpolate\] an axis of 4 pixels cannot become 0; "),
-        (S((1, 1, 4, 4), size=(1, 2, 3)), r"\[interpolate\] size is one number or one per resampled axis; size=\(1, 2, 3\), axes=2"),
+        (S((1, 1, 4, 4), size=(1, 2, 3)), r"\[interpolate\] size must be one number or one per resampled axis"),
     ])  # fmt: skip
 def interpolate(
     F: Any, x: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
@@ -222,8 +222,8 @@ def interpolate(
     """Images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes at another size.
 
     Give ``size`` or ``scale_factor`` (a number, or one per axis). ``mode`` is ``nearest``, ``nearest-exact``, ``area``, for signals
-    ``linear``, for images ``bilinear`` and ``bicubic``, for volumes ``trilinear``. ``align_corners=True`` puts the corner pixels of both
-    on top of each other; otherwise their outer edges. ``antialias`` widens the kernel of ``bilinear`` and ``bicubic``
+    ``linear``, for images ``bilinear`` and ``bicubic``, for volumes ``trilinear``. ``align_corners=True`` aligns the
+    centers of the corner pixels, otherwise the outer edges are aligned. ``antialias`` widens the kernel of ``bilinear`` and ``bicubic``
     where an image shrinks.
 
     >>> import netcl.ops as F
@@ -232,16 +232,16 @@ def interpolate(
     (1, 3, 16, 16)
     """
     if len(x.shape) not in (3, 4, 5):
-        raise ShapeError(message("interpolate", "x has three to five axes", **{"x.shape": x.shape}))
+        raise ShapeError(message("interpolate", "x must have three to five dimensions", **{"x.shape": x.shape}))
     align, ndim = bool(align_corners), len(x.shape)
     outs, steps = _target_size("interpolate", x.shape[2:], frozen(size), frozen(scale_factor), mode, align)
     if recompute_scale_factor:
         steps = _target_size("interpolate", x.shape[2:], outs, None, mode, align)[1]
     if antialias and (mode not in ("bilinear", "bicubic") or ndim != 4):
-        raise ShapeError(message("interpolate", "antialias is for images in mode bilinear or bicubic", mode=repr(mode)))
+        raise ShapeError(message("interpolate", "antialias requires images and mode bilinear or bicubic", mode=repr(mode)))
     needed = {"bicubic": 4, "trilinear": 5}.get(mode, ndim)
     if needed != ndim or (ndim == 5 and mode in ("linear", "bilinear")):
-        raise ShapeError(message("interpolate", f"mode {mode} takes x with {max(needed, 3)} axes", **{"x.shape": x.shape}))
+        raise ShapeError(message("interpolate", f"mode {mode} requires x with {max(needed, 3)} dimensions", **{"x.shape": x.shape}))
     if ndim < 5 and mode in ("nearest", "linear", "bilinear") and not antialias:
         images, wanted, steps = (from_signal(F, x), (1, *outs), (1.0, *steps)) if ndim == 3 else (x, outs, steps)
         kind = "nearest" if mode == "nearest" else "bilinear"
@@ -257,7 +257,7 @@ def interpolate(
 
 
 def _grid_ref(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False):
-    """Every point by itself."""
+    """Sample every point separately."""
     if padding_mode == "reflection":
         grid = np.arcsin(np.sin(grid * np.pi / 2)) * 2 / np.pi
     out = np.zeros((*x.shape[:2], *grid.shape[1:-1]))
@@ -285,7 +285,7 @@ _SHARES: dict[str, list[list[float]]] = {"bilinear": [[1, -1], [0, 1]], "nearest
 
 
 def _grid_taps(F: Any, v: Tensor, size: int, mode: str, padding_mode: str, align: bool) -> tuple[Tensor, Tensor]:
-    """Pixels along one axis for coordinates ``(batch, points)`` and their weights: ``(batch, taps, points)`` both."""
+    """Return the pixels along one axis for coordinates ``(batch, points)`` and their weights, both ``(batch, taps, points)``."""
     at = F.mul(F.add(v, 1.0), (size - 1) / 2) if align else F.sub(F.mul(F.add(v, 1.0), size / 2), 0.5)
     low, high = (-2.0, size + 1.0) if padding_mode == "zeros" or mode == "bicubic" else (0.0, size - 1.0)
     at = F.where(F.gt(at, low), F.where(F.lt(at, high), at, high), low)  # NaN becomes the lower end
@@ -313,16 +313,16 @@ def _grid_taps(F: Any, v: Tensor, size: int, mode: str, padding_mode: str, align
         S((1, 2, 3, 4, 5), (1, 2, 3, 2, 3), low=-1.2, high=1.2),
     ],
     errors=[
-        (S((1, 2, 4), (1, 3, 4, 2)), r"\[grid_sample\] x must have 4 or 5 axes, got 3"),
+        (S((1, 2, 4), (1, 3, 4, 2)), r"\[grid_sample\] x must have 4 or 5 dimensions, got 3"),
         (S((1, 2, 4, 4), (2, 3, 4, 2)), r"\[grid_sample\] grid must be \(batch, height, width, 2\) with the batch of x; x.shape="),
-        (S((1, 2, 3, 4, 4), (1, 2, 3, 4, 3), mode="bicubic"), r"\[grid_sample\] mode bicubic takes x with 4 axes"),
+        (S((1, 2, 3, 4, 4), (1, 2, 3, 4, 3), mode="bicubic"), r"\[grid_sample\] mode bicubic requires x with 4 dimensions"),
         (S((1, 2, 4, 4), (1, 3, 4, 2), mode="cubic"), r"\[grid_sample\] unknown mode; mode='cubic'; known: bilinear, nearest, bicubic"),
         (S((1, 2, 4, 4), (1, 3, 4, 2), padding_mode="wrap"), r"\[grid_sample\] unknown padding_mode; .*known: zeros, border, reflection"),
     ])  # fmt: skip
 def grid_sample(
     F: Any, x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = False
 ) -> Tensor:
-    """The values of images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; of volumes too.
+    """Sample images ``(batch, channels, height, width)`` at the points of ``grid`` ``(batch, height, width, 2)``; also volumes.
 
     A point is ``(x, y)`` with -1 and 1 at the edges of the image (``align_corners=True``: at the centers of its corner pixels). Outside
     lie zeros; with ``padding_mode="border"`` the nearest pixels; with ``"reflection"`` mirror images. ``mode`` is ``bilinear``,
@@ -333,7 +333,7 @@ def grid_sample(
     _one_of(name, "mode", mode, tuple(_SHARES))
     _one_of(name, "padding_mode", padding_mode, ("zeros", "border", "reflection"))
     if x.ndim not in (4, 5) or (x.ndim == 5 and mode == "bicubic"):
-        what = f"x must have 4 or 5 axes, got {x.ndim}" if mode != "bicubic" else "mode bicubic takes x with 4 axes"
+        what = f"x must have 4 or 5 dimensions, got {x.ndim}" if mode != "bicubic" else "mode bicubic requires x with 4 dimensions"
         raise ShapeError(message(name, what, **shapes))
     for t, label in ((x, "x"), (grid, "grid")):
         launch.check_dtype(name, t, name=label)
@@ -370,7 +370,7 @@ def _affine_ref(theta, size, align_corners=False):
                                      S((1, 3, 4), size=(1, 1, 2, 3, 2))],
            errors=[(S((2, 3, 3), size=(2, 1, 4, 4)), r"\[affine_grid\] theta must be \(batch, 2, 3\); .*shape=\(2, 3, 3\)")])  # fmt: skip
 def affine_grid(F: Any, theta: Tensor, size: Sequence[int], align_corners: bool = False) -> Tensor:
-    """The grid with which :func:`grid_sample` moves images of ``size`` by the affine maps ``theta`` ``(batch, 2, 3)``; 3-D ones too."""
+    """Return the grid with which :func:`grid_sample` applies the affine maps ``theta`` ``(batch, 2, 3)`` to images of ``size``."""
     axes, theta = len(size) - 2, launch.as_tensors("affine_grid", theta)[0]
     if theta.shape != (size[0], axes, axes + 1):
         raise ShapeError(
@@ -390,7 +390,7 @@ def affine_grid(F: Any, theta: Tensor, size: Sequence[int], align_corners: bool 
 
 def _check_shuffle(name: str, x: Any, factor: int, fits: bool, rule: str) -> None:
     if len(x.shape) != 4 or factor < 1 or not fits:
-        raise ShapeError(message(name, f"x has four axes, and {rule}", **{"x.shape": x.shape, "factor": factor}))
+        raise ShapeError(message(name, f"x must have four dimensions, and {rule}", **{"x.shape": x.shape, "factor": factor}))
 
 
 def _ref_pixel_shuffle(x, factor):
@@ -413,9 +413,9 @@ def _ref_pixel_unshuffle(x, factor):
 
 @composite(ref=_ref_pixel_shuffle, samples=[S((2, 8, 3, 4), factor=2), S((1, 9, 2, 1), factor=3)],
     errors=[(S((1, 6, 2, 2), factor=2),
-             r"\[pixel_shuffle\] x has four axes, and the factor's square divides its channels; x.shape=\(1, 6, 2, 2\), ")])  # fmt: skip
+             r"\[pixel_shuffle\] x must have four dimensions, and the factor's square divides its channels")])  # fmt: skip
 def pixel_shuffle(F: Any, x: Tensor, factor: int) -> Tensor:
-    """``(n, c * factor^2, h, w)`` becomes ``(n, c, h * factor, w * factor)``: channels turn into neighbouring pixels."""
+    """Rearrange ``(n, c * factor^2, h, w)`` to ``(n, c, h * factor, w * factor)``: channels become neighboring pixels."""
     _check_shuffle("pixel_shuffle", x, factor, not sum(x.shape[1:2]) % max(1, factor) ** 2, "the factor's square divides its channels")
     n, c, h, w = x.shape
     parts = F.reshape(x, (n, c // factor**2, factor, factor, h, w))
@@ -423,7 +423,7 @@ def pixel_shuffle(F: Any, x: Tensor, factor: int) -> Tensor:
 
 
 @composite(ref=_ref_pixel_unshuffle, samples=[S((2, 2, 6, 4), factor=2), S((1, 1, 3, 6), factor=3)],
-    errors=[(S((1, 1, 5, 4), factor=2), r"\[pixel_unshuffle\] x has four axes, and the factor divides its height and width")])  # fmt: skip
+    errors=[(S((1, 1, 5, 4), factor=2), r"\[pixel_unshuffle\] x must have four dimensions, and the factor divides")])  # fmt: skip
 def pixel_unshuffle(F: Any, x: Tensor, factor: int) -> Tensor:
     """The inverse of :func:`pixel_shuffle`."""
     fits = not any(size % max(1, factor) for size in x.shape[2:])

@@ -18,7 +18,7 @@ from netcl.ops.pointwise import cast
 
 
 def _spots(values: np.ndarray, size: int, linear: bool, border: bool, align: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per value: the pixel before it, the share of the pixel after it, and the slope of the coordinate in pixels."""
+    """Return per value the pixel before it, the weight of the pixel after it, and the slope of the coordinate in pixels."""
     at = (values + 1) / 2 * (size - 1) if align else ((values + 1) * size - 1) / 2
     slope = np.full(at.shape, (size - 1) / 2 if align else size / 2, at.dtype)
     if border:
@@ -33,7 +33,7 @@ def _spots(values: np.ndarray, size: int, linear: bool, border: bool, align: boo
 
 
 def _corners(grid: np.ndarray, size: Any, linear: bool, border: bool, align: bool) -> Any:
-    """The pixels under each point as ``(inside, flat index, share down, share across)``, and the two spots."""
+    """Return the pixels around each point as ``(inside, flat index, weight down, weight across)``, and the two spots."""
     h, v = (_spots(grid[..., k].reshape(grid.shape[0], grid.shape[1] * grid.shape[2]), size[1 - k], linear, border, align) for k in (0, 1))
     found = []
     for down in (0, 1) if linear else (0,):
@@ -46,7 +46,7 @@ def _corners(grid: np.ndarray, size: Any, linear: bool, border: bool, align: boo
 
 
 def _picked(x: np.ndarray, inside: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """``(n, c, points)``: pixels of each plane, zero where there is none."""
+    """Return pixels of each plane, zero outside the image: ``(n, c, points)``."""
     flat = x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
     values = np.take_along_axis(flat, np.broadcast_to(index[:, None], (*x.shape[:2], index.shape[1])), 2)
     return np.where(inside[:, None], values, 0)
@@ -142,7 +142,7 @@ def _sample_vjp(F, g, x, grid, needs, linear, border, align):
              S((1, 2, 4, 5), (1, 5, 3, 2), border=True, low=-1.4, high=1.4),
              S((2, 2, 5, 6), (2, 4, 5, 2), linear=False, low=-1.2, high=1.2)])  # fmt: skip
 def sample_images(x: Tensor, grid: Tensor, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """The values of images at points: :func:`grid_sample` by kernels of its own, after its checks."""
+    """Sample images at points: :func:`grid_sample` by its own kernels, after its checks."""
     x, grid = launch.as_tensors("sample_images", x, grid)
     if x.backend == "cpu":
         return launch.run_cpu(_sample_cpu, x, grid, linear=linear, border=border, align=align)

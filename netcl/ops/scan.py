@@ -1,4 +1,4 @@
-"""Walks along an axis that remember where they are: running sums, and the position of the extreme element."""
+"""Scans along an axis: running sums, and the position of the extreme element."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _scan_shape(name: str, x: Tensor, axis: Any) -> Shape3:
     if not x.shape:
         return Shape3(1, 1, 1)
     if len(axes) != 1:
-        raise ShapeError(message(name, "takes one axis", "name it, or leave it away for all elements", axis=axis))
+        raise ShapeError(message(name, "axis must be one integer", "name it, or leave it away for all elements", axis=axis))
     (a,) = axes
     return Shape3(math.prod(x.shape[:a]), x.shape[a], math.prod(x.shape[a + 1 :]))
 
@@ -52,7 +52,7 @@ def _scan_kernel(name: str, queue: Any, source: str, target: str, compute: str, 
 
 
 def _slicing(shape: Shape3, queue: Any) -> tuple[int, int]:
-    """Length and number of slices: more than one only where the columns alone leave the device idle."""
+    """Return length and number of slices: more than one only if the columns alone leave the device idle."""
     profile = profile_of(queue)
     wanted = (4 if profile.device_type == "cpu" else 256) * profile.max_compute_units
     columns = shape.rows * shape.inner
@@ -75,7 +75,7 @@ def _reference_cumsum(x: np.ndarray, axis: int | None = None, reverse: bool = Fa
 
 @op(vjp=lambda F, g, axis, reverse: F.cumsum(g, axis=axis, reverse=not reverse), ref=_reference_cumsum, amp="float", tol=4,
     samples=[S((257,), axis=0), S((3, 5, 7), axis=1), S((3, 5), axis=-1, reverse=True), S((4000,), axis=0), S((0, 3), axis=1), S((6,))],
-    errors=[(S((2, 3), axis=2), r"\[cumsum\] axis 2 is out of range; x.shape=\(2, 3\)")])  # fmt: skip
+    errors=[(S((2, 3), axis=2), r"\[cumsum\] axis must be in range for 2 dimensions, got 2; x.shape=\(2, 3\)")])  # fmt: skip
 def cumsum(x: Tensor, axis: int | None = None, reverse: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Running sums along an axis (of all elements, flattened, without one); ``reverse`` runs from the end."""
     x = operand("cumsum", x)
@@ -103,7 +103,7 @@ def _cumsum_numpy(x: Tensor, axis: int | None, reverse: bool, compute: str, resu
 
 
 def _cumsum_cl(x: Tensor, target: Tensor, shape: Shape3, compute: str, reverse: bool) -> None:
-    """One launch; or, cut into slices: the sum of each slice, what comes before each, the walk through all."""
+    """Scan in one launch, or in slices: the sum of each slice, the sums before each, the scan of all."""
     queue = x.queue
     kernel = _scan_kernel("cumsum", queue, x.dtype, target.dtype, compute, math.prod(shape))
     length, slices = _slicing(shape, queue)
@@ -135,7 +135,7 @@ def _arg(name: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
     result_shape = folded_shape(x.shape, axes, keepdims)
     size = math.prod(result_shape)
     if shape.length == 0 and size:
-        raise ShapeError(message(name, "no elements: there is no position to give", axis=axis, **{"x.shape": x.shape}))
+        raise ShapeError(message(name, "x must have elements along the axis", axis=axis, **{"x.shape": x.shape}))
     if isinstance(x.queue, CPUQueue):
         return _arg_numpy(np.argmax if name == "argmax" else np.argmin, x, axis, result_shape)
     target = Tensor.empty(result_shape, "int64", queue=x.queue)
@@ -174,14 +174,14 @@ _ARG_SAMPLES = [S((257,)), S((3, 5, 7), axis=1), S((3, 5), axis=-1, keepdims=Tru
 
 
 @op(vjp=None, ref=lambda x, axis=None, keepdims=False: np.argmax(x, axis=axis, keepdims=keepdims), samples=_ARG_SAMPLES,
-    errors=[(S((0,)), r"\[argmax\] no elements: there is no position to give; axis=None, x.shape=\(0,\)")])  # fmt: skip
+    errors=[(S((0,)), r"\[argmax\] x must have elements along the axis; axis=None, x.shape=\(0,\)")])  # fmt: skip
 def argmax(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Position of the largest element as int64, the first of equals; NaN is larger than all. Without an axis: in the flattened tensor."""
     return _arg("argmax", x, axis, keepdims)
 
 
 @op(vjp=None, ref=lambda x, axis=None, keepdims=False: np.argmin(x, axis=axis, keepdims=keepdims), samples=_ARG_SAMPLES,
-    errors=[(S((0,)), r"\[argmin\] no elements: there is no position to give; axis=None, x.shape=\(0,\)")])  # fmt: skip
+    errors=[(S((0,)), r"\[argmin\] x must have elements along the axis; axis=None, x.shape=\(0,\)")])  # fmt: skip
 def argmin(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Position of the smallest element as int64, the first of equals; NaN is smaller than all. Without an axis: in the flattened tensor."""
     return _arg("argmin", x, axis, keepdims)

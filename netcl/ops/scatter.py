@@ -1,4 +1,4 @@
-"""Running extremes, windows, counts, and writes that combine values at one place. What NumPy computes on the host says so."""
+"""Running extremes, windows, counts, and scatters that combine values. Ops computed on the host by NumPy state this."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _at = launch.check_axis
 
 def _cumulative(name: str, larger: bool) -> Any:
     def call(F: Any, x: Tensor, axis: int) -> Ordered:
-        """Steps that double, over values and their indices; the gradient is that of the gather at the end."""
+        """Scan in doubling steps over values and their indices; the gradient is that of the gather at the end."""
         x = launch.as_tensors(name, x)[0]
         at, step, values = _at(name, axis, x.ndim), 1, x.detach()
         places = np.arange(x.shape[at] if x.shape else 1).reshape((-1, *(1,) * max(x.ndim - 1 - at, 0)) if x.shape else ())
@@ -52,7 +52,7 @@ def _cumulative_ref(extreme: Any) -> Any:
 
 for _name, _extreme, _what in (("cummax", np.maximum, "largest"), ("cummin", np.minimum, "least")):
     made_of(_name, _cumulative(_name, _name == "cummax"), _cumulative_ref(_extreme), S((7,), axis=0), S((2, 5, 3), axis=1),
-            S((9,), axis=0, dtypes="int64", low=0, high=4), errors=[(S((3, 2), axis=2), rf"\[{_name}\] axis 2 is out of range for 2 axes")],
+            S((9,), axis=0, dtypes="int64", low=0, high=4), errors=[(S((3, 2), axis=2), rf"\[{_name}\] axis must be in range")],
             doc=f"The {_what} of every element and all before it along an axis, its index, of equals the last; NaN stays.")  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def _reduced(x, axis, index, src, reduce, include_self):
 
 
 def _scatter_extreme_vjp(F, g, out, x, axis, index, src, reduce, include_self):
-    """Shared evenly by all elements that are the extreme; of a product, the product of the others."""
+    """Share the gradient evenly among all elements equal to the extreme; for a product, multiply the other elements."""
     part = F.getitem(src, tuple(slice(0, n) for n in index.shape))
     named = F.scatter(F.cast(F.mul(out, 0), "bool"), axis, index, True)
     if reduce == "prod":
@@ -203,7 +203,7 @@ made_of("masked_scatter", _masked_scatter, _masked_scatter_ref, S((3, 4), (3, 4)
            samples=[S((50,), bins=7), S((5, 9), bins=4, min=-0.5, max=0.75)], inputs=("x",),
            errors=[(S((3,), bins=4, min=2, max=1), r"\[histc\] max must not be below min; min=2, max=1")])  # fmt: skip
 def histc(F: Any, x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """How many elements lie in each of ``bins`` equal parts of ``[min, max]``, by default of the range of x, for which it waits."""
+    """Count the elements in each of ``bins`` equal parts of ``[min, max]``; the default range is that of x, which waits for the device."""
     x = launch.as_tensors("histc", x)[0].detach()
     launch.check_dtype("histc", x)
     if max < min:
@@ -236,7 +236,7 @@ _SORTED = np.array([0.1, 0.3, 0.3, 0.7], np.float32)
          samples=[S(_SORTED, (5,)), S(_SORTED, np.array([0.3, 0.9], np.float32), right=True),
          S(np.stack([_SORTED, 2 * _SORTED]), (2, 3))])  # fmt: skip
 def searchsorted(sorted_sequence, values, *, out_int32=False, right=False, side=None, sorter=None):
-    """Where values would be inserted along the last axis to keep it sorted, before equal ones or behind (``right``). On the host."""
+    """Return where values would be inserted along the sorted last axis, before equal ones or after them (``right``). On the host."""
     if sorter is not None:
         sorted_sequence = np.take_along_axis(sorted_sequence, np.asarray(sorter), -1)
     if sorted_sequence.ndim > 1 and sorted_sequence.shape[:-1] != values.shape[:-1]:
@@ -253,7 +253,7 @@ made_of("bucketize", lambda F, x, boundaries, **how: F.searchsorted(boundaries, 
 
 @on_host("x", vjp=None, takes="any", ref=None, samples=[S((9,))])
 def mode_indices(x, axis=-1):
-    """The last index of the most frequent value along an axis, of several the least. Computed on the host."""
+    """Return the last index of the most frequent value along an axis, the smallest of several. Computed on the host."""
     rows = np.moveaxis(x, axis, -1)
     flat = rows.reshape(-1, rows.shape[-1])
     found = []
@@ -267,7 +267,7 @@ def mode_indices(x, axis=-1):
 def _mode(F: Any, x: Tensor, axis: int = -1, keepdims: bool = False) -> Ordered:
     at = _at("mode", axis, x.ndim)
     if not x.size:
-        raise ShapeError(message("mode", "no elements", **{"x.shape": x.shape}))
+        raise ShapeError(message("mode", "x must have elements along the axis", **{"x.shape": x.shape}))
     index = F.unsqueeze(F.mode_indices(x, at), at) if x.shape else Tensor.zeros((), "int64", queue=x.queue)
     values = F.gather(x, at, index) if x.shape else F.clone(x)
     return Ordered(values, index) if keepdims or not x.shape else Ordered(F.squeeze(values, at), F.squeeze(index, at))
@@ -282,7 +282,7 @@ def _mode_ref(x, axis=-1, keepdims=False):
 
 
 made_of("mode", _mode, _mode_ref, S((9,), dtypes="int64", low=0, high=4), S((5, 3), axis=0, keepdims=True),
-        errors=[(S((0,)), r"\[mode\] no elements")],
+        errors=[(S((0,)), r"\[mode\] x must have elements along the axis")],
         doc="The most frequent value along an axis, of several the least, and the last index of it. Computed on the host.")  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from netcl.engine.registry import S, op
 _SOFTMAX_SAMPLES = [S((1, 1)), S((3, 5)), S((2, 257), low=-30.0, high=30.0), S((2, 3, 4), axis=1), S((4, 255), axis=0), S((0, 3)), S(()),
             S((2, 1, 33))]  # fmt: skip
 _SOFTMAX_GRAD_SAMPLES = [S((3, 5), (3, 5)), S((2, 257), (2, 257)), S((2, 3, 17), (2, 3, 17), axis=1), S((0, 3), (0, 3))]
-_BAD_AXIS = [(S((2, 3), axis=2), r"axis 2 is out of range for 2 axes; it must be in -2..1")]
+_BAD_AXIS = [(S((2, 3), axis=2), r"axis must be in range for 2 dimensions, got 2; it must be in -2..1")]
 
 
 def _run_softmax(op_name: str, kernel: str, axis: int, operands: dict[str, Tensor], log: bool) -> Tensor:
@@ -24,7 +24,7 @@ def _run_softmax(op_name: str, kernel: str, axis: int, operands: dict[str, Tenso
     for name, x in operands.items():
         launch.check_dtype(op_name, x, name=name.lower())
     if any(x.shape != first.shape for x in others):
-        raise ShapeError(message(op_name, "g and y differ in shape", g=first.shape, y=others[0].shape))
+        raise ShapeError(message(op_name, "g and y must have the same shape", g=first.shape, y=others[0].shape))
     out = Tensor.empty(first.shape, (others or [first])[0].dtype, queue=first.queue)
     if not out.size:
         return out
@@ -58,7 +58,7 @@ def _log_softmax_ref(x: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def _softmax_grad_ref(g: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndarray:
-    """The rows of the Jacobian ``diag(y) - y y'``, one by one."""
+    """Apply the rows of the Jacobian ``diag(y) - y y'``, one by one."""
     g, y = np.moveaxis(g, axis, -1), np.moveaxis(y, axis, -1)
     jacobian = y[..., None] * np.eye(y.shape[-1]) - y[..., None] * y[..., None, :]
     return np.moveaxis(np.einsum("...ij,...i->...j", jacobian, g), -1, axis)
@@ -113,14 +113,14 @@ def _log_softmax_vjp(F: Any, g: Any, out: Any, axis: int) -> Any:
 
 
 def _softmax_grad_vjp(F: Any, g: Any, upstream: Any, y: Any, axis: int) -> tuple[Any, Any]:
-    """Of ``y (u - sum(u y))``, u the upstream gradient."""
+    """Differentiate ``y (u - sum(u y))``, where u is the upstream gradient."""
     along = {"axis": axis, "keepdims": True}
     inner = F.sub(upstream, F.sum(F.mul(upstream, y), **along))
     return F.softmax_grad(g, y, axis=axis), F.sub(F.mul(g, inner), F.mul(upstream, F.sum(F.mul(g, y), **along)))
 
 
 def _log_softmax_grad_vjp(F: Any, g: Any, upstream: Any, y: Any, axis: int) -> tuple[Any, Any]:
-    """Of ``u - exp(y) sum(u)``, u the upstream gradient."""
+    """Differentiate ``u - exp(y) sum(u)``, where u is the upstream gradient."""
     along = {"axis": axis, "keepdims": True}
     weighted = F.mul(g, F.exp(y))
     return F.sub(g, F.sum(weighted, **along)), F.neg(F.mul(weighted, F.sum(upstream, **along)))
@@ -136,7 +136,7 @@ def _softmax_forward(op_name: str, x: Any, axis: int, cpu: Any, log: bool) -> Te
 
 @op(vjp=_softmax_vjp, ref=_softmax_ref, cpu=_softmax_cpu, amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """Exponentials that sum to one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow.
+    """Normalize exponentials to a sum of one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow.
 
     >>> from netcl import ops
     >>> ops.softmax([[0.0, 0.0]]).tolist()

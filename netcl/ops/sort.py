@@ -1,4 +1,4 @@
-"""Sorting on the device: stable, a NaN is the largest value, as NumPy and torch have it."""
+"""Sorting on the device: stable, with NaN as the largest value, as in NumPy and torch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import dense, take_block
 from netcl.ops.movement import along, reorder
 
-MOST = 64  # values that topk finds without sorting everything
-_LONG = 1024  # least elements of an axis where that pays
+MOST = 64  # largest k for which topk does not sort everything
+_LONG = 1024  # minimum elements of an axis for which that pays
 LOCAL_PER_UNIT = 64  # work-items that keep a compute unit of a GPU busy
 INSERTION_RUN = 16  # elements that a work-item sorts by insertion
 _CHUNK = {True: 4096, False: 16}  # elements a work-item merges: on a CPU, on a GPU
@@ -40,14 +40,14 @@ def _sort_kernel(queue: Any, name: str, dtype: str) -> Any:
 
 
 def _sort_keys(x: Tensor, descending: bool = False) -> Tensor:
-    """Unsigned numbers in the order of the values of ``x``, in a tensor of as many bytes."""
+    """Return unsigned keys in the order of the values of ``x``, in a tensor of the same element size."""
     keys = Tensor.empty(x.shape, "int64" if dtypes.DTYPES[x.dtype].itemsize == 8 else "int32", queue=x.queue)
     _sort_kernel(x.queue, "make_keys", x.dtype)(x.queue, x.size, launch.LOCAL_1D, x, keys, x.size, int(descending))
     return keys
 
 
 def sort_keys(keys: Tensor, rows: int, n: int) -> tuple[Tensor, Tensor]:
-    """Every row of unsigned keys (held in an int32 or int64 tensor) sorted, and where each came from (int32)."""
+    """Sort every row of unsigned keys (held in an int32 or int64 tensor); returns the keys and their source positions (int32)."""
     queue, dtype = keys.queue, "int64" if keys.dtype == "int64" else "int32"
     sorted_, order = (Tensor.empty((rows, n), kind, queue=queue) for kind in (dtype, "int32"))
     items = rows * -(-n // INSERTION_RUN)
@@ -65,7 +65,7 @@ def sort_keys(keys: Tensor, rows: int, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _numpy_keys(values: np.ndarray, descending: bool) -> np.ndarray:
-    """Ranks: equal values share one, so a stable sort of the ranks is a stable sort of the values, either way round."""
+    """Return ranks: equal values share one, so a stable sort of the ranks is a stable sort of the values in either direction."""
     _, ranks = np.unique(values, return_inverse=True, equal_nan=True)
     ranks = ranks.reshape(values.shape)
     return -ranks if descending else ranks
@@ -87,7 +87,7 @@ def _argsort_ref(x, axis=-1, descending=False):
         S((0, 3), axis=0),
         S((300,), dtypes="int32", low=-9, high=9),
     ],
-    errors=[(S((3, 2), axis=2), r"\[argsort\] axis 2 is out of range for 2 axes")],
+    errors=[(S((3, 2), axis=2), r"\[argsort\] axis must be in range for 2 dimensions, got 2")],
 )
 def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
     """The indices that sort along an axis; equal values keep their order, NaN counts as the largest value. int64."""
@@ -116,7 +116,7 @@ def _sort_ref(x, axis=-1, descending=False):
 @composite(
     ref=_sort_ref,
     samples=[S((7,)), S((3, 40), descending=True), S((33, 4), axis=0)],
-    errors=[(S((3, 2), axis=2), r"\[argsort\] axis 2 is out of range for 2 axes")],
+    errors=[(S((3, 2), axis=2), r"\[argsort\] axis must be in range for 2 dimensions, got 2")],
 )
 def sort(F: Any, x: Tensor, axis: int = -1, descending: bool = False) -> Ordered:
     """The values in order along an axis, and their indices. Stable; NaN counts as the largest value.
@@ -139,14 +139,14 @@ def _top_ref(x, k, axis=-1, largest=True):
     vjp=None,
     ref=_top_ref,
     samples=[S((9,), k=3), S((3, 3000), k=7), S((5000, 2), k=64, axis=0, largest=False), S((2, 1500), k=65), S((4, 5), k=0)],
-    errors=[(S((3, 2), k=3), r"\[topk\] k is between 0 and the size of the axis; k=3, axis=-1, x\.shape=\(3, 2\)")],
+    errors=[(S((3, 2), k=3), r"\[topk\] k must be between 0 and the size of the axis; k=3, axis=-1, x\.shape=\(3, 2\)")],
 )
 def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tensor:
-    """Where the ``k`` largest (or smallest) values along an axis are, in order; int64. Of equal values the first counts."""
+    """Return the positions of the ``k`` largest (or smallest) values along an axis, in order; int64. Of equal values the first counts."""
     (x,) = launch.as_tensors("topk", x)
     at = launch.check_axis("topk", axis, x.ndim)
     if not x.shape or not 0 <= k <= x.shape[at]:
-        raise ShapeError(message("topk", "k is between 0 and the size of the axis", k=k, axis=axis, **{"x.shape": x.shape}))
+        raise ShapeError(message("topk", "k must be between 0 and the size of the axis", k=k, axis=axis, **{"x.shape": x.shape}))
     n = x.shape[at]
     if x.array is not None or not 0 < k <= MOST or n < _LONG or not x.size:
         order = argsort(x, at, largest)
@@ -158,7 +158,7 @@ def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tens
 
 
 def _top_rows(keys: Tensor, rows: int, n: int, k: int) -> Tensor:
-    """The ``k`` least of every part of a row first, then of these."""
+    """Select the ``k`` smallest of every part of a row, then of these."""
     queue, on_cpu = keys.queue, launch.on_cpu_device(keys.queue)
     items = 4 * handle_of(queue).profile.max_compute_units * (1 if on_cpu else LOCAL_PER_UNIT)
     chunk = max(4 * k, -(-n // max(1, items // rows)), 512)
@@ -180,10 +180,10 @@ def _topk_ref(x, k, axis=-1, largest=True, sorted=True):
 @composite(
     ref=_topk_ref,
     samples=[S((9,), k=3), S((3, 40), k=1), S((6, 4), k=2, axis=0, largest=False), S((5,), k=5), S((5,), k=0)],
-    errors=[(S((3, 2), k=3), r"\[topk\] k is between 0 and the size of the axis; k=3, axis=-1, x\.shape=\(3, 2\)")],
+    errors=[(S((3, 2), k=3), r"\[topk\] k must be between 0 and the size of the axis; k=3, axis=-1, x\.shape=\(3, 2\)")],
 )
 def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted: bool = True) -> Ordered:
-    """The ``k`` largest (or smallest) values along an axis, in order whatever ``sorted`` says, and their indices."""
+    """Return the ``k`` largest (or smallest) values along an axis and their indices, always in order; ``sorted`` is ignored."""
     (x,) = launch.as_tensors("topk", x)
     order = F.top_indices(x, k, axis, largest)
     return Ordered(F.gather(x, axis, order), order)
@@ -197,13 +197,13 @@ def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted
         S((5, 7), (0,), dtypes="int64", low=0, high=20),
         S((40,), (3, 11), dtypes="int32", low=-9, high=20, invert=True),
     ],
-    errors=[(S((3,), (2,), dtypes=("int64", "float32"), high=5), r"\[isin\] x and values have different dtypes; x=int64, values=float32")],
+    errors=[(S((3,), (2,), dtypes=("int64", "float32"), high=5), r"\[isin\] x and values must have the same dtype; x=int64")],
 )
 def isin(x: Tensor, values: Tensor, invert: bool = False) -> Tensor:
     """For every element of ``x`` whether it is among ``values``; a NaN never is."""
     x, values = launch.as_tensors("isin", x, values)
     if x.dtype != values.dtype:
-        raise ShapeError(message("isin", "x and values have different dtypes", "cast one first", x=x.dtype, values=values.dtype))
+        raise ShapeError(message("isin", "x and values must have the same dtype", "cast one first", x=x.dtype, values=values.dtype))
     if x.array is not None:
         return launch.run_cpu(lambda a, b: np.isin(a, b, invert=invert), x, values, dtype="bool")
     if x.size == 0 or values.size == 0:

@@ -1,9 +1,9 @@
-"""Many tensors at once: updates of parameters, and norms over all gradients, in a handful of launches.
+"""Ops over many tensors at once: parameter updates and norms over all gradients, in few launches.
 
-A :class:`Rule` is the formula of one element in the language of expressions, so one text is the kernel and the NumPy
-form. :func:`apply` runs a rule over lists of tensors: the buffers of a batch (as many as the device takes as kernel
-arguments) go into one launch, and a small table on the device says which work-group works on which elements of which
-tensor. Numbers are kernel arguments: a new learning rate compiles nothing.
+A :class:`Rule` is the formula of one element in the language of expressions, from which the kernel and the NumPy form are
+generated. :func:`apply` runs a rule over lists of tensors. The buffers of a batch (as many as the device takes as kernel
+arguments) go into one launch; a small table on the device maps work-groups to elements of tensors. Numbers are kernel
+arguments, so a new learning rate needs no compilation.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ RESERVED = 160  # bytes of kernel parameters kept for the table, the factor and 
 GPU_LOCAL, GPU_WIDTH, GPU_BLOCK = 256, 4, 4096
 CPU_BLOCKS = (1024, 65536)  # elements of a work-item on a CPU: below, starting one costs more; above, cores wait for the last
 NUMPY_BLOCK = 16384  # elements: temporaries of a formula stay in the cache
-GOLDEN = 0.6180339887498949  # multiples of it, without their whole part, lie as evenly between 0 and 1 as any number's
+GOLDEN = 0.6180339887498949  # the fractional parts of its multiples are evenly distributed between 0 and 1
 _WORDS = re.compile(r"\b(BUFFERS|SCALARS|REAL|GIVEN|GUARD|BIND|NUMBERS|AHEAD|LOADS|LINES|STORES)\b")
 _HEADER = re.compile(r"\A(//[^\n]*\n)+")
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """How each element of some tensors changes.
+    """How each element of some tensors changes in an update.
 
     ``lines`` are assignments, in order, over the names of ``tensors``, of ``scalars``, of earlier lines, and of ``given``: numbers
     that live on the device (``factor``, for clipping, unless others are named). ``writes`` says which tensor gets the value of
@@ -79,11 +79,11 @@ class Rule:
         return opencl_text.Body(self.reads, (*self.scalars, *self.given), lines, tuple(self.writes.values()))
 
     def with_copy(self, of: str, name: str) -> Rule:
-        """The same rule, writing what ``of`` gets to a further tensor as well: the half copy of a float32 master, say."""
+        """Return the same rule that also writes the new value of ``of`` to another tensor, such as the half copy of a float32 master."""
         return _with_copy(self, of, name)
 
     def guarded(self) -> Rule:
-        """The same rule, changing nothing where the number ``skip`` on the device is not 0: nobody has to wait to decide that."""
+        """Return the same rule that changes nothing if the number ``skip`` on the device is not 0; the host need not wait for it."""
         return _guarded_rule(self)
 
 
@@ -103,11 +103,11 @@ COPY = Rule("copy", ("x", "y"), (), {"value": "y"}, {"x": "value"})
 CLAMP = Rule("clamp", ("x",), ("most",), {"clamped": "MIN(MAX(x, -most), most)"}, {"x": "clamped"})
 
 
-# ---- batches: which work-group works on what
+# ---- batches: the distribution over work-groups
 
 
 class Batch(NamedTuple):
-    """The tensors of one launch: picks their slots out of a list, the table of blocks, the number of work-groups."""
+    """The tensors of one launch: a selector of their slots, the table of blocks, the number of work-groups."""
 
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
     blocks: Tensor
@@ -123,7 +123,7 @@ class BatchedKernel(NamedTuple):
 
 
 class BlockSpread(NamedTuple):
-    """How a device is given work: work-items of a group, vector width, elements of a block."""
+    """The distribution on a device: work-items per group, vector width, elements per block."""
 
     local: int
     width: int
@@ -140,7 +140,7 @@ def _device_spread(queue: Any, total: int) -> BlockSpread:
 
 
 def slots_for(queue: Any, roles: int, count: int) -> int:
-    """How many tensors a launch takes: the smallest of :data:`SLOTS` that holds ``count``, as far as kernel arguments go."""
+    """Return how many tensors a launch takes: the smallest of :data:`SLOTS` that holds ``count`` within the limit of kernel arguments."""
     device = program.state(queue).device
     most = max(1, (int(device.max_parameter_size) - RESERVED) // (8 * roles))
     return min(next((size for size in SLOTS if size >= count), SLOTS[-1]), most)
@@ -161,7 +161,7 @@ def _batches(queue: Any, sizes: Sequence[int], slots: int, block: int) -> tuple[
 
 
 def _evenly(count: int) -> list[int]:
-    """An order that spreads the first as evenly as the last: PoCL gives half of all groups to the first core that asks.
+    """Return an order that spreads work evenly: PoCL gives half of all groups to the first core that requests work.
 
     >>> _evenly(5)
     [0, 2, 4, 1, 3]
@@ -176,7 +176,7 @@ def _only(index: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 def _batched(
     queue: Any, key: tuple[Any, ...], make: Callable[[BlockSpread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]
 ) -> BatchedKernel:
-    """The kernel and its batches for tensors of these shapes; ``make`` gives the kernel for a spread and a number of slots."""
+    """Return the kernel and its batches for tensors of these shapes; ``make`` builds the kernel for a spread and a number of slots."""
     key = ("update", *key, tuple([t.shape for t in roles[0]]))
     try:
         return queue.netcl.plans[key]
@@ -219,7 +219,7 @@ def rule_source(
     slots: int,
     defines: Mapping[str, Any],
 ) -> str:
-    """The program of a rule for tensors and numbers on the device of certain dtypes, ``slots`` of each tensor in a launch."""
+    """Return the program of a rule for tensors and device numbers of certain dtypes, with ``slots`` of each tensor in a launch."""
     of = dict(zip(rule.tensors, kinds, strict=True))
     width = layout.width
     values = opencl_text.value_functions([of[name] for name in rule.reads], [of[name] for name in rule.writes], compute, layout)
@@ -235,7 +235,7 @@ def rule_source(
 def _word_macros(
     rule: Rule, of: Mapping[str, dtypes.DType], given: Sequence[dtypes.DType], compute: str, slots: int, lines: Sequence[str]
 ) -> dict[str, str]:
-    """What the words of ``update.cl`` stand for."""
+    """Return the macros of ``update.cl``."""
     kinds = {name: f"__global {'' if name in rule.writes else 'const '}{of[name].c_storage}*" for name in rule.tensors}
     cases = [f"case {slot}: {' '.join(f't_{name} = {name}_{slot};' for name in kinds)} break;" for slot in range(slots)]
     cases[-1] = cases[-1].replace(f"case {slots - 1}:", "default:")
@@ -287,7 +287,7 @@ def apply(
 
 
 def _by_place(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]]]]:
-    """The tensors of each device and combination of dtypes."""
+    """Group the tensors by device and combination of dtypes."""
     if not roles[0]:
         return
     queue = roles[0][0].queue
@@ -323,12 +323,12 @@ def _apply_opencl(
 
 
 def partly(error: DeviceError | OutOfMemoryError) -> DeviceError | OutOfMemoryError:
-    """The error of an update whose launches were made in part."""
+    """Convert the error of an update of which only some launches were made."""
     return type(error)(f"{error}; some tensors are updated and others are not: load the last checkpoint")
 
 
 def _device_number(queue: Any, value: float) -> Tensor:
-    """A number on the device; the one of "no factor" is kept."""
+    """Return a number on the device; the one for "no factor" is cached."""
     if value != 1.0:
         return Tensor.from_host(queue, np.float32(value))
     state = program.state(queue)
@@ -359,7 +359,7 @@ GatheredRun = list[tuple[int, slice, slice]]
 
 
 def _runs(sizes: Sequence[int]) -> Iterator[GatheredRun]:
-    """Elements that are computed together: a part of a large tensor, or several small ones. Per tensor: number, its part, where."""
+    """Group elements that are computed together: a part of a large tensor, or several small ones. Per tensor: number, part, position."""
     run: GatheredRun = []
     filled = 0
     for i, size in enumerate(sizes):
@@ -405,7 +405,7 @@ def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def clamp(tensors: Sequence[Tensor], most: float) -> None:
-    """Bring every element into ``-most .. most``, in place."""
+    """Clamp every element to ``-most .. most``, in place."""
     apply(CLAMP, [tensors], (most,))
 
 
@@ -427,7 +427,7 @@ _MAXIMA = ("norm_inf",)
 
 
 def by_context(tensors: Iterable[Tensor]) -> dict[Any, list[Tensor]]:
-    """Tensors by the context they live in: the functions of this module take those of one."""
+    """Group tensors by their context: the functions of this module take those of one."""
     found: dict[Any, list[Tensor]] = {}
     for t in tensors:
         found.setdefault(t.context, []).append(t)
@@ -445,7 +445,7 @@ def norm(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float = math.i
     """
     order = float(order)
     if not order > 0:
-        raise ShapeError(message("norm", "the order of a norm is a positive number or infinity", order=order))
+        raise ShapeError(message("norm", "order must be a positive number or infinity", order=order))
     known = {1.0: "norm_1", 2.0: "norm_2", math.inf: "norm_inf"}
     return _folded_norm(known.get(order, "norm_p"), tensors, order if math.isfinite(order) else 1.0, max_norm)
 
@@ -461,13 +461,13 @@ def nonfinite(tensors: Sequence[Tensor]) -> Tensor:
 
 def _folded_norm(name: str, tensors: Sequence[Tensor], order: float, max_norm: float) -> tuple[Tensor, Tensor]:
     if not tensors:
-        raise ShapeError(message(name, "there are no tensors to fold"))
+        raise ShapeError(message(name, "tensors must not be empty"))
     first = tensors[0]
     for t in tensors:
         launch.check_dtype(name, t, name="a tensor")
         if t.queue is not first.queue and (first.context is None or t.context != first.context):
             where = {"first": first.device.device_name, "other": t.device.device_name}
-            raise DeviceError(message(name, "the tensors live on different devices", "fold those of each device apart", **where))
+            raise DeviceError(message(name, "all tensors must be on the same device", "fold those of each device apart", **where))
     wide = any(t.dtype == "float64" for t in tensors)
     fold = _norm_numpy if first.backend == "cpu" else _fold_opencl
     return fold(name, tensors, "float64" if wide else "float32", order, max_norm)
@@ -511,7 +511,7 @@ def _norm_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, m
 
 
 def _partial(name: str, values: np.ndarray, order: float) -> Any:
-    """Of float64 values: NumPy adds float32 in float32. A dot product would be BLAS's, whose threads cost more than they give here."""
+    """Compute the partial norm of float64 values: NumPy sums float32 in float32, and the threads of BLAS's dot cost too much here."""
     if name == "nonfinite":
         return np.float64(not np.isfinite(values).all())
     if name == "norm_inf":

@@ -1,7 +1,7 @@
-"""Views: slices and transpositions are copies here, and this module keeps them in step with the tensor they were taken from.
+"""Views: slices and transpositions are copies, which this module keeps consistent with the tensor they were taken from.
 
-A :class:`Place` says where in the memory of its base a view lies. A write to a view goes into the base. After a write to the base, the
-views that hold a copy become deferred tensors: whoever asks for their memory next has them read again. Reading costs nothing extra.
+A :class:`Place` holds the position of a view in the memory of its base. A write to a view also writes the base. After a write to the
+base, views that hold a copy become deferred tensors, which are copied again at their next use. Reading costs nothing extra.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from netcl.core.writes import Writes, clock, writes_of, wrote
 from netcl.engine.registry import S, op
 from netcl.engine.strided import broadcast_strides, copy_block, dense, take_block
 
-_VIEWS_PRUNED_FROM = 32  # entries of a weak list, from which on it is pruned as often as its length has doubled
+_VIEWS_PRUNED_FROM = 32  # entries of a weak list from which it is pruned whenever its length has doubled
 
 
 class SharedHistory:
-    """What autograd knows of the memory that a base and its views share: where the gradient of the base goes, and who is attached."""
+    """The autograd state of memory that a base and its views share: where the base's gradient goes, and the attached tensors."""
 
     __slots__ = ("attached", "edge", "leaf", "shape", "size")
 
@@ -38,7 +38,7 @@ class SharedHistory:
         self.attached: list[weakref.ref[Tensor]] = []
 
     def comes_from(self, x: Tensor) -> None:
-        """The memory has the values and the history of ``x``."""
+        """Set the values and the history of the memory to those of ``x``."""
         self.shape, self.leaf = x.shape, x.requires_grad and x.grad_fn is None
         self.edge = None if x.grad_fn is None else (x.grad_fn, x.output_nr)
 
@@ -62,7 +62,7 @@ class Place:
         self.offset, self.strides, self.history, self.source = offset, strides, history, source
 
     def is_plain(self) -> bool:
-        """Whether a write of constants needs to look neither for a base nor for a history."""
+        """Whether a write of constants can ignore base and history."""
         return self.strides is None and self.source is None and (self.history is None or self.history.edge is None)
 
 
@@ -85,7 +85,7 @@ def is_copy(t: Tensor) -> bool:
 
 
 def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) -> None:
-    """Note that ``view`` was made from ``x``: at an offset, with strides, in elements of ``x`` as if that were contiguous memory.
+    """Record that ``view`` was made from ``x`` at an offset with strides, in elements of ``x`` as if that were contiguous.
 
     ``strides=None``: ``view`` is a reshape of ``x``.
     """
@@ -110,25 +110,25 @@ def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) ->
 
 
 def _base_size(view: Tensor) -> int:
-    """How many elements the memory of a base has at least, by a view that holds a copy."""
+    """Return the minimum number of elements of a base, from a view that holds a copy."""
     return 1 + view.place.offset + sum((n - 1) * max(0, step) for n, step in zip(view.shape, view.place.strides, strict=True))
 
 
 def own(x: Tensor) -> Tensor:
-    """The result of a slice that is no view of its input: in torch, ``flip`` copies."""
+    """Make the result of a slice independent of its input: in torch, ``flip`` copies."""
     x.place = x.writes = None
     return x
 
 
 def composed(x: Tensor, offset: int, strides: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """Offset and strides in the memory of the base, of a block of ``x`` given as if ``x`` were contiguous."""
+    """Return offset and strides in the base's memory of a block of ``x``, given as if ``x`` were contiguous."""
     place = x.place
     if place is None or place.strides is None:
         return offset, tuple(strides)
     steps, own = dense(x.shape), place.strides
 
     def along(n: int) -> int:
-        """How far ``n`` elements of contiguous ``x`` are in the base; ``n`` is a step along one axis, or a position."""
+        """Return the distance in the base of ``n`` elements of contiguous ``x``; ``n`` is a step along one axis, or a position."""
         total, sign, n = 0, (-1 if n < 0 else 1), abs(n)
         for step, stride, size in zip(steps, own, x.shape, strict=True):
             if size > 1 and step:
@@ -140,7 +140,7 @@ def composed(x: Tensor, offset: int, strides: Sequence[int]) -> tuple[int, tuple
 
 
 def _join_family(x: Tensor, view: Tensor, place: Place) -> None:
-    """Make ``view``, which holds a copy of a part of ``x``, a member of the family of ``x``."""
+    """Register ``view``, which holds a copy of a part of ``x``, in the family of ``x``."""
     written = writes_of(x)
     if written.base is None:
         written.base = _base(x)
@@ -156,7 +156,7 @@ def _owner_itself(owner: Any) -> Any:
 
 
 def _base(x: Tensor) -> Callable[[], Tensor | None]:
-    """Finds a tensor over the memory of ``x``, without keeping that memory alive; ``None`` once no tensor holds it."""
+    """Return a function that finds a tensor over the memory of ``x`` without keeping it alive; ``None`` once no tensor holds it."""
     there, written, kind = weakref.ref(x), weakref.ref(writes_of(x)), (x.shape, x.dtype, x.context, x.queue)
     host = x.host_ref if memory.shares_host(x.lease) else None
     memory_owner: Any = x.source
@@ -233,7 +233,7 @@ def restrided(shape: Sequence[int], strides: Sequence[int], new: Sequence[int]) 
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """``x`` itself, or, if it is a view that is not contiguous in its base, a copy as torch makes it."""
+    """Return ``x`` itself or, if it is a view that is not contiguous in its base, a copy as torch makes it."""
     if not is_copy(x) or all(n == 1 or a == b for n, a, b in zip(x.shape, x.place.strides, dense(x.shape), strict=True)):
         return x
     made: Tensor = hooks.call("reshape", x, x.shape)
@@ -241,11 +241,11 @@ def contiguous(x: Tensor) -> Tensor:
     return made
 
 
-# ---- reading again
+# ---- refreshing views
 
 
 class Reread:
-    """The source of a view whose base has been written since it was read."""
+    """The source of a view whose base has been written since it was copied."""
 
     __slots__ = ("__weakref__", "_made", "base", "dtype", "place", "shape")
 
@@ -256,14 +256,14 @@ class Reread:
 
     @property
     def stale(self) -> bool:
-        """Whether it is still to be read."""
+        """Whether the view must still be copied."""
         return self._made is None
 
     def seen_by(self, tensor: Tensor) -> None:
-        """A further tensor rests on this source."""
+        """Register a further tensor over this source."""
 
     def compute(self) -> Tensor:
-        """The values the base has now, in memory of their own."""
+        """Copy the current values of the base to new memory."""
         if self._made is None:
             assert self.base is not None
             made = Tensor.empty(self.shape, self.dtype, queue=self.base.queue)
@@ -271,7 +271,7 @@ class Reread:
             self._made, self.base = made, None
         return self._made
 
-    made = property(compute)  # fused code asks for this first
+    made = property(compute)  # fused code checks this first
 
 
 _stale: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # by id
@@ -290,14 +290,14 @@ def _copies(written: Writes) -> list[Tensor]:
 
 
 def refresh_copies(written: Writes) -> None:
-    """The memory of a base is written: let its views be read again when they are next used."""
+    """Mark the views of a written base as stale; they are copied again at their next use."""
     views = _copies(written)
     base = written.base() if views else None
     if base is not None:
         for view in views:
             if _is_stale(view):
                 continue
-            view.realize()  # from what the base held before
+            view.realize()  # from the previous content of the base
             view._compute_readers()
             view.source, view.memory, view.lease = Reread(view, base), None, None
             _stale[id(view)] = view
@@ -305,7 +305,7 @@ def refresh_copies(written: Writes) -> None:
 
 
 def _settle() -> None:
-    """Read stale views again before a step is recorded or replayed: that is no part of the step."""
+    """Refresh stale views before a step is recorded or replayed, because that is not part of the step."""
     if _stale and recording.active.recorder is None:
         for view in list(_stale.values()):
             view.realize()
@@ -332,7 +332,7 @@ def write_into(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) 
 
 
 def publish(t: Tensor) -> None:
-    """The memory of ``t`` itself has been written: if it is a view, write its base, too."""
+    """Write the base of the view ``t`` after the memory of ``t`` has been written."""
     if is_copy(t):
         own = Tensor(t.realize(), t.shape, t.dtype, t.context, t.queue, t.lease)
         write_into(t, own)
@@ -341,7 +341,7 @@ def publish(t: Tensor) -> None:
 
 
 def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
-    """The tensor whose memory a write to ``t`` changes, and where: ``t`` itself, or the base it is a view of."""
+    """Return the tensor whose memory a write to ``t`` changes, and the place: ``t`` itself, or its base."""
     place = t.place
     if place is None or place.strides is None:
         check_write(t)
@@ -360,7 +360,7 @@ def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
 
 
 def _rebuilt(written: Writes, t: Tensor) -> Tensor:
-    """Memory for a base without an owner, with the parts that its views still show."""
+    """Allocate memory for a base without an owner and copy the parts that its views still show."""
     views = _copies(written)
     base = Tensor.empty((max(_base_size(view) for view in views),), t.dtype, queue=t.queue)
     for view in views:
@@ -371,7 +371,7 @@ def _rebuilt(written: Writes, t: Tensor) -> Tensor:
 
 
 def check_write(t: Tensor) -> None:
-    """Refuse a write to the memory of ``t`` itself if that would miss its base; a view that is the last of its family becomes free."""
+    """Raise if a write to the memory of ``t`` would miss its base; a view that is the last of its family becomes independent."""
     place = t.place
     if place is None:
         return
@@ -436,7 +436,7 @@ def _check_block(name: str, shape: Sequence[int], size: Sequence[int], stride: S
         reach += (n - 1) * step
     if 0 not in size and (low < 0 or high >= math.prod(shape)):
         values = {"shape": tuple(shape), "size": tuple(size), "stride": tuple(stride), "storage_offset": storage_offset}
-        raise ShapeError(message(name, "the block reaches beyond the tensor", **values))
+        raise ShapeError(message(name, "the block must lie inside the tensor", **values))
 
 
 def _block_ref(x: np.ndarray, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> np.ndarray:
@@ -459,12 +459,12 @@ def _strided_scatter_ref(x: np.ndarray, src: np.ndarray, size: Sequence[int], st
     ref=_block_ref,
     samples=[S((3, 4), size=(4, 3), stride=(1, 4)), S((5, 4), size=(2, 2), stride=(8, -2), storage_offset=3)],
     errors=[
-        (S((3,), size=(2,), stride=(3,)), r"\[as_strided\] the block reaches beyond the tensor"),
+        (S((3,), size=(2,), stride=(3,)), r"\[as_strided\] the block must lie inside the tensor"),
         (S((4,), size=(3, 2), stride=(1, 1)), r"\[as_strided\] the block must not name an element twice"),
     ],
 )
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
-    """A block of a contiguous tensor, by size, stride and offset in elements; the result has memory of its own."""
+    """Copy a block of a contiguous tensor, given by size, stride and offset in elements."""
     _check_block("as_strided", x.shape, size, stride, storage_offset)
     return take_block(x, tuple(size), storage_offset, tuple(stride))
 
@@ -479,10 +479,10 @@ def _strided_scatter_vjp(F: Any, g: Any, size: Any, stride: Any, storage_offset:
     vjp=_strided_scatter_vjp,
     ref=_strided_scatter_ref,
     samples=[S((3, 4), (4, 3), size=(4, 3), stride=(1, 4)), S((5, 4), (2, 2), size=(2, 2), stride=(8, -2), storage_offset=3)],
-    errors=[(S((3,), (2,), size=(2,), stride=(3,)), r"\[as_strided_scatter\] the block reaches beyond the tensor")],
+    errors=[(S((3,), (2,), size=(2,), stride=(3,)), r"\[as_strided_scatter\] the block must lie inside the tensor")],
 )
 def as_strided_scatter(x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
-    """``x`` with ``src`` where :func:`as_strided` would have read."""
+    """Return ``x`` with ``src`` at the elements that :func:`as_strided` reads."""
     _check_block("as_strided_scatter", x.shape, size, stride, storage_offset)
     out = duplicate(x)
     copy_block(tuple(size), src, 0, dense(size), out, storage_offset, tuple(stride))

@@ -1,7 +1,7 @@
 """Optimizers, learning-rate schedules, gradient clipping, averages of weights.
 
-All parameters of a model are updated in a handful of launches; options of an update are numbers handed to the kernel, so
-changing them compiles nothing. State has torch's form, and a torch optimizer's ``state_dict`` loads.
+All parameters of a model are updated in few launches. Options of an update are kernel arguments, so
+changing them needs no compilation. State has torch's form, and a torch optimizer's ``state_dict`` loads.
 """
 
 import sys

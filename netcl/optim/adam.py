@@ -14,7 +14,7 @@ from netcl.optim.optimizer import Group, Optimizer, check_betas, check_number
 
 @cache
 def _rule(amsgrad: bool, counted: bool = False) -> Rule:
-    """The update; if ``counted``, the number of steps before this one is read on the device, and the corrections follow from it."""
+    """Return the update rule; if ``counted``, the device reads the number of previous steps and computes the bias corrections."""
     lines = {
         "grad": "g * (factor * sign) + weight_decay * p",
         "new_m": "m + (grad - m) * take1",
@@ -97,7 +97,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """:class:`Adam` whose weight decay shrinks the parameters by ``1 - lr * weight_decay`` and leaves the averages alone."""
+    """:class:`Adam` whose weight decay shrinks the parameters by ``1 - lr * weight_decay`` and does not enter the averages."""
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
@@ -109,4 +109,4 @@ class AdamW(Adam):
     def check(self, group: Group) -> None:
         super().check(group)
         if not group["decoupled_weight_decay"]:
-            raise ValueError(message(self.op, "weight decay is always decoupled here", "use Adam"))
+            raise ValueError(message(self.op, "decoupled_weight_decay must be True", "use Adam"))

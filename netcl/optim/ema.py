@@ -19,7 +19,7 @@ _RULE = update.Rule("ema", ("e", "p"), ("take",), {"new_e": "e + (p - e) * take"
 
 
 def _named(model: Any) -> dict[str, Tensor]:
-    """The parameters of a module, a mapping or a list, by name."""
+    """Return the parameters of a module, a mapping or a list by name."""
     if hasattr(model, "named_parameters"):
         pairs: Iterable[tuple[str, Any]] = model.named_parameters()
     elif isinstance(model, Mapping):
@@ -29,9 +29,9 @@ def _named(model: Any) -> dict[str, Tensor]:
     named = dict(pairs)
     for name, p in named.items():
         if not isinstance(p, Tensor) or not dtypes.DTYPES[p.dtype].is_float:
-            raise TypeError(message("ModelEMA", f"{name!r} is not a tensor of floats", "pass a module or its parameters"))
+            raise TypeError(message("ModelEMA", f"{name!r} must be a tensor of floats", "pass a module or its parameters"))
     if not named:
-        raise ValueError(message("ModelEMA", "there are no parameters to average", "pass a module or its parameters"))
+        raise ValueError(message("ModelEMA", "the model must have parameters", "pass a module or its parameters"))
     return named
 
 
@@ -67,34 +67,34 @@ class ModelEMA:
         update.copy(list(self.shadow.values()), list(self._parameters.values()))
 
     def update(self) -> None:
-        """Let the averages follow the parameters by one step."""
+        """Update the averages with the current parameters."""
         if self._kept is not None:
-            raise RuntimeError(message("ModelEMA", "the averages are applied to the model", "call restore() before update()"))
+            raise RuntimeError(message("ModelEMA", "the averages must not be applied now", "call restore() before update()"))
         take = recording.again(self._next_share)
         update.apply(_RULE, [list(self.shadow.values()), list(self._parameters.values())], (take,))
 
     def _next_share(self) -> float:
-        """Count an update; how much of it the averages take."""
+        """Count an update; returns the weight of the new parameters in the averages."""
         self.updates += 1
         return 1 - (min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay)
 
     def apply(self) -> None:
-        """Put the averages into the model; :meth:`restore` brings its own weights back."""
+        """Copy the averages to the model; :meth:`restore` restores its own weights."""
         if self._kept is not None:
-            raise RuntimeError(message("ModelEMA", "the averages are applied already", "call restore() first"))
+            raise RuntimeError(message("ModelEMA", "the averages must not be applied twice", "call restore() first"))
         self._kept = [duplicate(p) for p in self._parameters.values()]
         update.copy(list(self._parameters.values()), list(self.shadow.values()))
 
     def restore(self) -> None:
-        """Put the model's own weights back after :meth:`apply`."""
+        """Restore the model's own weights after :meth:`apply`."""
         if self._kept is None:
-            raise RuntimeError(message("ModelEMA", "there is nothing to restore", "call apply() first"))
+            raise RuntimeError(message("ModelEMA", "apply() must be called before restore()", "call apply() first"))
         update.copy(list(self._parameters.values()), self._kept)
         self._kept = None
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The averages in the model for a block."""
+        """Apply the averages to the model inside the block."""
         self.apply()
         try:
             yield
@@ -106,7 +106,7 @@ class ModelEMA:
         return {"decay": self.decay, "warmup": self.warmup, "updates": self.updates, "shadow": dict(self.shadow)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a :meth:`state_dict`; nothing is changed if a name or a shape does not fit."""
+        """Continue from a :meth:`state_dict`; nothing is changed if a name or a shape does not match."""
         saved = state_dict["shadow"]
         missing, unexpected = (sorted(set(a) - set(b)) for a, b in ((self.shadow, saved), (saved, self.shadow)))
         if missing or unexpected:
@@ -115,7 +115,7 @@ class ModelEMA:
         values = {name: saved[name].to_host() if isinstance(saved[name], Tensor) else np.asarray(saved[name]) for name in self.shadow}
         for name, t in self.shadow.items():
             if values[name].shape != t.shape:
-                raise ShapeError(message("ModelEMA", f"{name!r} has another shape", saved=values[name].shape, parameter=t.shape))
+                raise ShapeError(message("ModelEMA", f"{name!r} must keep its shape", saved=values[name].shape, parameter=t.shape))
         self.decay, self.updates = float(state_dict["decay"]), int(state_dict["updates"])
         self.warmup = bool(state_dict.get("warmup", self.warmup))
         for name, t in self.shadow.items():

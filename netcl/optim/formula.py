@@ -45,8 +45,8 @@ class Formula:
 class FormulaOptimizer(Optimizer):
     """An optimizer whose step is a :class:`Formula` over the options of its group.
 
-    Options are numbers in the formula under their names; beside them there are ``sign`` (-1 to maximize), ``decay`` (weight decay added
-    to the gradient), ``keep`` (decoupled weight decay), ``beta1``, ``take1 = 1 - beta1``, ``log_beta1``, and so for the second beta.
+    Options are numbers in the formula under their names. Further names: ``sign`` (-1 to maximize), ``decay`` (weight decay added to the
+    gradient), ``keep`` (decoupled weight decay), ``beta1``, ``take1 = 1 - beta1``, ``log_beta1``, and the same for the second beta.
     """
 
     formula: ClassVar[Formula]
@@ -96,11 +96,11 @@ class FormulaOptimizer(Optimizer):
 
     @property
     def skips_on_device(self) -> bool:
-        """Not with numbers of the host in the state, which would change although no step is taken."""
+        """False if the state has numbers of the host, which would change although no step is taken."""
         return not self.kept
 
     def _values(self, group: Group) -> dict[str, float]:
-        """The numbers that the formula reads, but for ``age`` and kept ones."""
+        """Return the numbers that the formula reads, except ``age`` and kept ones."""
         return {name: read(group) for name, read in self.compiled(group).readers.items()}
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
@@ -124,7 +124,7 @@ class FormulaOptimizer(Optimizer):
     def _together(
         self, group: Group, params: list[Tensor], names: Sequence[str], on_device: bool
     ) -> Iterator[tuple[int, bool, list[Tensor], list[dict[str, Any]]]]:
-        """As of every optimizer; parameters of one age whose kept numbers differ are updated apart."""
+        """Group parameters of one age; those whose kept numbers differ are updated separately."""
         parts = super()._together(group, params, names, on_device)
         if not self.kept:
             yield from parts
@@ -143,7 +143,7 @@ class FormulaOptimizer(Optimizer):
 
 @cache
 def option_readers(kind: Any) -> dict[str, Callable[[Group], float]]:
-    """How each number that a formula may name is read from the options of a group."""
+    """Return how each number that a formula may name is read from the options of a group."""
     options = {"weight_decay": 0.0, **kind.formula.options}
     found: dict[str, Callable[[Group], float]] = {name: itemgetter(name) for name, value in options.items() if not isinstance(value, tuple)}
     found["sign"] = lambda group: -1.0 if group["maximize"] else 1.0
@@ -161,7 +161,7 @@ def option_readers(kind: Any) -> dict[str, Callable[[Group], float]]:
 
 
 class _Compiled(NamedTuple):
-    """A formula as rules: with numbers of the host, with numbers that follow from ``age`` on the device; and how options are read."""
+    """A formula as rules, with numbers from the host or derived from ``age`` on the device, and the readers of its options."""
 
     host: Rule
     counted: Rule
@@ -188,7 +188,7 @@ def _host_function(kind: Any, known: tuple[str, ...]) -> Any:
 
 
 def _on_host(kind: Any, values: Mapping[str, float], age: int) -> dict[str, float]:
-    """The formula's numbers for the step with which ``age`` steps have been taken."""
+    """Return the formula's numbers for the step after which ``age`` steps have been taken."""
     if not kind.formula.numbers:
         return {}
     with np.errstate(all="ignore"):

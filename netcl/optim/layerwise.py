@@ -1,4 +1,4 @@
-"""Optimizers that look at a whole tensor before they move it: LARS, LAMB, Adafactor, Muon."""
+"""Optimizers whose update of an element depends on the whole tensor: LARS, LAMB, Adafactor, Muon."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _SCALED = {"direction": "g * (factor * sign)"}
 
 
 class LayerwiseOptimizer(FormulaOptimizer):
-    """An optimizer of two formulas: ``formula`` computes a ``direction`` per element, :meth:`refine` changes it per tensor, and ``move``
-    applies it. In ``move``, ``g`` is the refined direction and ``factor`` the number that :meth:`refine` returns with it.
+    """An optimizer of two formulas with a refinement per tensor between them.
+
+    ``formula`` computes a ``direction`` per element, :meth:`refine` changes it per tensor, and ``move`` applies it. In ``move``, ``g``
+    is the refined direction and ``factor`` the number that :meth:`refine` returns with it.
 
     The directions of all parameters are computed together, the moves one parameter at a time.
     """
@@ -35,7 +37,7 @@ class LayerwiseOptimizer(FormulaOptimizer):
     skips_on_device = False
 
     def refine(self, group: Group, p: Tensor, u: Tensor, state: dict[str, Any]) -> tuple[Tensor, Tensor | float]:
-        """The direction of one parameter, and what it is multiplied by."""
+        """Return the direction of one parameter, and its factor."""
         raise NotImplementedError
 
     def rule(self, group: Group) -> Rule:
@@ -51,7 +53,7 @@ class LayerwiseOptimizer(FormulaOptimizer):
         return compiled_formula(kind, kind.move)
 
     def _structure(self, state: Mapping[Tensor, Any]) -> tuple[Any, ...]:
-        """Also the options that :meth:`refine` may read: a replay has their values of the recorded step."""
+        """Include the options that :meth:`refine` may read: a replay uses their values of the recorded step."""
         read = [name for name in self.formula.options if name not in ("lr", "momentum", "betas")]
         return *super()._structure(state), *[group[name] for group in self.param_groups for name in read]
 
@@ -62,7 +64,7 @@ class LayerwiseOptimizer(FormulaOptimizer):
 
     def _change(self, group, states, age, roles, factor, found_inf) -> None:
         if found_inf is not None:
-            raise ValueError(message(self.op, "found_inf cannot be decided on the device", "call GradScaler.step(optimizer)"))
+            raise ValueError(message(self.op, "found_inf= cannot be used with this optimizer", "call GradScaler.step(optimizer)"))
         names = 2 + len(self.tensors(group))
         directions = [Tensor.empty(p.shape, dtypes.sum_dtype(p.dtype), queue=p.queue) for p in roles[0]]
         super()._change(group, states, age, [*roles[:names], directions], factor, None)
@@ -165,8 +167,8 @@ class Muon(LayerwiseOptimizer):
 class Adafactor(LayerwiseOptimizer):
     """Divides by the root mean square of gradients, which it keeps as one number per row and one per column (Shazeer & Stern 2018).
 
-    ``lr`` bounds the relative step ``1 / sqrt(n)`` of step n, ``beta2_decay`` the memory, ``eps`` the squares and the smallest scale of a
-    parameter, and ``d`` the root mean square of an update. The state is a fraction of :class:`Adam`'s.
+    ``lr`` bounds the relative step ``1 / sqrt(n)`` of step n. ``beta2_decay`` controls the averaging, ``eps`` bounds the squares and the
+    smallest scale of a parameter, and ``d`` bounds the root mean square of an update. The state is a fraction of :class:`Adam`'s.
     """
 
     formula = Formula(
@@ -190,7 +192,7 @@ class Adafactor(LayerwiseOptimizer):
     def _loaded_state(self, p: Tensor, number: int, saved: Mapping[str, Any], group: Group) -> dict[str, Any]:
         missing = [name for name in _factors(p) if saved and name not in saved]
         if missing:
-            raise ValueError(message(self.op, f"the state of parameter {number} lacks {missing[0]!r}", has=sorted(saved)))
+            raise ValueError(message(self.op, f"the state of parameter {number} must have {missing[0]!r}", has=sorted(saved)))
         return super()._loaded_state(p, number, saved, group)
 
     def refine(self, group: Group, p: Tensor, u: Tensor, state: dict[str, Any]) -> tuple[Tensor, Tensor | float]:

@@ -31,7 +31,7 @@ def _largest(x: Tensor) -> float:
 
 
 class Point(NamedTuple):
-    """A place on the line of a search: step length, loss, gradient, and slope along the line."""
+    """A point on the line of a search: step length, loss, gradient, and slope along the line."""
 
     t: float
     loss: float
@@ -73,7 +73,7 @@ class LBFGS(Optimizer):
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
         if self.param_groups:
-            raise ValueError(message(self.op, "there can be only one parameter group", "make an optimizer for each group"))
+            raise ValueError(message(self.op, "there must be only one parameter group", "make an optimizer for each group"))
         super().add_param_group(group)
 
     def check(self, group: Group) -> None:
@@ -203,7 +203,7 @@ def _loaded(p: Tensor, name: str, value: Any) -> Any:
 
 
 def _cubic(a: Point, b: Point, bounds: tuple[float, float] | None = None) -> float:
-    """Where the cubic through two points and their slopes is least, within bounds (Nocedal & Wright, equation 3.59)."""
+    """Return the minimum of the cubic through two points and their slopes, within bounds (Nocedal & Wright, equation 3.59)."""
     a, b = (a, b) if a.t <= b.t else (b, a)
     low, high = bounds or (a.t, b.t)
     d1 = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.t - b.t)
@@ -215,7 +215,7 @@ def _cubic(a: Point, b: Point, bounds: tuple[float, float] | None = None) -> flo
 
 
 def _strong_wolfe(at: Callable[[float], Point], start: Point, t: float, size: float, most: int) -> tuple[Point, int]:
-    """A point with enough decrease and a small slope, or the best one after ``most`` evaluations; and how many there were."""
+    """Return a point with sufficient decrease and a small slope, or the best one after ``most`` evaluations; and their number."""
 
     def too_high(new: Point) -> bool:
         return new.loss > start.loss + 1e-4 * new.t * start.slope

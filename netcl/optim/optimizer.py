@@ -1,4 +1,4 @@
-"""What all optimizers share: parameter groups, state, and one update of all parameters in a handful of launches."""
+"""The common part of all optimizers: parameter groups, state, and one update of all parameters in few launches."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from netcl.core.tensor import Tensor, duplicate
 from netcl.ops import update
 
 Group = dict[str, Any]
-#: Switches of torch's implementation that mean nothing here; they are dropped when a torch state is loaded.
+#: Switches of torch's implementation that have no effect here; they are dropped when a torch state is loaded.
 TORCH_SWITCHES = frozenset({"foreach", "fused", "capturable", "differentiable", "param_names"})
 
-#: Keys a group may have beside an optimizer's options; any other is taken for a misspelt option.
+#: Keys a group may have besides an optimizer's options; any other raises as a misspelled option.
 EXTRA_OPTIONS = frozenset({"params", "name", "initial_lr"})
 
 _COUNT = update.Rule("count", ("steps",), (), {"more": "steps + 1 - factor"}, {"steps": "more"})
 
 
 def check_number(op: str, name: str, value: Any, low: float = 0.0, below: float = math.inf) -> None:
-    """``ValueError`` unless ``value`` is a number with ``low <= value < below``."""
+    """Raise ``ValueError`` unless ``value`` is a number with ``low <= value < below``."""
     number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     if not number or not low <= value < below:
         bounds = f"at least {low:g}" if below == math.inf else f"at least {low:g} and below {below:g}"
@@ -38,14 +38,14 @@ def check_number(op: str, name: str, value: Any, low: float = 0.0, below: float 
 
 
 def check_counts(op: str, **counts: Any) -> None:
-    """``ValueError`` unless every value is a positive integer."""
+    """Raise ``ValueError`` unless every value is a positive integer."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(message(op, f"{name} must be a positive integer", **{name: repr(value)}))
 
 
 def check_betas(op: str, betas: Any) -> None:
-    """``ValueError`` unless ``betas`` are two numbers in [0, 1)."""
+    """Raise ``ValueError`` unless ``betas`` are two numbers in [0, 1)."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise ValueError(message(op, "betas must be two numbers", betas=repr(betas)))
     for i, beta in enumerate(betas, 1):
@@ -55,15 +55,15 @@ def check_betas(op: str, betas: Any) -> None:
 class Optimizer:
     """Changes parameters by their gradients.
 
-    ``params`` are tensors, or dicts with the key ``"params"`` and options of their own: parameter groups. A subclass says
-    what an element's new value is (:meth:`rule`), what it remembers of each parameter (:meth:`tensors`) and which numbers
-    change from step to step (:meth:`numbers`); everything else is here.
+    ``params`` are tensors, or dicts with the key ``"params"`` and options of their own: parameter groups. A subclass defines
+    the new value of an element (:meth:`rule`), the state of each parameter (:meth:`tensors`) and the numbers that
+    change from step to step (:meth:`numbers`).
 
     ``param_groups`` is a list of dicts that may be changed between steps (``opt.param_groups[0]["lr"] = 0.01``); ``state``
-    maps a parameter to what is remembered of it. Parameters without a gradient are left out of a step.
+    maps a parameter to its state. A step skips parameters without a gradient.
     """
 
-    #: Every name a parameter's state may have, in the order a torch state has them.
+    #: Every name a parameter's state may have, in torch's order.
     names: ClassVar[tuple[str, ...]] = ()
     #: Whether the number of a parameter's steps is part of its state.
     counts: ClassVar[bool] = False
@@ -72,12 +72,12 @@ class Optimizer:
         self.op = type(self).__name__
         self._check_switches(switches or {})
         if isinstance(params, Tensor):
-            raise TypeError(message(self.op, "parameters are given as a list", "pass [tensor], or model.parameters()", shape=params.shape))
+            raise TypeError(message(self.op, "params must be a list", "pass [tensor], or model.parameters()", shape=params.shape))
         if hasattr(params, "parameters"):
-            raise TypeError(message(self.op, "parameters are given as a list", "pass model.parameters()", given=type(params).__name__))
+            raise TypeError(message(self.op, "params must be a list", "pass model.parameters()", given=type(params).__name__))
         given = list(params)
         if not given:
-            raise ValueError(message(self.op, "there are no parameters to optimize", "pass model.parameters()"))
+            raise ValueError(message(self.op, "params must not be empty", "pass model.parameters()"))
         self.defaults = dict(defaults)
         self.param_groups: list[Group] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
@@ -85,14 +85,14 @@ class Optimizer:
         for group in given if isinstance(given[0], Mapping) else [{"params": given}]:
             self.add_param_group(group)
 
-    # ---- what a subclass says
+    # ---- defined by subclasses
 
     def rule(self, group: Group) -> update.Rule:
         """The update of one element; its tensors are ``p``, ``g`` and one per name of :meth:`tensors`."""
         raise NotImplementedError
 
     def counted_rule(self, group: Group) -> update.Rule:
-        """The rule of a step of which only the device knows whether it is taken: ``age``, the steps before it, is a number there.
+        """Return the rule of a step whose execution only the device decides: ``age``, the steps before it, is a number there.
 
         The same as :meth:`rule` where no number depends on the age.
         """
@@ -100,11 +100,11 @@ class Optimizer:
 
     @property
     def skips_on_device(self) -> bool:
-        """Whether ``step(found_inf=...)`` can leave the decision to the device."""
+        """Whether ``step(found_inf=...)`` can decide on the device."""
         return True
 
     def tensors(self, group: Group) -> tuple[str, ...]:
-        """The names of the tensors that are remembered of each parameter of a group."""
+        """List the names of the state tensors of each parameter of a group."""
         raise NotImplementedError
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
@@ -112,7 +112,7 @@ class Optimizer:
         raise NotImplementedError
 
     def initial(self, name: str, group: Group) -> float:
-        """What a new tensor of a parameter's state is filled with."""
+        """Return the initial value of a tensor of a parameter's state."""
         return 0.0
 
     def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
@@ -125,11 +125,11 @@ class Optimizer:
         check_number(self.op, "weight_decay", group["weight_decay"])
 
     def _check_switches(self, switches: Mapping[str, Any]) -> None:
-        """Raise on a keyword that is neither an option nor one of torch's switches, which all choose between equal results."""
+        """Raise on a keyword that is neither an option nor one of torch's switches, which do not change the results."""
         unknown = sorted(set(switches) - TORCH_SWITCHES)
         if unknown:
             raise TypeError(
-                message(self.op, f"there is no option {unknown[0]!r}", f"known are {', '.join(inspect.signature(type(self)).parameters)}")
+                message(self.op, f"unknown option {unknown[0]!r}", f"known are {', '.join(inspect.signature(type(self)).parameters)}")
             )
         if switches.get("differentiable"):
             raise ValueError(message(self.op, "a step cannot be differentiated", "leave differentiable=True out"))
@@ -137,7 +137,7 @@ class Optimizer:
     # ---- groups
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
-        """Add parameters with options of their own; options that are not named are the optimizer's.
+        """Add parameters with their own options; missing options are the optimizer's.
 
         >>> from netcl.optim import SGD
         >>> a, b = (Tensor.from_host([1.0], requires_grad=True) for _ in range(2))
@@ -147,14 +147,14 @@ class Optimizer:
         [0.1, 0.01]
         """
         if not isinstance(group, Mapping) or "params" not in group:
-            raise TypeError(message(self.op, "a parameter group is a dict with the key 'params'", group=type(group).__name__))
+            raise TypeError(message(self.op, "a parameter group must be a dict with the key 'params'", group=type(group).__name__))
         params = group["params"]
         made = {**self.defaults, **group, "params": [params] if isinstance(params, Tensor) else list(params)}
         unknown = sorted(set(group) - set(self.defaults) - EXTRA_OPTIONS)
         if unknown:
             raise ValueError(message(self.op, f"a parameter group has no option {unknown[0]!r}", f"known are {', '.join(self.defaults)}"))
         if not made["params"]:
-            raise ValueError(message(self.op, "a parameter group is empty", group=len(self.param_groups)))
+            raise ValueError(message(self.op, "a parameter group must not be empty", group=len(self.param_groups)))
         self.check(made)
         places: dict[int, str] = {}
         for i, p in enumerate(made["params"]):
@@ -166,15 +166,15 @@ class Optimizer:
 
     def _check_parameter(self, p: Any, place: str, earlier: Mapping[int, str]) -> None:
         if not isinstance(p, Tensor):
-            raise TypeError(message(self.op, f"{place} is not a Tensor", "pass model.parameters()", type=type(p).__name__))
+            raise TypeError(message(self.op, f"{place} must be a Tensor", "pass model.parameters()", type=type(p).__name__))
         if not dtypes.DTYPES[p.dtype].is_float:
-            raise DtypeError(message(self.op, f"{place} is not of a float dtype", dtype=p.dtype, shape=p.shape))
+            raise DtypeError(message(self.op, f"{place} must have a floating-point dtype", dtype=p.dtype, shape=p.shape))
         if p.grad_fn is not None:
             remedy = "optimize the tensor it was computed from, or its detach()"
-            raise ValueError(message(self.op, f"{place} was computed from other tensors", remedy, by=p.grad_fn.name, shape=p.shape))
+            raise ValueError(message(self.op, f"{place} must be a leaf tensor", remedy, by=p.grad_fn.name, shape=p.shape))
         again = earlier.get(id(p)) or self._places.get(id(p))
         if again:
-            raise ValueError(message(self.op, f"{place} is given twice", "name every parameter once", first=again, shape=p.shape))
+            raise ValueError(message(self.op, f"{place} must be given only once", "name every parameter once", first=again, shape=p.shape))
 
     # ---- steps
 
@@ -184,16 +184,16 @@ class Optimizer:
     ) -> Any:  # fmt: skip
         """Change every parameter that has a gradient.
 
-        Where the driver fails, nothing has changed and the step can be repeated; an update of several groups, or of more tensors than one
-        launch takes, says so if a part of it is done.
+        If the driver fails, nothing has changed and the step can be repeated. For several groups, or more tensors than one launch takes,
+        the error says whether a part of the update was done.
 
-        ``step(closure)`` calls the function first, with gradients recorded, and returns what it returns: the loss, as in torch.
+        ``step(closure)`` first calls the function with gradients enabled, and returns its result, the loss, as in torch.
 
         ``max_norm`` scales the gradients down first if the norm of all of them together is larger; the scaling happens inside
         the update, so ``.grad`` keeps its values, and the norm is returned as a 0-d tensor that nothing has waited for.
 
         ``grad_scale`` and ``found_inf`` are 0-d tensors on the device (:class:`netcl.amp.GradScaler` has them): gradients are
-        multiplied by the first inside the update, and if the second is 1 the step is not taken. The host does not learn which:
+        multiplied by the first inside the update, and if the second is 1 the step is skipped. The host does not wait for it:
         the number of steps is then counted on the device, and :meth:`state_dict` reads it.
         """
         if closure is not None or callable(max_norm):
@@ -242,7 +242,7 @@ class Optimizer:
             raise
 
     def _next_numbers(self, group: Group, rule: update.Rule, counted: Sequence[dict[str, Any]], age: int) -> list[float]:
-        """Count a step of parameters of one age, and give the numbers of its update in the order of the rule."""
+        """Count a step of parameters of one age; returns the numbers of its update in the order of the rule."""
         if counted:
             age = step_count(counted[0].get("step", 0)) + 1
             for state in counted:
@@ -251,8 +251,7 @@ class Optimizer:
         return [numbers[name] for name in rule.scalars]
 
     def _structure(self, state: Mapping[Tensor, Any]) -> tuple[Any, ...]:
-        """What a recorded step rests on: the rules, the parameters, where their state is, and which of those that are frozen have a
-        gradient nevertheless: the step does not make it, so nobody else looks after it."""
+        """Return what a recorded step depends on: rules, parameters, the memory of their state, frozen parameters with a gradient."""
         groups = [
             (self.rule(group), self.tensors(group), group["master_weights"], *map(id, group["params"])) for group in self.param_groups
         ]
@@ -262,7 +261,7 @@ class Optimizer:
     def _factor(
         self, live: Sequence[tuple[Group, list[Tensor]]], max_norm: float | None, grad_scale: Tensor | None
     ) -> tuple[Tensor | None, Tensor | float]:
-        """The norm of all gradients, if it is asked for, and what they are multiplied by."""
+        """Return the norm of all gradients, if requested, and the factor of the gradients."""
         unclipped: Tensor | float = 1.0 if grad_scale is None else grad_scale
         if max_norm is None:
             return None, unclipped
@@ -283,17 +282,17 @@ class Optimizer:
 
     def _check_gradient(self, p: Tensor, g: Tensor) -> None:
         if g.shape != p.shape:
-            raise ShapeError(message(self.op, "a gradient has another shape than its parameter", gradient=g.shape, parameter=p.shape))
+            raise ShapeError(message(self.op, "a gradient must have the shape of its parameter", gradient=g.shape, parameter=p.shape))
         if g.queue is not p.queue and (p.context is None or g.context != p.context):
             where = {"gradient": g.device.device_name, "parameter": p.device.device_name}
-            raise DeviceError(message(self.op, "a gradient lives on another device than its parameter", shape=p.shape, **where))
+            raise DeviceError(message(self.op, "a gradient must be on the device of its parameter", shape=p.shape, **where))
         if not dtypes.DTYPES[g.dtype].is_float:
-            raise DtypeError(message(self.op, "a gradient is not of a float dtype", dtype=g.dtype, shape=g.shape))
+            raise DtypeError(message(self.op, "a gradient must have a floating-point dtype", dtype=g.dtype, shape=g.shape))
 
     def _roles(
         self, group: Group, params: list[Tensor], on_device: bool
     ) -> Iterator[tuple[int | Tensor, list[dict[str, Any]], list[list[Any]]]]:
-        """Parameters of one age together: the age, their states, and one list of tensors per role."""
+        """Group parameters of one age: the age, their states, and one list of tensors per role."""
         names = self.tensors(group)
         for age, mastered, own, states in self._together(group, params, names, on_device):
             roles: list[list[Any]] = [[p.grad for p in own], *[self.remembered(group, own, states, name) for name in names]]
@@ -304,7 +303,7 @@ class Optimizer:
     def _together(
         self, group: Group, params: list[Tensor], names: Sequence[str], on_device: bool
     ) -> Iterator[tuple[int, bool, list[Tensor], list[dict[str, Any]]]]:
-        """Parameters of one age and one kind, as a rule all of them: age, whether they have masters, parameters, states."""
+        """Group parameters of one age and dtype: age, whether they have masters, parameters, states. Usually there is one group."""
         states: list[Any] = [self.state.get(p) for p in params]
         if None in states:
             states = [self.state.setdefault(p, {}) for p in params]
@@ -319,9 +318,9 @@ class Optimizer:
             yield age, mastered, [params[i] for i in lot], [states[i] for i in lot]
 
     def _ages(self, states: Sequence[dict[str, Any]], names: Sequence[str], on_device: bool) -> list[int]:
-        """The number of this step for each parameter; where that is not counted, 1 for its first step and 2 for all others.
+        """Return the number of this step for each parameter; if it is not counted, 1 for its first step and 2 for all others.
 
-        Counted on the device: a number that parameters have in common if, and only if, they have that count in common.
+        Counted on the device: a number that is equal for parameters that share a counter.
         """
         if not self.counts:
             return [2 if names and names[0] in state else 1 for state in states]
@@ -331,7 +330,7 @@ class Optimizer:
         return [(n if type(n) is int else step_count(n)) + 1 for n in steps]
 
     def _counter(self, group: Group, own: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> Tensor:
-        """The steps taken with these parameters, on the device. They share the number until one of them is left out of a step."""
+        """Return the device counter of the steps of these parameters. They share it until one of them is left out of a step."""
         steps = states[0].get("step", 0)
         if isinstance(steps, Tensor):
             sharing = sum(self.state.get(p, {}).get("step") is steps for p in group["params"])
@@ -345,7 +344,7 @@ class Optimizer:
         return counter
 
     def remembered(self, group: Group, own: list[Tensor], states: list[dict[str, Any]], name: str) -> list[Tensor]:
-        """What is called ``name`` of each parameter; made where it is missing, and moved after a parameter that has moved."""
+        """Return the state tensor ``name`` of each parameter; creates missing ones, and moves those whose parameter has moved."""
         found: list[Any] = [state.get(name) for state in states]
         for i in [i for i, (p, t) in enumerate(zip(own, found, strict=True)) if t is None or t.queue is not p.queue]:
             p, old = own[i], found[i]
@@ -365,7 +364,7 @@ class Optimizer:
         return state["master"]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, or (``set_to_none=False``) fill them with zeros in place."""
+        """Set all gradients to ``None`` or, with ``set_to_none=False``, fill them with zeros in place."""
         if set_to_none:
             for p in self._parameters():
                 p.zero_grad()
@@ -393,10 +392,10 @@ class Optimizer:
         """Continue from a :meth:`state_dict`, or from one that torch made for the same parameters in the same order.
 
         Tensors may be netcl's, NumPy arrays or anything with ``__array__``; they are copied. Nothing is changed if something
-        does not fit.
+        does not match.
         """
         if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
-            raise ValueError(message(self.op, "an optimizer's state has the keys 'state' and 'param_groups'", has=_keys(state_dict)))
+            raise ValueError(message(self.op, "the state must have the keys 'state' and 'param_groups'", has=_keys(state_dict)))
         groups = self._loaded_groups(state_dict["param_groups"])
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = dict(zip(numbers, self._parameters(), strict=True))
@@ -405,7 +404,9 @@ class Optimizer:
         for number, saved in state_dict["state"].items():
             number = int(number) if isinstance(number, str) and number.isdecimal() else number
             if number not in parameters:
-                raise ValueError(message(self.op, f"the state names parameter {number!r}, which no group has", parameters=len(numbers)))
+                raise ValueError(
+                    message(self.op, f"every parameter of the state must be in a group, got {number!r}", parameters=len(numbers))
+                )
             p = parameters[number]
             state[p] = self._loaded_state(p, number, saved, group_of[id(p)])
         self.state = state
@@ -430,7 +431,7 @@ class Optimizer:
         return loaded
 
     def _plain(self, value: Any) -> Any:
-        """An option as it was before a file made a list or a 0-d array of it."""
+        """Return an option as it was before a file converted it to a list or a 0-d array."""
         if isinstance(value, (list, tuple)):
             return tuple(self._plain(part) for part in value)
         return value.item() if hasattr(value, "item") else value
@@ -440,10 +441,10 @@ class Optimizer:
         unknown = sorted(set(given) - {*self.names, "master"} - ({"step"} if self.counts else set()))
         if unknown:
             remedy = f"known are {', '.join(self.names)}: was it saved by another optimizer?"
-            raise ValueError(message(self.op, f"the state of parameter {number} has the unknown entry {unknown[0]!r}", remedy))
+            raise ValueError(message(self.op, f"unknown entry {unknown[0]!r} in the state of parameter {number}", remedy))
         missing = [name for name in (*(("step",) if self.counts else ()), *self.tensors(group)) if given and name not in given]
         if missing:
-            raise ValueError(message(self.op, f"the state of parameter {number} lacks {missing[0]!r}", has=_keys(given)))
+            raise ValueError(message(self.op, f"the state of parameter {number} must have {missing[0]!r}", has=_keys(given)))
         made: dict[str, Any] = {"step": int(np.asarray(given["step"]))} if "step" in given else {}
         for name in (*self.names, "master"):
             if name in given:
@@ -461,13 +462,13 @@ class Optimizer:
 
 
 def _uncount(states: Sequence[dict[str, Any]]) -> None:
-    """Take back the count of a step whose update was not launched."""
+    """Decrease the count of a step whose update was not launched."""
     for state in states:
         state["step"] -= 1
 
 
 def _of_one_age(states: Sequence[dict[str, Any]], counter: Any) -> bool:
-    """Whether parameters that are changed together still have their number of steps in common: that on the device, if there is one."""
+    """Whether parameters that are updated together still share their number of steps, on the device if it is counted there."""
     first = states[0].get("step", 0) if counter is None else counter
     for state in states:
         steps = state.get("step", 0)
@@ -477,7 +478,7 @@ def _of_one_age(states: Sequence[dict[str, Any]], counter: Any) -> bool:
 
 
 def step_count(steps: int | Tensor) -> int:
-    """A number of steps; one that was counted on the device is waited for."""
+    """Return a number of steps; waits for one that was counted on the device."""
     return int(steps.item()) if isinstance(steps, Tensor) else steps
 
 

@@ -1,6 +1,6 @@
-"""Learning rates that change: schedulers take the optimizer and set ``lr`` of its groups at every :meth:`Scheduler.step`.
+"""Learning-rate schedules: a scheduler takes the optimizer and sets ``lr`` of its groups at every :meth:`Scheduler.step`.
 
-The numbers are torch's, bit for bit where its schedulers are recursive: each new rate is made from the group's present
+The numbers are torch's, bit for bit where its schedulers are recursive: each new rate is computed from the group's current
 one, so that several schedulers may act on one optimizer.
 """
 
@@ -27,13 +27,13 @@ def _per_group(op: str, name: str, value: Any, count: int) -> list[Any]:
     """One value for every group, or one for each."""
     values = list(value) if isinstance(value, (list, tuple)) else [value] * count
     if len(values) != count:
-        raise ValueError(message(op, f"{name} has one value per parameter group", given=len(values), groups=count))
+        raise ValueError(message(op, f"{name} must have one value per parameter group", given=len(values), groups=count))
     return values
 
 
 def _check_optimizer(op: str, optimizer: Any) -> None:
     if not isinstance(getattr(optimizer, "param_groups", None), list):  # also optimizers in shares and of replicas
-        raise TypeError(message(op, "the first argument is the optimizer", given=type(optimizer).__name__))
+        raise TypeError(message(op, "the first argument must be the optimizer", given=type(optimizer).__name__))
 
 
 class Described:
@@ -96,15 +96,15 @@ class Scheduler(Described):
         return self.optimizer.param_groups
 
     def present(self) -> list[float]:
-        """The learning rates as they are."""
+        """Return the current learning rates."""
         return [group["lr"] for group in self.groups]
 
     def step(self) -> None:
-        """Go on by one step (or epoch: whatever the schedule was told to count)."""
+        """Advance by one step (or epoch, whatever the schedule counts)."""
         recording.again(self._advance)
 
     def restart(self) -> None:
-        """Begin again at step 0, from the initial learning rates: :class:`SequentialLR` does this at a milestone."""
+        """Restart at step 0, from the initial learning rates: :class:`SequentialLR` does this at a milestone."""
         for group, rate in zip(self.groups, self.base_lrs, strict=True):
             group["lr"] = rate
         self._begin()
@@ -152,7 +152,7 @@ class MultiplicativeLR(LambdaLR):
         return [lr * factor for lr, factor in zip(self.present(), factors, strict=True)]
 
     def restart(self) -> None:
-        """Go on from the present learning rate, as torch does."""
+        """Continue from the current learning rate, as torch does."""
         self.last_epoch = -1
         self._advance()
 
@@ -182,7 +182,7 @@ class MultiStepLR(Scheduler):
         return [lr * self.gamma**times for lr in self.present()] if times else self.present()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As of every scheduler; torch counts its milestones in a dict."""
+        """Load as every scheduler does; torch counts its milestones in a dict."""
         super().load_state_dict(state_dict)
         if isinstance(self.milestones, Mapping):
             self.milestones = sorted(Counter({int(at): times for at, times in self.milestones.items()}).elements())
@@ -250,7 +250,7 @@ class LinearLR(Scheduler):
             return self.present()
         rise = self.end_factor - self.start_factor
         before = self.total_iters * self.start_factor + (self.last_epoch - 1) * rise
-        factor = max(1.0 + rise / before, 0.0)  # rounding may leave a rate of 0 a little below it, which no optimizer takes
+        factor = max(1.0 + rise / before, 0.0)  # rounding may give a rate slightly below 0, which optimizers reject
         return [lr * factor for lr in self.present()]
 
 
@@ -281,7 +281,7 @@ class CosineAnnealingWarmRestarts(Scheduler):
         super().__init__(optimizer, last_epoch)
 
     def step(self, epoch: float | None = None) -> None:
-        """Go on by one step, or to ``epoch``, which may be a fraction: ``epoch + batch / batches``."""
+        """Advance by one step, or to ``epoch``, which may be a fraction: ``epoch + batch / batches``."""
         if epoch is None:
             super().step()
         else:
@@ -291,7 +291,7 @@ class CosineAnnealingWarmRestarts(Scheduler):
             self._advance()
 
     def _go_to(self, epoch: float) -> None:
-        """Stand one step before ``epoch``."""
+        """Move to one step before ``epoch``."""
         self.T_i, self.T_cur, self.last_epoch = self.T_0, epoch, math.floor(epoch) - 1
         while self.T_cur >= self.T_i:
             self.T_cur, self.T_i = self.T_cur - self.T_i, self.T_i * self.T_mult
@@ -352,7 +352,7 @@ class WarmupCosine(Scheduler):
 
 def _check_momentum(op: str, optimizer: Optimizer, cycle_momentum: bool) -> None:
     if cycle_momentum and not {"momentum", "betas"} & set(optimizer.defaults):
-        raise ValueError(message(op, "the optimizer has neither a momentum nor betas", "pass cycle_momentum=False"))
+        raise ValueError(message(op, "the optimizer must have momentum or betas", "pass cycle_momentum=False"))
 
 
 def _set_momentum(group: Group, momentum: float) -> None:
@@ -438,7 +438,7 @@ class OneCycleLR(Scheduler):
         self.total_steps = _cycle_length(total_steps, epochs, steps_per_epoch)
         check_number(op, "pct_start", pct_start, 0.0, 1.0 + 2**-52)
         if anneal_strategy not in ("cos", "linear"):
-            raise ValueError(message(op, "anneal_strategy is 'cos' or 'linear'", anneal_strategy=repr(anneal_strategy)))
+            raise ValueError(message(op, "anneal_strategy must be 'cos' or 'linear'", anneal_strategy=repr(anneal_strategy)))
         _check_momentum(op, optimizer, cycle_momentum)
         self.anneal_strategy, self.cycle_momentum, self.optimizer = anneal_strategy, cycle_momentum, optimizer
         self.phases = _phases(self.total_steps, pct_start, three_phase)
@@ -447,7 +447,7 @@ class OneCycleLR(Scheduler):
         super().__init__(optimizer, last_epoch)
 
     def _mark_groups(self, max_lr: Any, base_momentum: Any, max_momentum: Any, div_factor: float, final_div_factor: float) -> None:
-        """The ends of the cycle go into the groups, where torch keeps them too."""
+        """Store the ends of the cycle in the groups, as torch does."""
         count = len(self.groups)
         lists = {"max_lr": max_lr, "base_momentum": base_momentum, "max_momentum": max_momentum}
         for name, value in lists.items():
@@ -461,7 +461,9 @@ class OneCycleLR(Scheduler):
     def rates(self, first: bool) -> Sequence[float]:
         if self.last_epoch > self.total_steps:
             remedy = "make total_steps larger, or stop stepping the scheduler"
-            raise ValueError(message("OneCycleLR", "the cycle is over", remedy, step=self.last_epoch, total_steps=self.total_steps))
+            raise ValueError(
+                message("OneCycleLR", "step must be below total_steps", remedy, step=self.last_epoch, total_steps=self.total_steps)
+            )
         at = next((i for i, phase in enumerate(self.phases) if self.last_epoch <= phase[0]), len(self.phases) - 1)
         start = self.phases[at - 1][0] if at else 0.0
         end, *ends = self.phases[at]
@@ -484,7 +486,7 @@ def _cycle_length(total_steps: int | None, epochs: int | None, steps_per_epoch: 
         check_counts("OneCycleLR", total_steps=total_steps)
         return total_steps
     if epochs is None or steps_per_epoch is None:
-        raise ValueError(message("OneCycleLR", "the length of the cycle is needed", "pass total_steps, or epochs and steps_per_epoch"))
+        raise ValueError(message("OneCycleLR", "the length of the cycle must be given", "pass total_steps, or epochs and steps_per_epoch"))
     check_counts("OneCycleLR", epochs=epochs, steps_per_epoch=steps_per_epoch)
     return epochs * steps_per_epoch
 
@@ -538,7 +540,7 @@ class ChainedScheduler(_Several):
 
     def __init__(self, schedulers: Sequence[Scheduler], optimizer: Optimizer | None = None):
         if not schedulers:
-            raise ValueError(message("ChainedScheduler", "at least one scheduler is needed"))
+            raise ValueError(message("ChainedScheduler", "schedulers must not be empty"))
         super().__init__(optimizer or schedulers[0].optimizer, schedulers)
         self._last_lr = self.present()
 

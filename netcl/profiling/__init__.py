@@ -1,4 +1,4 @@
-"""Where the time goes: device times of kernels, wall times of calls, traces and reports."""
+"""Profiling: device times of kernels, wall times of calls, traces and reports."""
 
 from netcl.profiling.events import EventTimer, Launch
 from netcl.profiling.profiler import profile

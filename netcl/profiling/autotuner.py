@@ -1,8 +1,8 @@
-"""The tuner: which of a problem's configurations is fastest on a device, among those that compute what they should.
+"""The tuner: finds the fastest configuration of a problem on a device among those that compute correct results.
 
-A search takes the candidates of the problem's family (:mod:`netcl.engine.algorithms`), compares each result with a float64 reference before
-its time may count, and keeps the winner per device, driver and problem class in :mod:`netcl.runtime.tuning`, where the kernel selector
-finds it, also for neighbouring shapes. Nothing is measured unless asked for: by the functions here, by ``netcl tune``, or by
+A search tries the candidates of the problem's family (:mod:`netcl.engine.algorithms`) and compares each result with a float64 reference.
+The winner is stored per device, driver and problem class in :mod:`netcl.runtime.tuning`, where the kernel selector
+finds it, also for neighboring shapes. Nothing is measured unless requested: by the functions here, by ``netcl tune``, or by
 ``NETCL_AUTOTUNE=on`` at the first use of a shape, for at most its budget of seconds per process.
 """
 
@@ -56,7 +56,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class AutotuneResult:
-    """What a search found. ``config`` is the winner, ``policy_seconds`` what the untuned choice takes.
+    """The result of a search: ``config`` is the winner, ``policy_seconds`` the time of the untuned choice.
 
     ``complete`` says whether the budget sufficed for every candidate; ``stored`` whether the winner was kept for later.
     """
@@ -71,12 +71,12 @@ class AutotuneResult:
 
     @property
     def speedup(self) -> float:
-        """How many times faster than the untuned choice; 1 where that won."""
+        """The speed relative to the untuned choice; 1 if that won."""
         return self.policy_seconds / self.seconds if self.seconds else 1.0
 
     @property
     def rejected(self) -> tuple[Trial, ...]:
-        """Candidates that computed something else, or could not be run."""
+        """Candidates with wrong results, or that could not run."""
         return tuple(trial for trial in self.trials if trial.rejected)
 
 
@@ -99,7 +99,7 @@ class Autotuner:
         self.queue = queue_of(queue)
         if isinstance(self.queue, CPUQueue):
             platforms.opencl()
-            raise DeviceError(message("autotune", "the NumPy backend has nothing to tune", "name an OpenCL device: netcl.device('cl')"))
+            raise DeviceError(message("autotune", "tuning requires an OpenCL device", "name an OpenCL device: netcl.device('cl')"))
         self.profile = handle_of(self.queue).profile
         self.budget = budget
         self.store = tuning.store if store is None else store
@@ -109,22 +109,22 @@ class Autotuner:
     def tune(self, op: str, *sizes: int, dtype: str = "float32", **flags: Any) -> AutotuneResult:
         """Search for ``(M, N, K)`` of a ``matmul`` or ``(N, C, H, W, F, KH, KW)`` of a ``conv2d`` or one of its gradients."""
         if op not in self.families:
-            raise ShapeError(message("autotune", "there is nothing to tune for this op", f"known: {', '.join(self.families)}", op=repr(op)))
+            raise ShapeError(message("autotune", "unknown op, or one without tuning", f"known: {', '.join(self.families)}", op=repr(op)))
         if len(sizes) != (count := self.families[op].sizes) or min(sizes) < 1:
-            raise ShapeError(message("autotune", f"{op} has {count} sizes, each at least 1", sizes=sizes))
+            raise ShapeError(message("autotune", f"{op} must have {count} sizes of at least 1", sizes=sizes))
         problem = self.families[op].problem(*sizes, profile=self.profile, dtype=dtype, **flags)
         if problem.dtype not in _TUNED_DTYPES:
-            raise DtypeError(message("autotune", f"only {', '.join(_TUNED_DTYPES)} are tuned", dtype=dtype))
+            raise DtypeError(message("autotune", f"dtype must be one of {', '.join(_TUNED_DTYPES)}", dtype=dtype))
         found = self.search(problem)
         get_kernel_selector().clear_cache()
         return found
 
     def search(self, problem: Problem, budget: float | None = None) -> AutotuneResult:
-        """Try the candidates of a problem, keep the winner. Plans made before stay as they are."""
+        """Try the candidates of a problem and store the winner. Existing plans are not changed."""
         return self.search_all([problem], budget)[0]
 
     def search_all(self, problems: Sequence[Problem], budget: float | None = None) -> list[AutotuneResult]:
-        """Several problems of one op under one budget, candidate by candidate: what is compiled for one serves the others."""
+        """Search several problems of one op under one budget, candidate by candidate, so that compiled kernels are shared."""
         start, allowed = time.perf_counter(), self.budget if budget is None else budget
         searches, costs = [_Search(self, problem) for problem in problems], self.costs
         for rank in range(max((len(search.candidates) for search in searches), default=0)):
@@ -142,7 +142,7 @@ class Autotuner:
 
 
 class _Costs:
-    """What trying a configuration costs: the first time it is compiled."""
+    """The cost of trying a configuration: it is compiled the first time."""
 
     def __init__(self) -> None:
         self.fresh = 0.0
@@ -160,7 +160,7 @@ class _Costs:
 
 
 class _Search:
-    """A problem, its candidates and what became of those that were tried."""
+    """A problem, its candidates and the results of those that were tried."""
 
     def __init__(self, tuner: Autotuner, problem: Problem):
         self.tuner, self.problem = tuner, problem
@@ -188,7 +188,7 @@ class _Search:
             self.trials.append(Trial(config, rejected=f"{type(error).__name__}: {error}"))
 
     def result(self, seconds_left: float) -> AutotuneResult:
-        """The winner, kept in the store."""
+        """Return the winner, which is kept in the store."""
         best, policy = self._final(seconds_left)
         chosen = tuning.to_json(best.config) if best.config is not self.candidates[0] else None
         key, complete = _store_key(self.family, self.problem), len(self.trials) == len(self.candidates)
@@ -202,7 +202,7 @@ class _Search:
         return AutotuneResult(self.problem, best.config, best.seconds, policy, tuple(self.trials), complete, stored)
 
     def _final(self, seconds_left: float) -> tuple[Trial, float]:
-        """The winner and the time of the policy's choice: the fastest few once more, in turns, since machines drift."""
+        """Return the winner and the time of the policy's choice: the fastest few are measured again in turns, since machines drift."""
         policy, *others = self.trials
         right = sorted((t for t in others if t.seconds < math.inf), key=lambda t: t.seconds)[:FINALISTS]
         few = [policy, *right] if policy.seconds < math.inf else right
@@ -221,7 +221,7 @@ class _Search:
 
 
 class _Check:
-    """A problem with its operands, and what a right result is.
+    """A problem with its operands and its reference result.
 
     A float64 product of a large problem takes longer than the search; there a part of it (fewer rows, fewer images) is compared with
     the reference and the whole with the result of the first candidate that passed.
@@ -240,7 +240,7 @@ class _Check:
         return self.family.run_with(config, self.problem, *self.operands)
 
     def what_is_wrong(self, config: KernelConfig) -> str:
-        """Empty for a configuration whose results are right."""
+        """Return why the results of a configuration are wrong; empty if they are correct."""
         result = self.family.run_with(config, self.part, *self.part_operands).to_host()
         wrong = _beyond(result, self.exact, self.bound)
         if wrong or self.part is self.problem:
@@ -269,13 +269,13 @@ def _small_part(problem: Problem) -> Problem:
 def autotune_matmul(
     M: int, N: int, K: int, dtype: str = "float32", queue: Any = None, *, budget: float = BUDGET, **flags: Any
 ) -> KernelConfig:
-    """The fastest right configuration for an (M, K) x (K, N) product, kept for later; ``trans_a``, ``trans_b``, ``batches`` as flags."""
+    """Return the fastest correct configuration for an (M, K) x (K, N) product and store it; flags are ``trans_a``, ``batches``, .."""
     return Autotuner(queue, budget).tune("matmul", M, N, K, dtype=dtype, **flags).config
 
 
 def autotune_conv2d(N: int, C: int, H: int, W: int, F: int, KH: int, KW: int, stride: int = 1, pad: int = 0, dtype: str = "float32",
                     queue: Any = None, *, budget: float = BUDGET, part: str = "conv2d", **flags: Any) -> KernelConfig:  # fmt: skip
-    """The fastest right configuration for a convolution, kept for later; ``part`` may name one of its gradients instead."""
+    """Return the fastest correct configuration for a convolution and store it; ``part`` may name one of its gradients instead."""
     return Autotuner(queue, budget).tune(part, N, C, H, W, F, KH, KW, dtype=dtype, stride=stride, pad=pad, **flags).config
 
 
@@ -303,7 +303,7 @@ def autotune(function: Callable[[], Any], budget: float = 60.0, queue: Any = Non
 
 
 def problems_of(function: Callable[[], Any], profile: Any) -> list[Problem]:
-    """The problems a function runs on a device, one per class, the most work first."""
+    """List the problems that a function runs on a device, one per class, the largest first."""
     selector, found = get_kernel_selector(), dict[str, tuple[float, Problem]]()
     usual = selector.tuned
 
@@ -328,7 +328,7 @@ def problems_of(function: Callable[[], Any], profile: Any) -> list[Problem]:
 
 
 class _Unasked:
-    """What this process has spent on searches nobody asked for by name, and which classes it has searched."""
+    """The time this process has spent on automatic searches, and the classes it has searched."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -342,7 +342,7 @@ _unasked = _Unasked()
 
 
 def tuned(problem: Problem) -> KernelConfig | None:
-    """The measured configuration of a problem or of its neighbours; ``None`` where the policy decides.
+    """Return the measured configuration of a problem or of a neighboring one; ``None`` if the policy decides.
 
     Under ``NETCL_AUTOTUNE`` what is not yet measured is measured now, as long as the budget lasts.
     """
@@ -380,7 +380,7 @@ def _search_unasked(problem: Problem, mode: str, budget: float) -> None:
 
 
 def _with_all_flags(problem: Problem) -> Problem | None:
-    """The problem with every flag of its family; ``None`` for what is not tuned."""
+    """Return the problem with every flag of its family; ``None`` for problems that are not tuned."""
     family = FAMILIES.get(problem.op)
     if family is None or problem.dtype not in _TUNED_DTYPES or 0 in problem.shape:
         return None
@@ -392,12 +392,12 @@ def _same_device(one: Any, other: Any) -> bool:
 
 
 def _store_key(family: Family, problem: Problem) -> str:
-    """The name of a problem's class in the store. Looser sums allow other kernels, so the precision is part of it."""
+    """Return the name of a problem's class in the store. It includes the precision, which determines the allowed kernels."""
     return json.dumps([*family.problem_class(problem), get_matmul_precision()])
 
 
 def recall(problem: Problem, near: bool = True) -> Mapping[str, Any] | None:
-    """The entry of a problem's class, or of the nearest class that differs in sizes only, and little."""
+    """Return the entry of a problem's class, or of the nearest class with slightly different sizes."""
     entries = tuning.store.entries(problem.profile)
     key = _store_key(FAMILIES[problem.op], problem)
     if key in entries or not near or not entries:
@@ -408,7 +408,7 @@ def recall(problem: Problem, near: bool = True) -> Mapping[str, Any] | None:
 
 
 def _class_of(key: str) -> list[Any]:
-    """What :func:`_store_key` made a key of; empty for a key that is none of ours."""
+    """Return the class that :func:`_store_key` encoded in a key; empty for other keys."""
     try:
         parts = json.loads(key)
     except (ValueError, RecursionError):
@@ -417,7 +417,7 @@ def _class_of(key: str) -> list[Any]:
 
 
 def _distance(one: list[Any], other: list[Any]) -> float | None:
-    """How many doublings lie between two classes; ``None`` for classes that are no neighbours."""
+    """Return the number of doublings between two classes; ``None`` for classes that are not neighbors."""
     if len(one) != len(other) or [type(a) for a in one] != [type(b) for b in other]:
         return None
     sizes = [(a, b) for a, b in zip(one, other, strict=True) if isinstance(a, int)]
@@ -429,7 +429,7 @@ def _distance(one: list[Any], other: list[Any]) -> float | None:
 
 
 def _usable_entry(entry: Mapping[str, Any], problem: Problem) -> KernelConfig | None:
-    """The configuration of an entry, if the family still offers it for this very problem."""
+    """Return the configuration of an entry, if the family still offers it for this problem."""
     if not entry.get("config"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Device time of kernels: launches observed at the one door, with the driver's timestamps.
+"""Device time of kernels: observes launches and reads the driver's timestamps.
 
 A queue that was made with ``NETCL_PROFILE_EVENTS=1`` has timestamps and is observed as it runs. Any other is given a second
 queue that has them, and launches go there one at a time while somebody profiles: device times are exact, and the host waits.
@@ -48,7 +48,7 @@ def has_timestamps(queue: Any) -> bool:
 
 
 def timed_queue(queue: Any) -> Any:
-    """The queue itself if it has timestamps, else its twin that has; work that was enqueued before is waited for."""
+    """Return the queue itself if it has timestamps, else a counterpart that has; waits for work enqueued before."""
     twin = queue_state(queue).part("timed", lambda real: real if has_timestamps(real) else sibling_queue(real, profiling=True))
     if twin is not queue:
         queue.finish()
@@ -69,7 +69,7 @@ class Observer:
         self._lock = threading.Lock()
 
     def begin(self) -> None:
-        """Start observing, after what was deferred until now; the host's clock is read as the origin of all times."""
+        """Start observing after deferred work was enqueued; the host's clock is the origin of all times."""
         flush()
         self._origin = time.perf_counter()
         hooks.launch_observers.append(self._launched)
@@ -78,7 +78,7 @@ class Observer:
             hooks.launch_queue, self._redirected = timed_queue, True
 
     def end(self) -> None:
-        """Let what is deferred run, stop observing and read the times of what still runs."""
+        """Enqueue deferred work, stop observing and read the remaining times."""
         flush()
         hooks.launch_observers.remove(self._launched)
         transfer_listeners.remove(self._transferred)
@@ -106,7 +106,7 @@ class Observer:
         self._idle.since = time.perf_counter()
 
     def _add(self, found: list[Launch], launch: Launch, queue: Any, event: Any, at_once: bool) -> None:
-        """Keep a command with the times of its event: now, or at the end where the queue is not to be waited for."""
+        """Record a command with the times of its event: now, or at the end if the queue must not be waited for."""
         if at_once or id(queue) not in self._offsets:
             event.wait()
         with self._lock:
@@ -141,7 +141,7 @@ _ATTENTION = {"attention": (1, 1), "attention_query_grad": (2, 1), "attention_ke
 
 
 def work_of(kernel: Any, args: Sequence[Any]) -> tuple[int, float]:
-    """Bytes of the buffers of a launch, each once, and its multiplications and additions where its arguments tell them.
+    """Return the bytes of a launch's buffers, each counted once, and its operations if its arguments determine them.
 
     Memory is given as tensors, as anything else with ``buffer`` and ``nbytes`` (values of a graph that is replayed), or as buffers.
     """
@@ -159,7 +159,7 @@ def _bytes(arg: Any) -> int:
 
 
 def _flops(name: str, source: str, given: Mapping[str, tuple[str, Any]]) -> float:
-    """Of products, convolutions and attention: the kernels whose limit may be arithmetic."""
+    """Return the operations of products, convolutions and attention, whose limit may be arithmetic."""
     if name.startswith("gemm") or name == "matmul":
         k = _number(given, "k") or _number(given, "K")
         return 2.0 * k * max(_elements(source, given, "c"), _elements(source, given, "C"))
@@ -174,7 +174,7 @@ def _flops(name: str, source: str, given: Mapping[str, tuple[str, Any]]) -> floa
 
 
 def _keys_seen(n: int, m: int, causal: int) -> float:
-    """How many of ``m`` keys each of ``n`` queries is compared with, on average."""
+    """Return with how many of ``m`` keys each of ``n`` queries is compared, on average."""
     seen = min(n, m)  # queries that do not see all keys, the first of them one
     return (seen * (seen + 1) / 2 + (n - seen) * m) / n if causal and n else m
 
@@ -185,7 +185,7 @@ def _number(given: Mapping[str, tuple[str, Any]], name: str) -> int:
 
 
 def _elements(source: str, given: Mapping[str, tuple[str, Any]], name: str) -> int:
-    """How many elements the argument ``name`` has, by the type it is declared with; macros may name that."""
+    """Return the elements of the argument ``name`` by its declared type, which macros may name."""
     declared, arg = given.get(name, ("", 0))
     pointed = _POINTED.search(declared)
     if pointed is None:

@@ -1,4 +1,4 @@
-"""What a device can do at the most: bytes and operations per second, measured once per context with small kernels.
+"""The peak performance of a device: bytes and operations per second, measured once per context with small kernels.
 
 Bytes come from wherever they fit, and a cache is many times as fast as memory. So bandwidth is measured over sizes from caches to memory,
 and a kernel is held against the rate of the largest that is no larger than what it moves.
@@ -90,22 +90,22 @@ __kernel void limit_multiply_add(__global float* out, __global const float* rest
 
 
 class Limits(NamedTuple):
-    """Bytes per second by the bytes that are gone over, the fewest first, and float32 operations per second."""
+    """Bytes per second by the size of the data, smallest first, and float32 operations per second."""
 
     bandwidths: tuple[tuple[int, float], ...]
     flops_per_second: float
 
     def bytes_per_second(self, moved: float) -> float:
-        """The rate at which so many bytes can be moved at the most."""
+        """Return the peak rate for moving ``moved`` bytes."""
         return next((rate for size, rate in reversed(self.bandwidths) if size <= moved), self.bandwidths[0][1])
 
     def seconds(self, moved: float, flops: float) -> float:
-        """The least time a kernel needs that moves so many bytes and computes so much."""
+        """Return the minimum time of a kernel that moves ``moved`` bytes and computes ``flops`` operations."""
         return max(moved / self.bytes_per_second(moved), flops / self.flops_per_second)
 
 
 def known_for(name: str) -> bool:
-    """Whether a kernel of this name computes with what was measured, and not with matrix units."""
+    """Whether the measured limits apply to a kernel of this name, which is not the case for matrix units."""
     return _USES_MATRIX_UNITS.search(name) is None
 
 
@@ -121,7 +121,7 @@ def limits(queue: Any) -> Limits | None:
 
 
 def _cache_sizes(queue: Any, units: int) -> list[int]:
-    """Powers of two, from what the first caches hold to what no cache does."""
+    """List powers of two from the size of the first cache to beyond the last."""
     profile = handle_of(queue).profile
     largest = min(max(MEMORY, 4 * profile.global_mem_cache_size), 2 * profile.max_alloc_size, profile.global_mem_size // 4)
     sizes, last = [_lower_power(SMALLEST * units)], _lower_power(largest)
@@ -131,7 +131,7 @@ def _cache_sizes(queue: Any, units: int) -> list[int]:
 
 
 def _lower_power(number: int) -> int:
-    """The largest power of two that is no larger."""
+    """Return the largest power of two that is at most ``number``."""
     return 1 << (number.bit_length() - 1)
 
 

@@ -1,4 +1,4 @@
-"""Local sizes of kernels people write: measured on request or by a tuner, kept in the tuning store, taken where a launch names none."""
+"""Local sizes of user kernels: measured on request or by a tuner, stored, and used by launches without a local size."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_siz
 
 
 def _keep_fastest(queue: Any, built: BuiltKernel, sizes: Sizes, usual: Sizes, times: Mapping[Sizes, float]) -> Sizes:
-    """The fastest local size, or the usual one where none is clearly faster, kept in the store and in memory."""
+    """Store and return the fastest local size, or the default if none is clearly faster."""
     best = min(times, key=lambda local: times[local]) if times else usual
     chosen = best if times and times[best] < timing.MARGIN * times.get(usual, math.inf) else usual
     tuning.store.put(handle_of(queue).profile, _kernel_key(built, sizes), {"local": list(chosen), "seconds": times.get(chosen)})
@@ -81,7 +81,7 @@ def _keep_fastest(queue: Any, built: BuiltKernel, sizes: Sizes, usual: Sizes, ti
 
 
 def _tune(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any]) -> Sizes | None:
-    """The local size that the tuner of a kernel chooses: what is kept for the next power of two, else the fastest of its candidates.
+    """Choose a local size by the tuner of a kernel: the one stored for the next power of two, else the fastest candidate.
 
     The candidates write to memory of their own: the output may be an input, too.
     """
@@ -132,7 +132,7 @@ def _kernel_key(built: BuiltKernel, sizes: Sizes) -> str:
 
 
 def tuned(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any] | None = None) -> Sizes | None:
-    """The local size kept for a kernel and sizes; else, for a kernel with a tuner and the ``args`` of a launch, what that measures."""
+    """Return the stored local size of a kernel and sizes; a kernel with a tuner measures it with the ``args`` of a launch."""
     local = tuning.store.entries(handle_of(queue).profile).get(_kernel_key(built, sizes), {}).get("local")
     if not isinstance(local, list) or len(local) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in local):
         return None if args is None else _tune(queue, built, sizes, args)

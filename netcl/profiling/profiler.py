@@ -1,4 +1,4 @@
-"""``profile()``: what the kernels of a block took, as a table, a trace and a page."""
+"""``profile()``: measures the kernels of a block and shows them as a table, a trace and a page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class profile:
 
     def __enter__(self) -> profile:
         if self._observer is not None:
-            raise RuntimeError(message("profile", "this profile is running already", "make a second one"))
+            raise RuntimeError(message("profile", "a profile must not be started twice", "make a second one"))
         synchronize(self.device)
         self._observer, self._rows = Observer(), None
         perf.listeners.append(self._region)
@@ -69,7 +69,7 @@ class profile:
 
     @property
     def running(self) -> bool:
-        """Whether the block has begun and not ended."""
+        """Whether the block is running."""
         return self._observer is not None
 
     def _region(self, name: str, begin: float, end: float) -> None:
@@ -90,18 +90,18 @@ class profile:
         return self._rows
 
     def table(self) -> str:
-        """The rows as text, under a line that says what was run."""
+        """Return the rows as text, below a summary line."""
         return f"{self.summary()}\n{report.text_table(self.rows)}"
 
     __str__ = table
 
     def summary(self) -> str:
-        """What was run, in a line."""
+        """Summarize the run in a line."""
         busy = sum(launch.seconds for launch in self.events)
         return f"{len(self.events)} launches, {1e3 * busy:.3f} ms in kernels of {1e3 * self.seconds:.3f} ms, on {self.device.device_name}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for a file."""
+        """Return everything as plain values, for a file."""
         return {"device": self.device.device_name, "seconds": self.seconds, "rows": [asdict(row) for row in self.rows]}
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:

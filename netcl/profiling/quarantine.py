@@ -1,4 +1,4 @@
-"""Kernel algorithms that compute wrong results on a device: found by ``netcl selftest --full``, kept on disk, left out of every choice.
+"""Kernel algorithms with wrong results on a device: found by ``netcl selftest --full``, stored on disk, never selected.
 
 The entry belongs to a device and a driver version, as measured configurations do; a new driver begins without one.
 """
@@ -38,7 +38,7 @@ class VariantCheck(NamedTuple):
 
 
 def tuned(profile: Any) -> Mapping[str, str]:
-    """The quarantined algorithms of a device, as ``family/name``, with what was seen; said once per process."""
+    """Return the quarantined algorithms of a device, as ``family/name``, with the error; warns once per process."""
     banned = store.entries(profile).get(_KEY, {})
     if banned and (profile.platform, profile.name) not in _told:
         _told.add((profile.platform, profile.name))
@@ -59,7 +59,7 @@ def _set_banned(profile: Any, banned: Mapping[str, str]) -> None:
 
 
 def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
-    """Run every algorithm that a device may choose against its reference; one that is wrong is quarantined at once."""
+    """Check every algorithm that a device may choose against its reference; a wrong one is quarantined at once."""
     profile = handle.profile
     _set_banned(profile, {})
     for op, sizes, flags in _PROBLEMS:

@@ -15,7 +15,7 @@ from netcl.profiling.limits import Limits, known_for
 
 @dataclass(frozen=True)
 class KernelRow:
-    """What all launches of one kernel took.
+    """The times of all launches of one kernel.
 
     ``share`` is the part of all kernel time; ``gbs`` and ``gflops`` are the rates reached; ``roofline`` is the part of the device's
     own limit (memory or arithmetic, whichever binds first) that was reached. ``None`` is unknown, as the limit of matrix units is, and

@@ -1,4 +1,4 @@
-"""Wall time of calls, measured so that two numbers of one machine can be compared: warm, interleaved, best and median of several."""
+"""Wall time of calls, measured comparably on one machine: warm, interleaved, best and median of several."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """How far the median lies above the best, as a share of it: above 0.2 the machine was busy with something else."""
+        """The distance of the median above the best, relative to it: above 0.2 the machine was busy otherwise."""
         return self.median / self.best - 1 if self.best else 0.0
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Timing:
 
 
 def measure(function: Callable[[], Any], *, repeat: int = 10, calls: int = 1, warmup: int = 2, queue: Any = None) -> Timing:
-    """The time of a call, with the device idle before and done after each round of ``calls``.
+    """Measure the time of a call; the device is idle before and finished after each round of ``calls``.
 
     >>> measure(lambda: sum(range(100)), repeat=3).best > 0
     True
@@ -50,14 +50,14 @@ def measure(function: Callable[[], Any], *, repeat: int = 10, calls: int = 1, wa
 def compare(
     *, repeat: int = 10, calls: int = 1, warmup: int = 2, queue: Any = None, **ways: Callable[[], Any]
 ) -> dict[str, Timing]:  # fmt: skip
-    """The times of several ways to do a thing, taken in turns: a machine that slows down slows all of them.
+    """Measure several functions in turns, so that a slowdown of the machine affects all of them.
 
     >>> times = compare(list=lambda: list(range(1000)), range=lambda: range(1000), repeat=3)
     >>> times["range"].best < times["list"].best
     True
     """
     if repeat < 1 or calls < 1:
-        raise ValueError(message("measure", "at least one call in one round is needed", repeat=repeat, calls=calls))
+        raise ValueError(message("measure", "repeat and calls must be at least 1", repeat=repeat, calls=calls))
     target = queue_of(queue)
     for way in ways.values():
         for _ in range(warmup):

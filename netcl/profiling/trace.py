@@ -1,4 +1,4 @@
-"""Launches and regions as a trace that Perfetto (https://ui.perfetto.dev) and chrome://tracing open."""
+"""Exports launches and regions as a trace for Perfetto (https://ui.perfetto.dev) and chrome://tracing."""
 
 from __future__ import annotations
 

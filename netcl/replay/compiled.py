@@ -38,7 +38,7 @@ __all__ = ["CaptureError", "CompiledFunction", "capture_graph", "compile"]
 
 log = logging.getLogger("netcl")
 
-MOST_CASES = 16  # kinds of arguments, states of modules and contracts that are recorded; more would hold too much memory
+MOST_CASES = 16  # maximum number of recordings (keys, module states, contracts): more would use too much memory
 MOST_TRIALS = 8  # recordings without a replay until a function is refused
 
 
@@ -73,7 +73,7 @@ class _Call:
         self.key = (id(chosen_device()), *key)
 
     def _part(self, arg: Any) -> Any:
-        """An argument with its arrays as tensors; the argument itself if it holds none, since the function may change it."""
+        """Return an argument with its arrays converted to tensors; the argument itself if it has none, since the function may change it."""
         if is_a(arg, np.ndarray):
             return Tensor.from_host(self.queue or get_active_device().queue, arg)
         if type(arg) in (list, tuple):
@@ -93,11 +93,11 @@ class _Call:
             return ("dict", *[(name, self._key(part)) for name, part in arg.items()])
         if type(arg) in EXACTLY_PLAIN or is_a(arg, np.generic):
             return (type(arg), repr(arg))
-        self.objects.append(arg)  # kept, so that no other object takes its identity
+        self.objects.append(arg)  # kept alive, so that no other object gets its identity
         return ("object", id(arg))
 
     def _tensor_key(self, t: Tensor) -> tuple[Any, ...]:
-        """A tensor that requires a gradient is part of the key by identity; of any other, only shape, dtype and queue are."""
+        """Return the key of a tensor: its identity if it requires a gradient, else only shape, dtype and queue."""
         if t.requires_grad or t.context is None:
             self.objects.append(t)
             return ("object", id(t), t.backend)
@@ -108,11 +108,11 @@ class _Call:
         return (t.shape, t.dtype, id(t.queue))
 
     def inside(self) -> list[Any]:
-        """What is in the containers among the arguments now."""
+        """Return the current contents of the containers among the arguments."""
         return [part for arg in (*self.args, *self.kwargs.values()) for part in _inside(arg)]
 
     def not_recordable(self) -> str:
-        """Why a call with these arguments cannot be recorded; ``"numpy"`` for a tensor on the NumPy backend."""
+        """Return why a call with these arguments cannot be recorded; ``"numpy"`` for a tensor on the NumPy backend."""
         for t in self.objects:
             if is_a(t, Tensor) and t.context is None:
                 return "numpy"
@@ -139,7 +139,7 @@ class _Program:
         self.guards: Guards | None = None
         self.trusted: list[bool] = []  # inputs that were recorded in two buffers
         self.buffers: list[Any] = []
-        self.owners: dict[int, list[Any]] = {}  # of the memory from outside that the last recording used
+        self.owners: dict[int, list[Any]] = {}  # for the memory from outside that the last recording used
         self.refused = ""
 
     def excuses(self, replayed: bool, old: Any, new: Any) -> bool:
@@ -208,7 +208,7 @@ class _Case:
         self.seen = False
 
     def watch(self, recorder: Recorder) -> None:
-        """From now on, make what this recording depends on part of the state."""
+        """Make what this recording depends on part of the state from now on."""
         known = {(id(of), name) for of, name in zip(*self.modes, strict=True)}
         tensors, leaves, sizes = ({id(t) for t in known_as} for known_as in (self.watched, self.leaves, self.sizes))
         for d in recorder.dependencies.values():
@@ -255,13 +255,13 @@ class CompiledFunction:
         self._lock = threading.RLock()
         self._queue: Any = None
         self._unsettled = 0  # recordings of calls that changed what they read
-        self._refused = ""  # why this function is never replayed again
+        self._refused = ""  # why this function is never replayed
 
     def __repr__(self) -> str:
         return f"compile({self.function!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy has recordings of its own: those here are over the memory of this function's tensors."""
+        """Pickle and copy without recordings: those here are over the memory of this function's tensors."""
         return type(self), (self.function, self.strict, self.fuse)
 
     @property
@@ -324,7 +324,7 @@ class CompiledFunction:
             return self.function(*args, **kwargs)
 
     def _program(self, case: _Case, state: Any, contract: Contract) -> _Program | None:
-        """The program of this state and contract; ``None``, and the function is refused, if there are too many."""
+        """Return the program of this state and contract; ``None``, and the function is refused, if there are too many."""
         programs = case.programs.setdefault(state, [])
         for program in programs:
             if program.contract.equals(contract):
@@ -339,7 +339,7 @@ class CompiledFunction:
         return None
 
     def _recorded(self, case: _Case, state: Any, program: _Program | None, call: _Call) -> Any:
-        """Run the function and record it. The first recording of a case only finds what its state is made of."""
+        """Run the function and record it. The first recording of a case only determines its state."""
         contract = program.contract if program is not None else Contract(self.function, call.objects)
         if program is None and case.seen:
             program = self._program(case, state, contract)
@@ -408,8 +408,7 @@ class CompiledFunction:
             contract.leave_out(program.guards.parts)
 
     def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor], hidden: str) -> bool:
-        """Whether this recording equals the one before. If not, the function is refused, unless only memory moved or an argument was also
-        reached by another name: then it is recorded again."""
+        """Whether this recording equals the one before; if not, the function is refused, or recorded again if only memory moved."""
         story = [*recorder.story(), _comparable_result(run.tree), tuple(leaf.grad is None for leaf in recorder.leaves.values())]
         before, program.story = program.story, story
         moved = [t.realize() is not old for t, old in zip(tensors, program.buffers, strict=False)]
@@ -452,7 +451,7 @@ class CompiledFunction:
 
 
 def _left_behind(recorder: Recorder, held: Sequence[Tensor], values: Iterable[Any]) -> str:
-    """What the step allocated and something holds that is not among the tensors or in the values."""
+    """List what the step allocated and something holds that is not among the tensors or in the values."""
     known = [*held, *tensors_of(values)]
     if recorder.left_behind(known):
         gc.collect()  # what only a reference cycle holds is not left behind
@@ -515,7 +514,7 @@ class _Inference(CompiledFunction):
             return super()._plain(args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # how it is copied is its own affair
+        if name.startswith("__"):  # it defines how it is copied
             raise AttributeError(name)
         return getattr(self.__dict__["function"], name)
 

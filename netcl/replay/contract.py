@@ -49,9 +49,9 @@ from netcl.replay.kinds import (
 )
 from netcl.replay.names import ANY, FIRST, names_in
 
-MOST_ITEMS = 64  # of a container; one with more is refused, unless it holds nothing but tensors
-MOST_DEPTH = 8  # of containers inside each other
-MOST_FUNCTIONS = 5000  # in one contract; methods count once per object
+MOST_ITEMS = 64  # maximum items of a container; a larger one is refused, unless it holds only tensors
+MOST_DEPTH = 8  # maximum depth of nested containers
+MOST_FUNCTIONS = 5000  # maximum functions of a contract; methods count once per object
 
 #: Special methods that are read only by the syntax and the names beside them. Those of a data class read all of its fields.
 _ON_REQUEST: dict[str, tuple[str, ...]] = {
@@ -64,7 +64,7 @@ _ON_REQUEST: dict[str, tuple[str, ...]] = {
 }
 #: Names that read attributes by names that are not in the code.
 _READ_ANY = frozenset(("__dict__", "MATCH_CLASS", "attrgetter", "dir", "format", "format_map", "methodcaller", "vars"))
-_CALLED_BY_NETCL = frozenset(("step", "zero_grad", "parameters", "forward", "backward"))  # methods, by whatever class defines them
+_CALLED_BY_NETCL = frozenset(("step", "zero_grad", "parameters", "forward", "backward"))  # methods of any class
 _READERS = (getattr, hasattr, vars, dir)
 _METHODS = (FunctionType, property, staticmethod, classmethod)
 _DESCRIPTORS = ("builtins", "collections", "enum", "types", "typing", "abc")  # modules whose descriptors return what is stored
@@ -151,7 +151,7 @@ class Contract:
     # ---- values
 
     def _visit(self, value: Any, label: str, depth: int = 0) -> None:
-        """Guard what is in a value. Whoever holds the value guards its identity."""
+        """Guard the contents of a value. The holder of the value guards its identity."""
         kind = type(value)
         if kind in EXACTLY_PLAIN:
             return
@@ -249,7 +249,7 @@ class Contract:
                     stored = _COMPUTED if member is _MISSING else self._member(value, member, label)
                     found = stored if found is _COMPUTED else found
             elif of_class and found is _COMPUTED and name in vars(kind) and name[:2] != "__":
-                self._of_library(getattr(value, name, None), label)  # a method of a class of a library
+                self._of_library(getattr(value, name, None), label)  # a method of a library's class
         return found
 
     def _member(self, owner: Any, member: Any, label: str) -> Any:

@@ -1,4 +1,4 @@
-"""``fuse_graph``: a model for evaluation, or a step, in fewer and larger kernels.
+"""``fuse_graph``: runs a model in evaluation mode, or a step, in fewer and larger kernels.
 
 Batch norms that follow a convolution or a linear layer are folded into its weights, since both are linear in evaluation. The rest is
 recorded with ``fuse=True``.
@@ -20,17 +20,17 @@ from netcl.core.tensor import Tensor
 from netcl.replay.compiled import CompiledFunction, compile
 from netcl.replay.graph import tensors_in
 
-# How far a folded model's outputs may be from the model's, in units of the largest: halves are rounded between the layers.
+# The largest relative difference between the outputs of a folded model and the model: halves are rounded between layers.
 CLOSE = {"float16": 4e-3, "bfloat16": 3e-2}
 OTHERS_CLOSE = 1e-3
 
 
 def fuse_graph(target: Callable[..., Any], *example: Any) -> Any:
-    """A model in evaluation with its batch norms folded, or a function, recorded with fused ops; called as before.
+    """Fold the batch norms of a model in evaluation mode, or record a function with fused ops; the result is called as before.
 
-    A model is copied, not changed. What follows what is found out by one call with ``example``, and what is folded is compared with the
-    model there; without one, only a model that is a sequence is folded. ``folded`` of the result names the layers whose norm is gone. A
-    model that is training is refused: there, batch norm is no linear map.
+    A model is copied, not changed. One call with ``example`` determines the order of layers and checks the folded model's outputs;
+    without it, only a sequential model is folded. ``folded`` of the result names the layers whose norm was removed. A model in
+    training mode raises, because its batch norms are not linear.
 
     >>> import numpy as np
     >>> from netcl import nn
@@ -46,14 +46,14 @@ def fuse_graph(target: Callable[..., Any], *example: Any) -> Any:
     if isinstance(target, CompiledFunction):
         target = target.function
     if not callable(target):
-        raise TypeError(message("fuse_graph", "a model or a function is fused", given=type(target).__name__))
+        raise TypeError(message("fuse_graph", "the argument must be a model or a function", given=type(target).__name__))
     model: Any = target
     if not (hasattr(model, "forward") and hasattr(model, "training")):
         made = compile(target, fuse=True)
         made.folded = []
         return made
     if model.training:
-        raise ShapeError(message("fuse_graph", "the model is training", "call model.eval() first"))
+        raise ShapeError(message("fuse_graph", "the model must be in evaluation mode", "call model.eval() first"))
     model, folded = _folded_copy(model, example)
     made = compile(model, fuse=True)
     made.__dict__["folded"] = folded
@@ -61,7 +61,7 @@ def fuse_graph(target: Callable[..., Any], *example: Any) -> Any:
 
 
 def _folded_copy(model: Any, example: tuple[Any, ...]) -> tuple[Any, list[str]]:
-    """A copy with every fold that leaves the outputs as they are; a layer whose output goes elsewhere too is left alone."""
+    """Return a copy with every fold that preserves the outputs; a layer whose output is also used elsewhere is skipped."""
     pairs = _pairs_called(model, example) if example else _neighbours(model)
     made = copy.deepcopy(model)
     for first, norm in pairs:
@@ -78,18 +78,18 @@ def _folded_copy(model: Any, example: tuple[Any, ...]) -> tuple[Any, list[str]]:
     return made, kept
 
 
-# ---- what follows what
+# ---- order of layers
 
 
 def _is_norm(module: Any) -> bool:
-    """A norm by running statistics, which is linear in evaluation only."""
+    """Whether a module normalizes by running statistics, which is linear in evaluation only."""
     if getattr(module, "training", True):
         return False
     return getattr(module, "running_mean", None) is not None and hasattr(module, "eps") and hasattr(module, "num_features")
 
 
 def _is_linear(module: Any) -> bool:
-    """A convolution or a linear layer: one filter per row of the weight."""
+    """Whether a module is a convolution or a linear layer, with one filter per row of the weight."""
     weight = getattr(module, "weight", None)
     sizes = hasattr(module, "out_channels") or hasattr(module, "out_features")
     return sizes and isinstance(weight, Tensor) and weight.ndim >= 2 and not getattr(module, "transposed", False)
@@ -101,13 +101,13 @@ def _channels_match(layer: Any, norm: Any) -> bool:
 
 
 def _runs_in_order(module: Any) -> bool:
-    """Whether it is known to call each of its children once, with what the one before returned."""
+    """Whether a module is known to call each of its children once, each with the previous result."""
     kinds: list[Any] = [kind for kind in type(module).__mro__ if kind.__name__ == "Sequential"]
     return bool(kinds) and type(module).forward is kinds[-1].forward and not module._module_hooks
 
 
 def _in_order(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The layers of sequences in sequences, with their names, as they are called."""
+    """List the layers of nested sequences with their names, in call order."""
     for name, child in module.named_children():
         where = f"{path}.{name}" if path else name
         if _runs_in_order(child):
@@ -117,7 +117,7 @@ def _in_order(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _neighbours(model: Any) -> list[tuple[str, str]]:
-    """Pairs that follow each other in a model that is a sequence. Another may call a layer from elsewhere too, which nobody sees."""
+    """List consecutive pairs of a sequential model. Other models may call a layer from several places."""
     layers = list(_in_order(model)) if _runs_in_order(model) else []
     used = Counter(id(layer) for _, layer in layers)
     used.update(id(part) for module in model.modules() for part in vars(module).values() if isinstance(part, Tensor))
@@ -127,12 +127,12 @@ def _neighbours(model: Any) -> list[tuple[str, str]]:
 
 
 def _as_it_was_made(module: Any) -> bool:
-    """Whether calling it does what layers of its kind do: no hook, and no forward of somebody else."""
+    """Whether a module behaves as its class defines: no hooks, and no overridden forward."""
     return not module._module_hooks and module.forward.__module__.startswith("netcl.nn.")
 
 
 def _pairs_called(model: Any, example: tuple[Any, ...]) -> list[tuple[str, str]]:
-    """Pairs of which the second was called with what the first returned, each called once."""
+    """List pairs of layers of which the second was called with the result of the first, each called once."""
     made_by: dict[int, tuple[str, Any]] = {}
     held: list[Any] = []
     calls: dict[str, int] = {}
@@ -141,7 +141,7 @@ def _pairs_called(model: Any, example: tuple[Any, ...]) -> list[tuple[str, str]]
     def listener(name: str, module: Any) -> Callable[..., None]:
         def listen(_: Any, args: tuple[Any, ...], output: Any) -> None:
             calls[name] = calls.get(name, 0) + 1
-            held.extend((output, *args))  # a number stays a tensor's own as long as the tensor is there
+            held.extend((output, *args))  # an id is unique as long as the tensor is alive
             if _is_linear(module):
                 made_by[id(output)] = (name, module)
             elif args and id(args[0]) in made_by:
@@ -179,7 +179,7 @@ def _outputs_close(a: Tensor, b: Tensor) -> bool:
 
 
 def _fold_norm(model: Any, first: str, norm: str) -> None:
-    """``(w x + b - mean) / sqrt(var + eps) * gamma + beta`` as ``w' x + b'``; the norm then passes its input on."""
+    """Fold ``(w x + b - mean) / sqrt(var + eps) * gamma + beta`` to ``w' x + b'``; the norm then returns its input."""
     modules = dict(model.named_modules())
     layer, of = modules[first], modules[norm]
     channels = of.num_features
@@ -198,7 +198,7 @@ def _fold_norm(model: Any, first: str, norm: str) -> None:
 
 
 def _by_channel(layer: Any) -> bool:
-    """Whether filters of a layer are channels of what it gives, however many axes that has."""
+    """Whether the filters of a layer are the channels of its output for any number of dimensions."""
     return hasattr(layer, "out_channels")
 
 
@@ -208,6 +208,6 @@ def _pass_on(x: Tensor) -> Tensor:
 
 def _pass_vectors_on(x: Tensor) -> Tensor:
     if x.ndim != 2:
-        what = "a norm over channels was folded into a linear layer, whose features are channels only of batches of vectors"
+        what = "x must be a batch of vectors: a norm over channels was folded into a linear layer"
         raise ShapeError(message("fuse_graph", what, "pass an example of this shape to fuse_graph", shape=x.shape))
     return x

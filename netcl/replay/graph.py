@@ -135,8 +135,7 @@ class Graph:
         self._share(passing, left)
 
     def _share(self, passing: Sequence[Value], left: Sequence[MemoryBlock]) -> None:
-        """Place values that live only inside a replay: in memory that the step leaves behind, until the step writes it, and in blocks that
-        all graphs of the queue share."""
+        """Place values that live only inside a replay: in shared blocks, and in memory that the step leaves behind until it writes it."""
         pool = get_persistent_pool(self.queue)
         with program.state(self.queue).lock:
             shared: weakref.WeakSet[BufferHandle] = self.queue.netcl.part("blocks", lambda _: weakref.WeakSet())
@@ -294,8 +293,7 @@ class Graph:
             stamp(mark, now)
 
     def meets(self, inputs: Sequence[Tensor]) -> int | None:
-        """The first input whose memory overlaps other memory of the step in a way that the recorded order of commands does not allow: the
-        step writes it, or writes the input and also reads it by another name."""
+        """Return the first input whose memory the step also uses in a way that the recorded order of commands does not allow."""
         for i, t in enumerate(inputs):
             if id(t.realize()) in self._written or (self._outside and i in self._rewritten and id(t.memory) in self._outside):
                 return i
@@ -309,21 +307,22 @@ class Graph:
             if t.shape != shape or t.dtype != dtype:
                 kind = ShapeError if t.shape != shape else DtypeError
                 seen = {"recorded": f"{shape} {dtype}", "given": f"{t.shape} {t.dtype}"}
-                raise kind(message("replay", f"input {i} is unlike the recorded one", "record again for this kind", **seen))
+                raise kind(message("replay", f"input {i} must be like the recorded one", "record again for this shape", **seen))
         met = self.meets(inputs)
         if met is not None:
             raise ValueError(
-                message("replay", f"input {met} lies in memory that the step writes", "give it a clone()", shape=inputs[met].shape)
+                message("replay", f"input {met} must not share memory that the step writes", "pass a clone()", shape=inputs[met].shape)
             )
 
     def _check_place(self, i: int, t: Tensor) -> None:
         if t.context != self.queue.context:
-            raise DeviceError(message("replay", f"input {i} lives on another device", "move it with tensor.to(device)", given=t.device))
+            raise DeviceError(message("replay", f"input {i} must be on the recorded device", "use tensor.to(device)", given=t.device))
         t.wait()
 
     def _run_parts(self) -> None:
-        """Enqueue all commands and call the sources. Sources before the first one that can be undone run at the beginning, the others where
-        the step called them.
+        """Enqueue all commands and call the sources.
+
+        Sources before the first one that can be undone run at the beginning, the others where the step called them.
 
         If a source raises (a schedule that is at its end), the commands before it are enqueued. If a command fails, the sources after it
         are not called and those right before it are undone. So counters and parameters stay consistent, as in eager code.
@@ -373,7 +372,7 @@ class Graph:
             raise program.failure("replay", "in a recorded step", error) from None
 
     def _say_why(self, call: Callable[[], object]) -> None:
-        """Repeat a launch that returned an error code, by a call that raises the error."""
+        """Repeat a launch that returned an error code by a call that raises the error."""
         next(launch for launch, _ in self._launches if launch.call is call).observed()
 
     def _run_observed(self, calls: Sequence[Callable[[], object]]) -> None:
@@ -389,7 +388,7 @@ class Graph:
                 observer(launch.kernel, self.queue, launch.sizes, launch.local, node.args, event)
 
     def _renew(self, value: Value) -> BufferHandle:
-        """Memory for a result of this replay."""
+        """Allocate memory for a result of this replay."""
         lease = backend_of(self.queue).pool.allocate(value.nbytes)
         for rebind in self._fresh[value]:
             rebind(lease.buffer)

@@ -1,6 +1,6 @@
-"""Kinds of values that a guard can compare, and of calls that a replay may leave out. All others are named.
+"""Values that a guard can compare, and calls that a replay may omit. All others are reported by name.
 
-Nothing here runs the user's code: classes are asked, never ``__getattr__`` or properties.
+Nothing here runs the user's code: classes are inspected, never ``__getattr__`` or properties.
 """
 
 from __future__ import annotations

@@ -70,8 +70,9 @@ class MemoryBlock:
 def share(
     values: Iterable[Value], size_of: Callable[[int], int] = int, there: Sequence[MemoryBlock] = (), cuts: bool = False, most: int = 1 << 62
 ) -> list[MemoryBlock]:
-    """New blocks for values that live only inside a step. The largest value is placed first, each in the smallest block that is free
-    during its lifetime.
+    """Allocate new blocks for values that live only inside a step.
+
+    The largest value is placed first, each in the smallest block that is free during its lifetime.
 
     ``size_of`` gives the allocated size of a value, since pools round up; ``there`` are existing blocks. If memory ``cuts`` into
     sub-buffers, new blocks grow up to ``most`` bytes.

@@ -232,7 +232,7 @@ class Recorder:
         return Output(value, tensor.shape, tensor.dtype, tensor if value.kind == OUTSIDE else None)
 
     def leaves_behind(self, name: str, tensors: Iterable[Tensor]) -> None:
-        """The step has set ``name`` to these tensors. A replay sets nothing, so none of them may be an argument."""
+        """Report that the step has set ``name`` to these tensors. A replay sets nothing, so none of them may be an argument."""
         inputs = {id(value.buffer) for value in self.inputs}
         if any(t.array is None and id(t.buffer) in inputs for t in tensors):
             self.problem = self.problem or f"it leaves an argument behind ({name}), which a replay would not"
@@ -246,7 +246,7 @@ class Recorder:
                 self.leaf(t)
 
     def unheld(self, held: Iterable[Tensor]) -> str:
-        """A tensor from outside that is not among ``held``: no guard would notice that it was replaced."""
+        """Return a tensor from outside that is not among ``held``: no guard would notice its replacement."""
         known = {id(t.buffer) for t in held if t.array is None}
         for value in self.values:
             if value.kind == OUTSIDE and value.first >= 0 and value.owners and id(value.buffer) not in known:
@@ -271,8 +271,7 @@ class Recorder:
 def difference(
     a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], nodes: Sequence[Node], excuses: Callable[[Any, Any], bool]
 ) -> tuple[str, bool]:
-    """The first difference between two recordings, empty if they are equal; and whether all differences are in memory for which ``excuses``
-    holds. ``nodes`` are those of ``b``."""
+    """Return the first difference between two recordings, or "", and whether all are in memory for which ``excuses`` holds."""
     elsewhere = ""
     for i, (one, other, node) in enumerate(zip(a, b, nodes, strict=False)):
         name = f"{node.name} of {node.op}" if node.op else node.name

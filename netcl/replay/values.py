@@ -1,4 +1,4 @@
-"""What a recording is made of: values, which are blocks of device memory, and nodes, which are enqueued commands over them."""
+"""The elements of a recording: values, which are blocks of device memory, and nodes, which are enqueued commands over them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ INPUT, OUTSIDE, MADE, CONSTANT = "input", "outside", "made", "constant"
 
 @dataclass(eq=False)
 class Value:
-    """A block of memory: an ``input``, memory from ``outside`` (a parameter, a running statistic), ``made`` by the step, or a ``constant``
-    that the host uploaded while the step was recorded."""
+    """A block of memory: an ``input``, from ``outside`` (a parameter), ``made`` by the step, or an uploaded ``constant``."""
 
     kind: str
     buffer: Any
@@ -32,7 +31,7 @@ class Value:
     marks: dict[int, Writes] = field(default_factory=dict)  # write times of the tensors over it
 
     def noted(self, tensor: Tensor) -> None:
-        """Note that replays write to this tensor in place."""
+        """Record that replays write to this tensor in place."""
         mark = writes_of(tensor)
         self.marks[id(mark)] = mark
 
@@ -41,7 +40,7 @@ class Value:
         return self.lease() if isinstance(self.lease, weakref.ref) else self.lease
 
     def known_as(self) -> tuple[Any, ...]:
-        """What is equal in two recordings of one step. Holds the buffer itself: the ``id`` of a released one may be reused."""
+        """Return a key that is equal in two recordings of one step. Holds the buffer itself: the ``id`` of a released one may be reused."""
         return (self.kind, self.buffer) if self.kind == OUTSIDE else (self.kind, self.place)
 
 

@@ -1,4 +1,4 @@
-"""Compiled programs on disk, so that the second process does not compile.
+"""Stores compiled programs on disk, so that later processes need not compile them.
 
 One file per program: a header, a checksum over key and binary, the driver's binary. Writes are atomic replaces, so any number of
 processes may share the folder without locks; a damaged or foreign file is rebuilt from source and warned about once per process.
@@ -32,7 +32,7 @@ _COUNTS, _MOST_KINDS = "programs.json", 256  # programs by kind of run, and the 
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one whole, whoever else writes it."""
+    """Replace a file atomically: a reader sees the old or the new content, even with several writers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     with os.fdopen(descriptor, "wb") as file:
@@ -41,12 +41,12 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def _binary_digest(key: str, binary: bytes) -> bytes:
-    """Binds a binary to its key: a file that was given another's name does not run in its place."""
+    """Hash a binary with its key, so that a renamed file does not run in place of another."""
     return hashlib.sha256(key.encode() + b"\0" + binary).digest()
 
 
 class ProgramCache:
-    """Binaries keyed by source, options, device, driver and platform version; ``get`` hands out kernels."""
+    """Binaries keyed by source, options, device, driver and platform version; ``get`` returns kernels."""
 
     def __init__(self) -> None:
         self._warned = False
@@ -54,7 +54,7 @@ class ProgramCache:
         self._saved = 0
 
     def folder(self) -> Path | None:
-        """Where the binaries are; ``None`` if nothing can be written."""
+        """The folder of the binaries; ``None`` if it is not writable."""
         base = env.cache_dir()
         return None if base is None else base / "programs"
 
@@ -63,7 +63,7 @@ class ProgramCache:
         return program.get(queue, source, name, options)
 
     def load(self, key: str) -> bytes | None:
-        """The binary of a key, if there is a sound one."""
+        """Return the binary of a key, if there is a valid one."""
         path = self._path(key)
         try:
             data = path.read_bytes() if path else b""
@@ -79,7 +79,7 @@ class ProgramCache:
         return binary
 
     def _tell_of_a_first_run(self) -> None:
-        """The first process of a user compiles everything and seems to hang: say so, once, and that it is not for ever."""
+        """Report once that the first run compiles all kernels and therefore takes longer."""
         folder = self.folder()
         if self._told or folder is None or env.value("NETCL_PROGRESS") == "off":
             return
@@ -89,7 +89,7 @@ class ProgramCache:
             folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, key: str, binary: bytes) -> None:
-        """Keep a binary; a folder that cannot be written is no error, the program just compiles again next time."""
+        """Store a binary; if the folder is not writable, the program is compiled again next time."""
         path = self._path(key)
         if path is None:
             return
@@ -102,7 +102,7 @@ class ProgramCache:
             self.trim()
 
     def reject(self, key: str, reason: str) -> None:
-        """Forget an entry that cannot be used; one warning per process."""
+        """Remove an entry that cannot be used; warns once per process."""
         path = self._path(key)
         if path is not None:
             path.unlink(missing_ok=True)
@@ -111,7 +111,7 @@ class ProgramCache:
             warnings.warn(f"[cache] a compiled program was rebuilt: {reason}; file={path}", RuntimeWarning, stacklevel=2)
 
     def trim(self, max_bytes: int = MAX_BYTES) -> int:
-        """Remove the oldest entries until the folder holds at most ``max_bytes``; returns how many went."""
+        """Remove the oldest entries until the folder holds at most ``max_bytes``; returns how many were removed."""
         entries = sorted(self._entries(), key=lambda entry: entry[1])
         excess, gone = sum(size for _, _, size in entries) - max_bytes, 0
         for path, _, size in entries:
@@ -127,7 +127,7 @@ class ProgramCache:
         return {"folder": str(self.folder() or "none"), "programs": len(sizes), "bytes": sum(sizes)}
 
     def clear(self) -> int:
-        """Remove every entry (also half-written ones); returns how many went."""
+        """Remove every entry, including partly written ones; returns how many were removed."""
         gone = 0
         for path, _, _ in self._entries():
             path.unlink(missing_ok=True)
@@ -148,7 +148,7 @@ class ProgramCache:
             yield path, status.st_mtime, status.st_size
 
     def needed(self, kind: str) -> int:
-        """How many programs a run of this kind needed; 0 if that is not known."""
+        """Return how many programs a run of this kind needed; 0 if unknown."""
         return self._counts().get(kind, 0)
 
     def remember(self, kind: str, programs: int) -> None:

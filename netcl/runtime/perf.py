@@ -1,4 +1,4 @@
-"""Wall time of named parts of a program: counters that add up, and regions that end when the device has done their work."""
+"""Wall time of named parts of a program: counters, and regions that end when the device has finished their work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ listeners: list[Callable[[str, float, float], None]] = []
 
 @dataclass
 class Total:
-    """What a counter knows of a name: how often, how long altogether, the shortest and the longest."""
+    """The statistics of a name: number of calls, total, shortest and longest time."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -58,7 +58,7 @@ class PerfCounter:
         return timing_region(name, self, queue)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset all counters."""
         with self._lock:
             self.totals.clear()
 
@@ -107,5 +107,5 @@ def _finish_queue(queue: Any) -> None:
         return
     target = getattr(queue, "queue", queue)
     if not hasattr(target, "finish"):
-        raise DeviceError(message("timing_region", "this is neither a queue nor a device handle", "pass handle.queue", queue=repr(queue)))
+        raise DeviceError(message("timing_region", "queue must be a queue or a device handle", "pass handle.queue", queue=repr(queue)))
     synchronize(target)

@@ -1,7 +1,7 @@
-"""Streams: several queues on one device, ordered by events where they share memory and by nothing else.
+"""Streams: several queues on one device, synchronized by events only where they share memory.
 
-Memory is the hard part. A buffer belongs to the pool of the queue it was leased on, and a pool hands it out again as soon as
-Python has dropped it, which is right for one in-order queue only. So a tensor enters another stream through
+A buffer belongs to the pool of the queue it was leased on. The pool reuses it as soon as Python has dropped it, which is only
+safe on one in-order queue. Therefore a tensor enters another stream through
 :meth:`Stream.use`: the stream waits for what was enqueued before, and when the borrowed tensor is dropped, the owner's queue
 waits, on the device, for the stream. The host waits for neither.
 """
@@ -30,7 +30,7 @@ def sibling_queue(queue: Any, profiling: bool = False) -> Any:
 
 
 class Stream:
-    """A queue of its own on a device, beside the device's default queue.
+    """A separate queue on a device, besides the device's default queue.
 
     ``Stream()`` is on the active device, ``Stream(device)`` on the one a selector, handle or queue names. Inside ``with stream:``
     new tensors are made on it and ops over its tensors run on it; tensors of other streams come in by :meth:`use`. A product or another
@@ -54,7 +54,7 @@ class Stream:
 
     @classmethod
     def of(cls, queue: Any) -> Stream:
-        """The stream of a queue that exists, the default queue of a device for instance: ``Stream.of(handle.queue)``."""
+        """Return the stream of an existing queue, for instance the default queue of a device: ``Stream.of(handle.queue)``."""
         stream = cls.__new__(cls)
         stream.queue = getattr(queue, "queue", queue)
         stream.handle = manager.handle_of(stream.queue)
@@ -62,7 +62,7 @@ class Stream:
         return stream
 
     def record(self) -> Any:
-        """An event that is complete when everything enqueued so far is; ``None`` on the NumPy backend."""
+        """Return an event that completes when everything enqueued so far is done; ``None`` on the NumPy backend."""
         if isinstance(self.queue, CPUQueue):
             return None
         flush()
@@ -72,7 +72,7 @@ class Stream:
         return event
 
     def wait_for(self, other: Any) -> Stream:
-        """What is enqueued here from now on begins after what ``other`` has been given so far; the host does not wait.
+        """Make later work of this stream wait for the current work of ``other``; the host does not wait.
 
         ``other`` is a stream, a queue, a tensor (then: its queue) or an event of :meth:`record`. Devices that do not share a context
         cannot wait for each other: there the host does.
@@ -91,18 +91,18 @@ class Stream:
         return self
 
     def use(self, tensor: Any) -> Tensor:
-        """The tensor, over the same memory, for ops on this stream; they begin after what its own queue was given before.
+        """Return the tensor, over the same memory, for ops on this stream; they start after the earlier work of its own queue.
 
         In-place changes are the caller's to order: :meth:`wait_for` in both directions. Gradients stay on their own side: what comes out
         is a leaf that requires none.
         """
         if not isinstance(tensor, Tensor):
-            raise TypeError(message("Stream.use", "takes a tensor", "pass ag.tensor(...)", given=type(tensor).__name__))
+            raise TypeError(message("Stream.use", "the argument must be a tensor", "pass ag.tensor(...)", given=type(tensor).__name__))
         if tensor.queue is self.queue or tensor.array is not None:
             return tensor
         if tensor.context != self.queue.context:
             remedy = "move it with tensor.to(device), which copies"
-            raise DeviceError(message("Stream.use", "the tensor lives on another device", remedy, tensor=tensor.device.device_name))
+            raise DeviceError(message("Stream.use", "the tensor must be on the same device", remedy, tensor=tensor.device.device_name))
         buffer = tensor.realize()  # on its own queue, before that is waited for
         self.wait_for(tensor.queue)
         lease = _Borrowed(tensor, self) if tensor.pool_handle is not None else None
@@ -111,7 +111,7 @@ class Stream:
         return view if tensor.place is None else hooks.call("follow_view", tensor, view)
 
     def synchronize(self) -> None:
-        """Wait, on the host, until everything enqueued so far is done."""
+        """Wait on the host until everything enqueued so far is done."""
         synchronize(self.queue)
 
     finish = synchronize
@@ -135,7 +135,7 @@ class Stream:
 
 
 class _Borrowed(BufferHandle):
-    """The lease of a tensor in a stream that does not own its memory: it keeps the owner's lease, and returns it in order."""
+    """The lease of a tensor in a stream that does not own its memory: it holds the owner's lease and returns it in order."""
 
     __slots__ = ("lease", "owner", "stream")
 
@@ -146,7 +146,7 @@ class _Borrowed(BufferHandle):
         self.lease, self.owner, self.stream = of, tensor.queue, stream
 
     def release(self) -> None:
-        """Nothing: the owner's lease is given back when nobody holds it any more."""
+        """Do nothing: the owner's lease ends with its last reference."""
 
     def __del__(self) -> None:
         if self.buffer is not None and not platforms.forked_child:

@@ -1,7 +1,7 @@
-"""Measured kernel configurations on disk: one JSON file per device and driver, and what is shipped for devices known.
+"""Measured kernel configurations on disk: one JSON file per device and driver, and those shipped for known devices.
 
 A file holds entries by problem class. Writes merge under a lock and replace the file in one piece, so any number of processes may
-tune at once; a damaged file is told about once and begun anew. What an entry means is known to :mod:`netcl.profiling.autotuner`.
+tune at once; a damaged file is reported once and replaced. :mod:`netcl.profiling.autotuner` defines the meaning of entries.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PLAIN = {field.name: field.default for field in fields(KernelConfig) if field.n
 
 
 def to_json(config: KernelConfig) -> dict[str, Any]:
-    """A configuration as plain data, only what differs from the defaults; reasons of the policy are left out.
+    """Convert a configuration to plain data, only the fields that differ from the defaults.
 
     >>> to_json(KernelConfig(KernelVariant.MATMUL_TILED, tile_k=16, extra={"why": "large", "tier": "simt"}))
     {'variant': 'MATMUL_TILED', 'tile_k': 16, 'extra': {'tier': 'simt'}}
@@ -47,7 +47,7 @@ def to_json(config: KernelConfig) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> KernelConfig:
-    """What :func:`to_json` was given; ``ValueError`` for what it could not have written."""
+    """Convert the data of :func:`to_json` back; raises ``ValueError`` for other data."""
     try:
         given = dict(data)
         variant = KernelVariant[given.pop("variant")]
@@ -59,7 +59,7 @@ def from_json(data: Mapping[str, Any]) -> KernelConfig:
 
 
 class TuningStore:
-    """Entries by device and problem class: the user's own first, then what is shipped."""
+    """Entries by device and problem class: the user's own first, then the shipped ones."""
 
     def __init__(self, shipped: Path = SHIPPED) -> None:
         self._shipped = shipped
@@ -67,7 +67,7 @@ class TuningStore:
         self._warned = False
 
     def folder(self) -> Path | None:
-        """Where the files are; ``None`` if nothing can be written."""
+        """The folder of the files; ``None`` if it is not writable."""
         base = env.cache_dir()
         return None if base is None else base / "tuning"
 
@@ -79,14 +79,14 @@ class TuningStore:
         return None if folder is None else folder / f"{label}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}.json"
 
     def entries(self, profile: DeviceProfile) -> dict[str, Entry]:
-        """Everything known of a device, by problem class."""
+        """Return all entries of a device, by problem class."""
         path = self.path(profile)
         own = {} if path is None else self._own(path)
         shipped = _shipped(self._shipped).get((profile.platform, profile.name), {})
         return {**shipped, **own} if own else shipped
 
     def put(self, profile: DeviceProfile, key: str, entry: Entry) -> bool:
-        """Keep an entry; whether it could be written."""
+        """Store an entry; returns whether it could be written."""
         path = self.path(profile)
         if path is None:
             return False
@@ -101,7 +101,7 @@ class TuningStore:
         return True
 
     def clear(self) -> int:
-        """Remove every file of the user's; returns how many devices are forgotten."""
+        """Remove every file of the user; returns the number of devices."""
         folder, gone = self.folder(), 0
         for path in folder.glob("*") if folder and folder.exists() else ():
             gone += path.suffix == ".json"
@@ -137,13 +137,13 @@ class TuningStore:
 
 
 def _parsed(data: bytes) -> dict[str, Entry]:
-    """The entries of a file; ``ValueError`` if it is none of ours. A file of another format has none."""
+    """Parse the entries of a file; raises ``ValueError`` for other content. A file of another version has none."""
     try:
         content = json.loads(data)
     except RecursionError:
-        raise ValueError("brackets in brackets without an end") from None
+        raise ValueError("brackets must not be nested too deeply") from None
     if not isinstance(content, dict) or not isinstance(content.get("entries"), dict):
-        raise ValueError("the file holds no entries")
+        raise ValueError("the file has no entries")
     if content.get("format") != FORMAT:
         return {}
     if not all(isinstance(entry, dict) for entry in content["entries"].values()):

@@ -31,7 +31,7 @@ try:
     from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
 except ImportError:
-    raise ImportError(message("serve", "the packages starlette and uvicorn are needed", "pip install starlette uvicorn")) from None
+    raise ImportError(message("serve", "the packages starlette and uvicorn are required", "pip install starlette uvicorn")) from None
 
 BODY_BYTES = 8 << 20  # of a request
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
@@ -287,7 +287,7 @@ def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequenc
 
 
 def run_server(app: Starlette, host: str, port: int, connections: int, grace: float, ready: Callable[[int], None]) -> int:
-    """Serve until Ctrl-C or SIGTERM, then let requests finish for ``grace`` seconds; the exit status. ``ready`` is told the port."""
+    """Serve until Ctrl-C or SIGTERM, then let requests finish for ``grace`` seconds; returns the exit status. ``ready`` gets the port."""
     config = uvicorn.Config(app, host, port, log_level="warning", limit_concurrency=connections, timeout_graceful_shutdown=math.ceil(grace))
     server, socket = uvicorn.Server(config), config.bind_socket()
     thread = threading.Thread(target=server.run, args=([socket],), name="netcl-http", daemon=True)

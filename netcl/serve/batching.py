@@ -44,7 +44,7 @@ class ServeError(RuntimeError):
 
 
 class AnswerPart(NamedTuple):
-    """What a request is told: a piece of text, its end (``"stop"`` or ``"length"``), an error or a vector."""
+    """A part of the answer to a request: a piece of text, its end (``"stop"`` or ``"length"``), an error or a vector."""
 
     text: str = ""
     finish: str = ""
@@ -259,7 +259,7 @@ class Batcher:
             self._fail(left, 503, _ENDING)
 
     def close(self, *_: Any, grace: float = 0.0) -> None:
-        """Take no more requests, answer those that are there for at most ``grace`` seconds, and end the thread."""
+        """Accept no more requests, finish the pending ones within ``grace`` seconds, and end the thread."""
         with self._changed:
             self.closing = self.clock() + grace
             self._changed.notify()

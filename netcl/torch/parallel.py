@@ -26,7 +26,7 @@ def _init(backend: Any = None, init_method: Any = None, timeout: Any = None, wor
 
 def _world() -> distributed.World:
     if not _group:
-        raise RuntimeError(message("torch.distributed", "there is no process group", "call init_process_group() first"))
+        raise RuntimeError(message("torch.distributed", "a process group is required", "call init_process_group() first"))
     return _group[0]
 
 
@@ -34,7 +34,7 @@ def spawn(fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, joi
     """``torch.multiprocessing.spawn`` of one process: a call. Ranks of several are started by MPI."""
     if nprocs > 1:
         remedy = f"start the ranks with mpiexec -n {nprocs} python -m netcl.torch script.py, and call the function with its rank"
-        raise RuntimeError(message("torch.multiprocessing.spawn", "ranks are processes that MPI starts", remedy, nprocs=nprocs))
+        raise RuntimeError(message("torch.multiprocessing.spawn", "ranks must be started by MPI", remedy, nprocs=nprocs))
     fn(0, *args)
 
 

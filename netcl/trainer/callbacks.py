@@ -75,7 +75,7 @@ class CallbackList:
         for callback in given:
             if not isinstance(callback, Callback):
                 remedy = f"call it: {callback.__name__}(...)" if isinstance(callback, type) else "derive from netcl.trainer.Callback"
-                raise TypeError(message("callbacks", "a callback is an object of a subclass of Callback", remedy, given=repr(callback)))
+                raise TypeError(message("callbacks", "a callback must be an instance of Callback", remedy, given=repr(callback)))
         self.callbacks = sorted(given, key=lambda callback: callback.order)
 
     def __call__(self, moment: str, *arguments: Any) -> None:
@@ -89,17 +89,17 @@ class Watch:
 
     def __init__(self, op: str, monitor: str, mode: str = "auto", min_delta: float = 0.0):
         if mode not in ("auto", "min", "max"):
-            raise ValueError(message(op, "mode is auto, min or max", mode=repr(mode)))
+            raise ValueError(message(op, "mode must be auto, min or max", mode=repr(mode)))
         rises = mode == "max" or (mode == "auto" and any(word in monitor for word in ("acc", "top", "auc", "f1", "r2")))
         self.op, self.monitor, self.min_delta = op, monitor, abs(min_delta)
         self.sign = -1.0 if rises else 1.0
         self.best = math.inf
 
     def better(self, logs: Logs) -> bool:
-        """Whether the watched number is the best so far; a missing one is an error, a NaN never is."""
+        """Whether the watched number is the best so far; a missing one raises, NaN is never the best."""
         if self.monitor not in logs:
             remedy = f"{'pass val= to fit; ' if self.monitor.startswith('val_') else ''}there are {', '.join(logs)}"
-            raise ValueError(message(self.op, f"there is no number {self.monitor!r} to watch", remedy))
+            raise ValueError(message(self.op, f"the logs must have the monitored number {self.monitor!r}", remedy))
         number = self.sign * float(logs[self.monitor])
         if not number < self.best - self.min_delta:
             return False
@@ -163,14 +163,14 @@ class ModelCheckpoint(Callback):
     def __init__(self, folder: str | os.PathLike[str], monitor: str | None = "auto", mode: str = "auto", keep_last: int = 2,
                  every_steps: int | None = None, *, overwrite: bool = False):  # fmt: skip
         if keep_last < 1 or (every_steps is not None and every_steps < 1):
-            raise ValueError(message("ModelCheckpoint", "numbers are at least 1", keep_last=keep_last, every_steps=every_steps))
+            raise ValueError(message("ModelCheckpoint", "both must be at least 1", keep_last=keep_last, every_steps=every_steps))
         self.folder = Path(folder)
         self.keep_last, self.every_steps, self.overwrite = keep_last, every_steps, overwrite
         self._choice = (monitor, mode)
         self.watch: Watch | None = None
 
     def claim(self, resumed: str | os.PathLike[str] | None) -> None:
-        """Refuse a folder of another run than the one that begins (``resumed`` is its checkpoint); called before anything is written."""
+        """Raise if the folder belongs to another run (``resumed`` is its checkpoint); called before anything is written."""
         if resumed is None:
             earlier = [path for path in (self.folder / "best.netcl", *checkpoints(self.folder)) if path.exists()]
             if earlier and not self.overwrite:
@@ -235,7 +235,7 @@ class LRMonitor(Callback):
 
 
 class NaNGuard(Callback):
-    """Ends a run whose loss is NaN or infinite, looking whenever the trainer reads the loss and at the end of every epoch.
+    """Ends a run whose loss is NaN or infinite; checks whenever the trainer reads the loss and after every epoch.
 
     ``action`` is ``raise`` (``FloatingPointError``) or ``stop``.
     """
@@ -244,7 +244,7 @@ class NaNGuard(Callback):
 
     def __init__(self, action: str = "raise"):
         if action not in ("raise", "stop"):
-            raise ValueError(message("NaNGuard", "action is raise or stop", action=repr(action)))
+            raise ValueError(message("NaNGuard", "action must be raise or stop", action=repr(action)))
         self.action = action
 
     def on_train_batch_end(self, batch: int, logs: Logs) -> None:

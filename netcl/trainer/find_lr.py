@@ -1,4 +1,4 @@
-"""A learning rate by the range test: it grows from step to step until the loss does.
+"""Finds a learning rate by the range test: the rate grows from step to step until the loss grows.
 
 Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, section 3.3.
 """
@@ -34,7 +34,7 @@ class RateTest:
 
 
 def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: float = 1.0, steps: int = 100) -> RateTest:
-    """Train up to ``steps`` batches with rates from ``low`` to ``high``, then put everything back; ``data`` is repeated as needed."""
+    """Train up to ``steps`` batches with rates from ``low`` to ``high``, then restore everything; ``data`` is repeated as needed."""
     if not (0 < low < high < math.inf) or steps < 10:
         what = "rates must be positive and rising, and steps at least 10"
         raise ValueError(message("find_lr", what, low=low, high=high, steps=steps))

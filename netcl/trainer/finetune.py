@@ -71,7 +71,7 @@ class TuningSettings:
     seed: int = _tuning_field(0, "of adapters, held-out rows, order and dropout")
 
     def check(self) -> TuningSettings:
-        """Raise unless the values are possible."""
+        """Raise unless the settings are valid."""
         counts = {name: getattr(self, name) for name in ("rank", "epochs", "batch_size", "accumulate") if getattr(self, name) < 1}
         shares = {name: getattr(self, name) for name in ("dropout", "warmup", "held_out") if not 0 <= getattr(self, name) < 1}
         if self.method not in TUNING_METHODS or self.precision not in ("float32", "float16", "bfloat16") or counts or shares:
@@ -83,7 +83,7 @@ class TuningSettings:
 
 
 class TokenLosses(Module):
-    """The losses of the tokens of blocks, 0 where no target counts. Its state holds only what is learned, so checkpoints stay small."""
+    """The losses of the tokens of blocks, 0 where no target counts. Its state holds only learned weights, so checkpoints stay small."""
 
     def __init__(self, model: Any):
         super().__init__()
@@ -155,7 +155,7 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
     manual_seed(chosen.seed)
     model = models.load(path, device_name, None if chosen.method == "qlora" else "float32")
     if not isinstance(model, models.CausalLM):
-        raise ValueError(message("finetune", "only models that write text can be fine-tuned", model=type(model).__name__))
+        raise ValueError(message("finetune", "model must be one that generates text", model=type(model).__name__))
     with device(handle_of(model.queue)):
         parts, pairs = _blocks(model, data, chosen)
         keeper = ModelCheckpoint(place / "checkpoints", every_steps=chosen.save_every or None, overwrite=overwrite)
@@ -186,14 +186,14 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
 
 
 def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: bool) -> None:
-    """Write the settings of a new run; those of a run that is resumed must be the same."""
+    """Write the settings of a new run; those of a resumed run must be the same."""
     if not (resume and file.is_file()):
         keeper.claim(None)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, now)
     before = read_object(file, "finetune")
     if other := [name for name in now if before.get(name) != now[name]]:
-        raise refusal("finetune", "the run was begun with other settings", "pass the same, or overwrite it", file=file, other=other)
+        raise refusal("finetune", "the run must keep its settings", "pass the same, or overwrite it", file=file, other=other)
 
 
 def _preference_loss(beta: float) -> Callable[[Tensor, Tensor], Tensor]:

@@ -113,7 +113,7 @@ class TopK(Metric):
     def __init__(self, k: int = 5):
         super().__init__()
         if k < 1:
-            raise ValueError(message("TopK", "k is at least 1", k=k))
+            raise ValueError(message("TopK", "k must be at least 1", k=k))
         self.k, self.name = k, f"top{k}"
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
@@ -140,7 +140,7 @@ class ConfusionMatrix(Metric):
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
         scores, labels = _labels(self.name, outputs, targets)
         if scores.shape[1] != self.classes:
-            raise ShapeError(message(self.name, f"was made for {self.classes} classes", outputs=outputs.shape))
+            raise ShapeError(message(self.name, f"outputs must have {self.classes} classes", outputs=outputs.shape))
         right, chosen = (ops.one_hot(index, self.classes) for index in (labels, ops.argmax(scores, axis=1)))
         return [ops.matmul(ops.transpose(ops.cast(right, "float32"), 0, 1), ops.cast(chosen, "float32"))]  # type: ignore[operator]
 
@@ -284,5 +284,5 @@ def make_metric(given: str | Metric) -> Metric:
     if top:
         return TopK(int(top[1]))
     if given not in NAMED:
-        raise ValueError(message("metrics", "no metric has this name", f"known are {', '.join(NAMED)}, top2, top3, ...", name=repr(given)))
+        raise ValueError(message("metrics", "unknown metric", f"known are {', '.join(NAMED)}, top2, top3, ...", name=repr(given)))
     return NAMED[given]()

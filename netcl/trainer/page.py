@@ -105,7 +105,7 @@ def _reading(folder: str | os.PathLike[str], name: str) -> Iterator[None]:
     except FileError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as fault:
-        what = f"{name} is damaged: {type(fault).__name__}: {fault}".splitlines()[0]
+        what = f"{name} cannot be read: {type(fault).__name__}: {fault}".splitlines()[0]
         raise FileError(message("report", what, "restore the file, or remove it and what belongs to it", folder=folder)) from fault
 
 
@@ -137,7 +137,7 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _per_step(row: Mapping[str, Any], name: str, listed: str) -> list[tuple[float, float]]:
-    """The points of one row of a log: those of all batches since the row before, or the one of its own step."""
+    """Return the points of one row of a log: one per batch since the previous row, or one for its own step."""
     values = row.get(listed) or [row.get(name)]
     first = row.get("since", row["step"]) if len(values) > 1 else row["step"]
     apart = (row["step"] - first) / max(1, len(values) - 1)  # 1, or a part of it where several batches make a step

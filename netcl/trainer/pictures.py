@@ -61,7 +61,7 @@ def read_folder(path: Path, plan: Plan, size: int = 64, channels: int = 3) -> Sa
         indices = parts(train.labels, len(train), [plan.val, plan.test], plan.seed)
         if not all(map(len, indices[0 if plan.val else 1 :])):
             sizes = dict(zip(("validation", "test", "train"), map(len, indices), strict=True))
-            raise ValueError(message("folder", "there are too few pictures for three parts", "add pictures, or change the splits", **sizes))
+            raise ValueError(message("folder", "three parts need more pictures", "add pictures, or change the splits", **sizes))
         cut = [Subset(train, part) if len(part) else None for part in indices]
         return Samples(cut[2], cut[0], cut[1], classes, reading)
     kept, drawn = (train, val) if val is not None else held_out(train, train.labels, plan.val, plan.seed)

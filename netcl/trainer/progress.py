@@ -56,7 +56,7 @@ class Progress(Callback):
     def __init__(self, style: str | None = None, stream: TextIO | None = None):
         self.style = env.value("NETCL_PROGRESS") if style is None else style
         if self.style not in STYLES:
-            raise ValueError(message("Progress", "style is auto, bar, plain or off", style=repr(self.style)))
+            raise ValueError(message("Progress", "style must be auto, bar, plain or off", style=repr(self.style)))
         self.stream = stream
         self._moves = False
         self._numbers = self._shown = ""

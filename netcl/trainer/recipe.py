@@ -96,9 +96,9 @@ class Recipe:
             value = getattr(self, name)
             if not least <= value < below:
                 end = f" and below {below}" if below < math.inf else " and finite" if isinstance(value, float) else ""
-                raise RecipeError(message("recipe", f"{name} is at least {least}{end}", **{name: value}))
+                raise RecipeError(message("recipe", f"{name} must be at least {least}{end}", **{name: value}))
         if self.mixed_precision not in AMP_DTYPES:
-            raise RecipeError(message("recipe", "mixed_precision is float16 or bfloat16", mixed_precision=repr(self.mixed_precision)))
+            raise RecipeError(message("recipe", "mixed_precision must be float16 or bfloat16", mixed_precision=repr(self.mixed_precision)))
 
     def resolved(self) -> Recipe:
         """With a model for the data in place of ``auto``: gpt for text, mlp for tables and arrays, cnn for images."""
@@ -113,11 +113,11 @@ class Recipe:
             key = name.replace("-", "_")
             if key not in kinds:
                 close = difflib.get_close_matches(key, kinds, 1)
-                raise RecipeError(message("recipe", f"there is no setting {name!r}", f"did you mean {close[0]}?" if close else ""))
+                raise RecipeError(message("recipe", f"unknown setting {name!r}", f"did you mean {close[0]}?" if close else ""))
             kind = kinds[key]
             value = float(value) if kind is float and type(value) is int and abs(value) < 1 << 1000 else value
             if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-                raise RecipeError(message("recipe", f"{name} is {_KINDS[kind]}", value=repr(value)))
+                raise RecipeError(message("recipe", f"{name} must be {_KINDS[kind]}", value=repr(value)))
             checked[key] = value
         return dataclasses.replace(self, **checked)
 
@@ -131,13 +131,13 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(path)
     try:
         if file.suffix != ".json" and importlib.util.find_spec("tomllib") is None:  # Python 3.10
-            raise ValueError("this Python reads no TOML; write the recipe as JSON, or use Python 3.11")
+            raise ValueError("this Python cannot read TOML; write the recipe as JSON, or use Python 3.11")
         reader = json if file.suffix == ".json" else importlib.import_module("tomllib")
         content = reader.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as fault:  # a text that is no UTF-8 is a ValueError too
         raise RecipeError(message("recipe", f"the file cannot be read: {fault}", file=file)) from fault
     if not isinstance(content, dict):
-        raise RecipeError(message("recipe", "a recipe is a table of settings", file=file))
+        raise RecipeError(message("recipe", "a recipe must be a table of settings", file=file))
     for name in ("data", "model"):
         if isinstance(content.get(name), dict):
             options = dict(content[name])
@@ -198,7 +198,7 @@ def load_data(recipe: Recipe) -> Data:
     key = kind.lower().replace("_", "-")
     known = (*datasets.NAMES, *(f"{name}:PATH" for name in (*FILES, "text")))
     if key not in (*FILES, "text") if colon else key not in datasets.NAMES:
-        raise RecipeError(message("recipe", "there is no such data", f"known are {', '.join(known)}", data=repr(recipe.data)))
+        raise RecipeError(message("recipe", "unknown data", f"known are {', '.join(known)}", data=repr(recipe.data)))
     root = place if key == "text" and colon else recipe.root
     if key == "text" and not root:
         raise RecipeError(message("recipe", "a text needs a file", "--data text:FILE", data=repr(recipe.data)))
@@ -225,7 +225,7 @@ def _named_data(recipe: Recipe, key: str, root: str) -> Data:
     if key == "text":
         block = options.pop("block", recipe.model_options.get("block_size", 64))
         if type(block) is not int or block < 1:
-            raise RecipeError(message("recipe", "block (block_size of the model) must be a whole number from 1 on", block=repr(block)))
+            raise RecipeError(message("recipe", "block (block_size of the model) must be a whole number of at least 1", block=repr(block)))
         options = {"block": block, "step": max(1, block // 4), "test": recipe.test_split or 0.1, **options}
     train, test = datasets.NAMES[key](*((root,) if root else ()), **options)
     if not len(train) or not len(test):
@@ -251,8 +251,7 @@ def _text_parts(train: Any, test: Any, fraction: float) -> tuple[Any, Any, tuple
 
 
 def make_loaders(recipe: Recipe, data: Data, queue: Any, world: World | None = None) -> tuple[DataLoader, DataLoader | None, DataLoader]:
-    """Loaders to train, to validate (``None`` without such a part) and to test, delivering to a queue; of a world's training batches each
-    rank gets its part."""
+    """Make the loaders for training (each rank gets its part), validation (``None`` without such a part) and testing, on a queue."""
     images = len(data.shape) == 3 and data.reading.get("kind") == "image"
     small_shift = augment.RandomAffine(degrees=8, translate=0.08, scale=(0.92, 1.08)) if images and recipe.augment else None
     common: dict[str, Any] = {"device_queue": queue, "num_workers": recipe.workers, "seed": recipe.seed}
@@ -269,7 +268,9 @@ def check_shares(recipe: Recipe, ranks: int) -> None:
     """Raise unless a batch divides into equal parts for ``ranks`` ranks."""
     if recipe.batch_size % ranks:
         remedy = "choose a multiple of the ranks"
-        raise RecipeError(message("recipe", "a batch must divide into equal parts", remedy, batch_size=recipe.batch_size, ranks=ranks))
+        raise RecipeError(
+            message("recipe", "batch_size must be a multiple of the number of ranks", remedy, batch_size=recipe.batch_size, ranks=ranks)
+        )
 
 
 # ---- models
@@ -349,9 +350,9 @@ def make_model(recipe: Recipe, data: Data, device: Any) -> Any:
         known = "known are cnn, mlp, lenet, vit, gpt, the names of netcl.vision.models, and MODULE:CLASS of your own"
         close = difflib.get_close_matches(recipe.model, MODELS, 2)
         remedy = f"did you mean {' or '.join(close)}? {known}" if close else known
-        raise RecipeError(message("recipe", "there is no such model", remedy, model=repr(recipe.model)))
+        raise RecipeError(message("recipe", "unknown model", remedy, model=repr(recipe.model)))
     elif data.is_text != (recipe.model == "gpt"):
-        raise RecipeError(message("recipe", "text needs the model gpt, and images another", data=recipe.data, model=recipe.model))
+        raise RecipeError(message("recipe", "text requires the model gpt, other data another", data=recipe.data, model=recipe.model))
     else:
         make = MODELS[recipe.model]
     try:
@@ -375,7 +376,7 @@ def make_trainer(recipe: Recipe, model: Any, steps_per_epoch: int, data: Data, c
     """The trainer of a recipe."""
     if recipe.optimizer not in OPTIMIZERS or recipe.schedule not in SCHEDULES:
         known = f"optimizers are {', '.join(OPTIMIZERS)}, schedules {', '.join(SCHEDULES)}"
-        raise RecipeError(message("recipe", "no such rule", known, optimizer=recipe.optimizer, schedule=recipe.schedule))
+        raise RecipeError(message("recipe", "unknown optimizer or schedule", known, optimizer=recipe.optimizer, schedule=recipe.schedule))
     optimizer = OPTIMIZERS[recipe.optimizer](model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     total = max(1, recipe.epochs * (-(-steps_per_epoch // recipe.accumulation_steps)))
     scheduler = None

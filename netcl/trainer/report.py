@@ -19,8 +19,9 @@ WARM_UP, PROFILED = 4, 5  # steps before the profile begins, which compile, and 
 
 
 class Report(JSONLLogger):
-    """Writes ``report.html`` into a folder at the end of a run, and what it is made of: curves, time by phase, memory, test results and
-    the slowest kernels of :data:`PROFILED` steps.
+    """Writes ``report.html`` into a folder at the end of a run.
+
+    It shows curves, time by phase, memory, test results and the slowest kernels of :data:`PROFILED` steps.
 
     - **folder**: where it goes. **title**: the headline; the model's class if none is given.
     - **test**: batches ``(x, y)`` of which the final numbers are, with a confusion matrix (if ``classes`` are given) or residuals. Without

@@ -95,8 +95,7 @@ def restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.W
 
 
 class _Config(Callback):
-    """Writes the recipe of a run when it begins: not before a checkpoint that is to be resumed was seen to fit it. A new run removes the
-    results of an earlier one, which a report would show as its own."""
+    """Writes the recipe of a run when it begins, after a resumed checkpoint was checked; a new run removes results of an earlier one."""
 
     def __init__(self, place: Path, recipe: Recipe):
         self.place, self.recipe = place, recipe
@@ -108,8 +107,7 @@ class _Config(Callback):
 
 
 class _Rates(Callback):
-    """Learning rates and decay by this recipe, from the step on at which a run is resumed: it may be longer than the one that was saved,
-    whose schedule has come to its end, or learn at another rate."""
+    """Sets learning rates and decay by this recipe from the step of a resume on: the run may be longer or use another rate."""
 
     def set_trainer(self, trainer: Trainer) -> None:
         super().set_trainer(trainer)  # which has not been resumed yet

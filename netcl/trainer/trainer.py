@@ -96,7 +96,7 @@ class Trainer:
                  callbacks: Sequence[Callback] = (), *, schedule_by: str = "step", device: Any = None):  # fmt: skip
         check_counts("Trainer", accumulation_steps=accumulation_steps)
         if schedule_by not in ("step", "epoch"):
-            raise ValueError(message("Trainer", "schedule_by is step or epoch", schedule_by=repr(schedule_by)))
+            raise ValueError(message("Trainer", "schedule_by must be step or epoch", schedule_by=repr(schedule_by)))
         self.model, self.optimizer = model, optimizer
         if device_queue is not None or device is not None:
             model.to(device if device_queue is None else device_queue)
@@ -201,7 +201,7 @@ class Trainer:
             train, val = self._loaders_of(train, val, batch_size, validation_split, validation_data, seed)
         elif validation_split or validation_data is not None:
             remedy = "pass the batches to evaluate as val="
-            raise ValueError(message("fit", "validation_split and validation_data are for arrays, fit(x, y)", remedy))
+            raise ValueError(message("fit", "validation_split and validation_data require arrays, fit(x, y)", remedy))
         self._reset()
         self._train_data, self.epochs = train, epochs
         self.batches = len(train) if isinstance(train, Sized) else None
@@ -291,7 +291,7 @@ class Trainer:
             outputs = self.model(inputs)
             loss = self.loss_fn(outputs, targets)
         if not isinstance(loss, Tensor):
-            raise TypeError(message("fit", "loss_fn gives a tensor with one number", given=type(loss).__name__))
+            raise TypeError(message("fit", "loss_fn must return a tensor with one number", given=type(loss).__name__))
         (loss if self.scaler is None else self.scaler.scale_loss(loss)).backward()
         return outputs.detach(), loss.detach(), None
 
@@ -481,7 +481,7 @@ class Trainer:
         folders = [callback.folder for callback in self.callbacks.callbacks if isinstance(callback, ModelCheckpoint)]
         if resume == "auto" and not folders:
             remedy = "add one to the callbacks, or name a checkpoint"
-            raise ValueError(message("fit", 'resume="auto" looks in the folder of a ModelCheckpoint, and there is none', remedy))
+            raise ValueError(message("fit", 'resume="auto" requires a ModelCheckpoint', remedy))
         place, found = folders[0] if resume == "auto" else Path(resume), None
         if self.writes:
             found = latest_whole(place) or (None if resume == "auto" else place)
@@ -516,7 +516,7 @@ def _check_has_parameters(model: Any, optimizer: Any) -> None:
     own = {id(p) for p in model.parameters()}
     given = getattr(optimizer, "params", None) or [p for group in optimizer.param_groups for p in group["params"]]
     if own and not any(id(p) in own for p in given):
-        what = "the optimizer has no parameter of the model, which would never change"
+        what = "the optimizer must have parameters of the model"
         raise ValueError(message("Trainer", what, "make it of model.parameters()", parameters=len(own), optimizer=len(given)))
 
 
@@ -529,7 +529,7 @@ def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
     """A batch as inputs and targets."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         parts = len(batch) if isinstance(batch, tuple | list) else "none"
-        raise ValueError(message("Trainer", "a batch is (x, y)", "give the data that form", type=type(batch).__name__, parts=parts))
+        raise ValueError(message("Trainer", "a batch must be (x, y)", "give the data that form", type=type(batch).__name__, parts=parts))
     return batch[0], batch[1]
 
 

@@ -1,4 +1,4 @@
-"""``torchvision.datasets`` by their names, over files that are there: nothing is downloaded, and files are read as if they were hostile."""
+"""``torchvision.datasets`` by their names, over existing files: nothing is downloaded, and files are read as untrusted input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def default_loader(path: Any, mode: str = "RGB") -> Any:
             return image.open(file, formats=_FORMATS).convert(mode)
         except bomb as error:
             remedy = "if you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
-            raise FormatError(message(op, "the image is larger than is allowed", remedy, reason=error, file=path)) from None
+            raise FormatError(message(op, "the image must not be larger than the limit", remedy, reason=error, file=path)) from None
         except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:
             raise FormatError(message(op, "the file is not an image, or damaged", reason=error, file=path)) from None
 
@@ -131,7 +131,7 @@ class ImageFolder(DatasetFolder):
 
 
 class FakeData(VisionDataset):
-    """Random images, the same for every number: to try a program without data."""
+    """Random images, reproducible by index: to try a program without data."""
 
     def __init__(
         self, size: int = 1000, image_size: Sequence[int] = (3, 224, 224), num_classes: int = 10, transform: Any = None,
@@ -145,7 +145,7 @@ class FakeData(VisionDataset):
 
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < self.size:
-            raise IndexError(message("FakeData", "there is no sample with this number", index=index, samples=self.size))
+            raise IndexError(message("FakeData", "indices must be those of samples", index=index, samples=self.size))
         rng = np.random.default_rng((self.random_offset, index))
         pixels = np.moveaxis(rng.integers(0, 256, self.image_size, np.uint8), 0, -1)
         return self._transformed(to_pil_image(pixels), int(rng.integers(self.num_classes)))
@@ -169,7 +169,7 @@ class _Bundle(VisionDataset):
             self._read(next((place for place in places if place.is_dir()), Path(root)))
         except FileNotFoundError as error:
             remedy = f"download them from {self.source} into {places[0]}"
-            raise FileNotFoundError(message(name, "the files are not there, and netcl downloads nothing", remedy, missing=error)) from None
+            raise FileNotFoundError(message(name, "the files are missing, and netcl downloads nothing", remedy, missing=error)) from None
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
 
     def _read(self, folder: Path) -> None:
@@ -209,8 +209,7 @@ class KMNIST(MNIST):
 
 
 class CIFAR10(_Bundle):
-    """Photographs of 32 x 32 in ten classes, from the Python version's files in ``root/cifar-10-batches-py``, which are not unpickled, or
-    from the binary version's in ``root/cifar-10-batches-bin``."""
+    """Photographs of 32 x 32 pixels in ten classes, from ``root/cifar-10-batches-py`` (not unpickled) or ``cifar-10-batches-bin``."""
 
     source, folders = "https://www.cs.toronto.edu/~kriz/cifar.html", ("cifar-10-batches-py", "cifar-10-batches-bin")
     classes: Sequence[str] = CIFAR10_CLASSES
@@ -242,7 +241,7 @@ class CIFAR100(CIFAR10):
 
 
 class _Described(Attributes):
-    """An array or a dtype of a pickle: the arguments it is made of and its state, as they are written there."""
+    """An array or a dtype of a pickle: its arguments and its state, as stored there."""
 
     def __init__(self, *arguments: Any):
         super().__init__()
@@ -275,5 +274,5 @@ def _cifar_arrays(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
     kind = getattr(dtype, "arguments", None) or ("",)
     right = (shape, order, kind[0]) == ((len(numbers), 3072), False, "u1") and isinstance(content, bytes)
     if not right or min(numbers, default=0) < 0 or len(content) != len(numbers) * 3072:
-        raise FormatError(message("CIFAR", "the file does not hold images and their labels", keys=sorted(made), shape=shape, file=path))
+        raise FormatError(message("CIFAR", "the file must hold images and their labels", keys=sorted(made), shape=shape, file=path))
     return np.frombuffer(content, np.uint8).reshape(-1, 3, 32, 32), np.array(numbers, np.uint8)

@@ -61,7 +61,7 @@ def host_tensor(array: Any) -> Tensor:
 
 
 def _changed(op: str, image: Any, function: Callable[[np.ndarray], Any]) -> Any:
-    """A tensor after a function of its array; a PIL image by way of an array."""
+    """Apply a function to the array of a tensor or of a PIL image; returns the same type."""
     if is_pil(image):
         return to_pil_image(function(_pixels(image)).transpose(1, 2, 0), image.mode)
     if not isinstance(image, Tensor) or image.ndim < 2:
@@ -125,7 +125,7 @@ def to_pil_image(pic: Any, mode: str | None = None) -> Any:
 
 
 def convert_image_dtype(image: Any, dtype: Any = "float32") -> Tensor:
-    """Values in another dtype, scaled: 0..255 of bytes are 0..1 of floats."""
+    """Convert values to another dtype and scale them: 0..255 of bytes become 0..1 of floats."""
     if not isinstance(image, Tensor):
         what = "the image must be a tensor"
         raise TypeError(message("convert_image_dtype", what, "put ToImage() or PILToTensor() before", given=type(image).__name__))
@@ -134,7 +134,7 @@ def convert_image_dtype(image: Any, dtype: Any = "float32") -> Tensor:
         return image
     floats = [name.startswith(("float", "bfloat")) for name in (source, target)]
     if floats == [True, False] and target in ("int32", "int64"):
-        raise ValueError(message("convert_image_dtype", "the cast would lose digits", "convert to uint8", dtype=source, to=target))
+        raise ValueError(message("convert_image_dtype", "the cast must not lose digits", "convert to uint8", dtype=source, to=target))
     if floats == [True, False]:
         return _changed("convert_image_dtype", image, lambda x: (x * np.float32(_most(target) + 1 - 1e-3)).astype(target))
     if floats[1]:
@@ -144,7 +144,7 @@ def convert_image_dtype(image: Any, dtype: Any = "float32") -> Tensor:
 
 
 def to_dtype(inpt: Any, dtype: Any = "float32", scale: bool = False) -> Tensor:
-    """A tensor in another dtype; ``scale`` also brings its values into that dtype's range."""
+    """Convert a tensor to another dtype; ``scale`` also scales its values to that dtype's range."""
     return convert_image_dtype(inpt, dtype) if scale or not isinstance(inpt, Tensor) else inpt.to(str(dtype))
 
 
@@ -176,7 +176,7 @@ def get_image_num_channels(img: Any) -> int:
 
 
 def pair(size: Any) -> list[Any]:
-    """``n`` and ``[n]`` stand for ``[n, n]``."""
+    """Expand ``n`` and ``[n]`` to ``[n, n]``."""
     sizes = [size] if isinstance(size, int | np.integer) else list(size)
     return sizes * 2 if len(sizes) == 1 else sizes
 
@@ -199,7 +199,7 @@ def resize(
     if is_pil(img):
         return img.resize((sizes[1], sizes[0]), _PILLOW[mode])
     if mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
-        raise ValueError(message("resize", "tensors take nearest, nearest-exact, bilinear and bicubic", interpolation=mode))
+        raise ValueError(message("resize", "mode must be nearest, nearest-exact, bilinear or bicubic", interpolation=mode))
 
     def resampled(x: np.ndarray) -> np.ndarray:
         wide = x.reshape(1, -1, height, width).astype(np.float32 if x.dtype.itemsize < 4 else np.result_type(x.dtype, np.float32))
@@ -281,7 +281,7 @@ def vflip(img: Any) -> Any:
 
 
 def erase(img: Tensor, i: int, j: int, h: int, w: int, v: Any, inplace: bool = False) -> Tensor:
-    """The window of height ``h`` and width ``w`` at row ``i`` and column ``j`` set to ``v``."""
+    """Set the window of height ``h`` and width ``w`` at row ``i`` and column ``j`` to ``v``."""
     values = v.to_host() if isinstance(v, Tensor) else np.asarray(v)
 
     def erased(x: np.ndarray) -> np.ndarray:
@@ -324,7 +324,7 @@ def affine(
         matrix[:, 2] += middle - inverse @ middle
         return img.transform(img.size, 0, matrix.ravel().tolist(), _PILLOW[mode], fillcolor=_color(img, fill))
     if mode not in ("nearest", "bilinear"):
-        raise ValueError(message("affine", "tensors take nearest and bilinear", interpolation=mode))
+        raise ValueError(message("affine", "interpolation of tensors must be nearest or bilinear", interpolation=mode))
     out: tuple[int, ...] = (height, width)
     if _expand:
         corners = np.array([[x, y, 1] for x in (-width / 2, width / 2) for y in (-height / 2, height / 2)]) @ matrix.T
@@ -334,7 +334,7 @@ def affine(
 
 
 def _sampled(x: np.ndarray, matrix: np.ndarray, out: tuple[int, ...], mode: str, fill: Any) -> np.ndarray:
-    """An image at the places that a matrix over distances from the middle gives for the pixels of a result."""
+    """Sample an image at the points that a matrix over distances from the center gives for the pixels of a result."""
     whole, (height, width) = x.reshape(-1, *x.shape[-2:])[None].astype(np.float32), x.shape[-2:]
     linear = matrix[:, :2]
     shift = matrix[:, 2] + [(width - 1) / 2, (height - 1) / 2] - linear @ [(out[1] - 1) / 2, (out[0] - 1) / 2]
@@ -369,7 +369,7 @@ to_grayscale = rgb_to_grayscale
 
 
 def _enhanced(op: str, img: Any, factor: float, kind: str, other: Callable[[np.ndarray], Any]) -> Any:
-    """A mixture of an image and ``other(image)``, as Pillow's ``ImageEnhance`` has it."""
+    """Mix an image with ``other(image)``, as Pillow's ``ImageEnhance`` does."""
     if factor < 0:
         raise ValueError(message(op, "the factor must be at least 0", factor=factor))
     if is_pil(img):

@@ -171,7 +171,7 @@ class RandomCrop(Transform):
         """Top, left, height and width of a window."""
         (_, rows, columns), (height, width) = F.get_dimensions(img), output_size
         if rows < height or columns < width:
-            what, remedy = "the window is larger than the image", "pass padding=, or pad_if_needed=True"
+            what, remedy = "the window must fit into the padded image", "pass padding=, or pad_if_needed=True"
             raise ValueError(message("RandomCrop", what, remedy, image=(rows, columns), size=tuple(output_size)))
         return int(rng().integers(rows - height + 1)), int(rng().integers(columns - width + 1)), height, width
 

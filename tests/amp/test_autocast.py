@@ -71,7 +71,7 @@ def test_blocks_nest_and_belong_to_their_thread(numpy_device):
     with pytest.raises(RuntimeError, match="stop"), autocast():
         raise RuntimeError("stop")
     assert not amp.is_autocast_enabled()
-    with pytest.raises(DtypeError, match=r"\[autocast\] the dtype of a block is float16 or bfloat16; dtype=float32"):
+    with pytest.raises(DtypeError, match=r"\[autocast\] dtype must be float16 or bfloat16; dtype=float32"):
         autocast(dtype="float32")
 
 

@@ -14,7 +14,7 @@ from netcl.engine.lazy_graph import eager_fusion
 from netcl.ops.views import restrided
 from netcl.runtime.capture import compile as compiled
 
-CHANGED = "a tensor that backward reads was changed in place"
+CHANGED = "a tensor that backward reads must not be changed in place"
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def test_arrays_bring_their_own_test_part_or_not(tmp_path, capsys):
     assert "probability" in run(capsys, "predict", tmp_path / "run/model.netcl", tmp_path / "new.npy", "--device", "cpu")[1]
     np.save(tmp_path / "new.npy", x[:2, :4])
     status, _, err = run(capsys, "predict", tmp_path / "run/model.netcl", tmp_path / "new.npy", "--device", "cpu")
-    assert status == 1 and "another shape than the model's; shape=(1, 4, 8), expected=(1, 8, 8)" in err
+    assert status == 1 and "inputs must have the shape of the model's; shape=(1, 4, 8), expected=(1, 8, 8)" in err
 
 
 def test_numbers_to_predict_in_arrays_are_a_regression(tmp_path):
@@ -188,11 +188,11 @@ def test_early_stopping_and_the_found_rate(flowers, tmp_path, capsys):
     [
         ("a,b\n1,2\n", ["--target", "c"], "the table has no such column; column=c"),
         ("a,b\n1,2\n", [], "--target COLUMN, one of a, b"),
-        ("a,b\n1,2\n3\n", ["--target", "b"], "a line has another number of cells than the header; line=3, cells=1, header=2"),
-        ("a,b\n1,x\n3,\n", ["--target", "b"], "a target is empty; row=2, column=b"),
+        ("a,b\n1,2\n3\n", ["--target", "b"], "every line must have as many cells as the header; line=3, cells=1, header=2"),
+        ("a,b\n1,x\n3,\n", ["--target", "b"], "every target must be given; row=2, column=b"),
         ("a,b\n1,x\n3,y\n", ["--target", "b"], "too few samples"),
         ("a,b\n1,x\n3,y\n", ["--target", "b", "--task", "regression"], "a regression needs numbers"),
-        ("", ["--target", "b"], "a table needs a first line"),
+        ("", ["--target", "b"], "a table must have a first line"),
         ("a,b\n" + "".join(f"name{i},{i % 2}\n" for i in range(200)), ["--target", "b"], "more than 100 values; column=a"),
     ],
 )
@@ -206,7 +206,7 @@ def test_files_that_are_not_there_and_kinds_that_are_unknown(tmp_path, capsys):
     status, _, err = run(capsys, "train", "--data", f"csv:{tmp_path}/none.csv", "--target", "x", "--device", "cpu")
     assert status == 1 and "there is no such file or folder" in err
     status, _, err = run(capsys, "train", "--data", "xml:file", "--device", "cpu")
-    assert status == 1 and "there is no such data" in err and "csv:PATH" in err
+    assert status == 1 and "unknown data" in err and "csv:PATH" in err
     np.savez(tmp_path / "n.npz", a=np.zeros(3))
     status, _, err = run(capsys, "train", "--data", f"npz:{tmp_path}/n.npz", "--device", "cpu")
     assert status == 1 and "no arrays of inputs and targets" in err and "name them x/y" in err
@@ -253,9 +253,9 @@ def test_files_that_are_not_what_they_say_are_refused(tmp_path):
     with pytest.raises(FormatError, match=r"\[csv\] the file is not a CSV file in UTF-8"):
         files.read_table(tmp_path / "latin.csv")
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(tables.limit_for(0, None) + 1, np.uint8), y=np.zeros(1))
-    with pytest.raises(FormatError, match=r"\[npz\] the arrays are larger than is allowed"):
+    with pytest.raises(FormatError, match=r"\[npz\] the arrays must not be larger than max_bytes"):
         tables.read_numpy_arrays(tmp_path / "bomb.npz", "npz")
     np.save(tmp_path / "short.npy", np.zeros(100))
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:-8])
-    with pytest.raises(FormatError, match="an entry has more or fewer bytes than its shape says"):
+    with pytest.raises(FormatError, match="an entry must have as many bytes as its shape says"):
         files.read_inputs(tmp_path / "short.npy", {"kind": "array", "shape": []})

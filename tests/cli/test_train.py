@@ -263,19 +263,19 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "--model", "cnnn"], "[recipe] there is no such model; model='cnnn'; did you mean cnn? known are cnn, mlp"),
-        (["train", "--data", "digit"], "[recipe] there is no such data; data='digit'; known are digits"),
-        (["train", "--model", "gpt"], "[recipe] text needs the model gpt, and images another"),
+        (["train", "--model", "cnnn"], "[recipe] unknown model; model='cnnn'; did you mean cnn? known are cnn, mlp"),
+        (["train", "--data", "digit"], "[recipe] unknown data; data='digit'; known are digits"),
+        (["train", "--model", "gpt"], "[recipe] text requires the model gpt, other data another"),
         (["train", "--data", "text", "--model", "gpt"], "[recipe] a text needs a file"),
         (["train", "--model", "mlp", "--model-options", "depth=3"], "[recipe] the model cannot be made: "),
-        (["train", "--model", "mlp", "--model-options", "hidden"], "[recipe] an option of the data or the model is NAME=VALUE"),
+        (["train", "--model", "mlp", "--model-options", "hidden"], "[recipe] an option of the data or the model must be NAME=VALUE"),
         (["train", "--epochs", "0"], "[recipe] epochs is at least 1; epochs=0"),
         (["train", "--ema", "1"], "[recipe] ema is at least 0 and below 1; ema=1.0"),
         (["train", "--lr", "nan"], "[recipe] lr is at least 0 and finite; lr=nan"),
-        (["train", "--mixed-precision", "float8"], "[recipe] mixed_precision is float16 or bfloat16; mixed_precision='float8'"),
+        (["train", "--mixed-precision", "float8"], "[recipe] mixed_precision must be float16 or bfloat16; mixed_precision='float8'"),
         (["train", "--model-options", "depth=3"], "[recipe] the model cannot be made: cnn() got an unexpected keyword argument 'depth'"),
         (["train", "--model", "resnet18", "--model-options", "width=0"], "[conv2d] channels, filters and kernel must not be empty"),
-        (["train", "--distributed", "3"], "[recipe] a batch must divide into equal parts; batch_size=64, ranks=3"),
+        (["train", "--distributed", "3"], "[recipe] batch_size must be a multiple of the number of ranks; batch_size=64, ranks=3"),
         (["train", "kinds.json"], "[recipe] epochs is a whole number; value='x'"),
         (["trace"], "[trace] the NumPy backend has no kernels to trace; name an OpenCL device: --device cl"),
         (["train", "nowhere.toml"], "[train] No such file or directory; file=nowhere.toml"),
@@ -283,7 +283,7 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
         (["report", "."], "[run] the folder has no config.json"),
         (["report", "damaged"], "[run] config.json is damaged: "),
         (["generate", "."], "[generate] No such file or directory; file=config.json"),
-        (["generate", ".", "--top-k", "0"], "[generate] temperature is at least 0, top_k at least 1"),
+        (["generate", ".", "--top-k", "0"], "[generate] temperature must be at least 0, top_k at least 1"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_line(arguments, words, tmp_path, capsys, monkeypatch):
@@ -301,7 +301,10 @@ def test_what_is_wrong_is_told_in_a_line(arguments, words, tmp_path, capsys, mon
     [
         (["--data", "mnist", "--root", "empty", "--model", "mlp"], "data must have samples to train and to test with; train=0, test=0"),
         (["--model", "vit", "--model-options", "patch_size=0"], "the model cannot be made: "),
-        (["--data", "text", "--root", "x", "--model", "gpt", "--data-options", "block=x"], "must be a whole number from 1 on; block='x'"),
+        (
+            ["--data", "text", "--root", "x", "--model", "gpt", "--data-options", "block=x"],
+            "must be a whole number of at least 1; block='x'",
+        ),
         (["--data", "text", "--root", "x", "--model", "gpt", "--model-options", "block_size=0"], "block=0"),
         (["--data", "synthetic", "--data-options", "shape=[3,999999999999999]"], "the data cannot be read: Unable to allocate"),
         (["--data", "synthetic", "--data-options", f"shape={DEEP}"], "the data cannot be read"),
@@ -336,7 +339,7 @@ def test_the_help_says_what_every_setting_is(capsys, monkeypatch):
 def test_a_setting_that_does_not_exist_is_named(tmp_path, capsys):
     (tmp_path / "recipe.json").write_text('{"epoch": 3}')
     status, _, err = run(capsys, "train", tmp_path / "recipe.json")
-    assert status == 1 and err == "[recipe] there is no setting 'epoch'; did you mean epochs?\n"
+    assert status == 1 and err == "[recipe] unknown setting 'epoch'; did you mean epochs?\n"
 
 
 def test_output_without_a_terminal_is_plain(tmp_path):

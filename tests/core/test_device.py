@@ -205,7 +205,7 @@ def test_the_chosen_device_is_told_once(monkeypatch, caplog):
 
 
 def test_nonsense_selectors_are_refused(monkeypatch):
-    with pytest.raises(DeviceError, match=r"\[device\] not a device selector; selector=3\.5; use auto, gpu"):
+    with pytest.raises(DeviceError, match=r"\[device\] the argument must be a device selector; selector=3\.5; use auto, gpu"):
         machine(monkeypatch, POCL).default(3.5)
 
 

@@ -40,7 +40,7 @@ def test_nonsense_names_the_variable_and_its_legal_values(name, monkeypatch):
     with pytest.raises(EnvironmentVariableError) as caught:
         env.value(name)
     text = str(caught.value)
-    assert text.startswith(f"[env] {name} has an illegal value; value={NONSENSE[name]!r}; legal: ")
+    assert text.startswith(f"[env] {name} must have one of its legal values; value={NONSENSE[name]!r}; legal: ")
     assert env.VARIABLES[name].legal in text
 
 

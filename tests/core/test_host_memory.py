@@ -44,7 +44,7 @@ def test_many_small_tensors_under_an_address_space_limit_are_refused(cl_device):
     if cl_device.device_type != "cpu":
         pytest.skip("its memory is not the process's")
     done = subprocess.run([sys.executable, "-c", LIMITED, cl_device.platform_name], capture_output=True, text=True)
-    refused = "[allocate] the process has no room left (RLIMIT_AS, control group or machine) True"
+    refused = "[allocate] the process has no memory left (RLIMIT_AS, control group or machine) True"
     assert (done.returncode, done.stdout.splitlines()) == (0, [refused, "3.0"]), done.stderr[-2000:]
 
 

@@ -52,7 +52,7 @@ def test_mixed_images_have_mixed_labels(device, images, name):
 def test_a_sample_is_a_batch_of_one(images, name):
     part = getattr(augment, name)(*ALL[name])
     np.testing.assert_array_equal(part(images[0], generator()), part(images[:1], generator())[0])
-    with pytest.raises(ValueError, match=rf"\[{name}\] images have the axes"):
+    with pytest.raises(ValueError, match=rf"\[{name}\] images must have the shape"):
         part(images[0, 0], generator())
 
 
@@ -65,7 +65,7 @@ def test_geometry():
     cropped = augment.RandomCrop(3)(x, generator())
     assert all((window == windows).all((-2, -1)).any() for window, windows in zip(
         cropped[:, 0], np.lib.stride_tricks.sliding_window_view(x[:, 0], (3, 3), axis=(1, 2)), strict=True))  # fmt: skip
-    with pytest.raises(ValueError, match="window is larger than the image"):
+    with pytest.raises(ValueError, match="the window must fit into the padded image"):
         augment.RandomCrop(9, padding=1)(x, generator())
 
 
@@ -109,5 +109,5 @@ def test_an_augmentation_needs_no_loader():
     assert augment.Compose(augment.RandomCrop(4), augment.Normalize([1.0], [2.0]))(x).tolist() == np.zeros((2, 1, 4, 4)).tolist()
     mixed, labels = augment.Mixup(3)(x, np.array([0, 2]))
     assert mixed.shape == x.shape and labels.sum() == pytest.approx(2.0)
-    with pytest.raises(ValueError, match=r"\[RandomCrop\] sizes are at least 1"):
+    with pytest.raises(ValueError, match=r"\[RandomCrop\] sizes must be at least 1"):
         augment.RandomCrop(0)

@@ -115,10 +115,10 @@ def test_a_position_is_taken_up_in_the_middle_of_an_epoch(tmp_path):
     [
         ({"batch_size": 8}, "another batch_size; state=8, loader=4"),
         ({"samples": 7}, "another samples"),
-        ({"batch": 7}, "fewer batches"),
-        ({"epoch": -1}, "not the state of a loader"),
-        ({"seed": "1"}, "not the state of a loader"),
-        ({"more": 1}, "not the state of a loader"),
+        ({"batch": 7}, "must be in the epoch"),
+        ({"epoch": -1}, "must be that of a loader"),
+        ({"seed": "1"}, "must be that of a loader"),
+        ({"more": 1}, "must be that of a loader"),
     ],
 )
 def test_a_position_of_another_loader_is_refused(change, reason):
@@ -159,8 +159,8 @@ class Odd(Dataset):
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (lambda: {"x": 1}, "sample 3 has a dict where numbers or an array belong"),
-        (lambda: (np.zeros(2, np.float32), 0.5), "sample 3 has another dtype than the first of its batch, which cannot hold it"),
+        (lambda: {"x": 1}, "sample 3 must consist of numbers or arrays, got a dict"),
+        (lambda: (np.zeros(2, np.float32), 0.5), "the dtype of sample 3 must fit that of the first of its batch"),
         (lambda: next(iter(())), "StopIteration"),  # must not pass for the end of the epoch
     ],
 )
@@ -186,7 +186,7 @@ def test_a_loader_closed_in_the_middle_says_so():
     batches = iter(loader)
     next(batches)
     loader.close()
-    with pytest.raises(WorkerError, match="closed in the middle"):
+    with pytest.raises(WorkerError, match="must not be closed during"):
         next(batches)
     assert len(list(loader)) == 6
 
@@ -209,7 +209,7 @@ def test_a_ring_refuses_what_does_not_fit():
     ring.put(0, (np.zeros((2, 3), np.float32), np.arange(2)))
     assert ring.view(1, 4)[0].sum() == 12 and ring.view(1, 4)[1].tolist() == [0, 1, 2, 3]
     for x in (np.ones((4, 2), np.float32), np.ones((4, 3)), np.ones((5, 3), np.float32)):
-        with pytest.raises(ValueError, match="another shape or dtype"):
+        with pytest.raises(ValueError, match="must have equal shapes and dtypes"):
             ring.put(0, (x, np.arange(len(x))))
     with pytest.raises(MemoryError, match=r"\[SharedBatchRingBuffer\] there is no room .*bytes=\d+.*use_shared_mem=False"):
         SharedBatchRingBuffer([Field((1 << 40,), "float64")], batch_size=1 << 20, slots=8)
@@ -253,5 +253,5 @@ def test_device_augmentation_is_seeded_by_the_loader(device):
         images, 4, shuffle=True, seed=2, transforms=lambda x, rng: x, augment=augment_gpu.RandomCrop(8, padding=2), device_queue=device
     )
     assert not any(np.array_equal(x, y.to_host()) for (x, _), (y, _) in zip(on_host, both, strict=True))  # draws of their own
-    with pytest.raises(ValueError, match=r"need a device; pass device="):
+    with pytest.raises(ValueError, match=r"require a device; pass device="):
         DataLoader(images, augment=augment_gpu.RandomCrop(8))

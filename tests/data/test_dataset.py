@@ -35,7 +35,7 @@ def test_an_array_is_a_dataset_of_its_rows():
     for data in (rows, Subset(rows, range(6)), list(rows)):
         batches = list(DataLoader(data, 4, shuffle=False))
         assert [batch.tolist() for batch in batches] == [rows[:4].tolist(), rows[4:].tolist()]
-    with pytest.raises(TypeError, match=r"\[DataLoader\] a dataset has a length and samples by number; given=generator"):
+    with pytest.raises(TypeError, match=r"\[DataLoader\] a dataset must have __len__ and __getitem__; given=generator"):
         DataLoader((row for row in rows), 4)
 
 

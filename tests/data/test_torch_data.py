@@ -33,7 +33,7 @@ def test_no_batches():
         stream = torch_data.IterDataPipe(np.arange(i) for i in range(1, 4))
         assert [x.tolist() for x in torch_data.DataLoader(stream, batch_size=None)] == [[0], [0, 1], [0, 1, 2]]
     assert list(DataLoader(data.TensorDataset(np.arange(3)), None, collate_fn=twice)) == [0, 2, 4]
-    with pytest.raises(ValueError, match="batch_size=None makes no batches; leave drop_last and batch_sampler out"):
+    with pytest.raises(ValueError, match="batch_size=None cannot make batches; leave drop_last and batch_sampler out"):
         DataLoader(data.TensorDataset(np.arange(3)), None, drop_last=True)
 
 
@@ -72,14 +72,14 @@ def test_pipes_of_streams():
     shared = DataLoader(pipe.sharding_filter(), 5, num_workers=2, use_shared_mem=False)
     assert sorted(np.concatenate(list(shared)).tolist()) == list(range(10))
     assert list(pickle.loads(pickle.dumps(pipe.map(twice).batch(5))))[1] == [10, 12, 14, 16, 18]
-    with pytest.raises(AttributeError, match=r"\[IterDataPipe\] there is no method 'mapp'; known are map, filter"):
+    with pytest.raises(AttributeError, match=r"\[IterDataPipe\] unknown method 'mapp'; known are map, filter"):
         pipe.mapp(twice)
 
 
 def test_pipes_of_samples_by_number():
     pipe = torch_data.MapDataPipe([3, 1, 2])
     assert len(pipe) == 3 and list(torch_data.Subset(pipe, [2, 0])) == [2, 3]
-    with pytest.raises(AttributeError, match=r"\[MapDataPipe\] there is no method 'map'"):
+    with pytest.raises(AttributeError, match=r"\[MapDataPipe\] unknown method 'map'"):
         pipe.map(twice)
 
 
@@ -97,7 +97,7 @@ def test_pipes_of_ones_own():
         assert list(torch_data.IterDataPipe([1, 2]).plus_for_test(5).map(twice)) == [12, 14]
         with torch_data.guaranteed_datapipes_determinism(), pytest.raises(TypeError, match=r"\[Plus\] the pipe is not deterministic"):
             torch_data.IterDataPipe([1]).plus_for_test(5)
-        with pytest.raises(ValueError, match="the name is taken; name=plus_for_test"):
+        with pytest.raises(ValueError, match="the name must be new; name=plus_for_test"):
             torch_data.functional_datapipe("plus_for_test")(Plus)
     finally:
         del torch_data.IterDataPipe.functions["plus_for_test"]

@@ -98,15 +98,15 @@ def test_sync_grads(queues):
     distributed.sync_grads(replicas, weights=[1, 0, 1])
     assert [params[0].grad.tolist() for params in replicas] == [[2.0, 2.0]] * 3
     replicas[1][0].grad = None
-    with pytest.raises(ValueError, match=r"\[sync_grads\] parameter 0 has a gradient on some replicas only; without=\[1\]"):
+    with pytest.raises(ValueError, match=r"\[sync_grads\] parameter 0 must have a gradient on all replicas or on none; without=\[1\]"):
         distributed.sync_grads(replicas)
 
 
 def test_refusals(queues):
     a, b, c = tensors(queues)
-    with pytest.raises(ValueError, match=r"\[all_reduce\] tensor 1 has another shape than tensor 0; first=\(5, 3\), other=\(3,\)"):
+    with pytest.raises(ValueError, match=r"\[all_reduce\] tensor 1 must have the shape of tensor 0; first=\(5, 3\), other=\(3,\)"):
         distributed.all_reduce([a, Tensor.from_host(b.queue, np.zeros(3, np.float32))])
-    with pytest.raises(TypeError, match=r"\[broadcast\] tensor 1 has another dtype"):
+    with pytest.raises(TypeError, match=r"\[broadcast\] tensor 1 must have the dtype"):
         distributed.broadcast([a, Tensor.from_host(b.queue, np.zeros((5, 3), np.int64))])
     with pytest.raises(ValueError, match=r"\[gather\] there is no such tensor; root=3, tensors=3"):
         distributed.gather([a, b, c], root=3)

@@ -140,7 +140,7 @@ def test_a_rank_with_another_shape_is_named_by_all():
 
 def test_a_rank_that_calls_something_else_is_named():
     def run(world):
-        with pytest.raises(LostRankError, match=r"do not call the same: rank 0 calls tell, rank 1 calls barrier"):
+        with pytest.raises(LostRankError, match=r"must make the same call: rank 0 calls tell, rank 1 calls barrier"):
             world.barrier() if world.rank else world.tell(1)
 
     everywhere(2, run)

@@ -379,7 +379,7 @@ def test_a_pyopencl_that_raises_an_os_error(sandbox, tmp_path):
 @pytest.mark.fault("variable holds nonsense", "`NETCL_*` values that are none", "named with its remedy")
 def test_a_variable_that_holds_nonsense(sandbox, setting):
     status, text = sandbox.doctor(**dict([setting]))
-    assert status == 1 and f"[illegal-variable] [env] {setting[0]} has an illegal value; value='{setting[1]}'" in text
+    assert status == 1 and f"[illegal-variable] [env] {setting[0]} must have one of its legal values; value='{setting[1]}'" in text
     assert f"mend: unset {setting[0]}" in text
 
 

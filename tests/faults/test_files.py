@@ -157,14 +157,14 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path, kind):
 
 def test_files_of_one_kind_name_what_opens_them(tmp_path):
     model, checkpoint = written(tmp_path, "netcl"), written(tmp_path, "checkpoint.netcl")
-    with pytest.raises(FileError, match=r"\[load_model\] the file holds a checkpoint, not a model; file=.*; load_checkpoint opens it"):
+    with pytest.raises(FileError, match=r"\[load_model\] the file must hold a model, got a checkpoint; file=.*; load_checkpoint opens it"):
         load_model(checkpoint)
-    with pytest.raises(FileError, match=r"\[load_checkpoint\] the file holds a model, not a checkpoint; file=.*; load_model opens it"):
+    with pytest.raises(FileError, match=r"\[load_checkpoint\] the file must hold a checkpoint, got a model; file=.*; load_model opens it"):
         load_checkpoint(model)
     with pytest.raises(FileError, match=r"\[load_model\] the file has no __netcl_meta__"):
         load_model(written(tmp_path, "npz"))
     with pytest.raises(
-        FileError, match=r"\[load_torch\] this is a zip archive, but not one of torch.save; file=.*; a .netcl file is opened by load_model"
+        FileError, match=r"\[load_torch\] the zip archive must be one of torch.save; file=.*; a .netcl file is opened by load_model"
     ):
         load_torch(model)
 
@@ -181,7 +181,7 @@ def rewritten(path: Path, change: Callable[[dict, dict], None]) -> None:
 
 
 MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
-    "newer": (lambda m, a: m.update(version=99), r"the file was written by a newer netcl; version=99, known=1, file=.*; update netcl"),
+    "newer": (lambda m, a: m.update(version=99), r"the file requires a newer netcl; version=99, known=1, file=.*; update netcl"),
     "odd version": (lambda m, a: m.update(version="1"), "__netcl_meta__ is not what netcl writes"),
     "missing weight": (lambda m, a: a.pop("0.bias"), r"the weights are not the expected ones; missing=0\.bias"),
     "extra weight": (lambda m, a: a.update(extra=np.ones(3)), r"the weights are not the expected ones; unexpected=extra"),
@@ -191,16 +191,16 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     ),
     "shape": (
         lambda m, a: a.update({"0.bias": np.ones(9, np.float32)}),
-        r"other shapes than the model's; shapes=\[0\.bias is \(9,\), the model has \(8,\)\]",
+        r"must have the shapes of the model's; shapes=\[0\.bias is \(9,\), the model has \(8,\)\]",
     ),
     "dtype": (
         lambda m, a: a.update({"0.bias": np.ones(8)}),
-        r"another dtype than the file says; name=0\.bias, array=float64, said=float32",
+        r"a weight must have the declared dtype; name=0\.bias, array=float64, said=float32",
     ),
     "no dtypes": (lambda m, a: m.pop("dtypes"), "__netcl_meta__ is not what netcl writes"),
     "unknown layer": (
         lambda m, a: m["config"].update(type="os.system"),
-        r"cannot be built; reason=ValueError: \[factory\] no layer of this type",
+        r"cannot be built; reason=ValueError: \[factory\] the type must be a registered layer",
     ),
     "wrong arguments": (lambda m, a: m["config"]["args"][0].update(args={"in_features": "x"}), "cannot be built"),
     "config is a list": (lambda m, a: m.update(config=[1, 2]), "cannot be built"),
@@ -208,12 +208,12 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     "tag in the config": (lambda m, a: m.update(config={"$array": "no such"}), "the state in the file is not what netcl writes"),
     "huge": (
         lambda m, a: m["config"]["args"][0]["args"].update(in_features=10**9),
-        r"OutOfMemoryError: \[parameter\] the model is larger than",
+        r"OutOfMemoryError: \[parameter\] the model must not be larger than",
     ),
-    "endless": (lambda m, a: m.update(config={"type": "LSTM", "args": [4, 4, 10**9]}), "the model is larger than was allowed for"),
+    "endless": (lambda m, a: m.update(config={"type": "LSTM", "args": [4, 4, 10**9]}), "the model must not be larger than max_bytes"),
     "endless, of nothing": (
         lambda m, a: m.update(config={"type": "GPT", "args": {"vocab_size": 0, "n_layer": 10**9, "n_head": 1, "n_embd": 0}}),
-        "the model is larger than was allowed for",
+        "the model must not be larger than max_bytes",
     ),
     "tied to nothing": (lambda m, a: m.update(tied={"0.bias": "no such"}), "__netcl_meta__ is not what netcl writes"),
     "tied to another shape": (lambda m, a: m.update(tied={"0.bias": "0.weight"}), "__netcl_meta__ is not what netcl writes"),
@@ -237,7 +237,7 @@ def test_a_changed_array_does_not_match_its_checksum(tmp_path):
     arrays = archive.read_arrays(path, "test")
     arrays["0.bias"][0] += 1
     archive.write_arrays(path, arrays, "test")
-    with pytest.raises(FileError, match=r"\[load_model\] an entry does not match its checksum; name='0.bias'"):
+    with pytest.raises(FileError, match=r"\[load_model\] every entry must match its checksum; name='0.bias'"):
         load_model(path)
 
 
@@ -277,7 +277,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
         assert state_of(model, optimizer, rng) == before
 
     refuses(
-        r"\[load_checkpoint\] weights have other shapes than the model's; shapes=\[0\.weight is \(8, 4\), the model has \(9, 4\)",
+        r"\[load_checkpoint\] weights must have the shapes of the model's; shapes=\[0\.weight is \(8, 4\), the model has \(9, 4\)",
         *trained(4, 9, 2),
     )
     refuses(
@@ -287,10 +287,14 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
     refuses(r"the checkpoint has no state for the generator 'other'; own=PCG64, checkpoint=None", *trained(), rng={"other": rng})
     refuses(r"the generator 'rng'; own=Philox, checkpoint=PCG64", *trained(), rng=np.random.Generator(np.random.Philox(1)))
     half, optimizer = trained()
-    refuses(r"weights have other dtypes than the model's; dtypes=\[0\.weight is float32, the model has float16", half.half(), optimizer)
+    refuses(r"weights must have the dtypes of the model's; dtypes=\[0\.weight is float32, the model has float16", half.half(), optimizer)
     model, _ = trained()
     groups = [{"params": [p]} for p in model.parameters()]
-    refuses(r"the optimizer of the checkpoint has other parameter groups; own=\[1, 1, 1, 1\], checkpoint=\[4\]", model, optim.Adam(groups))
+    refuses(
+        r"the optimizer of the checkpoint must have the same parameter groups; own=\[1, 1, 1, 1\], checkpoint=\[4\]",
+        model,
+        optim.Adam(groups),
+    )
     refuses("unknown entry 'exp_avg'", model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     rewritten(path, unrelated)
     refuses(r"the random streams of the checkpoint are not what netcl writes", *trained())
@@ -352,7 +356,7 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path):
     for reader in (load_params, load_model, load_checkpoint, load_torch, load):
         with pytest.raises(
             FileError,
-            match=r"would unpack to more than is plausible; unpacked=268435\d+, limit=\d+, file=.*; if you trust the file, pass max_bytes=",
+            match=r"must not unpack to more than the limit; unpacked=268435\d+, limit=\d+, file=.*; if you trust the file, pass max_bytes=",
         ):
             reader(bomb)
     assert load_params(bomb, max_bytes=1 << 30)["x"].shape == (1 << 25,)
@@ -392,7 +396,7 @@ def test_an_entry_that_declares_less_than_it_holds_is_refused(tmp_path):
 def test_names_that_are_paths_are_refused(tmp_path, name):
     path = zipped(tmp_path / "a.npz", {name: npy(np.zeros(3))})
     for reader in (load_params, load_model, load_torch):
-        with pytest.raises(FileError, match="an entry's name is a path to somewhere else"):
+        with pytest.raises(FileError, match="an entry must not name a path outside of the file"):
             reader(path)
 
 
@@ -402,7 +406,7 @@ def test_two_entries_of_one_name_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         for value in (1.0, 2.0):
             file.writestr("x.npy", npy(np.array([value])))
-    with pytest.raises(FileError, match=r"two entries have the same name; name='x\.npy'"):
+    with pytest.raises(FileError, match=r"entries must have different names; name='x\.npy'"):
         load_params(tmp_path / "a.npz")
 
 
@@ -421,7 +425,7 @@ def test_a_pickle_inside_an_npz_is_refused_unopened(tmp_path):
     marker = tmp_path / "marker"
     np.savez(tmp_path / "a.npz", x=np.array([Evil(marker)], dtype=object), allow_pickle=True)
     for reader in (load_params, load_model, load):
-        with pytest.raises(FileError, match=r"an entry holds dtype object, not numbers; name='x.npy', .*pickles are never opened"):
+        with pytest.raises(FileError, match=r"an entry must hold numbers, got dtype object; name='x.npy', .*pickles are never opened"):
             reader(tmp_path / "a.npz")
     assert not marker.exists()
 
@@ -563,15 +567,15 @@ def tensor_program(numel: int, offset: int, size: tuple, stride: tuple) -> bytes
 @pytest.mark.parametrize(
     "layout, reason",
     [
-        ((4, 0, (5,), (1,)), "reaches beyond its storage of 4 elements"),
-        ((4, 4, (1,), (1,)), "reaches beyond"),
-        ((4, 0, (2, 2), (3, 1)), "reaches beyond"),
+        ((4, 0, (5,), (1,)), "must lie in its storage of 4 elements"),
+        ((4, 4, (1,), (1,)), "must lie in"),
+        ((4, 0, (2, 2), (3, 1)), "must lie in"),
         ((4, -1, (2,), (1,)), "not made of numbers from 0 on"),
         ((4, 3, (2,), (-1,)), "not made of numbers from 0 on"),
-        ((4, 0, (2, 2), (1,)), "2 sizes and 1 strides"),
-        ((4, 0, (10**12,), (0,)), "larger than is plausible for this file; if you trust it, pass max_bytes="),
-        ((5, 0, (4,), (1,)), "storage '0' has another size or dtype than the program says"),
-        ((2**60, 0, (4,), (1,)), "storage '0' has another size"),
+        ((4, 0, (2, 2), (1,)), "as many sizes as strides, got 2 and 1"),
+        ((4, 0, (10**12,), (0,)), "must not be larger than the limit for this file; if you trust it, pass max_bytes="),
+        ((5, 0, (4,), (1,)), "storage '0' must have the size and dtype that the program declares"),
+        ((2**60, 0, (4,), (1,)), "storage '0' must have the size"),
     ],
 )
 @pytest.mark.fault("tensor beyond its storage", "strides and offsets out of range", "`FileError`")
@@ -680,7 +684,7 @@ def test_saving_what_cannot_be_saved_leaves_the_old_file(tmp_path):
 @pytest.mark.fault("pipe in place of a file", "a FIFO", "refused at once")
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FileError, match=r"a pipe or a device has this name; file=.*; name a regular file"):
+    with pytest.raises(FileError, match=r"the file must not be a pipe or a device; file=.*; name a regular file"):
         read(tmp_path / "pipe")
 
 
@@ -714,6 +718,6 @@ def test_a_torch_file_of_bare_containers_is_refused_before_it_takes_minutes(tmp_
     path = tmp_path / "a.pt"
     with zipfile.ZipFile(path, "w") as out:
         out.writestr("a/data.pkl", b"\x80\x02](" + b"]" * 3000 + b"e.")
-    with pytest.raises(FileError, match=r"the program has more than 2000 steps.*pass max_bytes="):
+    with pytest.raises(FileError, match=r"the program must have at most 2000 steps.*pass max_bytes="):
         load_torch(path)
     assert len(load_torch(path, max_bytes=1 << 20)) == 3000

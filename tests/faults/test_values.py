@@ -76,14 +76,14 @@ def test_only_memory_that_can_be_shared_is(device):
     assert shared.numpy().sum() == 1000
     for unlike in (array[::2], _read_only(array.copy()), array.astype(np.float64), array.astype(">f4"), [1.0, 2.0]):
         with pytest.raises(
-            ShapeError, match=r"^\[from_host\] share=True needs a contiguous, writable array of the tensor's dtype; .*copies"
+            ShapeError, match=r"^\[from_host\] share=True requires a contiguous, writable array of the tensor's dtype; .*copy"
         ):
             nc.Tensor.from_host(unlike, share=True)
 
 
 @pytest.mark.fault("masked array", "`numpy.ma`", "`DtypeError`")
 def test_masked_values_are_not_taken_for_values(device):
-    with pytest.raises(DtypeError, match=r"masked arrays are not supported; .*filled"):
+    with pytest.raises(DtypeError, match=r"a masked array cannot be converted to a tensor; .*filled"):
         nc.tensor(np.ma.masked_array([1.0, 2.0], [False, True]))
 
 
@@ -103,7 +103,7 @@ def test_sizes_whose_product_overflows_raise(device, shape):
             make(shape)
     with pytest.raises(MemoryError):
         (nc.zeros((1, 1)).expand(1 << 40, 1 << 30) + 1).numpy()
-    with pytest.raises(ShapeError, match="do not fill"):
+    with pytest.raises(ShapeError, match="must have the number of elements"):
         nc.zeros((4,)).reshape(shape)
 
 

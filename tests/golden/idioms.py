@@ -1126,13 +1126,13 @@ REFUSED = {
         r"\[bce_with_logits\] x and target must have the same shape; .*x\.squeeze\(1\)",
     ),
     "padding in pairs": ("F.pad(a((2, 3)), ((1, 1), (0, 0)))", ValueError, r"\[pad\] .*written flat: padding=\(0, 0, 1, 1\)"),
-    "bitwise operators of floats": ("a((3,)) & 1", TypeError, r"\[bitwise_and\] takes integers or truth values"),
+    "bitwise operators of floats": ("a((3,)) & 1", TypeError, r"\[bitwise_and\] inputs must be integers or truth values"),
     "max of several dims": ("a((2, 3)).max((0, 1))", ValueError, r"\[max\] dim must be one integer; .*amax\(x, \(0, 1\)\)"),
     "std(False)": ("a((4,)).std(False)", ValueError, r"\[std\] axis must be an integer, not a bool; .*unbiased=False"),
     "sum(True)": ("a((2, 3)).sum(True)", ValueError, r"\[sum\] axis must be an integer, not a bool"),
     "argmax(True)": ("a((2, 3)).argmax(True)", ValueError, r"\[argmax\] axis must be an integer, not a bool"),
     "var(1, False)": ("a((2, 3)).var(1, False)", TypeError, r"var\(\) takes from 1 to 2 positional arguments"),
-    "pickled tensors": ("__import__('pickle').dumps(a((2,)))", TypeError, r"\[pickle\] tensors are never pickled"),
+    "pickled tensors": ("__import__('pickle').dumps(a((2,)))", TypeError, r"\[pickle\] a tensor cannot be pickled"),
 }
 
 

@@ -123,7 +123,7 @@ def test_what_killed_processes_left_is_swept_and_what_others_write_is_not(tmp_pa
 
 def test_a_name_that_is_not_a_files_is_refused_before_anything_is_written(tmp_path):
     for path in (tmp_path, Path(os.devnull), ""):
-        with pytest.raises(FileExistsError, match=r"\[save\] a folder or a device has this name"):
+        with pytest.raises(FileExistsError, match=r"\[save\] the path must not be a folder or a device"):
             save_params({"x": np.ones(2)}, path)
     assert not Path(os.devnull).is_file() and not list(tmp_path.iterdir())
 
@@ -169,7 +169,7 @@ def test_objects_are_not_written(tmp_path):
         save_params({"x": np.array([{}])}, tmp_path / "a.npz")
     with pytest.raises(FileError, match=r"\[save\] a builtins.function cannot be saved; at=a.0; state is made of"):
         save({"a": [lambda: 0]}, tmp_path / "a.netcl")
-    with pytest.raises(FileError, match=r"\[save\] the suffix names no format; file=.*; known: .netcl"):
+    with pytest.raises(FileError, match=r"\[save\] the suffix must be that of a format; file=.*; known: .netcl"):
         save({}, tmp_path / "a.zip")
 
 
@@ -222,7 +222,7 @@ def test_states_of_generators_and_tensors_come_back(tmp_path):
 def test_a_state_that_contains_itself_is_refused(tmp_path):
     value: list = []
     value.append(value)
-    with pytest.raises(FileError, match="nested too deeply, or contains itself"):
+    with pytest.raises(FileError, match="nested too deeply or contain itself"):
         save(value, tmp_path / "a.netcl")
     assert os.listdir(tmp_path) == []
 

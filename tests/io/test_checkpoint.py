@@ -122,7 +122,7 @@ def test_the_last_few_are_kept_and_the_newest_is_found(tmp_path):
     # Starting anew in an old folder must not remove what was just written.
     assert save_checkpoint(folder, model=model, step=1, keep_last=1).exists() and len(checkpoints(folder)) == 1
     assert latest(tmp_path) is None
-    with pytest.raises(FileNotFoundError, match=r"\[load_checkpoint\] the folder holds no checkpoint"):
+    with pytest.raises(FileNotFoundError, match=r"\[load_checkpoint\] the folder has no checkpoint"):
         load_checkpoint(tmp_path, model=model)
 
 
@@ -139,9 +139,9 @@ def test_parts_can_be_left_out_when_loading_but_not_made_up(tmp_path):
 def test_wrong_arguments_are_told(tmp_path):
     with pytest.raises(TypeError, match=r"\[save_checkpoint\] the scheduler has no state_dict\(\); given=int"):
         save_checkpoint(tmp_path / "a.netcl", scheduler=3)
-    with pytest.raises(TypeError, match=r"\[save_checkpoint\] rng takes NumPy generators"):
+    with pytest.raises(TypeError, match=r"\[save_checkpoint\] rng must be NumPy generators"):
         save_checkpoint(tmp_path / "a.netcl", rng=np.random.RandomState(3))
-    with pytest.raises(ValueError, match=r"\[save_checkpoint\] a step is a number from 0 on; step=-1"):
+    with pytest.raises(ValueError, match=r"\[save_checkpoint\] step must be a number of at least 0; step=-1"):
         save_checkpoint(tmp_path / "a.netcl", step=-1)
     with pytest.raises(ValueError, match=r"\[save_checkpoint\] at least one checkpoint must be kept; keep_last=0"):
         save_checkpoint(tmp_path, keep_last=0)

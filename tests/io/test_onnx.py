@@ -120,7 +120,7 @@ def test_weights_and_inputs_of_one_name_are_kept_apart(tmp_path):
     model = import_onnx(tmp_path / "m.onnx")
     assert model(x).tolist() == [71, 71, 71] and {"input", "output", "constant_0"} <= set(model.state_dict())
     for names in ({"input_names": ["output"]}, {"input_names": ["x"], "output_names": ["x"]}):
-        with pytest.raises(FileError, match=r"\[export_onnx\] the name of an (input|output) is that of a weight or another input"):
+        with pytest.raises(FileError, match=r"\[export_onnx\] the name of an (input|output) must not be that of a weight or another input"):
             export_onnx(Scale(), tmp_path / "m.onnx", x, **names)
 
 
@@ -173,9 +173,9 @@ def test_several_inputs_and_outputs_are_named(tmp_path):
     ]
     product, more = import_onnx(tmp_path / "f.onnx")(a, b)
     assert np.array_equal(product.to_host(), a @ b) and np.array_equal(more.to_host(), a + 1.5)
-    with pytest.raises(FileError, match=r"\[export_onnx\] one name per input is needed; names=\['x'\], count=2"):
+    with pytest.raises(FileError, match=r"\[export_onnx\] there must be one name per input; names=\['x'\], count=2"):
         export_onnx(function, tmp_path / "f.onnx", a, b, input_names=["x"])
-    with pytest.raises(FileError, match=r"\[export_onnx\] a sample of every input is needed"):
+    with pytest.raises(FileError, match=r"\[export_onnx\] a sample of every input must be given"):
         export_onnx(function, tmp_path / "f.onnx")
 
 
@@ -282,7 +282,7 @@ def test_a_value_from_outside_of_the_ops_is_refused(tmp_path):
     def function(x):
         return ag.add(x, Tensor.from_host(x.to_host() * 2))
 
-    with pytest.raises(FileError, match=r"\[export_onnx\] a value was computed outside of the ops"):
+    with pytest.raises(FileError, match=r"\[export_onnx\] every value must be computed by ops of the ops"):
         export_onnx(function, tmp_path / "f.onnx", np.ones((2, 3), np.float32))
     mask = Tensor.from_host(np.tril(np.ones((3, 3), np.float32)))
     export_onnx(lambda x: ag.matmul(x.detach(), mask), tmp_path / "f.onnx", np.ones((2, 3), np.float32))
@@ -487,7 +487,9 @@ def test_weights_outside_of_the_folder_are_refused(tmp_path, where, location):
     model = with_weight_and_constant()
     outside(model.graph.initializer[0] if where == "weight" else model.graph.node[0].attribute[0].t, location)
     (folder / "m.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(FileError, match=r"\[import_onnx\] (weights outside of the model's file|the file is damaged or not an ONNX model)"):
+    with pytest.raises(
+        FileError, match=r"\[import_onnx\] (weights outside of the model's file|the file is damaged or is not an ONNX model)"
+    ):
         import_onnx(folder / "m.onnx")
     with pytest.raises(FileError, match=r"\[import_onnx\] "):
         import_onnx(model.SerializeToString())
@@ -533,7 +535,7 @@ def outside(weight: onnx.TensorProto, location: str, **place: int) -> None:
 
 def test_without_the_package_the_error_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ImportError, match=r"\[onnx\] the package onnx is needed; pip install onnx"):
+    with pytest.raises(ImportError, match=r"\[onnx\] the package onnx is required; pip install onnx"):
         export_onnx(nn.ReLU(), tmp_path / "m.onnx", np.ones(3, np.float32))
     with pytest.raises(ImportError, match="pip install onnx"):
         import_onnx(tmp_path / "m.onnx")

@@ -108,7 +108,7 @@ def test_packing():
     no = IGNORED_TARGET
     assert targets.tolist() == [[no, no, 7, 8, no, 2, 3, no], [10, no, no, no, no, no, no, no]]
     assert pack_documents([Document(list(range(10)), [True] * 10)], 4)[0][:, 0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 0]]
-    with pytest.raises(ValueError, match="no document has a token to learn"):
+    with pytest.raises(ValueError, match="at least one document must have a token to learn"):
         pack_documents([Document([1, 2], [False, False])], 4)
 
 
@@ -140,7 +140,7 @@ def test_resumed_run_ends_with_the_same_bits(folder, data, tmp_path):
         finetune(folder, data, tmp_path / "stopped", chosen, callbacks=[_Interrupt()])
     with pytest.raises(FileError, match="checkpoints of another"):
         finetune(folder, data, tmp_path / "stopped", chosen)
-    with pytest.raises(FileError, match=r"other settings.*other=\['lr'\]"):
+    with pytest.raises(FileError, match=r"must keep its settings.*other=\['lr'\]"):
         finetune(folder, data, tmp_path / "stopped", TuningSettings(**{**chosen.__dict__, "lr": 0.1}), resume=True)
     finetune(folder, data, tmp_path / "stopped", chosen, resume=True)
     one, two = (safetensors.load_file(tmp_path / name / "adapter" / "adapter_model.safetensors") for name in ("straight", "stopped"))
@@ -229,5 +229,5 @@ def test_settings_are_checked(folder, data, tmp_path):
     for wrong in ({"method": "sft"}, {"rank": 0}, {"held_out": 1.0}, {"precision": "int8"}):
         with pytest.raises(ValueError, match=r"\[finetune\] method must be"):
             finetune(folder, data, tmp_path, TuningSettings(**wrong))
-    with pytest.raises(ValueError, match="no row is left to train on"):
+    with pytest.raises(ValueError, match="rows must be left to train"):
         finetune(folder, data, tmp_path, TuningSettings(held_out=0.99))

@@ -65,9 +65,9 @@ def test_random_choices_follow_the_seed_and_the_options(model):
     greedy = model.generate("Hello", 20)
     assert model.generate("Hello", 20, top_k=1, **options) == greedy == model.generate("Hello", 20, top_p=1e-6, **options)
     for wrong in ({"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}):
-        with pytest.raises(ValueError, match="temperature is at least 0"):
+        with pytest.raises(ValueError, match="temperature must be at least 0"):
             model.generate("Hello", 2, **wrong)
-    with pytest.raises(ValueError, match=r"\[generate\] stream=True takes one prompt"):
+    with pytest.raises(ValueError, match=r"\[generate\] stream=True requires one prompt"):
         model.generate(["a", "b"], stream=True)
 
 
@@ -111,7 +111,7 @@ def test_the_commands(folder, model, capsys):
     assert main(["generate", str(folder), "Hello", "--length", "12", "--device", "cpu"]) == 0
     assert capsys.readouterr().out == f"Hello{model.generate('Hello', 12)}\n"
     assert main(["generate", str(folder), "--device", "cpu"]) == 1
-    assert "[generate] a prompt is needed" in capsys.readouterr().err
+    assert "[generate] a prompt must be given" in capsys.readouterr().err
     assert main(["models", "info", str(folder / "config.json")]) == 1
     assert "[gguf] the file must begin with GGUF" in capsys.readouterr().err
     assert main(["models", "info", str(folder / "nothing")]) == 1

@@ -95,9 +95,9 @@ def test_generation_is_repeated_by_the_seed_and_ends_at_the_end(device):
     random.manual_seed(1)
     ended = model.generate([3, 1], 8, eos_token=end).to_host()[0]
     assert ended[-1] == end and len(ended) <= 5
-    with pytest.raises(ValueError, match=r"\[generate\] temperature is at least 0"):
+    with pytest.raises(ValueError, match=r"\[generate\] temperature must be at least 0"):
         model.generate([1], 1, temperature=-1)
-    with pytest.raises(ShapeError, match=r"\[generate\] there is no token to start from"):
+    with pytest.raises(ShapeError, match=r"\[generate\] tokens must not be empty"):
         model.generate([[]], 1)
 
 
@@ -193,7 +193,9 @@ def test_a_cache_of_int8_in_a_model(device, kind):
 
 
 def test_what_is_too_long_is_told(device):
-    with pytest.raises(ShapeError, match=r"\[GPT\] takes \(batch, positions\) with at most 12 positions; shape=\(1, 13\), in_cache=0"):
+    with pytest.raises(
+        ShapeError, match=r"\[GPT\] tokens must be \(batch, positions\) with at most 12 positions; shape=\(1, 13\), in_cache=0"
+    ):
         make()(tokens(1, 13))
 
 

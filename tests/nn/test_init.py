@@ -78,10 +78,10 @@ def test_half_starts_from_the_same_numbers(device):
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda t: init.eye_(t), ShapeError, r"\[eye_\] the tensor is not a matrix; shape=\(3,\)"),
+        (lambda t: init.eye_(t), ShapeError, r"\[eye_\] the tensor must be a matrix; shape=\(3,\)"),
         (lambda t: init.orthogonal_(t), ShapeError, r"\[orthogonal_\]"),
-        (lambda t: init.kaiming_normal_(t), ShapeError, r"\[init\] fan in and fan out need at least two axes"),
-        (lambda t: init.kaiming_normal_(t, mode="fan"), ValueError, r"\[kaiming\] mode is fan_in or fan_out; mode='fan'"),
+        (lambda t: init.kaiming_normal_(t), ShapeError, r"\[init\] the tensor must have at least two dimensions for fan in and fan out"),
+        (lambda t: init.kaiming_normal_(t, mode="fan"), ValueError, r"\[kaiming\] mode must be fan_in or fan_out; mode='fan'"),
         (lambda t: init.calculate_gain("soft"), ValueError, r"\[calculate_gain\] unknown nonlinearity"),
         (lambda t: init.dirac_(t), ShapeError, r"\[dirac_\]"),
         (lambda t: init.sparse_(t, 0.5), ShapeError, r"\[sparse_\]"),

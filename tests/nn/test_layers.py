@@ -133,19 +133,27 @@ def test_running_statistics_are_changed_in_place(device):
 @pytest.mark.parametrize(
     ("make", "shape", "text"),
     [
-        (lambda: nn.BatchNorm2d(3), (2, 3), r"\[BatchNorm2d\] takes 4 axes with 3 channels in axis 1; shape=\(2, 3\)"),
-        (lambda: nn.BatchNorm1d(3), (2, 4), r"\[BatchNorm1d\] takes 2 axes or 3 axes with 3 channels in axis 1; shape=\(2, 4\)"),
+        (lambda: nn.BatchNorm2d(3), (2, 3), r"\[BatchNorm2d\] x must have 4 dimensions with 3 channels in dim 1; shape=\(2, 3\)"),
+        (lambda: nn.BatchNorm1d(3), (2, 4), r"\[BatchNorm1d\] x must have 2 or 3 dimensions with 3 channels in dim 1; shape=\(2, 4\)"),
         (lambda: nn.GroupNorm(2, 3), (), r"\[GroupNorm\] num_groups must divide num_channels"),
         (lambda: nn.Conv2d(3, 4, 3, groups=2), (), r"\[Conv2d\] groups must divide in_channels and out_channels"),
         (lambda: nn.Conv2d(3, 4, (3, 3, 3)), (), r"\[conv\] kernel_size must be a number or one per axis; axes=2"),
         (lambda: nn.Conv2d(3, 4, 2, padding="same"), (), r'\[Conv2d\] padding="same" needs stride 1 and an odd window'),
-        (lambda: nn.LSTM(3, 4), (2, 5, 7), r"\[LSTM\] takes \(time, batch, features\) or \(time, features\); shape=\(2, 5, 7\)"),
-        (lambda: nn.GRU(3, 4), (0, 5, 3), r"\[GRU\] there are no time steps"),
+        (
+            lambda: nn.LSTM(3, 4),
+            (2, 5, 7),
+            r"\[LSTM\] the input must be \(time, batch, features\) or \(time, features\); shape=\(2, 5, 7\)",
+        ),
+        (lambda: nn.GRU(3, 4), (0, 5, 3), r"\[GRU\] the input must have time steps"),
         (lambda: nn.PixelShuffle(2), (1, 6, 2, 2), r"\[pixel_shuffle\] .* the factor's square divides its channels"),
-        (lambda: nn.MultiheadAttention(7, 2), (), r"\[MultiheadAttention\] the width must divide into the heads; width=7, heads=2"),
-        (lambda: nn.RotaryAttention(6, 2), (), r"\[RotaryAttention\] a head has an even size"),
-        (lambda: nn.LeNet(image_size=8), (), r"\[LeNet\] the images are too small; image_size=8; at least 12 x 12"),
-        (lambda: nn.ViT(image_size=30), (), r"\[ViT\] the patches do not divide the images"),
+        (
+            lambda: nn.MultiheadAttention(7, 2),
+            (),
+            r"\[MultiheadAttention\] the width must be a multiple of the number of heads; width=7, heads=2",
+        ),
+        (lambda: nn.RotaryAttention(6, 2), (), r"\[RotaryAttention\] the head size must be even"),
+        (lambda: nn.LeNet(image_size=8), (), r"\[LeNet\] images must be at least 12 x 12; image_size=8"),
+        (lambda: nn.ViT(image_size=30), (), r"\[ViT\] patch_size must divide image_size"),
         (lambda: nn.Embedding(3, 2, padding_idx=3), (), r"\[Embedding\] padding_idx must be in the table"),
     ],
 )
@@ -158,11 +166,11 @@ def test_wrong_shapes_are_told(make, shape, text):
     ("make", "text"),
     [
         (lambda: nn.Conv2d(3, 4, 3, padding_mode="mirror"), r"\[Conv2d\] unknown padding_mode; padding_mode='mirror'; known: zeros"),
-        (lambda: nn.RNN(3, 4, nonlinearity="gelu"), r"\[RNN\] nonlinearity is tanh or relu"),
-        (lambda: nn.MSELoss("avg"), r"\[MSELoss\] reduction is mean, sum or none; reduction='avg'"),
-        (lambda: nn.Upsample(), r"\[Upsample\] needs either size or scale_factor"),
-        (lambda: nn.ResNet(nn.BasicBlock, [1, 1], 10), r"\[ResNet\] there are four stages"),
-        (lambda: nn.ResNet18(stem="mnist"), r"\[ResNet\] stem is imagenet or cifar"),
+        (lambda: nn.RNN(3, 4, nonlinearity="gelu"), r"\[RNN\] nonlinearity must be tanh or relu"),
+        (lambda: nn.MSELoss("avg"), r"\[MSELoss\] reduction must be mean, sum or none; reduction='avg'"),
+        (lambda: nn.Upsample(), r"\[Upsample\] either size or scale_factor must be given"),
+        (lambda: nn.ResNet(nn.BasicBlock, [1, 1], 10), r"\[ResNet\] layers must have four numbers"),
+        (lambda: nn.ResNet18(stem="mnist"), r"\[ResNet\] stem must be imagenet or cifar"),
         (lambda: nn.TransformerBlock(8, 2, norm="batch"), r"\[TransformerBlock\] unknown norm; norm='batch'; known: layer, rms"),
         (lambda: nn.MLP(2, [3], 1, activation="softmax"), r"\[activation\] unknown activation; activation='softmax'"),
     ],
@@ -227,7 +235,7 @@ def test_a_recurrent_state_continues(device):
     second, final = layer(x[3:], state)
     np.testing.assert_allclose(np.concatenate([first.to_host(), second.to_host()]), whole.to_host(), atol=1e-6)
     np.testing.assert_allclose(final.to_host(), end.to_host(), atol=1e-6)
-    with pytest.raises(ShapeError, match=r"\[GRU\] the state is h_0 of shape \(2, 2, 4\)"):
+    with pytest.raises(ShapeError, match=r"\[GRU\] the state must be h_0 of shape \(2, 2, 4\)"):
         layer(x, Tensor.zeros((2, 3, 4)))
 
 
@@ -275,9 +283,9 @@ def test_functions_take_what_torchs_take():
     assert F.pad(x, pad=(1, 0), value=7.0).tolist() == [[7.0, -1.0, 2.0]]
     images = Tensor.from_host(np.arange(8, dtype=np.float32).reshape(1, 2, 2, 2))
     assert F.instance_norm(images, None, None, None, None, True, 0.1, 1e-3).tolist() == ag.instance_norm(images, eps=1e-3).tolist()
-    with pytest.raises(ShapeError, match=r"\[GLU\] the axis has no two halves; dim=-1, shape=\(3,\)"):
+    with pytest.raises(ShapeError, match=r"\[GLU\] the size of dim must be even; dim=-1, shape=\(3,\)"):
         F.glu(Tensor.ones((3,)))
-    with pytest.raises(ShapeError, match=r"\[pixel_shuffle\] x has four axes"):
+    with pytest.raises(ShapeError, match=r"\[pixel_shuffle\] x must have four dimensions"):
         nn.PixelShuffle(2)(Tensor.ones((4,)))
 
 
@@ -340,7 +348,7 @@ def test_weights_of_composed_losses(device):
     per_class = ag.bce_with_logits(Tensor.from_host(x), Tensor.from_host(labels), reduction="none").to_host()
     loss = nn.MultiLabelSoftMarginLoss(weight=[1.0, 3.0, 2.0])(x, labels).item()
     np.testing.assert_allclose(loss, (per_class * [1, 3, 2]).mean(), rtol=1e-6)
-    with pytest.raises(ValueError, match=r"\[SoftMarginLoss\] reduction is mean, sum or none; reduction='max'"):
+    with pytest.raises(ValueError, match=r"\[SoftMarginLoss\] reduction must be mean, sum or none; reduction='max'"):
         nn.SoftMarginLoss(reduction="max")
 
 

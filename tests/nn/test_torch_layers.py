@@ -71,9 +71,9 @@ def test_lists_and_dicts_of_parameters():
     del net.parts[0]
     assert [p.shape for p in net.parts] == [(3,), (4,)] and list(net.parts.state_dict()) == ["0", "1"] and len(net.parts[:1]) == 1
     assert "scale" in net.named and net.named.pop("scale").requires_grad and list(net.named) == ["shift"]
-    with pytest.raises(KeyError, match=r"\[ParameterDict\] there is no parameter of this name; name='scale'"):
+    with pytest.raises(KeyError, match=r"\[ParameterDict\] name must be that of a parameter; name='scale'"):
         net.named["scale"]
-    with pytest.raises(IndexError, match=r"\[ParameterList\] there is no parameter at this index"):
+    with pytest.raises(IndexError, match=r"\[ParameterList\] index must be that of a parameter"):
         net.parts[2]
 
 
@@ -224,11 +224,11 @@ def test_ctc_of_an_impossible_target():
 
 
 @pytest.mark.parametrize(("call", "text"), [
-    (lambda: F.conv3d(netcl.ones(1, 2, 3, 3), netcl.ones(1, 2, 1, 1, 1)), r"\[conv3d\] input must have 5 axes .*, got 4"),
-    (lambda: F.conv3d(netcl.ones(1, 2, 2, 3, 3), netcl.ones(1, 2, 3, 1, 1)), "the kernel spans 3 depths, the padded input has 2"),
-    (lambda: F.max_pool3d(netcl.ones(1, 2, 3, 3), 2), r"\[max_pool3d\] input must have 5 axes"),
+    (lambda: F.conv3d(netcl.ones(1, 2, 3, 3), netcl.ones(1, 2, 1, 1, 1)), r"\[conv3d\] input must have 5 dimensions .*, got 4"),
+    (lambda: F.conv3d(netcl.ones(1, 2, 2, 3, 3), netcl.ones(1, 2, 3, 1, 1)), "the kernel must fit the input, got 3 depths for 2"),
+    (lambda: F.max_pool3d(netcl.ones(1, 2, 3, 3), 2), r"\[max_pool3d\] input must have 5 dimensions"),
     (lambda: nn.Conv3d(2, 3, (1, 2)), r"\[conv\] kernel_size must be a number or one per axis; axes=3"),
-    (lambda: F.max_unpool2d(netcl.ones(1, 1, 2, 2), netcl.ones(1, 1, 2, 1), 2), r"\[max_unpool2d\] input and indices must have one"),
+    (lambda: F.max_unpool2d(netcl.ones(1, 1, 2, 2), netcl.ones(1, 1, 2, 1), 2), r"\[max_unpool2d\] input and indices must have the same"),
     (lambda: F.embedding_bag(netcl.tensor([1]), netcl.ones(2, 3)), r"\[embedding_bag\] input must have 2 axes, or 1 axis and offsets"),
     (lambda: F.embedding_bag(netcl.tensor([[1]]), netcl.ones(2, 3), per_sample_weights=netcl.ones(1, 1)), 'mode must be "sum"'),
     (lambda: nn.AdaptiveLogSoftmaxWithLoss(4, 9, [3, 3]), r"\[AdaptiveLogSoftmaxWithLoss\] cutoffs must be different, ascending"),

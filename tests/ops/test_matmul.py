@@ -251,7 +251,7 @@ def test_registered_kernels_replace_plans_made_before(cl_device, monkeypatch):
 
 
 def test_a_configuration_that_cannot_be_is_refused(cl_device, monkeypatch):
-    nothing = r"\[matmul\] tier and variant of a configuration must be those of one kernel; variant="
+    nothing = r"\[matmul\] the tier and the variant of a configuration must belong to the same kernel; variant="
     for config, text in (
         (KernelConfig(KernelVariant.CONV2D_NAIVE), nothing + "CONV2D_NAIVE"),
         (KernelConfig(KernelVariant.MATMUL_TILED, extra={"tier": "none"}), nothing + "MATMUL_TILED, tier=none"),
@@ -325,12 +325,12 @@ def test_einsum_has_gradients(case, rng):
 @pytest.mark.parametrize(
     ("equation", "shapes", "text"),
     [
-        ("ij,jk->ik", [(2, 3)], r"\[einsum\] the equation has 2 operands and 1 are given"),
-        ("ij,jk->ik", [(2, 3), (4, 5)], r"\[einsum\] label j has sizes 3 and 4"),
-        ("ij->ik", [(2, 3)], r"\[einsum\] every label of the result stands in an operand, and once"),
-        ("i->i", [(2, 3)], r"\[einsum\] 1 labels name 2 axes"),
-        ("i1->i", [(2, 3)], r"\[einsum\] labels are letters"),
-        ("ijk...->i", [(2, 3)], r"\[einsum\] an operand has fewer axes than labels"),
+        ("ij,jk->ik", [(2, 3)], r"\[einsum\] the equation expected 2 operands, got 1"),
+        ("ij,jk->ik", [(2, 3), (4, 5)], r"\[einsum\] axes of one label must have the same size, got 3 and 4 for j"),
+        ("ij->ik", [(2, 3)], r"\[einsum\] every label of the result must be in an operand, and only once"),
+        ("i->i", [(2, 3)], r"\[einsum\] an operand must have one label per axis, got 1 labels for 2 axes"),
+        ("i1->i", [(2, 3)], r"\[einsum\] the equation must consist of letters"),
+        ("ijk...->i", [(2, 3)], r"\[einsum\] every operand must have an axis per label"),
     ],
 )
 def test_einsum_refuses(equation, shapes, text, device):

@@ -150,7 +150,7 @@ def test_different_dtypes_are_promoted(device):
 
 
 def test_different_devices_are_not_joined(cl_device):
-    with pytest.raises(DeviceError, match=r"\[cat\] the inputs must be on one device; .*; move one with tensor\.to\(device\)"):
+    with pytest.raises(DeviceError, match=r"\[cat\] all inputs must be on the same device; .*; move one with tensor\.to\(device\)"):
         ops.cat([Tensor.zeros((2,), queue=cl_device.queue), Tensor.zeros((2,), device="cpu")])
 
 

@@ -280,7 +280,7 @@ def test_an_op_that_reads_values_runs_at_once(cl_device, made):
 def test_an_error_of_an_op_is_raised_before_anything_runs(cl_device, made):
     x = given(cl_device, 3, 4)
     for _ in range(2):
-        with pytest.raises(ShapeError, match="axis 5 is out of range"):
+        with pytest.raises(ShapeError, match="axis must be in range for"):
             ops.softmax(x, axis=5)
 
 

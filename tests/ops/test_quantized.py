@@ -106,7 +106,7 @@ def test_samples_of_every_algorithm(algorithm, cl_device, rng):
 def test_a_wrong_result_of_matrix_units_is_reported(cl_device, monkeypatch):
     monkeypatch.setattr(plans, "_packed_product_right", lambda *asked: False)
     plans.program.state(cl_device.queue).pop(("quantized", "mma", "Q5_1"), None)
-    with pytest.warns(UserWarning, match=r"the matrix units gave a wrong result for Q5_1, or .*portable kernels are used"):
+    with pytest.warns(UserWarning, match=r"the matrix units cannot be used for Q5_1: a wrong result, or .*portable kernels are used"):
         assert not plans._kernels_trusted(cl_device.queue, "mma", BLOCK_TYPES["Q5_1"])
     plans.program.state(cl_device.queue).pop(("quantized", "mma", "Q5_1"))
 

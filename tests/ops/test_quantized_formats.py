@@ -90,10 +90,10 @@ def test_errors():
         quantize(np.zeros((2, 64), np.float32), "Q4_K")
     with pytest.raises(ShapeError, match=r"\[dequantize\] blocks must have 36 bytes for this shape; kind=Q4_0, shape=\(2, 32\), bytes=35"):
         dequantize(bytes(35), "Q4_0", (2, 32))
-    with pytest.raises(DtypeError, match=r"\[quantize\] takes floating-point values; dtype=int64"):
+    with pytest.raises(DtypeError, match=r"\[quantize\] the array must have a floating-point dtype; dtype=int64"):
         quantize(np.zeros((2, 32), np.int64), "Q4_0")
     with pytest.raises(ValueError, match=r"\[quantize\] values must be finite"):
         quantize(np.full((1, 32), np.nan, np.float32), "Q4_0")
-    with pytest.raises(ValueError, match=r"\[quantize\] a block's scale is too large for float16; largest=1e\+30"):
+    with pytest.raises(ValueError, match=r"\[quantize\] the scale of every block must fit float16; largest=1e\+30"):
         quantize(np.full((1, 32), 1e30, np.float32), "Q8_0")
     assert packed_shape((2, 3, 512), "q6_k") == (2, 3, 420)

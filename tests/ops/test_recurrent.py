@@ -111,7 +111,7 @@ def test_a_wait_in_vain_raises_and_ends_the_use_of_the_kernel(cl_device, forced)
     try:
         exact = compiled(gx).to_host()
         plans.late(cl_device.queue).fill_(1)
-        with pytest.raises(DeviceError, match=r"\[recurrent\] work-groups of one launch did not run side by side"):
+        with pytest.raises(DeviceError, match=r"\[recurrent\] work-groups of one launch must run concurrently"):
             for _ in range(3 * plans._WATCHED):
                 np.testing.assert_array_equal(compiled(gx).to_host(), exact)
         assert state[plans._VERDICT] is False and len(compiled.graphs) == 1 and not compiled.refused

@@ -50,14 +50,14 @@ def test_apply_and_restore(queue, rng):
     with ema.applied():
         for name, w in model.weights.items():
             np.testing.assert_array_equal(w.to_host(), shadow[name].astype(np.float16))
-        with pytest.raises(RuntimeError, match=r"\[ModelEMA\] the averages are applied to the model; call restore\(\) before update\(\)"):
+        with pytest.raises(RuntimeError, match=r"\[ModelEMA\] the averages must not be applied now; call restore\(\) before update\(\)"):
             ema.update()
-        with pytest.raises(RuntimeError, match=r"\[ModelEMA\] the averages are applied already"):
+        with pytest.raises(RuntimeError, match=r"\[ModelEMA\] the averages must not be applied twice"):
             ema.apply()
     for name, w in model.weights.items():
         np.testing.assert_array_equal(w.to_host(), own[name])
         np.testing.assert_array_equal(ema.shadow[name].to_host(), shadow[name])
-    with pytest.raises(RuntimeError, match=r"\[ModelEMA\] there is nothing to restore"):
+    with pytest.raises(RuntimeError, match=r"\[ModelEMA\] apply\(\) must be called before restore\(\)"):
         ema.restore()
 
 
@@ -101,14 +101,14 @@ def test_error_texts(queue, rng):
     with pytest.raises(ValueError, match=r"the state was saved for other parameters; missing=\['scale'\], unexpected=\['other'\]"):
         shadow = {("other" if name == "scale" else name): t for name, t in state["shadow"].items()}
         ema.load_state_dict({**state, "shadow": shadow})
-    with pytest.raises(ShapeError, match=r"\[ModelEMA\] 'scale' has another shape; saved=\(2,\), parameter=\(\)"):
+    with pytest.raises(ShapeError, match=r"\[ModelEMA\] 'scale' must keep its shape; saved=\(2,\), parameter=\(\)"):
         ema.load_state_dict({**state, "decay": 0.5, "shadow": {**state["shadow"], "scale": np.zeros(2)}})
     assert ema.decay == 0.999
     with pytest.raises(ValueError, match=r"\[ModelEMA\] decay must be a number, at least 0 and below 1; decay=1.5"):
         ModelEMA([Tensor.zeros((1,), queue=queue)], decay=1.5)
-    with pytest.raises(ValueError, match=r"\[ModelEMA\] there are no parameters to average"):
+    with pytest.raises(ValueError, match=r"\[ModelEMA\] the model must have parameters"):
         ModelEMA([])
-    with pytest.raises(TypeError, match=r"\[ModelEMA\] '0' is not a tensor of floats"):
+    with pytest.raises(TypeError, match=r"\[ModelEMA\] '0' must be a tensor of floats"):
         ModelEMA([Tensor.zeros((1,), "int32", queue=queue)])
 
 

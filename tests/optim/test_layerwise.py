@@ -129,7 +129,7 @@ def test_adafactor_refuses_other_states(queue):
     assert {name: t.shape for name, t in state["state"][0].items() if name != "step"} == {"row_var": (3, 1), "col_var": (1, 2)}
     saved = dict(state["state"][0])
     del saved["col_var"]
-    with pytest.raises(ValueError, match="the state of parameter 0 lacks 'col_var'"):
+    with pytest.raises(ValueError, match="the state of parameter 0 must have 'col_var'"):
         opt.load_state_dict({**state, "state": {0: saved}})
     with pytest.raises(ShapeError, match="'row_var' of parameter 0 has another shape"):
         opt.load_state_dict({**state, "state": {0: {**saved, "col_var": saved["row_var"], "row_var": np.ones((2, 1), np.float32)}}})

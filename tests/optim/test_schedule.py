@@ -215,9 +215,9 @@ def test_last_epoch_resumes_from_the_groups():
         ("LinearLR", {"start_factor": 0.0}, r"\[LinearLR\] start_factor must be above 0 and at most 1; start_factor=0.0"),
         ("LinearLR", {"end_factor": 2.0}, r"\[LinearLR\] end_factor must be from 0 to 1; end_factor=2.0"),
         ("WarmupCosine", {"warmup_steps": 5, "total_steps": 5}, r"warmup_steps must be from 0 to total_steps - 1; warmup_steps=5"),
-        ("OneCycleLR", {"max_lr": 1.0}, r"\[OneCycleLR\] the length of the cycle is needed; pass total_steps"),
-        ("OneCycleLR", {"max_lr": [1.0] * 3, "total_steps": 5}, r"max_lr has one value per parameter group; given=3, groups=2"),
-        ("OneCycleLR", {"max_lr": 1.0, "total_steps": 5, "anneal_strategy": "exp"}, r"anneal_strategy is 'cos' or 'linear'"),
+        ("OneCycleLR", {"max_lr": 1.0}, r"\[OneCycleLR\] the length of the cycle must be given; pass total_steps"),
+        ("OneCycleLR", {"max_lr": [1.0] * 3, "total_steps": 5}, r"max_lr must have one value per parameter group; given=3, groups=2"),
+        ("OneCycleLR", {"max_lr": 1.0, "total_steps": 5, "anneal_strategy": "exp"}, r"anneal_strategy must be 'cos' or 'linear'"),
         ("ConstantLR", {"factor": 0.0}, r"\[ConstantLR\] factor must be above 0 and at most 1; factor=0.0"),
         ("PolynomialLR", {"total_iters": 0}, r"\[PolynomialLR\] total_iters must be a positive integer; total_iters=0"),
         ("CosineAnnealingWarmRestarts", {"T_0": 0}, r"\[CosineAnnealingWarmRestarts\] T_0 must be a positive integer; T_0=0"),
@@ -227,7 +227,7 @@ def test_last_epoch_resumes_from_the_groups():
             r"mode must be one of triangular, .*; mode='up'",
         ),
         ("SequentialLR", {"schedulers": [], "milestones": []}, r"one milestone between two schedulers; schedulers=0, milestones=0"),
-        ("LambdaLR", {"lr_lambda": [abs]}, r"\[LambdaLR\] lr_lambda has one value per parameter group; given=1, groups=2"),
+        ("LambdaLR", {"lr_lambda": [abs]}, r"\[LambdaLR\] lr_lambda must have one value per parameter group; given=1, groups=2"),
         ("ReduceLROnPlateau", {"mode": "up"}, r"\[ReduceLROnPlateau\] mode is 'min' or 'max' and threshold_mode 'rel' or 'abs'; mode='up'"),
         ("ReduceLROnPlateau", {"factor": 1.0}, r"\[ReduceLROnPlateau\] factor must be a number, at least 0 and below 1; factor=1.0"),
     ],
@@ -251,7 +251,7 @@ def test_schedulers_of_several_optimizers_are_refused():
 def test_what_is_not_an_optimizer_is_refused():
     for make_one in (lambda x: optim.StepLR(x, 1), lambda x: optim.LambdaLR(x, abs), lambda x: optim.OneCycleLR(x, 1.0, 5),
                      optim.ReduceLROnPlateau):  # fmt: skip
-        with pytest.raises(TypeError, match=r"the first argument is the optimizer; given=float"):
+        with pytest.raises(TypeError, match=r"the first argument must be the optimizer; given=float"):
             make_one(0.1)
 
 
@@ -260,9 +260,9 @@ def test_a_cycle_ends():
     schedule = optim.OneCycleLR(opt, 1.0, total_steps=3)
     for _ in range(3):
         schedule.step()
-    with pytest.raises(ValueError, match=r"\[OneCycleLR\] the cycle is over; step=4, total_steps=3"):
+    with pytest.raises(ValueError, match=r"\[OneCycleLR\] step must be below total_steps; step=4, total_steps=3"):
         schedule.step()
-    with pytest.raises(ValueError, match=r"\[OneCycleLR\] the optimizer has neither a momentum nor betas; pass cycle_momentum=False"):
+    with pytest.raises(ValueError, match=r"\[OneCycleLR\] the optimizer must have momentum or betas; pass cycle_momentum=False"):
         optim.OneCycleLR(Bare([leaf()], {"lr": 0.1, "weight_decay": 0.0}), 1.0, total_steps=3)
 
 
@@ -271,7 +271,7 @@ class Bare(optim.Optimizer):
 
 
 def test_a_state_of_something_else_is_refused():
-    with pytest.raises(ValueError, match=r"\[ReduceLROnPlateau\] the state lacks 'best'"):
+    with pytest.raises(ValueError, match=r"\[ReduceLROnPlateau\] the state must have 'best'"):
         optim.ReduceLROnPlateau(optimizer()).load_state_dict(optim.StepLR(optimizer(), 2).state_dict())
 
 

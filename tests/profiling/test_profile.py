@@ -178,7 +178,7 @@ def test_ways_are_timed_in_turns():
     assert "".join(order) == "ab" + "aabb" * 3
     assert len(times["a"].rounds) == 3 and times["a"].best <= times["a"].median and times["a"].spread >= 0
     assert measure(lambda: np.ones(10), repeat=2).best > 0
-    with pytest.raises(ValueError, match=r"\[measure\] at least one call in one round is needed; repeat=0, calls=1"):
+    with pytest.raises(ValueError, match=r"\[measure\] repeat and calls must be at least 1; repeat=0, calls=1"):
         measure(lambda: None, repeat=0)
 
 

@@ -161,7 +161,7 @@ def test_a_compiled_model_is_saved_and_a_folded_one_refused(rng, tmp_path):
     x = ag.tensor(rng.normal(size=(2, 3)).astype(np.float32), queue=model.queue)
     save_model(compile(model), tmp_path / "model.netcl")
     np.testing.assert_array_equal(load_model(tmp_path / "model.netcl", "cpu")(x).to_host(), model(x).to_host())
-    with pytest.raises(ValueError, match=r"\[save_model\] batch norms of this model are folded away; into=\['0'\]"):
+    with pytest.raises(ValueError, match=r"\[save_model\] a model with folded batch norms cannot be saved; into=\['0'\]"):
         save_model(fuse_graph(model, x), tmp_path / "folded.netcl")
 
 
@@ -173,5 +173,8 @@ def test_functions_are_recorded_with_fused_ops(device):
 
 
 def test_a_model_in_training_is_refused():
-    with nn.parameter.placed("cpu"), pytest.raises(ShapeError, match=r"\[fuse_graph\] the model is training; call model.eval\(\)"):
+    with (
+        nn.parameter.placed("cpu"),
+        pytest.raises(ShapeError, match=r"\[fuse_graph\] the model must be in evaluation mode; call model.eval\(\)"),
+    ):
         fuse_graph(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))

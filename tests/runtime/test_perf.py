@@ -39,7 +39,7 @@ def test_a_region_waits_for_its_queue_and_counts_failures_too():
     with pytest.raises(ValueError, match="stop"), timing_region("fails", counter):
         raise ValueError("stop")
     assert counter["fails"].calls == 1
-    with pytest.raises(DeviceError, match=r"\[timing_region\] this is neither a queue nor a device handle; queue='gpu'"):
+    with pytest.raises(DeviceError, match=r"\[timing_region\] queue must be a queue or a device handle; queue='gpu'"):
         counter.region("named", "gpu").__enter__()
 
 

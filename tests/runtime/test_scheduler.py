@@ -119,7 +119,7 @@ def test_devices_are_named_in_errors(cl_device):
     assert Stream().use(x) is x
     with pytest.raises(DeviceError, match=r"\[Stream.wait_for\] a stream waits for streams, .*; given=int"):
         Stream().wait_for(3)
-    with pytest.raises(TypeError, match=r"\[Stream.use\] takes a tensor; given=list"):
+    with pytest.raises(TypeError, match=r"\[Stream.use\] the argument must be a tensor; given=list"):
         Stream().use([1.0])
     with pytest.raises(DeviceError, match=r"\[add\] .*take one into the other's stream"):
         Tensor.ones(3, queue=cl_device.queue) + Stream().use(Tensor.ones(3, queue=cl_device.queue))

@@ -122,7 +122,9 @@ def test_a_checkpoint_of_another_run_is_not_resumed(tmp_path):
 
 
 def test_a_number_that_is_not_there_is_named():
-    with pytest.raises(ValueError, match=r"\[EarlyStopping\] there is no number 'val_f1' to watch; pass val= to fit; there are "):
+    with pytest.raises(
+        ValueError, match=r"\[EarlyStopping\] the logs must have the monitored number 'val_f1'; pass val= to fit; there are "
+    ):
         make(EarlyStopping("val_f1")).fit(DATA)
 
 

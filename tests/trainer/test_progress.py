@@ -62,7 +62,7 @@ def test_a_narrow_terminal(style, monkeypatch):
 
 def test_off_says_nothing_and_nonsense_is_refused(monkeypatch):
     assert shown(io.StringIO(), "off") == ""
-    with pytest.raises(ValueError, match=r"\[Progress\] style is auto, bar, plain or off; style='loud'"):
+    with pytest.raises(ValueError, match=r"\[Progress\] style must be auto, bar, plain or off; style='loud'"):
         Progress("loud")
     monkeypatch.setenv("NETCL_PROGRESS", "plain")
     assert Progress().style == "plain"

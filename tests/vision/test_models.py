@@ -138,7 +138,7 @@ def test_weights_are_not_downloaded(weights):
 
 
 def test_an_unknown_name_names_the_nearest():
-    with pytest.raises(ValueError, match=r"\[get_model\] there is no model of this name; name='resnet5O'; did you mean resnet50"):
+    with pytest.raises(ValueError, match=r"\[get_model\] there is unknown model; name='resnet5O'; did you mean resnet50"):
         models.get_model("resnet5O")
 
 
@@ -189,7 +189,7 @@ def test_dilation_keeps_the_size_of_the_maps():
         model = models.resnet50(replace_stride_with_dilation=(False, True, True))
     assert [layer.conv2.dilation for layer in (model.layer3[0], model.layer3[1], model.layer4[0], model.layer4[1])] == [
         (1, 1), (2, 2), (2, 2), (4, 4)]  # fmt: skip
-    with pytest.raises(ValueError, match=r"\[BasicBlock\] has no groups, no other width and no dilation; .*use Bottleneck"):
+    with pytest.raises(ValueError, match=r"\[BasicBlock\] groups must be 1, base_width 64 and dilation 1; .*use Bottleneck"):
         nn.BasicBlock(4, 4, dilation=2)
 
 

@@ -1,1 +1,1 @@
-"""Transports: how a device holds bytes. One module for NumPy, one for OpenCL."""
+"""Backends that store tensor bytes and copy them: one module for NumPy, one for OpenCL."""

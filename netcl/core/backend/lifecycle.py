@@ -1,9 +1,9 @@
-"""What happens to OpenCL when a process forks, is interrupted, or ends.
+"""Handles fork, interrupts and process exit for OpenCL.
 
 Interrupts: Python runs a signal handler only between bytecodes, so a main thread that waits inside a driver never gets
-there. The C-level handler, however, writes to the wake-up file at once; a watcher thread reads it and, if the main
-thread has not come back within the grace time, leaves with status 130. Work that wants to end in order asks for the
-first interrupt to be an event (:func:`finishing_first`).
+there. The C-level handler, however, writes to the wake-up file at once. A watcher thread reads it and, if the main
+thread has not returned to Python within the grace time, exits with status 130. Code that must end in order uses
+:func:`finishing_first`, which turns the first interrupt into an event.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from netcl.core.site import PACKAGE
 GRACE_SECONDS = 3.0
 INTERRUPTED = 130
 _POLL_SECONDS = 0.01
-_LEAST_WAIT = 0.5  # a queue with nothing left to do answers well within this
+_LEAST_WAIT = 0.5  # an idle queue finishes well within this time
 
 computing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads that have called an op
 _interrupted_at: float | None = None
@@ -39,7 +39,7 @@ _parents_objects: list[Any] = []
 
 
 class _Finishing:
-    """A block of :func:`finishing_first`: how many interrupts its handler and the watcher have seen. The two run in any order."""
+    """A block of :func:`finishing_first`. It counts the interrupts its handler and the watcher have seen; the two run in any order."""
 
     def __init__(self) -> None:
         self.open = True
@@ -50,7 +50,7 @@ _finishing: _Finishing | None = None  # the last block, also after it has ended
 
 
 def install_handlers() -> None:
-    """Let queues finish at exit, survive a fork and be interrupted; the first backend installs this."""
+    """Install the handlers for exit, fork and interrupts; the first backend calls this."""
     global _installed
     with _install_lock:
         if _installed:
@@ -64,7 +64,7 @@ def install_handlers() -> None:
 
 
 def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
-    """``queue.finish()`` in a worker thread, polled every 10 ms so that Ctrl-C is served meanwhile.
+    """Call ``queue.finish()`` in a worker thread, polled every 10 ms so that Ctrl-C is handled meanwhile.
 
     Returns whether the queue is done; ``False`` after ``timeout`` seconds. An error of the queue is raised here.
     """
@@ -82,19 +82,19 @@ def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
     while worker.is_alive() and time.monotonic() < deadline:
         worker.join(_POLL_SECONDS)
     if failed:
-        raise DeviceError(message("finish", f"the queue failed: {failed[0]}")) from failed[0]
+        raise DeviceError(message("finish", f"the queue cannot finish: {failed[0]}")) from failed[0]
     return not worker.is_alive()
 
 
 class Stop(threading.Event):
-    """Set by the first signal that asks the process to end; ``status`` is the exit status that belongs to it."""
+    """Set by the first signal that requests the process to end; ``status`` is the matching exit status."""
 
     status = INTERRUPTED
 
 
 @contextmanager
 def finishing_first() -> Iterator[Stop]:
-    """For a block, the first Ctrl-C or SIGTERM only sets the event, so that what is under way can end in order; a second leaves at once.
+    """Within the block, the first Ctrl-C or SIGTERM only sets the event, so that running work can end in order; a second one exits at once.
 
     The status is 130 or, of SIGTERM, 143. A handler that the program has for SIGTERM stays. Outside the main thread, where Python delivers
     no signals, the event is never set.
@@ -130,7 +130,7 @@ def finishing_first() -> Iterator[Stop]:
 
 
 def _finish_all() -> None:
-    """At exit: let queued work end. After a Ctrl-C only for what is left of the grace time, then leave for good."""
+    """At exit, wait for queued work. After a Ctrl-C, wait only for the rest of the grace time, then exit."""
     if platforms.forked_child:
         return
     _stop_daemons()
@@ -142,7 +142,7 @@ def _finish_all() -> None:
 
 
 def _stop_daemons() -> None:
-    """End daemon threads that compute: a queue they keep filling never finishes, and a driver aborts the process that unloads it in use.
+    """End daemon threads that compute: they would keep filling their queue, and a driver aborts when it is unloaded while in use.
 
     ``SystemExit`` is raised in each, at its next bytecode; the process waits only for threads that are inside netcl at that moment.
     """
@@ -171,7 +171,7 @@ def _install_interrupt_handler() -> None:
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     if signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False) != -1:
-        return  # an event loop owns the wake-up file; it also returns to Python by itself
+        return  # an event loop owns the wake-up file, and it returns to Python by itself
     back = threading.Event()
     threading.Thread(target=_watch_interrupts, args=(reader, writer, back), name="netcl-interrupt", daemon=True).start()
 
@@ -185,7 +185,7 @@ def _install_interrupt_handler() -> None:
 
 
 def _watch_interrupts(reader: socket.socket, writer: socket.socket, back: threading.Event) -> None:
-    """Wait for Ctrl-C; leave with 130 if a second one comes, or if the main thread stays inside the driver too long."""
+    """Wait for Ctrl-C; exit with 130 on a second one, or if the main thread stays inside the driver too long."""
     del writer  # referenced so that the wake-up file stays open
     while True:
         if reader.recv(1) != bytes([signal.SIGINT]):
@@ -202,7 +202,7 @@ def _watch_interrupts(reader: socket.socket, writer: socket.socket, back: thread
 
 
 def _is_deferred(block: _Finishing | None) -> bool:
-    """Whether an interrupt belongs to a block that lets work finish; its second one ends the process, wherever the main thread is."""
+    """Whether an interrupt belongs to a block that lets work finish. A second interrupt ends the process wherever the main thread is."""
     if block is None or not (block.open or block.handled > block.watched):
         return False
     block.watched += 1
@@ -219,12 +219,12 @@ def _another(reader: socket.socket) -> bool:
 
 
 def _before_fork() -> None:
-    """Remember every live buffer and queue: their destructors must not run in the child."""
+    """Keep a reference to every live buffer and queue: their destructors must not run in the child."""
     _parents_objects[:] = [*memory.live_buffers(), *queues()]
 
 
 def _after_fork_in_child() -> None:
-    """Keep the parent's driver objects alive for ever in the child, and refuse OpenCL there."""
+    """Keep the parent's driver objects alive in the child, and make OpenCL raise there."""
     for item in _parents_objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
     platforms.mark_forked_child()

@@ -43,7 +43,7 @@ class _TransferFields(NamedTuple):
 
 
 class Transfer(_TransferFields):
-    """``(buffer, event, pending_release, host_ref)`` of a copy to the device; ``handle`` is the pool's lease."""
+    """The result of a copy to the device, ``(buffer, event, pending_release, host_ref)``; ``handle`` is the pool's lease."""
 
     handle: memory.BufferHandle | None = None
 
@@ -56,21 +56,21 @@ def _fill_pattern(dtype: str, value: float, sign: float) -> np.ndarray:
 
 
 def _remembered(array: Any, stored: np.ndarray) -> np.ndarray | None:
-    """The host values of a small tensor, kept so that labels can be checked without waiting for the device."""
+    """Return the host values of a small tensor, which are kept so that labels can be checked without waiting for the device."""
     if stored.nbytes > (_REMEMBERED_LABELS if stored.dtype.kind == "i" else _REMEMBERED):
         return None
     return stored.copy() if array is None or np.may_share_memory(stored, array) else stored
 
 
 def _with_netcl_errors(enqueue: Callable[..., Any], failed: type[BaseException]) -> Callable[..., Any]:
-    """A driver function whose errors are converted to netcl's."""
+    """Wrap a driver function so that its errors are converted to netcl's."""
 
     def call(*args: Any, **options: Any) -> Any:
         began = time.perf_counter() if transfer_listeners else 0.0
         try:
             event = enqueue(*args, **options)
         except failed as error:
-            raise program.failure("transfer", "for a copy", error) from None
+            raise program.failure("transfer", "of a copy", error) from None
         if began:
             _tell_transfer(args, options, began, event)
         return event
@@ -128,7 +128,7 @@ class OpenCLBackend:
         return self.write(handle, array, stored, async_copy, use_pinned)
 
     def _in_place(self, array: Any, stored: np.ndarray, share: bool) -> Transfer:
-        """At most one copy: the driver copies the values into its own memory or, with ``share``, uses the caller's.
+        """Copy at most once: the driver copies the values into its own memory or, with ``share``, uses the caller's.
 
         The memory must be the driver's (COPY_HOST_PTR, not USE_HOST_PTR over an array of netcl): running kernels keep a buffer alive, but
         not the array below it.
@@ -165,7 +165,7 @@ class OpenCLBackend:
         return transfer
 
     def _staged(self, buffer: Any, stored: np.ndarray, later: bool) -> Transfer:
-        """Copy through page-locked memory; ``later`` leaves the copy in flight, with its event and what releases its staging."""
+        """Copy through page-locked memory. ``later`` leaves the copy in flight and returns its event and its staging memory."""
         pool = memory.get_pinned_pool(self.queue)
         lease = pool.allocate(stored.nbytes)
         staging = lease.buffer[: stored.nbytes]
@@ -177,19 +177,19 @@ class OpenCLBackend:
         return Transfer(buffer, None, None, _remembered(None, stored))
 
     def from_shape(self, shape: tuple[int, ...], dtype: str = "float32", fill: float = 0) -> memory.BufferHandle:
-        """A lease of zeros (or of ``fill``)."""
+        """Lease memory filled with ``fill``, by default zeros."""
         handle = self.empty(shape, dtypes.lookup(dtype, "from_shape"))
         self.fill(handle.buffer, handle.nbytes, dtypes.lookup(dtype), fill)
         return handle
 
     def empty(self, shape: tuple[int, ...], dtype: dtypes.DType) -> memory.BufferHandle:
-        """A lease of uninitialized memory."""
+        """Lease uninitialized memory."""
         nbytes = math.prod(shape) * dtype.itemsize
         # The name is for an error; small tensors, for which making it would take time, hardly ever cause one.
         return self.pool.allocate(nbytes) if nbytes < memory.LARGE else self.pool.allocate(nbytes, what=f"{shape} {dtype.name}")
 
     def fill(self, buffer: Any, nbytes: int, dtype: dtypes.DType, value: float = 0) -> None:
-        """Set every element of the first ``nbytes`` to ``value``."""
+        """Set every element of the first ``nbytes`` of a buffer to ``value``."""
         pattern = _fill_pattern(dtype.name, value, math.copysign(1.0, value))
         whole = nbytes - nbytes % _FILL_STEP
         for part, start, count in ((pattern, 0, whole), (pattern[:1], whole, nbytes - whole)):
@@ -197,27 +197,27 @@ class OpenCLBackend:
                 self.fill_bytes(buffer, part, start, count)
 
     def fill_bytes(self, buffer: Any, pattern: np.ndarray, start: int, count: int) -> None:
-        """Repeat a pattern over ``count`` bytes from ``start`` on."""
+        """Repeat a pattern over ``count`` bytes, beginning at ``start``."""
         if active.recorder is not None:
             active.recorder.fill(buffer, pattern, start, count)
-        if self._simulated:  # Oclgrind does not count a fill as initialising
+        if self._simulated:  # Oclgrind does not count a fill as initialization
             values = np.tile(pattern, count // pattern.nbytes)
             self._copy(self.queue, buffer, values, is_blocking=True, dst_offset=start)
         else:
             self._fill(self.queue, buffer, pattern, start, count)
 
     def upload_bytes(self, target: Any, stored: np.ndarray) -> None:
-        """Copy bytes that nobody will change to the start of a buffer, without waiting."""
+        """Copy bytes that no one changes afterwards to the start of a buffer, without waiting."""
         self._copy(self.queue, target, stored, is_blocking=False)
 
     def copy_bytes(self, target: Any, source: Any, nbytes: int) -> None:
-        """Copy the first bytes of a buffer to another."""
+        """Copy the first ``nbytes`` of one buffer to another."""
         if active.recorder is not None:
             active.recorder.copy(target, source, nbytes)
         self._copy(self.queue, target, source, byte_count=nbytes)
 
     def to_host(self, storage: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """A new array with the values; waits for all work enqueued before."""
+        """Copy the values to a new array; waits for all work enqueued before."""
         wanted = dtypes.lookup(dtype, "to_host")
         if active.recorder is not None:
             active.recorder.read("to_host")
@@ -243,7 +243,7 @@ class OpenCLBackend:
         return HostCopy(dtypes.decode(stored, wanted), event)
 
     def clone(self, storage: Any, shape: tuple[int, ...], dtype: dtypes.DType) -> memory.BufferHandle:
-        """A lease with the same values."""
+        """Lease a copy of the values."""
         handle = self.empty(shape, dtype)
         if handle.nbytes:
             self.copy_bytes(handle.buffer, getattr(storage, "buffer", storage), handle.nbytes)
@@ -258,19 +258,19 @@ class OpenCLBackend:
                 pass
 
     def reshape(self, storage: Any, shape: tuple[int, ...], dtype: str = "float32") -> Any:
-        """The same buffer, because shapes belong to tensors; raises if it is too small for the shape."""
+        """Return the same buffer, because shapes belong to tensors; raises if the buffer is too small for ``shape``."""
         nbytes = math.prod(shape) * dtypes.lookup(dtype, "reshape").itemsize
         if nbytes > getattr(storage, "buffer", storage).size:
-            raise ShapeError(message("reshape", "the buffer is too small for the shape", shape=shape, dtype=dtype))
+            raise ShapeError(message("reshape", "the buffer must hold the new shape, but is too small", shape=shape, dtype=dtype))
         return storage
 
 
 def backend_of(queue: Any) -> OpenCLBackend:
-    """The backend of a queue, made at first use and stored on it."""
+    """Return the backend of a queue; it is created at first use and stored on the queue."""
     if platforms.forked_child:
         platforms.check_process()
     try:
         return queue.netcl.backend
     except AttributeError:
-        made = OpenCLBackend(queue)  # raises for what is no queue
+        made = OpenCLBackend(queue)  # raises if the argument is not a queue
         return queue_state(queue).part("backend", lambda _: made)

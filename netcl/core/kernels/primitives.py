@@ -1,4 +1,4 @@
-"""For people who write kernels: a declarative kernel, the macros bodies may use, and a chooser of work-group sizes."""
+"""Tools for kernel authors: a declarative kernel, the macros that bodies may use, and a chooser of work-group sizes."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ _FUNCTIONS = frozenset(
 _TOKEN = re.compile(
     r"\s*(?:(?P<name>[A-Za-z_]\w*)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[fF]?)|(?P<sign>&&|\|\||[<>=!]=|[-+*/%(),<>!?:&|]))", re.A
 )
-#: Build options that a kernel may have: each is one word without quotes, or ``-D NAME``; none can bring further text into the source.
+#: Build options that a kernel may have: each is one word without quotes, or ``-D NAME``; none can add text to the source.
 _OPTION = re.compile(r"-D ?[A-Za-z_]\w*(=[-+*/%().,\w]*)?|-cl-[-\w.=]+|-I[-\w./+]+|-w|-Werror|-g", re.A)
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.A)
-_OPENING = frozenset("- + * / % ( , < > ! ? : & | && || <= >= == !=".split())  # what a value follows
-_COMMENT_OR_DIGRAPH = re.compile(r"//|/\*|<:|:>|<%|%>|%:|\+\+|--")  # and digraphs, which are brackets and # under other names
+_OPENING = frozenset("- + * / % ( , < > ! ? : & | && || <= >= == !=".split())  # tokens that precede a value
+_COMMENT_OR_DIGRAPH = re.compile(r"//|/\*|<:|:>|<%|%>|%:|\+\+|--")  # and digraphs, which are alternative spellings of brackets and #
 _FP16 = "#ifdef cl_khr_fp16\n#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n#endif\n"
 
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """A kernel as data: either a whole ``src``, or ``params`` and a ``body`` that a definition is built around.
+    """A kernel as data: either a complete ``src``, or ``params`` and a ``body`` from which the definition is built.
 
     The ``body`` form gets the preamble that was passed; the ``src`` form gets :data:`PRIMITIVE_PREAMBLE` in front unless
     it defines one of its names itself.
@@ -68,34 +68,34 @@ class KernelSpec:
         if bool(self.body) == bool(self.src):
             raise KernelBuildError(message("KernelSpec", "exactly one of src and body must be given", name=self.name))
         if not _IDENTIFIER.fullmatch(self.name):
-            raise KernelBuildError(message("KernelSpec", "the name is not an identifier", name=repr(self.name)))
+            raise KernelBuildError(message("KernelSpec", "name must be a C identifier", name=repr(self.name)))
         for option in self.options:
             if not _OPTION.fullmatch(option):
                 remedy = "one option per string: -DNAME=value, -cl-..., -Ifolder, -w, -Werror or -g"
-                raise KernelBuildError(message(self.name, "a build option is not of a known form", remedy, option=repr(option)))
+                raise KernelBuildError(message(self.name, "every build option must have a known form", remedy, option=repr(option)))
         if self.tuner is not None and not self.guarded:
             remedy = "measure it with netcl.profiling.local_sizes.autotune_local_size"
-            raise KernelBuildError(message("KernelSpec", "a tuner needs a guarded elementwise kernel", remedy, name=self.name))
+            raise KernelBuildError(message("KernelSpec", "a tuner requires a guarded elementwise kernel", remedy, name=self.name))
 
     def to_source(self) -> str:
-        """The complete OpenCL C text."""
+        """Return the complete OpenCL C text."""
         if self.src:
             return self.src if _defines_a_macro(self.src) else f"{PRIMITIVE_PREAMBLE}\n{self.src}"
         head = f"{self.preamble.rstrip()}\n\n" if self.preamble else ""
         return f"{head}__kernel void {self.name}({', '.join(self.params)}) {{\n  {self.body.strip()}\n}}\n"
 
     def build(self, where: Any) -> BuiltKernel:
-        """Compile for a context, a queue or a device handle; the driver's answer is cached in memory and on disk."""
+        """Compile for a context, a queue or a device handle; the binary is cached in memory and on disk."""
         context = getattr(where, "context", where)
         if context is None:
-            platforms.opencl()  # without pyopencl that is what is missing, not a device
-            what = "a kernel needs an OpenCL device, this one is the NumPy backend"
-            raise DeviceError(message(self.name, what, "pick one with netcl.device('cl')"))
+            platforms.opencl()  # raises if pyopencl is missing
+            what = "a kernel requires an OpenCL device, got the NumPy backend"
+            raise DeviceError(message(self.name, what, "choose one with netcl.device('cl')"))
         built = program.build(context, self.to_source(), tuple(self.options))
         return BuiltKernel(self, built.kernel(self.name))
 
     def run(self, queue: Any, global_size: program.LaunchSize, local_size: program.LaunchSize | None, *args: Any) -> Any:
-        """Build if need be, then launch."""
+        """Build if necessary, then launch."""
         return self.build(queue).run(queue, global_size, local_size, *args)
 
 
@@ -111,7 +111,7 @@ def _defines_a_macro(src: str) -> bool:
 class BuiltKernel:
     """A compiled kernel: call it, or ``run`` it, with Tensors, buffers and Python numbers.
 
-    A local size of ``None`` takes a measured one (``netcl.profiling.local_sizes``) or else a safe one; a local size that does not
+    A local size of ``None`` selects a measured one (``netcl.profiling.local_sizes``) or else a safe one; a local size that does not
     divide the global size is reduced to one that does, since a hand-written kernel need not guard its edge. With a tuner, the first
     launch of a size measures.
     """
@@ -129,7 +129,7 @@ class BuiltKernel:
                 arg.host_ref = None  # the kernel may write to it
         sizes = (global_size,) if isinstance(global_size, int) else tuple(int(n) for n in global_size)
         if any(n < 0 for n in sizes):
-            raise ShapeError(message(self.name, "a global size cannot be negative", global_size=sizes))
+            raise ShapeError(message(self.name, "global_size must not be negative", global_size=sizes))
         return self.kernel(queue, sizes, self._local(queue, sizes, local_size, args), *args)
 
     __call__ = run
@@ -142,11 +142,11 @@ class BuiltKernel:
         wanted = self._measured(queue, sizes, args) or (256, 1, 1)[: len(sizes)] if local_size is None else local_size
         local = self.kernel.clamp((wanted,) if isinstance(wanted, int) else tuple(wanted))
         if len(local) != len(sizes):
-            raise ShapeError(message(self.name, "global and local size differ in rank", global_size=sizes, local_size=local))
+            raise ShapeError(message(self.name, "both sizes must have the same number of dimensions", global_size=sizes, local_size=local))
         return local if self.spec.guarded else tuple(largest_divisor(n, most) for n, most in zip(sizes, local, strict=True))
 
     def slot(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
-        """Where the state of a context keeps the local size of this kernel for a global size."""
+        """Return the key under which the context state keeps the local size of this kernel for a global size."""
         return ("local size", self.kernel.program.key, self.name, sizes)
 
     def _measured(self, queue: Any, sizes: tuple[int, ...], args: Sequence[Any]) -> tuple[int, ...] | None:
@@ -172,32 +172,32 @@ def largest_divisor(n: int, limit: int) -> int:
 
 @dataclass(frozen=True)
 class WorkGroupTuner:
-    """Picks a local size a device allows, and rounds a global size up to a multiple of it.
+    """Chooses a local size that a device allows, and rounds a global size up to a multiple of it.
 
-    Kernels of a :class:`PrimitiveBuilder` measure the tuner's :meth:`candidates` at their first launch of a size (in steps of powers of
-    two) and keep the fastest, in memory and in the tuning store.
+    At the first launch of a size (rounded to a power of two), kernels of a :class:`PrimitiveBuilder` measure the :meth:`candidates`.
+    The fastest is kept in memory and in the tuning store.
     """
 
     max_local: int = 256
 
     def candidates(self, device: Any) -> tuple[int, ...]:
-        """Local sizes to measure: the one that is taken without a measurement, then smaller ones."""
+        """List the local sizes to measure: the default, then smaller ones."""
         most = self.choose_local_size(device)
         return tuple(most >> step for step in range(4) if most >> step)
 
     def choose_local_size(self, device: Any) -> int:
-        """The largest power of two that neither ``max_local`` nor the device forbids."""
+        """Return the largest power of two within ``max_local`` and the device's limit."""
         limit = min(self.max_local, int(device.max_work_group_size), int(device.max_work_item_sizes[0]))
         return 1 << (max(1, limit).bit_length() - 1)
 
     def global_local_sizes(self, n: int, device: Any) -> tuple[tuple[int], tuple[int]]:
-        """Launch sizes that cover ``n`` elements; the kernel guards the surplus."""
+        """Return launch sizes that cover ``n`` elements; the kernel must guard the surplus work-items."""
         local = self.choose_local_size(device)
         return (-(-max(n, 1) // local) * local,), (local,)
 
 
 def check_expression(expression: str, arity: int, op: str = "elementwise") -> None:
-    """Refuse text that is not an arithmetic expression over ``v0 .. v{arity-1}``, the macros and OpenCL's math functions."""
+    """Raise unless the text is an arithmetic expression over ``v0 .. v{arity-1}``, the macros and OpenCL's math functions."""
     known = {f"v{i}" for i in range(arity)} | set(MACRO_NAMES) | _FUNCTIONS
     hidden = _COMMENT_OR_DIGRAPH.search(expression)
     if hidden:
@@ -214,14 +214,14 @@ def check_expression(expression: str, arity: int, op: str = "elementwise") -> No
         sign = token["sign"] or ""
         depth += (sign == "(") - (sign == ")")
         if depth < 0 or (sign == "," and not depth):
-            raise KernelBuildError(message(op, f"{sign!r} ends the expression before its end", expression=repr(expression)))
+            raise KernelBuildError(message(op, f"{sign!r} must close an open parenthesis", expression=repr(expression)))
         if sign in ("*", "&") and before in _OPENING:
             raise KernelBuildError(message(op, f"{sign!r} needs a value on its left", expression=repr(expression)))
         position, before = token.end(), sign or "value"
     if depth:
-        raise KernelBuildError(message(op, "a parenthesis is not closed", expression=repr(expression)))
+        raise KernelBuildError(message(op, "every parenthesis must be closed", expression=repr(expression)))
     if not expression.strip():
-        raise KernelBuildError(message(op, "the expression is empty"))
+        raise KernelBuildError(message(op, "the expression must not be empty"))
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class PrimitiveBuilder:
     def elementwise_spec(self, name: str, arity: int, expression: str, options: Sequence[str] = ()) -> KernelSpec:
         """A kernel ``out[i] = expression(v0 .., of in0[i] ..)``; its arguments are the inputs, ``out`` and ``int n``."""
         if arity < 1:
-            raise ShapeError(message(name, "an elementwise kernel has at least one input", arity=arity))
+            raise ShapeError(message(name, "arity must be at least 1", arity=arity))
         check_expression(expression, arity, name)
         row = dtypes.lookup(self.dtype, name)
         ins = [f"__global const {row.c_storage}* in{i}" for i in range(arity)]
@@ -254,13 +254,13 @@ _NEEDS = {"float16": _FP16, "bfloat16": BFLOAT16_STORE, "float64": "#pragma OPEN
 
 
 def storage_preamble(row: dtypes.DType) -> str:
-    """LOAD and STORE of a dtype, with what they need."""
+    """Return the LOAD and STORE macros of a dtype with their helper functions."""
     return f"{_NEEDS.get(row.name, '')}#define LOAD(p, i) ({row.load})\n#define STORE(p, i, x) {row.store}\n"
 
 
 @lru_cache(maxsize=1024)
 def storage_macros(**operands: str) -> str:
-    """For each named operand of a ``.cl`` file: ``A_T`` storage type, ``A_REAL`` compute type, ``A_LOAD``, ``A_STORE``.
+    """Define macros for each named operand of a ``.cl`` file: ``A_T`` storage type, ``A_REAL`` compute type, ``A_LOAD``, ``A_STORE``.
 
     >>> print(storage_macros(A="float16").splitlines()[-2])
     #define A_LOAD(p, i) (vload_half(i, p))
@@ -274,7 +274,7 @@ def storage_macros(**operands: str) -> str:
 
 @lru_cache(maxsize=256)
 def cl_source(module_file: str, name: str) -> str:
-    """The text of the ``.cl`` file ``name`` beside a module: ``cl_source(__file__, "pool.cl")``."""
+    """Return the text of the ``.cl`` file ``name`` beside a module: ``cl_source(__file__, "pool.cl")``."""
     return Path(module_file).with_name(name).read_text()
 
 
@@ -283,8 +283,8 @@ def build_elementwise_kernel(
 ) -> tuple[KernelSpec, BuiltKernel | None]:
     """Generate and compile an elementwise kernel in one call; ``context=None`` generates only.
 
-    Half kernels store halves and compute in float32, which every device can; they get ``-cl-fast-relaxed-math`` as their
-    documentation has always said, so use them for speed and not where NaN must survive.
+    Half kernels store halves and compute in float32, which every device supports. They are built with ``-cl-fast-relaxed-math``,
+    so do not use them where NaN must be preserved.
     """
     half = dtypes.lookup(dtype, name).name == "float16"
     flags = [*(options or ()), *(["-cl-fast-relaxed-math"] if half else [])]

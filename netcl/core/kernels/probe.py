@@ -1,7 +1,7 @@
-"""Builds and launches a program in a child process first, for drivers whose compiler can end the process.
+"""Builds and launches a program in a child process first, for drivers whose compiler can abort the process.
 
 Mesa's rusticl generates code at the first launch, and LLVM aborts the process on an instruction it cannot select (22.3.6 on aarch64: every
-load of halves). The child takes the place of this process: if it ends, the program is refused and the reason is kept.
+load of halves). If the child process aborts, the program is rejected and the reason is cached.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from netcl.core import env, platforms
 from netcl.core.errors import KernelBuildError, message
 from netcl.core.kernels.signature import parameters
 
-_PROBE_SECONDS = 300  # a compiler that takes longer is refused too
+_PROBE_SECONDS = 300  # a compilation that takes longer counts as an abort
 _BYTES = 1 << 20  # of every buffer of a probe
 _LOCAL_BYTES = 1 << 12
 
 
 class CompilerAbort(KernelBuildError):
-    """A program on which the driver's compiler ends the process."""
+    """Raised for a program on which the driver's compiler aborts the process."""
 
 
 def is_fragile(device: Any) -> bool:
-    """Whether the compiler of a device's driver ends the process on programs that it cannot compile."""
+    """Whether the device's compiler aborts the process on programs that it cannot compile."""
     return not _is_child and "rusticl" in device.platform.name.lower()
 
 
@@ -46,7 +46,7 @@ class _Child:
         atexit.register(self.close)
 
     def run(self, request: dict[str, Any]) -> str:
-        """Why the program cannot be used; empty if it can."""
+        """Build and launch a program; returns the reason of a failure, empty on success."""
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
@@ -81,7 +81,7 @@ _lock = threading.Lock()
 
 
 def check_compiles(device: Any, key: str, source: str, options: tuple[str, ...]) -> None:
-    """Raise :class:`CompilerAbort` if building or launching a program ends a process."""
+    """Raise :class:`CompilerAbort` if building or launching a program aborts the child process."""
     place = device.platform.name, device.name
     with _lock:
         if key not in _known_aborts:
@@ -97,7 +97,7 @@ def check_compiles(device: Any, key: str, source: str, options: tuple[str, ...])
 
 
 def serve() -> None:
-    """The child: launch every kernel of each program once, on unused memory and with numbers that are 1."""
+    """Run the child process: launch every kernel of each program once, on unused memory and with all numbers 1."""
     from netcl.core.kernels import program
 
     global _is_child
@@ -120,7 +120,7 @@ def serve() -> None:
                 kernel.enqueue(queue, _with_arguments(kernel, args), size, kernel.required_local)
             queue.finish()
         except (cl.Error, KernelBuildError):
-            pass  # errors are no aborts: the parent meets them by itself
+            pass  # an error is not an abort: the parent raises it itself
         sys.stdout.write("done\n")
         sys.stdout.flush()
 

@@ -51,17 +51,17 @@ _first_launches: list[tuple[int, str, Any]] = []  # of drivers that compile at l
 
 
 def build_count() -> int:
-    """The number of programs this process has built from source; tests compare two readings."""
+    """Return the number of programs this process has built from source; tests compare two readings."""
     return _builds
 
 
 def program_count() -> int:
-    """The number of programs this process has built or loaded."""
+    """Return the number of programs this process has built or loaded."""
     return _programs
 
 
 def compiling() -> tuple[int, str] | None:
-    """What a driver compiles at this moment: the number of the program, as :func:`program_count` counts, and its kernels."""
+    """Return what the driver compiles at this moment: the number of the program, as :func:`program_count` counts, and its kernels."""
     _first_launches[:] = [launch for launch in _first_launches if launch[2].command_execution_status > 0]  # neither complete nor failed
     return _building or (_first_launches[0][:2] if _first_launches else None)
 
@@ -72,9 +72,9 @@ def lacks_memory(error: Any) -> bool:
 
 
 def failure(op: str, what: str, error: Any) -> OutOfMemoryError | DeviceError:
-    """A driver error as an error of netcl, with the op and a remedy: ``OutOfMemoryError`` if memory or resources ran out."""
+    """Convert a driver error to an error of netcl with op and remedy: ``OutOfMemoryError`` if memory or resources ran out."""
     if lacks_memory(error):
-        return OutOfMemoryError(message(op, f"the device has no room left {what} ({error})", MAKE_ROOM))
+        return OutOfMemoryError(message(op, f"the device has no memory left {what} ({error})", MAKE_ROOM))
     return DeviceError(message(op, f"the driver failed {what} ({error})", RELEASE))
 
 
@@ -88,7 +88,7 @@ def driver_errors(op: str, what: str) -> Iterator[None]:
 
 
 def state(queue: Any) -> ContextState:
-    """The state of a queue's context."""
+    """Return the state of a queue's context."""
     try:
         return queue.netcl.context
     except AttributeError:
@@ -96,7 +96,7 @@ def state(queue: Any) -> ContextState:
 
 
 def _eventless(function: Any, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None) -> Callable[[], int]:
-    """A launch without an event, as a function without arguments; it returns the driver's status, 0 for success."""
+    """Return a launch without an event, as a function without arguments that returns the driver's status (0 for success)."""
     dimensions = len(sizes)
     array = ctypes.c_size_t * dimensions
     handles = ctypes.c_void_p(queue.int_ptr), ctypes.c_void_p(kernel.int_ptr)
@@ -105,12 +105,12 @@ def _eventless(function: Any, queue: Any, kernel: Any, sizes: tuple[int, ...], l
 
 
 def get(queue: Any, source: str, name: str, options: Sequence[str] = ()) -> Kernel:
-    """The kernel ``name`` of ``source`` for a queue's context; built at most once per context."""
+    """Return the kernel ``name`` of ``source`` for a queue's context; it is built at most once per context."""
     return build(queue.context, source, options, state(queue)).kernel(name)
 
 
 def build(context: Any, source: str, options: Sequence[str] = (), of: ContextState | None = None) -> Program:
-    """The program of ``source`` for a context: from memory, from the binary store, or from the compiler."""
+    """Return the program of ``source`` for a context: from memory, from the binary store, or from the compiler."""
     platforms.check_process()
     of = of or context_state(context)
     key = (source, tuple(options))
@@ -131,7 +131,7 @@ def _binary_of(built: Any) -> bytes:
 
 
 def unmarked(text: bytes) -> bytes:
-    """PTX with its ``//@sm_90a`` lines uncommented and that processor as its target.
+    """Return PTX with its ``//@sm_90a`` lines uncommented and that processor as its target.
 
     NVIDIA's OpenCL compiler rejects instructions that only one processor of a generation has; its assembler accepts them. Such
     instructions are therefore commented out in inline assembly, and the resulting PTX is edited and loaded again.
@@ -139,7 +139,7 @@ def unmarked(text: bytes) -> bytes:
     plain = text.decode("latin1").rstrip("\0")
     marks = sorted(set(_MARK.findall(plain)))
     if len(marks) != 1 or not re.search(r"^\.target\s+sm_", plain, re.M):
-        what = "the driver's binary is no assembler text with lines marked for one processor"
+        what = "the driver's binary must be PTX with lines marked for one processor"
         raise KernelBuildError(message("build", what, marks=", ".join(marks) or "none", starts=repr(plain[:20])))
     return re.sub(r"^(\.target\s+)sm_\w+", rf"\g<1>{marks[0]}", _MARK.sub("", plain), flags=re.M).encode("latin1")
 
@@ -219,7 +219,7 @@ class Program:
         return built
 
     def _with_own_declarations(self, context: Any, options: list[str]) -> Any:
-        """The program, built without the driver's header; ``None`` if that is no gain, or a declaration is missing."""
+        """Build the program without the driver's header; ``None`` if that is not faster, or a declaration is missing."""
         slow = _has_quirk(self.state, "parses_all_builtins")
         declared = builtins.declarations(self.source) if slow and not any("-cl-std" in option for option in options) else None
         if declared is None:
@@ -233,18 +233,18 @@ class Program:
             return None
 
     def kernel(self, name: str) -> Kernel:
-        """The kernel ``name``; the same object every time."""
+        """Return the kernel ``name``; the same object every time."""
         with self.state.lock:
             if name not in self.kernels:
                 self.kernels[name] = Kernel(self, name)
             return self.kernels[name]
 
     def names(self) -> list[str]:
-        """The names of its kernels."""
+        """List the names of its kernels."""
         return self._built.get_info(platforms.opencl().program_info.KERNEL_NAMES).split(";")
 
     def make(self, name: str) -> Any:
-        """A new kernel object of the driver; each thread needs its own, because arguments are stored in it."""
+        """Create a kernel object of the driver; each thread needs its own, because arguments are stored in it."""
         cl = platforms.opencl()
         try:
             return cl.Kernel(self._built, name)
@@ -260,7 +260,7 @@ class Program:
     def after_first_launch(self, event: Any) -> None:
         """Store the binary. PoCL compiles work-group functions at the first launch, so its binary is complete only afterwards."""
         if _has_quirk(self.state, "compiles_at_launch"):
-            compiling()  # forgets those that are complete
+            compiling()  # drops those that are complete
             _first_launches.append((self.number, _kernel_names(self.source), event))
         if self._unsaved and hooks.binary_store is not None:
             self._unsaved = False
@@ -339,7 +339,7 @@ class Kernel:
         return kernel
 
     def _own(self) -> _Own:
-        """The calling thread's kernel object."""
+        """Return the calling thread's kernel object."""
         try:
             return self._threads.own
         except AttributeError:
@@ -351,7 +351,7 @@ class Kernel:
         if platforms.forked_child:
             platforms.check_process()
         if len(args) != self._count:
-            raise ShapeError(message(self.name, f"the kernel takes {len(self.kinds)} arguments, {len(args)} were given"))
+            raise ShapeError(message(self.name, f"the kernel expected {len(self.kinds)} arguments, got {len(args)}"))
         if type(queue) is CommandList:
             return self._write_down(queue, global_size, local_size, args)
         try:
@@ -440,11 +440,11 @@ class Kernel:
             raise failure(self.name, "at launch", again) from None
 
     def _refused(self, sizes: tuple[int, ...], local: tuple[int, ...] | None, why: Any) -> DeviceError:
-        """The error of a rejected launch, with the limits it may exceed."""
+        """Build the error for a rejected launch, with the limits it may exceed."""
         device = self.program.state.device
         seen = {"global_size": sizes, "local_size": local, "max_work_group": self.max_work_group, "max_items": self.program.state.max_items,
                 "device": device.name}  # fmt: skip
-        return DeviceError(message(self.name, f"the launch is refused ({why})", "keep to the limits", **seen))
+        return DeviceError(message(self.name, f"the driver cannot launch the kernel ({why})", "stay within the limits shown", **seen))
 
     def _check_local_memory(self, argument: int = 0) -> None:
         """Raise if a kernel needs more local memory than PoCL has: PoCL aborts the process instead of rejecting the launch.
@@ -487,7 +487,7 @@ class Kernel:
 
     def _check_context(self, queue: Any, tensor: Any) -> None:
         if tensor.context != queue.context:
-            what = "a tensor lives in another OpenCL context than the queue"
+            what = "all tensors must be in the OpenCL context of the queue"
             raise DeviceError(message(self.name, what, "move it with tensor.to(device)", tensor=tensor.device, shape=tensor.shape))
         if tensor.pending_event is not None:
             tensor.wait()
@@ -512,7 +512,7 @@ class Kernel:
         sizes = (global_size,) if isinstance(global_size, int) else tuple(global_size)
         self._check_local_memory()
         if not 1 <= len(sizes) <= len(self.program.state.max_items):
-            raise self._refused(sizes, None, f"a launch has 1 to {len(self.program.state.max_items)} dimensions")
+            raise self._refused(sizes, None, f"a launch must have 1 to {len(self.program.state.max_items)} dimensions")
         if self.required_local is not None:
             local: tuple[int, ...] | None = self.required_local[: len(sizes)]
             if math.prod(self.required_local) > self.program.state.max_work_group:
@@ -528,7 +528,7 @@ class Kernel:
         return sizes, local
 
     def clamp(self, local: tuple[int, ...]) -> tuple[int, ...]:
-        """The local size, its longest side halved until device and kernel allow it."""
+        """Reduce a local size by halving its longest side until device and kernel allow it."""
         limit = self.max_work_group
         if len(local) == 1 and local[0] <= limit:
             return local
@@ -542,8 +542,8 @@ class Kernel:
 class Sized:
     """A kernel with fixed sizes and numbers: the launches of a plan, which differ only in their buffers.
 
-    ``sized(queue, (0, buffer, 1, buffer, ..))`` is to a call of the kernel what a prepared statement is to a query. It tells no
-    observer and goes to the queue it is given: not for a time when there are ``hooks.launch_observers``.
+    ``sized(queue, (0, buffer, 1, buffer, ..))`` enqueues it on the given queue. It does not call observers, so it must not be used
+    while ``hooks.launch_observers`` has entries.
     """
 
     __slots__ = ("_driver", "_enqueue", "_eventless", "_threads", "kernel", "local", "numbers", "sizes")
@@ -637,7 +637,7 @@ def _build_failure(device: Any, source: str, options: tuple[str, ...], text: str
     shown = sorted({k for n in marked[:5] for k in range(max(1, n - 2), min(len(lines), n + 2) + 1)}) or range(1, min(len(lines), 12) + 1)
     listing = "\n".join(f"{'>' if n in marked else ' '}{n:5d} | {lines[n - 1]}" for n in shown)
     seen = {"kernel": _kernel_names(source), "device": device.name, "options": " ".join(options) or "none"}
-    what = message("build", "the driver refused the kernel source", **seen)
+    what = message("build", "the driver cannot compile the kernel source", **seen)
     saved = _save_source(source)
     return f"{what}\n\n{build_log}\n\n{listing}\n\nsource saved as {saved}"
 

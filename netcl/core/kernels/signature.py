@@ -1,7 +1,7 @@
-"""What a kernel takes, read from its source text.
+"""Parses the parameters of a kernel from its source text.
 
-Drivers tell argument types only for programs built from source and only with an extra flag; the text is always at
-hand. Types matter twice: a typed Python number costs 0.2 us to set, an untyped NumPy scalar 10 us.
+Drivers report argument types only for programs built from source and only with an extra flag; the text is always
+available. Types matter for speed: a typed Python number costs 0.2 us to set, an untyped NumPy scalar 10 us.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _split_parameters(text: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def parameters(source: str, name: str) -> tuple[str, ...] | None:
-    """The declarations of a kernel's parameters, if they are literally in the text."""
+    """Return the declarations of a kernel's parameters; ``None`` if its definition is not literally in the text."""
     text = _COMMENTS.sub(" ", source)
     found = re.search(rf"\b(?:__kernel|kernel)\b[^;{{}}]*?\bvoid\s+{re.escape(name)}\s*\(", text)
     if not found:

@@ -155,7 +155,7 @@ class GraphReader:
         start, size = int(place.get("offset", 0)), int(np.prod(entry.dims, dtype=object))
         wanted = -(-size * _PACKED_BITS.get(entry.data_type, 8 * kind.itemsize) // 8)
         if not 0 <= start <= start + wanted <= os.path.getsize(path) or int(place.get("length", wanted)) != wanted:
-            raise refusal(IMPORT, "weights outside of the model's file do not fit their shape", weight=entry.name, location=location)
+            raise refusal(IMPORT, "weights outside of the model's file must fit their shape", weight=entry.name, location=location)
         if entry.data_type not in _PACKED_BITS and size:
             return numbers(np.memmap(path, kind.newbyteorder("<"), "r", start, tuple(entry.dims)))
         raw = bytes(np.memmap(path, np.uint8, "r", start, (wanted,))) if wanted else b""

@@ -44,7 +44,7 @@ def export_onnx(
     """
     onnx = library()
     if not samples:
-        raise refusal(EXPORT, "a sample of every input is needed", "pass one array or tensor per input")
+        raise refusal(EXPORT, "a sample of every input must be given", "pass one array or tensor per input")
     run = trace(model, samples, dynamic_batch, {*EXPORTS, *STRUCTURED}, DECOMPOSITIONS)
     owner: Any = model
     state = {**dict(owner.named_parameters()), **dict(owner.named_buffers())} if hasattr(owner, "named_parameters") else {}
@@ -67,10 +67,10 @@ def _tensor_names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], ta
     """A name for each input or output that differs from those of the weights: ONNX takes such a weight as the input's default."""
     names = list(given) or [kind if i == 0 else f"{kind}_{i}" for i in range(len(tensors))]
     if len(names) != len(tensors) or len(set(names)) != len(names):
-        raise refusal(EXPORT, f"one name per {kind} is needed", names=names, count=len(tensors))
+        raise refusal(EXPORT, f"there must be one name per {kind}", names=names, count=len(tensors))
     clash = [name for name in names if name in taken]
     if clash and given:
-        raise refusal(EXPORT, f"the name of an {kind} is that of a weight or another input", names=clash)
+        raise refusal(EXPORT, f"the name of an {kind} must not be that of a weight or another input", names=clash)
     return [f"model_{name}" if name in taken else name for name in names]
 
 
@@ -133,4 +133,4 @@ def _compare_runs(made: Any, run: Trace) -> None:
             scale = 1e-3 * max(1.0, np.abs(wanted).max(initial=0.0, where=np.isfinite(wanted)))
             if got.shape != wanted.shape or not np.allclose(got.astype(np.float64), wanted, rtol=0, atol=scale, equal_nan=True):
                 error = np.abs(got.astype(np.float64) - wanted).max(initial=0.0) if got.shape == wanted.shape else math.nan
-                raise refusal(EXPORT, "onnxruntime computes other values", output=index, largest_difference=error, shape=got.shape)
+                raise refusal(EXPORT, "onnxruntime must compute the same values", output=index, largest_difference=error, shape=got.shape)

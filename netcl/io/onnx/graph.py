@@ -91,7 +91,7 @@ class OnnxGraph:
         state = self._state.get(id(x)) or self._state.get(_storage_key(x))
         other = self._others.get(id(x))
         if state is None and (other is None or not _same_values(x, other)):
-            what = "a value was computed outside of the ops, or depends on the batch"
+            what = "every value must be computed by ops and must not depend on the batch"
             raise refusal(EXPORT, what, "compute it with ops, or pass dynamic_batch=False", shape=x.shape, dtype=x.dtype)
         name = self._names[id(x)] = Name(state or self.fresh("constant"), x.dtype)
         self._constants.setdefault(name, tree.host_bits(x))

@@ -56,9 +56,9 @@ def parse_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, Path | None]:
         outside = folder is not None and any(map(onnx.external_data_helper.uses_external_data, _held_tensors(model)))
         onnx.checker.check_model(os.fspath(path) if outside else model)
     except (onnx.checker.ValidationError, undecodable, ValueError) as fault:
-        raise refusal(IMPORT, "the file is damaged or not an ONNX model", reason=_first_line(fault), file=path) from fault
+        raise refusal(IMPORT, "the file is damaged or is not an ONNX model", reason=_first_line(fault), file=path) from fault
     if not model.graph.node and not model.graph.output:
-        raise refusal(IMPORT, "the file is damaged or not an ONNX model", file=path)
+        raise refusal(IMPORT, "the file is damaged or is not an ONNX model", file=path)
     return model, folder
 
 
@@ -231,7 +231,7 @@ class OnnxModel(nn.Module):
         if made is NotImplemented or (any(node.outputs[len(results) :]) and node.expand is not None):
             return self._expanded(node, given)
         if any(node.outputs[len(results) :]):
-            raise node.fault(f"only the first {len(results)} outputs are supported", outputs=node.outputs)
+            raise node.fault(f"a node must have at most {len(results)} outputs", outputs=node.outputs)
         return [self._on_host(x) for x in results]
 
     def _on_host(self, x: Any) -> Any:

@@ -32,7 +32,7 @@ def library() -> Any:
     try:
         import onnx
     except ImportError:
-        raise ImportError(message("onnx", "the package onnx is needed", "pip install onnx")) from None
+        raise ImportError(message("onnx", "the package onnx is required", "pip install onnx")) from None
     return onnx
 
 
@@ -84,7 +84,7 @@ def dtype_of(code: int) -> str:
     if code in NARROW:
         return NARROW[code][1]
     names = {value: name for name, value in library().TensorProto.DataType.items()}
-    raise refusal("import_onnx", "the model has an element type that tensors do not support", type=names.get(code, code))
+    raise refusal("import_onnx", "the element type must be one that tensors support", type=names.get(code, code))
 
 
 def numbers(array: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""``torch.nn.utils`` by its names: clipping of gradients, parameters as one vector, normalized weights, sequences."""
+"""The functions of ``torch.nn.utils``: gradient clipping, parameters as one vector, normalized weights, sequences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from netcl.nn.utils.parametrize import weight_norm as weight_norm
 def clip_grad_norm_(
     parameters: Parameters, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
 ) -> Tensor:
-    """Scale gradients in place so that their common norm is at most ``max_norm``; returns the norm, which nothing has waited for.
+    """Scale gradients in place so that their total norm is at most ``max_norm``; returns the norm without waiting for the device.
 
     >>> w = Tensor.from_host([0.0, 0.0], requires_grad=True)
     >>> w.grad = Tensor.from_host([30.0, 40.0])
@@ -35,7 +35,7 @@ def clip_grad_norm_(
 
 
 def clip_grad_value_(parameters: Parameters, clip_value: float, foreach: bool | None = None) -> None:
-    """Bring every element of every gradient into ``-clip_value .. clip_value``, in place."""
+    """Clamp every element of every gradient to ``-clip_value .. clip_value``, in place."""
     clip_grad_value(parameters, clip_value)
 
 

@@ -1,4 +1,4 @@
-"""``torch.nn.utils.parametrizations`` by its names."""
+"""The functions of ``torch.nn.utils.parametrizations``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Orthogonal(Module):
         return ag.transpose(q, -2, -1) if wide else q
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """The weight that gives ``base``, which the nearest orthogonal matrix becomes."""
+        """Return the weight that gives ``base``: the nearest orthogonal matrix."""
         tall = ag.transpose(weight, -2, -1) if weight.shape[-2] < weight.shape[-1] else weight
         rows, columns = tall.shape[-2:]
         rest = ag.randn(*tall.shape[:-1], rows - columns, dtype=tall.dtype, queue=tall.queue)

@@ -1,6 +1,6 @@
 """Parameters that are computed from others: ``torch.nn.utils.parametrize``, and weight and spectral norm in torch's older form.
 
-A module with a computed parameter has a class of its own, in which the parameter is a property; its state dict has what it is computed
+A module with a computed parameter gets its own class, in which the parameter is a property; its state dict has the tensors it is computed
 from.
 """
 
@@ -20,7 +20,7 @@ from netcl.nn.parameter import Parameter
 
 
 def _compute(module: Module, name: str, function: Callable[[Any], Tensor] | None) -> None:
-    """Make ``module.name`` what ``function(module)`` gives; ``None`` makes it an attribute again."""
+    """Make ``module.name`` the result of ``function(module)``; ``None`` makes it an attribute again."""
     computed = {**vars(module).get("_computed", {}), name: function}
     vars(module)["_computed"] = computed = {key: value for key, value in computed.items() if value is not None}
     real = vars(type(module)).get("_real", type(module))
@@ -34,7 +34,7 @@ def _computed(name: str, module: Any) -> Tensor:
 
 
 def _taken(module: Module, name: str, op: str) -> Tensor:
-    """The values of a parameter, which is taken out of its module."""
+    """Remove a parameter from its module and return its values."""
     there = dict(module.named_parameters(recurse=False))
     if name not in there:
         raise ValueError(message(op, f"{type(module).__name__} has no parameter {name!r}", f"it has {list(there)}"))
@@ -52,7 +52,7 @@ def _put_back(module: Module, name: str, value: Tensor) -> Module:
 
 
 class ParametrizationList(ModuleList):
-    """The parametrizations of one parameter, applied one after the other, and what the first one starts from."""
+    """The parametrizations of one parameter, applied one after the other, and the input of the first."""
 
     def __init__(self, modules: Any = (), original: Any = ()):
         super().__init__(modules)
@@ -62,7 +62,7 @@ class ParametrizationList(ModuleList):
             self.register_parameter(name, Parameter(part))
 
     def originals(self) -> list[Tensor]:
-        """What the first parametrization is given."""
+        """Return the inputs of the first parametrization."""
         return [value for name, value in self.named_parameters(recurse=False) if name.startswith("original")]
 
     def forward(self) -> Tensor:
@@ -76,7 +76,7 @@ class ParametrizationList(ModuleList):
 def register_parametrization(module: Any, tensor_name: str, parametrization: Any, *, unsafe: bool = False) -> Any:
     """Make a parameter the result of a module: ``module.weight`` is ``parametrization(module.parametrizations.weight.original)``.
 
-    ``right_inverse`` of the parametrization, where it has one, gives what to start from.
+    ``right_inverse`` of the parametrization, if it has one, gives the initial value.
 
     >>> from netcl import nn
     >>> class Symmetric(nn.Module):
@@ -107,12 +107,12 @@ def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
 
 
 def remove_parametrizations(module: Any, tensor_name: str, leave_parametrized: bool = True) -> Any:
-    """Make a parameter a plain one again, with its computed value, or with what it was computed from."""
+    """Make a parameter a plain one again, with its computed value, or with the value it was computed from."""
     if not is_parametrized(module, tensor_name):
         raise ValueError(message("remove_parametrizations", f"{tensor_name!r} of {type(module).__name__} is not parametrized"))
     originals = module.parametrizations[tensor_name].originals()
     if not leave_parametrized and len(originals) > 1:
-        raise ValueError(message("remove_parametrizations", "it is computed from several tensors", "pass leave_parametrized=True"))
+        raise ValueError(message("remove_parametrizations", "it must be computed from one tensor", "pass leave_parametrized=True"))
     value = getattr(module, tensor_name) if leave_parametrized else originals[0]
     del module.parametrizations[tensor_name]
     if not len(module.parametrizations):
@@ -159,7 +159,7 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
 
 
 def remove_weight_norm(module: Module, name: str = "weight") -> Module:
-    """Make a parameter of :func:`weight_norm` a plain one again, with its value."""
+    """Make a parameter of :func:`weight_norm` a plain one again, with its current value."""
     return _removed(module, name, ("_g", "_v"), "remove_weight_norm")
 
 
@@ -181,7 +181,7 @@ def _unit(x: Tensor, eps: float) -> Tensor:
 
 
 class SpectralNorm(Module):
-    """A weight by its largest singular value, as vectors ``u`` and ``v`` have it; in training, power iterations improve them in place.
+    """Divides a weight by its largest singular value, given by ``u`` and ``v``; in training, power iterations refine them in place.
 
     ``older`` is torch's older form: it starts from random vectors, and a round begins with ``v``.
     """
@@ -211,7 +211,7 @@ class SpectralNorm(Module):
         return self.divided(weight, self._u, self._v, self.training)
 
     def divided(self, weight: Tensor, u: Tensor, v: Tensor, training: bool) -> Tensor:
-        """The weight by its largest singular value."""
+        """Divide the weight by its largest singular value."""
         matrix = self._matrix(weight)
         with ag.no_grad():
             for _ in range(self.n_power_iterations if training else 0):
@@ -227,7 +227,7 @@ def spectral_form(module: Module, name: str, rounds: int, eps: float, dim: int |
 
 
 def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
-    """Compute a parameter as ``weight_orig`` by its largest singular value, which power iterations in training approach.
+    """Compute a parameter as ``weight_orig`` divided by its largest singular value, which power iterations in training approximate.
 
     >>> from netcl import nn
     >>> list(spectral_norm(nn.Linear(3, 2)).state_dict())
@@ -247,5 +247,5 @@ def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int 
 
 
 def remove_spectral_norm(module: Module, name: str = "weight") -> Module:
-    """Make a parameter of :func:`spectral_norm` a plain one again, with its value."""
+    """Make a parameter of :func:`spectral_norm` a plain one again, with its current value."""
     return _removed(module, name, ("_orig", "_u", "_v"), "remove_spectral_norm")

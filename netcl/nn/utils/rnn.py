@@ -1,4 +1,4 @@
-"""``torch.nn.utils.rnn`` by its names: sequences of different lengths as one padded tensor, or packed without padding."""
+"""The functions of ``torch.nn.utils.rnn``: sequences of different lengths as one padded tensor, or packed without padding."""
 
 from __future__ import annotations
 

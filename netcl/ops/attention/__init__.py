@@ -1,6 +1,6 @@
-"""Attention in tiles: scores are made, used and forgotten block by block, so no matrix of all scores is stored.
+"""Attention in tiles: scores are computed and discarded block by block, so the full score matrix is never stored.
 
-Forward keeps the logarithm of each row's sum of exponentials; backward makes the scores again from it. Two kernel texts serve
+Forward keeps the logarithm of each row's sum of exponentials; backward recomputes the scores from it. Two kernel files serve
 all devices: ``cpu.cl`` (a vector lane per query) and ``simt.cl`` (a work-group per block of queries).
 """
 
@@ -34,7 +34,7 @@ from netcl.ops.pointwise import cast
 __all__ = ["Config", "attention", "attention_grad", "cached_attention", "choose_kernel", "rope", "scaled_dot_product_attention"]
 
 
-PARTS = {"attention": 1, "attention_query_grad": 2, "attention_key_grad": 3}  # the parts of a kernel file
+PARTS = {"attention": 1, "attention_query_grad": 2, "attention_key_grad": 3}  # the kernels of a file
 #: Work-items across and down, scores of each across and down, and elements of a head at a time; of ``simt.cl``, the largest first.
 ATTENTION_TILES = ((16, 8, 4, 8, 64), (16, 8, 4, 4, 64), (8, 8, 4, 4, 32), (8, 8, 4, 2, 32))
 
@@ -51,14 +51,14 @@ class Config(NamedTuple):
 
 
 def cpu_config(width: int, wide: bool, depth: int) -> Config:
-    """For CPUs with vectors of ``width`` floats: a lane per query, as many products at a time as registers hold."""
+    """Configure CPUs with vectors of ``width`` floats: a lane per query, and as many products at a time as registers hold."""
     lanes = 8 if wide else 16
-    tile, block = (16, 32) if width >= 16 else (6, 36)  # 16: head sizes and the ends of causal rows are whole tiles, few accumulators wait
+    tile, block = (16, 32) if width >= 16 else (6, 36)  # 16: head sizes and causal row ends are whole tiles
     return Config("cpu.cl", {"LANES": lanes, "TILE": tile, "BLOCK": block, "DEPTH": depth}, (1, 1), lanes)
 
 
 def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 64) -> Config:
-    """For GPUs: the largest tiles that fit into local memory, whose results fit into registers, and which so many queries fill by half."""
+    """Configure GPUs: the largest tiles that fit local memory and registers, and that ``queries`` fill at least by half."""
     for tx, ty, rx, ry, chunk in ATTENTION_TILES:
         rows, columns, chunks = ry * ty, rx * tx, -(-depth // chunk)
         size = (8 if wide else 4) * (chunk * (rows + columns) + rows * columns)
@@ -70,7 +70,7 @@ def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 6
 
 
 def choose_kernel(q: Tensor, k: Tensor, sizes: HeadSizes) -> Config:
-    """The configuration of a call: what was registered with the selector for ``attention``, else by the kind of device."""
+    """Return the configuration of a call: the one registered with the selector for ``attention``, else by the type of device."""
     profile = handle_of(q.queue).profile
     chosen = get_kernel_selector().select("attention", (q.shape, k.shape), profile)
     if chosen is not None:
@@ -91,7 +91,7 @@ algorithms.add(
 
 
 class _AttentionCall(NamedTuple):
-    """What the kernels of one call share."""
+    """The values that all kernels of one call share."""
 
     like: Tensor
     config: Config
@@ -124,7 +124,7 @@ class _AttentionCall(NamedTuple):
 
 
 def quad_macros(dtype: str) -> dict[str, str]:
-    """How ``simt.cl`` reads four elements at once, and writes them."""
+    """Return the macros by which ``simt.cl`` loads and stores four elements at once."""
     read = {"X_QUAD(p)": launch.QUADS.get(dtype, "(*(__global const real4*)(p))")}
     return read if dtype in HALVES else {**read, "X_QUAD_STORE(p, v)": "(*(__global real4*)(p) = (v))"}
 
@@ -155,9 +155,9 @@ _ATTENTION_GRAD_SAMPLES = [
     S((0, 5, 8), (0, 5, 8), (0, 9, 8), (0, 9, 8), None, (0, 5, 8), (0, 5), None),
 ]
 _ATTENTION_ERRORS = [
-    (S((2, 3, 4), (2, 5, 6), (2, 5, 6)), r"q has head size 4, k has 6"),
+    (S((2, 3, 4), (2, 5, 6), (2, 5, 6)), r"q and k must have the same head size, got 4 and 6"),
     (S((3, 3, 4), (2, 5, 4), (2, 5, 4)), r"k and v must have the batch axes of q, or a divisor of its heads"),
-    (S((2, 3, 300), (2, 5, 300), (2, 5, 300)), r"head sizes go up to 256"),
+    (S((2, 3, 300), (2, 5, 300), (2, 5, 300)), r"head sizes must be at most 256"),
     (S((2, 3, 4), (2, 5, 4), (2, 5, 4), (4, 5)), r"the mask cannot be broadcast to the scores; mask=\(4, 5\), scores=\(2, 3, 5\)"),
 ]
 
@@ -197,7 +197,7 @@ def attention(
 
 
 def _widened_halves(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """On a CPU float32 in place of half and bfloat16: its kernel reads every element often, and each reading would convert it."""
+    """Convert half and bfloat16 to float32 on a CPU: its kernel reads every element many times and would convert it each time."""
     halves = tensors[0].dtype in HALVES and launch.on_cpu_device(tensors[0].queue)
     return tuple(cast(t, "float32") for t in tensors) if halves else tensors
 
@@ -207,13 +207,13 @@ def attention_grad(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor,
     through: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of :func:`attention`'s q, k and v; ``through`` is the gradient of the logarithms."""
+    """Compute the gradients of q, k and v of :func:`attention`; ``through`` is the gradient of the logarithms."""
     name = "attention_grad"
     upstream, q, k, v, mask, result, logarithms, through = launch.as_tensors(name, upstream, q, k, v, mask, result, logarithms, through)
     sizes = attention_geometry(name, q, k, v)
     place, factor = mask_of(name, mask, q, sizes), score_scale(scale, sizes.depth)
     if upstream.shape != (*q.shape[:-1], sizes.depth_v) or upstream.shape != result.shape:
-        raise ShapeError(message(name, "the upstream gradient has not the result's shape", upstream=upstream.shape, result=result.shape))
+        raise ShapeError(message(name, "upstream must have the shape of the result", upstream=upstream.shape, result=result.shape))
     if q.backend == "cpu":
         given = (upstream, q, k, v, place.tensor, result, logarithms, through)
         return launch.run_cpu(attention_grad_cpu, *given, dtype=q.dtype, sizes=sizes, place=place, causal=causal, scale=factor)
@@ -239,7 +239,7 @@ def _run_grad(
     call.run("attention_key_grad", sizes.m, sizes.batch * sizes.kv_heads, *given, *results[1:])
 
 
-# ---- what users call
+# ---- public ops
 
 
 @composite(
@@ -288,7 +288,7 @@ def _with_dropout(F: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, 
 
 
 def _repeated_heads(F: Any, x: Tensor, times: int) -> Any:
-    """Every head ``times`` times over."""
+    """Repeat every head ``times`` times."""
     *lead, heads, rows, depth = x.shape
     wide = F.expand(F.reshape(x, (*lead, heads, 1, rows, depth)), (*lead, heads, times, rows, depth))
     return F.reshape(wide, (*lead, heads * times, rows, depth))

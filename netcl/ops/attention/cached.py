@@ -1,4 +1,4 @@
-"""Attention over a cache of keys and values that was allocated ahead: what decoding needs for every token."""
+"""Attention over a preallocated cache of keys and values, for decoding token by token."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from netcl.engine import launch
 from netcl.engine.registry import S, op
 from netcl.ops.attention.geometry import score_scale
 
-QUERIES_AT_ONCE = 8  # queries of a work-group: each has its sums in registers
+QUERIES_AT_ONCE = 8  # queries of a work-group, whose sums are kept in registers
 CACHED_ITEMS = 128
 RANGE_LIMITS = (64, 512)  # positions of a work-group, at least and at most
 ONE_RANGE = 256  # positions that a work-group of a GPU takes alone: combining ranges is one launch more
 SCORES_AT_ONCE = 2048  # scores of a work-group, in local memory
-GROUPS_PER_CU = 2  # work-groups per compute unit that are enough
+GROUPS_PER_CU = 2  # work-groups per compute unit that keep a device busy
 
 
 def round_positions(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -112,7 +112,7 @@ def _check_scales(keys: Tensor, values: Tensor, scales: tuple[Tensor | None, Ten
 
 
 def _lanes_of(x: Tensor, depths: tuple[int, int], width: int) -> tuple[int, str]:
-    """Values that the kernel reads at once, and the expression that does."""
+    """Return how many values the kernel loads at once, and the load expression."""
     if x.dtype == "float64" or (x.dtype == "float32" and launch.on_cpu_device(x.queue)):
         lanes = next((n for n in (16, 8, 4) if n <= max(4, width) and not any(d % n for d in depths)), 1)
         return lanes, f"vload{lanes}(0, p)" if lanes > 1 else "(*(p))"
@@ -154,7 +154,7 @@ def cached_attention(
     - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place. A cache of int8 has **key_scales** and
       **value_scales** ``(batch, heads of k, positions, 1)``: a position is rounded when it is written, and counts as given before.
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
-      works for every length. Positions behind the end of the cache are not written: whoever counts them must stop before.
+      works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
@@ -186,7 +186,7 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], lengths: Any, sca
     k, v = (q, q) if packed else (k, v)
     rows = min(QUERIES_AT_ONCE, heads // groups * new)
     blocks = -(-(heads // groups * new) // rows)
-    even = length * batch * groups * blocks // (GROUPS_PER_CU * profile.max_compute_units)  # positions for which all units have work
+    even = length * batch * groups * blocks // (GROUPS_PER_CU * profile.max_compute_units)  # all units have work
     span = min(RANGE_LIMITS[1], SCORES_AT_ONCE // rows, max(RANGE_LIMITS[0], 1 << max(0, even.bit_length() - 1)))
     if length <= ONE_RANGE and rows * length <= SCORES_AT_ONCE and not on_cpu:
         span = length

@@ -1,4 +1,4 @@
-"""Attention with the scores in sight: the oracle, the NumPy backend (by blocks of queries), and gradients of gradients."""
+"""Attention with a stored score matrix: the oracle, the NumPy backend (by blocks of queries), and gradients of gradients."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from netcl.core.tensor import Tensor
 from netcl.ops.attention.geometry import HeadSizes, Mask, attention_geometry, grouped, mask_of, score_scale
 
-QUERIES = 256  # rows of scores the NumPy backend holds at a time
+QUERIES = 256  # rows of scores that the NumPy backend holds at a time
 
 
 # ---- the plain definition
 
 
 def _heads(q: np.ndarray, k: np.ndarray) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The index of every query head and of the head of keys it uses."""
+    """Return the index of every query head and of the key head it uses."""
     for index in np.ndindex(*q.shape[:-2]):
         yield index, (*index[:-1], index[-1] * k.shape[-3] // q.shape[-3]) if index else ()
 
@@ -39,7 +39,7 @@ def _mask_of_head(mask: np.ndarray | None, q: np.ndarray, k: np.ndarray, index: 
 
 
 def attention_ref(q, k, v, mask=None, causal=False, scale=None):
-    """Head by head: ``softmax(q k' scale) v`` and the logarithm of the sum of exponentials."""
+    """Compute head by head ``softmax(q k' scale) v`` and the logarithm of the sum of exponentials."""
     out, logarithms = np.zeros((*q.shape[:-1], v.shape[-1])), np.zeros(q.shape[:-1])
     for head, kv in _heads(q, k):
         p, logarithms[head] = _probabilities_ref(q[head], k[kv], _mask_of_head(mask, q, k, head), causal, scale)
@@ -48,7 +48,7 @@ def attention_ref(q, k, v, mask=None, causal=False, scale=None):
 
 
 def attention_grad_ref(upstream, q, k, v, mask, result, logarithms, through=None, causal=False, scale=None):
-    """Head by head; ``result`` and ``logarithms`` are taken as given."""
+    """Compute the gradients head by head from the given ``result`` and ``logarithms``."""
     factor = score_scale(scale, q.shape[-1])
     d_q, d_k, d_v = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     for head, kv in _heads(q, k):
@@ -90,7 +90,7 @@ def _mask_shape(place: Mask, sizes: HeadSizes) -> tuple[int, ...]:
 
 
 def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Mask, causal: bool, scale: float) -> tuple[np.ndarray, ...]:
-    """Forward, a block of queries at a time."""
+    """Compute the forward pass, a block of queries at a time."""
     out, logarithms = np.zeros((*q.shape[:-1], sizes.depth_v), q.dtype), np.empty(q.shape[:-1], q.dtype)
     q5, k5, v5, mask5 = _views(q, k, v, mask, sizes, place)
     out5, logs4 = out.reshape(grouped(sizes, sizes.n, sizes.depth_v, True)), logarithms.reshape(sizes.batch, *sizes.query_shape)
@@ -114,7 +114,7 @@ def attention_grad_cpu(
     g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, *, sizes: HeadSizes, place: Mask, causal: bool,
     scale: float,
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """Backward, a block of queries at a time."""
+    """Compute the backward pass, a block of queries at a time."""
     q5, k5, v5, mask5 = _views(q, k, v, mask, sizes, place)
     g5 = g.reshape(grouped(sizes, sizes.n, sizes.depth_v, True))
     logs = np.where(np.isneginf(logarithms), np.inf, logarithms).reshape(sizes.batch, *sizes.query_shape, 1)
@@ -133,7 +133,7 @@ def attention_grad_cpu(
 
 
 def masked(F: Any, scores: Any, mask: Any, causal: bool) -> Any:
-    """Scores with minus infinity where a query may not see a key, or with what a mask adds."""
+    """Add a mask to the scores: minus infinity where a query may not see a key, or the mask's own numbers."""
     if mask is not None:
         scores = F.where(mask, scores, -math.inf) if mask.dtype == "bool" else F.add(scores, mask)
     if causal:
@@ -143,7 +143,7 @@ def masked(F: Any, scores: Any, mask: Any, causal: bool) -> Any:
 
 
 class Dense:
-    """Probabilities and the gradient of the scores as whole matrices over the ops ``F``."""
+    """Computes probabilities and the gradient of the scores as whole matrices over the ops ``F``."""
 
     def __init__(
         self, F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: Any
@@ -173,13 +173,13 @@ class Dense:
 def mask_gradient(
     F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: Any
 ) -> Any:
-    """The gradient of a mask that is added: that of the scores themselves."""
+    """Compute the gradient of an additive mask, which is that of the scores."""
     dense = Dense(F, g, q, k, v, mask, out, logarithms, through, causal, scale)
     return F.reshape(dense.d_s, (*q.shape[:-1], k.shape[-2]))
 
 
 def attention_grad_vjp(F, g, upstream, q, k, v, mask, result, logarithms, through, causal, scale):
-    """Second derivatives; they hold the matrix of scores, which the first ones never do."""
+    """Compute second derivatives; these store the score matrix, which first derivatives do not."""
     d = Dense(F, upstream, q, k, v, mask, result, logarithms, through, causal, scale)
     u_q, u_k, u_v = (F.mul(like, 0) if u is None else F.reshape(u, like.shape) for u, like in zip(g, (d.q, d.k, d.v), strict=True))
     w = F.mul(F.add(F.matmul(u_q, d.k, transpose_b=True), F.matmul(d.q, u_k, transpose_b=True)), d.scale)

@@ -42,18 +42,18 @@ class HeadSizes(NamedTuple):
 
 
 def attention_geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> HeadSizes:
-    """The sizes of a call; ``ShapeError`` or ``DtypeError`` where the operands do not fit together."""
+    """Return the sizes of a call; raises ``ShapeError`` or ``DtypeError`` if the operands do not fit together."""
     shapes = {"q": q.shape, "k": k.shape, "v": v.shape}
     for name, t in (("q", q), ("k", k), ("v", v)):
         launch.check_dtype(op, t, name=name)
     if not q.dtype == k.dtype == v.dtype:
-        raise DtypeError(message(op, "q, k and v differ in dtype", q=q.dtype, k=k.dtype, v=v.dtype))
+        raise DtypeError(message(op, "q, k and v must have the same dtype", q=q.dtype, k=k.dtype, v=v.dtype))
     if min(q.ndim, k.ndim, v.ndim) < 2 or k.shape[:-1] != v.shape[:-1] or q.ndim != k.ndim:
         raise ShapeError(message(op, "q, k and v must be (..., N, D), (..., M, D) and (..., M, Dv)", **shapes))
     if q.shape[-1] != k.shape[-1]:
-        raise ShapeError(message(op, f"q has head size {q.shape[-1]}, k has {k.shape[-1]}", **shapes))
+        raise ShapeError(message(op, f"q and k must have the same head size, got {q.shape[-1]} and {k.shape[-1]}", **shapes))
     if max(q.shape[-1], v.shape[-1]) > LARGEST:
-        raise ShapeError(message(op, f"head sizes go up to {LARGEST}", **shapes))
+        raise ShapeError(message(op, f"head sizes must be at most {LARGEST}", **shapes))
     heads, kv_heads = (t.shape[-3] if t.ndim > 2 else 1 for t in (q, k))
     if q.shape[:-3] != k.shape[:-3] or (heads != kv_heads and (not kv_heads or heads % kv_heads)):
         raise ShapeError(message(op, "k and v must have the batch axes of q, or a divisor of its heads", **shapes))
@@ -62,7 +62,7 @@ def attention_geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> HeadSizes:
 
 
 class Mask(NamedTuple):
-    """A mask and its steps: by batch, head, query and key. ``kind`` 0: none, 1: true where a key takes part, 2: added."""
+    """A mask and its strides by batch, head, query and key. ``kind`` 0: none, 1: true where a key takes part, 2: added."""
 
     tensor: Tensor | None
     kind: int
@@ -74,7 +74,7 @@ NO_MASK = Mask(None, 0, (0, 0, 0, 0), (1, 1, 1, 1))
 
 
 def mask_of(op: str, mask: Tensor | None, q: Tensor, sizes: HeadSizes) -> Mask:
-    """Where the mask of a score lies; ``ShapeError`` if it cannot be broadcast to the scores."""
+    """Return the mask with its strides; raises ``ShapeError`` if it cannot be broadcast to the scores."""
     if mask is None:
         return NO_MASK
     launch.check_dtype(op, mask, ("bool", *launch.FLOATS), "mask")
@@ -83,7 +83,7 @@ def mask_of(op: str, mask: Tensor | None, q: Tensor, sizes: HeadSizes) -> Mask:
     if len(padded) != len(scores) or any(a not in (1, b) for a, b in zip(padded, scores, strict=True)):
         raise ShapeError(message(op, "the mask cannot be broadcast to the scores", mask=mask.shape, scores=scores))
     lead = padded[:-3]
-    if math.prod(lead) not in (1, sizes.batch):  # some batch axes broadcast and some not: no single step can say that
+    if math.prod(lead) not in (1, sizes.batch):  # some batch axes broadcast and some do not: a single stride cannot express that
         padded = (*scores[:-3], *padded[-3:])
         mask = expand(mask, padded)
     four = (math.prod(padded[:-3]), padded[-3] if len(padded) > 2 else 1, *padded[-2:])
@@ -93,10 +93,10 @@ def mask_of(op: str, mask: Tensor | None, q: Tensor, sizes: HeadSizes) -> Mask:
 
 
 def score_scale(scale: float | None, depth: int) -> float:
-    """The factor of the scores: one over the root of the head size unless given."""
+    """Return the factor of the scores: ``1 / sqrt(depth)`` unless given."""
     return 1 / math.sqrt(max(depth, 1)) if scale is None else float(scale)
 
 
 def grouped(sizes: HeadSizes, rows: int, depth: int, queries: bool) -> tuple[int, ...]:
-    """The shape ``(batch, heads of keys, sharing, rows, depth)`` in which queries meet their keys."""
+    """Return the shape ``(batch, heads of keys, sharing, rows, depth)`` in which queries are matched with their keys."""
     return (sizes.batch, sizes.kv_heads, sizes.sharing if queries else 1, rows, depth)

@@ -24,7 +24,7 @@ def pair_frequencies(depth: int, base: float) -> np.ndarray:
 
 
 def _frequencies_on(x: Tensor, base: float, given: Tensor | None) -> Tensor:
-    """The table on the device; kept, since a model asks for the same one in every layer."""
+    """Return the table of frequencies on the device, cached because every layer of a model uses the same one."""
     dtype = sum_dtype(x.dtype)
     if given is not None:
         return cast(given, dtype)
@@ -97,10 +97,10 @@ def rope(
     x: Tensor, positions: Tensor | None = None, frequencies: Tensor | None = None, *, base: float = 10000.0, offset: int = 0,
     interleaved: bool = False, inverse: bool = False, heads: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is turned by ``p * base ** (-2 i / D)``.
+    """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is rotated by ``p * base ** (-2 i / D)``.
 
-    Pairs are an element of the first half with one of the second, or neighbours if ``interleaved``. Rows are at
-    ``offset, offset + 1, ..`` unless ``positions`` says where: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
+    A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
+    ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
     ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
     ``inverse`` turns back, which is also the gradient. Of x of ``(B, heads, N, D)`` with
     positions of ``(B, N)``, the first ``heads`` heads can be turned alone.

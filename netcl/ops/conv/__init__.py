@@ -1,4 +1,4 @@
-"""Two-dimensional convolutions, their gradients (ops themselves, so that gradients have gradients), and what is made of them."""
+"""Two-dimensional convolutions, their gradients (ops themselves, so that they have gradients), and ops built on them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from netcl.ops.matmul.gemm import Extras
 
 
 def _conv_tensors(name: str, **tensors: Tensor | None) -> list[Any]:
-    """The tensors of a call on one device, of one floating dtype."""
+    """Convert the tensors of a call to one device; all must have the same floating-point dtype."""
     given = launch.as_tensors(name, *tensors.values())
     (first, x), *others = ((label, t) for label, t in zip(tensors, given, strict=True) if t is not None)
     launch.check_dtype(name, x, name=first)
     for label, t in others:
         if t.dtype != x.dtype:
             remedy = "cast one to the dtype of the other"
-            raise DtypeError(message(name, f"{first} is {x.dtype} and {label} is {t.dtype}", remedy, **{f"{label}.shape": t.shape}))
+            raise DtypeError(message(name, f"{label} must be {x.dtype} as {first}, got {t.dtype}", remedy, **{f"{label}.shape": t.shape}))
     return given
 
 
@@ -45,7 +45,7 @@ def _convolve(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], re
 
 
 def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry) -> Tensor:
-    """:func:`conv2d` and what follows it in one kernel; OpenCL devices."""
+    """Run :func:`conv2d` and the ops that follow it in one kernel; OpenCL devices only."""
     finish, bias, residual, scale = extras
     y = Tensor.empty(g.y_shape, finish.stored, queue=x.queue)
     if not y.size:
@@ -74,7 +74,7 @@ def _conv_options(stride: Any, padding: Any, dilation: Any, groups: Any, pad: An
 
 
 def _without_batch(F, vjp, g, x, *args):
-    """The gradients of a convolution of one image, given without an axis of the batch."""
+    """Compute the gradients of a convolution of one image that was given without a batch axis."""
     dx, *others = vjp(F, F.unsqueeze(g, 0), F.unsqueeze(x, 0), *args)
     return dx if dx is None else F.squeeze(dx, 0), *others
 
@@ -104,15 +104,15 @@ _CONV_SAMPLES = [
 _CONV_ERRORS: list[Any] = [
     (S((8, 4, 32, 32), (16, 3, 3, 3)),
      r"\[conv2d\] weight expects 3 input channels, x has 4; x.shape=\(8, 4, 32, 32\), w.shape=\(16, 3, 3, 3\)"),
-    (S((3, 8), (4, 3, 3, 3)), r"\[conv2d\] x and the weight have four axes; x.shape=\(3, 8\), w.shape=\(4, 3, 3, 3\); x is \(batch"),
-    (S((1, 4, 8, 8), (6, 1, 3, 3), groups=4), r"\[conv2d\] 6 filters do not divide into 4 groups; .*groups=4"),
-    (S((1, 1, 2, 5), (1, 1, 3, 3)), r"\[conv2d\] the kernel spans 3 x 3 pixels, the padded input has 2 x 5; "),
+    (S((3, 8), (4, 3, 3, 3)), r"\[conv2d\] x and the weight must have four dimensions; x.shape=\(3, 8\), w.shape=\(4, 3, 3, 3\)"),
+    (S((1, 4, 8, 8), (6, 1, 3, 3), groups=4), r"\[conv2d\] the number of filters must be a multiple of groups, got 6 and 4"),
+    (S((1, 1, 2, 5), (1, 1, 3, 3)), r"\[conv2d\] the kernel must fit the padded input, got 3 x 3 pixels for an input of 2 x 5"),
     (S((1, 1, 5, 5), (1, 1, 3, 3), stride=0), r"\[conv2d\] stride must be at least 1; stride=0"),
-    (S((1, 1, 5, 5), (1, 1, 3, 3), padding="full"), r"\[conv2d\] padding is a number, a pair, 'same' or 'valid'; padding='full'"),
-    (S((1, 1, 5, 5), (1, 1, 3, 3), padding="same", stride=2), r"\[conv2d\] padding='same' is defined for stride 1 only; stride=\(2, 2\)"),
+    (S((1, 1, 5, 5), (1, 1, 3, 3), padding="full"), r"\[conv2d\] padding must be a number, a pair, 'same' or 'valid'; padding='full'"),
+    (S((1, 1, 5, 5), (1, 1, 3, 3), padding="same", stride=2), r"\[conv2d\] padding='same' requires stride 1; stride=\(2, 2\)"),
     (S((1, 1, 5, 5), (2, 1, 3, 3), (3,)), r"\[conv2d\] bias must have one value for each of 2 filters; bias.shape=\(3,\)"),
-    (S((1, 1, 5, 5), (2, 1, 3, 3), dtypes=("float32", "float16")), r"\[conv2d\] x is float32 and w is float16; .*cast one"),
-    (S((1, 1, 5, 5), (2, 1, 3, 3), dtypes="int32", low=0, high=9), r"\[conv2d\] x has a dtype this op does not take; dtype=int32"),
+    (S((1, 1, 5, 5), (2, 1, 3, 3), dtypes=("float32", "float16")), r"\[conv2d\] w must be float32 as x, got float16"),
+    (S((1, 1, 5, 5), (2, 1, 3, 3), dtypes="int32", low=0, high=9), r"\[conv2d\] x must have a dtype that this op accepts; dtype=int32"),
 ]  # fmt: skip
 
 
@@ -123,9 +123,9 @@ def conv2d(
 ) -> Tensor:  # fmt: skip
     """Convolution of images ``(batch, channels, height, width)`` with weights ``(filters, channels / groups, height, width)``.
 
-    ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``, where ``c`` runs
-    over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``, ``"same"`` or
-    ``"valid"``; ``pad`` is another name for it. One image may be given without the axis of the batch.
+    ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``;
+    ``c`` runs over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``,
+    ``"same"`` or ``"valid"``; ``pad`` is an alias. One image may be given without a batch axis.
 
     >>> import netcl.ops as F
     >>> from netcl.core.tensor import Tensor, with_shape
@@ -178,7 +178,7 @@ def _input_grad_vjp(F, g, dy, w, needs, stride, padding, dilation, groups):
 def conv2d_input_grad(
     dy: Tensor, w: Tensor, *, size: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1
 ) -> Tensor:
-    """The gradient of :func:`conv2d` with respect to an input of height and width ``size``, given that of its output."""
+    """Compute the gradient of :func:`conv2d` with respect to an input of height and width ``size``."""
     name = "conv2d_input_grad"
     dy, w = _conv_tensors(name, dy=dy, w=w)
     return _backward(dy, w, None, _geometry_of_input(name, dy, w, frozen(size), _conv_options(stride, padding, dilation, groups)))
@@ -186,7 +186,7 @@ def conv2d_input_grad(
 
 def _geometry_of_input(name: str, dy: Tensor, w: Tensor, size: Any, options: tuple[Any, ...]) -> Geometry:
     if dy.ndim != 4 or w.ndim != 4:
-        raise ShapeError(message(name, "dy and the weight have four axes", **{"dy.shape": dy.shape, "w.shape": w.shape}))
+        raise ShapeError(message(name, "dy and the weight must have four dimensions", **{"dy.shape": dy.shape, "w.shape": w.shape}))
     g = geometry(name, (dy.shape[0], w.shape[1] * options[3], *pair(name, "size", size, 0)), w.shape, *options)
     if g.y_shape != dy.shape:
         what = f"dy must be the gradient of an output of shape {g.y_shape}"
@@ -219,7 +219,7 @@ def _weight_grad_vjp(F, g, dy, x, needs, stride, padding, dilation, groups):
 def conv2d_weight_grad(
     dy: Tensor, x: Tensor, *, kernel: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1
 ) -> Tensor:
-    """The gradient of :func:`conv2d` with respect to weights of height and width ``kernel``, given that of its output.
+    """Compute the gradient of :func:`conv2d` with respect to weights of height and width ``kernel``.
 
     Sums run in an order that depends only on the sizes and the device: two runs agree bit for bit.
     """
@@ -227,7 +227,7 @@ def conv2d_weight_grad(
     dy, x = _conv_tensors(name, dy=dy, x=x)
     options = _conv_options(stride, padding, dilation, groups)
     if dy.ndim != 4 or x.ndim != 4 or options[3] < 1 or x.shape[1] % options[3]:
-        what = "dy and x have four axes, and groups divide the channels"
+        what = "dy and x must have four dimensions, and groups must divide the channels"
         raise ShapeError(message(name, what, **{"dy.shape": dy.shape, "x.shape": x.shape, "groups": groups}))
     g = geometry(name, x.shape, (dy.shape[1], x.shape[1] // options[3], *pair(name, "kernel", frozen(kernel), 1)), *options)
     if g.y_shape != dy.shape:
@@ -263,17 +263,17 @@ def _transpose_vjp(F, g, x, w, bias_shape, needs, stride, padding, groups, dilat
         S((1, 8, 5, 9), (8, 8, 3, 3), (8,), dilation=2, padding=2),
     ],
     errors=[
-        (S((1, 4, 5, 5), (3, 4, 3, 3)), r"\[conv_transpose2d\] weight expects 3 input channels, x has 4; x.shape=\(1, 4, 5, 5\), w.shape="),
+        (S((1, 4, 5, 5), (3, 4, 3, 3)), r"\[conv_transpose2d\] weight expected 3 input channels, got 4"),
         (S((1, 4, 5, 5), (4, 4, 3, 3), output_padding=1), r"\[conv_transpose2d\] output_padding must be smaller than the stride; "),
-        (S((4, 5), (4, 4, 3, 3)), r"\[conv_transpose2d\] x and the weight have four axes; "),
-        (S((1, 4, 1, 1), (4, 4, 1, 1), padding=1), r"\[conv_transpose2d\] the result would have -1 x -1 pixels; "),
+        (S((4, 5), (4, 4, 3, 3)), r"\[conv_transpose2d\] x and the weight must have four dimensions; "),
+        (S((1, 4, 1, 1), (4, 4, 1, 1), padding=1), r"\[conv_transpose2d\] the result must not be empty, got -1 x -1 pixels"),
         (S((1, 4, 5, 5), (4, 2, 3, 3), (3,)), r"\[conv_transpose2d\] bias must have one value for each of 2 filters; bias.shape=\(3,\)"),
     ])  # fmt: skip
 def conv_transpose2d(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, output_padding: Pair = 0, groups: int = 1,
     dilation: Pair = 1,
 ) -> Tensor:  # fmt: skip
-    """The transpose of a convolution: it turns what :func:`conv2d` gives back into the shape of what it takes.
+    """Transposed convolution: maps the output shape of :func:`conv2d` back to its input shape.
 
     ``x`` is ``(batch, channels, height, width)``, ``w`` is ``(channels, filters / groups, height, width)``. The result's height is
     ``(height - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1``.
@@ -294,7 +294,7 @@ def conv_transpose2d(
         return with_shape(y, y.shape[1:])
     size = transposed_size(name, x.shape, w.shape, options[0], options[1], frozen(output_padding), options[2])
     if w.shape[0] != x.shape[1]:
-        what = f"weight expects {w.shape[0]} input channels, x has {x.shape[1]}"
+        what = f"weight expected {w.shape[0]} input channels, got {x.shape[1]}"
         raise ShapeError(message(name, what, **{"x.shape": x.shape, "w.shape": w.shape}))
     g = _geometry_of_input(name, x, w, size, options)
     _check_bias(name, bias, g.c)
@@ -310,10 +310,10 @@ def _ref_conv1d(x, w, bias=None, *, stride=1, padding=0, dilation=1, groups=1):
 
 
 def _signals(F: Any, name: str, x: Any, w: Any) -> Any:
-    """The signals as images of height 1; a single one, without an axis of the batch, as one image."""
+    """Return signals as images of height 1; a single signal without a batch axis becomes one image."""
     if len(x.shape) not in (2, 3) or len(w.shape) != 3:
         remedy = "x is (batch, channels, length), w is (filters, channels / groups, length)"
-        raise ShapeError(message(name, "x and the weight have three axes", remedy, **{"x.shape": x.shape, "w.shape": w.shape}))
+        raise ShapeError(message(name, "x and the weight must have three dimensions", remedy, **{"x.shape": x.shape, "w.shape": w.shape}))
     return F.unsqueeze(x, -2)
 
 
@@ -327,7 +327,7 @@ def _for_images(stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
         S((1, 4, 257), (6, 2, 5), groups=2, dilation=3),
         S((2, 4, 9), (4, 1, 4), groups=4, padding="same"),
     ],
-    errors=[(S((2, 3, 4, 5), (4, 3, 3)), r"\[conv1d\] x and the weight have three axes; x.shape=\(2, 3, 4, 5\), w.shape=")])  # fmt: skip
+    errors=[(S((2, 3, 4, 5), (4, 3, 3)), r"\[conv1d\] x and the weight must have three dimensions; x.shape=\(2, 3, 4, 5\)")])  # fmt: skip
 def conv1d(
     F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1
 ) -> Tensor:
@@ -343,7 +343,7 @@ def _ref_transpose1d(x, w, bias=None, *, stride=1, padding=0, output_padding=0, 
 
 @composite(ref=_ref_transpose1d, amp="half",
     samples=[S((2, 4, 7), (4, 3, 3), (3,), stride=2, padding=1, output_padding=1), S((1, 4, 9), (4, 2, 4), groups=2, dilation=2)],
-    errors=[(S((3,), (4, 3, 3)), r"\[conv_transpose1d\] x and the weight have three axes; ")])  # fmt: skip
+    errors=[(S((3,), (4, 3, 3)), r"\[conv_transpose1d\] x and the weight must have three dimensions; ")])  # fmt: skip
 def conv_transpose1d(
     F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0, output_padding: int = 0,
     groups: int = 1, dilation: int = 1,
@@ -371,12 +371,12 @@ def _cpu_im2col(x, *, g):
         S((1, 2, 9, 8), kernel=(2, 3), stride=(2, 3), dilation=(3, 1)),
         S((2, 2, 5, 5), kernel=(3, 3), padding="same", dtypes="int32", low=-9, high=9),
     ],
-    errors=[(S((3, 7, 6), kernel=(3, 3)), r"\[im2col\] x has four axes; x.shape=\(3, 7, 6\)")])  # fmt: skip
+    errors=[(S((3, 7, 6), kernel=(3, 3)), r"\[im2col\] x must have four dimensions; x.shape=\(3, 7, 6\)")])  # fmt: skip
 def im2col(x: Tensor, *, kernel: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1) -> Tensor:
-    """The windows of images as columns: ``(batch, channels * kernel height * kernel width, windows)``; of any dtype."""
+    """Unfold the windows of images, of any dtype, to columns: ``(batch, channels * kernel height * kernel width, windows)``."""
     (x,) = launch.as_tensors("im2col", x)
     if x.ndim != 4:
-        raise ShapeError(message("im2col", "x has four axes", **{"x.shape": x.shape}))
+        raise ShapeError(message("im2col", "x must have four dimensions", **{"x.shape": x.shape}))
     window = pair("im2col", "kernel", frozen(kernel), 1)
     g = geometry("im2col", x.shape, (1, x.shape[1], *window), *_conv_options(stride, padding, dilation, 1))
     if x.backend == "cpu":
@@ -397,22 +397,22 @@ def _col2im_vjp(F, g, kernel, stride, padding, dilation):
         S((1, 12, 6), size=(9, 8), kernel=(2, 3), stride=(2, 3), dilation=(3, 1)),
     ],
     errors=[
-        (S((1, 10, 6), size=(4, 4), kernel=(3, 3)), r"\[col2im\] 10 rows are no whole number of 3 x 3 windows; cols.shape=\(1, 10, 6\)"),
-        (S((1, 9, 6), size=(4, 4), kernel=(3, 3)), r"\[col2im\] an image of \(4, 4\) has 4 windows, cols has 6; cols.shape=\(1, 9, 6\)"),
+        (S((1, 10, 6), size=(4, 4), kernel=(3, 3)), r"\[col2im\] the rows of cols must be a multiple of a 3 x 3 window, got 10"),
+        (S((1, 9, 6), size=(4, 4), kernel=(3, 3)), r"\[col2im\] cols must have 4 windows for an image of \(4, 4\), got 6"),
     ])  # fmt: skip
 def col2im(cols: Tensor, *, size: Pair, kernel: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1) -> Tensor:
-    """Columns back into images of height and width ``size``; where windows overlap, they add up."""
+    """Fold columns back to images of height and width ``size``; overlapping windows add up."""
     (cols,) = launch.as_tensors("col2im", cols)
     launch.check_dtype("col2im", cols, (*launch.FLOATS, "int32", "int64"), "cols")
     window, size = pair("col2im", "kernel", frozen(kernel), 1), pair("col2im", "size", frozen(size), 1)
     if cols.ndim != 3 or cols.shape[1] % (window[0] * window[1]):
         rows = cols.shape[1] if cols.ndim == 3 else "the"
-        what = f"{rows} rows are no whole number of {window[0]} x {window[1]} windows"
+        what = f"the rows of cols must be a multiple of a {window[0]} x {window[1]} window, got {rows}"
         raise ShapeError(message("col2im", what, "cols is (batch, channels * window, windows)", **{"cols.shape": cols.shape}))
     channels = cols.shape[1] // (window[0] * window[1])
     g = geometry("col2im", (cols.shape[0], channels, *size), (1, channels, *window), *_conv_options(stride, padding, dilation, 1))
     if g.oh * g.ow != cols.shape[2]:
-        what = f"an image of {size} has {g.oh * g.ow} windows, cols has {cols.shape[2]}"
+        what = f"cols must have {g.oh * g.ow} windows for an image of {size}, got {cols.shape[2]}"
         raise ShapeError(message("col2im", what, **{"cols.shape": cols.shape}))
     if cols.backend == "cpu":
         return launch.run_cpu(arrays.fold_windows, cols, g=g)

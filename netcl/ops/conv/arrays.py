@@ -1,4 +1,4 @@
-"""Convolutions in NumPy. ``ref_*`` are the plain definitions in float64 that tests compare with; the others serve the NumPy backend."""
+"""Convolutions in NumPy: ``ref_*`` are plain float64 definitions for tests, the other functions serve the NumPy backend."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Two = tuple[int, int]
 
 
 def _spans(kernel: Two, dilation: Two) -> tuple[int, ...]:
-    """How many pixels a dilated window covers along each axis."""
+    """Return how many pixels a dilated window covers along each axis."""
     return tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True))
 
 
 def _paddings(size: tuple[int, ...], outs: Two, kernel: Two, stride: Two, pad: Two, dilation: Two) -> list[Two]:
-    """The padding before and after each axis with which the last window ends inside the image."""
+    """Return the padding before and after each axis for which the last window ends inside the image."""
     rows = zip(size, outs, _spans(kernel, dilation), stride, pad, strict=True)
     return [(p, max(0, (o - 1) * s + span - p - n)) for n, o, span, s, p in rows]
 
@@ -34,13 +34,13 @@ def windows(x: np.ndarray, outs: Two, kernel: Two, stride: Two, pad: Two, dilati
 
 
 def columns(x: np.ndarray, g: Geometry) -> np.ndarray:
-    """``(n, groups, c / groups * taps, pixels)``: every window unfolded into a column."""
+    """Unfold every window to a column: ``(n, groups, c / groups * taps, pixels)``."""
     seen = windows(x, (g.oh, g.ow), (g.kh, g.kw), g.stride, g.pad, g.dilation).transpose(0, 1, 4, 5, 2, 3)
     return seen.reshape(g.n, g.groups, g.c // g.groups * g.taps, g.oh * g.ow)
 
 
 def fold_windows(cols: np.ndarray, g: Geometry) -> np.ndarray:
-    """The sum of columns where their windows overlap: the transpose of :func:`columns`."""
+    """Add up columns where their windows overlap: the transpose of :func:`columns`."""
     cols = cols.reshape(g.n, g.c, g.kh, g.kw, g.oh, g.ow)
     (top, bottom), (left, right) = _paddings((g.h, g.w), (g.oh, g.ow), (g.kh, g.kw), g.stride, g.pad, g.dilation)
     x = np.zeros((g.n, g.c, top + g.h + bottom, left + g.w + right), cols.dtype)
@@ -78,7 +78,7 @@ def _ref_geometry(x: Any, w: Any, stride: Any = 1, padding: Any = 0, dilation: A
 
 
 def _patches(g: Geometry, x: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The image, of ``x`` or of zeros, and a view of the patch under every output pixel: ``(n, groups, c / groups, oh, ow, kh, kw)``."""
+    """Return the padded image (``x`` or zeros) and a view of each output pixel's patch: ``(n, groups, c / groups, oh, ow, kh, kw)``."""
     edges = _paddings((g.h, g.w), (g.oh, g.ow), (g.kh, g.kw), g.stride, g.pad, g.dilation)
     padded = np.zeros((g.n, g.groups, g.c // g.groups, *(n + sum(edge) for n, edge in zip((g.h, g.w), edges, strict=True))))
     image = padded[..., g.pad[0] : g.pad[0] + g.h, g.pad[1] : g.pad[1] + g.w]
@@ -97,30 +97,30 @@ def _grouped_outputs(g: Geometry, dy: np.ndarray) -> np.ndarray:
 
 
 def ref_conv2d(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, **options: Any) -> np.ndarray:
-    """Every output pixel is the sum of weights times the patch under them, plus the bias."""
+    """Compute every output pixel as the sum of weights times the patch under them, plus the bias."""
     g = _ref_geometry(x.shape, w.shape, **options)
     y = np.einsum("gfcrs,ngcyzrs->ngfyz", _grouped_filters(g, w), _patches(g, x)[1]).reshape(g.y_shape)
     return y if bias is None else y + np.asarray(bias, np.float64).reshape(1, -1, 1, 1)
 
 
 def ref_conv2d_relu(*arrays: np.ndarray, **options: Any) -> np.ndarray:
-    """The convolution, negative values replaced by zero."""
+    """Convolve and replace negative values by zero."""
     y = ref_conv2d(*arrays, **options)
     return np.where(y < 0, 0.0, y)
 
 
 def ref_input_grad(dy: np.ndarray, w: np.ndarray, *, size: Any, **options: Any) -> np.ndarray:
-    """Every gradient pixel, times the weights, added to the patch it came from."""
+    """Add every gradient pixel times the weights to the patch it came from."""
     g = _ref_geometry((dy.shape[0], w.shape[1] * options.get("groups", 1), *size), w.shape, **options)
     image, patches = _patches(g)
     shares, filters = _grouped_outputs(g, dy), _grouped_filters(g, w)
-    for y, z in np.ndindex(g.oh, g.ow):  # patches overlap: one after the other
+    for y, z in np.ndindex(g.oh, g.ow):  # patches overlap, so they are added one after the other
         patches[..., y, z, :, :] += np.einsum("gfcrs,ngf->ngcrs", filters, shares[..., y, z])
     return image.reshape(g.x_shape)
 
 
 def ref_weight_grad(dy: np.ndarray, x: np.ndarray, *, kernel: Any, **options: Any) -> np.ndarray:
-    """Every gradient pixel times the patch it came from, summed."""
+    """Sum every gradient pixel times the patch it came from."""
     g = _ref_geometry(x.shape, (dy.shape[1], x.shape[1] // options.get("groups", 1), *kernel), **options)
     return np.einsum("ngfyz,ngcyzrs->gfcrs", _grouped_outputs(g, dy), _patches(g, x)[1]).reshape(g.w_shape)
 
@@ -129,7 +129,7 @@ def ref_transpose(
     x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
     groups: int = 1, dilation: Any = 1,
 ) -> np.ndarray:  # fmt: skip
-    """The input gradient of the convolution that has the same weights."""
+    """Compute the input gradient of the convolution with the same weights."""
     stride, padding, output_padding, dilation = map(frozen, (stride, padding, output_padding, dilation))
     size = transposed_size("ref", x.shape, w.shape, stride, padding, output_padding, dilation)
     y = ref_input_grad(x, w, size=size, stride=stride, padding=padding, dilation=dilation, groups=groups)
@@ -143,7 +143,7 @@ def ref_im2col(x: np.ndarray, *, kernel: Any, **options: Any) -> np.ndarray:
 
 
 def ref_col2im(cols: np.ndarray, *, size: Any, kernel: Any, **options: Any) -> np.ndarray:
-    """Every column added to the patch it came from."""
+    """Add every column to the patch it came from."""
     channels = cols.shape[1] // (kernel[0] * kernel[1])
     g = _ref_geometry((cols.shape[0], channels, *size), (1, channels, *kernel), **options)
     image, patches = _patches(g)

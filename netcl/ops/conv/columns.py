@@ -1,12 +1,12 @@
-"""Images unfolded into columns, one per window, and back: the ops ``im2col`` and ``col2im``, and convolutions as products over them.
+"""Unfolds images to columns, one per window, and folds them back: ``im2col``, ``col2im``, and convolutions as products.
 
 With the windows of all images side by side, ``cols`` of ``(channels x taps, images x windows)``, the three passes are
 
     y = w cols,    dw = dy cols',    dx = fold(w' dy),
 
-where ``y`` and ``dy`` have their filters outermost: a copy changes the order of the axes. Large images, and gradients of few weights, are
-products of their own instead; then a 1 x 1 kernel needs no columns at all. Columns hold every pixel as often as there are
-windows that see it. Writing and reading them pays where products run on matrix units and other kernels for convolutions do not.
+where ``y`` and ``dy`` have their filters outermost, so a copy permutes the axes. Large images, and gradients of few weights, use one
+product per image instead; then a 1 x 1 kernel needs no columns at all. Columns repeat a pixel once per window that contains it.
+Writing and reading them pays only where products run on matrix units and the other convolution kernels do not.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from netcl.ops.conv.geometry import Geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
 from netcl.ops.matmul import gemm, nvidia
 
-MOST_VALUES = 1 << 27  # of columns: what a convolution may take beside its operands
-ENOUGH_ITEMS, MOST_LOADS = 1 << 18, 18  # work-items that are enough for any device, and loads that one should have under way
+MOST_VALUES = 1 << 27  # bytes of columns: the memory that a convolution may use besides its operands
+ENOUGH_ITEMS, MOST_LOADS = 1 << 18, 18  # work-items that keep any device busy, and loads that each should have in flight
 # In multiply-adds of a large product on a GPU, as in winograd.py: a term by other kernels, and a launch.
 COLUMNS_DIRECT_COST, LAUNCH_COST = {FORWARD: 1.3, INPUT_GRAD: 1.3, WEIGHT_GRAD: 1.5}, 2e8
-LEAST_TILE = (16, 64)  # rows and columns that those kernels compute at least
-PRODUCT_TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and how many it may compute for one that there is
+LEAST_TILE = (16, 64)  # minimum rows and columns of those kernels
+PRODUCT_TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and the largest ratio of computed to existing pixels
 
 
 # ---- unfolding and folding
 
 
 def write_columns(x: Tensor, cols: Tensor, g: Geometry, together: bool = False) -> None:
-    """Columns of an image follow each other in a matrix of its own, or ``together`` with those of all images in one."""
+    """Write columns, per image to a matrix of its own, or ``together`` to one matrix for all images."""
     each, size, local = _columns_grid(g.n * g.oh * g.ow, g.c, g.taps)
     _columns_kernel(x, cols, "im2col", {"EACH": each, **_window_macros(g)})(x.queue, size, local, x, cols, *_window_numbers(g, together))
 
 
 def add_columns(cols: Tensor, x: Tensor, g: Geometry) -> None:
-    """Columns of each image, added up where windows overlap."""
+    """Add up the columns of each image where windows overlap."""
     each, size, local = _columns_grid(g.n * g.h * g.w, g.c, _reach(g))
     _columns_kernel(cols, x, "col2im", {"EACH": each, **_window_macros(g)})(
         x.queue, size, local, cols, x, *_window_numbers(g, together=False)
@@ -60,7 +60,7 @@ def _columns_kernel(source: Tensor, result: Tensor, name: str, defines: dict[str
 
 
 def _window_macros(g: Geometry) -> dict[str, int]:
-    """Macros of a window; with every how many taps along an axis one may reach a given pixel."""
+    """Return the macros of a window, including the step between taps along an axis that can reach the same pixel."""
     high, wide = _periods(g)
     sizes = {"KH": g.kh, "KW": g.kw, "STRIDE_H": g.stride[0], "STRIDE_W": g.stride[1]}
     return sizes | {"PERIOD_H": high, "PERIOD_W": wide}
@@ -72,12 +72,12 @@ def _periods(g: Geometry) -> tuple[int, int]:
 
 
 def _reach(g: Geometry) -> int:
-    """Windows that may hold a pixel."""
+    """Return the number of windows that may contain a pixel."""
     return math.prod(-(-taps // period) for taps, period in zip((g.kh, g.kw), _periods(g), strict=True))
 
 
 def _columns_grid(places: int, channels: int, loads: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
-    """How many channels a work-item takes, of so many loads each, and the launch."""
+    """Return the channels per work-item, for ``loads`` loads each, and the launch sizes."""
     several = (n for n in (8, 4, 2) if channels % n == 0 and n * loads <= MOST_LOADS and places * channels >= n * ENOUGH_ITEMS)
     each = next(several, 1)
     return each, (places, channels // each), (launch.LOCAL_1D, 1)
@@ -93,7 +93,7 @@ def _window_numbers(g: Geometry, together: bool) -> tuple[int, ...]:
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether there is room, and columns were asked for or may pay where a policy decides."""
+    """Whether the columns fit in memory and either were requested or may pay where a policy decides."""
     variant = job.variant(config)
     policy = not is_named(config) and variant in (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD)
     units = policy and job.dtype == "float32" and nvidia.capable(profile)
@@ -102,7 +102,7 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 
 def has_room(job: Job, profile: DeviceProfile) -> bool:
-    """Whether the device, and the bound on what a convolution may take, have room for the columns."""
+    """Whether the columns fit in device memory and in the bound on temporary memory."""
     if _apart(job) and _is_image(job.g):
         return True
     values = job.g.c * job.g.taps * _pixel_count(job.g)
@@ -110,14 +110,14 @@ def has_room(job: Job, profile: DeviceProfile) -> bool:
 
 
 def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
-    """Whether the product runs on matrix units, and with what else is to do takes less time than a direct sum."""
+    """Whether the product runs on matrix units and, with unfolding, takes less time than a direct convolution."""
     p = columns_product(job)
     product, _ = gemm.product_algorithm(queue, p, gemm.PORTABLE, profile)
     return product is not gemm.TILED_PRODUCT and columns_cost(job, product.cost(p, profile), profile.max_compute_units) < direct_cost(job)
 
 
 def columns_cost(job: Job, multiplied: float, units: int) -> float:
-    """How long it takes, as multiply-adds of all compute units, if each of them does so many in the time of the product."""
+    """Estimate the time, as multiply-adds of all compute units, if each does ``multiplied`` in the time of the product."""
     g, apart = job.g, _apart(job)
     x, w, y = map(math.prod, (g.x_shape, g.w_shape, g.y_shape))
     unfolded = 0 if apart and _is_image(g) else x + g.c * g.taps * _pixel_count(g)
@@ -127,7 +127,7 @@ def columns_cost(job: Job, multiplied: float, units: int) -> float:
 
 
 def direct_cost(job: Job) -> float:
-    """The same of the kernels that unfold nothing. Strided input gradients write every cache line as often as there are classes."""
+    """Estimate the same for kernels without columns. Strided input gradients write every cache line once per class of pixels."""
     g, (rows, columns) = job.g, (job.filters, job.g.c // job.g.groups * job.g.taps if job.kind == WEIGHT_GRAD else job.pixels)
     computed = math.prod(-(-size // tile) * tile / size for size, tile in zip((rows, columns), LEAST_TILE, strict=True))
     moved = job.classes * math.prod(g.x_shape) + math.prod(g.y_shape)
@@ -135,21 +135,21 @@ def direct_cost(job: Job) -> float:
 
 
 def columns_product(job: Job) -> gemm.Matmul:
-    """The product of a pass: a batch for each group, and for each image where they are apart."""
+    """Return the product of a pass: a batch for each group, and for each image if images are separate."""
     g, apart = job.g, _apart(job)
     m, rows, span = g.f // g.groups, g.c // g.groups * g.taps, g.oh * g.ow if apart else _pixel_count(g)
     sizes = {FORWARD: (m, span, rows), INPUT_GRAD: (rows, span, m), WEIGHT_GRAD: (m, rows, span)}[job.kind]
     p = gemm.Matmul(*sizes, False, job.kind == WEIGHT_GRAD, *(job.dtype,) * 3, batch=(g.n if apart else 1, g.groups), placed=True)
     a, b = ((g.groups * size * apart, size) for size in (p.m * p.k, p.n * p.k))
-    a = a if job.kind == WEIGHT_GRAD else (0, a[1])  # weights are those of every image
+    a = a if job.kind == WEIGHT_GRAD else (0, a[1])  # every image has the same weights
     return replace(p, a_strides=a, b_strides=b, aligned=not any(value % 4 for value in (p.lda, p.ldb, *a, *b)))
 
 
 def _apart(job: Job) -> bool:
-    """Whether every image is a product of its own, so that nothing changes the order of its axes.
+    """Whether every image is a separate product, so that no axes are permuted.
 
-    Where the pixels of an image fill the tiles of products; for weights, where their gradients of all images are less than what would be
-    written in another order.
+    True if the pixels of an image fill the tiles of products; for weight gradients, if the gradients of all images are smaller than the
+    copy with permuted axes.
     """
     g, pixels = job.g, job.g.oh * job.g.ow
     if job.kind == WEIGHT_GRAD:
@@ -158,7 +158,7 @@ def _apart(job: Job) -> bool:
 
 
 def _is_image(g: Geometry) -> bool:
-    """Whether the columns of an image are the image."""
+    """Whether the columns of an image equal the image."""
     return (g.taps, *g.stride, *g.pad) == (1, 1, 1, 0, 0) and (g.oh, g.ow) == (g.h, g.w)
 
 
@@ -171,7 +171,7 @@ def _pixel_count(g: Geometry) -> int:
 
 @ending.widened
 def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """The launches of a convolution or a gradient."""
+    """Launch a convolution or a gradient."""
     if _apart(job) and job.kind == FORWARD:
         _by_product(job, queue, t, t.weight, _columns(t.source, job.g, together=False))
     elif _apart(job) and job.kind == INPUT_GRAD and _is_image(job.g) and not job.bias:
@@ -190,7 +190,7 @@ algorithms.add(
 
 
 def _by_product(job: Job, queue: Any, t: ConvOperands, a: Tensor, b: Tensor) -> None:
-    """One that is a product, which ends in what follows."""
+    """Run a pass that is one product, with its epilogue."""
     p = replace(columns_product(job), c=job.ending.stored, finish=job.ending, scaled=job.finish is not None)
     _multiply(queue, p, gemm.Operands(a, b, t.result, None, t.residual, t.scale))
 
@@ -224,7 +224,7 @@ def _columns_weight_grad(job: Job, queue: Any, t: ConvOperands) -> None:
 
 
 def _multiply(queue: Any, p: gemm.Matmul, t: gemm.Operands) -> None:
-    """A product whose operands may be a caller's own, which need not begin at multiples of 16 bytes."""
+    """Multiply matrices whose operands may be a caller's arrays, which need not be aligned to 16 bytes."""
     placed = alignment(t.a, t.b) == 16
     gemm.multiply(queue, replace(p, placed=placed, aligned=p.aligned and placed), t)
 
@@ -238,7 +238,7 @@ def _columns(x: Tensor, g: Geometry, together: bool = True) -> Tensor:
 
 
 def add_splits(parts: Tensor, result: Tensor) -> None:
-    """The sum of ``(parts, values)`` over the parts, in their order."""
+    """Sum ``(parts, values)`` over the parts, in their order."""
     kernel = _columns_kernel(parts, result, "sum_splits", {})
     kernel(result.queue, (result.size,), (launch.LOCAL_1D,), parts, result, result.size, parts.shape[0])
 

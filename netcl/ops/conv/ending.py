@@ -1,4 +1,4 @@
-"""Convolutions whose kernels end in what follows them: residual, activation, cast, a number as factor."""
+"""Convolution kernels with an epilogue: residual, activation, cast, scale factor."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from netcl.ops.pointwise import cast
 
 
 def widened(run: Callable[..., None]) -> Callable[..., None]:
-    """An algorithm for every dtype, of one for the type sums are kept in.
+    """Make an algorithm that computes in the accumulation type accept every dtype.
 
-    Half and bfloat16 are storage only there: a pass widens them, and the kernels know one type. Results are rounded as they are stored,
-    or in one pass more where the kernel cannot.
+    Half and bfloat16 are storage types there: a pass widens them, so the kernels need one type. Results are rounded when stored, or in
+    a further pass if the kernel cannot.
     """
 
     def wide(queue: Any, job: Job, config: Any, profile: Any, t: ConvOperands) -> None:
@@ -36,7 +36,7 @@ def widened(run: Callable[..., None]) -> Callable[..., None]:
 
 
 def ending_kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:
-    """A kernel that calls ``finish``: ``VW`` values at a time on CPUs. ``text`` is what else it builds on."""
+    """Return a kernel that calls ``finish``, with ``VW`` values at a time on CPUs. ``text`` is generated source that precedes it."""
     end, lanes, stored = job.ending, defines.get("VW", 1), job.ending.stored
     operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": stored, "ADDED": end.residual or job.dtype}
     fixed: dict[str, Any] = {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias}
@@ -47,7 +47,7 @@ def ending_kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str
 
 
 def _access(residual: str, stored: str, real: str, lanes: int) -> tuple[dict[str, str], str]:
-    """The macros by which a CPU's kernel reads and stores vectors of dtypes where it can, and the functions they call."""
+    """Return the macros by which a CPU kernel loads and stores vectors of these dtypes, and the functions they call."""
     macros: dict[str, str] = {}
     ways = (("ADDED_LANES(p)", residual, "VECTOR(__global const, p)", "load_{}_{}(p)"),
             ("Y_LANES(x, p)", stored, "VECTOR(__global, p) = (x)", "store_{}_{}(x, p)"))  # fmt: skip

@@ -1,5 +1,4 @@
-"""``filters.cl`` and ``pixels.cl``: convolutions on CPUs with so few filters or channels that unfolding would cost as much
-as the product. Which of the two, with which tiles, and how many lines of results are a work-group's share."""
+"""CPU convolutions with few filters or channels, for which unfolding would cost too much: ``filters.cl`` and ``pixels.cl``."""
 
 from __future__ import annotations
 
@@ -15,23 +14,23 @@ from netcl.ops.conv.ending import widened
 from netcl.ops.conv.job import GROUPS_PER_UNIT, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job, tier_config
 
 BEFORE = "axes.cl ends.cl lanes.cl lines.cl"
-FEW_FILTERS = (32, 64)  # filters of a group up to which unfolding costs too much of the product: of short and of long sums
-LONG_SUM = 256  # terms from which turning the results of many filters costs less
-FEW_CHANNELS = 64  # channels of a group up to which the same holds for the weight gradient
-FILLED = 0.75  # lanes of vectors that must hold filters, else pixels do
-FILLED_MORE = 0.8  # the same for the weight gradient, which has a rival that fills them with channels
+FEW_FILTERS = (32, 64)  # filters per group up to which unfolding is too expensive: for short and for long sums
+LONG_SUM = 256  # terms from which transposing the results of many filters is cheaper
+FEW_CHANNELS = 64  # channels per group up to which the same holds for the weight gradient
+FILLED = 0.75  # lanes that filters must fill; otherwise pixels are vectorized
+FILLED_MORE = 0.8  # the same for the weight gradient, whose alternative vectorizes channels
 LONG = 0.5  # lanes of a vector that a line of pixels must fill
-LATENCY = 8  # multiplications under way at once that keep a core's two units busy
-LINE_ROOM = 64 * 1024  # most bytes of lines that a work-group copies, and of gradients it turns
+LATENCY = 8  # multiplications in flight that keep a core's two units busy
+LINE_ROOM = 64 * 1024  # maximum bytes of lines that a work-group copies, and of gradients it transposes
 BLOCK_WEIGHTS = 1 << 17  # weights of a block of filters: read once for every line of pixels, from the second cache
 STAGED = (32, 128)  # results of a filter that are stored together, by what local memory allows: at least two tiles
 COLLECTED = 16  # weights of a filter that are
-# Pixels of a tile, by how many the registers allow: three widths are compiled, so that a new image size is no reason to compile.
+# Pixels of a tile, by how many the registers allow: three widths are compiled, so that a new image size needs no compilation.
 LINE_WIDTHS = {28: (8, 14, 16), 13: (8, 10, 13), 6: (4, 5, 6), 12: (8, 10, 12), 5: (3, 4, 5)}
 
 
 class LineShare(NamedTuple):
-    """Macros, lines of results of a work-group (0: not even one fits) and the pixels of a tile."""
+    """Macros, output lines per work-group (0: not even one fits) and the pixels of a tile."""
 
     tiles: dict[str, Any]
     lines: int
@@ -50,7 +49,7 @@ def vectors(job: Job, profile: DeviceProfile) -> tuple[int, int, int]:
 
 
 def form_of(job: Job, config: KernelConfig, profile: DeviceProfile) -> str:
-    """``"filters"`` or ``"pixels"`` for a convolution that suits one of the two, or was told to; nothing for others."""
+    """Return ``"filters"`` or ``"pixels"`` for a convolution that suits or names one of the two; empty for others."""
     form, weights, lanes = config.extra.get("form"), job.kind == WEIGHT_GRAD, _lanes(job, config, profile)
     if config.variant is KernelVariant.CONV2D_NAIVE or job.classes > 1 or form not in (None, "filters", "pixels"):
         return ""
@@ -73,7 +72,7 @@ def _lanes(job: Job, config: KernelConfig, profile: DeviceProfile) -> int:
 
 
 def _fitting(job: Job, profile: DeviceProfile, room: int, held: Callable[[int], int]) -> int:
-    """Most lines of results for which what is ``held`` has room and all cores have work."""
+    """Return the maximum number of output lines for which ``held`` fits in memory and all cores have work."""
     wanted = GROUPS_PER_UNIT * profile.max_compute_units
     most = max(1, job.class_size[0] // -(-wanted // (job.g.n * job.g.groups)))
     return next((lines for lines in range(most, 0, -1) if held(lines) <= room), 0)
@@ -87,7 +86,7 @@ def _local_bytes(job: Job, profile: DeviceProfile) -> int:
 
 
 def pixel_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
-    """As many filters as there are, up to 8, times the vectors that registers leave."""
+    """Tile up to 8 filters times the vectors of pixels that the registers allow."""
     g, wide, registers, room = job.g, job.class_size[1], vectors(job, profile)[2], _local_bytes(job, profile)
     few = -(-job.filters // -(-job.filters // 8))
     across = max(wide, lanes) + (g.kw - 1) * g.dilation[1]
@@ -107,9 +106,9 @@ def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, 
 
 
 def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[int, ...]]:
-    """How many vectors of filters times how many pixels of a row (or rows of the kernel), and out of which numbers.
+    """Return vectors of filters, pixels of a row (or kernel rows), and the candidates they were chosen from.
 
-    Vectors do not depend on the width of the images: another one is no reason to compile.
+    Vectors do not depend on the width of the images, so a new width needs no compilation.
     """
     weights, unit = job.kind == WEIGHT_GRAD, job.g.kw if job.kind == WEIGHT_GRAD else 1
     most = {v: ((registers - 3) // v - 1) // unit for v in (1, 2, 4)}
@@ -129,7 +128,7 @@ def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[i
 
 
 def filter_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
-    """Vectors of filters times pixels of a row, or times rows of the kernel for a weight gradient."""
+    """Tile vectors of filters times pixels of a row, or times kernel rows for a weight gradient."""
     g, wide, weights, room = job.g, job.class_size[1], job.kind == WEIGHT_GRAD, _local_bytes(job, profile)
     size, _, registers = vectors(job, profile)
     v, n, widths = filter_tile(job, lanes, registers)

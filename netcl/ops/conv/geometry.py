@@ -1,4 +1,4 @@
-"""Sizes of a two-dimensional convolution: read from the arguments of a call, checked once, kept as numbers."""
+"""Sizes of a two-dimensional convolution, derived from the arguments of a call and checked once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Geometry(NamedTuple):
 
     @property
     def is_plain_3x3(self) -> bool:
-        """Whether it is of the kind that Winograd's transforms are for."""
+        """Whether Winograd's transforms apply: a 3 x 3 kernel without stride, dilation or groups."""
         return (self.kh, self.kw, *self.stride, *self.dilation, self.groups) == (3, 3, 1, 1, 1, 1, 1)
 
 
@@ -61,10 +61,10 @@ def frozen(value: Any) -> Any:
 
 
 def pair(op: str, name: str, value: Any, least: int) -> tuple[int, int]:
-    """One number for both axes, or one per axis (height, width)."""
+    """Return one number for both axes, or one per axis (height, width), as a pair."""
     both = value if isinstance(value, tuple) else (value, value)
     if len(both) != 2 or any(not isinstance(n, int) or isinstance(n, bool) for n in both):
-        raise ShapeError(message(op, f"{name} is one integer or two (height, width)", **{name: repr(value)}))
+        raise ShapeError(message(op, f"{name} must be one integer or two (height, width)", **{name: repr(value)}))
     if min(both) < least:
         raise ShapeError(message(op, f"{name} must be at least {least}", **{name: repr(value)}))
     return both
@@ -76,11 +76,11 @@ def paddings(op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, 
         return (0, 0), (0, 0)
     if padding == "same":
         if stride != (1, 1):
-            raise ShapeError(message(op, "padding='same' is defined for stride 1 only", "pass the padding as numbers", stride=stride))
+            raise ShapeError(message(op, "padding='same' requires stride 1", "pass the padding as numbers", stride=stride))
         totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
     if isinstance(padding, str):
-        raise ShapeError(message(op, "padding is a number, a pair, 'same' or 'valid'", padding=repr(padding)))
+        raise ShapeError(message(op, "padding must be a number, a pair, 'same' or 'valid'", padding=repr(padding)))
     if isinstance(padding, tuple) and len(padding) == 2 and all(isinstance(side, tuple) for side in padding):
         return pair(op, "padding", padding[0], 0), pair(op, "padding", padding[1], 0)
     top, left = pair(op, "padding", padding, 0)
@@ -89,10 +89,10 @@ def paddings(op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, 
 
 @lru_cache(maxsize=4096)
 def geometry(op: str, x: tuple[int, ...], w: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int) -> Geometry:
-    """The sizes of a convolution, or the ``ShapeError`` that says what does not fit. Arguments are :func:`frozen`."""
+    """Return the sizes of a convolution; raises a ``ShapeError`` that names what does not fit. Arguments are :func:`frozen`."""
     if len(x) != 4 or len(w) != 4:
         remedy = "x is (batch, channels, height, width), w is (filters, channels / groups, height, width)"
-        raise ShapeError(message(op, "x and the weight have four axes", remedy, **{"x.shape": x, "w.shape": w}))
+        raise ShapeError(message(op, "x and the weight must have four dimensions", remedy, **{"x.shape": x, "w.shape": w}))
     _check_channels(op, x, w, groups)
     strides, dilations = pair(op, "stride", stride, 1), pair(op, "dilation", dilation, 1)
     kernel = (w[2], w[3])
@@ -100,7 +100,7 @@ def geometry(op: str, x: tuple[int, ...], w: tuple[int, ...], stride: Any, paddi
     spans = tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
     sizes = tuple(n + sum(edge) for n, edge in zip(x[2:], edges, strict=True))
     if any(size < span for size, span in zip(sizes, spans, strict=True)):
-        what = f"the kernel spans {spans[0]} x {spans[1]} pixels, the padded input has {sizes[0]} x {sizes[1]}"
+        what = f"the kernel must fit the padded input, got {spans[0]} x {spans[1]} pixels for an input of {sizes[0]} x {sizes[1]}"
         raise ShapeError(message(op, what, **{"x.shape": x, "w.shape": w, "padding": padding, "dilation": dilation}))
     oh, ow = ((size - span) // step + 1 for size, span, step in zip(sizes, spans, strides, strict=True))
     return Geometry(*x, w[0], *kernel, oh, ow, strides, (edges[0][0], edges[1][0]), dilations, groups)
@@ -120,16 +120,16 @@ def _check_channels(op: str, x: tuple[int, ...], w: tuple[int, ...], groups: int
         remedy = last if x[-1] == wanted else "x is (batch, channels, ...): pass in_channels of the data"
         raise ShapeError(message(op, what, remedy, **shapes))
     if w[0] % groups:
-        raise ShapeError(message(op, f"{w[0]} filters do not divide into {groups} groups", **shapes))
+        raise ShapeError(message(op, f"the number of filters must be a multiple of groups, got {w[0]} and {groups}", **shapes))
 
 
 def transposed_size(
     op: str, x: tuple[int, ...], w: tuple[int, ...], stride: Any, padding: Any, output_padding: Any, dilation: Any
 ) -> tuple[int, int]:
-    """Height and width of a transposed convolution's result."""
+    """Return height and width of a transposed convolution's result."""
     if len(x) != 4 or len(w) != 4:
         remedy = "x is (batch, channels, height, width), w is (channels, filters / groups, height, width)"
-        raise ShapeError(message(op, "x and the weight have four axes", remedy, **{"x.shape": x, "w.shape": w}))
+        raise ShapeError(message(op, "x and the weight must have four dimensions", remedy, **{"x.shape": x, "w.shape": w}))
     strides, dilations = pair(op, "stride", stride, 1), pair(op, "dilation", dilation, 1)
     extra = pair(op, "output_padding", output_padding, 0)
     if any(more >= step for more, step in zip(extra, strides, strict=True)):
@@ -138,6 +138,6 @@ def transposed_size(
     rows = zip(x[2:], w[2:], strides, edges, dilations, extra, strict=True)
     height, width = ((n - 1) * step - sum(edge) + d * (k - 1) + more + 1 for n, k, step, edge, d, more in rows)
     if min(height, width) < 1:
-        what = f"the result would have {height} x {width} pixels"
+        what = f"the result must not be empty, got {height} x {width} pixels"
         raise ShapeError(message(op, what, **{"x.shape": x, "w.shape": w, "padding": padding}))
     return height, width

@@ -1,4 +1,4 @@
-"""One convolution or gradient to compute: its sizes, and its tensors."""
+"""Describes one convolution or gradient to compute: its sizes and its tensors."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from netcl.core.tensor import Tensor
 from netcl.ops.conv.geometry import Geometry
 from netcl.ops.finish import Finish
 
-GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy, and even out what cores lose to others
+GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy and balance the load of cores
 THIN = 2  # filters of a group up to which tiles are mostly empty
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = KINDS = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
 
 
 def tier_config(variant: KernelVariant, tier: str, **extra: Any) -> KernelConfig:
-    """A configuration of a tier's kernels."""
+    """Return a configuration of a tier's kernels."""
     return KernelConfig(variant, extra={"tier": tier, **extra})
 
 
 class Job(NamedTuple):
-    """One convolution: which of the three, its sizes, dtype and epilogue."""
+    """One convolution: which of the three passes, its sizes, dtype and epilogue."""
 
     kind: str
     g: Geometry
     dtype: str
     bias: bool = False
     relu: bool = False
-    finish: Finish | None = None  # what follows where that is more than relu
+    finish: Finish | None = None  # the epilogue if it is more than relu
 
     @property
     def ending(self) -> Finish:
-        """What follows the sums and their bias."""
+        """The epilogue after the sums and the bias."""
         return self.finish or Finish(self.dtype, activation="relu" if self.relu else "")
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The integers every kernel takes: those of a group, seen from the side that is gathered."""
+        """The integers that every kernel takes: the sizes of a group, from the side that is gathered."""
         g, (c, m) = self.g, (self.g.c // self.g.groups, self.g.f // self.g.groups)
         source, result = (g.h, g.w), (g.oh, g.ow)
         if self.kind == INPUT_GRAD:
@@ -75,12 +75,12 @@ class Job(NamedTuple):
         return dtypes.sum_dtype(self.dtype)
 
     def variant(self, config: KernelConfig) -> KernelVariant:
-        """What a configuration means for this convolution; groups of one or two filters (depthwise) would leave tiles mostly empty."""
+        """Return the variant of a configuration; groups of one or two filters (depthwise) would leave tiles mostly empty."""
         return KernelVariant.CONV2D_NAIVE if self.filters <= THIN and config.extra.get("form") != "tiles" else config.variant
 
     @property
     def wide(self) -> Job:
-        """The same with inputs of the type sums are kept in, that ends as it did."""
+        """The same job with inputs in the accumulation type and the same epilogue."""
         return self if self.dtype == self.accumulator else self._replace(dtype=self.accumulator, finish=self.ending)
 
 
@@ -96,9 +96,9 @@ class ConvOperands(NamedTuple):
 
     @property
     def end(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The last tensors of kernels that end in what follows: bias, residual and result. Others stand for what there is not."""
+        """The last tensors of kernels with an epilogue: bias, residual and result. An existing tensor stands in for a missing one."""
         return self.weight if self.bias is None else self.bias, self.result if self.residual is None else self.residual, self.result
 
     def room(self, *shape: int, dtype: str) -> Tensor:
-        """New memory for values between launches."""
+        """Allocate memory for values between launches."""
         return Tensor.empty(shape, dtype, queue=self.result.queue)

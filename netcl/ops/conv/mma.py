@@ -1,7 +1,7 @@
-"""Convolutions of 16-bit tensors on NVIDIA's matrix units (``mma.cl``): when they are used, in which tiles, in how many parts.
+"""Convolutions of 16-bit tensors on NVIDIA's matrix units (``mma.cl``): when to use them, tiles, and splits of the sum.
 
-One launch puts the channels of every pixel side by side and packs the weights; the next is the convolution, as a product whose right
-side is gathered on its way into local memory. A weight gradient is summed in parts, which a last launch adds and rounds.
+The first launch puts the channels of every pixel side by side and packs the weights. The second is the convolution: a product whose
+right operand is gathered while it is copied to local memory. A weight gradient is summed in parts, which a last launch adds and rounds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from netcl.ops.matmul import gemm, nvidia
 
 CHUNK = 8  # values of 16 bytes
 RUN = 4  # chunks of one tap that follow each other in the columns of a weight gradient
-MOST_TAPS = 16  # along an axis: bits of a pixel say which of them lie inside
+MOST_TAPS = 16  # taps along an axis: the bits of a pixel mark which of them lie inside
 TURN_ITEMS, TURN_PIXELS, TURN_CHUNKS = 256, 128, 4  # of a work-group that puts channels last
-LEAST_WORK = 1 << 22  # multiply-adds; below, launches are what takes time
-MOST_EMPTY_VALUES = 24  # values that a tile computes for one that is wanted: portable kernels are slower by more
+LEAST_WORK = 1 << 22  # multiply-adds; below, launches dominate the time
+MOST_EMPTY_VALUES = 24  # values that a tile may compute per wanted value: portable kernels are slower by more
 MOST_INT = 2**31 - 2**20
-FILL = 128  # terms in whose time a work-group begins and ends
+FILL = 128  # startup and end of a work-group, in the time of so many terms
 PART_COST = 300  # multiply-adds of a compute unit in the time that writing and adding a partial sum takes
 
 
@@ -55,7 +55,7 @@ class ConvTile(NamedTuple):
         return sizes | {"MMA": f"MMA_{dtype.upper()}"}
 
     def time(self, rows: int, columns: int, depth: int, planes: int, units: int) -> float:
-        """How long many of them take, as multiply-adds of a compute unit: full waves, and what is left at the end."""
+        """Estimate the time of many tiles, as multiply-adds of a compute unit: full waves and the remainder."""
         groups = planes * -(-rows // self.m) * -(-columns // self.n)
         return self.m * self.n * (depth + FILL) * gemm.group_times(groups, units, self.resident) / self.rate
 
@@ -69,23 +69,23 @@ CONV_MMA_TILES = (
 
 
 def chunks(job: Job) -> int:
-    """Chunks of a pixel of the gathered input."""
+    """Return the chunks of a pixel of the gathered input."""
     return -(-job.sizes[1] // CHUNK)
 
 
 def chunk_run(whole: int, step: int) -> int:
-    """How many chunks of a tap come before the next one's: ``step``, or all where they are not whole steps."""
+    """Return how many chunks of a tap precede those of the next: ``step``, or all if they are not whole steps."""
     return step if whole % step == 0 else whole
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether a device has matrix units, and this convolution may use them: by name, or by policy where they pay."""
+    """Whether the device has matrix units and this convolution may use them: by name, or by policy if they pay."""
     wanted = config.extra.get("form") == "mma" or ("why" in config.extra and pays(job))
     return job.dtype in HALVES and wanted and nvidia.capable(profile) and fits(job)
 
 
 def pays(job: Job) -> bool:
-    """Whether there is enough to do, and most of it is wanted."""
+    """Whether there is enough work, and most computed values are wanted."""
     g, rows, whole = job.g, min(tile.m for tile in CONV_MMA_TILES), chunks(job)
     work = g.n * g.oh * g.ow * g.f * g.c // g.groups * g.taps
     computed = -(-job.filters // rows) * rows * whole * CHUNK
@@ -93,7 +93,7 @@ def pays(job: Job) -> bool:
 
 
 def fits(job: Job) -> bool:
-    """Whether there is something to compute, 32 bits number all of its values, and 16 the taps along an axis."""
+    """Whether there is something to compute, its values can be indexed with 32 bits, and the taps along an axis with 16."""
     g = job.g
     wide = chunks(job) * CHUNK * g.groups
     values = (g.n * wide * max(g.h * g.w, g.oh * g.ow), g.n * g.f * (g.oh * g.ow + CHUNK), g.f * wide * g.taps)
@@ -101,7 +101,7 @@ def fits(job: Job) -> bool:
 
 
 def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """The launches of a convolution or a gradient."""
+    """Launch a convolution or a gradient."""
     tile, splits = tile_of(job, config, profile.max_compute_units)
     if job.kind == WEIGHT_GRAD:
         _mma_weight_grad(queue, job, tile, splits, t)
@@ -110,7 +110,7 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
 
 
 def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[ConvTile, int]:
-    """The tile of a job and in how many parts it is summed: what a configuration names, else the fastest by the model."""
+    """Return the tile of a job and the number of parts of its sum: from the configuration, else the fastest by the model."""
     named = [tile for tile in CONV_MMA_TILES if (tile.m, tile.n) == (config.extra.get("BM"), config.extra.get("BN"))]
     splits, depth = config.extra.get("splits"), chunks(job) * CHUNK * job.g.taps // job.classes
     if job.kind != WEIGHT_GRAD:
@@ -131,7 +131,7 @@ def tile_of(job: Job, config: KernelConfig, units: int) -> tuple[ConvTile, int]:
 
 
 def _useful_splits(job: Job, tile: ConvTile, columns: int, units: int) -> list[int]:
-    """Parts that give every compute unit as many work-groups as it takes at once, twice that, ...; each long enough to be worth it."""
+    """List numbers of parts that fill every compute unit once, twice, ..., as long as each part is worth a launch."""
     tiles = job.g.groups * -(-job.filters // tile.m) * -(-columns // tile.n)
     most = max(1, job.pixels // (4 * FILL))
     return sorted({1, *(max(1, min(most, times * units // tiles)) for times in range(1, 2 * tile.resident + 1))})
@@ -151,7 +151,7 @@ def _instructions() -> str:
 
 
 def _channels_last(queue: Any, job: Job, t: ConvOperands, packs: bool) -> tuple[Tensor, Tensor]:
-    """The source with the channels of a pixel side by side, and, if asked, packed weights."""
+    """Copy the source with the channels of a pixel side by side and, if requested, pack the weights."""
     (n, c, high, wide, m), groups, taps, c8 = job.sizes[:5], job.g.groups, job.g.taps, chunks(job)
     plane, weights = high * wide, groups * m * taps * c8 if packs else 0
     tiles = -(-n * plane // TURN_PIXELS) * -(-c8 // TURN_CHUNKS) * groups
@@ -193,11 +193,11 @@ def _mma_weight_grad(queue: Any, job: Job, tile: ConvTile, splits: int, t: ConvO
     collect(queue, (dw.size,), (launch.LOCAL_1D,), parts, dw, g.f, g.c // g.groups, g.taps, c8, chunk_run(c8, RUN), splits)
 
 
-# ---- trust
+# ---- numeric check
 
 
 def _convolves_right(queue: Any, dtype: str) -> bool:
-    """A strided convolution and its gradients, against the exact ones: whole steps one way, broken ones the other, tiles not full."""
+    """Compare a strided convolution and its gradients with exact ones, for whole and partial steps and partial tiles."""
     g = geometry("conv2d", (3, 32, 9, 8), (37, 32, 3, 3), (2, 1), 1, 1, 1)
     rng = np.random.default_rng(0)
     x, w, dy = (Tensor.from_host(queue, rng.standard_normal(shape, np.float32), dtype) for shape in (g.x_shape, g.w_shape, g.y_shape))

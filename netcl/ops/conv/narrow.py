@@ -1,4 +1,4 @@
-"""``narrow.cl``: groups of few channels and filters (depthwise convolutions) on GPUs, out of registers."""
+"""Depthwise and other convolutions with few channels and filters per group on GPUs, computed in registers (``narrow.cl``)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from netcl.engine.strided import alignment
 from netcl.ops.conv import columns, ending
 from netcl.ops.conv.job import INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job, tier_config
 
-NARROW_TAPS = 7  # of a kernel's side: its weights and sums are registers
+NARROW_TAPS = 7  # maximum side of a kernel, whose weights and sums are kept in registers
 NARROW_WEIGHTS = 72  # of one filter
-NARROW_FILTERS = 8  # of a group: each reads the group's input again
-STRIP_COLUMNS = 4  # of the result a work-item makes
+NARROW_FILTERS = 8  # filters of a group: each rereads the group's input
+STRIP_COLUMNS = 4  # elements of the result per work-item
 STRIP_ROWS_MOST = 14
 NARROW_ITEMS = 128
 BUSY_ITEMS = 512  # work-items per compute unit below which strips are made shorter
@@ -39,20 +39,20 @@ def suits_narrow(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool
 
 
 def _strip_rows(high: int, units: int, profile: DeviceProfile) -> int:
-    """Rows of a strip: the most that divide ``high`` and leave the device busy, with ``units`` strips of all rows."""
+    """Return the rows of a strip: the most that divide ``high`` and keep the device busy with ``units`` strips."""
     fitting = [n for n in range(1, STRIP_ROWS_MOST + 1) if high % n == 0 or high > STRIP_ROWS_MOST * n] or [1]
     return next((n for n in sorted(fitting, key=lambda n: (high % n == 0, n), reverse=True)
                  if units * -(-high // n) >= BUSY_ITEMS * profile.max_compute_units), min(2, high))  # fmt: skip
 
 
 def _reads_fours(job: Job, t: ConvOperands) -> bool:
-    """Whether all rows may be read and written in fours."""
+    """Whether all rows can be loaded and stored four elements at a time."""
     known = job.dtype in launch.QUADS and job.ending.stored in _QUAD_STORES
     return known and job.g.w % STRIP_COLUMNS == job.g.ow % STRIP_COLUMNS == 0 and alignment(t.source, t.weight, t.result) == 16
 
 
 def run_narrow(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """One launch; a weight gradient is summed in parts where channels are too few to keep the device busy."""
+    """Launch the kernel; a weight gradient is summed in parts if the channels are too few to keep the device busy."""
     g, back = job.g, job.kind == INPUT_GRAD
     spread = back and g.stride != (1, 1)
     turned = back and not spread

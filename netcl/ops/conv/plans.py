@@ -1,9 +1,9 @@
-"""From a convolution's sizes to launches: which kernel, with which tiles, over how many work-groups.
+"""Plans convolutions: which kernel, with which tiles, over how many work-groups.
 
-Which kernel runs is a matter of the table of algorithms (:mod:`netcl.engine.algorithms`), which the modules of this folder fill.
-``KernelConfig.extra`` may hold ``tier`` ("cpu" or "simt"), ``form`` (the algorithm), ``winograd_channels`` (how many are enough,
-whatever it costs) and macros of the kernel file. A registered configuration without ``use_local_memory`` takes kernels that need
-none, one without ``use_vectorization`` those that load value by value.
+The table of algorithms (:mod:`netcl.engine.algorithms`), filled by the modules of this folder, determines which kernel runs.
+``KernelConfig.extra`` may hold ``tier`` ("cpu" or "simt"), ``form`` (the algorithm), ``winograd_channels`` (the number of
+channels from which it is used) and macros of the kernel file. A registered configuration without ``use_local_memory`` selects kernels
+without local memory, one without ``use_vectorization`` those with scalar loads.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = ["FORWARD", "INPUT_GRAD", "WEIGHT_GRAD", "Job", "conv_problem", "cpu_t
 log = logging.getLogger("netcl")
 
 TAPS_CHANNELS = 32  # channels and filters of a group from which the tiles of taps.cl are full enough
-TAPS_DEPTH = 16  # terms of a step there
-TAPS_TILES = ((64, 64), (64, 128), (128, 64), (128, 128))  # a tuner tries: filters and pixels
+TAPS_DEPTH = 16  # terms per step of taps.cl
+TAPS_TILES = ((64, 64), (64, 128), (128, 64), (128, 128))  # candidates of the tuner: filters and pixels
 SIMT_TILES = ((32, 32, 16, 2), (64, 64, 16, 4), (64, 64, 16, 8), (128, 64, 16, 8), (128, 128, 8, 8), (128, 128, 16, 8))
-RIM_MAX = 2048  # pixels of a tile with its rim, in local memory
-LONGEST_SUM = 4096  # pixels that a GPU adds up in one go: rounding errors of long sums grow with their length
-SPLIT_ROOM = 1 << 24  # elements of partial weight gradients that this may cost
+RIM_MAX = 2048  # pixels of a tile with its border, in local memory
+LONGEST_SUM = 4096  # pixels that a GPU sums at a time: rounding errors grow with the length of a sum
+SPLIT_ROOM = 1 << 24  # maximum elements of partial weight gradients
 VECTOR_BYTES = 32  # bytes of a vector
 ROWS_KEPT = (96, 192, 384)
 CPU_LOCAL = 256 * 1024  # most local memory worth using on CPUs: a panel should stay in the second-level cache
@@ -51,11 +51,11 @@ _BEFORE = {
     "weights.cl": "ends.cl lanes.cl",
     "simt.cl": "axes.cl ends.cl",
     "taps.cl": "axes.cl ends.cl",
-}  # what a file builds on
+}  # files that precede a kernel file
 
 
 def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, config: KernelConfig | None = None, **ending: Any) -> None:
-    """Launch what the selector chooses, or a given configuration.
+    """Launch the algorithm that the selector, or a given configuration, chooses.
 
     The tensors: forward ``x, w, y``; input gradient ``dy, w, dx``; weight gradient ``x, dy, dw``. ``ending`` may hold ``bias``,
     ``residual`` and ``scale``, for the first two.
@@ -71,14 +71,14 @@ def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, co
 
 
 def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
-    """A convolution as the selector and the tuner name it."""
+    """Describe a convolution for the selector and the tuner."""
     g = job.g
     flags = {"stride": g.stride, "pad": g.pad, "dilation": g.dilation, "groups": g.groups}
     return Problem(job.kind, (g.n, g.c, g.h, g.w, g.f, g.kh, g.kw), job.dtype, flags, profile)
 
 
 def _plainer_convolution(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """A configuration that was named without local memory or vectors, as one of the kernels that need neither."""
+    """Replace a configuration named without local memory or vectors by one of the kernels that need neither."""
     if not is_named(config) or (config.use_local_memory and config.use_vectorization):
         return config
     tier = config.extra.get("tier") or ("cpu" if profile.device_type == "cpu" else "simt")
@@ -89,7 +89,7 @@ def _plainer_convolution(config: KernelConfig, profile: DeviceProfile) -> Kernel
 
 
 def convolution_algorithm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
-    """The algorithm of a convolution and the configuration it runs with."""
+    """Return the algorithm of a convolution and the configuration it runs with."""
     config = _plainer_convolution(config, profile)
     if job.variant(config) is V.CONV2D_TILED_LOCAL:  # which has no kernel for CPUs
         config = replace(config, extra={**config.extra, "tier": "simt"})
@@ -116,7 +116,7 @@ def _conv_kernel(queue: Any, job: Job, file: str, name: str, defines: dict[str, 
 def _launch_ending(
     queue: Any, job: Job, t: ConvOperands, file: str, name: str, defines: dict[str, Any], size: Any, local: Any, *numbers: int
 ) -> None:
-    """Launch a kernel that ends in what follows."""
+    """Launch a kernel with an epilogue."""
     kernel = ending.ending_kernel(queue, job, f"{_BEFORE[file]} {file}", name, defines)
     kernel(queue, size, local, t.source, t.weight, *t.end, *numbers, t.scale)
 
@@ -140,7 +140,7 @@ def cpu_tiles(job: Job, config: KernelConfig, profile: DeviceProfile) -> dict[st
     tiles |= {name: config.extra[name] for name in ("VW", "NV", "MR", "KB") if name in config.extra}
     width = tiles["VW"] * tiles["NV"]
     side = max(1, min(256 // size // width, -(-columns // width)))
-    if job.kind == WEIGHT_GRAD and _form(job, config, lanes * size) == "rows":  # tiles of a kernel row overlap: they share what they read
+    if job.kind == WEIGHT_GRAD and _form(job, config, lanes * size) == "rows":  # tiles of a kernel row overlap and share their loads
         side = next(n for n in (4, 3, 2, 1) if -(-columns // width) % n == 0)
     tiles["NT"] = config.extra.get("NT", side)
     strip, room = tiles["NT"] * width, min(CPU_LOCAL, profile.local_mem_size) - 2048
@@ -153,8 +153,7 @@ def cpu_tiles(job: Job, config: KernelConfig, profile: DeviceProfile) -> dict[st
 
 
 def _rows_kept(job: Job, step: int, room: int, depth: int) -> int:
-    """Rows whose sums wait in local memory between panels: none where one panel holds the whole depth, else as many as there are filters,
-    in a few sizes and up to half of the room; for further rows everything is packed again."""
+    """Return how many rows keep their sums in local memory between panels; none if one panel holds the whole depth."""
     if job.kind != WEIGHT_GRAD and job.sizes[1] * job.g.taps <= min(depth, (room - step) // 8 * 8):
         return step
     wanted = 96 if job.kind == WEIGHT_GRAD else next((n for n in ROWS_KEPT if n >= job.filters), ROWS_KEPT[-1])
@@ -162,13 +161,13 @@ def _rows_kept(job: Job, step: int, room: int, depth: int) -> int:
 
 
 def _tap_span(g: Geometry) -> tuple[int, int]:
-    """Of a kernel row with the channels of a pixel side by side: in how many pieces its taps lie, and the values of one."""
+    """Return the pieces and the values per piece of a kernel row whose channels are side by side."""
     channels = g.c // g.groups
     return (1, g.kw * channels) if g.dilation[1] == 1 or g.kw == 1 else (g.kw, channels)
 
 
 def _form(job: Job, config: KernelConfig, width: int) -> str:
-    """How a weight gradient is computed, ``rows`` (weights.cl) or ``panel``, by what the configuration names or the bytes of a vector.
+    """Return how a weight gradient is computed, ``rows`` (weights.cl) or ``panel``: from the configuration, else by the vector size.
 
     Narrow vectors touch one cache line per pixel, a power of two apart: those lines evict each other, and a packed panel is faster.
     """
@@ -178,7 +177,7 @@ def _form(job: Job, config: KernelConfig, width: int) -> str:
 
 
 def _suits_rows(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether it was asked for, tiles would be mostly empty, or the kernel has more taps than a panel has rows."""
+    """Whether the form was requested, tiles would be mostly empty, or the kernel has more taps than a panel has rows."""
     if config.variant is V.CONV2D_NAIVE or job.filters <= THIN:
         return True
     return job.kind != WEIGHT_GRAD and job.g.taps > cpu_tiles(job, config, profile)["KC"]
@@ -195,7 +194,7 @@ def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
     if job.kind == WEIGHT_GRAD:
         return _cpu_panel_weights(queue, job, tiles, profile, t)
     strips, third = -(-job.pixels // (tiles["NT"] * tiles["NV"] * tiles["VW"])), job.g.groups * job.classes
-    # The sums of unfinished rows wait in local memory, which bounds the rows, unless one panel holds the whole depth.
+    # The sums of unfinished rows stay in local memory, which bounds the rows, unless one panel holds the whole depth.
     bound = 1 if job.sizes[1] * job.g.taps <= tiles["KC"] else -(-job.filters // tiles["ROWS"])
     blocks = max(bound, min(-(-job.filters // tiles["MR"]), -(-_busy_groups(profile) // max(1, strips * third))))
     rows = _ceil_to(-(-job.filters // blocks), tiles["MR"])
@@ -206,15 +205,15 @@ def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
 
 @widened
 def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Channels of a pixel side by side, then a product per row of the kernel; see weights.cl."""
+    """Put the channels of a pixel side by side, then compute a product per kernel row; see weights.cl."""
     tiles, g, channels, m = cpu_tiles(job, config, profile), job.g, job.g.c // job.g.groups, job.filters
     apart, span = _tap_span(g)
-    skip = tuple(step if k == 1 else 1 for step, k in zip(g.stride, (g.kh, g.kw), strict=True))  # pixels no tap ever sees
+    skip = tuple(step if k == 1 else 1 for step, k in zip(g.stride, (g.kh, g.kw), strict=True))  # pixels that no tap reads
     stride = tuple(step // by for step, by in zip(g.stride, skip, strict=True))
     high, wide = ((o - 1) * step + d * (k - 1) + 1 for o, step, d, k in zip((g.oh, g.ow), stride, g.dilation, (g.kh, g.kw), strict=True))
     strip, taps = tiles["NT"] * tiles["NV"] * tiles["VW"], g.kh * apart
     strips = -(-span // strip)
-    # Pixels are divided before filters: every block of filters reads all pixels again.
+    # Pixels are divided before filters, because every block of filters rereads all pixels.
     alike, wanted = strips * taps * g.groups, 2 * _busy_groups(profile)
     splits = max(1, min(-(-wanted // alike), job.pixels // 1024))
     rows = _ceil_to(-(-m // max(1, min(m // (2 * tiles["MR"]), -(-wanted // (alike * splits))))), tiles["MR"])
@@ -256,7 +255,7 @@ def _cpu_rows(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile
 
 
 def simt_tiles(job: Job, config: KernelConfig, profile: DeviceProfile) -> dict[str, int]:
-    """Macros of ``simt.cl`` from a configuration, made to fit each other, the problem and the device."""
+    """Return the macros of ``simt.cl`` from a configuration, adjusted to each other, the problem and the device."""
     per_item = config.work_per_thread
     tiles = {"BM": config.tile_m, "BN": config.tile_n, "BK": config.tile_k, "TM": per_item, "TN": per_item}
     tiles |= {name: config.extra[name] for name in MACROS if name in config.extra}
@@ -291,7 +290,7 @@ def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
 
 
 def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> int:
-    """In how many parts a GPU sums over the pixels: as many as occupy it, and more where one part would be too long a sum."""
+    """Return in how many parts a GPU sums over the pixels: enough to occupy it, and more if a part would be too long a sum."""
     busy = min(-(-_busy_groups(profile) // groups), job.pixels // (16 * depth), 256)
     return max(1, busy, min(job.pixels // LONGEST_SUM, SPLIT_ROOM // math.prod(job.g.w_shape)))
 
@@ -299,7 +298,7 @@ def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> 
 def _suits_taps(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
     """Whether channels and filters fill the tiles of ``taps.cl``, and the device has room for them.
 
-    Never on a CPU, not even for who asks for its GPU kernels: PoCL 3.0 and 3.1 crash in it, where Oclgrind and others find nothing wrong.
+    Never on a CPU, even if its GPU kernels are requested: PoCL 3.0 and 3.1 crash in it; Oclgrind and other drivers find no error.
     """
     if profile.device_type == "cpu":
         return False
@@ -352,7 +351,7 @@ def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfi
 
 
 def _suits_tiled(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether tiles were asked for, and one with its rim fits."""
+    """Whether tiles were requested, and one with its border fits in local memory."""
     g, (wide, high) = job.g, config.local_size_2d
     steps = g.stride if job.kind == FORWARD else (1, 1)
     rim = math.prod((n - 1) * step + (k - 1) * d + 1 for n, step, k, d in zip((high, wide), steps, (g.kh, g.kw), g.dilation, strict=True))
@@ -374,7 +373,7 @@ def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfi
 def _split_weight_grad(
     job: Job, queue: Any, t: ConvOperands, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int
 ) -> None:
-    """A weight gradient, summed in several parts where few weights would not keep the device busy; then the parts' sum."""
+    """Compute a weight gradient in several parts if few weights would not keep the device busy, then sum the parts."""
     kernel = _conv_kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
     parts = t.result if splits == 1 else t.room(splits, t.result.size, dtype=job.accumulator)
     kernel(queue, size, local, t.source, t.weight, parts, *job.sizes, *numbers, splits)
@@ -395,7 +394,7 @@ def _conv_panel_space(problem: Problem, form: str) -> Iterator[KernelConfig]:
         yield KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "form": form, "MR": rows, "NV": vectors, "KC": depth, **block})
 
 
-_MEANT = {V.CONV2D_WINOGRAD: "winograd", V.CONV2D_IM2COL: "columns", V.CONV2D_TILED_LOCAL: "tiled"}  # where they suit
+_MEANT = {V.CONV2D_WINOGRAD: "winograd", V.CONV2D_IM2COL: "columns", V.CONV2D_TILED_LOCAL: "tiled"}  # where they apply
 algorithms.add(
     "conv2d", "rows", "cpu.cl", "groups of one or two filters, and kernels of more taps than a panel has rows", "", _cpu_rows, device="cpu",
     when=_suits_rows, samples=(tier_config(V.CONV2D_NAIVE, "cpu"),),

@@ -1,8 +1,8 @@
 """Winograd's convolution F(4 x 4, 3 x 3): its matrices in exact fractions, when it pays, and its launches.
 
 Along one axis, six products make four outputs of a kernel with three taps: ``y = A' ((G w) * (B' x))``. The matrices come from
-interpolation of polynomials (Cook and Toom) at five points and infinity. Which points decides how much the differences in ``B'`` and
-``A'`` cancel: 0, +-1, +-2, as usually taken, lose a digit; 0, +-11/16, +-11/8 are within a small multiple of a plain float32 sum, and
+interpolation of polynomials (Cook and Toom) at five points and infinity. The points determine how much the differences in ``B'`` and
+``A'`` cancel: the usual 0, +-1, +-2 lose a digit; 0, +-11/16, +-11/8 are within a small multiple of a plain float32 sum, and
 their powers are exact in float32. The gradients use the same matrices: that of the input is a convolution with mirrored weights, that
 of the weights is ``G' ((A dy) * (B' x))``, summed over the tiles.
 """
@@ -30,8 +30,8 @@ TILE_PRODUCTS = TILE**2  # products of a tile
 POINTS = (Fraction(11, 16), Fraction(11, 8))  # each with its negative, beside 0 and infinity
 # In multiply-adds of a large product on a GPU: moving a value to or from memory, a term of a direct convolution, and two more launches.
 VALUE_COST, DIRECT_COST, LAUNCHES_COST = 28, 1.25, 2e8
-LEAST_TERMS = 32  # channels, or tiles of a weight gradient: a plain sum of fewer is more exact than the transforms
-# Of a weight gradient: rows and columns of a work-group, tiles that it sums at least, and those in whose time it begins and stores.
+LEAST_TERMS = 32  # channels, or tiles of a weight gradient: with fewer, a plain sum is more exact than the transforms
+# Of a weight gradient: rows and columns of a work-group, minimum tiles that it sums, and the tiles whose time its startup and stores take.
 BLOCK, LEAST_DEPTH, BLOCK_COST = 64, 128, 100
 WINOGRAD_FILES = "ends.cl transforms.cl winograd.cl"
 Matrix = list[list[Fraction]]
@@ -53,7 +53,7 @@ def matrices(points: Sequence[Fraction], out: int = OUT, taps: int = TAPS) -> tu
 
 
 def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
-    """Coefficients, lowest first, of the product of ``x - root``."""
+    """Return the coefficients, lowest first, of the product of ``x - root``."""
     found = [Fraction(1)]
     for root in roots:
         found = [low - root * high for low, high in zip([Fraction(0), *found], [*found, Fraction(0)], strict=True)]
@@ -66,7 +66,7 @@ def tile_points(points: Sequence[Fraction] = POINTS) -> list[Fraction]:
 
 
 def constants() -> dict[str, str]:
-    """What ``transforms.cl`` expects: powers of both points, and ``SCALES``, an initialiser of TILE x TILE factors of the weights."""
+    """Return the macros of ``transforms.cl``: powers of both points, and ``SCALES``, an initializer of TILE x TILE weight factors."""
     p, q = POINTS
     weights = matrices(tile_points())[1]
     scales = [*(row[0] for row in weights[:-1]), Fraction(1)]
@@ -77,7 +77,7 @@ def constants() -> dict[str, str]:
 
 
 def literal(value: Fraction) -> str:
-    """A float32 literal of OpenCL C, in brackets where it has a sign."""
+    """Return a float32 literal of OpenCL C, in parentheses if it has a sign."""
     text = f"{float(value)!r}f"
     return f"({text})" if value < 0 else text
 
@@ -86,7 +86,7 @@ def literal(value: Fraction) -> str:
 
 
 def winograd_space(problem: Problem) -> list[KernelConfig]:
-    """What a tuner tries for a convolution."""
+    """List the tuner's candidates for a convolution."""
     flags = problem.flags
     plain = problem.shape[5:] == (3, 3) and flags["groups"] == 1 and flags["stride"] == flags["dilation"] == (1, 1)
     allowed = plain and env.value("NETCL_CONV_WINOGRAD")
@@ -94,18 +94,18 @@ def winograd_space(problem: Problem) -> list[KernelConfig]:
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether it can be done and, unless the configuration names how many channels are enough, is likely faster than a direct sum."""
+    """Whether Winograd applies and, unless the configuration names a number of channels, is likely faster than a direct sum."""
     if job.variant(config) is not KernelVariant.CONV2D_WINOGRAD:
         return False
     g, least = job.g, config.extra.get("winograd_channels")
     plain = g.is_plain_3x3 and job.compute == "float"
-    most = TILE_PRODUCTS * max(g.c * g.f, max(g.c, g.f) * tiles(job)[-1])  # values of what is between the transforms
+    most = TILE_PRODUCTS * max(g.c * g.f, max(g.c, g.f) * tiles(job)[-1])  # values between the transforms
     fits = most < 2**30 and 4 * most <= profile.max_alloc_size // 4
     return plain and fits and (pays(job) if least is None else min(g.c, g.f) >= least)
 
 
 def pays(job: Job) -> bool:
-    """Whether it is exact enough and faster: transforms wait for memory; the product for memory or arithmetic, whichever takes longer."""
+    """Whether it is exact enough and faster: transforms are bound by memory, the product by memory or arithmetic."""
     g, (n, c, *_, m, oh, ow), count = job.g, job.sizes[:7], tiles(job)[-1]
     moved = count * (c + m) * (OUT**2 + TILE_PRODUCTS) + c * m * (g.taps + TILE_PRODUCTS)
     products = TILE_PRODUCTS * max(count * c * m, VALUE_COST * (count * (c + m) + c * m))
@@ -114,7 +114,7 @@ def pays(job: Job) -> bool:
 
 
 def tiles(job: Job) -> tuple[int, int, int]:
-    """Rows and columns of tiles in a plane, and all of them, up to a multiple of four: rows of the products start aligned."""
+    """Return rows and columns of tiles in a plane, and their total rounded up to a multiple of four for aligned rows."""
     oh, ow = job.sizes[5:7]
     high, wide = -(-oh // OUT), -(-ow // OUT)
     return high, wide, -(-job.g.n * high * wide // 4) * 4
@@ -124,7 +124,7 @@ def tiles(job: Job) -> tuple[int, int, int]:
 
 
 def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Transformed, a convolution is a product of matrices for each element of a tile: filters x channels x tiles."""
+    """Run a transformed convolution: a matrix product for each element of a tile, filters x channels x tiles."""
     if job.kind == WEIGHT_GRAD:
         return _winograd_weight_grad(queue, job, profile, t)
     (n, c, h, w, m, oh, ow), places = job.sizes[:7], tiles(job)
@@ -141,7 +141,7 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
 
 
 def _winograd_weight_grad(queue: Any, job: Job, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Sums over all tiles, in parts where that makes more work-groups: each is a product of its own, and the last transform adds them."""
+    """Sum over all tiles, in parts if that gives more work-groups: each part is a product, and the last transform adds them."""
     (n, c, h, w, m, oh, ow), (high, wide, span) = job.sizes[:7], tiles(job)
     depth = -(-span // _useful_parts(m, c, span, profile.max_compute_units) // 16) * 16
     parts, pairs = -(-span // depth), m * c
@@ -155,13 +155,13 @@ def _winograd_weight_grad(queue: Any, job: Job, profile: DeviceProfile, t: ConvO
 
 
 def _useful_parts(m: int, c: int, span: int, units: int) -> int:
-    """Into how many parts a sum goes, so that all compute units are busy until its end."""
+    """Return the number of parts of a sum that keeps all compute units busy to the end."""
     blocks = TILE_PRODUCTS * -(-m // BLOCK) * -(-c // BLOCK)
     return min(range(1, max(1, span // LEAST_DEPTH) + 1), key=lambda parts: -(-blocks * parts // units) * (-(-span // parts) + BLOCK_COST))
 
 
 def _transform(queue: Any, job: Job, part: int, name: str, alignment: int = 1, **quads: bool) -> Any:
-    """A kernel of ``winograd.cl``; ``quads`` say whether rows of floats are vectors, if images are aligned as these."""
+    """Return a kernel of ``winograd.cl``; ``quads`` (rows of floats as vectors) is set if images have this alignment."""
     vectors = alignment == 16 and job.dtype == "float32"
     defines = constants() | {"PART": part, "ITEMS": launch.LOCAL_1D, "INPUT_GRAD": job.kind == INPUT_GRAD}
     defines |= {macro: vectors and wide for macro, wide in quads.items()}
@@ -171,7 +171,7 @@ def _transform(queue: Any, job: Job, part: int, name: str, alignment: int = 1, *
 def _tile_products(
     queue: Any, t: gemm.Operands, batches: int, m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False
 ) -> None:
-    """The products of all elements of a tile in one launch."""
+    """Compute the products of all elements of a tile in one launch."""
     aligned = not any(size % 4 for size in (m if trans_a else k, k if trans_b else n, m * k, n * k))
     p = gemm.Matmul(m, n, k, trans_a, trans_b, *("float32",) * 3, batch=(1, batches), a_strides=(0, m * k), b_strides=(0, n * k),
                      aligned=aligned, placed=True)  # fmt: skip

@@ -1,4 +1,4 @@
-"""``winograd_cpu.cl``: when it pays, which tiles fit a CPU, how work-groups share the work and what room they need."""
+"""Winograd convolutions on CPUs (``winograd_cpu.cl``): when they pay, tiles, distribution over work-groups, memory."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ from netcl.ops.conv.ending import widened
 from netcl.ops.conv.job import GROUPS_PER_UNIT, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
 from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE, TILE_PRODUCTS, constants
 
-# In the time of the 36 products of a channel and a filter with one tile, lanes filled: the same with the transforms of pixels, a plain sum,
-# and the transform of the weights.
+# Costs relative to the 36 products of a channel, a filter and a tile with full lanes: the same with the transforms of pixels, a plain
+# sum, and the transform of the weights.
 WITH_TRANSFORMS, PLAIN, TRANSFORM = 1.3, 5.0, 10.0
-STRIP, LONGEST_STRIP = 32, 128  # tiles of a strip where weights are transformed once; most where every strip transforms them again
-FRESH_STRIPS = (16, 64, LONGEST_STRIP)  # where it does: few, so that sizes share programs, and the largest for which there is room
+STRIP, LONGEST_STRIP = 32, 128  # tiles of a strip if weights are transformed once; the maximum if every strip transforms them
+FRESH_STRIPS = (16, 64, LONGEST_STRIP)  # in that case: few values, so that sizes share programs, and the largest that fits
 INPUT_ROOM = 5 << 18  # bytes of transformed inputs that stay in the second cache
-CACHED_WEIGHTS = (
-    1 << 20
-)  # bytes of transformed weights that stay there beside a strip: more are made again for every strip, which is faster
-LEAST_PER_UNIT = 2  # as many where strips are few: every group of a strip transforms it for itself
+CACHED_WEIGHTS = 1 << 20  # bytes of transformed weights that stay there beside a strip: more are recomputed per strip, which is faster
+LEAST_PER_UNIT = 2  # the same if strips are few: every group transforms its strip itself
 APART = 16  # elements between the parts of transformed values, as in the kernel
-CHANNELS, DEPTH = 16, 64  # whose weights are transformed by a work-group, and by a group of the convolution at a time
+CHANNELS, DEPTH = 16, 64  # filters whose weights a work-group transforms, and those that a group of the convolution transforms at a time
 WINOGRAD_CPU_FILES = "ends.cl lanes.cl transforms.cl winograd_cpu.cl"
 TUNED_TILES = {32: ({"MR": 8, "NV": 3}, {"MR": 16, "NV": 1}), 16: ({"MR": 4, "NV": 3}, {"MR": 8, "NV": 1})}  # by vector registers
-LINES = 2 * TILE + OUT  # lines of a strip in local memory: patches, what comes after them, results
+LINES = 2 * TILE + OUT  # lines of a strip in local memory: patches, intermediate values, results
 
 
 class Share(NamedTuple):
-    """Macros, blocks of filters, work-groups, and the elements of transformed weights (none if FRESH) and of the groups' rooms."""
+    """Macros, blocks of filters, work-groups, and the elements of transformed weights (none if FRESH) and of the groups' memory."""
 
     tiles: dict[str, Any]
     blocks: int
@@ -42,7 +40,7 @@ class Share(NamedTuple):
 
 
 def wanted(job: Job, config: KernelConfig, pays: Callable[[], bool]) -> bool:
-    """Whether it can be done and was asked for, or pays: to the policy every convolution of a CPU is a panel, which leaves how to us."""
+    """Whether Winograd applies and was requested, or pays: the policy chooses a panel for every CPU convolution, of any form."""
     variant = job.variant(config)
     if not job.g.is_plain_3x3 or job.compute == "double":
         return False
@@ -54,14 +52,14 @@ def wanted(job: Job, config: KernelConfig, pays: Callable[[], bool]) -> bool:
 
 
 def winograd_cpu_space(problem: Problem) -> list[KernelConfig]:
-    """What a tuner tries: its own tiles, and others that fill the registers."""
+    """List the tuner's candidates: the default tiles, and others that fill the registers."""
     found = winograd.winograd_space(problem) if problem.op != WEIGHT_GRAD else []
     named = [{"tier": "cpu", "winograd_channels": 1, **tiles} for tiles in TUNED_TILES[problem.profile.vector_registers]] if found else []
     return found + [KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra=extra) for extra in named]
 
 
 def suits(job: Job, config: KernelConfig, profile: ExtendedDeviceProfile) -> bool:
-    """Whether a convolution or an input gradient is to be computed like this, and there is room for it."""
+    """Whether a convolution or an input gradient should use this form and fits in memory."""
     if job.kind == WEIGHT_GRAD or not wanted(job, config, lambda: pays(job, profile)):
         return False
     share = share_of(job, profile, config.extra)
@@ -69,8 +67,7 @@ def suits(job: Job, config: KernelConfig, profile: ExtendedDeviceProfile) -> boo
 
 
 def pays(job: Job, profile: ExtendedDeviceProfile) -> bool:
-    """Whether 36 products instead of 144 are exact enough and worth the transforms of pixels, which few filters share, and of weights,
-    which few tiles share."""
+    """Whether 36 products instead of 144 are exact enough and save more than the transforms of pixels and weights cost."""
     tiles = share_of(job, profile, {}).tiles
     ours = _strip_cost(_tile_count(job), _strip(tiles), tiles["VW"] * tiles["NV"], tiles["FRESH"])
     faster = ours < PLAIN * job.g.n * job.sizes[5] * job.sizes[6] / OUT**2
@@ -78,7 +75,7 @@ def pays(job: Job, profile: ExtendedDeviceProfile) -> bool:
 
 
 def tiles_of(job: Job) -> tuple[int, int]:
-    """Rows and columns of tiles in a plane of outputs, or of what an input gradient makes."""
+    """Return rows and columns of tiles in a plane of outputs, or of the input gradient."""
     return -(-job.sizes[5] // OUT), -(-job.sizes[6] // OUT)
 
 
@@ -88,7 +85,7 @@ def _tile_count(job: Job) -> int:
 
 
 def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> Share:
-    """How the work is cut; ``given`` may name macros."""
+    """Return how the work is divided; ``given`` may name macros."""
     count, c, m, units = _tile_count(job), job.sizes[1], job.filters, profile.max_compute_units
     tiles = _tile_macros(count, c, m, profile, given)
     blocks, strips = -(-m // tiles["MR"]), -(-count // _strip(tiles))
@@ -100,7 +97,7 @@ def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any])
 
 
 def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """MR filters times NV vectors of VW tiles in registers, NT of them side by side in a strip."""
+    """Choose MR filters times NV vectors of VW tiles in registers, and NT of them side by side in a strip."""
     lanes = given.get("VW", profile.lanes)
     longest = max(lanes, min(LONGEST_STRIP, INPUT_ROOM // _transformed_bytes(c, 1)))
     fresh = given.get("FRESH", int(count <= longest or 4 * TILE_PRODUCTS * c * m > CACHED_WEIGHTS))
@@ -124,7 +121,7 @@ def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, giv
 
 
 def _strip_cost(count: int, strip: int, unit: int, fresh: int) -> float:
-    """The time for ``count`` tiles; of the last strip, only the units of tiles that there are."""
+    """Estimate the time for ``count`` tiles; of the last strip only existing tiles count."""
     computed = count // strip * strip + -(-(count % strip) // unit) * unit
     return WITH_TRANSFORMS * computed + TRANSFORM * (-(-count // strip) if fresh else 1)
 
@@ -139,19 +136,19 @@ def _transformed_bytes(channels: int, tiles: int) -> int:
 
 
 def local_size(tiles: Mapping[str, int]) -> int:
-    """Bytes of local memory: the products of a strip and a block of filters, and lines of pixels, four of every tile."""
+    """Return the bytes of local memory: the products of a strip and a block of filters, and four lines of pixels per tile."""
     return 4 * _strip(tiles) * (TILE_PRODUCTS * tiles["MR"] + LINES * OUT)
 
 
 @widened
 def run(queue: Any, job: Job, config: KernelConfig, profile: ExtendedDeviceProfile, t: ConvOperands) -> None:
-    """The transform of weights, unless they are FRESH, then the convolution in one kernel."""
+    """Transform the weights, unless they are FRESH, then run the convolution in one kernel."""
     share, (n, c, h, w, m, oh, ow) = share_of(job, profile, config.extra), job.sizes[:7]
     back = int(job.kind == INPUT_GRAD)
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad
     numbers = (n, c, h, w, m, oh, ow, *tiles_of(job), *pad, back)
     macros: dict[str, Any] = {"REAL": job.compute, **share.tiles, **constants()}
-    convolve = ending.ending_kernel(queue, job, WINOGRAD_CPU_FILES, "winograd_cpu", {**macros, "PART": 2, "INPUT_GRAD": 0})  # `back` tells
+    convolve = ending.ending_kernel(queue, job, WINOGRAD_CPU_FILES, "winograd_cpu", {**macros, "PART": 2, "INPUT_GRAD": 0})
     u, rooms = t.weight, t.room(share.rooms, dtype=job.dtype)
     if not share.tiles["FRESH"]:
         u = t.room(share.weights, dtype=job.dtype)

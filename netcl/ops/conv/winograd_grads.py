@@ -1,4 +1,4 @@
-"""``winograd_grads.cl``: the weight gradient of 3x3 kernels on CPUs by Winograd's transforms."""
+"""The weight gradient of 3x3 kernels on CPUs by Winograd's transforms (``winograd_grads.cl``)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from netcl.ops.conv.job import GROUPS_PER_UNIT, WEIGHT_GRAD, ConvOperands, Job
 from netcl.ops.conv.winograd import LEAST_TERMS, OUT, TILE_PRODUCTS, constants, winograd_space
 from netcl.ops.conv.winograd_cpu import APART, WINOGRAD_CPU_CONFIG, tiles_of, wanted
 
-WASTE = 2  # times as many pixels in tiles as in the gradient take away what is gained
-TILES_AT_ONCE = 32  # transformed at a time
+WASTE = 2  # ratio of pixels in tiles to pixels of the gradient from which Winograd no longer pays
+TILES_AT_ONCE = 32  # tiles transformed at a time
 FILTER_BLOCKS = (32, 64)  # filters of a work-group
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether a weight gradient is to be computed like this, and there is room for its sums."""
+    """Whether a weight gradient should use this form and its sums fit in memory."""
     if job.kind != WEIGHT_GRAD or not wanted(job, config, lambda: pays(job)):
         return False
     return 4 * TILE_PRODUCTS * (job.g.f + FILTER_BLOCKS[-1]) * (job.g.c + 32) * GROUPS_PER_UNIT <= profile.max_alloc_size
 
 
 def pays(job: Job) -> bool:
-    """Whether there are tiles enough, for exactness and to pay for the way back, and channels and filters, for the transforms."""
+    """Whether there are enough tiles for accuracy and for the inverse transform, and enough channels and filters for the transforms."""
     g, (high, wide) = job.g, tiles_of(job)
     filled = high * wide * OUT**2 <= WASTE * g.oh * g.ow
     return filled and min(g.n * high * wide, g.c, g.f) >= LEAST_TERMS
@@ -33,7 +33,7 @@ def pays(job: Job) -> bool:
 
 @widened
 def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Channels last, in x and in dy; the sums, by blocks of filters and shares of the tiles; the way back to weights."""
+    """Put channels last in x and dy, sum by blocks of filters and shares of the tiles, and transform back to weights."""
     g, (high, wide) = job.g, tiles_of(job)
     lanes = config.extra.get("VW", profile.lanes)
     block = FILTER_BLOCKS[g.f > FILTER_BLOCKS[0]]

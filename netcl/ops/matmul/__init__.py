@@ -1,4 +1,4 @@
-"""Matrix products: ``matmul`` and what is made of it. Kernels and their choice are in :mod:`netcl.ops.matmul.gemm`."""
+"""Matrix products: ``matmul`` and the ops built on it. The kernels are chosen in :mod:`netcl.ops.matmul.gemm`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["affine", "affine_activated", "bmm", "build_matmul_kernel", "einsum",
 
 
 class _Shapes(NamedTuple):
-    """A product of stacks of matrices: both operands as such, the result as such, and without the axes that vectors were given."""
+    """Shapes of a product of stacks of matrices: operands and result as stacks, and the result without the axes added to vectors."""
 
     left: tuple[int, ...]
     right: tuple[int, ...]
@@ -38,9 +38,9 @@ class _Shapes(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _product_shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans_b: bool) -> _Shapes:
-    """A vector is a row on the left and a column on the right."""
+    """Determine the shapes of a product; a vector is a row on the left and a column on the right."""
     if not a or not b:
-        raise ShapeError(message("matmul", "a 0-d tensor is no matrix", "use mul", **{"a.shape": a, "b.shape": b}))
+        raise ShapeError(message("matmul", "operands must have at least one dimension", "use mul", **{"a.shape": a, "b.shape": b}))
     left = ((a[0], 1) if trans_a else (1, a[0])) if len(a) == 1 else a
     right = b if len(b) > 1 else ((1, b[0]) if trans_b else (b[0], 1))
     m, k = left[-2:][::-1] if trans_a else left[-2:]
@@ -48,13 +48,13 @@ def _product_shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans
     if k != rows:
         transposed = {"transpose_a": True} if trans_a else {}
         transposed |= {"transpose_b": True} if trans_b else {}
-        what = f"a has {k} columns and b has {rows} rows"
+        what = f"a must have as many columns as b has rows, got {k} and {rows}"
         remedy = "transpose b: a @ b.mT" if k == n else "make them equal: transpose or reshape one"
         raise ShapeError(message("matmul", what, remedy, **{"a.shape": a, "b.shape": b}, **transposed))
     try:
         batch = np.broadcast_shapes(left[:-2], right[:-2])
     except ValueError:
-        raise ShapeError(message("matmul", "the batch axes do not broadcast", **{"a.shape": a, "b.shape": b})) from None
+        raise ShapeError(message("matmul", "the batch axes must broadcast together", **{"a.shape": a, "b.shape": b})) from None
     sizes = (*batch, *(() if len(a) == 1 else (m,)), *(() if len(b) == 1 else (n,)))
     return _Shapes(left, right, (*batch, m, n), sizes)
 
@@ -66,7 +66,7 @@ def _result_dtype(name: str, *operands: Tensor) -> str:
     result = dtypes.DTYPES[first]
     for x in operands:
         if x.dtype not in launch.NUMBERS:
-            raise DtypeError(message(name, "products take numbers", 'cast first: x.to("float32")', dtype=x.dtype, shape=x.shape))
+            raise DtypeError(message(name, "products require numbers", 'cast first: x.to("float32")', dtype=x.dtype, shape=x.shape))
         result = dtypes.promote(result, dtypes.DTYPES[x.dtype])
     return result.name
 
@@ -125,10 +125,10 @@ def _matmul_ref(a, b, transpose_a=False, transpose_b=False):
         S((20, 18), (18, 33), dtypes="int64", low=-(2**33), high=2**20),
     ],
     errors=[
-        (S((3, 5), (4, 2)), r"\[matmul\] a has 5 columns and b has 4 rows; a\.shape=\(3, 5\), b\.shape=\(4, 2\)"),
-        (S((2, 3, 5), (3, 5, 2)), r"\[matmul\] the batch axes do not broadcast; a\.shape=\(2, 3, 5\)"),
-        (S((), (4, 2)), r"\[matmul\] a 0-d tensor is no matrix"),
-        (S((3, 5), (5, 2), dtypes="bool"), r"\[matmul\] products take numbers; dtype=bool"),
+        (S((3, 5), (4, 2)), r"\[matmul\] a must have as many columns as b has rows, got 5 and 4"),
+        (S((2, 3, 5), (3, 5, 2)), r"\[matmul\] the batch axes must broadcast together; a\.shape=\(2, 3, 5\)"),
+        (S((), (4, 2)), r"\[matmul\] operands must have at least one dimension"),
+        (S((3, 5), (5, 2), dtypes="bool"), r"\[matmul\] products require numbers; dtype=bool"),
     ],
 )
 def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
@@ -149,7 +149,7 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
 
 
 def matmul_with(a: Tensor, b: Tensor, extras: Extras, transpose_a: bool, transpose_b: bool) -> Tensor:
-    """:func:`matmul` and what follows it in one kernel; OpenCL devices."""
+    """Run :func:`matmul` and the ops that follow it in one kernel; OpenCL devices only."""
     left, right, shape, result = _product_shapes(a.shape, b.shape, transpose_a, transpose_b)
     if 0 in shape:
         return Tensor.empty(result, extras.finish.stored, queue=a.queue)
@@ -159,7 +159,7 @@ def matmul_with(a: Tensor, b: Tensor, extras: Extras, transpose_a: bool, transpo
 
 
 def matmul_shape(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> tuple[int, ...]:
-    """The shape :func:`matmul` gives."""
+    """Return the shape of the result of :func:`matmul`."""
     return _product_shapes(a.shape, b.shape, transpose_a, transpose_b).result
 
 
@@ -170,26 +170,26 @@ def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 @composite(
     ref=np.matmul,
     samples=[S((2, 3, 4), (2, 4, 5))],
-    errors=[(S((3, 4), (4, 5)), r"\[bmm\] takes two stacks of matrices; a\.shape=\(3, 4\), b\.shape=\(4, 5\)")],
+    errors=[(S((3, 4), (4, 5)), r"\[bmm\] a and b must be two stacks of matrices; a\.shape=\(3, 4\), b\.shape=\(4, 5\)")],
 )
 def bmm(F: Any, a: Tensor, b: Tensor) -> Tensor:
-    """The products of two stacks of matrices, one by one."""
+    """Multiply two stacks of matrices pairwise."""
     a, b = launch.as_tensors("bmm", a, b)
     if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0]:
-        raise ShapeError(message("bmm", "takes two stacks of matrices", **{"a.shape": a.shape, "b.shape": b.shape}))
+        raise ShapeError(message("bmm", "a and b must be two stacks of matrices", **{"a.shape": a.shape, "b.shape": b.shape}))
     return F.matmul(a, b)
 
 
 @composite(
     ref=np.outer,
     samples=[S((3,), (4,))],
-    errors=[(S((3, 1), (4,)), r"\[outer\] takes two vectors; a\.shape=\(3, 1\), b\.shape=\(4,\)")],
+    errors=[(S((3, 1), (4,)), r"\[outer\] a and b must be vectors; a\.shape=\(3, 1\), b\.shape=\(4,\)")],
 )
 def outer(F: Any, a: Tensor, b: Tensor) -> Tensor:
-    """Every product of an element of one vector with one of the other."""
+    """Multiply every element of one vector with every element of the other."""
     a, b = launch.as_tensors("outer", a, b)
     if a.ndim != 1 or b.ndim != 1:
-        raise ShapeError(message("outer", "takes two vectors", **{"a.shape": a.shape, "b.shape": b.shape}))
+        raise ShapeError(message("outer", "a and b must be vectors", **{"a.shape": a.shape, "b.shape": b.shape}))
     return F.mul(F.reshape(a, (-1, 1)), F.reshape(b, (1, -1)))
 
 
@@ -199,12 +199,12 @@ def outer(F: Any, a: Tensor, b: Tensor) -> Tensor:
 def _check_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
     shapes = {"x.shape": x.shape, "w.shape": w.shape}
     if w.ndim != 2 or not x.shape or x.shape[-1] != w.shape[1]:
-        what = f"w expects {w.shape[1]} features, x has {x.shape[-1] if x.shape else 'none'}" if w.ndim == 2 else "w is a matrix, out x in"
+        what = f"w expected {w.shape[1]} features, got {x.shape[-1] if x.shape else 'none'}" if w.ndim == 2 else "w must be a matrix"
         flat = w.ndim == 2 and x.ndim > 2 and math.prod(x.shape[1:]) == w.shape[1]
         remedy = "flatten the input first: nn.Flatten(), or x.flatten(1)" if flat else "the layer's in_features must be the last axis of x"
         raise ShapeError(message("linear", what, remedy, **shapes))
     if bias is not None and bias.shape != (w.shape[0],):
-        raise ShapeError(message("linear", f"bias has one value per output, {w.shape[0]} of them", **shapes, **{"bias.shape": bias.shape}))
+        raise ShapeError(message("linear", f"bias must have {w.shape[0]} values", **shapes, **{"bias.shape": bias.shape}))
 
 
 def _launch_affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
@@ -218,7 +218,7 @@ def _launch_affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
 
 
 def affine_with(x: Tensor, w: Tensor, extras: Extras) -> Tensor:
-    """``x w'`` and what follows it in one kernel; OpenCL devices."""
+    """Compute ``x w'`` and the ops that follow it in one kernel; OpenCL devices only."""
     shape, rows = (*x.shape[:-1], w.shape[0]), math.prod(x.shape[:-1])
     if 0 in shape:
         return Tensor.empty(shape, extras.finish.stored, queue=x.queue)
@@ -244,8 +244,8 @@ def _affine_ref(x, w, bias=None):
 
 
 _LINEAR_ERRORS = [
-    (S((3, 5), (2, 4), (2,)), r"\[linear\] w expects 4 features, x has 5; x\.shape=\(3, 5\), w\.shape=\(2, 4\)"),
-    (S((3, 5), (2, 5), (3,)), r"\[linear\] bias has one value per output, 2 of them"),
+    (S((3, 5), (2, 4), (2,)), r"\[linear\] w expected 4 features, got 5"),
+    (S((3, 5), (2, 5), (3,)), r"\[linear\] bias must have 2 values"),
 ]
 
 
@@ -263,7 +263,7 @@ _LINEAR_ERRORS = [
     errors=_LINEAR_ERRORS,
 )
 def affine(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x w' + bias``: what ``linear`` does without an activation."""
+    """Compute ``x w' + bias``: ``linear`` without an activation."""
     return _launch_affine(x, w, bias, None)
 
 
@@ -321,7 +321,7 @@ def linear(F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, activation:
 
 
 def build_matmul_kernel(context: Any, tile: int = 16, dtype: str = "float") -> BuiltKernel:
-    """A compiled kernel ``matmul(A, B, C, M, N, K)`` for row-major matrices, in tiles of ``tile`` x ``tile``.
+    """Build a kernel ``matmul(A, B, C, M, N, K)`` for row-major matrices, in tiles of ``tile`` x ``tile``.
 
     Launch it over ``(N, M)``: ``kernel(queue, (N, M), None, a, b, c, M, N, K)``; ``context`` may be a queue or a device handle.
     """

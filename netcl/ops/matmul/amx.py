@@ -1,12 +1,12 @@
-"""Products on AMX, the tile registers of some x86 CPUs: a tier of its own, asked for with ``NETCL_AMX=1`` and invisible otherwise.
+"""Products on AMX, the tile registers of some x86 CPUs: a separate tier, enabled by ``NETCL_AMX=1``.
 
-The kernels hold inline assembly, which is no part of OpenCL C; drivers accept it or do not. So a device takes this tier only after
-four questions, asked once per context: does the processor list ``amx_bf16``, does the kernel grant the tile registers, does the
-driver build the kernels, and is a product of odd sizes right.
+The kernels contain inline assembly, which is not part of OpenCL C and which a driver may reject. A device uses this tier only after
+four checks, made once per context: the processor lists ``amx_bf16``, the operating system grants the tile registers, the
+driver builds the kernels, and a product of odd sizes is correct.
 
 bfloat16 operands are multiplied as they are. float32 operands are split into two bfloat16 values (three products, about twice the
-speed of float32 arithmetic); what that loses is below the rounding of a plain float32 sum only where sums are long, so
-``set_matmul_precision("highest")`` takes it from :data:`AMX_SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` rounds to bfloat16.
+speed of float32 arithmetic). Its error is below the rounding of a plain float32 sum only for long sums, so
+``set_matmul_precision("highest")`` uses it from :data:`AMX_SPLIT_DEPTH` terms on, ``high`` always, and ``medium`` rounds to bfloat16.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from netcl.ops.matmul.gemm import Matmul, Operands
 log = logging.getLogger("netcl")
 
 AMX_SPLIT_DEPTH = 1024
-AMX_LEAST_WORK = 128**3  # multiply-adds: below, packing costs more than is won
+AMX_LEAST_WORK = 128**3  # multiply-adds: below, packing costs more than it saves
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
-_AMX_LANES = 16  # of the vectors that a product ends in
+_AMX_LANES = 16  # lanes of the epilogue's vectors
 _PACKED_TILE = 512  # values of a packed tile: 16 x 32
 
 
 @cache
 def granted() -> bool:
-    """Whether processor and kernel let this process use the tile registers; asks the kernel for them."""
+    """Whether processor and operating system let this process use the tile registers; requests them."""
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
         return False
     flags = Path("/proc/cpuinfo")
@@ -53,7 +53,7 @@ def granted() -> bool:
 
 
 def terms_for(p: Matmul) -> int:
-    """How many bfloat16 values an operand becomes; 0 where AMX would not be exact enough, or cannot be used."""
+    """Return how many bfloat16 values an operand is split into; 0 if AMX is not exact enough or not available."""
     if p.real != "float":
         return 0
     if p.a == p.b == "bfloat16":
@@ -65,20 +65,20 @@ def terms_for(p: Matmul) -> int:
 
 
 def wants(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether a product is computed on AMX: by name, or where ``NETCL_AMX`` asks for it and it is exact enough and pays."""
+    """Whether a product runs on AMX: by name, or if ``NETCL_AMX`` is set, it is exact enough and it pays."""
     if config.extra.get("tier") == "amx":
         return True
     return bool(env.value("NETCL_AMX") and p.batches * p.m * p.n * p.k >= AMX_LEAST_WORK and terms_for(p))
 
 
 def _driver_works(queue: Any) -> bool:
-    """Whether the driver builds the kernels and they are right; asked once per context."""
+    """Whether the driver builds the kernels and they are correct; checked once per context."""
     if handle_of(queue).profile.has_quirk("no_amx"):
         return False
     state = program.state(queue)
     verdict = state.get(("matmul", "amx"))
     if verdict is None:
-        state[("matmul", "amx")] = False  # the products of the check itself do not ask again
+        state[("matmul", "amx")] = False  # the products of the check must not start it again
         with recording.paused():
             verdict = state[("matmul", "amx")] = _multiplies_exactly(device_queue(queue))
         log.info("[matmul] AMX is %s; device=%s", "used" if verdict else "not used: its kernels failed", state.device.name)
@@ -104,7 +104,7 @@ def _multiplies_exactly(queue: Any) -> bool:
 
 
 def run(queue: Any, p: Matmul, t: Operands, terms: int, units: int) -> None:
-    """Pack both operands, multiply, and do again what holds infinities or NaN."""
+    """Pack both operands, multiply, and recompute results that involve infinities or NaN."""
     rows, columns, depth = 2 * -(-p.m // 32), 2 * -(-p.n // 32), -(-p.k // 32)
     a_plane, b_plane = p.batches * rows * depth * _PACKED_TILE, p.batches * columns * depth * _PACKED_TILE
     first, flags = terms * a_plane, p.batches * rows

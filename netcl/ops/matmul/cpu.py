@@ -18,17 +18,17 @@ from netcl.ops.matmul.gemm import Matmul, Operands
 
 _PANEL = 256 * 1024  # bytes of B that a work-item packs: half of a common second cache, and what Intel's runtime allows
 _DEPTH = {64: 1024}  # rows of a panel by bytes of a vector: A is read in place, so wide tiles want long runs of it; else 512
-_PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading it in columns costs less than a second launch
-_PACK_PANELS = 8  # that a work-item packs side by side of an A that is not transposed
-_PACK_BYTES = 64 * 1024  # of a transposed A that a work-item packs, in whole rows of it
+_PACK_A_FROM = 512 * 512  # elements of a transposed A: below, reading columns costs less than a second launch
+_PACK_PANELS = 8  # panels that a work-item packs side by side from an A that is not transposed
+_PACK_BYTES = 64 * 1024  # bytes of a transposed A that a work-item packs, in whole rows
 _PACK_STREAMS = {64: 32}  # rows of it that are read side by side, by bytes of a vector; else 16
 _COLUMNS = 64  # of a panel
-_PACKING_ROWS = 256  # that a panel is worth packing for: a thirtieth of the work
+_PACKING_ROWS = 256  # rows from which packing a panel pays: it takes a thirtieth of the work
 _DOT_ROWS = 64
 _DOT_DEPTH = 8  # vectors along k: below, adding up their lanes costs more than packing
 _UNPACKED_ROWS = {4: 4}  # by lanes: a narrow tile reads half a cache line per row of B, so packing pays from five rows on
-_UNPACKED_VALUES, _UNPACKED_MOST = 64 * 1024, 512  # of B, and rows: it stays in the second cache, and is not read often enough to pack
-#: What a tuner tries on CPUs: rows and vectors of a register tile by the number of registers, and rows of a panel.
+_UNPACKED_VALUES, _UNPACKED_MOST = 64 * 1024, 512  # bytes of B, and rows, up to which packing does not pay
+#: Candidates of the tuner on CPUs: rows and vectors of a register tile by the number of registers, and rows of a panel.
 REGISTER_TILES = {32: ((6, 4), (12, 2), (8, 3), (4, 4)), 16: ((6, 2), (4, 3), (12, 1))}
 PANEL_DEPTHS = (256, 512, 1024)
 
@@ -53,7 +53,7 @@ class _Tile(NamedTuple):
 
 
 def _register_tile(p: Matmul, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
-    """For the device's registers: 32 of 4 or of 16 lanes, or 16 of 8 (AVX2); or of the rows and vectors a configuration names."""
+    """Choose the tile for the device's registers (32 of 4 or 16 lanes, or 16 of 8), or of the rows and vectors of a configuration."""
     lanes, few = profile.lanes * 4 // p.itemsize, profile.vector_registers == 16
     rows, vectors = (6, 2) if few else (6, 4)
     if p.n <= 2 * lanes:
@@ -63,7 +63,7 @@ def _register_tile(p: Matmul, profile: DeviceProfile, extra: Mapping[str, Any] =
 
 
 def _group_rows(p: Matmul, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
-    """Rows of a work-group, in whole tiles: as many as leave four groups per core, or sixteen where that hardly packs B more often."""
+    """Return the rows of a work-group in whole tiles: four groups per core, or sixteen if B is then hardly packed more often."""
     per_block, units = panels * p.batches, profile.max_compute_units
     few, many = (max(1, -(-groups * units // per_block)) for groups in (4, 16))
     blocks = max(few, min(many, p.m // _PACKING_ROWS))
@@ -73,7 +73,7 @@ def _group_rows(p: Matmul, tile: _Tile, panels: int, profile: DeviceProfile) -> 
 def _panels(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """B packed into local memory; A packed before where it is transposed and large, or stored in fewer bits.
 
-    Where the result gives fewer groups than there are cores, k is split: its parts are batches of a product whose results are added.
+    If the result gives fewer groups than cores, k is split: its parts are batches of a product whose results are added.
     """
     tile = _register_tile(p, profile, config.extra)
     room = min(_PANEL, profile.local_mem_size or _PANEL)
@@ -97,7 +97,7 @@ def _panels(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile,
 
 
 def _pack(queue: Any, p: Matmul, tile: _Tile, a: Tensor, packed: Tensor) -> Tensor:
-    """A into panels of a tile's rows: some streams at a time along the rows of a transposed one, else some panels after another."""
+    """Pack A into panels of a tile's rows: a few streams at a time along the rows of a transposed A, else panel after panel."""
     panels = -(-p.m // tile.rows)
     if p.trans_a:
         step = _PACK_STREAMS.get(tile.lanes * p.itemsize, 16)
@@ -111,7 +111,7 @@ def _pack(queue: Any, p: Matmul, tile: _Tile, a: Tensor, packed: Tensor) -> Tens
 
 
 def vector_ends(p: Matmul, lanes: int) -> tuple[dict[str, str], dict[str, None]]:
-    """How kernels read biases and residuals and store results in vectors, and the functions it takes; less for other dtypes than floats."""
+    """Return how kernels load biases and residuals and store results in vectors, and the functions this needs."""
     macros: dict[str, str] = {}
     functions: dict[str, None] = {}
     for name, dtype in (("BIAS", p.bias), ("ADDED", p.ending.residual)):
@@ -127,7 +127,7 @@ def vector_ends(p: Matmul, lanes: int) -> tuple[dict[str, str], dict[str, None]]
 
 
 def _panel_kernel(queue: Any, p: Matmul, tile: _Tile, **macros: int) -> Any:
-    """``gemm_panel`` with the ways in which it reads and writes vectors of the operands' dtypes."""
+    """Return ``gemm_panel`` with vector loads and stores for the operands' dtypes."""
     ends, functions = vector_ends(p, tile.lanes)
     read, text = p.lanes("B", p.b, tile.lanes)
     functions[text] = None
@@ -139,7 +139,7 @@ def _panel_kernel(queue: Any, p: Matmul, tile: _Tile, **macros: int) -> Any:
 
 
 def _cpu_splits(p: Matmul, tiles: int, profile: DeviceProfile) -> int:
-    """Into how many equal parts k goes: as many as give every core a register tile, if the result has not that many itself."""
+    """Return into how many equal parts k is split so that every core gets a register tile."""
     wanted = min(-(-profile.max_compute_units // max(1, tiles)), p.k // gemm.SPLIT_DEPTH)
     return 1 if p.batches > 1 else next((n for n in range(wanted, 1, -1) if p.k % n == 0), 1)
 
@@ -155,14 +155,14 @@ def _split_panels(queue: Any, p: Matmul, tile: _Tile, depth: int, splits: int, p
 
 
 def _dot_tile(rows: int, profile: DeviceProfile) -> tuple[int, int]:
-    """Rows and columns of a tile of dot products; few rows want one that they fill."""
+    """Return rows and columns of a tile of dot products; few rows need a tile that they fill."""
     if profile.vector_registers == 16:
         return min(rows, 2), 4
     return (rows, 8) if rows <= 2 else (4, 4) if rows % 4 == 0 and rows <= 16 else (3, 8)
 
 
 def _dot(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    """Dot products along k; both operands as they lie."""
+    """Compute dot products along k; both operands are read in place."""
     lanes = _register_tile(p, profile).lanes
     height, width = _dot_tile(p.m, profile)
     blocks = max(1, 4 * profile.max_compute_units // p.batches)
@@ -173,7 +173,7 @@ def _dot(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t:
 
 
 def _multiply_unpacked(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    """B read where it lies, a tile of all rows at once."""
+    """Multiply with B read in place, a tile of all rows at once."""
     lanes = _register_tile(p, profile).lanes
     height = next(rows for rows in (1, 4, 12) if rows >= min(p.m, 12))
     if p.m > 12 and -(-p.m // 8) * 8 < -(-p.m // 12) * 12:

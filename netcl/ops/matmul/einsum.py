@@ -15,7 +15,7 @@ from netcl.engine.registry import composite
 
 
 class _Term:
-    """A tensor and the label of each of its axes; ``wide`` ones are only partly there (size one where others have more)."""
+    """A tensor and the label of each of its axes; axes of ``wide`` labels may have size one where others have more."""
 
     def __init__(self, F: Any, x: Any, labels: str):
         self.F, self.x, self.labels = F, x, labels
@@ -24,19 +24,19 @@ class _Term:
         return self.x.shape[self.labels.index(label)] if label in self.labels else 1
 
     def ordered(self, labels: str) -> Any:
-        """The tensor with its axes in the order of ``labels``."""
+        """Return the tensor with its axes in the order of ``labels``."""
         order = [self.labels.index(label) for label in labels]
         return self.x if order == list(range(len(order))) else self.F.permute(self.x, order)
 
     def without(self, labels: Collection[str]) -> _Term:
-        """Summed over the axes of ``labels``."""
+        """Sum over the axes of ``labels``."""
         axes = tuple(i for i, label in enumerate(self.labels) if label in labels)
         if not axes:
             return self
         return _Term(self.F, self.F.sum(self.x, axis=axes), "".join(label for label in self.labels if label not in labels))
 
     def diagonal(self) -> _Term:
-        """A label that stands twice takes the diagonal of its two axes."""
+        """Take the diagonal of the two axes of a repeated label."""
         twice = next((label for label, count in Counter(self.labels).items() if count > 1), None)
         if twice is None:
             return self
@@ -48,24 +48,24 @@ class _Term:
         return _Term(self.F, taken, "".join(self.labels[i] for i in rest) + twice).diagonal()
 
     def grown(self, sizes: dict[str, int], labels: str) -> _Term:
-        """With axes of size one among ``labels`` expanded to their full size."""
+        """Expand axes of size one among ``labels`` to their full size."""
         shape = tuple(sizes[label] if label in labels else n for label, n in zip(self.labels, self.x.shape, strict=True))
         return self if shape == self.x.shape else _Term(self.F, self.F.expand(self.x, shape), self.labels)
 
 
 def _parse(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
-    """Labels of every operand and of the result, with letters in place of the ellipsis."""
+    """Return the labels of every operand and of the result, with letters in place of the ellipsis."""
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
     inputs = left.split(",")
     if len(inputs) != len(ndims):
-        raise ShapeError(message("einsum", f"the equation has {len(inputs)} operands and {len(ndims)} are given", equation=repr(equation)))
+        raise ShapeError(message("einsum", f"the equation expected {len(inputs)} operands, got {len(ndims)}", equation=repr(equation)))
     if not set(text.replace("->", "").replace("...", "")) <= set(string.ascii_letters + ","):
-        raise ShapeError(message("einsum", "labels are letters, commas, '...' and '->'", equation=repr(equation)))
+        raise ShapeError(message("einsum", "the equation must consist of letters, commas, '...' and '->'", equation=repr(equation)))
     free = [c for c in string.ascii_letters if c not in text]
     dots = [ndim - len(part.replace("...", "")) if "..." in part else 0 for part, ndim in zip(inputs, ndims, strict=True)]
     if min(dots, default=0) < 0:
-        raise ShapeError(message("einsum", "an operand has fewer axes than labels", equation=repr(equation), axes=list(ndims)))
+        raise ShapeError(message("einsum", "every operand must have an axis per label", equation=repr(equation), axes=list(ndims)))
     letters = "".join(free[: max(dots, default=0)])
     spelled = [part.replace("...", letters[len(letters) - n :]) for part, n in zip(inputs, dots, strict=True)]
     if not arrow:
@@ -73,7 +73,7 @@ def _parse(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
         return spelled, letters + "".join(sorted(c for c, n in counts.items() if n == 1 and c not in letters))
     result = right.replace("...", letters)
     if len(set(result)) != len(result) or not set(result) <= set("".join(spelled)):
-        raise ShapeError(message("einsum", "every label of the result stands in an operand, and once", equation=repr(equation)))
+        raise ShapeError(message("einsum", "every label of the result must be in an operand, and only once", equation=repr(equation)))
     return spelled, result
 
 
@@ -81,18 +81,18 @@ def _label_sizes(terms: Sequence[_Term], equation: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for term in terms:
         if len(term.labels) != len(term.x.shape):
-            what = f"{len(term.labels)} labels name {len(term.x.shape)} axes"
+            what = f"an operand must have one label per axis, got {len(term.labels)} labels for {len(term.x.shape)} axes"
             raise ShapeError(message("einsum", what, equation=repr(equation), shape=term.x.shape))
         for label, n in zip(term.labels, term.x.shape, strict=True):
             if 1 not in (n, sizes.get(label, 1)) and sizes[label] != n:
-                what = f"label {label} has sizes {sizes[label]} and {n}"
+                what = f"axes of one label must have the same size, got {sizes[label]} and {n} for {label}"
                 raise ShapeError(message("einsum", what, equation=repr(equation), shapes=[t.x.shape for t in terms]))
             sizes[label] = n if sizes.get(label, 1) == 1 else sizes[label]
     return sizes
 
 
 def _contract(F: Any, a: _Term, b: _Term, kept: set[str], sizes: dict[str, int]) -> _Term:
-    """The product of two terms, summed over the labels both have and nobody keeps."""
+    """Multiply two terms and sum over the labels that both have and nothing else needs."""
     a, b = a.without(set(a.labels) - set(b.labels) - kept), b.without(set(b.labels) - set(a.labels) - kept)
     shared = [label for label in a.labels if label in b.labels]
     summed = "".join(label for label in shared if label not in kept)
@@ -121,8 +121,8 @@ def _contract(F: Any, a: _Term, b: _Term, kept: set[str], sizes: dict[str, int])
 def einsum(F: Any, equation: str, *operands: Any) -> Tensor:
     """Sums of products by labels: ``einsum("bij,bjk->bik", a, b)``.
 
-    Labels are letters; one that is missing behind ``->`` is summed, one that stands twice in an operand takes its diagonal, and
-    ``...`` stands for further axes, which broadcast. Operands are multiplied from left to right.
+    Labels are letters. A label that is missing after ``->`` is summed, one that occurs twice in an operand takes its diagonal, and
+    ``...`` represents further axes, which broadcast. Operands are multiplied from left to right.
     """
     given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     tensors = launch.as_tensors("einsum", *given)

@@ -1,4 +1,4 @@
-"""Launches of matrix products: which kernel, with which tiles, over which groups.
+"""Launches matrix products: which kernel, with which tiles, over which work-groups.
 
 The selector gives a configuration; :func:`product_algorithm` finds the algorithm that carries it out. A configuration may name a *tier* in
 ``extra["tier"]``: ``cpu`` (cpu.cl and what belongs to it), ``simt`` (kernels of every GPU) or the name of a vendor's algorithm.
@@ -35,7 +35,7 @@ SPLIT_DEPTH = 256  # least depth of a part of a product that is split along k
 
 @dataclass(frozen=True)
 class Matmul:
-    """c[batch] = op(a) op(b), m x n over k; batches are numbered over two axes with a stride each per operand."""
+    """A product c[batch] = op(a) op(b), m x n over k; batches are indexed by two axes with a stride each per operand."""
 
     m: int
     n: int
@@ -46,12 +46,12 @@ class Matmul:
     b: str
     c: str
     bias: str | None = None
-    finish: Finish | None = None  # what follows; nothing, if it is not said
+    finish: Finish | None = None  # the epilogue; empty by default
     batch: tuple[int, int] = (1, 1)
     a_strides: tuple[int, int] = (0, 0)
     b_strides: tuple[int, int] = (0, 0)
-    aligned: bool = False  # rows of both operands start at multiples of 16 bytes, if values take four
-    placed: bool = False  # both operands themselves do
+    aligned: bool = False  # rows of both operands start at multiples of 16 bytes, if values have four bytes
+    placed: bool = False  # both operands start at multiples of 16 bytes
     scaled: bool = False  # whether the product is multiplied by another number than one
 
     @property
@@ -60,7 +60,7 @@ class Matmul:
 
     @property
     def real(self) -> str:
-        """The C type sums are kept in."""
+        """The C type of the sums."""
         return DTYPES[self.c].c_compute
 
     @property
@@ -77,17 +77,17 @@ class Matmul:
         return launch.index_type(largest)
 
     def plain(self, dtype: str | None) -> int:
-        """Whether a dtype is stored as the type sums are kept in."""
+        """Whether a dtype is stored in the type of the sums."""
         return int(dtype is None or DTYPES[dtype].c_storage == self.real)
 
     @property
     def a_steps(self) -> tuple[int, int]:
-        """From row to row, and along k."""
+        """The strides of a from row to row, and along k."""
         return (1, self.m) if self.trans_a else (self.k, 1)
 
     @property
     def b_steps(self) -> tuple[int, int]:
-        """Along k, and from column to column."""
+        """The strides of b along k, and from column to column."""
         return (1, self.k) if self.trans_b else (self.n, 1)
 
     @property
@@ -99,11 +99,11 @@ class Matmul:
         return self.finish or Finish(self.c)
 
     def bare(self, **changes: Any) -> Matmul:
-        """The sums alone, in the type they are kept in."""
+        """The same product without an epilogue, in the type of the sums."""
         return replace(self, c=sum_dtype(self.c), bias=None, finish=None, scaled=False, **changes)
 
     def lanes(self, name: str, dtype: str | None, count: int) -> tuple[dict[str, str], str]:
-        """The macro by which kernels read vectors of an operand, and the functions it needs; none for a dtype they read value by value."""
+        """Return the macro that loads vectors of an operand and the functions it needs; none for a dtype that is loaded value by value."""
         if self.plain(dtype):
             return {f"{name}_LANES(p)": "G_LOAD((__global const REAL*)(p))"}, ""
         if dtype is not None and dtype in HALVES and self.real == "float":
@@ -112,14 +112,14 @@ class Matmul:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of the type sums are kept in."""
+        """Bytes of the type of the sums."""
         return 8 if self.real in ("double", "long", "ulong") else 4
 
     def sizes(self) -> tuple[int, ...]:
         return (self.m, self.n, self.k)
 
     def strides(self) -> tuple[int, ...]:
-        """How kernels find a batch: the size of the inner axis, then the operands' strides."""
+        """The arguments by which kernels locate a batch: the size of the inner axis, then the operands' strides."""
         return (self.batch[1], *self.a_strides, *self.b_strides)
 
 
@@ -135,16 +135,16 @@ class Operands(NamedTuple):
 
     @property
     def end(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The last tensors of every kernel: bias, residual and result. The result stands for what there is not."""
+        """The last tensors of every kernel: bias, residual and result. The result stands in for a missing tensor."""
         return self.out if self.bias is None else self.bias, self.out if self.residual is None else self.residual, self.out
 
     def sums(self, count: int) -> Tensor:
-        """New memory for so many values of the type sums are kept in."""
+        """Allocate memory for ``count`` values of the type of the sums."""
         return new_result((count,), sum_dtype(self.out.dtype), self.out.queue)
 
 
 def compiled(queue: Any, file: str, name: str, p: Matmul, lanes: int = 1, text: str = "", **defines: Any) -> Any:
-    """A kernel of the files beside this one, for the dtypes and the end of a product; ``lanes`` values are finished at once."""
+    """Return a kernel of the files in this folder for the dtypes and the epilogue of a product; it finishes ``lanes`` values at once."""
     end = p.ending
     operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32", "ADDED": end.residual or "float32"}
     common: dict[str, Any] = {"REAL": p.real, "INDEX": p.index, "ADDED": int(bool(end.residual))}
@@ -171,8 +171,8 @@ def _per_item(queue: Any, p: Matmul, config: KernelConfig, t: Operands, name: st
 class Block(NamedTuple):
     """What a work-group computes: m x n values over blocks k deep (0: operands are read in place), rows x columns in a work-item.
 
-    ``slices`` work-items share the depth of a block, ``splits`` work-groups that of the product. ``resident`` is how many of them run
-    on a compute unit at once, ``rate`` how fast many are, ``fill`` how many steps along k it takes them to begin and to end.
+    ``slices`` work-items share the depth of a block, ``splits`` work-groups that of the product. ``resident``: groups that a compute
+    unit runs at once. ``rate``: their relative speed. ``fill``: steps along k that their startup and end take.
     """
 
     m: int
@@ -194,15 +194,15 @@ class Block(NamedTuple):
         return (buffers * self.k * (self.m + self.n) if self.k else 17 * self.items) * p.itemsize
 
     def fits(self, p: Matmul, profile: DeviceProfile) -> bool:
-        """Whether the device has room for two of its blocks, and for its work-items."""
+        """Whether two of its blocks fit in local memory, and the device allows its work-items."""
         return self.items <= profile.max_work_group_size and self.local_bytes(p, 2) <= profile.local_mem_size
 
     def for_loads(self, aligned: bool) -> Block:
-        """Half as deep where values come one by one: each takes registers of its own on the way."""
+        """Return a block half as deep if values are loaded one by one, because each needs a register in flight."""
         return self if aligned or self.k <= 8 else self._replace(k=self.k // 2)
 
     def config(self) -> KernelConfig:
-        """What names this block to a tuner."""
+        """The configuration that selects this block."""
         extra = {"tier": "simt", "rows_per_item": self.rows, "slices": self.slices} | ({} if self.k else {"form": "slices"})
         return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, self.columns, extra=extra)
 
@@ -212,7 +212,7 @@ class Block(NamedTuple):
 
 #: Lets the model choose among all blocks.
 PORTABLE = KernelConfig(V.MATMUL_REGISTER_TILED, 64, 64, 16, 4, extra={"why": "the fastest by the model"})
-#: The best on an H200, where three groups of four waves with 8 x 8 tiles beat one of eight with 16 x 8; rates are against the fastest.
+#: Measured on an H200, where three groups of four waves with 8 x 8 tiles beat one of eight with 16 x 8; rates are relative to the fastest.
 BLOCKS = (
     Block(128, 64, 16, 8, 8, resident=3, rate=1.0),
     Block(64, 128, 16, 8, 8, resident=3, rate=0.98),
@@ -223,18 +223,18 @@ BLOCKS = (
     Block(32, 32, 32, 4, 4, 4, resident=2, rate=0.4),
     Block(8, 4, 0, 4, 4, 128, resident=2, rate=0.1),
 )
-FEW_GROUPS_SPEED = 1.4  # what fewer work-groups than can be resident achieve, against their share
+FEW_GROUPS_SPEED = 1.4  # efficiency of fewer work-groups than can be resident, relative to their share
 ADDING, PER_PART = 1_400_000, 18  # multiply-adds of a unit in the time that a second launch takes; of all of them, that an addition does
 
 
 def _read_macros(p: Matmul, quads: bool) -> dict[str, Any]:
-    """Macros by which kernels read the operands."""
+    """Return the macros by which kernels load the operands."""
     macros: dict[str, Any] = {"WIDTH": 4 if quads else 1, "TRANS_A": int(p.trans_a), "TRANS_B": int(p.trans_b)}
     return macros | ({"A_QUAD(p)": launch.QUADS[p.a], "B_QUAD(p)": launch.QUADS[p.b]} if quads else {})
 
 
 def _depth_slices(queue: Any, p: Matmul, block: Block, quads: bool, t: Operands) -> None:
-    """Blocks whose depth the work-items share, without blocks in local memory."""
+    """Launch blocks whose depth is shared by work-items, without local memory for operands."""
     macros = {"BM": block.m, "BN": block.n, "SLICES": block.slices} | _read_macros(p, quads)
     kernel = compiled(queue, "reads.cl slices.cl", "gemm_slices", p, **macros)
     numbers = (*p.sizes(), p.lda, p.ldb, p.has_bias, *p.strides())
@@ -292,7 +292,7 @@ def groups_of(p: Matmul, bm: int, bn: int) -> int:
 def in_parts(
     queue: Any, p: Matmul, splits: int, kernel: Any, size: int, local: int, a: Tensor, b: Tensor, numbers: Sequence[int], t: Operands
 ) -> None:
-    """Launch a kernel over a product, or over its parts along k, which are then added up."""
+    """Launch a kernel over a product, or over its parts along k, which are then summed."""
     if splits == 1:
         kernel(queue, size, local, a, b, *t.end, *numbers, t.scale)
         return
@@ -302,14 +302,14 @@ def in_parts(
 
 
 def add_parts(queue: Any, p: Matmul, splits: int, sums: Tensor, t: Operands) -> None:
-    """Add up the parts of a product that was split along k, and end it."""
+    """Sum the parts of a product that was split along k, and apply the epilogue."""
     total, width = p.batches * p.m * p.n, 4 if p.n % 4 == 0 and p.plain(p.c) else 1
     kernel = compiled(queue, "naive.cl", "add_parts", p, SUMS=width)
     kernel(queue, total // width, launch.LOCAL_1D, sums, *t.end, p.n, p.has_bias, p.m * p.n, splits, total, t.scale)
 
 
 def _best_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:
-    """The fastest by the model: of all blocks where policy decides, else of the ways to split the configuration's along k."""
+    """Return the fastest block by the model: of all blocks if the policy decides, else of the splits of the configuration's block."""
     units, named = profile.max_compute_units, config.extra.get("splits")
     policy = not is_named(config) and profile.device_type == "gpu" and p.itemsize == 4
     fitting = [block.for_loads(p.aligned) for block in BLOCKS if block.fits(p, profile)] if policy else []
@@ -321,32 +321,32 @@ def _best_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Bloc
 
 
 def useful_splits(p: Matmul, block: Any, units: int) -> list[int]:
-    """One, and those parts of k that give every compute unit one, two, ... work-groups more."""
+    """List numbers of splits of k: one, and those that give every compute unit one, two, ... more work-groups."""
     most, groups = p.k // SPLIT_DEPTH if block.k else 1, max(1, groups_of(p, block.m, block.n))
     return sorted({1, *(max(1, min(times * units // groups, most)) for times in range(1, 5))})
 
 
 def group_times(groups: int, units: int, resident: int) -> float:
-    """How long work-groups take, in times of one of ``resident`` on each compute unit: full waves, and what is left at the end."""
+    """Estimate the time of work-groups, in times of ``resident`` groups on each compute unit: full waves and the remainder."""
     waves, left = divmod(max(1, groups), units * resident)
     last = -(-left // units)
     return waves * resident + last / (min(1.0, FEW_GROUPS_SPEED * last / resident) or 1.0)
 
 
 def cost(p: Matmul, block: Any, units: int) -> float:
-    """How long a product takes, as multiply-adds of a compute unit: full waves of work-groups, and what is left at the end."""
+    """Estimate the time of a product, as multiply-adds of a compute unit: full waves of work-groups and the remainder."""
     taken = group_times(groups_of(p, block.m, block.n) * block.splits, units, block.resident)
     added = ADDING + PER_PART * p.batches * p.m * p.n * (block.splits + 1) / units if block.splits > 1 else 0.0
     return block.m * block.n * (-(-p.k // block.splits) + block.fill) * taken / block.rate + added
 
 
 def portable_cost(p: Matmul, profile: DeviceProfile) -> float:
-    """How long the kernels that run on every GPU would take, in the same measure."""
+    """Estimate the time of the portable GPU kernels, in the same unit."""
     return cost(p, _best_block(p, PORTABLE, profile), profile.max_compute_units)
 
 
 def _working_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:
-    """A block that works: whole tiles, a work-group the device allows, one buffer that fits local memory."""
+    """Return a valid block: whole tiles, a work-group the device allows, one buffer that fits in local memory."""
     bm, bn, bk, per_item = config.tile_m, config.tile_n, config.tile_k, config.work_per_thread
     rows, slices = config.extra.get("rows_per_item") or per_item, config.extra.get("slices") or 1
     if config.extra.get("form") == "slices":
@@ -358,7 +358,7 @@ def _working_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> B
         rows, per_item, slices = (rows, per_item, slices // 2) if slices > 1 else (2 * rows, 2 * per_item, 1)
     while bk > 4 * slices and bk * (bm + bn) * p.itemsize > profile.local_mem_size:
         bk //= 2
-    bk = -(-bk // (2 * slices)) * 2 * slices  # a slice takes two steps at a time
+    bk = -(-bk // (2 * slices)) * 2 * slices  # a slice advances two steps at a time
     return Block(bm, bn, bk, rows, per_item, slices)
 
 
@@ -405,17 +405,17 @@ _PRODUCT_DEFAULTS = {"trans_a": False, "trans_b": False, "batches": 1}
 algorithms.FAMILIES["matmul"] = algorithms.Family("matmul", "matmul", _PRODUCT_DEFAULTS, 3, 3, _tuned_product)
 
 
-# ---- doing it
+# ---- running products
 
 
 def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
-    """A product as the selector and the tuner name it."""
+    """Describe a product for the selector and the tuner."""
     flags = {"trans_a": p.trans_a, "trans_b": p.trans_b, "batches": p.batches}
     return Problem("matmul", p.sizes(), p.ending.dtype, flags, profile)
 
 
 def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """A configuration that was named without local memory or vectors, as one of the kernels that need neither."""
+    """Replace a configuration named without local memory or vectors by one of the kernels that need neither."""
     usual = "cpu" if profile.device_type == "cpu" else "simt"
     tiled = config.extra.get("tier", usual) == "simt" and config.variant in TILED_PRODUCT.variants
     if not is_named(config) or (config.use_local_memory and (config.use_vectorization or tiled)):
@@ -425,9 +425,9 @@ def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConf
 
 
 def product_algorithm(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:
-    """The algorithm of a product and the configuration it runs with.
+    """Return the algorithm of a product and the configuration it runs with.
 
-    A configuration that names a vendor's algorithm where that cannot run (a measurement of another driver) is done portably.
+    If a configuration names a vendor's algorithm that cannot run (it was measured on another driver), a portable one is used.
     """
     config = _plainer_product(config, profile)
     found = algorithms.choose_algorithm("matmul", queue, p, config, profile)
@@ -437,16 +437,16 @@ def product_algorithm(queue: Any, p: Matmul, config: KernelConfig, profile: Devi
 
 
 def chosen(queue: Any, p: Matmul, config: KernelConfig | None = None) -> tuple[Algorithm, KernelConfig]:
-    """The algorithm of a product by the selector's choice, or by a given configuration."""
+    """Return the algorithm of a product by the selector's choice, or by a given configuration."""
     profile = handle_of(queue).profile
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
     return product_algorithm(queue, p, config, profile)
 
 
 def _widens(queue: Any, p: Matmul, algorithm: Algorithm, config: KernelConfig) -> bool:
-    """Whether the left operand is cast to the type of sums first, because kernels would read it value by value.
+    """Whether the left operand is cast to the type of the sums first, because kernels would load it value by value.
 
-    Only where policy decides: a configuration that was measured or named means the kernel as it is.
+    Only if the policy decides: a configuration that was measured or named is run unchanged.
     """
     on_cpu = launch.on_cpu_device(queue) and "cpu" in algorithm.names and not is_named(config)
     return on_cpu and DTYPES[p.a].itemsize == 2 and p.batches * p.m * p.n * p.k >= _WIDEN_FROM
@@ -460,7 +460,7 @@ def multiply(queue: Any, p: Matmul, t: Operands, config: KernelConfig | None = N
 
 
 def _product_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool) -> Matmul | None:
-    """The product of two stacks of matrices; ``None`` if their batch axes need more than two strides."""
+    """Describe the product of two stacks of matrices; ``None`` if their batch axes need more than two strides."""
     (m, k), n = (a.shape[-2:][::-1] if trans_a else a.shape[-2:]), b.shape[-2 if trans_b else -1]
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     axes = merge(
@@ -481,7 +481,7 @@ def _product_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor
 
 
 class Extras(NamedTuple):
-    """What a product takes beside its operands; ``finish`` says what is done with it."""
+    """The optional inputs of a product; ``finish`` describes its epilogue."""
 
     finish: Finish
     bias: Tensor | None = None
@@ -493,7 +493,7 @@ def product(
     a: Tensor, b: Tensor, out_shape: tuple[int, ...], extras: Extras, trans_a: bool = False, trans_b: bool = False,
     config: KernelConfig | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """op(a) op(b) with what follows, for stacks of matrices whose batch axes broadcast; OpenCL devices.
+    """Compute op(a) op(b) with an epilogue, for stacks of matrices whose batch axes broadcast; OpenCL devices only.
 
     ``config`` takes the selector's place, as a tuner wants it. ``out`` is where the result goes, if not into new memory.
     """

@@ -1,11 +1,11 @@
-"""Products on the matrix units of NVIDIA GPUs from compute capability 8.0 on, by ``mma.sync`` (mma.cl): a tier of its own.
+"""Products on the matrix units of NVIDIA GPUs from compute capability 8.0, by ``mma.sync`` (mma.cl): a separate tier.
 
 16-bit operands are multiplied as they are, and summed in float32. float32 operands are split into two TF32 values, whose three
 products are summed per slice of 32 terms and added in float32: within four times the error of a plain float32 sum, and below it from a
 few hundred terms on. With ``set_matmul_precision("medium")`` they are rounded to TF32 instead.
 
-Kernels copy 16 bytes at a time. An operand whose rows do not start at multiples of that, or of another dtype than the other, is
-written out first (pad.cl); the cost model knows, and small products of that kind stay with the portable kernels.
+Kernels copy 16 bytes at a time. An operand whose rows are not aligned to that, or whose dtype differs from the other's, is copied first
+(pad.cl). The cost model includes this copy, so small products of that kind use the portable kernels.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _UNITS = {"float32": "MMA_TF32", "float16": "MMA_FLOAT16", "bfloat16": "MMA_BFLO
 
 
 class Tile(NamedTuple):
-    """What a work-group computes: m x n values over blocks k deep, in warps of warp_m x warp_n; ``stages`` blocks are kept at once.
+    """The work of a group: m x n values over blocks k deep, in warps of warp_m x warp_n; ``stages`` blocks are kept at once.
 
-    The rest is what the cost model of :func:`gemm.cost` asks of a block. ``rate`` is against the fastest portable one.
+    The other fields are those that the cost model :func:`gemm.cost` reads. ``rate`` is relative to the fastest portable block.
     """
 
     m: int
@@ -49,14 +49,14 @@ class Tile(NamedTuple):
         return self.m // self.warp_m * (self.n // self.warp_n) * 32
 
     def config(self) -> KernelConfig:
-        """What names this tile to a tuner."""
+        """The configuration that selects this tile."""
         return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, extra={"tier": MMA_TIER})
 
     def macros(self) -> dict[str, Any]:
         return {"BM": self.m, "BN": self.n, "BK": self.k, "WM": self.warp_m, "WN": self.warp_n, "STAGES": self.stages}
 
 
-#: By bytes of a value. Blocks take 48 KB of local memory and less, which is what all of these GPUs give; rates were measured on an H200.
+#: By bytes of a value. Blocks take 48 KB of local memory and less, which all of these GPUs provide; rates were measured on an H200.
 MMA_TILES = {
     2: (
         Tile(128, 128, 32, 64, 64, 3, 10.9, 2, 490),
@@ -66,7 +66,7 @@ MMA_TILES = {
     ),
     4: (Tile(64, 128, 32, 64, 32, 2, 1.54, 2, 40), Tile(64, 64, 32, 32, 32, 3, 1.37, 3, 30)),
 }
-MMA_SPLIT_DEPTH = 64  # terms from which on the largest error of split float32 is well within four times that of a plain sum
+MMA_SPLIT_DEPTH = 64  # terms from which the largest error of split float32 is well within four times that of a plain sum
 
 
 class _Side(NamedTuple):
@@ -78,12 +78,12 @@ class _Side(NamedTuple):
     strides: tuple[int, int]
 
     def ready(self, p: Matmul, dtype: str) -> bool:
-        """Whether its lines start at multiples of 16 bytes, in the dtype that is wanted."""
+        """Whether its lines start at multiples of 16 bytes, in the wanted dtype."""
         each = 16 // DTYPES[dtype].itemsize
         return self.dtype == dtype and (p.placed or p.aligned) and not any(value % each for value in (self.width, *self.strides))
 
     def padded(self, p: Matmul, dtype: str) -> tuple[_Side, int, int]:
-        """The same in whole pieces of 16 bytes; how many stacks along the inner axis differ, and how many values there are."""
+        """Return the side padded to pieces of 16 bytes, the number of distinct stacks along the inner axis, and the number of values."""
         wide = _round_up(self.width, 16 // DTYPES[dtype].itemsize)
         size = self.lines * wide
         outer, inner = (count if step else 1 for count, step in zip(p.batch, self.strides, strict=True))
@@ -101,7 +101,7 @@ def _operand_sides(p: Matmul) -> tuple[_Side, _Side]:
 
 
 def unit_dtype(p: Matmul) -> str | None:
-    """The dtype in which the units are given both operands; ``None`` for products they cannot do, or not exactly enough."""
+    """Return the dtype in which the units receive both operands; ``None`` for products they cannot compute accurately."""
     if p.real != "float" or {p.a, p.b} - _MMA_FLOATS or not p.k:
         return None
     if p.a == p.b and p.a in HALVES:
@@ -110,19 +110,19 @@ def unit_dtype(p: Matmul) -> str | None:
 
 
 def mma_cost(p: Matmul, tile: Tile, units: int, dtype: str) -> float:
-    """As :func:`gemm.cost`, and what it takes to write operands out."""
+    """Estimate the time as :func:`gemm.cost` does, plus that of copying operands."""
     written = [side for side in _operand_sides(p) if not side.ready(p, dtype)]
     return gemm.cost(p, tile, units) + sum(gemm.ADDING + gemm.PER_PART * p.batches * side.lines * side.width / units for side in written)
 
 
 def choices(p: Matmul, units: int, dtype: str) -> Iterator[Tile]:
-    """Every tile for a product, with the parts of k that make enough work-groups."""
+    """List every tile for a product, with the splits of k that give enough work-groups."""
     for tile in MMA_TILES[DTYPES[dtype].itemsize]:
         yield from (tile._replace(splits=splits) for splits in gemm.useful_splits(p, tile, units))
 
 
 def best(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[Tile, float]:
-    """The fastest tile by the model, among those that a configuration names if it names one, and how long it takes."""
+    """Return the fastest tile by the model, among those of a configuration if it names one, and its time."""
     dtype = unit_dtype(p) or "float32"
     found = list(choices(p, units, dtype))
     if config and config.extra.get("tier") == MMA_TIER:
@@ -132,7 +132,7 @@ def best(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[Til
 
 
 def run(queue: Any, p: Matmul, t: Operands, tile: Tile | None = None) -> None:
-    """A product on the units: operands that are not ready, then all of it, then the addition of its parts if there are several."""
+    """Run a product on the units: copy operands that are not aligned, multiply, and sum the parts if there are several."""
     tile = tile or best(p, int(queue.device.max_compute_units))[0]
     dtype = unit_dtype(p) or "float32"
     (a, b), (left, right), first = _written_out(queue, p, dtype, t)
@@ -146,7 +146,7 @@ def run(queue: Any, p: Matmul, t: Operands, tile: Tile | None = None) -> None:
 
 
 def _written_out(queue: Any, p: Matmul, dtype: str, t: Operands) -> tuple[list[_Side], list[Tensor], int]:
-    """Both operands, with those that are not ready written out one after the other; and where the second then begins."""
+    """Return both operands, copied if they are not aligned, and the offset of the second."""
     sides, tensors = list(_operand_sides(p)), [t.a, t.b]
     padded = {i: side.padded(p, dtype) for i, side in enumerate(sides) if not side.ready(p, dtype)}
     total = sum(count for *_, count in padded.values())

@@ -1,10 +1,9 @@
-"""Matrix units of NVIDIA GPUs: who may use them. ``NETCL_MATRIX_UNITS=0`` forbids them, and so do portable kernels.
+"""Decides whether the matrix units of NVIDIA GPUs may be used. ``NETCL_MATRIX_UNITS=0`` and portable kernels forbid them.
 
-They are reached by inline PTX (ptx.cl), which is no part of OpenCL C. So a device takes a tier built on them only if it is capable,
-by its compute capability, and *trusted*: once per context and kind of operand, the driver has built the tier's kernels and a product
-of odd sizes was right. Where either fails, the portable kernels do the work.
-
-An algorithm's ``when`` asks :func:`capable`, which costs nothing; its ``probe`` asks :func:`trusted`.
+They are used through inline PTX (ptx.cl), which is not part of OpenCL C. A device uses a tier built on them only if its compute
+capability allows it and it is *trusted*: once per context and dtype, the driver has built the tier's kernels and a product
+of odd sizes was correct. Otherwise the portable kernels run.
+An algorithm's ``when`` calls :func:`capable`, which is cheap; its ``probe`` calls :func:`trusted`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from netcl.ops.matmul.gemm import Matmul, Operands
 
 log = logging.getLogger("netcl")
 
-#: How far a product of the self-check may be from the exact one, against its largest value, by the dtype of the operands.
+#: The largest error of the self-check's product, relative to its largest value, by the dtype of the operands.
 BOUNDS = {"float32": 2**-20, "float16": 2**-12, "bfloat16": 2**-12}
 
 
 def capable(profile: DeviceProfile, least: tuple[int, int] = (8, 0), most: tuple[int, int] = (99, 0)) -> bool:
-    """Whether a device is an NVIDIA GPU of such a compute capability, and nobody has forbidden its matrix units."""
+    """Whether a device is an NVIDIA GPU with such a compute capability, and its matrix units are not forbidden."""
     capability = profile.compute_capability
     if capability is None or not least <= capability <= most:
         return False
@@ -40,19 +39,19 @@ def capable(profile: DeviceProfile, least: tuple[int, int] = (8, 0), most: tuple
 
 
 def tiles_for(problem: Problem, tiles: Mapping[int, Sequence[Any]], *capabilities: tuple[int, int]) -> Sequence[Any]:
-    """The tiles a tuner may try, out of those by bytes of a value."""
+    """List the tuner's candidate tiles for a problem, by bytes of a value."""
     suited = problem.dtype in BOUNDS and capable(problem.profile, *capabilities)
     return tiles[DTYPES[problem.dtype].itemsize] if suited else ()
 
 
 def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], bool]) -> bool:
-    """What ``right(queue)`` says of a tier's kernels for a dtype, and no where the driver refuses them; asked once per context.
+    """Return whether ``right(queue)`` confirms a tier's kernels for a dtype; false if the driver rejects them. Checked once per context.
 
-    The check runs on the device at once: neither a recorded step nor a plan that is being made holds its launches.
+    The check runs on the device at once: its launches are not part of a recorded step or of a plan.
     """
     state, key = program.state(queue), (op, tier, dtype)
     if key not in state:
-        state[key] = False  # what the check itself computes does not ask again
+        state[key] = False  # the check itself must not start another check
         try:
             with recording.paused():
                 state[key] = right(device_queue(queue))
@@ -63,7 +62,7 @@ def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], b
 
 
 def trusted(queue: Any, tier: str, dtype: str, run: Callable[[Any, Matmul, Operands], Any]) -> bool:
-    """Whether the kernels of ``run(queue, product, operands)`` build and are right for operands of a dtype."""
+    """Whether the kernels of ``run(queue, product, operands)`` build and are correct for operands of a dtype."""
     return verdict(queue, "matmul", tier, dtype, lambda queue: _multiplies_right(queue, dtype, run))
 
 

@@ -1,4 +1,4 @@
-"""Products by wgmma, the instructions of compute capability 9.0 that multiply matrices in local memory: a tier of its own.
+"""Products by wgmma, the instructions of compute capability 9.0 that multiply matrices in local memory: a separate tier.
 
 16-bit operands are multiplied as they are. float32 operands are split into two TF32 values, whose three products are summed per slice
 of 32 and added in float32: the error is below that of a plain float32 sum from a few hundred terms on.
@@ -27,9 +27,9 @@ _INSTRUCTION = {"float32": "tf32", "float16": "f16", "bfloat16": "bf16"}
 
 
 class WarpGroupTile(NamedTuple):
-    """What a work-group computes at a time: m x n of the result over stages k deep; ``swapped`` ones as n x m of its transpose.
+    """The work of a group at a time: m x n of the result over stages k deep; ``swapped`` tiles compute n x m of its transpose.
 
-    The rest is what the cost model of :func:`gemm.cost` asks of a block. ``rate`` is against the fastest portable one.
+    The other fields are those that the cost model :func:`gemm.cost` reads. ``rate`` is relative to the fastest portable block.
     """
 
     m: int
@@ -43,7 +43,7 @@ class WarpGroupTile(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Of the instruction's sums, beside 128 rows."""
+        """The columns of the instruction's sums; it has 128 rows."""
         return self.m if self.swapped else self.n
 
     @property
@@ -52,7 +52,7 @@ class WarpGroupTile(NamedTuple):
         return _RING // ((ROWS + parts * self.columns) * 128)
 
     def config(self) -> KernelConfig:
-        """What names this tile to a tuner."""
+        """The configuration that selects this tile."""
         return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, extra={"tier": WGMMA_TIER, "swapped": int(self.swapped)})
 
 
@@ -66,12 +66,12 @@ WGMMA_TILES = {
         WarpGroupTile(128, 128, 32, 2.75, 100, swapped=True),
     ),
 }
-_BEGIN = 700_000  # multiply-adds of a unit in the time that it takes the first stages to be filled
-_TURNING = 0.82  # what is left of a rate where float32 does not lie along k and copiers turn it
+_BEGIN = 700_000  # multiply-adds of a unit in the time of filling the first stages
+_TURNING = 0.82  # fraction of the rate if float32 operands are not contiguous along k and must be transposed
 
 
 def takes(p: Matmul) -> bool:
-    """Whether the kernels do a product: its dtypes, and where its rows begin. float32 that may be rounded is faster one tier below."""
+    """Whether the kernels support a product, by its dtypes and alignment. float32 that may be rounded is faster in the mma tier."""
     whole = 16 // DTYPES[p.a].itemsize
     if p.a == "float32" and get_matmul_precision() == "medium":
         return False
@@ -83,7 +83,7 @@ def takes(p: Matmul) -> bool:
 
 
 def best_tile(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[WarpGroupTile, float]:
-    """The fastest tile by the model, among those that a configuration names if it names one, and how long it takes."""
+    """Return the fastest tile by the model, among those of a configuration if it names one, and its time."""
     tiles: Sequence[WarpGroupTile] = WGMMA_TILES[DTYPES[p.a].itemsize]
     extra = config.extra if config else {}
     if config and extra.get("tier") == WGMMA_TIER:
@@ -96,15 +96,15 @@ def best_tile(p: Matmul, units: int, config: KernelConfig | None = None) -> tupl
 
 
 def _priced(p: Matmul, tile: WarpGroupTile) -> WarpGroupTile:
-    """A tile as fast as it is where the right operand of its instructions must be turned."""
+    """Return a tile with its rate reduced if the right operand must be transposed."""
     along = not p.trans_a if tile.swapped else p.trans_b
     return tile if along or p.a != "float32" else tile._replace(rate=_TURNING * tile.rate)
 
 
 def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], first: bool = False) -> str:
-    """A macro ``name(sums, x, y)``: sums of 64 x ``columns``, ``first`` ones instead of more of them.
+    """Return a macro ``name(sums, x, y)``: sums of 64 x ``columns``; ``first`` initializes them instead of adding.
 
-    float32 takes x from registers and knows no turned operands; others are told where in local memory x and y lie, and whether turned.
+    float32 takes x from registers and cannot transpose operands; other dtypes take the local addresses of x and y, and may transpose.
     """
     kind, count = _INSTRUCTION[dtype], columns // 2
     sums = ", ".join(f"%{i}" for i in range(count))
@@ -119,8 +119,8 @@ def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], fi
 
 
 def instructions(p: Matmul, tile: WarpGroupTile) -> str:
-    """What the kernel multiplies by, and the line behind which its sums may be read."""
-    # The unit wants rows of the left and columns of the right operand along k; it turns what lies otherwise.
+    """Return the instructions of the kernel, and the line after which its sums may be read."""
+    # The unit expects rows of the left and columns of the right operand along k; it transposes other layouts.
     left, right = (int(p.trans_a), int(not p.trans_b))[:: -1 if tile.swapped else 1]
     macros = [instruction("MULTIPLY", tile.columns, p.a, (left, right))]
     if p.a == "float32":
@@ -130,7 +130,7 @@ def instructions(p: Matmul, tile: WarpGroupTile) -> str:
 
 
 def run(queue: Any, p: Matmul, t: Operands, tile: WarpGroupTile | None = None, **named: Any) -> None:
-    """One launch over as many work-groups as there are processors, and one that adds parts where k is split."""
+    """Launch as many work-groups as there are processors, and a kernel that sums the parts if k is split."""
     units = int(queue.device.max_compute_units)
     tile = tile or best_tile(p, units)[0]
     inner = p if tile.splits == 1 else p.bare()
@@ -147,7 +147,7 @@ def run(queue: Any, p: Matmul, t: Operands, tile: WarpGroupTile | None = None, *
 
 
 def _width(p: Matmul) -> int:
-    """Results that a work-item stores at once."""
+    """Return how many results a work-item stores at once."""
     return 4 if p.c in HALVES and p.n % 4 == 0 else 2 if p.c == "float32" and p.n % 2 == 0 else 1
 
 

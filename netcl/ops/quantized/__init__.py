@@ -34,7 +34,7 @@ def _packed_problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[
     if activations not in _ACTIVATIONS:
         raise ValueError(message(op, f"activations must be one of {', '.join(_ACTIVATIONS)}", activations=repr(activations)))
     if activations == "int8" and not p.coded:
-        raise ValueError(message(op, f"{row.name} has no integer codes that int8 activations could be multiplied with", "use float"))
+        raise ValueError(message(op, f"{row.name} has no integer codes, which int8 activations require", "use float"))
     return p
 
 
@@ -78,10 +78,10 @@ def _packed_sample(x: tuple[int, ...], rows: int, kind: str, biased: bool = Fals
     ],
 )  # fmt: skip
 def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, kind: str, rows: int, activations: str = "auto") -> Tensor:
-    """``x w' + bias`` with weights that stay packed: ``weight`` is the bytes of ``rows`` x ``x.shape[-1]`` weights of a ``kind`` of GGUF.
+    """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
-    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` says in which numbers products
-    are formed. ``float``: x as it is, sums in float32. ``int8``: 32 neighbors of x are rounded to int8 with one scale and multiplied
+    :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of
+    products. ``float``: x as it is, sums in float32. ``int8``: 32 neighbors of x are rounded to int8 with one scale and multiplied
     exactly, which is the arithmetic of llama.cpp and costs about 0.5 % of a result. ``auto`` takes ``int8`` on CPUs with instructions
     for it, where it is several times faster, and ``float`` elsewhere. There is a gradient with respect to x and bias, computed in floats,
     and none with respect to the weights.
@@ -142,8 +142,7 @@ def _rows_cpu(weight, index, kind, shape):
     ],
 )  # fmt: skip
 def quantized_rows(weight: Tensor, index: Tensor | None = None, *, kind: str, shape: tuple[int, int], dtype: str = "float32") -> Tensor:
-    """Rows of packed weights as values, (\\*index.shape, columns); all rows without an index. On OpenCL devices an index out of range
-    gives NaN. There is no gradient."""
+    r"""Unpack rows of weights, (\*index.shape, columns); all rows without an index. An index out of range gives NaN. No gradient."""
     weight, index = launch.as_tensors("quantized_rows", weight, index)
     p = _packed_problem("quantized_rows", weight, weight, kind, shape)
     if index is not None:

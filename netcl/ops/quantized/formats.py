@@ -1,6 +1,6 @@
 """The block types of GGUF files in NumPy: ``quantize``, ``dequantize``, and the parts of a block.
 
-A block of a quantized kind holds unsigned codes of 32 or 256 weights and what turns them into values::
+A block of a quantized kind holds unsigned codes of 32 or 256 weights and the factors that convert them to values::
 
     weight = (d * scale) * (code - offset) + minimum        minimum = m, or -(m * lower) where groups have their own scales
 
@@ -82,7 +82,7 @@ TYPE_NAMES = {kind.number: kind.name for kind in BLOCK_TYPES.values()}
 
 
 class Parts(NamedTuple):
-    """Blocks taken apart, one row per block: codes (uint8), ``d`` and ``m`` (float16), a scale and a lower bound of each group."""
+    """Decoded blocks, one row per block: codes (uint8), ``d`` and ``m`` (float16), a scale and a lower bound of each group."""
 
     codes: np.ndarray
     d: np.ndarray
@@ -101,7 +101,7 @@ class Parts(NamedTuple):
 
 
 def kind_of(name: str | Kind, op: str = "quantize") -> Kind:
-    """The block type of a name, in capitals or not; ``DtypeError`` for an unknown one."""
+    """Return the block type of a name in any case; raises ``DtypeError`` for an unknown one."""
     if isinstance(name, Kind):
         return name
     found = BLOCK_TYPES.get(str(name).upper())
@@ -111,7 +111,7 @@ def kind_of(name: str | Kind, op: str = "quantize") -> Kind:
 
 
 def packed_shape(shape: Sequence[int], kind: str | Kind, op: str = "quantize") -> tuple[int, ...]:
-    """The shape of the bytes of weights: the last axis counts bytes instead of weights."""
+    """Return the shape of packed weights: the last axis counts bytes instead of weights."""
     row = kind_of(kind, op)
     if not shape or shape[-1] % row.block:
         what = f"the last axis must be a multiple of {row.block}, the weights in a block of {row.name}"
@@ -120,7 +120,7 @@ def packed_shape(shape: Sequence[int], kind: str | Kind, op: str = "quantize") -
 
 
 def unpack_bits(data: np.ndarray, bits: int, run: int) -> np.ndarray:
-    """Codes of ``bits`` each out of bytes: a byte's codes lie ``run`` codes apart, its lowest bits first."""
+    """Extract codes of ``bits`` each from bytes: a byte's codes lie ``run`` codes apart, its lowest bits first."""
     codes = data.reshape(len(data), -1, 1, run) >> np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     return (codes & np.uint8((1 << bits) - 1)).reshape(len(data), -1)
 
@@ -132,7 +132,7 @@ def pack_bits(codes: np.ndarray, bits: int, run: int) -> np.ndarray:
 
 
 def _get_scales(s: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray | None]:
-    """Scales and lower bounds of the groups of each block; the packing is told by the field's size and the number of groups."""
+    """Return scales and lower bounds of the groups of each block; the packing depends on the field's size and the number of groups."""
     if kind.name == "Q6_K":
         return s.view(np.int8), None
     if kind.name == "Q2_K":
@@ -162,7 +162,7 @@ def _put_scales(kind: Kind, scales: np.ndarray, lower: np.ndarray | None) -> np.
 
 
 def split_blocks(blocks: np.ndarray, kind: Kind) -> Parts:
-    """Blocks, (count, bytes of a block), as their parts. Not for kinds that are plain numbers."""
+    """Split blocks, (count, bytes of a block), to their parts. Not for kinds that are plain numbers."""
     found, at = {}, 0
     for name, size in kind.fields.items():
         found[name], at = np.ascontiguousarray(blocks[:, at : at + size]), at + size
@@ -174,7 +174,7 @@ def split_blocks(blocks: np.ndarray, kind: Kind) -> Parts:
 
 
 def join_blocks(parts: Parts, kind: Kind) -> np.ndarray:
-    """The blocks of parts: the inverse of :func:`split_blocks`."""
+    """Join parts to blocks: the inverse of :func:`split_blocks`."""
     made = {"low": pack_bits(parts.codes, *kind.low) if kind.low[0] < 8 else parts.codes ^ np.uint8(128)}
     if kind.high:
         made["high"] = pack_bits(parts.codes >> np.uint8(kind.low[0]), *kind.high)
@@ -219,7 +219,7 @@ def _values(blocks: np.ndarray, kind: Kind) -> np.ndarray:
 
 
 def _units(codes: np.ndarray, kind: Kind) -> np.ndarray:
-    """What the scale multiplies: ``code - offset``, or the codebook's value."""
+    """Return the factor of the scale: ``code - offset``, or the codebook's value."""
     return CODEBOOK[codes].astype(np.float32) if kind.codebook else codes.astype(np.float32) - np.float32(kind.offset)
 
 
@@ -232,7 +232,7 @@ def quantize(array: Any, kind: str | Kind) -> np.ndarray:
     row = kind_of(kind)
     x = np.asarray(array)
     if x.dtype.kind != "f":
-        raise DtypeError(message("quantize", "takes floating-point values", dtype=x.dtype))
+        raise DtypeError(message("quantize", "the array must have a floating-point dtype", dtype=x.dtype))
     shape = packed_shape(x.shape, row)
     x = np.ascontiguousarray(x, np.float32).reshape(-1, row.block)
     out = np.empty((len(x), row.nbytes), np.uint8)
@@ -257,7 +257,7 @@ def _quantized(x: np.ndarray, kind: Kind) -> Parts:
     parts = (_round_blocks if rounded else _fit_groups)(x, kind)
     if not (np.isfinite(parts.d).all() and (parts.m is None or np.isfinite(parts.m).all())):
         largest = f"{np.abs(x).max():g}"
-        raise ValueError(message("quantize", "a block's scale is too large for float16", "scale the weights down", largest=largest))
+        raise ValueError(message("quantize", "the scale of every block must fit float16", "scale the weights down", largest=largest))
     return parts
 
 
@@ -271,7 +271,7 @@ def _half(d: np.ndarray) -> np.ndarray:
 
 
 def _round_blocks(x: np.ndarray, kind: Kind) -> Parts:
-    """GGUF's reference: the scale of a block is that of its extreme value."""
+    """Round as GGUF's reference does: the scale of a block is that of its extreme value."""
     levels, m = (1 << kind.bits) - 1, None
     if kind.name == "Q8_0":
         d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
@@ -317,14 +317,14 @@ def _fit_groups(x: np.ndarray, kind: Kind) -> Parts:
 
 
 def _shared_scale(values: np.ndarray, limit: np.float32) -> tuple[np.ndarray, np.ndarray]:
-    """Values of a block's groups as a float16 per block times integers up to ``limit``, or from a negative one up."""
+    """Express values of a block's groups as a float16 per block times integers up to ``limit``, or from a negative one up."""
     d = _half(np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1) / limit)
     low, high = (0, limit) if limit > 0 else (limit, -limit - 1)
     return d, np.clip(np.rint(values * _inverse(d.astype(np.float32))), low, high).astype(np.uint8 if limit > 0 else np.int8)
 
 
 def _nearest(units: np.ndarray, kind: Kind) -> np.ndarray:
-    """The codes whose units are nearest."""
+    """Return the codes whose units are nearest."""
     if kind.codebook:
         return np.searchsorted(_BETWEEN, units).astype(np.uint8)
     return np.clip(np.rint(units) + kind.offset, 0, (1 << kind.bits) - 1).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The order in which devices hold packed weights: strips of 16 rows. It is lossless: :func:`unpack_strips` gives the blocks of GGUF back.
+"""The device layout of packed weights: strips of 16 rows. It is lossless; :func:`unpack_strips` restores the blocks of GGUF.
 
 A record is one block of each row of a strip (32 columns of F16 and BF16), field by field, with the rows of a field side by side::
 
@@ -21,7 +21,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.ops.quantized.formats import Kind, Parts, join_blocks, kind_of, pack_bits, packed_shape, split_blocks, unpack_bits
 
 STRIP_ROWS = 16
-_PIECE_WEIGHTS = 1 << 22  # that are re-ordered at a time, in whole strips
+_PIECE_WEIGHTS = 1 << 22  # rows that are reordered at a time, in whole strips
 
 
 def _record_fields(kind: Kind) -> Iterator[tuple[str, int, int]]:
@@ -42,16 +42,16 @@ def record_size(kind: Kind) -> tuple[int, int]:
 
 
 def device_bytes(kind: Kind, shape: tuple[int, int], op: str = "quantized_linear") -> int:
-    """Bytes of weights of a shape; rows are filled up to whole strips. Raises ``ShapeError`` unless columns are whole records."""
+    """Return the bytes of weights of a shape, with rows padded to whole strips. Raises ``ShapeError`` unless columns are whole records."""
     step, size = record_size(kind)
     if shape[1] % step or kind.name == "F32":
-        what = f"the columns of {kind.name} must be a multiple of {step}" if shape[1] % step else "F32 is not packed"
+        what = f"the columns of {kind.name} must be a multiple of {step}" if shape[1] % step else "F32 cannot be packed"
         raise ShapeError(message(op, what, "keep the layer unpacked, or choose another kind", columns=shape[1]))
     return -(-shape[0] // STRIP_ROWS) * (shape[1] // step) * size
 
 
 def pack_strips(blocks: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
-    """The blocks of a matrix of this shape in strips: one line of bytes."""
+    """Pack the blocks of a matrix of this shape in strips; returns a vector of bytes."""
     row = kind_of(kind, "quantized_linear")
     out = np.empty(device_bytes(row, shape), np.uint8).reshape(-(-shape[0] // STRIP_ROWS), -1)
     data: Any = np.ascontiguousarray(blocks).view(np.uint8).reshape(packed_shape(shape, row, "quantized_linear"))

@@ -1,4 +1,4 @@
-"""Launches of products with packed weights: which kernel, with which vectors and groups.
+"""Launches products with packed weights: which kernel, with which vectors and groups.
 
 An algorithm is chosen by the number of tokens, the dtype of the activations and the device, and by a numeric check of kernels that hold
 instructions: :func:`_kernels_trusted`. ``selector.register("quantized", condition, config)`` names one by ``extra["tier"]``.
@@ -75,7 +75,7 @@ class Packed(NamedTuple):
 
 
 class PackedOperands(NamedTuple):
-    """The tensors of a product; ``end`` are the last of every kernel, where the result stands for a bias that is not there."""
+    """The tensors of a product; ``end`` are the last of every kernel, where the result stands in for a missing bias."""
 
     x: Tensor
     weight: Tensor
@@ -122,7 +122,7 @@ def _compiled(
 
 @cache
 def _cpu_instructions() -> int:
-    """ASM of codes.cl: what processor and operating system of this machine have."""
+    """Return ASM of codes.cl: the instructions that processor and operating system of this machine support."""
     flag, found = _FLAGS.get(platform.machine(), ("", 0))
     listed = Path("/proc/cpuinfo")
     there = listed.exists() and flag in listed.read_text(encoding="utf-8", errors="replace").split()
@@ -131,13 +131,13 @@ def _cpu_instructions() -> int:
 
 def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands, assembly: int | None = None) -> None:
     """Floating-point activations, or int8 ones on CPUs where tier ``dot`` comes here."""
-    tokens = min(1 << (p.tokens - 1).bit_length(), _TOKENS)  # few variants of the kernel; those beyond the last repeat it
+    tokens = min(1 << (p.tokens - 1).bit_length(), _TOKENS)  # few variants of the kernel; tokens beyond the last repeat it
     strips, dots = -(-p.rows // STRIP_ROWS), p.activations == "int8"
     cpu = launch.on_cpu_device(queue) and "SLICES" not in config.extra
     if assembly is None:
         assembly = _cpu_instructions() if cpu and (dots or p.kind.plain) and has_dots(queue, p.kind) else 0
     x, scales, sums = _rounded_activations(queue, p, t) if dots else (t.x, t.out, t.out)
-    wanted = max(1, profile.max_compute_units * 1024 // (4 * strips))  # enough work-items for latency of memory to hide
+    wanted = max(1, profile.max_compute_units * 1024 // (4 * strips))  # enough work-items to hide memory latency
     slices = config.extra.get("SLICES") or next((n for n in (64, 32, 16) if n <= min(wanted, p.columns // 32)), 8)
     lanes, slices = (16 if tokens == 1 or assembly == 1 else profile.lanes, 1) if cpu else (4, slices)
     distance, level = (cpu and launch.ahead(queue)) or (0, 3)
@@ -149,7 +149,7 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
 
 
 def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tensor, Tensor, Tensor]:
-    """x as int8, the scale of each 32 and the sum of each 16."""
+    """Return x as int8, the scale of each 32 columns and the sum of each 16."""
     runs = p.tokens * p.columns // 32
     made = [Tensor.empty((n,), dtype, queue=queue) for n, dtype in ((32 * runs, "int8"), (runs, "float32"), (2 * runs, "int32"))]
     kernel = _compiled(queue, p, "round_activations", "strips.cl", t, 4, 0)
@@ -158,7 +158,7 @@ def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tens
 
 
 def round_activations(x: np.ndarray) -> np.ndarray:
-    """Activations as integer dot products see them: int8 times one scale per 32 columns."""
+    """Round activations as integer dot products do: int8 times one scale per 32 columns."""
     runs = x.reshape(-1, 32).astype(np.float32)
     largest = np.abs(runs).max(axis=1, keepdims=True)
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
@@ -187,7 +187,7 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
 
 
 def has_dots(queue: Any, kind: Kind) -> bool:
-    """Whether a device is a CPU with instructions for dot products of int8, and its driver uses them right.
+    """Whether a device is a CPU with instructions for dot products of int8, and its driver uses them correctly.
 
     The instructions are assembly; PoCL before 3.1 is not asked for them, because a wrong one would end the process.
     """
@@ -198,14 +198,14 @@ def has_dots(queue: Any, kind: Kind) -> bool:
 
 
 def _kernels_trusted(queue: Any, tier: str, kind: Kind) -> bool:
-    """Whether a tier's kernels are right; asked once per context and kind. PoCL drops instructions that its target lacks without an error.
+    """Whether a tier's kernels are correct; checked once per context and kind. PoCL silently drops instructions that its target lacks.
 
     Matrix units that could be used and fail are reported by a warning.
     """
     fresh = ("quantized", tier, kind.name) not in program.state(queue)
     right = nvidia.verdict(queue, "quantized", tier, kind.name, lambda queue: _packed_product_right(queue, tier, kind))
     if fresh and tier == "mma" and not right:
-        what = f"the matrix units gave a wrong result for {kind.name}, or the driver does not build their kernels"
+        what = f"the matrix units cannot be used for {kind.name}: a wrong result, or kernels that the driver does not build"
         warnings.warn(message("quantized_linear", what, "portable kernels are used", device=handle_of(queue).device_name), stacklevel=2)
     return right
 
@@ -231,7 +231,7 @@ def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
 
 
 def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, count: int, listed: Tensor | None = None) -> Tensor:
-    """Rows of the weights as values: those from ``begin`` on, or those of a list."""
+    """Unpack rows of the weights: those beginning at ``begin``, or those of a list."""
     out = new_result((count, p.columns), dtype, queue)
     each = 32 if launch.on_cpu_device(queue) else 8  # columns of a work-item: neighbors on GPUs write neighboring columns
     units = handle_of(queue).profile.compute_capability is not None and dtype == "float16"
@@ -265,7 +265,7 @@ def _unpacked_product(queue: Any, p: Packed, config: KernelConfig, profile: Any,
 
 
 def gradient(queue: Any, p: Packed, g: Tensor, weight: Tensor) -> Tensor:
-    """``g w`` for weights w and the gradient g of the results."""
+    """Compute ``g w`` for weights w and the gradient g of the results."""
     total: Tensor | None = None
     for begin, count in _pieces(queue, p):
         part = g if count == p.rows else take_block(g, (p.tokens, count), begin, (p.rows, 1))

@@ -1,4 +1,4 @@
-"""Recurrent layers: ``recurrent`` is one direction of one layer over all steps, after the product of the input and ``weight_ih``.
+"""Recurrent layers: ``recurrent`` runs one direction of one layer over all steps, after the product of input and ``weight_ih``.
 
 Forward keeps what the cells computed; ``recurrent_grad`` reads it. :mod:`netcl.ops.recurrent.steps` has the formulas,
 :mod:`netcl.ops.recurrent.plans` the launches.
@@ -30,7 +30,7 @@ _sum = reduction.reduction_function(lookup("sum"))
 def _check(
     gx: Tensor, weight: Tensor, bias: Any, h0: Any, c0: Any, projection: Any, lengths: Any, kind: str
 ) -> tuple[int, int, int, int]:  # fmt: skip
-    """Steps, rows, hidden units and the width of h; raises where the operands do not fit together."""
+    """Return steps, rows, hidden units and the width of h; raises if the operands do not fit together."""
     if kind not in GATES:
         raise ValueError(message("recurrent", f"kind must be one of {', '.join(GATES)}", kind=repr(kind)))
     for name, x in {"gx": gx, "weight": weight, "bias": bias, "h0": h0, "c0": c0, "projection": projection}.items():
@@ -50,14 +50,14 @@ def _check(
                 message("recurrent", f"{name} must have shape {wanted[name]}, got {x.shape}", gx=gx.shape, weight=weight.shape)
             )
     if (projection is None) != (width == hidden) or (projection is not None and kind != "lstm"):
-        what = "an LSTM has a projection if the width of its weight is not hidden, other kinds have none"
+        what = "projection must be given exactly if an LSTM's weight has another width than hidden"
         raise ShapeError(message("recurrent", what, hidden=hidden, weight=weight.shape, kind=kind))
     if (
         (bias is not None and kind != "gru")
         or (c0 is not None and (kind != "lstm" or h0 is None))
         or (kind == "lstm" and h0 is not None and c0 is None)
     ):
-        what = "only a GRU takes a bias (others add it to gx), and an LSTM takes h0 and c0 together"
+        what = "bias must be given only for a GRU (others add it to gx), and an LSTM needs h0 and c0 together"
         raise ShapeError(message("recurrent", what, kind=kind, bias=bias is not None, h0=h0 is not None, c0=c0 is not None))
     if lengths is not None and lengths.dtype != "int32":
         raise DtypeError(message("recurrent", "lengths must be int32", dtype=lengths.dtype))
@@ -65,12 +65,12 @@ def _check(
 
 
 def _wide(dtype: str, *tensors: Any) -> list[Any]:
-    """In the dtype of the kernels."""
+    """Convert to the dtype of the kernels."""
     return [None if x is None else cast(x, dtype) for x in tensors]
 
 
 def _flags(reverse: bool, *given: Any) -> int:
-    """``flags`` of cell.cl: the direction, and which of lengths, h0, bias and gradients of y, h and c are given."""
+    """Return ``flags`` of cell.cl: the direction, and which of lengths, h0, bias and gradients of y, h and c are given."""
     return int(reverse) + sum(2 << i for i, x in enumerate(given) if x is not None)
 
 
@@ -85,7 +85,7 @@ def _forward_ref(gx, weight, bias=None, h0=None, c0=None, projection=None, lengt
 def _vjp(F, g, out, weight, bias_shape, h0, c0, projection, lengths, kind, reverse):
     (g_y, g_h), (g_c, g_saved), y, saved = g[:2], (None, g[2]) if kind != "lstm" else g[2:], out[0], out[-1]
     known = (weight, h0, c0, projection, lengths, y, saved)
-    if g_saved is not None or F.__name__ != "netcl.ops":  # gradients of gradients go through the formulas
+    if g_saved is not None or F.__name__ != "netcl.ops":  # second derivatives use the formulas
         found = steps.backward(F, g_y, g_h, g_c, g_saved, *known, kind, reverse)
         there = _grads_of(kind, h0, projection, bias_shape is not None)
         found = tuple(x if here else None for x, here in zip(found, there, strict=True))
@@ -110,8 +110,8 @@ _SAMPLES = [
 _ERRORS = [
     (S((3, 2, 20), (16, 5), kind="lstm"), r"\[recurrent\] gx must be \(steps, batch, 4 \* hidden\) with steps"),
     (S((3, 2, 20), (20, 5), None, (2, 4), (2, 5), kind="lstm"), r"\[recurrent\] h0 must have shape \(2, 5\), got \(2, 4\)"),
-    (S((3, 2, 20), (20, 5), None, (2, 5), kind="lstm"), r"an LSTM takes h0 and c0 together"),
-    (S((3, 2, 5), (5, 4), kind="tanh"), r"an LSTM has a projection if the width of its weight is not hidden"),
+    (S((3, 2, 20), (20, 5), None, (2, 5), kind="lstm"), r"an LSTM needs h0 and c0 together"),
+    (S((3, 2, 5), (5, 4), kind="tanh"), r"projection must be given exactly if an LSTM's weight has another width than hidden"),
     (S((3, 2, 5), (5, 5), kind="elman"), r"\[recurrent\] kind must be one of tanh, relu, lstm, gru; kind='elman'"),
 ]  # fmt: skip
 
@@ -121,7 +121,7 @@ def recurrent(
     gx: Tensor, weight: Tensor, bias: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None,
     projection: Tensor | None = None, lengths: Tensor | None = None, *, kind: str, reverse: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """One direction of a recurrent layer: y ``(steps, batch, width)``, the last h, of an LSTM the last c, and what backward reads.
+    """Run one direction of a recurrent layer; returns y ``(steps, batch, width)``, the last h, an LSTM's last c, and values for backward.
 
     ``gx`` ``(steps, batch, gates * hidden)`` is the input times ``weight_ih`` with the biases, ``weight`` is ``weight_hh``, ``bias`` the
     bias of a GRU's recurrent half, ``projection`` an LSTM's ``weight_hr``. ``kind`` is ``tanh``, ``relu``, ``lstm`` or ``gru``. Row b has
@@ -149,7 +149,7 @@ def recurrent(
 
 
 def _grads_of(kind: str, h0: Any, projection: Any, biased: bool) -> tuple[bool, ...]:
-    """Which gradients there are: of gx, weight, bias, h0, c0 and projection."""
+    """Return which gradients exist: of gx, weight, bias, h0, c0 and projection."""
     return True, True, biased, h0 is not None, h0 is not None and kind == "lstm", projection is not None
 
 
@@ -180,7 +180,7 @@ def recurrent_grad(
     g_y: Tensor | None, g_h: Tensor | None, g_c: Tensor | None, weight: Tensor, h0: Tensor | None, c0: Tensor | None,
     projection: Tensor | None, lengths: Tensor | None, y: Tensor, saved: Tensor, *, kind: str, reverse: bool = False, biased: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The gradients of :func:`recurrent`: those of gx, weight, bias, h0, c0 and projection that were given."""
+    """Compute the gradients of :func:`recurrent` with respect to gx, weight, bias, h0, c0 and projection, as far as given."""
     order = (weight, g_y, g_h, g_c, h0, c0, projection, lengths, y, saved)
     weight, g_y, g_h, g_c, h0, c0, projection, lengths, y, saved = launch.as_tensors("recurrent_grad", *order)
     (count, rows, width), hidden, dtype, wide = y.shape, saved.shape[-1], y.dtype, sum_dtype(saved.dtype)
@@ -200,7 +200,7 @@ def _run_grad(
     layer: plans.Layer, g_y: Any, g_h: Any, g_c: Any, weight: Tensor, h0: Any, c0: Any, projection: Any, lengths: Any, y: Tensor,
     saved: Tensor, biased: bool,
 ) -> list[Any]:  # fmt: skip
-    """The gradients of the steps, and the products of all of them at once."""
+    """Compute the gradients of the steps, and the products of all steps at once."""
     queue, (count, rows, width), hidden, gates = y.queue, y.shape, layer.hidden, GATES[layer.kind]
 
     def empty(*shape: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""Launches of recurrent layers: which kernels, with which tiles, over which groups.
+"""Launches recurrent layers: which kernels, with which tiles, over which groups.
 
-The kernels of a layer are the parts of cell.cl, each a product with what follows it. An algorithm says how many steps a launch does and
-how rows and units are divided among groups. ``selector.register("recurrent", condition, config)`` names one by ``extra["tier"]``.
+The kernels of a layer are the parts of cell.cl, each a product with its epilogue. An algorithm determines how many steps a launch
+runs and how rows and units are divided among groups. ``selector.register("recurrent", condition, config)`` names one by ``extra["tier"]``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ INITIAL = 4
 _DEFAULT = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED)
 _CACHE = 1 << 20  # bytes of weights that stay in a core's second cache, forward; backward reads them in longer runs
 _ROWS = {16: 2, 32: 6}  # of a register tile on CPUs, by registers
-_BLOCKS = {FORWARD: 8, PROJECT: 32, BACKWARD: 16, BACK_WIDTH: 16, BACK_PROJECT: 32}  # units of a group on GPUs, of cells with gates
-_REGISTERS = {256: 128, 512: 64}  # that an item has for weights, by the items of a group
-_LOCAL = 48 * 1024  # bytes of local memory that every GPU in question has
-_VERDICT = ("recurrent", "persistent", "float32")  # under which a context knows whether groups may wait for each other
-_WATCHED = 64  # layers between two looks at whether they waited in vain
+_BLOCKS = {FORWARD: 8, PROJECT: 32, BACKWARD: 16, BACK_WIDTH: 16, BACK_PROJECT: 32}  # units per group on GPUs, for cells with gates
+_REGISTERS = {256: 128, 512: 64}  # registers of an item for weights, by the items of a group
+_LOCAL = 48 * 1024  # bytes of local memory that every supported GPU has
+_VERDICT = ("recurrent", "persistent", "float32")  # key under which a context caches whether groups may wait for each other
+_WATCHED = 64  # layers between two checks for timeouts
 _WAVES = 2  # groups per compute unit that launches of one step aim at
 
 
@@ -71,7 +71,7 @@ class Layer(NamedTuple):
         return {FORWARD: self.width, PROJECT: self.hidden, BACK_PROJECT: self.width}.get(part, GATES[self.kind] * self.hidden)
 
     def launched(self, count: int) -> Iterator[tuple[int, int, int]]:
-        """Part, first step and step after the last of each launch; ``count`` at a time. The one after all is that of h0's gradient."""
+        """List part, first step and end step of each launch, ``count`` steps each. The step after the last is that of h0's gradient."""
         last = self.steps + (self.backward and self.flags & INITIAL > 0)
         for start in range(0, last, count):
             for part in self.parts:
@@ -85,7 +85,7 @@ class Operands(NamedTuple):
 
     weights: Mapping[int, Tensor]
     rest: tuple[Tensor, ...]
-    awaited: Tensor  # what groups of one launch read of each other
+    awaited: Tensor  # memory through which groups of one launch exchange values
 
 
 def run(queue: Any, layer: Layer, operands: Operands) -> None:
@@ -111,7 +111,7 @@ def kernel(queue: Any, layer: Layer, part: int, file: str, macros: Mapping[str, 
 
 
 def late(queue: Any) -> Tensor:
-    """The number that kernels set if they waited in vain; one per context."""
+    """Return the flag that kernels set on a timeout; one per context."""
     state = program.state(queue)
     if ("recurrent", "late") not in state:
         state["recurrent", "late"] = constant(Tensor.zeros((1,), "int32", queue=queue_state(queue).queue))
@@ -119,7 +119,7 @@ def late(queue: Any) -> Tensor:
 
 
 class Watch:
-    """Raises if a kernel waited in vain. Copies of :func:`late` are started every so many calls and looked at as many calls later."""
+    """Raises if a kernel timed out. Copies of :func:`late` are started every few calls and checked as many calls later."""
 
     def __init__(self, queue: Any):
         self.queue, self.calls = queue, 0
@@ -136,8 +136,8 @@ class Watch:
                 flag.fill_(0)
                 program.state(self.queue)[_VERDICT] = False
                 get_kernel_selector().clear_cache()
-                what = f"work-groups of one launch did not run side by side, and results of the last {2 * _WATCHED} layers may be NaN"
-                raise DeviceError(message("recurrent", what, "repeat the step: further layers take one launch per step"))
+                what = f"work-groups of one launch must run concurrently but did not; results of the last {2 * _WATCHED} layers may be NaN"
+                raise DeviceError(message("recurrent", what, "repeat the step: later layers use one launch per step"))
             self.copy = flag.to_host_async()
 
 
@@ -164,12 +164,12 @@ def _tile(layer: Layer, part: int, rows: int, profile: Any) -> _Tile:
     gates = layer.gates(part)
     cells = 1 if gates > 1 else min(4, -(-layer.units(part) // lanes))
     most = min(rows, _ROWS[profile.vector_registers])
-    height = min(range(1, most + 1), key=lambda n: (-(-rows // n) * (n + 1), -n))  # few tiles, and few rows that are computed in vain
+    height = min(range(1, most + 1), key=lambda n: (-(-rows // n) * (n + 1), -n))  # few tiles, and few surplus rows
     return _Tile(lanes, cells, height, -(-layer.units(part) // (lanes * cells)))
 
 
 def _cpu(queue: Any, layer: Layer, profile: Any, t: Operands, whole: bool) -> None:
-    """``whole``: all steps in one launch, rows divided among the groups; else one step, blocks of units divided."""
+    """Launch on CPUs. ``whole``: all steps in one launch, with rows divided among the groups; else one step, with blocks of units."""
     cores = profile.max_compute_units
     rows = -(-layer.rows // min(layer.rows, cores)) if whole else layer.rows
     kernels, panels = {}, {}
@@ -188,7 +188,7 @@ def _cpu(queue: Any, layer: Layer, profile: Any, t: Operands, whole: bool) -> No
 
 
 def _suits_whole(layer: Layer, config: KernelConfig, profile: Any) -> bool:
-    """Whether a core's rows go through all steps: a projection takes two kernels a step, and large weights are better divided."""
+    """Whether a core's rows run through all steps: a projection needs two kernels per step, and large weights are better divided."""
     if layer.width != layer.hidden:
         return False
     size = GATES[layer.kind] * layer.hidden * layer.width * DTYPES[layer.dtype].itemsize
@@ -200,7 +200,7 @@ def _suits_whole(layer: Layer, config: KernelConfig, profile: Any) -> bool:
 
 
 class _Block(NamedTuple):
-    """Units and items of a group, columns of an item, rows at a time, quads of an item in a chunk, rows and groups of a launch."""
+    """Units and items per group, columns per item, rows at a time, quads per item in a chunk, rows and groups of a launch."""
 
     units: int
     items: int
@@ -237,7 +237,7 @@ def _block(layer: Layer, part: int, profile: Any, extra: Mapping[str, Any], core
 
 
 def _persistent_block(layer: Layer, config: KernelConfig, profile: Any) -> _Block | None:
-    """Groups that are certain to run side by side, one on each compute unit, and hold their weights; ``None`` if there are none."""
+    """Return groups that are certain to run concurrently, one per compute unit, and that hold their weights; ``None`` if impossible."""
     if layer.width != layer.hidden or layer.dtype != "float32" or layer.steps < 2:
         return None
     (part,) = layer.parts
@@ -278,9 +278,9 @@ def _launch(queue: Any, layer: Layer, part: int, block: _Block, t: Operands, sta
 
 
 def _trusted(queue: Any, layer: Layer, config: KernelConfig) -> bool:
-    """Whether groups that wait for each other run side by side. Asked once per context by a layer with a group for each compute unit.
+    """Whether groups that wait for each other run concurrently; checked once per context with a group per compute unit.
 
-    Only the device's own queue takes them: kernels of two queues could each hold half of the compute units and wait for the rest.
+    Only on the device's own queue: kernels of two queues could each occupy half of the compute units and wait for the other half.
     """
     if handle_of(queue).queue is not queue:
         return False
@@ -291,7 +291,7 @@ def _trusted(queue: Any, layer: Layer, config: KernelConfig) -> bool:
 
 
 def _waits_right(queue: Any, profile: Any) -> bool:
-    """Whether a small layer over all compute units gives what NumPy does, and no group waited in vain."""
+    """Whether a small layer over all compute units equals NumPy's result, and no group timed out."""
     hidden, rows = 32, 8 * max(1, profile.max_compute_units // 4)
     layer, rng = Layer("lstm", 4, rows, hidden, hidden, "float32"), np.random.default_rng(0)
     gx, weight = (rng.standard_normal(shape, np.float32) for shape in ((4, rows, 4 * hidden), (4 * hidden, hidden)))

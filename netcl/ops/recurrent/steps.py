@@ -1,4 +1,4 @@
-"""Recurrent layers step by step: the NumPy form and, over recorded ops, gradients of gradients and what ONNX files hold.
+"""Recurrent layers step by step: the NumPy form and, over recorded ops, second derivatives and ONNX import.
 
 ``N`` is :data:`NUMPY` for arrays, ``netcl.ops`` or ``netcl.autograd`` for tensors.
 """
@@ -35,7 +35,7 @@ def _parts(x: Any, count: int) -> list[Any]:
 
 
 def _cell(N: Any, kind: str, x: Any, r: Any, h: Any, c: Any) -> tuple[Any, Any, list[Any]]:
-    """h, c and what is kept, from the input and the recurrent half of the gates and the state before."""
+    """Compute h, c and the values to keep, from the input and recurrent halves of the gates and the previous state."""
     if kind == "lstm":
         i, f, g, o = (N.tanh(part) if j == 2 else N.sigmoid(part) for j, part in enumerate(_parts(x + r, 4)))
         c = f * c + i * g
@@ -52,7 +52,7 @@ def _cell(N: Any, kind: str, x: Any, r: Any, h: Any, c: Any) -> tuple[Any, Any, 
 def forward(
     N: Any, gx: Any, weight: Any, bias: Any, h0: Any, c0: Any, projection: Any, lengths: Any, kind: str, reverse: bool
 ) -> tuple[Any, ...]:
-    """y, the last h, of an LSTM the last c, and what backward reads."""
+    """Return y, the last h, an LSTM's last c, and the values for backward."""
     steps, rows, hidden = gx.shape[0], gx.shape[1], gx.shape[2] // GATES[kind]
     h = _zeros(gx, rows, weight.shape[1]) if h0 is None else h0
     c = (_zeros(gx, rows, hidden) if c0 is None else c0) if kind == "lstm" else None
@@ -73,7 +73,7 @@ def forward(
 
 
 def _cell_back(N: Any, kind: str, keep: Any, h: Any, c: Any, dh: Any, dc: Any, extra: Any) -> tuple[list[Any], list[Any], Any, Any]:
-    """Gradients of the input and the recurrent half of the gates, of h (beside that through the gates) and of c of the step before.
+    """Return gradients of the input half, the recurrent half, the previous h (except through the gates) and the previous c.
 
     ``extra`` holds gradients of what was kept.
     """

@@ -30,7 +30,7 @@ def get_model(name: str, weights: Any = None, **options: Any) -> Any:
     if name not in ARCHITECTURES:
         near = difflib.get_close_matches(str(name), ARCHITECTURES, n=3)
         remedy = f"did you mean {', '.join(near)}?" if near else "list_models() gives the names"
-        raise ValueError(message("get_model", "there is no model of this name", remedy, name=repr(name)))
+        raise ValueError(message("get_model", "unknown model", remedy, name=repr(name)))
     return ARCHITECTURES[name](weights=weights, **options)
 
 

@@ -1,4 +1,4 @@
-"""What the models share: convolutions with a norm, squeeze and excitation, residual paths, start values, and the table of models."""
+"""Common blocks of the models: convolutions with a norm, squeeze and excitation, residual paths, initialization, the model table."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def conv_norm(inside: int, out: int, kernel: int = 3, stride: int = 1, groups: i
 
 
 class SqueezeExcitation(nn.Module):
-    """Channels scaled by what two 1 x 1 convolutions make of their means."""
+    """Scales channels by two 1 x 1 convolutions of their means."""
 
     def __init__(self, input_channels: int, squeeze_channels: int, activation: Any = nn.ReLU, scale_activation: Any = nn.Sigmoid):
         super().__init__()
@@ -58,7 +58,7 @@ class ResidualPath(nn.Module):
 
 
 class LayerChain(nn.Module):
-    """Models that apply their layers in the order in which the constructor sets them."""
+    """Base of models that apply their layers in the order of the constructor."""
 
     flat: tuple[str, ...] = ("classifier", "fc")  # layers that take flattened maps
     auxiliary: ClassVar[dict[str, str]] = {}  # layers, and those that classify their results in training
@@ -90,7 +90,7 @@ def draw(model: nn.Module, conv: str = "", linear: str = "") -> None:
 
 
 def architecture(name: str, make: Callable[..., Any], *settings: Any, **defaults: Any) -> Callable[..., Any]:
-    """The function ``name`` of torchvision: ``make(*settings, **defaults)``, with other options and weights from a file if given."""
+    """Make torchvision's function ``name``: ``make(*settings, **defaults)``, with other options and weights from a file if given."""
 
     def build(*, weights: Any = None, progress: bool = True, pretrained: bool = False, in_channels: int = 3, **options: Any) -> Any:
         if pretrained or not (weights is None or (isinstance(weights, str | os.PathLike) and os.path.exists(weights))):

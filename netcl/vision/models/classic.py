@@ -58,7 +58,7 @@ def _vgg(counts: Sequence[int], batch_norm: bool, **options: Any) -> VGG:
 
 
 class Fire(nn.Module):
-    """A 1 x 1 convolution, and behind it one of 1 x 1 beside one of 3 x 3."""
+    """A 1 x 1 convolution, followed by a 1 x 1 and a 3 x 3 convolution side by side."""
 
     def __init__(self, inplanes: int, squeeze_planes: int, expand_planes: int):
         super().__init__()
@@ -93,7 +93,7 @@ class SqueezeNet(LayerChain):
 
 
 class DenseLayer(nn.Sequential):
-    """Layers over all feature maps so far, whose result becomes one more of them."""
+    """Layers over all previous feature maps, whose result is appended to them."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.cat([x, super().forward(x)], axis=1)
@@ -149,7 +149,7 @@ def _cbr(inside: int, out: int, kernel: Any = 1, **options: Any) -> nn.Sequentia
 
 
 class _ScaledInput(LayerChain):
-    """With ``transform_input``, images normalized as torchvision's other models want them come into the range from -1 to 1."""
+    """With ``transform_input``, converts images normalized for torchvision's other models to the range from -1 to 1."""
 
     transform_input: bool
 

@@ -26,7 +26,7 @@ _SCALES, _BOX_STEPS, _WIDTHS = (0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05), (8, 1
 
 
 class VGGPyramid(nn.Module):
-    """Six feature maps: of VGG16's fourth and fifth stage and of convolutions behind them."""
+    """Six feature maps: of VGG16's fourth and fifth stage and of convolutions after them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class SSD(nn.Module):
         return [self._kept(*each, logits.queue) for each in zip(boxes, ag.softmax(logits, axis=-1).to_host(), sizes, strict=True)]
 
     def _columns(self, head: str, maps: Sequence[Tensor]) -> Tensor:
-        """The numbers of every default box: logits, or offsets."""
+        """Return the numbers of every default box: logits, or offsets."""
         made = [ag.permute(conv(x), (0, 2, 3, 1)) for conv, x in zip(self.head[head].module_list, maps, strict=True)]
         return ag.cat([ag.reshape(x, (x.shape[0], -1, 4 if head[0] == "r" else self.num_classes)) for x in made], axis=1)
 
@@ -137,8 +137,7 @@ class SSD(nn.Module):
         return {name: ag.div(total, float(max(1, taken.sum()))) for name, total in totals.items()}
 
     def _matched(self, boxes: np.ndarray, labels: np.ndarray, around: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The offsets and the label (0: none) of every default box: of the box it overlaps most, if by enough; the best default box of
-        each box is always taken."""
+        """Match every default box to the box it overlaps most, if by enough, and each box to its best one; returns offsets and labels."""
         if not len(boxes):
             return np.zeros_like(around), np.zeros(len(around), np.int64)
         corners = box_convert(Tensor.from_host(around), "cxcywh", "xyxy")
