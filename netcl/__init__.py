@@ -64,7 +64,7 @@ _PACKAGES = """accelerator amp autograd data distributed distributions fft io li
 hooks.op = lambda name: importlib.import_module("netcl.autograd").find(name)
 hooks.tuned = lambda module, *asked: importlib.import_module(f"netcl.profiling.{module}").tuned(*asked)
 hooks.batch_listeners = lambda: importlib.import_module("netcl.data.dataloader").batch_listeners
-_tracebacks.install()
+_tracebacks.install_tracebacks()
 
 
 def __getattr__(name: str) -> Any:

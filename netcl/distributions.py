@@ -23,7 +23,7 @@ from netcl.core.tensor import Tensor
 
 __all__ = ["Bernoulli", "Categorical", "Distribution", "Independent", "Normal", "Uniform", "kl_divergence"]
 
-Value = Tensor | float
+TensorOrNumber = Tensor | float
 
 
 class Distribution:
@@ -75,7 +75,7 @@ class Normal(Distribution):
     loc: Tensor
     scale: Tensor
 
-    def __init__(self, loc: Value, scale: Value, validate_args: Any = None):
+    def __init__(self, loc: TensorOrNumber, scale: TensorOrNumber, validate_args: Any = None):
         super().__init__(loc=loc, scale=scale)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -102,7 +102,7 @@ class Uniform(Distribution):
     low: Tensor
     high: Tensor
 
-    def __init__(self, low: Value, high: Value, validate_args: Any = None):
+    def __init__(self, low: TensorOrNumber, high: TensorOrNumber, validate_args: Any = None):
         super().__init__(low=low, high=high)
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -119,7 +119,7 @@ class Uniform(Distribution):
     variance = property(lambda self: (self.high - self.low).square() / 12)
 
 
-def _one_of(name: str, probs: Any, logits: Any) -> tuple[str, Any]:
+def _pick_one(name: str, probs: Any, logits: Any) -> tuple[str, Any]:
     if (probs is None) == (logits is None):
         given = [word for word, value in (("probs", probs), ("logits", logits)) if value is not None]
         raise ValueError(message(name, "exactly one of probs and logits must be given", given=given))
@@ -132,8 +132,8 @@ class Bernoulli(Distribution):
     probs: Tensor
     logits: Tensor
 
-    def __init__(self, probs: Value | None = None, logits: Value | None = None, validate_args: Any = None):
-        name, given = _one_of("Bernoulli", probs, logits)
+    def __init__(self, probs: TensorOrNumber | None = None, logits: TensorOrNumber | None = None, validate_args: Any = None):
+        name, given = _pick_one("Bernoulli", probs, logits)
         super().__init__(**{name: given})
         if name == "logits":
             self.probs = self.logits.sigmoid()
@@ -163,7 +163,7 @@ class Categorical(Distribution):
     logits: Tensor
 
     def __init__(self, probs: Any = None, logits: Any = None, validate_args: Any = None):
-        name, given = _one_of(type(self).__name__, probs, logits)
+        name, given = _pick_one(type(self).__name__, probs, logits)
         if not getattr(given, "shape", ()):
             raise ShapeError(message(type(self).__name__, f"{name} must have at least one axis", given=repr(given)))
         super().__init__(**{name: given})

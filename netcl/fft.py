@@ -19,7 +19,7 @@ from netcl.autograd.ops import twin
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
-from netcl.ops.fft import axes_of
+from netcl.ops.fft import transform_axes
 
 
 class Complex:
@@ -86,7 +86,7 @@ class Complex:
         return self._each(lambda x: -x)
 
     def __add__(self, other: Any) -> Complex:
-        real, imag = _parts(other)
+        real, imag = _real_and_imaginary(other)
         return Complex(self.real + real, self.imag + imag)
 
     def __sub__(self, other: Any) -> Complex:
@@ -96,18 +96,18 @@ class Complex:
         return -self + other
 
     def __mul__(self, other: Any) -> Complex:
-        real, imag = _parts(other)
+        real, imag = _real_and_imaginary(other)
         return Complex(self.real * real - self.imag * imag, self.real * imag + self.imag * real)
 
     def __truediv__(self, other: Any) -> Complex:
-        real, imag = _parts(other)
+        real, imag = _real_and_imaginary(other)
         size = real * real + imag * imag
         return Complex((self.real * real + self.imag * imag) / size, (self.imag * real - self.real * imag) / size)
 
     __radd__, __rmul__ = __add__, __mul__
 
 
-def _parts(value: Any) -> tuple[Any, Any]:
+def _real_and_imaginary(value: Any) -> tuple[Any, Any]:
     """Real and imaginary part of a complex or real tensor or number."""
     if isinstance(value, Tensor):
         return value, Tensor.zeros(value.shape, value.dtype, queue=value.queue)
@@ -150,7 +150,7 @@ def conj(input: Any) -> Any:
 
 def angle(input: Any) -> Tensor:
     """The angle; of real numbers 0, or pi where they are negative."""
-    return input.angle() if isinstance(input, Complex) else twin("atan2")(_parts(input)[1], input)
+    return input.angle() if isinstance(input, Complex) else twin("atan2")(_real_and_imaginary(input)[1], input)
 
 
 def is_complex(input: Any) -> bool:
@@ -182,11 +182,13 @@ def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None,
     if kind == "rc" and isinstance(input, Complex):
         raise DtypeError(message(name, "the argument must be a real tensor", "use fft"))
     x, ndim = (
-        _floats(input) if kind == "rc" else view_as_real(input if isinstance(input, Complex) else Complex(*_parts(_floats(input)))),
+        _floats(input)
+        if kind == "rc"
+        else view_as_real(input if isinstance(input, Complex) else Complex(*_real_and_imaginary(_floats(input)))),
         input.ndim,
     )
     sizes = None if sizes is None else (sizes,) if isinstance(sizes, int) else tuple(sizes)
-    axes = tuple(range(ndim - len(sizes), ndim)) if dims is None and sizes is not None else axes_of(name, dims, ndim)
+    axes = tuple(range(ndim - len(sizes), ndim)) if dims is None and sizes is not None else transform_axes(name, dims, ndim)
     if sizes is None:
         sizes = [input.shape[a] for a in axes]
         sizes = [*sizes[:-1], 2 * (sizes[-1] - 1)] if kind == "cr" else sizes
@@ -204,7 +206,7 @@ def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None,
     return twin("fft_to_real")(x, sizes[-1], axes[-1], scale)
 
 
-def _function(name: str, forward: bool, kind: str, what: str) -> Callable[..., Any]:
+def _transform_function(name: str, forward: bool, kind: str, what: str) -> Callable[..., Any]:
     def along_one(input: Any, n: int | None = None, dim: Any = -1, norm: str | None = None) -> Any:
         return _transformed(name, input, n, dim, norm, forward, kind)
 
@@ -221,7 +223,7 @@ for _end in ("", "2", "n"):
     for _head, _how in {"fft": (True, "cc", "The transform"), "ifft": (False, "cc", "The inverse transform"),
                         "rfft": (True, "rc", "The first half of the transform of real numbers"),
                         "irfft": (False, "cr", "The real numbers whose transform begins with the input")}.items():  # fmt: skip
-        globals()[_head + _end] = _function(_head + _end, *_how)
+        globals()[_head + _end] = _transform_function(_head + _end, *_how)
 
 
 def hfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
@@ -244,20 +246,20 @@ def rfftfreq(n: int, d: float = 1.0, **options: Any) -> Tensor:
     return fftfreq(n, d, **options)[: n // 2 + 1].abs()
 
 
-def _shifted(input: Any, dim: Any, sign: int) -> Any:
-    axes = axes_of("fftshift", dim, input.ndim)
+def _shift_spectrum(input: Any, dim: Any, sign: int) -> Any:
+    axes = transform_axes("fftshift", dim, input.ndim)
     shifts = [sign * (input.shape[a] // 2) for a in axes]
     return input._each(lambda x: twin("roll")(x, shifts, axes)) if isinstance(input, Complex) else twin("roll")(input, shifts, axes)
 
 
 def fftshift(input: Any, dim: Any = None) -> Any:
     """The frequency 0 moved to the middle of the axes."""
-    return _shifted(input, dim, 1)
+    return _shift_spectrum(input, dim, 1)
 
 
 def ifftshift(input: Any, dim: Any = None) -> Any:
     """The inverse of :func:`fftshift`."""
-    return _shifted(input, dim, -1)
+    return _shift_spectrum(input, dim, -1)
 
 
 def stft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,

@@ -27,11 +27,11 @@ def eig(A: Any) -> Any:
 
 eigvals = eig
 LinAlgError = np.linalg.LinAlgError
-_SAME = {"cross", "diagonal", "matmul", "matrix_exp", "matrix_power"}
+_ROOT_FUNCTIONS = {"cross", "diagonal", "matmul", "matrix_exp", "matrix_power"}
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    found = None if name.startswith("_") else find_twin(name if name in _SAME else f"linalg_{name}")
+    found = None if name.startswith("_") else find_twin(name if name in _ROOT_FUNCTIONS else f"linalg_{name}")
     if found is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found
@@ -39,4 +39,4 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def __dir__() -> list[str]:
-    return sorted({*_SAME, "LinAlgError", *(name.removeprefix("linalg_") for name in names() if name.startswith("linalg_"))})
+    return sorted({*_ROOT_FUNCTIONS, "LinAlgError", *(name.removeprefix("linalg_") for name in names() if name.startswith("linalg_"))})

@@ -31,8 +31,8 @@ from netcl.profiling.quarantine import check_variants
 
 #: Relative and absolute tolerance per dtype, times the row's own factor ``tol``.
 TOLERANCE = {"float64": (1e-10, 1e-11), "float32": (1e-5, 2e-6), "float16": (2e-3, 1e-3), "bfloat16": (1.6e-2, 8e-3)}
-FLOATS = tuple(TOLERANCE)
-SIZES = (0, 1, 3, 255, 257, 1029)  # the last is odd and above the width at which vector loads begin
+TESTED_FLOATS = tuple(TOLERANCE)
+TESTED_SIZES = (0, 1, 3, 255, 257, 1029)  # the last is odd and above the width at which vector loads begin
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 3.0e38, -1e-45)
 _AXES = ((0,), (1,), (2,), (0, 2), (0, 1, 2))
 
@@ -53,7 +53,7 @@ class OpCall:
 # ---- cases
 
 
-def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = SIZES) -> Iterator[OpCall]:
+def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = TESTED_SIZES) -> Iterator[OpCall]:
     """The calls a row is checked with, in one float dtype; with a single size, only the simplest of each kind."""
     if isinstance(row, Choice):
         for part in row.rows:
@@ -104,10 +104,10 @@ def _uniform_values(row: Reduction, shape: tuple[int, ...], dtype: str, seed: in
     return _rounded(values if row.differentiable else np.round(values), dtype)  # logic needs zeros
 
 
-def _changed(value: Any, floats: Callable[[np.ndarray], Any], others: Callable[[np.ndarray], Any] = lambda array: array) -> Any:
+def _with_arrays(value: Any, floats: Callable[[np.ndarray], Any], others: Callable[[np.ndarray], Any] = lambda array: array) -> Any:
     """An argument whose arrays, alone or in lists, are replaced: those of floats, and the others."""
     if isinstance(value, list):
-        return [_changed(part, floats, others) for part in value]
+        return [_with_arrays(part, floats, others) for part in value]
     if not isinstance(value, np.ndarray):
         return value
     return (floats if value.dtype.kind == "f" else others)(value)
@@ -116,16 +116,16 @@ def _changed(value: Any, floats: Callable[[np.ndarray], Any], others: Callable[[
 def _rounded(values: Any, dtype: str) -> Any:
     """Values as a tensor of ``dtype`` would hold them, so that the reference sees what the device sees."""
     row = dtypes.DTYPES[dtype]
-    return _changed(values, lambda array: dtypes.decode(dtypes.encode(array, row), row))
+    return _with_arrays(values, lambda array: dtypes.decode(dtypes.encode(array, row), row))
 
 
 # ---- running
 
 
-def _sent(value: Any, handle: DeviceHandle, dtype: str | None, requires_grad: bool = False) -> Any:
+def _sent_to_device(value: Any, handle: DeviceHandle, dtype: str | None, requires_grad: bool = False) -> Any:
     """An argument on a device; arrays of floats in ``dtype``."""
     place = partial(Tensor.from_host, handle.queue)
-    return _changed(value, lambda array: place(array, dtype, requires_grad=requires_grad), place)
+    return _with_arrays(value, lambda array: place(array, dtype, requires_grad=requires_grad), place)
 
 
 def run_case(row: Row, namespace: Any, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -137,7 +137,7 @@ def reference(row: Row, case: OpCall) -> Any:
     """What the row's reference says, in float64."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns about the mean of nothing, which has a value here
-        inputs = [_changed(x, lambda array: array.astype(np.float64)) for x in case.inputs]
+        inputs = [_with_arrays(x, lambda array: array.astype(np.float64)) for x in case.inputs]
         return row.ref(*inputs, **case.kwargs)  # type: ignore[misc, union-attr]
 
 
@@ -150,7 +150,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 def check_forward(row: Row, case: OpCall, handle: DeviceHandle, dtype: str = "float32") -> None:
     """The values of one call against the reference; results carry no history."""
-    got = _as_tuple(run_case(row, ops, [_sent(x, handle, dtype) for x in case.inputs], case.kwargs))
+    got = _as_tuple(run_case(row, ops, [_sent_to_device(x, handle, dtype) for x in case.inputs], case.kwargs))
     want = _as_tuple(reference(row, case))
     if len(got) < len(want):
         raise Mismatch(f"[{row.name}] {len(got)} results, the reference has {len(want)}; case={case.label}")
@@ -179,7 +179,7 @@ def check_special(row: Pointwise, handle: DeviceHandle) -> None:
     values = np.array(SPECIAL, np.float32)
     grids = np.meshgrid(*[values] * row.arity) if row.arity < 3 else [values] * row.arity
     case = OpCall("special values", tuple(g.ravel() for g in grids), dict(row.params))
-    (got,) = (run_case(row, ops, [_sent(x, handle, "float32") for x in case.inputs], case.kwargs).to_host(),)
+    (got,) = (run_case(row, ops, [_sent_to_device(x, handle, "float32") for x in case.inputs], case.kwargs).to_host(),)
     with np.errstate(all="ignore"):
         want = np.asarray(row.ref(*case.inputs, **case.kwargs))
     for kind in (np.isnan, np.isposinf, np.isneginf):
@@ -193,7 +193,7 @@ def check_special(row: Pointwise, handle: DeviceHandle) -> None:
 
 def check_gradient(row: Row, case: OpCall, handle: DeviceHandle, dtype: str = "float32") -> None:
     """The tape's gradient on the device against differences of the reference, along random directions."""
-    sent = [_sent(x, handle, dtype, requires_grad=True) for x in case.inputs]
+    sent = [_sent_to_device(x, handle, dtype, requires_grad=True) for x in case.inputs]
     leaves = [t for t in _leaves(sent) if isinstance(t, Tensor) and t.requires_grad]
     out = _as_tuple(run_case(row, ag, sent, case.kwargs))[0]
     if not leaves or not out.requires_grad or not out.size:
@@ -233,13 +233,13 @@ def _moved_case(case: OpCall, index: int, step: np.ndarray) -> OpCall:
     def move(array: np.ndarray) -> np.ndarray:
         return array.astype(np.float64) + step if next(number) == index else array
 
-    return OpCall(case.label, tuple(_changed(x, move) for x in case.inputs), case.kwargs)
+    return OpCall(case.label, tuple(_with_arrays(x, move) for x in case.inputs), case.kwargs)
 
 
 def check_errors(row: Row, handle: DeviceHandle) -> None:
     """Every declared misuse raises the declared text."""
     for sample, pattern in getattr(row, "errors", ()):
-        inputs = [_sent(x, handle, None) for x in sample.arrays()]
+        inputs = [_sent_to_device(x, handle, None) for x in sample.arrays()]
         try:
             run_case(row, ops, inputs, dict(sample.kwargs))
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
@@ -278,7 +278,7 @@ def results(handle: DeviceHandle, names: Sequence[str] = (), full: bool = False)
         yield Result(variant.algorithm, "variant", state, f"{variant.problem}: {variant.wrong}" if variant.wrong else "", 0.0)
     for name in sorted(names or REGISTRY):
         row = REGISTRY[name]
-        for dtype in FLOATS:
+        for dtype in TESTED_FLOATS:
             if supports(handle, dtype):
                 yield timed_result(name, dtype, partial(_each, check_forward, row, handle, dtype))
         if isinstance(row, Pointwise):
@@ -289,7 +289,7 @@ def results(handle: DeviceHandle, names: Sequence[str] = (), full: bool = False)
 
 
 def _each(check: Callable[..., None], row: Row, handle: DeviceHandle, dtype: str) -> None:
-    sizes = SIZES if dtype == "float32" else (257,)
+    sizes = TESTED_SIZES if dtype == "float32" else (257,)
     for part in row.rows if isinstance(row, Choice) else (row,):
         if part.ref is None:
             continue

@@ -69,7 +69,7 @@ def test_two_edits_make_an_op_that_users_see_everywhere(tmp_path):
 @pytest.fixture
 def trial(monkeypatch):
     """The same two, made by a program that runs."""
-    for table in ("ACTIVATIONS", "IN_PLACE"):
+    for table in ("ACTIVATIONS", "IN_PLACE_LAYERS"):
         monkeypatch.setattr(activation, table, getattr(activation, table).copy())
     exec(ROW, {"unary": unary, "np": np})
     yield activation.activation_class("SoftshrinkTest", "softshrink_test", *EXAMPLE, inplace=True)

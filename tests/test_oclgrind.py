@@ -19,7 +19,7 @@ from netcl.engine.registry import REGISTRY, Choice
 
 PARTS = 8
 NAMES = sorted(name for name, row in REGISTRY.items() if not isinstance(row, Choice) and row.ref is not None)
-assert ops.names() and selftest.SIZES
+assert ops.names() and selftest.TESTED_SIZES
 
 SCRIPT = """
 import sys
@@ -111,7 +111,7 @@ for depth, mask in ((6, None), (4, rng.random((20, 40)) < 0.7)):
 
 def under_oclgrind(script, arguments, tmp_path):
     """What a script prints under Oclgrind, which must find nothing."""
-    if not sanitizer.available():
+    if not sanitizer.oclgrind_available():
         pytest.skip("Oclgrind is not installed")
     log = tmp_path / "oclgrind.log"
     settings = {**sanitizer.SETTINGS, "OCLGRIND_UNINITIALIZED": "0", "OCLGRIND_LOG": str(log), "NETCL_CACHE_DIR": str(tmp_path)}

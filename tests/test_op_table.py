@@ -24,16 +24,16 @@ MADE_OF_ROWS = {n for n in ROWS if getattr(REGISTRY[n], "call", len).__module__ 
 TWICE = [name for name in DIFFERENTIABLE if isinstance(REGISTRY[name], Pointwise | Reduction) and name not in FLAT]
 
 
-def each(name: str, dtype: str, sizes=selftest.SIZES):
+def each(name: str, dtype: str, sizes=selftest.TESTED_SIZES):
     return selftest.cases(REGISTRY[name], dtype, sizes)
 
 
 def _forward_cases():
     """Every op in every dtype. On OpenCL devices an op stands in one more dtype than float32, the next op in the next, and a sixth of the
     pointwise ops, which share their loads and stores; the others are left to --full."""
-    others = [dtype for dtype in selftest.FLOATS if dtype != "float32"]
+    others = [dtype for dtype in selftest.TESTED_FLOATS if dtype != "float32"]
     for i, name in enumerate(ROWS):
-        for dtype in selftest.FLOATS:
+        for dtype in selftest.TESTED_FLOATS:
             its_turn = dtype == "float32" or (i % 6 == 0 if name in POINTWISE else dtype == others[i % 3] and name not in MADE_OF_ROWS)
             yield pytest.param(name, dtype, marks=() if its_turn else pytest.mark.matrix)
 
@@ -42,7 +42,7 @@ def _forward_cases():
 def test_forward_matches_the_reference(name, dtype, device, full):
     if not selftest.supports(device, dtype):
         pytest.skip("the device has no float64")
-    cases = list(each(name, dtype, selftest.SIZES if dtype == "float32" else (257,)))
+    cases = list(each(name, dtype, selftest.TESTED_SIZES if dtype == "float32" else (257,)))
     if name in POINTWISE and ROWS.index(name) % 3 and device.backend == "cl" and not full:  # they broadcast by the same code
         cases = [case for case in cases if len({x.shape for x in case.inputs}) == 1]
     if dtype != "float32" and device.backend == "cl" and not full:  # loads and stores differ, the kernels do not

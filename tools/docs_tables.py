@@ -46,7 +46,7 @@ def error_classes() -> str:
 
 
 def dtypes() -> str:
-    aliases = {name: [a for a, target in dtype.ALIASES.items() if target == name] for name in dtype.DTYPES}
+    aliases = {name: [a for a, target in dtype.DTYPE_ALIASES.items() if target == name] for name in dtype.DTYPES}
     rows = (
         (_code(d.name), ", ".join(map(_code, aliases[d.name])), str(d.itemsize), _code(d.c_storage), _code(d.c_compute), _code(d.host.name))
         for d in dtype.DTYPES.values()
@@ -64,12 +64,12 @@ def op_table() -> str:
     assert numpy is not None
     taken: dict[str, list[str]] = {}
     for result in selftest.results(numpy):
-        if result.check in selftest.FLOATS and result.state == "ok":
+        if result.check in selftest.TESTED_FLOATS and result.state == "ok":
             taken.setdefault(result.op, []).append(result.check)
     second = {name: [a for a, of in ALIASES.items() if of == name] for name in REGISTRY}
     rows = []
     for name, row in sorted(REGISTRY.items()):
-        floats = "all" if len(taken.get(name, ())) == len(selftest.FLOATS) else ", ".join(taken.get(name, ())) or "integers"
+        floats = "all" if len(taken.get(name, ())) == len(selftest.TESTED_FLOATS) else ", ".join(taken.get(name, ())) or "integers"
         fuses = "yes" if isinstance(row, Pointwise | Reduction) else ""
         doc = _markdown((row.doc.splitlines() or [""])[0])
         names = ", ".join(map(_code, [name, *second[name]]))

@@ -363,7 +363,7 @@ def functional_names() -> str:
         op = functional.RENAMED.get(name, name)
         if op not in functional.COMPOSED and (op in REGISTRY or op in ALIASES):
             row = REGISTRY[ALIASES.get(op, op)]
-            if op in activation.IN_PLACE:
+            if op in activation.IN_PLACE_LAYERS:
                 parameters = ["inplace: bool = False" if p == "*" else p for p in _parameters(op, row)]
                 lines.append(f"def {name}({', '.join(parameters)}) -> Tensor: ...{known(name)}")
             elif op != name:

@@ -70,7 +70,7 @@ class GradScaler:
         self, init_scale: float = 2.0**16, growth_factor: float = 2.0, backoff_factor: float = 0.5, growth_interval: int = 2000,
         enabled: bool = True,
     ):  # fmt: skip
-        _check(init_scale, growth_factor, backoff_factor, growth_interval)
+        _check_scale(init_scale, growth_factor, backoff_factor, growth_interval)
         self.growth_factor, self.backoff_factor, self.growth_interval = float(growth_factor), float(backoff_factor), int(growth_interval)
         self.enabled = enabled
         self._start = (float(init_scale), 0)
@@ -171,7 +171,7 @@ class GradScaler:
         if missing:
             raise ValueError(message("GradScaler", f"the state must have {missing[0]!r}", has=sorted(map(str, state))))
         scale, interval = float(state["scale"]), int(state["growth_interval"])
-        _check(scale, state["growth_factor"], state["backoff_factor"], interval)
+        _check_scale(scale, state["growth_factor"], state["backoff_factor"], interval)
         self.growth_factor, self.backoff_factor = float(state["growth_factor"]), float(state["backoff_factor"])
         self.growth_interval = interval
         self.enabled = bool(state.get("enabled", True))
@@ -205,7 +205,7 @@ class GradScaler:
         return found
 
 
-def _check(scale: float, growth: float, backoff: float, interval: int) -> None:
+def _check_scale(scale: float, growth: float, backoff: float, interval: int) -> None:
     for name, value, fine in (
         ("init_scale", scale, _LEAST <= scale < 2.0**128), ("growth_factor", growth, growth > 1),
         ("backoff_factor", backoff, 0 < backoff < 1), ("growth_interval", interval, interval >= 1),

@@ -31,7 +31,7 @@ def _check_order(op: str, norm_type: Any) -> float:
 
 def _host_norm(devices: Sequence[Sequence[Tensor]], order: float) -> float:
     """The total norm over several devices; all device norms are enqueued before the first is read."""
-    norms = [total.item() for total in [update.norm(tensors, order)[0] for tensors in devices]]
+    norms = [total.item() for total in [update.norm_of_all(tensors, order)[0] for tensors in devices]]
     if len(norms) == 1:
         return float(norms[0])
     with np.errstate(all="ignore"):
@@ -42,7 +42,7 @@ def clip_factor(gradients: Sequence[Tensor], max_norm: float, order: float = 2.0
     """The total norm of the gradients and the factor that reduces it to ``max_norm``; on the device if there is only one."""
     devices = list(update.by_context(gradients).values())
     if len(devices) == 1:
-        return update.norm(gradients, order, max_norm)
+        return update.norm_of_all(gradients, order, max_norm)
     total = _host_norm(devices, order)
     return Tensor.from_host(gradients[0].queue, np.float32(total)), _factor(total, max_norm)
 
@@ -92,7 +92,7 @@ def clip_grad_norm_device(parameters: Parameters, max_norm: float, norm_type: fl
     if len(devices) > 1:
         places = [tensors[0].device.device_name for tensors in devices]
         raise DeviceError(message(op, "all gradients must be on the same device", "use clip_grad_norm", devices=places))
-    total, factor = update.norm(gradients, order, max_norm)
+    total, factor = update.norm_of_all(gradients, order, max_norm)
     update.scale(gradients, factor)
     return total
 

@@ -20,7 +20,7 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.engine import lazy_graph
 from netcl.engine.lazy_graph import TraceNode
-from netcl.engine.modes import modes
+from netcl.engine.modes import deferral
 from netcl.replay.graph import tensors_in
 
 
@@ -44,14 +44,14 @@ class TracingContext:
         self.nodes: list[TraceNode] = []
 
     def __enter__(self) -> TracingContext:
-        self._outer, modes.trace = modes.trace, self.nodes
+        self._outer, deferral.trace = deferral.trace, self.nodes
         self._mode = lazy_graph.fusing(True, self.fast_math)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
         self._mode.__exit__(*exc)
-        modes.trace = self._outer
+        deferral.trace = self._outer
         for node in self.nodes:
             if node.made is None and node.alive():
                 node.compute()
@@ -81,11 +81,11 @@ class CompiledGraph:
 
 @contextmanager
 def _showing_texts(texts: list[str]) -> Iterator[None]:
-    before, modes.shown = modes.shown, texts
+    before, deferral.shown = deferral.shown, texts
     try:
         yield
     finally:
-        modes.shown = before
+        deferral.shown = before
 
 
 class CompiledFunction:
@@ -98,7 +98,7 @@ class CompiledFunction:
         self.fast_math = fast_math
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if modes.mode is not None:  # called from another compiled function
+        if deferral.mode is not None:  # called from another compiled function
             return self.function(*args, **kwargs)
         with lazy_graph.fusing(True, self.fast_math):
             result = self.function(*args, **kwargs)
@@ -112,14 +112,14 @@ class CompiledFunction:
     def graph(self, *args: Any, **kwargs: Any) -> CompiledGraph:
         """Call the function, and backward if an argument requires a gradient; returns the ops and kernels."""
         found = CompiledGraph()
-        before, modes.trace = modes.trace, []
-        nodes: list[TraceNode] = modes.trace
+        before, deferral.trace = deferral.trace, []
+        nodes: list[TraceNode] = deferral.trace
         try:
             with _showing_texts(found.forward):
                 outputs = [t for t in tensors_in(self(*args, **kwargs)) if t.requires_grad]
             found.ops = [node.name for node in nodes]
         finally:
-            modes.trace = before
+            deferral.trace = before
         wanted = [t for t in tensors_in([*args, *kwargs.values()]) if t.requires_grad]
         if outputs and wanted:
             ones = [Tensor.ones(t.shape, t.dtype, queue=t.queue) for t in outputs]

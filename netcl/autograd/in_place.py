@@ -60,7 +60,7 @@ def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str
 
 def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the op can write its result directly into the memory of ``x``."""
-    row = registry.lookup(name)
+    row = registry.lookup_op(name)
     if not isinstance(row, Pointwise | Choice) or not x.size or x.dtype not in FLOATS or views.is_copy(x):
         return False
     if (row.rows[0] if isinstance(row, Choice) else row).result == "bool" or (x.place is not None and x.place.source is not None):

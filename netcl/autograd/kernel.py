@@ -142,7 +142,7 @@ class Kernel:
     ) -> None:
         sizes = [_size_value(name, inputs) for name in _size_names(body, inputs)]
         args = [*inputs.values(), *outputs.values(), *numbers.values(), *sizes, n]
-        if self.check and sanitizer.available():
+        if self.check and sanitizer.oclgrind_available():
             self.check = False
             self._sanitize(spec, args, n)
         spec.run(next(iter(outputs.values())).queue, (n,), None, *args)

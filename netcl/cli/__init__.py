@@ -18,13 +18,13 @@ from netcl.core.errors import DeviceError, EnvironmentVariableError, message
 BROKEN_PIPE = 141  # as a shell reports a program that SIGPIPE ended
 
 # In the order of the help. A module imports what is heavy (models, plots, the op table) inside its commands: `netcl --help` is quick.
-MODULES = ("doctor", "settings", "ops", "check", "train", "models", "onnx", "serve", "bench", "tune")
+COMMAND_MODULES = ("doctor", "settings", "ops", "check", "train", "models", "onnx", "serve", "bench", "tune")
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Build the parser of the command line. Only the selected command declares its options, which may need slow imports."""
     asked = next((word for word in argv if not word.startswith("-")), None)
-    for module in MODULES:
+    for module in COMMAND_MODULES:
         import_module(f"netcl.cli.{module}")
     top = argparse.ArgumentParser(prog="netcl", description="Deep learning on any OpenCL device.")
     top.add_argument("--version", action="version", version=f"netcl {__version__}")

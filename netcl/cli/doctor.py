@@ -335,7 +335,7 @@ def fix(facts: Facts) -> bool:
         say(f"netcl: pip installs {' '.join(wheels)}", flush=True)
         done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wheels]).returncode == 0
     if wants_runtime and not platforms.has_wheel():
-        done = system_packages.install("runtime") or done
+        done = system_packages.install_packages("runtime") or done
     return done
 
 

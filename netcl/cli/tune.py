@@ -12,7 +12,7 @@ import numpy as np
 from netcl.cli.command import CommandError, command, facts, number, pick_device, whole
 from netcl.core.errors import DtypeError, ShapeError, message
 
-SIZES = {"matmul": "M N K", "conv2d": "N C H W F KH KW [STRIDE [PAD]]"}
+PROBLEM_SIZES = {"matmul": "M N K", "conv2d": "N C H W F KH KW [STRIDE [PAD]]"}
 
 
 def _images(batch: int, channels: int, side: int) -> np.ndarray:
@@ -34,7 +34,9 @@ def _models() -> dict[str, tuple[Callable[[], Any], Callable[[int], np.ndarray]]
 
 
 def _tune_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="?", help=f"a model ({', '.join(_models())}), {' or '.join(f'{n} {s}' for n, s in SIZES.items())}")
+    parser.add_argument(
+        "what", nargs="?", help=f"a model ({', '.join(_models())}), {' or '.join(f'{n} {s}' for n, s in PROBLEM_SIZES.items())}"
+    )
     parser.add_argument("sizes", nargs="*", type=int, help="of a matmul or conv2d")
     parser.add_argument("--batch", type=whole(1), default=8, help="samples in a batch of the model")
     parser.add_argument("--budget", type=number(0), default=45.0, help="seconds of searching, after the model ran once")
@@ -63,7 +65,7 @@ def tune(args: argparse.Namespace) -> int:
         print(_line(result), flush=True)
 
     with device(handle):
-        _tune_sizes(args, handle, told) if args.what in SIZES else _tune_model(args, handle, told)
+        _tune_sizes(args, handle, told) if args.what in PROBLEM_SIZES else _tune_model(args, handle, told)
     faster = [result for result in results if result.speedup > 1]
     wrong = sum(len(result.rejected) for result in results)
     told_of = f"{len(faster)} faster than untuned, {wrong} candidates rejected"
@@ -77,7 +79,7 @@ def _tune_sizes(args: argparse.Namespace, handle: Any, told: Callable[[Any], Non
 
     product = args.what == "matmul"
     if len(args.sizes) not in ((3,) if product else (7, 8, 9)):
-        remedy = f"netcl tune {args.what} {SIZES[args.what]}"
+        remedy = f"netcl tune {args.what} {PROBLEM_SIZES[args.what]}"
         raise CommandError(message("tune", f"{args.what} requires its sizes", remedy, sizes=args.sizes))
     flags = dict(zip(("stride", "pad"), args.sizes[7:], strict=False))
     ops = ["matmul"] if product else ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]
@@ -95,7 +97,7 @@ def _tune_model(args: argparse.Namespace, handle: Any, told: Callable[[Any], Non
 
     known = _models()
     if args.what not in known:
-        remedy = f"known: {', '.join(known)}, and {', '.join(SIZES)} with sizes"
+        remedy = f"known: {', '.join(known)}, and {', '.join(PROBLEM_SIZES)} with sizes"
         raise CommandError(message("tune", "unknown model", remedy, name=repr(args.what)))
     if args.sizes:
         raise CommandError(message("tune", "a model cannot take sizes", "--batch sets the samples", model=args.what, sizes=args.sizes))

@@ -101,9 +101,9 @@ STORED = {row.c_compute: row.name for row in DTYPES.values() if row.c_storage ==
 NAMES: dict[str, dtype] = {row.name: row.name for row in DTYPES.values()}
 FLOAT32 = NAMES["float32"]
 HALVES: tuple[str, ...] = (NAMES["float16"], NAMES["bfloat16"])  # stored in 16 bits, computed in float32
-ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "short": "int16",
+DTYPE_ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "short": "int16",
            "bf16": "bfloat16"}  # fmt: skip
-_ROWS_BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in ALIASES.items()}}
+_ROWS_BY_NAME = {**DTYPES, **{alias: DTYPES[name] for alias, name in DTYPE_ALIASES.items()}}
 _BY_NUMPY = {row.storage: row for row in DTYPES.values() if row.name != "bfloat16"}  # a dtype's .name costs microseconds
 
 
@@ -116,7 +116,7 @@ def lookup(given: str | DTypeLike | DType, op: str = "dtype") -> DType:
     try:
         return DTYPES[np.dtype(given).name]
     except (TypeError, KeyError):
-        raise DtypeError(message(op, "unknown dtype", f"known: {', '.join([*DTYPES, *ALIASES])}", dtype=repr(given))) from None
+        raise DtypeError(message(op, "unknown dtype", f"known: {', '.join([*DTYPES, *DTYPE_ALIASES])}", dtype=repr(given))) from None
 
 
 def named(given: object) -> DType | None:

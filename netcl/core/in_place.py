@@ -28,7 +28,7 @@ def in_place_method(op: str) -> Callable[..., Any]:
     return method
 
 
-def install(tensor: Any) -> None:
+def install_in_place(tensor: Any) -> None:
     """Give the class of tensors its in-place methods and operators."""
     for name in (*IN_PLACE, *FILLS):
         setattr(tensor, f"{name}_", in_place_method(name))

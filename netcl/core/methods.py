@@ -186,7 +186,7 @@ def _is_float(self: Any) -> bool:
 
 
 _SHORT_METHODS: dict[str, Callable[..., Any]] = {
-    "__format__": _format, "_repr_html_": notebook.tensor,
+    "__format__": _format, "_repr_html_": notebook.tensor_html,
     "type": _type, "t": _t, "stride": _stride, "equal": _equal, "allclose": _allclose, "detach_": _detached,
     "is_floating_point": _is_float,
     "where": lambda self, condition, other: hooks.call("where", condition, self, other),
@@ -241,7 +241,7 @@ def remove_method(op: str) -> None:
         delattr(_tensor_class[0], name)
 
 
-def install(tensor: Any) -> None:
+def install_methods(tensor: Any) -> None:
     """Add the methods and operators to the class of tensors."""
     _tensor_class.append(tensor)
     for name in METHODS:

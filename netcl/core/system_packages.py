@@ -23,17 +23,17 @@ MANAGERS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
 }
 # Programs that tests use where they are installed; the names are those of Debian's packages. pip has Oclgrind for x86-64.
 TOOLS = ("chromium",) if platform.machine() == "x86_64" else ("chromium", "oclgrind")
-_SECONDS = 900
+_INSTALL_SECONDS = 900
 
 
-def manager() -> str:
+def package_manager() -> str:
     """The package manager of this machine; empty if it has none that is known here."""
     return next((name for name in MANAGERS if shutil.which(name)), "")
 
 
-def command(purpose: str) -> str:
+def package_command(purpose: str) -> str:
     """Return the command that installs the packages of a purpose (``runtime``, ``venv``); empty if the package manager is unknown."""
-    program = manager()
+    program = package_manager()
     packages = MANAGERS[program][1].get(purpose, ()) if program else ()
     verb = "-S" if program == "pacman" else "install"
     sudo = "" if program == "brew" or is_root() else "sudo "
@@ -54,9 +54,9 @@ def prefix(program: str) -> list[str] | None:
     return None
 
 
-def install(purpose: str) -> bool:
+def install_packages(purpose: str) -> bool:
     """Install the packages of a purpose if that needs no password; returns whether it did. Reports on standard error."""
-    program = manager()
+    program = package_manager()
     packages, words = MANAGERS[program][1].get(purpose, ()) if program else (), prefix(program)
     return bool(packages) and words is not None and _install(program, words, packages)
 
@@ -76,14 +76,14 @@ def _install(program: str, words: Sequence[str], packages: Sequence[str]) -> boo
 def install_tools() -> None:
     """Install the missing programs of :data:`TOOLS`, as root only: nobody expects ``make test`` to add a browser to their system."""
     for name in TOOLS:
-        if is_root() and manager() == "apt-get" and not shutil.which(name):
+        if is_root() and package_manager() == "apt-get" and not shutil.which(name):
             _install("apt-get", [], [name])
 
 
 def _status(words: Sequence[str]) -> int:
     null = subprocess.DEVNULL
     try:
-        return subprocess.run(words, stdin=null, stdout=null, stderr=null, timeout=_SECONDS).returncode
+        return subprocess.run(words, stdin=null, stdout=null, stderr=null, timeout=_INSTALL_SECONDS).returncode
     except (OSError, subprocess.TimeoutExpired):
         return 1
 
@@ -93,9 +93,9 @@ def main(purpose: str) -> int:
     if purpose == "tools":
         install_tools()
         return 0
-    if install(purpose):
+    if install_packages(purpose):
         return 0
-    sys.stderr.write(f"netcl: type: {command(purpose) or f'the command of this system that installs {purpose}'}\n")
+    sys.stderr.write(f"netcl: type: {package_command(purpose) or f'the command of this system that installs {purpose}'}\n")
     return 1
 
 

@@ -104,7 +104,7 @@ def _make_from_host(
         check_shared(array, stored)
     if isinstance(queue, CPUQueue):
         own = stored if share or not np.may_share_memory(stored, array) else stored.copy()
-        result = of_array(own, row.name, queue)
+        result = wrap_array(own, row.name, queue)
     else:
         backend = backend_of(queue)
         sent = backend.send(array, stored, row, async_copy, use_pinned, share)
@@ -234,7 +234,7 @@ class Tensor(TensorMethods):
             queue = _queue(queue, context, device)
         row = dtypes.DTYPES.get(dtype) or dtypes.lookup(dtype, "empty")
         if isinstance(queue, CPUQueue):
-            result = of_array(_host_memory(sizes, row), row.name, queue)
+            result = wrap_array(_host_memory(sizes, row), row.name, queue)
         else:
             backend = backend_of(queue)
             handle = backend.empty(sizes, row)
@@ -564,7 +564,7 @@ class Tensor(TensorMethods):
 # ---- tensors as ops make them: nothing is checked or recorded
 
 
-def of_array(stored: np.ndarray, dtype: str, queue: Any) -> Tensor:
+def wrap_array(stored: np.ndarray, dtype: str, queue: Any) -> Tensor:
     """Wrap stored bytes on the NumPy backend without a copy."""
     return Tensor(None, stored.shape, dtype, None, queue, array=np.ascontiguousarray(stored).reshape(stored.shape))
 
@@ -606,7 +606,7 @@ def with_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 def duplicate(x: Tensor) -> Tensor:
     """Copy the bytes of a tensor to memory of its own."""
     if x.array is not None:
-        return of_array(x.array.copy(), x.dtype, x.queue)
+        return wrap_array(x.array.copy(), x.dtype, x.queue)
     handle = backend_of(x.queue).clone(x.buffer, x.shape, dtypes.DTYPES[x.dtype])
     return Tensor(handle.buffer, x.shape, x.dtype, x.context, x.queue, handle)
 
@@ -637,7 +637,7 @@ Tensor.pool_handle = property(lambda self: (self.realize(), self.lease)[1])  # t
 Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: self._mark(self.requires_grad, flag))  # type: ignore
 # Every op reads the slot _learns; only assignments from outside go through the check.
 Tensor.requires_grad = property(attrgetter("_learns"), Tensor._require_grad, doc="Whether gradients are wanted.")  # type: ignore
-methods.install(Tensor)
-in_place.install(Tensor)
+methods.install_methods(Tensor)
+in_place.install_in_place(Tensor)
 Tensor.data = property(Tensor.detach, _set_data, doc="``detach()``; assigning a tensor gives this one the memory of that.")  # type: ignore
 Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -48,7 +48,7 @@ def _prepared(error: BaseException | None) -> TracebackType | None:
     return error.__traceback__
 
 
-def install() -> None:
+def install_tracebacks() -> None:
     """Install the hook in the interpreter, in threads and, if it is running, in IPython."""
     plain, of_thread = sys.excepthook, threading.excepthook
 

@@ -22,7 +22,7 @@ def pixels_after(matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.einsum("nij,hwj->nhwi", matrix, np.stack([x, y, np.ones_like(x)], -1), dtype=np.float32)
 
 
-def bilinear(x: np.ndarray, points: np.ndarray) -> np.ndarray:
+def sample_bilinear(x: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Images at points between pixels; zero outside."""
     height, width = x.shape[2:]
     corner = np.floor(points).astype(np.int64)
@@ -178,7 +178,7 @@ class RandomAffine(Augmentation):
         return (np.concatenate([linear, offset[..., None]], -1).astype(np.float32),)
 
     def apply(self, x: Any, *drawn: np.ndarray) -> Any:
-        return bilinear(x, pixels_after(drawn[0], x.shape[2:]))
+        return sample_bilinear(x, pixels_after(drawn[0], x.shape[2:]))
 
 
 class RandomRotation(RandomAffine):

@@ -10,7 +10,7 @@ import numpy as np
 from netcl.data.errors import SampleError, message
 
 
-class Whole(NamedTuple):
+class WholeBatch(NamedTuple):
     """A batch of any structure; ``ended``: a worker's stream has no more batches."""
 
     value: Any

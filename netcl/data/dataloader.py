@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.data.collate import Single, Whole, map_arrays
+from netcl.data.collate import Single, WholeBatch, map_arrays
 from netcl.data.dataset import IterableDataset
 from netcl.data.errors import check_count, message
 from netcl.data.fetch import Fetch, Task, steps
@@ -142,7 +142,7 @@ class DataLoader:
         for batch in _timed(batches if self.device_queue is None else self._tensors(batches, epoch, start)):
             if iteration == self._iterations:  # of several iterations, the one started last is the loader's position
                 self._batch += 1
-            yield batch.value if isinstance(batch, Whole) else self._delivered(batch)
+            yield batch.value if isinstance(batch, WholeBatch) else self._delivered(batch)
         if iteration == self._iterations:
             self._epoch, self._batch, self._at_position = epoch + 1, 0, True
 
@@ -154,7 +154,7 @@ class DataLoader:
         ended: set[int] = set()
         workers = max(self.num_workers, 1)
         for number, batch in enumerate(batches):
-            if isinstance(batch, Whole) and batch.ended:
+            if isinstance(batch, WholeBatch) and batch.ended:
                 ended.add(number % workers)
                 if len(ended) == workers:
                     return
@@ -195,7 +195,7 @@ class DataLoader:
             following: Iterator[Task] = self._tasks(epoch + 1, 0) if drawn_here else iter(())
             try:
                 for arrays in pool.run(first, tasks, following):
-                    yield tuple(array.copy() for array in arrays) if copied and not isinstance(arrays, Whole) else arrays
+                    yield tuple(array.copy() for array in arrays) if copied and not isinstance(arrays, WholeBatch) else arrays
             finally:
                 if pool is not self._pool or not self.persistent_workers:
                     pool.close()
@@ -211,7 +211,7 @@ class DataLoader:
             tensors: Any = None
             if sent is not None:
                 ready = iter(feed.ready(sent))
-                whole = isinstance(before, Whole)
+                whole = isinstance(before, WholeBatch)
                 tensors = map_arrays(lambda _: next(ready), before) if whole else self._augmented(tuple(ready), epoch, batch - 1)  # noqa: B023
             leaves: list[np.ndarray] = []
             map_arrays(leaves.append, arrays)

@@ -184,7 +184,7 @@ def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None
     (8, 2)
     """
     rng = rng_of(seed if generator is None else generator)
-    return _parts(dataset, rng.permutation(len(dataset)), lengths, "random_split")
+    return _part_lengths(dataset, rng.permutation(len(dataset)), lengths, "random_split")
 
 
 def split_dataset(dataset: Any, lengths: Sequence[float]) -> list[Subset]:
@@ -193,10 +193,10 @@ def split_dataset(dataset: Any, lengths: Sequence[float]) -> list[Subset]:
     >>> [part.indices.tolist() for part in split_dataset(TensorDataset(np.arange(5)), [0.4, 0.6])]
     [[0, 1], [2, 3, 4]]
     """
-    return _parts(dataset, np.arange(len(dataset)), lengths, "split_dataset")
+    return _part_lengths(dataset, np.arange(len(dataset)), lengths, "split_dataset")
 
 
-def _parts(dataset: Any, order: np.ndarray, lengths: Sequence[float], op: str) -> list[Subset]:
+def _part_lengths(dataset: Any, order: np.ndarray, lengths: Sequence[float], op: str) -> list[Subset]:
     sizes = _sizes(lengths, len(order), op)
     return [Subset(dataset, part) for part in np.split(order, np.cumsum(sizes)[:-1])]
 

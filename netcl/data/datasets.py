@@ -60,7 +60,7 @@ def _idx_images(name: str, root: PathLike | None, classes: Sequence[str]) -> Spl
 
 def _idx_part(name: str, folder: Path, part: str, classes: Sequence[str]) -> TensorDataset:
     images, labels = idx_arrays(name, folder, part, len(classes))
-    return TensorDataset(_unit(images[:, None]), labels, name=name, classes=classes)
+    return TensorDataset(_unit_range(images[:, None]), labels, name=name, classes=classes)
 
 
 def idx_arrays(name: str, folder: Path, part: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -97,13 +97,13 @@ def cifar10(root: PathLike) -> Split:
         raise FileNotFoundError(message("cifar10", "files are missing", remedy, folder=folder, files=missing))
     parts = [[read_cifar10(folder / name) for name in files] for files in names.values()]
     return tuple(  # type: ignore[return-value]
-        TensorDataset(_unit(np.concatenate([x for x, _ in part])), np.concatenate([y for _, y in part]).astype(np.int64),
+        TensorDataset(_unit_range(np.concatenate([x for x, _ in part])), np.concatenate([y for _, y in part]).astype(np.int64),
                       name="cifar10", classes=CIFAR10_CLASSES)
         for part in parts
     )  # fmt: skip
 
 
-def _unit(images: np.ndarray) -> np.ndarray:
+def _unit_range(images: np.ndarray) -> np.ndarray:
     return images.astype(np.float32) / np.float32(255)
 
 
@@ -170,7 +170,7 @@ def synthetic(samples: int = 1024, shape: Sequence[int] = (1, 28, 28), classes: 
     return part(samples), part(max(1, samples // 5))
 
 
-NAMES: dict[str, Callable[..., Any]] = {
+DATASET_NAMES: dict[str, Callable[..., Any]] = {
     "digits": digits,
     "mnist": mnist,
     "fashion-mnist": fashion_mnist,
@@ -186,8 +186,8 @@ def load(name: str, root: PathLike | None = None) -> Any:
     >>> train, test = load("digits")
     """
     key = name.lower().replace("_", "-")
-    if key not in NAMES:
-        raise ValueError(message("datasets.load", "unknown dataset", name=name, known=list(NAMES)))
+    if key not in DATASET_NAMES:
+        raise ValueError(message("datasets.load", "unknown dataset", name=name, known=list(DATASET_NAMES)))
     if root is None and key in ("cifar10", "text"):
         raise ValueError(message("datasets.load", f"{key} requires root=", "pass the folder of its files"))
-    return NAMES[key]() if root is None else NAMES[key](root)
+    return DATASET_NAMES[key]() if root is None else DATASET_NAMES[key](root)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.data.collate import Whole, default_collate, is_structured
+from netcl.data.collate import WholeBatch, default_collate, is_structured
 from netcl.data.dataset import IterableDataset, taker
 from netcl.data.errors import SampleError, message
 
@@ -120,7 +120,7 @@ class Fetch:
         if self.worker_init_fn is not None:
             self.worker_init_fn(number)
 
-    def __call__(self, task: Task, beat: Callable[[], None] = lambda: None) -> tuple[np.ndarray, ...] | Whole:
+    def __call__(self, task: Task, beat: Callable[[], None] = lambda: None) -> tuple[np.ndarray, ...] | WholeBatch:
         """Return the arrays of a batch; ``beat`` is called before each sample, so that a hang can be detected."""
         beat()
         if self.streams:
@@ -133,13 +133,13 @@ class Fetch:
             arrays = self._stacked(task.indices, rng, beat) if take is None else _fields(take(task.indices))
         finally:
             _local.rng = None
-        if isinstance(arrays, Whole):
+        if isinstance(arrays, WholeBatch):
             return arrays
         for step in self.augment:
             arrays = step(arrays, rng)
         return tuple(np.ascontiguousarray(array) for array in arrays)
 
-    def of_stream(self, stream: Iterator[Any], task: Task, beat: Callable[[], None] = lambda: None) -> Whole:
+    def of_stream(self, stream: Iterator[Any], task: Task, beat: Callable[[], None] = lambda: None) -> WholeBatch:
         """Return the next batch of an iterable dataset, or that there is none."""
         samples: list[Any] = []
         _local.rng = np.random.default_rng(task.key)
@@ -150,14 +150,14 @@ class Fetch:
         finally:
             _local.rng = None
         if not samples or (self.drop_last and len(samples) < len(task.indices)):
-            return Whole(None, ended=True)
+            return WholeBatch(None, ended=True)
         return self._collated(samples)
 
-    def _collated(self, samples: list[Any]) -> Whole:
+    def _collated(self, samples: list[Any]) -> WholeBatch:
         if self.augment:
             what = "augment must be given batches of arrays, not of other structures"
             raise SampleError(message("DataLoader", what, "augment in the dataset, in transforms or in collate_fn"))
-        return Whole((self.collate_fn or default_collate)(samples))
+        return WholeBatch((self.collate_fn or default_collate)(samples))
 
     def _transformed(self, sample: Any, rng: np.random.Generator) -> Any:
         """Apply the transforms to a sample of any structure; of a tuple they get the first part."""
@@ -168,7 +168,7 @@ class Fetch:
             fields = step(fields, rng)
         return fields if isinstance(sample, tuple | list) else fields[0]
 
-    def _stacked(self, indices: np.ndarray, rng: np.random.Generator, beat: Callable[[], None]) -> tuple[np.ndarray, ...] | Whole:
+    def _stacked(self, indices: np.ndarray, rng: np.random.Generator, beat: Callable[[], None]) -> tuple[np.ndarray, ...] | WholeBatch:
         start = self.dataset[int(indices[0])]
         if self.whole or is_structured(start):
             samples = [self._transformed(start, rng)]

@@ -20,7 +20,7 @@ from netcl.data.errors import FormatError, message
 from netcl.data.formats import read_idx, regular
 from netcl.data.tables import read_csv_rows, read_numpy_arrays
 
-PathLike = str | os.PathLike[str]
+FilePath = str | os.PathLike[str]
 CLASSIFICATION, REGRESSION = "classification", "regression"
 _MOST_CLASSES = 20  # distinct whole numbers of a column up to which they are classes
 _MOST_VALUES = 100  # distinct texts of a column
@@ -38,7 +38,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """How targets are read and parts are drawn: the task (empty: by the targets), the target's column, two fractions and the seed."""
 
     target: str = ""
@@ -94,7 +94,7 @@ def _task(op: str, values: np.ndarray, given: str) -> str:
     return CLASSIFICATION if not numeric or (values.ndim == 1 and whole and len(np.unique(values)) <= _MOST_CLASSES) else REGRESSION
 
 
-def _targets(op: str, values: np.ndarray, plan: Plan, train: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+def _targets(op: str, values: np.ndarray, plan: SplitPlan, train: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
     """Convert targets for training; also returns how to read the model's outputs. Regression targets are scaled by the training part."""
     if _task(op, values, plan.task) == CLASSIFICATION:
         names, labels = np.unique(values, return_inverse=True)
@@ -112,7 +112,7 @@ def _targets(op: str, values: np.ndarray, plan: Plan, train: np.ndarray) -> tupl
 # ---- tables
 
 
-def read_table(path: PathLike) -> tuple[list[str], list[list[str]]]:
+def read_table(path: FilePath) -> tuple[list[str], list[list[str]]]:
     """Read the header and the rows of a CSV file, separated by comma, semicolon, tab or bar."""
     (_, first), *others = read_csv_rows(path, "csv") or [(0, [])]
     header, rows = [name.strip() for name in first], []
@@ -149,7 +149,7 @@ def _column(name: str, cells: Sequence[str], train: np.ndarray) -> dict[str, Any
     return {"name": name, "values": values}
 
 
-def _encoded(columns: Sequence[Mapping[str, Any]], header: Sequence[str], rows: Sequence[Sequence[str]], path: PathLike) -> np.ndarray:
+def _encoded(columns: Sequence[Mapping[str, Any]], header: Sequence[str], rows: Sequence[Sequence[str]], path: FilePath) -> np.ndarray:
     missing = [column["name"] for column in columns if column["name"] not in header]
     if missing:
         raise FormatError(message("csv", "columns are missing", columns=missing, header=list(header), file=path))
@@ -167,7 +167,7 @@ def _encoded(columns: Sequence[Mapping[str, Any]], header: Sequence[str], rows: 
     return np.stack(found, axis=1).astype(np.float32)
 
 
-def _csv(path: Path, plan: Plan, drop: Sequence[str] = ()) -> Samples:
+def _csv(path: Path, plan: SplitPlan, drop: Sequence[str] = ()) -> Samples:
     header, rows = read_table(path)
     unknown = [name for name in (plan.target, *drop) if name not in header]
     if unknown:
@@ -186,10 +186,10 @@ def _csv(path: Path, plan: Plan, drop: Sequence[str] = ()) -> Samples:
     inputs = [name for name in header if name not in (plan.target, *drop)]
     columns = [_column(name, [row[header.index(name)] for row in rows], train) for name in inputs]
     reading = {"kind": "csv", "columns": columns, "target": plan.target, **told}
-    return _divided(_encoded(columns, header, rows, path), y, (train, val, test), reading, path, plan.val > 0)
+    return _split(_encoded(columns, header, rows, path), y, (train, val, test), reading, path, plan.val > 0)
 
 
-def _divided(x: np.ndarray, y: np.ndarray, indices: Sequence[np.ndarray], reading: dict[str, Any], path: Path, wants_val: bool) -> Samples:
+def _split(x: np.ndarray, y: np.ndarray, indices: Sequence[np.ndarray], reading: dict[str, Any], path: Path, wants_val: bool) -> Samples:
     train, val, test = indices
     sizes = {"train": len(train), "test": len(test), **({"validation": len(val)} if wants_val else {})}
     _check_parts(" and ".join(name for name, size in sizes.items() if not size), **sizes)
@@ -207,7 +207,7 @@ def _pictures(x: np.ndarray) -> np.ndarray:
     return scaled[:, None] if scaled.ndim == 3 else scaled
 
 
-def _arrays(op: str, path: Path, plan: Plan, x: np.ndarray, y: np.ndarray, tested: tuple[np.ndarray, np.ndarray] | None) -> Samples:
+def _arrays(op: str, path: Path, plan: SplitPlan, x: np.ndarray, y: np.ndarray, tested: tuple[np.ndarray, np.ndarray] | None) -> Samples:
     """Make samples from arrays; ``tested`` are those of a test part in the file."""
     for inputs, targets in ((x, y), *([tested] if tested else [])):
         if x.dtype.kind not in "iufb" or len(inputs) != len(targets) or inputs.ndim < 2:
@@ -220,24 +220,24 @@ def _arrays(op: str, path: Path, plan: Plan, x: np.ndarray, y: np.ndarray, teste
     x, y = (np.concatenate(pair) for pair in zip((x, y), tested, strict=True)) if tested else (x, y)
     targets, told = _targets(op, y, plan, train)
     reading = {"kind": "image" if x.ndim > 2 else "array", **told}
-    return _divided(_pictures(x), targets, (train, val, test), reading, path, plan.val > 0)
+    return _split(_pictures(x), targets, (train, val, test), reading, path, plan.val > 0)
 
 
-_PAIRS = (("x", "y"), ("X", "y"), ("x_train", "y_train"), ("X_train", "y_train"), ("images", "labels"), ("data", "target"))
+_ARRAY_NAMES = (("x", "y"), ("X", "y"), ("x_train", "y_train"), ("X_train", "y_train"), ("images", "labels"), ("data", "target"))
 
 
-def _npz(path: Path, plan: Plan) -> Samples:
+def _npz(path: Path, plan: SplitPlan) -> Samples:
     found = read_numpy_arrays(path, "npz")
-    names = next((pair for pair in _PAIRS if set(pair) <= found.keys()), None)
+    names = next((pair for pair in _ARRAY_NAMES if set(pair) <= found.keys()), None)
     if names is None:
-        remedy = f"name them {' or '.join('/'.join(pair) for pair in _PAIRS[::2])}"
+        remedy = f"name them {' or '.join('/'.join(pair) for pair in _ARRAY_NAMES[::2])}"
         raise FormatError(message("npz", "the file has no arrays of inputs and targets", remedy, arrays=sorted(found), file=path))
     ends = [name.replace("train", "test") for name in names]
     tested = (found[ends[0]], found[ends[1]]) if "train" in names[0] and set(ends) <= found.keys() else None
     return _arrays("npz", path, plan, found[names[0]], found[names[1]], tested)
 
 
-def _idx(path: Path, plan: Plan) -> Samples:
+def _idx_folder(path: Path, plan: SplitPlan) -> Samples:
     """A folder in which names hold ``images`` and ``labels``; files whose names hold ``t10k`` or ``test`` are the test part."""
     files = sorted(file for file in path.iterdir() if "ubyte" in file.name or "idx" in file.name) if path.is_dir() else []
     tested, own = ([file for file in files if ("t10k" in file.name or "test" in file.name) == kind] for kind in (True, False))
@@ -253,13 +253,13 @@ def _idx(path: Path, plan: Plan) -> Samples:
     return _arrays("idx", path, plan, *train, pair(tested))
 
 
-KINDS: dict[str, Callable[..., Samples]] = {"csv": _csv, "npz": _npz, "idx": _idx}
+READERS: dict[str, Callable[..., Samples]] = {"csv": _csv, "npz": _npz, "idx": _idx_folder}
 
 
 # ---- further inputs
 
 
-def read_inputs(path: PathLike, reading: Mapping[str, Any]) -> np.ndarray:
+def read_inputs(path: FilePath, reading: Mapping[str, Any]) -> np.ndarray:
     """Inputs of a file for a model that was trained on files of the same kind; ``reading`` is that of its :class:`Samples`."""
     file = regular(path, "predict")
     if reading.get("kind") == "csv":
@@ -267,7 +267,7 @@ def read_inputs(path: PathLike, reading: Mapping[str, Any]) -> np.ndarray:
         return _encoded(reading["columns"], header, rows, file)
     if file.suffix in (".npz", ".npy"):
         found = read_numpy_arrays(file, "npz")
-        x = _pictures(found[next((pair[0] for pair in _PAIRS if pair[0] in found), next(iter(found)))])
+        x = _pictures(found[next((pair[0] for pair in _ARRAY_NAMES if pair[0] in found), next(iter(found)))])
     elif "idx" in file.name or "ubyte" in file.name:
         x = _pictures(read_idx(file))
     else:

@@ -39,9 +39,9 @@ def from_csv(
     wrong = next(((line, row) for line, row in rows if len(row) != len(names)), None)
     if wrong is not None:
         raise refused("from_csv", f"line {wrong[0]} must have the header's fields", path, fields=len(wrong[1]), expected=len(names))
-    at = None if target is None else _column(names, target, path)
-    chosen = [_column(names, name, path) for name in columns] if columns else [i for i in range(len(names)) if i != at]
-    x = np.array([_numbers(row, chosen, line, path) for line, row in rows], np.float32)
+    at = None if target is None else _column_index(names, target, path)
+    chosen = [_column_index(names, name, path) for name in columns] if columns else [i for i in range(len(names)) if i != at]
+    x = np.array([_table_numbers(row, chosen, line, path) for line, row in rows], np.float32)
     if at is None:
         return TensorDataset(x, name=Path(path).name)
     y, classes = _labels([row[at].strip() for _, row in rows])
@@ -64,7 +64,7 @@ def read_csv_rows(path: str | os.PathLike[str], op: str, delimiter: str = "") ->
         csv.field_size_limit(limit)
 
 
-def _column(names: Sequence[str], wanted: str | int, path: Any) -> int:
+def _column_index(names: Sequence[str], wanted: str | int, path: Any) -> int:
     if isinstance(wanted, int) and -len(names) <= wanted < len(names):
         return wanted % len(names)
     if wanted not in names:
@@ -72,7 +72,7 @@ def _column(names: Sequence[str], wanted: str | int, path: Any) -> int:
     return list(names).index(str(wanted))
 
 
-def _numbers(row: Sequence[str], chosen: Sequence[int], line: int, path: Any) -> list[float]:
+def _table_numbers(row: Sequence[str], chosen: Sequence[int], line: int, path: Any) -> list[float]:
     try:
         return [float(row[i]) for i in chosen]
     except ValueError as error:

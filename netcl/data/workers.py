@@ -21,7 +21,7 @@ from itertools import chain, islice
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
-from netcl.data.collate import Whole
+from netcl.data.collate import WholeBatch
 from netcl.data.errors import WorkerError, message
 from netcl.data.fetch import Fetch, Task, check_batch, fields_of
 from netcl.data.shared_batch import SharedBatchRingBuffer
@@ -101,7 +101,7 @@ def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task:
     with _Caught() as caught:
         if slot == _DESCRIBE:
             first = fetch(task)
-            return None if isinstance(first, Whole) else fields_of(first)
+            return None if isinstance(first, WholeBatch) else fields_of(first)
         if ring is None:
             return fetch(task)
         beats = ring.beats
@@ -439,7 +439,7 @@ class ThreadPool(Pool):
         return self._checked(answer, task, worker)
 
     def _checked(self, arrays: Any, task: Task, worker: _Thread) -> Any:
-        if isinstance(arrays, Whole):
+        if isinstance(arrays, WholeBatch):
             return arrays
         self._fields = self._fields or fields_of(arrays)
         try:

@@ -58,7 +58,7 @@ class ShardedOptimizer:
         if grad_scale is not None:
             update.scale(gradients, grad_scale)
         if max_norm is not None and gradients:
-            total, factor = update.norm(gradients, 2.0, max_norm)
+            total, factor = update.norm_of_all(gradients, 2.0, max_norm)
             update.scale(gradients, factor)
         if found_inf is None or self.inner.skips_on_device:
             self.inner.step(**({} if found_inf is None else {"found_inf": found_inf}))

@@ -19,7 +19,7 @@ from netcl.core.commands import CommandList, Notes, NotPlannable, check_planning
 from netcl.core.device import CPUQueue
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor
-from netcl.engine.modes import in_mode, modes
+from netcl.engine.modes import deferral, in_mode
 from netcl.engine.plan import Plan, command_list, plan_cache
 from netcl.engine.registry import Reduction
 
@@ -123,7 +123,7 @@ def planned(
     def call(*args: Any, **kwargs: Any) -> Any:
         key = [name, selector.revision, *kwargs]
         tensors = _key_operands((*args, *kwargs.values()) if kwargs else args, key)
-        if deferred is not None and (modes.mode is not None or not tensors or (waits is not None and waits(*args))):
+        if deferred is not None and (deferral.mode is not None or not tensors or (waits is not None and waits(*args))):
             made = deferred(*args, **kwargs)
             if made is not None:
                 return made
@@ -160,11 +160,11 @@ class _UnplannedCall(NamedTuple):
     def made(self, signature: tuple[Any, ...], found: Any) -> Any:
         """Compute the result of the call; the plan, or the decision to defer, is added to the cache."""
         plans = plan_cache(self.tensors[0].queue)
-        if found is None and self.deferred is not None and modes.mode is None:
+        if found is None and self.deferred is not None and deferral.mode is None:
             made = self.deferred(*self.args, **self.kwargs)
             if made is not None:
-                deferral = plans[signature] = Deferral()
-                return deferral.follow(made)
+                plans[signature] = begun = Deferral()
+                return begun.follow(made)
         if type(found) is Deferral:
             if found.waits():
                 made = self.deferred(*self.args, **self.kwargs)  # type: ignore[misc]

@@ -22,12 +22,12 @@ from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import row_kernel
 from netcl.engine.expression import PythonText
 from netcl.engine.map_kernel import as_compute, from_compute, plan_map
-from netcl.engine.modes import modes
+from netcl.engine.modes import deferral
 from netcl.engine.opencl_text import COMPUTE, UFUNCS, Body, as_held, numpy_function, numpy_source
 from netcl.engine.plan import Plan, command_list, plan_cache
 from netcl.engine.registry import is_truth
 from netcl.engine.row_kernel import RowOp
-from netcl.engine.schedule import Node, Space, in_order, storage_key, stored
+from netcl.engine.schedule import PendingNode, Space, in_order, storage_key, stored
 
 log = logging.getLogger("netcl")
 TELLS = env.value("NETCL_DEBUG") >= 3
@@ -37,11 +37,11 @@ FAST_MATH = ("-cl-fast-relaxed-math",)
 class Region(NamedTuple):
     """Nodes that one kernel computes: their key, the tensors and numbers they read, and the nodes whose values are stored."""
 
-    order: list[Node]
+    order: list[PendingNode]
     key: tuple[tuple[Any, ...], ...]
     leaves: list[Tensor]
     numbers: list[Any]
-    kept: list[Node]
+    kept: list[PendingNode]
     space: Space | None
     shape: tuple[int, ...]
 
@@ -60,7 +60,7 @@ class Region(NamedTuple):
         return tuple(self.order.index(node) for node in self.kept)
 
 
-def describe(roots: Sequence[Node]) -> Region:
+def describe(roots: Sequence[PendingNode]) -> Region:
     """Describe the region of some roots."""
     order = in_order(roots)
     space = next((node.space for node in order if node.space is not None), None)
@@ -72,7 +72,7 @@ def describe(roots: Sequence[Node]) -> Region:
     for k, node in enumerate(order):
         refs = []
         for x in node.inputs:
-            if isinstance(x, Node) and x.made is not None:
+            if isinstance(x, PendingNode) and x.made is not None:
                 x = with_shape(x.made, space.kept) if x.narrow and space is not None else x.made
             if isinstance(x, Tensor):
                 key = storage_key(x)
@@ -80,7 +80,7 @@ def describe(roots: Sequence[Node]) -> Region:
                     slots[key] = f"v{len(leaves)}"
                     leaves.append(x)
                 refs.append(slots[key])
-            elif isinstance(x, Node):
+            elif isinstance(x, PendingNode):
                 refs.append(slots[x])
             else:
                 refs.append("")
@@ -92,7 +92,7 @@ def describe(roots: Sequence[Node]) -> Region:
     return Region(order, tuple(steps), leaves, numbers, kept, space, shape)
 
 
-def _rounds(node: Node) -> str:
+def _rounds(node: PendingNode) -> str:
     """The dtype a value must be rounded to before other steps read it; empty if it is exact as computed."""
     if node.dtype == "float32":
         return ""
@@ -103,7 +103,7 @@ def _rounds(node: Node) -> str:
     return "bool"
 
 
-def run(roots: Sequence[Node]) -> None:
+def run(roots: Sequence[PendingNode]) -> None:
     """Compute the region of some roots and store the results in its nodes."""
     if len(roots) == 1 and _by_itself(roots[0]):
         roots[0].finish(_single(roots[0]))
@@ -124,17 +124,17 @@ def run(roots: Sequence[Node]) -> None:
         node.finish(tensor)
 
 
-def _by_itself(node: Node) -> bool:
+def _by_itself(node: PendingNode) -> bool:
     """Whether a node is a formula outside of ``ag.jit_compile`` whose inputs are all computed."""
     if node.kind != "map" or node.mode is not None or node.whole is not None or isinstance(node.queue, CPUQueue):
         return False
-    return all([not isinstance(x, Node) or x.made is not None for x in node.inputs])
+    return all([not isinstance(x, PendingNode) or x.made is not None for x in node.inputs])
 
 
 def _alone(region: Region) -> bool:
     """Whether a region is exactly one op that has its own kernels."""
     whole, mode = region.order[0].whole, region.order[0].mode
-    if whole.begun or modes.shown is not None or (mode is not None and mode.fast_math):
+    if whole.begun or deferral.shown is not None or (mode is not None and mode.fast_math):
         return False
     if any(node.whole is not whole for node in region.order):
         return False
@@ -187,9 +187,9 @@ def _run_plan(plan: Plan, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> 
     return plan.run(tensors, tuple([plan.cast(n) for n in numbers]))
 
 
-def _single(node: Node) -> Tensor:
+def _single(node: PendingNode) -> Tensor:
     """Compute a formula that was not fused, by the kernel of its op."""
-    values: list[Any] = [x.made if isinstance(x, Node) else x for x in node.inputs]
+    values: list[Any] = [x.made if isinstance(x, PendingNode) else x for x in node.inputs]
     key = ("single", node.body, node.shape, node.dtype, *((x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in values))
     plan = plan_cache(node.queue).get(key)
     if plan is None:
@@ -204,8 +204,8 @@ def _chain_numpy(region: Region) -> list[Tensor]:
     body = chain_body(region.key, len(region.leaves), region.slots)
     with np.errstate(all="ignore"):
         values = numpy_function(body, real)(*(as_compute(x, real) for x in (*region.leaves, *region.numbers)))
-    if modes.shown is not None:
-        modes.shown.append(numpy_source(body, PythonText(COMPUTE[real])))
+    if deferral.shown is not None:
+        deferral.shown.append(numpy_source(body, PythonText(COMPUTE[real])))
     made: list[Tensor] = []
     for value, node in zip(values, region.kept, strict=True):  # an identity returns its input array
         made.append(from_compute(value, region.shape, DTYPES[node.dtype], queue, (*region.leaves, *made)))
@@ -213,9 +213,9 @@ def _chain_numpy(region: Region) -> list[Tensor]:
 
 
 def _show(kernel: Any) -> None:
-    """Add the source of a launched kernel to the list that ``modes.shown`` collects."""
-    if modes.shown is not None and kernel is not None:
-        modes.shown.append(kernel.program.source)
+    """Add the source of a launched kernel to the list that ``deferral.shown`` collects."""
+    if deferral.shown is not None and kernel is not None:
+        deferral.shown.append(kernel.program.source)
 
 
 # ---- rows
@@ -271,8 +271,8 @@ def _rows_numpy(region: Region) -> list[Tensor]:
             else:
                 value = np.broadcast_to(x[0], space.shape).sum(tuple(range(len(space.lead))), dtype=COMPUTE[real])
             values[f"s{k}"] = as_held(DTYPES[step.rounds], COMPUTE[real], value) if step.rounds else value
-    if modes.shown is not None:
-        modes.shown.append(
+    if deferral.shown is not None:
+        deferral.shown.append(
             "\n".join(f"s{k} = {step.name}({', '.join(ref or 'number' for ref in step.refs)})" for k, step in enumerate(region.steps))
         )
     made: list[Tensor] = []

@@ -13,7 +13,7 @@ from netcl.core.commands import check_planning
 from netcl.core.device import CPUQueue, get_active_device, handle_of
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.kernels import primitives, program
-from netcl.core.tensor import Tensor, of_array
+from netcl.core.tensor import Tensor, wrap_array
 from netcl.engine.functions import exp_below
 
 FLOATS = tuple(dtypes.NAMES[name] for name in ("float32", "float16", "bfloat16", "float64"))
@@ -24,7 +24,7 @@ FETCHING = ("pocl", "intel")  # brands of CPU drivers whose compiler has __built
 # on Intel's runtime: 15 %), and a quarter more on ARM.
 _AHEAD, _AHEAD_X86 = (512, 3), (2048, 2)
 # A kernel as .cl files are written: it begins a line, perhaps after a macro, and ends with the first "}" at the start of a line.
-_KERNEL = re.compile(r"^(?:\w+ )?__kernel\b[^{;]*?\bvoid\s+(\w+)\s*\((?:[^\n]*\}\n|.*?^\}\n)", re.M | re.S)
+_KERNEL_SIGNATURE = re.compile(r"^(?:\w+ )?__kernel\b[^{;]*?\bvoid\s+(\w+)\s*\((?:[^\n]*\}\n|.*?^\}\n)", re.M | re.S)
 _DIRECTIVE = re.compile(r"^[ \t]*#(?!pragma)(?:.*\\\n)*.*\n", re.M)
 LOCAL_1D = 64  # local size of kernels with one work-item per element: a full wave on every GPU, small enough to spread small problems
 #: By dtype, the expression that loads four values at p as float4.
@@ -185,9 +185,9 @@ def _build_kernel(
 
 def without_other_kernels(source: str, name: str) -> str:
     """Return a source with one of its kernels and all directives: drivers would otherwise compile every kernel of the program."""
-    if name not in _KERNEL.findall(source):
+    if name not in _KERNEL_SIGNATURE.findall(source):
         return source  # its name is made by a macro
-    return _KERNEL.sub(lambda found: found[0] if found[1] == name else "".join(_DIRECTIVE.findall(found[0])), source)
+    return _KERNEL_SIGNATURE.sub(lambda found: found[0] if found[1] == name else "".join(_DIRECTIVE.findall(found[0])), source)
 
 
 def _literal(value: int | float | str) -> str:
@@ -242,7 +242,7 @@ def _wrap(array: Any, name: str, given: Sequence[Tensor]) -> Tensor:
     stored = dtypes.encode(array, row)
     if any(np.may_share_memory(stored, t.array) for t in given):
         stored = stored.copy()  # a result must not alias an input: either may be written in place
-    return of_array(stored.reshape(array.shape), row.name, given[0].queue)
+    return wrap_array(stored.reshape(array.shape), row.name, given[0].queue)
 
 
 def is_numpy(queue: Any) -> bool:

@@ -26,9 +26,9 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor, deferred_tensor, memory_of, with_shape
 from netcl.engine import fused_kernel, rows
 from netcl.engine.map_kernel import profile_of
-from netcl.engine.modes import Mode, in_mode, modes
+from netcl.engine.modes import Mode, deferral, in_mode
 from netcl.engine.opencl_text import Body
-from netcl.engine.schedule import Node, Space, fits_rows, gather, in_order, is_regular, nodes_below, too_long
+from netcl.engine.schedule import PendingNode, Space, fits_rows, gather_roots, in_order, is_regular, nodes_below, too_long
 from netcl.engine.strided import broadcast_to
 
 log = logging.getLogger("netcl")
@@ -40,16 +40,16 @@ MOST_WAITING = 512  # pending nodes of a thread
 MOST_HELD = 1 << 30  # bytes of inputs that pending nodes keep alive, or an eighth of the device's memory if that is more
 
 
-class TraceNode(Node):
+class TraceNode(PendingNode):
     """A pending op: what to compute from which inputs. ``made`` is its result once it has run."""
 
     __slots__ = ()
 
-    def compute(self, wanted: Sequence[Node] = ()) -> Tensor:
+    def compute(self, wanted: Sequence[PendingNode] = ()) -> Tensor:
         """Compute the node, the nodes that share its work and those of ``wanted`` that read the same inputs; returns the node's tensor."""
         with lock:
             if self.made is None:
-                roots = gather(self, wanted)
+                roots = gather_roots(self, wanted)
                 if wanted:
                     below = in_order(roots)
                     roots += [node for node in wanted if node not in roots and node in below]
@@ -103,13 +103,13 @@ class Whole:
 
 def as_formulas(form: Callable[[], Any], call: Callable[[], Any], inputs: Sequence[Any]) -> Any:
     """Express an op by ``form``, in formulas and folds; ``call`` is the op itself, which runs if nothing is fused with it."""
-    if modes.whole is not None or any(waiting_node(x) is not None for x in inputs):
+    if deferral.whole is not None or any(waiting_node(x) is not None for x in inputs):
         return form()
-    whole = modes.whole = Whole(call)
+    whole = deferral.whole = Whole(call)
     try:
         made = form()
     finally:
-        modes.whole = None
+        deferral.whole = None
     for tensor in made if isinstance(made, tuple) else () if made is None else (made,):
         node = waiting_node(tensor)
         whole.results.append(None if node is None else weakref.ref(node))
@@ -165,7 +165,7 @@ def _shared_values(x: Tensor) -> Any:
     return x.pool_handle if x.array is None else memory_of(x.array)
 
 
-def register(node: Any) -> None:
+def add_pending(node: Any) -> None:
     """Add a node to the pending ones and to the readers of its inputs; computes pending nodes if there are too many."""
     me, held = weakref.ref(node), 0
     for x in node.inputs:
@@ -174,7 +174,7 @@ def register(node: Any) -> None:
         if isinstance(x, Tensor):
             _note_readers(_shared_values(x), (me,))
             held += x.nbytes
-    own = modes.__dict__  # the thread's own dictionary: one access costs as much as one attribute of ``modes``
+    own = deferral.__dict__  # the thread's own dictionary: one access costs as much as one attribute of ``deferral``
     waiting = own["waiting"]
     waiting[id(node)] = me
     own["held"] += held
@@ -189,15 +189,15 @@ def most_held(queue: Any) -> int:
 
 def _shrink(most: int = MOST_HELD) -> None:
     """Drop nodes that are computed or dead; compute the others if they still exceed the limits."""
-    left = [node for ref in modes.waiting.values() if (node := ref()) is not None and node.made is None]
+    left = [node for ref in deferral.waiting.values() if (node := ref()) is not None and node.made is None]
     held = sum(x.nbytes for node in left for x in node.inputs if isinstance(x, Tensor))
-    modes.waiting, modes.held = {id(node): weakref.ref(node) for node in left}, held
+    deferral.waiting, deferral.held = {id(node): weakref.ref(node) for node in left}, held
     if len(left) > MOST_WAITING // 2 or held > most // 2:
-        modes.waiting, modes.held = {}, 0  # computing may defer formulas, whose registration must not recurse
+        deferral.waiting, deferral.held = {}, 0  # computing may defer formulas, whose registration must not recurse
         for node in left:
             if node.alive():
                 node.compute()
-        modes.waiting |= {id(node): weakref.ref(node) for node in left if node.made is None and node.alive()}
+        deferral.waiting |= {id(node): weakref.ref(node) for node in left if node.made is None and node.alive()}
     with _noting:
         for key, refs in list(hooks.readers.items()):
             refs[:] = _unread(refs)
@@ -207,8 +207,8 @@ def _shrink(most: int = MOST_HELD) -> None:
 
 def flush() -> None:
     """Compute all pending nodes of this thread that a tensor refers to."""
-    if modes.waiting:
-        found = [ref() for ref in modes.waiting.values()]
+    if deferral.waiting:
+        found = [ref() for ref in deferral.waiting.values()]
         _compute([node for node in found if node is not None and node.made is None and node.alive()])
         _shrink()
 
@@ -248,10 +248,10 @@ def _tell_fusion(what: str, *nodes: Any) -> None:
 
 def _joins(node: TraceNode, seen: tuple[int, ...], shape: tuple[int, ...], real: str) -> bool:
     """Whether a pending input, used with shape ``seen``, can be computed inside the kernel of an op whose result has ``shape``."""
-    if node.real != real or node.mode != modes.mode or not node.readable or node.kind == "columns":
+    if node.real != real or node.mode != deferral.mode or not node.readable or node.kind == "columns":
         return False
     if node.space is None:
-        return seen == node.shape and (seen == shape or modes.mode is not None or math.prod(seen) == 1)
+        return seen == node.shape and (seen == shape or deferral.mode is not None or math.prod(seen) == 1)
     if shape == node.space.shape:
         return seen == (node.space.kept if node.narrow else shape)
     return node.narrow and seen == shape and shape in (node.space.lead, node.space.kept)
@@ -309,7 +309,7 @@ def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) ->
 def _under_shape(x: Any) -> TraceNode | None:
     """The pending node of a tensor; for a reshaped tensor, a copy of the chain of formulas over its leaves in the new shape."""
     node = waiting_node(x)
-    if node is None or node.space is not None or x.shape == node.shape or modes.mode is None or node.kind != "map":
+    if node is None or node.space is not None or x.shape == node.shape or deferral.mode is None or node.kind != "map":
         return node
     below = nodes_below(node)
     plain = all(n.shape == node.shape for n in below) and all(t.shape == node.shape or t.size == 1 for t in node.leaves.values())
@@ -325,7 +325,7 @@ def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, Tra
             inputs.append(with_shape(x, shape if x.shape == node.shape else ()) if isinstance(x, Tensor) else x)  # others have one element
         what = (node.kind, node.name, node.body, tuple(inputs), node.numbers)
         done[node] = TraceNode(*what, shape, node.dtype, node.real, node.queue, None, False)
-        register(done[node])
+        add_pending(done[node])
     return done[node]
 
 
@@ -355,9 +355,9 @@ def _of_product(x: Any) -> bool:
 
 def _made(node: TraceNode) -> Tensor:
     tensor = deferred_tensor(node, node.shape, node.dtype, node.queue)
-    if modes.trace is not None:
-        modes.trace.append(node)
-    register(node)
+    if deferral.trace is not None:
+        deferral.trace.append(node)
+    add_pending(node)
     return tensor
 
 
@@ -371,7 +371,7 @@ def defer(
         values = [x.source.settled(x, values) if _of_product(x) else x for x in values]
         if not numbers and (made := _followed(name, values, shape, dtype)) is not None:
             return made
-    if modes.mode is None:
+    if deferral.mode is None:
         operands = _eager_operands(values, shape, real)
         return _made(TraceNode("map", name, body, operands, tuple(numbers), shape, dtype.name, real, queue, None, False))
     operands, space = _operands(values, shape, real)

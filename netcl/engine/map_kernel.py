@@ -20,7 +20,7 @@ from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DtypeError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector, is_named
 from netcl.core.kernels import program
-from netcl.core.tensor import Tensor, of_array
+from netcl.core.tensor import Tensor, wrap_array
 from netcl.engine.launch import ahead, check_double, index_type
 from netcl.engine.opencl_text import COMPUTE, STREAM_BYTES, Body, Layout, Port, kernel_source
 from netcl.engine.operands import Operand
@@ -214,4 +214,4 @@ def from_compute(values: Any, shape: tuple[int, ...], dtype: DType, queue: Any, 
         stored = np.broadcast_to(stored, shape).copy()
     elif not stored.flags.writeable or any(isinstance(x, Tensor) and np.may_share_memory(stored, x.array) for x in sources):
         stored = stored.copy()
-    return of_array(stored, dtype.name, queue)
+    return wrap_array(stored, dtype.name, queue)

@@ -31,14 +31,14 @@ class _Fusing(threading.local):
         lifecycle.computing.add(threading.current_thread())
 
 
-modes = _Fusing()
+deferral = _Fusing()
 
 
 @contextmanager
 def in_mode(mode: Mode | None) -> Iterator[None]:
     """Set the deferral mode inside the block; ``None`` is the mode outside of ``ag.jit_compile``."""
-    before, modes.mode = modes.mode, mode
+    before, deferral.mode = deferral.mode, mode
     try:
         yield
     finally:
-        modes.mode = before
+        deferral.mode = before

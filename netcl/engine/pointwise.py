@@ -19,7 +19,7 @@ from netcl.core.tensor import Tensor
 from netcl.core.writes import wrote_again
 from netcl.engine.lazy_graph import defer, worth_deferring
 from netcl.engine.map_kernel import INTEGRAL, as_compute, as_integer, from_compute, fusable, map_kernel, plan_map
-from netcl.engine.modes import in_mode, modes
+from netcl.engine.modes import deferral, in_mode
 from netcl.engine.opencl_text import Body, forward_body, numpy_function, vjp_body
 from netcl.engine.operands import SCALARS, Operand, category, check_out, check_same_device, common_dtype, common_shape, operands
 from netcl.engine.plan import MOST_PLANS, Plan, plan_cache
@@ -75,7 +75,7 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
         if queue is None:
             return call(*_operands_of(row, args), out=out)
         signature = tuple(key)
-        if out is None and modes.mode is not None:
+        if out is None and deferral.mode is not None:
             return deferred(row, queue, args, _fused_types(signature, row, args, dtype), dtype)
         try:
             found = queue.netcl.plans[signature]
@@ -292,10 +292,10 @@ def _vjp_kernel(
         plan = queue.netcl.plans[key]
     except (AttributeError, KeyError):  # a new queue or a new signature
         plan = None
-    if plan is None or modes.mode is not None:
+    if plan is None or deferral.mode is not None:
         targets = [DTYPES[x.dtype] for x, w in zip(values, wanted, strict=True) if w]
         compute = _float_compute(inputs, targets)
-        wait = modes.mode is not None or worth_deferring(queue, g.shape)
+        wait = deferral.mode is not None or worth_deferring(queue, g.shape)
         if wait and all(fusable(queue, g.shape, compute, target, inputs) for target in targets):
             return [_deferred_vjp(row, i, given, params, compute) for i, w in enumerate(wanted) if w]
         if isinstance(queue, CPUQueue):

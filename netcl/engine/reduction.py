@@ -26,7 +26,7 @@ from netcl.engine import lazy_graph, rows
 from netcl.engine.call import planned
 from netcl.engine.launch import check_double, index_type
 from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, fusable, profile_of
-from netcl.engine.modes import in_mode, modes
+from netcl.engine.modes import deferral, in_mode
 from netcl.engine.opencl_text import C_LIMITS, UFUNCS, Body, Layout, helper_functions, numpy_function, rotated, statements, value_functions
 from netcl.engine.operands import check_out, common_shape, operand
 from netcl.engine.pointwise import run
@@ -432,7 +432,7 @@ def defer_reduction(
     dtype: str | None = None,
 ) -> Tensor | None:  # fmt: skip
     """Defer a reduction: over innermost axes, over all axes in two steps, or a sum over all other axes."""
-    if out is not None or modes.mode is None or not modes.mode.rows or not isinstance(x, Tensor) or not x.size or not x.ndim:
+    if out is not None or deferral.mode is None or not deferral.mode.rows or not isinstance(x, Tensor) or not x.size or not x.ndim:
         return None
     axes = axes_of(row.name, axis, x.shape)
     real, result = types_of(row, x)

@@ -504,7 +504,7 @@ def alias(name: str, of: str) -> None:
     ALIASES[name] = REGISTRY[of].name
 
 
-def lookup(name: str) -> Row:
+def lookup_op(name: str) -> Row:
     """Return the row of an op by its name or alias."""
     return REGISTRY[ALIASES.get(name, name)]
 

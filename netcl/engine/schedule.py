@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from netcl.core.dtype import DTYPES
 from netcl.core.tensor import Tensor
-from netcl.engine.modes import modes
+from netcl.engine.modes import deferral
 from netcl.engine.opencl_text import Body
 
 MOST_NODES = 48  # nodes of a chain: longer chains are split, because compile time grows faster than linearly
@@ -34,7 +34,7 @@ class Space(NamedTuple):
         return (*self.lead, *(1,) * self.axes)
 
 
-class Node:
+class PendingNode:
     """The fields of :class:`netcl.engine.lazy_graph.TraceNode`: an op, its inputs, and the users of its value."""
 
     __slots__ = ("__weakref__", "body", "dtype", "inputs", "kind", "leaves", "level", "made", "mode", "name", "narrow", "numbers", "queue",
@@ -47,16 +47,16 @@ class Node:
     ):  # fmt: skip
         self.kind, self.name, self.body, self.inputs, self.numbers = kind, name, body, inputs, numbers
         self.shape, self.dtype, self.real, self.queue, self.space, self.narrow = shape, dtype, real, queue, space, narrow
-        self.mode, self.whole = modes.mode, modes.whole
+        self.mode, self.whole = deferral.mode, deferral.whole
         self.readable = dtype == "bool" or DTYPES[dtype].c_compute == real  # other readers see the unrounded value
         self.made: Tensor | None = None
         self.skipped = False
         self.tensors: list[weakref.ref[Tensor]] = []
-        self.users: list[weakref.ref[Node]] = []
+        self.users: list[weakref.ref[PendingNode]] = []
         self.leaves: dict[Any, Tensor] = {}
         weight, level = 1, 0
         for x in inputs:
-            if isinstance(x, Node):
+            if isinstance(x, PendingNode):
                 x.users.append(weakref.ref(self))
                 weight += x.weight
                 level = max(level, x.level)
@@ -77,7 +77,7 @@ class Node:
     def __repr__(self) -> str:
         return f"<{self.name}: {self.shape} {self.dtype}{'' if self.made is None else ', computed'}>"
 
-    def compute(self, wanted: Sequence[Node] = ()) -> Tensor:
+    def compute(self, wanted: Sequence[PendingNode] = ()) -> Tensor:
         """Compute the node, the nodes that share its work and those of ``wanted`` that read the same inputs; returns the node's tensor."""
         raise NotImplementedError
 
@@ -98,7 +98,7 @@ def is_regular(x: Tensor, space: Space) -> bool:
     return tail == space.shape[len(space.shape) - space.axes :] or all(n == 1 for n in tail)
 
 
-def fits_rows(node: Node, space: Space) -> bool:
+def fits_rows(node: PendingNode, space: Space) -> bool:
     """Whether a node can be part of a kernel over rows: with several folded axes, its leaves must have all of them or none."""
     if node.space == space or space.axes == 1:
         return True
@@ -109,25 +109,25 @@ def too_long(operands: Sequence[Any]) -> bool:
     """Whether a kernel for all operands would be too large; the exact count is made only if the sum of upper bounds exceeds the limit."""
     weight = leaves = 0
     for x in operands:
-        weight, leaves = (weight + x.weight, leaves + len(x.leaves)) if isinstance(x, Node) else (weight, leaves + 1)
-    nodes = [x for x in operands if isinstance(x, Node)]
+        weight, leaves = (weight + x.weight, leaves + len(x.leaves)) if isinstance(x, PendingNode) else (weight, leaves + 1)
+    nodes = [x for x in operands if isinstance(x, PendingNode)]
     if weight >= MOST_NODES and len(in_order(nodes)) >= MOST_NODES:
         return True
     if leaves <= MOST_LEAVES:
         return False
-    return len({key for x in operands for key in (x.leaves if isinstance(x, Node) else (id(x),))}) > MOST_LEAVES
+    return len({key for x in operands for key in (x.leaves if isinstance(x, PendingNode) else (id(x),))}) > MOST_LEAVES
 
 
 class _Gathering:
     """A region that grows: nodes that can be computed by the same kernel as its root."""
 
-    def __init__(self, root: Node):
+    def __init__(self, root: PendingNode):
         self.root = root
         self.inside = dict.fromkeys(nodes_below(root))
         self.space = next((node.space for node in self.inside if node.space is not None), None)
         self.shape = root.shape if self.space is None else self.space.shape
 
-    def accept(self, node: Node) -> bool:
+    def accept(self, node: PendingNode) -> bool:
         """Add a node and the nodes it depends on, if one kernel can compute them; returns whether it did."""
         if node.made is not None or node.mode != self.root.mode or node.real != self.root.real or node.queue is not self.root.queue:
             return False
@@ -144,11 +144,11 @@ class _Gathering:
         self.space = space
         return True
 
-    def shares_input(self, node: Node) -> bool:
+    def shares_input(self, node: PendingNode) -> bool:
         return any(key in n.leaves for n in self.inside for key in node.leaves)
 
 
-def gather(root: Node, wanted: Sequence[Node] = ()) -> list[Node]:
+def gather_roots(root: PendingNode, wanted: Sequence[PendingNode] = ()) -> list[PendingNode]:
     """Return the roots of a kernel: a node, live nodes that share pending work with it, and requested nodes that read the same inputs."""
     if not wanted and not root.users and all(len(node.users) == 1 for node in nodes_below(root)[:-1]):
         return [root]  # a chain without other users
@@ -163,31 +163,31 @@ def gather(root: Node, wanted: Sequence[Node] = ()) -> list[Node]:
     for node in wanted:
         if node not in region.inside and region.shares_input(node):
             region.accept(node)
-    used = {x for node in region.inside for x in node.inputs if isinstance(x, Node)}
+    used = {x for node in region.inside for x in node.inputs if isinstance(x, PendingNode)}
     return [root, *(n for n in region.inside if n not in below and (n in wanted or (n not in used and n.alive())))]
 
 
-def nodes_below(node: Node) -> list[Node]:
+def nodes_below(node: PendingNode) -> list[PendingNode]:
     """Return a node and every pending node it depends on, inputs first."""
-    order: dict[Node, None] = {}
+    order: dict[PendingNode, None] = {}
     _collect(node, order)
     return list(order)
 
 
-def _collect(node: Node, order: dict[Node, None]) -> None:
+def _collect(node: PendingNode, order: dict[PendingNode, None]) -> None:
     if node not in order:
         for x in node.inputs:
-            if isinstance(x, Node) and x.made is None:
+            if isinstance(x, PendingNode) and x.made is None:
                 _collect(x, order)
         order[node] = None
 
 
-def in_order(roots: Sequence[Node]) -> list[Node]:
+def in_order(roots: Sequence[PendingNode]) -> list[PendingNode]:
     """Return every pending node under some roots, inputs first."""
     return list(dict.fromkeys(node for root in roots for node in nodes_below(root)))
 
 
-def stored(order: Sequence[Node], roots: Sequence[Node]) -> list[Node]:
+def stored(order: Sequence[PendingNode], roots: Sequence[PendingNode]) -> list[PendingNode]:
     """Return the nodes whose values a kernel writes: its roots, and those live intermediate values that are worth storing.
 
     A value per row is always stored. For whole tensors, the cost of writing and rereading them is compared with that of rereading

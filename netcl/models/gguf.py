@@ -27,7 +27,7 @@ METADATA_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"
 _STRING, _ARRAY, _MOST_NESTED = 8, 9, 4
 _NUMBER_OF = {np.dtype(code if code != "?" else "bool").newbyteorder("="): number for number, code in METADATA_CODES.items()}
 #: Tensor types that are no weights; ggml's numbers.
-_INTEGERS = {24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64"}
+_NUMBER_TYPES = {24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64"}
 
 
 class TensorPlace(NamedTuple):
@@ -176,15 +176,15 @@ class GGUFFile:
     def read(self, name: str) -> np.ndarray:
         """A tensor's values: F32, F16 and integers as views of the file, other types as float32."""
         place = self.tensors[name]
-        plain = {"F32": "<f4", "F16": "<f2"}.get(place.kind, place.kind if place.kind in _INTEGERS.values() else None)
+        plain = {"F32": "<f4", "F16": "<f2"}.get(place.kind, place.kind if place.kind in _NUMBER_TYPES.values() else None)
         if plain is not None:
             return self.packed(name).view(np.dtype(plain).newbyteorder("<")).reshape(place.shape)
         return dequantize(self.packed(name), place.kind, place.shape)
 
 
 def _bytes_of(shape: tuple[int, ...], number: int, name: str, path: Any) -> tuple[str, int]:
-    if number in _INTEGERS:
-        return _INTEGERS[number], math.prod(shape) * np.dtype(_INTEGERS[number]).itemsize
+    if number in _NUMBER_TYPES:
+        return _NUMBER_TYPES[number], math.prod(shape) * np.dtype(_NUMBER_TYPES[number]).itemsize
     if number not in TYPE_NAMES:
         remedy = f"known are {', '.join(BLOCK_TYPES)}; quantize the model again to one of them"
         raise refusal("gguf", "unknown type of a tensor", remedy, file=path, name=repr(name), type=number)

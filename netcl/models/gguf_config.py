@@ -21,7 +21,7 @@ KEYS = {
     "final_logit_softcapping": "final_logit_softcapping", "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length", "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }  # fmt: skip
-_TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+_TOKEN_IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
 #: Layers of the models whose attention scale is that of width / heads, as llama.cpp has it: the largest Gemmas.
 _WIDE_SCALE = {"gemma2": 46, "gemma3": 62}
 
@@ -41,7 +41,7 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
     rotary = {key: value for key, value in metadata.items() if ".rope." in key and not key.endswith(".type")}
     if any(not isinstance(value, int | float) for value in (*found.values(), *rotary.values(), metadata.get(f"{arch}.attention.scale", 0))):
         raise refusal("gguf", "settings must be numbers; sizes that differ between layers are not supported", architecture=arch)
-    tokens = {ours: metadata.get(f"tokenizer.ggml.{theirs}") for ours, theirs in _TOKENS.items()}
+    tokens = {ours: metadata.get(f"tokenizer.ggml.{theirs}") for ours, theirs in _TOKEN_IDS.items()}
     row, embedding = ARCHITECTURES[types[0]], shapes.get("token_embd.weight", (1, 1))
     found |= {
         "model_type": types[0], "architectures": [row.hf_class], **tokens, "vocab_size": embedding[0],
@@ -138,6 +138,6 @@ def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarr
         values["gemma3.rope.freq_base_swa"] = next((r.base for r, w in zip(config.ropes, config.windows, strict=True) if r and w), 10000.0)
     elif any(config.windows) and arch in ("llama", "qwen2", "qwen2moe", "qwen3"):
         raise refusal("save", "GGUF has no sliding windows for this architecture", "use format='hf'", model=config.architecture)
-    ids = {f"tokenizer.ggml.{key}": source.get(name) for name, key in _TOKENS.items()}
+    ids = {f"tokenizer.ggml.{key}": source.get(name) for name, key in _TOKEN_IDS.items()}
     ids = {key: value[0] if isinstance(value, list) else value for key, value in ids.items() if value or value == 0}
     return {"general.architecture": arch, **values, **ids}, tensors

@@ -63,7 +63,7 @@ SAME_SPLITS = {
 }  # fmt: skip
 #: Splits of vocabularies in which a word that is a token is not merged from its parts, and which begin texts with a token unless told.
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken")
-NORMAL, UNKNOWN_TOKEN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens in GGUF files
+NORMAL, UNKNOWN_TOKEN, CONTROL_TOKENS, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens in GGUF files
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what SentencePiece writes for a space
 _SPECIAL_NAMES = ("bos", "eos", "pad", "unk")
 
@@ -188,9 +188,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         raise refusal("tokenizer", "tokenizer.ggml.token_type must have a number for every token", tokens=len(tokens))
     backend = makers[kind](tokens, types, own)
     library = tokenizers_library()
-    for wanted, add in ((USER_DEFINED, backend.add_tokens), (CONTROL, backend.add_special_tokens)):
+    for wanted, add in ((USER_DEFINED, backend.add_tokens), (CONTROL_TOKENS, backend.add_special_tokens)):
         added = [tokens[i] for i in np.flatnonzero(types == wanted) if tokens[i]]
-        add([library.AddedToken(token, normalized=False, special=wanted == CONTROL) for token in added])
+        add([library.AddedToken(token, normalized=False, special=wanted == CONTROL_TOKENS) for token in added])
     special = {f"{name}_token": tokens[i] for name, i in _special_ids(own, len(tokens)).items()}
     _add_ends(backend, own, special, kind)
     template = own.get("tokenizer.chat_template", "")
@@ -298,7 +298,7 @@ def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     if kind is None or (kind == "llama" and not model.get("byte_fallback")):
         raise refusal("save", "GGUF has no such vocabulary", "use format='hf'", model=model["type"])
     listed = dict(model["vocab"]) if model["type"] == "BPE" else {piece: i for i, (piece, _) in enumerate(model["vocab"])}
-    added = {row["content"]: CONTROL if row["special"] else USER_DEFINED for row in data["added_tokens"]}
+    added = {row["content"]: CONTROL_TOKENS if row["special"] else USER_DEFINED for row in data["added_tokens"]}
     unknown = model.get("unk_token") if model.get("unk_id") is None else model["vocab"][model["unk_id"]][0]
     listed |= {row["content"]: row["id"] for row in data["added_tokens"]}
     size = max(listed.values()) + 1

@@ -19,7 +19,7 @@ from netcl.nn.parameter import full
 #: The names that ``activation=`` of models and layers accepts.
 ACTIVATIONS: dict[str, type[Module]] = {}
 #: Ops whose layers and functions accept ``inplace``.
-IN_PLACE: set[str] = set()
+IN_PLACE_LAYERS: set[str] = set()
 
 
 class Activation(Module):
@@ -39,7 +39,7 @@ def activation_class(name: str, op: str, example: str, gives: str, inplace: bool
     parameters = [f"{p.name}: {type(p.default).__name__} = {p.default!r}" for p in settings] + ["inplace: bool = False"] * inplace
     head, call = f"{name}({', '.join(parameters)})", f"ag.{op}({', '.join(['x', *(f'{p.name}={p.name}' for p in settings)])})"
     doc = f"{function.__doc__}\n\nShapes: the output has the input's."
-    IN_PLACE.update([op] * inplace)
+    IN_PLACE_LAYERS.update([op] * inplace)
     ACTIVATIONS[op] = made = layer_class(globals(), head, call, doc, example, gives, Activation)
     return made
 

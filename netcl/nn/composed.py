@@ -21,7 +21,7 @@ from netcl.nn.module import Module
 from netcl.nn.norm import EPSILON
 
 
-def _layer(name: str, function: Callable[..., Tensor], inputs: int, example: str, gives: str) -> Any:
+def _function_layer(name: str, function: Callable[..., Tensor], inputs: int, example: str, gives: str) -> Any:
     """Make the layer of a function: ``inputs`` arguments go to ``forward``, the others to the constructor; ``training`` is its mode."""
     first, rest = (parameters := list(inspect.signature(function).parameters.values()))[:inputs], parameters[inputs:]
     head = [f"{p.name}: {p.annotation}" + ("" if p.default is p.empty else f" = {p.default!r}") for p in rest if p.name != "training"]
@@ -166,16 +166,16 @@ def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, eps: fl
     return ag.add(chosen, ag.sub(soft, soft.detach()))
 
 
-Threshold = _layer("Threshold", threshold, 1, "nn.Threshold(1.0, 9.0)([0.0, 2.0]).tolist()", "[9.0, 2.0]")
-Hardshrink = _layer("Hardshrink", hardshrink, 1, "nn.Hardshrink()([-1.0, 0.25]).tolist()", "[-1.0, 0.0]")
-Softshrink = _layer("Softshrink", softshrink, 1, "nn.Softshrink()([-1.0, 0.25]).tolist()", "[-0.5, 0.0]")
-Tanhshrink = _layer("Tanhshrink", tanhshrink, 1, "nn.Tanhshrink()([0.0]).tolist()", "[0.0]")
-Softmin = _layer("Softmin", softmin, 1, "nn.Softmin()([[1.0, 1.0]]).tolist()", "[[0.5, 0.5]]")
+Threshold = _function_layer("Threshold", threshold, 1, "nn.Threshold(1.0, 9.0)([0.0, 2.0]).tolist()", "[9.0, 2.0]")
+Hardshrink = _function_layer("Hardshrink", hardshrink, 1, "nn.Hardshrink()([-1.0, 0.25]).tolist()", "[-1.0, 0.0]")
+Softshrink = _function_layer("Softshrink", softshrink, 1, "nn.Softshrink()([-1.0, 0.25]).tolist()", "[-0.5, 0.0]")
+Tanhshrink = _function_layer("Tanhshrink", tanhshrink, 1, "nn.Tanhshrink()([0.0]).tolist()", "[0.0]")
+Softmin = _function_layer("Softmin", softmin, 1, "nn.Softmin()([[1.0, 1.0]]).tolist()", "[[0.5, 0.5]]")
 Softmax2d = layer_class(
     globals(), "Softmax2d()", "ag.softmax(input, axis=-3)", "The softmax over the channels of images ``(N, C, H, W)`` or ``(C, H, W)``.",
     "nn.Softmax2d()([[[0.0]], [[0.0]]]).tolist()", "[[[0.5]], [[0.5]]]",
 )  # fmt: skip
-RReLU = _layer("RReLU", rrelu, 1, "nn.RReLU(0.25, 0.75).eval()([-1.0, 2.0]).tolist()", "[-0.5, 2.0]")
+RReLU = _function_layer("RReLU", rrelu, 1, "nn.RReLU(0.25, 0.75).eval()([-1.0, 2.0]).tolist()", "[-0.5, 2.0]")
 
 
 # ---- shapes, windows, distances
@@ -259,11 +259,15 @@ ZeroPad1d, ZeroPad2d, ZeroPad3d = _pads("Zero", "constant")
 ReflectionPad1d, ReflectionPad2d, ReflectionPad3d = _pads("Reflection", "reflect")
 ReplicationPad1d, ReplicationPad2d, ReplicationPad3d = _pads("Replication", "replicate")
 CircularPad1d, CircularPad2d, CircularPad3d = _pads("Circular", "circular")
-ChannelShuffle = _layer("ChannelShuffle", channel_shuffle, 1, "nn.ChannelShuffle(2)([[1, 2, 3, 4]]).tolist()", "[[1, 3, 2, 4]]")
-Unfold = _layer("Unfold", unfold, 1, "nn.Unfold(2)([[[[1.0, 2.0], [3.0, 4.0]]]]).shape", "(1, 4, 1)")
-Fold = _layer("Fold", fold, 1, "nn.Fold(2, 2)([[[1.0], [2.0], [3.0], [4.0]]]).tolist()", "[[[[1.0, 2.0], [3.0, 4.0]]]]")
-LocalResponseNorm = _layer("LocalResponseNorm", local_response_norm, 1, "nn.LocalResponseNorm(1, 3.0, 0.5)([[[1.0]]]).item()", "0.5")
-PairwiseDistance = _layer("PairwiseDistance", pairwise_distance, 2, "nn.PairwiseDistance(1, 0.0)([[1.0]], [[3.0]]).tolist()", "[2.0]")
+ChannelShuffle = _function_layer("ChannelShuffle", channel_shuffle, 1, "nn.ChannelShuffle(2)([[1, 2, 3, 4]]).tolist()", "[[1, 3, 2, 4]]")
+Unfold = _function_layer("Unfold", unfold, 1, "nn.Unfold(2)([[[[1.0, 2.0], [3.0, 4.0]]]]).shape", "(1, 4, 1)")
+Fold = _function_layer("Fold", fold, 1, "nn.Fold(2, 2)([[[1.0], [2.0], [3.0], [4.0]]]).tolist()", "[[[[1.0, 2.0], [3.0, 4.0]]]]")
+LocalResponseNorm = _function_layer(
+    "LocalResponseNorm", local_response_norm, 1, "nn.LocalResponseNorm(1, 3.0, 0.5)([[[1.0]]]).item()", "0.5"
+)
+PairwiseDistance = _function_layer(
+    "PairwiseDistance", pairwise_distance, 2, "nn.PairwiseDistance(1, 0.0)([[1.0]], [[3.0]]).tolist()", "[2.0]"
+)
 
 
 # ---- losses
@@ -377,14 +381,16 @@ def triplet_margin_loss(
     )
 
 
-MarginRankingLoss = _layer("MarginRankingLoss", margin_ranking_loss, 3, "nn.MarginRankingLoss()([1.0], [3.0], [1.0]).item()", "2.0")
-HingeEmbeddingLoss = _layer("HingeEmbeddingLoss", hinge_embedding_loss, 2, "nn.HingeEmbeddingLoss()([0.5], [-1.0]).item()", "0.5")
-SoftMarginLoss = _layer("SoftMarginLoss", soft_margin_loss, 2, "round(nn.SoftMarginLoss()([0.0], [1.0]).item(), 4)", "0.6931")
-MultiLabelSoftMarginLoss = _layer(
+MarginRankingLoss = _function_layer(
+    "MarginRankingLoss", margin_ranking_loss, 3, "nn.MarginRankingLoss()([1.0], [3.0], [1.0]).item()", "2.0"
+)
+HingeEmbeddingLoss = _function_layer("HingeEmbeddingLoss", hinge_embedding_loss, 2, "nn.HingeEmbeddingLoss()([0.5], [-1.0]).item()", "0.5")
+SoftMarginLoss = _function_layer("SoftMarginLoss", soft_margin_loss, 2, "round(nn.SoftMarginLoss()([0.0], [1.0]).item(), 4)", "0.6931")
+MultiLabelSoftMarginLoss = _function_layer(
     "MultiLabelSoftMarginLoss", multilabel_soft_margin_loss, 2, "round(nn.MultiLabelSoftMarginLoss()([[0.0]], [[1.0]]).item(), 4)", "0.6931"
 )
-MultiMarginLoss = _layer("MultiMarginLoss", multi_margin_loss, 2, "nn.MultiMarginLoss()([[1.0, 2.0]], [0]).item()", "1.0")
-MultiLabelMarginLoss = _layer(
+MultiMarginLoss = _function_layer("MultiMarginLoss", multi_margin_loss, 2, "nn.MultiMarginLoss()([[1.0, 2.0]], [0]).item()", "1.0")
+MultiLabelMarginLoss = _function_layer(
     "MultiLabelMarginLoss", multilabel_margin_loss, 2, "nn.MultiLabelMarginLoss()([[1.0, 2.0]], [[0, -1]]).item()", "1.0"
 )
 CTCLoss = layer_class(
@@ -392,13 +398,15 @@ CTCLoss = layer_class(
     "ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)", ctc_loss.__doc__ or "",
     "round(nn.CTCLoss()([[[-1.0, -2.0]]], np.array([[1]]), [1], [1]).item(), 4)", "2.0", Loss,
 )  # fmt: skip
-CosineEmbeddingLoss = _layer(
+CosineEmbeddingLoss = _function_layer(
     "CosineEmbeddingLoss", cosine_embedding_loss, 3, "nn.CosineEmbeddingLoss()([[1.0, 0.0]], [[0.0, 1.0]], [1]).item()", "1.0"
 )
-PoissonNLLLoss = _layer("PoissonNLLLoss", poisson_nll_loss, 2, "nn.PoissonNLLLoss()([0.0], [3.0]).item()", "1.0")
-GaussianNLLLoss = _layer("GaussianNLLLoss", gaussian_nll_loss, 3, "nn.GaussianNLLLoss()([0.0], [2.0], [1.0]).item()", "2.0")
-TripletMarginLoss = _layer("TripletMarginLoss", triplet_margin_loss, 3, "nn.TripletMarginLoss()([[0.0]], [[1.0]], [[3.0]]).item()", "0.0")
-TripletMarginWithDistanceLoss = _layer(
+PoissonNLLLoss = _function_layer("PoissonNLLLoss", poisson_nll_loss, 2, "nn.PoissonNLLLoss()([0.0], [3.0]).item()", "1.0")
+GaussianNLLLoss = _function_layer("GaussianNLLLoss", gaussian_nll_loss, 3, "nn.GaussianNLLLoss()([0.0], [2.0], [1.0]).item()", "2.0")
+TripletMarginLoss = _function_layer(
+    "TripletMarginLoss", triplet_margin_loss, 3, "nn.TripletMarginLoss()([[0.0]], [[1.0]], [[3.0]]).item()", "0.0"
+)
+TripletMarginWithDistanceLoss = _function_layer(
     "TripletMarginWithDistanceLoss", triplet_margin_with_distance_loss, 3,
     "round(nn.TripletMarginWithDistanceLoss()([[0.0]], [[1.0]], [[1.5]]).item(), 3)", "0.5",
 )  # fmt: skip

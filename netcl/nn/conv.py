@@ -14,8 +14,8 @@ from netcl.nn.module import Module
 from netcl.nn.parameter import empty
 from netcl.nn.volume import conv3d, conv_transpose3d, several
 
-Pair = int | tuple[int, ...]
-Padding = int | tuple[int, ...] | str
+Sides = int | tuple[int, ...]
+Pads = int | tuple[int, ...] | str
 _PADDING_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 
 
@@ -75,8 +75,8 @@ class _Convolution(Module):
 
 
 class _Conv(_Convolution):
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1,
-                 groups: int = 1, bias: bool = True, padding_mode: str = "zeros", pad: Padding | None = None):  # fmt: skip
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Sides, stride: Sides = 1, padding: Pads = 0, dilation: Sides = 1,
+                 groups: int = 1, bias: bool = True, padding_mode: str = "zeros", pad: Pads | None = None):  # fmt: skip
         super().__init__()
         padding = padding if pad is None else pad
         self._setup((in_channels, out_channels), kernel_size, stride, padding, dilation, groups, bias, padding_mode)
@@ -152,17 +152,17 @@ class DepthwiseConv2d(Conv2d):
     (2, 8, 5, 5)
     """
 
-    def __init__(self, channels: int, kernel_size: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, multiplier: int = 1,
-                 bias: bool = True, padding_mode: str = "zeros", pad: Padding | None = None):  # fmt: skip
+    def __init__(self, channels: int, kernel_size: Sides, stride: Sides = 1, padding: Pads = 0, dilation: Sides = 1, multiplier: int = 1,
+                 bias: bool = True, padding_mode: str = "zeros", pad: Pads | None = None):  # fmt: skip
         super().__init__(channels, channels * multiplier, kernel_size, stride, padding, dilation, channels, bias, padding_mode, pad)
 
 
 class _ConvTranspose(_Convolution):
     transposed = True
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0,
-                 output_padding: Pair = 0, groups: int = 1, bias: bool = True, dilation: Pair = 1, padding_mode: str = "zeros",
-                 pad: Pair | None = None):  # fmt: skip
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: Sides, stride: Sides = 1, padding: Sides = 0,
+                 output_padding: Sides = 0, groups: int = 1, bias: bool = True, dilation: Sides = 1, padding_mode: str = "zeros",
+                 pad: Sides | None = None):  # fmt: skip
         super().__init__()
         if padding_mode != "zeros":
             raise ValueError(message(type(self).__name__, 'padding_mode must be "zeros"', padding_mode=repr(padding_mode)))

@@ -28,7 +28,7 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
     x = ag.unsqueeze(log_probs, 1) if single else log_probs
     x = ag.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
     lengths, counts = (np.asarray(given, np.int64).reshape(-1) for given in (input_lengths, target_lengths))
-    labels = _padded(np.asarray(targets), counts)
+    labels = _padded_targets(np.asarray(targets), counts)
     if len(lengths) != x.shape[1] or len(counts) != x.shape[1] or not ((lengths > 0) & (lengths <= x.shape[0])).all():
         what = "every sequence must have an input length between 1 and T, and a target length"
         raise ShapeError(message("ctc_loss", what, input_lengths=len(lengths), target_lengths=len(counts), **{"log_probs.shape": x.shape}))
@@ -40,7 +40,7 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
     return ag.sum(loss) if reduction == "sum" else ag.squeeze(loss, 0) if single else loss
 
 
-def _padded(targets: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _padded_targets(targets: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the labels as rows of one length."""
     if targets.ndim == 2:
         return targets.astype(np.int64)

@@ -90,25 +90,25 @@ class Sampling(NamedTuple):
         return found
 
 
-class _Step(NamedTuple):
+class _DecodingStep(NamedTuple):
     """The cache of a batch and the compiled step over it."""
 
     cache: KVCache
     run: Callable[..., Tensor]
 
 
-def _make_step(model: Any, cache: KVCache, sampling: Sampling) -> _Step:
+def _make_step(model: Any, cache: KVCache, sampling: Sampling) -> _DecodingStep:
     def step(tokens: Tensor, uniform: Tensor) -> Tensor:
         with ag.no_grad():
             logits = model.head(model.states(tokens, cache))
             return sampling.choose(ag.reshape(logits, (tokens.shape[0], -1)), uniform)
 
-    return _Step(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step)
+    return _DecodingStep(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step)
 
 
-def _step_for(model: Any, batch: int, room: int, sampling: Sampling) -> _Step:
+def _step_for(model: Any, batch: int, room: int, sampling: Sampling) -> _DecodingStep:
     """Return the step of the last call if its settings match and its cache is large enough."""
-    kept: dict[Any, _Step] = model.__dict__.setdefault("_decoding", {})
+    kept: dict[Any, _DecodingStep] = model.__dict__.setdefault("_decoding", {})
     key = (batch, sampling, model.queue)
     found = kept.get(key)
     if found is None or (found.cache.capacity or 0) < room:
@@ -191,7 +191,7 @@ class Speculator:
         self.sampling, self.draw, self.proposals = sampling, draw, proposals
         self._models = (model, draft)
         self._quiet: list[Callable[[], AbstractContextManager[None]]] = []
-        self._steps: list[_Step] = []
+        self._steps: list[_DecodingStep] = []
         self.judged = self.accepted = 0  # proposals
 
     def _logits(self, which: int, tokens: Sequence[int]) -> np.ndarray:
@@ -255,9 +255,9 @@ class Speculator:
                 cache.truncate(len(written) - 1)
 
 
-def _logits_step(model: Any, role: int, room: int) -> _Step:
+def _logits_step(model: Any, role: int, room: int) -> _DecodingStep:
     """An empty cache and the compiled step from tokens to logits; those of the last call, if they are large enough."""
-    kept: dict[Any, _Step] = model.__dict__.setdefault("_speculating", {})
+    kept: dict[Any, _DecodingStep] = model.__dict__.setdefault("_speculating", {})
     found = kept.get((role, model.queue))
     if found is None or (found.cache.capacity or 0) < room:
         cache = model.new_cache(max(LEAST_ROOM, 1 << (room - 1).bit_length()))
@@ -266,7 +266,7 @@ def _logits_step(model: Any, role: int, room: int) -> _Step:
             with ag.no_grad():
                 return model.head(model.states(tokens, cache))
 
-        found = _Step(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step)
+        found = _DecodingStep(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step)
         kept[role, model.queue] = found
     found.cache.reset()
     return found

@@ -21,7 +21,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max
               scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:  # fmt: skip
     """Return ``weight[input]``; ``max_norm`` first rescales the used vectors, in place. Gradients are dense, ``sparse`` or not."""
     if max_norm is not None:
-        _shorten(weight, input, max_norm, norm_type)
+        _limit_norms(weight, input, max_norm, norm_type)
     found = ag.embedding(input, weight, padding_idx=padding_idx)
     if not scale_grad_by_freq:
         return found
@@ -37,7 +37,7 @@ def _counts(weight: Tensor, index: Tensor) -> Tensor:
     return ag.reshape(ag.index_add(Tensor.zeros((weight.shape[0],), weight.dtype, queue=weight.queue), 0, flat, ones), (-1, 1))
 
 
-def _shorten(weight: Tensor, index: Tensor, max_norm: float, norm_type: float) -> None:
+def _limit_norms(weight: Tensor, index: Tensor, max_norm: float, norm_type: float) -> None:
     with ag.no_grad():
         length = ag.norm(weight, norm_type, axis=1, keepdims=True)
         long = ag.logical_and(ag.gt(_counts(weight, index), 0.0), ag.gt(length, max_norm))

@@ -17,7 +17,7 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn.parameter import here, placed
 
-Row = dict[str, Any]
+LayerRow = dict[str, Any]
 _ROW_KEYS = {"type", "args", "kwargs", "children"}
 _ROW_FORM = 'a row is {"type": ..., "args": [...] or {...}}'
 _MAX_DEPTH = 64
@@ -60,7 +60,7 @@ def _place(constructor: Callable[..., Any]) -> tuple[str, str]:
 
 def unregister_layer(name: str) -> None:
     """Remove a registered name."""
-    _names.pop(lookup(name), None)
+    _names.pop(constructor_of(name), None)
     del _constructors[name]
 
 
@@ -69,7 +69,7 @@ def registered() -> list[str]:
     return sorted(_constructors)
 
 
-def lookup(name: Any) -> Callable[..., Any]:
+def constructor_of(name: Any) -> Callable[..., Any]:
     """Return the constructor registered under a name."""
     if isinstance(name, str) and name in _constructors:
         return _constructors[name]
@@ -81,7 +81,7 @@ def lookup(name: Any) -> Callable[..., Any]:
 # ---- from modules to rows
 
 
-def config_of(module: Any) -> Row:
+def config_of(module: Any) -> LayerRow:
     """Return the row that rebuilds a module, without its weights: plain data for JSON.
 
     >>> from netcl import nn
@@ -91,7 +91,7 @@ def config_of(module: Any) -> Row:
     cls = type(module)
     if cls not in _names:
         raise ValueError(message("config", f"the class {cls.__name__} is not registered", cls.saved_by))
-    row: Row = {"type": _names[cls]}
+    row: LayerRow = {"type": _names[cls]}
     positional, named = module._constructor_arguments()
     where = f"{cls.__name__}("
     if positional or not named:
@@ -154,12 +154,12 @@ def build_sequential(queue: Any, config: Sequence[Mapping[str, Any]] | Mapping[s
     if not isinstance(config, list | tuple):
         raise TypeError(message("build_sequential", "the configuration must be a list of rows", _ROW_FORM, config=repr(config)))
     with placed(queue):
-        return lookup("Sequential")(*[_build(row, 1) for row in config])
+        return constructor_of("Sequential")(*[_build(row, 1) for row in config])
 
 
 def _build(row: Any, depth: int) -> Any:
     _check_row(row, depth)
-    make, args, kwargs = lookup(row["type"]), row.get("args") or [], row.get("kwargs") or {}
+    make, args, kwargs = constructor_of(row["type"]), row.get("args") or [], row.get("kwargs") or {}
     listed, rest = ([], {**args, **kwargs}) if isinstance(args, Mapping) else (args, kwargs)
     positional, named = [_decode(value, depth) for value in listed], {name: _decode(value, depth) for name, value in rest.items()}
     _check_arguments(row["type"], make, positional, named)
@@ -198,7 +198,7 @@ def _decode(value: Any, depth: int) -> Any:
     if not isinstance(value, Mapping):
         return value
     if set(value) == {"class"}:
-        return lookup(value["class"])
+        return constructor_of(value["class"])
     if set(value) == {"tensor", "dtype"}:
         return Tensor.from_host(here(), value["tensor"], value["dtype"])
     if "type" in value and set(value) <= _ROW_KEYS:

@@ -44,7 +44,7 @@ else:
         elif name.removesuffix("_with_indices") in _POOLS and name not in _POOLS:
             found = partial(__getattr__(name.removesuffix("_with_indices")), return_indices=True)
         else:
-            found = _in_place(op) if op in activation.IN_PLACE else getattr(COMPOSED.get(op, ag), op)
+            found = _in_place(op) if op in activation.IN_PLACE_LAYERS else getattr(COMPOSED.get(op, ag), op)
         if op in ag.LASTING or op in COMPOSED or name in WRITING:
             globals()[name] = found  # later calls find it without this function
         return found

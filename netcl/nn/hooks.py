@@ -9,14 +9,14 @@ from typing import Any
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
 
-_numbers = itertools.count()
+_handle_numbers = itertools.count()
 
 
 class RemovableHandle:
     """The handle of a registered hook; ``remove()``, or leaving a ``with`` block, removes the hook."""
 
     def __init__(self, hooks: dict[str, dict[int, Callable[..., Any]]], kind: str, hook: Callable[..., Any]):
-        self._hooks, self._kind, self._number = hooks, kind, next(_numbers)
+        self._hooks, self._kind, self._number = hooks, kind, next(_handle_numbers)
         hooks.setdefault(kind, {})[self._number] = hook
 
     def remove(self) -> None:

@@ -42,7 +42,7 @@ def _drawing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return wraps(draw)(lambda tensor, *args, **options: tensor if getattr(_skips, "skipped", False) else draw(tensor, *args, **options))
 
 
-def _drawn(kind: str, tensor: Tensor) -> np.ndarray:
+def _random_values(kind: str, tensor: Tensor) -> np.ndarray:
     """Draw random numbers for a tensor, in float64 on the host, from float32 (or float64) draws, so that every dtype starts alike."""
     draw = ag.rand if kind == "uniform" else ag.randn
     return draw(tensor.shape, dtype=sum_dtype(tensor.dtype), queue=tensor.queue).to_host().astype(np.float64)
@@ -105,20 +105,20 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
     >>> bool((abs(t.to_host()) <= 2).all())
     True
     """
-    return _put(tensor, a + (b - a) * _drawn("uniform", tensor)) if draws_values() else tensor
+    return _put(tensor, a + (b - a) * _random_values("uniform", tensor)) if draws_values() else tensor
 
 
 @_drawing
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Draw values of a normal distribution."""
-    return _put(tensor, mean + std * _drawn("normal", tensor)) if draws_values() else tensor
+    return _put(tensor, mean + std * _random_values("normal", tensor)) if draws_values() else tensor
 
 
 @_drawing
 def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> Tensor:
     """Draw values of a normal distribution truncated to ``a .. b``, by inversion: one random number per value."""
     low, high = (math.erf((limit - mean) / std / math.sqrt(2)) for limit in (a, b))
-    values = low + (high - low) * _drawn("uniform", tensor)
+    values = low + (high - low) * _random_values("uniform", tensor)
     inverse = ag.erfinv(Tensor.from_host(queue_of("cpu"), values, "float64")).to_host()
     return _put(tensor, np.clip(mean + std * math.sqrt(2) * inverse, a, b))
 
@@ -130,7 +130,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
         raise ShapeError(message("orthogonal_", "the tensor must have at least two dimensions", shape=tensor.shape))
     if tensor.size == 0:
         return tensor
-    flat = _drawn("normal", tensor).reshape(tensor.shape[0], -1)
+    flat = _random_values("normal", tensor).reshape(tensor.shape[0], -1)
     tall = flat if flat.shape[0] >= flat.shape[1] else flat.T
     q, r = np.linalg.qr(tall)
     q = q * np.where(np.diag(r) < 0, -1.0, 1.0)  # makes the distribution uniform
@@ -142,9 +142,9 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
     """Fill a matrix with normal values, and a fraction of each column with zeros."""
     if tensor.ndim != 2:
         raise ShapeError(message("sparse_", "the tensor must be a matrix", shape=tensor.shape))
-    values = std * _drawn("normal", tensor)
+    values = std * _random_values("normal", tensor)
     zeros = math.ceil(sparsity * tensor.shape[0])
-    order = np.argsort(_drawn("uniform", tensor), axis=0)
+    order = np.argsort(_random_values("uniform", tensor), axis=0)
     np.put_along_axis(values, order[:zeros], 0.0, axis=0)
     return _put(tensor, values)
 

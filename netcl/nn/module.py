@@ -20,7 +20,7 @@ from netcl.core.next_list import NextList
 from netcl.core.tensor import Tensor
 from netcl.nn import factory, hooks
 from netcl.nn.parameter import Buffer, here, is_parameter, peel, stand_on
-from netcl.nn.pickling import stored
+from netcl.nn.pickling import to_stored
 from netcl.nn.summary import Summary, summarize
 
 M = TypeVar("M", bound="Module")
@@ -334,7 +334,7 @@ class Module(metaclass=_Constructed):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickle stores: the attributes, with host values in place of tensors."""
-        return stored(vars(self))
+        return to_stored(vars(self))
 
     def __copy__(self: M) -> M:
         made = type(self).__new__(type(self))
@@ -394,7 +394,7 @@ class Module(metaclass=_Constructed):
         changes nothing here.
         """
         for target in targets:
-            if isinstance(target, str) and (target in dtypes.DTYPES or target in dtypes.ALIASES):
+            if isinstance(target, str) and (target in dtypes.DTYPES or target in dtypes.DTYPE_ALIASES):
                 dtype = target
             else:
                 device = target
@@ -517,7 +517,7 @@ class Module(metaclass=_Constructed):
         count = sum(p.size for p in self.parameters())
         rows = [(name or "(this)", type(part).__name__, part.extra_repr(), f"{sum(p.size for p in part.parameters()):,}")
                 for name, part in self.named_modules()]  # fmt: skip
-        return notebook.table(f"{type(self).__name__}, {count:,} parameters", ("name", "layer", "settings", "parameters"), rows)
+        return notebook.html_table(f"{type(self).__name__}, {count:,} parameters", ("name", "layer", "settings", "parameters"), rows)
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
         """Floating-point operations of one call, a multiplication and an addition being two; containers leave it at 0."""

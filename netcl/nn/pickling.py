@@ -30,10 +30,10 @@ def _restored(values: Any, dtype: str, requires_grad: bool, persistent: bool) ->
     return Tensor.from_host(here(), values, dtype, requires_grad=requires_grad, persistent=persistent)
 
 
-def stored(value: Any) -> Any:
+def to_stored(value: Any) -> Any:
     """Replace all tensors in a value, at any depth of lists, tuples and dicts, by a form that pickle accepts."""
     if isinstance(value, Tensor):
         return _known.setdefault(id(value), _Stored(value))
     if type(value) in (list, tuple):
-        return type(value)(map(stored, value))
-    return {key: stored(part) for key, part in value.items()} if type(value) is dict else value
+        return type(value)(map(to_stored, value))
+    return {key: to_stored(part) for key, part in value.items()} if type(value) is dict else value

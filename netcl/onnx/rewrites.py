@@ -21,7 +21,7 @@ from netcl.io import tree
 from netcl.io.onnx.bodies import GraphBody
 from netcl.io.onnx.importer import OnnxModel
 from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, operators
-from netcl.io.onnx.table import Node
+from netcl.io.onnx.table import OnnxNode
 
 #: Words in the names of operators that are not folded: random ones, those of sequences, and those that keep weights small.
 _NOT_FOLDED = ("Bernoulli", "Dropout", "Multinomial", "Optional", "Random", "Sequence", "quantizeLinear", "QuantizeLinear")
@@ -33,7 +33,7 @@ class ChainMatch(NamedTuple):
     """The values that the names of a formula stand for, and the nodes that compute it, the last first."""
 
     values: dict[str, str]
-    nodes: tuple[Node, ...]
+    nodes: tuple[OnnxNode, ...]
 
 
 def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
@@ -58,9 +58,9 @@ def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
     return result, done
 
 
-def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[Node], dict[str, np.ndarray]]:
+def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[OnnxNode], dict[str, np.ndarray]]:
     """The nodes that depend on inputs, and the weights with the results of the others, computed on the host."""
-    known, folded = {*body.weights, ""}, list[Node]()
+    known, folded = {*body.weights, ""}, list[OnnxNode]()
     supported = {kind for kind in operators() - CONTROL.keys() if not any(word in kind for word in _NOT_FOLDED)}
     for node in body.nodes:
         if node.kind in supported and node.inputs and known.issuperset(node.inputs):
@@ -83,16 +83,16 @@ def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[Node], di
 class _Chains:
     """Searches a list of nodes for formulas and replaces them. ``lasting`` are names that are read from outside of the list."""
 
-    def __init__(self, nodes: Sequence[Node], weights: dict[str, np.ndarray], lasting: set[str]):
+    def __init__(self, nodes: Sequence[OnnxNode], weights: dict[str, np.ndarray], lasting: set[str]):
         self.weights, self.lasting = weights, lasting
         self._index(nodes)
 
-    def _index(self, nodes: Sequence[Node]) -> None:
+    def _index(self, nodes: Sequence[OnnxNode]) -> None:
         self.nodes = list(nodes)
         self.makers = {name: node for node in nodes for name in node.outputs}
         self.uses = Counter(name for node in nodes for name in node.inputs)
 
-    def fuse(self, done: Counter[str]) -> list[Node]:
+    def fuse(self, done: Counter[str]) -> list[OnnxNode]:
         """The nodes after all fusions. Roots are tried from the end, so that the longest chains are found first."""
         for root in reversed(list(self.nodes)):
             for name, forms, build in FUSIONS if self.makers.get(root.outputs[0]) is root else ():
@@ -140,21 +140,21 @@ class _Chains:
         return names.isdisjoint(self.lasting) and all(uses[name] == self.uses[name] for name in names)
 
 
-def _op_node(kind: str, inputs: list[str], root: Node, attributes: Mapping[str, Any], read: Callable[..., Any]) -> Node:
-    made = Node(f"netcl::{kind}", inputs, root.outputs[:1], attributes, root.opset)
+def _op_node(kind: str, inputs: list[str], root: OnnxNode, attributes: Mapping[str, Any], read: Callable[..., Any]) -> OnnxNode:
+    made = OnnxNode(f"netcl::{kind}", inputs, root.outputs[:1], attributes, root.opset)
     made.read = read
     return made
 
 
-def _activation(kind: str, op: Callable[[Tensor], Tensor]) -> Callable[..., Node]:
-    def build(chains: _Chains, found: ChainMatch, root: Node) -> Node:
+def _activation(kind: str, op: Callable[[Tensor], Tensor]) -> Callable[..., OnnxNode]:
+    def build(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode:
         axes = max((chains.weights[name].ndim for node in found.nodes for name in node.inputs if name in chains.weights), default=0)
         return _op_node(kind, [found.values["x"]], root, {}, lambda node, x: op(x) if x.ndim >= axes else ag.unsqueeze(op(x), 0))
 
     return build
 
 
-def _fused_norm(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
+def _fused_norm(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
     eps, means = chains.scalar(found.values["eps"]), [node for node in found.nodes if node.kind == "ReduceMean"]
     given = [node["axes"] if len(node.inputs) < 2 else chains.weights.get(node.inputs[1]) for node in means]
     axes = [() if each is None else tuple(np.ravel(each).tolist()) for each in given]
@@ -165,7 +165,7 @@ def _fused_norm(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
     return _op_node(kind, inputs, root, {"axes": axes[0], "eps": eps, "centered": kind[0] == "L"}, _run_norm)
 
 
-def _run_norm(node: Node, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def _run_norm(node: OnnxNode, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """The norm over trailing axes as one op, over others by its formula."""
     axes = sorted(axis % x.ndim for axis in node["axes"])
     shape = x.shape[axes[0] :]
@@ -177,7 +177,7 @@ def _run_norm(node: Node, x: Tensor, weight: Tensor | None = None, bias: Tensor 
     return ag.add(ag.mul(out, 1.0 if weight is None else weight), 0.0 if bias is None else bias)
 
 
-def _norm_in_conv(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
+def _norm_in_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
     """A convolution whose weights include the batch norm after it."""
     names = [found.values[name] for name in ("scale", "shift", "mean", "var")]
     if root["training_mode"] or root["spatial"] == 0 or not chains.weights.keys() >= {*names}:
@@ -187,7 +187,7 @@ def _norm_in_conv(chains: _Chains, found: ChainMatch, root: Node) -> Node | None
     return _scaled_conv(chains, found.nodes[1], root, scale, shift - mean * scale)
 
 
-def _affine_after_conv(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
+def _affine_after_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
     """A convolution whose weights include the factor or the sum after it: one number, or one per channel."""
     conv, other = found.nodes[1], chains.weights.get(found.values["c"])
     weight = chains.weights.get(conv.inputs[1])
@@ -200,27 +200,27 @@ def _affine_after_conv(chains: _Chains, found: ChainMatch, root: Node) -> Node |
     return _scaled_conv(chains, conv, root, value, 0.0) if root.kind == "Mul" else _scaled_conv(chains, conv, root, 1.0, value)
 
 
-def _affine_before_conv(chains: _Chains, found: ChainMatch, root: Node) -> Node | None:
+def _affine_before_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
     """A convolution whose weights include a factor before it, or a sum unless the input is padded, with zeros that are not part of it."""
     x, other = sorted(found.nodes[1].inputs, key=chains.weights.__contains__)  # a weight may be the first operand
     weight, number = chains.weights.get(root.inputs[1]), chains.scalar(other)
     padded = any(root["pads"] or ()) or root["auto_pad"] not in ("NOTSET", "VALID")
     if number is None or weight is None or (found.nodes[1].kind == "Add" and padded):
         return None
-    given = Node("Conv", [x, *root.inputs[1:]], root.outputs, root.given, root.opset)
+    given = OnnxNode("Conv", [x, *root.inputs[1:]], root.outputs, root.given, root.opset)
     given.read, given.expand, given.codes = root.read, root.expand, root.codes
     if found.nodes[1].kind == "Mul":
         return _scaled_conv(chains, given, root, 1.0, 0.0, factor=number)
     return _scaled_conv(chains, given, root, 1.0, number * weight.astype(np.float64).sum(tuple(range(1, weight.ndim))))
 
 
-def _scaled_conv(chains: _Chains, conv: Node, root: Node, scale: Any, shift: Any, factor: float = 1.0) -> Node | None:
+def _scaled_conv(chains: _Chains, conv: OnnxNode, root: OnnxNode, scale: Any, shift: Any, factor: float = 1.0) -> OnnxNode | None:
     """The convolution times ``scale`` plus ``shift``, its weights times ``factor``; computed in float64."""
     if not chains.weights.keys() >= {*conv.inputs[1:]} or (conv.kind == "ConvTranspose" and conv["group"] != 1):
         return None
     first, out = chains.weights[conv.inputs[1]], 1 if conv.kind == "ConvTranspose" else 0
     before = chains.weights[conv.inputs[2]].astype(np.float64) if len(conv.inputs) > 2 else np.zeros(first.shape[out])
-    made = Node(
+    made = OnnxNode(
         conv.kind, [conv.inputs[0], f"{root.outputs[0]}.weight", f"{root.outputs[0]}.bias"], root.outputs[:1], conv.given, conv.opset
     )
     by_channel = np.reshape(scale, [-1 if axis == out and np.size(scale) > 1 else 1 for axis in range(first.ndim)])
@@ -242,7 +242,7 @@ _RMS = tuple(form.format(text.format("x")) for text in _DEVIATIONS for form in (
 _CONVS = tuple(f"{kind}({inputs})" for kind in ("Conv", "ConvTranspose") for inputs in ("x, weight", "x, weight, bias"))
 _HARD = "Clip(x + 3, 0, 6)"
 _TANHS = ("x + 0.044715 * x ** 3", "x + 0.044715 * (x * x * x)")
-_FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, Node], Node | None]], ...] = (
+_FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, OnnxNode], OnnxNode | None]], ...] = (
     ("Gelu", _gated("Erf(x / 1.4142135623730951)", "Erf(x * 0.7071067811865476)"), _activation("Gelu", ag.gelu)),
     (
         "Gelu (tanh)",

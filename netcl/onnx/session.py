@@ -26,7 +26,7 @@ from netcl.engine.lazy_graph import fusing
 from netcl.io.onnx.bodies import declared
 from netcl.io.onnx.importer import OnnxModel, read_onnx
 from netcl.io.onnx.library import library, numbers
-from netcl.io.onnx.table import Node
+from netcl.io.onnx.table import OnnxNode
 from netcl.onnx.rewrites import rewritten
 from netcl.replay.compiled import CaptureError, capture_graph
 from netcl.replay.fold_constants import KeptValues
@@ -104,9 +104,9 @@ def node_arg(entry: Any) -> NodeArg:
 class SessionModel(OnnxModel):
     """The module of a session. ``timings``, if it is a list, gets each node of the graph and the seconds that it ran."""
 
-    timings: list[tuple[Node, float]] | None = None
+    timings: list[tuple[OnnxNode, float]] | None = None
 
-    def _run(self, node: Node, values: Mapping[str, Any]) -> list[Any]:
+    def _run(self, node: OnnxNode, values: Mapping[str, Any]) -> list[Any]:
         if self.timings is None:
             return super()._run(node, values)
         timings, self.timings, start = self.timings, None, time.perf_counter()  # nodes of bodies inside count for this one
@@ -201,10 +201,10 @@ class InferenceSession:
                 iobinding.results[name] = x if target is None else target.copy_(x)
                 iobinding.results[name].realize()  # deferred values belong to a thread
 
-    def node_times(self, input_feed: Mapping[str, Any]) -> list[tuple[Node, float]]:
+    def node_times(self, input_feed: Mapping[str, Any]) -> list[tuple[OnnxNode, float]]:
         """Each node of the graph and the seconds that it takes in an eager run; the device finishes one before the next starts."""
         with self._lock, ag.no_grad():
-            tensors, found = self._tensors(input_feed), list[tuple[Node, float]]()
+            tensors, found = self._tensors(input_feed), list[tuple[OnnxNode, float]]()
             self.model.timings = found
             self.model(*tensors)
             self.model.timings = None

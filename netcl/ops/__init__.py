@@ -16,7 +16,7 @@ from netcl.engine import pointwise, reduction
 from netcl.engine.call import planned
 from netcl.engine.registry import ALIASES as ALIASES
 from netcl.engine.registry import REGISTRY as REGISTRY
-from netcl.engine.registry import Composite, Op, Reduction, alias, lookup, register, unregister
+from netcl.engine.registry import Composite, Op, Reduction, alias, lookup_op, register, unregister
 from netcl.ops import fused_rows
 
 # Not by "import": modules named like their ops would then replace the ops in this namespace.
@@ -36,7 +36,7 @@ _NOT_OPS = {"epilogue", "finish", "fused_rows", "images"}
 
 def function(name: str) -> Callable[..., Any]:
     """Return the public function of the op ``name``."""
-    row = lookup(name)
+    row = lookup_op(name)
     if isinstance(row, Op):
         if row.at_once:
             return row.call

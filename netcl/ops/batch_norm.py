@@ -16,7 +16,7 @@ from netcl.core.writes import wrote
 from netcl.engine import launch, lazy_graph, rows
 from netcl.engine.call import planned
 from netcl.engine.map_kernel import fusable
-from netcl.engine.modes import modes
+from netcl.engine.modes import deferral
 from netcl.engine.reduction import formula
 from netcl.engine.registry import S, composite, op
 from netcl.ops.norm import (
@@ -154,7 +154,7 @@ def _apply_args(x: Tensor, span: int) -> tuple[str, tuple[int, ...], int, int]:
 def _defers(x: Tensor, weight: Any, bias: Any) -> bool:
     """Whether to defer the result, so that a following addition and ReLU run in the kernel that applies the statistics."""
     real = DTYPES[x.dtype].c_compute
-    if modes.mode is None and not lazy_graph.worth_deferring(x.queue, x.shape):
+    if deferral.mode is None and not lazy_graph.worth_deferring(x.queue, x.shape):
         return False
     same = all(t is None or DTYPES[t.dtype].c_compute == real for t in (weight, bias))
     return same and fusable(x.queue, x.shape, real, DTYPES[x.dtype], (x,))

@@ -60,7 +60,7 @@ def _rows(axis: int, ndim: int, index: Any) -> tuple[Any, ...]:
     return (*[slice(None)] * _at("index", axis, ndim), index)
 
 
-def like(x: Tensor, values: Any) -> Any:
+def as_like(x: Tensor, values: Any) -> Any:
     return values if isinstance(values, Tensor | int | float) else Tensor.from_host(x.queue, values, x.dtype)
 
 
@@ -492,7 +492,7 @@ def grid_of(axis: int, index: Any) -> tuple[Any, ...]:
 
 
 def _scatter(F: Any, x: Tensor, axis: int, index: Any, src: Any, *, reduce: str | None = None) -> Tensor:
-    index, src = launch.as_tensors("scatter", x, index)[1], like(x, src)
+    index, src = launch.as_tensors("scatter", x, index)[1], as_like(x, src)
     _at("scatter", axis, x.ndim)
     if reduce is not None:
         if reduce not in ("add", "multiply"):
@@ -524,15 +524,16 @@ def _index_put_ref(x, indices, values, accumulate=False):
     return out
 
 
-_PLACES: dict[str, Any] = {"dtypes": ("float32", "int64"), "low": 0, "high": 3}
+_INDEX_SAMPLE: dict[str, Any] = {"dtypes": ("float32", "int64"), "low": 0, "high": 3}
 row("masked_select", _masked_select, lambda x, mask: x[mask], S((3, 4), (3, 4), dtypes=("float32", "bool")),
      doc="The elements where the mask holds, along one axis. Waits for the device: their number is a shape.")  # fmt: skip
-row("take_along_dim", _take_along_dim, lambda x, indices, axis: np.take_along_axis(x, indices, axis), S((3, 4), (1, 4), **_PLACES, axis=0),
-     S((3, 4), (3, 2), **_PLACES, axis=1), doc="Elements at indices along an axis (or of all); other axes broadcast.")  # fmt: skip
+row("take_along_dim", _take_along_dim, lambda x, indices, axis: np.take_along_axis(x, indices, axis),
+     S((3, 4), (1, 4), **_INDEX_SAMPLE, axis=0), S((3, 4), (3, 2), **_INDEX_SAMPLE, axis=1),
+     doc="Elements at indices along an axis (or of all); other axes broadcast.")  # fmt: skip
 row("index_fill", lambda F, x, axis, index, value: F.setitem(F.clone(x), _rows(axis, x.ndim, index), value),
      lambda x, axis, index, value: _written_copy(x, index, value), S((4, 3), axis=0, index=np.array([2, 0]), value=5.0),
      doc="x with a value in the slices index along an axis.")  # fmt: skip
-row("index_copy", lambda F, x, axis, index, src: F.setitem(F.clone(x), _rows(axis, x.ndim, index), like(x, src)),
+row("index_copy", lambda F, x, axis, index, src: F.setitem(F.clone(x), _rows(axis, x.ndim, index), as_like(x, src)),
      lambda x, axis, index, src: _written_copy(x, index, src), S((4, 3), axis=0, index=np.array([2, 0]), src=np.ones((2, 3), np.float32)),
      doc="x with the slices of src at index along an axis.")  # fmt: skip
 row("index_put", _index_put, _index_put_ref, S((4, 3), indices=(np.array([2, 0]), np.array([1, 1])), values=7.0),

@@ -18,7 +18,7 @@ from netcl.core.tensor import Tensor, deferred_tensor, with_shape
 from netcl.engine import lazy_graph
 from netcl.engine.call import Deferral, planned
 from netcl.engine.launch import FLOATS
-from netcl.engine.modes import in_mode, modes
+from netcl.engine.modes import deferral, in_mode
 from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, Pointwise
 from netcl.ops.conv import conv2d_with
@@ -58,7 +58,7 @@ class _Waiting(lazy_graph.Product):
         """Compute the values and return the tensor that owns them."""
         with lazy_graph.lock:
             if self.made is None:
-                if modes.mode is None:
+                if deferral.mode is None:
                     made = self.run()
                 else:
                     with in_mode(None):
@@ -124,7 +124,7 @@ class Followed(_Waiting):
     ):
         super().__init__(name, (operand,) if isinstance(operand, Tensor) else (), extras, shape, queue)
         self.of: _Waiting | None = of
-        self.mode = modes.mode
+        self.mode = deferral.mode
         self.alone: Callable[[Tensor], Tensor] | None = alone
 
     def run(self) -> Tensor:
@@ -173,7 +173,7 @@ class Followed(_Waiting):
 
 def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
     made = deferred_tensor(waiting, waiting.shape, waiting.extras.finish.stored, like.queue)
-    lazy_graph.register(waiting)
+    lazy_graph.add_pending(waiting)
     return made
 
 
@@ -283,7 +283,7 @@ def _fusable_operands(*tensors: Any) -> bool:
 def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool) -> Tensor | None:
     """Return a pending product if deferring pays; ``call`` takes the inputs without their histories, and the extras."""
     first = inputs[0]
-    if 0 in shape or (modes.mode is None and not lazy_graph.worth_deferring(first.queue, shape, lazy_graph.MULTIPLIED)):
+    if 0 in shape or (deferral.mode is None and not lazy_graph.worth_deferring(first.queue, shape, lazy_graph.MULTIPLIED)):
         return None
     x, w, bias = (None if t is None else t.detach() for t in inputs)
     extras = Extras(Finish(first.dtype), bias)

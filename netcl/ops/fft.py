@@ -92,7 +92,7 @@ def _frames(F: Any, x: Tensor, size: int, step: int) -> Tensor:
     return F.unfold(x, -1, size, step)
 
 
-def _window(F: Any, name: str, x: Tensor, window: Any, n_fft: int, win_length: int | None) -> Tensor:
+def _padded_window(F: Any, name: str, x: Tensor, window: Any, n_fft: int, win_length: int | None) -> Tensor:
     """The window, by default ones, in the middle of ``n_fft`` numbers."""
     length = n_fft if win_length is None else win_length
     made = Tensor.ones((length,), x.dtype, queue=x.queue) if window is None else window
@@ -128,7 +128,7 @@ def stft_pairs(
     if not 0 < n_fft <= padded.shape[-1]:
         what = "n_fft must be between 1 and the length of the signal"
         raise ShapeError(message("stft", what, n_fft=n_fft, length=padded.shape[-1]))
-    shaped = _window(F, "stft", x, window, n_fft, win_length)
+    shaped = _padded_window(F, "stft", x, window, n_fft, win_length)
     frames = F.mul(_frames(F, padded, n_fft, hop_length or n_fft // 4), shaped)
     scale = n_fft**-0.5 if normalized else 1.0
     if onesided:
@@ -155,7 +155,7 @@ def istft_pairs(
     """The signals whose :func:`stft_pairs` is nearest to ``x``; ``netcl.istft`` takes torch's arguments."""
     (x,) = launch.as_tensors("istft", x)
     step = hop_length or n_fft // 4
-    shaped = _window(F, "istft", x, window, n_fft, win_length)
+    shaped = _padded_window(F, "istft", x, window, n_fft, win_length)
     turned, scale = F.transpose(x, -3, -2), n_fft**-0.5 if normalized else 1 / n_fft
     if onesided:
         frames = F.fft_to_real(turned, n_fft, turned.ndim - 2, scale)
@@ -172,7 +172,7 @@ def istft_pairs(
     return made if length in (None, size) else F.pad(made, (0, length - size))
 
 
-def axes_of(name: str, axes: Any, ndim: int) -> tuple[int, ...]:
+def transform_axes(name: str, axes: Any, ndim: int) -> tuple[int, ...]:
     """Return axes as non-negative numbers; all of them for ``None``."""
     given: Sequence[int] = range(ndim) if axes is None else (axes,) if isinstance(axes, int) else axes
     return tuple(launch.check_axis(name, axis, ndim) for axis in given)

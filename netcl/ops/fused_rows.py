@@ -16,7 +16,7 @@ from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import fused_kernel, launch, lazy_graph
 from netcl.engine.call import planned
 from netcl.engine.map_kernel import fusable
-from netcl.engine.modes import modes
+from netcl.engine.modes import deferral
 from netcl.engine.reduction import SAME, busy, fold_innermost, formula
 from netcl.engine.registry import REGISTRY, Op, Reduction
 
@@ -159,7 +159,7 @@ def fused(name: str) -> Callable[..., Any]:
     form = FUSED[name]
 
     def formulas(*args: Any, **kwargs: Any) -> Any:
-        if modes.mode is None or not modes.mode.rows:
+        if deferral.mode is None or not deferral.mode.rows:
             return None
         return lazy_graph.as_formulas(lambda: form(*args, **kwargs), lambda: _planned_op(name)(*args, **kwargs), args)
 
@@ -176,7 +176,7 @@ def _planned_op(name: str) -> Callable[..., Any]:
 def deferred_expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """Defer a tensor repeated along axes: readers load the small tensor."""
     real = DTYPES[x.dtype].c_compute
-    wanted = modes.mode is not None or lazy_graph.worth_deferring(x.queue, shape)
+    wanted = deferral.mode is not None or lazy_graph.worth_deferring(x.queue, shape)
     if not wanted or not fusable(x.queue, shape, real, DTYPES[x.dtype], (x,)):
         return None
     return lazy_graph.defer("expand", SAME, (x,), (), shape, DTYPES[x.dtype], real, x.queue)

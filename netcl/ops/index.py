@@ -19,7 +19,7 @@ from netcl.core.commands import constant
 from netcl.core.device import queue_of
 from netcl.core.errors import DeviceError, DtypeError, OutOfMemoryError, ShapeError, message
 from netcl.core.queue_state import queue_state
-from netcl.core.tensor import Tensor, duplicate, of_array
+from netcl.core.tensor import Tensor, duplicate, wrap_array
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import ELEMENTS, broadcast_to, copy_block, dense, widen_rows
@@ -134,7 +134,7 @@ def take_rows(name: str, x: Tensor, index: Tensor, outer: int, n: int, inner: in
     """``out[o, l] = x[o, index[l]]`` for rows of ``inner`` elements."""
     if x.array is not None and index.array is not None:
         rows = np.take(x.array.reshape(outer, n, inner), index.array.reshape(-1), axis=1)
-        return of_array(rows.reshape(shape), x.dtype, x.queue)
+        return wrap_array(rows.reshape(shape), x.dtype, x.queue)
     out = Tensor.empty(shape, x.dtype, queue=x.queue)
     if not out.size:
         return out
@@ -378,7 +378,7 @@ def gather(x: Tensor, axis: int, index: Tensor) -> Tensor:
     x = _corner(x, along(x.ndim, at, x.shape[at], index.shape))
     if x.array is not None:
         picked = np.take_along_axis(x.array, index.array, at)  # type: ignore[arg-type]
-        return of_array(picked, x.dtype, x.queue)
+        return wrap_array(picked, x.dtype, x.queue)
     out = Tensor.empty(index.shape, x.dtype, queue=x.queue)
     if not out.size:
         return out
@@ -532,7 +532,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     if x.array is not None and mask.array is not None:
         row = dtypes.DTYPES[x.dtype]
         stored = dtypes.encode(np.asarray(number, row.host).reshape(1), row)[0]
-        return of_array(np.where(mask.array, stored, x.array).astype(row.storage), x.dtype, x.queue)
+        return wrap_array(np.where(mask.array, stored, x.array).astype(row.storage), x.dtype, x.queue)
     # A mask that lacks only leading axes is reread; any other mask is expanded.
     trimmed = mask.shape[next((i for i, n in enumerate(mask.shape) if n != 1), mask.ndim) :]
     if trimmed != x.shape[x.ndim - len(trimmed) :]:
@@ -549,7 +549,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 def flat_nonzero(x: Tensor) -> Tensor:
     """Return the positions of nonzero elements in the flattened tensor. Waits for the device: their number is a shape."""
     if x.array is not None:
-        return of_array(np.flatnonzero(launch.decoded(x)).astype(np.int64), "int64", x.queue)
+        return wrap_array(np.flatnonzero(launch.decoded(x)).astype(np.int64), "int64", x.queue)
     blocks = -(-x.size // _BLOCK)
     counts = Tensor.empty((blocks,), "int32", queue=x.queue)
     _index_kernel(x.queue, "count_blocks", "int64", x.dtype)(x.queue, blocks, launch.LOCAL_1D, x, counts, x.size, _BLOCK)
@@ -579,7 +579,7 @@ def nonzero(x: Tensor) -> Tensor:
     flat = flat_nonzero(x)
     if x.array is not None:
         coordinates = np.stack(np.unravel_index(flat.array, x.shape), 1) if x.shape else np.zeros((flat.size, 0))  # type: ignore[arg-type]
-        return of_array(coordinates.astype(np.int64), "int64", x.queue)
+        return wrap_array(coordinates.astype(np.int64), "int64", x.queue)
     out = Tensor.empty((flat.size, x.ndim), "int64", queue=x.queue)
     if out.size:
         kernel = _index_kernel(x.queue, "unravel", "int64")
@@ -618,7 +618,7 @@ def one_hot(index: Tensor, num_classes: int = -1, dtype: str = "int64") -> Tenso
     index = indices("one_hot", index, index, num_classes)
     if index.array is not None:
         hot = index.array[..., None] == np.arange(num_classes)
-        return of_array(dtypes.encode(hot.astype(row.host), row), row.name, index.queue)
+        return wrap_array(dtypes.encode(hot.astype(row.host), row), row.name, index.queue)
     out = Tensor.empty((*index.shape, num_classes), row.name, queue=index.queue)
     if out.size:
         flag, code = faults_of(index.queue).next("one_hot", num_classes)

@@ -45,7 +45,7 @@ def on_host(inputs: str, *, vjp: Callable[..., Any] | None, ref: Callable[..., A
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             tensors = launch.as_tensors(name, *(bound.arguments[label] for label in names))
-            _check(name, takes, tensors, names)
+            _check_square(name, takes, tensors, names)
             if bound.arguments.get("rtol", 0) is None or ("rtol" in signature.parameters and "rtol" not in bound.arguments):
                 exact = bound.arguments.get("atol") is not None
                 bound.arguments["rtol"] = (
@@ -75,7 +75,7 @@ def _sent(values: Any, like: Tensor) -> Tensor:
     return Tensor.from_host(like.queue, np.ascontiguousarray(array).reshape(array.shape), like.dtype if array.dtype.kind == "f" else None)
 
 
-def _check(name: str, takes: str, tensors: Sequence[Tensor], labels: Sequence[str]) -> None:
+def _check_square(name: str, takes: str, tensors: Sequence[Tensor], labels: Sequence[str]) -> None:
     first, shape = tensors[0], {f"{labels[0]}.shape": tensors[0].shape}
     for x, label in zip(tensors, labels, strict=True):
         if takes != "any":
@@ -86,7 +86,7 @@ def _check(name: str, takes: str, tensors: Sequence[Tensor], labels: Sequence[st
         raise ShapeError(message(name, f"{labels[0]} must be a square matrix or a batch of them", **shape))
 
 
-def _t(F: Any, x: Any) -> Any:
+def _swapped(F: Any, x: Any) -> Any:
     return F.transpose(x, -2, -1)
 
 
@@ -98,7 +98,7 @@ def _constant(x: Any, values: np.ndarray) -> Tensor:
     return Tensor.from_host(x.queue, values, x.dtype)
 
 
-def _columns(F: Any, x: Any) -> Any:
+def _scaled_columns(F: Any, x: Any) -> Any:
     """A vector per matrix that scales its columns."""
     return F.unsqueeze(x, -2)
 
@@ -132,7 +132,7 @@ def _symmetric(ref: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _inv_vjp(F, g, out):
-    turned = _t(F, out)
+    turned = _swapped(F, out)
     return F.neg(F.matmul(F.matmul(turned, g), turned))
 
 
@@ -151,8 +151,8 @@ def _as_columns(A: Any, B: Any) -> bool:
 def _solve_vjp(F, g, out, A, B, left, needs):
     if _as_columns(A, B):
         g, out = F.unsqueeze(g, -1), F.unsqueeze(out, -1)
-    d_b = F.linalg_solve(_t(F, A), g, left=left)
-    d_a = F.neg(F.matmul(d_b, _t(F, out)) if left else F.matmul(_t(F, out), d_b)) if needs[0] else None
+    d_b = F.linalg_solve(_swapped(F, A), g, left=left)
+    d_a = F.neg(F.matmul(d_b, _swapped(F, out)) if left else F.matmul(_swapped(F, out), d_b)) if needs[0] else None
     return d_a, F.squeeze(d_b, -1) if _as_columns(A, B) else d_b
 
 
@@ -177,8 +177,8 @@ def _triangle(A, upper, unitriangular):
 
 
 def _solve_triangular_vjp(F, g, out, A, upper, left, unitriangular):
-    d_b = F.linalg_solve_triangular(_t(F, A), g, upper=not upper, left=left, unitriangular=unitriangular)
-    d_a = F.neg(F.matmul(d_b, _t(F, out)) if left else F.matmul(_t(F, out), d_b))
+    d_b = F.linalg_solve_triangular(_swapped(F, A), g, upper=not upper, left=left, unitriangular=unitriangular)
+    d_a = F.neg(F.matmul(d_b, _swapped(F, out)) if left else F.matmul(_swapped(F, out), d_b))
     return F.triu(d_a, int(unitriangular)) if upper else F.tril(d_a, -int(unitriangular)), d_b
 
 
@@ -193,7 +193,7 @@ def linalg_solve_triangular(A, B, *, upper, left=True, unitriangular=False):
 
 def _pinv_vjp(F, g, out, A):
     rows, columns = A.shape[-2:]
-    p, turned, g_t = out, _t(F, out), _t(F, g)
+    p, turned, g_t = out, _swapped(F, out), _swapped(F, g)
     left = F.sub(_constant(A, np.eye(rows)), F.matmul(A, p))
     right = F.sub(_constant(A, np.eye(columns)), F.matmul(p, A))
     first = F.matmul(F.matmul(F.matmul(left, g_t), p), turned)
@@ -247,8 +247,8 @@ def linalg_lstsq(F: Any, A: Tensor, B: Tensor, rcond: float | None = None, *, dr
 
 def _det_vjp(F, g, out, A):
     if (out.to_host() == 0).any():  # the inverse does not exist, but the cofactors do
-        return F.mul(_columns(F, F.unsqueeze(g, -1)), F.linalg_cofactors(A))
-    return F.mul(_columns(F, F.unsqueeze(F.mul(g, out), -1)), _t(F, F.linalg_inv(A)))
+        return F.mul(_scaled_columns(F, F.unsqueeze(g, -1)), F.linalg_cofactors(A))
+    return F.mul(_scaled_columns(F, F.unsqueeze(F.mul(g, out), -1)), _swapped(F, F.linalg_inv(A)))
 
 
 @on_host("A", vjp=_det_vjp, ref=np.linalg.det, errors=_errors("linalg_det", _FLAT, _OBLONG), **_SQUARE)
@@ -265,7 +265,8 @@ def linalg_cofactors(A):
     return (np.linalg.det(u) * np.linalg.det(vh))[..., None, None] * ((u * others[..., None, :]) @ vh)
 
 
-@on_host("A", vjp=lambda F, g, A: F.mul(A, 0) if g[1] is None else F.mul(_columns(F, F.unsqueeze(g[1], -1)), _t(F, F.linalg_inv(A))),
+@on_host("A", vjp=lambda F, g, A: F.mul(A, 0) if g[1] is None else
+         F.mul(_scaled_columns(F, F.unsqueeze(g[1], -1)), _swapped(F, F.linalg_inv(A))),
          ref=lambda A: tuple(np.linalg.slogdet(A)), errors=_errors("linalg_slogdet", _FLAT, _OBLONG), **_SQUARE)  # fmt: skip
 def linalg_slogdet(A):
     """The sign of the determinant and the logarithm of its absolute value. Computed on the host."""
@@ -280,12 +281,12 @@ made_of("logdet", lambda F, A: F.log(F.linalg_det(A)), lambda A: np.log(np.linal
 
 
 def _cholesky_vjp(F, g, out, upper):
-    lower, g = (_t(F, out), _t(F, g)) if upper else (out, g)
-    n, turned = lower.shape[-1], _t(F, lower)
+    lower, g = (_swapped(F, out), _swapped(F, g)) if upper else (out, g)
+    n, turned = lower.shape[-1], _swapped(F, lower)
     half = F.mul(F.matmul(turned, g), _constant(out, np.tril(np.ones((n, n))) - np.eye(n) / 2))
     once = F.linalg_solve_triangular(turned, half, upper=True)
-    whole = F.linalg_solve_triangular(turned, _t(F, once), upper=True)
-    return F.mul(F.add(whole, _t(F, whole)), 0.5)
+    whole = F.linalg_solve_triangular(turned, _swapped(F, once), upper=True)
+    return F.mul(F.add(whole, _swapped(F, whole)), 0.5)
 
 
 def _cholesky(A, upper=False):
@@ -312,10 +313,10 @@ def _qr_vjp(F, g, out0, out1, mode):
     if r.shape[-1] > k:  # a wide matrix: the columns after the square part are q times those of r
         (u, v), (d_u, d_v) = (F.split(x, [k, r.shape[-1] - k], -1) for x in (r, d_r))
         rest = F.matmul(q, d_v)
-        d_q = F.add(d_q, F.matmul(F.matmul(q, v), _t(F, d_v)))
-    m = F.sub(F.matmul(u, _t(F, d_u)), F.matmul(_t(F, d_q), q))
-    m = F.add(F.tril(m), _t(F, F.tril(m, -1)))
-    square = F.linalg_solve_triangular(_t(F, u), F.add(d_q, F.matmul(q, m)), upper=False, left=False)
+        d_q = F.add(d_q, F.matmul(F.matmul(q, v), _swapped(F, d_v)))
+    m = F.sub(F.matmul(u, _swapped(F, d_u)), F.matmul(_swapped(F, d_q), q))
+    m = F.add(F.tril(m), _swapped(F, F.tril(m, -1)))
+    square = F.linalg_solve_triangular(_swapped(F, u), F.add(d_q, F.matmul(q, m)), upper=False, left=False)
     return square if rest is None else F.cat([square, rest], -1)
 
 
@@ -327,8 +328,8 @@ def linalg_qr(A, mode="reduced"):
 
 
 def _skew(F, a, b):
-    product = F.matmul(_t(F, a), b)
-    return F.sub(product, _t(F, product))
+    product = F.matmul(_swapped(F, a), b)
+    return F.sub(product, _swapped(F, product))
 
 
 def _svd_vjp(F, g, out0, out1, out2, A_shape):
@@ -338,16 +339,16 @@ def _svd_vjp(F, g, out0, out1, out2, A_shape):
         if d_u is not None or d_vh is not None:
             raise AutogradError(message("linalg_svd", "the gradient of U and Vh requires reduced matrices", "pass full_matrices=False"))
         u, vh = F.narrow(u, -1, 0, k), F.narrow(vh, -2, 0, k)
-    scale, gaps = _columns(F, s), _differences(F, F.square(s))
-    total = F.matmul(F.mul(u, 0 if d_s is None else _columns(F, d_s)), vh)
+    scale, gaps = _scaled_columns(F, s), _differences(F, F.square(s))
+    total = F.matmul(F.mul(u, 0 if d_s is None else _scaled_columns(F, d_s)), vh)
     if d_u is not None:
         total = F.add(total, F.matmul(F.matmul(u, F.mul(F.div(_skew(F, u, d_u), gaps), scale)), vh))
-        outside = F.sub(d_u, F.matmul(u, F.matmul(_t(F, u), d_u)))
+        outside = F.sub(d_u, F.matmul(u, F.matmul(_swapped(F, u), d_u)))
         total = F.add(total, F.matmul(F.div(outside, scale), vh)) if A_shape[-2] > k else total
     if d_vh is not None:
-        turned = F.div(_skew(F, _t(F, vh), _t(F, d_vh)), gaps)
+        turned = F.div(_skew(F, _swapped(F, vh), _swapped(F, d_vh)), gaps)
         total = F.add(total, F.matmul(F.matmul(F.mul(u, scale), turned), vh))
-        outside = F.sub(d_vh, F.matmul(F.matmul(d_vh, _t(F, vh)), vh))
+        outside = F.sub(d_vh, F.matmul(F.matmul(d_vh, _swapped(F, vh)), vh))
         total = F.add(total, F.matmul(F.div(u, scale), outside)) if A_shape[-1] > k else total
     return total
 
@@ -363,11 +364,11 @@ def linalg_svd(A, full_matrices=True):
 def _eigh_vjp(F, g, out0, out1):
     d_values, d_vectors = g
     values, vectors = out0, out1
-    inner = F.mul(vectors, 0) if d_vectors is None else F.div(F.matmul(_t(F, vectors), d_vectors), _differences(F, values))
+    inner = F.mul(vectors, 0) if d_vectors is None else F.div(F.matmul(_swapped(F, vectors), d_vectors), _differences(F, values))
     inner = inner if d_vectors is None else F.mul(inner, _constant(values, 1 - np.eye(values.shape[-1])))
     inner = inner if d_values is None else F.add(inner, F.diag_embed(d_values))
-    whole = F.matmul(F.matmul(vectors, inner), _t(F, vectors))
-    return F.mul(F.add(whole, _t(F, whole)), 0.5)
+    whole = F.matmul(F.matmul(vectors, inner), _swapped(F, vectors))
+    return F.mul(F.add(whole, _swapped(F, whole)), 0.5)
 
 
 @on_host("A", vjp=_eigh_vjp, ref=_symmetric(lambda A: tuple(np.linalg.eigh(A))), errors=_errors("linalg_eigh", _FLAT, _OBLONG), **_DEFINITE)
@@ -413,18 +414,18 @@ def _norm(F: Any, A: Tensor, ord: Any = None, axis: Any = None, keepdims: bool =
     return F.norm(A, 2 if ord is None else ord, axis, keepdims)
 
 
-_NORMS: dict[str, Any] = {"amp": "float", "tol": 4}
+_NORM_OPTIONS: dict[str, Any] = {"amp": "float", "tol": 4}
 made_of("linalg_vector_norm", lambda F, x, ord=2, axis=None, keepdims=False: F.norm(x, ord, axis, keepdims),
         lambda x, ord=2, axis=None: np.linalg.norm(x.ravel() if axis is None else x, ord, axis), S((3, 4)), S((3, 4), ord=3.0, axis=1),
-        **_NORMS, doc="``sum(|x|**ord) ** (1/ord)`` over axes; ord may be infinite, 0 counts what is not zero.")  # fmt: skip
+        **_NORM_OPTIONS, doc="``sum(|x|**ord) ** (1/ord)`` over axes; ord may be infinite, 0 counts what is not zero.")  # fmt: skip
 made_of("linalg_matrix_norm", _matrix_norm, lambda A, ord="fro", axis=(-2, -1), keepdims=False: np.linalg.norm(A, ord, axis, keepdims),
         S((3, 4)), S((2, 3, 4), ord="nuc"), S((3, 2, 4), ord=1,
         axis=(0, 2), keepdims=True),
-        S((2, 3, 4), ord=-math.inf), S((3, 4), ord=2), **_NORMS, errors=[(S((3, 4), ord=3),
+        S((2, 3, 4), ord=-math.inf), S((3, 4), ord=2), **_NORM_OPTIONS, errors=[(S((3, 4), ord=3),
         r"\[linalg_matrix_norm\] ord must be fro, nuc, inf")],
         doc="A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2; nuc and 2 by singular values, on the host.")  # fmt: skip
 made_of("linalg_norm", _norm, lambda A, ord=None, axis=None: np.linalg.norm(A, ord, axis), S((3, 4)), S((3, 4), ord=math.inf),
-        S((2, 3), ord=1, axis=1), **_NORMS, errors=[(S((3,), ord="fro"), r"\[linalg_norm\] ord='fro' requires matrices")],
+        S((2, 3), ord=1, axis=1), **_NORM_OPTIONS, errors=[(S((3,), ord="fro"), r"\[linalg_norm\] ord='fro' requires matrices")],
         doc="A norm of vectors, or of matrices where two axes are named or A has two; by default the 2-norm of all.")  # fmt: skip
 
 
@@ -469,7 +470,7 @@ made_of("matrix_exp", _matrix_exp, _exp_ref, S(_WELL), S((2, 3, 3)), amp="float"
 
 def _old_svd(F: Any, A: Tensor, some: bool = True, compute_uv: bool = True) -> OldSVD:
     u, s, vh = F.linalg_svd(A, not some)
-    return OldSVD(u, s, _t(F, vh)) if compute_uv else OldSVD(F.mul(u, 0), s, F.mul(_t(F, vh), 0))
+    return OldSVD(u, s, _swapped(F, vh)) if compute_uv else OldSVD(F.mul(u, 0), s, F.mul(_swapped(F, vh), 0))
 
 
 def _old_svd_ref(A):
@@ -478,8 +479,8 @@ def _old_svd_ref(A):
 
 
 def _cholesky_solve(F: Any, B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
-    lower = _t(F, L) if upper else L
-    return F.linalg_solve_triangular(_t(F, lower), F.linalg_solve_triangular(lower, B, upper=False), upper=True)
+    lower = _swapped(F, L) if upper else L
+    return F.linalg_solve_triangular(_swapped(F, lower), F.linalg_solve_triangular(lower, B, upper=False), upper=True)
 
 
 _LOWER = np.linalg.cholesky(_SYMMETRIC).astype(np.float32)

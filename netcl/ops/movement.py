@@ -16,7 +16,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.errors import ShapeError, message
-from netcl.core.tensor import Tensor, duplicate, of_array, with_shape
+from netcl.core.tensor import Tensor, duplicate, with_shape, wrap_array
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import ELEMENTS, broadcast_strides, copy_block, dense, take_block
@@ -438,7 +438,7 @@ def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
         (S([(2, 3), (4, 3)], axis=0, lengths=(6,)), r"\[joined\] lengths must be those of the tensors"),
     ],
 )
-def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
+def cat_checked(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
     """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep them."""
     first = xs[0]
     if [x.shape for x in xs] != [along(first.ndim, axis, n, first.shape) for n in lengths]:
@@ -643,7 +643,7 @@ def _register_triangle(name: str, where: str) -> None:
         if x.ndim < 2:
             raise ShapeError(message(name, "x must have at least two dimensions", **{"x.shape": x.shape}))
         if x.array is not None:
-            return of_array(getattr(np, name)(x.array, diagonal), x.dtype, x.queue)
+            return wrap_array(getattr(np, name)(x.array, diagonal), x.dtype, x.queue)
         out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
         if not x.size:
             return out

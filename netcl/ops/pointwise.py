@@ -121,20 +121,20 @@ unary("erfc", "ERFC(v0)", "-1.1283791670955126 * g * EXP(-v0 * v0)", np.vectoriz
 unary("erfinv", "ERFINV(v0)", "g * 0.8862269254527580 * EXP(out * out)", _of_number(_erfinv_ref), amp="float",
       domain=(-0.95, 0.95), tol=2, doc="The inverse of erf; infinite at -1 and 1.")  # fmt: skip
 # Digamma and trigamma: the recurrence to an argument of at least 10.5, Stirling's series there, and reflection below 0.5.
-_STEPS = [f"1 / (z + {i})" for i in range(10)]
-_PSI = {"z": "WHERE(v0 < 0.5, 1 - v0, v0)", "w": "z + 10", "r": "1 / (w * w)", "h": " + ".join(_STEPS),
+_DIGAMMA_STEPS = [f"1 / (z + {i})" for i in range(10)]
+_PSI = {"z": "WHERE(v0 < 0.5, 1 - v0, v0)", "w": "z + 10", "r": "1 / (w * w)", "h": " + ".join(_DIGAMMA_STEPS),
         "p": "LOG(w) - 0.5 / w - r * (1 / 12.0 - r * (1 / 120.0 - r * (1 / 252.0 - r * (1 / 240.0 - r * (1 / 132.0 - r * 0.0210927961)))))",
         "f": "3.141592653589793 * WHERE(v0 == 0, v0, v0 - ROUND(v0))", "t": "TAN(WHERE(v0 < 0.5, f, 1))",
         "k": "WHERE(AND(v0 < 0, v0 == FLOOR(v0)), 0, 1)",
         "psi": "(p - h - WHERE(v0 < 0.5, 3.141592653589793 / t, 0)) * (k / k)"}  # fmt: skip
-_PSI1 = {"q": " + ".join(f"{step} / (z + {i})" for i, step in enumerate(_STEPS)), "c": "SIN(WHERE(v0 < 0.5, f, 1))",
+_PSI1 = {"q": " + ".join(f"{step} / (z + {i})" for i, step in enumerate(_DIGAMMA_STEPS)), "c": "SIN(WHERE(v0 < 0.5, f, 1))",
          "u": "q + 1 / w + 0.5 * r + r / w * (1 / 6.0 - r * (1 / 30.0 - r * (1 / 42.0 - r * (1 / 30.0 - r * (5 / 66.0 - r * 0.253113)))))",
          "psi1": "WHERE(v0 < 0.5, 9.869604401089358 / (c * c) - u, u)"}  # fmt: skip
 _GAMMA = {"amp": "float", "domain": (0.3, 4.0), "tol": 4}
 unary("lgamma", "LGAMMA(v0)", "g * psi", lgamma, let=_PSI, **_GAMMA, doc="log(|gamma(x)|).")
 unary("digamma", "psi", "g * psi1", _of_number(_digamma_ref), let=_PSI | _PSI1, **_GAMMA,
       doc="The derivative of lgamma; NaN at negative integers.")  # fmt: skip
-_PSI2 = {"j": " + ".join(f"{step} / ((z + {i}) * (z + {i}))" for i, step in enumerate(_STEPS)),
+_PSI2 = {"j": " + ".join(f"{step} / ((z + {i}) * (z + {i}))" for i, step in enumerate(_DIGAMMA_STEPS)),
          "d": "-2 * j - r - r / w - r * r * (0.5 - r * (1 / 6.0 - r * (1 / 6.0 - r * (0.3 - r * 5 / 6.0))))"}  # fmt: skip
 unary("trigamma", "psi1", "g * (d - WHERE(v0 < 0.5, 62.01255336059963 * COS(f) / (c * c * c), 0))", _of_number(_trigamma_ref),
       let=_PSI | _PSI1 | _PSI2, **_GAMMA, doc="The derivative of digamma.")  # fmt: skip

@@ -149,7 +149,7 @@ def cpu_max_grad(dy: np.ndarray, places: np.ndarray, *, w: Windows) -> np.ndarra
     return dx.reshape(*dy.shape[:2], *w.size)
 
 
-def _counts(w: Windows, count_pad: bool, dtype: Any) -> np.ndarray:
+def _window_counts(w: Windows, count_pad: bool, dtype: Any) -> np.ndarray:
     """Return how many pixels each average divides by."""
     rows, columns = ([span if count_pad else len(pixels) for pixels, span in w.along(axis)] for axis in (0, 1))
     return np.outer(rows, columns).astype(dtype)
@@ -157,13 +157,13 @@ def _counts(w: Windows, count_pad: bool, dtype: Any) -> np.ndarray:
 
 def cpu_average(x: np.ndarray, *, w: Windows, count_pad: bool = True) -> np.ndarray:
     if not w.adaptive:
-        return _padded_windows(x, w, 0).sum(axis=(4, 5)) / _counts(w, count_pad, x.dtype)
+        return _padded_windows(x, w, 0).sum(axis=(4, 5)) / _window_counts(w, count_pad, x.dtype)
     sums = np.stack([x[:, :, r.start : r.stop].sum(axis=2) for r, _ in w.along(0)], axis=2)
-    return np.stack([sums[..., c.start : c.stop].sum(axis=3) for c, _ in w.along(1)], axis=3) / _counts(w, True, x.dtype)
+    return np.stack([sums[..., c.start : c.stop].sum(axis=3) for c, _ in w.along(1)], axis=3) / _window_counts(w, True, x.dtype)
 
 
 def cpu_average_grad(dy: np.ndarray, *, w: Windows, count_pad: bool = True) -> np.ndarray:
-    dy = dy / _counts(w, count_pad, dy.dtype)
+    dy = dy / _window_counts(w, count_pad, dy.dtype)
     rows = np.zeros((*dy.shape[:2], w.size[0], w.outs[1]), dy.dtype)
     for o, (pixels, _) in enumerate(w.along(0)):
         rows[:, :, pixels.start : pixels.stop] += dy[:, :, o : o + 1]

@@ -22,7 +22,7 @@ from netcl.core.device import queue_of
 from netcl.core.errors import DtypeError, ShapeError, check_probability, message
 from netcl.core.hooks import hooks
 from netcl.core.queue_state import queue_state
-from netcl.core.tensor import Tensor, duplicate, of_array
+from netcl.core.tensor import Tensor, duplicate, wrap_array
 from netcl.engine import launch
 from netcl.engine.registry import S, composite, op
 from netcl.engine.strided import copy_block
@@ -261,7 +261,7 @@ def _fill_float(kind: str, out: Tensor) -> Tensor:
         stream.draw(kind, blocks, {"OUT": out.dtype}, _macros(out.dtype), out, out.size)
         return out
     values = _NUMPY_DRAWS[kind](stream.words(blocks), wide, _BITS[out.dtype]).reshape(-1)[: out.size].reshape(out.shape)
-    return of_array(dtypes.encode(values, dtypes.DTYPES[out.dtype]), out.dtype, out.queue)
+    return wrap_array(dtypes.encode(values, dtypes.DTYPES[out.dtype]), out.dtype, out.queue)
 
 
 def _macros(dtype: str, reads: bool = False) -> dict[str, Any]:
@@ -344,7 +344,7 @@ def randint(low: int = 0, high: int | None = None, shape: SizesArgument = (), *,
         return out
     offsets = _high_word(_word_pairs(stream.words(blocks)), width).reshape(-1)[: out.size]
     values = (offsets + np.uint64(low % 2**64)).view(np.int64)
-    return of_array(values.astype(row.storage).reshape(out.shape), row.name, out.queue)
+    return wrap_array(values.astype(row.storage).reshape(out.shape), row.name, out.queue)
 
 
 @op(vjp=None, ref=None, at_once=True)
@@ -372,7 +372,7 @@ def keep_mask(shape: SizesArgument = (), p: float = 0.5, *, queue: Any = None) -
     if out.array is None:
         stream.draw("keep_mask", blocks, {}, {}, out, out.size, float(p))
         return out
-    return of_array((_draws(stream, out.shape) >= np.float32(p)).astype(np.uint8), "uint8", out.queue)
+    return wrap_array((_draws(stream, out.shape) >= np.float32(p)).astype(np.uint8), "uint8", out.queue)
 
 
 @op(

@@ -32,7 +32,7 @@ def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, 
     """Resample images one axis at a time, or (``back``) compute the gradient for images of ``size``."""
     for axis, (n, step) in enumerate(zip(size, steps, strict=True), 2):  # type: ignore[arg-type]
         was = x.shape[axis]
-        index, shares = _taps(n if back else was, was if back else n, step, mode, align, False)
+        index, shares = _resize_taps(n if back else was, was if back else n, step, mode, align, False)
         shares = shares.astype(x.dtype).reshape(*shares.shape, *(1,) * (x.ndim - 1))
         moved = np.moveaxis(x, axis, 0)
         if back:
@@ -48,7 +48,7 @@ def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, 
 # ---- definitions
 
 
-def _matrix(size: int, outs: int, step: float, mode: str, align: bool) -> np.ndarray:
+def _resize_matrix(size: int, outs: int, step: float, mode: str, align: bool) -> np.ndarray:
     """Return the weight of every pixel in every output: ``(outs, size)``."""
     weights = np.zeros((outs, size))
     for o in range(outs):
@@ -64,7 +64,7 @@ def _matrix(size: int, outs: int, step: float, mode: str, align: bool) -> np.nda
 
 def _ref_resample(x, *, size, steps, mode="nearest", align_corners=False, back=False):
     ends = (size, x.shape[2:]) if back else (x.shape[2:], size)
-    down, across = (_matrix(n, m, s, mode, align_corners) for n, m, s in zip(*ends, steps, strict=True))
+    down, across = (_resize_matrix(n, m, s, mode, align_corners) for n, m, s in zip(*ends, steps, strict=True))
     return np.einsum("ho,nchw,wp->ncop", down, x, across) if back else np.einsum("oh,nchw,pw->ncop", down, x, across)
 
 
@@ -72,9 +72,9 @@ def _ref_interpolate(x, size=None, scale_factor=None, mode="nearest", align_corn
     outs, steps = _target_size("ref", x.shape[2:], frozen(size), frozen(scale_factor), mode, align_corners)
     for axis, (out, step) in enumerate(zip(outs, steps, strict=True), 2):
         if mode in ("nearest", "linear", "bilinear") and not antialias:
-            weights = _matrix(x.shape[axis], out, step, mode, align_corners)
+            weights = _resize_matrix(x.shape[axis], out, step, mode, align_corners)
         else:
-            index, shares = _taps(x.shape[axis], out, step, mode, align_corners, antialias)
+            index, shares = _resize_taps(x.shape[axis], out, step, mode, align_corners, antialias)
             weights = np.zeros((out, x.shape[axis]))
             np.add.at(weights, (np.arange(out)[:, None], index), shares)
         x = np.moveaxis(np.moveaxis(x, axis, -1) @ weights.T, -1, axis)
@@ -153,7 +153,7 @@ def cubic_kernel(x: np.ndarray, a: float) -> np.ndarray:
     return np.where(x < 1, ((a + 2) * x - (a + 3)) * x * x + 1, np.where(x < 2, ((x - 5) * x + 8) * x * a - 4 * a, 0))
 
 
-def _taps(n: int, outs: int, step: float, mode: str, align: bool, antialias: bool) -> tuple[np.ndarray, np.ndarray]:
+def _resize_taps(n: int, outs: int, step: float, mode: str, align: bool, antialias: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels of an axis that contribute to every output, and their weights: ``(outs, taps)``."""
     out, cubic = np.arange(outs), mode == "bicubic"
     if mode.startswith("nearest"):
@@ -249,7 +249,7 @@ def interpolate(
         return to_signal(F, y) if ndim == 3 else y
     (x,) = launch.as_tensors("interpolate", x)
     for axis, (out, step) in enumerate(zip(outs, steps, strict=True), 2):
-        x = weighted_axis(F, x, axis, *_taps(x.shape[axis], out, step, mode, align, antialias))
+        x = weighted_axis(F, x, axis, *_resize_taps(x.shape[axis], out, step, mode, align, antialias))
     return x
 
 
@@ -360,13 +360,13 @@ def grid_sample(
     return F.reshape(F.transpose(y, 1, 2), (batch, channels, *grid.shape[1:-1]))
 
 
-def _affine_ref(theta, size, align_corners=False):
+def _affine_grid_ref(theta, size, align_corners=False):
     lines = [np.linspace(-1, 1, n) * (1 if align_corners else (n - 1) / n) if n > 1 else np.zeros(1) for n in size[2:]]
     points = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(size[2:])], -1)
     return np.einsum("...k,njk->n...j", points, theta)
 
 
-@composite(ref=_affine_ref, samples=[S((2, 2, 3), size=(2, 3, 4, 5)), S((1, 2, 3), size=(1, 1, 1, 3), align_corners=True),
+@composite(ref=_affine_grid_ref, samples=[S((2, 2, 3), size=(2, 3, 4, 5)), S((1, 2, 3), size=(1, 1, 1, 3), align_corners=True),
                                      S((1, 3, 4), size=(1, 1, 2, 3, 2))],
            errors=[(S((2, 3, 3), size=(2, 1, 4, 4)), r"\[affine_grid\] theta must be \(batch, 2, 3\); .*shape=\(2, 3, 3\)")])  # fmt: skip
 def affine_grid(F: Any, theta: Tensor, size: Sequence[int], align_corners: bool = False) -> Tensor:

@@ -14,7 +14,7 @@ from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
-from netcl.core.tensor import Tensor, of_array
+from netcl.core.tensor import Tensor, wrap_array
 from netcl.engine.launch import check_double, index_type
 from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, profile_of
 from netcl.engine.opencl_text import Layout, value_functions
@@ -149,7 +149,7 @@ def _arg_numpy(find: Callable[..., Any], x: Tensor, axis: int | None, shape: tup
     values = dtypes.decode(x.array, DTYPES[x.dtype])
     if not math.prod(shape):
         return Tensor.empty(shape, "int64", queue=x.queue)
-    return of_array(np.asarray(find(values, axis=axis), np.int64).reshape(shape), "int64", x.queue)
+    return wrap_array(np.asarray(find(values, axis=axis), np.int64).reshape(shape), "int64", x.queue)
 
 
 def _arg_cl(name: str, x: Tensor, target: Tensor, shape: Shape3) -> None:

@@ -12,7 +12,7 @@ from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import S, composite
-from netcl.ops.composed import grid_of, like
+from netcl.ops.composed import as_like, grid_of
 from netcl.ops.composed import row as made_of
 from netcl.ops.linalg import on_host
 from netcl.ops.sort import Ordered
@@ -80,7 +80,7 @@ made_of("unfold", _unfold, lambda x, dimension, size, step: np.take(np.lib.strid
 _REDUCED = {"prod": (np.multiply, 1), "amax": (np.maximum, -math.inf), "amin": (np.minimum, math.inf)}
 
 
-def _reduced(x, axis, index, src, reduce, include_self):
+def _scatter_reduced(x, axis, index, src, reduce, include_self):
     combine, neutral = _REDUCED[reduce]
     wide = x.dtype.kind == "f"
     neutral = neutral if wide or reduce == "prod" else np.iinfo(x.dtype).min if neutral < 0 else np.iinfo(x.dtype).max
@@ -119,15 +119,15 @@ def _scatter_extreme_vjp(F, g, out, x, axis, index, src, reduce, include_self):
 _WHERE = np.array([[0, 2, 0, 3], [1, 1, 2, 0]])
 
 
-@on_host("x index src", vjp=_scatter_extreme_vjp, ref=_reduced, takes="any", amp="float", tol=4,
+@on_host("x index src", vjp=_scatter_extreme_vjp, ref=_scatter_reduced, takes="any", amp="float", tol=4,
          samples=[S((2, 5), 1, _WHERE, (3, 4), reduce=how, include_self=own) for how in _REDUCED for own in (True, False)])  # fmt: skip
 def scatter_reduced(x, axis, index, src, reduce, include_self):
     """The products, largest or least values of :func:`scatter_reduce`. Computed on the host."""
-    return _reduced(x, axis, index, src, reduce, include_self).astype(x.dtype)
+    return _scatter_reduced(x, axis, index, src, reduce, include_self).astype(x.dtype)
 
 
 def _scatter_reduce(F: Any, x: Tensor, axis: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
-    index, src, axis = launch.as_tensors("scatter_reduce", x, index)[1], like(x, src), _at("scatter_reduce", axis, x.ndim)
+    index, src, axis = launch.as_tensors("scatter_reduce", x, index)[1], as_like(x, src), _at("scatter_reduce", axis, x.ndim)
     if reduce not in ("sum", "mean", *_REDUCED):
         what = "reduce must be sum, prod, mean, amax or amin"
         raise ValueError(message("scatter_reduce", what, reduce=repr(reduce)))

@@ -23,7 +23,7 @@ from netcl.core import dtype as dtypes
 from netcl.core.device import handle_of
 from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import primitives, program
-from netcl.core.tensor import Tensor, of_array
+from netcl.core.tensor import Tensor, wrap_array
 from netcl.core.writes import wrote
 from netcl.engine import launch, opencl_text
 from netcl.engine.expression import c_name
@@ -434,7 +434,7 @@ def by_context(tensors: Iterable[Tensor]) -> dict[Any, list[Tensor]]:
     return found
 
 
-def norm(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float = math.inf) -> tuple[Tensor, Tensor]:
+def norm_of_all(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float = math.inf) -> tuple[Tensor, Tensor]:
     """The norm of all elements of tensors of one device, and ``min(1, max_norm / (norm + 1e-6))``, as 0-d tensors on it.
 
     Nothing waits for the values. NaN and infinity go through to both.
@@ -507,7 +507,7 @@ def _norm_numpy(name: str, tensors: Sequence[Tensor], kind: str, order: float, m
         root = {2: np.sqrt(total), 3: total ** (1 / order), 4: np.float64(total > 0)}.get(_ENDS[name], total)
         factor = np.minimum(max_norm / (root + 1e-6), 1.0)
     queue, real = tensors[0].queue, dtypes.DTYPES[kind].storage
-    return of_array(np.asarray(root, real), kind, queue), of_array(np.asarray(factor, real), kind, queue)
+    return wrap_array(np.asarray(root, real), kind, queue), wrap_array(np.asarray(factor, real), kind, queue)
 
 
 def _partial(name: str, values: np.ndarray, order: float) -> Any:

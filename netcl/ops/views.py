@@ -17,7 +17,7 @@ import numpy as np
 from netcl.core import memory, recording
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
-from netcl.core.tensor import Tensor, duplicate, memory_of, of_array, with_shape
+from netcl.core.tensor import Tensor, duplicate, memory_of, with_shape, wrap_array
 from netcl.core.writes import Writes, clock, writes_of, wrote
 from netcl.engine.registry import S, op
 from netcl.engine.strided import broadcast_strides, copy_block, dense, take_block
@@ -181,7 +181,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
         if hasattr(owner, "compute"):
             made = with_shape(owner.compute(), shape)
         elif context is None:
-            made = of_array(owner.reshape(shape), dtype, queue)
+            made = wrap_array(owner.reshape(shape), dtype, queue)
         elif isinstance(owner, memory.BufferHandle):
             made = Tensor(owner.buffer, shape, dtype, context, queue, owner)
         else:

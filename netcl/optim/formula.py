@@ -19,8 +19,8 @@ from netcl.ops.update import Rule
 from netcl.optim.optimizer import Group, Optimizer, check_betas, check_number
 
 _GRAD = {"grad": "g * (factor * sign) + decay * p"}
-_MEAN = {"new_m": "m + (grad - m) * take1"}
-MEANS = {**_MEAN, "new_v": "beta2 * v + take2 * grad * grad"}
+_RUNNING_MEAN = {"new_m": "m + (grad - m) * take1"}
+MEANS = {**_RUNNING_MEAN, "new_v": "beta2 * v + take2 * grad * grad"}
 # 1 - beta**n by expm1: the difference itself has few digits left while n is small.
 CORRECTIONS = {"correction1": "-EXPM1((age + 1) * log_beta1)", "correction2": "-EXPM1((age + 1) * log_beta2)"}
 
@@ -105,14 +105,14 @@ class FormulaOptimizer(Optimizer):
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
         values = self._values(group)
-        return values if self.kept else values | _on_host(type(self), values, age)
+        return values if self.kept else values | _update_on_host(type(self), values, age)
 
     def _next_numbers(self, group: Group, rule: Rule, counted: Sequence[dict[str, Any]], age: int) -> list[float]:
         if not self.kept:
             return super()._next_numbers(group, rule, counted, age)
         age, values = counted[0].get("step", 0) + 1, self._values(group)
         values |= {name: counted[0].get(name, start) for name, start in zip(self.kept, self.starts(group), strict=True)}
-        values |= _on_host(type(self), values, age)
+        values |= _update_on_host(type(self), values, age)
         for state in counted:
             state |= {"step": age, **{name: values[f"next_{name}"] for name in self.kept}}
         return [values[name] for name in rule.scalars]
@@ -187,7 +187,7 @@ def _host_function(kind: Any, known: tuple[str, ...]) -> Any:
     return opencl_text.numpy_function(opencl_text.Body((), (*known, "age"), lines, tuple(kind.formula.numbers)), "double")
 
 
-def _on_host(kind: Any, values: Mapping[str, float], age: int) -> dict[str, float]:
+def _update_on_host(kind: Any, values: Mapping[str, float], age: int) -> dict[str, float]:
     """Return the formula's numbers for the step after which ``age`` steps have been taken."""
     if not kind.formula.numbers:
         return {}
@@ -285,7 +285,7 @@ class Adamax(FormulaOptimizer):
     formula = Formula(
         {"lr": 2e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0},
         {"m": "exp_avg", "u": "exp_inf"},
-        {**_GRAD, **_MEAN, "new_u": "MAX(beta2 * u, ABS(grad) + eps)", "new_p": "p - lr / correction1 * new_m / new_u"},
+        {**_GRAD, **_RUNNING_MEAN, "new_u": "MAX(beta2 * u, ABS(grad) + eps)", "new_p": "p - lr / correction1 * new_m / new_u"},
         {"correction1": CORRECTIONS["correction1"]},
     )
 

@@ -86,7 +86,7 @@ def _with_direction(rule: Rule) -> Rule:
 
 
 def _norms(*tensors: Tensor) -> list[Tensor]:
-    return [update.norm([t])[0] for t in tensors]
+    return [update.norm_of_all([t])[0] for t in tensors]
 
 
 class LARS(LayerwiseOptimizer):

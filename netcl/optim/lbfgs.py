@@ -17,12 +17,12 @@ from netcl.core.tensor import Tensor, duplicate
 from netcl.ops import update
 from netcl.optim.optimizer import Group, Optimizer, check_counts, check_number
 
-_ADD = update.Rule("add_scaled", ("p", "g"), ("by",), {"new_p": "p + by * g"}, {"p": "new_p"})
-_NUMBERS = ("t", "H_diag", "prev_loss", "func_evals", "n_iter")
+_ADD_SCALED = update.Rule("add_scaled", ("p", "g"), ("by",), {"new_p": "p + by * g"}, {"p": "new_p"})
+_STATE_NUMBERS = ("t", "H_diag", "prev_loss", "func_evals", "n_iter")
 _VECTORS, _HISTORY = ("d", "prev_flat_grad"), ("old_dirs", "old_stps", "ro")
 
 
-def _dot(a: Tensor, b: Tensor) -> float:
+def _inner_product(a: Tensor, b: Tensor) -> float:
     return float(ops.sum(ops.mul(a, b)))
 
 
@@ -58,7 +58,7 @@ class LBFGS(Optimizer):
     [1.0, 1.0]
     """
 
-    names = (*_VECTORS, *_HISTORY, *_NUMBERS)
+    names = (*_VECTORS, *_HISTORY, *_STATE_NUMBERS)
     skips_on_device = False
 
     def __init__(
@@ -101,7 +101,7 @@ class LBFGS(Optimizer):
 
     def _move(self, by: float, direction: Tensor) -> None:
         parts = ops.split(direction, [p.size for p in self.params])
-        update.apply(_ADD, [self.params, [ops.reshape(x, p.shape) for x, p in zip(parts, self.params, strict=True)]], (by,))
+        update.apply(_ADD_SCALED, [self.params, [ops.reshape(x, p.shape) for x, p in zip(parts, self.params, strict=True)]], (by,))
 
     def _evaluate(self, closure: Callable[[], Any]) -> tuple[Any, float, Tensor]:
         with enable_grad():
@@ -127,7 +127,7 @@ class LBFGS(Optimizer):
             state["n_iter"] += 1
             d = state["d"] = self._direction(state, gradient, group["history_size"])
             state["prev_flat_grad"], state["prev_loss"] = gradient, loss
-            slope = _dot(gradient, d)
+            slope = _inner_product(gradient, d)
             state["t"] = group["lr"] * (min(1.0, 1.0 / float(ops.sum(ops.abs(gradient)))) if state["n_iter"] == 1 else 1.0)
             if slope > -group["tolerance_change"]:
                 break
@@ -157,7 +157,7 @@ class LBFGS(Optimizer):
         self._move(t, d)
         _, loss, gradient = self._evaluate(closure)
         update.copy(self.params, start)
-        return Point(t, loss, gradient, _dot(gradient, d))
+        return Point(t, loss, gradient, _inner_product(gradient, d))
 
     def _direction(self, state: dict[str, Any], gradient: Tensor, most: int) -> Tensor:
         """The two loops of the method (Nocedal & Wright, algorithm 7.4)."""
@@ -165,19 +165,19 @@ class LBFGS(Optimizer):
             state |= {"old_dirs": [], "old_stps": [], "ro": [], "H_diag": 1.0}
             return ops.neg(gradient)
         y, s = ops.sub(gradient, state["prev_flat_grad"]), ops.mul(state["d"], state["t"])
-        curvature = _dot(y, s)
+        curvature = _inner_product(y, s)
         if curvature > 1e-10:
             for name, value in zip(_HISTORY, (y, s, 1.0 / curvature), strict=True):
                 state[name] = [*state[name], value][-most:]
-            state["H_diag"] = curvature / _dot(y, y)
+            state["H_diag"] = curvature / _inner_product(y, y)
         history = list(zip(state["old_dirs"], state["old_stps"], state["ro"], strict=True))
         q, shares = ops.neg(gradient), []
         for y, s, ro in reversed(history):
-            shares.append(_dot(s, q) * ro)
+            shares.append(_inner_product(s, q) * ro)
             q = ops.sub(q, ops.mul(y, shares[-1]))
         q = ops.mul(q, state["H_diag"])
         for y, s, ro in history:
-            q = ops.add(q, ops.mul(s, shares.pop() - _dot(y, q) * ro))
+            q = ops.add(q, ops.mul(s, shares.pop() - _inner_product(y, q) * ro))
         return q
 
     # ---- state

@@ -271,7 +271,7 @@ class Optimizer:
             return None, unclipped
         if grad_scale is None:
             return clip_factor(gradients, max_norm)
-        total = ops.mul(update.norm(gradients)[0], grad_scale)
+        total = ops.mul(update.norm_of_all(gradients)[0], grad_scale)
         return total, ops.mul(ops.minimum(ops.div(max_norm, ops.add(total, 1e-6)), 1.0), grad_scale)
 
     def with_gradient(self, group: Group) -> list[Tensor]:

@@ -12,7 +12,7 @@ from netcl.optim.optimizer import Group, Optimizer, check_number
 
 
 @cache
-def _rule(momentum: bool, nesterov: bool) -> Rule:
+def _sgd_rule(momentum: bool, nesterov: bool) -> Rule:
     lines = {"grad": "g * (factor * sign) + weight_decay * p"}
     if momentum:
         lines["new_m"] = "momentum * m + take * grad"
@@ -61,7 +61,7 @@ class SGD(Optimizer):
         return ("momentum_buffer",) if group["momentum"] else ()
 
     def rule(self, group: Group) -> Rule:
-        return _rule(bool(group["momentum"]), bool(group["nesterov"]))
+        return _sgd_rule(bool(group["momentum"]), bool(group["nesterov"]))
 
     @property
     def skips_on_device(self) -> bool:

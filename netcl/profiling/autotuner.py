@@ -402,12 +402,12 @@ def recall(problem: Problem, near: bool = True) -> Mapping[str, Any] | None:
     key = _store_key(FAMILIES[problem.op], problem)
     if key in entries or not near or not entries:
         return entries.get(key)
-    wanted = _class_of(key)
-    ranked = sorted((distance, other) for other in entries if (distance := _distance(wanted, _class_of(other))) is not None)
+    wanted = _problem_class(key)
+    ranked = sorted((distance, other) for other in entries if (distance := _distance(wanted, _problem_class(other))) is not None)
     return entries[ranked[0][1]] if ranked else None
 
 
-def _class_of(key: str) -> list[Any]:
+def _problem_class(key: str) -> list[Any]:
     """Return the class that :func:`_store_key` encoded in a key; empty for other keys."""
     try:
         parts = json.loads(key)

@@ -21,13 +21,13 @@ from netcl.core.tensor import Tensor
 from netcl.profiling import timing
 from netcl.runtime import tuning
 
-Sizes = tuple[int, ...]
+LocalSizes = tuple[int, ...]
 SAME_RESULT = 1e-5  # of the largest value: another order of a sum, not another result
 TUNER_BUDGET = 0.25  # seconds after which a tuner's first launch measures no further candidate
 _OUTER = (1, 2, 4, 8, 16, 32)
 
 
-def candidates(sizes: Sizes, limit: int) -> list[Sizes]:
+def candidates(sizes: LocalSizes, limit: int) -> list[LocalSizes]:
     """Powers of two along each axis whose product a work-group may have.
 
     >>> candidates((100,), 64)
@@ -39,7 +39,7 @@ def candidates(sizes: Sizes, limit: int) -> list[Sizes]:
 
 
 def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_size: int | Sequence[int], *args: Any,
-                        budget: float = 2.0) -> Sizes:  # fmt: skip
+                        budget: float = 2.0) -> LocalSizes:  # fmt: skip
     """The fastest local size for a launch, kept for launches of the same kernel and sizes with a local size of ``None``.
 
     Every candidate must leave the same in all tensors as the safe default does. They are put back as they were.
@@ -60,18 +60,18 @@ def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_siz
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     before = [t.to_host().copy() for t in tensors]
     safe = built.kernel.clamp((256, 1, 1)[: len(sizes)])
-    start, times = time.perf_counter(), dict[Sizes, float]()
+    start, times = time.perf_counter(), dict[LocalSizes, float]()
     expected = _outcome(built, queue, sizes, safe, args, tensors, before)
     for local in [safe, *(c for c in candidates(sizes, built.kernel.max_work_group) if c != safe)]:
         if times and time.perf_counter() - start > budget:
             break
         if _same_results(_outcome(built, queue, sizes, local, args, tensors, before), expected):
             times[local] = timing.measure(partial(built.run, queue, sizes, local, *args), repeat=5, warmup=1, queue=queue).best
-    _put_back(tensors, before)
+    _restore(tensors, before)
     return _keep_fastest(queue, built, sizes, safe, times)
 
 
-def _keep_fastest(queue: Any, built: BuiltKernel, sizes: Sizes, usual: Sizes, times: Mapping[Sizes, float]) -> Sizes:
+def _keep_fastest(queue: Any, built: BuiltKernel, sizes: LocalSizes, usual: LocalSizes, times: Mapping[LocalSizes, float]) -> LocalSizes:
     """Store and return the fastest local size, or the default if none is clearly faster."""
     best = min(times, key=lambda local: times[local]) if times else usual
     chosen = best if times and times[best] < timing.MARGIN * times.get(usual, math.inf) else usual
@@ -80,13 +80,13 @@ def _keep_fastest(queue: Any, built: BuiltKernel, sizes: Sizes, usual: Sizes, ti
     return chosen
 
 
-def _tune(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any]) -> Sizes | None:
+def _tune(queue: Any, built: BuiltKernel, sizes: LocalSizes, args: Sequence[Any]) -> LocalSizes | None:
     """Choose a local size by the tuner of a kernel: the one stored for the next power of two, else the fastest candidate.
 
     The candidates write to memory of their own: the output may be an input, too.
     """
     whole = (1 << max(sizes[0] - 1, 0).bit_length(),)
-    known = built.kernel.program.state.get(built.slot(whole)) or tuned(queue, built, whole)
+    known = built.kernel.program.state.get(built.slot(whole)) or tuned_local_size(queue, built, whole)
     (*inputs, out, count), tuner = args, built.spec.tuner
     nbytes = out.nbytes if isinstance(out, Tensor) else getattr(out, "size", 0)
     if known is not None or not nbytes or tuner is None:
@@ -96,7 +96,7 @@ def _tune(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any]) -> 
     except OutOfMemoryError:
         return None  # the launch itself may fit
     usual, *others = dict.fromkeys(built.kernel.clamp((n,)) for n in tuner.candidates(queue.device))
-    start, times = time.perf_counter(), dict[Sizes, float]()
+    start, times = time.perf_counter(), dict[LocalSizes, float]()
     for local in (usual, *others):
         run = partial(built.run, queue, sizes, local, *inputs, scratch.buffer, count)
         times[local] = timing.measure(run, repeat=5, warmup=1, queue=queue).best
@@ -105,14 +105,14 @@ def _tune(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any]) -> 
     return _keep_fastest(queue, built, whole, usual, times)
 
 
-def _put_back(tensors: Sequence[Tensor], before: Sequence[np.ndarray]) -> None:
+def _restore(tensors: Sequence[Tensor], before: Sequence[np.ndarray]) -> None:
     for tensor, values in zip(tensors, before, strict=True):
         tensor.from_host(values)
 
 
-def _outcome(built: BuiltKernel, queue: Any, sizes: Sizes, local: Sizes, args: Sequence[Any], tensors: Sequence[Tensor],
+def _outcome(built: BuiltKernel, queue: Any, sizes: LocalSizes, local: LocalSizes, args: Sequence[Any], tensors: Sequence[Tensor],
              before: Sequence[np.ndarray]) -> list[np.ndarray]:  # fmt: skip
-    _put_back(tensors, before)
+    _restore(tensors, before)
     built.run(queue, sizes, local, *args)
     return [tensor.to_host().copy() for tensor in tensors]
 
@@ -126,12 +126,12 @@ def _same_results(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -
     return all(close(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def _kernel_key(built: BuiltKernel, sizes: Sizes) -> str:
+def _kernel_key(built: BuiltKernel, sizes: LocalSizes) -> str:
     text = hashlib.sha256("\0".join([built.kernel.program.source, *built.kernel.program.options]).encode()).hexdigest()[:16]
     return json.dumps(["kernel", built.name, text, *sizes])
 
 
-def tuned(queue: Any, built: BuiltKernel, sizes: Sizes, args: Sequence[Any] | None = None) -> Sizes | None:
+def tuned_local_size(queue: Any, built: BuiltKernel, sizes: LocalSizes, args: Sequence[Any] | None = None) -> LocalSizes | None:
     """Return the stored local size of a kernel and sizes; a kernel with a tuner measures it with the ``args`` of a launch."""
     local = tuning.store.entries(handle_of(queue).profile).get(_kernel_key(built, sizes), {}).get("local")
     if not isinstance(local, list) or len(local) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in local):

@@ -34,7 +34,7 @@ from netcl.replay.kinds import (
     instance_dict,
     is_a,
     is_layer,
-    is_own,
+    is_own_object,
     is_pure,
     is_users,
     is_users_function,
@@ -43,7 +43,7 @@ from netcl.replay.kinds import (
     module_of,
     of_netcl,
     of_user,
-    report,
+    report_layer,
     same_value,
     unguarded,
 )
@@ -66,7 +66,7 @@ _ON_REQUEST: dict[str, tuple[str, ...]] = {
 _READ_ANY = frozenset(("__dict__", "MATCH_CLASS", "attrgetter", "dir", "format", "format_map", "methodcaller", "vars"))
 _CALLED_BY_NETCL = frozenset(("step", "zero_grad", "parameters", "forward", "backward"))  # methods of any class
 _READERS = (getattr, hasattr, vars, dir)
-_METHODS = (FunctionType, property, staticmethod, classmethod)
+_METHOD_TYPES = (FunctionType, property, staticmethod, classmethod)
 _DESCRIPTORS = ("builtins", "collections", "enum", "types", "typing", "abc")  # modules whose descriptors return what is stored
 _MISSING: Any = type("_Missing", (), {"__repr__": lambda self: "nothing"})()
 _COMPUTED: Any = object()  # an attribute that is not stored
@@ -139,7 +139,7 @@ class Contract:
         names |= defined
         found = {name for name in names if name[:2] != "__"} if ANY in wanted else (wanted & names) | (self._optional - {ANY})
         on_request = self._on_request | ({"__init__", "__new__", "__post_init__"} if of_class else set())
-        methods = {name for kind in kinds for name, member in vars(kind).items() if is_a(member, _METHODS)}
+        methods = {name for kind in kinds for name, member in vars(kind).items() if is_a(member, _METHOD_TYPES)}
         found |= {name for name in methods if name[:2] == "__" == name[-2:] and (name not in _ON_REQUEST or name in on_request)}
         found |= methods & _CALLED_BY_NETCL
         found |= {name for kind in kinds for name, member in vars(kind).items() if name in self._set and "__set__" in dir(type(member))}
@@ -217,9 +217,9 @@ class Contract:
                 self._layers[id(layer)] = layer
                 self._objects.setdefault(id(layer), (layer, type(layer), label if layer is value else type(layer).__name__, set()))
                 self._attribute(layer, "forward", label)
-        elif is_own(value) and "__wrapped__" in instance_dict(value):  # compiled
+        elif is_own_object(value) and "__wrapped__" in instance_dict(value):  # compiled
             self._visit(value.__wrapped__, label)
-        if is_layer(value) or is_own(value):
+        if is_layer(value) or is_own_object(value):
             self.own.append(value)
         self._objects.setdefault(id(value), (value, kind, label, set()))
 
@@ -239,7 +239,9 @@ class Contract:
         own, found, of_class = instance_dict(value), _COMPUTED, is_a(value, type)
         if not of_class and (name in own or name in self._optional):
             found = self._guard(value, own, name, label)
-            reported = is_own(value) and not is_layer(value) and value is not self._first and (is_a(found, Tensor) or is_own(found))
+            reported = (
+                is_own_object(value) and not is_layer(value) and value is not self._first and (is_a(found, Tensor) or is_own_object(found))
+            )
             if found is not _MISSING and not reported:
                 self._visit(found, label)
         for kind in (*(value.__mro__ if of_class else ()), *type(value).__mro__):
@@ -400,7 +402,7 @@ class Contract:
         """Sort the guards by how they are compared. A tensor that the function itself sets is guarded by shape and dtype alone."""
         objects = [(value, kind, label) for value, kind, label, _ in self._objects.values()]
         for value, _, label in objects:
-            if not is_a(value, (type, ModuleType)) and not is_layer(value) and not is_own(value):
+            if not is_a(value, (type, ModuleType)) and not is_layer(value) and not is_own_object(value):
                 for name in self._loose_stores & instance_dict(value).keys():
                     self._stores.setdefault((id(value), name), (instance_dict(value), name, f"{label}.{name}"))
         self._kinds: list[tuple[Any, str, Any, str]] = []
@@ -413,7 +415,7 @@ class Contract:
         named = self._named.values()
         self._mappings = [entry for entry in named if type(entry[0]) is not _Place]
         self._places = [[entry[0].read, *entry[2:]] for entry in named if type(entry[0]) is _Place]
-        self._instances = [one for one in objects if not (is_a(one[0], (type, ModuleType)) or is_own(one[0]))]
+        self._instances = [one for one in objects if not (is_a(one[0], (type, ModuleType)) or is_own_object(one[0]))]
         self._own_dicts = [(value, own, len(own), label) for value, _, label in self._instances
                            if (own := instance_dict(value)) is not NO_DICT and not is_layer(value)]  # fmt: skip
         self.told = (
@@ -506,7 +508,7 @@ class Contract:
     def report_uncalled(self) -> None:
         """Let modules report to the recorder whose ``forward`` the function may call without calling the module."""
         for layer in self._layers.values() if self._calls_forward else ():
-            report(layer)
+            report_layer(layer)
 
 
 class Left(NamedTuple):
@@ -589,7 +591,7 @@ def tensors_of(values: Iterable[Any]) -> list[Tensor]:
             waiting += (value.func, *value.args, *value.keywords.values())
         elif is_a(value, MethodType):
             waiting.append(value.__self__)
-        elif is_layer(value) or is_own(value) or is_a(value, FunctionType):
+        elif is_layer(value) or is_own_object(value) or is_a(value, FunctionType):
             waiting += [_Place(_CONTENTS, cell).get("") for cell in getattr(value, "__closure__", None) or ()]
             waiting += instance_dict(value).values()
             slots = [part for kind in type(value).__mro__ for part in vars(kind).values() if is_a(part, MemberDescriptorType)]

@@ -106,19 +106,19 @@ def _runs_in_order(module: Any) -> bool:
     return bool(kinds) and type(module).forward is kinds[-1].forward and not module._module_hooks
 
 
-def _in_order(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _layers_in_order(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """List the layers of nested sequences with their names, in call order."""
     for name, child in module.named_children():
         where = f"{path}.{name}" if path else name
         if _runs_in_order(child):
-            yield from _in_order(child, where)
+            yield from _layers_in_order(child, where)
         else:
             yield where, child
 
 
 def _neighbours(model: Any) -> list[tuple[str, str]]:
     """List consecutive pairs of a sequential model. Other models may call a layer from several places."""
-    layers = list(_in_order(model)) if _runs_in_order(model) else []
+    layers = list(_layers_in_order(model)) if _runs_in_order(model) else []
     used = Counter(id(layer) for _, layer in layers)
     used.update(id(part) for module in model.modules() for part in vars(module).values() if isinstance(part, Tensor))
     pairs = [(a, b) for a, b in pairwise(layers) if _is_linear(a[1]) and _is_norm(b[1]) and _channels_match(a[1], b[1])]

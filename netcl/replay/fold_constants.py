@@ -14,7 +14,7 @@ import numpy as np
 
 from netcl.core.memory import BufferHandle, get_persistent_pool
 from netcl.core.recording import Number
-from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, Node, Value
+from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Value
 
 _KEPT_BYTES = 1 << 26  # kept results may take this much, and twice the memory from outside
 
@@ -30,14 +30,18 @@ class KeptValues(weakref.WeakValueDictionary[Any, KeptValue]):
 
 
 def fold_constants(
-    nodes: Sequence[Node], outputs: Collection[Value], queue: Any, kept: KeptValues, call: Callable[[Node, dict[Value, Any]], object]
-) -> tuple[list[Node], list[KeptValue]]:
+    nodes: Sequence[CommandNode],
+    outputs: Collection[Value],
+    queue: Any,
+    kept: KeptValues,
+    call: Callable[[CommandNode, dict[Value, Any]], object],
+) -> tuple[list[CommandNode], list[KeptValue]]:
     """The commands that remain, and the results that they read. Those become values from outside.
 
     The caller guarantees that memory from outside does not change between replays. ``call(node, buffers)`` runs a command.
     """
     once = _constant_nodes(nodes, outputs)
-    writers: dict[Value, list[Node]] = {}
+    writers: dict[Value, list[CommandNode]] = {}
     for node in once:
         for value in node.writes:
             writers.setdefault(value, []).append(node)
@@ -47,7 +51,7 @@ def fold_constants(
     if not used or sum(value.nbytes for value in used) > _KEPT_BYTES + 2 * sum(value.nbytes for value in given):
         return list(nodes), []
     names = {value: _result_of(value, writers, kept) for value in writers}
-    todo, run = {value for value in used if names[value].lease is None}, list[Node]()
+    todo, run = {value for value in used if names[value].lease is None}, list[CommandNode]()
     while True:  # commands that write a result, and results that these commands use
         run = [node for node in once if todo.intersection(node.writes)]
         read = {value for node in run for value in node.reads if value in names and names[value].lease is None}
@@ -68,7 +72,7 @@ def fold_constants(
     return rest, [names[value] for value in used]
 
 
-def _constant_nodes(nodes: Sequence[Node], outputs: Collection[Value]) -> dict[Node, None]:
+def _constant_nodes(nodes: Sequence[CommandNode], outputs: Collection[Value]) -> dict[CommandNode, None]:
     """The commands whose operands are constant, in order. A value is constant if all commands that write it are."""
     uploads = {node for node in nodes if node.kind == "upload" and node.writes[0].kind == CONSTANT and not node.writes[0].written}
     moving = {value for node in nodes if node not in uploads for value in node.writes if value.kind != MADE or value.held() is not None}
@@ -82,7 +86,7 @@ def _constant_nodes(nodes: Sequence[Node], outputs: Collection[Value]) -> dict[N
         moving |= more
 
 
-def _result_of(value: Value, writers: dict[Value, list[Node]], kept: KeptValues, above: tuple[Value, ...] = ()) -> KeptValue:
+def _result_of(value: Value, writers: dict[Value, list[CommandNode]], kept: KeptValues, above: tuple[Value, ...] = ()) -> KeptValue:
     """The result of the commands that write a value: equal commands over the same memory have one result."""
     above = (*above, value)
 

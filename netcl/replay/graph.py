@@ -25,7 +25,7 @@ from netcl.core.tensor import Tensor, with_shape
 from netcl.core.writes import Writes, clock, stamp, wrote
 from netcl.replay.fold_constants import KeptValues, fold_constants
 from netcl.replay.memory_plan import MemoryBlock, lease_blocks, needed, share
-from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, Node, Value
+from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Value
 
 MOST_REBINDS = 8  # launches that use a result; with more, a copy is cheaper than binding a fresh buffer
 SMALL = 4096  # bytes; a filled value up to this size is kept instead of filled at every replay
@@ -50,7 +50,7 @@ class Graph:
     """
 
     def __init__(self) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: list[CommandNode] = []
         self.values: list[Value] = []
         self.inputs: list[Value] = []
         self.queue: Any = None
@@ -107,7 +107,7 @@ class Graph:
                 asked, done = i, begin
         return self
 
-    def _run_once(self, node: Node, buffers: Mapping[Value, Any]) -> None:
+    def _run_once(self, node: CommandNode, buffers: Mapping[Value, Any]) -> None:
         args = [buffers[arg] if isinstance(arg, Value) else arg for arg in node.args]
         if node.kind == "launch":
             node.kernel.prepare(self.queue, node.sizes, node.local, args).observed()
@@ -166,9 +166,9 @@ class Graph:
         single = [value for value in outputs if value.kind == MADE and value.held() is None and value not in moved]
         return [value for value in single if 0 < outputs[value] <= MOST_REBINDS]
 
-    def _filled_once(self) -> dict[Value, list[Node]]:
+    def _filled_once(self) -> dict[Value, list[CommandNode]]:
         """Small values that are filled and then only read: they are filled once and kept."""
-        fills: dict[Value, list[Node]] = {}
+        fills: dict[Value, list[CommandNode]] = {}
         changed = {value for node in self.nodes if node.kind != "fill" for value in node.writes}
         for node in self.nodes:
             value = node.writes[0] if node.kind == "fill" else None
@@ -185,7 +185,7 @@ class Graph:
 
     def _prepare(self) -> None:
         self._calls: list[Callable[[], Any]] = []
-        self._launches: list[tuple[program.Prepared, Node]] = []
+        self._launches: list[tuple[program.Prepared, CommandNode]] = []
         self._numbers: dict[tuple[int, int], list[tuple[program.Prepared, int]]] = {}
         self._rebinds: list[list[Callable[[Any], None]]] = [[] for _ in self.inputs]
         for node in self.nodes:
@@ -195,12 +195,12 @@ class Graph:
                 self._prepare_transfer(node)
         self._answers = any(launch.answers for launch, _ in self._launches)
 
-    def _stays(self, node: Node) -> bool:
+    def _stays(self, node: CommandNode) -> bool:
         """Whether the result of a transfer persists until the next replay, so that it need not be repeated."""
         value = node.writes[0]
         return value in self._known or (node.kind == "upload" and value.kind == CONSTANT and not value.written)
 
-    def _prepare_launch(self, node: Node) -> None:
+    def _prepare_launch(self, node: CommandNode) -> None:
         args = [self._buffers[arg] if isinstance(arg, Value) else arg for arg in node.args]
         launch = node.kernel.prepare(self.queue, node.sizes, node.local, args)
         self._launches.append((launch, node))
@@ -213,18 +213,18 @@ class Graph:
             elif isinstance(arg, Value) and arg in self._fresh:
                 self._fresh[arg].append(partial(launch.set, index))
 
-    def _prepare_transfer(self, node: Node) -> None:
+    def _prepare_transfer(self, node: CommandNode) -> None:
         position = len(self._calls)
         self._calls.append(self._transfer(node))
         for value in {*node.reads, *node.writes}:
             if value.kind == INPUT:
                 self._rebinds[value.place].append(partial(self._rebind_transfer, node, position, value))
 
-    def _rebind_transfer(self, node: Node, position: int, value: Value, buffer: Any) -> None:
+    def _rebind_transfer(self, node: CommandNode, position: int, value: Value, buffer: Any) -> None:
         self._buffers[value] = buffer
         self._calls[position] = self._transfer(node)
 
-    def _transfer(self, node: Node, buffers: Mapping[Value, Any] | None = None) -> Callable[[], Any]:
+    def _transfer(self, node: CommandNode, buffers: Mapping[Value, Any] | None = None) -> Callable[[], Any]:
         backend, buffers = backend_of(self.queue), self._buffers if buffers is None else buffers
         target = buffers[node.writes[0]]
         if node.kind == "fill":

@@ -82,7 +82,7 @@ def is_layer(value: Any) -> bool:
     return any("_tell_recorder" in vars(kind) for kind in type(value).__mro__)
 
 
-def report(layer: Any) -> None:
+def report_layer(layer: Any) -> None:
     """Let a module report its parameters and settings to the active recorder."""
     layer._tell_recorder()
 
@@ -106,7 +106,7 @@ def of_user(module: Any) -> bool:
     return not is_a(module, str) or module.partition(".")[0] not in _LIBRARIES
 
 
-def is_own(value: Any) -> bool:
+def is_own_object(value: Any) -> bool:
     """Whether ``value`` is an object that netcl defines."""
     return of_netcl(module_of(type(value)))
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from netcl.core.memory import BufferHandle, get_persistent_pool
-from netcl.replay.values import MADE, Node, Value
+from netcl.replay.values import MADE, CommandNode, Value
 
 
-def needed(nodes: Sequence[Node], wanted: Iterable[Value]) -> list[Node]:
+def needed(nodes: Sequence[CommandNode], wanted: Iterable[Value]) -> list[CommandNode]:
     """The nodes without those whose results nobody reads. Sets the lifetimes of the values to the remaining nodes.
 
     A value that the step made and nothing holds is read only by later nodes, or ``wanted`` as a result.
     """
     last = set(wanted)
     live = {v for node in nodes for v in (*node.reads, *node.writes) if v.kind != MADE or v.held() is not None} | last
-    kept: list[Node] = []
+    kept: list[CommandNode] = []
     for node in reversed(nodes):
         if not node.writes or any(value in live for value in node.writes):
             live.update(node.reads, node.writes)  # a node may also read what it writes, to accumulate

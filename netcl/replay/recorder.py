@@ -14,7 +14,7 @@ from netcl.core.recording import Number
 from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
 from netcl.replay.graph import Output
-from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, Node, Value
+from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Value
 
 
 class CaptureError(RuntimeError):
@@ -45,7 +45,7 @@ class Recorder:
     """
 
     def __init__(self, inputs: Sequence[Tensor]):
-        self.nodes: list[Node] = []
+        self.nodes: list[CommandNode] = []
         self.values: list[Value] = []
         self.inputs: list[Value] = []
         self.sources: list[Callable[[], Any]] = []
@@ -110,7 +110,7 @@ class Recorder:
                 self._used += 1
         return value
 
-    def _append(self, node: Node) -> None:
+    def _append(self, node: CommandNode) -> None:
         for value in (*node.reads, *node.writes):
             self._touch(value)
         for value in node.writes:
@@ -138,7 +138,7 @@ class Recorder:
             (reads if only_read else writes).append(value)
             if value.kind == MADE and not only_read and isinstance(arg, Tensor):
                 value.noted(arg)  # if the step leaves it behind, replays overwrite it
-        self._append(Node("launch", tuple(told), tuple(reads), tuple(writes), kernel, sizes, local))
+        self._append(CommandNode("launch", tuple(told), tuple(reads), tuple(writes), kernel, sizes, local))
 
     def _on(self, queue: Any) -> None:
         if self.queue is None:
@@ -155,15 +155,15 @@ class Recorder:
         if value.kind == MADE and value.first < 0:
             value.kind, value.lease = CONSTANT, value.held()
         kept = np.ascontiguousarray(stored).copy() if stored.nbytes else stored
-        self._append(Node("upload", (value, kept), (), (value,)))
+        self._append(CommandNode("upload", (value, kept), (), (value,)))
 
     def fill(self, buffer: Any, pattern: Any, offset: int, nbytes: int) -> None:
         value = self.value_of(buffer)
-        self._append(Node("fill", (value, pattern, offset, nbytes), (), (value,)))
+        self._append(CommandNode("fill", (value, pattern, offset, nbytes), (), (value,)))
 
     def copy(self, target: Any, source: Any, nbytes: int) -> None:
         to, of = self.value_of(target), self.value_of(source)
-        self._append(Node("copy", (to, of, nbytes), (of,), (to,)))
+        self._append(CommandNode("copy", (to, of, nbytes), (of,), (to,)))
 
     def changed(self, tensors: Iterable[Tensor]) -> None:
         for t in tensors:
@@ -269,7 +269,7 @@ class Recorder:
 
 
 def difference(
-    a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], nodes: Sequence[Node], excuses: Callable[[Any, Any], bool]
+    a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], nodes: Sequence[CommandNode], excuses: Callable[[Any, Any], bool]
 ) -> tuple[str, bool]:
     """Return the first difference between two recordings, or "", and whether all are in memory for which ``excuses`` holds."""
     elsewhere = ""
@@ -290,7 +290,7 @@ def _other_sizes(one: tuple[Any, ...], other: tuple[Any, ...]) -> str:
     return f" over {one[2]}, then {other[2]} items" if one[1] is other[1] and one[2] != other[2] else ""
 
 
-def _first_more(a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], nodes: Sequence[Node]) -> str:
+def _first_more(a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], nodes: Sequence[CommandNode]) -> str:
     at = min(len(a), len(b))
     if len(a) > at:
         return f"command {at} ({getattr(a[at][1], 'name', a[at][0])}) is missing"

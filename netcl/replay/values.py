@@ -45,7 +45,7 @@ class Value:
 
 
 @dataclass(eq=False)
-class Node:
+class CommandNode:
     """One enqueued command: a ``launch`` (kernel, sizes, arguments), a ``fill``, a ``copy`` or an ``upload``.
 
     ``args`` are values, numbers (:class:`~netcl.core.recording.Number` if a replay computes them again) or local memory; in transfers

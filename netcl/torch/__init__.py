@@ -42,7 +42,7 @@ def install(device: Any = "cpu") -> None:
         what, remedy = f"{foreign} is already imported", "install before anything imports it: python -m netcl.torch script.py"
         raise RuntimeError(message("netcl.torch", what, remedy, file=getattr(sys.modules[foreign], "__file__", None)))
     _before.append(chosen_device())
-    devices.install()
+    devices.install_devices()
     set_active_device(device)
     sys.modules.update(ours)
     sys.path.insert(0, _WORKERS)
@@ -57,7 +57,7 @@ def uninstall() -> None:
             del sys.modules[name]
     if _WORKERS in sys.path:
         sys.path.remove(_WORKERS)
-    devices.uninstall()
+    devices.uninstall_devices()
     set_active_device(_before.pop())
 
 

@@ -34,9 +34,9 @@ class TensorClass(type):
         return getattr(Tensor, name)
 
 
-_DTYPES = {"": None, "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
-           "Byte": "uint8", "Bool": "bool"}  # fmt: skip
-TENSORS = {f"{kind}Tensor": TensorClass(f"{kind}Tensor", (), {"dtype": dtype}) for kind, dtype in _DTYPES.items()}
+_TENSOR_TYPES = {"": None, "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+                 "Int": "int32", "Byte": "uint8", "Bool": "bool"}  # fmt: skip
+TENSORS = {f"{kind}Tensor": TensorClass(f"{kind}Tensor", (), {"dtype": dtype}) for kind, dtype in _TENSOR_TYPES.items()}
 
 
 class autocast(amp.autocast):

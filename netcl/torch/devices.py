@@ -25,7 +25,7 @@ def _indices() -> list[str]:
     return [f.index for f in manager.found() if f.device == best.device] + others if best.backend == "cl" else []
 
 
-def named(selector: str | int) -> DeviceHandle | None:
+def cuda_handle(selector: str | int) -> DeviceHandle | None:
     """The handle of ``"cuda"``, ``"cuda:1"``, ``"gpu"`` or a number; ``None`` for other selectors."""
     found = re.fullmatch(r"(?:cuda|gpu)(?::(\d+))?|(\d+)", str(selector))
     if found is None:
@@ -63,11 +63,11 @@ class device(core.device):
         return f"device(type={self.type!r}{'' if self._index is None else f', index={self._index}'})"
 
 
-def _text(handle: Any) -> str:
-    return f"cuda:{_number(handle)}" if handle.backend == "cl" else "cpu"
+def _device_text(handle: Any) -> str:
+    return f"cuda:{_cuda_number(handle)}" if handle.backend == "cl" else "cpu"
 
 
-def _number(handle: Any) -> int | None:
+def _cuda_number(handle: Any) -> int | None:
     """The number of an OpenCL device among those that "cuda" may mean."""
     there = [core.require(index).device for index in _indices()] if handle.backend == "cl" else []
     return there.index(handle.device) if handle.device in there else None
@@ -76,26 +76,26 @@ def _number(handle: Any) -> int | None:
 #: What ``x.device`` and ``x.is_cuda`` say to a script, by class; :func:`install` puts it there.
 _ANSWERS: tuple[tuple[Any, str, Any], ...] = (
     (DeviceHandle, "type", property(lambda handle: "cuda" if handle.backend == "cl" else "cpu")),
-    (DeviceHandle, "index", property(_number)),
-    (DeviceHandle, "__str__", _text),
-    (DeviceHandle, "__repr__", lambda handle: f"device({_text(handle)!r})"),
+    (DeviceHandle, "index", property(_cuda_number)),
+    (DeviceHandle, "__str__", _device_text),
+    (DeviceHandle, "__repr__", lambda handle: f"device({_device_text(handle)!r})"),
     (Tensor, "is_cuda", property(lambda x: x.backend == "cl")),
 )
-_before: list[Any] = []
+_default_before: list[Any] = []
 
 
-def install() -> None:
+def install_devices() -> None:
     """Let "cuda" mean OpenCL devices, also in what tensors say about their device."""
-    manager.name_devices(named)
-    _before[:] = [vars(owner).get(name) for owner, name, _ in _ANSWERS]
+    manager.name_devices(cuda_handle)
+    _default_before[:] = [vars(owner).get(name) for owner, name, _ in _ANSWERS]
     for owner, name, answer in _ANSWERS:
         setattr(owner, name, answer)
 
 
-def uninstall() -> None:
+def uninstall_devices() -> None:
     """Undo :func:`install`."""
     manager.name_devices()
-    for (owner, name, _), value in zip(_ANSWERS, _before, strict=True):
+    for (owner, name, _), value in zip(_ANSWERS, _default_before, strict=True):
         if value is None:
             delattr(owner, name)
         else:
@@ -120,7 +120,7 @@ def _set_device(which: Any) -> None:
     """Let "cuda" mean the device of this number."""
     number = getattr(which, "index", which)
     _current[0] = int(str(number).rpartition(":")[2]) if number is not None else 0
-    manager.name_devices(named)  # forgets what "cuda" meant
+    manager.name_devices(cuda_handle)  # forgets what "cuda" meant
 
 
 CUDA: dict[str, Any] = {

@@ -24,7 +24,7 @@ from netcl.io.torch_format import save_torch
 from netcl.nn import factory
 from netcl.nn.module import Module
 
-_ON_DEVICE = b"netcl: cuda"
+_DEVICE_MARK = b"netcl: cuda"
 _allowed: list[Any] = []
 
 
@@ -36,7 +36,7 @@ def _full_name(cls: type) -> str:
 def _registered(classes: Iterable[Any]) -> Iterator[None]:
     """Let files name these classes of modules."""
     before = set(factory.registered())
-    known = {factory.lookup(name) for name in before}
+    known = {factory.constructor_of(name) for name in before}
     made = [cls for cls in classes if isinstance(cls, type) and issubclass(cls, Module) and cls not in known]
     for cls in dict.fromkeys(made):
         factory.register_layer(_full_name(cls), cls)
@@ -47,13 +47,13 @@ def _registered(classes: Iterable[Any]) -> Iterator[None]:
             factory.unregister_layer(name)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors_of_file(value: Any) -> Iterator[Tensor]:
     parts = value.values() if isinstance(value, Mapping) else value.state_dict().values() if isinstance(value, Module) else value
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping | Module | list | tuple):
         for part in parts:
-            yield from _tensors(part)
+            yield from _tensors_of_file(part)
 
 
 def save(obj: Any, f: Any, *unused: Any, **options: Any) -> None:
@@ -67,9 +67,9 @@ def save(obj: Any, f: Any, *unused: Any, **options: Any) -> None:
             save_model(obj, f)
     else:
         save_torch(obj, f)
-    if isinstance(f, str | os.PathLike) and {x.backend for x in _tensors(obj)} == {"cl"}:
+    if isinstance(f, str | os.PathLike) and {x.backend for x in _tensors_of_file(obj)} == {"cl"}:
         with zipfile.ZipFile(f, "a") as archive:
-            archive.comment = _ON_DEVICE
+            archive.comment = _DEVICE_MARK
 
 
 def _saved_on(f: str | os.PathLike[str]) -> str:
@@ -77,7 +77,7 @@ def _saved_on(f: str | os.PathLike[str]) -> str:
     if not zipfile.is_zipfile(f) or not is_available():
         return "cpu"
     with zipfile.ZipFile(f) as archive:
-        return "cuda" if archive.comment == _ON_DEVICE else "cpu"
+        return "cuda" if archive.comment == _DEVICE_MARK else "cpu"
 
 
 def load(f: Any, map_location: Any = None, pickle_module: Any = None, *, weights_only: bool | None = None, **options: Any) -> Any:

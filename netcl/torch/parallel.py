@@ -42,7 +42,7 @@ def _all_reduce(tensor: Tensor, op: str = "sum", group: Any = None, async_op: bo
     tensor.write(_world().all_reduce(tensor.to_host(), op))
 
 
-def _broadcast(tensor: Tensor, src: int = 0, group: Any = None, async_op: bool = False) -> None:
+def _broadcast_ranks(tensor: Tensor, src: int = 0, group: Any = None, async_op: bool = False) -> None:
     tensor.write(_world().broadcast(tensor.to_host(), src))
 
 
@@ -78,6 +78,6 @@ DISTRIBUTED: dict[str, Any] = {
     "is_available": lambda: True, "is_initialized": lambda: bool(_group), "is_nccl_available": lambda: False,
     "init_process_group": _init, "destroy_process_group": lambda group=None: _group.clear(),
     "get_rank": lambda group=None: _world().rank, "get_world_size": lambda group=None: _world().size,
-    "barrier": lambda group=None, **options: _world().barrier(), "all_reduce": _all_reduce, "broadcast": _broadcast,
+    "barrier": lambda group=None, **options: _world().barrier(), "all_reduce": _all_reduce, "broadcast": _broadcast_ranks,
     "ReduceOp": SimpleNamespace(SUM="sum", AVG="mean", MAX="max", MIN="min", PRODUCT="prod"),
 }  # fmt: skip

@@ -84,7 +84,7 @@ class CallbackList:
             getattr(callback, moment)(*arguments)
 
 
-class Watch:
+class Improvement:
     """Tracks whether a number improves: lower, or higher for accuracies and with ``mode="max"``."""
 
     def __init__(self, op: str, monitor: str, mode: str = "auto", min_delta: float = 0.0):
@@ -117,7 +117,7 @@ class EarlyStopping(Callback):
     def __init__(
         self, monitor: str = "val_loss", patience: int = 5, min_delta: float = 0.0, mode: str = "auto", restore_best: bool = False
     ):
-        self.watch = Watch("EarlyStopping", monitor, mode, min_delta)
+        self.watch = Improvement("EarlyStopping", monitor, mode, min_delta)
         self.patience, self.restore_best = patience, restore_best
         self.waited = 0
         self.best_epoch: int | None = None
@@ -167,7 +167,7 @@ class ModelCheckpoint(Callback):
         self.folder = Path(folder)
         self.keep_last, self.every_steps, self.overwrite = keep_last, every_steps, overwrite
         self._choice = (monitor, mode)
-        self.watch: Watch | None = None
+        self.watch: Improvement | None = None
 
     def claim(self, resumed: str | os.PathLike[str] | None) -> None:
         """Raise if the folder belongs to another run (``resumed`` is its checkpoint); called before anything is written."""
@@ -208,11 +208,11 @@ class ModelCheckpoint(Callback):
         """Write a checkpoint now; ``None`` on ranks that do not write."""
         return self.trainer.save(self.folder, keep_last=self.keep_last)
 
-    def _watched(self, logs: Logs) -> Watch | None:
+    def _watched(self, logs: Logs) -> Improvement | None:
         monitor, mode = self._choice
         if self.watch is None and monitor is not None:
             chosen = ("val_loss" if "val_loss" in logs else "loss") if monitor == "auto" else monitor
-            self.watch = Watch("ModelCheckpoint", chosen, mode)
+            self.watch = Improvement("ModelCheckpoint", chosen, mode)
         return self.watch
 
     def state_dict(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class ModelCheckpoint(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state:
-            self.watch = Watch("ModelCheckpoint", state["monitor"], self._choice[1])
+            self.watch = Improvement("ModelCheckpoint", state["monitor"], self._choice[1])
             self.watch.best = float(state["best"])
 
 

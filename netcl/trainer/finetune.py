@@ -157,7 +157,7 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
     if not isinstance(model, models.CausalLM):
         raise ValueError(message("finetune", "model must be one that generates text", model=type(model).__name__))
     with device(handle_of(model.queue)):
-        parts, pairs = _blocks(model, data, chosen)
+        parts, pairs = _tuning_blocks(model, data, chosen)
         keeper = ModelCheckpoint(place / "checkpoints", every_steps=chosen.save_every or None, overwrite=overwrite)
         digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()
         _claim(place / "finetune.json", {"model": str(path), "data": digest, **dataclasses.asdict(chosen)}, keeper, resume)
@@ -204,7 +204,7 @@ def _preference_loss(beta: float) -> Callable[[Tensor, Tensor], Tensor]:
 Blocks = tuple[np.ndarray, np.ndarray]
 
 
-def _blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> tuple[list[Blocks], bool]:
+def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> tuple[list[Blocks], bool]:
     """Inputs and targets to train on and, of a share of the rows drawn by the seed, to evaluate on; whether they are pairs of answers."""
     rows, length = read_rows(data), min(chosen.length, model.config.context)
     order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))

@@ -81,7 +81,7 @@ class History(Mapping[str, list[float]]):
     def _repr_html_(self) -> str:
         numbers = [[f"{row[name]:.4g}" if name in row else "" for name in self] for row in self.rows]
         rows = [(row["epoch"] + 1, *cells) for row, cells in zip(self.rows, numbers, strict=True)]
-        return notebook.table("History", ("epoch", *self), rows)
+        return notebook.html_table("History", ("epoch", *self), rows)
 
     def __repr__(self) -> str:
         return f"History({len(self.rows)} epochs, {', '.join(self)})"

@@ -73,7 +73,7 @@ class Mean(Metric):
         self.add([ops.mul(number, float(samples))], samples)
 
 
-def _labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Scores as rows of classes and labels as one axis. Classes are the last axis, or the second as in dense predictions."""
     if outputs.ndim == targets.ndim + 1 and outputs.shape[:-1] == targets.shape:
         return ops.reshape(outputs, (-1, outputs.shape[-1])), ops.reshape(targets, (-1,))
@@ -97,7 +97,7 @@ class Accuracy(Metric):
     name = "accuracy"
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        scores, labels = _labels(self.name, outputs, targets)
+        scores, labels = _flat_labels(self.name, outputs, targets)
         return [ops.sum(ops.eq(ops.argmax(scores, axis=1), labels))]
 
 
@@ -117,7 +117,7 @@ class TopK(Metric):
         self.k, self.name = k, f"top{k}"
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        scores, labels = _labels(self.name, outputs, targets)
+        scores, labels = _flat_labels(self.name, outputs, targets)
         _, best = ops.topk(scores, min(self.k, scores.shape[1]))
         return [ops.sum(ops.eq(best, ops.reshape(labels, (-1, 1))))]
 
@@ -138,7 +138,7 @@ class ConfusionMatrix(Metric):
         self.classes = classes
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        scores, labels = _labels(self.name, outputs, targets)
+        scores, labels = _flat_labels(self.name, outputs, targets)
         if scores.shape[1] != self.classes:
             raise ShapeError(message(self.name, f"outputs must have {self.classes} classes", outputs=outputs.shape))
         right, chosen = (ops.one_hot(index, self.classes) for index in (labels, ops.argmax(scores, axis=1)))
@@ -160,7 +160,7 @@ class F1(Metric):
     name = "f1"
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        classes = _labels(self.name, outputs, targets)[0].shape[1]
+        classes = _flat_labels(self.name, outputs, targets)[0].shape[1]
         return ConfusionMatrix(classes).count(outputs, targets)
 
     def value(self, sums: Sequence[np.ndarray], samples: int) -> float:
@@ -220,7 +220,7 @@ def _roc_area(scores: np.ndarray, positive: np.ndarray) -> float:
     return float((ranks[positive].sum() - yes * (yes + 1) / 2) / (yes * no)) if yes and no else float("nan")
 
 
-def _same_shape(name: str, outputs: Tensor, targets: Tensor) -> None:
+def _check_same_shape(name: str, outputs: Tensor, targets: Tensor) -> None:
     if outputs.shape != targets.shape:
         remedy = "reshape one of them: y[:, None], or outputs.squeeze(-1)"
         raise ShapeError(
@@ -244,7 +244,7 @@ class MAE(Metric):
         self.unit = unit
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        _same_shape(self.name, outputs, targets)
+        _check_same_shape(self.name, outputs, targets)
         each = targets.shape[-1] if targets.ndim > 1 else 1  # `samples` counts rows
         return [ops.mul(ops.sum(ops.abs(ops.sub(outputs, targets))), self.unit / each)]
 
@@ -261,7 +261,7 @@ class R2(_Collected):
     name = "r2"
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        _same_shape(self.name, outputs, targets)
+        _check_same_shape(self.name, outputs, targets)
         return [outputs, targets]
 
     def of(self, outputs: np.ndarray, targets: np.ndarray) -> float:

@@ -82,7 +82,7 @@ def _finished(folder: str | os.PathLike[str], curves: str) -> list[str]:
     with _reading(folder, "samples.npz"):
         predictions = _predictions(Path(folder) / "samples.npz", classes)
     with _reading(folder, "results.json"):
-        phases = _phases(results.get("phases", {}))
+        phases = _phase_table(results.get("phases", {}))
     slowest = ""
     if (Path(folder) / "profile.json").exists():  # the Report callback makes none on the NumPy backend
         with _reading(folder, "profile.json"):
@@ -91,7 +91,7 @@ def _finished(folder: str | os.PathLike[str], curves: str) -> list[str]:
     return [*head, curves, *predictions, text, phases, slowest, where]
 
 
-def _phases(phases: Mapping[str, float]) -> str:
+def _phase_table(phases: Mapping[str, float]) -> str:
     total = sum(phases.values())
     rows = [[name, f"{seconds:.2f}", f"{seconds / total:.0%}"] for name, seconds in phases.items()] if total else []
     return _section("Time by phase", _grid(("phase", "seconds", "share"), rows)) if rows else ""
@@ -126,13 +126,14 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> str:
     epochs = [row for row in rows if row["kind"] == "epoch"]
     names = [name for name in epochs[-1] if f"val_{name}" in epochs[-1]] if epochs else []
     charts = [
-        plot.line_chart(name, {"train": _column(epochs, name), "validation": _column(epochs, f"val_{name}")}, "epoch") for name in names
-    ]  # fmt: skip
+        plot.line_chart(name, {"train": _points_of(epochs, name), "validation": _points_of(epochs, f"val_{name}")}, "epoch")
+        for name in names
+    ]
     steps = [row for row in rows if row["kind"] == "step"]
     columns = (("loss of every step", "loss", "losses"), ("learning rate", "lr", "lrs"), ("gradient norm", "grad_norm", ""))
     for title, name, listed in columns:
         charts.append(plot.line_chart(title, {name: [point for row in steps for point in _per_step(row, name, listed)]}, "step"))
-    charts.append(plot.line_chart("samples per second", {"training": _column(epochs, "samples_per_second")}, "epoch"))
+    charts.append(plot.line_chart("samples per second", {"training": _points_of(epochs, "samples_per_second")}, "epoch"))
     return "".join(charts)
 
 
@@ -144,7 +145,7 @@ def _per_step(row: Mapping[str, Any], name: str, listed: str) -> list[tuple[floa
     return [(first + i * apart, value) for i, value in enumerate(values) if value is not None]
 
 
-def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+def _points_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
     return [(row["epoch"] + 1, row[name]) for row in rows if row.get(name) is not None]
 
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from netcl.core.errors import message
 from netcl.data.dataset import Dataset, Subset
-from netcl.data.files import Plan, Samples, held_out, parts
+from netcl.data.files import Samples, SplitPlan, held_out, parts
 
-_PARTS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test",)}
+_PART_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test",)}
 
 
 def picture(path: str | os.PathLike[str], shape: Sequence[int]) -> np.ndarray:
@@ -42,12 +42,12 @@ class Pictures(Dataset):
         return self.pixels[indices].astype(np.float32) / np.float32(255), self.labels[indices]
 
 
-def read_folder(path: Path, plan: Plan, size: int = 64, channels: int = 3) -> Samples:
+def read_folder(path: Path, plan: SplitPlan, size: int = 64, channels: int = 3) -> Samples:
     """The pictures of ``path/CLASS/...``, or of ``path/train/CLASS/...`` with ``test`` and perhaps ``val`` beside it."""
     if type(size) is not int or size < 1 or channels not in (1, 3):
         raise ValueError(message("folder", "size must be a whole number of pixels, and channels 1 or 3", size=size, channels=channels))
     inside = {entry.name.lower(): entry for entry in path.iterdir() if entry.is_dir()}
-    roots = {part: next((inside[name] for name in names if name in inside), None) for part, names in _PARTS.items()}
+    roots = {part: next((inside[name] for name in names if name in inside), None) for part, names in _PART_FOLDERS.items()}
     folder, shape = import_module("netcl.vision.datasets").ImageFolder, (channels, size, size)
     found = {part: folder(root) for part, root in roots.items() if root} if roots["train"] and roots["test"] else {"train": folder(path)}
     classes = tuple(found["train"].classes)

@@ -34,7 +34,7 @@ def numbers_line(logs: Mapping[str, Any]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, int | float))
 
 
-def clock(seconds: float) -> str:
+def clock_text(seconds: float) -> str:
     """Seconds as ``1:05`` or ``2:01:05``.
 
     >>> clock(65.4), clock(7265)
@@ -208,4 +208,4 @@ class _Pace:
         if batches <= 0 or not trainer.batches:
             return ""
         todo = trainer.epochs * trainer.batches - trainer.epoch * trainer.batches - trainer.batch
-        return f"ETA {clock(seconds / batches * max(0, todo))}"
+        return f"ETA {clock_text(seconds / batches * max(0, todo))}"

@@ -189,15 +189,15 @@ class Data:
         return token_cross_entropy if self.is_text else ag.mse_loss if self.is_regression else None
 
 
-FILES: dict[str, Callable[..., files.Samples]] = {"folder": read_folder, **files.KINDS}
+FILES: dict[str, Callable[..., files.Samples]] = {"folder": read_folder, **files.READERS}
 
 
 def load_data(recipe: Recipe) -> Data:
     """The data of a recipe, in three parts: validation is drawn from the training samples, never from those of the test."""
     kind, colon, place = recipe.data.partition(":")
     key = kind.lower().replace("_", "-")
-    known = (*datasets.NAMES, *(f"{name}:PATH" for name in (*FILES, "text")))
-    if key not in (*FILES, "text") if colon else key not in datasets.NAMES:
+    known = (*datasets.DATASET_NAMES, *(f"{name}:PATH" for name in (*FILES, "text")))
+    if key not in (*FILES, "text") if colon else key not in datasets.DATASET_NAMES:
         raise RecipeError(message("recipe", "unknown data", f"known are {', '.join(known)}", data=repr(recipe.data)))
     root = place if key == "text" and colon else recipe.root
     if key == "text" and not root:
@@ -211,7 +211,7 @@ def load_data(recipe: Recipe) -> Data:
 
 
 def _own_data(recipe: Recipe) -> Data:
-    plan = files.Plan(recipe.target, recipe.task, recipe.val_split, recipe.test_split, recipe.seed)
+    plan = files.SplitPlan(recipe.target, recipe.task, recipe.val_split, recipe.test_split, recipe.seed)
     kind, _, place = recipe.data.partition(":")
     path = Path(place).expanduser()
     if not path.exists():
@@ -227,7 +227,7 @@ def _named_data(recipe: Recipe, key: str, root: str) -> Data:
         if type(block) is not int or block < 1:
             raise RecipeError(message("recipe", "block (block_size of the model) must be a whole number of at least 1", block=repr(block)))
         options = {"block": block, "step": max(1, block // 4), "test": recipe.test_split or 0.1, **options}
-    train, test = datasets.NAMES[key](*((root,) if root else ()), **options)
+    train, test = datasets.DATASET_NAMES[key](*((root,) if root else ()), **options)
     if not len(train) or not len(test):
         raise RecipeError(message("recipe", "data must have samples to train and to test with", train=len(train), test=len(test)))
     if key == "text":
@@ -333,7 +333,7 @@ def own_model(spec: str) -> Callable[..., Any]:
     return made
 
 
-def _filled(made: Callable[..., Any], data: Data, options: Mapping[str, Any]) -> dict[str, Any]:
+def _model_options(made: Callable[..., Any], data: Data, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, and what a model's signature asks of the data under the usual names."""
     known: dict[str, Any] = {"num_classes": data.outputs, "out_features": data.outputs, "in_channels": data.shape[0]}
     known |= {"in_features": math.prod(data.shape), "input_shape": data.shape}
@@ -345,7 +345,7 @@ def make_model(recipe: Recipe, data: Data, device: Any) -> Any:
     recipe = recipe.resolved()
     if ":" in recipe.model:
         made = own_model(recipe.model)
-        make = lambda data, **options: made(**_filled(made, data, options))  # noqa: E731
+        make = lambda data, **options: made(**_model_options(made, data, options))  # noqa: E731
     elif recipe.model not in MODELS:
         known = "known are cnn, mlp, lenet, vit, gpt, the names of netcl.vision.models, and MODULE:CLASS of your own"
         close = difflib.get_close_matches(recipe.model, MODELS, 2)

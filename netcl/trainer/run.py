@@ -204,12 +204,12 @@ def predict_file(model: Any, notes: Mapping[str, Any], path: str | os.PathLike[s
 def find_rate(recipe: Recipe, handle: DeviceHandle) -> RateTest:
     """The range test for the learning rate of a recipe, on a model of its own."""
     with device(handle):
-        trainer, train = _made(recipe, handle)
+        trainer, train = _trainer_of(recipe, handle)
         with train:
             return find_lr(trainer, train)
 
 
-def _made(recipe: Recipe, handle: DeviceHandle) -> tuple[Trainer, DataLoader]:
+def _trainer_of(recipe: Recipe, handle: DeviceHandle) -> tuple[Trainer, DataLoader]:
     """The trainer of a recipe without the files of a run, and the loader of its training samples."""
     seed_all(recipe)
     data = load_data(recipe)
@@ -232,7 +232,7 @@ def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> p
 def trace_run(recipe: Recipe, handle: DeviceHandle, steps: int) -> profile:
     """A few training steps of a recipe under the profiler."""
     with device(handle):
-        trainer, train = _made(recipe, handle)
+        trainer, train = _trainer_of(recipe, handle)
         with train:
             return profile_steps(trainer, train, steps)
 

@@ -20,7 +20,7 @@ from netcl.vision.functional import host_tensor, pillow, to_pil_image
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # decoders that Pillow may use: no other programs, no scripts
-_DIGITS = ("0 - zero", "1 - one", "2 - two", "3 - three", "4 - four", "5 - five", "6 - six", "7 - seven", "8 - eight", "9 - nine")
+_DIGIT_CLASSES = ("0 - zero", "1 - one", "2 - two", "3 - three", "4 - four", "5 - five", "6 - six", "7 - seven", "8 - eight", "9 - nine")
 _KANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 
 
@@ -186,7 +186,7 @@ class MNIST(_Bundle):
     """Handwritten digits of 28 x 28, from their IDX files, gzipped or not, in ``root/MNIST/raw``, ``root/MNIST`` or ``root``."""
 
     source, folders = "https://yann.lecun.com/exdb/mnist", ("MNIST/raw", "MNIST")
-    classes = _DIGITS
+    classes = _DIGIT_CLASSES
 
     def _read(self, folder: Path) -> None:
         name = type(self).__name__

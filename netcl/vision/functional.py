@@ -49,7 +49,7 @@ def is_pil(image: Any) -> bool:
     return loaded is not None and isinstance(image, loaded.Image)
 
 
-def _mode(interpolation: Any) -> str:
+def _interpolation_mode(interpolation: Any) -> str:
     if isinstance(interpolation, int):  # Pillow's constants
         interpolation = next((name for name, code in _PILLOW.items() if code == interpolation and name != "nearest-exact"), interpolation)
     return InterpolationMode(interpolation).value
@@ -63,14 +63,14 @@ def host_tensor(array: Any) -> Tensor:
 def _changed(op: str, image: Any, function: Callable[[np.ndarray], Any]) -> Any:
     """Apply a function to the array of a tensor or of a PIL image; returns the same type."""
     if is_pil(image):
-        return to_pil_image(function(_pixels(image)).transpose(1, 2, 0), image.mode)
+        return to_pil_image(function(_pixel_array(image)).transpose(1, 2, 0), image.mode)
     if not isinstance(image, Tensor) or image.ndim < 2:
         what = "the image must be a PIL image or a tensor (..., channels, height, width)"
         raise TypeError(message(op, what, "convert arrays with ToTensor()", given=getattr(image, "shape", type(image).__name__)))
     return Tensor.from_host(image.queue, np.ascontiguousarray(function(image.to_host())))
 
 
-def _rounded(values: np.ndarray, like: np.ndarray) -> np.ndarray:
+def _rounded_pixels(values: np.ndarray, like: np.ndarray) -> np.ndarray:
     """Values in the dtype of an image."""
     return values.astype(like.dtype) if like.dtype.kind == "f" else np.clip(np.rint(values), 0, _most(like.dtype)).astype(like.dtype)
 
@@ -83,7 +83,7 @@ def _most(dtype: Any) -> float:
 # ---- conversion
 
 
-def _pixels(image: Any) -> np.ndarray:
+def _pixel_array(image: Any) -> np.ndarray:
     """(channels, height, width) of a PIL image, or of an array (height, width[, channels])."""
     array = np.array(image, copy=True)
     return np.moveaxis(array if array.ndim == 3 else array[..., None], -1, 0)
@@ -93,7 +93,7 @@ def pil_to_tensor(pic: Any) -> Tensor:
     """A PIL image as a tensor of its values."""
     if not is_pil(pic):
         raise TypeError(message("pil_to_tensor", "pic must be a PIL image", given=type(pic).__name__))
-    return host_tensor(_pixels(pic))
+    return host_tensor(_pixel_array(pic))
 
 
 def to_tensor(pic: Any) -> Tensor:
@@ -101,7 +101,7 @@ def to_tensor(pic: Any) -> Tensor:
     if not is_pil(pic) and not (isinstance(pic, np.ndarray) and pic.ndim in (2, 3)):
         what = "pic must be a PIL image or an array of 2 or 3 axes"
         raise TypeError(message("to_tensor", what, given=getattr(pic, "shape", type(pic).__name__)))
-    array = _pixels(pic)
+    array = _pixel_array(pic)
     if array.dtype == bool and is_pil(pic):
         array = array.astype(np.uint8) * 255
     return host_tensor(array.astype(np.float32) / 255 if array.dtype == np.uint8 else array)
@@ -109,7 +109,7 @@ def to_tensor(pic: Any) -> Tensor:
 
 def to_image(inpt: Any) -> Tensor:
     """An image as a tensor (channels, height, width) of its own dtype."""
-    return inpt if isinstance(inpt, Tensor) else host_tensor(_pixels(inpt))
+    return inpt if isinstance(inpt, Tensor) else host_tensor(_pixel_array(inpt))
 
 
 def to_pil_image(pic: Any, mode: str | None = None) -> Any:
@@ -175,7 +175,7 @@ def get_image_num_channels(img: Any) -> int:
     return get_dimensions(img)[0]
 
 
-def pair(size: Any) -> list[Any]:
+def as_pair(size: Any) -> list[Any]:
     """Expand ``n`` and ``[n]`` to ``[n, n]``."""
     sizes = [size] if isinstance(size, int | np.integer) else list(size)
     return sizes * 2 if len(sizes) == 1 else sizes
@@ -195,7 +195,7 @@ def resize(
         sizes = new if height <= width else new[::-1]
     if sizes == [height, width]:
         return img
-    mode = _mode(interpolation)
+    mode = _interpolation_mode(interpolation)
     if is_pil(img):
         return img.resize((sizes[1], sizes[0]), _PILLOW[mode])
     if mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
@@ -205,7 +205,7 @@ def resize(
         wide = x.reshape(1, -1, height, width).astype(np.float32 if x.dtype.itemsize < 4 else np.result_type(x.dtype, np.float32))
         smooth = bool(antialias) and not mode.startswith("nearest")
         made = ops.interpolate(host_tensor(wide), size=tuple(sizes), mode=mode, antialias=smooth).to_host()
-        return _rounded(made, x).reshape(*x.shape[:-2], *sizes)
+        return _rounded_pixels(made, x).reshape(*x.shape[:-2], *sizes)
 
     return _changed("resize", img, resampled)
 
@@ -254,7 +254,7 @@ def crop(img: Any, top: int, left: int, height: int, width: int) -> Any:
 
 def center_crop(img: Any, output_size: Any) -> Any:
     """Crop the center; an image that is too small is padded with zeros."""
-    (height, width), (_, rows, columns) = pair(output_size), get_dimensions(img)
+    (height, width), (_, rows, columns) = as_pair(output_size), get_dimensions(img)
     if width > columns or height > rows:
         x, y = max(width - columns, 0), max(height - rows, 0)
         img = pad(img, [x // 2, y // 2, (x + 1) // 2, (y + 1) // 2])
@@ -267,7 +267,7 @@ def resized_crop(
     antialias: bool | None = True,
 ) -> Any:  # fmt: skip
     """Crop a window and resize it."""
-    return resize(crop(img, top, left, height, width), pair(size), interpolation, antialias=antialias)
+    return resize(crop(img, top, left, height, width), as_pair(size), interpolation, antialias=antialias)
 
 
 def hflip(img: Any) -> Any:
@@ -301,7 +301,7 @@ def rotate(
 ) -> Any:
     """Rotate counterclockwise about the center, or about ``center`` (x, y); ``expand`` enlarges the result to hold the corners."""
     if is_pil(img):
-        return img.rotate(angle, _PILLOW[_mode(interpolation)], expand, center, fillcolor=_color(img, fill))
+        return img.rotate(angle, _PILLOW[_interpolation_mode(interpolation)], expand, center, fillcolor=_color(img, fill))
     return affine(img, -angle, (0, 0), 1.0, (0.0, 0.0), interpolation, fill, center, _expand=expand)
 
 
@@ -310,7 +310,7 @@ def affine(
     fill: Any = None, center: Any = None, _expand: bool = False,
 ) -> Any:  # fmt: skip
     """Rotate clockwise by ``angle``, shear by ``shear`` degrees along x and y, scale, and translate by pixels."""
-    mode, (_, height, width) = _mode(interpolation), get_dimensions(img)
+    mode, (_, height, width) = _interpolation_mode(interpolation), get_dimensions(img)
     turn, (x_shear, y_shear) = math.radians(angle), (math.radians(v) for v in (shear if isinstance(shear, list | tuple) else (shear, 0.0)))
     linear = np.array([[math.cos(turn - y_shear), -math.sin(turn)], [math.sin(turn - y_shear), math.cos(turn)]])
     linear[:, 0] /= math.cos(y_shear)
@@ -341,11 +341,11 @@ def _sampled(x: np.ndarray, matrix: np.ndarray, out: tuple[int, ...], mode: str,
     points = augment.pixels_after(np.concatenate([linear, shift[:, None]], 1)[None].astype(np.float32), out)  # type: ignore[arg-type]
     if mode == "nearest":
         points = np.rint(points)
-    made, inside = (augment.bilinear(image, points)[0] for image in (whole, np.ones_like(whole[:, :1])))
+    made, inside = (augment.sample_bilinear(image, points)[0] for image in (whole, np.ones_like(whole[:, :1])))
     if fill is not None:
         color = np.broadcast_to(np.asarray(fill, np.float32).reshape(-1, 1, 1), (x.shape[-3] if x.ndim > 2 else 1, 1, 1))
         made = made * inside + (1 - inside) * np.tile(color, (len(made) // len(color), 1, 1))
-    return _rounded(made, x).reshape(*x.shape[:-2], *out)
+    return _rounded_pixels(made, x).reshape(*x.shape[:-2], *out)
 
 
 # ---- colors
@@ -426,10 +426,10 @@ def invert(img: Any) -> Any:
 
 def gaussian_blur(img: Any, kernel_size: Any, sigma: Any = None) -> Any:
     """Blur with a Gaussian kernel of odd ``kernel_size`` and standard deviation ``sigma``, both (x, y)."""
-    sizes = pair(kernel_size)
-    sigmas = [0.15 * n + 0.35 for n in sizes] if sigma is None else [sigma] * 2 if isinstance(sigma, int | float) else pair(sigma)
+    sizes = as_pair(kernel_size)
+    sigmas = [0.15 * n + 0.35 for n in sizes] if sigma is None else [sigma] * 2 if isinstance(sigma, int | float) else as_pair(sigma)
     if any(n % 2 == 0 or n < 1 for n in sizes) or min(sigmas) <= 0:
         raise ValueError(message("gaussian_blur", "sizes must be odd and sigma above 0", kernel_size=sizes, sigma=sigmas))
     across, down = (np.exp(-0.5 * ((np.arange(n) - n // 2) / s) ** 2) for n, s in zip(sizes, sigmas, strict=True))
     kernel = np.outer(down / down.sum(), across / across.sum())
-    return _changed("gaussian_blur", img, lambda x: _rounded(filters.convolve(x.astype(np.float32), kernel), x))
+    return _changed("gaussian_blur", img, lambda x: _rounded_pixels(filters.convolve(x.astype(np.float32), kernel), x))

@@ -20,10 +20,10 @@ from netcl.core.tensor import Tensor
 from netcl.data.fetch import batch_rng
 from netcl.ops import random
 from netcl.vision import functional
-from netcl.vision.functional import InterpolationMode, pair
+from netcl.vision.functional import InterpolationMode, as_pair
 
 v2 = sys.modules[__name__]  # the names of both versions are here
-_drawn: dict[str, Any] = {"seeded": None, "rng": None}
+_random_state: dict[str, Any] = {"seeded": None, "rng": None}
 
 
 def rng() -> Any:
@@ -31,9 +31,9 @@ def rng() -> Any:
     own = batch_rng()
     if own is not None:
         return own
-    if _drawn["seeded"] is not random.seeded():
-        _drawn.update(seeded=random.seeded(), rng=np.random.default_rng(random.seeded()[0]))
-    return _drawn["rng"]
+    if _random_state["seeded"] is not random.seeded():
+        _random_state.update(seeded=random.seeded(), rng=np.random.default_rng(random.seeded()[0]))
+    return _random_state["rng"]
 
 
 class Transform:
@@ -164,7 +164,13 @@ class RandomCrop(Transform):
     """A window of ``size`` somewhere in the image, after ``padding``; ``pad_if_needed`` also widens images that are too small."""
 
     def __init__(self, size: Any, padding: Any = None, pad_if_needed: bool = False, fill: Any = 0, padding_mode: str = "constant"):
-        self.size, self.padding, self.pad_if_needed, self.fill, self.padding_mode = pair(size), padding, pad_if_needed, fill, padding_mode
+        self.size, self.padding, self.pad_if_needed, self.fill, self.padding_mode = (
+            as_pair(size),
+            padding,
+            pad_if_needed,
+            fill,
+            padding_mode,
+        )
 
     @staticmethod
     def get_params(img: Any, output_size: Sequence[int]) -> tuple[int, int, int, int]:
@@ -192,7 +198,7 @@ class RandomResizedCrop(Transform):
         self, size: Any, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3),
         interpolation: Any = InterpolationMode.BILINEAR, antialias: bool | None = True,
     ):  # fmt: skip
-        self.size, self.scale, self.ratio, self.interpolation, self.antialias = pair(size), scale, ratio, interpolation, antialias
+        self.size, self.scale, self.ratio, self.interpolation, self.antialias = as_pair(size), scale, ratio, interpolation, antialias
 
     @staticmethod
     def get_params(img: Any, scale: Sequence[float], ratio: Sequence[float]) -> tuple[int, int, int, int]:
@@ -297,7 +303,7 @@ class GaussianBlur(Transform):
     """Blur with a Gaussian kernel whose ``sigma`` is drawn from a range."""
 
     def __init__(self, kernel_size: Any, sigma: Any = (0.1, 2.0)):
-        self.kernel_size, self.sigma = pair(kernel_size), (sigma, sigma) if isinstance(sigma, int | float) else tuple(sigma)
+        self.kernel_size, self.sigma = as_pair(kernel_size), (sigma, sigma) if isinstance(sigma, int | float) else tuple(sigma)
 
     def forward(self, image: Any) -> Any:
         return F.gaussian_blur(image, self.kernel_size, float(rng().uniform(*self.sigma)))

@@ -85,7 +85,7 @@ def sent(value, handle):
 def test_every_row_inside_a_chain(name):
     """On NumPy, where nothing is compiled: forward and backward, bit for bit where no fold changes its order."""
     handle = manager.default("cpu")
-    sizes = (33, 257) if isinstance(REGISTRY[name], Pointwise) else selftest.SIZES
+    sizes = (33, 257) if isinstance(REGISTRY[name], Pointwise) else selftest.TESTED_SIZES
     for case in selftest.cases(REGISTRY[name], "float32", sizes):
         function = in_a_chain(name, case.kwargs)
         plain, fused = (both_ways(f, [sent(x, handle) for x in case.inputs]) for f in (function, ag.jit_compile(function)))

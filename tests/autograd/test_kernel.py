@@ -120,7 +120,7 @@ def test_errors(cl_device):
 
 
 def test_the_sanitizer_reports_a_read_past_the_end(cl_device):
-    if not sanitizer.available():
+    if not sanitizer.oclgrind_available():
         pytest.skip("Oclgrind is not installed")
 
     @netcl.kernel(check=True)

@@ -22,7 +22,7 @@ __kernel void local_one(__global float* y, __local float* room) { y[0] = 1; }
 
 @pytest.mark.fault("faults in a kernel", "a planted read out of bounds, under Oclgrind", "found and named")
 def test_faults_are_found(cl_device, tmp_path, capsys):
-    if not sanitizer.available():
+    if not sanitizer.oclgrind_available():
         pytest.skip("Oclgrind is not installed")
     (tmp_path / "kernels.cl").write_text(FILE)
     status = cli.main(["check", str(tmp_path / "kernels.cl"), "--device", cl_device.platform_name])
@@ -65,7 +65,7 @@ BUG_FILE = "".join(
 @pytest.mark.soak
 @pytest.mark.fault("twelve kinds of bugs in kernels", "`netcl check` on a file that has one of each", "twelve found and named")
 def test_twelve_planted_bugs_are_found(tmp_path, capsys, tried):
-    if not sanitizer.available():
+    if not sanitizer.oclgrind_available():
         pytest.skip("Oclgrind is not installed")
     (tmp_path / "bugs.cl").write_text(BUG_FILE)
     assert cli.main(["check", str(tmp_path / "bugs.cl"), "--local-size", "64", "--device", "cpu"]) == 1
@@ -80,7 +80,7 @@ def test_twelve_planted_bugs_are_found(tmp_path, capsys, tried):
 @pytest.mark.parametrize("name", BUGS)
 @pytest.mark.fault("bug in a kernel of `@netcl.kernel(check=True)`", "the same twelve", "`KernelBuildError` with the report")
 def test_twelve_planted_bugs_are_found_at_the_first_call(cl_device, name):
-    if not sanitizer.available():
+    if not sanitizer.oclgrind_available():
         pytest.skip("Oclgrind is not installed")
     body, words = BUGS[name]
 
@@ -99,7 +99,7 @@ def test_twelve_planted_bugs_are_found_at_the_first_call(cl_device, name):
 @pytest.mark.soak
 @pytest.mark.fault("kernel that does not end under the sanitizer", "an endless loop", "ended at the time limit, and said")
 def test_a_kernel_that_does_not_end_is_told(monkeypatch):
-    if not sanitizer.available():
+    if not sanitizer.oclgrind_available():
         pytest.skip("Oclgrind is not installed")
     monkeypatch.setattr(sanitizer, "_SECONDS", 5)
     endless = "__kernel void endless(__global float* y) { volatile int go = 1; while (go) ; y[0] = 1; }"
@@ -124,7 +124,7 @@ CLEAN = {
     "run without the check of uninitialised values, which is said; no false report",
 )
 def test_a_kernel_without_faults_has_no_report(name, caplog):
-    if not sanitizer.available():
+    if not sanitizer.oclgrind_available():
         pytest.skip("Oclgrind is not installed")
     body, checked = CLEAN[name]
     source = f"__kernel void {name}(__global const float* x, __global float* out, int n) {{ int i = get_global_id(0); {body} }}"
@@ -140,7 +140,7 @@ def test_a_check_that_fails_by_itself_is_left_out_and_said(own, monkeypatch, cap
         settings.append(child.get("OCLGRIND_UNINITIALIZED"))
         return own if settings == ["1"] else "Invalid read"
 
-    monkeypatch.setattr(sanitizer, "available", lambda: True)
+    monkeypatch.setattr(sanitizer, "oclgrind_available", lambda: True)
     monkeypatch.setattr(sanitizer, "_child_report", report)
     assert sanitizer.check_launch("", "planted", [1], None, [1]) == "Invalid read" and settings == ["1", None]
     assert "[sanitizer] uninitialised values were not checked" in caplog.text and "kernel=planted" in caplog.text

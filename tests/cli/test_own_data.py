@@ -12,7 +12,7 @@ import pytest
 
 from netcl import cli
 from netcl.data import FormatError, files, tables
-from netcl.data.files import KINDS, Plan, parts, read_inputs
+from netcl.data.files import READERS, SplitPlan, parts, read_inputs
 from netcl.io import load_model, read_notes
 from netcl.trainer.recipe import Recipe, load_data
 
@@ -100,14 +100,14 @@ def test_parts_divide_every_class():
 
 
 def test_scales_are_those_of_the_training_part(flowers):
-    found = KINDS["csv"](flowers, Plan(target="kind"))
+    found = READERS["csv"](flowers, SplitPlan(target="kind"))
     x = np.stack([found.train[i][0] for i in range(len(found.train))])
     np.testing.assert_allclose(x.mean(0), 0, atol=1e-6)
     np.testing.assert_allclose(x.std(0), 1, rtol=1e-5)
 
 
 def test_a_text_of_a_later_table_that_training_did_not_see_is_no_class(houses, tmp_path):
-    reading = KINDS["csv"](houses, Plan(target="price"), drop=["id"]).reading
+    reading = READERS["csv"](houses, SplitPlan(target="price"), drop=["id"]).reading
     (tmp_path / "new.csv").write_text("town,rooms,size\nUlm,3,\nBonn,3,100\n")
     x = read_inputs(tmp_path / "new.csv", reading)
     assert x.shape == (2, 4) and x[0].tolist()[2:] == [0.0, 0.0] and x[0, 0] == 0.0 and x[1].tolist()[2:] == [1.0, 0.0]
@@ -118,7 +118,7 @@ def test_arrays_bring_their_own_test_part_or_not(tmp_path, capsys):
     x, y = rng.integers(0, 255, (60, 8, 8), np.uint8), np.arange(60) % 3
     np.savez(tmp_path / "all.npz", images=x, labels=y)
     np.savez(tmp_path / "two.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
-    whole, two = (KINDS["npz"](tmp_path / f"{name}.npz", Plan()) for name in ("all", "two"))
+    whole, two = (READERS["npz"](tmp_path / f"{name}.npz", SplitPlan()) for name in ("all", "two"))
     assert [len(part) for part in (whole.train, whole.val, whole.test)] == [48, 6, 6] and whole.reading["shape"] == [1, 8, 8]
     assert len(two.test) == 20 and two.test[0][1] == y[40] and len(two.train) + len(two.val) == 40
     np.testing.assert_allclose(two.test[0][0][0], x[40] / 255, rtol=1e-6)
@@ -143,7 +143,7 @@ def test_a_folder_of_idx_files(tmp_path):
     for name, array in (("train-images-idx3", rng.integers(0, 255, (40, 4, 4))), ("train-labels-idx1", np.arange(40) % 2 + 5)):
         head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
         (tmp_path / f"{name}-ubyte.gz").write_bytes(gzip.compress(head + array.astype(np.uint8).tobytes()))
-    found = KINDS["idx"](tmp_path, Plan())
+    found = READERS["idx"](tmp_path, SplitPlan())
     assert found.classes == ("5", "6") and len(found.test) == 4 and found.train[0][0].shape == (1, 4, 4)
 
 

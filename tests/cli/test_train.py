@@ -331,7 +331,7 @@ def test_the_help_says_what_every_setting_is(capsys, monkeypatch):
         assert f"--{item.name.replace('_', '-')}" in text and item.metadata["doc"] in text
     assert "drawn from; default: 0" in text
     zoo = set(netcl.vision.models.list_models())  # which the text names as a whole
-    for known, name in ((MODELS.keys() - zoo, "model"), (OPTIMIZERS, "optimizer"), (datasets.NAMES, "data")):
+    for known, name in ((MODELS.keys() - zoo, "model"), (OPTIMIZERS, "optimizer"), (datasets.DATASET_NAMES, "data")):
         doc = next(item.metadata["doc"] for item in dataclasses.fields(Recipe) if item.name == name)
         assert set(re.findall(r"[\w-]+", doc)) >= set(known)
 

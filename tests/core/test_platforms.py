@@ -251,7 +251,7 @@ def test_remedies(error, remedy):
 def test_the_command_that_installs_a_runtime(system, machine, command, monkeypatch):
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(platforms.platform, "machine", lambda: machine)
-    monkeypatch.setattr(system_packages, "manager", lambda: {"linux": "apt-get", "darwin": "brew"}.get(system, ""))
+    monkeypatch.setattr(system_packages, "package_manager", lambda: {"linux": "apt-get", "darwin": "brew"}.get(system, ""))
     monkeypatch.setattr(system_packages, "is_root", lambda: False)
     assert platforms.install_command() == command
 

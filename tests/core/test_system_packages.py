@@ -56,19 +56,19 @@ def machine(tmp_path, monkeypatch) -> Machine:
 )
 def test_what_to_type_on_each_system(machine, program, typed):
     machine.add(program)
-    assert system_packages.command("runtime") == typed
+    assert system_packages.package_command("runtime") == typed
 
 
 def test_an_unknown_package_manager_is_told_in_words(machine, monkeypatch):
     monkeypatch.setattr(platforms, "has_wheel", lambda: False)
-    assert system_packages.command("runtime") == "" and not system_packages.install("runtime")
+    assert system_packages.package_command("runtime") == "" and not system_packages.install_packages("runtime")
     assert platforms.install_command() == platforms.OWN_PACKAGE
 
 
 def test_root_installs_with_the_lists_brought_up_to_date(machine, monkeypatch, capsys):
     monkeypatch.setattr(system_packages, "is_root", lambda: True)
     machine.add("apt-get")
-    assert system_packages.install("runtime")
+    assert system_packages.install_packages("runtime")
     update, install = machine.calls
     assert update.endswith(" update") and install.endswith(" install -y --no-install-recommends pocl-opencl-icd")
     assert "apt-get installs pocl-opencl-icd" in capsys.readouterr().err
@@ -77,7 +77,7 @@ def test_root_installs_with_the_lists_brought_up_to_date(machine, monkeypatch, c
 def test_sudo_without_a_password_is_used(machine):
     machine.add("apt-get")
     machine.add("sudo")
-    assert system_packages.install("runtime")
+    assert system_packages.install_packages("runtime")
     assert any(call.startswith("sudo -n env DEBIAN_FRONTEND") and call.endswith("pocl-opencl-icd") for call in machine.calls)
 
 
@@ -92,7 +92,7 @@ def test_sudo_that_asks_for_a_password_installs_nothing(machine, capsys):
 def test_a_package_manager_that_fails_is_reported(machine, monkeypatch, capsys):
     monkeypatch.setattr(system_packages, "is_root", lambda: True)
     machine.add("apt-get", status=100)
-    assert not system_packages.install("runtime")
+    assert not system_packages.install_packages("runtime")
     assert "could not install pocl-opencl-icd" in capsys.readouterr().err
 
 
@@ -133,7 +133,7 @@ def test_fix_installs_what_is_missing_and_nothing_else(facts, wheel, pip, system
     runs, asked = [], []
     monkeypatch.setattr(platforms, "has_wheel", lambda: wheel)
     monkeypatch.setattr(doctor.subprocess, "run", lambda words: runs.append(words) or subprocess.CompletedProcess(words, 0))
-    monkeypatch.setattr(system_packages, "install", lambda purpose: asked.append(purpose) or True)
+    monkeypatch.setattr(system_packages, "install_packages", lambda purpose: asked.append(purpose) or True)
     assert doctor.fix(facts) is bool(pip or system)
     assert [words[5:] for words in runs] == ([pip] if pip else []) and asked == ["runtime"] * system
 

@@ -330,7 +330,7 @@ def test_every_entry_fits_the_op_and_the_operator():
 )  # fmt: skip
 def test_ops_become_their_operator_if_it_says_all(tmp_path, name, options, kind):
     x = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
-    arrays = [x] * len(registry.lookup(name).inputs)
+    arrays = [x] * len(registry.lookup_op(name).inputs)
     export_onnx(lambda *xs: getattr(ag, name)(*xs, **options), tmp_path / "f.onnx", *arrays)
     kinds = [node.op_type for node in onnx.load(tmp_path / "f.onnx").graph.node]
     assert (kind in kinds) if kind else name.capitalize() not in kinds

@@ -50,12 +50,12 @@ NESTED = {
 FUNCTIONS = ("ResNet18", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "vit_small")
 
 
-OWN = [name for name in factory.registered() if name not in FUNCTIONS and factory.lookup(name).__module__.startswith("netcl.nn.")]
+OWN = [name for name in factory.registered() if name not in FUNCTIONS and factory.constructor_of(name).__module__.startswith("netcl.nn.")]
 
 
 @pytest.mark.parametrize("name", OWN)
 def test_every_registered_class_goes_through_json(name):
-    made = NESTED[name]() if name in NESTED else factory.lookup(name)(*ARGUMENTS.get(name, ()), device="cpu")
+    made = NESTED[name]() if name in NESTED else factory.constructor_of(name)(*ARGUMENTS.get(name, ()), device="cpu")
     again = nn.build(json.loads(json.dumps(made.config)), "cpu")
     assert type(again) is type(made)
     assert json.dumps(again.config) == json.dumps(made.config)  # JSON has lists where Python has tuples

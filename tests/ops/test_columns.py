@@ -40,7 +40,7 @@ def exact(job, first, second):
     a, b = (t.to_host().astype(np.float64) for t in (first, second))
     if job.kind == plans.WEIGHT_GRAD:
         return arrays.weight_grad(b, a, g=job.g)
-    return (arrays.forward if job.kind == plans.FORWARD else arrays.input_grad)(a, b, None, g=job.g)
+    return (arrays.conv_forward if job.kind == plans.FORWARD else arrays.input_grad)(a, b, None, g=job.g)
 
 
 @pytest.mark.parametrize("kind", KINDS)

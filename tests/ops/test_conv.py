@@ -57,7 +57,7 @@ def call(name, queue, arrays, kwargs, dtype=None):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", OPS)
 def test_every_kernel_meets_the_samples(cl_device, name, kernel, in_turn):
-    row, cl_queue = registry.lookup(name), cl_device.queue
+    row, cl_queue = registry.lookup_op(name), cl_device.queue
     turn = list(KERNELS).index(kernel) + OPS.index(name)
     with forced(KERNELS[kernel]):
         for sample in in_turn(row.samples, KERNELS[kernel].extra["tier"], cl_device, turn):
@@ -77,7 +77,7 @@ def test_kernels_take_every_dtype(cl_queue, kernel, dtype, tol):
         pytest.skip("the device has no float64")
     with forced(KERNELS[kernel]):
         for name in OPS:
-            row = registry.lookup(name)
+            row = registry.lookup_op(name)
             arrays = [None if a is None else rounded(a, dtype) for a in row.samples[1].arrays(dtype=dtype)]
             got = call(name, cl_queue, arrays, row.samples[1].kwargs, dtype)
             want = row.ref(*(None if a is None else a.astype(np.float64) for a in arrays), **row.samples[1].kwargs)
@@ -91,7 +91,7 @@ def test_matrix_units_meet_the_samples(cl_device, name, dtype, tol, monkeypatch)
     monkeypatch.setenv("NETCL_MATRIX_UNITS", "1")
     if not nvidia.capable(cl_device.profile):
         pytest.skip("the device has no matrix units that are known")
-    row = registry.lookup(name)
+    row = registry.lookup_op(name)
     with forced(KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra={"tier": "simt", "form": "mma"})):
         for sample in row.samples:
             arrays = [None if a is None else rounded(a, dtype) for a in sample.arrays(dtype=dtype)]
@@ -150,7 +150,7 @@ def test_input_gradients_over_several_panels(cl_queue, rng, stride):
     """Groups included, by the kernels of CPUs."""
     dy, w = rng.normal(size=(2, 66, 4, 5)).astype("f"), rng.normal(size=(66, 60, 3, 3)).astype("f")
     options = {"size": (4 * stride, 5 * stride), "stride": stride, "padding": 1, "groups": 2}
-    want = registry.lookup("conv2d_input_grad").ref(dy.astype(np.float64), w.astype(np.float64), **options)
+    want = registry.lookup_op("conv2d_input_grad").ref(dy.astype(np.float64), w.astype(np.float64), **options)
     with forced(KernelConfig(V.CONV2D_IM2COL, extra={"tier": "cpu", "KC": 64, "ROWS": 12, "NT": 2})):
         got = call("conv2d_input_grad", cl_queue, [dy, w], options)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)

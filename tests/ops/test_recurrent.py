@@ -95,10 +95,10 @@ def test_a_wait_in_vain_ends_and_is_reported(cl_device):
     x, w, y, saved, h = tensor(2, 1, hidden), tensor(hidden, hidden), tensor(2, 1, hidden), tensor(2, 1, 1, hidden), tensor(1, hidden)
     queue.netcl.backend.fill(y.buffer, y.nbytes, plans.DTYPES["int32"], -1)
     flag = Tensor.zeros((1,), "int32", queue=queue)
-    block = plans._block(layer, plans.FORWARD, cl_device.profile, {"ITEMS": 16, "BLOCK": 8, "RT": 1}, 1)
+    block = plans._block(layer, plans.FORWARD_PART, cl_device.profile, {"ITEMS": 16, "BLOCK": 8, "RT": 1}, 1)
     alone = block._replace(groups=(1, 1))  # of two
-    operands = plans.Operands({plans.FORWARD: w}, (x, x, x, x, x, y, saved, h, h, y, flag), y)
-    plans._launch(queue, layer, plans.FORWARD, alone, operands, 0, 2, HOLDS=1, POLLS=1, LIMIT=100)
+    operands = plans.LayerOperands({plans.FORWARD_PART: w}, (x, x, x, x, x, y, saved, h, h, y, flag), y)
+    plans._launch(queue, layer, plans.FORWARD_PART, alone, operands, 0, 2, HOLDS=1, POLLS=1, LIMIT=100)
     assert flag.item() == 1
     assert np.isfinite(y.to_host()[0, 0, :8]).all() and np.isnan(y.to_host()[1]).all()
 
@@ -110,7 +110,7 @@ def test_a_wait_in_vain_raises_and_ends_the_use_of_the_kernel(cl_device, forced)
     compiled = netcl.compile(lambda x: ops.recurrent(x, weight, kind="lstm")[0])
     try:
         exact = compiled(gx).to_host()
-        plans.late(cl_device.queue).fill_(1)
+        plans.late_flag(cl_device.queue).fill_(1)
         with pytest.raises(DeviceError, match=r"\[recurrent\] work-groups of one launch must run concurrently"):
             for _ in range(3 * plans._WATCHED):
                 np.testing.assert_array_equal(compiled(gx).to_host(), exact)
@@ -118,7 +118,7 @@ def test_a_wait_in_vain_raises_and_ends_the_use_of_the_kernel(cl_device, forced)
         np.testing.assert_allclose(ops.recurrent(gx, weight, kind="lstm")[0].to_host(), exact, rtol=1e-6)
     finally:
         state.pop(plans._VERDICT, None)
-        plans.late(cl_device.queue).fill_(0)
+        plans.late_flag(cl_device.queue).fill_(0)
 
 
 @pytest.mark.parametrize("name", cases.CASES)

@@ -9,7 +9,7 @@ from netcl import ops
 from netcl.core.errors import ShapeError
 from netcl.core.tensor import Tensor
 from netcl.engine.pointwise import run_vjp
-from netcl.engine.registry import REGISTRY, Pointwise, Reduction, S, alias, lookup, op, register, unregister
+from netcl.engine.registry import REGISTRY, Pointwise, Reduction, S, alias, lookup_op, op, register, unregister
 
 
 def row(fwd: str, vjp: tuple = ("g",), **columns) -> Pointwise:
@@ -82,7 +82,7 @@ def test_names_are_taken_once():
         register(Pointwise("swish", "v0", ("g",), np.abs))
     with pytest.raises(ValueError, match=r"^\[add\] an op of this name must not exist yet"):
         alias("add", "sub")
-    assert lookup("swish") is REGISTRY["silu"]
+    assert lookup_op("swish") is REGISTRY["silu"]
 
 
 def test_what_backward_keeps_is_read_off_the_formula():

@@ -44,7 +44,7 @@ def run(job, queue, *arrays, **extra):
 def exact(job, first, second, bias=None):
     after = (job.g.oh + 2, job.g.ow + 2)
     padding = [(before, size - n - before) for before, size, n in zip(job.g.pad, after, job.g.x_shape[2:], strict=True)]
-    row = registry.lookup(job.kind)
+    row = registry.lookup_op(job.kind)
     if job.kind == plans.INPUT_GRAD:
         return row.ref(first.astype(np.float64), second.astype(np.float64), size=job.g.x_shape[2:], padding=tuple(padding))
     return row.ref(*(None if a is None else a.astype(np.float64) for a in (first, second, bias)), padding=tuple(padding))

@@ -61,13 +61,13 @@ def test_small_gradients_keep_their_bits(clip, queue):
 
 def test_norms_of_long_tensors_are_accurate(queue, rng):
     x = rng.standard_normal(300_001).astype(np.float32)
-    total, _ = update.norm([Tensor.from_host(queue, x)])
+    total, _ = update.norm_of_all([Tensor.from_host(queue, x)])
     np.testing.assert_allclose(total.item(), np.linalg.norm(x.astype(np.float64)), rtol=3e-7)
 
 
 def test_dtypes_may_differ(queue):
     tensors = [Tensor.from_host(queue, np.array([x], np.float32), dtype) for x, dtype in ((2, "float32"), (3, "float16"), (6, "bfloat16"))]
-    total, factor = update.norm(tensors, 2.0, 3.5)
+    total, factor = update.norm_of_all(tensors, 2.0, 3.5)
     assert total.item() == 7.0 and total.dtype == "float32"
     np.testing.assert_allclose(factor.item(), 0.5, rtol=1e-6)
 
@@ -107,7 +107,7 @@ def test_several_devices(cl_queue):
     with pytest.raises(DeviceError, match=r"\[clip_grad_norm_device\] all gradients must be on the same device; .*use clip_grad_norm"):
         optim.clip_grad_norm_device(params, 1.0)
     with pytest.raises(DeviceError, match=r"\[norm_2\] all tensors must be on the same device; .*fold those of each device apart"):
-        update.norm([p.grad for p in params])
+        update.norm_of_all([p.grad for p in params])
     assert optim.clip_grad_norm(params, 1.0) == 5.0
     np.testing.assert_allclose([p.grad.item() for p in params], [0.6, 0.8], rtol=1e-6)
 
@@ -121,9 +121,9 @@ def test_error_texts(queue):
     with pytest.raises(ValueError, match=r"\[clip_grad_value\] clip_value must be a number, at least 0; clip_value=nan"):
         optim.clip_grad_value([p], math.nan)
     with pytest.raises(ValueError, match=r"\[norm\] order must be a positive number or infinity; order=-1.0"):
-        update.norm([p.grad], -1)
+        update.norm_of_all([p.grad], -1)
     with pytest.raises(ValueError, match=r"\[norm_2\] tensors must not be empty"):
-        update.norm([])
+        update.norm_of_all([])
     with pytest.raises(DtypeError, match=r"\[nonfinite\] a tensor must have a dtype that this op accepts; dtype=int32"):
         update.nonfinite([Tensor.zeros((2,), "int32", queue=queue)])
 

@@ -15,7 +15,7 @@ from netcl.engine import registry
 
 CALLS = 5  # one to see, two to record, two to replay
 NOT_REPLAYED = {"nonzero": "it reads values on the host"}  # how many elements it has is known only when they are counted
-ROWS = sorted(name for name in ops.names() if any(True for _ in selftest.cases(registry.lookup(name))))
+ROWS = sorted(name for name in ops.names() if any(True for _ in selftest.cases(registry.lookup_op(name))))
 
 
 def rolled(values: Any, by: int) -> Any:
@@ -28,7 +28,7 @@ def rolled(values: Any, by: int) -> Any:
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", ROWS)
 def test_row(cl_device, name):
-    filled = (case for case in selftest.cases(registry.lookup(name)) if any(isinstance(x, np.ndarray) and x.size for x in case.inputs))
+    filled = (case for case in selftest.cases(registry.lookup_op(name)) if any(isinstance(x, np.ndarray) and x.size for x in case.inputs))
     case = next(filled, None)
     if case is None:
         pytest.skip("the row takes no arrays")
@@ -43,7 +43,7 @@ def test_row(cl_device, name):
 
     compiled = netcl.compile(forward_and_backward)
     for i in range(CALLS):
-        inputs = [selftest._sent(rolled(values, i), cl_device, "float32") for values in case.inputs]
+        inputs = [selftest._sent_to_device(rolled(values, i), cl_device, "float32") for values in case.inputs]
         told = []
         for function in (forward_and_backward, compiled):
             netcl.manual_seed(i)

@@ -96,7 +96,7 @@ def check_compiles(device: Any, key: str, source: str, options: tuple[str, ...])
     raise CompilerAbort(message("build", what, "use another device, or the NumPy backend", device=device.name))
 
 
-def serve() -> None:
+def answer_probes() -> None:
     """Run the child process: launch every kernel of each program once, on unused memory and with all numbers 1."""
     from netcl.core.kernels import program
 

@@ -19,7 +19,7 @@ from netcl.core.tensor import Tensor
 from netcl.io.archive import bad_name, refusal
 from netcl.io.onnx.imports import operators, reader
 from netcl.io.onnx.library import NARROW, attribute, definition, dtype_of, library, numbers
-from netcl.io.onnx.table import Node, entries_by_operator
+from netcl.io.onnx.table import OnnxNode, entries_by_operator
 
 IMPORT = "import_onnx"
 #: Types of which several share a byte: ONNX's number and the bits of an element.
@@ -33,7 +33,7 @@ class GraphBody:
     ``forms`` the declared dtype and shape of each output. ``values`` holds weights and constants as tensors.
     """
 
-    def __init__(self, nodes: list[Node], weights: dict[str, np.ndarray], inputs: list[str], outputs: list[str], forms: Any = ()):
+    def __init__(self, nodes: list[OnnxNode], weights: dict[str, np.ndarray], inputs: list[str], outputs: list[str], forms: Any = ()):
         self.nodes, self.weights, self.inputs, self.outputs, self.forms = [], weights, inputs, outputs, forms
         self.values: dict[str, Tensor] = {}
         self.kept = False  # whether values holds the weights
@@ -82,7 +82,7 @@ class GraphReader:
         inputs = [entry.name for entry in proto.input if entry.name not in weights]
         return GraphBody(nodes, weights, inputs, [entry.name for entry in proto.output], [declared(entry) for entry in proto.output])
 
-    def node(self, proto: Any, opsets: Mapping[str, int], outer: Mapping[str, Any]) -> Node | None:
+    def node(self, proto: Any, opsets: Mapping[str, int], outer: Mapping[str, Any]) -> OnnxNode | None:
         """A node; ``None`` if its operator is unknown."""
         kind, domain = op_kind(proto), "" if proto.domain == "ai.onnx" else proto.domain
         opset = opsets.get(domain, 1)
@@ -93,7 +93,7 @@ class GraphReader:
         if not local and kind not in self.tables[1] and standard is None:
             self.unknown[kind] += 1
             return None
-        made = Node(
+        made = OnnxNode(
             kind, [*proto.input], [*proto.output], {name: self._value(entry, opsets, outer) for name, entry in given.items()}, opset
         )
         made.codes = [self.codes.get(name, 0) for name in made.inputs]

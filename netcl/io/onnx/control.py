@@ -11,14 +11,14 @@ import netcl.autograd as ag
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.decompositions import all_heads
 from netcl.io.onnx.imports import CONTROL, TensorSequence
-from netcl.io.onnx.table import Node
+from netcl.io.onnx.table import OnnxNode
 
 
 def _truth(x: Tensor | None) -> bool:
     return x is None or bool(x.to_host().item())
 
 
-def _loop(node: Node, call: Any, limit: Tensor | None = None, going: Tensor | None = None, *state: Any) -> list[Any]:
+def _loop(node: OnnxNode, call: Any, limit: Tensor | None = None, going: Tensor | None = None, *state: Any) -> list[Any]:
     """States after the last step, then what each step adds to the results, stacked."""
     values, rows, more = list(state), list[list[Any]](), _truth(going)
     while more and (limit is None or len(rows) < limit.to_host().item()):
@@ -37,7 +37,7 @@ def _stacked_steps(rows: list[list[Any]], forms: Any, axes: list[int]) -> list[A
     return [ag.stack(list(column), axes[i] if axes else 0) for i, column in enumerate(zip(*rows, strict=True))]
 
 
-def _scan_node(node: Node, call: Any, *given: Any) -> list[Any]:
+def _scan_node(node: OnnxNode, call: Any, *given: Any) -> list[Any]:
     """One body call per element along an axis of the scanned inputs. Before opset 9, every row of a batch by itself."""
     count = node["num_scan_inputs"]
     if node.opset >= 9:
@@ -52,7 +52,7 @@ def _scan_node(node: Node, call: Any, *given: Any) -> list[Any]:
     return [ag.stack(list(column)) for column in zip(*made, strict=True)]
 
 
-def _scan_row(node: Node, call: Any, state: list[Any], scanned: list[Any]) -> list[Any]:
+def _scan_row(node: OnnxNode, call: Any, state: list[Any], scanned: list[Any]) -> list[Any]:
     outs = len(node.outputs) - len(state)
     axes, out_axes = node["scan_input_axes"] or [0] * len(scanned), node["scan_output_axes"] or [0] * outs
     back = node["scan_input_directions"] or node["directions"] or [0] * len(scanned)
@@ -66,12 +66,12 @@ def _scan_row(node: Node, call: Any, state: list[Any], scanned: list[Any]) -> li
     return state + [ag.flip(x, axis) if b and rows else x for x, axis, b in zip(columns, out_axes, out_back, strict=True)]
 
 
-def _sequence_map(node: Node, call: Any, *given: Any) -> tuple[Any, ...]:
+def _sequence_map(node: OnnxNode, call: Any, *given: Any) -> tuple[Any, ...]:
     made = [call("body", *(x[i] if isinstance(x, TensorSequence) else x for x in given)) for i in range(len(given[0]))]
     return tuple(TensorSequence(row[i] for row in made) for i in range(len(node.outputs)))
 
 
-def _flex_attention(node: Node, call: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _flex_attention(node: OnnxNode, call: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scale = 1 / math.sqrt(q.shape[-1]) if node["scale"] is None else node["scale"]
     precise = "float64" if q.dtype == "float64" else "float32"
     q, k, v, like = (*(ag.cast(x, precise) for x in (q, k, v)), q.dtype)

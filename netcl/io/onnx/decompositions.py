@@ -90,7 +90,7 @@ def _channel_shaped(x: Tensor, weight: Tensor) -> Tensor:
     return ag.reshape(weight, [-1, *[1] * (x.ndim - 2)])
 
 
-def _adaptive(pool: str, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+def _adaptive_pool(pool: str, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
     """Windows that divide the image; one window for all of it has an operator of its own."""
     sizes, axes = x.shape[2:], x.ndim - 2
     given = output_size if isinstance(output_size, list | tuple) else [output_size] * axes
@@ -141,7 +141,8 @@ def all_heads(q: Tensor, x: Tensor) -> Tensor:
     return ag.reshape(spread, (*batch, q.shape[-3], n, depth))
 
 
-def _rope(x: Tensor, positions: Any, frequencies: Any, base: float, offset: int, interleaved: bool, inverse: bool) -> Tensor:
+def _rope(x: Tensor, positions: Any, frequencies: Any, base: float, offset: int, interleaved: bool, inverse: bool,
+          heads: int | None = None) -> Tensor:  # fmt: skip
     if positions is not None:
         raise Unsupported("rope with positions")
     n, depth = x.shape[-2:]
@@ -190,13 +191,13 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "bias_add": _bias_add,
     "prelu": lambda x, weight: ag.prelu_broadcast(x, _channel_shaped(x, weight) if weight.size > 1 else weight),
     "masked_fill": lambda x, mask, value: ag.where(mask, value, x),
-    "adaptive_avg_pool1d": lambda **call: _adaptive("avg_pool", **call),
-    "adaptive_avg_pool2d": lambda **call: _adaptive("avg_pool", **call),
-    "adaptive_max_pool2d": lambda **call: _adaptive("max_pool", **call),
+    "adaptive_avg_pool1d": lambda **call: _adaptive_pool("avg_pool", **call),
+    "adaptive_avg_pool2d": lambda **call: _adaptive_pool("avg_pool", **call),
+    "adaptive_max_pool2d": lambda **call: _adaptive_pool("max_pool", **call),
     "batch_norm_inference": lambda fuse_relu, **call: ag.relu(ag.batch_norm_inference(**call)) if fuse_relu else NotImplemented,
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "scaled_dot_product_attention": _attention,
-    "recurrent": lambda **call: steps.forward(ag, **call),
+    "recurrent": lambda **call: steps.layer_forward(ag, **call),
     "rope": _rope,
 }

@@ -22,7 +22,7 @@ from netcl.io.onnx import control, numeric, quantized, recurrent, selection, win
 from netcl.io.onnx.bodies import IMPORT, GraphBody, GraphReader, declared
 from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, TensorSequence, operators
 from netcl.io.onnx.library import NARROW, ONNX_TYPES, library, numbers
-from netcl.io.onnx.table import Node
+from netcl.io.onnx.table import OnnxNode
 
 
 def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> OnnxModel:
@@ -215,7 +215,7 @@ class OnnxModel(nn.Module):
                 values.pop(name, None)
         return [values.get(name) for name in body.outputs]  # a function may leave out optional ones
 
-    def _run(self, node: Node, values: Mapping[str, Any]) -> list[Any]:
+    def _run(self, node: OnnxNode, values: Mapping[str, Any]) -> list[Any]:
         given = [values[name] if name else None for name in node.inputs]
         if node.kind in CONTROL:
 
@@ -238,7 +238,7 @@ class OnnxModel(nn.Module):
         """An array as a tensor on the host; tensors stay where they are."""
         return x if isinstance(x, Tensor | TensorSequence | None) else tree.tensor_of(*tree.bits(numbers(np.asarray(x))), self._host)
 
-    def _expanded(self, node: Node, given: list[Any]) -> list[Any]:
+    def _expanded(self, node: OnnxNode, given: list[Any]) -> list[Any]:
         """The results of a node by the body of its function."""
         codes = [*node.codes, *[0] * len(given)]
         body = node.expand([(0, ()) if x is None else (codes[i] or ONNX_TYPES[x.dtype], x.shape) for i, x in enumerate(given)])
@@ -246,7 +246,7 @@ class OnnxModel(nn.Module):
             self._keep_values(body)
         return self._execute(body, dict(zip_longest(body.inputs, given[: len(body.inputs)])))
 
-    def _arguments(self, node: Node, given: list[Any]) -> list[Any]:
+    def _arguments(self, node: OnnxNode, given: list[Any]) -> list[Any]:
         pairs = list(zip_longest(given, node.formals))
         host = HOST if node.kind not in ON_DEVICE else {}
         places = (x.queue for x, name in pairs if isinstance(x, Tensor) and name not in host)

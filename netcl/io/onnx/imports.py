@@ -19,7 +19,7 @@ from netcl.core.dtype import DTYPES
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.exports import ONNX_PAD_MODES
 from netcl.io.onnx.library import numbers
-from netcl.io.onnx.table import FORMULAS, STRUCTURED, Node, OperatorEntry, computed_by_formula, entries_by_operator, positive
+from netcl.io.onnx.table import FORMULAS, STRUCTURED, OnnxNode, OperatorEntry, computed_by_formula, entries_by_operator, positive
 
 Import = Callable[..., Any]
 #: ONNX's names of inputs that are sizes, axes or limits: functions and entries get their values, not tensors.
@@ -45,13 +45,13 @@ def operators() -> set[str]:
     return {*IMPORTS, *CONTROL, *FORMULAS, *entries_by_operator()}
 
 
-def reader(node: Node, entries: list[OperatorEntry]) -> Import:
+def reader(node: OnnxNode, entries: list[OperatorEntry]) -> Import:
     """The function that computes a node from its inputs; ``entries`` are those of its operator."""
     function = CONTROL.get(node.kind) or IMPORTS.get(node.kind)
     entry = next((entry for entry in entries if not entry.unread(node)), None)
     usual = entry.read if entry else computed_by_formula if node.kind in FORMULAS else None
 
-    def read(node: Node, *given: Any) -> Any:
+    def read(node: OnnxNode, *given: Any) -> Any:
         made = function(node, *given) if function else NotImplemented
         if made is not NotImplemented:
             return made
@@ -64,28 +64,28 @@ def reader(node: Node, entries: list[OperatorEntry]) -> Import:
     return read
 
 
-def _clip(node: Node, x: Tensor, *limits: Any) -> Tensor:
+def _clip(node: OnnxNode, x: Tensor, *limits: Any) -> Tensor:
     bounds = [limit if limit is None else np.asarray(limit).item() for limit in limits]
     if bounds == [0, 6] and DTYPES[x.dtype].is_float:
         return ag.relu6(x)  # kernels of convolutions end in it
     return x if all(bound is None for bound in bounds) else ag.clamp(x, *bounds)
 
 
-def _depth_to_space(node: Node, x: Tensor) -> Any:
+def _depth_to_space(node: OnnxNode, x: Tensor) -> Any:
     if node["mode"] == "CRD":
         return NotImplemented
     (n, c, h, w), b = x.shape, node["blocksize"]
     return ag.reshape(ag.permute(ag.reshape(x, (n, b, b, c // b**2, h, w)), (0, 3, 4, 1, 5, 2)), (n, c // b**2, h * b, w * b))
 
 
-def _last_best(node: Node, x: Tensor) -> Any:
+def _last_best(node: OnnxNode, x: Tensor) -> Any:
     if not node["select_last_index"]:
         return NotImplemented
     op, axis = ag.argmax if node.kind == "ArgMax" else ag.argmin, node["axis"]
     return ag.sub(x.shape[axis] - 1, op(ag.flip(x, axis), axis=axis, keepdims=bool(node["keepdims"])))
 
 
-def _read_split(node: Node, x: Tensor, lengths: list[int] | None = None) -> Any:
+def _read_split(node: OnnxNode, x: Tensor, lengths: list[int] | None = None) -> Any:
     axis = node["axis"]
     if lengths is None:
         each = -(-x.shape[axis] // (node["num_outputs"] or len(node.outputs)))
@@ -93,7 +93,7 @@ def _read_split(node: Node, x: Tensor, lengths: list[int] | None = None) -> Any:
     return tuple(ag.split(x, lengths, axis=axis))
 
 
-def _slice(node: Node, x: Tensor, starts: list[int], ends: list[int], axes: Any = None, steps: Any = None) -> Tensor:
+def _slice(node: OnnxNode, x: Tensor, starts: list[int], ends: list[int], axes: Any = None, steps: Any = None) -> Tensor:
     first, sizes, by = [0] * x.ndim, list(x.shape), [1] * x.ndim
     for axis, start, end, step in zip(axes or range(len(starts)), starts, ends, steps or [1] * len(starts), strict=True):
         bounds = slice(start, None if step < 0 and end < -x.shape[axis] else end, step).indices(x.shape[axis])
@@ -104,7 +104,7 @@ def _slice(node: Node, x: Tensor, starts: list[int], ends: list[int], axes: Any 
     return x if tuple(sizes) == x.shape and by == [1] * x.ndim else ag.strided_slice(x, first, sizes, by)
 
 
-def _pad(node: Node, x: Tensor, pads: list[int], value: Any = None, axes: Any = None) -> Tensor:
+def _pad(node: OnnxNode, x: Tensor, pads: list[int], value: Any = None, axes: Any = None) -> Tensor:
     named = list(range(x.ndim)) if axes is None else [axis % x.ndim for axis in axes]
     mode = next(mine for mine, name in ONNX_PAD_MODES.items() if name == node["mode"])
     sides = {axis: (pads[i], pads[len(named) + i]) for i, axis in enumerate(named)}
@@ -115,20 +115,20 @@ def _pad(node: Node, x: Tensor, pads: list[int], value: Any = None, axes: Any = 
     return ag.pad(x, flat, mode=mode, **(fill if mode == "constant" else {}))
 
 
-def _constant_value(node: Node) -> np.ndarray:
+def _constant_value(node: OnnxNode) -> np.ndarray:
     kinds = {"value": None, "value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
     for name in kinds.keys() & node.given.keys():
         return numbers(np.asarray(node[name], kinds[name]))
     raise node.fault("a constant must be made of numbers", attributes=list(node.given))
 
 
-def _gather(node: Node, x: Tensor, index: Tensor) -> Tensor:
+def _gather(node: OnnxNode, x: Tensor, index: Tensor) -> Tensor:
     axis = node["axis"] % x.ndim
     flat = ag.reshape(positive(index, x.shape[axis]), (-1,))
     return ag.reshape(ag.index_select(x, axis, flat), (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
 
 
-def _one_hot(node: Node, index: Tensor, depth: Any, values: Tensor) -> Tensor:
+def _one_hot(node: OnnxNode, index: Tensor, depth: Any, values: Tensor) -> Tensor:
     count, (low, high) = int(np.asarray(depth).item()), values.to_host().tolist()
     index, last = ag.cast(index, "int64"), index.ndim
     hit = ag.eq(ag.unsqueeze(positive(index, count), -1), Tensor.from_host(index.queue, np.arange(count)))
@@ -137,13 +137,13 @@ def _one_hot(node: Node, index: Tensor, depth: Any, values: Tensor) -> Tensor:
     return made if axis == last else ag.permute(made, [*range(axis), last, *range(axis, last)])
 
 
-def _gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+def _gemm(node: OnnxNode, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     out = ag.matmul(a, b, transpose_a=bool(node["transA"]), transpose_b=bool(node["transB"]))
     out = out if node["alpha"] == 1.0 else ag.mul(out, node["alpha"])
     return out if c is None or node["beta"] == 0.0 else ag.add(out, c if node["beta"] == 1.0 else ag.mul(c, node["beta"]))
 
 
-def _flat_softmax(node: Node, x: Tensor) -> Any:
+def _flat_softmax(node: OnnxNode, x: Tensor) -> Any:
     """Before opset 13, a softmax over all axes from the given one on."""
     if node.opset >= 13:
         return NotImplemented
@@ -151,7 +151,7 @@ def _flat_softmax(node: Node, x: Tensor) -> Any:
     return ag.reshape(op(ag.reshape(x, (math.prod(x.shape[:axis]), -1)), axis=-1), x.shape)
 
 
-def _read_group_norm(node: Node, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _read_group_norm(node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     groups = node["num_groups"]
     if node.opset < 21:  # weights are per group until then
         each = (groups, x.shape[1] // groups)

@@ -12,10 +12,10 @@ from netcl.core.device import require
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.imports import IMPORTS
 from netcl.io.onnx.library import dtype_of
-from netcl.io.onnx.table import Node
+from netcl.io.onnx.table import OnnxNode
 
 
-def _hardmax(node: Node, x: Tensor) -> Tensor:
+def _hardmax(node: OnnxNode, x: Tensor) -> Tensor:
     axis = node["axis"] % x.ndim
     flat = x if node.opset >= 13 else ag.reshape(x, (math.prod(x.shape[:axis]), -1))
     axis = axis if node.opset >= 13 else 1
@@ -24,7 +24,7 @@ def _hardmax(node: Node, x: Tensor) -> Tensor:
     return ag.reshape(ag.cast(ag.eq(best, Tensor.from_host(x.queue, places)), x.dtype), x.shape)
 
 
-def _cumulative_product(node: Node, x: Tensor, axis: Any) -> Tensor:
+def _cumulative_product(node: OnnxNode, x: Tensor, axis: Any) -> Tensor:
     axis = int(np.asarray(axis).item())
     values = ag.flip(x, axis) if node["reverse"] else x
     if node["exclusive"]:
@@ -34,19 +34,19 @@ def _cumulative_product(node: Node, x: Tensor, axis: Any) -> Tensor:
     return ag.flip(made, axis) if node["reverse"] else made
 
 
-def _lp_normalization(node: Node, x: Tensor) -> Tensor:
+def _lp_normalization(node: OnnxNode, x: Tensor) -> Tensor:
     size = ag.norm(x, p=node["p"], axis=node["axis"], keepdims=True)
     return ag.where(ag.eq(size, 0), 0.0, ag.div(x, size))
 
 
-def _local_response(node: Node, x: Tensor) -> Tensor:
+def _local_response(node: OnnxNode, x: Tensor) -> Tensor:
     size, rest = node["size"], [0, 0] * (x.ndim - 2)
     padded = ag.pad(ag.square(x), [*rest, (size - 1) // 2, size // 2])
     total = ag.sum(ag.unfold(padded, 1, size, 1), -1)
     return ag.div(x, ag.pow(ag.add(ag.mul(total, node["alpha"] / size), node["bias"]), node["beta"]))
 
 
-def _reduced_extreme(node: Node, x: Tensor, axes: Any = None) -> Any:
+def _reduced_extreme(node: OnnxNode, x: Tensor, axes: Any = None) -> Any:
     """Over no elements: the value that no other is beyond."""
     if x.size:
         return NotImplemented
@@ -57,7 +57,7 @@ def _reduced_extreme(node: Node, x: Tensor, axes: Any = None) -> Any:
     return function(values, axis=tuple(axes) if axes else None, keepdims=bool(node["keepdims"]), initial=ends[0 if largest else 1])
 
 
-def _batch_norm(node: Node, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Any:
+def _batch_norm(node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Any:
     """In training mode: by the statistics of the batch, and the running ones after it."""
     if not node["training_mode"]:
         return NotImplemented
@@ -69,7 +69,7 @@ def _batch_norm(node: Node, x: Tensor, weight: Tensor, bias: Tensor, mean: Tenso
     return ag.cast(out, x.dtype), *(ag.cast(new, old.dtype) for new, old in zip(after, (mean, var), strict=True))
 
 
-def _dropout(node: Node, x: Tensor, ratio: Any = None, training: Any = None) -> Any:
+def _dropout(node: OnnxNode, x: Tensor, ratio: Any = None, training: Any = None) -> Any:
     share = 0.5 if ratio is None else float(np.asarray(ratio).item())
     if training and share:
         kept = ag.ge(_uniform(node, x.shape, x.queue), share)
@@ -79,7 +79,7 @@ def _dropout(node: Node, x: Tensor, ratio: Any = None, training: Any = None) -> 
     return made if len(node.outputs) == 1 else (made, Tensor.ones(x.shape, "bool", queue=x.queue) if kept is None else kept)
 
 
-def _attention_node(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *cache: Any) -> Any:
+def _attention_node(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *cache: Any) -> Any:
     """By the op, without caches, windows, caps and further outputs; those are left to the definition of the operator."""
     known = {*node.given} <= {"is_causal", "scale", "q_num_heads", "kv_num_heads", "qk_matmul_output_mode"}
     if not known or any(x is not None for x in cache) or any(node.outputs[1:]):
@@ -94,7 +94,7 @@ def _attention_node(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | 
 # ---- random numbers
 
 
-def _uniform(node: Node, shape: Any, queue: Any = None) -> Tensor:
+def _uniform(node: OnnxNode, shape: Any, queue: Any = None) -> Tensor:
     """Uniform in [0, 1): by the generator of the device, or by NumPy's if the node has a seed."""
     queue = require("cpu").queue if queue is None else queue
     if node["seed"] is None:
@@ -102,7 +102,7 @@ def _uniform(node: Node, shape: Any, queue: Any = None) -> Tensor:
     return Tensor.from_host(queue, np.random.default_rng(int(node["seed"])).random(tuple(shape), np.float32))
 
 
-def _random(node: Node, *like: Tensor) -> Tensor:
+def _random(node: OnnxNode, *like: Tensor) -> Tensor:
     shape = like[0].shape if like else node["shape"]
     dtype = dtype_of(node["dtype"]) if node["dtype"] else like[0].dtype if like else "float32"
     queue = like[0].queue if like else None
@@ -113,7 +113,7 @@ def _random(node: Node, *like: Tensor) -> Tensor:
     return ag.cast(ag.add(ag.mul(ag.mul(radius, ag.cos(angle)), node["scale"]), node["mean"]), dtype)
 
 
-def _multinomial(node: Node, x: Tensor) -> Tensor:
+def _multinomial(node: OnnxNode, x: Tensor) -> Tensor:
     """Classes drawn by unnormalized log-probabilities: the largest after adding Gumbel noise."""
     noise = _uniform(node, (x.shape[0], node["sample_size"], x.shape[1]), x.queue)
     moved = ag.sub(ag.unsqueeze(x, 1), ag.log(ag.neg(ag.log(ag.clamp(noise, 1e-30, 1.0 - 1e-7)))))
@@ -130,7 +130,7 @@ def _sized(x: Tensor, axis: int, n: int) -> Tensor:
     return ag.pad(x, [*[0, 0] * (x.ndim - 1 - axis), 0, n - x.shape[axis]])
 
 
-def _dft(node: Node, x: Tensor, length: Tensor | None = None, axis: Any = None) -> Tensor:
+def _dft(node: OnnxNode, x: Tensor, length: Tensor | None = None, axis: Any = None) -> Tensor:
     axis = (-2 if axis is None else int(np.asarray(axis).item())) % x.ndim
     n, inverse, half = None if length is None else int(length.to_host().item()), bool(node["inverse"]), bool(node["onesided"])
     if inverse and half:
@@ -142,7 +142,7 @@ def _dft(node: Node, x: Tensor, length: Tensor | None = None, axis: Any = None) 
     return ag.narrow(made, axis, 0, n // 2 + 1) if half else made
 
 
-def _stft(node: Node, x: Tensor, step: Tensor, window: Tensor | None = None, length: Tensor | None = None) -> Tensor:
+def _stft(node: OnnxNode, x: Tensor, step: Tensor, window: Tensor | None = None, length: Tensor | None = None) -> Tensor:
     size = window.shape[0] if window is not None else int(length.to_host().item()) if length is not None else x.shape[1]
     pairs = x if x.ndim == 3 and x.shape[-1] == 2 else ag.pad(ag.reshape(x, (*x.shape[:2], 1)), [0, 1])
     frames = ag.unfold(pairs, 1, size, int(step.to_host().item()))  # (batch, frames, 2, size)
@@ -151,7 +151,7 @@ def _stft(node: Node, x: Tensor, step: Tensor, window: Tensor | None = None, len
     return ag.narrow(made, 2, 0, size // 2 + 1) if node["onesided"] else made
 
 
-def _mel_weights(node: Node, *given: Tensor) -> np.ndarray:
+def _mel_weights(node: OnnxNode, *given: Tensor) -> np.ndarray:
     bins, length, rate, low, high = (x.to_host().item() for x in given)
     ends = [2595 * math.log10(1 + edge / 700) for edge in (low, high)]
     mels = ends[0] + np.arange(bins + 2) * ((ends[1] - ends[0]) / (bins + 2))

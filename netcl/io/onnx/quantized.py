@@ -15,7 +15,7 @@ from netcl.core.dtype import DTYPES
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.imports import IMPORTS
 from netcl.io.onnx.library import NARROW, ONNX_TYPES, dtype_of, library
-from netcl.io.onnx.table import Node
+from netcl.io.onnx.table import OnnxNode
 from netcl.io.onnx.windows import read_conv
 
 #: Terms whose sum float32 holds exactly: each is a product of two differences of 8-bit values.
@@ -23,7 +23,7 @@ _EXACT_TERMS = 2**24 // 255**2
 _INT4_RANGES = {21: (0, 15), 22: (-8, 7), 25: (0, 3), 26: (-2, 1)}
 
 
-def cast_to(node: Node, x: Tensor, code: int) -> Any:
+def cast_to(node: OnnxNode, x: Tensor, code: int) -> Any:
     """``x`` as an element type of ONNX. Values of narrow types are rounded on the host."""
     if code not in NARROW:
         return ag.cast(x, dtype_of(code))
@@ -38,13 +38,13 @@ def cast_to(node: Node, x: Tensor, code: int) -> Any:
 ONNX_E8M0 = 24
 
 
-def _code_of(node: Node, index: int, like: Tensor | None) -> int:
+def _code_of(node: OnnxNode, index: int, like: Tensor | None) -> int:
     """The element type of an input: what the file says, or that of the tensor; 0 without the input."""
     known = node.codes[index] if index < len(node.codes) else 0
     return 0 if like is None else known or ONNX_TYPES[like.dtype]
 
 
-def _spread(node: Node, x: Tensor, values: Tensor) -> Tensor:
+def _spread(node: OnnxNode, x: Tensor, values: Tensor) -> Tensor:
     """Scales or zero points in a shape that broadcasts with ``x``: per tensor, per axis or per block."""
     axis = (1 if node["axis"] is None else node["axis"]) % max(x.ndim, 1)
     if node["block_size"]:
@@ -52,7 +52,7 @@ def _spread(node: Node, x: Tensor, values: Tensor) -> Tensor:
     return ag.reshape(values, [-1 if i == axis else 1 for i in range(x.ndim)] if values.size > 1 else [])
 
 
-def _quantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Any:
+def _quantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Any:
     code = _code_of(node, 2, zero) or node["output_dtype"] or ONNX_TYPES["uint8"]
     precise = dtype_of(node["precision"]) if node["precision"] else "float64" if "float64" in (x.dtype, scale.dtype) else "float32"
     scaled = ag.div(ag.cast(x, precise), ag.cast(_spread(node, x, scale), precise))
@@ -70,7 +70,7 @@ def _requantize(x: Tensor, zero: Tensor | None, code: int) -> Tensor:
     return ag.cast(ag.clamp(moved, low, high), dtype_of(code))
 
 
-def _dequantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+def _dequantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
     dtype = dtype_of(node["output_dtype"]) if node["output_dtype"] else scale.dtype
     wide = "float64" if dtype == "float64" else "float32"
     values = ag.cast(x, wide)
@@ -101,7 +101,7 @@ def _integer_matmul(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor 
     return total
 
 
-def _integer_conv(node: Node, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None) -> Tensor:
+def _integer_conv(node: OnnxNode, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None) -> Tensor:
     x, w = _centered(x, x_zero), _centered(w, w_zero, (-1, *[1] * (w.ndim - 1)))
     taps = math.prod(w.shape[2:])
     if w.shape[1] * taps <= _EXACT_TERMS:
@@ -121,14 +121,16 @@ def _product_requantized(product: Tensor, scale: Tensor, y_scale: Tensor, zero: 
     return _requantize(ag.mul(ag.cast(product, "float32"), ag.div(ag.cast(scale, "float32"), ag.cast(y_scale, "float32"))), zero, code)
 
 
-def _q_matmul(node: Node, a: Tensor, a_scale: Any, a_zero: Any, b: Tensor, b_scale: Any, b_zero: Any, y_scale: Any, y_zero: Any) -> Tensor:
+def _q_matmul(
+    node: OnnxNode, a: Tensor, a_scale: Any, a_zero: Any, b: Tensor, b_scale: Any, b_zero: Any, y_scale: Any, y_zero: Any
+) -> Tensor:
     product = _integer_matmul(a, b, a_zero, b_zero)
     rows = ag.reshape(a_scale, (-1, 1)) if a_scale.ndim == 1 and a_scale.size > 1 else a_scale
     return _product_requantized(product, ag.mul(rows, b_scale), y_scale, y_zero, _code_of(node, 7, y_zero))
 
 
 def _q_conv(
-    node: Node, x: Tensor, x_scale: Any, x_zero: Any, w: Tensor, w_scale: Any, w_zero: Any, y_scale: Any, y_zero: Any, bias: Any = None
+    node: OnnxNode, x: Tensor, x_scale: Any, x_zero: Any, w: Tensor, w_scale: Any, w_zero: Any, y_scale: Any, y_zero: Any, bias: Any = None
 ) -> Tensor:
     product, shape = _integer_conv(node, x, w, x_zero, w_zero), (-1, *[1] * (w.ndim - 2))
     if bias is not None:
@@ -137,7 +139,7 @@ def _q_conv(
     return _product_requantized(product, scale, y_scale, y_zero, _code_of(node, 7, y_zero))
 
 
-def _bit_cast(node: Node, x: Tensor) -> np.ndarray:
+def _bit_cast(node: OnnxNode, x: Tensor) -> np.ndarray:
     """The same bits as another type; a copy over the host."""
     source = library().helper.tensor_dtype_to_np_dtype(_code_of(node, 0, x))
     values = x.to_host().astype(source)

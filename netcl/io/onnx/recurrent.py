@@ -8,7 +8,7 @@ from typing import Any
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.imports import IMPORTS
-from netcl.io.onnx.table import Node
+from netcl.io.onnx.table import OnnxNode
 
 #: Order of ONNX's gates in that of the op, and the functions of the cells.
 _ORDERS = {"RNN": [0], "LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2]}
@@ -30,7 +30,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {
 
 
 def _read_recurrent(
-    node: Node, x: Tensor, w: Tensor, r: Tensor, b: Any = None, lengths: Any = None, h0: Any = None, c0: Any = None, p: Any = None
+    node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, b: Any = None, lengths: Any = None, h0: Any = None, c0: Any = None, p: Any = None
 ) -> tuple[Tensor, ...]:
     """All directions; ``layout=1`` has the batch first."""
     directions, batch_first = w.shape[0], bool(node["layout"])
@@ -48,7 +48,7 @@ def _read_recurrent(
     return y, *last
 
 
-def _functions(node: Node, names: list[str], parameters: list[Iterator[float]]) -> Iterator[Any]:
+def _functions(node: OnnxNode, names: list[str], parameters: list[Iterator[float]]) -> Iterator[Any]:
     """A pair of name and function per activation; given numbers are used up in order."""
     for name in names:
         if name.lower() not in _ACTIVATIONS:
@@ -59,7 +59,7 @@ def _functions(node: Node, names: list[str], parameters: list[Iterator[float]]) 
 
 
 def _direction(
-    node: Node, x: Tensor, w: Tensor, r: Tensor, states: list[Any], lengths: Any, functions: list[Any], d: int
+    node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, states: list[Any], lengths: Any, functions: list[Any], d: int
 ) -> tuple[Tensor, ...]:
     b, h0, c0, p = states
     kind, gates, reverse = node.kind, len(_ORDERS[node.kind]), d == 1 or node["direction"] == "reverse"
@@ -88,7 +88,7 @@ def _direction(
 
 
 def _by_steps(
-    node: Node, x: Tensor, w: Tensor, r: Tensor, b: Any, h0: Any, c0: Any, p: Any, lengths: Any, functions: Any, reverse: bool
+    node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, b: Any, h0: Any, c0: Any, p: Any, lengths: Any, functions: Any, reverse: bool
 ) -> Any:
     """One cell after the other, with clipping, peepholes, coupled gates and any activation."""
     kind, hidden, rows = node.kind, r.shape[1], x.shape[1]
@@ -111,15 +111,15 @@ def _by_steps(
     return (ag.stack(out), h, c) if kind == "LSTM" else (ag.stack(out), h)
 
 
-def _clipped(node: Node, x: Tensor) -> Tensor:
+def _clipped(node: OnnxNode, x: Tensor) -> Tensor:
     return ag.clamp(x, -node["clip"], node["clip"]) if node["clip"] else x
 
 
-def _rnn_cell(node: Node, x: Tensor, r: Tensor, rb: Any, h: Tensor, c: Tensor, p: Any, functions: Any) -> tuple[Tensor, Tensor]:
+def _rnn_cell(node: OnnxNode, x: Tensor, r: Tensor, rb: Any, h: Tensor, c: Tensor, p: Any, functions: Any) -> tuple[Tensor, Tensor]:
     return functions[0](_clipped(node, ag.add(x, ag.linear(h, r, rb)))), c
 
 
-def _gru_cell(node: Node, x: Tensor, r: Tensor, rb: Any, h: Tensor, c: Tensor, p: Any, functions: Any) -> tuple[Tensor, Tensor]:
+def _gru_cell(node: OnnxNode, x: Tensor, r: Tensor, rb: Any, h: Tensor, c: Tensor, p: Any, functions: Any) -> tuple[Tensor, Tensor]:
     (f, g), size = functions, h.shape[1]
     xz, xr, xh = ag.split(x, size, axis=1)
     rz, rr, rh = ag.split(r, size)
@@ -131,7 +131,7 @@ def _gru_cell(node: Node, x: Tensor, r: Tensor, rb: Any, h: Tensor, c: Tensor, p
     return ag.add(new, ag.mul(z, ag.sub(h, new))), c
 
 
-def _lstm_cell(node: Node, x: Tensor, r: Tensor, rb: Any, h: Tensor, c: Tensor, p: Any, functions: Any) -> tuple[Tensor, Tensor]:
+def _lstm_cell(node: OnnxNode, x: Tensor, r: Tensor, rb: Any, h: Tensor, c: Tensor, p: Any, functions: Any) -> tuple[Tensor, Tensor]:
     f, g, last = functions
     i, o, forget, new = ag.split(ag.add(x, ag.linear(h, r, rb)), h.shape[1], axis=1)
 

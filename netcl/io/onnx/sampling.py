@@ -12,20 +12,20 @@ import netcl.autograd as ag
 from netcl.core.dtype import DTYPES
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.imports import IMPORTS
-from netcl.io.onnx.table import Node
+from netcl.io.onnx.table import OnnxNode
 from netcl.ops.resample import cubic_kernel, weighted_axis
 
 # ---- Resize
 
 
-def coordinates(node: Node) -> tuple[str, str]:
+def coordinates(node: OnnxNode) -> tuple[str, str]:
     """How ``Resize`` places and rounds the pixels of an output; before opset 11 there was no choice."""
     if node.opset < 11:
         return "asymmetric", "floor"
     return node["coordinate_transformation_mode"], node["nearest_mode"]
 
 
-def resized(node: Node, x: Tensor, region: Any, scales: Any, sizes: Any) -> Tensor:
+def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> Tensor:
     """``Resize`` in every mode: each axis becomes weighted sums of its slices."""
     axes = [axis % x.ndim for axis in node["axes"] or range(x.ndim)]
     if sizes:
@@ -67,7 +67,7 @@ def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, flo
     return moved + (y + 0.5) / scale - 0.5
 
 
-def _shares(node: Node, n: int, scale: float, center: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _shares(node: OnnxNode, n: int, scale: float, center: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The pixels of an axis that every output is made of, and their shares."""
     if node["mode"] == "nearest":
         rounding: dict[str, Any] = {
@@ -90,7 +90,7 @@ def _shares(node: Node, n: int, scale: float, center: np.ndarray) -> tuple[np.nd
 # ---- points
 
 
-def _grid_sample(node: Node, x: Tensor, grid: Tensor) -> Tensor:
+def _grid_sample(node: OnnxNode, x: Tensor, grid: Tensor) -> Tensor:
     mode, align = node["mode"].removeprefix("bi"), bool(node["align_corners"])
     if x.ndim == 4 and mode != "cubic":
         return ag.grid_sample(x, grid, "bilinear" if mode == "linear" else mode, node["padding_mode"], align)
@@ -146,7 +146,7 @@ def _point_taps(p: Tensor, mode: str) -> list[tuple[Tensor, Any]]:
     return [(base - 1.0, far[0]), (base, near[0]), (base + 1.0, near[1]), (base + 2.0, far[1])]
 
 
-def _roi_align(node: Node, x: Tensor, rois: Tensor, batches: Tensor) -> Tensor:
+def _roi_align(node: OnnxNode, x: Tensor, rois: Tensor, batches: Tensor) -> Tensor:
     """Samples of every bin, averaged, or the largest of their weighted corners. Regions are read on the host."""
     (_, c, h, w), high, wide = x.shape, node["output_height"], node["output_width"]
     half = node.opset >= 16 and node["coordinate_transformation_mode"] == "half_pixel"
@@ -179,7 +179,7 @@ def _roi_taps(p: np.ndarray, n: int, shape: tuple[int, int]) -> tuple[np.ndarray
     return index.reshape(*shape, 2), shares.reshape(*shape, 2)
 
 
-def _deform_conv(node: Node, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+def _deform_conv(node: OnnxNode, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
     """The columns of the moved windows, then one product per group."""
     (n, c, *sizes), kernel, groups, parts = x.shape, list(w.shape[2:]), node["group"], node["offset_group"]
     strides, dilations, pads = (node[name] or [usual] * (2 + 2 * (name == "pads")) for name, usual in
@@ -204,7 +204,7 @@ def _deform_conv(node: Node, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor 
     return out if bias is None else out + ag.reshape(bias, (1, -1, 1, 1))
 
 
-def _col2im(node: Node, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
+def _col2im(node: OnnxNode, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
     """Columns added up where they came from, for images of any number of dimensions."""
     sizes, kernel = image.to_host().tolist(), block.to_host().tolist()
     axes = len(sizes)

@@ -10,7 +10,7 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.core.tensor import Tensor
 from netcl.io.onnx.imports import IMPORTS, TensorSequence
-from netcl.io.onnx.table import Node, positive
+from netcl.io.onnx.table import OnnxNode, positive
 
 #: ONNX's reductions of scattered values, and their names here.
 _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
@@ -22,7 +22,7 @@ def _placed(x: Tensor, axis: int, index: Tensor, values: Tensor, reduction: str 
     return ag.scatter_reduce(x, axis, index, values, _REDUCTIONS[str(reduction)])
 
 
-def _scatter_elements(node: Node, x: Tensor, index: Tensor, values: Tensor) -> Any:
+def _scatter_elements(node: OnnxNode, x: Tensor, index: Tensor, values: Tensor) -> Any:
     if node.kind == "ScatterElements" and node["reduction"] in (None, "none", "add"):
         return NotImplemented
     return _placed(x, node["axis"], positive(index, x.shape[node["axis"]]), values, node["reduction"])
@@ -36,7 +36,7 @@ def _flat_places(sizes: tuple[int, ...], index: Tensor) -> Tensor:
     return ag.cast(total, "int64")
 
 
-def _scatter_nd(node: Node, x: Tensor, index: Tensor, values: Tensor) -> Tensor:
+def _scatter_nd(node: OnnxNode, x: Tensor, index: Tensor, values: Tensor) -> Tensor:
     depth = index.shape[-1]
     places, rest = ag.reshape(_flat_places(x.shape[:depth], index), (-1, 1)), math.prod(x.shape[depth:])
     spread = ag.expand(places, (places.shape[0], rest))
@@ -44,7 +44,7 @@ def _scatter_nd(node: Node, x: Tensor, index: Tensor, values: Tensor) -> Tensor:
     return ag.reshape(_placed(flat, 0, spread, ag.reshape(values, (places.shape[0], rest)), node["reduction"]), x.shape)
 
 
-def _gather_nd(node: Node, x: Tensor, index: Tensor) -> Tensor:
+def _gather_nd(node: OnnxNode, x: Tensor, index: Tensor) -> Tensor:
     batch, depth = node["batch_dims"] or 0, index.shape[-1]
     rows, sizes, rest = x.shape[:batch], x.shape[batch : batch + depth], x.shape[batch + depth :]
     places = _flat_places(sizes, index)
@@ -53,7 +53,7 @@ def _gather_nd(node: Node, x: Tensor, index: Tensor) -> Tensor:
     return ag.reshape(ag.index_select(ag.reshape(x, (math.prod(rows) * math.prod(sizes), *rest)), 0, flat), (*places.shape, *rest))
 
 
-def _tensor_scatter(node: Node, cache: Tensor, update: Tensor, start: Tensor | None = None) -> Tensor:
+def _tensor_scatter(node: OnnxNode, cache: Tensor, update: Tensor, start: Tensor | None = None) -> Tensor:
     """Updates written into a cache from ``start`` of each row on, around its end with ``mode="circular"``."""
     axis, size = node["axis"] % cache.ndim, cache.shape[node["axis"]]
     first = np.zeros(cache.shape[0], np.int64) if start is None else start.to_host()
@@ -66,7 +66,7 @@ def _tensor_scatter(node: Node, cache: Tensor, update: Tensor, start: Tensor | N
     return ag.scatter(cache, axis, Tensor.from_host(cache.queue, np.broadcast_to(places.reshape(shape), update.shape).copy()), update)
 
 
-def _reverse_sequence(node: Node, x: Tensor, lengths: Tensor) -> Tensor:
+def _reverse_sequence(node: OnnxNode, x: Tensor, lengths: Tensor) -> Tensor:
     time, batch = node["time_axis"], node["batch_axis"]
     t, counts = np.arange(x.shape[time])[:, None], lengths.to_host()[None, :]
     places = np.where(t < counts, counts - 1 - t, t)
@@ -74,12 +74,12 @@ def _reverse_sequence(node: Node, x: Tensor, lengths: Tensor) -> Tensor:
     return ag.gather(x, time, Tensor.from_host(x.queue, np.broadcast_to(places, x.shape).astype(np.int64)))
 
 
-def _compress(node: Node, x: Tensor, condition: Tensor) -> Tensor:
+def _compress(node: OnnxNode, x: Tensor, condition: Tensor) -> Tensor:
     flat, axis = (ag.reshape(x, -1), 0) if node["axis"] is None else (x, node["axis"])
     return ag.index_select(flat, axis, Tensor.from_host(x.queue, np.flatnonzero(condition.to_host())))
 
 
-def _unique(node: Node, x: Tensor) -> tuple[Any, ...]:
+def _unique(node: OnnxNode, x: Tensor) -> tuple[Any, ...]:
     axis, values = node["axis"], ag.reshape(x, -1) if node["axis"] is None else x
     _, first, inverse, counts = np.unique(values.to_host(), True, True, True, axis=axis)
     inverse = inverse.reshape(-1)
@@ -91,7 +91,7 @@ def _unique(node: Node, x: Tensor) -> tuple[Any, ...]:
 
 
 def _non_max_suppression(
-    node: Node, boxes: Tensor, scores: Tensor, limit: Any = None, overlap: Any = None, least: Any = None
+    node: OnnxNode, boxes: Tensor, scores: Tensor, limit: Any = None, overlap: Any = None, least: Any = None
 ) -> np.ndarray:
     """``(batch, class, box)`` of the boxes that no better box of their class overlaps."""
     count, most = (0 if limit is None else int(limit.to_host().item())), 0.0 if overlap is None else overlap.to_host().item()
@@ -115,7 +115,7 @@ def _non_max_suppression(
     return np.array(found, np.int64).reshape(-1, 3)
 
 
-def _tf_idf(node: Node, x: Tensor) -> np.ndarray:
+def _tf_idf(node: OnnxNode, x: Tensor) -> np.ndarray:
     """How often the n-grams of a pool occur, with up to ``max_skip_count`` elements between theirs, weighted."""
     if node["pool_int64s"] is None:
         raise node.fault("n-grams must be made of numbers")
@@ -142,7 +142,7 @@ def _tf_idf(node: Node, x: Tensor) -> np.ndarray:
     return made.reshape(*rows.shape[:-1], width).astype(np.float32)
 
 
-def _split_to_sequence(node: Node, x: Tensor, sizes: Any = None) -> TensorSequence:
+def _split_to_sequence(node: OnnxNode, x: Tensor, sizes: Any = None) -> TensorSequence:
     axis = node["axis"] % x.ndim
     lengths = 1 if sizes is None else sizes
     each = [lengths] * -(-x.shape[axis] // lengths) if isinstance(lengths, int) else lengths
@@ -153,13 +153,13 @@ def _split_to_sequence(node: Node, x: Tensor, sizes: Any = None) -> TensorSequen
     return TensorSequence(ag.squeeze(part, axis) if dropped else part for part in parts)
 
 
-def _inserted(node: Node, parts: TensorSequence, x: Tensor, place: Tensor | None = None) -> TensorSequence:
+def _inserted(node: OnnxNode, parts: TensorSequence, x: Tensor, place: Tensor | None = None) -> TensorSequence:
     at = len(parts) if place is None else int(place.to_host().item())
     at = at if at >= 0 else at + len(parts)
     return TensorSequence([*parts[:at], x, *parts[at:]])
 
 
-def _erased(node: Node, parts: TensorSequence, place: Tensor | None = None) -> TensorSequence:
+def _erased(node: OnnxNode, parts: TensorSequence, place: Tensor | None = None) -> TensorSequence:
     at = len(parts) - 1 if place is None else int(place.to_host().item()) % len(parts)
     return TensorSequence([*parts[:at], *parts[at + 1 :]])
 

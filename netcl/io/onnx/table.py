@@ -97,7 +97,7 @@ class Conversion(NamedTuple):
     """``write(value, arguments of the call)`` gives what the node holds, ``read(value, first input, node)`` the op's argument."""
 
     write: Callable[[Any, Mapping[str, Any]], Any]
-    read: Callable[[Any, Tensor, Node], Any]
+    read: Callable[[Any, Tensor, OnnxNode], Any]
 
 
 def positive(index: Tensor, length: int) -> Tensor:
@@ -121,7 +121,7 @@ CONVERSIONS = {
 }
 
 
-class Node:
+class OnnxNode:
     """A node of a file: its operator, attributes (with ONNX's defaults), opset, and the names of its inputs and outputs.
 
     ``formals`` are ONNX's names of its inputs in the latest opset, ``codes`` the element types of its inputs (0 if unknown). ``read``
@@ -173,7 +173,7 @@ class Slot:
             value = np.full(call.get("normalized_shape", call["x"].shape[1:2]), self.value, np.float32)
         return [value]
 
-    def read(self, value: Any, x: Tensor, node: Node) -> Any:
+    def read(self, value: Any, x: Tensor, node: OnnxNode) -> Any:
         """The op's argument for what a node holds."""
         return CONVERSIONS[self.convert].read(value, x, node) if self.convert in CONVERSIONS else value
 
@@ -204,7 +204,7 @@ class OperatorEntry:
         inputs = [value for slot in self.inputs for value in slot.written(arguments)]
         return inputs, {name: slot.written(arguments)[0] for name, slot in self.attributes.items()}
 
-    def unread(self, node: Node) -> dict[str, Any]:
+    def unread(self, node: OnnxNode) -> dict[str, Any]:
         """The attributes of a node that this entry does not know or that have another value here."""
         fixed = {name: slot.value for name, slot in self.attributes.items() if not slot.name}
         usual = schema(node.kind, node.opset).defaults
@@ -212,7 +212,7 @@ class OperatorEntry:
         known = {*self.attributes, *IGNORED, *node.formals}  # attributes of older opsets are inputs in later ones
         return found | {name: value for name, value in node.given.items() if name not in known and value != usual.get(name)}
 
-    def read(self, node: Node, *given: Any) -> Any:
+    def read(self, node: OnnxNode, *given: Any) -> Any:
         """Run the op on the inputs of a node."""
         row, function, x = REGISTRY[self.op], getattr(ag, self.op), given[0]
         if getattr(row, "accepts", "") == "float" and not dtypes.DTYPES[x.dtype].is_float:
@@ -232,7 +232,7 @@ class OperatorEntry:
         return out if isinstance(out, tuple) or out.dtype == like.dtype else ag.cast(out, like.dtype)
 
 
-def computed_by_formula(node: Node, *given: Tensor) -> Tensor:
+def computed_by_formula(node: OnnxNode, *given: Tensor) -> Tensor:
     """The result of an operator of :data:`FORMULAS`."""
     inputs = {f"v{i}": x for i, x in enumerate(given)}
     out: Tensor = evaluate(parse(FORMULAS[node.kind]), ThroughOps({**node.attributes, **inputs}, ag))

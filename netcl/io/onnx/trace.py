@@ -17,7 +17,7 @@ import numpy as np
 import netcl.autograd as ag
 from netcl.autograd.tape import modes
 from netcl.core.tensor import Tensor
-from netcl.engine.registry import Choice, Composite, Pointwise, Row, lookup
+from netcl.engine.registry import Choice, Composite, Pointwise, Row, lookup_op
 from netcl.io.archive import refusal
 from netcl.nn.summary import evaluating
 
@@ -103,7 +103,9 @@ class Trace:
             self.within = before
         if parts is not NotImplemented:  # the op's own result stands for that of its parts, so that the final comparison sees it
             parts = parts if isinstance(parts, tuple) else (parts,)
-            self.calls += [Call(lookup("cast"), {"x": part}, {}, (result,), row.name) for part, result in zip(parts, outputs, strict=True)]
+            self.calls += [
+                Call(lookup_op("cast"), {"x": part}, {}, (result,), row.name) for part, result in zip(parts, outputs, strict=True)
+            ]
             return out
         self.calls.append(Call(row, inputs, params, outputs, self.within))
         self.unknown[row.name] += not known

@@ -16,7 +16,7 @@ from netcl.io.onnx.exports import EXPORTS
 from netcl.io.onnx.graph import Name, OnnxGraph
 from netcl.io.onnx.imports import IMPORTS
 from netcl.io.onnx.sampling import coordinates, resized
-from netcl.io.onnx.table import Node
+from netcl.io.onnx.table import OnnxNode
 from netcl.io.onnx.trace import Call, Unsupported
 from netcl.nn import volume
 from netcl.ops.conv.geometry import frozen, paddings
@@ -39,7 +39,7 @@ def _window(call: Call, kernel: Sequence[int], padding: Any) -> dict[str, Any]:
     return {"kernel_shape": list(kernel), "strides": strides, "dilations": dilations, "pads": pads.T.reshape(-1).tolist()}
 
 
-def _node_pads(node: Node, sizes: Sequence[int], kernel: Sequence[int], ceil: bool = False) -> list[tuple[int, int]]:
+def _node_pads(node: OnnxNode, sizes: Sequence[int], kernel: Sequence[int], ceil: bool = False) -> list[tuple[int, int]]:
     """``(begin, end)`` per axis from ``pads`` or ``auto_pad``.
 
     With ``ceil``, enough for the windows that ``ceil_mode`` adds; windows that would start beyond the image are left out.
@@ -60,14 +60,14 @@ def _node_pads(node: Node, sizes: Sequence[int], kernel: Sequence[int], ceil: bo
     return found
 
 
-def _op(node: Node, x: Tensor, name: str) -> Any:
+def _op(node: OnnxNode, x: Tensor, name: str) -> Any:
     """The op for signals, images or volumes."""
     if x.ndim not in (3, 4, 5):
         raise node.fault("x must have 3 to 5 dimensions (batch, channels and one to three more)", shape=x.shape)
     return getattr(volume if x.ndim == 5 else ag, f"{name}{x.ndim - 2}d")
 
 
-def _all_windows(node: Node, x: Tensor, kernel: Sequence[int]) -> Tensor:
+def _all_windows(node: OnnxNode, x: Tensor, kernel: Sequence[int]) -> Tensor:
     """All windows of ``x`` in any number of dimensions; the last axis holds the values of a window."""
     strides, dilations = (node[name] or [1] * len(kernel) for name in ("strides", "dilations"))
     for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True)):
@@ -80,7 +80,7 @@ def _one(values: Any) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _strides_of(node: Node, x: Tensor) -> dict[str, Any]:
+def _strides_of(node: OnnxNode, x: Tensor) -> dict[str, Any]:
     return {name: _one(node[f"{name}s"] or [1] * (x.ndim - 2)) for name in ("stride", "dilation")}
 
 
@@ -100,14 +100,14 @@ def _export_conv(graph: OnnxGraph, call: Call) -> Name:
     return graph.node(kind, [call["x"], call["w"], call["bias"]], call.out.dtype, group=call["groups"], **window)
 
 
-def read_conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+def read_conv(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     op, pads = _op(node, x, "conv"), _node_pads(node, x.shape[2:], w.shape[2:])
     if any(begin != end for begin, end in pads):
         x, pads = _padded_input(x, pads, 0.0), [(0, 0)] * len(pads)
     return op(x, w, bias, padding=_one([begin for begin, _ in pads]), groups=node["group"], **_strides_of(node, x))
 
 
-def _conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+def _conv_transpose(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """Without padding, then cut: the pads at both ends differ where they follow from ``output_shape`` or ``auto_pad``."""
     axes, kernel = x.ndim - 2, w.shape[2:]
     strides, dilations, more = (node[name] or [usual] * axes for name, usual in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
@@ -158,7 +158,7 @@ def _export_pool(graph: OnnxGraph, call: Call) -> Name:
     return graph.node("AveragePool", [call["x"]], call.out.dtype, count_include_pad=include, **window)
 
 
-def _max_pool(node: Node, x: Tensor) -> Any:
+def _max_pool(node: OnnxNode, x: Tensor) -> Any:
     kernel, kind = node["kernel_shape"], DTYPES[x.dtype]
     pads = _node_pads(node, x.shape[2:], kernel, ceil=True)
     padded = _padded_input(x, pads, -math.inf if kind.is_float else int(np.iinfo(kind.storage).min))
@@ -175,7 +175,7 @@ def _max_pool(node: Node, x: Tensor) -> Any:
     return ag.squeeze(ag.gather(windows, -1, best), -1), ag.squeeze(indices, -1) + Tensor.from_host(x.queue, planes)
 
 
-def _average_pool(node: Node, x: Tensor) -> Tensor:
+def _average_pool(node: OnnxNode, x: Tensor) -> Tensor:
     kernel, sizes = node["kernel_shape"], x.shape[2:]
     pads, wide = _node_pads(node, sizes, kernel), _node_pads(node, sizes, kernel, ceil=True)
 
@@ -194,13 +194,13 @@ def _average_pool(node: Node, x: Tensor) -> Tensor:
     return ag.div(total, average(Tensor.from_host(x.queue, counted, x.dtype)))
 
 
-def _lp_pool(node: Node, x: Tensor) -> Tensor:
+def _lp_pool(node: OnnxNode, x: Tensor) -> Tensor:
     kernel, p = node["kernel_shape"], float(node["p"])
     padded = _padded_input(x, _node_pads(node, x.shape[2:], kernel, ceil=True), 0.0)
     return ag.pow(ag.sum(ag.pow(ag.abs(_all_windows(node, padded, kernel)), p), -1), 1 / p)
 
 
-def _max_unpool(node: Node, x: Tensor, index: Tensor, shape: Any = None) -> Tensor:
+def _max_unpool(node: OnnxNode, x: Tensor, index: Tensor, shape: Any = None) -> Tensor:
     kernel, axes = node["kernel_shape"], x.ndim - 2
     strides, pads = node["strides"] or [1] * axes, node["pads"] or [0] * 2 * axes
     sizes = [(n - 1) * s + k - pads[i] - pads[axes + i] for i, (n, s, k) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))]
@@ -234,7 +234,7 @@ def _export_interpolate(graph: OnnxGraph, call: Call) -> Name:
     return graph.node("Resize", [call["x"], None, np.array(scales, np.float32)], call.out.dtype, **options)
 
 
-def _resize(node: Node, x: Tensor, region: Any = None, scales: Any = None, sizes: Any = None) -> Tensor:
+def _resize(node: OnnxNode, x: Tensor, region: Any = None, scales: Any = None, sizes: Any = None) -> Tensor:
     if node.opset < 11:
         region, scales = None, region
     by_size = bool(sizes)
@@ -252,7 +252,7 @@ def _resize(node: Node, x: Tensor, region: Any = None, scales: Any = None, sizes
     return ag.interpolate(x, **target, mode=("linear" if x.ndim == 3 else "bilinear") if linear else "nearest", align_corners=align)
 
 
-def _resize_form(node: Node, factors: Sequence[float], outs: Sequence[int]) -> tuple[str, str, str]:
+def _resize_form(node: OnnxNode, factors: Sequence[float], outs: Sequence[int]) -> tuple[str, str, str]:
     """Mode, coordinate transformation and rounding, with equal forms replaced by one of :data:`_RESIZES`."""
     mode, (moved, rounding) = node["mode"], coordinates(node)
     rounding = rounding if mode == "nearest" else ""

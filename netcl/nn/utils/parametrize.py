@@ -19,7 +19,7 @@ from netcl.nn.module import Module
 from netcl.nn.parameter import Parameter
 
 
-def _compute(module: Module, name: str, function: Callable[[Any], Tensor] | None) -> None:
+def _recompute(module: Module, name: str, function: Callable[[Any], Tensor] | None) -> None:
     """Make ``module.name`` the result of ``function(module)``; ``None`` makes it an attribute again."""
     computed = {**vars(module).get("_computed", {}), name: function}
     vars(module)["_computed"] = computed = {key: value for key, value in computed.items() if value is not None}
@@ -43,7 +43,7 @@ def _taken(module: Module, name: str, op: str) -> Tensor:
 
 
 def _put_back(module: Module, name: str, value: Tensor) -> Module:
-    _compute(module, name, None)
+    _recompute(module, name, None)
     module.register_parameter(name, Parameter(value.detach()))
     return module
 
@@ -96,7 +96,7 @@ def register_parametrization(module: Any, tensor_name: str, parametrization: Any
     if not is_parametrized(module):
         module.parametrizations = ModuleDict()
     module.parametrizations[tensor_name] = ParametrizationList([parametrization], original)
-    _compute(module, tensor_name, lambda self: self.parametrizations[tensor_name]())
+    _recompute(module, tensor_name, lambda self: self.parametrizations[tensor_name]())
     return module
 
 
@@ -154,7 +154,7 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
     form = WeightNorm(dim)
     for suffix, value in zip("gv", form.right_inverse(_taken(module, name, "weight_norm")), strict=True):
         module.register_parameter(f"{name}_{suffix}", Parameter(value))
-    _compute(module, name, lambda self: form.forward(getattr(self, f"{name}_g"), getattr(self, f"{name}_v")))
+    _recompute(module, name, lambda self: form.forward(getattr(self, f"{name}_g"), getattr(self, f"{name}_v")))
     return module
 
 
@@ -242,7 +242,7 @@ def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int 
         original, u, v = (getattr(self, f"{name}_{suffix}") for suffix in ("orig", "u", "v"))
         return form.divided(original, u, v, self.training)
 
-    _compute(module, name, compute)
+    _recompute(module, name, compute)
     return module
 
 

@@ -38,12 +38,12 @@ class PackedSequence(NamedTuple):
         """``(time, batch, features)``, rows in order of length, and their lengths as int32. Values after the end are the row's last."""
         lengths, starts = self.lengths(), np.concatenate(([0], np.cumsum(self.batch_sizes.to_host())[:-1]))
         at = starts[np.minimum(np.arange(len(starts))[:, None], lengths - 1)] + np.arange(len(lengths))
-        return _rows(self.data, at), Tensor.from_host(self.data.queue, lengths.astype(np.int32))
+        return _packed_rows(self.data, at), Tensor.from_host(self.data.queue, lengths.astype(np.int32))
 
     def with_data(self, y: Tensor) -> PackedSequence:
         """The same sequences with the values of a padded tensor, rows in order of length."""
         at = np.flatnonzero(np.arange(y.shape[0])[:, None] < self.lengths())
-        return self._replace(data=_rows(ag.reshape(y, (-1, *y.shape[2:])), at))
+        return self._replace(data=_packed_rows(ag.reshape(y, (-1, *y.shape[2:])), at))
 
     def to_sorted(self, state: Any) -> Any:
         """A state (layers, batch, features), or a tuple of them, in order of length."""
@@ -66,7 +66,7 @@ def _on_host(values: np.ndarray) -> Tensor:
     return Tensor.from_host(queue_of("cpu"), values.astype(np.int64))
 
 
-def _rows(x: Tensor, index: np.ndarray) -> Tensor:
+def _packed_rows(x: Tensor, index: np.ndarray) -> Tensor:
     """Rows of a tensor in the order and the shape of ``index``."""
     found = ag.index_select(x, 0, Tensor.from_host(x.queue, index.astype(np.int64).reshape(-1)))
     return ag.reshape(found, (*index.shape, *x.shape[1:]))
@@ -115,7 +115,7 @@ def pack_padded_sequence(input: Tensor, lengths: Any, batch_first: bool = False,
         raise ShapeError(message("pack_padded_sequence", "lengths must be in descending order", remedy, lengths=sizes.tolist()))
     step, sequence = _places(sizes[order])
     row = order[sequence] * time + step if batch_first else step * batch + order[sequence]
-    data = _rows(ag.reshape(input, (time * batch, *input.shape[2:])), row)
+    data = _packed_rows(ag.reshape(input, (time * batch, *input.shape[2:])), row)
     indices = [None, None] if enforce_sorted else [Tensor.from_host(input.queue, i) for i in (order, np.argsort(order))]
     return PackedSequence(data, _on_host(np.bincount(step, minlength=sizes.max(initial=0))), *indices)
 
@@ -151,7 +151,7 @@ def pad_packed_sequence(
     index[_places(lengths)] = np.arange(len(data))
     order = _original(sequence)
     filled = ag.cat([data, Tensor.full((1, *data.shape[1:]), padding_value, data.dtype, queue=data.queue)], axis=0)
-    return _rows(filled, index[:, order].T if batch_first else index[:, order]), _on_host(lengths[order])
+    return _packed_rows(filled, index[:, order].T if batch_first else index[:, order]), _on_host(lengths[order])
 
 
 def unpack_sequence(packed_sequences: PackedSequence) -> list[Tensor]:

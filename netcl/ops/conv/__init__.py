@@ -40,7 +40,7 @@ def _convolve(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], re
     g = geometry(name, x.shape, w.shape, *options)
     _check_bias(name, bias, g.f)
     if x.backend == "cpu":
-        return launch.run_cpu(arrays.forward, x, w, bias, g=g, relu=relu)
+        return launch.run_cpu(arrays.conv_forward, x, w, bias, g=g, relu=relu)
     return conv2d_with(x, w, Extras(Finish(x.dtype, activation="relu" if relu else ""), bias), g)
 
 
@@ -116,7 +116,7 @@ _CONV_ERRORS: list[Any] = [
 ]  # fmt: skip
 
 
-@op(vjp=_conv2d_vjp, ref=arrays.ref_conv2d, cpu=arrays.forward, amp="half", samples=_CONV_SAMPLES, errors=_CONV_ERRORS)
+@op(vjp=_conv2d_vjp, ref=arrays.ref_conv2d, cpu=arrays.conv_forward, amp="half", samples=_CONV_SAMPLES, errors=_CONV_ERRORS)
 def conv2d(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,
@@ -140,7 +140,7 @@ def _conv2d_relu_vjp(F, g, out, x, w, bias_shape, needs, stride, padding, dilati
     return _conv2d_vjp(F, g, x, w, bias_shape, needs, stride, padding, dilation, groups, pad)
 
 
-@op(vjp=_conv2d_relu_vjp, ref=arrays.ref_conv2d_relu, cpu=arrays.forward, amp="half", samples=_CONV_SAMPLES[1:5])
+@op(vjp=_conv2d_relu_vjp, ref=arrays.ref_conv2d_relu, cpu=arrays.conv_forward, amp="half", samples=_CONV_SAMPLES[1:5])
 def conv2d_relu(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,

@@ -51,7 +51,7 @@ def fold_windows(cols: np.ndarray, g: Geometry) -> np.ndarray:
     return x[:, :, top : top + g.h, left : left + g.w]
 
 
-def forward(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, *, g: Geometry, relu: bool = False) -> np.ndarray:
+def conv_forward(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, *, g: Geometry, relu: bool = False) -> np.ndarray:
     y = (w.reshape(g.groups, g.f // g.groups, -1) @ columns(x, g)).reshape(g.y_shape)
     if bias is not None:
         y = y + bias.reshape(1, -1, 1, 1)

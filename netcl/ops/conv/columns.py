@@ -244,13 +244,13 @@ def add_splits(parts: Tensor, result: Tensor) -> None:
 
 
 def _filters_first(y: Tensor, g: Geometry) -> Tensor:
-    return _reordered(y, (g.n, g.f, g.oh * g.ow), (1, 0, 2))
+    return _reordered_columns(y, (g.n, g.f, g.oh * g.ow), (1, 0, 2))
 
 
 def _turned(w: Tensor, g: Geometry) -> Tensor:
-    return _reordered(w, (g.groups, g.f // g.groups, g.c // g.groups * g.taps), (0, 2, 1))
+    return _reordered_columns(w, (g.groups, g.f // g.groups, g.c // g.groups * g.taps), (0, 2, 1))
 
 
-def _reordered(x: Tensor, shape: Sequence[int], order: Sequence[int]) -> Tensor:
+def _reordered_columns(x: Tensor, shape: Sequence[int], order: Sequence[int]) -> Tensor:
     strides = dense(shape)
     return take_block(x, [shape[i] for i in order], 0, [strides[i] for i in order])

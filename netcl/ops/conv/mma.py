@@ -202,7 +202,7 @@ def _convolves_right(queue: Any, dtype: str) -> bool:
     rng = np.random.default_rng(0)
     x, w, dy = (Tensor.from_host(queue, rng.standard_normal(shape, np.float32), dtype) for shape in (g.x_shape, g.w_shape, g.y_shape))
     exact_x, exact_w, exact_dy = (t.to_host().astype(np.float64) for t in (x, w, dy))
-    cases = ((FORWARD, (x, w), g.y_shape, arrays.forward(exact_x, exact_w, None, g=g)),
+    cases = ((FORWARD, (x, w), g.y_shape, arrays.conv_forward(exact_x, exact_w, None, g=g)),
              (INPUT_GRAD, (dy, w), g.x_shape, arrays.input_grad(exact_dy, exact_w, None, g=g)),
              (WEIGHT_GRAD, (x, dy), g.w_shape, arrays.weight_grad(exact_dy, exact_x, g=g)))  # fmt: skip
     return all(_is_close(queue, Job(kind, g, dtype), given, shape, exact) for kind, given, shape, exact in cases)

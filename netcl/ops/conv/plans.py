@@ -441,7 +441,7 @@ def _tuned_convolution(problem: Problem) -> algorithms.Case:
     weights = (f, c // flags["groups"], *kernel)
     g = geometry(problem.op, (n, c, h, w), weights, *(flags[name] for name in ("stride", "pad", "dilation", "groups")))
     first, second, shape, depth, exact = {
-        FORWARD: (g.x_shape, g.w_shape, g.y_shape, g.c // g.groups * g.taps, partial(arrays.forward, bias=None, g=g)),
+        FORWARD: (g.x_shape, g.w_shape, g.y_shape, g.c // g.groups * g.taps, partial(arrays.conv_forward, bias=None, g=g)),
         INPUT_GRAD: (g.y_shape, g.w_shape, g.x_shape, g.f // g.groups * g.taps, partial(arrays.input_grad, bias=None, g=g)),
         WEIGHT_GRAD: (g.y_shape, g.x_shape, g.w_shape, g.n * g.oh * g.ow, partial(arrays.weight_grad, g=g)),
     }[problem.op]

@@ -21,7 +21,7 @@ from netcl.ops.quantized.layout import device_bytes, pack_strips, unpack_strips
 
 __all__ = ["quantized_linear", "quantized_linear_grad", "quantized_rows"]
 
-_ACTIVATIONS = ("auto", "float", "int8")
+_ACTIVATION_FORMS = ("auto", "float", "int8")
 
 
 def _packed_problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[int, int], activations: str = "auto") -> plans.Packed:
@@ -31,8 +31,8 @@ def _packed_problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[
         what = f"weight must be {wanted} bytes (uint8) for {shape[0]} rows and {shape[1]} columns"
         raise ShapeError(message(op, what, "make it with nn.QuantizedLinear", kind=row.name, size=weight.size, dtype=weight.dtype))
     p = plans.Packed(row, *shape, math.prod(x.shape[:-1]), x.dtype, activations)
-    if activations not in _ACTIVATIONS:
-        raise ValueError(message(op, f"activations must be one of {', '.join(_ACTIVATIONS)}", activations=repr(activations)))
+    if activations not in _ACTIVATION_FORMS:
+        raise ValueError(message(op, f"activations must be one of {', '.join(_ACTIVATION_FORMS)}", activations=repr(activations)))
     if activations == "int8" and not p.coded:
         raise ValueError(message(op, f"{row.name} has no integer codes, which int8 activations require", "use float"))
     return p

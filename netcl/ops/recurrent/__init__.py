@@ -14,7 +14,7 @@ from netcl.core.dtype import DTYPES, sum_dtype
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch, reduction
-from netcl.engine.registry import S, lookup, op
+from netcl.engine.registry import S, lookup_op, op
 from netcl.ops import reduce  # noqa: F401, adds the row of sum
 from netcl.ops.finish import Finish
 from netcl.ops.matmul.gemm import Extras, product
@@ -24,10 +24,10 @@ from netcl.ops.recurrent.steps import GATES, KEPT
 
 __all__ = ["recurrent", "recurrent_grad"]
 
-_sum = reduction.reduction_function(lookup("sum"))
+_sum_over = reduction.reduction_function(lookup_op("sum"))
 
 
-def _check(
+def _check_layer(
     gx: Tensor, weight: Tensor, bias: Any, h0: Any, c0: Any, projection: Any, lengths: Any, kind: str
 ) -> tuple[int, int, int, int]:  # fmt: skip
     """Return steps, rows, hidden units and the width of h; raises if the operands do not fit together."""
@@ -74,19 +74,19 @@ def _flags(reverse: bool, *given: Any) -> int:
     return int(reverse) + sum(2 << i for i, x in enumerate(given) if x is not None)
 
 
-def _forward_cpu(gx, weight, bias, h0, c0, projection, lengths, kind, reverse):
-    return steps.forward(steps.NUMPY, gx, weight, bias, h0, c0, projection, lengths, kind, reverse)
+def _layer_cpu(gx, weight, bias, h0, c0, projection, lengths, kind, reverse):
+    return steps.layer_forward(steps.NUMPY, gx, weight, bias, h0, c0, projection, lengths, kind, reverse)
 
 
 def _forward_ref(gx, weight, bias=None, h0=None, c0=None, projection=None, lengths=None, *, kind, reverse=False):
-    return _forward_cpu(gx, weight, bias, h0, c0, projection, lengths, kind, reverse)
+    return _layer_cpu(gx, weight, bias, h0, c0, projection, lengths, kind, reverse)
 
 
-def _vjp(F, g, out, weight, bias_shape, h0, c0, projection, lengths, kind, reverse):
+def _layer_vjp(F, g, out, weight, bias_shape, h0, c0, projection, lengths, kind, reverse):
     (g_y, g_h), (g_c, g_saved), y, saved = g[:2], (None, g[2]) if kind != "lstm" else g[2:], out[0], out[-1]
     known = (weight, h0, c0, projection, lengths, y, saved)
     if g_saved is not None or F.__name__ != "netcl.ops":  # second derivatives use the formulas
-        found = steps.backward(F, g_y, g_h, g_c, g_saved, *known, kind, reverse)
+        found = steps.layer_backward(F, g_y, g_h, g_c, g_saved, *known, kind, reverse)
         there = _grads_of(kind, h0, projection, bias_shape is not None)
         found = tuple(x if here else None for x, here in zip(found, there, strict=True))
     else:
@@ -116,7 +116,7 @@ _ERRORS = [
 ]  # fmt: skip
 
 
-@op(vjp=_vjp, ref=_forward_ref, samples=_SAMPLES, errors=_ERRORS, tol=4)
+@op(vjp=_layer_vjp, ref=_forward_ref, samples=_SAMPLES, errors=_ERRORS, tol=4)
 def recurrent(
     gx: Tensor, weight: Tensor, bias: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None,
     projection: Tensor | None = None, lengths: Tensor | None = None, *, kind: str, reverse: bool = False,
@@ -128,11 +128,11 @@ def recurrent(
     ``lengths[b]`` steps (int32, from 1 to all); y is 0 after them.
     """
     gx, weight, bias, h0, c0, projection, lengths = launch.as_tensors("recurrent", gx, weight, bias, h0, c0, projection, lengths)
-    count, rows, hidden, width = _check(gx, weight, bias, h0, c0, projection, lengths, kind)
+    count, rows, hidden, width = _check_layer(gx, weight, bias, h0, c0, projection, lengths, kind)
     dtype, wide = gx.dtype, sum_dtype(gx.dtype)
     if gx.backend == "cpu":
         kinds, every = (*(dtype,) * (3 if kind == "lstm" else 2), wide), (gx, weight, bias, h0, c0, projection, lengths)
-        return launch.run_cpu(_forward_cpu, *every, dtype=kinds, kind=kind, reverse=reverse)
+        return launch.run_cpu(_layer_cpu, *every, dtype=kinds, kind=kind, reverse=reverse)
     gx, weight, bias, h0, c0, projection = _wide(wide, gx, weight, bias, h0, c0, projection)
     layer = plans.Layer(kind, count, rows, hidden, width, wide, _flags(reverse, lengths, h0, bias))
     y, saved, h_n, c_n = (
@@ -142,8 +142,8 @@ def recurrent(
     if y.size:
         full = y if projection is None else Tensor.empty((count, rows, hidden), wide, queue=gx.queue)
         given = [gx if x is None else x for x in (bias, h0, c0, lengths)]
-        rest = (gx, *given, y, saved, h_n, c_n, full, plans.late(gx.queue))
-        plans.run(gx.queue, layer, plans.Operands({plans.FORWARD: weight, plans.PROJECT: projection}, rest, y))
+        rest = (gx, *given, y, saved, h_n, c_n, full, plans.late_flag(gx.queue))
+        plans.run(gx.queue, layer, plans.LayerOperands({plans.FORWARD_PART: weight, plans.PROJECT: projection}, rest, y))
     results = (y, h_n, c_n) if kind == "lstm" else (y, h_n)
     return *(cast(x, dtype) for x in results), saved
 
@@ -153,14 +153,14 @@ def _grads_of(kind: str, h0: Any, projection: Any, biased: bool) -> tuple[bool, 
     return True, True, biased, h0 is not None, h0 is not None and kind == "lstm", projection is not None
 
 
-def _grad_cpu(g_y, g_h, g_c, weight, h0, c0, projection, lengths, y, saved, kind, reverse, biased):
+def _layer_grad_cpu(g_y, g_h, g_c, weight, h0, c0, projection, lengths, y, saved, kind, reverse, biased):
     known = (weight, h0, c0, projection, lengths, y, saved)
-    found = steps.backward(steps.NUMPY, g_y, g_h, g_c, None, *known, kind, reverse)
+    found = steps.layer_backward(steps.NUMPY, g_y, g_h, g_c, None, *known, kind, reverse)
     return tuple(x for x, there in zip(found, _grads_of(kind, h0, projection, biased), strict=True) if there)
 
 
-def _grad_ref(g_y, g_h, g_c, weight, h0, c0, projection, lengths, y, saved, *, kind, reverse=False, biased=False):
-    return _grad_cpu(g_y, g_h, g_c, weight, h0, c0, projection, lengths, y, saved, kind, reverse, biased)
+def _layer_grad_ref(g_y, g_h, g_c, weight, h0, c0, projection, lengths, y, saved, *, kind, reverse=False, biased=False):
+    return _layer_grad_cpu(g_y, g_h, g_c, weight, h0, c0, projection, lengths, y, saved, kind, reverse, biased)
 
 
 _GRAD_SAMPLES = [
@@ -175,7 +175,7 @@ _GRAD_SAMPLES = [
 ]
 
 
-@op(vjp=None, ref=_grad_ref, samples=_GRAD_SAMPLES, tol=8)
+@op(vjp=None, ref=_layer_grad_ref, samples=_GRAD_SAMPLES, tol=8)
 def recurrent_grad(
     g_y: Tensor | None, g_h: Tensor | None, g_c: Tensor | None, weight: Tensor, h0: Tensor | None, c0: Tensor | None,
     projection: Tensor | None, lengths: Tensor | None, y: Tensor, saved: Tensor, *, kind: str, reverse: bool = False, biased: bool = False,
@@ -189,14 +189,14 @@ def recurrent_grad(
     if y.backend == "cpu":
         kinds = [name for name, here in zip(types, there, strict=True) if here]
         given = (g_y, g_h, g_c, weight, h0, c0, projection, lengths, y, saved)
-        return launch.run_cpu(_grad_cpu, *given, dtype=kinds, kind=kind, reverse=reverse, biased=biased)
+        return launch.run_cpu(_layer_grad_cpu, *given, dtype=kinds, kind=kind, reverse=reverse, biased=biased)
     weight, g_y, g_h, g_c, h0, c0, projection, y, saved = _wide(wide, weight, g_y, g_h, g_c, h0, c0, projection, y, saved)
     layer = plans.Layer(kind, count, rows, hidden, width, wide, _flags(reverse, lengths, h0, None, g_y, g_h, g_c), True)
-    found = _run_grad(layer, g_y, g_h, g_c, weight, h0, c0, projection, lengths, y, saved, biased)
+    found = _run_layer_grad(layer, g_y, g_h, g_c, weight, h0, c0, projection, lengths, y, saved, biased)
     return tuple(cast(x, name) for x, name, here in zip(found, types, there, strict=True) if here)
 
 
-def _run_grad(
+def _run_layer_grad(
     layer: plans.Layer, g_y: Any, g_h: Any, g_c: Any, weight: Tensor, h0: Any, c0: Any, projection: Any, lengths: Any, y: Tensor,
     saved: Tensor, biased: bool,
 ) -> list[Any]:  # fmt: skip
@@ -214,8 +214,8 @@ def _run_grad(
         return [x.fill_(0) for x in (dx, empty(*weight.shape), empty(gates * hidden), d_h0, carry, empty(width, hidden))]
     h0, c0, g_y, g_h, g_c, ends = (y if x is None else x for x in (h0, c0, g_y, g_h, g_c, lengths))
     weights = {plans.BACKWARD: weight, plans.BACK_WIDTH: weight, plans.BACK_PROJECT: projection}
-    rest = (g_y, g_h, g_c, h0, c0, ends, y, saved, dg, dx, dhp, d_h0, carry, full, plans.late(queue))
-    plans.run(queue, layer, plans.Operands(weights, rest, dg))
+    rest = (g_y, g_h, g_c, h0, c0, ends, y, saved, dg, dx, dhp, d_h0, carry, full, plans.late_flag(queue))
+    plans.run(queue, layer, plans.LayerOperands(weights, rest, dg))
     before, total = empty(count, rows, width), count * rows
     shift = launch.kernel(queue, __file__, "previous.cl", "previous", None, {"REAL": DTYPES[layer.dtype].c_compute, "WIDTH": width})
     shift(queue, before.size, launch.LOCAL_1D, y, h0, ends, before, count, rows, layer.flags)
@@ -224,5 +224,5 @@ def _run_grad(
         a, b = (with_shape(x, (total, x.size // total)) for x in (a, b))
         return product(a, b, (a.shape[1], b.shape[1]), Extras(Finish(layer.dtype)), trans_a=True)
 
-    d_bias = _sum(with_shape(dg, (total, gates * hidden)), axis=0) if biased else None
+    d_bias = _sum_over(with_shape(dg, (total, gates * hidden)), axis=0) if biased else None
     return [dx, summed(dg, before), d_bias, d_h0, carry, None if projection is None else summed(dhp, full)]

@@ -26,13 +26,13 @@ from netcl.ops.matmul import nvidia
 from netcl.ops.recurrent import steps
 from netcl.ops.recurrent.steps import GATES
 
-KINDS = ("tanh", "relu", "lstm", "gru")  # as cell.cl numbers them
-FORWARD, PROJECT, BACKWARD, BACK_WIDTH, BACK_PROJECT = range(5)
+CELL_KINDS = ("tanh", "relu", "lstm", "gru")  # as cell.cl numbers them
+FORWARD_PART, PROJECT, BACKWARD, BACK_WIDTH, BACK_PROJECT = range(5)
 INITIAL = 4
 _DEFAULT = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED)
 _CACHE = 1 << 20  # bytes of weights that stay in a core's second cache, forward; backward reads them in longer runs
 _ROWS = {16: 2, 32: 6}  # of a register tile on CPUs, by registers
-_BLOCKS = {FORWARD: 8, PROJECT: 32, BACKWARD: 16, BACK_WIDTH: 16, BACK_PROJECT: 32}  # units per group on GPUs, for cells with gates
+_BLOCKS = {FORWARD_PART: 8, PROJECT: 32, BACKWARD: 16, BACK_WIDTH: 16, BACK_PROJECT: 32}  # units per group on GPUs, for cells with gates
 _REGISTERS = {256: 128, 512: 64}  # registers of an item for weights, by the items of a group
 _LOCAL = 48 * 1024  # bytes of local memory that every supported GPU has
 _VERDICT = ("recurrent", "persistent", "float32")  # key under which a context caches whether groups may wait for each other
@@ -56,19 +56,19 @@ class Layer(NamedTuple):
     def parts(self) -> tuple[int, ...]:
         """The kernels of a step."""
         if self.width == self.hidden:
-            return (BACKWARD,) if self.backward else (FORWARD,)
-        return (BACK_WIDTH, BACK_PROJECT) if self.backward else (FORWARD, PROJECT)
+            return (BACKWARD,) if self.backward else (FORWARD_PART,)
+        return (BACK_WIDTH, BACK_PROJECT) if self.backward else (FORWARD_PART, PROJECT)
 
     def gates(self, part: int) -> int:
         """Columns of a part's product for each unit."""
-        return GATES[self.kind] if part == FORWARD else 1
+        return GATES[self.kind] if part == FORWARD_PART else 1
 
     def units(self, part: int) -> int:
         return self.width if part in (PROJECT, BACK_WIDTH) else self.hidden
 
     def depth(self, part: int) -> int:
         """Terms of a sum."""
-        return {FORWARD: self.width, PROJECT: self.hidden, BACK_PROJECT: self.width}.get(part, GATES[self.kind] * self.hidden)
+        return {FORWARD_PART: self.width, PROJECT: self.hidden, BACK_PROJECT: self.width}.get(part, GATES[self.kind] * self.hidden)
 
     def launched(self, count: int) -> Iterator[tuple[int, int, int]]:
         """List part, first step and end step of each launch, ``count`` steps each. The step after the last is that of h0's gradient."""
@@ -80,7 +80,7 @@ class Layer(NamedTuple):
                     yield part, start, end
 
 
-class Operands(NamedTuple):
+class LayerOperands(NamedTuple):
     """Weights by part, and the other tensors in the order of the kernels in entry.cl; ``late`` is the last but the numbers."""
 
     weights: Mapping[int, Tensor]
@@ -88,7 +88,7 @@ class Operands(NamedTuple):
     awaited: Tensor  # memory through which groups of one launch exchange values
 
 
-def run(queue: Any, layer: Layer, operands: Operands) -> None:
+def run(queue: Any, layer: Layer, operands: LayerOperands) -> None:
     """Launch a layer by the algorithm that suits it."""
     profile = handle_of(queue).profile
     config = get_kernel_selector().select("recurrent", ((layer.steps, layer.rows, layer.hidden),), profile) or _DEFAULT
@@ -97,20 +97,20 @@ def run(queue: Any, layer: Layer, operands: Operands) -> None:
     algorithm.run(queue, layer, config, profile, operands)
 
 
-def kernel(queue: Any, layer: Layer, part: int, file: str, macros: Mapping[str, Any], name: str = "") -> Any:
+def part_kernel(queue: Any, layer: Layer, part: int, file: str, macros: Mapping[str, Any], name: str = "") -> Any:
     """A kernel of a part: the cell, the product of ``file``, the entry."""
     lanes = macros.get("VW", 1)
     real = DTYPES[layer.dtype].c_compute
     exps, text = launch.exponential(queue, real, lanes)
     defines = {
-        "REAL": real, "KIND": KINDS.index(layer.kind), "PART": part, "HIDDEN": layer.hidden, "WIDTH": layer.width,
+        "REAL": real, "KIND": CELL_KINDS.index(layer.kind), "PART": part, "HIDDEN": layer.hidden, "WIDTH": layer.width,
         **({"WIDE": 1} if real == "double" else {}), **exps, **macros,
     }  # fmt: skip
     files = f"{'vectors.cl' if lanes > 1 else 'values.cl'} cell.cl {file} entry.cl"
     return launch.kernel(queue, __file__, files, name or ("backward" if layer.backward else "forward"), None, defines, text)
 
 
-def late(queue: Any) -> Tensor:
+def late_flag(queue: Any) -> Tensor:
     """Return the flag that kernels set on a timeout; one per context."""
     state = program.state(queue)
     if ("recurrent", "late") not in state:
@@ -129,7 +129,7 @@ class Watch:
         self.calls += 1
         if self.calls % _WATCHED:
             return
-        copy, flag = self.copy, late(self.queue)
+        copy, flag = self.copy, late_flag(self.queue)
         with recording.paused():
             if copy is not None and copy.wait()[0]:
                 self.copy = None
@@ -152,23 +152,23 @@ def watch(queue: Any) -> Watch:
 # ---- CPUs
 
 
-class _Tile(NamedTuple):
+class _RecurrentTile(NamedTuple):
     lanes: int
     cells: int
     rows: int
     blocks: int
 
 
-def _tile(layer: Layer, part: int, rows: int, profile: Any) -> _Tile:
+def _tile(layer: Layer, part: int, rows: int, profile: Any) -> _RecurrentTile:
     lanes = profile.lanes // (2 if layer.dtype == "float64" else 1)
     gates = layer.gates(part)
     cells = 1 if gates > 1 else min(4, -(-layer.units(part) // lanes))
     most = min(rows, _ROWS[profile.vector_registers])
     height = min(range(1, most + 1), key=lambda n: (-(-rows // n) * (n + 1), -n))  # few tiles, and few surplus rows
-    return _Tile(lanes, cells, height, -(-layer.units(part) // (lanes * cells)))
+    return _RecurrentTile(lanes, cells, height, -(-layer.units(part) // (lanes * cells)))
 
 
-def _cpu(queue: Any, layer: Layer, profile: Any, t: Operands, whole: bool) -> None:
+def _cpu(queue: Any, layer: Layer, profile: Any, t: LayerOperands, whole: bool) -> None:
     """Launch on CPUs. ``whole``: all steps in one launch, with rows divided among the groups; else one step, with blocks of units."""
     cores = profile.max_compute_units
     rows = -(-layer.rows // min(layer.rows, cores)) if whole else layer.rows
@@ -177,10 +177,10 @@ def _cpu(queue: Any, layer: Layer, profile: Any, t: Operands, whole: bool) -> No
         tile = _tile(layer, part, rows, profile)
         macros = {"VW": tile.lanes, "CELLS": tile.cells, "MR": tile.rows}
         units = tile.blocks if whole else max(1, -(-tile.blocks // (2 * cores)))
-        kernels[part] = kernel(queue, layer, part, "cpu.cl", macros), units, -(-tile.blocks // units)
+        kernels[part] = part_kernel(queue, layer, part, "cpu.cl", macros), units, -(-tile.blocks // units)
         size = (tile.blocks * tile.lanes * tile.cells * layer.gates(part) + 1) * layer.depth(part)
         panels[part] = Tensor.empty((size,), layer.dtype, queue=queue)
-        kernel(queue, layer, part, "cpu.cl", macros, "pack")(queue, tile.blocks + 1, 1, t.weights[part], panels[part])
+        part_kernel(queue, layer, part, "cpu.cl", macros, "pack")(queue, tile.blocks + 1, 1, t.weights[part], panels[part])
     for part, start, end in layer.launched(layer.steps + 1 if whole else 1):
         built, units, groups = kernels[part]
         numbers = (layer.steps, layer.rows, start, end, rows, units, layer.flags)
@@ -218,7 +218,7 @@ class _Block(NamedTuple):
 
 def _block(layer: Layer, part: int, profile: Any, extra: Mapping[str, Any], cores: int, units: int = 0, items: int = 256) -> _Block:
     gates, depth = layer.gates(part), layer.depth(part)
-    units = extra.get("BLOCK", units or (32 if part == FORWARD and gates == 1 else _BLOCKS[part]))
+    units = extra.get("BLOCK", units or (32 if part == FORWARD_PART and gates == 1 else _BLOCKS[part]))
     columns, tall = gates if gates > 1 else 4, extra.get("RT", 8)
     items = min(extra.get("ITEMS", items), profile.max_work_group_size)
     slices = items // (units * gates // columns)
@@ -252,7 +252,7 @@ def _persistent_block(layer: Layer, config: KernelConfig, profile: Any) -> _Bloc
     return None
 
 
-def _persistent(queue: Any, layer: Layer, config: KernelConfig, profile: Any, t: Operands) -> None:
+def _persistent(queue: Any, layer: Layer, config: KernelConfig, profile: Any, t: LayerOperands) -> None:
     block = _persistent_block(layer, config, profile)
     assert block is not None
     (part,) = layer.parts
@@ -261,15 +261,15 @@ def _persistent(queue: Any, layer: Layer, config: KernelConfig, profile: Any, t:
     _launch(queue, layer, part, block, t, 0, layer.steps + (layer.backward and layer.flags & INITIAL > 0), HOLDS=1, POLLS=1)
 
 
-def _steps(queue: Any, layer: Layer, config: KernelConfig, profile: Any, t: Operands) -> None:
+def _steps(queue: Any, layer: Layer, config: KernelConfig, profile: Any, t: LayerOperands) -> None:
     blocks = {part: _block(layer, part, profile, config.extra, _WAVES * profile.max_compute_units) for part in layer.parts}
     for part, start, end in layer.launched(1):
         _launch(queue, layer, part, blocks[part], t, start, end)
 
 
-def _launch(queue: Any, layer: Layer, part: int, block: _Block, t: Operands, start: int, end: int, **macros: int) -> None:
+def _launch(queue: Any, layer: Layer, part: int, block: _Block, t: LayerOperands, start: int, end: int, **macros: int) -> None:
     rolled = {"UNROLL": ""} if launch.on_cpu_device(queue) else {}
-    built = kernel(queue, layer, part, "simt.cl", {**block.macros(layer, part), **macros, **rolled})
+    built = part_kernel(queue, layer, part, "simt.cl", {**block.macros(layer, part), **macros, **rolled})
     sizes, numbers = (
         (block.groups[0] * block.items, block.groups[1]),
         (layer.steps, layer.rows, start, end, block.rows, block.units, layer.flags),
@@ -299,26 +299,26 @@ def _waits_right(queue: Any, profile: Any) -> bool:
     y, saved, h, c = (
         Tensor.empty(shape, queue=queue) for shape in ((4, rows, hidden), (4, rows, 5, hidden), (rows, hidden), (rows, hidden))
     )
-    flag = late(queue).fill_(0)
-    _persistent(queue, layer, _DEFAULT, profile, Operands({FORWARD: w}, (x, x, x, x, x, y, saved, h, c, y, flag), y))
-    exact = steps.forward(steps.NUMPY, gx, weight, None, None, None, None, None, "lstm", False)[0]
+    flag = late_flag(queue).fill_(0)
+    _persistent(queue, layer, _DEFAULT, profile, LayerOperands({FORWARD_PART: w}, (x, x, x, x, x, y, saved, h, c, y, flag), y))
+    exact = steps.layer_forward(steps.NUMPY, gx, weight, None, None, None, None, None, "lstm", False)[0]
     return not flag.item() and bool(np.abs(y.to_host() - exact).max() < 1e-5)
 
 
 _SMALL = {"ITEMS": 16, "BLOCK": 8, "RT": 2}  # groups that CPUs build and run in reasonable time
-_SAMPLES = {
+_PROBE_SIZES = {
     name: (KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, extra={"tier": name, **sizes}),)
     for name, sizes in {"rows": {}, "units": {}, "persistent": _SMALL, "steps": _SMALL}.items()
 }
 algorithms.add(
     "recurrent", "rows", "cell.cl cpu.cl entry.cl", "CPUs: all steps in one launch, rows of the batch divided among the cores", "",
     lambda queue, layer, config, profile, t: _cpu(queue, layer, profile, t, True),
-    device="cpu", tiers=("rows",), when=_suits_whole, samples=_SAMPLES["rows"],
+    device="cpu", tiers=("rows",), when=_suits_whole, samples=_PROBE_SIZES["rows"],
 )  # fmt: skip
 algorithms.add(
     "recurrent", "units", "cell.cl cpu.cl entry.cl", "CPUs: one launch per step, units divided among the cores", "",
     lambda queue, layer, config, profile, t: _cpu(queue, layer, profile, t, False),
-    device="cpu", tiers=("units", "rows"), samples=_SAMPLES["units"],
+    device="cpu", tiers=("units", "rows"), samples=_PROBE_SIZES["units"],
 )  # fmt: skip
 algorithms.add(
     "recurrent", "persistent", "cell.cl simt.cl entry.cl",
@@ -326,10 +326,10 @@ algorithms.add(
     "recurrent_h200.json: LSTM 256, batch 64, 35 steps, forward", _persistent,
     device="gpu", tiers=("persistent",), needs="NVIDIA, compute capability 7.0 or more",
     when=lambda layer, config, profile: _persistent_block(layer, config, profile) is not None, probe=_trusted,
-    samples=_SAMPLES["persistent"],
+    samples=_PROBE_SIZES["persistent"],
 )  # fmt: skip
 algorithms.add(
     "recurrent", "steps", "cell.cl simt.cl entry.cl", "GPUs: one launch per step: product, gates and cell",
     "recurrent_h200_steps.json: LSTM 650, batch 20, 35 steps, forward and backward", _steps,
-    device="gpu", tiers=("steps", "persistent"), samples=_SAMPLES["steps"],
+    device="gpu", tiers=("steps", "persistent"), samples=_PROBE_SIZES["steps"],
 )  # fmt: skip

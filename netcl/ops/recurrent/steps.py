@@ -49,7 +49,7 @@ def _cell(N: Any, kind: str, x: Any, r: Any, h: Any, c: Any) -> tuple[Any, Any, 
     return h, c, [h]
 
 
-def forward(
+def layer_forward(
     N: Any, gx: Any, weight: Any, bias: Any, h0: Any, c0: Any, projection: Any, lengths: Any, kind: str, reverse: bool
 ) -> tuple[Any, ...]:
     """Return y, the last h, an LSTM's last c, and the values for backward."""
@@ -94,7 +94,7 @@ def _cell_back(N: Any, kind: str, keep: Any, h: Any, c: Any, dh: Any, dc: Any, e
     return gates, gates, 0, dc
 
 
-def backward(
+def layer_backward(
     N: Any, g_y: Any, g_h: Any, g_c: Any, g_saved: Any, weight: Any, h0: Any, c0: Any, projection: Any, lengths: Any, y: Any, saved: Any,
     kind: str, reverse: bool,
 ) -> tuple[Any, ...]:  # fmt: skip

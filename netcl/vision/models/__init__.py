@@ -18,7 +18,7 @@ from netcl.core.errors import message
 from netcl.nn import Module, ResNet, VisionTransformer, register_layer
 from netcl.vision.functional import InterpolationMode
 from netcl.vision.models import classic, detection, residual, segmentation, transformers
-from netcl.vision.models.blocks import ARCHITECTURES
+from netcl.vision.models.blocks import VISION_MODELS
 from netcl.vision.transforms import ImageClassification, ToTensor
 
 
@@ -27,17 +27,17 @@ def get_model(name: str, weights: Any = None, **options: Any) -> Any:
 
     - **options**: those of the model (``num_classes``, ``dropout``, ...), ``in_channels``, and where it is made (``device``).
     """
-    if name not in ARCHITECTURES:
-        near = difflib.get_close_matches(str(name), ARCHITECTURES, n=3)
+    if name not in VISION_MODELS:
+        near = difflib.get_close_matches(str(name), VISION_MODELS, n=3)
         remedy = f"did you mean {', '.join(near)}?" if near else "list_models() gives the names"
         raise ValueError(message("get_model", "unknown model", remedy, name=repr(name)))
-    return ARCHITECTURES[name](weights=weights, **options)
+    return VISION_MODELS[name](weights=weights, **options)
 
 
 def list_models(module: ModuleType | None = None, include: str | Sequence[str] = "*", exclude: str | Sequence[str] = ()) -> list[str]:
     """The names of the models, sorted: of a module such as ``segmentation``, that match ``include`` and not ``exclude`` (patterns)."""
-    found = {name for pattern in ([include] if isinstance(include, str) else include) for name in fnmatch.filter(ARCHITECTURES, pattern)}
-    found -= {name for pattern in ([exclude] if isinstance(exclude, str) else exclude) for name in fnmatch.filter(ARCHITECTURES, pattern)}
+    found = {name for pattern in ([include] if isinstance(include, str) else include) for name in fnmatch.filter(VISION_MODELS, pattern)}
+    found -= {name for pattern in ([exclude] if isinstance(exclude, str) else exclude) for name in fnmatch.filter(VISION_MODELS, pattern)}
     return sorted(name for name in found if module is None or hasattr(module, name))
 
 
@@ -67,5 +67,5 @@ for _part in (classic, residual, transformers, segmentation, detection):
     for _name, _made in list(vars(_part).items()):
         if isinstance(_made, type) and issubclass(_made, Module) and _made.__module__ == _part.__name__ and _name[0] != "_":
             globals()[_name] = register_layer(_made)
-globals().update(ARCHITECTURES)
-__all__ = ["ResNet", "VisionTransformer", "get_model", "get_transforms", "list_models", *sorted(ARCHITECTURES)]
+globals().update(VISION_MODELS)
+__all__ = ["ResNet", "VisionTransformer", "get_model", "get_transforms", "list_models", *sorted(VISION_MODELS)]

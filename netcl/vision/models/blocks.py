@@ -16,7 +16,7 @@ from netcl.nn import init
 from netcl.nn.parameter import constructor
 from netcl.vision.ops import StochasticDepth
 
-ARCHITECTURES: dict[str, Callable[..., Any]] = {}  # the function of every model
+VISION_MODELS: dict[str, Callable[..., Any]] = {}  # the function of every model
 
 
 def divisible(value: float, divisor: int = 8) -> int:
@@ -108,7 +108,7 @@ def architecture(name: str, make: Callable[..., Any], *settings: Any, **defaults
 
     build.__name__ = build.__qualname__ = name
     build.__doc__ = f"{name} of torchvision; ``weights`` is the path of a state dict, other options are those of the model's class."
-    return ARCHITECTURES.setdefault(name, constructor(build))
+    return VISION_MODELS.setdefault(name, constructor(build))
 
 
 def _with_channels(model: nn.Module, in_channels: int) -> nn.Module:

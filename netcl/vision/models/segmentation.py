@@ -8,7 +8,7 @@ from typing import Any
 import netcl.autograd as ag
 from netcl import nn
 from netcl.core.tensor import Tensor
-from netcl.vision.models.blocks import ARCHITECTURES, architecture, conv_norm
+from netcl.vision.models.blocks import VISION_MODELS, architecture, conv_norm
 
 
 def _upsampled(x: Tensor, size: Sequence[int]) -> Tensor:
@@ -61,7 +61,7 @@ class SegmentationModel(nn.Module):
         super().__init__()
         mobile = backbone == "mobilenet_v3_large"
         options: dict[str, Any] = {"dilated": True} if mobile else {"replace_stride_with_dilation": (False, True, True)}
-        model = ARCHITECTURES[backbone](**options)
+        model = VISION_MODELS[backbone](**options)
         self._taps, (low, high) = (("4", "16"), (40, 960)) if mobile else (("layer3", "layer4"), (1024, 2048))
         layers = (model.features if mobile else model).named_children()
         self.backbone = nn.ModuleDict({name: layer for name, layer in layers if name not in ("avgpool", "fc")})
