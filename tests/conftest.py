@@ -199,13 +199,15 @@ def full(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def in_turn(full: bool):
     """``in_turn(items, tier, handle, turn)``: what a kernel of a tier is tried with on a device. Everything with ``--full``; else every
-    fourth item, or every eighth where the device never chooses the tier. The next ``turn`` takes the next items: kernels share them.
+    eighth item, or every sixteenth where the device never chooses the tier, and at least one. The next ``turn`` takes the next items:
+    kernels share them.
     """
 
     def choose(items, tier: str, handle, turn: int = 0) -> list:
         own = (tier == "cpu") == (handle.device_type == "cpu")
-        step = 1 if full else 4 if own else 8
-        return list(items)[turn % step :: step]
+        items = list(items)
+        step = 1 if full else min(8 if own else 16, len(items))
+        return items[turn % step :: step]
 
     return choose
 

@@ -17,7 +17,7 @@ from netcl import ops, selftest
 from netcl.autograd import sanitizer
 from netcl.engine.registry import REGISTRY, Choice
 
-PARTS = 8
+PARTS = 4
 NAMES = sorted(name for name, row in REGISTRY.items() if not isinstance(row, Choice) and row.ref is not None)
 assert ops.names() and selftest.TESTED_SIZES
 
@@ -26,11 +26,11 @@ import sys
 from netcl import ops, selftest
 from netcl.core.device import manager
 from netcl.engine.registry import REGISTRY
-handle = manager.default("oclgrind")
-for name in sys.argv[1:]:
+handle, number = manager.default("oclgrind"), int(sys.argv[1])
+for name in sys.argv[2:]:
     row = REGISTRY[name]
     small = [case for case in selftest.cases(row, "float32", (1, 37)) if sum(getattr(x, "size", 1) for x in case.inputs) <= 400]
-    for case in small[:3]:
+    for case in small[:number]:
         selftest.check_forward(row, case, handle)
     if row.differentiable and small:
         selftest.check_gradient(row, small[-1 if len(small) < 3 else 2], handle)
@@ -98,7 +98,7 @@ queue = manager.default("oclgrind").queue
 config = module.simt_config(16 * 1024, 64, False, 32)
 module.choose = lambda q, k, sizes: config._replace(defines={**config.defines, "APART": 1})
 rng = np.random.default_rng(0)
-for depth, mask in ((6, None), (4, rng.random((20, 40)) < 0.7)):
+for depth, mask in ((4, rng.random((20, 40)) < 0.7), (6, None))[: int(sys.argv[1])]:
     q, k, v, g = (rng.standard_normal(s).astype(np.float32) for s in ((2, 20, depth), (1, 40, depth), (1, 40, depth), (2, 20, depth)))
     given = [None if x is None else Tensor.from_host(queue, x) for x in (q, k, v, mask)]
     got = ops.attention(*given, causal=mask is None)
@@ -126,9 +126,10 @@ def under_oclgrind(script, arguments, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_kernels_are_clean(part, tmp_path):
+def test_kernels_are_clean(part, tmp_path, full):
+    """Every op and its gradient; forward with three cases of an op where --full asks for it, else with one."""
     names = NAMES[part::PARTS]
-    assert under_oclgrind(SCRIPT, names, tmp_path).split() == names
+    assert under_oclgrind(SCRIPT, ["3" if full else "1", *names], tmp_path).split() == names
 
 
 @pytest.mark.slow
@@ -181,6 +182,7 @@ def test_columns_are_clean(tmp_path):
 
 
 @pytest.mark.slow
-def test_attention_of_gpus_is_clean(tmp_path):
-    """Several blocks of queries and of keys, heads that share keys, rows that are whole quads and rows that are not."""
-    assert under_oclgrind(ATTENTION, (), tmp_path).splitlines() == ["True " * 4 + "True"] * 2
+def test_attention_of_gpus_is_clean(tmp_path, full):
+    """Several blocks of queries and of keys, heads that share keys, rows that are whole quads; with --full rows that are not as well."""
+    number = 2 if full else 1
+    assert under_oclgrind(ATTENTION, [str(number)], tmp_path).splitlines() == ["True " * 4 + "True"] * number

@@ -226,7 +226,10 @@ def cast(input: Operand, dtype: Any, *, out: Tensor | None = None) -> Tensor:
     """Convert x to another dtype; returns x itself if it has that dtype. Floats are truncated to integers; anything but 0 is true."""
 
 def cat(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
-    """Tensors one after the other along an axis; unlike dtypes are promoted as in arithmetic."""
+    """Concatenate tensors along an axis; different dtypes are promoted as in arithmetic."""
+
+def cat_checked(tensors: Sequence[Operand], *, dim: int, lengths: Sequence[int], axis: int = ...) -> Tensor:
+    """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep them."""
 
 def cdist(input: Operand, other: Operand, p: float = 2.0) -> Tensor:
     """The p-norm of the difference of every row of a and every row of b."""
@@ -282,9 +285,9 @@ def conv1d(input: Operand, weight: Operand, bias: Operand | None = None, *, stri
 def conv2d(input: Operand, weight: Operand, bias: Operand | None = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Tensor:
     """Convolution of images ``(batch, channels, height, width)`` with weights ``(filters, channels / groups, height, width)``.
 
-    ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``, where ``c`` runs
-    over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``, ``"same"`` or
-    ``"valid"``; ``pad`` is another name for it. One image may be given without the axis of the batch.
+    ``y[n, f, i, j] = bias[f] + sum over c, r, s of w[f, c, r, s] * x[n, c, i * stride + r * dilation - padding, ...]``;
+    ``c`` runs over the channels of the filter's group. ``padding`` is a number, one per axis, ``((top, bottom), (left, right))``,
+    ``"same"`` or ``"valid"``; ``pad`` is an alias. One image may be given without a batch axis.
     """
 
 def conv2d_input_grad(dy: Operand, weight: Operand, *, size: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Tensor:
@@ -598,9 +601,6 @@ def isposinf(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def istft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True, normalized: bool = False, onesided: bool = True, length: int | None = None) -> Tensor:
     """The signals whose :func:`stft_pairs` is nearest to ``x``; ``netcl.istft`` takes torch's arguments."""
 
-def joined(tensors: Sequence[Operand], *, dim: int, lengths: Sequence[int], axis: int = ...) -> Tensor:
-    """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep them."""
-
 def keep_mask(shape: int | Sequence[int] = ..., p: float = 0.5, *, queue: Any = None, size: int | Sequence[int] = ...) -> Tensor:
     """Draw uint8 values: 0 with probability ``p``, else 1."""
 
@@ -789,7 +789,7 @@ def max_pool1d(input: Operand, kernel_size: int, stride: int | None = None, padd
 def max_pool2d(input: Operand, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False) -> Any:
     """Maximum of each window of images ``(batch, channels, height, width)``; padding never wins.
 
-    ``stride`` is the kernel size if not given. ``return_indices=True`` also gives each maximum's place in its plane.
+    ``stride`` is the kernel size if not given. ``return_indices=True`` also returns each maximum's position in its plane.
     """
 
 def maximum(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -882,7 +882,7 @@ def pad(input: Operand, padding: Sequence[int], mode: str = 'constant', value: f
     """
 
 def permute(input: Operand, dims: int | Sequence[int] = ..., *more: int, axes: int | Sequence[int] = ...) -> Tensor:
-    """The axes in another order."""
+    """Permute the axes."""
 
 def pixel_shuffle(input: Operand, factor: int = ..., *, upscale_factor: int = ..., downscale_factor: int = ...) -> Tensor:
     """Rearrange ``(n, c * factor^2, h, w)`` to ``(n, c, h * factor, w * factor)``: channels become neighboring pixels."""
@@ -1005,7 +1005,7 @@ def roll(input: Operand, shifts: int | Sequence[int], dims: int | Sequence[int] 
     """Shift elements along axes with wraparound; without an axis, over the flattened tensor."""
 
 def rope(input: Operand, positions: Operand | None = None, frequencies: Operand | None = None, *, base: float = 10000.0, offset: int = 0, interleaved: bool = False, inverse: bool = False, heads: int | None = None) -> Tensor:
-    """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is turned by ``p * base ** (-2 i / D)``.
+    """Rotary position embedding of ``(..., N, D)``: pair i of the row at position p is rotated by ``p * base ** (-2 i / D)``.
 
     A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
     ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
@@ -1116,7 +1116,7 @@ def smooth_l1(input: Operand, target: Operand, *, beta: float = 1.0, reduction: 
     """``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``."""
 
 def softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...) -> Tensor:
-    """Exponentials that sum to one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow."""
+    """Normalize exponentials to a sum of one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow."""
 
 def softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, axis: int = ...) -> Tensor:
     """The gradient of :func:`softmax` from that of its result ``y``: ``y (g - sum(g y))``."""

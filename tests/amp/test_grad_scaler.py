@@ -208,7 +208,7 @@ def test_options_are_checked():
     assert off.scale_loss(loss) is loss and off.scale == 1.0
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.matrix)])
 def test_digits_are_learnt_as_well_as_in_float32(device, dtype):
     """One seed of what benchmarks/amp.py does with three."""
     import netcl.autograd as ag

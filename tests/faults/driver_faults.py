@@ -18,6 +18,7 @@ OWN = (errors.DeviceError, errors.OutOfMemoryError, errors.KernelBuildError)
 
 
 driver = install()
+gc.freeze()  # `in_use` collects after every call: only what the runs make need be searched
 
 
 class Run:

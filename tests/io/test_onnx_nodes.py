@@ -17,6 +17,8 @@ from netcl.io import FileError
 from netcl.ops import random
 
 onnx = pytest.importorskip("onnx")
+if tuple(map(int, onnx.__version__.split(".")[:2])) < (1, 19):
+    pytest.skip("the cases of older versions hold small floats in dtypes of their own", allow_module_level=True)
 
 from netcl.io.onnx import import_onnx  # noqa: E402
 

@@ -82,16 +82,19 @@ def close(got, want, what: str, rtol: float = 1e-4, atol: float = 2e-5) -> None:
 
 def _layers():
     """Losses and activations are one op each or composed of a few, and those are held to torch on every device by tests/ops and the op
-    table; so are all but a few of the other composed layers, and those whose kernels other cases run."""
+    table; so are all but a few of the other composed layers, and those whose kernels other cases run. One case of a layer runs on
+    OpenCL devices, the others with --full."""
     few = ("local_response_norm", "multi_margin", "pad_Reflection2", "fold")
     known = ("max_pool1d_indices", "max_pool2d_indices", "adaptive_max_pool1d_indices", "adaptive_max_pool2d_indices", "avg_pool3d_padded",
              "group_norm_no_bias", "lp_pool3d", "max_unpool1d", "max_unpool3d", "bag", "bag_sum", "conv3d_replicate",
              "conv_transpose3d_dilated", "upsampling_nearest", "upsampling_bilinear")  # other cases run their kernels  # fmt: skip
+    seen = set()
     for name, (kind, *_) in cases.LAYERS.items():
         alone = (
             kind.endswith("Loss") or name.startswith("activation_") or (kind in nn.composed.__all__ and name not in few) or name in known
         )
-        yield pytest.param(name, marks=pytest.mark.matrix if alone else ())
+        yield pytest.param(name, marks=pytest.mark.matrix if alone or kind in seen else ())
+        seen |= set() if alone else {kind}
 
 
 def check(name, function, inputs, want):
@@ -160,8 +163,9 @@ def loss_of(model: nn.Module, x: Tensor, target: np.ndarray) -> Tensor:
     return ag.cross_entropy(ag.reshape(logits, (-1, logits.shape[-1])), target)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.matrix] * (name == "resnet18_cifar")) for name in MODELS])
 def test_model(name, device):
+    """ResNet-18 on OpenCL devices with --full: its blocks and layers run there in other tests, its many convolutions compile for long."""
     want = expected(f"model/{name}/")
     model, x = filled(MODELS[name](), name), Tensor.from_host(device.queue, cases.INPUTS[name])
     with ag.no_grad():
@@ -185,16 +189,21 @@ def test_gpt_writes_what_torch_writes(device, use_cache):
     np.testing.assert_array_equal(written.to_host(), golden()["model/gpt/greedy"])
 
 
+def _trainings():
+    """Every model with every optimizer; on OpenCL devices LeNet with all, the others with one each, the next with the next."""
+    for i, name in enumerate(cases.TRAINED):
+        for k, optimizer in enumerate(cases.OPTIMIZERS):
+            its_turn = name == "lenet" or k == i % len(cases.OPTIMIZERS)
+            yield pytest.param(name, optimizer, marks=() if its_turn else pytest.mark.matrix)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("optimizer", cases.OPTIMIZERS)
-@pytest.mark.parametrize("name", cases.TRAINED)
-def test_ten_steps(name, optimizer, device, opencl_found, full):
+@pytest.mark.parametrize(("name", "optimizer"), list(_trainings()))
+def test_ten_steps(name, optimizer, device, full):
     """Clipping by norm, an optimizer with all its options, a schedule: parameters after ten steps agree with torch's to 1e-3."""
-    if name == "resnet18_cifar" and device.backend == "cpu" and opencl_found and not full:
-        pytest.skip("forty steps of ResNet-18 take NumPy three minutes; the OpenCL device takes them")
-    if name == "resnet18_cifar" and device.backend == "cl" and optimizer != "SGD" and not full:
-        pytest.skip("the other optimizers train LeNet; --full runs it")
+    if name == "resnet18_cifar" and not full:
+        pytest.skip("LeNet takes the same steps, and test_model holds the gradients of ResNet-18; --full runs it")
     want = expected(f"train/{name}/{optimizer}/")
     model, x = filled(MODELS[name](), name, cases.LIFT), Tensor.from_host(device.queue, cases.TRAINING_INPUTS[name])
     steps = getattr(optim, optimizer)(model.parameters(), **cases.OPTIMIZERS[optimizer])

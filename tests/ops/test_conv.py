@@ -108,7 +108,12 @@ def rounded(array, dtype):
     return dtypes.decode(dtypes.encode(array, row), row)
 
 
-@pytest.mark.parametrize("k", range(len(golden.CONV)), ids=lambda k: golden.CONV[k].key)
+def _golden_cases():
+    """Every second on OpenCL devices, the others with --full: the samples above hold the same options to the reference."""
+    return [pytest.param(k, marks=[pytest.mark.matrix] * (k % 2), id=case.key) for k, case in enumerate(golden.CONV)]
+
+
+@pytest.mark.parametrize("k", _golden_cases())
 def test_numbers_are_torchs(queue, k):
     golden.check("conv", k, queue)
 

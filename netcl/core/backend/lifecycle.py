@@ -77,13 +77,26 @@ def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
             failed.append(error)
 
     worker = threading.Thread(target=finish, name="netcl-finish", daemon=True)
-    worker.start()
+    try:
+        worker.start()
+    except RuntimeError:  # Python 3.12 starts no thread at exit
+        return _ends_within(queue, timeout)
     deadline = time.monotonic() + timeout
     while worker.is_alive() and time.monotonic() < deadline:
         worker.join(_POLL_SECONDS)
     if failed:
         raise DeviceError(message("finish", f"the queue cannot finish: {failed[0]}")) from failed[0]
     return not worker.is_alive()
+
+
+def _ends_within(queue: Any, seconds: float) -> bool:
+    """Whether a queue finishes in time, polled without a thread."""
+    marker = platforms.opencl().enqueue_marker(queue)
+    queue.flush()
+    deadline = time.monotonic() + seconds
+    while marker.command_execution_status > 0 and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return bool(marker.command_execution_status <= 0)
 
 
 class Stop(threading.Event):
