@@ -86,7 +86,7 @@ def _tune(queue: Any, built: BuiltKernel, sizes: LocalSizes, args: Sequence[Any]
     The candidates write to memory of their own: the output may be an input, too.
     """
     whole = (1 << max(sizes[0] - 1, 0).bit_length(),)
-    known = built.kernel.program.state.get(built.slot(whole)) or tuned_local_size(queue, built, whole)
+    known = built.kernel.program.state.get(built.slot(whole)) or tuned(queue, built, whole)
     (*inputs, out, count), tuner = args, built.spec.tuner
     nbytes = out.nbytes if isinstance(out, Tensor) else getattr(out, "size", 0)
     if known is not None or not nbytes or tuner is None:
@@ -131,7 +131,7 @@ def _kernel_key(built: BuiltKernel, sizes: LocalSizes) -> str:
     return json.dumps(["kernel", built.name, text, *sizes])
 
 
-def tuned_local_size(queue: Any, built: BuiltKernel, sizes: LocalSizes, args: Sequence[Any] | None = None) -> LocalSizes | None:
+def tuned(queue: Any, built: BuiltKernel, sizes: LocalSizes, args: Sequence[Any] | None = None) -> LocalSizes | None:
     """Return the stored local size of a kernel and sizes; a kernel with a tuner measures it with the ``args`` of a launch."""
     local = tuning.store.entries(handle_of(queue).profile).get(_kernel_key(built, sizes), {}).get("local")
     if not isinstance(local, list) or len(local) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in local):

@@ -37,7 +37,7 @@ class VariantCheck(NamedTuple):
     wrong: str
 
 
-def quarantined_of(profile: Any) -> Mapping[str, str]:
+def tuned(profile: Any) -> Mapping[str, str]:
     """Return the quarantined algorithms of a device, as ``family/name``, with the error; warns once per process."""
     banned = store.entries(profile).get(_KEY, {})
     if banned and (profile.platform, profile.name) not in _told:
