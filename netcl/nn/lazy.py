@@ -17,7 +17,7 @@ from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn import conv, linear, norm
 from netcl.nn.layer_class import export_layers
-from netcl.nn.module import Module, joined
+from netcl.nn.module import Module, dotted_name
 from netcl.nn.parameter import here
 
 
@@ -43,9 +43,9 @@ class _Lazy(Module):
 
     def _before_loading(self, prefix: str, state: Mapping[str, Any]) -> None:
         for name in ("weight", "running_mean"):
-            if joined(prefix, name) in state:
+            if dotted_name(prefix, name) in state:
                 groups = self._made_from.get("groups", 1) if self.of_weight else 1
-                return self._become(state[joined(prefix, name)].shape[self.of_weight] * groups, here(), None)
+                return self._become(state[dotted_name(prefix, name)].shape[self.of_weight] * groups, here(), None)
 
     def _named_tensors(self, *wanted: str) -> Iterator[tuple[str, Tensor]]:
         if wanted == ("parameter",):

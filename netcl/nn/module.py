@@ -234,7 +234,7 @@ class Module(metaclass=_Constructed):
             seen.add(id(self))
             yield prefix, self
             for name, child in self.named_children():
-                yield from child.named_modules(joined(prefix, name), seen)
+                yield from child.named_modules(dotted_name(prefix, name), seen)
 
     def modules(self) -> Iterator[Module]:
         """This module and all inside it, each once."""
@@ -263,7 +263,7 @@ class Module(metaclass=_Constructed):
             for name, tensor in module._named_tensors(*wanted):
                 if id(tensor) not in seen:
                     seen.add(id(tensor))
-                    yield joined(path, name), tensor
+                    yield dotted_name(path, name), tensor
 
     def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Every parameter once, with its dotted name, in the order of registration."""
@@ -288,9 +288,9 @@ class Module(metaclass=_Constructed):
         return {name: tensor.detach() for name, tensor in self._named_state(prefix).items()}
 
     def _named_state(self, prefix: str = "") -> dict[str, Tensor]:
-        found = {joined(prefix, name): tensor for name, tensor in self._named_tensors("parameter", "buffer")}
+        found = {dotted_name(prefix, name): tensor for name, tensor in self._named_tensors("parameter", "buffer")}
         for name, child in self.named_children():
-            found |= child._named_state(joined(prefix, name))
+            found |= child._named_state(dotted_name(prefix, name))
         return found
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> IncompatibleKeys:
@@ -541,7 +541,7 @@ class Module(metaclass=_Constructed):
         return summarize(self, input_shape, dtype)
 
 
-def joined(prefix: str, name: str) -> str:
+def dotted_name(prefix: str, name: str) -> str:
     """A dotted name."""
     return f"{prefix}.{name}" if prefix else name
 

@@ -438,7 +438,7 @@ def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
         (S([(2, 3), (4, 3)], axis=0, lengths=(6,)), r"\[joined\] lengths must be those of the tensors"),
     ],
 )
-def cat_checked(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
+def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
     """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep them."""
     first = xs[0]
     if [x.shape for x in xs] != [along(first.ndim, axis, n, first.shape) for n in lengths]:
