@@ -130,10 +130,10 @@ LONG = {  # of a vector whose last values are 1 to 4
 }
 WIDE = (65536, 32770)
 MATRIX = {  # of a matrix of ones
-    "rows": (lambda y: y.sum(1)[-1].item(), WIDE[1]),
-    "columns": (lambda y: y.sum(0)[-1].item(), WIDE[0]),
+    "rows": (lambda y: y.sum(1, dtype="float32")[-1].item(), WIDE[1]),
+    "columns": (lambda y: y.sum(0, dtype="float32")[-1].item(), WIDE[0]),
     "transpose": (lambda y: y.t().contiguous()[-1, -2:].tolist(), [1, 1]),
-    "product": (lambda y: (y @ nc.ones((WIDE[1], 1), dtype="float16").to(y.dtype))[-1].item(), WIDE[1]),
+    "product": (lambda y: (y @ nc.ones((WIDE[1], 1), dtype="float16").to(y.dtype))[-1].item(), float(np.float16(WIDE[1]))),
     "softmax": (lambda y: y.softmax(-1)[-1, -1].item() * WIDE[1], pytest.approx(1, rel=1e-2)),
     "broadcast": (lambda y: (y + nc.ones((WIDE[1],), dtype="float16"))[-1, -1].item(), 2),
 }

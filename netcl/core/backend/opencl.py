@@ -200,7 +200,8 @@ class OpenCLBackend:
         """Repeat a pattern over ``count`` bytes, beginning at ``start``."""
         if active.recorder is not None:
             active.recorder.fill(buffer, pattern, start, count)
-        if self._simulated:  # Oclgrind does not count a fill as initialization
+        # Oclgrind does not count a fill as initialization; NVIDIA's driver loses the queue at single bytes behind 2^31.
+        if self._simulated or (pattern.nbytes < 4 and start >= 1 << 31):
             values = np.tile(pattern, count // pattern.nbytes)
             self._copy(self.queue, buffer, values, is_blocking=True, dst_offset=start)
         else:
