@@ -182,7 +182,7 @@ class CausalLM(Module):
         if draft is not None or prompt_cache is not None:
             raise ValueError(message("generate", "draft and prompt_cache take one prompt", "loop over the prompts", prompts=len(prompt)))
         if stream:
-            raise ValueError(message("generate", "stream=True takes one prompt", "loop over the prompts", prompts=len(prompt)))
+            raise ValueError(message("generate", "stream=True requires one prompt", "loop over the prompts", prompts=len(prompt)))
         return self._together(prompt, stops, write)
 
     def _together(self, prompts: Sequence[Any], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> list[Any]:

@@ -209,7 +209,7 @@ def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSetti
     rows, length = read_rows(data), min(chosen.length, model.config.context)
     order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))
     if held == len(rows):
-        raise ValueError(message("finetune", "no row is left to train on", "add rows, or evaluate on none: --held-out 0", rows=len(rows)))
+        raise ValueError(message("finetune", "rows must be left to train on", "add rows, or evaluate on none: --held-out 0", rows=len(rows)))
     made, tokenizer, pairs = list[Blocks](), model.tokenizer, is_preference(rows[0])
     for part in (order[held:], order[:held]) if held else (order,):
         if pairs:

@@ -72,7 +72,7 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path):
         ({"intermediate_size": 40}, r"a tensor has another shape than its configuration says"),
         ({"hidden_act": "nonsense"}, r"\[config\] the activation must be one of silu"),
         ({"rope_parameters": {"rope_type": "nonsense"}}, r"\[config\] rope_type must be one of default"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, r"\[config\] the settings of rope_type 'longrope' do not fit together"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, r"\[config\] the settings of rope_type 'longrope' must fit together"),
         ({"rms_norm_eps": "a"}, r"\[config\] rms_norm_eps must be a finite number"),
     ],
 )
