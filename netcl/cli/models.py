@@ -117,12 +117,13 @@ def generate_text(args: argparse.Namespace) -> int:
 
 
 def _setting_options(parser: argparse.ArgumentParser) -> None:
-    from netcl.trainer.finetune import TUNING_METHODS, TuningSettings
+    from netcl.trainer.finetune import TUNING_METHODS, TUNING_OPTIMIZERS, TuningSettings
 
+    choices = {"method": TUNING_METHODS, "optimizer": tuple(TUNING_OPTIMIZERS)}
     for item in dataclasses.fields(TuningSettings):
         default, name, text = item.default, f"--{item.name.replace('_', '-')}", item.metadata["doc"]
         kind: dict[str, Any] = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
-        kind |= {"choices": TUNING_METHODS} if item.name == "method" else {}
+        kind |= {"choices": choices[item.name]} if item.name in choices else {}
         parser.add_argument(name, help=f"{text}; default: {default}" if default else text, **kind)
 
 
