@@ -57,16 +57,14 @@ def convert(args: argparse.Namespace) -> int:
     return 0
 
 
-SAMPLING_OPTIONS = tuple(
-    option(f"--{name}", type=float, default=None, help=text)
-    for name, text in {
-        "top-p": "choose among the fewest that reach this probability",
-        "min-p": "choose among those with at least this share of the likeliest one's probability",
-        "repetition-penalty": "above 1, tokens of the prompt and the text become less likely",
-        "presence-penalty": "is subtracted from the logits of tokens in the text",
-        "frequency-penalty": "is subtracted from the logits of tokens in the text, once per occurrence",
-    }.items()
-)
+_REAL_OPTIONS = {
+    "top-p": "choose among the fewest that reach this probability",
+    "min-p": "choose among those with at least this share of the likeliest one's probability",
+    "repetition-penalty": "above 1, tokens of the prompt and the text become less likely",
+    "presence-penalty": "is subtracted from the logits of tokens in the text",
+    "frequency-penalty": "is subtracted from the logits of tokens in the text, once per occurrence",
+}
+SAMPLING_OPTIONS = [option(f"--{name}", type=float, default=None, help=text) for name, text in _REAL_OPTIONS.items()]
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -161,9 +161,8 @@ class CausalLM(Module):
           context is full.
         - **temperature**: 0 takes the likeliest token. **top_k**, **top_p**: choose among so many likeliest tokens, or among the fewest
           whose probabilities reach ``top_p``. **min_p**: choose among tokens with at least this share of the likeliest one's probability.
-        - **repetition_penalty**: above 1, tokens of the prompt and the text become less likely, as in transformers.
-        - **presence_penalty**, **frequency_penalty**: as OpenAI defines them: subtracted from the logits of tokens in the new text, once
-          and once per occurrence.
+        - **repetition_penalty**: above 1, tokens of the prompt and the text become less likely, as in transformers. **presence_penalty**,
+          **frequency_penalty**: OpenAI's: subtracted from the logits of tokens in the new text, once or once per occurrence.
         - **seed**: makes random choices repeatable; without one they follow ``netcl.manual_seed``.
         - **stop**: strings that end the text; they are not part of it.
         - **stream**: return an iterator over pieces of the text (or single ids) as they are made; for one prompt.

@@ -139,8 +139,7 @@ class _Step(NamedTuple):
 
 
 def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling) -> _Step:
-    shape = batch, model.lm_head.out_features
-    counts = Tensor.zeros(shape, "float32", queue=model.queue, persistent=True) if sampling.penalizes else None
+    counts = Tensor.zeros((batch, model.lm_head.out_features), queue=model.queue, persistent=True) if sampling.penalizes else None
 
     def step(tokens: Tensor, uniform: Tensor) -> Tensor:
         with ag.no_grad():

@@ -233,8 +233,7 @@ def rule_source(
     words["AHEAD"] = " ".join(opencl_text.prefetches((f"t_{name} + i" for name in rule.reads), layout))
     text = _HEADER.sub("", primitives.cl_source(__file__, "update_packed.cl" if rule.packed else "update.cl"))
     lanes = {"LANES": f"(mask)({', '.join(map(str, range(width)))})", "PUT_LANES(v, p)": f"vstore{width}(v, 0, p)"}
-    own = {"WIDTH": width, **(lanes if width > 1 else {}), **defines}
-    head = "".join(f"#define {name} {value}\n" for name, value in own.items())
+    head = "".join(f"#define {name} {value}\n" for name, value in {"WIDTH": width, **(lanes if width > 1 else {}), **defines}.items())
     return f"{values}\n{opencl_text.helper_functions(chr(10).join(lines))}\n{head}{_WORDS.sub(lambda word: words[word[0]], text)}"
 
 
@@ -373,9 +372,8 @@ def _apply_packed(rule: Rule, of: Mapping[str, Tensor], function: Any, numbers: 
     p, g = (dtypes.decode(flat[name], dtypes.DTYPES[of[name].dtype]).astype(kind, copy=False) for name in "pg")
     m, v = (unpack_average(flat[name], flat[f"{name}_scale"], name == "m").astype(kind, copy=False) for name in "mv")
     results = dict(zip(rule.writes, function(p, g, m, v, *numbers), strict=True))
-    bits, index = (np.asarray(x, np.float32).view(np.uint32) for x in (results["p"], g)), np.arange(p.size, dtype=np.uint32)
-    new, old = bits
-    drawn = _drawn_bits(new + _drawn_bits(old + index * np.uint32(0x9E3779B9)))
+    new, gradient = (np.asarray(x, np.float32).view(np.uint32) for x in (results["p"], g))
+    drawn = _drawn_bits(new + _drawn_bits(gradient + np.arange(p.size, dtype=np.uint32) * np.uint32(0x9E3779B9)))
     for name, bits_of in (("m", drawn), ("v", _drawn_bits(drawn))):
         flat[name][:], flat[f"{name}_scale"][:] = _pack_average(results[name], name == "m", bits_of)
     for name in rule.writes:

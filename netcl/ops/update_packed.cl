@@ -4,8 +4,7 @@
 // m has a sign and 127 levels, v has 255. Rounding is random between the two nearest codes, so that an average also follows changes smaller
 // than a step; the random number is a hash of the parameter, the gradient and the index, so equal steps give equal codes.
 //
-// A work-group computes PACK elements at a time, PACK / LOCAL per work-item. Words and macros are those of update.cl; LOADS are those of
-// p and g, STORES those of p and its copy.
+// A work-group computes PACK elements at a time. Words and macros are those of update.cl; LOADS and STORES leave m and v out.
 
 #define PACK 256
 #define EACH (PACK / LOCAL)
@@ -36,7 +35,7 @@ uchar packed(element value, element scale, int sign, uint bits) {
 
 __kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1)))
 void update(BUFFERS, __global const long* blocks GIVEN SCALARS) {
-  __local element most_m[LOCAL], most_v[LOCAL];
+  __local element most[2][LOCAL];
   GUARD
   __global const long* block = blocks + 3 * get_group_id(0);
   const int slot = (int)block[0];
@@ -47,9 +46,8 @@ void update(BUFFERS, __global const long* blocks GIVEN SCALARS) {
   const int lane = get_local_id(0);
   for (int begin = 0; begin < n; begin += PACK) {
     const long place = (first + begin) / PACK - first;  // of the scales: their pointers are moved by `first` as well
-    element kept_m[EACH], kept_v[EACH];
+    element kept[2][EACH], all[2] = {0, 0};
     uint bits[EACH];
-    element all_m = 0, all_v = 0;
     for (int j = 0; j < EACH; ++j) {
       const int i = begin + j * LOCAL + lane, left = 1;
       if (i >= n) break;
@@ -57,33 +55,25 @@ void update(BUFFERS, __global const long* blocks GIVEN SCALARS) {
       const real m_ = unpacked(t_m[i], t_m_scale[place], 1), v_ = unpacked(t_v[i], t_v_scale[place], 0);
       LINES
       STORES
-      kept_m[j] = new_m_;
-      kept_v[j] = new_v_;
+      kept[0][j] = new_m_, kept[1][j] = new_v_;
       bits[j] = drawn_bits(as_uint((float)new_p_) + drawn_bits(as_uint((float)g) + (uint)(first + i) * 0x9e3779b9u));
-      all_m = fmax(all_m, fabs(new_m_));
-      all_v = fmax(all_v, new_v_);
+      all[0] = fmax(all[0], fabs(new_m_)), all[1] = fmax(all[1], new_v_);
     }
-    most_m[lane] = all_m;
-    most_v[lane] = all_v;
+    most[0][lane] = all[0], most[1][lane] = all[1];
     for (int half_size = LOCAL / 2; half_size > 0; half_size /= 2) {
       barrier(CLK_LOCAL_MEM_FENCE);
-      if (lane < half_size) {
-        most_m[lane] = fmax(most_m[lane], most_m[lane + half_size]);
-        most_v[lane] = fmax(most_v[lane], most_v[lane + half_size]);
-      }
+      for (int k = 0; k < 2; ++k)
+        if (lane < half_size) most[k][lane] = fmax(most[k][lane], most[k][lane + half_size]);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    const float scale_m = (float)most_m[0], scale_v = (float)most_v[0];
+    const float scale_m = (float)most[0][0], scale_v = (float)most[1][0];
     for (int j = 0; j < EACH; ++j) {
       const int i = begin + j * LOCAL + lane;
       if (i >= n) break;
-      t_m[i] = packed(kept_m[j], scale_m, 1, bits[j]);
-      t_v[i] = packed(kept_v[j], scale_v, 0, drawn_bits(bits[j]));
+      t_m[i] = packed(kept[0][j], scale_m, 1, bits[j]);
+      t_v[i] = packed(kept[1][j], scale_v, 0, drawn_bits(bits[j]));
     }
-    if (lane == 0) {
-      t_m_scale[place] = scale_m;
-      t_v_scale[place] = scale_v;
-    }
+    if (lane == 0) t_m_scale[place] = scale_m, t_v_scale[place] = scale_v;
     barrier(CLK_LOCAL_MEM_FENCE);
   }
 }

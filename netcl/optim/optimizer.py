@@ -121,7 +121,6 @@ class Optimizer:
 
     def state_dtype(self, name: str, p: Tensor) -> str:
         """The dtype of a tensor of a parameter's state: float32 also for halves."""
-        del name
         return dtypes.sum_dtype(p.dtype)
 
     def check(self, group: Group) -> None:

@@ -127,8 +127,7 @@ class Batcher:
             model.states(Tensor.from_host(model.queue, np.zeros((len(self.slots), 1), np.int64)), cache)
         cache.set_lengths(self._lengths)
         cache.reserves_ahead(1)
-        self._counts = Tensor.zeros((len(self.slots), self.vocabulary), "float32", queue=model.queue, persistent=True)
-        counts = self._counts
+        counts = self._counts = Tensor.zeros((len(self.slots), self.vocabulary), "float32", queue=model.queue, persistent=True)
 
         def step(tokens: Tensor, settings: Tensor | None = None, penalize: bool = False) -> Tensor:
             with ag.no_grad():
