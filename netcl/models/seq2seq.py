@@ -146,6 +146,5 @@ class Seq2SeqLM(Module):
                 going -= {row for row in going if new[row] in ends}
                 for row in going:
                     made[row].append(new[row])
-        pairs: Any = zip(prompts, made, strict=True)
-        found = [self.tokenizer.decode(row) if isinstance(one, str) else row for one, row in pairs]  # type: ignore[misc]
+        found = [self.tokenizer.decode(row) if isinstance(prompts[i], str) else row for i, row in enumerate(made)]  # type: ignore[misc]
         return found if several else found[0]

@@ -4,7 +4,8 @@
 // m has a sign and 127 levels, v has 255. Rounding is random between the two nearest codes, so that an average also follows changes smaller
 // than a step; the random number is a hash of the parameter, the gradient and the index, so equal steps give equal codes.
 //
-// A work-group computes PACK elements at a time. Words and macros are those of update.cl; LOADS and STORES leave m and v out.
+// A work-group computes PACK elements at a time. As in update.cl: LOCAL, BUFFERS, GIVEN, SCALARS, GUARD, BIND, NUMBERS, LINES, and LOADS
+// and STORES, which leave m and v out.
 
 #define PACK 256
 #define EACH (PACK / LOCAL)
