@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,6 +62,9 @@ def test_answers_end_and_follow_options(tmp_path):
     assert drawn[0] == drawn[1] != drawn[2]
     unlike = model.generate(row["ids"][0], 12, presence_penalty=100.0)
     assert len(set(unlike)) == len(unlike) > 1
+    letters = SimpleNamespace(encode=lambda text: [ord(sign) - 32 for sign in text], decode=lambda ids: "".join(chr(i + 32) for i in ids))
+    model.make_tokenizer = lambda: letters
+    assert model.generate(["Hello", letters.encode("Hi")], 6) == [model.generate("Hello", 6), model.generate(letters.encode("Hi"), 6)]
     with pytest.raises(ShapeError, match="a prompt must have tokens below 96"):
         model.generate([96], 2)
     with pytest.raises(ShapeError, match=r"ids and mask must have shape \(batch, length\)"):
