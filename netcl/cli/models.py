@@ -57,6 +57,25 @@ def convert(args: argparse.Namespace) -> int:
     return 0
 
 
+_REAL_OPTIONS = {
+    "top-p": "choose among the fewest that reach this probability",
+    "min-p": "choose among those with at least this share of the likeliest one's probability",
+    "repetition-penalty": "above 1, tokens of the prompt and the text become less likely",
+    "presence-penalty": "is subtracted from the logits of tokens in the text",
+    "frequency-penalty": "is subtracted from the logits of tokens in the text, once per occurrence",
+}
+SAMPLING_OPTIONS = [option(f"--{name}", type=float, default=None, help=text) for name, text in _REAL_OPTIONS.items()]
+
+
+def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of a command that choose tokens, where they are given."""
+    from netcl.nn.decoding import Sampling
+
+    given = {name: value for name in Sampling._fields if (value := getattr(args, name)) is not None}
+    Sampling(**given).check()
+    return given
+
+
 @command(
     "generate",
     option("path", help="a Hugging Face folder, a GGUF file, or the folder of a run with the model gpt"),
@@ -65,7 +84,7 @@ def convert(args: argparse.Namespace) -> int:
     option("--length", type=whole(0), default=None, help="tokens to write (bytes for a run); default: 300"),
     option("--temperature", type=float, default=None, help="0 takes the likeliest token each time; default: 0, for a run 0.8"),
     option("--top-k", type=int, default=None, help="choose among so many likeliest"),
-    option("--top-p", type=float, default=None, help="choose among the fewest that reach this probability"),
+    *SAMPLING_OPTIONS,
     option("--seed", type=int, default=None, help="makes random choices repeatable; a run has its own"),
     option("--stop", action="append", default=[], help="a string that ends the text; may be given several times"),
     DEVICE,
@@ -73,17 +92,15 @@ def convert(args: argparse.Namespace) -> int:
 @reported()
 def generate_text(args: argparse.Namespace) -> int:
     """Continue a prompt with a language model or with the model of a run."""
-    from netcl.nn.decoding import Sampling
-
     run = (Path(args.path) / "model.netcl").is_file()
-    temperature = (0.8 if run else 0.0) if args.temperature is None else args.temperature
-    options = {"temperature": temperature, "top_k": args.top_k, "top_p": args.top_p}
-    Sampling(**options).check()
+    options = {"temperature": 0.8 if run else 0.0, **sampling_options(args)}
     prompt = args.prompt if args.named_prompt is None else args.named_prompt
     length = 300 if args.length is None else args.length
     if run:
         from netcl.trainer.run import generate as write
 
+        if other := sorted(set(options) - {"temperature", "top_k", "top_p"}):
+            raise CommandError(message("generate", "the model of a run takes temperature, top-k and top-p only", given=other))
         print(write(args.path, "\n" if prompt is None else prompt, length, pick_device(args.device), args.seed, **options))
         return 0
     model = load_writer(args)
@@ -98,12 +115,13 @@ def generate_text(args: argparse.Namespace) -> int:
 
 
 def _setting_options(parser: argparse.ArgumentParser) -> None:
-    from netcl.trainer.finetune import TUNING_METHODS, TuningSettings
+    from netcl.trainer.finetune import TUNING_METHODS, TUNING_OPTIMIZERS, TuningSettings
 
+    choices = {"method": TUNING_METHODS, "optimizer": tuple(TUNING_OPTIMIZERS)}
     for item in dataclasses.fields(TuningSettings):
         default, name, text = item.default, f"--{item.name.replace('_', '-')}", item.metadata["doc"]
         kind: dict[str, Any] = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
-        kind |= {"choices": TUNING_METHODS} if item.name == "method" else {}
+        kind |= {"choices": choices[item.name]} if item.name in choices else {}
         parser.add_argument(name, help=f"{text}; default: {default}" if default else text, **kind)
 
 

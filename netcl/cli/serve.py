@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from netcl.cli.command import DEVICE, command, number, option, reported, say, whole
-from netcl.cli.models import load_writer
+from netcl.cli.models import SAMPLING_OPTIONS, load_writer, sampling_options
 from netcl.core import env
 from netcl.core.backend.lifecycle import finishing_first
 
@@ -21,7 +21,7 @@ _MODEL_PATH = option("path", help="a Hugging Face folder or a GGUF file")
     option("--length", type=whole(1), default=1024, help="the most tokens of an answer"),
     option("--temperature", type=number(0), default=0.7, help="0 takes the likeliest token each time"),
     option("--top-k", type=whole(1), default=None, help="choose among so many likeliest"),
-    option("--top-p", type=float, default=None, help="choose among the fewest that reach this probability"),
+    *SAMPLING_OPTIONS,
     option("--seed", type=whole(0), default=None, help="makes random choices repeatable"),
     DEVICE,
 )
@@ -30,7 +30,7 @@ def chat(args: argparse.Namespace) -> int:
     """Talk to a language model in the terminal."""
     from netcl.models import TextStream
 
-    model, turns = load_writer(args), 0
+    options, model, turns = sampling_options(args), load_writer(args), 0
     colors = ("\033[1;32m", "\033[36m", "\033[0m") if sys.stdout.isatty() and not env.raw("NO_COLOR") else ("", "", "")
     first = [] if args.system is None else [{"role": "system", "content": args.system}]
     said = list(first)
@@ -48,7 +48,7 @@ def chat(args: argparse.Namespace) -> int:
         ids = model.tokenizer.apply_chat_template([*said, {"role": "user", "content": line}])
         stream, text, turns = TextStream(model.tokenizer, ids), "", turns + 1
         seed = None if args.seed is None else args.seed + turns - 1
-        tokens = model.generate(ids, args.length, args.temperature, args.top_k, args.top_p, seed, stream=True)
+        tokens = model.generate(ids, args.length, seed=seed, stream=True, **options)
         print(colors[1], end="")
         with finishing_first() as stop:
             for token in tokens:

@@ -14,9 +14,10 @@ from netcl.models.decoder import CausalLM, TextStream
 from netcl.models.encoder import DualEncoder, Encoder
 from netcl.models.files import describe_model, load, save
 from netcl.models.gguf import GGUFFile, write_gguf
+from netcl.models.seq2seq import Seq2SeqLM
 from netcl.models.tokenizer import Tokenizer
 
 __all__ = [
-    "CausalLM", "DualEncoder", "Encoder", "GGUFFile", "LoRALinear", "ModelConfig", "TextStream", "Tokenizer", "describe_model", "load",
-    "load_adapter", "lora", "merge", "read_config", "save", "save_adapter", "write_gguf",
+    "CausalLM", "DualEncoder", "Encoder", "GGUFFile", "LoRALinear", "ModelConfig", "Seq2SeqLM", "TextStream", "Tokenizer",
+    "describe_model", "load", "load_adapter", "lora", "merge", "read_config", "save", "save_adapter", "write_gguf",
 ]  # fmt: skip

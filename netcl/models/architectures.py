@@ -113,6 +113,19 @@ CLIP: _Names = {"logit_scale": "logit_scale"} | {
 }
 
 
+def _t5_side(side: str) -> _Names:
+    last, pairs = 2 if side == "decoder" else 1, (("self_attn", "0.SelfAttention"), ("cross_attn", "1.EncDecAttention"))
+    parts = {f"{ours}.{part}_proj": f"{theirs}.{part}" for ours, theirs in pairs for part in "qkvo"}
+    parts |= {"input_layernorm": "0.layer_norm", "cross_norm": "1.layer_norm", "pre_feedforward_layernorm": f"{last}.layer_norm"}
+    parts |= {f"mlp.{o}_proj": f"{last}.DenseReluDense.{t}" for o, t in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo"))}
+    layers = {f"{side}.{ours}": theirs for ours, theirs in _layered(f"{side}.block.{{i}}.layer.", parts).items()}
+    bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
+    return {f"{side}.norm": f"{side}.final_layer_norm", f"{side}.relative_bias": bias, **layers}
+
+
+T5: _Names = {"shared": "shared", "lm_head": "lm_head", **_t5_side("encoder"), **_t5_side("decoder")}
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A row of the table. ``windows``: default sliding-window layers; ``keys``: own spellings; ``biases``: taken from the configuration."""
@@ -158,6 +171,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "clip_vision_model": Architecture("CLIPVisionModel", CLIP_VISION, kind="encoder", settings={**_ENCODER, "activation": "quick_gelu",
                                       "embedding_norm": True, "final_norm": False, "pooling": "norm"}, ignored=("position_ids",)),
     "clip": Architecture("CLIPModel", CLIP, kind="pair", ignored=("position_ids",)),
+    "t5": Architecture("T5ForConditionalGeneration", T5, kind="seq2seq", keys={"hidden_size": "d_model", "num_hidden_layers": "num_layers",
+                       "num_attention_heads": "num_heads", "intermediate_size": "d_ff", "head_dim": "d_kv"},
+                       ignored=("embed_tokens.", "EncDecAttention.relative_attention_bias")),
 }  # fmt: skip
 
 
@@ -167,6 +183,11 @@ def architecture_of(config: Mapping[str, Any]) -> tuple[str, Architecture]:
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise refusal("models", "unknown model_type", f"known are {', '.join(ARCHITECTURES)}", given=repr(name))
     return name, ARCHITECTURES[name]
+
+
+def hub_names(row: Architecture, config: ModelConfig) -> _Names:
+    """The names of weights in a folder: T5 has another one for the first matrix of networks without a gate."""
+    return row.names if config.gated else {ours: theirs.replace(".wi_1", ".wi") for ours, theirs in row.names.items()}
 
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
@@ -190,7 +211,12 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
         activation=check_activation(given.get("hidden_act") or settings.pop("activation", "silu")),
         **{key: value for key, value in settings.items() if key != "activation"},
     )  # fmt: skip
-    details = _decoder_details(given, row, found) if row.kind == "decoder" else _encoder_details(given, name, found)
+    if row.kind == "seq2seq":
+        gate, _, act = str(given.get("feed_forward_proj", "relu")).rpartition("-")
+        act = "gelu_new" if (gate, act) == ("gated", "gelu") else act
+        details: dict[str, Any] = {"gated": gate == "gated", "activation": check_activation(act), "scale": 1.0}
+    else:
+        details = _decoder_details(given, row, found) if row.kind == "decoder" else _encoder_details(given, name, found)
     return ModelConfig(**{**vars(found), **details})
 
 

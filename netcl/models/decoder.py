@@ -151,7 +151,8 @@ class CausalLM(Module):
     def generate(self, prompt: Any, max_new_tokens: int = 64, temperature: float = 0.0, top_k: int | None = None,
                  top_p: float | None = None, seed: int | None = None, stop: str | Sequence[str] = (),
                  stream: bool = False, draft: CausalLM | None = None, draft_tokens: int = 4,
-                 prompt_cache: Any = None) -> Any:  # fmt: skip
+                 prompt_cache: Any = None, min_p: float | None = None, repetition_penalty: float = 1.0, presence_penalty: float = 0.0,
+                 frequency_penalty: float = 0.0) -> Any:  # fmt: skip
         """Continue a prompt; returns only what is new.
 
         - **prompt**: a text, token ids ``(length,)``, or several of either. Texts give a text, ids give a list of ids; several give a
@@ -159,7 +160,9 @@ class CausalLM(Module):
         - **max_new_tokens**: the most tokens to add. Generation also ends at a token that ends texts, at a stop string, and where the
           context is full.
         - **temperature**: 0 takes the likeliest token. **top_k**, **top_p**: choose among so many likeliest tokens, or among the fewest
-          whose probabilities reach ``top_p``.
+          whose probabilities reach ``top_p``. **min_p**: choose among tokens with at least this share of the likeliest one's probability.
+        - **repetition_penalty**: above 1, tokens of the prompt and the text become less likely, as in transformers. **presence_penalty**,
+          **frequency_penalty**: OpenAI's: subtracted from the logits of tokens in the new text, once or once per occurrence.
         - **seed**: makes random choices repeatable; without one they follow ``netcl.manual_seed``.
         - **stop**: strings that end the text; they are not part of it.
         - **stream**: return an iterator over pieces of the text (or single ids) as they are made; for one prompt.
@@ -168,7 +171,9 @@ class CausalLM(Module):
         - **prompt_cache**: a file that keeps the keys and values of the prompt for later calls, also of other processes. It is written if
           it does not exist or the prompt continues what it holds. Models with other weights refuse it. For one prompt.
         """
-        sampling = Sampling(temperature, top_k, top_p).check()
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty).check()
+        if draft is not None and sampling.penalizes:
+            raise ValueError(message("generate", "a draft cannot be judged with penalties", "leave draft or the penalties out"))
         prompt = prompt.to_host() if isinstance(prompt, Tensor) else prompt
         write = partial(self._tokens, most=max_new_tokens, sampling=sampling, seed=seed, draft=draft, draft_tokens=draft_tokens,
                         prompt_cache=prompt_cache)  # fmt: skip

@@ -15,13 +15,14 @@ from netcl.core.device import queue_of
 from netcl.core.dtype import lookup
 from netcl.core.errors import message
 from netcl.io.archive import refusal
-from netcl.models.architectures import ARCHITECTURES, architecture_of, read_config
+from netcl.models.architectures import ARCHITECTURES, architecture_of, hub_names, read_config
 from netcl.models.config import ModelConfig
 from netcl.models.decoder import CausalLM
 from netcl.models.encoder import DualEncoder, Encoder
 from netcl.models.folder import HubFolder, write_json, write_tensors
 from netcl.models.gguf import GGUFFile, NewTensor, storage_kind, write_gguf
 from netcl.models.gguf_config import config_from_gguf, metadata_of
+from netcl.models.seq2seq import Seq2SeqLM
 from netcl.models.tokenizer import Tokenizer, folder_tokenizer, gguf_tokenizer, gguf_vocabulary
 from netcl.models.weights import fill, push
 from netcl.nn.parameter import OBJECT_BYTES, placed
@@ -29,7 +30,7 @@ from netcl.nn.quantized import quantize_model
 from netcl.ops.quantized.formats import kind_of
 
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-Model = CausalLM | Encoder | DualEncoder
+Model = CausalLM | Encoder | DualEncoder | Seq2SeqLM
 
 
 class _GGUFModel:
@@ -52,7 +53,8 @@ def _opened(path: str | os.PathLike[str]) -> HubFolder | _GGUFModel:
 
 def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None = None, bits: int | None = None,
          context: int | None = None, device_map: Sequence[Any] | None = None, cache_dtype: str | None = None) -> Any:  # fmt: skip
-    """The model of a Hugging Face folder or a GGUF file: a :class:`CausalLM`, an :class:`Encoder`, or a :class:`DualEncoder` for CLIP.
+    """The model of a Hugging Face folder or a GGUF file: a :class:`CausalLM`, an :class:`Encoder`, a :class:`DualEncoder` for CLIP, or a
+    :class:`Seq2SeqLM` for T5.
 
     - **path**: a folder with ``config.json`` and safetensors, or a ``.gguf`` file.
     - **device**: where the weights go. **dtype**: their dtype there, float32 if none is given. Quantized matrices of GGUF files stay packed
@@ -66,7 +68,7 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
     source = _opened(path)
     _, row = architecture_of(source.config)
     config = _config_of(source)
-    names = row.gguf_names if isinstance(source, _GGUFModel) else row.names
+    names = row.gguf_names if isinstance(source, _GGUFModel) else hub_names(row, config)
     itemsize = lookup(dtype or "float32", "load").itemsize
     # A configuration may not ask for more memory than its tensors need; norms and heads leave some room.
     weights = sum(map(math.prod, source.shapes.values()))
@@ -91,8 +93,9 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
     elif pack:
         model.to(queue)
     model.make_tokenizer = _tokenizer_maker(source)
-    if isinstance(model, CausalLM):
+    if isinstance(model, CausalLM | Seq2SeqLM):
         model.generation = source.generation
+    if isinstance(model, CausalLM):
         model.context = config.context if context is None else min(context, config.context)
     return model.eval()
 
@@ -110,6 +113,8 @@ def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
     if source.config.get("model_type") == "clip":
         return _pair_config(source.config)
     found = read_config(source.config)
+    if found.architecture == "t5":  # transformers writes tie_word_embeddings whether or not there is a head
+        return replace(found, tied="lm_head.weight" not in source.shapes)
     if found.pooling == "tanh" and not any(name.endswith("pooler.dense.weight") for name in source.shapes):
         return replace(found, pooling="first")
     return found
@@ -130,7 +135,7 @@ def _clip_config(config: Mapping[str, Any], name: str) -> ModelConfig:
 def _built(config: ModelConfig, kind: str) -> Model:
     if kind == "pair":
         return DualEncoder(config, _clip_config(config.source, "text"), _clip_config(config.source, "vision"))
-    return CausalLM(config) if kind == "decoder" else Encoder(config)
+    return {"decoder": CausalLM, "seq2seq": Seq2SeqLM}.get(kind, Encoder)(config)  # type: ignore[return-value]
 
 
 def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: str | None = None) -> None:
@@ -165,7 +170,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
     dtype = next(iter(model.parameters())).dtype
     described = {key: value for key, value in config.source.items() if key != "torch_dtype"}
     write_json(folder / "config.json", {**described, "architectures": [row.hf_class], "dtype": dtype})
-    write_tensors(folder, {name: make_array for name, (_, make_array) in push(model, row.names).items()})
+    write_tensors(folder, {name: make_array for name, (_, make_array) in push(model, hub_names(row, config)).items()})
     if getattr(model, "generation", None):
         write_json(folder / "generation_config.json", model.generation)  # type: ignore[union-attr]
     if tokenizer is not None:

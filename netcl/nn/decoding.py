@@ -29,30 +29,58 @@ class Sampling(NamedTuple):
     """How the next token is chosen from logits.
 
     - **temperature**: 0 takes the likeliest; below 1 prefers likely tokens, above 1 unlikely ones.
-    - **top_k**: choose among so many likeliest. **top_p**: among the fewest whose probabilities reach it.
-    - For :meth:`choose` all three may be float tensors ``(batch, 1)``, a setting per row; a ``top_k`` of 1 then takes the likeliest.
+    - **top_k**: choose among so many likeliest. **top_p**: among the fewest whose probabilities reach it. **min_p**: among those with at
+      least this share of the likeliest token's probability.
+    - **repetition_penalty**: logits of tokens in the prompt or the text are divided by it if positive, else multiplied.
+    - **presence_penalty**, **frequency_penalty**: are subtracted from the logits of tokens in the text, once and once per occurrence.
+    - For :meth:`choose` all may be float tensors ``(batch, 1)``, a setting per row; a ``top_k`` of 1 then takes the likeliest.
     """
 
     temperature: Any = 1.0
     top_k: Any = None
     top_p: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = 1.0
+    presence_penalty: Any = 0.0
+    frequency_penalty: Any = 0.0
 
     def check(self) -> Sampling:
         """Return the options; raises ``ValueError`` for invalid ones."""
-        temperature, top_k, top_p = self
-        if not temperature >= 0 or (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
-            what = "temperature must be at least 0, top_k at least 1, and top_p in (0, 1]"
-            raise ValueError(message("generate", what, temperature=temperature, top_k=top_k, top_p=top_p))
+        temperature, top_k, top_p, min_p, repetition, *others = self
+        chosen = not temperature >= 0 or (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1)
+        if chosen or not 0 <= (min_p or 0) <= 1 or not 0 < repetition < np.inf or not np.isfinite(others).all():
+            what = "temperature must be at least 0, top_k at least 1, top_p in (0, 1], min_p in [0, 1], repetition_penalty above 0"
+            raise ValueError(message("generate", what, **self._asdict()))
         return self
 
-    def choose(self, logits: Tensor, uniform: Tensor) -> Tensor:
+    @property
+    def penalizes(self) -> bool:
+        """Whether the choice depends on earlier tokens."""
+        return self[4:] != (1, 0, 0)
+
+    def choose(self, logits: Tensor, uniform: Tensor, counts: Tensor | None = None) -> Tensor:
         """Choose one token per row of logits ``(batch, vocabulary)`` by a number in [0, 1) per row, on the device; ``(batch, 1)``.
+
+        Penalties need ``counts``, as :func:`token_counts` begins them; the chosen tokens are added to it in place.
 
         >>> import numpy as np, netcl
         >>> logits = netcl.tensor(np.log([[0.1, 0.6, 0.3]]).astype("float32"))
         >>> [Sampling(top_k=2).choose(logits, netcl.tensor([u])).item() for u in (0.65, 0.7)]
         [1, 2]
         """
+        if counts is None:
+            return self._chosen(logits, uniform)
+        token = self._chosen(self._penalized(ag.cast(logits, "float32"), counts), uniform)
+        counts.scatter_add_(1, token, ag.cast(ag.ge(token, 0), "float32"))
+        return token
+
+    def _penalized(self, logits: Tensor, counts: Tensor) -> Tensor:
+        *_, repetition, presence, frequency = self
+        repeated = ag.where(ag.gt(logits, 0), ag.div(logits, repetition), ag.mul(logits, repetition))
+        logits, made = ag.where(ag.gt(counts, 0), repeated, logits), ag.floor(counts)
+        return ag.sub(logits, ag.add(ag.mul(made, frequency), ag.mul(ag.minimum(made, 1), presence)))
+
+    def _chosen(self, logits: Tensor, uniform: Tensor) -> Tensor:
         by_row = isinstance(self.top_k, Tensor)
         if not by_row and self.temperature == 0:
             return ag.argmax(logits, axis=-1, keepdims=True)
@@ -67,6 +95,9 @@ class Sampling(NamedTuple):
         if self.top_p is not None:
             before = ag.div(ag.sub(total, weights), ag.narrow(total, 1, total.shape[1] - 1, 1))
             weights = ag.where(ag.lt(before, self.top_p), weights, 0.0)
+        if self.min_p is not None:
+            weights = ag.where(ag.ge(weights, self.min_p), weights, 0.0)
+        if self.top_p is not None or self.min_p is not None:
             total = ag.cumsum(weights, axis=1)
         reached = ag.le(total, ag.mul(ag.reshape(uniform, (-1, 1)), ag.narrow(total, 1, total.shape[1] - 1, 1)))
         place = ag.sum(ag.cast(reached, "int64"), axis=1, keepdims=True)
@@ -74,7 +105,7 @@ class Sampling(NamedTuple):
         return ag.gather(order, 1, ag.minimum(place, last))
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """The distribution that :meth:`choose` draws from, for rows of logits, on the host."""
+        """The distribution that :meth:`choose` draws from without penalties, for rows of logits, on the host."""
         if self.temperature == 0:
             return (np.arange(logits.shape[-1]) == logits.argmax(-1)[..., None]).astype(np.float64)
         order = np.argsort(-logits, axis=-1, kind="stable")
@@ -85,25 +116,37 @@ class Sampling(NamedTuple):
         if self.top_p is not None:
             total = weights.cumsum(-1)
             weights[(total - weights) / total[..., -1:] >= self.top_p] = 0
+        weights[weights < (self.min_p or 0)] = 0
         found = np.empty_like(weights)
         np.put_along_axis(found, order, weights / weights.sum(-1, keepdims=True), -1)
         return found
 
 
+def token_counts(prompts: Sequence[Sequence[int]], vocabulary: int) -> np.ndarray:
+    """What penalties know before the first token, ``(batch, vocabulary)``: 0.5 for tokens of the prompt. Tokens of the text count 1."""
+    counts = np.zeros((len(prompts), vocabulary), np.float32)
+    for row, prompt in zip(counts, prompts, strict=True):
+        row[list(prompt)] = 0.5
+    return counts
+
+
 class _DecodingStep(NamedTuple):
-    """The cache of a batch and the compiled step over it."""
+    """The cache of a batch, the compiled step over it, and the counts of tokens that the step keeps for penalties."""
 
     cache: KVCache
     run: Callable[..., Tensor]
+    counts: Tensor | None = None
 
 
-def _make_step(model: Any, cache: KVCache, sampling: Sampling) -> _DecodingStep:
+def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling) -> _DecodingStep:
+    counts = Tensor.zeros((batch, model.lm_head.out_features), queue=model.queue, persistent=True) if sampling.penalizes else None
+
     def step(tokens: Tensor, uniform: Tensor) -> Tensor:
         with ag.no_grad():
             logits = model.head(model.states(tokens, cache))
-            return sampling.choose(ag.reshape(logits, (tokens.shape[0], -1)), uniform)
+            return sampling.choose(ag.reshape(logits, (tokens.shape[0], -1)), uniform, counts)
 
-    return _DecodingStep(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step)
+    return _DecodingStep(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step, counts)
 
 
 def _step_for(model: Any, batch: int, room: int, sampling: Sampling) -> _DecodingStep:
@@ -114,7 +157,7 @@ def _step_for(model: Any, batch: int, room: int, sampling: Sampling) -> _Decodin
     if found is None or (found.cache.capacity or 0) < room:
         kept.clear()  # one cache at a time: it may be as large as the model
         capacity = min(max(LEAST_ROOM, 1 << (room - 1).bit_length()), max(room, getattr(model, "context", room)))
-        found = kept[key] = _make_step(model, model.new_cache(capacity), sampling)
+        found = kept[key] = _make_step(model, batch, model.new_cache(capacity), sampling)
     found.cache.reset()
     return found
 
@@ -148,7 +191,9 @@ def continued(
     quiet = _evaluation_of(model)
     with ag.no_grad(), quiet():
         step = _step_for(model, batch, max(lengths) + most, sampling)
-        tokens = sampling.choose(prompt_logits(model, ids, lengths, step.cache, file), uniform())
+        if step.counts is not None:
+            step.counts.write(token_counts(prompts, step.counts.shape[1]))
+        tokens = sampling.choose(prompt_logits(model, ids, lengths, step.cache, file), uniform(), step.counts)
         yield tokens.to_host()[:, 0]
     step.cache.reserves_ahead(1)
     try:
@@ -196,7 +241,7 @@ class Speculator:
 
     def _logits(self, which: int, tokens: Sequence[int]) -> np.ndarray:
         """Logits behind each of some new tokens, by the model (0) or the draft (1)."""
-        (cache, run), model, new = self._steps[which], self._models[which], len(tokens)
+        (cache, run, _), model, new = self._steps[which], self._models[which], len(tokens)
         cache.reserves_ahead(new)
         try:
             cache.reserve(new)
@@ -251,8 +296,8 @@ class Speculator:
             for token in made:
                 written.append(token)
                 yield np.array([token])
-            for cache, _ in self._steps:
-                cache.truncate(len(written) - 1)
+            for step in self._steps:
+                step.cache.truncate(len(written) - 1)
 
 
 def _logits_step(model: Any, role: int, room: int) -> _DecodingStep:

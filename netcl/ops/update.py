@@ -36,6 +36,7 @@ SLOTS = (4, 16, 64)  # tensors of a launch; few sizes, so that few kernels are c
 RESERVED = 160  # bytes of kernel parameters kept for the table, the factor and the numbers
 GPU_LOCAL, GPU_WIDTH, GPU_BLOCK = 256, 4, 4096
 CPU_BLOCKS = (1024, 65536)  # elements of a work-item on a CPU: below, starting one costs more; above, cores wait for the last
+PACK = 256  # elements of an average in 8 bits that share a scale
 NUMPY_BLOCK = 16384  # elements: temporaries of a formula stay in the cache
 GOLDEN = 0.6180339887498949  # the fractional parts of its multiples are evenly distributed between 0 and 1
 _WORDS = re.compile(r"\b(BUFFERS|SCALARS|REAL|GIVEN|GUARD|BIND|NUMBERS|AHEAD|LOADS|LINES|STORES)\b")
@@ -49,7 +50,8 @@ class Rule:
     ``lines`` are assignments, in order, over the names of ``tensors``, of ``scalars``, of earlier lines, and of ``given``: numbers
     that live on the device (``factor``, for clipping, unless others are named). ``writes`` says which tensor gets the value of
     which line. Lines of ``once`` are over numbers only and are computed before the first element. ``unless`` names one of
-    ``given``: where that is not 0, nothing changes.
+    ``given``: where that is not 0, nothing changes. ``packed`` names tensors that ``update_packed.cl`` reads and writes as codes of 8 bits
+    with their scales; only averages ``m`` and ``v`` can be.
 
     >>> halve = Rule("halve", ("x",), (), {"half": "x * 0.5"}, {"x": "half"})
     >>> t = Tensor.from_host([2.0, 4.0])
@@ -66,6 +68,7 @@ class Rule:
     given: tuple[str, ...] = ("factor",)
     once: Mapping[str, str] = field(default_factory=dict)
     unless: str = ""
+    packed: tuple[str, ...] = ()
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
@@ -183,6 +186,8 @@ def _batched(
     except (AttributeError, KeyError):  # a new context, new tensors
         sizes = [t.size for t in roles[0]]
     spread = _device_spread(queue, sum(sizes))
+    if key[1].packed:
+        spread = BlockSpread(spread.local, 1, -(-spread.block // PACK) * PACK)
     slots = slots_for(queue, len(roles), sum(size > 0 for size in sizes))
     made = BatchedKernel(make(spread, slots), spread.local, _batches(queue, sizes, slots, spread.block))
     plan_cache(queue)[key] = made
@@ -226,9 +231,9 @@ def rule_source(
     lines = opencl_text.statements(rule.body, compute)
     words = _word_macros(rule, of, given, compute, slots, lines)
     words["AHEAD"] = " ".join(opencl_text.prefetches((f"t_{name} + i" for name in rule.reads), layout))
-    text = _HEADER.sub("", primitives.cl_source(__file__, "update.cl"))
+    text = _HEADER.sub("", primitives.cl_source(__file__, "update_packed.cl" if rule.packed else "update.cl"))
     lanes = {"LANES": f"(mask)({', '.join(map(str, range(width)))})", "PUT_LANES(v, p)": f"vstore{width}(v, 0, p)"}
-    head = "".join(f"#define {name} {value}\n" for name, value in {"WIDTH": width, **lanes, **defines}.items())
+    head = "".join(f"#define {name} {value}\n" for name, value in {"WIDTH": width, **(lanes if width > 1 else {}), **defines}.items())
     return f"{values}\n{opencl_text.helper_functions(chr(10).join(lines))}\n{head}{_WORDS.sub(lambda word: words[word[0]], text)}"
 
 
@@ -246,7 +251,8 @@ def _word_macros(
     for name, kind in of_given.items():
         load = kind.load.replace("p[i]", f"d_{name}[0]").replace("(i, p)", f"(0, d_{name})")
         numbers.append(f"const real {c_name(name)} = (real)(({compute})({load}));")
-    once = len(rule.once)
+    once, reads = len(rule.once), [name for name in rule.reads if name not in rule.packed]
+    writes = {name: line for name, line in rule.writes.items() if name not in rule.packed}
     return {
         "BUFFERS": ", ".join(f"{kind} {name}_{slot}" for name, kind in kinds.items() for slot in range(slots)),
         "SCALARS": "".join(f", const {compute} a_{name}" for name in rule.scalars),
@@ -255,9 +261,9 @@ def _word_macros(
         "GUARD": f"if (d_{rule.unless}[0] != 0) return;" if rule.unless else "",
         "BIND": "\n  ".join(bind),
         "NUMBERS": "\n  ".join([*numbers, *lines[:once]]),
-        "LOADS": "\n    ".join(f"const real {c_name(name)} = load_{of[name].name}(t_{name}, i, left);" for name in rule.reads),
+        "LOADS": "\n    ".join(f"const real {c_name(name)} = load_{of[name].name}(t_{name}, i, left);" for name in reads),
         "LINES": "\n    ".join(lines[once:]),
-        "STORES": "\n    ".join(f"store_{of[t].name}(t_{t}, i, left, {c_name(line)});" for t, line in rule.writes.items()),
+        "STORES": "\n    ".join(f"store_{of[t].name}(t_{t}, i, left, {c_name(line)});" for t, line in writes.items()),
     }
 
 
@@ -345,6 +351,11 @@ def _apply_numpy(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequenc
     kind = np.dtype(np.float64 if wide else np.float32)
     numbers = [kind.type(value) for value in (*scalars, *(float(given[name]) for name in rule.given))]
     rows = {name: dtypes.DTYPES[role[0].dtype] for name, role in zip(rule.tensors, roles, strict=True)}
+    if rule.packed:
+        with np.errstate(all="ignore"):
+            for row in zip(*roles, strict=True):
+                _apply_packed(rule, dict(zip(rule.tensors, row, strict=True)), function, numbers, kind)
+        return
     flat = {name: [t.array.reshape(-1) for t in role] for name, role in zip(rule.tensors, roles, strict=True)}  # type: ignore[union-attr]
     with np.errstate(all="ignore"):
         for run in _runs([t.size for t in roles[0]]):
@@ -353,6 +364,53 @@ def _apply_numpy(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequenc
                 stored = dtypes.encode(np.asarray(result), rows[name])
                 for i, part, at in run:
                     flat[name][i][part] = stored[at] if stored.ndim else stored
+
+
+def _apply_packed(rule: Rule, of: Mapping[str, Tensor], function: Any, numbers: Sequence[Any], kind: np.dtype) -> None:
+    """The update of one parameter whose averages are packed: ``update_packed.cl`` in NumPy."""
+    flat = {name: t.array.reshape(-1) for name, t in of.items()}  # type: ignore[union-attr]
+    p, g = (dtypes.decode(flat[name], dtypes.DTYPES[of[name].dtype]).astype(kind, copy=False) for name in "pg")
+    m, v = (unpack_average(flat[name], flat[f"{name}_scale"], name == "m").astype(kind, copy=False) for name in "mv")
+    results = dict(zip(rule.writes, function(p, g, m, v, *numbers), strict=True))
+    new, gradient = (np.asarray(x, np.float32).view(np.uint32) for x in (results["p"], g))
+    drawn = _drawn_bits(new + _drawn_bits(gradient + np.arange(p.size, dtype=np.uint32) * np.uint32(0x9E3779B9)))
+    for name, bits_of in (("m", drawn), ("v", _drawn_bits(drawn))):
+        flat[name][:], flat[f"{name}_scale"][:] = _pack_average(results[name], name == "m", bits_of)
+    for name in rule.writes:
+        if name not in rule.packed:
+            flat[name][:] = dtypes.encode(np.asarray(results[name]), dtypes.DTYPES[of[name].dtype])
+
+
+def _drawn_bits(x: np.ndarray) -> np.ndarray:
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    return x ^ (x >> np.uint32(16))
+
+
+@cache
+def _level_values(signed: bool) -> np.ndarray:
+    """The values of the codes of a sign, from 0 to 1: as many digits for small values as for large ones."""
+    octaves, levels = (16, 127) if signed else (32, 255)
+    return ((np.exp2(np.arange(levels + 1) * (octaves / levels)) - 1) / (2.0**octaves - 1)).astype(np.float32)
+
+
+def unpack_average(codes: np.ndarray, scales: np.ndarray, signed: bool) -> np.ndarray:
+    """The values of the codes of an average, as ``update_packed.cl`` reads them; a scale per :data:`PACK` of them."""
+    spread = np.repeat(scales, PACK)[: codes.size]
+    if not signed:
+        return _level_values(False)[codes] * spread
+    return np.where(codes > 127, np.float32(-1), np.float32(1)) * _level_values(True)[codes & 127] * spread
+
+
+def _pack_average(values: np.ndarray, signed: bool, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    table, sizes = _level_values(signed), np.abs(values)
+    scales = np.fmax.reduceat(sizes, np.arange(0, values.size, PACK)).astype(np.float32)
+    spread = np.repeat(scales, PACK)[: values.size]
+    x = np.where(spread > 0, np.fmin(sizes / spread, 1), 0)
+    low = np.clip(np.searchsorted(table, x, "right") - 1, 0, len(table) - 2)
+    drawn = (bits >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+    codes = low + (drawn * (table[low + 1] - table[low]) < x - table[low])
+    return np.where(values < 0, codes + 128, codes) if signed else np.maximum(codes, x > 0), scales
 
 
 GatheredRun = list[tuple[int, slice, slice]]

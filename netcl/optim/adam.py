@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from netcl.core.errors import message
-from netcl.ops.update import Rule
+from netcl.core.tensor import Tensor
+from netcl.ops.update import PACK, Rule
 from netcl.optim.optimizer import Group, Optimizer, check_betas, check_number
 
 
@@ -32,6 +34,13 @@ def _rule(amsgrad: bool, counted: bool = False) -> Rule:
     # 1 - beta**n by expm1: the difference itself has few digits left while n is small.
     once = {"step_size": "lr / -EXPM1((age + 1) * log_beta1)", "correction": "1 / SQRT(-EXPM1((age + 1) * log_beta2))"}
     return Rule(f"{name}_counted", tensors, ("lr", "log_beta1", "log_beta2", *scalars), lines, writes, ("factor", "age"), once)
+
+
+@cache
+def _packed_rule(counted: bool) -> Rule:
+    plain, scales = _rule(False, counted), ("m_scale", "v_scale")
+    writes = {**plain.writes, "m_scale": "new_m", "v_scale": "new_v"}
+    return replace(plain, name=f"{plain.name}_packed", tensors=(*plain.tensors, *scales), writes=writes, packed=("m", "v", *scales))
 
 
 class Adam(Optimizer):
@@ -110,3 +119,33 @@ class AdamW(Adam):
         super().check(group)
         if not group["decoupled_weight_decay"]:
             raise ValueError(message(self.op, "decoupled_weight_decay must be True", "use Adam"))
+
+
+class AdamW8bit(AdamW):
+    """:class:`AdamW` whose averages take 8 bits per element, a quarter of the memory: codes, and a scale per 256 elements.
+
+    Codes have as many digits for small values as for large ones, and the average of squares is never 0 where it was positive. Rounding
+    is random between the two nearest codes, by a hash of the parameter and its gradient: equal runs give equal bits.
+    """
+
+    names = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale")  # type: ignore[assignment]
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        if group["amsgrad"]:
+            raise ValueError(message(self.op, "amsgrad cannot be kept in 8 bits", "use AdamW"))
+
+    def tensors(self, group: Group) -> tuple[str, ...]:
+        return self.names
+
+    def rule(self, group: Group) -> Rule:
+        return _packed_rule(False)
+
+    def counted_rule(self, group: Group) -> Rule:
+        return _packed_rule(True)
+
+    def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
+        return (-(-p.size // PACK),) if name.endswith("scale") else p.shape
+
+    def state_dtype(self, name: str, p: Tensor) -> str:
+        return "float32" if name.endswith("scale") else "uint8" if name in self.names else super().state_dtype(name, p)

@@ -119,6 +119,10 @@ class Optimizer:
         """The shape of a tensor of a parameter's state."""
         return p.shape
 
+    def state_dtype(self, name: str, p: Tensor) -> str:
+        """The dtype of a tensor of a parameter's state: float32 also for halves."""
+        return dtypes.sum_dtype(p.dtype)
+
     def check(self, group: Group) -> None:
         """Raise if an option of a group is out of range."""
         check_number(self.op, "lr", group["lr"])
@@ -348,8 +352,8 @@ class Optimizer:
         found: list[Any] = [state.get(name) for state in states]
         for i in [i for i, (p, t) in enumerate(zip(own, found, strict=True)) if t is None or t.queue is not p.queue]:
             p, old = own[i], found[i]
-            if old is None:  # in float32 also for halves
-                kind, start = dtypes.sum_dtype(p.dtype), self.initial(name, group)
+            if old is None:
+                kind, start = self.state_dtype(name, p), self.initial(name, group)
                 found[i] = states[i][name] = Tensor.full(self.state_shape(name, p), start, kind, queue=p.queue, persistent=True)
             else:
                 found[i] = states[i][name] = old.to(p.queue)
@@ -452,7 +456,7 @@ class Optimizer:
                 if values.shape != (wanted := self.state_shape(name, p)):
                     what = f"{name!r} of parameter {number} has another shape than the parameter"
                     raise ShapeError(message(self.op, what, state=values.shape, parameter=wanted))
-                made[name] = Tensor.from_host(p.queue, values, dtypes.sum_dtype(p.dtype), persistent=True)
+                made[name] = Tensor.from_host(p.queue, values, self.state_dtype(name, p), persistent=True)
         return made
 
     def __repr__(self) -> str:

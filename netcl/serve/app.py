@@ -71,6 +71,9 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "top_k"), (_real(1, 2**31, int), "an integer from 1")),
     "temperature": (_real(0, 100), "a number from 0 to 100"),
     "top_p": (_real(1e-6, 1), "a number above 0, up to 1"),
+    "min_p": (_real(0, 1), "a number from 0 to 1"),
+    "repetition_penalty": (_real(0.01, 100), "a number from 0.01 to 100"),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), (_real(-2, 2), "a number from -2 to 2")),
     "seed": (_real(-(2**63), 2**63, int), "an integer of 64 bits"),
     "stop": (lambda value: _is_text(value) or _several(_is_text, 16)(value), "a string or up to 16 strings"),
     "stream": (lambda value: isinstance(value, bool), "true or false"),
@@ -78,7 +81,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 #: Fields that are taken only with these values, which change nothing; and those that never do.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "logprobs": (False,), "echo": (False,), "frequency_penalty": (0,), "presence_penalty": (0,),
+    "n": (1,), "best_of": (1,), "logprobs": (False,), "echo": (False,),
     "logit_bias": ({},), "tools": ([],), "tool_choice": ("none", "auto"), "response_format": ({"type": "text"},), "suffix": ("",),
     "encoding_format": ("float",),
 }  # fmt: skip
@@ -206,7 +209,7 @@ class _Api:
         if most is not None and most > limits.tokens:
             raise ServeError(400, f"max_tokens must be at most {limits.tokens}")
         most = most or max(1, min(limits.tokens, self.batcher.capacity - len(ids)))
-        sampling = Sampling(fields.get("temperature", 1.0), fields.get("top_k"), fields.get("top_p"))
+        sampling = Sampling(**{name: fields[name] for name in Sampling._fields if name in fields})
         stops, seed = [stop] if isinstance(stop, str) else stop or (), None if seed is None else seed % 2**64
         answer = _Answer(self.batcher, ids, most, sampling=sampling, seed=seed, stops=stops)
         kind = "text_completion" if not chat else "chat.completion.chunk" if stream else "chat.completion"

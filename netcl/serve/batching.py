@@ -17,11 +17,12 @@ import netcl.autograd as ag
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.models import CausalLM, TextStream
-from netcl.nn.decoding import Sampling, prompt_logits
+from netcl.nn.decoding import Sampling, prompt_logits, token_counts
 from netcl.replay import compiled
 
 _MODEL_FAULTS = (ValueError, TypeError, RuntimeError, MemoryError)  # what computing may raise; a request ends, the server goes on
-GREEDY = (1.0, 1.0, 1.0, 0.0)  # temperature, top_k, top_p, random number
+GREEDY = (1.0, 1.0, 1.0, 0.0)  # temperature, top_k, top_p, min_p; three penalties and a random number follow
+_IDLE = (*GREEDY, 1.0, 0.0, 0.0, 0.0)
 _ENDING = message("serve", "the server is shutting down")
 
 
@@ -66,10 +67,12 @@ class TextRequest:
         self.cancelled, self.begun, self._rng = False, 0.0, np.random.default_rng(seed)
         self.stream: TextStream
 
-    def settings(self, vocabulary: int) -> tuple[float, float, float, float]:
-        """Temperature, top_k, top_p and a random number for the next token."""
-        temperature, top_k, top_p = self.sampling
-        return (temperature, top_k or vocabulary, top_p or 1.0, min(self._rng.random(), 1 - 2**-24)) if temperature else GREEDY
+    def settings(self, vocabulary: int) -> tuple[float, ...]:
+        """The options of the next token, all as numbers, and a random number."""
+        temperature, top_k, top_p, min_p, *penalties = self.sampling
+        if not temperature:
+            return *GREEDY, *penalties, 0.0
+        return temperature, top_k or vocabulary, top_p or 1.0, min_p or 0.0, *penalties, min(self._rng.random(), 1 - 2**-24)
 
 
 class Metrics:
@@ -124,12 +127,15 @@ class Batcher:
             model.states(Tensor.from_host(model.queue, np.zeros((len(self.slots), 1), np.int64)), cache)
         cache.set_lengths(self._lengths)
         cache.reserves_ahead(1)
+        counts = self._counts = Tensor.zeros((len(self.slots), self.vocabulary), "float32", queue=model.queue, persistent=True)
 
-        def step(tokens: Tensor, settings: Tensor | None = None) -> Tensor:
+        def step(tokens: Tensor, settings: Tensor | None = None, penalize: bool = False) -> Tensor:
             with ag.no_grad():
                 logits = ag.reshape(model.head(model.states(tokens, cache)), (tokens.shape[0], -1))
-                rows: Any = [0.0, None, None, None] if settings is None else [ag.narrow(settings, 1, i, 1) for i in range(4)]
-                return Sampling(*rows[:3]).choose(logits, rows[3])
+                if settings is None:
+                    return ag.argmax(logits, axis=-1, keepdims=True)
+                *options, drawn = (ag.narrow(settings, 1, i, 1) for i in range(settings.shape[1]))
+                return Sampling(*options).choose(logits, drawn, counts if penalize else None)
 
         self._step = compiled.compile(step) if model.replayable else step
 
@@ -202,8 +208,9 @@ class Batcher:
         cache.reset()
         with ag.no_grad():
             logits = prompt_logits(self.model, np.array([request.ids], np.int64), [count], cache)
-            drawn = Tensor.from_host(self.model.queue, np.array(request.settings(1)[3:], np.float32))
-            token = int(request.sampling.choose(logits, drawn).item())
+            drawn = Tensor.from_host(self.model.queue, np.array(request.settings(1)[-1:], np.float32))
+            known = Tensor.from_host(logits.queue, token_counts([request.ids], self.vocabulary)) if request.sampling.penalizes else None
+            token = int(request.sampling.choose(logits, drawn, known).item())
         self.metrics.add("netcl_prompt_tokens_total", count)
         self.metrics.add("netcl_first_token_seconds", self.clock() - request.begun)
         self.slots[slot] = request
@@ -211,6 +218,8 @@ class Batcher:
         if self.slots[slot] is request:
             self._cache.copy_sequence(slot, cache)
             self._lengths[slot] = count
+            if known is not None:
+                self._counts[slot : slot + 1] = known
 
     def _decode(self) -> None:
         queue, slots = self.model.queue, list(self.slots)
@@ -218,10 +227,12 @@ class Batcher:
             self._lengths = [0 if request is None else length for request, length in zip(slots, self._lengths, strict=True)]
             self._cache.set_lengths(self._lengths)
             self._members = slots
-        inputs = [Tensor.from_host(queue, np.array([[0 if request is None else request.last] for request in slots], np.int64))]
-        if any(request is not None and request.sampling.temperature for request in slots):
-            rows = [GREEDY if request is None else request.settings(self.vocabulary) for request in slots]
-            inputs.append(Tensor.from_host(queue, np.array(rows, np.float32)))
+        inputs: list[Any] = [Tensor.from_host(queue, np.array([[0 if request is None else request.last] for request in slots], np.int64))]
+        options = [request.sampling for request in slots if request is not None]
+        penalize = any(one.penalizes for one in options)
+        if penalize or any(one.temperature for one in options):
+            rows = [_IDLE if request is None else request.settings(self.vocabulary) for request in slots]
+            inputs += [Tensor.from_host(queue, np.array(rows, np.float32)), penalize]
         self._cache.reserve(1)
         made = self._step(*inputs).to_host()[:, 0]
         self._lengths = [length + 1 for length in self._lengths]

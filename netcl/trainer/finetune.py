@@ -40,6 +40,7 @@ from netcl.trainer.run import restore_best
 from netcl.trainer.trainer import Trainer
 
 TUNING_METHODS = ("lora", "dora", "qlora", "full")
+TUNING_OPTIMIZERS = {"adamw": optim.AdamW, "adamw8bit": optim.AdamW8bit}
 
 
 def _tuning_field(default: Any, doc: str) -> Any:
@@ -61,6 +62,7 @@ class TuningSettings:
     length: int = _tuning_field(512, "tokens per block, at most the model's context")
     lr: float = _tuning_field(2e-4, "the highest learning rate")
     warmup: float = _tuning_field(0.03, "share of the steps in which the learning rate rises; a cosine follows")
+    optimizer: str = _tuning_field("adamw", "adamw, or adamw8bit: its state takes a quarter of the memory")
     weight_decay: float = _tuning_field(0.0, "of AdamW")
     grad_clip: float = _tuning_field(1.0, "largest norm of all gradients together; 0 for none")
     held_out: float = _tuning_field(0.05, "share of the rows that perplexity is evaluated on; 0 for none")
@@ -77,6 +79,8 @@ class TuningSettings:
         if self.method not in TUNING_METHODS or self.precision not in ("float32", "float16", "bfloat16") or counts or shares:
             what = f"method must be one of {', '.join(TUNING_METHODS)}, counts at least 1, shares in [0, 1)"
             raise ValueError(message("finetune", what, method=self.method, precision=self.precision, **counts, **shares))
+        if self.optimizer not in TUNING_OPTIMIZERS:
+            raise ValueError(message("finetune", f"optimizer must be one of {', '.join(TUNING_OPTIMIZERS)}", optimizer=self.optimizer))
         if not self.beta > 0:
             raise ValueError(message("finetune", "beta must be above 0", beta=self.beta))
         return self
@@ -169,7 +173,8 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
         if chosen.method != "full":
             names = [name.strip() for name in chosen.targets.split(",") if name.strip()] or None
             models.lora(model, chosen.rank, chosen.alpha, names, chosen.dropout, chosen.method == "dora")
-        optimizer = optim.AdamW([p for p in wrapped.parameters() if p.requires_grad], lr=chosen.lr, weight_decay=chosen.weight_decay)
+        learned, make_optimizer = [p for p in wrapped.parameters() if p.requires_grad], TUNING_OPTIMIZERS[chosen.optimizer]
+        optimizer = make_optimizer(learned, lr=chosen.lr, weight_decay=chosen.weight_decay)
         steps = chosen.epochs * -(-len(train) // chosen.accumulate)
         trainer = Trainer(
             wrapped, optimizer, loss_fn=_preference_loss(chosen.beta) if pairs else mean_of_learned,
@@ -209,7 +214,7 @@ def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSetti
     rows, length = read_rows(data), min(chosen.length, model.config.context)
     order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))
     if held == len(rows):
-        raise ValueError(message("finetune", "rows must be left to train on", "add rows, or evaluate on none: --held-out 0", rows=len(rows)))
+        raise ValueError(message("finetune", "rows must be left to train", "add rows, or evaluate on none: --held-out 0", rows=len(rows)))
     made, tokenizer, pairs = list[Blocks](), model.tokenizer, is_preference(rows[0])
     for part in (order[held:], order[:held]) if held else (order,):
         if pairs:

@@ -20,6 +20,10 @@ def weights(shapes: Mapping[str, Sequence[int]], seed: int) -> dict[str, np.ndar
             drawn *= 0.25  # of a tied head: larger ones let every token predict itself
         else:
             drawn *= 1.5 / np.sqrt(shape[-1] if "c_" not in name else shape[0])
+        if name.endswith("Attention.q.weight"):
+            drawn *= 0.6  # T5 does not scale scores: trained queries are small
+        elif name == "shared.weight":
+            drawn *= 0.3  # of T5: larger ones let every token predict itself
         found[name] = np.array(drawn, np.float32)
     return found
 

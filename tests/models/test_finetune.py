@@ -134,7 +134,8 @@ class _Interrupt(Callback):
 
 
 def test_resumed_run_ends_with_the_same_bits(folder, data, tmp_path):
-    chosen = TuningSettings(**{**SETTINGS.__dict__, "dropout": 0.1, "save_every": 1, "checkpointing": True, "epochs": 3})
+    chosen = TuningSettings(**{**SETTINGS.__dict__, "dropout": 0.1, "save_every": 1, "checkpointing": True, "epochs": 3,
+                              "optimizer": "adamw8bit"})  # fmt: skip
     finetune(folder, data, tmp_path / "straight", chosen)
     with pytest.raises(_Interrupted):
         finetune(folder, data, tmp_path / "stopped", chosen, callbacks=[_Interrupt()])
@@ -226,6 +227,8 @@ def test_pairs_of_answers_are_checked(folder, data, tmp_path):
 
 
 def test_settings_are_checked(folder, data, tmp_path):
+    with pytest.raises(ValueError, match=r"\[finetune\] optimizer must be one of adamw, adamw8bit"):
+        TuningSettings(optimizer="sgd").check()
     for wrong in ({"method": "sft"}, {"rank": 0}, {"held_out": 1.0}, {"precision": "int8"}):
         with pytest.raises(ValueError, match=r"\[finetune\] method must be"):
             finetune(folder, data, tmp_path, TuningSettings(**wrong))

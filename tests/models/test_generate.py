@@ -110,6 +110,10 @@ def test_the_commands(folder, model, capsys):
     assert "llama (LlamaForCausalLM)" in told and "Hugging Face folder" in told and "llama3, base 500000" in told
     assert main(["generate", str(folder), "Hello", "--length", "12", "--device", "cpu"]) == 0
     assert capsys.readouterr().out == f"Hello{model.generate('Hello', 12)}\n"
+    options = ["--min-p", "0.1", "--repetition-penalty", "1.3", "--presence-penalty", "0.5", "--frequency-penalty", "0.2"]
+    assert main(["generate", str(folder), "Hello", "--length", "12", "--device", "cpu", *options]) == 0
+    same = model.generate("Hello", 12, min_p=0.1, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2)
+    assert capsys.readouterr().out == f"Hello{same}\n"
     assert main(["generate", str(folder), "--device", "cpu"]) == 1
     assert "[generate] a prompt must be given" in capsys.readouterr().err
     assert main(["models", "info", str(folder / "config.json")]) == 1

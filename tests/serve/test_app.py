@@ -70,6 +70,8 @@ def test_completions_take_ids_stop_strings_and_streams(app, host_model):
     plain, streamed = talk(app, post(TEXT, **same), post(TEXT, **same, stream=True))
     assert plain.json()["choices"] == [{"index": 0, "text": cut, "logprobs": None, "finish_reason": "stop"}]
     assert "".join(event["choices"][0]["text"] for event in events_of(streamed)) == cut
+    (penalized,) = talk(app, post(TEXT, prompt="Hello", max_tokens=20, temperature=0, frequency_penalty=1.5, repetition_penalty=1.3))
+    assert penalized.json()["choices"][0]["text"] == host_model.generate("Hello", 20, frequency_penalty=1.5, repetition_penalty=1.3)
 
 
 def test_embeddings(app):
@@ -93,6 +95,8 @@ HI = [{"role": "user", "content": "Hi"}]
         (CHAT, {"messages": HI, "temperature": "hot"}, 400, "temperature must be"),
         (CHAT, {"messages": HI, "temperature": True}, 400, "temperature must be"),
         (CHAT, {"messages": HI, "top_p": 0}, 400, "top_p must be"),
+        (CHAT, {"messages": HI, "min_p": 2}, 400, "min_p must be"),
+        (CHAT, {"messages": HI, "presence_penalty": 3}, 400, "presence_penalty must be"),
         (CHAT, {"messages": HI, "max_tokens": 0}, 400, "max_tokens must be"),
         (CHAT, {"messages": HI, "max_tokens": 65}, 400, "max_tokens must be at most 64"),
         (CHAT, {"messages": HI, "stop": [1]}, 400, "stop must be"),
