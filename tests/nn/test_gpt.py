@@ -151,6 +151,12 @@ def test_the_cache(device):
     cache.set_lengths([12, 7])
     got = [attended(cache, at, at + 1)[0] for at in (12, 7)]  # the second call writes behind the first
     np.testing.assert_allclose(got[0][0], want[0, :, 12:13], rtol=2e-5, atol=2e-6)
+    cache.set_lengths([12, 7])
+    part = [ag.cat([ag.narrow(ag.narrow(x, 0, row, 1), 2, at, 10) for row, at in ((0, 12), (1, 7))], axis=0) for x in (q, k, v)]
+    got = cache(0, *part).to_host()  # ten positions, from another place in each sequence
+    for row, at in ((0, 12), (1, 7)):
+        np.testing.assert_allclose(got[row], want[row, :, at : at + 10], rtol=2e-5, atol=2e-6)
+    cache.truncate(0)
     with pytest.raises(ShapeError, match=r"\[KVCache\] the cache holds another batch or number of heads"):
         cache(0, *(ag.narrow(ag.narrow(x, 0, 0, 1), 2, 0, 3) for x in (q, k, v)))
     small = nn.KVCache(2, capacity=5)
