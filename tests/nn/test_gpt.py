@@ -189,6 +189,15 @@ def test_a_cache_of_int8(device):
         nn.KVCache(1, dtype="int4")
 
 
+def test_a_cache_of_int8_keeps_nan(device):
+    cache, x = nn.KVCache(1, 8, dtype="int8"), Tensor.from_host(device.queue, np.ones((1, 2, 1, 8), np.float32))
+    bad = np.ones((1, 2, 1, 8), np.float32)
+    bad[0, 0, 0, 3] = np.nan
+    cache(0, x, x, Tensor.from_host(device.queue, bad))
+    found = np.isnan(cache(0, x, x, x).to_host())
+    assert found[0, 0].all() and not found[0, 1].any()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_of_int8_in_a_model(device, kind):
     model, x = make(kind).eval(), tokens(2, 11)
