@@ -1,7 +1,7 @@
 """The table of commands, and how they write.
 
 A command is a function of the parsed arguments that returns the exit status; its docstring is its help. A new one is a decorated
-function in a module of this package, and that module's name in ``MODULES`` of :mod:`netcl.cli`.
+function in a module of this package, and that module's name in ``COMMAND_MODULES`` of :mod:`netcl.cli`.
 """
 
 from __future__ import annotations

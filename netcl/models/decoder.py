@@ -22,6 +22,7 @@ from netcl.nn.decoding import Sampling, Speculator, continued
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module
+from netcl.nn.pickling import Recomputed
 
 _CONTEXT_TOKENS = 4  # of a prompt that the text behind it is decoded with: a word's first token decodes differently at the start of a text
 _DECODED_TOGETHER = 64  # tokens of a text; more are decoded in parts, or long texts would take quadratic time
@@ -54,7 +55,7 @@ class CausalLM(Module):
         self.merged = False
         self.generation: dict[str, Any] = {}
         self.make_tokenizer: Callable[[], Tokenizer] | None = None
-        self._tables: dict[Any, Tensor] = {}
+        self._tables: dict[Any, Tensor] = Recomputed()
         self.layer_queues: tuple[Any, ...] = ()  # of a model whose layers are split over devices
 
     def extra_repr(self) -> str:
@@ -119,8 +120,7 @@ class CausalLM(Module):
         It saves launches of each token. Afterwards the model is for inference: it cannot be saved or given adapters.
         """
         self.merged = True in [layer.self_attn.merge() for layer in self.layers] or self.merged
-        for compiled_steps in ("_decoding", "_speculating"):
-            self.__dict__.pop(compiled_steps, None)
+        self.__dict__.pop("_decoding", None)  # compiled steps
         return self
 
     def split(self, device_map: Sequence[Any], device: Any = None) -> CausalLM:
@@ -138,6 +138,7 @@ class CausalLM(Module):
                 part.to(main)
         for layer, queue in zip(self.layers, queues, strict=True):
             layer.to(queue)
+        self.__dict__.pop("_decoding", None)  # compiled steps
         self.layer_queues = tuple(queues) if any(queue is not main for queue in queues) else ()
         return self
 

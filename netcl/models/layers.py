@@ -105,7 +105,8 @@ class SelfAttention(Module):
     def merge(self) -> bool:
         """Put the projections of queries, keys and values into one product, if a token gains from it; for inference."""
         turned = self.rope is None or (self.rope.size == self.size and self.rope.attention_factor == 1)
-        merged = joined_linear([self.q_proj, self.k_proj, self.v_proj]) if turned and self.q_norm is None else None
+        apart = self.qkv_proj is None and self.q_norm is None
+        merged = joined_linear([self.q_proj, self.k_proj, self.v_proj]) if turned and apart else None
         if merged is not None:
             self.qkv_proj, self.q_proj, self.k_proj, self.v_proj = merged, None, None, None
         return merged is not None
@@ -119,14 +120,16 @@ def joined_linear(layers: Sequence[Any]) -> Any:
         return None
     if type(first) is not Linear and not packed:
         return None
-    if packed and any(layer.kind != first.kind or layer.out_features % STRIP_ROWS for layer in layers):
+    form = (first.kind, first.activations) if packed else ()
+    if packed and any((layer.kind, layer.activations) != form or layer.out_features % STRIP_ROWS for layer in layers):
         return None
-    with ag.no_grad(), placed(first.weight.queue, "float32" if packed else first.weight.dtype, blank=True):
-        made: Any = QuantizedLinear(first.in_features, rows, first.bias is not None, first.kind) if packed else Linear(
-            first.in_features, rows, first.bias is not None)  # fmt: skip
+    dtype = first.weight.dtype if not packed else "float32" if first.bias is None else first.bias.dtype
+    with ag.no_grad(), placed(first.weight.queue, dtype, blank=True):
+        made: Any = (QuantizedLinear if packed else Linear)(first.in_features, rows, first.bias is not None, *form)
         for name in ("weight", "bias"):
             if getattr(first, name) is not None:
                 getattr(made, name).write(np.concatenate([getattr(layer, name).to_host() for layer in layers]))
+                getattr(made, name).requires_grad = getattr(first, name).requires_grad
     return made.train(first.training)
 
 

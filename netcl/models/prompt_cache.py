@@ -14,6 +14,7 @@ from netcl.core.tensor import Tensor
 from netcl.core.writes import writes_of
 from netcl.io import archive, tree
 from netcl.nn.attention import KVCache
+from netcl.nn.pickling import Recomputed
 
 _KIND = "prompt cache"
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
@@ -22,14 +23,14 @@ _FLOATS = ("float16", "float32", "float64", "bfloat16")
 def model_hash(model: Any) -> str:
     """SHA-256 of a model's configuration and weights. It is computed again only after a weight was written."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    stamp = [(name, t.dtype, writes_of(t).last) for name, t in tensors]
-    kept = model.__dict__.get("_hash")
-    if kept is None or kept[0] != stamp:
+    stamp = [(name, t.dtype, writes_of(t), writes_of(t).last) for name, t in tensors]
+    kept = model.__dict__.setdefault("_hash", Recomputed())
+    if kept.get("stamp") != stamp:
         digest = hashlib.sha256(json.dumps(model.config.source, sort_keys=True, default=str).encode())
         for name, tensor in tensors:
             digest.update(f"{name} {tensor.dtype} {archive.checksum(tree.host_bits(tensor))}".encode())
-        kept = model.__dict__["_hash"] = (stamp, digest.hexdigest())
-    return kept[1]
+        kept.update(stamp=stamp, digest=digest.hexdigest())
+    return kept["digest"]
 
 
 class PromptFile:

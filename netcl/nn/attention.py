@@ -38,7 +38,7 @@ class KVCache(Module):
     """
 
     lengths: Tensor | None
-    most_new = 8  # positions per call up to which the cached kernel is used; more use the kernels for whole sequences
+    most_new = 8  # positions per call up to which the cached kernel is used; more use the kernels for whole sequences of one length
 
     def __init__(self, layers: int, capacity: int | None = None, dtype: str | None = None):
         super().__init__()
@@ -47,6 +47,7 @@ class KVCache(Module):
         self.layers, self.capacity, self.dtype = layers, capacity, dtype
         self.register_buffer("lengths", None, persistent=False)  # positions of each sequence, on the device
         self._count = self._room = 0
+        self._even = True  # whether all sequences have the same length
         self._ahead = 0  # positions that were reserved before the call that writes them
         self._places: Tensor | None = None
         self._elsewhere: dict[Any, Tensor] = {}  # the lengths on the other devices of a model that is split over several
@@ -109,7 +110,7 @@ class KVCache(Module):
             q, k, v = split_projections(q, heads)
         keys, values = (self._memory(f"{name}{layer}", x) for name, x in (("keys", k), ("values", v)))
         scales = [getattr(self, f"{name}_scales{layer}", None) for name in ("key", "value")]
-        if new <= self.most_new or softcap:
+        if new <= self.most_new or softcap or not self._even:
             out = ag.cached_attention(q, k, v, keys, values, lengths, *scales, scale=scale, window=window, softcap=softcap)
         else:
             out = self._attend_in_tiles(q, k, v, (keys, values), scales, scale, window)
@@ -164,7 +165,7 @@ class KVCache(Module):
             what = f"lengths must be one number from 0 to {self._count} per sequence"
             raise ShapeError(message("KVCache", what, lengths=tuple(lengths)))
         self.lengths.write(np.array(lengths, np.int32))
-        self._count, self._places = max(lengths), None
+        self._count, self._places, self._even = max(lengths), None, len(set(lengths)) == 1
         self._elsewhere.clear()
 
     def copy_sequence(self, row: int, source: KVCache) -> None:

@@ -8,7 +8,7 @@ host) sets ``replayable = False``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import netcl.autograd as ag
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn.attention import KVCache
+from netcl.nn.pickling import Recomputed
 from netcl.nn.summary import evaluating
 from netcl.replay import compiled
 
@@ -138,28 +139,45 @@ class _DecodingStep(NamedTuple):
     counts: Tensor | None = None
 
 
-def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling) -> _DecodingStep:
-    counts = Tensor.zeros((batch, model.lm_head.out_features), queue=model.queue, persistent=True) if sampling.penalizes else None
+def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling | None) -> _DecodingStep:
+    counts = None
+    if sampling is not None and sampling.penalizes:
+        counts = Tensor.zeros((batch, model.lm_head.out_features), queue=model.queue, persistent=True)
 
-    def step(tokens: Tensor, uniform: Tensor) -> Tensor:
+    def choose(tokens: Tensor, uniform: Tensor) -> Tensor:
         with ag.no_grad():
             logits = model.head(model.states(tokens, cache))
-            return sampling.choose(ag.reshape(logits, (tokens.shape[0], -1)), uniform, counts)
+            return sampling.choose(ag.reshape(logits, (tokens.shape[0], -1)), uniform, counts)  # type: ignore[union-attr]
 
+    def judge(tokens: Tensor) -> Tensor:
+        with ag.no_grad():
+            return model.head(model.states(tokens, cache))
+
+    step: Any = judge if sampling is None else choose
     return _DecodingStep(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step, counts)
 
 
-def _step_for(model: Any, batch: int, room: int, sampling: Sampling) -> _DecodingStep:
-    """Return the step of the last call if its settings match and its cache is large enough."""
-    kept: dict[Any, _DecodingStep] = model.__dict__.setdefault("_decoding", {})
-    key = (batch, sampling, model.queue)
-    found = kept.get(key)
+@contextmanager
+def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling | None = None) -> Iterator[_DecodingStep]:
+    """An empty cache and the compiled step over it, to tokens or (without ``sampling``) to logits; for one text at a time.
+
+    They are those of the last text with this role if it is finished, its settings match and its cache is large enough.
+    """
+    idle: dict[Any, _DecodingStep] = model.__dict__.setdefault("_decoding", Recomputed())
+    dtypes = getattr(model, "cache_dtype", None), *sorted({p.dtype for p in model.parameters()})
+    key = (role, id(model), batch, sampling, model.queue, dtypes)
+    found = idle.pop(key, None)
     if found is None or (found.cache.capacity or 0) < room:
-        kept.clear()  # one cache at a time: it may be as large as the model
+        for other in [other for other in idle if other[0] == role]:  # one cache at a time: it may be as large as the model
+            idle.pop(other, None)
         capacity = min(max(LEAST_ROOM, 1 << (room - 1).bit_length()), max(room, getattr(model, "context", room)))
-        found = kept[key] = _make_step(model, batch, model.new_cache(capacity), sampling)
+        found = _make_step(model, batch, model.new_cache(capacity), sampling)
     found.cache.reset()
-    return found
+    try:
+        yield found
+    finally:
+        found.cache.reserves_ahead(0)
+        idle[key] = found
 
 
 def _evaluation_of(model: Any) -> Callable[[], AbstractContextManager[None]]:
@@ -189,22 +207,20 @@ def continued(
         return Tensor.from_host(queue, np.minimum(drawn, np.float32(1 - 2**-24)))
 
     quiet = _evaluation_of(model)
-    with ag.no_grad(), quiet():
-        step = _step_for(model, batch, max(lengths) + most, sampling)
-        if step.counts is not None:
-            step.counts.write(token_counts(prompts, step.counts.shape[1]))
-        tokens = sampling.choose(prompt_logits(model, ids, lengths, step.cache, file), uniform(), step.counts)
-        yield tokens.to_host()[:, 0]
-    step.cache.reserves_ahead(1)
-    try:
+    with _step_for(model, "text", batch, max(lengths) + most, sampling) as step:
+        with ag.no_grad(), quiet():
+            if step.counts is not None:
+                step.counts.write(token_counts(prompts, step.counts.shape[1]))
+            tokens = sampling.choose(prompt_logits(model, ids, lengths, step.cache, file), uniform(), step.counts)
+            made = tokens.to_host()[:, 0]
+        yield made  # outside of the contexts, which would be the caller's too
+        step.cache.reserves_ahead(1)
         for _ in range(most - 1):
             step.cache.reserve(1)
             with quiet():
                 tokens = step.run(tokens, uniform())
                 made = tokens.to_host()[:, 0]
             yield made
-    finally:
-        step.cache.reserves_ahead(0)
 
 
 def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KVCache, file: Any = None) -> Tensor:
@@ -269,9 +285,14 @@ class Speculator:
 
     def tokens(self, prompt: Sequence[int], most: int, file: Any = None) -> Iterator[np.ndarray]:
         """Tokens that follow a prompt, ``(1,)`` at a time, at most ``most`` times."""
-        ids, room = np.array([prompt], np.int64), len(prompt) + most + self.proposals
-        self._steps = [_logits_step(model, role, room) for role, model in enumerate(self._models)]
-        self._quiet = [_evaluation_of(model) for model in self._models]
+        (model, draft), room = self._models, len(prompt) + most + self.proposals
+        with _step_for(model, "judge", 1, room) as judge, _step_for(draft, "draft", 1, room) as propose:
+            self._steps = [judge, propose]
+            self._quiet = [_evaluation_of(model) for model in self._models]
+            yield from self._written(prompt, most, file)
+
+    def _written(self, prompt: Sequence[int], most: int, file: Any) -> Iterator[np.ndarray]:
+        ids = np.array([prompt], np.int64)
         with ag.no_grad():
             with self._quiet[0]():
                 logits = prompt_logits(self._models[0], ids, [len(prompt)], self._steps[0].cache, file).to_host()
@@ -298,20 +319,3 @@ class Speculator:
                 yield np.array([token])
             for step in self._steps:
                 step.cache.truncate(len(written) - 1)
-
-
-def _logits_step(model: Any, role: int, room: int) -> _DecodingStep:
-    """An empty cache and the compiled step from tokens to logits; those of the last call, if they are large enough."""
-    kept: dict[Any, _DecodingStep] = model.__dict__.setdefault("_speculating", {})
-    found = kept.get((role, model.queue))
-    if found is None or (found.cache.capacity or 0) < room:
-        cache = model.new_cache(max(LEAST_ROOM, 1 << (room - 1).bit_length()))
-
-        def step(tokens: Tensor) -> Tensor:
-            with ag.no_grad():
-                return model.head(model.states(tokens, cache))
-
-        found = _DecodingStep(cache, compiled.compile(step, fuse=True) if getattr(model, "replayable", True) else step)
-        kept[role, model.queue] = found
-    found.cache.reset()
-    return found

@@ -12,6 +12,16 @@ from netcl.core.tensor import Tensor
 from netcl.nn.parameter import here
 
 
+class Recomputed(dict[Any, Any]):
+    """Values that a module derives from its attributes, such as compiled steps. Copies and pickles of the module start without them."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recomputed:
+        return Recomputed()
+
+    def __reduce__(self) -> Any:
+        return Recomputed, ()
+
+
 class _Stored:
     """A tensor in a pickle. One tensor has one of these, so that pickle sees shared parameters as one object."""
 

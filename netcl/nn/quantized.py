@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from netcl.core.errors import message, some
 from netcl.core.tensor import Tensor
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
-from netcl.nn.module import Module
+from netcl.nn.module import Module, joined
 from netcl.nn.parameter import Parameter, here
 
 PackedT = TypeVar("PackedT", bound="_PackedLayer")
@@ -22,7 +23,10 @@ ModelT = TypeVar("ModelT", bound=Module)
 
 
 class _PackedLayer(Module):
-    """A layer with a packed matrix: the buffer ``weight``, bytes in the same order on every device."""
+    """A layer with a packed matrix: the buffer ``weight``, bytes in the same order on every device.
+
+    Bytes of 4-bit kinds have a row per strip; in states with a vector of them, from earlier versions, codes have another order.
+    """
 
     weight: Tensor
 
@@ -31,12 +35,19 @@ class _PackedLayer(Module):
         row = packed.kind_of(kind, type(self).__name__)
         self.kind, self.matrix = row.name, (rows, columns)
         size = packed.device_bytes(row, self.matrix, type(self).__name__)
-        self.register_buffer("weight", Tensor.zeros((size,), "uint8", queue=here()))
+        strips = max(1, -(-rows // packed.STRIP_ROWS))
+        self.register_buffer("weight", Tensor.zeros((strips, size // strips) if row.bits == 4 else (size,), "uint8", queue=here()))
+
+    def _before_loading(self, prefix: str, state: Mapping[str, Any]) -> None:
+        given = state.get(joined(prefix, "weight"))
+        if given is not None and self.weight.ndim == 2 and np.ndim(given) == 1:
+            what = f"{joined(prefix, 'weight')} must have the present layout of {self.kind}; the state has that of an earlier version"
+            raise ValueError(message("load_state_dict", what, "quantize the unpacked model again", shape=tuple(given.shape)))
 
     def load_blocks(self: PackedT, blocks: Any) -> PackedT:
         """Load the weights from blocks of GGUF: bytes, or an array of uint8 (rows, bytes of a row)."""
         blocks = np.frombuffer(blocks, np.uint8) if isinstance(blocks, bytes) else blocks
-        self.weight.write(packed.pack_strips(blocks, self.kind, self.matrix))
+        self.weight.write(packed.pack_strips(blocks, self.kind, self.matrix).reshape(self.weight.shape))
         return self
 
     def blocks(self) -> np.ndarray:

@@ -261,7 +261,7 @@ class InferenceSession:
         self._drop_stale_plans()
         host = self.model.on_host
         named = list(zip(self._inputs, tensors, strict=True))
-        key = tuple((x.shape, x.dtype, *([x.to_host().tolist()] if name in host else [])) for name, x in named)
+        key = tuple((x.shape, x.dtype, *([x.item()] if name in host else [])) for name, x in named)
         if self._plans.get(key) == "":
             try:
                 with capture_graph(inputs=[x for name, x in named if name not in host], frozen=self._kept) as graph, fusing():

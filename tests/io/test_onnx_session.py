@@ -496,7 +496,7 @@ def test_commands_over_weights_run_once_and_are_shared(cl_device):
     graphs = list(session._plans.values())
     assert [len(graph._folded) > 0 for graph in graphs] == [True, True]
     assert {*map(id, graphs[0]._folded)} & {*map(id, graphs[1]._folded)}
-    assert all(node.op not in ("split", "joined") or {*node.reads} & {*graph.inputs} or node.reads[0].kind == "made"
+    assert all(node.op not in ("split", "cat_checked") or {*node.reads} & {*graph.inputs} or node.reads[0].kind == "made"
                for graph in graphs for node in graph.nodes)  # fmt: skip
 
 
@@ -527,16 +527,17 @@ def test_a_removed_weight_is_named():
         session.run(None, {"x": rand(5, 2, 3)})
 
 
-def test_a_number_that_chooses_a_branch_is_part_of_the_key(device):
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_number_that_chooses_a_branch_is_part_of_the_key(device, shape):
     def branch(factor):
         nodes = [make("Mul", ["x", "f"], ["out"])]
         out = helper.make_tensor_value_info("out", TensorProto.FLOAT, [3])
         return helper.make_graph(nodes, "branch", [], [out], [numpy_helper.from_array(np.float32(factor), "f")])
 
     nodes = [make("Equal", ["n", "two"], ["is"]), make("If", ["is"], ["y"], then_branch=branch(2), else_branch=branch(5))]
-    data = model(nodes, {"x": [3], "n": (TensorProto.INT64, [])}, {"y": [3]}, {"two": np.int64(2)})
+    data = model(nodes, {"x": [3], "n": (TensorProto.INT64, [*shape])}, {"y": [3]}, {"two": np.int64(2)})
     session, x = nonnx.InferenceSession(data, device=device), rand(3)
     for n in (2, 2, 2, 2, 7, 7, 7, 2, 7):
-        assert np.allclose(session.run(None, {"x": x, "n": np.array(n)})[0], x * (2 if n == 2 else 5))
+        assert np.allclose(session.run(None, {"x": x, "n": np.full(shape, n)})[0], x * (2 if n == 2 else 5))
     assert [*session.plans.values()] == ([] if isinstance(device.queue, CPUQueue) else ["replay"])
     assert isinstance(device.queue, CPUQueue) or [*map(type, session._plans.values())] == [Graph] * 2

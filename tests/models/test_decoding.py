@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
-from netcl import models
-from netcl.autograd import no_grad
+from netcl import models, nn
+from netcl.autograd import is_grad_enabled, no_grad
 from netcl.core.tensor import Tensor
 from netcl.io import FileError, archive
+from netcl.models.layers import joined_linear
 from netcl.models.prompt_cache import PromptFile, model_hash
 from netcl.nn.decoding import Sampling, Speculator
 
@@ -170,3 +173,53 @@ def test_merged_projections_change_nothing(case, kind, folder_of, device, tmp_pa
             models.save(merged, tmp_path / "b")
         with pytest.raises(ValueError, match=r"\[lora\] the projections of the model are merged"):
             models.lora(merged)
+
+
+def test_texts_that_are_written_at_the_same_time_are_independent(model):
+    plain, other = model.generate(PROMPT, 12), model.generate(PROMPT[:5], 12)
+    for options in ({}, {"draft": model}):
+        streams = [model.generate(ids, 12, stream=True, **options) for ids in (PROMPT, PROMPT[:5])]
+        begun = [[next(stream) for _ in range(count)] for stream, count in zip(streams, (4, 6), strict=True)]
+        assert [[*first, *rest] for first, rest in zip(begun, streams, strict=True)] == [plain, other]
+
+
+def test_a_stream_leaves_the_modes_of_its_caller(folder_of):
+    model = models.load(folder_of("llama"), "cpu").train()
+    stream = model.generate(PROMPT, 3, stream=True)
+    next(stream)
+    assert is_grad_enabled() and model.training
+
+
+def test_copies_write_with_their_own_weights_and_settings(folder_of, model):
+    plain = model.generate(PROMPT, 12)
+    made, fresh = copy.deepcopy(model), models.load(folder_of("llama"), "cpu")
+    for one in (made, fresh):
+        one.norm.weight.write(one.norm.weight.to_host()[::-1].copy())
+    assert made.generate(PROMPT, 12) == fresh.generate(PROMPT, 12) != plain
+    assert model.generate(PROMPT, 12) == plain
+    made.cache_dtype = "int8"
+    made.generate(PROMPT, 2)
+    assert {step.cache.dtype for step in made._decoding.values()} == {"int8"}
+    half = models.load(folder_of("llama"), "cpu", "float16")
+    assert fresh.to("float16").lm_head.weight.dtype == "float16"
+    fresh.norm.weight.write(half.norm.weight.to_host())
+    assert fresh.generate(PROMPT, 12) == half.generate(PROMPT, 12)
+
+
+def test_the_hash_follows_replaced_weights(folder_of):
+    model = models.load(folder_of("llama"), "cpu")
+    found, weight = set(), model.norm.weight.to_host()
+    for factor in (2, 3, 4):
+        model.norm.weight = nn.Parameter(Tensor.from_host(model.queue, weight * factor))
+        found.add(model_hash(model))
+    assert len(found) == 3
+
+
+def test_merged_projections_keep_their_settings(folder_of, model):
+    merged = models.load(folder_of("llama"), "cpu").requires_grad_(False).merge_projections().merge_projections()
+    assert merged.generate(PROMPT, 12) == model.generate(PROMPT, 12)
+    assert merged.merged and not any(p.requires_grad for p in merged.parameters())
+    layers = [nn.QuantizedLinear(32, 16, kind="Q8_0", activations="float") for _ in range(2)]
+    assert joined_linear(layers).activations == "float"
+    layers[1].activations = "auto"
+    assert joined_linear(layers) is None

@@ -151,6 +151,12 @@ def test_the_cache(device):
     cache.set_lengths([12, 7])
     got = [attended(cache, at, at + 1)[0] for at in (12, 7)]  # the second call writes behind the first
     np.testing.assert_allclose(got[0][0], want[0, :, 12:13], rtol=2e-5, atol=2e-6)
+    cache.set_lengths([12, 7])
+    part = [ag.cat([ag.narrow(ag.narrow(x, 0, row, 1), 2, at, 10) for row, at in ((0, 12), (1, 7))], axis=0) for x in (q, k, v)]
+    got = cache(0, *part).to_host()  # ten positions, from another place in each sequence
+    for row, at in ((0, 12), (1, 7)):
+        np.testing.assert_allclose(got[row], want[row, :, at : at + 10], rtol=2e-5, atol=2e-6)
+    cache.truncate(0)
     with pytest.raises(ShapeError, match=r"\[KVCache\] the cache holds another batch or number of heads"):
         cache(0, *(ag.narrow(ag.narrow(x, 0, 0, 1), 2, 0, 3) for x in (q, k, v)))
     small = nn.KVCache(2, capacity=5)
@@ -181,6 +187,15 @@ def test_a_cache_of_int8(device):
         np.testing.assert_allclose(memory.to_host().astype(float), other.to_host(), rtol=1e-6, atol=1.0 if memory.dtype == "int8" else 0)
     with pytest.raises(DtypeError, match=r'\[KVCache\] dtype must be "int8", or None for the dtype of the model; dtype=int4'):
         nn.KVCache(1, dtype="int4")
+
+
+def test_a_cache_of_int8_keeps_nan(device):
+    cache, x = nn.KVCache(1, 8, dtype="int8"), Tensor.from_host(device.queue, np.ones((1, 2, 1, 8), np.float32))
+    bad = np.ones((1, 2, 1, 8), np.float32)
+    bad[0, 0, 0, 3] = np.nan
+    cache(0, x, x, Tensor.from_host(device.queue, bad))
+    found = np.isnan(cache(0, x, x, x).to_host())
+    assert found[0, 0].all() and not found[0, 1].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -379,3 +379,18 @@ def test_parameters_as_a_vector(device):
     np.testing.assert_allclose(nn.utils.parameters_to_vector(layer.parameters()).to_host(), 2 * vector.to_host(), rtol=1e-6)
     with pytest.raises(ShapeError, match=r"as many elements as the parameters together; elements=8, vec.shape=\(7,\)"):
         nn.utils.vector_to_parameters(Tensor.zeros((7,)), layer.parameters())
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q8_0"])
+def test_packed_states_of_another_layout_are_refused(kind):
+    made, other = nn.QuantizedLinear.from_linear(nn.Linear(256, 20), kind), nn.QuantizedLinear(256, 20, kind=kind)
+    state = {name: tensor.to_host() for name, tensor in made.state_dict().items()}
+    other.load_state_dict(state)
+    np.testing.assert_array_equal(other.blocks(), made.blocks())
+    state["weight"] = state["weight"].reshape(-1)  # as versions wrote it whose 4-bit codes had another order
+    for options in ({}, {"strict": False}):
+        if kind == "Q8_0":
+            assert not any(other.load_state_dict(state, **options))
+        else:
+            with pytest.raises(ValueError, match=rf"weight must have the present layout of {kind}; .*quantize the unpacked model again"):
+                other.load_state_dict(state, **options)

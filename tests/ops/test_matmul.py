@@ -431,3 +431,12 @@ def test_few_rows(cl_device, rng, m, n, k, turned, dtype):
     assert last_chosen["matmul"].name == "gemv"
     left, right = (ops.cast(t, "float32").to_host().astype(np.float64) for t in (left, right))
     np.testing.assert_allclose(made.to_host(), left @ (right.T if turned else right) + bias, rtol=1e-4, atol=1e-4)
+
+
+def test_few_rows_with_infinity(cl_device):
+    """Work-items beyond the end of a row add nothing, whatever its last values are."""
+    a, b = np.ones((1, 516), np.float32), np.ones((64, 516), np.float32)
+    a[0, -1], b[::2] = np.inf, -1
+    config = KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, extra={"tier": "gemv"})
+    made = gemm.product(*tensors(cl_device.queue, a, b), (1, 64), Extras(Finish("float32"), None), False, True, config)
+    np.testing.assert_array_equal(made.to_host()[0], np.where(np.arange(64) % 2, np.inf, -np.inf))

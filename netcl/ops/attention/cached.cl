@@ -67,13 +67,17 @@ typedef JOINED(REAL, VW) lanes;
 #endif
 #define READ(old, kept, fresh) ((old) ? KEPT_LANES(kept) : X_LANES(fresh))
 #define SCALED(old, scales, i, x) ((x) * ((old) ? (REAL)S_LOAD(scales, i) : (REAL)1))
-// A position as int8 and the scale; all items of a work-group call it together.
+#define LARGER(a, b) ((b) > (a) || isnan(b) ? (b) : (a))  // fmax drops NaN
+// A position as int8 and the scale, which is NaN if a value is; all items of a work-group call it together.
 inline void put_position(__global char* to, __global S_T* scale, __global const X_T* x, int depth, int l, __local REAL* found) {
   REAL most = 0;
-  for (int d = l; d < depth; d += ITEMS) most = fmax(most, fabs((REAL)X_LOAD(x, d)));
+  for (int d = l; d < depth; d += ITEMS) {
+    const REAL size = fabs((REAL)X_LOAD(x, d));
+    most = LARGER(most, size);
+  }
   found[l] = most;
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (int i = 0; i < ITEMS; ++i) most = fmax(most, found[i]);
+  for (int i = 0; i < ITEMS; ++i) most = LARGER(most, found[i]);
   barrier(CLK_LOCAL_MEM_FENCE);
   const REAL inverse = most > 0 ? 127 / most : 0;
   for (int d = l; d < depth; d += ITEMS) to[d] = convert_char_sat(rint((REAL)X_LOAD(x, d) * inverse));

@@ -25,7 +25,8 @@ void gemv(__global const A_T* restrict a, __global const B_T* restrict b, __glob
       UNROLL for (int j = 0; j < COLUMNS; ++j) y[u][j] = begin + u * LANES * 4 < k ? B_QUAD(lines[j] + begin + u * LANES * 4) : (float4)(0);
     UNROLL for (int u = 0; u < DEPTH; ++u)
       UNROLL for (int i = 0; i < ROWS; ++i) {
-        const float4 x = A_QUAD(a + (INDEX)min(i, m - 1) * k + min(begin + u * LANES * 4, k - 4));
+        // Zero beyond k, as y is: infinity times zero would be NaN.
+        const float4 x = begin + u * LANES * 4 < k ? A_QUAD(a + (INDEX)min(i, m - 1) * k + begin + u * LANES * 4) : (float4)(0);
         UNROLL for (int j = 0; j < COLUMNS; ++j)
           sum[i][j] += x.x * y[u][j].x, sum[i][j] += x.y * y[u][j].y, sum[i][j] += x.z * y[u][j].z, sum[i][j] += x.w * y[u][j].w;
       }
