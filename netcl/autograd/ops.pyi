@@ -228,9 +228,6 @@ def cast(input: Operand, dtype: Any, *, out: Tensor | None = None) -> Tensor:
 def cat(tensors: Sequence[Operand], dim: int = 0, *, axis: int = ...) -> Tensor:
     """Concatenate tensors along an axis; different dtypes are promoted as in arithmetic."""
 
-def cat_checked(tensors: Sequence[Operand], *, dim: int, lengths: Sequence[int], axis: int = ...) -> Tensor:
-    """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep them."""
-
 def cdist(input: Operand, other: Operand, p: float = 2.0) -> Tensor:
     """The p-norm of the difference of every row of a and every row of b."""
 
@@ -600,6 +597,9 @@ def isposinf(input: Operand, *, out: Tensor | None = None) -> Tensor:
 
 def istft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True, normalized: bool = False, onesided: bool = True, length: int | None = None) -> Tensor:
     """The signals whose :func:`stft_pairs` is nearest to ``x``; ``netcl.istft`` takes torch's arguments."""
+
+def joined(tensors: Sequence[Operand], *, dim: int, lengths: Sequence[int], axis: int = ...) -> Tensor:
+    """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep them."""
 
 def keep_mask(shape: int | Sequence[int] = ..., p: float = 0.5, *, queue: Any = None, size: int | Sequence[int] = ...) -> Tensor:
     """Draw uint8 values: 0 with probability ``p``, else 1."""

@@ -15,7 +15,7 @@ from netcl.core.errors import message, some
 from netcl.core.tensor import Tensor
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
-from netcl.nn.module import Module, joined
+from netcl.nn.module import Module, dotted_name
 from netcl.nn.parameter import Parameter, here
 
 PackedT = TypeVar("PackedT", bound="_PackedLayer")
@@ -39,9 +39,9 @@ class _PackedLayer(Module):
         self.register_buffer("weight", Tensor.zeros((strips, size // strips) if row.bits == 4 else (size,), "uint8", queue=here()))
 
     def _before_loading(self, prefix: str, state: Mapping[str, Any]) -> None:
-        given = state.get(joined(prefix, "weight"))
+        given = state.get(dotted_name(prefix, "weight"))
         if given is not None and self.weight.ndim == 2 and np.ndim(given) == 1:
-            what = f"{joined(prefix, 'weight')} must have the present layout of {self.kind}; the state has that of an earlier version"
+            what = f"{dotted_name(prefix, 'weight')} must have the present layout of {self.kind}; the state has that of an earlier version"
             raise ValueError(message("load_state_dict", what, "quantize the unpacked model again", shape=tuple(given.shape)))
 
     def load_blocks(self: PackedT, blocks: Any) -> PackedT:
