@@ -148,13 +148,14 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
 def preference_blocks(pairs: Sequence[tuple[Document, Document]], length: int) -> tuple[np.ndarray, np.ndarray]:
     """As :func:`pack_documents`, a block for each answer: ``(pairs, 2, 3, length)`` and ``(pairs, 2, length)``, chosen ones first.
 
-    A pair with a longer answer is left out: a cut answer would be compared with a whole one.
+    A pair with a longer answer is left out: a cut answer would be compared with a whole one. So is a pair with an empty answer.
     """
-    kept = [pair for pair in pairs if all(len(ids) <= length for ids, _ in pair)]
+    kept = [pair for pair in pairs if all(len(ids) <= length and any(learned[1:]) for ids, learned in pair)]
     if not kept:
-        raise ValueError(message("finetune", "no pair of answers fits into a block", "raise the block length", length=length))
+        what = "at least one pair of answers must fit into blocks and have tokens to learn"
+        raise ValueError(message("finetune", what, "raise the block length", length=length))
     if len(kept) < len(pairs):
-        what = f"{len(pairs) - len(kept)} pairs of answers are left out"
+        what = f"{len(pairs) - len(kept)} pairs with long or empty answers are left out"
         warnings.warn(message("finetune", what, "raise the block length", length=length), stacklevel=2)
     inputs, targets = _as_arrays([[document] for pair in kept for document in pair], length)
     return inputs.reshape(-1, 2, 3, length), targets.reshape(-1, 2, length)

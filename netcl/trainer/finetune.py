@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
-from netcl import models, ops, optim
+from netcl import amp, models, ops, optim
 from netcl.core.device import device, handle_of
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
@@ -227,10 +227,11 @@ def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSetti
 def _loaders(wrapped: TokenLosses, parts: Sequence[Blocks], chosen: TuningSettings, pairs: bool) -> list[DataLoader]:
     """Batches of blocks with their targets; for pairs of answers the target is the loss of the model before it is trained."""
     made, queue = list[DataLoader](), wrapped.model.queue
+    half = None if chosen.precision == "float32" else chosen.precision
     for inputs, targets in parts:
         blocks, wanted = np.concatenate([inputs, targets[..., None, :]], axis=-2), targets
         if pairs:
-            with ag.no_grad():
+            with ag.no_grad(), amp.autocast(half is not None, half or "float16"):
                 wanted = np.concatenate([wrapped(Tensor.from_host(queue, block[None])).to_host() for block in blocks])
         made.append(DataLoader(TensorDataset(blocks, wanted), chosen.batch_size, shuffle=not made, seed=chosen.seed, device_queue=queue))
     return made

@@ -12,7 +12,7 @@ from netcl import models
 from netcl.cli import main
 from netcl.io import FileError
 from netcl.models.tokenizer import Tokenizer
-from netcl.models.tuning_data import IGNORED_TARGET, Document, documents_of, pack_documents, preference_of, read_rows
+from netcl.models.tuning_data import IGNORED_TARGET, Document, documents_of, pack_documents, preference_blocks, preference_of, read_rows
 from netcl.trainer import Callback
 from netcl.trainer.finetune import TuningSettings, finetune
 
@@ -212,6 +212,21 @@ def test_chosen_answers_are_preferred(talk, folder, tmp_path):
     again = finetune(folder, tmp_path / "pairs.jsonl", tmp_path / "again", TuningSettings(**{**given, "epochs": 6}))
     assert min(margins) > 0 and last["preference"] == 1.0 and again["loss"] == last["loss"]
     assert last["loss"] > np.mean(np.log1p(np.exp(-0.3 * np.array(margins)))) - 1e-4  # that of the step before the last
+
+
+def test_the_reference_has_the_precision_of_the_run(folder, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "2+2=", "chosen": "4 is it", "rejected": "no"}), encoding="utf-8")
+    given = {**SETTINGS.__dict__, "held_out": 0.0, "epochs": 1, "accumulate": 1, "batch_size": 1, "precision": "bfloat16"}
+    found = finetune(folder, tmp_path / "pairs.jsonl", tmp_path / "run", TuningSettings(**given), device_name="cpu")
+    assert found["loss"] == pytest.approx(np.log(2), rel=1e-6)  # before the first step the margin is 0
+
+
+def test_pairs_with_an_empty_answer_are_left_out():
+    whole, empty, short = Document([1, 2, 3], [False, False, True]), Document([], []), Document([1, 2], [False, False])
+    with pytest.warns(UserWarning, match="2 pairs with long or empty answers are left out"):
+        assert preference_blocks([(whole, whole), (empty, whole), (whole, short)], 8)[0].shape == (1, 2, 3, 8)
+    with pytest.raises(ValueError, match=r"\[finetune\] at least one pair of answers must fit"):
+        preference_blocks([(whole, whole)], 2)
 
 
 def test_pairs_of_answers_are_checked(folder, data, tmp_path):
