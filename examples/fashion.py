@@ -10,7 +10,7 @@ import argparse
 import numpy as np
 
 from netcl import Tensor, device, manual_seed, nn, optim
-from netcl.data import DataLoader, datasets
+from netcl.data import DataLoader, TensorDataset, datasets
 from netcl.trainer import Trainer
 
 CLASSES = "T-shirt trouser pullover dress coat sandal shirt sneaker bag boot".split()
@@ -35,7 +35,7 @@ def train(parts, samples: int, epochs: int) -> tuple[np.ndarray, np.ndarray, np.
     manual_seed(0)
     (x, y), (images, labels) = first(parts[0], samples), first(parts[1], samples // 6)
     model = cnn()
-    loader = DataLoader(datasets.TensorDataset(x, y), batch_size=64, shuffle=True, seed=0)
+    loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True, seed=0)
     Trainer(model, optim.Adam(model.parameters(), lr=2e-3), metrics=["accuracy"]).fit(loader, epochs=epochs)
     scores = [model.eval()(Tensor.from_host(part)).numpy() for part in np.array_split(images, max(1, len(images) // 500))]
     return images, labels, np.concatenate(scores).argmax(axis=1)

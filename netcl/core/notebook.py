@@ -12,7 +12,7 @@ _MOST = 10  # rows and columns of a table of values
 def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Build an HTML table with a caption; cells are escaped.
 
-    >>> table("two", ["a"], [[1], ["<b>"]])
+    >>> html_table("two", ["a"], [[1], ["<b>"]])
     '<table><caption>two</caption><tr><th>a</th></tr><tr><td>1</td></tr><tr><td>&lt;b&gt;</td></tr></table>'
     """
     top = "".join(f"<th>{html.escape(str(cell))}</th>" for cell in head)

@@ -424,7 +424,7 @@ def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     if any(t.dtype != tensors[0].dtype for t in tensors):
         common = reduce(dtypes.promote, (dtypes.DTYPES[t.dtype] for t in tensors))
         tensors = [F.cast(t, common.name) for t in tensors]
-    return F.cat_checked(tensors, axis=at, lengths=tuple(t.shape[at] for t in tensors))
+    return F.joined(tensors, axis=at, lengths=tuple(t.shape[at] for t in tensors))
 
 
 @op(
@@ -433,9 +433,9 @@ def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     inputs=("xs",),
     samples=[S([(2, 3), (4, 3)], axis=0, lengths=(2, 4))],
     errors=[
-        (S([(2, 3), (4, 3)], axis=0, lengths=(2, 3)), r"\[cat_checked\] lengths must be those of the tensors"),
-        (S([(2, 3), (4, 5)], axis=0, lengths=(2, 4)), r"\[cat_checked\] lengths must be those of the tensors"),
-        (S([(2, 3), (4, 3)], axis=0, lengths=(6,)), r"\[cat_checked\] lengths must be those of the tensors"),
+        (S([(2, 3), (4, 3)], axis=0, lengths=(2, 3)), r"\[joined\] lengths must be those of the tensors"),
+        (S([(2, 3), (4, 5)], axis=0, lengths=(2, 4)), r"\[joined\] lengths must be those of the tensors"),
+        (S([(2, 3), (4, 3)], axis=0, lengths=(6,)), r"\[joined\] lengths must be those of the tensors"),
     ],
 )
 def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
@@ -443,7 +443,7 @@ def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor
     first = xs[0]
     if [x.shape for x in xs] != [along(first.ndim, axis, n, first.shape) for n in lengths]:
         what = "lengths must be those of the tensors along the axis, and their other sizes equal"
-        raise ShapeError(message("cat_checked", what, shapes=[x.shape for x in xs], axis=axis, lengths=tuple(lengths)))
+        raise ShapeError(message("joined", what, shapes=[x.shape for x in xs], axis=axis, lengths=tuple(lengths)))
     out = Tensor.empty(along(first.ndim, axis, sum(lengths), first.shape), first.dtype, queue=first.queue)
     strides, start = dense(out.shape), 0
     for x, length in zip(xs, lengths, strict=True):

@@ -497,7 +497,7 @@ def norm_of_all(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float =
 
     Nothing waits for the values. NaN and infinity go through to both.
 
-    >>> total, factor = norm([Tensor.from_host([3.0]), Tensor.from_host([[4.0]])], max_norm=10.0)
+    >>> total, factor = norm_of_all([Tensor.from_host([3.0]), Tensor.from_host([[4.0]])], max_norm=10.0)
     >>> total.item(), factor.item()
     (5.0, 1.0)
     """

@@ -63,7 +63,7 @@ class Described:
         own = self.state_dict()
         missing = sorted({"last_epoch", "_last_lr", "base_lrs", "best"} & set(own) - set(state_dict))
         if missing:
-            raise ValueError(message(type(self).__name__, f"the state lacks {missing[0]!r}", "was it saved by another scheduler?"))
+            raise ValueError(message(type(self).__name__, f"the state must have {missing[0]!r}", "was it saved by another scheduler?"))
         vars(self).update({key: state_dict[key] for key in own if key in state_dict})
 
 

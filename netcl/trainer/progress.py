@@ -37,7 +37,7 @@ def numbers_line(logs: Mapping[str, Any]) -> str:
 def clock_text(seconds: float) -> str:
     """Seconds as ``1:05`` or ``2:01:05``.
 
-    >>> clock(65.4), clock(7265)
+    >>> clock_text(65.4), clock_text(7265)
     ('1:05', '2:01:05')
     """
     minutes, rest = divmod(round(seconds), 60)

@@ -269,14 +269,14 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
         (["train", "--data", "text", "--model", "gpt"], "[recipe] a text needs a file"),
         (["train", "--model", "mlp", "--model-options", "depth=3"], "[recipe] the model cannot be made: "),
         (["train", "--model", "mlp", "--model-options", "hidden"], "[recipe] an option of the data or the model must be NAME=VALUE"),
-        (["train", "--epochs", "0"], "[recipe] epochs is at least 1; epochs=0"),
-        (["train", "--ema", "1"], "[recipe] ema is at least 0 and below 1; ema=1.0"),
-        (["train", "--lr", "nan"], "[recipe] lr is at least 0 and finite; lr=nan"),
+        (["train", "--epochs", "0"], "[recipe] epochs must be at least 1; epochs=0"),
+        (["train", "--ema", "1"], "[recipe] ema must be at least 0 and below 1; ema=1.0"),
+        (["train", "--lr", "nan"], "[recipe] lr must be at least 0 and finite; lr=nan"),
         (["train", "--mixed-precision", "float8"], "[recipe] mixed_precision must be float16 or bfloat16; mixed_precision='float8'"),
         (["train", "--model-options", "depth=3"], "[recipe] the model cannot be made: cnn() got an unexpected keyword argument 'depth'"),
         (["train", "--model", "resnet18", "--model-options", "width=0"], "[conv2d] channels, filters and kernel must not be empty"),
         (["train", "--distributed", "3"], "[recipe] batch_size must be a multiple of the number of ranks; batch_size=64, ranks=3"),
-        (["train", "kinds.json"], "[recipe] epochs is a whole number; value='x'"),
+        (["train", "kinds.json"], "[recipe] epochs must be a whole number; value='x'"),
         (["trace"], "[trace] the NumPy backend has no kernels to trace; name an OpenCL device: --device cl"),
         (["train", "nowhere.toml"], "[train] No such file or directory; file=nowhere.toml"),
         (["train", "--run", "a_file"], "[train] File exists; file=a_file"),
@@ -419,4 +419,4 @@ def test_a_script_is_traced(cl_device, tmp_path, capsys):
 def test_a_number_that_no_float_holds_is_told(tmp_path, capsys):
     (tmp_path / "recipe.json").write_text('{"lr": 1' + "0" * 400 + "}")
     assert cli.main(["train", str(tmp_path / "recipe.json"), "--run", str(tmp_path / "run")]) == 1
-    assert capsys.readouterr().err.startswith("[recipe] lr is a number; value=1000")
+    assert capsys.readouterr().err.startswith("[recipe] lr must be a number; value=1000")

@@ -113,8 +113,8 @@ def test_a_position_is_taken_up_in_the_middle_of_an_epoch(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"batch_size": 8}, "another batch_size; state=8, loader=4"),
-        ({"samples": 7}, "another samples"),
+        ({"batch_size": 8}, "must have the same batch_size; state=8, loader=4"),
+        ({"samples": 7}, "must have the same samples"),
         ({"batch": 7}, "must be in the epoch"),
         ({"epoch": -1}, "must be that of a loader"),
         ({"seed": "1"}, "must be that of a loader"),
@@ -211,7 +211,9 @@ def test_a_ring_refuses_what_does_not_fit():
     for x in (np.ones((4, 2), np.float32), np.ones((4, 3)), np.ones((5, 3), np.float32)):
         with pytest.raises(ValueError, match="must have equal shapes and dtypes"):
             ring.put(0, (x, np.arange(len(x))))
-    with pytest.raises(MemoryError, match=r"\[SharedBatchRingBuffer\] there is no room .*bytes=\d+.*use_shared_mem=False"):
+    with pytest.raises(
+        MemoryError, match=r"\[SharedBatchRingBuffer\] the memory for shared batches cannot be allocated.*bytes=\d+.*use_shared_mem=False"
+    ):
         SharedBatchRingBuffer([Field((1 << 40,), "float64")], batch_size=1 << 20, slots=8)
     ring.close()
 

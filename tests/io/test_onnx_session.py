@@ -496,7 +496,7 @@ def test_commands_over_weights_run_once_and_are_shared(cl_device):
     graphs = list(session._plans.values())
     assert [len(graph._folded) > 0 for graph in graphs] == [True, True]
     assert {*map(id, graphs[0]._folded)} & {*map(id, graphs[1]._folded)}
-    assert all(node.op not in ("split", "cat_checked") or {*node.reads} & {*graph.inputs} or node.reads[0].kind == "made"
+    assert all(node.op not in ("split", "joined") or {*node.reads} & {*graph.inputs} or node.reads[0].kind == "made"
                for graph in graphs for node in graph.nodes)  # fmt: skip
 
 

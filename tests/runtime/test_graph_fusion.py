@@ -126,7 +126,10 @@ def test_features_of_linear_layers_are_channels_of_vectors_only(rng):
     training[1].train()
     x = ag.tensor(rng.normal(size=(5, 4, 2)).astype(np.float32), queue=model.queue)
     assert fuse_graph(model, x).folded == fuse_graph(other, x).folded == fuse_graph(other).folded == fuse_graph(training).folded == []
-    with pytest.raises(ShapeError, match=r"\[fuse_graph\] a norm over channels was folded into a linear layer.*shape=\(5, 4, 4\)"):
+    with pytest.raises(
+        ShapeError,
+        match=r"\[fuse_graph\] x must be a batch of vectors: a norm over channels was folded into a linear layer.*shape=\(5, 4, 4\)",
+    ):
         fuse_graph(model, x[0])(x)
 
 

@@ -36,7 +36,7 @@ PAIRS = {
     "clone": "Identity(x)",
     "reorder": "Transpose(x, perm=permutation(order))",
     "cat": "Concat(*xs, axis=axis)",
-    "cat_checked(lengths=...)": "Concat(*xs, axis=axis)",
+    "joined(lengths=...)": "Concat(*xs, axis=axis)",
     "squeeze": "Squeeze(x, axes(axis))",
     "repeat": "Tile(x, repeats)",
     "tril": "Trilu(x, number(diagonal), upper=0)",
