@@ -297,7 +297,7 @@ def prose(doc: str) -> str:
             continue
         block = re.split(r"^\s*>>> ", block, maxsplit=1, flags=re.M)[0].rstrip()
         block = re.sub(r"::$", ":", block)
-        parts = re.split(r"(`[^`]+`)", docs_tables._markdown(block))
+        parts = re.split(r"(`[^`]+`|\*\*[\w, ]+\*\*)", docs_tables._markdown(block))
         blocks.append("".join(part if k % 2 else re.sub(r"([*_<\[\]$#|{}])", r"\\\1", part) for k, part in enumerate(parts)))
     return "\n\n".join(blocks)
 
