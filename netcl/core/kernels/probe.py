@@ -40,7 +40,7 @@ class _Child:
 
     def __init__(self, device: Any):
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
-        command = [sys.executable, "-c", f"from {__name__} import serve; serve()", device.platform.name, device.name]
+        command = [sys.executable, "-c", f"from {__name__} import answer_probes; answer_probes()", device.platform.name, device.name]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.log, text=True, env=env.for_child())
         atexit.register(self.close)
