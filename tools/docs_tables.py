@@ -247,7 +247,9 @@ def reference() -> str:
 
 
 def _constant(value: object) -> str:
-    return f"A dtype: {_code(str(value))}." if isinstance(value, dtype.dtype) else f"A constant: {_code(repr(value))}."
+    if isinstance(value, dtype.dtype):
+        return f"A dtype: {_code(str(value))}."
+    return f"The {_code(type(value).__name__)} of the process." if " at 0x" in repr(value) else f"A constant: {_code(repr(value))}."
 
 
 def _is_own(value: object, module: str) -> bool:

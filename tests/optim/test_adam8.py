@@ -157,5 +157,5 @@ def test_what_does_not_fit_is_refused(queue):
     wide = optim.AdamW(params)
     gradients(params, 0)
     wide.step()
-    with pytest.raises(ValueError, match="lacks 'exp_avg_scale'"):
+    with pytest.raises(ValueError, match="must have 'exp_avg_scale'"):
         optim.AdamW8bit(params).load_state_dict(wide.state_dict())
