@@ -162,7 +162,7 @@ def _fitted_dtype(value: Any, wanted: str) -> Any:
 
 
 def cast_recorded(tensor: Tensor, wanted: str) -> Tensor:
-    """Convert a tensor to another float dtype, recorded. float64 is an explicit choice and stays."""
+    """Convert a tensor to another float dtype by a recorded op. float64 is an explicit choice and is not converted."""
     if tensor.dtype == wanted or tensor.dtype == "float64" or not dtypes.DTYPES[tensor.dtype].is_float:
         return tensor
     if wanted == "float16" and not _warned:

@@ -199,7 +199,7 @@ def bitwise_xor(input: Operand, other: Operand, *, out: Tensor | None = None) ->
     """The bits that exactly one of a and b has."""
 
 def bmm(input: Operand, mat2: Operand) -> Tensor:
-    """Multiply two stacks of matrices pairwise."""
+    """Multiply two batches of matrices pairwise."""
 
 def bound(tensors: Sequence[Operand], *, dim: int, order: Sequence[int], axis: int = ...) -> Tensor:
     """The inverse of :func:`unbind`."""
@@ -554,7 +554,7 @@ def index_put(input: Operand, indices: Sequence[Any], values: Any = ..., accumul
     """x with values at x[indices], or added there (``accumulate``), where one place may be named often."""
 
 def index_select(input: Operand, dim: int = ..., index: Operand = ..., *, axis: int = ...) -> Tensor:
-    """The slices of an axis that ``index`` names, in its order."""
+    """Select slices along an axis by ``index``, in the order of the indices."""
 
 def info_nce(input: Operand, other: Operand, *, temperature: float = 0.07, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
     """Contrastive loss: row i of ``a`` must match row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""

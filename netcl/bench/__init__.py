@@ -98,7 +98,7 @@ class Setting:
 
 
 def enqueued(values: Any) -> Any:
-    """Tensors, enqueued for certain: one whose values nobody asks for may never be computed, and would seem fast."""
+    """Realize tensors and return them; a deferred tensor that is never read would not be computed, and its op would seem fast."""
     for tensor in _as_sequence(values):
         tensor.realize()
     return values
@@ -124,7 +124,7 @@ def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7
 
 
 def wrong_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
-    """Why a way of ours may not be timed: its result is not the yardstick's. The last way with a result is the yardstick."""
+    """Return why ways are not timed: their results differ from the reference, which is the last way that has a result."""
     results = {name: [np.asarray(a) for a in way.result()] for name, way in ways.items() if way.result is not None}
     if len(results) < 2:
         return {}
@@ -152,7 +152,7 @@ def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def interleave(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
-    """Seconds per call of each way: the best of ``repeats`` samples, taken in turn; of ways that stand apart after all others."""
+    """Seconds per call of each way: the best of ``repeats`` samples, taken in turn; ways with ``apart`` are timed after all others."""
     together = {name: way for name, way in ways.items() if not way.apart and way.amount is None}
     best = _in_turns(together, repeats) | {name: way.amount() for name, way in ways.items() if way.amount is not None}
     for name, way in ways.items():

@@ -37,7 +37,7 @@ class PlannedMemory:
 
     @property
     def buffer(self) -> PlannedMemory:
-        """The place itself: it stands for the lease and for its buffer."""
+        """This object: it takes the place of the lease and of its buffer."""
         return self
 
     @property
@@ -197,7 +197,7 @@ class Notes:
 
 
 def check_planning(*queues: Any) -> None:
-    """Raise if some but not all queues are a command list: the op uses a tensor that is not an operand, whose memory may change."""
+    """Raise ``NotPlannable`` if one of two different queues is a command list: an input is not an operand, and its memory may change."""
     if any(type(queue) is CommandList for queue in queues):
         raise NotPlannable("the op uses a tensor that is not an operand, whose memory may change")
 

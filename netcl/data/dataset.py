@@ -85,7 +85,7 @@ class ConcatDataset(Dataset):
     def __getitem__(self, index: int) -> Any:
         at = index + len(self) if index < 0 else index
         if not 0 <= at < len(self):
-            raise IndexError(message("ConcatDataset", "indices must be those of samples", index=index, samples=len(self)))
+            raise IndexError(message("ConcatDataset", "index must be in [-samples, samples)", index=index, samples=len(self)))
         which = bisect_right(self.cumulative_sizes, at)
         return self.datasets[which][at - (self.cumulative_sizes[which - 1] if which else 0)]
 
@@ -155,7 +155,7 @@ class Subset(Dataset):
         n = len(dataset)
         wrong = self.indices[(self.indices < 0) | (self.indices >= n)]
         if wrong.size:
-            raise IndexError(message("Subset", "indices must be those of samples", index=int(wrong[0]), samples=n))
+            raise IndexError(message("Subset", "indices must be in [0, samples)", index=int(wrong[0]), samples=n))
         self.name, self.classes = getattr(dataset, "name", ""), getattr(dataset, "classes", ())
 
     def __len__(self) -> int:

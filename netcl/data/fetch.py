@@ -44,7 +44,7 @@ class Step(NamedTuple):
     @classmethod
     def of(cls, call: Any, parameter: str) -> Step:
         if not callable(call):
-            raise TypeError(message("DataLoader", f"{parameter} must be a function or several", given=repr(call)))
+            raise TypeError(message("DataLoader", f"{parameter} must be a function or a list of functions", given=repr(call)))
         try:
             wants_rng = "rng" in inspect.signature(call).parameters
         except (ValueError, TypeError):  # a C function without a signature

@@ -89,10 +89,10 @@ class WeightedRandomSampler(Sampler):
         self.weights, self.replacement, self._rng = np.asarray(weights, np.float64), replacement, rng_of(generator)
         self.num_samples = check_count("WeightedRandomSampler", "num_samples", num_samples)
         if self.weights.ndim != 1 or not (self.weights >= 0).all() or not self.weights.sum() > 0:
-            raise ValueError(message("WeightedRandomSampler", "weights must be numbers from 0 on, not all 0", shape=self.weights.shape))
+            raise ValueError(message("WeightedRandomSampler", "weights must be a non-negative vector, not all 0", shape=self.weights.shape))
         if not replacement and num_samples > np.count_nonzero(self.weights):
-            what, some = "without replacement there must be enough weights above 0", int(np.count_nonzero(self.weights))
-            raise ValueError(message("WeightedRandomSampler", what, num_samples=num_samples, above_0=some))
+            what, some = "without replacement, num_samples must not exceed the nonzero weights", int(np.count_nonzero(self.weights))
+            raise ValueError(message("WeightedRandomSampler", what, num_samples=num_samples, nonzero=some))
 
     def __iter__(self) -> Iterator[int]:
         shares = self.weights / self.weights.sum()

@@ -55,7 +55,7 @@ def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
 def load_checkpoint(path: str | os.PathLike[str], *, world: World | None = None, **parts: Any) -> io.Checkpoint:
     """:func:`netcl.io.load_checkpoint` on every rank; only rank 0 needs to have the file.
 
-    With the number of ranks that saved it, every rank's random stream continues; with another, new streams are seeded from that of rank 0.
+    If the number of ranks is unchanged, each rank resumes its random stream. Otherwise each rank gets a new stream, seeded from rank 0's.
     """
     ours = world or comm.world()
     model = parts["model"] = unwrapped(parts.get("model"))

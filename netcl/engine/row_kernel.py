@@ -315,7 +315,7 @@ class RowLaunch(NamedTuple):
     room: int  # rows of scratch memory per group
 
     def kept_shape(self, i: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a stored result; a sum over columns has one part per group of rows."""
+        """Return the shape of a stored result; a sum over columns is stored as one partial sum per group of rows."""
         return (self.groups, self.inner) if self.columns[i] else shape
 
 

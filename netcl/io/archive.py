@@ -228,7 +228,7 @@ class Entries:
             infos[info.filename] = info
             packed, total = packed + info.compress_size, total + info.file_size
         if packed > self.size:
-            raise self.refuse("entries must not overlap or be cut off", entries=f"{packed} bytes", bytes=self.size)
+            raise self.refuse("entries must not overlap or be truncated", entries=f"{packed} bytes", bytes=self.size)
         if total > self.limit:
             remedy = "if you trust the file, pass max_bytes="
             raise self.refuse("the file must not unpack to more than the limit", remedy, unpacked=total, limit=self.limit)

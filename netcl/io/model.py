@@ -61,7 +61,7 @@ def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, 
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors themselves by the names of ``state_dict()``, which returns others over the same memory."""
+    """Return a model's own tensors by name; those of ``state_dict()`` are other objects over the same memory."""
     places = {name: name.rpartition(".") for name in model.state_dict()}
     return {name: getattr(model.get_submodule(owner), last) for name, (owner, _, last) in places.items()}
 

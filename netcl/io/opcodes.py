@@ -110,9 +110,9 @@ class _Machine:
     def name(self, module: Any, attribute: Any) -> None:
         known = self.names.get(f"{module}.{attribute}") if isinstance(module, str) and isinstance(attribute, str) else None
         if known is None and not isinstance(module, str):
-            raise Refused("the file asks for something that is not a name")
+            raise Refused("the file must refer to classes and functions by name")
         if known is None:
-            raise Refused(f"the file asks for {module}.{attribute}, which is not on the list of what a state dict may hold")
+            raise Refused(f"the file refers to {module}.{attribute}, which a state dict may not contain")
         self.push(known)
 
     def call(self) -> None:

@@ -126,13 +126,13 @@ class _Reader:
 def _integers(values: Any) -> tuple[int, ...]:
     # What is wrong is not shown: a tuple of tuples that share their parts takes for ever to print.
     if not isinstance(values, list | tuple) or len(values) > 64 or not all(type(n) is int and n >= 0 for n in values):
-        raise Refused("a size, stride or offset is not made of numbers from 0 on, or of too many")
+        raise Refused("sizes, strides and offsets must be at most 64 non-negative integers")
     return tuple(values)
 
 
 def _device(kind: Any, index: Any) -> str:
     if not isinstance(kind, str) or not (index is None or type(index) is int):
-        raise Refused("a device is not a name and a number")
+        raise Refused("a device must be a name and an optional number")
     return kind if index is None else f"{kind}:{index}"
 
 
@@ -216,7 +216,7 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
         dtype, count = declared[key]
         nbytes = count * _item_size(dtype)
         if position + 8 + nbytes > len(data):
-            raise Refused("the file must not be cut off")
+            raise Refused("the file must not be truncated")
         if int.from_bytes(data[position : position + 8], "little") != count:
             raise Refused(f"storage {key!r} must have the size that the program declares")
         storages[key] = _Storage(dtype, np.frombuffer(data, np.uint8, nbytes, position + 8).copy())
@@ -226,7 +226,7 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
 
 
 def _no_storage(reference: Any) -> Any:
-    raise Refused("a storage cannot be here")
+    raise Refused("the header and the list of keys must not refer to a storage")
 
 
 # ---- writing

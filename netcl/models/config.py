@@ -69,7 +69,7 @@ class Rope:
         return 0 if length <= limit else length if self.kind == "dynamic" else 1
 
     def frequencies(self, length: int) -> np.ndarray:
-        """Radians per position of each pair, for a text of ``length`` positions."""
+        """The rotary frequency of each pair in radians per position, for a text of ``length`` positions."""
         exponents = np.arange(0, self.size, 2, dtype=np.float64) / self.size
         plain = self.base**-exponents
         if self.kind == "linear":

@@ -50,7 +50,7 @@ class _Cursor:
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.at:
-            raise self.refusal("the file must not end here", bytes=count)
+            raise self.refusal("the file must not be truncated", needed=count)
         self.at += count
         return self.buffer[self.at - count : self.at]
 
@@ -138,7 +138,7 @@ class GGUFFile:
             raise cursor.refusal("a tensor must have a name and at most 4 axes", name=repr(name), axes=rank)
         sizes = [cursor.number("Q") for _ in range(rank)]
         if any(not 0 < n < MOST_ELEMENTS for n in sizes):
-            raise cursor.refusal("the axes of a tensor must be from 1 to 2**31", name=repr(name), axes=sizes)
+            raise cursor.refusal("the sizes of a tensor must be from 1 to 2**31 - 1", name=repr(name), sizes=sizes)
         return name, tuple(reversed(sizes)), cursor.number("I"), cursor.number("Q")
 
     def _places(self, cursor: _Cursor, rows: list[tuple[str, tuple[int, ...], int, int]]) -> dict[str, TensorPlace]:

@@ -307,7 +307,7 @@ def multi_margin_loss(
 
 
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """The mean over the classes of ``max(0, 1 - x[y] + x[i])``, for all targets ``y`` (up to the first -1) and all other classes ``i``."""
+    """Sum ``max(0, 1 - x[y] + x[i])`` over targets ``y`` (up to the first -1) and other classes ``i``; divide by the class count."""
     rows, goals = (ag.reshape(part, (-1, input.shape[-1])) for part in (input, target))
     given = ag.eq(ag.cumsum(ag.cast(ag.lt(goals, 0), "int64"), 1), 0)
     goals = ag.clamp(goals, min=0)

@@ -181,7 +181,7 @@ def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
 
 
 def _with_scale(extras: Extras, number: Any) -> Extras | None:
-    """Scale the product by a number: only as the first step and, for halves, as the only one, because they are rounded before."""
+    """Scale the product by a number; ``None`` if another op precedes the scale, or for halves, whose product is rounded first."""
     finish, bias, _, scale = extras
     if scale != 1 or bias is not None or not finish.plain or finish.dtype in HALVES:
         return None

@@ -166,7 +166,7 @@ def take_rows(name: str, x: Tensor, index: Tensor, outer: int, n: int, inner: in
     ],
 )
 def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
-    """The slices of an axis that ``index`` names, in its order."""
+    """Select slices along an axis by ``index``, in the order of the indices."""
     (x,) = launch.as_tensors("index_select", x)
     at, outer, n, inner = _around_axis("index_select", x, axis)
     index = indices("index_select", index, x, n)

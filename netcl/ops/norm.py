@@ -205,7 +205,7 @@ def run_norm_rows(
 
 
 class Channels(NamedTuple):
-    """Sizes of (images, channels, span), and how its channels are folded: parts of ``chunk`` images."""
+    """The sizes of a tensor (images, channels, span). Each channel is reduced in ``parts`` parts of at most ``chunk`` images."""
 
     images: int
     channels: int
@@ -215,7 +215,7 @@ class Channels(NamedTuple):
 
 
 def parts_of(queue: Any, images: int, channels: int, span: int) -> Channels:
-    """Return in how many parts the channels are folded: enough to keep the device busy, or one if joining them would cost more."""
+    """Choose into how many parts each channel is split: enough to keep the device busy, or one if adding partial sums would cost more."""
     cpu, _, units = rows.device_of(queue)
     if span == 1:
         wanted = -(-2 * units // -(-channels // (16 * CHANNEL_STRIP))) if cpu else -(-COLUMN_ITEMS * units // max(channels, 1))
@@ -230,7 +230,7 @@ def parts_of(queue: Any, images: int, channels: int, span: int) -> Channels:
 def run_channels(
     kernel: str, operands: dict[str, str], defines: dict[str, int], queue: Any, sizes: Channels, folds: int, *args: Any
 ) -> None:
-    """Launch a kernel with ``folds`` folds of a part of a channel; where the span is 1, of a vector of channels."""
+    """Launch a kernel with ``folds`` reductions, each over one part of a channel or, with ``COLUMNS``, of a vector of channels."""
     columns = bool(defines.get("COLUMNS"))
     wide = "float64" in operands.values()
     if columns:
@@ -245,7 +245,7 @@ def run_channels(
 
 
 def join_sums(operands: dict[str, str], like: Tensor, firsts: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums over the parts of two matrices (parts, channels)."""
+    """Add the partial sums in two matrices (parts, channels): returns one sum per channel for each."""
     queue, (parts, channels) = like.queue, firsts.shape
     if parts == 1:
         return with_shape(firsts, (channels,)), with_shape(seconds, (channels,))

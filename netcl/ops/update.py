@@ -525,7 +525,7 @@ def _folded_norm(name: str, tensors: Sequence[Tensor], order: float, max_norm: f
         launch.check_dtype(name, t, name="a tensor")
         if t.queue is not first.queue and (first.context is None or t.context != first.context):
             where = {"first": first.device.device_name, "other": t.device.device_name}
-            raise DeviceError(message(name, "all tensors must be on the same device", "fold those of each device apart", **where))
+            raise DeviceError(message(name, "all tensors must be on the same device", "call it once per device", **where))
     wide = any(t.dtype == "float64" for t in tensors)
     fold = _norm_numpy if first.backend == "cpu" else _fold_opencl
     return fold(name, tensors, "float64" if wide else "float32", order, max_norm)

@@ -431,12 +431,12 @@ def _check_block(name: str, shape: Sequence[int], size: Sequence[int], stride: S
     reach = 0
     for step, n in sorted((abs(step), n) for n, step in zip(size, stride, strict=True) if n > 1):
         if step <= reach:
-            what = "the block must not name an element twice"
+            what = "the strided block must not contain an element twice"
             raise ShapeError(message(name, what, "use expand, or index with a tensor", size=tuple(size), stride=tuple(stride)))
         reach += (n - 1) * step
     if 0 not in size and (low < 0 or high >= math.prod(shape)):
         values = {"shape": tuple(shape), "size": tuple(size), "stride": tuple(stride), "storage_offset": storage_offset}
-        raise ShapeError(message(name, "the block must lie inside the tensor", **values))
+        raise ShapeError(message(name, "the strided block must lie inside the tensor", **values))
 
 
 def _block_ref(x: np.ndarray, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> np.ndarray:
@@ -459,8 +459,8 @@ def _strided_scatter_ref(x: np.ndarray, src: np.ndarray, size: Sequence[int], st
     ref=_block_ref,
     samples=[S((3, 4), size=(4, 3), stride=(1, 4)), S((5, 4), size=(2, 2), stride=(8, -2), storage_offset=3)],
     errors=[
-        (S((3,), size=(2,), stride=(3,)), r"\[as_strided\] the block must lie inside the tensor"),
-        (S((4,), size=(3, 2), stride=(1, 1)), r"\[as_strided\] the block must not name an element twice"),
+        (S((3,), size=(2,), stride=(3,)), r"\[as_strided\] the strided block must lie inside the tensor"),
+        (S((4,), size=(3, 2), stride=(1, 1)), r"\[as_strided\] the strided block must not contain an element twice"),
     ],
 )
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
@@ -479,7 +479,7 @@ def _strided_scatter_vjp(F: Any, g: Any, size: Any, stride: Any, storage_offset:
     vjp=_strided_scatter_vjp,
     ref=_strided_scatter_ref,
     samples=[S((3, 4), (4, 3), size=(4, 3), stride=(1, 4)), S((5, 4), (2, 2), size=(2, 2), stride=(8, -2), storage_offset=3)],
-    errors=[(S((3,), (2,), size=(2,), stride=(3,)), r"\[as_strided_scatter\] the block must lie inside the tensor")],
+    errors=[(S((3,), (2,), size=(2,), stride=(3,)), r"\[as_strided_scatter\] the strided block must lie inside the tensor")],
 )
 def as_strided_scatter(x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
     """Return ``x`` with ``src`` at the elements that :func:`as_strided` reads."""

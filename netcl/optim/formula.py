@@ -124,7 +124,7 @@ class FormulaOptimizer(Optimizer):
     def _together(
         self, group: Group, params: list[Tensor], names: Sequence[str], on_device: bool
     ) -> Iterator[tuple[int, bool, list[Tensor], list[dict[str, Any]]]]:
-        """Group parameters of one age; those whose kept numbers differ are updated separately."""
+        """Group parameters by step count; those whose kept numbers differ are updated separately."""
         parts = super()._together(group, params, names, on_device)
         if not self.kept:
             yield from parts

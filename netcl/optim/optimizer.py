@@ -53,7 +53,7 @@ def check_betas(op: str, betas: Any) -> None:
 
 
 class Optimizer:
-    """Changes parameters by their gradients.
+    """Updates parameters by their gradients.
 
     ``params`` are tensors, or dicts with the key ``"params"`` and options of their own: parameter groups. A subclass defines
     the new value of an element (:meth:`rule`), the state of each parameter (:meth:`tensors`) and the numbers that
@@ -92,9 +92,9 @@ class Optimizer:
         raise NotImplementedError
 
     def counted_rule(self, group: Group) -> update.Rule:
-        """Return the rule of a step whose execution only the device decides: ``age``, the steps before it, is a number there.
+        """Return the rule of a step that the device may skip: it reads ``age``, the number of earlier steps, from device memory.
 
-        The same as :meth:`rule` where no number depends on the age.
+        Equal to :meth:`rule` if no scalar depends on the age.
         """
         return self.rule(group)
 
@@ -108,7 +108,7 @@ class Optimizer:
         raise NotImplementedError
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
-        """The values of the rule's scalars for parameters of which ``age`` steps were taken, this one included."""
+        """The values of the rule's scalars in step number ``age`` of the parameters, counted from 1."""
         raise NotImplementedError
 
     def initial(self, name: str, group: Group) -> float:
@@ -246,7 +246,7 @@ class Optimizer:
             raise
 
     def _next_numbers(self, group: Group, rule: update.Rule, counted: Sequence[dict[str, Any]], age: int) -> list[float]:
-        """Count a step of parameters of one age; returns the numbers of its update in the order of the rule."""
+        """Increment the step count of parameters that share it; returns the scalars of the update in the order of ``rule.scalars``."""
         if counted:
             age = step_count(counted[0].get("step", 0)) + 1
             for state in counted:
@@ -296,7 +296,7 @@ class Optimizer:
     def _roles(
         self, group: Group, params: list[Tensor], on_device: bool
     ) -> Iterator[tuple[int | Tensor, list[dict[str, Any]], list[list[Any]]]]:
-        """Group parameters of one age: the age, their states, and one list of tensors per role."""
+        """Group parameters by step count; yields the count, their states, and one list of tensors per role."""
         names = self.tensors(group)
         for age, mastered, own, states in self._together(group, params, names, on_device):
             roles: list[list[Any]] = [[p.grad for p in own], *[self.remembered(group, own, states, name) for name in names]]
@@ -307,7 +307,7 @@ class Optimizer:
     def _together(
         self, group: Group, params: list[Tensor], names: Sequence[str], on_device: bool
     ) -> Iterator[tuple[int, bool, list[Tensor], list[dict[str, Any]]]]:
-        """Group parameters of one age and dtype: age, whether they have masters, parameters, states. Usually there is one group."""
+        """Group parameters by step count and dtype; yields the count, whether they have master weights, parameters, states."""
         states: list[Any] = [self.state.get(p) for p in params]
         if None in states:
             states = [self.state.setdefault(p, {}) for p in params]
@@ -322,9 +322,9 @@ class Optimizer:
             yield age, mastered, [params[i] for i in lot], [states[i] for i in lot]
 
     def _ages(self, states: Sequence[dict[str, Any]], names: Sequence[str], on_device: bool) -> list[int]:
-        """Return the number of this step for each parameter; if it is not counted, 1 for its first step and 2 for all others.
+        """Return the number of this step for each parameter; without step counts, 1 for its first step and 2 for all others.
 
-        Counted on the device: a number that is equal for parameters that share a counter.
+        With ``on_device``, parameters that share a device counter get the same number, which identifies the counter.
         """
         if not self.counts:
             return [2 if names and names[0] in state else 1 for state in states]
@@ -424,7 +424,7 @@ class Optimizer:
     def _loaded_groups(self, saved: Sequence[Mapping[str, Any]]) -> list[Group]:
         have, given = ([len(group["params"]) for group in groups] for groups in (self.param_groups, saved))
         if have != given:
-            what = "the state was saved with other parameter groups"
+            what = "the state must have the same parameter groups"
             raise ValueError(message(self.op, what, parameters_of_groups=have, saved=given))
         loaded = []
         for group, of in zip(self.param_groups, saved, strict=True):

@@ -113,7 +113,7 @@ class Contract:
         self.problem = self.problem or problem
 
     def _close(self) -> None:
-        """Walk what is pending, and look the loose names up in every object, until nothing is new."""
+        """Walk pending functions and look up loose names in every object until no new values are found."""
         extent: Any = None
         while self._pending or extent != (extent := self._extent()):
             while self._pending:
@@ -226,7 +226,7 @@ class Contract:
     # ---- attributes
 
     def _guard(self, owner: Any, holder: Any, name: str, label: str) -> Any:
-        """Guard what a mapping has under a name; returns that. ``owner`` identifies the mapping."""
+        """Guard the value of a name in a mapping and return the value. ``owner`` identifies the mapping."""
         value = holder.get(name, _MISSING)
         self._named.setdefault((id(owner), name), [holder, name, value, label])
         return value
@@ -301,7 +301,7 @@ class Contract:
     # ---- functions
 
     def _walk(self, function: Any, owner: Any) -> None:
-        """Guard what a Python function names. ``owner`` is the object that it is a method of."""
+        """Guard the globals, closure variables and attributes that a function uses. ``owner`` is the object whose method it is."""
         if not is_a(function, FunctionType) or (id(function), id(owner)) in self._walked:
             return
         self._walked[id(function), id(owner)] = function, owner
@@ -336,14 +336,14 @@ class Contract:
 
     @staticmethod
     def _root(function: FunctionType, name: str) -> tuple[Any, Any]:
-        """The place of a name, as an owner and a mapping."""
+        """Return the owner and the mapping in which a name of a function is looked up."""
         if name in function.__code__.co_freevars:
             cell = (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
             return cell, _Place(_CONTENTS, cell)
         return function.__globals__, function.__globals__
 
     def _read(self, function: FunctionType, owner: Any, first: str, rest: Sequence[str]) -> None:
-        """Guard what a chain of names leads to."""
+        """Guard every value along a chain of names, such as ``model.layer.weight``."""
         if first == FIRST:
             if owner is None:
                 self.loose.update(rest)
@@ -520,7 +520,7 @@ class Left(NamedTuple):
     label: str
 
     def is_there(self) -> bool:
-        """Whether it still has the value that the recording left there."""
+        """Whether the name still has the value that the recording set."""
         now = self.holder.get(self.name)
         return now is self.value or same_value(self.value, now)
 

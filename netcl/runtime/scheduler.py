@@ -165,6 +165,6 @@ def _event_of(other: Any) -> Any:
     if hasattr(other, "finish"):
         return Stream.of(other).record()
     if other is not None and not hasattr(other, "get_info"):
-        what = "a stream waits for streams, queues, tensors and events"
+        what = "the argument must be a stream, a queue, a tensor or an event"
         raise DeviceError(message("Stream.wait_for", what, given=type(other).__name__))
     return other

@@ -55,7 +55,7 @@ def from_json(data: Mapping[str, Any]) -> KernelConfig:
             given["local_size_2d"] = tuple(given["local_size_2d"])
         return KernelConfig(variant, **given)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"no configuration: {data!r}") from error
+        raise ValueError(f"not a kernel configuration: {data!r}") from error
 
 
 class TuningStore:
@@ -67,7 +67,7 @@ class TuningStore:
         self._warned = False
 
     def folder(self) -> Path | None:
-        """The folder of the files; ``None`` if it is not writable."""
+        """The folder of the user's tuning files; ``None`` if it is not writable."""
         base = env.cache_dir()
         return None if base is None else base / "tuning"
 
@@ -101,7 +101,7 @@ class TuningStore:
         return True
 
     def clear(self) -> int:
-        """Remove every file of the user; returns the number of devices."""
+        """Remove all tuning files in the cache folder, not the shipped entries; returns the number of devices that had one."""
         folder, gone = self.folder(), 0
         for path in folder.glob("*") if folder and folder.exists() else ():
             gone += path.suffix == ".json"
@@ -143,11 +143,11 @@ def _parsed(data: bytes) -> dict[str, Entry]:
     except RecursionError:
         raise ValueError("brackets must not be nested too deeply") from None
     if not isinstance(content, dict) or not isinstance(content.get("entries"), dict):
-        raise ValueError("the file has no entries")
+        raise ValueError("the file must be a JSON object with entries")
     if content.get("format") != FORMAT:
         return {}
     if not all(isinstance(entry, dict) for entry in content["entries"].values()):
-        raise ValueError("an entry is not what was written")
+        raise ValueError("every entry must be a JSON object")
     return content["entries"]
 
 

@@ -27,7 +27,7 @@ _ENDING = message("serve", "the server is shutting down")
 
 
 class ServeLimits(NamedTuple):
-    """What a server takes on."""
+    """The limits of a server: batch and queue sizes, tokens, time."""
 
     batch: int = 8  # sequences that are computed together
     queue: int = 64  # requests that wait beyond them
@@ -37,7 +37,7 @@ class ServeLimits(NamedTuple):
 
 
 class ServeError(RuntimeError):
-    """A request that is not answered; ``status`` is HTTP's."""
+    """Raised for a request that is not answered; ``status`` is the HTTP status code."""
 
     def __init__(self, status: int, text: str):
         super().__init__(text)
@@ -68,7 +68,7 @@ class TextRequest:
         self.stream: TextStream
 
     def settings(self, vocabulary: int) -> tuple[float, ...]:
-        """The options of the next token, all as numbers, and a random number."""
+        """The sampling options of the next token, with numbers for ``None``, and a random number in [0, 1)."""
         temperature, top_k, top_p, min_p, *penalties = self.sampling
         if not temperature:
             return *GREEDY, *penalties, 0.0
@@ -90,7 +90,7 @@ class Metrics:
             self._values.update(parts)
 
     def text(self, waiting: int, running: int) -> str:
-        """Everything, with the numbers of requests that wait and run now."""
+        """All metrics as text, with the current numbers of waiting and running requests."""
         gauges, families = {"netcl_queue_length": waiting, "netcl_running_sequences": running}, dict[str, list[str]]()
         with self._lock:
             for key, value in sorted({**self._values, **gauges}.items()):
@@ -101,7 +101,7 @@ class Metrics:
 
 
 class Batcher:
-    """Answers requests with one model, which needs a tokenizer, many at a time.
+    """Answers many requests at a time with one model, which must have a tokenizer.
 
     ``with batcher:`` runs it in a thread that owns the model; ``turn()`` does one round of its work where there is no thread.
     """
@@ -145,7 +145,7 @@ class Batcher:
         return sum(request is not None for request in self.slots)
 
     def submit(self, request: TextRequest) -> None:
-        """Put a request into the queue; :class:`ServeError` if that is full, the server ends, or the request is longer than the context."""
+        """Enqueue a request. Raises :class:`ServeError` if it is invalid or too long, the queue is full, or the server is shutting down."""
         tokens = len(request.ids)
         if not tokens or tokens + request.most > self.capacity or min(request.ids) < 0 or max(request.ids) >= self.vocabulary:
             what = f"a prompt must have tokens of the vocabulary, and with its answer at most {self.capacity}"
@@ -155,7 +155,7 @@ class Batcher:
             if self.closing is not None:
                 raise ServeError(503, _ENDING)
             if len(self.waiting) >= self.limits.queue:
-                raise ServeError(429, message("serve", "too many requests wait", "try again later", waiting=len(self.waiting)))
+                raise ServeError(429, message("serve", "the request queue is full", "try again later", waiting=len(self.waiting)))
             self.waiting.append(request)
             self._changed.notify()
 

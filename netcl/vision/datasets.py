@@ -88,7 +88,7 @@ class DatasetFolder(VisionDataset):
             raise FileNotFoundError(message(type(self).__name__, "there is no such folder", folder=directory))
         classes = sorted(entry.name for entry in Path(directory).iterdir() if entry.is_dir())
         if not classes:
-            what, remedy = "the folder has no folders, of which each is a class", "put images into root/class/"
+            what, remedy = "the folder must have one subfolder per class", "put images into root/class/"
             raise FileNotFoundError(message(type(self).__name__, what, remedy, folder=directory))
         return classes, {name: number for number, name in enumerate(classes)}
 
@@ -145,7 +145,7 @@ class FakeData(VisionDataset):
 
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < self.size:
-            raise IndexError(message("FakeData", "indices must be those of samples", index=index, samples=self.size))
+            raise IndexError(message("FakeData", "index must be in [0, samples)", index=index, samples=self.size))
         rng = np.random.default_rng((self.random_offset, index))
         pixels = np.moveaxis(rng.integers(0, 256, self.image_size, np.uint8), 0, -1)
         return self._transformed(to_pil_image(pixels), int(rng.integers(self.num_classes)))

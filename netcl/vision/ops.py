@@ -55,7 +55,7 @@ def clip_boxes_to_image(boxes: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Indices of the boxes to keep, by falling score: each suppresses later ones whose IoU with it exceeds the threshold.
+    """Indices of the boxes to keep, by decreasing score: a kept box removes all later ones whose IoU with it exceeds the threshold.
 
     The number of results depends on the values, so the loop runs on the host.
 
@@ -84,7 +84,7 @@ def kept_boxes(boxes: np.ndarray, scores: np.ndarray, iou_threshold: float) -> n
 
 
 def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
-    """:func:`nms` within the boxes of each class of ``idxs``, by falling score over all."""
+    """:func:`nms` within the boxes of each class of ``idxs``, by decreasing score over all classes."""
     host, values, classes = boxes.to_host(), scores.to_host(), idxs.to_host()
     groups = [np.flatnonzero(classes == c) for c in np.unique(classes)]
     kept = np.concatenate([group[kept_boxes(host[group], values[group], iou_threshold)] for group in groups] or [np.zeros(0, np.int64)])

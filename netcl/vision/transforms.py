@@ -224,7 +224,7 @@ def _range(op: str, name: str, value: Any, center: float = 1.0, low: float = 0.0
     single = isinstance(value, int | float)
     ends = (max(center - value, low), center + value) if single else tuple(value)
     if (single and value < 0) or len(ends) != 2 or not low <= ends[0] <= ends[1] <= high:
-        raise ValueError(message(op, f"{name} must be a range, or a number from 0 on", **{name: value}))
+        raise ValueError(message(op, f"{name} must be a range or a non-negative number", **{name: value}))
     return None if ends == (center, center) else ends
 
 

@@ -83,8 +83,11 @@ def test_shares_of_a_distributed_sampler():
     ("make", "text"),
     [
         (lambda: data.RandomSampler(range(3), num_samples=0), r"\[RandomSampler\] num_samples must be a whole number of at least 1"),
-        (lambda: data.WeightedRandomSampler([-1.0], 1), r"weights must be numbers from 0 on, not all 0; shape=\(1,\)"),
-        (lambda: data.WeightedRandomSampler([1.0, 0.0], 2, False), r"enough weights above 0; num_samples=2, above_0=1"),
+        (lambda: data.WeightedRandomSampler([-1.0], 1), r"weights must be a non-negative vector, not all 0; shape=\(1,\)"),
+        (
+            lambda: data.WeightedRandomSampler([1.0, 0.0], 2, False),
+            r"num_samples must not exceed the nonzero weights; num_samples=2, nonzero=1",
+        ),
         (lambda: data.DistributedSampler(range(3)), r"rank must be from 0 to num_replicas - 1; num_replicas=None, rank=None; pass both"),
         (lambda: DataLoader(Records(), shuffle=True, sampler=[0]), r"only one argument may choose the samples; given=shuffle, sampler"),
         (lambda: DataLoader(Stream(), shuffle=True), r"an iterable dataset has an order of its own; given=shuffle"),
@@ -105,7 +108,7 @@ def test_error_texts(make, text):
 def test_datasets_of_datasets():
     both = data.TensorDataset([1, 2]) + data.TensorDataset([3, 4, 5])
     assert [int(both[i]) for i in (*range(5), -1)] == [1, 2, 3, 4, 5, 5] and both.cumulative_sizes == [2, 5]
-    with pytest.raises(IndexError, match=r"\[ConcatDataset\] indices must be those of samples; index=5, samples=5"):
+    with pytest.raises(IndexError, match=r"\[ConcatDataset\] index must be in \[-samples, samples\); index=5, samples=5"):
         both[5]
     assert data.StackDataset([1, 2], "ab")[1] == (2, "b") and len(data.StackDataset([1, 2])) == 2
     assert data.StackDataset(x=[1, 2], y="ab")[0] == {"x": 1, "y": "a"}

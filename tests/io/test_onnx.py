@@ -273,7 +273,8 @@ def test_a_branch_of_python_is_refused(tmp_path):
         return ag.relu(x) if x.sum().item() > 0 else ag.exp(x)
 
     with pytest.raises(
-        FileError, match=r"\[export_onnx\] the model does something else for other values; call=1, first=\['exp'\], second=\['relu'\]"
+        FileError,
+        match=r"\[export_onnx\] the model must call the same ops for all input values; call=1, first=\['exp'\], second=\['relu'\]",
     ):
         export_onnx(function, tmp_path / "f.onnx", np.full((2, 3), -0.1, np.float32))
 

@@ -103,7 +103,7 @@ def info(name: str = "t", sizes: tuple[int, ...] = (4,), kind: int = 0, offset: 
 
 DAMAGED = {
     "not-gguf": (b"GGML" + b"\0" * 40, "must begin with GGUF"),
-    "empty": (b"", "the file must not end here"),
+    "empty": (b"", "the file must not be truncated"),
     "version": (header(version=1), "must have version 2 or 3"),
     "big-endian": (header(version=0x03000000), "must have version 2 or 3"),
     "tensor-count": (header(counts=(2**60, 0)), "long enough for its number of tensors"),

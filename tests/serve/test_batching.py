@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_refused(host_model):
             ask(batcher, prompt, most)
         assert refused.value.status == 400
     answers = [ask(batcher, "x" * 16, 4)[1], ask(batcher, "Hello", 15)[1]]
-    with pytest.raises(ServeError, match="too many requests wait") as refused:
+    with pytest.raises(ServeError, match="the request queue is full") as refused:
         ask(batcher, "Hello", 2)
     assert refused.value.status == 429
     run_rounds(batcher)

@@ -52,7 +52,7 @@ def test_folders_that_do_not_fit(folder, tmp_path):
     assert datasets.ImageFolder(folder, allow_empty=True).classes == ["cat", "dog", "empty"]
     with pytest.raises(FileNotFoundError, match="there is no such folder"):
         datasets.ImageFolder(folder / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"the folder has no folders, of which each is a class.*put images into root/class/"):
+    with pytest.raises(FileNotFoundError, match=r"the folder must have one subfolder per class.*put images into root/class/"):
         datasets.ImageFolder(folder / "empty")
     with pytest.raises(ValueError, match="either extensions or is_valid_file must be given"):
         datasets.DatasetFolder(folder, loader=str)
@@ -153,7 +153,7 @@ def test_cifar_files_of_the_python_version(tmp_path):
     assert data.targets == [5, 0, 9] and data[2][1] == 9
     np.testing.assert_array_equal(data.data[1], pixels[1].reshape(3, 32, 32).transpose(1, 2, 0))
     hostile = b"cos\nsystem\n(U\x04exittR."
-    wrong = {b"\x80\x02" + hostile: "asks for os.system", b"\x80\x02}.": "must hold images", b"junk": "not one of CIFAR's",
+    wrong = {b"\x80\x02" + hostile: "refers to os.system", b"\x80\x02}.": "must hold images", b"junk": "not one of CIFAR's",
              b"\x80\x02}(U\x04datacnumpy\nndarray\n)RK\x01bU\x06labels](K\x01eu.": "must hold images",
              python2_pickle({"labels": [5, 0]}, pixels): r"keys=\['data', 'labels'\], shape=\(3, 3072\)"}  # fmt: skip
     for content, reason in wrong.items():
@@ -166,7 +166,7 @@ def test_fake_data():
     data = datasets.FakeData(3, (3, 4, 5), num_classes=2)
     assert data[1][0].size == (5, 4) and np.array_equal(data[1][0], data[1][0]) and not np.array_equal(data[0][0], data[1][0])
     assert {label for _, label in (data[i] for i in range(3))} <= {0, 1}
-    with pytest.raises(IndexError, match="indices must be those of samples; index=3, samples=3"):
+    with pytest.raises(IndexError, match=r"index must be in \[0, samples\); index=3, samples=3"):
         data[3]
 
 

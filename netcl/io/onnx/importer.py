@@ -168,7 +168,7 @@ class OnnxModel(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         """Run the graph."""
         if len(inputs) != len(self.input_names):
-            raise ValueError(message(IMPORT, f"the model takes {len(self.input_names)} inputs", names=self.input_names, given=len(inputs)))
+            raise ValueError(message(IMPORT, f"expected {len(self.input_names)} inputs, got {len(inputs)}", names=self.input_names))
         self.weights()
         values: dict[str, Any] = {}
         sizes: dict[str, int] = {}

@@ -200,7 +200,7 @@ class OperatorEntry:
         }
 
     def written(self, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The inputs and attributes of the node of a call."""
+        """Return the inputs and attributes of the ONNX node for a call."""
         inputs = [value for slot in self.inputs for value in slot.written(arguments)]
         return inputs, {name: slot.written(arguments)[0] for name, slot in self.attributes.items()}
 

@@ -117,7 +117,7 @@ def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
 
 
 def columns_cost(job: Job, multiplied: float, units: int) -> float:
-    """Estimate the time, as multiply-adds of all compute units, if each does ``multiplied`` in the time of the product."""
+    """Estimate the time of a convolution by columns, in multiply-adds of the device; the product takes ``multiplied`` per compute unit."""
     g, apart = job.g, _apart(job)
     x, w, y = map(math.prod, (g.x_shape, g.w_shape, g.y_shape))
     unfolded = 0 if apart and _is_image(g) else x + g.c * g.taps * _pixel_count(g)
@@ -127,7 +127,7 @@ def columns_cost(job: Job, multiplied: float, units: int) -> float:
 
 
 def direct_cost(job: Job) -> float:
-    """Estimate the same for kernels without columns. Strided input gradients write every cache line once per class of pixels."""
+    """Estimate the time of a direct convolution, as :func:`columns_cost` does. Strided input gradients write x once per pixel class."""
     g, (rows, columns) = job.g, (job.filters, job.g.c // job.g.groups * job.g.taps if job.kind == WEIGHT_GRAD else job.pixels)
     computed = math.prod(-(-size // tile) * tile / size for size, tile in zip((rows, columns), LEAST_TILE, strict=True))
     moved = job.classes * math.prod(g.x_shape) + math.prod(g.y_shape)

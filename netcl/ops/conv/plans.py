@@ -177,7 +177,7 @@ def _form(job: Job, config: KernelConfig, width: int) -> str:
 
 
 def _suits_rows(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether the form was requested, tiles would be mostly empty, or the kernel has more taps than a panel has rows."""
+    """Whether to use the row kernel: it was requested, there are too few filters for tiles, or the taps do not fit a panel."""
     if config.variant is V.CONV2D_NAIVE or job.filters <= THIN:
         return True
     return job.kind != WEIGHT_GRAD and job.g.taps > cpu_tiles(job, config, profile)["KC"]

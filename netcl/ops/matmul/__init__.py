@@ -170,13 +170,13 @@ def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 @composite(
     ref=np.matmul,
     samples=[S((2, 3, 4), (2, 4, 5))],
-    errors=[(S((3, 4), (4, 5)), r"\[bmm\] a and b must be two stacks of matrices; a\.shape=\(3, 4\), b\.shape=\(4, 5\)")],
+    errors=[(S((3, 4), (4, 5)), r"\[bmm\] a and b must have 3 dimensions and equal batch sizes; a\.shape=\(3, 4\), b\.shape=\(4, 5\)")],
 )
 def bmm(F: Any, a: Tensor, b: Tensor) -> Tensor:
-    """Multiply two stacks of matrices pairwise."""
+    """Multiply two batches of matrices pairwise."""
     a, b = launch.as_tensors("bmm", a, b)
     if a.ndim != 3 or b.ndim != 3 or a.shape[0] != b.shape[0]:
-        raise ShapeError(message("bmm", "a and b must be two stacks of matrices", **{"a.shape": a.shape, "b.shape": b.shape}))
+        raise ShapeError(message("bmm", "a and b must have 3 dimensions and equal batch sizes", **{"a.shape": a.shape, "b.shape": b.shape}))
     return F.matmul(a, b)
 
 

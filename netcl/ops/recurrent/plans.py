@@ -41,7 +41,7 @@ _WAVES = 2  # groups per compute unit that launches of one step aim at
 
 
 class Layer(NamedTuple):
-    """One direction of one layer: ``steps`` x ``rows``, ``hidden`` units, h of ``width``."""
+    """One direction of one layer: ``steps`` time steps of ``rows`` sequences, ``hidden`` units, ``width`` values of h."""
 
     kind: str
     steps: int
@@ -54,20 +54,20 @@ class Layer(NamedTuple):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The kernels of a step."""
+        """The kernels of a step, in launch order."""
         if self.width == self.hidden:
             return (BACKWARD,) if self.backward else (FORWARD_PART,)
         return (BACK_WIDTH, BACK_PROJECT) if self.backward else (FORWARD_PART, PROJECT)
 
     def gates(self, part: int) -> int:
-        """Columns of a part's product for each unit."""
+        """Return how many columns the matrix product of a kernel has per unit."""
         return GATES[self.kind] if part == FORWARD_PART else 1
 
     def units(self, part: int) -> int:
         return self.width if part in (PROJECT, BACK_WIDTH) else self.hidden
 
     def depth(self, part: int) -> int:
-        """Terms of a sum."""
+        """Return the inner dimension of a kernel's matrix product."""
         return {FORWARD_PART: self.width, PROJECT: self.hidden, BACK_PROJECT: self.width}.get(part, GATES[self.kind] * self.hidden)
 
     def launched(self, count: int) -> Iterator[tuple[int, int, int]]:
@@ -119,7 +119,7 @@ def late_flag(queue: Any) -> Tensor:
 
 
 class Watch:
-    """Raises if a kernel timed out. Copies of :func:`late` are started every few calls and checked as many calls later."""
+    """Raises if a kernel timed out. The flag of :func:`late_flag` is copied every few calls and checked as many calls later."""
 
     def __init__(self, queue: Any):
         self.queue, self.calls = queue, 0
