@@ -100,7 +100,7 @@ def generate_text(args: argparse.Namespace) -> int:
         from netcl.trainer.run import generate as write
 
         if other := sorted(set(options) - {"temperature", "top_k", "top_p"}):
-            raise CommandError(message("generate", "the model of a run takes temperature, top-k and top-p only", given=other))
+            raise CommandError(message("generate", "the model of a run accepts only temperature, top-k and top-p", given=other))
         print(write(args.path, "\n" if prompt is None else prompt, length, pick_device(args.device), args.seed, **options))
         return 0
     model = load_writer(args)

@@ -123,7 +123,7 @@ def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 def _given_sizes(args: argparse.Namespace) -> dict[str, int]:
     pairs = [text.partition("=") for text in args.size]
     if wrong := [name for name, _, size in pairs if not size.isdecimal()]:
-        raise CommandError(message("onnx", "--size takes NAME=N", given=", ".join(wrong)))
+        raise CommandError(message("onnx", "--size must be NAME=N", given=", ".join(wrong)))
     return {name: int(size) for name, _, size in pairs}
 
 

@@ -255,7 +255,7 @@ class DataLoader:
         if state.keys() != names or any(
             isinstance(state[name], bool) or not isinstance(state[name], int) or state[name] < 0 for name in names
         ):
-            raise ValueError(message("DataLoader", "the state must be that of a loader", state=dict(state), expected=list(names)))
+            raise ValueError(message("DataLoader", "the state must come from state_dict()", state=dict(state), expected=list(names)))
         for name, own in (("batch_size", self.batch_size), ("samples", len(self.dataset))):
             if state[name] != own:
                 raise ValueError(message("DataLoader", f"the state must have the same {name}", state=state[name], loader=own))
@@ -285,7 +285,7 @@ def _check_samplers(sampler: Any, batch_sampler: Any, shuffle: Any, drop_last: A
     given = [name for name, value in (("shuffle", shuffle), ("sampler", sampler is not None), ("batch_sampler", batch_sampler is not None))
              if value]  # fmt: skip
     if len(given) > 1 or (given and streams):
-        what = "an iterable dataset has an order of its own" if streams else "only one argument may choose the samples"
+        what = "an iterable dataset cannot be shuffled or sampled" if streams else "only one argument may choose the samples"
         raise ValueError(message("DataLoader", what, given=", ".join(given)))
     if batch_sampler is not None and (batch_size != 1 or drop_last):
-        raise ValueError(message("DataLoader", "batch_sampler cannot be combined", "leave batch_size and drop_last out"))
+        raise ValueError(message("DataLoader", "batch_sampler cannot be combined with batch_size or drop_last"))

@@ -129,7 +129,7 @@ class Bytes(Dataset):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if not 0 <= index < len(self):
-            raise IndexError(message("Bytes", "index must be that of a window", index=index, windows=len(self)))
+            raise IndexError(message("Bytes", "index must be in [0, windows)", index=index, windows=len(self)))
         window = self.content[index * self.step : index * self.step + self.block + 1].astype(np.int64)
         return window[:-1], window[1:]
 

@@ -134,13 +134,13 @@ def _npy_header(data: np.ndarray) -> tuple[np.dtype, bool, tuple[int, ...], int]
     width = 2 if head[6] == 1 else 4
     start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
     if start > min(data.size, 1 << 16):
-        raise ValueError("the header must be shorter")
+        raise ValueError("the header must have at most 65536 bytes and lie inside the entry")
     fields = ast.literal_eval(data[8 + width : start].tobytes().decode("latin1").strip())
     descr, fortran, shape = fields["descr"], fields["fortran_order"], fields["shape"]
     if not (isinstance(descr, str) and isinstance(fortran, bool) and isinstance(shape, tuple)):
         raise ValueError("a header field must have the right type")
     if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 64:
-        raise ValueError(f"the shape is {shape}")
+        raise ValueError(f"the shape must be at most 64 non-negative integers, got {shape}")
     return np.dtype(descr), fortran, shape, start
 
 

@@ -126,7 +126,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray],
     """Write an NPZ file under exactly this name."""
     for name, array in arrays.items():
         if not isinstance(name, str) or bad_name(name):
-            raise refusal(op, "a name that cannot be an entry of a file", "use letters, digits, dots and underscores", name=repr(name))
+            raise refusal(op, "every name must be usable as a file entry", "use letters, digits, dots and underscores", name=repr(name))
         if array.dtype.hasobject or array.dtype.kind not in "biufcU":
             raise refusal(op, f"arrays of dtype {array.dtype} are not saved", "convert it to numbers", name=name)
     with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:

@@ -140,7 +140,7 @@ def save(value: Any, path: Any) -> None:
     if suffix in _SAVERS:
         _SAVERS[suffix](value, path)
     elif suffix != ".netcl":
-        raise refusal("save", "the suffix must be that of a format", f"known: .netcl, {', '.join(_SAVERS)}", file=path)
+        raise refusal("save", "the suffix must name a known format", f"known: .netcl, {', '.join(_SAVERS)}", file=path)
     elif hasattr(value, "state_dict"):
         from netcl.io.model import save_model
 

@@ -174,7 +174,7 @@ class CausalLM(Module):
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty).check()
         if draft is not None and sampling.penalizes:
-            raise ValueError(message("generate", "a draft cannot be judged with penalties", "leave draft or the penalties out"))
+            raise ValueError(message("generate", "draft cannot be combined with penalties", "leave draft or the penalties out"))
         prompt = prompt.to_host() if isinstance(prompt, Tensor) else prompt
         write = partial(self._tokens, most=max_new_tokens, sampling=sampling, seed=seed, draft=draft, draft_tokens=draft_tokens,
                         prompt_cache=prompt_cache)  # fmt: skip

@@ -47,7 +47,7 @@ class _Ordered(_Container):
     def _name(self, index: int) -> str:
         names = self._names()
         if not -len(names) <= index < len(names):
-            raise IndexError(message(type(self).__name__, f"index must be that of a {self._kept}", index=index, length=len(names)))
+            raise IndexError(message(type(self).__name__, "index must be in [-length, length)", index=index, length=len(names)))
         return names[index]
 
     def __getitem__(self, index: Any) -> Any:
@@ -195,7 +195,7 @@ class _Mapping(_Container):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names():
-            what = f"name must be that of a {self._kept}"
+            what = f"there is no {self._kept} of this name"
             raise KeyError(message(type(self).__name__, what, f"there are {self._names()}", name=repr(name)))
         return self.__dict__[name]
 

@@ -34,7 +34,7 @@ def _scan_shape(name: str, x: Tensor, axis: Any) -> Shape3:
     if not x.shape:
         return Shape3(1, 1, 1)
     if len(axes) != 1:
-        raise ShapeError(message(name, "axis must be one integer", "name it, or leave it away for all elements", axis=axis))
+        raise ShapeError(message(name, "axis must be one integer", "pass one axis, or none for all elements", axis=axis))
     (a,) = axes
     return Shape3(math.prod(x.shape[:a]), x.shape[a], math.prod(x.shape[a + 1 :]))
 

@@ -609,7 +609,7 @@ class ReduceLROnPlateau(Described):
         _check_optimizer(op, optimizer)
         check_number(op, "factor", factor, 0.0, 1.0)
         if mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
-            what = "mode is 'min' or 'max' and threshold_mode 'rel' or 'abs'"
+            what = "mode must be 'min' or 'max', and threshold_mode 'rel' or 'abs'"
             raise ValueError(message(op, what, mode=repr(mode), threshold_mode=repr(threshold_mode)))
         self.optimizer = optimizer
         self.mode, self.factor, self.patience, self.cooldown = mode, factor, patience, cooldown

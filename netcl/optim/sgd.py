@@ -54,7 +54,7 @@ class SGD(Optimizer):
         super().check(group)
         check_number(self.op, "momentum", group["momentum"])
         if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
-            what = "nesterov needs a momentum and no dampening"
+            what = "nesterov requires a momentum and dampening=0"
             raise ValueError(message(self.op, what, momentum=group["momentum"], dampening=group["dampening"]))
 
     def tensors(self, group: Group) -> tuple[str, ...]:

@@ -163,7 +163,7 @@ class ModelCheckpoint(Callback):
     def __init__(self, folder: str | os.PathLike[str], monitor: str | None = "auto", mode: str = "auto", keep_last: int = 2,
                  every_steps: int | None = None, *, overwrite: bool = False):  # fmt: skip
         if keep_last < 1 or (every_steps is not None and every_steps < 1):
-            raise ValueError(message("ModelCheckpoint", "both must be at least 1", keep_last=keep_last, every_steps=every_steps))
+            raise ValueError(message("ModelCheckpoint", "both numbers must be at least 1", keep_last=keep_last, every_steps=every_steps))
         self.folder = Path(folder)
         self.keep_last, self.every_steps, self.overwrite = keep_last, every_steps, overwrite
         self._choice = (monitor, mode)

@@ -82,7 +82,7 @@ def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, T
         return ops.reshape(ops.permute(outputs, order), (-1, outputs.shape[1])), ops.reshape(targets, (-1,))
     if outputs.shape == targets.shape and outputs.ndim > 1:
         return outputs, ops.argmax(targets, axis=-1)
-    raise ShapeError(message(name, "the outputs are not scores of these targets", outputs=outputs.shape, targets=targets.shape))
+    raise ShapeError(message(name, "outputs must have the targets' shape and a class axis", outputs=outputs.shape, targets=targets.shape))
 
 
 class Accuracy(Metric):

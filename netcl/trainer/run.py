@@ -260,7 +260,7 @@ def generate(
     recipe = Recipe().changed(read_recipe(Path(folder) / "config.json"))
     if recipe.model != "gpt":
         raise RecipeError(
-            message("generate", "the run has no model of text", "train one: netcl train --data text:FILE", model=recipe.model)
+            message("generate", "the model of the run must generate text", "train one: netcl train --data text:FILE", model=recipe.model)
         )
     with device(handle):
         model = load_model(Path(folder) / "model.netcl", handle)

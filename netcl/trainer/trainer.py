@@ -466,7 +466,7 @@ class Trainer:
         except ValueError as fault:
             if isinstance(fault, FileError):
                 raise
-            raise FileError(message("fit", f"the checkpoint is not of such a run: {fault}", file=path)) from fault
+            raise FileError(message("fit", f"the checkpoint must fit this run: {fault}", file=path)) from fault
         self.run_id = loaded.run or self.run_id
 
     def _parts(self) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def test_what_is_given_to_a_resumed_run_counts(digits):
 def test_a_run_that_cannot_go_on_so_stays_as_it_was(digits, tmp_path, capsys, options):
     shutil.copytree(digits, tmp_path, dirs_exist_ok=True)
     status, _, err = run(capsys, "train", tmp_path, *options, "--epochs", 3, "--run", tmp_path, "--resume", "--device", "cpu")
-    assert status == 1 and err.startswith("[fit] the checkpoint is not of such a run: [") and len(err.splitlines()) == 1
+    assert status == 1 and err.startswith("[fit] the checkpoint must fit this run: [") and len(err.splitlines()) == 1
     assert (tmp_path / "config.json").read_text() == (digits / "config.json").read_text()
 
 

@@ -158,7 +158,7 @@ def test_a_missing_folder_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../b", "a\\b", "C:x", "", "a\x00b", "x/", "~x"])
 def test_names_that_are_paths_are_not_written(tmp_path, name):
-    with pytest.raises(FileError, match=r"\[save_params\] a name that cannot be an entry of a file"):
+    with pytest.raises(FileError, match=r"\[save_params\] every name must be usable as a file entry"):
         save_params({name: np.ones(1)}, tmp_path / "a.npz")
     assert os.listdir(tmp_path) == []
 
@@ -169,7 +169,7 @@ def test_objects_are_not_written(tmp_path):
         save_params({"x": np.array([{}])}, tmp_path / "a.npz")
     with pytest.raises(FileError, match=r"\[save\] a builtins.function cannot be saved; at=a.0; state is made of"):
         save({"a": [lambda: 0]}, tmp_path / "a.netcl")
-    with pytest.raises(FileError, match=r"\[save\] the suffix must be that of a format; file=.*; known: .netcl"):
+    with pytest.raises(FileError, match=r"\[save\] the suffix must name a known format; file=.*; known: .netcl"):
         save({}, tmp_path / "a.zip")
 
 

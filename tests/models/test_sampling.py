@@ -76,5 +76,5 @@ def test_options_that_mean_nothing_are_refused(folder_of):
     for wrong in ({"min_p": 1.5}, {"repetition_penalty": 0.0}, {"presence_penalty": float("nan")}, {"frequency_penalty": float("inf")}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             model.generate([1, 2], 2, **wrong)
-    with pytest.raises(ValueError, match="a draft cannot be judged with penalties"):
+    with pytest.raises(ValueError, match="draft cannot be combined with penalties"):
         model.generate([1, 2], 2, draft=model, presence_penalty=0.5)

@@ -19,7 +19,7 @@ def test_sequential_is_a_list():
     del model[2]
     assert [type(m).__name__ for m in model.append(nn.ReLU())] == ["Linear", "Sigmoid", "ReLU"]
     assert len(nn.Sequential([nn.ReLU(), nn.ReLU()])) == 2
-    with pytest.raises(IndexError, match=r"\[Sequential\] index must be that of a module; index=9, length=3"):
+    with pytest.raises(IndexError, match=r"\[Sequential\] index must be in \[-length, length\); index=9, length=3"):
         model[9]
     with pytest.raises(TypeError, match=r"\[add_module\] '3' must be a module"):
         model.append("relu")
@@ -40,7 +40,7 @@ def test_module_list_and_dict():
     del heads["a"]
     assert (heads.keys(), "b" in heads, len(heads), list(heads)) == (["b"], True, 1, ["b"])
     assert isinstance(dict(heads.items())["b"], nn.Linear) and heads.values() == [heads["b"]]
-    with pytest.raises(KeyError, match="name must be that of a module"):
+    with pytest.raises(KeyError, match="there is no module of this name"):
         heads["a"]
     with pytest.raises(ValueError, match="name must be new"):
         heads["keys"] = nn.ReLU()

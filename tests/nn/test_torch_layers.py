@@ -71,9 +71,9 @@ def test_lists_and_dicts_of_parameters():
     del net.parts[0]
     assert [p.shape for p in net.parts] == [(3,), (4,)] and list(net.parts.state_dict()) == ["0", "1"] and len(net.parts[:1]) == 1
     assert "scale" in net.named and net.named.pop("scale").requires_grad and list(net.named) == ["shift"]
-    with pytest.raises(KeyError, match=r"\[ParameterDict\] name must be that of a parameter; name='scale'"):
+    with pytest.raises(KeyError, match=r"\[ParameterDict\] there is no parameter of this name; name='scale'"):
         net.named["scale"]
-    with pytest.raises(IndexError, match=r"\[ParameterList\] index must be that of a parameter"):
+    with pytest.raises(IndexError, match=r"\[ParameterList\] index must be in \[-length, length\)"):
         net.parts[2]
 
 

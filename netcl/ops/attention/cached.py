@@ -91,7 +91,7 @@ def _check_lengths(q: Tensor, lengths: Tensor) -> None:
 def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
     shapes: dict[str, Any] = {name: t.shape for name, t in (("q", q), ("k", k), ("v", v), ("keys", keys), ("values", values))}
     if any(len(shape) != 4 for shape in shapes.values()) or q.shape[1] % max(1, k.shape[1]):
-        what = "q must be (batch, heads, new, size); k, v and the cache have the same axes, and their heads divide those of q"
+        what = "q must be (batch, heads, new, size); k, v and the cache must have the same axes, and heads that divide those of q"
         raise ShapeError(message("cached_attention", what, **shapes))
     batch, _, new, depth = q.shape
     fits = k.shape[0] == batch and k.shape[2:] == (new, depth) and v.shape[:3] == k.shape[:3]
