@@ -38,7 +38,7 @@ def sample_bilinear(x: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def _pair(name: str, value: Any) -> tuple[float, float]:
-    """``d`` stands for ``(-d, d)``."""
+    """Return a range as two floats; a number ``d`` gives ``(-d, d)``."""
     low, high = (-value, value) if np.ndim(value) == 0 else value
     if low > high:
         raise ValueError(message(name, "a range must go from low to high", range=(low, high)))
@@ -152,10 +152,10 @@ class RandomCrop(Augmentation):
 class RandomAffine(Augmentation):
     """Rotates, translates, scales and shears images about the center, bilinear, with zeros outside.
 
-    - **degrees**: a range of angles against the clock, or ``d`` for ``(-d, d)``.
-    - **translate**: the most an image moves, as a share of its size: one number or ``(down, across)``.
+    - **degrees**: a range of angles, counterclockwise, or ``d`` for ``(-d, d)``.
+    - **translate**: the largest shift, as a fraction of the image size: one number or ``(vertical, horizontal)``.
     - **scale**: a range of factors.
-    - **shear**: a range of angles the vertical is slanted by.
+    - **shear**: a range of shear angles of the vertical axis.
     """
 
     def __init__(self, degrees: Any = 0, translate: Any = 0, scale: tuple[float, float] = (1, 1), shear: Any = 0):

@@ -23,7 +23,7 @@ __all__ = [
 
 
 class Feed:
-    """Sends batches to a device while it works on the ones before.
+    """Copies batches to a device while it computes on earlier ones.
 
     On a device with memory of its own, copies go through page-locked memory and a stream of their own, so that they run beside
     kernels; where host and device share memory, a copy is finished when :meth:`send` returns.

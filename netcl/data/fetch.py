@@ -35,7 +35,7 @@ class Field(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A transform, with the way it is called: ``f(x)``, ``f(x, rng=rng)``, or with the labels."""
+    """A transform and its call signature: ``f(x)``, ``f(x, rng=rng)``, or with the labels."""
 
     call: Callable[..., Any]
     wants_rng: bool
@@ -111,7 +111,7 @@ class Fetch:
 
     @property
     def whole(self) -> bool:
-        """Whether every batch is a :class:`~netcl.data.collate.Whole`; without this, samples decide."""
+        """Whether every batch is a :class:`~netcl.data.collate.WholeBatch`; if not, it depends on the samples."""
         return self.streams or self.collate_fn is not None
 
     def begin(self, number: int, workers: int, seed: int) -> None:
@@ -212,7 +212,7 @@ def _check_alike(sample: tuple[np.ndarray, ...], first: tuple[np.ndarray, ...], 
             raise SampleError(message("DataLoader", what, "cast the samples in transforms", dtype=field.dtype, first=before.dtype))
     shapes = [[field.shape for field in fields] for fields in (sample, first)]
     if shapes[0] != shapes[1]:
-        what, remedy = f"sample {index} has another shape than the first of its batch", "pad or crop the samples in transforms"
+        what, remedy = f"sample {index} must have the shape of the first of its batch", "pad or crop the samples in transforms"
         raise SampleError(message("DataLoader", what, remedy, shapes=shapes[0], first=shapes[1]))
 
 

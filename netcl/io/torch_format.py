@@ -210,7 +210,7 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
     _, end = opcodes.run_program(data, nothing.names, declare, at, most)  # the storages come after the program, so it is run twice
     keys, position = opcodes.run_program(data, nothing.names, _no_storage, end, most)
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or sorted(keys) != sorted(declared):
-        raise Refused("the storages are not those the program uses")
+        raise Refused("the storages in the file must be those that the program uses")
     storages = {}
     for key in keys:
         dtype, count = declared[key]

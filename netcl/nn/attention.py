@@ -85,7 +85,7 @@ class KVCache(Module):
         if self.lengths is None:
             self.lengths = Tensor.zeros((batch,), "int32", queue=queue)
         if self.lengths.shape != (batch,):
-            what, remedy = "the cache holds another batch or number of heads", "use a new KVCache"
+            what, remedy = "the batch size and number of heads must be those of the cache", "use a new KVCache"
             raise ShapeError(message("KVCache", what, remedy, kept=self.lengths.shape, given=batch))
         if self.lengths.queue is not queue:
             if queue not in self._elsewhere:
@@ -135,7 +135,7 @@ class KVCache(Module):
                 self.register_buffer(scales, Tensor.zeros((*shape[:3], 1), queue=like.queue), persistent=False)
             return getattr(self, name)
         if kept.shape[:2] != like.shape[:2]:
-            what, remedy = "the cache holds another batch or number of heads", "use a new KVCache"
+            what, remedy = "the batch size and number of heads must be those of the cache", "use a new KVCache"
             raise ShapeError(message("KVCache", what, remedy, kept=kept.shape, given=like.shape))
         return kept
 

@@ -309,7 +309,7 @@ _CAST = Pointwise("cast", "v0", ("g",), lambda x: x)
 
 
 def _reference_cast(x: np.ndarray, dtype: str) -> np.ndarray:
-    """Cast for the numeric gradient: rounding to a narrower float is left to the tolerance, because its slope is invisible."""
+    """The reference of ``cast``. Floats are not rounded, since finite differences cannot resolve rounding; the tolerance covers it."""
     return x if dtypes.lookup(dtype, "cast").is_float else x.astype(dtype)
 
 

@@ -193,7 +193,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
 
 
 def follow(t: Tensor, alias: Tensor) -> Tensor:
-    """Give a tensor over the memory of the view ``t``, under another shape, its place; it has no history yet."""
+    """Set the place of ``alias``, which shares the memory of the view ``t`` under another shape and has no history yet."""
     place = t.place
     if place.source is not None:
         alias.place = Place(0, None, None, place.source)

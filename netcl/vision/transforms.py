@@ -220,7 +220,7 @@ class RandomResizedCrop(Transform):
 
 
 def _range(op: str, name: str, value: Any, center: float = 1.0, low: float = 0.0, high: float = math.inf) -> tuple[float, float] | None:
-    """``v`` stands for ``(center - v, center + v)``; ``None`` if nothing changes."""
+    """Return a range; a number ``v`` gives ``(center - v, center + v)``, a range that changes nothing ``None``."""
     single = isinstance(value, int | float)
     ends = (max(center - value, low), center + value) if single else tuple(value)
     if (single and value < 0) or len(ends) != 2 or not low <= ends[0] <= ends[1] <= high:

@@ -54,7 +54,7 @@ def _gather_nd(node: OnnxNode, x: Tensor, index: Tensor) -> Tensor:
 
 
 def _tensor_scatter(node: OnnxNode, cache: Tensor, update: Tensor, start: Tensor | None = None) -> Tensor:
-    """Updates written into a cache from ``start`` of each row on, around its end with ``mode="circular"``."""
+    """Write updates into a cache, from ``start`` on in each row; ``mode="circular"`` wraps around at its end."""
     axis, size = node["axis"] % cache.ndim, cache.shape[node["axis"]]
     first = np.zeros(cache.shape[0], np.int64) if start is None else start.to_host()
     places = first[:, None] + np.arange(update.shape[axis])

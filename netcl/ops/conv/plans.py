@@ -78,7 +78,7 @@ def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _plainer_convolution(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Replace a configuration named without local memory or vectors by one of the kernels that need neither."""
+    """Return a configuration whose kernel needs no local memory or vectors, if a named configuration turns these off."""
     if not is_named(config) or (config.use_local_memory and config.use_vectorization):
         return config
     tier = config.extra.get("tier") or ("cpu" if profile.device_type == "cpu" else "simt")
