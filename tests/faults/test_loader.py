@@ -49,7 +49,7 @@ def test_a_worker_in_trouble_is_named(tried):
     assert re.match(r"was killed by SIGKILL; pid=\d+", reasons["killed"])
     assert re.match(r"must start a sample within 1.5 s, but has hung; pid=\d+, batch=5", reasons["hangs"])
     assert re.match(r"ended with exit code 3; pid=\d+", reasons["leaves"])
-    assert re.match(r"raised SampleError: \[DataLoader\] sample 33 has another shape", reasons["shape"])
+    assert re.match(r"raised SampleError: \[DataLoader\] sample 33 must have the shape", reasons["shape"])
 
 
 @pytest.mark.fault("sample that cannot travel", "a lock in a sample", "sample and worker are named")

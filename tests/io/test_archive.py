@@ -145,7 +145,7 @@ def test_a_file_is_read_whole_while_another_takes_its_name(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("name", ["x" * 70_000, "\ud800"])
 def test_names_that_archives_cannot_hold_are_kept_in_states(tmp_path, name):
-    with pytest.raises(FileError, match="cannot be an entry"):
+    with pytest.raises(FileError, match="must be usable as a file entry"):
         save_params({name: np.ones(2)}, tmp_path / "a.npz")
     save({name: np.ones(2)}, tmp_path / "a.netcl")
     assert list(load(tmp_path / "a.netcl")) == [name]
