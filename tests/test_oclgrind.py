@@ -79,7 +79,7 @@ for x_shape, w_shape, padding, *rest in shapes:
     x, w, y = (np.linspace(-2, 2, np.prod(shape), dtype=np.float32).reshape(shape) for shape in (g.x_shape, g.w_shape, g.y_shape))
     for kind in kinds:
         first, second = {plans.FORWARD: (x, w), plans.INPUT_GRAD: (y, w)}.get(kind, (x, y))
-        want = {plans.FORWARD: lambda: arrays.forward(x, w, None, g=g), plans.INPUT_GRAD: lambda: arrays.input_grad(y, w, None, g=g),
+        want = {plans.FORWARD: lambda: arrays.conv_forward(x, w, None, g=g), plans.INPUT_GRAD: lambda: arrays.input_grad(y, w, None, g=g),
                 plans.WEIGHT_GRAD: lambda: arrays.weight_grad(y, x, g=g)}[kind]()
         first, second, got = Tensor.from_host(queue, first), Tensor.from_host(queue, second), Tensor.empty(want.shape, queue=queue)
         plans.run(plans.Job(kind, g, "float32"), queue, first, second, got, config)

@@ -176,7 +176,11 @@ def get_image_num_channels(img: Any) -> int:
 
 
 def as_pair(size: Any) -> list[Any]:
-    """Expand ``n`` and ``[n]`` to ``[n, n]``."""
+    """Expand ``n`` and ``[n]`` to ``[n, n]``.
+
+    >>> as_pair(3)
+    [3, 3]
+    """
     sizes = [size] if isinstance(size, int | np.integer) else list(size)
     return sizes * 2 if len(sizes) == 1 else sizes
 

@@ -174,7 +174,7 @@ def test_by_name(cl_device, empty_store):
         Autotuner(cl_device).tune("relu", 4)
     with pytest.raises(ShapeError, match=r"\[autotune\] conv2d must have 7 sizes of at least 1; sizes=\(4, 4\)"):
         Autotuner(cl_device).tune("conv2d", 4, 4)
-    with pytest.raises(DtypeError, match=r"only float32, float16, bfloat16, float64 are tuned; dtype=int32"):
+    with pytest.raises(DtypeError, match=r"dtype must be one of float32, float16, bfloat16, float64; dtype=int32"):
         Autotuner(cl_device).tune("matmul", 4, 4, 4, dtype="int32")
 
 

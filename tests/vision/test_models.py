@@ -138,7 +138,7 @@ def test_weights_are_not_downloaded(weights):
 
 
 def test_an_unknown_name_names_the_nearest():
-    with pytest.raises(ValueError, match=r"\[get_model\] there is unknown model; name='resnet5O'; did you mean resnet50"):
+    with pytest.raises(ValueError, match=r"\[get_model\] unknown model; name='resnet5O'; did you mean resnet50"):
         models.get_model("resnet5O")
 
 
