@@ -45,7 +45,7 @@ class GradScaler:
     """Scales losses up before backward and gradients down before the step; skips steps whose gradients are not finite.
 
     - **init_scale**: the first factor. Powers of two change no digit of a gradient.
-    - **growth_factor**, **growth_interval**: after so many good steps in a row the scale grows by so much.
+    - **growth_factor**, **growth_interval**: after ``growth_interval`` good steps in a row the scale grows by ``growth_factor``.
     - **backoff_factor**: what an overflow multiplies the scale by. The step is not taken: parameters, optimizer state and the
       number of steps stay as they were.
     - **enabled**: ``False`` makes every method act without a scale.

@@ -233,7 +233,7 @@ class RandomErasing(Augmentation):
         self.p, self.scale, self.ratio, self.value = p, scale, ratio, value
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        """Draw first and last row and column of each rectangle; an empty one where nothing is erased."""
+        """Draw the bounds of rows and columns of each rectangle, ends excluded; it is empty where nothing is erased."""
         n, _, height, width = shape
         chosen = rng.random(n) < self.p
         area = rng.uniform(self.scale[0], self.scale[1], n) * height * width

@@ -91,7 +91,7 @@ def widen(copy: Copy, most: int = 16) -> Copy:
 
 
 def widen_rows(x: Tensor, y: Tensor, inner: int) -> tuple[int, int]:
-    """Whole rows of ``inner`` elements in elements of up to 16 bytes: their size, and how many make a row."""
+    """Return the widest element, up to 16 bytes, that divides rows of ``inner`` elements: its size in bytes, and the number per row."""
     itemsize = wide = dtypes.DTYPES[x.dtype].itemsize
     while inner * itemsize % (2 * wide) == 0 and 2 * wide <= alignment(x, y):
         wide *= 2

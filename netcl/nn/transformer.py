@@ -202,7 +202,7 @@ class SwiGLU(Module):
 
     - **dim**: width of the input and the output.
     - **hidden_dim**: width in between; by default two thirds of ``4 dim``, rounded up to a multiple of 8.
-    - **bias**, **dropout**: of the linear layers; of the result.
+    - **bias**: whether the linear layers have biases. **dropout**: the share of the result that is zero in training.
 
     Shapes: ``(..., dim)`` in and out. Parameters: ``w1``, ``w2``, ``w3``.
 
@@ -225,7 +225,7 @@ class FeedForward(Module):
     """Two linear layers with a GELU in between: ``y = c_proj(gelu(c_fc(x)))``.
 
     - **dim**, **hidden_dim**: widths outside and in between; by default ``4 dim``.
-    - **bias**, **dropout**: of the linear layers; of the result. **approximate**: form of the GELU, ``none`` or ``tanh``.
+    - **bias**: whether the linear layers have biases. **dropout**: the share of the result that is zero in training. **approximate**: form of the GELU, ``none`` or ``tanh``.
 
     Shapes: ``(..., dim)`` in and out.
 

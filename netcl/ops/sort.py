@@ -40,7 +40,7 @@ def _sort_kernel(queue: Any, name: str, dtype: str) -> Any:
 
 
 def _sort_keys(x: Tensor, descending: bool = False) -> Tensor:
-    """Return unsigned keys in the order of the values of ``x``, in a tensor of the same element size."""
+    """Return unsigned keys that sort like the values of ``x``: stored as int64 for dtypes of 8 bytes, else as int32."""
     keys = Tensor.empty(x.shape, "int64" if dtypes.DTYPES[x.dtype].itemsize == 8 else "int32", queue=x.queue)
     _sort_kernel(x.queue, "make_keys", x.dtype)(x.queue, x.size, launch.LOCAL_1D, x, keys, x.size, int(descending))
     return keys

@@ -26,7 +26,7 @@ _SCALES, _BOX_STEPS, _WIDTHS = (0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05), (8, 1
 
 
 class VGGPyramid(nn.Module):
-    """Six feature maps: of VGG16's fourth and fifth stage and of convolutions after them."""
+    """The backbone of SSD: six feature maps, of VGG16's fourth stage, of the convolutions in place of its linear layers, and of four blocks."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ for _name, _patch, *_sizes in (("b", 16, 12, 12, 768), ("b", 32, 12, 12, 768), (
 
 
 class WindowAttention(nn.Module):
-    """Attention in windows that may be shifted, with a bias per distance; version 2 scores by cosines, and computes the biases."""
+    """Swin's (shifted) window attention with a bias per relative position. Version 2 uses cosine attention and computes the bias."""
 
     relative_position_index: Tensor
     relative_coords_table: Tensor
