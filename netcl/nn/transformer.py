@@ -225,7 +225,7 @@ class FeedForward(Module):
     """Two linear layers with a GELU in between: ``y = c_proj(gelu(c_fc(x)))``.
 
     - **dim**, **hidden_dim**: widths outside and in between; by default ``4 dim``.
-    - **bias**: whether the linear layers have biases. **dropout**: the share of the result that is zero in training. **approximate**: form of the GELU, ``none`` or ``tanh``.
+    - **bias**: whether the linear layers have biases. **dropout**: of the result. **approximate**: form of the GELU, ``none`` or ``tanh``.
 
     Shapes: ``(..., dim)`` in and out.
 

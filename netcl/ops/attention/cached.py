@@ -137,7 +137,7 @@ def _coded_sample(q: tuple[int, ...], cache: tuple[int, ...], **options: Any) ->
                scale=0.5, **_T),
              S((2, 3, 32), None, None, (2, 2, 70, 4), (2, 2, 70, 4), (2,), high=(1.0,) * 5 + (66,), **_T),
              _coded_sample((2, 4, 3, 8), (2, 2, 70, 8), window=5), _coded_sample((1, 2, 1, 6), (1, 2, 9, 6))],
-    errors=[(S((1, 3, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), (1,), **_T), r"their heads divide those of q"),
+    errors=[(S((1, 3, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), (1,), **_T), r"heads that divide those of q"),
             (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 4), (1, 2, 9, 8), (1,), **_T), r"q, k, v and the cache must agree"),
             (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), np.zeros(1, np.int32), (1, 2, 9, 1)),
              r"key_scales is for a cache of int8")],

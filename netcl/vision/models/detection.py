@@ -26,7 +26,7 @@ _SCALES, _BOX_STEPS, _WIDTHS = (0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05), (8, 1
 
 
 class VGGPyramid(nn.Module):
-    """The backbone of SSD: six feature maps, of VGG16's fourth stage, of the convolutions in place of its linear layers, and of four blocks."""
+    """The backbone of SSD: six feature maps, of VGG16's fourth stage, of the convolutions behind it, and of four more blocks."""
 
     def __init__(self) -> None:
         super().__init__()
