@@ -69,13 +69,17 @@ def registered() -> list[str]:
     return sorted(_constructors)
 
 
+class UnknownLayerError(ValueError):
+    """A row names a layer that is not registered."""
+
+
 def constructor_of(name: Any) -> Callable[..., Any]:
     """Return the constructor registered under a name."""
     if isinstance(name, str) and name in _constructors:
         return _constructors[name]
     close = difflib.get_close_matches(str(name), _constructors, n=3)
     remedy = f"did you mean {', '.join(close)}?" if close else "register_layer adds your own class"
-    raise ValueError(message("factory", "the type must be a registered layer", remedy, type=repr(name)))
+    raise UnknownLayerError(message("factory", "the type must be a registered layer", remedy, type=repr(name)))
 
 
 # ---- from modules to rows

@@ -95,7 +95,7 @@ def load(f: Any, map_location: Any = None, pickle_module: Any = None, *, weights
         try:
             return load_file(f, map_location=_saved_on(f) if map_location is None else map_location)
         except ValueError as error:
-            if "must be a registered layer" not in str(error):
+            if not isinstance(error.__cause__, factory.UnknownLayerError):
                 raise
             remedy = "name its classes: torch.serialization.safe_globals([Net]), or pass weights_only=False"
             raise ValueError(message("torch.load", "the file holds a whole module of an unknown class", remedy, reason=error)) from error
