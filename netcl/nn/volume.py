@@ -18,7 +18,7 @@ def several(value: Sizes, axes: int, name: str, op: str = "conv") -> tuple[int, 
     """One number for all axes, or one per axis."""
     values = (value,) * axes if isinstance(value, int) else tuple(value)
     if len(values) != axes or any(not isinstance(n, int) for n in values):
-        raise ShapeError(message(op, f"{name} must be a number or one per axis", axes=axes, given=repr(value)))
+        raise ShapeError(message(op, f"{name} must be an integer, or one per axis", axes=axes, given=repr(value)))
     return values
 
 
