@@ -201,7 +201,7 @@ class Independent(Distribution):
     def __init__(self, base_distribution: Distribution, reinterpreted_batch_ndims: int, validate_args: Any = None):
         shape, count = base_distribution.batch_shape, reinterpreted_batch_ndims
         if not 0 <= count <= len(shape):
-            raise ShapeError(message("Independent", "reinterpreted_batch_ndims must be at most the number of batch axes", shape=shape))
+            raise ShapeError(message("Independent", f"reinterpreted_batch_ndims must be from 0 to {len(shape)}, got {count}", shape=shape))
         self.base_dist, self.has_rsample, self._axes = base_distribution, base_distribution.has_rsample, tuple(range(-count, 0))
         self.batch_shape, self.event_shape = shape[: len(shape) - count], shape[len(shape) - count :] + base_distribution.event_shape
 

@@ -193,7 +193,7 @@ def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None,
         sizes = [input.shape[a] for a in axes]
         sizes = [*sizes[:-1], 2 * (sizes[-1] - 1)] if kind == "cr" else sizes
     if len(sizes) != len(axes) or min(sizes, default=0) < 1:
-        raise ShapeError(message(name, "every axis needs a size of at least 1", s=tuple(sizes), dim=dims, shape=input.shape))
+        raise ShapeError(message(name, "s must have one size of at least 1 per axis", s=tuple(sizes), dim=dims, shape=input.shape))
     for axis, size in zip(axes, sizes, strict=True):
         x = _resized(x, axis, size // 2 + 1 if kind == "cr" and axis == axes[-1] else size)
     scale, others = _scale(name, norm, math.prod(sizes), forward), axes[:-1]

@@ -462,7 +462,7 @@ class OneCycleLR(Scheduler):
         if self.last_epoch > self.total_steps:
             remedy = "make total_steps larger, or stop stepping the scheduler"
             raise ValueError(
-                message("OneCycleLR", "step must be below total_steps", remedy, step=self.last_epoch, total_steps=self.total_steps)
+                message("OneCycleLR", "step must be at most total_steps", remedy, step=self.last_epoch, total_steps=self.total_steps)
             )
         at = next((i for i, phase in enumerate(self.phases) if self.last_epoch <= phase[0]), len(self.phases) - 1)
         start = self.phases[at - 1][0] if at else 0.0
@@ -564,7 +564,7 @@ class SequentialLR(_Several):
 
     def __init__(self, optimizer: Optimizer, schedulers: Sequence[Scheduler], milestones: Sequence[int], last_epoch: int = -1):
         if not schedulers or len(milestones) != len(schedulers) - 1:
-            what = "there must be one milestone between two schedulers"
+            what = "there must be a scheduler at least, and one milestone fewer than schedulers"
             raise ValueError(message("SequentialLR", what, schedulers=len(schedulers), milestones=len(milestones)))
         super().__init__(optimizer, schedulers)
         self._milestones, self.last_epoch = list(milestones), last_epoch
