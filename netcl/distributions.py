@@ -27,7 +27,7 @@ TensorOrNumber = Tensor | float
 
 
 class Distribution:
-    """The base of all distributions. ``batch_shape`` are independent ones, ``event_shape`` is the shape of a draw of one."""
+    """The base of all distributions. ``batch_shape`` is the shape of the independent ones, ``event_shape`` that of a draw of one."""
 
     batch_shape: tuple[int, ...]
     event_shape: tuple[int, ...] = ()
@@ -225,7 +225,7 @@ class Independent(Distribution):
 
 
 def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
-    """The Kullback-Leibler divergence of two distributions of the same class."""
+    """The Kullback-Leibler divergence of two normal, categorical or Bernoulli distributions, or ``Independent`` ones of these."""
     if isinstance(p, Normal) and isinstance(q, Normal):
         ratio = (p.scale / q.scale).square()
         return (ratio + ((p.loc - q.loc) / q.scale).square() - 1 - ratio.log()) * 0.5

@@ -173,12 +173,12 @@ def _scale(name: str, norm: str | None, size: int, forward: bool) -> float:
 
 
 def _resized(x: Tensor, axis: int, size: int) -> Tensor:
-    """An axis cut, or filled up with zeros."""
+    """Cut an axis to ``size`` elements, or fill it up with zeros."""
     return x if x.shape[axis] == size else twin("pad")(x, (0, 0) * (x.ndim - 1 - axis) + (0, size - x.shape[axis]))
 
 
 def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None, forward: bool, kind: str) -> Any:
-    """``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
+    """Transform along axes. ``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
     if kind == "rc" and isinstance(input, Complex):
         raise DtypeError(message(name, "the argument must be a real tensor", "use fft"))
     x, ndim = (

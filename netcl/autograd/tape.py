@@ -516,7 +516,7 @@ class Tape:
 
 
 def backward(tensor: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
-    """Accumulate into ``.grad`` of every leaf that requires it; ``gradient`` is needed unless the tensor is a scalar."""
+    """Accumulate into ``.grad`` of every leaf that requires it; ``gradient`` is needed unless the tensor has one element."""
     run_backward([tensor], [gradient], retain_graph=retain_graph, create_graph=create_graph)
 
 
@@ -624,7 +624,7 @@ def is_grad_enabled() -> bool:
 
 
 def get_current_tape() -> Tape | None:
-    """The tape of the innermost ``with Tape()`` of this thread."""
+    """The tape of the innermost ``with Tape()`` of this thread; ``None`` outside of one."""
     return modes.tape
 
 

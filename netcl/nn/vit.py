@@ -41,7 +41,7 @@ class _EncoderBlock(Module):
 
 
 class _Encoder(Module):
-    """Positions added, blocks, a norm."""
+    """The encoder: adds positions, then applies the blocks and a norm."""
 
     def __init__(self, positions: int, num_layers: int, num_heads: int, hidden_dim: int, mlp_dim: int, dropout: float,
                  attention_dropout: float):  # fmt: skip

@@ -24,7 +24,7 @@ __all__ = [
 
 
 def _per_group(op: str, name: str, value: Any, count: int) -> list[Any]:
-    """One value for every group, or one for each."""
+    """Return one value per group, given one for all groups or a list."""
     values = list(value) if isinstance(value, (list, tuple)) else [value] * count
     if len(values) != count:
         raise ValueError(message(op, f"{name} must have one value per parameter group", given=len(values), groups=count))
@@ -625,7 +625,7 @@ class ReduceLROnPlateau(Described):
         return value < self.best - self.threshold if self.mode == "min" else value > self.best + self.threshold
 
     def step(self, metrics: Any) -> None:
-        """Tell the metric of this epoch: a number, or a tensor with one element."""
+        """Count an epoch with its metric, a number or a tensor with one element, and reduce the rates if that is due."""
         value = float(metrics)
         self.last_epoch += 1
         better = self._is_better(value)

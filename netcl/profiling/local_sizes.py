@@ -42,7 +42,7 @@ def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_siz
                         budget: float = 2.0) -> LocalSizes:  # fmt: skip
     """The fastest local size for a launch, kept for launches of the same kernel and sizes with a local size of ``None``.
 
-    Every candidate must leave the same in all tensors as the safe default does. They are put back as they were.
+    A candidate counts only if it leaves the same values in all tensors as the safe default. The tensors are restored afterwards.
 
     >>> from netcl.core.device import manager
     >>> queue = manager.default("cl").queue

@@ -47,7 +47,7 @@ class _Orthogonal(Module):
         return ag.transpose(q, -2, -1) if wide else q
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """Return the weight that gives ``base``: the nearest orthogonal matrix."""
+        """Set ``base`` to the orthogonal factor of ``weight``; returns the parameter that gives ``base``."""
         tall = ag.transpose(weight, -2, -1) if weight.shape[-2] < weight.shape[-1] else weight
         rows, columns = tall.shape[-2:]
         rest = ag.randn(*tall.shape[:-1], rows - columns, dtype=tall.dtype, queue=tall.queue)

@@ -221,7 +221,7 @@ class SpectralNorm(Module):
 
 
 def spectral_form(module: Module, name: str, rounds: int, eps: float, dim: int | None, older: bool = False) -> SpectralNorm:
-    """The spectral norm of a parameter; rows are the results: the first axis, or the second one in transposed convolutions."""
+    """Return the spectral norm of a parameter as a matrix, whose rows are the first axis, or the second in transposed convolutions."""
     axis = dim if dim is not None else int(getattr(module, "transposed", False))
     return SpectralNorm(getattr(module, name).detach(), rounds, axis, eps, older)
 
