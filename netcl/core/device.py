@@ -389,7 +389,7 @@ def _highest_score(found: list[Found], named: bool = False) -> Found | None:
 
 
 def _device_named(selector: str | int, found: list[Found]) -> Found | None:
-    """Return the device for a selector other than ``cpu`` and ``gpu``."""
+    """Return the device for a selector other than ``cpu`` and ``gpu``; ``None`` if there is none."""
     if isinstance(selector, int) or selector.isdecimal():
         number = int(selector)
         return found[number] if 0 <= number < len(found) else None

@@ -75,7 +75,7 @@ def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[
 
 
 def called(node: ast.Call) -> FormulaFunction:
-    """Return the name of the function that a checked call names."""
+    """Return the row of the function that a checked call names."""
     assert isinstance(node.func, ast.Name)
     return FORMULA_FUNCTIONS[node.func.id]
 
