@@ -189,7 +189,7 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
 def has_dots(queue: Any, kind: Kind) -> bool:
     """Whether a device is a CPU with instructions for dot products of int8, and its driver uses them correctly.
 
-    The instructions are assembly; PoCL before 3.1 is not asked for them, because a wrong one would end the process.
+    The instructions are assembly; they are not used with PoCL before 3.1, where a wrong one would end the process.
     """
     profile = handle_of(queue).profile
     version = tuple(map(int, re.findall(r"\d+", profile.driver_version)[:2]))
