@@ -27,7 +27,7 @@ TensorOrNumber = Tensor | float
 
 
 class Distribution:
-    """The base of all distributions. ``batch_shape`` are independent ones, ``event_shape`` is the shape of a draw of one."""
+    """The base of all distributions. ``batch_shape`` is the shape of the independent ones, ``event_shape`` that of a draw of one."""
 
     batch_shape: tuple[int, ...]
     event_shape: tuple[int, ...] = ()
@@ -201,7 +201,7 @@ class Independent(Distribution):
     def __init__(self, base_distribution: Distribution, reinterpreted_batch_ndims: int, validate_args: Any = None):
         shape, count = base_distribution.batch_shape, reinterpreted_batch_ndims
         if not 0 <= count <= len(shape):
-            raise ShapeError(message("Independent", "reinterpreted_batch_ndims must be at most the number of batch axes", shape=shape))
+            raise ShapeError(message("Independent", f"reinterpreted_batch_ndims must be from 0 to {len(shape)}, got {count}", shape=shape))
         self.base_dist, self.has_rsample, self._axes = base_distribution, base_distribution.has_rsample, tuple(range(-count, 0))
         self.batch_shape, self.event_shape = shape[: len(shape) - count], shape[len(shape) - count :] + base_distribution.event_shape
 
@@ -225,7 +225,7 @@ class Independent(Distribution):
 
 
 def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
-    """The Kullback-Leibler divergence of two distributions of the same class."""
+    """The Kullback-Leibler divergence of two normal, categorical or Bernoulli distributions, or ``Independent`` ones of these."""
     if isinstance(p, Normal) and isinstance(q, Normal):
         ratio = (p.scale / q.scale).square()
         return (ratio + ((p.loc - q.loc) / q.scale).square() - 1 - ratio.log()) * 0.5

@@ -173,12 +173,12 @@ def _scale(name: str, norm: str | None, size: int, forward: bool) -> float:
 
 
 def _resized(x: Tensor, axis: int, size: int) -> Tensor:
-    """An axis cut, or filled up with zeros."""
+    """Cut an axis to ``size`` elements, or fill it up with zeros."""
     return x if x.shape[axis] == size else twin("pad")(x, (0, 0) * (x.ndim - 1 - axis) + (0, size - x.shape[axis]))
 
 
 def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None, forward: bool, kind: str) -> Any:
-    """``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
+    """Transform along axes. ``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
     if kind == "rc" and isinstance(input, Complex):
         raise DtypeError(message(name, "the argument must be a real tensor", "use fft"))
     x, ndim = (
@@ -193,7 +193,7 @@ def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None,
         sizes = [input.shape[a] for a in axes]
         sizes = [*sizes[:-1], 2 * (sizes[-1] - 1)] if kind == "cr" else sizes
     if len(sizes) != len(axes) or min(sizes, default=0) < 1:
-        raise ShapeError(message(name, "every axis needs a size of at least 1", s=tuple(sizes), dim=dims, shape=input.shape))
+        raise ShapeError(message(name, "s must have one size of at least 1 per axis", s=tuple(sizes), dim=dims, shape=input.shape))
     for axis, size in zip(axes, sizes, strict=True):
         x = _resized(x, axis, size // 2 + 1 if kind == "cr" and axis == axes[-1] else size)
     scale, others = _scale(name, norm, math.prod(sizes), forward), axes[:-1]

@@ -134,7 +134,7 @@ def run_case(row: Row, namespace: Any, inputs: Sequence[Any], kwargs: dict[str, 
 
 
 def reference(row: Row, case: OpCall) -> Any:
-    """What the row's reference says, in float64."""
+    """Return the result of the row's reference, in float64."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy warns about the mean of nothing, which has a value here
         inputs = [_with_arrays(x, lambda array: array.astype(np.float64)) for x in case.inputs]
@@ -149,7 +149,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def check_forward(row: Row, case: OpCall, handle: DeviceHandle, dtype: str = "float32") -> None:
-    """The values of one call against the reference; results carry no history."""
+    """Compare the values of one call with the reference; raises :class:`Mismatch`, also if a result carries a history."""
     got = _as_tuple(run_case(row, ops, [_sent_to_device(x, handle, dtype) for x in case.inputs], case.kwargs))
     want = _as_tuple(reference(row, case))
     if len(got) < len(want):
@@ -175,7 +175,7 @@ def _compare_case(row: Row, case: OpCall, dtype: str, got: np.ndarray, want: np.
 
 
 def check_special(row: Pointwise, handle: DeviceHandle) -> None:
-    """NaN, infinities, signed zeros and denormals as NumPy has them (denormals may be flushed)."""
+    """Check that NaN, infinities, signed zeros and denormals give what NumPy gives (denormals may be flushed)."""
     values = np.array(SPECIAL, np.float32)
     grids = np.meshgrid(*[values] * row.arity) if row.arity < 3 else [values] * row.arity
     case = OpCall("special values", tuple(g.ravel() for g in grids), dict(row.params))
@@ -192,7 +192,7 @@ def check_special(row: Pointwise, handle: DeviceHandle) -> None:
 
 
 def check_gradient(row: Row, case: OpCall, handle: DeviceHandle, dtype: str = "float32") -> None:
-    """The tape's gradient on the device against differences of the reference, along random directions."""
+    """Compare the tape's gradient on the device with differences of the reference, along random directions."""
     sent = [_sent_to_device(x, handle, dtype, requires_grad=True) for x in case.inputs]
     leaves = [t for t in _leaves(sent) if isinstance(t, Tensor) and t.requires_grad]
     out = _as_tuple(run_case(row, ag, sent, case.kwargs))[0]
@@ -237,7 +237,7 @@ def _moved_case(case: OpCall, index: int, step: np.ndarray) -> OpCall:
 
 
 def check_errors(row: Row, handle: DeviceHandle) -> None:
-    """Every declared misuse raises the declared text."""
+    """Check that every declared misuse raises an error with the declared text."""
     for sample, pattern in getattr(row, "errors", ()):
         inputs = [_sent_to_device(x, handle, None) for x in sample.arrays()]
         try:
@@ -254,7 +254,7 @@ def check_errors(row: Row, handle: DeviceHandle) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one check of one op on a device."""
+    """The outcome of one check of one op on a device."""
 
     op: str
     check: str

@@ -39,7 +39,7 @@ class NoForward(nn.Module):
 MISTAKES = {
     # shapes
     "a product of matrices that do not fit": (lambda: netcl.ones((2, 3)) @ netcl.ones((4, 3)), "transpose b: a @ b.mT"),
-    "another number of features": (lambda: nn.Linear(10, 2)(netcl.ones((4, 8))), "in_features must be the last axis of x"),
+    "another number of features": (lambda: nn.Linear(10, 2)(netcl.ones((4, 8))), "x must have in_features along its last axis"),
     "flatten forgotten": (lambda: nn.Linear(64, 10)(netcl.ones((2, 1, 8, 8))), "flatten the input first: nn.Flatten()"),
     "an image without a batch": (lambda: nn.Conv2d(3, 8, 3)(netcl.ones((3, 8))), "x is (batch, channels, height, width)"),
     "channels last": (lambda: nn.Conv2d(3, 8, 3)(netcl.ones((1, 8, 8, 3))), "x.permute(0, 3, 1, 2)"),

@@ -211,7 +211,7 @@ def _check_scale(scale: float, growth: float, backoff: float, interval: int) -> 
         ("backoff_factor", backoff, 0 < backoff < 1), ("growth_interval", interval, interval >= 1),
     ):  # fmt: skip
         if not fine:
-            remedy = "scales must be positive, growth above 1, backoff between 0 and 1, the interval at least 1"
+            remedy = "init_scale: 2**-100 to 2**128, growth_factor: above 1, backoff_factor: between 0 and 1, growth_interval: 1 or more"
             raise ValueError(message("GradScaler", f"{name} must be in its range", remedy, **{name: repr(value)}))
 
 

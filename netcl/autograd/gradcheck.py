@@ -21,7 +21,7 @@ def gradcheck(
     function: Callable[..., Any], inputs: Sequence[Any], *, eps: float | None = None, rtol: float | None = None, atol: float | None = None,
     directions: int = 3, seed: int = 0, raise_exception: bool = True,
 ) -> bool:  # fmt: skip
-    """Whether the gradients of ``function`` agree with central differences.
+    """Return true if the gradients of ``function`` agree with central differences; raises (or returns false) otherwise.
 
     Checked by inner products: for random ``v`` and ``w``, ``<w, J v>`` by differences against ``<J' w, v>`` by the tape. Inputs that
     require grad are checked, one at a time, so that a wrong one is named. Pass float64 tensors where the device has them: the

@@ -116,13 +116,13 @@ def atanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Inverse hyperbolic tangent."""
 
 def atleast_1d(input: Any, *more: Any) -> Any:
-    """x with at least 1 axes; of several tensors, each."""
+    """x with at least 1 axes; several tensors give a tuple."""
 
 def atleast_2d(input: Any, *more: Any) -> Any:
-    """x with at least 2 axes; of several tensors, each."""
+    """x with at least 2 axes; several tensors give a tuple."""
 
 def atleast_3d(input: Any, *more: Any) -> Any:
-    """x with at least 3 axes; of several tensors, each."""
+    """x with at least 3 axes; several tensors give a tuple."""
 
 def attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """``softmax(q k' scale + mask) v`` and, per row, the logarithm of the sum of exponentials; in tiles."""
@@ -143,7 +143,7 @@ def baddbmm(input: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: f
     """beta * x + alpha * (a @ b)."""
 
 def batch_norm(input: Operand, running_mean: Operand | None = None, running_var: Operand | None = None, weight: Operand | None = None, bias: Operand | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-05, fuse_relu: bool = False) -> Tensor:
-    """Batch norm of ``(N, C, ...)`` by the batch's statistics per channel in training, else by the running ones.
+    """Normalize each channel of ``(N, C, ...)`` by the running statistics; in training, or without them, by the batch's own.
 
     Training updates ``running_mean`` and ``running_var`` in place, where given:
     ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a
@@ -175,7 +175,7 @@ def bernoulli(input: Operand) -> Tensor:
     """Draw 1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``."""
 
 def bias_add(input: Operand, bias: Operand, dim: int = 1, *, out: Tensor | None = None, axis: int = ...) -> Tensor:
-    """x plus one value per channel; channels are axis 1 (the last axis of a matrix)."""
+    """x plus one value per channel, or one for all; ``axis`` is that of the channels."""
 
 def bincount(input: Operand, weights: Any = None, minlength: int = 0) -> Tensor:
     """Count how often each of 0, 1, ... occurs in a vector of integers, or sum its weights. Waits for the device."""
@@ -214,7 +214,8 @@ def cached_attention(query: Operand, key: Operand | None, value: Operand | None,
       With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * heads of keys) * size)``, and
       the result is ``(batch, new, heads * size)``.
     - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place. A cache of int8 has **key_scales** and
-      **value_scales** ``(batch, heads of k, positions, 1)``: a position is rounded when it is written, and counts as given before.
+      **value_scales** ``(batch, heads of k, positions, 1)``: a position is rounded when it is written, but the call that
+      writes it uses the exact values.
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
       works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
@@ -241,7 +242,7 @@ def cholesky_solve(B: Operand, L: Operand, upper: bool = False) -> Tensor:
     """X with ``L L^T X = B``, from the Cholesky factor."""
 
 def chunk(input: Operand, chunks: int, dim: int = 0, *, axis: int = ...) -> tuple[Tensor, ...]:
-    """Split an axis to at most ``chunks`` parts of equal size; the last may be shorter."""
+    """Split an axis into at most ``chunks`` parts of equal size; the last may be shorter."""
 
 def clamp(input: Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
     """x held between min and max: numbers, tensors or None."""
@@ -344,10 +345,10 @@ def cross_entropy_grad(upstream: Operand, logits: Operand, target: Operand, weig
     """The gradient of the logits: ``upstream * scale * (softmax - target)``."""
 
 def cummax(input: Operand, dim: int = ..., *, axis: int = ...) -> Ordered:
-    """The largest of every element and all before it along an axis, its index, of equals the last; NaN stays."""
+    """The largest value up to each element along an axis, and its index (of equal values the last); NaN stays."""
 
 def cummin(input: Operand, dim: int = ..., *, axis: int = ...) -> Ordered:
-    """The least of every element and all before it along an axis, its index, of equals the last; NaN stays."""
+    """The least value up to each element along an axis, and its index (of equal values the last); NaN stays."""
 
 def cumprod(input: Operand, dim: int = ..., *, dtype: Any = None, axis: int = ...) -> Tensor:
     """The product of every element and all before it along an axis; integers give int64."""
@@ -365,7 +366,7 @@ def diag_embed(input: Operand, offset: int = 0, dim1: int = -2, dim2: int = -1) 
     """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
 
 def diagonal(input: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of two axes as a last axis; a view."""
+    """The diagonal of two axes as a last axis; a view if these are the last two axes, else a copy."""
 
 def diff(input: Operand, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None, *, axis: int = ...) -> Tensor:
     """The difference of every element and the one before it along an axis, ``n`` times."""
@@ -435,7 +436,7 @@ def fft_from_real(input: Operand, dim: float = -1, scale: float = 1.0, *, axis: 
     """Return the first half of the transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
 
 def fft_pairs(input: Operand, dims: Any = ..., forward: bool = True, scale: float = 1.0, *, axes: Any = ...) -> Tensor:
-    """Transform pairs along axes, or invert without the division; the result is multiplied by ``scale``. Computed on the host."""
+    """Transform pairs along axes, or invert without dividing by the size; the result is multiplied by ``scale``. Computed on the host."""
 
 def fft_to_real(input: Operand, n: Any, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
     """Return the ``n`` real numbers whose transform begins with these pairs, without the division, times ``scale``. On the host."""
@@ -489,7 +490,7 @@ def ger(input: Operand, other: Operand) -> Tensor:
     """Multiply every element of one vector with every element of the other."""
 
 def getitem(input: Operand, index: Any) -> Tensor:
-    """``x[index]``. Indices out of range raise, those in a device's tensors as :mod:`netcl.ops.index` says."""
+    """``x[index]``. Indices out of range raise ``IndexError``; for those in a tensor on a device see :mod:`netcl.ops.index`."""
 
 def global_avg_pool(input: Operand) -> Tensor:
     """The mean of each channel; axes stay with size 1."""
@@ -545,13 +546,13 @@ def index_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand
     """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times. The result is new."""
 
 def index_copy(input: Operand, dim: Any = ..., index: Any = ..., src: Any = ..., *, source: Any = ..., value: Any = ..., axis: Any = ...) -> Tensor:
-    """x with the slices of src at index along an axis."""
+    """A copy of x with the slices of ``src`` at ``index`` along an axis."""
 
 def index_fill(input: Operand, dim: Any = ..., index: Any = ..., value: Any = ..., *, axis: Any = ...) -> Tensor:
-    """x with a value in the slices index along an axis."""
+    """A copy of x with ``value`` in the slices at ``index`` along an axis."""
 
 def index_put(input: Operand, indices: Sequence[Any], values: Any = ..., accumulate: bool = False, *, test_elements: Any = ...) -> Tensor:
-    """x with values at x[indices], or added there (``accumulate``), where one place may be named often."""
+    """A copy of x with ``values`` at ``x[indices]``; ``accumulate`` adds them instead, once per repeated index."""
 
 def index_select(input: Operand, dim: int = ..., index: Operand = ..., *, axis: int = ...) -> Tensor:
     """Select slices along an axis by ``index``, in the order of the indices."""
@@ -575,7 +576,7 @@ def interpolate(input: Operand, size: Any = None, scale_factor: Any = None, mode
     """
 
 def isclose(input: Operand, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
-    """Whether |a - b| <= atol + rtol * |b|; equal infinities are close."""
+    """Whether |a - b| <= atol + rtol * |b|. Equal infinities are close; NaN is close to NaN only with ``equal_nan``."""
 
 def isfinite(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x is neither infinite nor NaN."""
@@ -605,7 +606,7 @@ def keep_mask(shape: int | Sequence[int] = ..., p: float = 0.5, *, queue: Any = 
     """Draw uint8 values: 0 with probability ``p``, else 1."""
 
 def kl_div(input: Operand, target: Operand, *, log_target: bool = False, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the batch."""
+    """``target (log target - x)`` for log-probabilities x; ``log_target``: the target is one too. ``batchmean`` divides by the batch."""
 
 def kron(input: Operand, other: Operand) -> Tensor:
     """The Kronecker product."""
@@ -818,7 +819,7 @@ def mm(input: Operand, mat2: Operand, *, transpose_a: bool = False, transpose_b:
     """
 
 def mode(input: Operand, dim: int = -1, keepdim: bool = False, *, axis: int = ..., keepdims: bool = ...) -> Ordered:
-    """The most frequent value along an axis, of several the least, and the last index of it. Computed on the host."""
+    """The most frequent value along an axis (of several the smallest) and its last index. Computed on the host."""
 
 def mode_indices(input: Operand, dim: float = -1, *, axis: float = ...) -> Any:
     """Return the last index of the most frequent value along an axis, the smallest of several. Computed on the host."""
@@ -851,7 +852,7 @@ def nansum(input: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any
     """The sum over axes of what is not NaN."""
 
 def narrow(input: Operand, dim: int = ..., start: int = ..., length: int = ..., *, axis: int = ...) -> Tensor:
-    """Take ``length`` elements of one axis, beginning at ``start``."""
+    """Take ``length`` elements of one axis, beginning at ``start``; a negative start counts from the end."""
 
 def ne(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """a != b."""
@@ -990,7 +991,7 @@ def repeat_interleave(input: Operand, repeats: Any = ..., dim: int | None = None
     """Every element (or slice along an axis) repeated, by one number or one each."""
 
 def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False, back: bool = False) -> Tensor:
-    """Resample images of height and width ``size`` at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
+    """Resample images to height and width ``size``, at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
 
     ``back`` computes the transpose, the gradient for images of ``size``; ``x`` then is the gradient of the result.
     """
@@ -1010,8 +1011,8 @@ def rope(input: Operand, positions: Operand | None = None, frequencies: Operand 
     A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
     ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
     ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
-    ``inverse`` turns back, which is also the gradient. Of x of ``(B, heads, N, D)`` with
-    positions of ``(B, N)``, the first ``heads`` heads can be turned alone.
+    ``inverse`` rotates back, as the gradient does. ``heads`` rotates only the first ``heads`` heads; it needs x of ``(B, heads, N, D)``
+    and positions of ``(B, N)``.
     """
 
 def rot90(input: Operand, k: int = 1, dims: Sequence[int] = ..., *, key: int = ...) -> Tensor:
@@ -1054,21 +1055,22 @@ def sample_images_input_grad(dy: Operand, grid: Operand, *, size: Sequence[int],
     """
 
 def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, attn_mask: Any = None, causal: bool = False, is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0) -> Tensor:
-    """``softmax(q k' / sqrt(D) + mask) v`` over the last two axes of ``(..., N, D)`` queries, ``(..., M, D)`` keys and values.
+    """``softmax(q k' scale + mask) v`` over the last two axes of ``(..., N, D)`` queries and ``(..., M, D)`` keys and values.
 
     ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``: true where a key takes part, or numbers added to the scores.
+    ``scale`` is ``1 / sqrt(D)`` by default.
     ``causal`` (torch's ``is_causal``) lets query i see keys up to i. k and v may have fewer heads than q (grouped queries). A row
     that sees no key gives 0. With ``dropout_p`` the probabilities are kept as a matrix; without it nothing of that size is.
     """
 
 def scatter(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., *, reduce: Any = None, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
-    """x with src (a tensor or a number) at the places index along an axis; of several values for one place the last. ``reduce`` adds or multiplies instead, by scatter_reduce."""
+    """A copy of x with ``src`` (a tensor or a number) at ``index`` along an axis; for a repeated index the last value stays. ``reduce`` adds or multiplies instead, by scatter_reduce."""
 
 def scatter_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, axis: int = ...) -> Tensor:
     """Return ``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; an element may be named several times."""
 
 def scatter_reduce(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., reduce: Any = ..., *, include_self: bool = True, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:
-    """x with the values of src that index sends to each place combined with it: sum, prod, mean, amax or amin. Without ``include_self`` x itself does not count. prod, amax and amin are computed on the host."""
+    """A copy of x with the values of src combined into the elements at index, by sum, prod, mean, amax or amin. Without ``include_self`` x itself does not count. prod, amax and amin are computed on the host."""
 
 def scatter_reduced(input: Operand, dim: Any = ..., index: Operand = ..., src: Operand = ..., reduce: Any = ..., include_self: Any = ..., *, axis: Any = ...) -> Tensor:
     """The products, largest or least values of :func:`scatter_reduce`. Computed on the host."""
@@ -1095,7 +1097,7 @@ def sign(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """-1, 0 or 1; NaN stays NaN."""
 
 def signbit(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is negative; so is -0.0."""
+    """x is negative, or -0.0."""
 
 def silu(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x * sigmoid(x), or swish."""
@@ -1131,7 +1133,7 @@ def sort(input: Operand, dim: int = -1, descending: bool = False, *, stable: Any
     """The values in order along an axis, and their indices. Stable; NaN counts as the largest value."""
 
 def split(input: Operand, sizes: int | Sequence[int] = ..., dim: int = 0, *, split_size_or_sections: int | Sequence[int] = ..., split_size: int | Sequence[int] = ..., split_sizes: int | Sequence[int] = ..., axis: int = ...) -> tuple[Tensor, ...]:
-    """Split an axis to parts of ``sizes`` elements (the last may be shorter), or of the sizes in a list."""
+    """Split an axis into parts of ``sizes`` elements (the last may be shorter), or of the sizes in a list."""
 
 def sqrt(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Square root."""
@@ -1173,7 +1175,7 @@ def take(input: Operand, index: Operand) -> Tensor:
     """Return elements of the flattened tensor, in the shape of ``index``; negative indices count from the end."""
 
 def take_along_dim(input: Operand, indices: Operand, dim: int | None = None, *, axis: int | None = ...) -> Tensor:
-    """Elements at indices along an axis (or of all); other axes broadcast."""
+    """The elements at ``indices`` along an axis, or of the flattened x without one; other axes broadcast."""
 
 def tan(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Tangent."""

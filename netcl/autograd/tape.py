@@ -118,7 +118,7 @@ class Node:
         if self.rule is None:
             raise RuntimeError(message(self.name, _WALKED, "pass retain_graph=True to the first backward"))
         if len(gradients) != len(self.outputs) or all(g is None for g in gradients):
-            what = f"expected one gradient or None for each of its {len(self.outputs)} outputs"
+            what = f"expected one gradient or None for each of its {len(self.outputs)} outputs, and at least one gradient"
             raise ShapeError(message(self.name, what, given=len([g for g in gradients if g is not None])))
         for given, out in zip(gradients, self.outputs, strict=True):
             if given is not None and (not isinstance(given, Tensor) or given.shape != out.shape):
@@ -303,7 +303,7 @@ class _Walk:
             raise ValueError(message("backward", what, "set requires_grad=True on the leaves before the forward pass", shape=out.shape))
         if gradient is None:
             if out.size != 1:
-                what = "gradient must be given for a tensor with more than one element"
+                what = "gradient must be given unless the tensor has exactly one element"
                 raise ShapeError(message("backward", what, "pass gradient=, or reduce the tensor to a scalar first", shape=out.shape))
             gradient = Tensor.ones(out.shape, out.dtype, queue=out.queue)
         elif not isinstance(gradient, Tensor):
@@ -516,7 +516,7 @@ class Tape:
 
 
 def backward(tensor: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
-    """Accumulate into ``.grad`` of every leaf that requires it; ``gradient`` is needed unless the tensor is a scalar."""
+    """Accumulate into ``.grad`` of every leaf that requires it; ``gradient`` is needed unless the tensor has one element."""
     run_backward([tensor], [gradient], retain_graph=retain_graph, create_graph=create_graph)
 
 
@@ -624,7 +624,7 @@ def is_grad_enabled() -> bool:
 
 
 def get_current_tape() -> Tape | None:
-    """The tape of the innermost ``with Tape()`` of this thread."""
+    """The tape of the innermost ``with Tape()`` of this thread; ``None`` outside of one."""
     return modes.tape
 
 

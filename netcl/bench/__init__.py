@@ -224,7 +224,7 @@ class Compiled:
         return Way(missing=self.refused) if self.refused else where.ours(self.run)
 
     def losses(self, where: Setting) -> Way:
-        """The same of a training step: the loss of its third call is compared."""
+        """The way of a training step, which compares the loss of its third call; or a missing one that says why."""
         if self.refused:
             return Way(missing=self.refused)
         return replace(where.ours(self.run), result=lambda: [self.first[CHECKED_STEPS - 1].to_host()])

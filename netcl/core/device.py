@@ -244,7 +244,7 @@ class DeviceManager:
         cl = platforms.opencl()
         units = whole.profile.max_compute_units // count if whole.backend == "cl" and count > 0 else 0
         if not units:
-            what = f"the device cannot be split into {count} equal parts"
+            what = f"an OpenCL device must have at least one compute unit for each part, got {count} parts"
             raise DeviceError(message("partition", what, device=whole.device_name, units=whole.profile.max_compute_units))
         try:
             parts = whole.device.create_sub_devices([cl.device_partition_property.EQUALLY, units])
@@ -389,7 +389,7 @@ def _highest_score(found: list[Found], named: bool = False) -> Found | None:
 
 
 def _device_named(selector: str | int, found: list[Found]) -> Found | None:
-    """Return the device for a selector other than ``cpu`` and ``gpu``."""
+    """Return the device for a selector other than ``cpu`` and ``gpu``; ``None`` if there is none."""
     if isinstance(selector, int) or selector.isdecimal():
         number = int(selector)
         return found[number] if 0 <= number < len(found) else None

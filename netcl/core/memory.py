@@ -376,7 +376,7 @@ class PersistentBufferPool(BufferPool):
 
     @property
     def capped(self) -> bool:
-        """Whether the pool has so much memory that its free part could exceed the cap."""
+        """Whether the memory of the pool exceeds the cap, so that its free part may exceed it too."""
         return self._pooled > self.max_cached_bytes
 
     @property

@@ -175,7 +175,7 @@ def _new_tensor(tensor: Any) -> Callable[..., Any]:
 def _detached(self: Any) -> Any:
     """Remove the gradient history, in place."""
     if self.place is not None:
-        raise ShapeError(message("detach_", "cannot detach a view in place", "use x.detach()", shape=self.shape))
+        raise ShapeError(message("detach_", "cannot detach a view, or a tensor with views, in place", "use x.detach()", shape=self.shape))
     self.grad_fn, self._learns = None, False
     return self
 

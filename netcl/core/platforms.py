@@ -186,7 +186,7 @@ def _prefixes() -> tuple[Path, ...]:
 
 
 def _library_folders() -> Iterator[Path]:
-    """List the folders of the dynamic linker, in its order."""
+    """Yield the folders of the dynamic linker, in its order."""
     for text in (env.raw("LD_LIBRARY_PATH") or "").split(":"):
         if text:
             yield Path(text)
@@ -228,7 +228,7 @@ def _read_icd(file: Path) -> str:
 
 
 def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
-    """List the runtimes named by the .icd files of a folder; like ocl-icd, a single .icd file or library is accepted as well."""
+    """Yield the runtimes named by the .icd files of a folder; like ocl-icd, a single .icd file or library is accepted as well."""
     if folder.is_dir():
         files = sorted(folder.glob("*.icd"))
     else:
@@ -372,7 +372,7 @@ def _write_whole(file: Path, text: str) -> None:
 
 
 def _recorded(folder: Path) -> dict[str, list[str]] | None:
-    """Return the verdicts of an earlier check of the same files: ``{library: [error, remedy]}``."""
+    """Return the verdicts of an earlier check of the same files, ``{library: [error, remedy]}``, or ``None``."""
     try:
         record = json.loads((folder / MARK).read_text())
     except (OSError, ValueError):

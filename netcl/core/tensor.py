@@ -479,7 +479,7 @@ class Tensor(TensorMethods):
         return copy
 
     def __reduce__(self) -> Any:
-        raise TypeError(message("pickle", "a tensor cannot be pickled", "save them with netcl.io, or send to_host()", shape=self.shape))
+        raise TypeError(message("pickle", "a tensor cannot be pickled", "save it with netcl.io, or send to_host()", shape=self.shape))
 
     def __dlpack__(self, **options: Any) -> Any:
         self._check_dlpack()

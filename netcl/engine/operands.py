@@ -21,7 +21,7 @@ SCALARS = (bool, int, float)
 
 
 def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple[Operand, ...]:
-    """Convert arrays and lists to tensors on the device of the first tensor; tensors and Python numbers stay as they are."""
+    """Convert arrays and lists to tensors on the device of the first tensor; numbers stay, except the first if nothing is a tensor."""
     first = next((x for x in values if isinstance(x, Tensor)), None)
     queue = first.queue if first is not None else None
     made = [_operand(x, queue) for x in values]

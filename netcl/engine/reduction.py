@@ -431,7 +431,7 @@ def defer_reduction(
     row: Reduction, x: Any, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
     dtype: str | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """Defer a reduction: over innermost axes, over all axes in two steps, or a sum over all other axes."""
+    """Defer a reduction: over innermost axes, over all axes in two steps, or a sum over all other axes; ``None`` if that is impossible."""
     if out is not None or deferral.mode is None or not deferral.mode.rows or not isinstance(x, Tensor) or not x.size or not x.ndim:
         return None
     axes = axes_of(row.name, axis, x.shape)
@@ -472,7 +472,7 @@ def fold_innermost(row: Reduction, x: Tensor, axes: int, keepdims: bool, params:
 
 
 def _over_all_axes(row: Reduction, x: Tensor, keepdims: bool, params: Sequence[float], target: str, real: str) -> Tensor | None:
-    """Reduce all axes: the innermost in the kernel of the pending values, the others in a second step."""
+    """Reduce all axes: the innermost in the kernel of the pending values, the others in a second step; ``None`` if that does not pay."""
     count = x.size // x.shape[-1]
     if not busy(x.queue, count, x.shape[-1]) or row.params:
         return None

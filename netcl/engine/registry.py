@@ -75,7 +75,7 @@ def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[
 
 
 def called(node: ast.Call) -> FormulaFunction:
-    """Return the name of the function that a checked call names."""
+    """Return the row of the function that a checked call names."""
     assert isinstance(node.func, ast.Name)
     return FORMULA_FUNCTIONS[node.func.id]
 
@@ -117,7 +117,7 @@ def _check_identity(op: str, inputs: Sequence[str], let: Iterable[str], params: 
     taken = {"g", "out", "n", *(f"v{i}" for i in range(len(inputs)))}
     for name in [*let, *params]:
         if not _OP_NAME.fullmatch(name) or name in taken:
-            raise ValueError(message(op, f"a shared expression or parameter cannot be called {name!r}"))
+            raise ValueError(message(op, f"shared expressions and parameters must have lower-case names that are not taken, got {name!r}"))
         taken.add(name)
 
 
@@ -549,7 +549,7 @@ def _check_vjp(title: str, call: Callable[..., Any], vjp: Callable[..., Any] | N
     known |= {f"{name}_{what}" for name in inputs for what in ("shape", "dtype")}
     unknown = [name for name in wanted if name not in known]
     if first != "F" or unknown:
-        fault = f"its vjp asks for {unknown[0]!r}" if unknown else "the first parameter of its vjp must be F"
+        fault = f"its vjp has the unknown parameter {unknown[0]!r}" if unknown else "the first parameter of its vjp must be F"
         raise ValueError(message(title, fault, f"known are F, {', '.join(sorted(known))}"))
 
 

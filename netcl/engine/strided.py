@@ -133,7 +133,7 @@ def _run_copy(queue: Any, copy: Copy, src: Tensor, dst: Tensor) -> None:
 
 
 def _grid_copy(queue: Any, copy: Copy) -> _Launch | None:
-    """A launch in three dimensions, for copies of few axes on GPUs."""
+    """Return a launch in three dimensions for a copy of few axes on a GPU; ``None`` for any other copy."""
     axes = copy.axes
     if launch.on_cpu_device(queue) or not 1 <= len(axes) <= 4:
         return None
@@ -154,7 +154,7 @@ def _grid_copy(queue: Any, copy: Copy) -> _Launch | None:
 
 
 def _row_copy(queue: Any, copy: Copy) -> _Launch | None:
-    """A launch over some rows per work-item, or of parts of long rows, for copies of few axes on CPUs."""
+    """Return a launch of some rows, or a part of a long row, per work-item for a copy of few axes on a CPU; else ``None``."""
     if not launch.on_cpu_device(queue) or len(copy.axes) > 4:
         return None
     axes = (CopyAxis(1, 0, 0),) * (4 - len(copy.axes)) + copy.axes
@@ -186,7 +186,7 @@ def _elements_per_item(queue: Any, inner: int, itemsize: int) -> tuple[int, int]
 
 
 def _transposition(queue: Any, copy: Copy) -> _Launch | None:
-    """A launch in tiles, if source and destination are dense along different axes that are both long enough."""
+    """Return a launch in tiles if source and destination are dense along different axes that are long enough; else ``None``."""
     q = len(copy.axes) - 1
     p = next((i for i, axis in enumerate(copy.axes[:-1]) if axis.source == 1), None)
     if p is None or copy.axes[q].target != 1 or copy.axes[q].source in (0, 1) or len(copy.axes) > 5:

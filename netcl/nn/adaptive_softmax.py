@@ -41,7 +41,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         super().__init__()
         ends = [*cutoffs]
         if not ends or ends != sorted({*ends}) or ends[0] < 1 or ends[-1] >= n_classes:
-            what = "cutoffs must be different, ascending and between 1 and n_classes - 1"
+            what = "cutoffs must be one or more ascending numbers between 1 and n_classes - 1, none twice"
             raise ShapeError(message("AdaptiveLogSoftmaxWithLoss", what, cutoffs=ends, n_classes=n_classes))
         self.in_features, self.n_classes, self.cutoffs = in_features, n_classes, (*ends, n_classes)
         self.head = Linear(in_features, ends[0] + len(ends), head_bias)

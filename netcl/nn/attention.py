@@ -61,7 +61,7 @@ class KVCache(Module):
         """Reserve memory for ``new`` more positions and count them; every call does this, unless the caller of a compiled step did."""
         wanted = self._count + new
         if self.capacity is not None and wanted > self.capacity:
-            what, remedy = "the cache is full", "make one with a larger capacity, or reset() it"
+            what, remedy = "positions must not exceed the capacity", "make one with a larger capacity, or reset() it"
             raise ShapeError(message("KVCache", what, remedy, capacity=self.capacity, length=self._count, new=new))
         if wanted > self._room:
             self._room = self.capacity or max(64, wanted, 2 * self._room)
@@ -85,7 +85,7 @@ class KVCache(Module):
         if self.lengths is None:
             self.lengths = Tensor.zeros((batch,), "int32", queue=queue)
         if self.lengths.shape != (batch,):
-            what, remedy = "the batch size and number of heads must be those of the cache", "use a new KVCache"
+            what, remedy = "the batch size must be that of the cache", "use a new KVCache"
             raise ShapeError(message("KVCache", what, remedy, kept=self.lengths.shape, given=batch))
         if self.lengths.queue is not queue:
             if queue not in self._elsewhere:
@@ -239,7 +239,7 @@ def causal_mask(queue: Any, queries: int, seen: int, window: int | None = None) 
 
 def _check_heads(name: str, width: int, heads: int) -> int:
     if heads < 1 or width % heads:
-        raise ShapeError(message(name, "the width must be a multiple of the number of heads", width=width, heads=heads))
+        raise ShapeError(message(name, "the number of heads must be at least 1 and divide the width", width=width, heads=heads))
     return width // heads
 
 

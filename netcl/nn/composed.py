@@ -76,7 +76,7 @@ def instance_norm(
     if not use_input_stats:
         return ag.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
     if running_mean is not None or running_var is not None:
-        raise ShapeError(message("instance_norm", "running statistics are not updated by a function", "use nn.InstanceNorm2d"))
+        raise ShapeError(message("instance_norm", "running statistics must be None with use_input_stats", "use nn.InstanceNorm2d"))
     return ag.instance_norm(input, weight, bias, eps=eps)
 
 
@@ -297,7 +297,7 @@ def multilabel_soft_margin_loss(input: Tensor, target: Tensor, weight: Tensor | 
 def multi_margin_loss(
     input: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """The mean over the wrong classes ``i`` of ``max(0, margin - x[y] + x[i]) ** p``."""
+    """The sum over the wrong classes ``i`` of ``max(0, margin - x[y] + x[i]) ** p``, divided by the number of classes."""
     right, classes = ag.unsqueeze(target, 1), input.shape[1]
     short = ag.relu(ag.add(ag.sub(margin, ag.gather(input, 1, right)), input))
     loss = short if p == 1 else ag.pow(short, float(p))
@@ -339,7 +339,7 @@ def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin
 def poisson_nll_loss(
     input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean"
 ) -> Tensor:
-    """Negative log-likelihood of counts: ``exp(x) - y x``, or of rates ``x - y log(x + eps)``; ``full`` adds Stirling's term."""
+    """Negative log-likelihood of counts: ``exp(x) - y x`` or ``x - y log(x + eps)`` unless ``log_input``; ``full`` adds Stirling's term."""
     rate, logarithm = (ag.exp(input), input) if log_input else (input, ag.log(ag.add(input, eps)))
     loss = ag.sub(rate, ag.mul(target, logarithm))
     if full:

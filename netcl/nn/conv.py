@@ -34,7 +34,7 @@ class _Convolution(Module):
         self.dilation = several(dilation, self.axes, "dilation")
         self.padding = self._padding(padding)
         if groups < 1 or self.in_channels % groups or self.out_channels % groups:
-            what = "groups must divide in_channels and out_channels"
+            what = "groups must be at least 1 and divide in_channels and out_channels"
             raise ShapeError(message(type(self).__name__, what, channels=channels, groups=groups))
         if padding_mode not in _PADDING_MODES:
             remedy = f"known: {', '.join(_PADDING_MODES)}"
@@ -45,7 +45,7 @@ class _Convolution(Module):
         self.reset_parameters()
 
     def _padding(self, padding: Any) -> tuple[int, ...]:
-        """Convert the padding to numbers; ``"same"`` pads both sides equally, with one more at the end if needed."""
+        """Convert the padding to numbers; ``"same"`` pads both sides equally and raises where that is impossible."""
         if padding == "valid":
             return (0,) * self.axes
         if padding != "same":
@@ -180,7 +180,7 @@ class _ConvTranspose(_Convolution):
             least = [(n - 1) * s - 2 * p + d * (k - 1) + 1 for n, (s, p, d, k) in zip(x.shape[-self.axes :], rows, strict=True)]
             extra = tuple(size - low for size, low in zip(sizes, least, strict=True))
             if any(not 0 <= n < s for n, s in zip(extra, self.stride, strict=True)):
-                what = f"output_size must be at least {tuple(least)} and less than a stride above"
+                what = f"output_size must be at least {tuple(least)}, and exceed it by less than the stride"
                 raise ShapeError(message(type(self).__name__, what, output_size=sizes))
         given = {"stride": self.stride, "padding": self.padding, "output_padding": extra, "dilation": self.dilation}
         return {"groups": self.groups, **(given if self.axes > 1 else {name: value[0] for name, value in given.items()})}

@@ -45,7 +45,7 @@ def _padded_targets(targets: np.ndarray, counts: np.ndarray) -> np.ndarray:
     if targets.ndim == 2:
         return targets.astype(np.int64)
     if targets.ndim != 1 or targets.size < counts.sum():
-        what = "targets must be rows of labels, or all labels in one vector"
+        what = "targets must be (N, S), or one vector with at least as many labels as the target lengths add up to"
         raise ShapeError(message("ctc_loss", what, target_lengths=counts.tolist(), **{"targets.shape": targets.shape}))
     rows = np.zeros((len(counts), counts.max(initial=0)), np.int64)
     rows[np.arange(rows.shape[1]) < counts[:, None]] = targets[: counts.sum()]

@@ -30,8 +30,8 @@ class Sampling(NamedTuple):
     """How the next token is chosen from logits.
 
     - **temperature**: 0 takes the likeliest; below 1 prefers likely tokens, above 1 unlikely ones.
-    - **top_k**: choose among so many likeliest. **top_p**: among the fewest whose probabilities reach it. **min_p**: among those with at
-      least this share of the likeliest token's probability.
+    - **top_k**: choose among this many likeliest. **top_p**: among the fewest whose probabilities reach it. **min_p**: among those with
+      at least this share of the likeliest token's probability.
     - **repetition_penalty**: logits of tokens in the prompt or the text are divided by it if positive, else multiplied.
     - **presence_penalty**, **frequency_penalty**: are subtracted from the logits of tokens in the text, once and once per occurrence.
     - For :meth:`choose` all may be float tensors ``(batch, 1)``, a setting per row; a ``top_k`` of 1 then takes the likeliest.
@@ -50,7 +50,8 @@ class Sampling(NamedTuple):
         temperature, top_k, top_p, min_p, repetition, *others = self
         chosen = not temperature >= 0 or (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1)
         if chosen or not 0 <= (min_p or 0) <= 1 or not 0 < repetition < np.inf or not np.isfinite(others).all():
-            what = "temperature must be at least 0, top_k at least 1, top_p in (0, 1], min_p in [0, 1], repetition_penalty above 0"
+            what = "temperature must be at least 0, top_k at least 1, top_p in (0, 1], min_p in [0, 1], repetition_penalty above 0, and "
+            what += "penalties finite"
             raise ValueError(message("generate", what, **self._asdict()))
         return self
 
@@ -124,7 +125,7 @@ class Sampling(NamedTuple):
 
 
 def token_counts(prompts: Sequence[Sequence[int]], vocabulary: int) -> np.ndarray:
-    """What penalties know before the first token, ``(batch, vocabulary)``: 0.5 for tokens of the prompt. Tokens of the text count 1."""
+    """Return the counts from which penalties start, ``(batch, vocabulary)``: 0.5 for tokens of the prompt, else 0. Chosen tokens add 1."""
     counts = np.zeros((len(prompts), vocabulary), np.float32)
     for row, prompt in zip(counts, prompts, strict=True):
         row[list(prompt)] = 0.5
@@ -181,7 +182,7 @@ def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling |
 
 
 def _evaluation_of(model: Any) -> Callable[[], AbstractContextManager[None]]:
-    """Makes :func:`evaluating` contexts, one per token: modules are listed once, and contexts are empty if none is in training mode."""
+    """Return a function that makes :func:`evaluating` contexts, one per token; they do nothing if no module is in training mode."""
     parts, training = list(model.modules()), attrgetter("training")
     return lambda: evaluating(model) if True in map(training, parts) else nullcontext()
 
@@ -224,7 +225,7 @@ def continued(
 
 
 def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KVCache, file: Any = None) -> Tensor:
-    """The logits behind the last token of each prompt, ``(batch, vocabulary)``; the cache then holds the prompts."""
+    """Return the logits after the last token of each prompt, ``(batch, vocabulary)``; the cache then holds the prompts."""
     whole = ids
     if file is not None:
         ids = whole[:, file.restore(cache, whole[0].tolist()) :]
@@ -256,7 +257,7 @@ class Speculator:
         self.judged = self.accepted = 0  # proposals
 
     def _logits(self, which: int, tokens: Sequence[int]) -> np.ndarray:
-        """Logits behind each of some new tokens, by the model (0) or the draft (1)."""
+        """Return the logits after each of some new tokens, by the model (0) or the draft (1)."""
         (cache, run, _), model, new = self._steps[which], self._models[which], len(tokens)
         cache.reserves_ahead(new)
         try:

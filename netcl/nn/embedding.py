@@ -128,7 +128,7 @@ class Embedding(Module):
                  norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False):  # fmt: skip
         super().__init__()
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            what = "padding_idx must be in the table"
+            what = "padding_idx must be from -num_embeddings to num_embeddings - 1"
             raise ShapeError(message(type(self).__name__, what, padding_idx=padding_idx, num_embeddings=num_embeddings))
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings

@@ -115,8 +115,8 @@ class GPT(Module):
 
         - **tokens**: where to start, ``(batch, positions)`` or ``(positions,)``.
         - **temperature**: 0 takes the likeliest token; below 1 prefers likely ones, above 1 unlikely ones.
-        - **top_k**: choose among so many likeliest; **top_p**: among the fewest whose probabilities reach it.
-        - **eos_token**: a sequence that has it is only repeated from then on; when all have, generation ends early.
+        - **top_k**: choose among the ``top_k`` likeliest; **top_p**: among the fewest whose probabilities reach it.
+        - **eos_token**: a sequence that has generated it continues with it alone; when all have, generation ends early.
         - **use_cache**: work for new positions only; the tokens are the same without. Beyond ``block_size`` the window slides, positions
           change, and every token costs a whole window.
 

@@ -81,7 +81,7 @@ def eye_(tensor: Tensor) -> Tensor:
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
     """Fill convolution weights so that as many channels as possible pass unchanged."""
     if tensor.ndim not in (3, 4, 5):
-        raise ShapeError(message("dirac_", "the tensor must have the dimensions of convolution weights", shape=tensor.shape))
+        raise ShapeError(message("dirac_", "the tensor must have 3, 4 or 5 dimensions, as convolution weights do", shape=tensor.shape))
     if tensor.shape[0] % groups:
         raise ShapeError(message("dirac_", "groups must divide the number of filters", shape=tensor.shape, groups=groups))
     values = np.zeros(tensor.shape)

@@ -107,7 +107,7 @@ HingeLoss = _layer(
 )  # fmt: skip
 CosineSimilarity = layer_class(
     globals(), "CosineSimilarity(dim: int = 1, eps: float = 1e-8)", "ag.cosine_similarity(x1, x2, axis=dim, eps=eps)",
-    "The cosine of the angle between vectors: ``x1 x2 / max(|x1| |x2|, eps)`` along ``dim``.",
+    "The cosine of the angle between vectors: ``x1 x2 / (max(|x1|, eps) max(|x2|, eps))`` along ``dim``.",
     "nn.CosineSimilarity()([[3.0, 4.0]], [[6.0, 8.0]]).tolist()", "[1.0]",
 )  # fmt: skip
 InfoNCELoss = _layer(

@@ -18,7 +18,7 @@ from netcl.nn.shape import Flatten
 class MLP(Module):
     """Linear layers with activations in between: ``y = W_n f(... f(W_1 x + b_1)) + b_n``.
 
-    - **in_features**, **out_features**: width of the input (all axes behind the batch, flattened) and of the output.
+    - **in_features**, **out_features**: width of the input (all axes after the batch, flattened) and of the output.
     - **hidden**: widths of the layers in between.
     - **activation**: its name, ``relu`` by default.
     - **norm**: ``batch``, ``layer`` or ``None``, before each activation. **dropout**: after each activation. **bias**: of the layers.

@@ -251,7 +251,7 @@ class Module(metaclass=_Constructed):
         return module
 
     def _named_tensors(self, *wanted: str) -> Iterator[tuple[str, Tensor]]:
-        """The module's own tensors of a role, by name."""
+        """Yield the names and tensors of the module's own attributes with these roles."""
         for name, role in list(self._roles.items()):
             if role in wanted:
                 yield name, getattr(self, name)
@@ -349,7 +349,7 @@ class Module(metaclass=_Constructed):
     # ---- operations on all modules
 
     def train(self: M, mode: bool = True) -> M:
-        """Set training mode: dropout is active, batch norm uses the batch."""
+        """Set training mode, in which dropout is active and batch norm uses the batch; ``mode=False`` sets evaluation mode."""
         for module in self.modules():
             module.__dict__["training"] = mode
         return self
@@ -418,19 +418,19 @@ class Module(metaclass=_Constructed):
         return self.to("cpu")
 
     def half(self: M) -> M:
-        """All floats as float16."""
+        """Convert all floats to float16."""
         return self.to("float16")
 
     def bfloat16(self: M) -> M:
-        """All floats as bfloat16."""
+        """Convert all floats to bfloat16."""
         return self.to("bfloat16")
 
     def float(self: M) -> M:
-        """All floats as float32."""
+        """Convert all floats to float32."""
         return self.to("float32")
 
     def double(self: M) -> M:
-        """All floats as float64."""
+        """Convert all floats to float64."""
         return self.to("float64")
 
     @_Computed
@@ -542,7 +542,7 @@ class Module(metaclass=_Constructed):
 
 
 def dotted_name(prefix: str, name: str) -> str:
-    """A dotted name."""
+    """Join a prefix and a name by a dot; without a prefix, return the name."""
     return f"{prefix}.{name}" if prefix else name
 
 
@@ -557,7 +557,7 @@ def _check_state(own: Mapping[str, Tensor], given: Mapping[str, Any]) -> None:
 
 
 def _convert(tensor: Tensor, queue: Any, dtype: str | None) -> None:
-    """Move and convert in place."""
+    """Move a tensor to a queue and convert floats to a dtype, in place."""
     moved = tensor.detach()
     if dtype is not None and dtypes.DTYPES[tensor.dtype].is_float:
         moved = moved.to(dtype)
@@ -568,7 +568,7 @@ def _convert(tensor: Tensor, queue: Any, dtype: str | None) -> None:
 
 
 def _modules_in(value: Any) -> Iterator[Module]:
-    """Return the modules in an argument."""
+    """Yield the modules in an argument, at any depth of lists, tuples and mappings."""
     if isinstance(value, Module):
         yield value
     elif isinstance(value, list | tuple | Mapping):

@@ -242,7 +242,7 @@ class GroupNorm(_Norm):
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, *, bias: bool = True):
         super().__init__()
         if num_groups < 1 or num_channels % num_groups:
-            what = "num_groups must divide num_channels"
+            what = "num_groups must be at least 1 and divide num_channels"
             raise ShapeError(message("GroupNorm", what, num_groups=num_groups, num_channels=num_channels))
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
         self._affine((num_channels,), affine, affine and bias)

@@ -25,7 +25,7 @@ ModelT = TypeVar("ModelT", bound=Module)
 class _PackedLayer(Module):
     """A layer with a packed matrix: the buffer ``weight``, bytes in the same order on every device.
 
-    Bytes of 4-bit kinds have a row per strip; in states with a vector of them, from earlier versions, codes have another order.
+    ``weight`` of a 4-bit kind has one row per strip. A vector in its place is of an earlier version, with another order of codes.
     """
 
     weight: Tensor

@@ -32,7 +32,8 @@ class _Recurrent(Module):
                  dropout: float = 0.0, bidirectional: bool = False):  # fmt: skip
         super().__init__()
         if hidden_size < 1 or num_layers < 1:
-            raise ShapeError(message(type(self).__name__, "sizes must be positive", hidden_size=hidden_size, num_layers=num_layers))
+            what = "hidden_size and num_layers must be at least 1"
+            raise ShapeError(message(type(self).__name__, what, hidden_size=hidden_size, num_layers=num_layers))
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
         self._has_bias = bias
@@ -197,7 +198,7 @@ class LSTM(_Recurrent):
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
                  dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0):  # fmt: skip
         if not 0 <= proj_size < hidden_size:
-            raise ShapeError(message("LSTM", "proj_size must be smaller than hidden_size", proj_size=proj_size, hidden_size=hidden_size))
+            raise ShapeError(message("LSTM", "proj_size must be from 0 to hidden_size - 1", proj_size=proj_size, hidden_size=hidden_size))
         self.proj_size = proj_size
         super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
 

@@ -67,7 +67,7 @@ class Upsample(Module):
                  mode: str = "nearest", align_corners: bool = False):  # fmt: skip
         super().__init__()
         if (size is None) == (scale_factor is None):
-            raise ValueError(message("Upsample", "either size or scale_factor must be given", size=size, scale_factor=scale_factor))
+            raise ValueError(message("Upsample", "exactly one of size and scale_factor is required", size=size, scale_factor=scale_factor))
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
 
     def forward(self, x: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class _EncoderBlock(Module):
 
 
 class _Encoder(Module):
-    """Positions added, blocks, a norm."""
+    """The encoder: adds positions, then applies the blocks and a norm."""
 
     def __init__(self, positions: int, num_layers: int, num_heads: int, hidden_dim: int, mlp_dim: int, dropout: float,
                  attention_dropout: float):  # fmt: skip
@@ -94,7 +94,7 @@ class ViT(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4 or x.shape[2:] != (self.image_size, self.image_size):
-            raise ShapeError(message("ViT", f"images must have {self.image_size} x {self.image_size} pixels", shape=x.shape))
+            raise ShapeError(message("ViT", f"images must be (batch, channels, {self.image_size}, {self.image_size})", shape=x.shape))
         patches = self.conv_proj(x)
         n = x.shape[0]
         tokens = ag.transpose(ag.reshape(patches, (n, self.hidden_dim, -1)), 1, 2)

@@ -15,10 +15,10 @@ Sizes = int | Sequence[int]
 
 
 def several(value: Sizes, axes: int, name: str, op: str = "conv") -> tuple[int, ...]:
-    """One number for all axes, or one per axis."""
+    """Return integers per axis, given one for all axes or one per axis."""
     values = (value,) * axes if isinstance(value, int) else tuple(value)
     if len(values) != axes or any(not isinstance(n, int) for n in values):
-        raise ShapeError(message(op, f"{name} must be a number or one per axis", axes=axes, given=repr(value)))
+        raise ShapeError(message(op, f"{name} must be an integer, or one per axis", axes=axes, given=repr(value)))
     return values
 
 
@@ -84,7 +84,7 @@ def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
 
 
 def _pooled(x: Tensor, plane: Callable[[Tensor], Any], depth: Callable[[Tensor], Any], places: bool = False) -> Any:
-    """Both pools; ``places`` says that they return the places of the maxima, too."""
+    """Pool the planes, then the depth; with ``places`` also return the positions of the maxima."""
     batch, channels, deep, *size = x.shape
     y = plane(ag.reshape(x, (batch, channels * deep, *size)))
     y, inside = y if places else (y, None)
@@ -101,7 +101,7 @@ def _pooled(x: Tensor, plane: Callable[[Tensor], Any], depth: Callable[[Tensor],
 
 
 def _pool3d(op: str, pool: Callable[..., Any], x: Tensor, settings: Sequence[Any], *rest: Any, places: bool = False) -> Any:
-    """A pool of volumes from one of images; of its settings ``stride`` is second and the kernel where it is not given."""
+    """Pool volumes by a pool of images; settings that are ``None`` (the stride) take the kernel size."""
     _volume(op, x)
     sizes = [several(settings[0] if value is None else value, 3, "every setting", op) for value in settings]
     plane, depth = [size[1:] for size in sizes], [(size[0], unit) for size, unit in zip(sizes, (1, 1, 0, 1), strict=False)]

@@ -201,7 +201,7 @@ def _deferred_train(
     x: Any, weight: Any = None, bias: Any = None, running_mean: Any = None, running_var: Any = None, *, momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor] | None:  # fmt: skip
-    """Compute the statistics now and return the result as a formula of them."""
+    """Compute the statistics now and return the result as a formula of them; ``None`` if the result is not deferred."""
     x, weight, bias, running_mean, running_var = _check_train(x, weight, bias, running_mean, running_var)
     if x.backend == "cpu" or not x.size or not _defers(x, weight, bias):
         return None
@@ -270,7 +270,7 @@ def _batch_norm_inference_vjp(F, g, x, mean, var, weight, bias, eps, fuse_relu, 
 
 
 def _before_relu(upstream: Tensor, x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Split a pending gradient of a ReLU into the upstream gradient and the ReLU's result."""
+    """Split a pending ReLU gradient into its upstream gradient and the ReLU's result; ``None`` for any other tensor."""
     node = lazy_graph.waiting_node(upstream)
     if node is None or node.name != "relu_vjp" or node.shape != x.shape or upstream.shape != x.shape or math.prod(x.shape[2:]) == 1:
         return None
@@ -304,7 +304,7 @@ _planned_grads = planned("batch_norm_before_relu", _grads)
 
 
 def _deferred_grad(upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Compute the gradients through a ReLU whose own gradient is pending and is then not computed separately."""
+    """Compute the gradients together with that of a ReLU whose gradient is pending; ``None`` if there is none."""
     before = _before_relu(upstream, x) if isinstance(x, Tensor) and x.size and x.backend == "cl" else None
     return None if before is None else _planned_grads(*before, x, weight, mean, rstd)
 
@@ -391,7 +391,7 @@ def batch_norm(
     F: Any, x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, *, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, fuse_relu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Batch norm of ``(N, C, ...)`` by the batch's statistics per channel in training, else by the running ones.
+    """Normalize each channel of ``(N, C, ...)`` by the running statistics; in training, or without them, by the batch's own.
 
     Training updates ``running_mean`` and ``running_var`` in place, where given:
     ``running = (1 - momentum) * running + momentum * batch``, the variance with n - 1 in its denominator. ``fuse_relu=True`` applies a

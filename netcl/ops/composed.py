@@ -45,11 +45,12 @@ def row(name: str, call: Callable[..., Any], ref: Callable[..., Any], *samples: 
     composite(ref=ref, name=name, inputs=inputs, samples=samples, doc=doc, **columns)(with_tensors)
 
 
-def _checked_tensor(name: str, x: Any, least: int = 0, most: int = 64) -> Tensor:
+def _checked_tensor(name: str, x: Any, least: int = 0, most: int = 64, label: str = "x") -> Tensor:
     (made,) = launch.as_tensors(name, x)
     if not least <= made.ndim <= most:
         count = f"{least}" if least == most else f"at least {least}" if most == 64 else f"{least} or {most}"
-        raise ShapeError(message(name, f"x must have {count} dimensions, got {made.ndim}", **{"x.shape": made.shape}))
+        what = f"{label} must have {count} dimension{'s' * (most > 1)}, got {made.ndim}"
+        raise ShapeError(message(name, what, **{f"{label}.shape": made.shape}))
     return made
 
 
@@ -73,7 +74,7 @@ def as_like(x: Tensor, values: Any) -> Any:
     errors=[(S((3, 5), dim1=0, dim2=-2), r"\[diagonal\] dim1 and dim2 must be different axes; dim1=0, dim2=-2")],
 )
 def diagonal(F: Any, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of two axes as a last axis; a view."""
+    """The diagonal of two axes as a last axis; a view if these are the last two axes, else a copy."""
     x = _checked_tensor("diagonal", x, 2)
     a, b = _at("diagonal", dim1, x.ndim), _at("diagonal", dim2, x.ndim)
     if a == b:
@@ -107,13 +108,13 @@ def diag_embed(F: Any, x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -
 
 @composite(ref=lambda x, source, destination: np.moveaxis(x, source, destination),
            samples=[S((2, 3, 4), source=0, destination=-1), S((2, 3, 4), source=(0, 1), destination=(-1, 0))],
-           errors=[(S((2, 3), source=(0, 1), destination=0), r"\[moveaxis\] source and destination must name as many axes")])  # fmt: skip
+           errors=[(S((2, 3), source=(0, 1), destination=0), r"\[moveaxis\] source and destination must name equally")])  # fmt: skip
 def moveaxis(F: Any, x: Tensor, source: SizesArgument, destination: SizesArgument) -> Tensor:
     """Move axes to other positions; the others keep their order. A view."""
     x = _checked_tensor("moveaxis", x)
     pairs = [[_at("moveaxis", axis, x.ndim) for axis in sizes_of(axes)] for axes in (source, destination)]
     if len({*pairs[0]}) != len(pairs[0]) or len({*pairs[1]}) != len(pairs[0]) or len(pairs[1]) != len(pairs[0]):
-        what = "source and destination must name as many axes, each once"
+        what = "source and destination must name equally many axes, and none twice"
         raise ShapeError(message("moveaxis", what, source=source, destination=destination))
     order = [axis for axis in range(x.ndim) if axis not in pairs[0]]
     for to, axis in sorted(zip(pairs[1], pairs[0], strict=True)):
@@ -177,7 +178,7 @@ def _stacked(axis: int, ndim: int, columns: int = 0) -> Callable[..., Any]:
 
 for _ndim in (1, 2, 3):
     row(f"atleast_{_ndim}d", _several_at_least(_ndim), getattr(np, f"atleast_{_ndim}d"), S(()), S((3,)), S((2, 3)),
-         doc=f"x with at least {_ndim} axes; of several tensors, each.")  # fmt: skip
+         doc=f"x with at least {_ndim} axes; several tensors give a tuple.")  # fmt: skip
 for _name, *_how in (("hstack", 1, 1), ("vstack", 0, 2), ("dstack", 2, 3), ("column_stack", 1, 2, 1)):
     row(_name, _stacked(*_how), getattr(np, _name), S([(2, 3), (2, 3)]), S([(3,), (3,)]), doc=f"Tensors joined as numpy.{_name} does.")
 
@@ -217,10 +218,10 @@ _SUMS: dict[str, tuple[Any, ...]] = {
 for _name, (_product, _ref, *_shapes, _text) in _SUMS.items():
     row(_name, _plus_product(_product), lambda x, a, b, beta=1, alpha=1, ref=_ref: beta * x + alpha * ref(a, b),
          S(*_shapes, beta=0.5, alpha=2.0), amp="half", doc=f"beta * x + alpha * ({_text}).")  # fmt: skip
-row("mv", lambda F, a, b: F.matmul(_checked_tensor("mv", a, 2, 2), _checked_tensor("mv", b, 1, 1)), np.matmul, S((2, 3), (3,)), amp="half",
-     doc="A matrix times a vector.", errors=[(S((3,), (3,)), r"\[mv\] x must have 2 dimensions, got 1")])  # fmt: skip
-row("dot", lambda F, a, b: F.matmul(_checked_tensor("dot", a, 1, 1), _checked_tensor("dot", b, 1, 1)), np.dot, S((5,), (5,)), amp="half",
-     doc="The inner product of two vectors.", errors=[(S((2, 3), (3,)), r"\[dot\] x must have 1 dimensions, got 2")])  # fmt: skip
+row("mv", lambda F, a, b: F.matmul(_checked_tensor("mv", a, 2, 2, "a"), _checked_tensor("mv", b, 1, 1, "b")), np.matmul, S((2, 3), (3,)),
+     amp="half", doc="A matrix times a vector.", errors=[(S((3,), (3,)), r"\[mv\] a must have 2 dimensions, got 1")])  # fmt: skip
+row("dot", lambda F, a, b: F.matmul(_checked_tensor("dot", a, 1, 1, "a"), _checked_tensor("dot", b, 1, 1, "b")), np.dot, S((5,), (5,)),
+     amp="half", doc="The inner product of two vectors.", errors=[(S((2, 3), (3,)), r"\[dot\] a must have 1 dimension, got")])  # fmt: skip
 row("inner", lambda F, a, b: F.tensordot(a, b, ([-1], [-1])) if a.ndim and b.ndim else F.mul(a, b), np.inner, S((2, 3), (4, 3)),
      amp="half", doc="Sum of products over the last axes of both.")  # fmt: skip
 row("cdist", lambda F, a, b, p=2.0: F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze(b, -3)), p, -1),
@@ -295,7 +296,7 @@ row("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.n
      doc="x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype.")  # fmt: skip
 _CLOSE = np.array([1.0, 2.0, np.nan, np.inf], np.float32)
 row("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.array([0, 0.5, 0, 0], np.float32), equal_nan=True),
-     doc="Whether |a - b| <= atol + rtol * |b|; equal infinities are close.")  # fmt: skip
+     doc="Whether |a - b| <= atol + rtol * |b|. Equal infinities are close; NaN is close to NaN only with ``equal_nan``.")  # fmt: skip
 
 
 def _scan(F: Any, name: str, x: Tensor, axis: int, combine: Callable[..., Any], neutral: float) -> Tensor:
@@ -390,7 +391,7 @@ def _median_ref(x, axis=None, keepdims=False):
 
 
 @composite(ref=_median_ref, samples=[S((4, 3)), S((4, 3), axis=0), S((2, 5), axis=-1, keepdims=True)],
-           errors=[(S((0,)), r"\[median\] x must have elements along the axis")])  # fmt: skip
+           errors=[(S((0,)), r"\[median\] x must not be empty")])  # fmt: skip
 def median(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = False) -> Any:
     """Return the median (the lower one of an even number of values); with an axis also its index, as in torch. A NaN makes it NaN."""
     x = _checked_tensor("median", x)
@@ -398,7 +399,7 @@ def median(F: Any, x: Tensor, axis: int | None = None, keepdims: bool = False) -
         return F.median(F.reshape(x, (-1,)), 0).values
     at = _at("median", axis, x.ndim)
     if not x.size:
-        raise ShapeError(message("median", "x must have elements along the axis", axis=axis, **{"x.shape": x.shape}))
+        raise ShapeError(message("median", "x must not be empty", axis=axis, **{"x.shape": x.shape}))
     values, order = F.kthvalue(x, ((x.shape[at] if x.shape else 1) + 1) // 2, at, keepdims)
     if not dtypes.DTYPES[x.dtype].is_float:
         return Ordered(values, order)
@@ -529,19 +530,19 @@ row("masked_select", _masked_select, lambda x, mask: x[mask], S((3, 4), (3, 4), 
      doc="The elements where the mask holds, along one axis. Waits for the device: their number is a shape.")  # fmt: skip
 row("take_along_dim", _take_along_dim, lambda x, indices, axis: np.take_along_axis(x, indices, axis),
      S((3, 4), (1, 4), **_INDEX_SAMPLE, axis=0), S((3, 4), (3, 2), **_INDEX_SAMPLE, axis=1),
-     doc="Elements at indices along an axis (or of all); other axes broadcast.")  # fmt: skip
+     doc="The elements at ``indices`` along an axis, or of the flattened x without one; other axes broadcast.")  # fmt: skip
 row("index_fill", lambda F, x, axis, index, value: F.setitem(F.clone(x), _rows(axis, x.ndim, index), value),
      lambda x, axis, index, value: _written_copy(x, index, value), S((4, 3), axis=0, index=np.array([2, 0]), value=5.0),
-     doc="x with a value in the slices index along an axis.")  # fmt: skip
+     doc="A copy of x with ``value`` in the slices at ``index`` along an axis.")  # fmt: skip
 row("index_copy", lambda F, x, axis, index, src: F.setitem(F.clone(x), _rows(axis, x.ndim, index), as_like(x, src)),
      lambda x, axis, index, src: _written_copy(x, index, src), S((4, 3), axis=0, index=np.array([2, 0]), src=np.ones((2, 3), np.float32)),
-     doc="x with the slices of src at index along an axis.")  # fmt: skip
+     doc="A copy of x with the slices of ``src`` at ``index`` along an axis.")  # fmt: skip
 row("index_put", _index_put, _index_put_ref, S((4, 3), indices=(np.array([2, 0]), np.array([1, 1])), values=7.0),
      S((4, 3), indices=(np.array([2, 0, 2]),), values=np.ones(3, np.float32), accumulate=True),
-     doc="x with values at x[indices], or added there (``accumulate``), where one place may be named often.")  # fmt: skip
+     doc="A copy of x with ``values`` at ``x[indices]``; ``accumulate`` adds them instead, once per repeated index.")  # fmt: skip
 row("scatter", _scatter, lambda x, axis, index, src: _written_copy(x, grid_of(axis, index), src),
      S((3, 4), axis=1, index=np.array([[0, 2], [3, 1]]), src=np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)),
      S((3, 4), axis=0, index=np.array([[2, 0, 1]]), src=9.0),
      errors=[(S((3, 4), axis=0, index=np.array([[2]]), src=9.0, reduce="max"), r"\[scatter\] reduce must be \"add\" or \"multiply\"")],
-     doc="x with src (a tensor or a number) at the places index along an axis; of several values for one place the last. "
+     doc="A copy of x with ``src`` (a tensor or a number) at ``index`` along an axis; for a repeated index the last value stays. "
          "``reduce`` adds or multiplies instead, by scatter_reduce.")  # fmt: skip

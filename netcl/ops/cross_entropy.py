@@ -55,7 +55,7 @@ def _problem(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, *
 
 
 def _rows_ref(logits, target, weight, ignore_index, label_smoothing, log_probs):
-    """Return log-probabilities and targets as (rows, classes), the weight of each row, and the logarithms."""
+    """Return logits and weighted targets as (rows, classes), the weight of each row, and the logarithms of the sums of exponentials."""
     axis = 1 if logits.ndim > 1 else 0
     classes = logits.shape[axis]
     x = np.moveaxis(logits, axis, -1).reshape(-1, classes)
@@ -241,7 +241,7 @@ def _class_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _grad_vjp(F, g, upstream, logits, target, weight, logarithms, scale, reduction, ignore_index, label_smoothing, log_probs, needs):
-    """Compute second derivatives: the gradient is linear in upstream; its softmax part is the rest without the log-probability part."""
+    """Compute second derivatives: the gradient is linear in upstream; its softmax part is the whole less that of ``log_probs=True``."""
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
     known = (logits, target, weight, logarithms, scale)
     axis = 1 if len(logits.shape) > 1 else 0
@@ -312,7 +312,7 @@ def cross_entropy_forward(
 
 
 def _empty(logits: Tensor, p: LossProblem, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Return the result for no rows or no classes: NaN for a mean, 0 for a sum."""
+    """Return the result for no rows or no classes: a loss of NaN for a mean, else 0."""
     where = {"queue": logits.queue}
     sums = sum_dtype(logits.dtype)
     loss = Tensor.full(shape if p.reduction == "none" else (), math.nan if p.reduction == "mean" else 0, logits.dtype, **where)
@@ -330,7 +330,7 @@ def cross_entropy_grad(
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing, "log_probs": log_probs}
     p = _problem(name, logits, target, weight, **options)
     if upstream.size != (p.rows if reduction == "none" else 1):
-        raise ShapeError(message(name, "upstream must have the shape of the loss", upstream=upstream.shape, reduction=repr(reduction)))
+        raise ShapeError(message(name, "upstream must be the size of the loss", upstream=upstream.shape, reduction=repr(reduction)))
     if logits.backend == "cpu":
         return launch.run_cpu(_grad_cpu, upstream, logits, target, weight, logarithms, scale, dtype=logits.dtype, p=p)
     y = new_result(logits.shape, logits.dtype, logits.queue)

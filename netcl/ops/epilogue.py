@@ -2,7 +2,7 @@
 
 ``matmul``, ``affine`` and ``conv2d`` return a :class:`PendingProduct`. An op that can be fused into their kernels returns a
 :class:`Followed`: a scale factor, a bias, a residual, an activation, a cast, in this order. When a value is read, the longest chain
-of such ops without referenced intermediate results becomes one launch. A referenced result is computed first; the next op has its own.
+of such ops without referenced intermediate results becomes one launch. A referenced result is computed first; the next op is a new launch.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _with_scale(extras: Extras, number: Any) -> Extras | None:
 
 
 def _plus_tensor(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -> Extras | None:
-    """Add a tensor to the product: a residual in the product's own shape, or a bias along its last axis."""
+    """Add a tensor to the product: a residual in its own shape, or a bias along its last axis; ``None`` if impossible."""
     finish, bias = extras[:2]
     if not finish.plain or other.dtype not in FLOATS or DTYPES[other.dtype].c_compute != DTYPES[finish.dtype].c_compute:
         return None
@@ -244,7 +244,7 @@ class _Step(NamedTuple):
         return _plus_tensor(of.extras, other, of, seen.shape) if isinstance(other, Tensor) else None
 
     def alone(self) -> Callable[[Tensor], Tensor]:
-        """Run only this op on the pending value, under the shape the op was called with; keeps the other operand only."""
+        """Return a function that runs only this op, under the shape it was called with; it keeps the other operand only."""
         shape = self.values[self.place].shape
         if self.name == "cast":
             name = self.dtype.name
@@ -273,7 +273,7 @@ _matmul, _affine, _conv2d = (planned(call.__name__, call) for call in (matmul_wi
 
 
 def _fusable_operands(*tensors: Any) -> bool:
-    """Whether the operands are tensors of one float dtype on one OpenCL queue; the op handles all other cases itself."""
+    """Whether the operands are non-empty tensors of one float dtype on one OpenCL queue; the op handles all other cases itself."""
     first = tensors[0]
     return isinstance(first, Tensor) and first.dtype in FLOATS and not isinstance(first.queue, CPUQueue) and all(
         t is None or (isinstance(t, Tensor) and t.dtype == first.dtype and t.queue is first.queue and t.size) for t in tensors
@@ -291,7 +291,7 @@ def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Cal
 
 
 def pending_matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor | None:
-    """Return a pending matrix product."""
+    """Return a pending matrix product; ``None`` if the op itself must run."""
     if not _fusable_operands(a, b):
         return None
     try:
@@ -302,7 +302,7 @@ def pending_matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bo
 
 
 def pending_affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
-    """Return ``x w' + bias`` as a pending product."""
+    """Return ``x w' + bias`` as a pending product; ``None`` if the op itself must run."""
     if not _fusable_operands(x, w, bias) or not x.ndim or w.ndim != 2 or x.shape[-1] != w.shape[1]:
         return None
     if bias is not None and bias.shape != w.shape[:1]:
@@ -313,7 +313,7 @@ def pending_affine(x: Any, w: Any, bias: Any = None) -> Tensor | None:
 def pending_conv2d(
     x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None
 ) -> Tensor | None:
-    """Return a pending convolution."""
+    """Return a pending convolution; ``None`` if the op itself must run."""
     if not _fusable_operands(x, w, bias) or (bias is not None and bias.shape != w.shape[:1]):
         return None
     try:

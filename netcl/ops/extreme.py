@@ -23,7 +23,7 @@ def _extreme(F: Any, name: str, x: Any, dim: Any, keepdim: bool, axis: Axis, kee
     if isinstance(dim, Tensor | np.ndarray):
         return larger(x, dim)
     if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
-        raise ShapeError(message(name, "dim must be one integer", f"several axes: a{name}(x, {dim!r})", dim=repr(dim)))
+        raise ShapeError(message(name, "dim must be one integer or a tensor", f"several axes: a{name}(x, {dim!r})", dim=repr(dim)))
     (x,) = launch.as_tensors(name, x)
     indices = place(x, dim, True)
     values = F.gather(x, dim, indices) if x.shape else F.clone(x)
@@ -59,7 +59,7 @@ def _register_extreme(name: str) -> None:
         return _extreme(F, name, x, dim, keepdim, axis, keepdims, out)
 
     errors = [(S((3, 2), dim=2), rf"\[arg{name}\] axis must be in range for 2 dimensions, got 2"), (S((3, 2), dim=(0, 1)),
-               rf"\[{name}\] dim must be one integer; dim=\(0, 1\); several axes: a{name}\(x, \(0, 1\)\)")]  # fmt: skip
+               rf"\[{name}\] dim must be one integer or a tensor; dim=\(0, 1\); several axes: a{name}\(x, \(0, 1\)\)")]  # fmt: skip
     ref = _extreme_ref(getattr(np, name), getattr(np, f"arg{name}"))
     composite(ref=ref, name=name, inputs=("x",), samples=_EXTREME_SAMPLES, errors=errors, doc=_DOCS[name])(call)
 

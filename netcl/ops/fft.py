@@ -40,7 +40,7 @@ def _transform_ref(x, axes, forward=True, scale=1.0):
 @on_host("x", vjp=lambda F, g, axes, forward, scale: F.fft_pairs(g, axes, not forward, scale), ref=_transform_ref, amp="float", tol=4,
          samples=[S((5, 2), axes=(0,)), S((3, 4, 2), axes=(0, 1), forward=False, scale=0.25)])  # fmt: skip
 def fft_pairs(x, axes, forward=True, scale=1.0):
-    """Transform pairs along axes, or invert without the division; the result is multiplied by ``scale``. Computed on the host."""
+    """Transform pairs along axes, or invert without dividing by the size; the result is multiplied by ``scale``. Computed on the host."""
     return _pairs(np.fft.fftn(_complex(x), axes=axes) if forward else np.fft.ifftn(_complex(x), axes=axes, norm="forward")) * scale
 
 
@@ -97,7 +97,7 @@ def _padded_window(F: Any, name: str, x: Tensor, window: Any, n_fft: int, win_le
     length = n_fft if win_length is None else win_length
     made = Tensor.ones((length,), x.dtype, queue=x.queue) if window is None else window
     if made.shape != (length,) or not 0 < length <= n_fft:
-        what = "window must have win_length elements, and win_length be at most n_fft"
+        what = "window must have win_length elements, and win_length must be from 1 to n_fft"
         raise ShapeError(message(name, what, n_fft=n_fft, win_length=win_length, **{"window.shape": made.shape}))
     left = (n_fft - length) // 2
     return F.pad(made, (left, n_fft - length - left)) if length < n_fft else made
@@ -114,8 +114,8 @@ def _stft_ref(x, n_fft, hop_length=None, center=True, onesided=True, **how):
 @composite(ref=_stft_ref, samples=[S((20,), n_fft=8), S((2, 17), n_fft=6, hop_length=3, center=False, onesided=False)],
          inputs=("x",), amp="float",
            tol=4, errors=[(S((4,), n_fft=9, center=False),
-           r"\[stft\] n_fft must be between 1 and the length of the signal; n_fft=9, length=4"),
-                          (S((2, 2, 9), n_fft=4), r"\[stft\] x must be a signal or a batch of signals")])  # fmt: skip
+           r"\[stft\] n_fft must be between 1 and the length of the signal, padding included; n_fft=9, length=4"),
+                          (S((2, 2, 9), n_fft=4), r"\[stft\] x must be a signal \(length,\) or signals \(batch, length\)")])  # fmt: skip
 def stft_pairs(
     F: Any, x: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
     center: bool = True, pad_mode: str = "reflect", normalized: bool = False, onesided: bool = True,
@@ -123,10 +123,10 @@ def stft_pairs(
     """The transforms of overlapping windows of signals, ``(..., frequencies, frames, 2)``; ``netcl.stft`` takes torch's arguments."""
     (x,) = launch.as_tensors("stft", x)
     if x.ndim not in (1, 2):
-        raise ShapeError(message("stft", "x must be a signal or a batch of signals", **{"x.shape": x.shape}))
+        raise ShapeError(message("stft", "x must be a signal (length,) or signals (batch, length)", **{"x.shape": x.shape}))
     padded = F.pad(x, (n_fft // 2, n_fft // 2), pad_mode) if center else x
     if not 0 < n_fft <= padded.shape[-1]:
-        what = "n_fft must be between 1 and the length of the signal"
+        what = "n_fft must be between 1 and the length of the signal, padding included"
         raise ShapeError(message("stft", what, n_fft=n_fft, length=padded.shape[-1]))
     shaped = _padded_window(F, "stft", x, window, n_fft, win_length)
     frames = F.mul(_frames(F, padded, n_fft, hop_length or n_fft // 4), shaped)

@@ -24,7 +24,7 @@ from netcl.engine.registry import REGISTRY, Op, Reduction
 
 
 def _last(x: Any, axis: int) -> bool:
-    """Whether an op along an axis is one along rows of a float tensor that the device supports."""
+    """Whether ``axis`` is the last axis of a float tensor whose rows the device can fuse."""
     if not isinstance(x, Tensor) or x.dtype not in launch.FLOATS or not x.ndim or not x.size or not -x.ndim <= axis < x.ndim:
         return False
     real = DTYPES[x.dtype].c_compute
@@ -155,7 +155,7 @@ FUSED: dict[str, Callable[..., Any]] = {
 
 
 def fused(name: str) -> Callable[..., Any]:
-    """Express an op in formulas for compiled functions; ``None`` for a call that its own kernels handle."""
+    """Return a function that expresses an op in formulas, for compiled functions; it gives ``None`` where the op's kernels must run."""
     form = FUSED[name]
 
     def formulas(*args: Any, **kwargs: Any) -> Any:
@@ -174,7 +174,7 @@ def _planned_op(name: str) -> Callable[..., Any]:
 
 
 def deferred_expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """Defer a tensor repeated along axes: readers load the small tensor."""
+    """Return ``x`` repeated to ``shape`` as a deferred tensor whose readers load ``x``; ``None`` if that is not worthwhile."""
     real = DTYPES[x.dtype].c_compute
     wanted = deferral.mode is not None or lazy_graph.worth_deferring(x.queue, shape)
     if not wanted or not fusable(x.queue, shape, real, DTYPES[x.dtype], (x,)):

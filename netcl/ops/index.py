@@ -122,7 +122,7 @@ def _index_kernel(queue: Any, name: str, index: str, dtype: str = "float32", **d
 def _around_axis(name: str, x: Tensor, axis: int) -> tuple[int, int, int, int]:
     """Return the axis, and the sizes before, along and after it."""
     if not x.shape:
-        raise ShapeError(message(name, "a 0-d tensor has no axis to index"))
+        raise ShapeError(message(name, "x must have at least one dimension to index, got 0"))
     at = launch.check_axis(name, axis, x.ndim)
     return at, math.prod(x.shape[:at]), x.shape[at], math.prod(x.shape[at + 1 :])
 
@@ -197,7 +197,7 @@ def _key_type(keys: Tensor) -> str:
 
 
 def _row_keys(name: str, index: Tensor, n: int, skipped: int = -1) -> Tensor:
-    """Return indices as sort keys: ``n`` for those that are out of range, or ``skipped``."""
+    """Return indices as sort keys; those out of range, and those equal to ``skipped``, get the key ``n``."""
     queue, count = index.queue, index.size
     keys, (flag, code) = _empty_keys(count, n, queue), faults_of(queue).next(name, n)
     kernel = _index_kernel(queue, "row_keys", index.dtype, KEY=_key_type(keys))
@@ -242,7 +242,7 @@ def _index_add_ref(x, axis, index, src):
         S((40,), 0, np.arange(300) % 7, (300,)),
         S((3, 2), 0, np.zeros(0, np.int64), (0, 2)),
     ],
-    errors=[(S((5, 3), 0, np.array([1, 2]), (3, 3)), r"\[index_add\] src must have one slice per index; src\.shape=\(3, 3\)")],
+    errors=[(S((5, 3), 0, np.array([1, 2]), (3, 3)), r"\[index_add\] index must have one dimension, and src one slice per index; ")],
 )
 def index_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times. The result is new."""
@@ -252,7 +252,8 @@ def index_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     index = indices("index_add", index, x, n)
     expected = along(x.ndim, at, index.size, x.shape)
     if src.shape != expected or index.ndim != 1:
-        raise ShapeError(message("index_add", "src must have one slice per index", **{"src.shape": src.shape, "expected": expected}))
+        what, shapes = "index must have one dimension, and src one slice per index", {"src.shape": src.shape, "index.shape": index.shape}
+        raise ShapeError(message("index_add", what, **shapes, expected=expected))
     _check_same_dtype("index_add", x, src)
     return add_rows("index_add", duplicate(x), index, src, outer, n, inner)
 
@@ -336,12 +337,13 @@ def _along_axis(name: str, x: Tensor, axis: int, index: Any, src: Tensor | None 
     fits = fits and (src is None or (src.ndim == x.ndim and all(a <= b for a, b in zip(index.shape, src.shape, strict=True))))
     if not fits:
         shapes = {"index.shape": index.shape, "x.shape": x.shape} | ({} if src is None else {"src.shape": src.shape})
-        raise ShapeError(message(name, "index must fit into x except along the indexed axis", **shapes, axis=axis))
+        what = "index must have as many dimensions as x and fit into it except along the indexed axis"
+        raise ShapeError(message(name, what if src is None else f"{what}, and fit into src", **shapes, axis=axis))
     return at, index
 
 
 def _corner(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The first elements of every axis."""
+    """Return the first elements along every axis, as many as ``shape`` says."""
     if tuple(shape) == x.shape:
         return x
     out = Tensor.empty(tuple(shape), x.dtype, queue=x.queue)
@@ -366,7 +368,7 @@ def _gather_ref(x, axis, index):
     errors=[
         (
             S((4, 3), 0, np.array([1, 2])),
-            r"\[gather\] index must fit into x except along the indexed axis",
+            r"\[gather\] index must have as many dimensions as x and fit into it except along the indexed axis",
         ),
         (S((4, 3), 2, np.array([[1]])), r"\[gather\] axis must be in range for 2 dimensions, got 2"),
     ],
@@ -417,7 +419,7 @@ def _scatter_add_ref(x, axis, index, src):
         S((3, 20, 7), 1, np.random.default_rng(0).integers(0, 20, (3, 33, 7)), (3, 33, 7)),
         S((3, 2), 0, np.zeros((0, 2), np.int64), (0, 2)),
     ],
-    errors=[(S((4, 3), 0, np.array([[1, 2]]), (1, 1)), r"\[scatter_add\] index must fit into x except along the indexed axis")],
+    errors=[(S((4, 3), 0, np.array([[1, 2]]), (1, 1)), r"\[scatter_add\] index must have as many .* and fit into src")],
 )
 def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     """Return ``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; an element may be named several times."""

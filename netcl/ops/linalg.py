@@ -34,7 +34,7 @@ def on_host(inputs: str, *, vjp: Callable[..., Any] | None, ref: Callable[..., A
     """Register a function of arrays as an op that runs on the host; ``inputs`` lists the names of its tensors.
 
     ``takes="float"``: floats, which are widened to float64; results of floats get the dtype of the first input. ``"matrix"`` and
-    ``"square"`` check the shape of the first as well; ``"any"`` passes values as they are. A named tuple is returned as one.
+    ``"square"`` check the shape of the first as well; ``"any"`` passes values as they are. Named tuples of results are kept.
     """
     names = tuple(inputs.split())
 
@@ -442,7 +442,7 @@ def _matrix_power(F: Any, A: Tensor, n: int) -> Tensor:
 
 
 def _matrix_exp(F: Any, A: Tensor) -> Tensor:
-    """Compute the exponential: scale to a norm below 1/2, sum 12 terms of the series, square back."""
+    """Compute the exponential: scale to a norm of at most 1/2, sum 12 terms of the series, square back."""
     norms = np.abs(A.to_host()).sum(-1).max(initial=0.0)
     squarings = max(0, math.ceil(math.log2(norms)) + 1) if 0 < norms < math.inf else 0
     small, total = F.mul(A, 0.5**squarings), F.add(F.mul(A, 0), _constant(A, np.eye(A.shape[-1])))

@@ -246,7 +246,7 @@ _loss("bce_with_logits", _bce_with_logits, _bce_logits_ref,
       doc="Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives.")  # fmt: skip
 _loss("kl_div", _kl_div, lambda x, y, *, log_target=False: np.exp(y) * (y - x) if log_target else y * (np.log(y) - x),
       S((3, 5), (3, 5), low=(-3.0, 0.1), high=(0.0, 0.9)), S((3, 5), (3, 5), log_target=True, reduction="batchmean", low=-3.0, high=0.0),
-      tol=2, doc="``target (log target - x)`` for log-probabilities x; ``log_target``: so is the target. ``batchmean`` divides by the "
+      tol=2, doc="``target (log target - x)`` for log-probabilities x; ``log_target``: the target is one too. ``batchmean`` divides by the "
       "batch.")  # fmt: skip
 
 

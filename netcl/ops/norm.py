@@ -93,9 +93,9 @@ def check_affine(name: str, shape: tuple[int, ...], weight: Tensor | None, bias:
 def _check_row_norm(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int, groups: int) -> None:
     launch.check_dtype(name, x)
     if groups and (x.ndim < 2 or groups < 0 or x.shape[1] % groups):
-        raise ShapeError(message(name, f"the number of channels must be a multiple of {groups} groups", x=x.shape))
+        raise ShapeError(message(name, f"x must be (N, C, ...), with a number of channels that {groups} groups divide", x=x.shape))
     if not groups and not 1 <= axes <= x.ndim:
-        raise ShapeError(message(name, f"x must have at least {axes} dimensions to normalize over, got {x.ndim}", x=x.shape))
+        raise ShapeError(message(name, f"axes must be from 1 to the {x.ndim} dimensions of x, got {axes}", x=x.shape))
     check_affine(name, x.shape[1:2] if groups else x.shape[x.ndim - axes :], weight, bias)
 
 
@@ -191,7 +191,7 @@ def defines_of(weight: Any, bias: Any, per_element: bool, **more: bool) -> dict[
 
 
 def _row_sizes(shape: tuple[int, ...], axes: int, groups: int) -> tuple[int, int, int, int]:
-    """Groups, channels of a row, rows, elements of a row."""
+    """Return the numbers of groups, channels of a row, rows, and elements of a row."""
     if groups:
         channels = shape[1] // groups
         return groups, channels, shape[0] * groups, channels * math.prod(shape[2:])
@@ -596,11 +596,14 @@ def rms_norm(F: Any, x: Tensor, normalized_shape: int | Sequence[int], weight: T
 @composite(
     ref=_group_norm_ref, inputs=("x", "weight", "bias"), tol=4,
     samples=[S((2, 6, 5), 3, (6,), (6,)), S((2, 4, 3, 3), 1), S((3, 4), 2)],
-    errors=[(S((2, 6, 5), 4), r"\[row_norm\] the number of channels must be a multiple of 4 groups")],
+    errors=[(S((2, 6, 5), 4), r"\[row_norm\] x must be \(N, C, ...\), with a number of channels that 4 groups divide"),
+            (S((2, 6, 5), 0), r"\[group_norm\] num_groups must be at least 1; num_groups=0")],
 )  # fmt: skip
 def group_norm(F: Any, x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """Group norm of ``(N, C, ...)``: statistics per image and group of channels, weight and bias per channel."""
     _channels_of("group_norm", x)
+    if num_groups < 1:
+        raise ShapeError(message("group_norm", "num_groups must be at least 1", num_groups=num_groups))
     return F.row_norm(x, weight, bias, groups=num_groups, eps=eps)[0]
 
 

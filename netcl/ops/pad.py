@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,9 +58,9 @@ def _border_fills(mode: str, n: int, before: int, after: int) -> list[tuple[int,
 
 def _pad_axis(x: Tensor, axis: int, before: int, after: int, mode: str) -> Tensor:
     n = x.shape[axis]
-    most = {"reflect": n - 1, "replicate": max(before, after) if n else 0, "circular": n}[mode]
+    most = {"reflect": max(n - 1, 0), "replicate": math.inf if n else 0, "circular": n}[mode]
     if min(before, after) < 0 or max(before, after) > most:
-        what = f"{mode} padding of an axis of {n} must be between 0 and {most}"
+        what = f"{mode} padding of an axis of {n} must be at least 0" + (f" and at most {most}" if most < math.inf else "")
         raise ShapeError(message("pad", what, padding=(before, after), axis=axis, **{"x.shape": x.shape}))
     out = Tensor.empty(along(x.ndim, axis, n + before + after, x.shape), x.dtype, queue=x.queue)
     s_strides, d_strides = dense(x.shape), dense(out.shape)
@@ -113,7 +114,7 @@ def _pad_ref(x, padding, mode="constant", value=0.0):
     errors=[
         (S((2, 3), padding=((1, 2), (0, 3))), r"\[pad\] padding must be integers, .*; .* written flat: padding=\(0, 3, 1, 2\)"),
         (S((2, 3), padding=(1,)), r"\[pad\] padding must have two numbers per axis, the last axis first; padding=\(1,\)"),
-        (S((2, 3), padding=(3, 0), mode="reflect"), r"\[pad\] reflect padding of an axis of 3 must be between 0 and 2"),
+        (S((2, 3), padding=(3, 0), mode="reflect"), r"\[pad\] reflect padding of an axis of 3 must be at least 0 and at most 2"),
         (S((2, 3), padding=(1, 1), mode="mirror"), r"\[pad\] unknown mode; mode='mirror'; known are constant, reflect"),
         (S((2, 3), padding=(-2, -2)), r"\[pad\] negative padding must not remove more than the size"),
     ],

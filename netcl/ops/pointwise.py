@@ -181,7 +181,7 @@ unary("isinf", "ISINF(v0)", None, np.isinf, onnx="IsInf", doc="x is infinite.")
 unary("isfinite", "ISFINITE(v0)", None, np.isfinite, doc="x is neither infinite nor NaN.")
 unary("isposinf", "AND(ISINF(v0), v0 > 0)", None, np.isposinf, doc="x is infinite and positive.")
 unary("isneginf", "AND(ISINF(v0), v0 < 0)", None, np.isneginf, doc="x is infinite and negative.")
-unary("signbit", "OR(v0 < 0, AND(v0 == 0, 1 / v0 < 0))", None, np.signbit, doc="x is negative; so is -0.0.")
+unary("signbit", "OR(v0 < 0, AND(v0 == 0, 1 / v0 < 0))", None, np.signbit, doc="x is negative, or -0.0.")
 
 # ---- selection and mixtures
 binary("fmax", "WHERE(f, v0, v1)", "WHERE(f, g, 0)", "WHERE(f, 0, g)", np.fmax, let={"f": "OR(v0 >= v1, ISNAN(v1))"},
@@ -283,7 +283,7 @@ def _gelu_form(approximate: str) -> tuple[str, Mapping[str, float]]:
 def _clamp_form(min: Any, max: Any) -> tuple[str, Mapping[str, float]]:
     given = {name: value for name, value in (("min", min), ("max", max)) if value is not None}
     if not given:
-        raise ValueError(message("clamp", "at least one of min and max must be a number"))
+        raise ValueError(message("clamp", "min or max must be given"))
     if isinstance(min, Tensor) or isinstance(max, Tensor):
         return ("clamp_tensors" if len(given) == 2 else f"clamp_{next(iter(given))}_tensor"), given
     return ("clamp_both" if len(given) == 2 else f"clamp_{next(iter(given))}"), given
@@ -331,7 +331,7 @@ def _channel_view(name: str, x: Tensor, weight: Tensor, axis: int) -> Tensor:
     if weight.shape in ((), (1,)):
         return weight
     if not -x.ndim <= axis < x.ndim or weight.shape != (x.shape[axis],):
-        what = f"the vector must have one value per element of axis {axis}"
+        what = f"the vector must have one value, or one per element of axis {axis} of x"
         raise ShapeError(message(name, what, "", **{"x.shape": x.shape, "weight.shape" if name == "prelu" else "bias.shape": weight.shape}))
     after = x.ndim - 1 - axis % x.ndim
     return with_shape(weight, (*weight.shape, *(1,) * after))
@@ -353,10 +353,10 @@ def _per_channel(x: np.ndarray, w: np.ndarray, axis: int) -> np.ndarray:
 
 @op(at_once=True, vjp=_bias_add_vjp, ref=lambda x, bias, axis=1: x + _per_channel(x, bias, axis),
     samples=[S((3, 5), (5,)), S((2, 3, 4, 5), (3,)), S((2, 7, 3), (3,), axis=-1), S((0, 3), (3,))],
-    errors=[(S((3, 4), (3,)), r"\[bias_add\] the vector must have one value per element of axis 1")],
+    errors=[(S((3, 4), (3,)), r"\[bias_add\] the vector must have one value, or one per element of axis 1 of x")],
 )  # fmt: skip
 def bias_add(x: Tensor, bias: Tensor, axis: int = 1, *, out: Tensor | None = None) -> Tensor:
-    """x plus one value per channel; channels are axis 1 (the last axis of a matrix)."""
+    """x plus one value per channel, or one for all; ``axis`` is that of the channels."""
     x, bias = tensors("bias_add", (x, bias))
     return run(_ADD, (x, _channel_view("bias_add", x, bias, axis)), out)
 
@@ -371,7 +371,7 @@ def _prelu_vjp(F: Any, g: Any, x: Any, weight: Any) -> Any:
 
 @op(at_once=True, vjp=_prelu_vjp, ref=lambda x, weight: np.where(x > 0, x, _per_channel(x, weight, 1) * x),
     samples=[S((3, 5), (5,)), S((2, 3, 4, 5), (3,)), S((4, 6), (1,)), S((0, 3), (3,))],
-    errors=[(S((3, 4), (3,)), r"\[prelu\] the vector must have one value per element of axis 1")],
+    errors=[(S((3, 4), (3,)), r"\[prelu\] the vector must have one value, or one per element of axis 1 of x")],
 )  # fmt: skip
 def prelu(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x where positive, else weight * x; one weight for all or one per channel (axis 1)."""

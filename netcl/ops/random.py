@@ -131,7 +131,7 @@ class RandomState:
         self.snapshot = snapshot
 
     def as_dict(self) -> dict[str, int]:
-        """``{"seed": ..., "counter": ...}``."""
+        """Return ``{"seed": ..., "counter": ...}``; waits for the device."""
         seed, counter = (int(n) for n in self.snapshot.to_host().view(np.uint64))
         return {"seed": seed, "counter": counter}
 
@@ -295,7 +295,7 @@ _NUMPY_DRAWS = {"uniform": _uniform_words, "normal": _normal_words}
 
 
 def _draws(stream: RandomStream, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the next float32 numbers of a stream on the NumPy backend, for decisions."""
+    """Return the next float32 numbers, uniform in [0, 1), of a stream on the NumPy backend."""
     size = math.prod(shape)
     return _uniform_words(stream.words(-(-size // 4)), False, 24).reshape(-1)[:size].reshape(shape)
 
@@ -335,7 +335,7 @@ def randint(low: int = 0, high: int | None = None, shape: SizesArgument = (), *,
         raise DtypeError(message("randint", "dtype must be an integer type", dtype=row.name))
     limits = np.iinfo(row.storage)
     if not limits.min <= low < high <= limits.max + 1:
-        what = f"low must be below high, and both must fit {row.name}"
+        what = f"low must be below high, and low and high - 1 must fit {row.name}"
         raise ShapeError(message("randint", what, low=low, high=high))
     out = Tensor.empty(_checked_shape("randint", (shape,)), row.name, queue=queue)
     stream, blocks, width = stream_of(out.queue), -(-out.size // 2), (high - low) % 2**64

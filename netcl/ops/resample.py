@@ -111,7 +111,7 @@ def _resample_vjp(F, g, x_shape, steps, mode, align_corners, back):
         S((1, 1, 11, 4), size=(4, 9), steps=(0.3, 8 / 3), mode="bilinear", align_corners=True, back=True),
     ])  # fmt: skip
 def resample2d(x: Tensor, *, size: Pair, steps: Steps, mode: str = "nearest", align_corners: bool = False, back: bool = False) -> Tensor:
-    """Resample images of height and width ``size`` at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
+    """Resample images to height and width ``size``, at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
 
     ``back`` computes the transpose, the gradient for images of ``size``; ``x`` then is the gradient of the result.
     """
@@ -141,7 +141,7 @@ def _target_size(name: str, size: Any, wanted: Any, factor: Any, mode: str, alig
     for n, each in zip(size, values, strict=True):
         out = int(each) if factor is None else math.floor(n * each)
         if out < 1 or n < 1:
-            raise ShapeError(message(name, f"an axis of {n} pixels cannot become {out}", size=wanted, scale_factor=factor))
+            raise ShapeError(message(name, f"axes must keep at least 1 pixel, got {n} and {out}", size=wanted, scale_factor=factor))
         outs.append(out)
         steps.append(((n - 1) / (out - 1) if out > 1 else 0.0) if align else n / out if factor is None else 1 / each)
     return tuple(outs), tuple(steps)
@@ -212,7 +212,8 @@ def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarr
         (S((1, 1, 4, 4), size=2, align_corners=True), r"\[interpolate\] align_corners requires a linear or cubic mode"),
         (S((1, 1, 4, 4), size=2, antialias=True), r"\[interpolate\] antialias requires images and mode bilinear or bicubic"),
         (S((1, 1, 4), size=2, mode="bicubic"), r"\[interpolate\] mode bicubic requires x with 4 dimensions; x.shape=\(1, 1, 4\)"),
-        (S((1, 1, 4, 4), scale_factor=0.1), r"\[interpolate\] an axis of 4 pixels cannot become 0; "),
+        (S((1, 1, 4, 4, 4), size=2, mode="bilinear"), r"\[interpolate\] mode bilinear requires x with 3 or 4 dimensions"),
+        (S((1, 1, 4, 4), scale_factor=0.1), r"\[interpolate\] axes must keep at least 1 pixel, got 4 and 0; "),
         (S((1, 1, 4, 4), size=(1, 2, 3)), r"\[interpolate\] size must be one number or one per resampled axis"),
     ])  # fmt: skip
 def interpolate(
@@ -239,9 +240,9 @@ def interpolate(
         steps = _target_size("interpolate", x.shape[2:], outs, None, mode, align)[1]
     if antialias and (mode not in ("bilinear", "bicubic") or ndim != 4):
         raise ShapeError(message("interpolate", "antialias requires images and mode bilinear or bicubic", mode=repr(mode)))
-    needed = {"bicubic": 4, "trilinear": 5}.get(mode, ndim)
-    if needed != ndim or (ndim == 5 and mode in ("linear", "bilinear")):
-        raise ShapeError(message("interpolate", f"mode {mode} requires x with {max(needed, 3)} dimensions", **{"x.shape": x.shape}))
+    needed = {"bicubic": "4", "trilinear": "5", "linear": "3 or 4", "bilinear": "3 or 4"}.get(mode, str(ndim))
+    if str(ndim) not in needed:
+        raise ShapeError(message("interpolate", f"mode {mode} requires x with {needed} dimensions", **{"x.shape": x.shape}))
     if ndim < 5 and mode in ("nearest", "linear", "bilinear") and not antialias:
         images, wanted, steps = (from_signal(F, x), (1, *outs), (1.0, *steps)) if ndim == 3 else (x, outs, steps)
         kind = "nearest" if mode == "nearest" else "bilinear"
@@ -341,7 +342,7 @@ def grid_sample(
         form = "height, width, 2" if x.ndim == 4 else "depth, height, width, 3"
         raise ShapeError(message(name, f"grid must be (batch, {form}) with the batch of x", **shapes))
     if min(x.shape[1:]) < 1:
-        raise ShapeError(message(name, "x has no pixels", **shapes))
+        raise ShapeError(message(name, "x must have at least one channel and one pixel", **shapes))
     (batch, channels, *sizes), kind, count = x.shape, dtypes.sum_dtype(x.dtype), math.prod(grid.shape[1:-1])
     if x.ndim == 4 and mode != "bicubic":
         points = F.reflect_points(grid) if padding_mode == "reflection" else grid
@@ -368,13 +369,13 @@ def _affine_grid_ref(theta, size, align_corners=False):
 
 @composite(ref=_affine_grid_ref, samples=[S((2, 2, 3), size=(2, 3, 4, 5)), S((1, 2, 3), size=(1, 1, 1, 3), align_corners=True),
                                      S((1, 3, 4), size=(1, 1, 2, 3, 2))],
-           errors=[(S((2, 3, 3), size=(2, 1, 4, 4)), r"\[affine_grid\] theta must be \(batch, 2, 3\); .*shape=\(2, 3, 3\)")])  # fmt: skip
+           errors=[(S((2, 3, 3), size=(2, 1, 4, 4)), r"\[affine_grid\] theta must have shape \(2, 2, 3\); .*\(2, 3, 3\)")])  # fmt: skip
 def affine_grid(F: Any, theta: Tensor, size: Sequence[int], align_corners: bool = False) -> Tensor:
     """Return the grid with which :func:`grid_sample` applies the affine maps ``theta`` ``(batch, 2, 3)`` to images of ``size``."""
     axes, theta = len(size) - 2, launch.as_tensors("affine_grid", theta)[0]
     if theta.shape != (size[0], axes, axes + 1):
         raise ShapeError(
-            message("affine_grid", f"theta must be (batch, {axes}, {axes + 1})", size=tuple(size), **{"theta.shape": theta.shape})
+            message("affine_grid", f"theta must have shape {(size[0], axes, axes + 1)}", size=tuple(size), **{"theta.shape": theta.shape})
         )
     lines = [
         np.zeros(1) if n == 1 and align_corners else np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1
@@ -390,7 +391,8 @@ def affine_grid(F: Any, theta: Tensor, size: Sequence[int], align_corners: bool 
 
 def _check_shuffle(name: str, x: Any, factor: int, fits: bool, rule: str) -> None:
     if len(x.shape) != 4 or factor < 1 or not fits:
-        raise ShapeError(message(name, f"x must have four dimensions, and {rule}", **{"x.shape": x.shape, "factor": factor}))
+        what = f"x must have four dimensions, and factor must be at least 1 and {rule}"
+        raise ShapeError(message(name, what, **{"x.shape": x.shape, "factor": factor}))
 
 
 def _ref_pixel_shuffle(x, factor):
@@ -413,21 +415,21 @@ def _ref_pixel_unshuffle(x, factor):
 
 @composite(ref=_ref_pixel_shuffle, samples=[S((2, 8, 3, 4), factor=2), S((1, 9, 2, 1), factor=3)],
     errors=[(S((1, 6, 2, 2), factor=2),
-             r"\[pixel_shuffle\] x must have four dimensions, and the factor's square divides its channels")])  # fmt: skip
+             r"\[pixel_shuffle\] x must have four dimensions, and factor must be at least 1 and have a square that divides")])  # fmt: skip
 def pixel_shuffle(F: Any, x: Tensor, factor: int) -> Tensor:
     """Rearrange ``(n, c * factor^2, h, w)`` to ``(n, c, h * factor, w * factor)``: channels become neighboring pixels."""
-    _check_shuffle("pixel_shuffle", x, factor, not sum(x.shape[1:2]) % max(1, factor) ** 2, "the factor's square divides its channels")
+    _check_shuffle("pixel_shuffle", x, factor, not sum(x.shape[1:2]) % max(1, factor) ** 2, "have a square that divides the channels")
     n, c, h, w = x.shape
     parts = F.reshape(x, (n, c // factor**2, factor, factor, h, w))
     return F.reshape(F.permute(parts, (0, 1, 4, 2, 5, 3)), (n, c // factor**2, h * factor, w * factor))
 
 
 @composite(ref=_ref_pixel_unshuffle, samples=[S((2, 2, 6, 4), factor=2), S((1, 1, 3, 6), factor=3)],
-    errors=[(S((1, 1, 5, 4), factor=2), r"\[pixel_unshuffle\] x must have four dimensions, and the factor divides")])  # fmt: skip
+    errors=[(S((1, 1, 5, 4), factor=2), r"\[pixel_unshuffle\] x must have four dimensions, and factor must be at least 1")])  # fmt: skip
 def pixel_unshuffle(F: Any, x: Tensor, factor: int) -> Tensor:
     """The inverse of :func:`pixel_shuffle`."""
     fits = not any(size % max(1, factor) for size in x.shape[2:])
-    _check_shuffle("pixel_unshuffle", x, factor, fits, "the factor divides its height and width")
+    _check_shuffle("pixel_unshuffle", x, factor, fits, "divide height and width")
     n, c, h, w = x.shape
     parts = F.reshape(x, (n, c, h // factor, factor, w // factor, factor))
     return F.reshape(F.permute(parts, (0, 1, 3, 5, 2, 4)), (n, c * factor**2, h // factor, w // factor))

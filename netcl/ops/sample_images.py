@@ -84,7 +84,7 @@ def _sample_grid_grad_cpu(dy: np.ndarray, x: np.ndarray, grid: np.ndarray, *, li
 
 
 def _sample_ref(x, grid, *, linear=True, border=False, align=False):
-    """Point by point."""
+    """Sample every point separately."""
     out = np.zeros((*x.shape[:2], *grid.shape[1:3]))
     for b, r, c in np.ndindex(grid.shape[:3]):
         weights = _point_weights(grid[b, r, c], x.shape[2:], linear, border, align)
@@ -93,7 +93,7 @@ def _sample_ref(x, grid, *, linear=True, border=False, align=False):
 
 
 def _point_weights(point, size, linear, border, align):
-    """Pixels and their weights: ``((row, column), weight)``."""
+    """Return the pixels of a point and their weights: ``((row, column), weight)``."""
     taps: list[Any] = [((), 1.0)]
     for n, v in zip(size, point[::-1], strict=True):
         at = (v + 1) / 2 * (n - 1) if align else ((v + 1) * n - 1) / 2
@@ -113,7 +113,7 @@ def _image_grad_ref(dy, grid, *, size, linear=True, border=False, align=False):
 
 
 def _grid_grad_ref(dy, x, grid, *, linear=True, border=False, align=False, step=1e-6):
-    """Central differences of the definition."""
+    """Compute the gradient by central differences of the definition."""
     out = np.zeros(grid.shape)
     for k in (0, 1):
         up, down = (_sample_ref(x, grid + sign * step * np.eye(2)[k], linear=linear, border=border, align=align) for sign in (1, -1))

@@ -23,7 +23,7 @@ from netcl.engine.reduction import Shape3, axes_of, folded_shape, sums_of_slices
 from netcl.engine.registry import S, op
 
 _SCAN_SOURCE = (Path(__file__).parent / "scan.cl").read_text()
-_SLICE = 1024  # elements that one work-item walks before it is worth asking another
+_SLICE = 1024  # elements from which a slice is worth a work-item of its own
 _WALK = 64  # elements that one work-item of a work-group walks before another work-group is worth a second launch
 
 

@@ -53,14 +53,14 @@ def _cumulative_ref(extreme: Any) -> Any:
 for _name, _extreme, _what in (("cummax", np.maximum, "largest"), ("cummin", np.minimum, "least")):
     made_of(_name, _cumulative(_name, _name == "cummax"), _cumulative_ref(_extreme), S((7,), axis=0), S((2, 5, 3), axis=1),
             S((9,), axis=0, dtypes="int64", low=0, high=4), errors=[(S((3, 2), axis=2), rf"\[{_name}\] axis must be in range")],
-            doc=f"The {_what} of every element and all before it along an axis, its index, of equals the last; NaN stays.")  # fmt: skip
+            doc=f"The {_what} value up to each element along an axis, and its index (of equal values the last); NaN stays.")  # fmt: skip
 
 
 def _unfold(F: Any, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     at = _at("unfold", dimension, x.ndim)
     length = x.shape[at] if x.shape else 1
     if not 0 <= size <= length or step < 1:
-        raise ShapeError(message("unfold", "size must be at most that of the axis, and step positive", size=size, step=step, length=length))
+        raise ShapeError(message("unfold", "size must be from 0 to length, and step at least 1", size=size, step=step, length=length))
     starts = np.arange(0, length - size + 1, step)
     index = Tensor.from_host(x.queue, (starts[:, None] + np.arange(size)).reshape(-1))
     parts = F.index_select(x if x.shape else F.reshape(x, (1,)), at, index)
@@ -70,7 +70,7 @@ def _unfold(F: Any, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
 made_of("unfold", _unfold, lambda x, dimension, size, step: np.take(np.lib.stride_tricks.sliding_window_view(x, size, dimension),
         np.arange(0, x.shape[dimension] - size + 1, step), dimension), S((7, 2), dimension=0, size=3, step=2),
         S((2, 6), dimension=1, size=6, step=1),
-        errors=[(S((4,), dimension=0, size=5, step=1), r"\[unfold\] size must be at most that of the axis, and step positive; size=5")],
+        errors=[(S((4,), dimension=0, size=5, step=1), r"\[unfold\] size must be from 0 to length, and step at least 1; size=5")],
         doc="Parts of ``size`` elements, ``step`` apart, of an axis, along a new last axis. A copy (torch gives a view).")  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def _check_places(name: str, x: Tensor, axis: int, index: Tensor, src: Tensor) -
         m <= k and (m <= n or i == axis) for i, (n, m, k) in enumerate(zip(x.shape, index.shape, src.shape, strict=True))
     )
     if not fits or x.dtype != src.dtype:
-        what = "index must fit into src, and into x but along the axis, and x and src have one dtype"
+        what = "index must fit into src, and into x except along the axis, with as many axes as both; x and src must have one dtype"
         shapes = {"x.shape": x.shape, "index.shape": index.shape, "src.shape": src.shape}
         raise ShapeError(message(name, what, **shapes, dtypes=(x.dtype, src.dtype)))
 
@@ -171,7 +171,7 @@ made_of("scatter_reduce", _scatter_reduce, _scatter_reduce_ref,
         tol=4, errors=[(S((2, 5), axis=1, index=_WHERE, src=_SRC, reduce="max"),
         r"\[scatter_reduce\] reduce must be sum, prod, mean, amax or amin"),
                        (S((2, 5), axis=0, index=_WHERE, src=_SRC[:1], reduce="sum"), r"\[scatter_reduce\] index must fit into src")],
-        doc="x with the values of src that index sends to each place combined with it: sum, prod, mean, amax or amin. "
+        doc="A copy of x with the values of src combined into the elements at index, by sum, prod, mean, amax or amin. "
             "Without ``include_self`` x itself does not count. prod, amax and amin are computed on the host.")  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def _masked_scatter(F: Any, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     order = F.sub(F.cumsum(F.reshape(mask, (-1,)), 0), 1)
     taken = F.index_select(F.reshape(source, (-1,)), 0, F.clamp(order, 0, max(source.size - 1, 0)))
     if int(F.sum(mask)) > source.size:
-        raise ShapeError(message("masked_scatter", "source must have as many elements as mask has true ones", source=source.shape))
+        raise ShapeError(message("masked_scatter", "source must have at least as many elements as mask has true ones", source=source.shape))
     return F.where(mask, F.reshape(taken, x.shape), x)
 
 
@@ -267,7 +267,7 @@ def mode_indices(x, axis=-1):
 def _mode(F: Any, x: Tensor, axis: int = -1, keepdims: bool = False) -> Ordered:
     at = _at("mode", axis, x.ndim)
     if not x.size:
-        raise ShapeError(message("mode", "x must have elements along the axis", **{"x.shape": x.shape}))
+        raise ShapeError(message("mode", "x must not be empty", **{"x.shape": x.shape}))
     index = F.unsqueeze(F.mode_indices(x, at), at) if x.shape else Tensor.zeros((), "int64", queue=x.queue)
     values = F.gather(x, at, index) if x.shape else F.clone(x)
     return Ordered(values, index) if keepdims or not x.shape else Ordered(F.squeeze(values, at), F.squeeze(index, at))
@@ -282,8 +282,8 @@ def _mode_ref(x, axis=-1, keepdims=False):
 
 
 made_of("mode", _mode, _mode_ref, S((9,), dtypes="int64", low=0, high=4), S((5, 3), axis=0, keepdims=True),
-        errors=[(S((0,)), r"\[mode\] x must have elements along the axis")],
-        doc="The most frequent value along an axis, of several the least, and the last index of it. Computed on the host.")  # fmt: skip
+        errors=[(S((0,)), r"\[mode\] x must not be empty")],
+        doc="The most frequent value along an axis (of several the smallest) and its last index. Computed on the host.")  # fmt: skip
 
 
 # ---- special functions

@@ -495,7 +495,7 @@ def by_context(tensors: Iterable[Tensor]) -> dict[Any, list[Tensor]]:
 def norm_of_all(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float = math.inf) -> tuple[Tensor, Tensor]:
     """The norm of all elements of tensors of one device, and ``min(1, max_norm / (norm + 1e-6))``, as 0-d tensors on it.
 
-    Nothing waits for the values. NaN and infinity go through to both.
+    Nothing waits for the values. NaN goes through to both; an infinite norm gives a factor of 0, or NaN if ``max_norm`` is infinite too.
 
     >>> total, factor = norm_of_all([Tensor.from_host([3.0]), Tensor.from_host([[4.0]])], max_norm=10.0)
     >>> total.item(), factor.item()
@@ -519,7 +519,7 @@ def nonfinite(tensors: Sequence[Tensor]) -> Tensor:
 
 def _folded_norm(name: str, tensors: Sequence[Tensor], order: float, max_norm: float) -> tuple[Tensor, Tensor]:
     if not tensors:
-        raise ShapeError(message(name, "tensors must not be empty"))
+        raise ShapeError(message(name, "at least one tensor must be given"))
     first = tensors[0]
     for t in tensors:
         launch.check_dtype(name, t, name="a tensor")

@@ -96,7 +96,7 @@ class FormulaOptimizer(Optimizer):
 
     @property
     def skips_on_device(self) -> bool:
-        """False if the state has numbers of the host, which would change although no step is taken."""
+        """Whether the device can skip a step: not if the state has numbers of the host, which would change nevertheless."""
         return not self.kept
 
     def _values(self, group: Group) -> dict[str, float]:

@@ -109,7 +109,7 @@ class LBFGS(Optimizer):
         return loss, float(loss), self._gradient()
 
     def step(self, max_norm: Any = None, *, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Up to ``max_iter`` iterations; returns the loss of the first evaluation."""
+        """Run up to ``max_iter`` iterations; returns the loss of the first evaluation."""
         closure = max_norm if closure is None else closure
         if not callable(closure):
             what = "step needs a function that computes the loss and its gradients"
@@ -153,14 +153,14 @@ class LBFGS(Optimizer):
         return first
 
     def _at(self, closure: Callable[[], Any], start: list[Tensor], d: Tensor, t: float) -> Point:
-        """The loss at ``start + t * d``; parameters are put back."""
+        """Evaluate the point ``start + t * d``, then restore the parameters to ``start``."""
         self._move(t, d)
         _, loss, gradient = self._evaluate(closure)
         update.copy(self.params, start)
         return Point(t, loss, gradient, _inner_product(gradient, d))
 
     def _direction(self, state: dict[str, Any], gradient: Tensor, most: int) -> Tensor:
-        """The two loops of the method (Nocedal & Wright, algorithm 7.4)."""
+        """Return the search direction, by the two-loop recursion (Nocedal & Wright, algorithm 7.4)."""
         if state["n_iter"] == 1:
             state |= {"old_dirs": [], "old_stps": [], "ro": [], "H_diag": 1.0}
             return ops.neg(gradient)

@@ -424,7 +424,7 @@ class Optimizer:
     def _loaded_groups(self, saved: Sequence[Mapping[str, Any]]) -> list[Group]:
         have, given = ([len(group["params"]) for group in groups] for groups in (self.param_groups, saved))
         if have != given:
-            what = "the state must have the same parameter groups"
+            what = "every group of the state must have as many parameters as that of the optimizer"
             raise ValueError(message(self.op, what, parameters_of_groups=have, saved=given))
         loaded = []
         for group, of in zip(self.param_groups, saved, strict=True):
@@ -454,8 +454,8 @@ class Optimizer:
             if name in given:
                 values = given[name].to_host() if isinstance(given[name], Tensor) else np.asarray(given[name])
                 if values.shape != (wanted := self.state_shape(name, p)):
-                    what = f"{name!r} of parameter {number} has another shape than the parameter"
-                    raise ShapeError(message(self.op, what, state=values.shape, parameter=wanted))
+                    what = f"{name!r} of parameter {number} must have the shape that the optimizer expects"
+                    raise ShapeError(message(self.op, what, state=values.shape, expected=wanted))
                 made[name] = Tensor.from_host(p.queue, values, self.state_dtype(name, p), persistent=True)
         return made
 

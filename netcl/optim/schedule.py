@@ -24,7 +24,7 @@ __all__ = [
 
 
 def _per_group(op: str, name: str, value: Any, count: int) -> list[Any]:
-    """One value for every group, or one for each."""
+    """Return one value per group, given one for all groups or a list."""
     values = list(value) if isinstance(value, (list, tuple)) else [value] * count
     if len(values) != count:
         raise ValueError(message(op, f"{name} must have one value per parameter group", given=len(values), groups=count))
@@ -462,7 +462,7 @@ class OneCycleLR(Scheduler):
         if self.last_epoch > self.total_steps:
             remedy = "make total_steps larger, or stop stepping the scheduler"
             raise ValueError(
-                message("OneCycleLR", "step must be below total_steps", remedy, step=self.last_epoch, total_steps=self.total_steps)
+                message("OneCycleLR", "step must be at most total_steps", remedy, step=self.last_epoch, total_steps=self.total_steps)
             )
         at = next((i for i, phase in enumerate(self.phases) if self.last_epoch <= phase[0]), len(self.phases) - 1)
         start = self.phases[at - 1][0] if at else 0.0
@@ -564,7 +564,7 @@ class SequentialLR(_Several):
 
     def __init__(self, optimizer: Optimizer, schedulers: Sequence[Scheduler], milestones: Sequence[int], last_epoch: int = -1):
         if not schedulers or len(milestones) != len(schedulers) - 1:
-            what = "there must be one milestone between two schedulers"
+            what = "there must be a scheduler at least, and one milestone fewer than schedulers"
             raise ValueError(message("SequentialLR", what, schedulers=len(schedulers), milestones=len(milestones)))
         super().__init__(optimizer, schedulers)
         self._milestones, self.last_epoch = list(milestones), last_epoch
@@ -625,7 +625,7 @@ class ReduceLROnPlateau(Described):
         return value < self.best - self.threshold if self.mode == "min" else value > self.best + self.threshold
 
     def step(self, metrics: Any) -> None:
-        """Tell the metric of this epoch: a number, or a tensor with one element."""
+        """Count an epoch with its metric, a number or a tensor with one element, and reduce the rates if that is due."""
         value = float(metrics)
         self.last_epoch += 1
         better = self._is_better(value)

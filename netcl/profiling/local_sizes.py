@@ -42,7 +42,7 @@ def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_siz
                         budget: float = 2.0) -> LocalSizes:  # fmt: skip
     """The fastest local size for a launch, kept for launches of the same kernel and sizes with a local size of ``None``.
 
-    Every candidate must leave the same in all tensors as the safe default does. They are put back as they were.
+    A candidate counts only if it leaves the same values in all tensors as the safe default. The tensors are restored afterwards.
 
     >>> from netcl.core.device import manager
     >>> queue = manager.default("cl").queue
@@ -55,7 +55,7 @@ def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_siz
     built = kernel.build(queue) if isinstance(kernel, KernelSpec) else kernel
     sizes = (global_size,) if isinstance(global_size, int) else tuple(int(n) for n in global_size)
     if built.kernel.required_local is not None or 0 in sizes:
-        what = "the kernel fixes its local size, or there is nothing to launch"
+        what = "the kernel must leave its local size open, and global_size must not contain 0"
         raise ShapeError(message("autotune_local_size", what, kernel=built.name, global_size=sizes))
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     before = [t.to_host().copy() for t in tensors]

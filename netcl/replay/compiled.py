@@ -451,7 +451,7 @@ class CompiledFunction:
 
 
 def _left_behind(recorder: Recorder, held: Sequence[Tensor], values: Iterable[Any]) -> str:
-    """List what the step allocated and something holds that is not among the tensors or in the values."""
+    """Describe memory of the step that something else than the tensors and values holds; empty if there is none."""
     known = [*held, *tensors_of(values)]
     if recorder.left_behind(known):
         gc.collect()  # what only a reference cycle holds is not left behind

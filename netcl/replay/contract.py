@@ -289,7 +289,7 @@ class Contract:
         return value
 
     def _of_library(self, value: Any, label: str) -> None:
-        """A value of a library: its functions must be pure, its data is compared."""
+        """Guard a value of a library: its functions must be pure, its data is compared."""
         if is_a(value, (FunctionType, BuiltinFunctionType)) and not is_users_function(value):
             if module_of(value) in ("copy", "dataclasses") or value in _READERS:
                 self.loose.add(ANY)

@@ -107,7 +107,7 @@ def _runs_in_order(module: Any) -> bool:
 
 
 def _layers_in_order(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """List the layers of nested sequences with their names, in call order."""
+    """Yield the layers of nested sequences with their names, in call order."""
     for name, child in module.named_children():
         where = f"{path}.{name}" if path else name
         if _runs_in_order(child):

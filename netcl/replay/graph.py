@@ -293,7 +293,7 @@ class Graph:
             stamp(mark, now)
 
     def meets(self, inputs: Sequence[Tensor]) -> int | None:
-        """Return the first input whose memory the step also uses in a way that the recorded order of commands does not allow."""
+        """Return the first input whose memory the step also uses in a way that the recorded order of commands forbids, or ``None``."""
         for i, t in enumerate(inputs):
             if id(t.realize()) in self._written or (self._outside and i in self._rewritten and id(t.memory) in self._outside):
                 return i

@@ -70,7 +70,7 @@ class MemoryBlock:
 def share(
     values: Iterable[Value], size_of: Callable[[int], int] = int, there: Sequence[MemoryBlock] = (), cuts: bool = False, most: int = 1 << 62
 ) -> list[MemoryBlock]:
-    """Allocate new blocks for values that live only inside a step.
+    """Place values that live only inside a step in blocks; returns the new blocks.
 
     The largest value is placed first, each in the smallest block that is free during its lifetime.
 

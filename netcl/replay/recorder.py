@@ -246,7 +246,7 @@ class Recorder:
                 self.leaf(t)
 
     def unheld(self, held: Iterable[Tensor]) -> str:
-        """Return a tensor from outside that is not among ``held``: no guard would notice its replacement."""
+        """Describe a tensor from outside that is not among ``held``, whose replacement no guard would notice; empty if there is none."""
         known = {id(t.buffer) for t in held if t.array is None}
         for value in self.values:
             if value.kind == OUTSIDE and value.first >= 0 and value.owners and id(value.buffer) not in known:
@@ -255,7 +255,7 @@ class Recorder:
         return ""
 
     def left_behind(self, known: Iterable[Tensor]) -> str:
-        """Memory that the step allocated and something still holds, though none of the ``known`` tensors does."""
+        """Describe memory that the step allocated and that something other than the ``known`` tensors holds; empty if there is none."""
         buffers = {id(t.buffer) for t in known if t.array is None}
         for value in self.values:
             if value.kind == MADE and value.first >= 0 and id(value.buffer) not in buffers and value.held() is not None:

@@ -135,9 +135,9 @@ def test_running_statistics_are_changed_in_place(device):
     [
         (lambda: nn.BatchNorm2d(3), (2, 3), r"\[BatchNorm2d\] x must have 4 dimensions with 3 channels in dim 1; shape=\(2, 3\)"),
         (lambda: nn.BatchNorm1d(3), (2, 4), r"\[BatchNorm1d\] x must have 2 or 3 dimensions with 3 channels in dim 1; shape=\(2, 4\)"),
-        (lambda: nn.GroupNorm(2, 3), (), r"\[GroupNorm\] num_groups must divide num_channels"),
-        (lambda: nn.Conv2d(3, 4, 3, groups=2), (), r"\[Conv2d\] groups must divide in_channels and out_channels"),
-        (lambda: nn.Conv2d(3, 4, (3, 3, 3)), (), r"\[conv\] kernel_size must be a number or one per axis; axes=2"),
+        (lambda: nn.GroupNorm(2, 3), (), r"\[GroupNorm\] num_groups must be at least 1 and divide num_channels"),
+        (lambda: nn.Conv2d(3, 4, 3, groups=2), (), r"\[Conv2d\] groups must be at least 1 and divide in_channels and out_channels"),
+        (lambda: nn.Conv2d(3, 4, (3, 3, 3)), (), r"\[conv\] kernel_size must be an integer, or one per axis; axes=2"),
         (lambda: nn.Conv2d(3, 4, 2, padding="same"), (), r'\[Conv2d\] padding="same" needs stride 1 and an odd window'),
         (
             lambda: nn.LSTM(3, 4),
@@ -145,16 +145,16 @@ def test_running_statistics_are_changed_in_place(device):
             r"\[LSTM\] the input must be \(time, batch, features\) or \(time, features\); shape=\(2, 5, 7\)",
         ),
         (lambda: nn.GRU(3, 4), (0, 5, 3), r"\[GRU\] the input must have time steps"),
-        (lambda: nn.PixelShuffle(2), (1, 6, 2, 2), r"\[pixel_shuffle\] .* the factor's square divides its channels"),
+        (lambda: nn.PixelShuffle(2), (1, 6, 2, 2), r"\[pixel_shuffle\] .* factor must be at least 1 and have a square that divides"),
         (
             lambda: nn.MultiheadAttention(7, 2),
             (),
-            r"\[MultiheadAttention\] the width must be a multiple of the number of heads; width=7, heads=2",
+            r"\[MultiheadAttention\] the number of heads must be at least 1 and divide the width; width=7, heads=2",
         ),
         (lambda: nn.RotaryAttention(6, 2), (), r"\[RotaryAttention\] the head size must be even"),
         (lambda: nn.LeNet(image_size=8), (), r"\[LeNet\] images must be at least 12 x 12; image_size=8"),
         (lambda: nn.ViT(image_size=30), (), r"\[ViT\] patch_size must divide image_size"),
-        (lambda: nn.Embedding(3, 2, padding_idx=3), (), r"\[Embedding\] padding_idx must be in the table"),
+        (lambda: nn.Embedding(3, 2, padding_idx=3), (), r"\[Embedding\] padding_idx must be from -num_embeddings to num_embeddings - 1"),
     ],
 )
 def test_wrong_shapes_are_told(make, shape, text):
@@ -168,7 +168,7 @@ def test_wrong_shapes_are_told(make, shape, text):
         (lambda: nn.Conv2d(3, 4, 3, padding_mode="mirror"), r"\[Conv2d\] unknown padding_mode; padding_mode='mirror'; known: zeros"),
         (lambda: nn.RNN(3, 4, nonlinearity="gelu"), r"\[RNN\] nonlinearity must be tanh or relu"),
         (lambda: nn.MSELoss("avg"), r"\[MSELoss\] reduction must be mean, sum or none; reduction='avg'"),
-        (lambda: nn.Upsample(), r"\[Upsample\] either size or scale_factor must be given"),
+        (lambda: nn.Upsample(), r"\[Upsample\] exactly one of size and scale_factor is required"),
         (lambda: nn.ResNet(nn.BasicBlock, [1, 1], 10), r"\[ResNet\] layers must have four numbers"),
         (lambda: nn.ResNet18(stem="mnist"), r"\[ResNet\] stem must be imagenet or cifar"),
         (lambda: nn.TransformerBlock(8, 2, norm="batch"), r"\[TransformerBlock\] unknown norm; norm='batch'; known: layer, rms"),

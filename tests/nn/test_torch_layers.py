@@ -227,11 +227,11 @@ def test_ctc_of_an_impossible_target():
     (lambda: F.conv3d(netcl.ones(1, 2, 3, 3), netcl.ones(1, 2, 1, 1, 1)), r"\[conv3d\] input must have 5 dimensions .*, got 4"),
     (lambda: F.conv3d(netcl.ones(1, 2, 2, 3, 3), netcl.ones(1, 2, 3, 1, 1)), "the kernel must fit the input, got 3 depths for 2"),
     (lambda: F.max_pool3d(netcl.ones(1, 2, 3, 3), 2), r"\[max_pool3d\] input must have 5 dimensions"),
-    (lambda: nn.Conv3d(2, 3, (1, 2)), r"\[conv\] kernel_size must be a number or one per axis; axes=3"),
+    (lambda: nn.Conv3d(2, 3, (1, 2)), r"\[conv\] kernel_size must be an integer, or one per axis; axes=3"),
     (lambda: F.max_unpool2d(netcl.ones(1, 1, 2, 2), netcl.ones(1, 1, 2, 1), 2), r"\[max_unpool2d\] input and indices must have the same"),
     (lambda: F.embedding_bag(netcl.tensor([1]), netcl.ones(2, 3)), r"\[embedding_bag\] input must have 2 axes, or 1 axis and offsets"),
     (lambda: F.embedding_bag(netcl.tensor([[1]]), netcl.ones(2, 3), per_sample_weights=netcl.ones(1, 1)), 'mode must be "sum"'),
-    (lambda: nn.AdaptiveLogSoftmaxWithLoss(4, 9, [3, 3]), r"\[AdaptiveLogSoftmaxWithLoss\] cutoffs must be different, ascending"),
+    (lambda: nn.AdaptiveLogSoftmaxWithLoss(4, 9, [3, 3]), r"\[AdaptiveLogSoftmaxWithLoss\] cutoffs must be one or more ascending"),
     (lambda: nn.utils.rnn.pack_padded_sequence(netcl.ones(3, 2, 1), [1, 3]), r"lengths must be in descending order; lengths=\[1, 3\]"),
     (lambda: nn.utils.rnn.pack_padded_sequence(netcl.ones(3, 2, 1), [4, 1]), "a length between 1 and the steps of the input"),
 ])  # fmt: skip
@@ -354,5 +354,5 @@ def test_orthogonal_weights(shape, kind):
         assert original.grad.abs().sum().item() > 0
         with netcl.no_grad():
             original += original.grad
-    with pytest.raises(ValueError, match=r"\[orthogonal\] the weight must be a matrix, and the map matrix_exp or cayley"):
+    with pytest.raises(ValueError, match=r"\[orthogonal\] the weight must be a matrix, the map matrix_exp or cayley"):
         nn.utils.parametrizations.orthogonal(nn.Linear(2, 2), orthogonal_map="householder")

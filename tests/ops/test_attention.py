@@ -9,6 +9,7 @@ import pytest
 
 import netcl.autograd as ag
 from netcl import ops
+from netcl.core.errors import ShapeError
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor
 
@@ -158,3 +159,11 @@ def test_a_cache_is_written_behind_its_end_and_read_up_to_it(queue):
         lengths += new
     np.testing.assert_array_equal(keys.to_host()[1, :, :78], k[1, :, :78])
     np.testing.assert_array_equal(values.to_host()[0, :, 69:], 0)
+
+
+@pytest.mark.parametrize("cache", [(1, 2, 9, 4), (2, 2, 2, 4), (2, 2, 9), (2, 3, 9, 4)])
+def test_a_packed_projection_must_fit_the_cache(queue, cache):
+    """Another batch, more new positions than the cache has, a cache without heads, and heads that do not divide."""
+    keys, values = (Tensor.zeros(cache, queue=queue) for _ in range(2))
+    with pytest.raises(ShapeError, match=r"\[cached_attention\] without k and v, q must be \(batch, new, "):
+        ops.cached_attention(Tensor.zeros((2, 3, 32), queue=queue), None, None, keys, values, Tensor.zeros((2,), "int32", queue=queue))

@@ -320,7 +320,7 @@ def test_errors(device):
         ops.leaky_relu(a, "x")
     with pytest.raises(ValueError, match=r'^\[gelu\] approximate must be "none" or "tanh"; approximate=\'exact\'$'):
         ops.gelu(a, approximate="exact")
-    with pytest.raises(ValueError, match=r"^\[clamp\] at least one of min and max must be a number"):
+    with pytest.raises(ValueError, match=r"^\[clamp\] min or max must be given"):
         ops.clamp(a)
     for number, name in ((2**32, "int32"), (2**63, "int64")):
         x = Tensor.from_host(queue, np.ones(3, name))

@@ -327,7 +327,7 @@ def test_einsum_has_gradients(case, rng):
     [
         ("ij,jk->ik", [(2, 3)], r"\[einsum\] the equation expected 2 operands, got 1"),
         ("ij,jk->ik", [(2, 3), (4, 5)], r"\[einsum\] axes of one label must have the same size, got 3 and 4 for j"),
-        ("ij->ik", [(2, 3)], r"\[einsum\] every label of the result must be in an operand, and only once"),
+        ("ij->ik", [(2, 3)], r"\[einsum\] the result must name labels of the operands, each at most once"),
         ("i->i", [(2, 3)], r"\[einsum\] an operand must have one label per axis, got 1 labels for 2 axes"),
         ("i1->i", [(2, 3)], r"\[einsum\] the equation must consist of letters"),
         ("ijk...->i", [(2, 3)], r"\[einsum\] every operand must have an axis per label"),
@@ -355,7 +355,7 @@ def test_the_built_kernel_multiplies(cl_device, tile, dtype, rng):
 
 
 def test_a_tile_no_device_has_is_refused(cl_device):
-    with pytest.raises(ShapeError, match=r"\[build_matmul_kernel\] the device has no work-groups of tile x tile items; tile=100"):
+    with pytest.raises(ShapeError, match=r"\[build_matmul_kernel\] tile must be from 1 to 64, .*; tile=100"):
         build_matmul_kernel(cl_device.context, tile=100)
 
 

@@ -50,9 +50,9 @@ def test_expressions_outside_the_language_name_the_op(fwd, text):
     [
         ({"let": {"t": "v0 + out"}}, "unknown name 'out'"),
         ({"let": {"t": "u", "u": "v0"}}, "unknown name 'u'"),
-        ({"let": {"out": "v0"}}, "cannot be called 'out'"),
-        ({"params": {"g": 1.0}}, "cannot be called 'g'"),
-        ({"params": {"Alpha": 1.0}}, "cannot be called 'Alpha'"),
+        ({"let": {"out": "v0"}}, "must have lower-case names that are not taken, got 'out'"),
+        ({"params": {"g": 1.0}}, "must have lower-case names that are not taken, got 'g'"),
+        ({"params": {"Alpha": 1.0}}, "must have lower-case names that are not taken, got 'Alpha'"),
         ({"vjp": ("g * gamma",)}, "unknown name 'gamma'"),
         ({"vjp": ("g ** 2",)}, "Pow is not"),
         ({"inputs": ("a", "b")}, "one name per vjp"),
@@ -128,7 +128,7 @@ def test_structured_rows_read_their_inputs_from_the_annotations():
         made = REGISTRY["scale_for_test"]
         assert made.inputs == ("x", "w") and made.saved() == {"w"} and made.doc == "Doc." and made.differentiable
         assert made.bind(1, axis=3) == ((1, None), {"axis": 3})
-        with pytest.raises(ValueError, match=r"^\[twice\] its vjp asks for 'y'"):
+        with pytest.raises(ValueError, match=r"^\[twice\] its vjp has the unknown parameter 'y'"):
             op(vjp=lambda F, y: None, ref=None, name="twice")(scale)
         with pytest.raises(ValueError, match=r"^\[twice\] the first parameter of its vjp must be F"):
             op(vjp=lambda g: None, ref=None, name="twice")(scale)

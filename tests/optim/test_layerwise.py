@@ -131,7 +131,7 @@ def test_adafactor_refuses_other_states(queue):
     del saved["col_var"]
     with pytest.raises(ValueError, match="the state of parameter 0 must have 'col_var'"):
         opt.load_state_dict({**state, "state": {0: saved}})
-    with pytest.raises(ShapeError, match="'row_var' of parameter 0 has another shape"):
+    with pytest.raises(ShapeError, match="'row_var' of parameter 0 must have the shape that the optimizer expects"):
         opt.load_state_dict({**state, "state": {0: {**saved, "col_var": saved["row_var"], "row_var": np.ones((2, 1), np.float32)}}})
 
 

@@ -481,9 +481,9 @@ def test_a_state_that_does_not_fit_changes_nothing(queue):
         return {**good, **changes}
 
     entry = dict(good["state"][3])
-    with pytest.raises(ValueError, match=r"the state must have the same parameter groups; parameters_of_groups=\[7\], saved=\[2, 5\]"):
+    with pytest.raises(ValueError, match=r"every group of the state must have as many .*; parameters_of_groups=\[7\], saved=\[2, 5\]"):
         opt.load_state_dict(bad(param_groups=[{"params": [0, 1]}, {"params": [2, 3, 4, 5, 6]}]))
-    with pytest.raises(ShapeError, match=r"'exp_avg' of parameter 3 has another shape .*; state=\(2,\), parameter=\(4, 5\)"):
+    with pytest.raises(ShapeError, match=r"'exp_avg' of parameter 3 must have the shape .*; state=\(2,\), expected=\(4, 5\)"):
         opt.load_state_dict(bad(state={**good["state"], 3: {**entry, "exp_avg": np.zeros(2)}}))
     with pytest.raises(ValueError, match=r"unknown entry 'square_avg' in the state of parameter 3; known are exp_avg, exp_avg_sq"):
         opt.load_state_dict(bad(state={**good["state"], 3: {"square_avg": np.zeros((4, 5))}}))

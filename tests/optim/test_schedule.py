@@ -226,7 +226,7 @@ def test_last_epoch_resumes_from_the_groups():
             {"base_lr": 0.1, "max_lr": 1.0, "mode": "up", "cycle_momentum": False},
             r"mode must be one of triangular, .*; mode='up'",
         ),
-        ("SequentialLR", {"schedulers": [], "milestones": []}, r"one milestone between two schedulers; schedulers=0, milestones=0"),
+        ("SequentialLR", {"schedulers": [], "milestones": []}, r"one milestone fewer than schedulers; schedulers=0, milestones=0"),
         ("LambdaLR", {"lr_lambda": [abs]}, r"\[LambdaLR\] lr_lambda must have one value per parameter group; given=1, groups=2"),
         ("ReduceLROnPlateau", {"mode": "up"}, r"\[ReduceLROnPlateau\] mode must be 'min' or 'max', and threshold_mode .*; mode='up'"),
         ("ReduceLROnPlateau", {"factor": 1.0}, r"\[ReduceLROnPlateau\] factor must be a number, at least 0 and below 1; factor=1.0"),
@@ -260,7 +260,7 @@ def test_a_cycle_ends():
     schedule = optim.OneCycleLR(opt, 1.0, total_steps=3)
     for _ in range(3):
         schedule.step()
-    with pytest.raises(ValueError, match=r"\[OneCycleLR\] step must be below total_steps; step=4, total_steps=3"):
+    with pytest.raises(ValueError, match=r"\[OneCycleLR\] step must be at most total_steps; step=4, total_steps=3"):
         schedule.step()
     with pytest.raises(ValueError, match=r"\[OneCycleLR\] the optimizer must have momentum or betas; pass cycle_momentum=False"):
         optim.OneCycleLR(Bare([leaf()], {"lr": 0.1, "weight_decay": 0.0}), 1.0, total_steps=3)

@@ -214,7 +214,8 @@ def check_expression(expression: str, arity: int, op: str = "elementwise") -> No
         sign = token["sign"] or ""
         depth += (sign == "(") - (sign == ")")
         if depth < 0 or (sign == "," and not depth):
-            raise KernelBuildError(message(op, f"{sign!r} must close an open parenthesis", expression=repr(expression)))
+            what = f"{sign!r} must {'close' if sign == ')' else 'be inside'} an open parenthesis"
+            raise KernelBuildError(message(op, what, expression=repr(expression)))
         if sign in ("*", "&") and before in _OPENING:
             raise KernelBuildError(message(op, f"{sign!r} needs a value on its left", expression=repr(expression)))
         position, before = token.end(), sign or "value"

@@ -61,7 +61,7 @@ def program_count() -> int:
 
 
 def compiling() -> tuple[int, str] | None:
-    """Return what the driver compiles at this moment: the number of the program, as :func:`program_count` counts, and its kernels."""
+    """Return the number (as :func:`program_count` counts) and the kernels of the program that the driver compiles now, or ``None``."""
     _first_launches[:] = [launch for launch in _first_launches if launch[2].command_execution_status > 0]  # neither complete nor failed
     return _building or (_first_launches[0][:2] if _first_launches else None)
 

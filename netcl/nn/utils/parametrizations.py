@@ -47,7 +47,7 @@ class _Orthogonal(Module):
         return ag.transpose(q, -2, -1) if wide else q
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """Return the weight that gives ``base``: the nearest orthogonal matrix."""
+        """Set ``base`` to the orthogonal factor of ``weight``; returns the parameter that gives ``base``."""
         tall = ag.transpose(weight, -2, -1) if weight.shape[-2] < weight.shape[-1] else weight
         rows, columns = tall.shape[-2:]
         rest = ag.randn(*tall.shape[:-1], rows - columns, dtype=tall.dtype, queue=tall.queue)
@@ -60,6 +60,6 @@ def orthogonal(module: Module, name: str = "weight", orthogonal_map: str | None 
     """Keep the rows or columns of a matrix orthonormal, by ``matrix_exp`` or ``cayley`` of a skew-symmetric matrix."""
     kind, weight = orthogonal_map or "matrix_exp", getattr(module, name)
     if kind not in ("matrix_exp", "cayley") or weight.ndim != 2 or not use_trivialization:
-        what, remedy = "the weight must be a matrix, and the map matrix_exp or cayley", "leave use_trivialization on"
-        raise ShapeError(message("orthogonal", what, remedy, orthogonal_map=kind, shape=weight.shape))
+        what = "the weight must be a matrix, the map matrix_exp or cayley, and use_trivialization True"
+        raise ShapeError(message("orthogonal", what, orthogonal_map=kind, shape=weight.shape))
     return register_parametrization(module, name, _Orthogonal(kind))

@@ -112,7 +112,7 @@ def remove_parametrizations(module: Any, tensor_name: str, leave_parametrized: b
         raise ValueError(message("remove_parametrizations", f"{tensor_name!r} of {type(module).__name__} is not parametrized"))
     originals = module.parametrizations[tensor_name].originals()
     if not leave_parametrized and len(originals) > 1:
-        raise ValueError(message("remove_parametrizations", "it must be computed from one tensor", "pass leave_parametrized=True"))
+        raise ValueError(message("remove_parametrizations", f"{tensor_name!r} must have one original", "pass leave_parametrized=True"))
     value = getattr(module, tensor_name) if leave_parametrized else originals[0]
     del module.parametrizations[tensor_name]
     if not len(module.parametrizations):
@@ -221,7 +221,7 @@ class SpectralNorm(Module):
 
 
 def spectral_form(module: Module, name: str, rounds: int, eps: float, dim: int | None, older: bool = False) -> SpectralNorm:
-    """The spectral norm of a parameter; rows are the results: the first axis, or the second one in transposed convolutions."""
+    """Return the spectral norm of a parameter as a matrix, whose rows are the first axis, or the second in transposed convolutions."""
     axis = dim if dim is not None else int(getattr(module, "transposed", False))
     return SpectralNorm(getattr(module, name).detach(), rounds, axis, eps, older)
 

@@ -156,7 +156,7 @@ _ATTENTION_GRAD_SAMPLES = [
 ]
 _ATTENTION_ERRORS = [
     (S((2, 3, 4), (2, 5, 6), (2, 5, 6)), r"q and k must have the same head size, got 4 and 6"),
-    (S((3, 3, 4), (2, 5, 4), (2, 5, 4)), r"k and v must have the batch axes of q, or a divisor of its heads"),
+    (S((3, 3, 4), (2, 5, 4), (2, 5, 4)), r"k and v must have the batch axes of q and a divisor of its heads"),
     (S((2, 3, 300), (2, 5, 300), (2, 5, 300)), r"head sizes must be at most 256"),
     (S((2, 3, 4), (2, 5, 4), (2, 5, 4), (4, 5)), r"the mask cannot be broadcast to the scores; mask=\(4, 5\), scores=\(2, 3, 5\)"),
 ]
@@ -212,8 +212,9 @@ def attention_grad(
     upstream, q, k, v, mask, result, logarithms, through = launch.as_tensors(name, upstream, q, k, v, mask, result, logarithms, through)
     sizes = attention_geometry(name, q, k, v)
     place, factor = mask_of(name, mask, q, sizes), score_scale(scale, sizes.depth)
-    if upstream.shape != (*q.shape[:-1], sizes.depth_v) or upstream.shape != result.shape:
-        raise ShapeError(message(name, "upstream must have the shape of the result", upstream=upstream.shape, result=result.shape))
+    shape = (*q.shape[:-1], sizes.depth_v)
+    if upstream.shape != shape or result.shape != shape:
+        raise ShapeError(message(name, f"upstream and result must have shape {shape}", upstream=upstream.shape, result=result.shape))
     if q.backend == "cpu":
         given = (upstream, q, k, v, place.tensor, result, logarithms, through)
         return launch.run_cpu(attention_grad_cpu, *given, dtype=q.dtype, sizes=sizes, place=place, causal=causal, scale=factor)
@@ -256,9 +257,10 @@ def scaled_dot_product_attention(
     F: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, attn_mask: Any = None, causal: bool = False,
     is_causal: bool = False, scale: float | None = None, dropout_p: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """``softmax(q k' / sqrt(D) + mask) v`` over the last two axes of ``(..., N, D)`` queries, ``(..., M, D)`` keys and values.
+    """``softmax(q k' scale + mask) v`` over the last two axes of ``(..., N, D)`` queries and ``(..., M, D)`` keys and values.
 
     ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``: true where a key takes part, or numbers added to the scores.
+    ``scale`` is ``1 / sqrt(D)`` by default.
     ``causal`` (torch's ``is_causal``) lets query i see keys up to i. k and v may have fewer heads than q (grouped queries). A row
     that sees no key gives 0. With ``dropout_p`` the probabilities are kept as a matrix; without it nothing of that size is.
 

@@ -31,7 +31,7 @@ def round_positions(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cached_ref(q, k, v, keys, values, lengths, key_scales=None, value_scales=None, scale=None, window=0, softcap=0.0):
-    """Position by position; the operands are not changed."""
+    """Compute the attention position by position, without writing to the cache."""
     if key_scales is not None:
         keys, values = (codes.astype(np.float64) * scales for codes, scales in ((keys, key_scales), (values, value_scales)))
     if k is None:
@@ -57,7 +57,7 @@ def _cached_ref(q, k, v, keys, values, lengths, key_scales=None, value_scales=No
 
 
 def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *scales: Any, **options: Any) -> Any:
-    """The op on NumPy, cache included."""
+    """Compute the attention with NumPy and write the new keys and values into the cache."""
     wide = [None if x is None else np.asarray(x, np.float64) for x in (q, k, v, keys, values)]
     result = _cached_ref(*wide, lengths, *scales, **options)  # type: ignore[call-arg]
     if k is None:
@@ -74,10 +74,15 @@ def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *s
 
 
 def _check_packed(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
-    size, groups = keys.shape[3], keys.shape[1]
-    heads = q.shape[2] // size - 2 * groups if q.ndim == 3 else 0
-    if keys.shape != values.shape or heads < 1 or heads % groups or q.shape[2] % size or not 0 < q.shape[1] <= keys.shape[2]:
-        what = "a projection must be (batch, new, (heads + 2 * heads of keys) * size) with the heads and the size of the cache"
+    fits = q.ndim == 3 and keys.ndim == 4 and keys.shape == values.shape and keys.shape[0] == q.shape[0] and min(keys.shape[1:]) > 0
+    if fits:
+        heads, rest = divmod(q.shape[2], keys.shape[3])
+        fits = not rest and heads > 2 * keys.shape[1] and not heads % keys.shape[1] and 0 < q.shape[1] <= keys.shape[2]
+    if not fits:
+        what = (
+            "without k and v, q must be (batch, new, (heads + 2 * groups) * size) for keys and values of (batch, groups, positions, size), "
+            "with heads a multiple of groups and new from 1 to positions"
+        )
         raise ShapeError(message("cached_attention", what, q=q.shape, keys=keys.shape, values=values.shape))
     _check_lengths(q, lengths)
 
@@ -91,13 +96,14 @@ def _check_lengths(q: Tensor, lengths: Tensor) -> None:
 def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
     shapes: dict[str, Any] = {name: t.shape for name, t in (("q", q), ("k", k), ("v", v), ("keys", keys), ("values", values))}
     if any(len(shape) != 4 for shape in shapes.values()) or q.shape[1] % max(1, k.shape[1]):
-        what = "q must be (batch, heads, new, size); k, v and the cache must have the same axes, and heads that divide those of q"
+        what = "q, k, v, keys and values must be (batch, heads, positions, size), and k must have heads that divide those of q"
         raise ShapeError(message("cached_attention", what, **shapes))
     batch, _, new, depth = q.shape
     fits = k.shape[0] == batch and k.shape[2:] == (new, depth) and v.shape[:3] == k.shape[:3]
     same = all(c.shape[:2] == t.shape[:2] and c.shape[3] == t.shape[3] for c, t in ((keys, k), (values, v)))
     if not fits or not same or keys.shape[2] != values.shape[2] or not 0 < new <= keys.shape[2]:
-        raise ShapeError(message("cached_attention", "q, k, v and the cache must agree in batch, heads, positions and sizes", **shapes))
+        what = "q, k, v and the cache must agree in batch, heads, positions and sizes, and at least 1 new position must fit the cache"
+        raise ShapeError(message("cached_attention", what, **shapes))
     _check_lengths(q, lengths)
 
 
@@ -107,7 +113,7 @@ def _check_scales(keys: Tensor, values: Tensor, scales: tuple[Tensor | None, Ten
         if scale is not None:
             launch.check_dtype("cached_attention", scale, name=name)
         if (None if scale is None else scale.shape) != wanted:
-            what = f"{name} must have shape {wanted}" if wanted else f"{name} is for a cache of int8"
+            what = f"{name} must have shape {wanted}" if wanted else f"{name} must be None unless the cache is int8"
             raise ShapeError(message("cached_attention", what, shape=None if scale is None else scale.shape, cache=cache.dtype))
 
 
@@ -140,7 +146,7 @@ def _coded_sample(q: tuple[int, ...], cache: tuple[int, ...], **options: Any) ->
     errors=[(S((1, 3, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), (1,), **_T), r"heads that divide those of q"),
             (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 4), (1, 2, 9, 8), (1,), **_T), r"q, k, v and the cache must agree"),
             (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), np.zeros(1, np.int32), (1, 2, 9, 1)),
-             r"key_scales is for a cache of int8")],
+             r"key_scales must be None unless the cache is int8")],
 )  # fmt: skip
 def cached_attention(
     q: Tensor, k: Tensor | None, v: Tensor | None, keys: Tensor, values: Tensor, lengths: Tensor, key_scales: Tensor | None = None,
@@ -152,7 +158,8 @@ def cached_attention(
       With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * heads of keys) * size)``, and
       the result is ``(batch, new, heads * size)``.
     - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place. A cache of int8 has **key_scales** and
-      **value_scales** ``(batch, heads of k, positions, 1)``: a position is rounded when it is written, and counts as given before.
+      **value_scales** ``(batch, heads of k, positions, 1)``: a position is rounded when it is written, but the call that
+      writes it uses the exact values.
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
       works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.

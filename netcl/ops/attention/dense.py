@@ -18,7 +18,7 @@ QUERIES = 256  # rows of scores that the NumPy backend holds at a time
 
 
 def _heads(q: np.ndarray, k: np.ndarray) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return the index of every query head and of the key head it uses."""
+    """Yield the index of every query head and of the key head it uses."""
     for index in np.ndindex(*q.shape[:-2]):
         yield index, (*index[:-1], index[-1] * k.shape[-3] // q.shape[-3]) if index else ()
 

@@ -37,7 +37,7 @@ class HeadSizes(NamedTuple):
 
     @property
     def query_shape(self) -> tuple[int, int, int]:
-        """Heads of keys, query heads sharing each, and rows, under the batch axis."""
+        """The axes of the queries after the batch: key heads, the query heads that share each, and rows."""
         return (self.kv_heads, self.sharing, self.n)
 
 
@@ -56,7 +56,7 @@ def attention_geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> HeadSizes:
         raise ShapeError(message(op, f"head sizes must be at most {LARGEST}", **shapes))
     heads, kv_heads = (t.shape[-3] if t.ndim > 2 else 1 for t in (q, k))
     if q.shape[:-3] != k.shape[:-3] or (heads != kv_heads and (not kv_heads or heads % kv_heads)):
-        raise ShapeError(message(op, "k and v must have the batch axes of q, or a divisor of its heads", **shapes))
+        raise ShapeError(message(op, "k and v must have the batch axes of q and a divisor of its heads", **shapes))
     sharing = heads // kv_heads if kv_heads else 1
     return HeadSizes(math.prod(q.shape[:-3]), heads, sharing, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
 

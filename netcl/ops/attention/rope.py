@@ -37,7 +37,7 @@ def _frequencies_on(x: Tensor, base: float, given: Tensor | None) -> Tensor:
 
 
 def _rope_sizes(x: Tensor, positions: Tensor | None) -> tuple[int, int, int]:
-    """Rows are (outer, heads, n): positions may differ along outer."""
+    """Return the sizes of the rows as ``(outer, heads, n)``; positions may differ along ``outer``."""
     n = x.shape[-2]
     if positions is None or positions.shape == (n,):
         return 1, math.prod(x.shape[:-2]), n
@@ -47,7 +47,7 @@ def _rope_sizes(x: Tensor, positions: Tensor | None) -> tuple[int, int, int]:
 
 
 def _rope_ref(x, positions=None, frequencies=None, base=10000.0, offset=0, interleaved=False, inverse=False, heads=None):
-    """Pairs as complex numbers, times ``exp(i angle)``."""
+    """Multiply the pairs, as complex numbers, by ``exp(i angle)``."""
     if heads is not None:
         part = _rope_ref(x[..., :heads, :, :], positions, frequencies, base, offset, interleaved, inverse)
         return np.concatenate([part, x[..., heads:, :, :]], -3)
@@ -91,7 +91,7 @@ def _rope_vjp(F, g, positions, frequencies, base, offset, interleaved, inverse, 
     errors=[(S((5, 7)), r"\[rope\] x must be \(..., N, D\) with an even D; x=\(5, 7\)"),
             (S((2, 5, 4), (4,), dtypes=(None, "int64")), r"\[rope\] positions must be \(N,\) or \(B, N\) for x of \(B, ..., N, D\)"),
             (S((5, 8), None, (3,)), r"\[rope\] frequencies must be \(D / 2,\); frequencies=\(3,\), x=\(5, 8\)"),
-            (S((2, 5, 4), heads=1), r"\[rope\] heads needs x of \(B, heads, N, D\) and positions of \(B, N\); heads=1")],
+            (S((2, 5, 4), heads=1), r"\[rope\] heads must be from 0 to the heads of x, for x of \(B, heads, N, D\) .*; heads=1")],
 )  # fmt: skip
 def rope(
     x: Tensor, positions: Tensor | None = None, frequencies: Tensor | None = None, *, base: float = 10000.0, offset: int = 0,
@@ -102,8 +102,8 @@ def rope(
     A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
     ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
     ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
-    ``inverse`` turns back, which is also the gradient. Of x of ``(B, heads, N, D)`` with
-    positions of ``(B, N)``, the first ``heads`` heads can be turned alone.
+    ``inverse`` rotates back, as the gradient does. ``heads`` rotates only the first ``heads`` heads; it needs x of ``(B, heads, N, D)``
+    and positions of ``(B, N)``.
 
     >>> from netcl import ops
     >>> ops.rope([[1.0, 0.0]]).tolist()
@@ -117,7 +117,8 @@ def rope(
         raise ShapeError(message("rope", "frequencies must be (D / 2,)", frequencies=frequencies.shape, x=x.shape))
     outer, rows, n = _rope_sizes(x, positions)
     if heads is not None and (x.ndim != 4 or positions is None or positions.ndim != 2 or not 0 <= heads <= rows):
-        raise ShapeError(message("rope", "heads needs x of (B, heads, N, D) and positions of (B, N)", heads=heads, x=x.shape))
+        what = "heads must be from 0 to the heads of x, for x of (B, heads, N, D) and positions of (B, N)"
+        raise ShapeError(message("rope", what, heads=heads, x=x.shape, positions=None if positions is None else positions.shape))
     if x.backend == "cpu":
         return launch.run_cpu(_rope_cpu, x, positions, frequencies, base=base, offset=offset, interleaved=interleaved, inverse=inverse,
                               heads=heads)  # fmt: skip

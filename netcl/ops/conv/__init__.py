@@ -23,7 +23,7 @@ def _conv_tensors(name: str, **tensors: Tensor | None) -> list[Any]:
     for label, t in others:
         if t.dtype != x.dtype:
             remedy = "cast one to the dtype of the other"
-            raise DtypeError(message(name, f"{label} must be {x.dtype} as {first}, got {t.dtype}", remedy, **{f"{label}.shape": t.shape}))
+            raise DtypeError(message(name, f"{label} must be {x.dtype} like {first}, got {t.dtype}", remedy, **{f"{label}.shape": t.shape}))
     return given
 
 
@@ -104,14 +104,14 @@ _CONV_SAMPLES = [
 _CONV_ERRORS: list[Any] = [
     (S((8, 4, 32, 32), (16, 3, 3, 3)),
      r"\[conv2d\] weight expects 3 input channels, x has 4; x.shape=\(8, 4, 32, 32\), w.shape=\(16, 3, 3, 3\)"),
-    (S((3, 8), (4, 3, 3, 3)), r"\[conv2d\] x and the weight must have four dimensions; x.shape=\(3, 8\), w.shape=\(4, 3, 3, 3\)"),
+    (S((3, 8), (4, 3, 3, 3)), r"\[conv2d\] x must have 4 dimensions \(or 3, .* the weight 4; x.shape=\(3, 8\), w.shape=\(4, 3, 3, 3\)"),
     (S((1, 4, 8, 8), (6, 1, 3, 3), groups=4), r"\[conv2d\] the number of filters must be a multiple of groups, got 6 and 4"),
     (S((1, 1, 2, 5), (1, 1, 3, 3)), r"\[conv2d\] the kernel must fit the padded input, got 3 x 3 pixels for an input of 2 x 5"),
     (S((1, 1, 5, 5), (1, 1, 3, 3), stride=0), r"\[conv2d\] stride must be at least 1; stride=0"),
     (S((1, 1, 5, 5), (1, 1, 3, 3), padding="full"), r"\[conv2d\] padding must be a number, a pair, 'same' or 'valid'; padding='full'"),
     (S((1, 1, 5, 5), (1, 1, 3, 3), padding="same", stride=2), r"\[conv2d\] padding='same' requires stride 1; stride=\(2, 2\)"),
     (S((1, 1, 5, 5), (2, 1, 3, 3), (3,)), r"\[conv2d\] bias must have one value for each of 2 filters; bias.shape=\(3,\)"),
-    (S((1, 1, 5, 5), (2, 1, 3, 3), dtypes=("float32", "float16")), r"\[conv2d\] w must be float32 as x, got float16"),
+    (S((1, 1, 5, 5), (2, 1, 3, 3), dtypes=("float32", "float16")), r"\[conv2d\] w must be float32 like x, got float16"),
     (S((1, 1, 5, 5), (2, 1, 3, 3), dtypes="int32", low=0, high=9), r"\[conv2d\] x must have a dtype that this op accepts; dtype=int32"),
 ]  # fmt: skip
 
@@ -227,7 +227,7 @@ def conv2d_weight_grad(
     dy, x = _conv_tensors(name, dy=dy, x=x)
     options = _conv_options(stride, padding, dilation, groups)
     if dy.ndim != 4 or x.ndim != 4 or options[3] < 1 or x.shape[1] % options[3]:
-        what = "dy and x must have four dimensions, and groups must divide the channels"
+        what = "dy and x must have four dimensions, and groups must be at least 1 and divide the channels of x"
         raise ShapeError(message(name, what, **{"dy.shape": dy.shape, "x.shape": x.shape, "groups": groups}))
     g = geometry(name, x.shape, (dy.shape[1], x.shape[1] // options[3], *pair(name, "kernel", frozen(kernel), 1)), *options)
     if g.y_shape != dy.shape:
@@ -265,7 +265,7 @@ def _transpose_vjp(F, g, x, w, bias_shape, needs, stride, padding, groups, dilat
     errors=[
         (S((1, 4, 5, 5), (3, 4, 3, 3)), r"\[conv_transpose2d\] weight expected 3 input channels, got 4"),
         (S((1, 4, 5, 5), (4, 4, 3, 3), output_padding=1), r"\[conv_transpose2d\] output_padding must be smaller than the stride; "),
-        (S((4, 5), (4, 4, 3, 3)), r"\[conv_transpose2d\] x and the weight must have four dimensions; "),
+        (S((4, 5), (4, 4, 3, 3)), r"\[conv_transpose2d\] x must have 4 dimensions \(or 3, without a batch\) and the weight 4; "),
         (S((1, 4, 1, 1), (4, 4, 1, 1), padding=1), r"\[conv_transpose2d\] the result must not be empty, got -1 x -1 pixels"),
         (S((1, 4, 5, 5), (4, 2, 3, 3), (3,)), r"\[conv_transpose2d\] bias must have one value for each of 2 filters; bias.shape=\(3,\)"),
     ])  # fmt: skip
@@ -312,8 +312,9 @@ def _ref_conv1d(x, w, bias=None, *, stride=1, padding=0, dilation=1, groups=1):
 def _signals(F: Any, name: str, x: Any, w: Any) -> Any:
     """Return signals as images of height 1; a single signal without a batch axis becomes one image."""
     if len(x.shape) not in (2, 3) or len(w.shape) != 3:
-        remedy = "x is (batch, channels, length), w is (filters, channels / groups, length)"
-        raise ShapeError(message(name, "x and the weight must have three dimensions", remedy, **{"x.shape": x.shape, "w.shape": w.shape}))
+        axes = "(filters, channels / groups, length)" if name == "conv1d" else "(channels, filters / groups, length)"
+        what, remedy = "x must have 3 dimensions (or 2, without a batch) and the weight 3", f"x is (batch, channels, length), w is {axes}"
+        raise ShapeError(message(name, what, remedy, **{"x.shape": x.shape, "w.shape": w.shape}))
     return F.unsqueeze(x, -2)
 
 
@@ -327,7 +328,7 @@ def _for_images(stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
         S((1, 4, 257), (6, 2, 5), groups=2, dilation=3),
         S((2, 4, 9), (4, 1, 4), groups=4, padding="same"),
     ],
-    errors=[(S((2, 3, 4, 5), (4, 3, 3)), r"\[conv1d\] x and the weight must have three dimensions; x.shape=\(2, 3, 4, 5\)")])  # fmt: skip
+    errors=[(S((2, 3, 4, 5), (4, 3, 3)), r"\[conv1d\] x must have 3 dimensions \(or 2, .*; x.shape=\(2, 3, 4, 5\)")])  # fmt: skip
 def conv1d(
     F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int | str = 0, dilation: int = 1, groups: int = 1
 ) -> Tensor:
@@ -343,7 +344,7 @@ def _ref_transpose1d(x, w, bias=None, *, stride=1, padding=0, output_padding=0, 
 
 @composite(ref=_ref_transpose1d, amp="half",
     samples=[S((2, 4, 7), (4, 3, 3), (3,), stride=2, padding=1, output_padding=1), S((1, 4, 9), (4, 2, 4), groups=2, dilation=2)],
-    errors=[(S((3,), (4, 3, 3)), r"\[conv_transpose1d\] x and the weight must have three dimensions; ")])  # fmt: skip
+    errors=[(S((3,), (4, 3, 3)), r"\[conv_transpose1d\] x must have 3 dimensions \(or 2, without a batch\)")])  # fmt: skip
 def conv_transpose1d(
     F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: int = 1, padding: int = 0, output_padding: int = 0,
     groups: int = 1, dilation: int = 1,
@@ -397,7 +398,7 @@ def _col2im_vjp(F, g, kernel, stride, padding, dilation):
         S((1, 12, 6), size=(9, 8), kernel=(2, 3), stride=(2, 3), dilation=(3, 1)),
     ],
     errors=[
-        (S((1, 10, 6), size=(4, 4), kernel=(3, 3)), r"\[col2im\] the rows of cols must be a multiple of a 3 x 3 window, got 10"),
+        (S((1, 10, 6), size=(4, 4), kernel=(3, 3)), r"\[col2im\] cols must have 3 dimensions, the second a multiple of the 9 values"),
         (S((1, 9, 6), size=(4, 4), kernel=(3, 3)), r"\[col2im\] cols must have 4 windows for an image of \(4, 4\), got 6"),
     ])  # fmt: skip
 def col2im(cols: Tensor, *, size: Pair, kernel: Pair, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1) -> Tensor:
@@ -406,8 +407,8 @@ def col2im(cols: Tensor, *, size: Pair, kernel: Pair, stride: Pair = 1, padding:
     launch.check_dtype("col2im", cols, (*launch.FLOATS, "int32", "int64"), "cols")
     window, size = pair("col2im", "kernel", frozen(kernel), 1), pair("col2im", "size", frozen(size), 1)
     if cols.ndim != 3 or cols.shape[1] % (window[0] * window[1]):
-        rows = cols.shape[1] if cols.ndim == 3 else "the"
-        what = f"the rows of cols must be a multiple of a {window[0]} x {window[1]} window, got {rows}"
+        values = f"{window[0] * window[1]} values of a {window[0]} x {window[1]} window"
+        what = f"cols must have 3 dimensions, the second a multiple of the {values}"
         raise ShapeError(message("col2im", what, "cols is (batch, channels * window, windows)", **{"cols.shape": cols.shape}))
     channels = cols.shape[1] // (window[0] * window[1])
     g = geometry("col2im", (cols.shape[0], channels, *size), (1, channels, *window), *_conv_options(stride, padding, dilation, 1))

@@ -29,7 +29,7 @@ from netcl.ops.conv.geometry import Geometry
 from netcl.ops.conv.job import FORWARD, INPUT_GRAD, WEIGHT_GRAD, ConvOperands, Job
 from netcl.ops.matmul import gemm, nvidia
 
-MOST_VALUES = 1 << 27  # bytes of columns: the memory that a convolution may use besides its operands
+MOST_VALUES = 1 << 27  # values of columns, a bound on the memory that a convolution uses besides its operands
 ENOUGH_ITEMS, MOST_LOADS = 1 << 18, 18  # work-items that keep any device busy, and loads that each should have in flight
 # In multiply-adds of a large product on a GPU, as in winograd.py: a term by other kernels, and a launch.
 COLUMNS_DIRECT_COST, LAUNCH_COST = {FORWARD: 1.3, INPUT_GRAD: 1.3, WEIGHT_GRAD: 1.5}, 2e8
@@ -102,7 +102,7 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 
 def has_room(job: Job, profile: DeviceProfile) -> bool:
-    """Whether the columns fit in device memory and in the bound on temporary memory."""
+    """Whether the columns, if the pass needs any, fit in device memory and in the bound on temporary memory."""
     if _apart(job) and _is_image(job.g):
         return True
     values = job.g.c * job.g.taps * _pixel_count(job.g)

@@ -24,7 +24,7 @@ LATENCY = 8  # multiplications in flight that keep a core's two units busy
 LINE_ROOM = 64 * 1024  # maximum bytes of lines that a work-group copies, and of gradients it transposes
 BLOCK_WEIGHTS = 1 << 17  # weights of a block of filters: read once for every line of pixels, from the second cache
 STAGED = (32, 128)  # results of a filter that are stored together, by what local memory allows: at least two tiles
-COLLECTED = 16  # weights of a filter that are
+COLLECTED = 16  # weights of a filter that are stored together
 # Pixels of a tile, by how many the registers allow: three widths are compiled, so that a new image size needs no compilation.
 LINE_WIDTHS = {28: (8, 14, 16), 13: (8, 10, 13), 6: (4, 5, 6), 12: (8, 10, 12), 5: (3, 4, 5)}
 

@@ -12,6 +12,7 @@ from netcl.core.errors import ShapeError, message
 
 Pair = int | Sequence[int]
 Padding = int | str | Sequence[Any]
+FOUR = "x must have 4 dimensions (or 3, without a batch) and the weight 4"
 
 
 class Geometry(NamedTuple):
@@ -92,7 +93,7 @@ def geometry(op: str, x: tuple[int, ...], w: tuple[int, ...], stride: Any, paddi
     """Return the sizes of a convolution; raises a ``ShapeError`` that names what does not fit. Arguments are :func:`frozen`."""
     if len(x) != 4 or len(w) != 4:
         remedy = "x is (batch, channels, height, width), w is (filters, channels / groups, height, width)"
-        raise ShapeError(message(op, "x and the weight must have four dimensions", remedy, **{"x.shape": x, "w.shape": w}))
+        raise ShapeError(message(op, FOUR, remedy, **{"x.shape": x, "w.shape": w}))
     _check_channels(op, x, w, groups)
     strides, dilations = pair(op, "stride", stride, 1), pair(op, "dilation", dilation, 1)
     kernel = (w[2], w[3])
@@ -129,7 +130,7 @@ def transposed_size(
     """Return height and width of a transposed convolution's result."""
     if len(x) != 4 or len(w) != 4:
         remedy = "x is (batch, channels, height, width), w is (channels, filters / groups, height, width)"
-        raise ShapeError(message(op, "x and the weight must have four dimensions", remedy, **{"x.shape": x, "w.shape": w}))
+        raise ShapeError(message(op, FOUR, remedy, **{"x.shape": x, "w.shape": w}))
     strides, dilations = pair(op, "stride", stride, 1), pair(op, "dilation", dilation, 1)
     extra = pair(op, "output_padding", output_padding, 0)
     if any(more >= step for more, step in zip(extra, strides, strict=True)):

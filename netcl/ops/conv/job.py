@@ -47,7 +47,7 @@ class Job(NamedTuple):
 
     @property
     def filters(self) -> int:
-        """Rows of a group's result."""
+        """The rows of a group's result: its filters, or the channels of an input gradient."""
         return self.sizes[4]
 
     @property
@@ -75,7 +75,7 @@ class Job(NamedTuple):
         return dtypes.sum_dtype(self.dtype)
 
     def variant(self, config: KernelConfig) -> KernelVariant:
-        """Return the variant of a configuration; groups of one or two filters (depthwise) would leave tiles mostly empty."""
+        """Return the configuration's variant, or CONV2D_NAIVE for groups of one or two filters, which would leave tiles mostly empty."""
         return KernelVariant.CONV2D_NAIVE if self.filters <= THIN and config.extra.get("form") != "tiles" else config.variant
 
     @property

@@ -30,7 +30,7 @@ TURN_ITEMS, TURN_PIXELS, TURN_CHUNKS = 256, 128, 4  # of a work-group that puts 
 LEAST_WORK = 1 << 22  # multiply-adds; below, launches dominate the time
 MOST_EMPTY_VALUES = 24  # values that a tile may compute per wanted value: portable kernels are slower by more
 MOST_INT = 2**31 - 2**20
-FILL = 128  # startup and end of a work-group, in the time of so many terms
+FILL = 128  # the time that startup and end of a work-group take, in terms of a sum
 PART_COST = 300  # multiply-adds of a compute unit in the time that writing and adding a partial sum takes
 
 

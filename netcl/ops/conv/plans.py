@@ -153,7 +153,7 @@ def cpu_tiles(job: Job, config: KernelConfig, profile: DeviceProfile) -> dict[st
 
 
 def _rows_kept(job: Job, step: int, room: int, depth: int) -> int:
-    """Return how many rows keep their sums in local memory between panels; none if one panel holds the whole depth."""
+    """Return how many rows keep their sums in local memory between panels; only ``step`` if one panel holds the whole depth."""
     if job.kind != WEIGHT_GRAD and job.sizes[1] * job.g.taps <= min(depth, (room - step) // 8 * 8):
         return step
     wanted = 96 if job.kind == WEIGHT_GRAD else next((n for n in ROWS_KEPT if n >= job.filters), ROWS_KEPT[-1])
@@ -167,7 +167,7 @@ def _tap_span(g: Geometry) -> tuple[int, int]:
 
 
 def _form(job: Job, config: KernelConfig, width: int) -> str:
-    """Return how a weight gradient is computed, ``rows`` (weights.cl) or ``panel``: from the configuration, else by the vector size.
+    """Return how a weight gradient is computed, ``rows`` (weights.cl) or ``panel``, by configuration or vector size; else ``""``.
 
     Narrow vectors touch one cache line per pixel, a power of two apart: those lines evict each other, and a packed panel is faster.
     """

@@ -105,7 +105,7 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 
 def pays(job: Job) -> bool:
-    """Whether it is exact enough and faster: transforms are bound by memory, the product by memory or arithmetic."""
+    """Whether Winograd is exact enough and faster: transforms are bound by memory, the product by memory or arithmetic."""
     g, (n, c, *_, m, oh, ow), count = job.g, job.sizes[:7], tiles(job)[-1]
     moved = count * (c + m) * (OUT**2 + TILE_PRODUCTS) + c * m * (g.taps + TILE_PRODUCTS)
     products = TILE_PRODUCTS * max(count * c * m, VALUE_COST * (count * (c + m) + c * m))

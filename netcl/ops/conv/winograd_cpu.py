@@ -21,7 +21,7 @@ STRIP, LONGEST_STRIP = 32, 128  # tiles of a strip if weights are transformed on
 FRESH_STRIPS = (16, 64, LONGEST_STRIP)  # in that case: few values, so that sizes share programs, and the largest that fits
 INPUT_ROOM = 5 << 18  # bytes of transformed inputs that stay in the second cache
 CACHED_WEIGHTS = 1 << 20  # bytes of transformed weights that stay there beside a strip: more are recomputed per strip, which is faster
-LEAST_PER_UNIT = 2  # the same if strips are few: every group transforms its strip itself
+LEAST_PER_UNIT = 2  # work-groups per compute unit if strips are few: every group transforms its strip itself
 APART = 16  # elements between the parts of transformed values, as in the kernel
 CHANNELS, DEPTH = 16, 64  # filters whose weights a work-group transforms, and those that a group of the convolution transforms at a time
 WINOGRAD_CPU_FILES = "ends.cl lanes.cl transforms.cl winograd_cpu.cl"
@@ -40,7 +40,7 @@ class Share(NamedTuple):
 
 
 def wanted(job: Job, config: KernelConfig, pays: Callable[[], bool]) -> bool:
-    """Whether Winograd applies and was requested, or pays: the policy chooses a panel for every CPU convolution, of any form."""
+    """Whether Winograd applies and was requested, or pays where the default policy, which knows only panels, chose CONV2D_IM2COL."""
     variant = job.variant(config)
     if not job.g.is_plain_3x3 or job.compute == "double":
         return False

@@ -53,7 +53,7 @@ def granted() -> bool:
 
 
 def terms_for(p: Matmul) -> int:
-    """Return how many bfloat16 values an operand is split into; 0 if AMX is not exact enough or not available."""
+    """Return how many bfloat16 values an operand is split into; 0 if AMX does not suit the dtypes or is not exact enough."""
     if p.real != "float":
         return 0
     if p.a == p.b == "bfloat16":
@@ -104,7 +104,7 @@ def _multiplies_exactly(queue: Any) -> bool:
 
 
 def run(queue: Any, p: Matmul, t: Operands, terms: int, units: int) -> None:
-    """Pack both operands, multiply, and recompute results that involve infinities or NaN."""
+    """Pack both operands and multiply; if they are split, recompute results that involve infinities or NaN."""
     rows, columns, depth = 2 * -(-p.m // 32), 2 * -(-p.n // 32), -(-p.k // 32)
     a_plane, b_plane = p.batches * rows * depth * _PACKED_TILE, p.batches * columns * depth * _PACKED_TILE
     first, flags = terms * a_plane, p.batches * rows

@@ -53,7 +53,7 @@ class _Tile(NamedTuple):
 
 
 def _register_tile(p: Matmul, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
-    """Choose the tile for the device's registers (32 of 4 or 16 lanes, or 16 of 8), or of the rows and vectors of a configuration."""
+    """Choose the tile for the device's registers (32 of 4 or 16 lanes, or 16 of 8), or take the rows and vectors of a configuration."""
     lanes, few = profile.lanes * 4 // p.itemsize, profile.vector_registers == 16
     rows, vectors = (6, 2) if few else (6, 4)
     if p.n <= 2 * lanes:
@@ -71,7 +71,7 @@ def _group_rows(p: Matmul, tile: _Tile, panels: int, profile: DeviceProfile) -> 
 
 
 def _panels(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    """B packed into local memory; A packed before where it is transposed and large, or stored in fewer bits.
+    """Multiply with B packed into local memory; A is packed first if it is transposed and large, or stored in fewer bits.
 
     If the result gives fewer groups than cores, k is split: its parts are batches of a product whose results are added.
     """
@@ -173,7 +173,7 @@ def _dot(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t:
 
 
 def _multiply_unpacked(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    """Multiply with B read in place, a tile of all rows at once."""
+    """Multiply with B read in place, in register tiles of up to 12 rows."""
     lanes = _register_tile(p, profile).lanes
     height = next(rows for rows in (1, 4, 12) if rows >= min(p.m, 12))
     if p.m > 12 and -(-p.m // 8) * 8 < -(-p.m // 12) * 12:

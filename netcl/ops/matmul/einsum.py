@@ -15,7 +15,7 @@ from netcl.engine.registry import composite
 
 
 class _Term:
-    """A tensor and the label of each of its axes; axes of ``wide`` labels may have size one where others have more."""
+    """A tensor and the label of each of its axes; an axis may have size one where the same label is larger in another term."""
 
     def __init__(self, F: Any, x: Any, labels: str):
         self.F, self.x, self.labels = F, x, labels
@@ -73,7 +73,7 @@ def _parse(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
         return spelled, letters + "".join(sorted(c for c, n in counts.items() if n == 1 and c not in letters))
     result = right.replace("...", letters)
     if len(set(result)) != len(result) or not set(result) <= set("".join(spelled)):
-        raise ShapeError(message("einsum", "every label of the result must be in an operand, and only once", equation=repr(equation)))
+        raise ShapeError(message("einsum", "the result must name labels of the operands, each at most once", equation=repr(equation)))
     return spelled, result
 
 

@@ -352,8 +352,8 @@ def _working_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> B
     if config.extra.get("form") == "slices":
         return Block(-(-bm // 4) * 4, -(-bn // 4) * 4, 0, 4, 4, -(-slices // 16) * 16)
     if min(bm, bn, bk, per_item) < 1 or bm % rows or bn % per_item:
-        what = "tile_m and tile_n must be multiples of work_per_thread"
-        raise ShapeError(message("matmul", what, tile_m=bm, tile_n=bn, tile_k=bk, work_per_thread=per_item))
+        what = "tiles must be at least 1, tile_m a multiple of the rows of a work-item and tile_n of work_per_thread"
+        raise ShapeError(message("matmul", what, tile_m=bm, tile_n=bn, tile_k=bk, rows=rows, work_per_thread=per_item))
     while bm // rows * (bn // per_item) * slices > profile.max_work_group_size and bm % (2 * rows) == bn % (2 * per_item) == 0:
         rows, per_item, slices = (rows, per_item, slices // 2) if slices > 1 else (2 * rows, 2 * per_item, 1)
     while bk > 4 * slices and bk * (bm + bn) * p.itemsize > profile.local_mem_size:
@@ -495,7 +495,7 @@ def product(
 ) -> Tensor:  # fmt: skip
     """Compute op(a) op(b) with an epilogue, for stacks of matrices whose batch axes broadcast; OpenCL devices only.
 
-    ``config`` takes the selector's place, as a tuner wants it. ``out`` is where the result goes, if not into new memory.
+    ``config`` replaces the selector's choice. ``out`` receives the result instead of new memory.
     """
     queue, (finish, bias, residual, scale) = a.queue, extras
     p = _product_of(a, b, trans_a, trans_b, bias, finish, scale != 1)

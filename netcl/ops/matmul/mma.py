@@ -116,7 +116,7 @@ def mma_cost(p: Matmul, tile: Tile, units: int, dtype: str) -> float:
 
 
 def choices(p: Matmul, units: int, dtype: str) -> Iterator[Tile]:
-    """List every tile for a product, with the splits of k that give enough work-groups."""
+    """Yield every tile for a product, with the splits of k that give enough work-groups."""
     for tile in MMA_TILES[DTYPES[dtype].itemsize]:
         yield from (tile._replace(splits=splits) for splits in gemm.useful_splits(p, tile, units))
 

@@ -130,7 +130,7 @@ def instructions(p: Matmul, tile: WarpGroupTile) -> str:
 
 
 def run(queue: Any, p: Matmul, t: Operands, tile: WarpGroupTile | None = None, **named: Any) -> None:
-    """Launch as many work-groups as there are processors, and a kernel that sums the parts if k is split."""
+    """Launch at most one work-group per compute unit, and a kernel that sums the parts if k is split."""
     units = int(queue.device.max_compute_units)
     tile = tile or best_tile(p, units)[0]
     inner = p if tile.splits == 1 else p.bare()

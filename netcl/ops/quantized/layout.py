@@ -21,11 +21,11 @@ from netcl.core.errors import ShapeError, message
 from netcl.ops.quantized.formats import Kind, Parts, join_blocks, kind_of, pack_bits, packed_shape, split_blocks, unpack_bits
 
 STRIP_ROWS = 16
-_PIECE_WEIGHTS = 1 << 22  # rows that are reordered at a time, in whole strips
+_PIECE_WEIGHTS = 1 << 22  # weights that are reordered at a time, in whole strips
 
 
 def _record_fields(kind: Kind) -> Iterator[tuple[str, int, int]]:
-    """Name, bytes per row, and bytes that stay together of the fields of a record."""
+    """Yield the name, the bytes per row and the bytes per value of each field of a record."""
     if kind.plain:
         yield "low", 64, 2
         return
@@ -37,7 +37,7 @@ def _record_fields(kind: Kind) -> Iterator[tuple[str, int, int]]:
 
 
 def record_size(kind: Kind) -> tuple[int, int]:
-    """Columns and bytes of a record."""
+    """Return the columns and bytes of a record."""
     return max(32, kind.block), sum(size for _, size, _ in _record_fields(kind)) * STRIP_ROWS
 
 
@@ -76,7 +76,7 @@ def _strips_of(data: np.ndarray, kind: Kind, columns: int) -> np.ndarray:
 
 
 def _planes(kind: Kind) -> list[tuple[int, int]]:
-    """First bit and bits of the words of 32 codes."""
+    """Return the first bit and the number of bits of the low and, if there are any, the high parts of codes."""
     low, high = kind.low[0], kind.high[0] if kind.high else 0
     return [(at, bits) for at, bits in ((0, low), (low, high)) if bits]
 

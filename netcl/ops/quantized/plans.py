@@ -130,7 +130,7 @@ def _cpu_instructions() -> int:
 
 
 def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands, assembly: int | None = None) -> None:
-    """Floating-point activations, or int8 ones on CPUs where tier ``dot`` comes here."""
+    """Launch a product of strips with floating-point activations, or with int8 ones for the tier ``dot``."""
     tokens = min(1 << (p.tokens - 1).bit_length(), _TOKENS)  # few variants of the kernel; tokens beyond the last repeat it
     strips, dots = -(-p.rows // STRIP_ROWS), p.activations == "int8"
     cpu = launch.on_cpu_device(queue) and "SLICES" not in config.extra
@@ -189,7 +189,7 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
 def has_dots(queue: Any, kind: Kind) -> bool:
     """Whether a device is a CPU with instructions for dot products of int8, and its driver uses them correctly.
 
-    The instructions are assembly; PoCL before 3.1 is not asked for them, because a wrong one would end the process.
+    The instructions are assembly; they are not used with PoCL before 3.1, where a wrong one would end the process.
     """
     profile = handle_of(queue).profile
     version = tuple(map(int, re.findall(r"\d+", profile.driver_version)[:2]))
@@ -248,7 +248,7 @@ def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, c
 
 
 def _pieces(queue: Any, p: Packed) -> Iterator[tuple[int, int]]:
-    """First row and number of rows of the pieces that are unpacked at a time."""
+    """Yield the first row and the number of rows of each piece that is unpacked at a time."""
     most = _SCRATCH if launch.on_cpu_device(queue) else 4 * _SCRATCH
     step = max(STRIP_ROWS, most // (p.columns * DTYPES[p.dtype].itemsize) // STRIP_ROWS * STRIP_ROWS)
     return ((begin, min(step, p.rows - begin)) for begin in range(0, p.rows, step))

@@ -38,7 +38,7 @@ def _check_layer(
             launch.check_dtype("recurrent", x, name=name)
     gates = GATES[kind]
     if gx.ndim != 3 or weight.ndim != 2 or gx.shape[2] != weight.shape[0] or gx.shape[2] % gates or not gx.shape[0]:
-        what = f"gx must be (steps, batch, {gates} * hidden) with steps, and weight ({gates} * hidden, width)"
+        what = f"gx must be (steps, batch, {gates} * hidden) with at least 1 step, and weight ({gates} * hidden, width)"
         raise ShapeError(message("recurrent", what, gx=gx.shape, weight=weight.shape))
     (count, rows, columns), width = gx.shape, weight.shape[1]
     hidden = columns // gates
@@ -50,14 +50,14 @@ def _check_layer(
                 message("recurrent", f"{name} must have shape {wanted[name]}, got {x.shape}", gx=gx.shape, weight=weight.shape)
             )
     if (projection is None) != (width == hidden) or (projection is not None and kind != "lstm"):
-        what = "projection must be given exactly if an LSTM's weight has another width than hidden"
+        what = "weight must have one column per hidden unit, or another number together with the projection of an LSTM"
         raise ShapeError(message("recurrent", what, hidden=hidden, weight=weight.shape, kind=kind))
     if (
         (bias is not None and kind != "gru")
         or (c0 is not None and (kind != "lstm" or h0 is None))
         or (kind == "lstm" and h0 is not None and c0 is None)
     ):
-        what = "bias must be given only for a GRU (others add it to gx), and an LSTM needs h0 and c0 together"
+        what = "only a GRU may have a bias (others add it to gx), only an LSTM c0, and an LSTM needs h0 and c0 together"
         raise ShapeError(message("recurrent", what, kind=kind, bias=bias is not None, h0=h0 is not None, c0=c0 is not None))
     if lengths is not None and lengths.dtype != "int32":
         raise DtypeError(message("recurrent", "lengths must be int32", dtype=lengths.dtype))
@@ -108,10 +108,10 @@ _SAMPLES = [
     S((1, 3, 6), (6, 6), None, None, None, None, None, kind="relu", low=0.1),
 ]
 _ERRORS = [
-    (S((3, 2, 20), (16, 5), kind="lstm"), r"\[recurrent\] gx must be \(steps, batch, 4 \* hidden\) with steps"),
+    (S((3, 2, 20), (16, 5), kind="lstm"), r"\[recurrent\] gx must be \(steps, batch, 4 \* hidden\) with at least 1 step"),
     (S((3, 2, 20), (20, 5), None, (2, 4), (2, 5), kind="lstm"), r"\[recurrent\] h0 must have shape \(2, 5\), got \(2, 4\)"),
     (S((3, 2, 20), (20, 5), None, (2, 5), kind="lstm"), r"an LSTM needs h0 and c0 together"),
-    (S((3, 2, 5), (5, 4), kind="tanh"), r"projection must be given exactly if an LSTM's weight has another width than hidden"),
+    (S((3, 2, 5), (5, 4), kind="tanh"), r"weight must have one column per hidden unit, or another number together with the projection"),
     (S((3, 2, 5), (5, 5), kind="elman"), r"\[recurrent\] kind must be one of tanh, relu, lstm, gru; kind='elman'"),
 ]  # fmt: skip
 

@@ -71,7 +71,7 @@ class Layer(NamedTuple):
         return {FORWARD_PART: self.width, PROJECT: self.hidden, BACK_PROJECT: self.width}.get(part, GATES[self.kind] * self.hidden)
 
     def launched(self, count: int) -> Iterator[tuple[int, int, int]]:
-        """List part, first step and end step of each launch, ``count`` steps each. The step after the last is that of h0's gradient."""
+        """Yield part, first step and end step of each launch, ``count`` steps each. The step after the last is that of h0's gradient."""
         last = self.steps + (self.backward and self.flags & INITIAL > 0)
         for start in range(0, last, count):
             for part in self.parts:
@@ -81,7 +81,7 @@ class Layer(NamedTuple):
 
 
 class LayerOperands(NamedTuple):
-    """Weights by part, and the other tensors in the order of the kernels in entry.cl; ``late`` is the last but the numbers."""
+    """Weights by part, and the other tensors in the order of the kernels in entry.cl; the last is that of :func:`late_flag`."""
 
     weights: Mapping[int, Tensor]
     rest: tuple[Tensor, ...]
@@ -98,7 +98,7 @@ def run(queue: Any, layer: Layer, operands: LayerOperands) -> None:
 
 
 def part_kernel(queue: Any, layer: Layer, part: int, file: str, macros: Mapping[str, Any], name: str = "") -> Any:
-    """A kernel of a part: the cell, the product of ``file``, the entry."""
+    """Return the kernel of a part, from the sources of the cell, of the product in ``file`` and of the entry."""
     lanes = macros.get("VW", 1)
     real = DTYPES[layer.dtype].c_compute
     exps, text = launch.exponential(queue, real, lanes)
@@ -142,7 +142,7 @@ class Watch:
 
 
 def watch(queue: Any) -> Watch:
-    """The watch of a context."""
+    """Return the watch of a context, created at first use."""
     state = program.state(queue)
     if ("recurrent", "watch") not in state:
         state["recurrent", "watch"] = Watch(queue_state(queue).queue)
