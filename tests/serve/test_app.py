@@ -87,7 +87,7 @@ HI = [{"role": "user", "content": "Hi"}]
 @pytest.mark.parametrize(
     ("path", "fields", "status", "told"),
     [
-        (CHAT, {}, 400, "messages is needed"),
+        (CHAT, {}, 400, "messages is required"),
         (CHAT, {"messages": []}, 400, "messages must be"),
         (CHAT, {"messages": [{"role": "user"}]}, 400, "messages must be"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages must be"),
@@ -101,11 +101,11 @@ HI = [{"role": "user", "content": "Hi"}]
         (CHAT, {"messages": HI, "max_tokens": 65}, 400, "max_tokens must be at most 64"),
         (CHAT, {"messages": HI, "stop": [1]}, 400, "stop must be"),
         (CHAT, {"messages": HI, "stream": "yes"}, 400, "stream must be"),
-        (CHAT, {"messages": HI, "n": 2}, 400, "n is not supported"),
-        (CHAT, {"messages": HI, "tools": [{}]}, 400, "tools is not supported"),
+        (CHAT, {"messages": HI, "n": 2}, 400, "this value of n is not supported"),
+        (CHAT, {"messages": HI, "tools": [{}]}, 400, "this value of tools is not supported"),
         (CHAT, {"messages": HI, "temprature": 1}, 400, "unknown field 'temprature'"),
         (TEXT, {"prompt": ["a", "b"]}, 400, "prompt must be"),
-        (TEXT, {"prompt": "x" * 128, "max_tokens": 1}, 400, "with its answer at most 128"),
+        (TEXT, {"prompt": "x" * 128, "max_tokens": 1}, 400, "with its answer at most 128 tokens"),
         (TEXT, {"prompt": [96]}, 400, "tokens of the vocabulary"),
         (TEXT, {"prompt": "\ud800"}, 400, "prompt must be"),
         ("/v1/embeddings", {"input": []}, 400, "input must be"),
