@@ -117,7 +117,7 @@ COMMANDS = {
     "a table without a target": (["train", "--data", "csv:table.csv"], "--target COLUMN, one of a, b"),
     "a file that is not there": (["train", "--data", "csv:nowhere.csv", "--target", "a"], "paths are relative to the current folder"),
     "a folder that is no run": (["report", "."], "pass the folder of a run"),
-    "a model file that is none": (["predict", "table.csv", "table.csv"], "name a file that netcl wrote"),
+    "a model file that is none": (["predict", "table.csv", "table.csv"], "pass a complete file of the right format"),
     "a device that does not exist": (["train", "--device", "9:9"], "there are: "),
     "a misspelt op": (["selftest", "relo"], "did you mean relu?"),
 }
@@ -147,5 +147,5 @@ def test_a_used_folder_and_a_damaged_file(tmp_path, monkeypatch):
     with pytest.raises(io.FileError, match="overwrite=True, --overwrite"):
         trainer(callbacks=[Progress("off"), ModelCheckpoint(tmp_path)]).fit([(X, Y)])
     (tmp_path / "m.netcl").write_text("x")
-    with pytest.raises(io.FileError, match="name a file that netcl wrote, whole"):
+    with pytest.raises(io.FileError, match="pass a complete file of the right format"):
         io.load_model(tmp_path / "m.netcl")

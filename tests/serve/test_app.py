@@ -106,7 +106,7 @@ HI = [{"role": "user", "content": "Hi"}]
         (CHAT, {"messages": HI, "temprature": 1}, 400, "unknown field 'temprature'"),
         (TEXT, {"prompt": ["a", "b"]}, 400, "prompt must be"),
         (TEXT, {"prompt": "x" * 128, "max_tokens": 1}, 400, "with its answer at most 128 tokens"),
-        (TEXT, {"prompt": [96]}, 400, "tokens of the vocabulary"),
+        (TEXT, {"prompt": [96]}, 400, "ids below 96"),
         (TEXT, {"prompt": "\ud800"}, 400, "prompt must be"),
         ("/v1/embeddings", {"input": []}, 400, "input must be"),
         ("/v1/nothing", {}, 404, "Not Found"),
