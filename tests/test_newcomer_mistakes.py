@@ -92,7 +92,7 @@ MISTAKES = {
     # data and files
     "a batch size of zero": (lambda: DataLoader(TensorDataset(X), batch_size=0), "batch_size must be a whole number of at least 1"),
     "a dataset without samples by number": (lambda: DataLoader(5), "write __len__ and __getitem__"),
-    "arrays of unequal lengths": (lambda: TensorDataset(X, Y[:3]), "all arrays must have the same length; lengths=[4, 3]"),
+    "arrays of unequal lengths": (lambda: TensorDataset(X, Y[:3]), "and the same length; lengths=[4, 3]"),
     "MNIST that is not there": (lambda: datasets.mnist("nowhere"), "download the four files"),
 }  # fmt: skip
 
@@ -114,7 +114,7 @@ COMMANDS = {
     "a misspelt data set": (["train", "--data", "mnst"], "known are digits, mnist"),
     "a misspelt model": (["train", "--model", "resnet19"], "did you mean resnet18"),
     "a misspelt setting of a recipe": (["train", "recipe.json"], "did you mean epochs?"),
-    "a table without a target": (["train", "--data", "csv:table.csv"], "--target COLUMN, one of a, b"),
+    "a table without a target": (["train", "--data", "csv:table.csv"], "columns are a, b; --target"),
     "a file that is not there": (["train", "--data", "csv:nowhere.csv", "--target", "a"], "paths are relative to the current folder"),
     "a folder that is no run": (["report", "."], "pass the folder of a run"),
     "a model file that is none": (["predict", "table.csv", "table.csv"], "pass a complete file of the right format"),

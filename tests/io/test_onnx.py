@@ -401,7 +401,7 @@ def test_unknown_operators_are_named_at_once(tmp_path):
     unknown = r"ImageDecoder \(1\), StringConcat \(2\), com\.microsoft::FusedGelu \(1\)"
     with pytest.raises(
         FileError,
-        match=rf"\[import_onnx\] the model has operators that are not known: {unknown}; file=.*; replace them before the export; \d+ operators",
+        match=rf"\[import_onnx\] the model has operators that are not known: {unknown}; file=.*; replace them before the export",
     ):
         import_onnx(tmp_path / "m.onnx")
 
