@@ -193,15 +193,8 @@ class ColorJitter(Augmentation):
 
     def __init__(self, brightness: float = 0, contrast: float = 0, saturation: float = 0):
         if min(brightness, contrast, saturation) < 0:
-            raise ValueError(
-                message(
-                    "ColorJitter",
-                    "brightness, contrast and saturation must be at least 0",
-                    brightness=brightness,
-                    contrast=contrast,
-                    saturation=saturation,
-                )
-            )
+            what = "brightness, contrast and saturation must be at least 0"
+            raise ValueError(message("ColorJitter", what, brightness=brightness, contrast=contrast, saturation=saturation))
         self.brightness, self.contrast, self.saturation = brightness, contrast, saturation
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:

@@ -83,9 +83,8 @@ class DataLoader:
     ):  # fmt: skip
         if batch_size is None:
             if drop_last or batch_sampler is not None:
-                raise ValueError(
-                    message("DataLoader", "batch_size=None cannot be combined with drop_last or batch_sampler", "leave them out")
-                )
+                what = "batch_size=None cannot be combined with drop_last or batch_sampler"
+                raise ValueError(message("DataLoader", what, "leave them out"))
             batch_size, collate_fn = 1, Single(collate_fn)
         streams = isinstance(dataset, IterableDataset)
         if not streams and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -257,23 +256,14 @@ class DataLoader:
         if state.keys() != names or any(
             isinstance(state[name], bool) or not isinstance(state[name], int) or state[name] < 0 for name in names
         ):
-            raise ValueError(
-                message(
-                    "DataLoader",
-                    "the state must have the names of state_dict(), each a whole number of at least 0",
-                    state=dict(state),
-                    names=list(names),
-                )
-            )
+            what = "the state must have the names of state_dict(), each a whole number of at least 0"
+            raise ValueError(message("DataLoader", what, state=dict(state), names=list(names)))
         for name, own in (("batch_size", self.batch_size), ("samples", len(self.dataset))):
             if state[name] != own:
                 raise ValueError(message("DataLoader", f"the state must have the same {name}", state=state[name], loader=own))
         if state["batch"] > len(self):
-            raise ValueError(
-                message(
-                    "DataLoader", "the batch of the state must be at most the number of batches", batch=state["batch"], batches=len(self)
-                )
-            )
+            what = "the batch of the state must be at most the number of batches"
+            raise ValueError(message("DataLoader", what, batch=state["batch"], batches=len(self)))
         self.seed, self._epoch, self._batch, self._at_position = state["seed"], state["epoch"], state["batch"], True
 
     def worker_pids(self) -> list[int]:

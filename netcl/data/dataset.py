@@ -97,9 +97,8 @@ class StackDataset(Dataset):
         self.datasets: Any = named or datasets
         if bool(named) == bool(datasets) or len({len(dataset) for dataset in named.values() or datasets}) > 1:
             lengths = [len(dataset) for dataset in (*datasets, *named.values())]
-            raise ValueError(
-                message("StackDataset", "datasets must be given, all or none by name, and have equal lengths", lengths=lengths)
-            )
+            what = "datasets must be given, all or none by name, and have equal lengths"
+            raise ValueError(message("StackDataset", what, lengths=lengths))
 
     def __len__(self) -> int:
         return len(next(iter(self.datasets.values() if isinstance(self.datasets, dict) else self.datasets)))

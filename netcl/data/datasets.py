@@ -144,15 +144,8 @@ def text(path: PathLike, block: int = 128, step: int = 1, test: float = 0.1) -> 
     content = regular(path, "text").read_bytes()
     cut = len(content) - max(block + 1, int(len(content) * test))
     if cut < block + 1:
-        raise ValueError(
-            message(
-                "text",
-                "the file must leave block + 1 bytes for each of the training and test parts",
-                bytes=len(content),
-                block=block,
-                file=path,
-            )
-        )
+        what = "the file must leave block + 1 bytes for each of the training and test parts"
+        raise ValueError(message("text", what, bytes=len(content), block=block, file=path))
     return Bytes(content[:cut], block, step, Path(path).name), Bytes(content[cut:], block, block, Path(path).name)
 
 
@@ -197,7 +190,6 @@ def load(name: str, root: PathLike | None = None) -> Any:
     if key not in DATASET_NAMES:
         raise ValueError(message("datasets.load", "unknown dataset", name=name, known=list(DATASET_NAMES)))
     if root is None and key in ("cifar10", "text"):
-        raise ValueError(
-            message("datasets.load", f"{key} requires root=", "pass its file" if key == "text" else "pass the folder of its files")
-        )
+        what = f"{key} requires root="
+        raise ValueError(message("datasets.load", what, "pass its file" if key == "text" else "pass the folder of its files"))
     return DATASET_NAMES[key]() if root is None else DATASET_NAMES[key](root)

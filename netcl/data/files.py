@@ -75,9 +75,8 @@ def held_out(dataset: Any, labels: np.ndarray | None, fraction: float, seed: int
 
 def _check_parts(what: str, **sizes: int) -> None:
     if not all(sizes.values()):
-        raise ValueError(
-            message("data", f"every part must have at least one sample, also that for {what}", "add samples, or change the splits", **sizes)
-        )
+        what = f"every part must have at least one sample, also that for {what}"
+        raise ValueError(message("data", what, "add samples, or change the splits", **sizes))
 
 
 # ---- targets
@@ -89,9 +88,8 @@ def _task(op: str, values: np.ndarray, given: str) -> str:
         raise ValueError(message(op, f"task must be {CLASSIFICATION}, {REGRESSION} or empty", task=repr(given)))
     numeric = values.dtype.kind in "iuf"
     if given == REGRESSION and not numeric:
-        raise ValueError(
-            message(op, "a regression requires numbers as targets", f"use --task {CLASSIFICATION}", targets=values[:3].tolist())
-        )
+        what = "a regression requires numbers as targets"
+        raise ValueError(message(op, what, f"use --task {CLASSIFICATION}", targets=values[:3].tolist()))
     if given:
         return given
     whole = values.dtype.kind in "iu" or (numeric and bool((values == np.rint(values)).all()))
@@ -176,11 +174,8 @@ def _csv(path: Path, plan: SplitPlan, drop: Sequence[str] = ()) -> Samples:
     unknown = [name for name in (plan.target, *drop) if name not in header]
     if unknown:
         what = "target and drop must be columns of the table" if plan.target else "the column to predict must be named"
-        raise ValueError(
-            message(
-                "csv", what, f"columns are {', '.join(header)}; --target names the one to predict", column=unknown[0] or None, file=path
-            )
-        )
+        what = f"columns are {', '.join(header)}; --target names the one to predict"
+        raise ValueError(message("csv", what, what, column=unknown[0] or None, file=path))
     cells = [row[header.index(plan.target)] for row in rows]
     if "" in cells:
         raise FormatError(
@@ -281,9 +276,6 @@ def read_inputs(path: FilePath, reading: Mapping[str, Any]) -> np.ndarray:
     else:
         raise FormatError(message("predict", "unknown file type", "known are .csv, .npz, .npy, IDX and pictures", file=file))
     if list(x.shape[1:]) != list(reading["shape"]):
-        raise FormatError(
-            message(
-                "predict", "an input must have the shape that the model was trained on", shape=x.shape[1:], expected=tuple(reading["shape"])
-            )
-        )
+        what = "an input must have the shape that the model was trained on"
+        raise FormatError(message("predict", what, shape=x.shape[1:], expected=tuple(reading["shape"])))
     return x

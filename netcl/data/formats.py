@@ -68,9 +68,8 @@ def _idx(file: IO[bytes], path: Path, size: int | None, max_bytes: int) -> np.nd
     shape = tuple(int(n) for n in np.frombuffer(lengths, ">u4"))
     nbytes, head_bytes = math.prod(shape) * dtype.itemsize, 4 + 4 * axes
     if size is not None and size != head_bytes + nbytes:
-        raise refused(
-            "read_idx", "the file must be as long as its header says", path, shape=shape, expected=head_bytes + nbytes, bytes=size
-        )
+        what = "the file must be as long as its header says"
+        raise refused("read_idx", what, path, shape=shape, expected=head_bytes + nbytes, bytes=size)
     if nbytes > max_bytes:
         remedy = "if you trust the file, pass max_bytes="
         raise refused("read_idx", "the array must fit max_bytes", path, remedy, shape=shape, bytes=nbytes, max_bytes=max_bytes)

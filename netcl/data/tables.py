@@ -38,9 +38,8 @@ def from_csv(
         raise refused("from_csv", "the file must have at least one row of values", path)
     wrong = next(((line, row) for line, row in rows if len(row) != len(names)), None)
     if wrong is not None:
-        raise refused(
-            "from_csv", f"line {wrong[0]} must have as many fields as the first line", path, fields=len(wrong[1]), expected=len(names)
-        )
+        what = f"line {wrong[0]} must have as many fields as the first line"
+        raise refused("from_csv", what, path, fields=len(wrong[1]), expected=len(names))
     at = None if target is None else _column_index(names, target, path)
     chosen = [_column_index(names, name, path) for name in columns] if columns else [i for i in range(len(names)) if i != at]
     x = np.array([_table_numbers(row, chosen, line, path) for line, row in rows], np.float32)

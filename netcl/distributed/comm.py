@@ -131,8 +131,7 @@ class World:
     def failed(self, error: BaseException | None) -> None:
         """Report an error of this rank: the others raise :class:`LostRankError` with its text instead of waiting for the timeout.
 
-        Each error is reported once; a :class:`LostRankError` and an interrupt (not an ``Exception``) are not reported. Ranks that have all
-        failed equally often may continue.
+        Each error is reported once, a :class:`LostRankError` or an interrupt never. Ranks that have all failed equally often may continue.
         """
         own = isinstance(error, Exception) and not isinstance(error, LostRankError)
         if self.size > 1 and own and not getattr(error, "netcl_told", False):

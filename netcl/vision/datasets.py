@@ -274,13 +274,6 @@ def _cifar_arrays(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
     kind = getattr(dtype, "arguments", None) or ("",)
     right = (shape, order, kind[0]) == ((len(numbers), 3072), False, "u1") and isinstance(content, bytes)
     if not right or min(numbers, default=0) < 0 or len(content) != len(numbers) * 3072:
-        raise FormatError(
-            message(
-                "CIFAR",
-                "the file must hold uint8 images of 3072 bytes and one label from 0 to 99 for each",
-                keys=sorted(made),
-                shape=shape,
-                file=path,
-            )
-        )
+        what = "the file must hold uint8 images of 3072 bytes and one label from 0 to 99 for each"
+        raise FormatError(message("CIFAR", what, keys=sorted(made), shape=shape, file=path))
     return np.frombuffer(content, np.uint8).reshape(-1, 3, 32, 32), np.array(numbers, np.uint8)

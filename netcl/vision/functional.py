@@ -134,9 +134,8 @@ def convert_image_dtype(image: Any, dtype: Any = "float32") -> Tensor:
         return image
     floats = [name.startswith(("float", "bfloat")) for name in (source, target)]
     if floats == [True, False] and target in ("int32", "int64"):
-        raise ValueError(
-            message("convert_image_dtype", "floats cannot be converted to int32 or int64", "convert to uint8", dtype=source, to=target)
-        )
+        what = "floats cannot be converted to int32 or int64"
+        raise ValueError(message("convert_image_dtype", what, "convert to uint8", dtype=source, to=target))
     if floats == [True, False]:
         return _changed("convert_image_dtype", image, lambda x: (x * np.float32(_most(target) + 1 - 1e-3)).astype(target))
     if floats[1]:
@@ -205,9 +204,8 @@ def resize(
     if is_pil(img):
         return img.resize((sizes[1], sizes[0]), _PILLOW[mode])
     if mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
-        raise ValueError(
-            message("resize", "interpolation of tensors must be nearest, nearest-exact, bilinear or bicubic", interpolation=mode)
-        )
+        what = "interpolation of tensors must be nearest, nearest-exact, bilinear or bicubic"
+        raise ValueError(message("resize", what, interpolation=mode))
 
     def resampled(x: np.ndarray) -> np.ndarray:
         wide = x.reshape(1, -1, height, width).astype(np.float32 if x.dtype.itemsize < 4 else np.result_type(x.dtype, np.float32))
@@ -437,9 +435,8 @@ def gaussian_blur(img: Any, kernel_size: Any, sigma: Any = None) -> Any:
     sizes = as_pair(kernel_size)
     sigmas = [0.15 * n + 0.35 for n in sizes] if sigma is None else [sigma] * 2 if isinstance(sigma, int | float) else as_pair(sigma)
     if any(n % 2 == 0 or n < 1 for n in sizes) or min(sigmas) <= 0:
-        raise ValueError(
-            message("gaussian_blur", "kernel_size must be odd and at least 1, and sigma above 0", kernel_size=sizes, sigma=sigmas)
-        )
+        what = "kernel_size must be odd and at least 1, and sigma above 0"
+        raise ValueError(message("gaussian_blur", what, kernel_size=sizes, sigma=sigmas))
     across, down = (np.exp(-0.5 * ((np.arange(n) - n // 2) / s) ** 2) for n, s in zip(sizes, sigmas, strict=True))
     kernel = np.outer(down / down.sum(), across / across.sum())
     return _changed("gaussian_blur", img, lambda x: _rounded_pixels(filters.convolve(x.astype(np.float32), kernel), x))

@@ -144,9 +144,8 @@ class GraphReader:
         place = {item.key: item.value for item in entry.external_data}
         location = place.get("location", "")
         if self.folder is None:
-            raise refusal(
-                IMPORT, "weights outside of the model's file require its path", "pass the path instead of the bytes", weight=entry.name
-            )
+            what = "weights outside of the model's file require its path"
+            raise refusal(IMPORT, what, "pass the path instead of the bytes", weight=entry.name)
         path = self.folder / location
         kind = library().helper.tensor_dtype_to_np_dtype(entry.data_type)
         if bad_name(location) or not path.is_file() or path.resolve().parent != path.parent.resolve() or path.is_symlink():
