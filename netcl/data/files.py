@@ -213,7 +213,7 @@ def _pictures(x: np.ndarray) -> np.ndarray:
 def _arrays(op: str, path: Path, plan: SplitPlan, x: np.ndarray, y: np.ndarray, tested: tuple[np.ndarray, np.ndarray] | None) -> Samples:
     """Make samples from arrays; ``tested`` are those of a test part in the file."""
     for inputs, targets in ((x, y), *([tested] if tested else [])):
-        if x.dtype.kind not in "iufb" or len(inputs) != len(targets) or inputs.ndim < 2:
+        if inputs.dtype.kind not in "iufb" or len(inputs) != len(targets) or inputs.ndim < 2:
             what = "inputs must be numbers with at least 2 dimensions (samples, ...), with one target for each sample"
             raise FormatError(message(op, what, x=inputs.shape, y=targets.shape, dtype=inputs.dtype, file=path))
     stratified = y if _task(op, y, plan.task) == CLASSIFICATION else None

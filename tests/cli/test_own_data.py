@@ -255,6 +255,10 @@ def test_files_that_are_not_what_they_say_are_refused(tmp_path):
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(tables.limit_for(0, None) + 1, np.uint8), y=np.zeros(1))
     with pytest.raises(FormatError, match=r"\[npz\] the arrays must not be larger than max_bytes"):
         tables.read_numpy_arrays(tmp_path / "bomb.npz", "npz")
+    arrays = {"x_train": np.zeros((4, 2)), "y_train": np.arange(4) % 2, "x_test": np.full((2, 2), "a"), "y_test": np.arange(2)}
+    np.savez(tmp_path / "texts.npz", **arrays)
+    with pytest.raises(FormatError, match=r"\[npz\] inputs must be numbers .* dtype=<U1"):
+        READERS["npz"](tmp_path / "texts.npz", SplitPlan(val=0.0))
     np.save(tmp_path / "short.npy", np.zeros(100))
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:-8])
     with pytest.raises(FormatError, match="an entry must have as many bytes as its shape says"):
