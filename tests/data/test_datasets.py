@@ -119,7 +119,7 @@ def test_fashion_mnist_from_its_files(tmp_path, zipped):
 
 def test_images_without_their_labels_are_refused(tmp_path):
     write_fashion(tmp_path, np.zeros((5, 2, 2), np.uint8), np.zeros(4, np.uint8))
-    with pytest.raises(FormatError, match="one label per image"):
+    with pytest.raises(FormatError, match="with one label each"):
         datasets.fashion_mnist(tmp_path)
     write_fashion(tmp_path, np.zeros((5, 2, 2), np.uint8), np.full(5, 10, np.uint8))
     with pytest.raises(FormatError, match="labels must be below the number of classes; label=10"):

@@ -116,7 +116,7 @@ def test_packing():
 def test_data_is_checked(line, tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text(f"\n{line}\n", encoding="utf-8")
-    with pytest.raises(FileError, match=r"\[finetune\].*(line=2|line 2|no rows)"):
+    with pytest.raises(FileError, match=r"\[finetune\].*(line=2|line 2|at least one row)"):
         read_rows(path)
 
 
