@@ -86,7 +86,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _of_torch(name: str) -> Any:
-    """What torch has at its root: functions that make tensors, ops with their gradients, methods as functions."""
+    """Look up a name that torch has at its root: a creation function, an op with its gradient, or a tensor method as a function."""
     creation, autograd, tensor = (importlib.import_module(f"netcl.{path}") for path in ("autograd.creation", "autograd", "core.tensor"))
     if name in creation.CREATION_FUNCTIONS:
         return creation.CREATION_FUNCTIONS[name]

@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> int:
-    """The ``netcl`` command; Ctrl-C while modules are loaded has status 130 too."""
+    """Run the ``netcl`` command and return its exit status; Ctrl-C while modules are imported returns 130."""
     try:
         from netcl.cli import main as run
 

@@ -1,4 +1,4 @@
-"""``torch.accelerator`` by its names: the OpenCL device that netcl prefers, where there is one.
+"""The names of ``torch.accelerator``, for the OpenCL device that netcl selects by default.
 
 >>> from netcl import accelerator
 >>> accelerator.is_available() == (accelerator.current_accelerator() is not None)
@@ -20,12 +20,12 @@ def is_available() -> bool:
 
 
 def current_accelerator(check_available: bool = False) -> core.device | None:
-    """The default OpenCL device; ``None`` if there is none."""
+    """The default device; ``None`` if it is the NumPy backend."""
     return core.device("auto") if is_available() else None
 
 
 def device_count() -> int:
-    """The number of OpenCL devices."""
+    """The number of OpenCL devices; 0 if the default device is the NumPy backend."""
     return len(core.manager.found()) if is_available() else 0
 
 

@@ -77,22 +77,22 @@ MISTAKES = {
     "no parameters": (lambda: optim.SGD([], lr=0.1), "pass model.parameters()"),
     "a negative learning rate": (lambda: optim.SGD(nn.Linear(2, 2).parameters(), lr=-1), "lr must be a number, at least 0"),
     "the optimizer of another model": (
-        lambda: Trainer(nn.Linear(2, 2), optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)), "make it of model.parameters()",
+        lambda: Trainer(nn.Linear(2, 2), optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)), "create it with model.parameters()",
     ),
     # training
     "a metric by another name": (lambda: trainer(metrics=["acc"]), "known are accuracy, f1, auc"),
-    "batches without targets": (lambda: trainer().fit([X]), "a batch must be (x, y)"),
+    "batches without targets": (lambda: trainer().fit([X]), "a batch must be a pair (x, y)"),
     "x without y": (lambda: trainer().fit(X), "fit(x, y)"),
     "x and y of unequal lengths": (lambda: trainer().fit(X, Y[:2]), "the same number of samples; x=(4, 2), y=(2,)"),
     "an iterator that is used up": (lambda: trainer().fit(iter([])), "pass a list"),
     "a callback that is not called": (lambda: trainer(callbacks=[EarlyStopping]), "call it: EarlyStopping(...)"),
     "validation forgotten": (lambda: trainer(callbacks=[Progress("off"), EarlyStopping()]).fit([(X, Y)]), "pass val= to fit"),
-    "a loss that is no tensor": (lambda: trainer(loss_fn=lambda out, y: 1.0).fit([(X, Y)]), "loss_fn must return a tensor with one number"),
+    "a loss that is no tensor": (lambda: trainer(loss_fn=lambda out, y: 1.0).fit([(X, Y)]), "loss_fn must return a Tensor"),
     "resume without checkpoints": (lambda: trainer().fit([(X, Y)], resume="auto"), "add one to the callbacks, or name a checkpoint"),
     # data and files
     "a batch size of zero": (lambda: DataLoader(TensorDataset(X), batch_size=0), "batch_size must be a whole number of at least 1"),
     "a dataset without samples by number": (lambda: DataLoader(5), "write __len__ and __getitem__"),
-    "arrays of unequal lengths": (lambda: TensorDataset(X, Y[:3]), "all arrays must have the same length; lengths=[4, 3]"),
+    "arrays of unequal lengths": (lambda: TensorDataset(X, Y[:3]), "and the same length; lengths=[4, 3]"),
     "MNIST that is not there": (lambda: datasets.mnist("nowhere"), "download the four files"),
 }  # fmt: skip
 
@@ -114,10 +114,10 @@ COMMANDS = {
     "a misspelt data set": (["train", "--data", "mnst"], "known are digits, mnist"),
     "a misspelt model": (["train", "--model", "resnet19"], "did you mean resnet18"),
     "a misspelt setting of a recipe": (["train", "recipe.json"], "did you mean epochs?"),
-    "a table without a target": (["train", "--data", "csv:table.csv"], "--target COLUMN, one of a, b"),
+    "a table without a target": (["train", "--data", "csv:table.csv"], "columns are a, b; --target"),
     "a file that is not there": (["train", "--data", "csv:nowhere.csv", "--target", "a"], "paths are relative to the current folder"),
-    "a folder that is no run": (["report", "."], "is it one that `netcl train` wrote?"),
-    "a model file that is none": (["predict", "table.csv", "table.csv"], "name a file that netcl wrote"),
+    "a folder that is no run": (["report", "."], "pass the folder of a run"),
+    "a model file that is none": (["predict", "table.csv", "table.csv"], "pass a complete file of the right format"),
     "a device that does not exist": (["train", "--device", "9:9"], "there are: "),
     "a misspelt op": (["selftest", "relo"], "did you mean relu?"),
 }
@@ -147,5 +147,5 @@ def test_a_used_folder_and_a_damaged_file(tmp_path, monkeypatch):
     with pytest.raises(io.FileError, match="overwrite=True, --overwrite"):
         trainer(callbacks=[Progress("off"), ModelCheckpoint(tmp_path)]).fit([(X, Y)])
     (tmp_path / "m.netcl").write_text("x")
-    with pytest.raises(io.FileError, match="name a file that netcl wrote, whole"):
+    with pytest.raises(io.FileError, match="pass a complete file of the right format"):
         io.load_model(tmp_path / "m.netcl")

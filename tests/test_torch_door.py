@@ -304,7 +304,7 @@ def test_process_groups_and_wrapped_models(installed):
     with pytest.raises(RuntimeError, match=r"\[torch.distributed\] a process group is required; call init_process_group"):
         dist.get_rank()
     with pytest.raises(
-        RuntimeError, match=r"\[init_process_group\] the ranks of this job are not started by MPI; world_size=3; .*mpiexec -n 3"
+        RuntimeError, match=r"\[init_process_group\] world_size must be the number of ranks that MPI started; world_size=3, .*mpiexec -n 3"
     ):
         dist.init_process_group("nccl", world_size=3, rank=0)
     dist.init_process_group("gloo")

@@ -39,7 +39,7 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status."""
+    """Run one command and return its exit status."""
     try:
         _prepare_streams()
         words = sys.argv[1:] if argv is None else argv
@@ -80,7 +80,7 @@ def _drop_unread() -> bool:
 
 
 def _is_unread(stream: io.TextIOWrapper) -> bool:
-    """Whether the reader of a pipe is gone. Writing does not tell: what an unbuffered stream could not write is not there any more."""
+    """Whether the reader of a pipe is gone, without writing to it: an unbuffered stream would lose what it could not write."""
     try:
         number = stream.fileno()
     except (OSError, ValueError):  # no file, or one that is closed

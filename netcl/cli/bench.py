@@ -38,7 +38,7 @@ def bench(args: argparse.Namespace) -> int:
     chosen = [(group, name, make) for group, makers in found.items() for name, make in makers.items() if args.cases.search(name)]
     if not chosen:
         examples = ", ".join(repr(next(iter(makers))) for makers in found.values())
-        raise CommandError(message("bench", "unknown case", f"there are, for instance, {examples}", cases=args.cases.pattern))
+        raise CommandError(message("bench", "cases must match a name", f"for instance {examples}", cases=args.cases.pattern))
     selectors = args.device or ["cpu", *(dev for _, dev in manager.discover() if not manager.profile(dev).has_quirk("slow"))]
     settings = _settings_by_name([setting(name, args.threads, args.repeats) for name in selectors])
     first = next(iter(settings.values()))
@@ -58,13 +58,13 @@ def bench(args: argparse.Namespace) -> int:
 
 
 def _settings_by_name(settings: Sequence[Any]) -> dict[str, Any]:
-    """Settings by the name of their device, with its platform where two have one name."""
+    """Settings by the name of their device, with its platform added where two devices have the same name."""
     names = ["NumPy" if s.handle.backend == "cpu" else s.handle.device_name for s in settings]
     return {f"{n} ({s.handle.platform_name})" if names.count(n) > 1 else n: s for n, s in zip(names, settings, strict=True)}
 
 
 def _times(case: str, make: Callable[[Setting], dict[str, Way]], settings: Mapping[str, Setting], troubles: list[str]) -> Times:
-    """The best of our ways on each device (eager or compiled), and torch's best over all runs; what went wrong goes to ``troubles``."""
+    """The best time on each device (eager or compiled) and torch's best of all runs, in seconds; errors are added to ``troubles``."""
     from netcl.bench import interleave, wrong_results
     from netcl.core.device import device
 

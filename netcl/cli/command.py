@@ -22,7 +22,7 @@ _LONGEST = 20  # of a word in a table, before it is broken
 
 
 class CommandError(RuntimeError):
-    """What a user asked for cannot be done; the text is all there is to tell."""
+    """An error of a command that is printed as its text alone, without a traceback."""
 
 
 Run = Callable[[argparse.Namespace], int]
@@ -52,7 +52,7 @@ def command(name: str, *options: Option) -> Callable[[Run], Run]:
 
 
 def option(*names: str, **settings: Any) -> Option:
-    """What ``argparse``'s ``add_argument`` takes, for :func:`command`."""
+    """An option for :func:`command`, with the arguments of ``argparse``'s ``add_argument``."""
     return lambda parser: parser.add_argument(*names, **settings)
 
 
@@ -86,7 +86,7 @@ def number(least: float) -> Callable[[str], float]:
 
 
 def terminal_columns() -> int | None:
-    """How many columns the terminal has; ``None`` where output goes elsewhere, and lines may be as long as they are."""
+    """The number of columns of the terminal; ``None`` if output goes elsewhere, where lines are not wrapped."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -147,13 +147,13 @@ def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 
 def pick_device(selector: str | None) -> DeviceHandle:
-    """The device of an option ``--device``, or what NETCL_DEVICE says without one."""
+    """The device of the option ``--device``; without one, that of NETCL_DEVICE or the default."""
     return require(selector or "auto")
 
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Errors of files, options and missing packages, reported in a line without a traceback."""
+    """Turn errors of files, options and missing packages into a :class:`CommandError`, which prints no traceback."""
     try:
         yield
     except (ValueError, MemoryError) as fault:

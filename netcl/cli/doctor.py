@@ -259,7 +259,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 
 
 def diagnose(facts: Facts) -> list[Finding]:
-    """Everything there is to say about the set-up, problems and notes."""
+    """All findings about the set-up: problems and notes."""
     return [finding for check in CHECKS for finding in check(facts)]
 
 

@@ -19,7 +19,7 @@ from netcl.core.errors import message
 )
 @reported()
 def models(args: argparse.Namespace) -> int:
-    """Tell what a model file or folder holds: architecture, sizes, types of tensors."""
+    """Describe a model file or folder: architecture, sizes, types of tensors."""
     from netcl.models import describe_model
 
     say(facts(describe_model(args.path)))
@@ -27,12 +27,12 @@ def models(args: argparse.Namespace) -> int:
 
 
 def load_writer(args: argparse.Namespace) -> Any:
-    """The language model of a command."""
+    """The language model that a command names, with merged projections; raises if it does not generate text."""
     from netcl.models import CausalLM, load
 
     model = load(args.path, pick_device(args.device))
     if not isinstance(model, CausalLM):
-        raise CommandError(message(args.command, "the model writes no text", model=type(model).__name__))
+        raise CommandError(message(args.command, "the model must generate text", model=type(model).__name__))
     return model.merge_projections()
 
 

@@ -16,7 +16,7 @@ _ESTIMATE_EVERY = 20  # ops between two statements of the time that is left
 
 
 def _asked_ops(given: Sequence[str]) -> list[str]:
-    """The rows of the op table that are meant."""
+    """The given names with aliases resolved to rows of the op table; raises for an unknown one."""
     from netcl.ops import ALIASES, REGISTRY
 
     for name in given:

@@ -85,7 +85,7 @@ def _run_in_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def _start_ranks(args: argparse.Namespace) -> int:
-    """The same command once per rank; ``--device`` may then name one device for each, separated by commas."""
+    """Run the same command once per rank; ``--device`` may name one device for each, separated by commas."""
     from netcl.distributed.launch import INTERRUPTED, TERMINATED, launch
     from netcl.trainer import ModelCheckpoint
     from netcl.trainer.recipe import check_shares

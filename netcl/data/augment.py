@@ -23,7 +23,7 @@ def pixels_after(matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def sample_bilinear(x: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Images at points between pixels; zero outside."""
+    """Values of images at points (N, H, W, 2) between pixels, interpolated bilinearly; zero outside. Returns (N, C, H, W)."""
     height, width = x.shape[2:]
     corner = np.floor(points).astype(np.int64)
     share = (points - corner).astype(np.float32)
@@ -80,7 +80,7 @@ class Compose(Augmentation):
         self.parts = parts
         self.on_device = any(part.on_device for part in parts)
         if any(part.on_device != self.on_device or part.with_labels for part in parts):
-            what = "augmentations that change labels, or that run on another device than the others, cannot be composed"
+            what = "augmentations that change labels cannot be composed, nor NumPy ones with ones on the device"
             raise ValueError(message("Compose", what, "give the loader a list: augment=[...]"))
 
     def __call__(self, x: Any, rng: np.random.Generator | None = None) -> Any:
@@ -193,9 +193,8 @@ class ColorJitter(Augmentation):
 
     def __init__(self, brightness: float = 0, contrast: float = 0, saturation: float = 0):
         if min(brightness, contrast, saturation) < 0:
-            raise ValueError(
-                message("ColorJitter", "amounts must not be negative", brightness=brightness, contrast=contrast, saturation=saturation)
-            )
+            what = "brightness, contrast and saturation must be at least 0"
+            raise ValueError(message("ColorJitter", what, brightness=brightness, contrast=contrast, saturation=saturation))
         self.brightness, self.contrast, self.saturation = brightness, contrast, saturation
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
@@ -296,7 +295,7 @@ class Mixup(Augmentation):
         return x * (1 - weight) + x[partner] * weight
 
     def one_hot(self, y: Any) -> Any:
-        """Labels as probabilities."""
+        """Labels (N,) as one-hot probabilities (N, classes)."""
         return np.eye(self.classes, dtype=np.float32)[y]
 
     def __call__(self, x: Any, y: Any, rng: np.random.Generator | None = None) -> Any:  # type: ignore[override]

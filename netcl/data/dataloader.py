@@ -83,7 +83,8 @@ class DataLoader:
     ):  # fmt: skip
         if batch_size is None:
             if drop_last or batch_sampler is not None:
-                raise ValueError(message("DataLoader", "batch_size=None cannot make batches", "leave drop_last and batch_sampler out"))
+                what = "batch_size=None cannot be combined with drop_last or batch_sampler"
+                raise ValueError(message("DataLoader", what, "leave them out"))
             batch_size, collate_fn = 1, Single(collate_fn)
         streams = isinstance(dataset, IterableDataset)
         if not streams and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
@@ -119,7 +120,7 @@ class DataLoader:
         return f"{type(self).__name__}({of}, {', '.join(f'{name}={value}' for name, value in shown.items())}, epoch={self.epoch})"
 
     def __len__(self) -> int:
-        """Batches per epoch."""
+        """The number of batches per epoch."""
         if self.batch_sampler is not None:
             return len(self.batch_sampler)
         n = len(self.dataset) / self.batch_size
@@ -255,12 +256,14 @@ class DataLoader:
         if state.keys() != names or any(
             isinstance(state[name], bool) or not isinstance(state[name], int) or state[name] < 0 for name in names
         ):
-            raise ValueError(message("DataLoader", "the state must come from state_dict()", state=dict(state), expected=list(names)))
+            what = "the state must have the names of state_dict(), each a whole number of at least 0"
+            raise ValueError(message("DataLoader", what, state=dict(state), names=list(names)))
         for name, own in (("batch_size", self.batch_size), ("samples", len(self.dataset))):
             if state[name] != own:
                 raise ValueError(message("DataLoader", f"the state must have the same {name}", state=state[name], loader=own))
         if state["batch"] > len(self):
-            raise ValueError(message("DataLoader", "the batch of the state must be in the epoch", batch=state["batch"], batches=len(self)))
+            what = "the batch of the state must be at most the number of batches"
+            raise ValueError(message("DataLoader", what, batch=state["batch"], batches=len(self)))
         self.seed, self._epoch, self._batch, self._at_position = state["seed"], state["epoch"], state["batch"], True
 
     def worker_pids(self) -> list[int]:
@@ -281,11 +284,11 @@ class DataLoader:
 
 
 def _check_samplers(sampler: Any, batch_sampler: Any, shuffle: Any, drop_last: Any, batch_size: int, streams: bool) -> None:
-    """Raise if two arguments select the samples."""
+    """Raise if more than one argument selects the samples, or any does for an iterable dataset."""
     given = [name for name, value in (("shuffle", shuffle), ("sampler", sampler is not None), ("batch_sampler", batch_sampler is not None))
              if value]  # fmt: skip
     if len(given) > 1 or (given and streams):
         what = "an iterable dataset cannot be shuffled or sampled" if streams else "only one argument may choose the samples"
         raise ValueError(message("DataLoader", what, given=", ".join(given)))
     if batch_sampler is not None and (batch_size != 1 or drop_last):
-        raise ValueError(message("DataLoader", "batch_sampler cannot be combined with batch_size or drop_last"))
+        raise ValueError(message("DataLoader", "batch_sampler cannot be combined with drop_last or a batch_size other than 1"))

@@ -66,7 +66,7 @@ def functional_datapipe(name: str, enable_df_api_tracing: bool = False) -> Calla
 
     def decorate(cls: Any) -> Any:
         if name in cls.functions:
-            raise ValueError(message("functional_datapipe", "the name must be new", name=name))
+            raise ValueError(message("functional_datapipe", "the name must not be registered already", name=name))
         cls.functions[name] = cls
         return cls
 
@@ -89,7 +89,7 @@ def non_deterministic(cls: Any) -> Any:
 
     def checked(self: Any, *args: Any, **options: Any) -> None:
         if _deterministic[0]:
-            what, remedy = "the pipe is not deterministic", "leave the block of guaranteed_datapipes_determinism()"
+            what, remedy = "a deterministic pipe is required here", "leave the block of guaranteed_datapipes_determinism()"
             raise TypeError(message(cls.__name__, what, remedy))
         init(self, *args, **options)
 

@@ -48,7 +48,7 @@ class IterableDataset:
     """
 
     def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError(message(type(self).__name__, "an iterable dataset needs a method __iter__"))
+        raise NotImplementedError(message(type(self).__name__, "an iterable dataset must define __iter__"))
 
     def __add__(self, other: Any) -> ChainDataset:
         return ChainDataset([self, other])
@@ -75,7 +75,7 @@ class ConcatDataset(Dataset):
     def __init__(self, datasets: Iterable[Any]):
         self.datasets = list(datasets)
         if not self.datasets or any(isinstance(dataset, IterableDataset) for dataset in self.datasets):
-            what, remedy = "there must be at least one dataset, and all must have a length", "chain iterable ones with ChainDataset"
+            what, remedy = "there must be at least one dataset, and none may be an IterableDataset", "chain iterable ones with ChainDataset"
             raise ValueError(message("ConcatDataset", what, remedy, datasets=len(self.datasets)))
         self.cumulative_sizes = np.cumsum([len(dataset) for dataset in self.datasets]).tolist()
 
@@ -97,7 +97,8 @@ class StackDataset(Dataset):
         self.datasets: Any = named or datasets
         if bool(named) == bool(datasets) or len({len(dataset) for dataset in named.values() or datasets}) > 1:
             lengths = [len(dataset) for dataset in (*datasets, *named.values())]
-            raise ValueError(message("StackDataset", "datasets must have equal lengths, and all or none a name", lengths=lengths))
+            what = "datasets must be given, all or none by name, and have equal lengths"
+            raise ValueError(message("StackDataset", what, lengths=lengths))
 
     def __len__(self) -> int:
         return len(next(iter(self.datasets.values() if isinstance(self.datasets, dict) else self.datasets)))
@@ -122,12 +123,12 @@ class TensorDataset(Dataset):
 
     def __init__(self, *arrays: Any, name: str = "", classes: Sequence[str] = ()):
         if not arrays:
-            raise ValueError(message("TensorDataset", "arrays must not be empty"))
+            raise ValueError(message("TensorDataset", "at least one array must be given"))
         self.arrays = tuple(np.asarray(array) for array in arrays)
         self.name, self.classes = name, tuple(classes)
         lengths = [array.shape[0] if array.ndim else None for array in self.arrays]
         if len(set(lengths)) > 1 or lengths[0] is None:
-            raise ValueError(message("TensorDataset", "all arrays must have the same length", lengths=lengths))
+            raise ValueError(message("TensorDataset", "all arrays must have at least 1 dimension and the same length", lengths=lengths))
 
     def __len__(self) -> int:
         return len(self.arrays[0])
@@ -204,7 +205,7 @@ def _part_lengths(dataset: Any, order: np.ndarray, lengths: Sequence[float], op:
 def _sizes(lengths: Sequence[float], n: int, op: str) -> list[int]:
     """Return whole numbers of samples; the remainder of fractions goes to the first parts, one each."""
     if not len(lengths) or any(length < 0 for length in lengths):
-        raise ValueError(message(op, "lengths must be numbers of samples or fractions", lengths=list(lengths)))
+        raise ValueError(message(op, "there must be at least one length, and none may be negative", lengths=list(lengths)))
     if all(isinstance(length, int | np.integer) for length in lengths):
         sizes = [int(length) for length in lengths]
     elif abs(sum(lengths) - 1) < 1e-6:
@@ -213,7 +214,7 @@ def _sizes(lengths: Sequence[float], n: int, op: str) -> list[int]:
     else:
         raise ValueError(message(op, "fractions must add up to 1", lengths=list(lengths)))
     if sum(sizes) != n:
-        raise ValueError(message(op, "lengths must add up to the dataset's", lengths=list(lengths), samples=n))
+        raise ValueError(message(op, "lengths must add up to the number of samples", lengths=list(lengths), samples=n))
     return sizes
 
 

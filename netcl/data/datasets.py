@@ -67,7 +67,7 @@ def idx_arrays(name: str, folder: Path, part: str, classes: int) -> tuple[np.nda
     """Images (N, H, W) in uint8 and labels (N,) in int64 of the part "train" or "t10k" of a set of IDX files."""
     images, labels = (read_idx(_file(name, folder, f"{part}-{what}-ubyte")) for what in ("images-idx3", "labels-idx1"))
     if images.ndim != 3 or labels.shape != images.shape[:1] or images.dtype != np.uint8:
-        what = "there must be one label per image"
+        what = "images must be uint8 of shape (N, H, W), with one label each"
         raise FormatError(message(name, what, images=images.shape, labels=labels.shape, dtype=images.dtype, folder=folder))
     if labels.size and int(labels.max()) >= classes:
         raise FormatError(message(name, "labels must be below the number of classes", label=int(labels.max()), classes=classes))
@@ -121,7 +121,7 @@ class Bytes(Dataset):
         if block < 1 or step < 1:
             raise ValueError(message("Bytes", "block and step must be at least 1", block=block, step=step))
         if len(content) < block + 1:
-            raise ValueError(message("Bytes", "the text must be longer than one window", bytes=len(content), block=block))
+            raise ValueError(message("Bytes", "the text must have at least block + 1 bytes", bytes=len(content), block=block))
         self.content, self.block, self.step, self.name = np.frombuffer(content, np.uint8), block, step, name
 
     def __len__(self) -> int:
@@ -144,7 +144,8 @@ def text(path: PathLike, block: int = 128, step: int = 1, test: float = 0.1) -> 
     content = regular(path, "text").read_bytes()
     cut = len(content) - max(block + 1, int(len(content) * test))
     if cut < block + 1:
-        raise ValueError(message("text", "the file must be long enough for two parts", bytes=len(content), block=block, file=path))
+        what = "the file must leave block + 1 bytes for each of the training and test parts"
+        raise ValueError(message("text", what, bytes=len(content), block=block, file=path))
     return Bytes(content[:cut], block, step, Path(path).name), Bytes(content[cut:], block, block, Path(path).name)
 
 
@@ -189,5 +190,6 @@ def load(name: str, root: PathLike | None = None) -> Any:
     if key not in DATASET_NAMES:
         raise ValueError(message("datasets.load", "unknown dataset", name=name, known=list(DATASET_NAMES)))
     if root is None and key in ("cifar10", "text"):
-        raise ValueError(message("datasets.load", f"{key} requires root=", "pass the folder of its files"))
+        what = f"{key} requires root="
+        raise ValueError(message("datasets.load", what, "pass its file" if key == "text" else "pass the folder of its files"))
     return DATASET_NAMES[key]() if root is None else DATASET_NAMES[key](root)

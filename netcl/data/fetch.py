@@ -115,7 +115,7 @@ class Fetch:
         return self.streams or self.collate_fn is not None
 
     def begin(self, number: int, workers: int, seed: int) -> None:
-        """Run once at the start of a worker."""
+        """Set the worker's info and call ``worker_init_fn``; called once at the start of a worker."""
         _local.info = WorkerInfo(number, workers, seed + number, self.dataset)
         if self.worker_init_fn is not None:
             self.worker_init_fn(number)
@@ -140,7 +140,7 @@ class Fetch:
         return tuple(np.ascontiguousarray(array) for array in arrays)
 
     def of_stream(self, stream: Iterator[Any], task: Task, beat: Callable[[], None] = lambda: None) -> WholeBatch:
-        """Return the next batch of an iterable dataset, or that there is none."""
+        """Return the next batch of an iterable dataset; its ``ended`` is true if there is none."""
         samples: list[Any] = []
         _local.rng = np.random.default_rng(task.key)
         try:
@@ -155,7 +155,7 @@ class Fetch:
 
     def _collated(self, samples: list[Any]) -> WholeBatch:
         if self.augment:
-            what = "augment must be given batches of arrays, not of other structures"
+            what = "augment requires batches of arrays, not of other structures"
             raise SampleError(message("DataLoader", what, "augment in the dataset, in transforms or in collate_fn"))
         return WholeBatch((self.collate_fn or default_collate)(samples))
 

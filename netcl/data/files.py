@@ -75,7 +75,8 @@ def held_out(dataset: Any, labels: np.ndarray | None, fraction: float, seed: int
 
 def _check_parts(what: str, **sizes: int) -> None:
     if not all(sizes.values()):
-        raise ValueError(message("data", f"too few samples; a part is needed for {what}", "add samples, or change the splits", **sizes))
+        what = f"every part must have at least one sample, also that for {what}"
+        raise ValueError(message("data", what, "add samples, or change the splits", **sizes))
 
 
 # ---- targets
@@ -84,10 +85,11 @@ def _check_parts(what: str, **sizes: int) -> None:
 def _task(op: str, values: np.ndarray, given: str) -> str:
     """Determine the task: classification for texts and few whole numbers, regression for other numbers."""
     if given not in ("", CLASSIFICATION, REGRESSION):
-        raise ValueError(message(op, f"task must be {CLASSIFICATION} or {REGRESSION}", task=repr(given)))
+        raise ValueError(message(op, f"task must be {CLASSIFICATION}, {REGRESSION} or empty", task=repr(given)))
     numeric = values.dtype.kind in "iuf"
     if given == REGRESSION and not numeric:
-        raise ValueError(message(op, "a regression needs numbers as targets", f"--task {CLASSIFICATION}", targets=values[:3].tolist()))
+        what = "a regression requires numbers as targets"
+        raise ValueError(message(op, what, f"use --task {CLASSIFICATION}", targets=values[:3].tolist()))
     if given:
         return given
     whole = values.dtype.kind in "iu" or (numeric and bool((values == np.rint(values)).all()))
@@ -123,7 +125,7 @@ def read_table(path: FilePath) -> tuple[list[str], list[list[str]]]:
                 raise FormatError(message("csv", what, line=line, cells=len(row), header=len(header), file=path))
             rows.append([cell.strip() for cell in row])
     if not rows or len(set(header)) != len(header) or "" in header:
-        what = "a table must have a first line of different column names, and lines of values"
+        what = "a table must have a header of different, non-empty column names, and at least one more line"
         raise FormatError(message("csv", what, header=header[:8], rows=len(rows), file=path))
     return header, rows
 
@@ -171,8 +173,9 @@ def _csv(path: Path, plan: SplitPlan, drop: Sequence[str] = ()) -> Samples:
     header, rows = read_table(path)
     unknown = [name for name in (plan.target, *drop) if name not in header]
     if unknown:
-        what = "the table has no such column" if plan.target else "the column to predict must be named"
-        raise ValueError(message("csv", what, f"--target COLUMN, one of {', '.join(header)}", column=unknown[0] or None, file=path))
+        what = "target and drop must be columns of the table" if plan.target else "the column to predict must be named"
+        what = f"columns are {', '.join(header)}; --target names the one to predict"
+        raise ValueError(message("csv", what, what, column=unknown[0] or None, file=path))
     cells = [row[header.index(plan.target)] for row in rows]
     if "" in cells:
         raise FormatError(
@@ -210,8 +213,8 @@ def _pictures(x: np.ndarray) -> np.ndarray:
 def _arrays(op: str, path: Path, plan: SplitPlan, x: np.ndarray, y: np.ndarray, tested: tuple[np.ndarray, np.ndarray] | None) -> Samples:
     """Make samples from arrays; ``tested`` are those of a test part in the file."""
     for inputs, targets in ((x, y), *([tested] if tested else [])):
-        if x.dtype.kind not in "iufb" or len(inputs) != len(targets) or inputs.ndim < 2:
-            what = "inputs must be numbers of shape (samples, ...), with one target for each"
+        if inputs.dtype.kind not in "iufb" or len(inputs) != len(targets) or inputs.ndim < 2:
+            what = "inputs must be numbers with at least 2 dimensions (samples, ...), with one target for each sample"
             raise FormatError(message(op, what, x=inputs.shape, y=targets.shape, dtype=inputs.dtype, file=path))
     stratified = y if _task(op, y, plan.task) == CLASSIFICATION else None
     fractions = [plan.val] if tested else [plan.val, plan.test]
@@ -238,7 +241,7 @@ def _npz(path: Path, plan: SplitPlan) -> Samples:
 
 
 def _idx_folder(path: Path, plan: SplitPlan) -> Samples:
-    """A folder in which names hold ``images`` and ``labels``; files whose names hold ``t10k`` or ``test`` are the test part."""
+    """Samples of a folder of IDX files with ``images`` and ``labels`` in their names; ``t10k`` or ``test`` marks the test part."""
     files = sorted(file for file in path.iterdir() if "ubyte" in file.name or "idx" in file.name) if path.is_dir() else []
     tested, own = ([file for file in files if ("t10k" in file.name or "test" in file.name) == kind] for kind in (True, False))
 
@@ -273,7 +276,6 @@ def read_inputs(path: FilePath, reading: Mapping[str, Any]) -> np.ndarray:
     else:
         raise FormatError(message("predict", "unknown file type", "known are .csv, .npz, .npy, IDX and pictures", file=file))
     if list(x.shape[1:]) != list(reading["shape"]):
-        raise FormatError(
-            message("predict", "inputs must have the shape of the model's", shape=x.shape[1:], expected=tuple(reading["shape"]))
-        )
+        what = "an input must have the shape that the model was trained on"
+        raise FormatError(message("predict", what, shape=x.shape[1:], expected=tuple(reading["shape"])))
     return x

@@ -68,7 +68,8 @@ def _idx(file: IO[bytes], path: Path, size: int | None, max_bytes: int) -> np.nd
     shape = tuple(int(n) for n in np.frombuffer(lengths, ">u4"))
     nbytes, head_bytes = math.prod(shape) * dtype.itemsize, 4 + 4 * axes
     if size is not None and size != head_bytes + nbytes:
-        raise refused("read_idx", "the file is not as long as its header says", path, shape=shape, expected=head_bytes + nbytes, bytes=size)
+        what = "the file must be as long as its header says"
+        raise refused("read_idx", what, path, shape=shape, expected=head_bytes + nbytes, bytes=size)
     if nbytes > max_bytes:
         remedy = "if you trust the file, pass max_bytes="
         raise refused("read_idx", "the array must fit max_bytes", path, remedy, shape=shape, bytes=nbytes, max_bytes=max_bytes)
@@ -97,14 +98,14 @@ def _cifar(op: str, given: str | os.PathLike[str], classes: tuple[int, ...]) -> 
     path = regular(given, op)
     size, record = path.stat().st_size, len(classes) + 3 * 32 * 32
     if not size or size % record:
-        what = "the size is not a multiple of a record"
+        what = "the file must have one or more whole records"
         raise refused(op, what, path, "take the binary version of the set", bytes=size, record=record)
     records = np.fromfile(path, np.uint8).reshape(-1, record)
     for column, count in enumerate(classes):
         labels = records[:, column]
         if labels.max() >= count:
             row = int(np.argmax(labels >= count))
-            what = f"a label is not one of {'ten' if count == 10 else count}"
+            what = f"a label must be below {count}"
             raise refused(op, what, path, record=row, label=int(labels[row]))
     return records[:, len(classes) :].reshape(-1, 3, 32, 32), labels
 
@@ -116,7 +117,7 @@ def npy_array(data: np.ndarray, refuse: Callable[..., Exception]) -> np.ndarray:
     except _NO_HEADER as fault:
         raise refuse("the file is damaged or of another format", reason=f"{type(fault).__name__}: {fault}") from fault
     if dtype.kind not in "biufcU" or dtype.hasobject:
-        raise refuse(f"an entry must hold numbers, got dtype {dtype}", "objects are pickled, and pickles are never opened")
+        raise refuse(f"an entry must hold numbers or strings, got dtype {dtype}", "objects are pickled, and pickles are never opened")
     if math.prod(shape) * dtype.itemsize != data.size - start:
         raise refuse("an entry must have as many bytes as its shape says", shape=shape, bytes=data.size - start)
     values = data[start:].copy() if start % max(dtype.alignment, 1) else data[start:]
@@ -127,7 +128,7 @@ def npy_array(data: np.ndarray, refuse: Callable[..., Exception]) -> np.ndarray:
 
 
 def _npy_header(data: np.ndarray) -> tuple[np.dtype, bool, tuple[int, ...], int]:
-    """dtype, order, shape and offset of the values of an NPY entry. ``literal_eval`` reads literals and runs nothing."""
+    """The dtype, order, shape and offset of the values in an NPY entry. ``literal_eval`` reads literals and runs nothing."""
     head = data[:12].tobytes()
     if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\x01\x00", b"\x02\x00"):
         raise ValueError("expected an NPY array")

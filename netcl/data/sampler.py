@@ -89,9 +89,13 @@ class WeightedRandomSampler(Sampler):
         self.weights, self.replacement, self._rng = np.asarray(weights, np.float64), replacement, rng_of(generator)
         self.num_samples = check_count("WeightedRandomSampler", "num_samples", num_samples)
         if self.weights.ndim != 1 or not (self.weights >= 0).all() or not self.weights.sum() > 0:
-            raise ValueError(message("WeightedRandomSampler", "weights must be a non-negative vector, not all 0", shape=self.weights.shape))
+            what = "WeightedRandomSampler"
+            raise ValueError(message(what, "weights must be a vector of numbers >= 0 with a sum above 0", shape=self.weights.shape))
         if not replacement and num_samples > np.count_nonzero(self.weights):
-            what, some = "without replacement, num_samples must not exceed the nonzero weights", int(np.count_nonzero(self.weights))
+            what, some = (
+                "without replacement, num_samples must be at most the count of nonzero weights",
+                int(np.count_nonzero(self.weights)),
+            )
             raise ValueError(message("WeightedRandomSampler", what, num_samples=num_samples, nonzero=some))
 
     def __iter__(self) -> Iterator[int]:
@@ -137,7 +141,8 @@ class DistributedSampler(Sampler):
         drop_last: bool = False,
     ):  # fmt: skip
         if num_replicas is None or rank is None or not 0 <= rank < num_replicas:
-            what, remedy = "rank must be from 0 to num_replicas - 1", "pass both, for instance size and rank of MPI.COMM_WORLD"
+            what = "num_replicas and rank must be given, with rank from 0 to num_replicas - 1"
+            remedy = "pass both, for instance size and rank of MPI.COMM_WORLD"
             raise ValueError(message("DistributedSampler", what, remedy, num_replicas=num_replicas, rank=rank))
         self.dataset, self.num_replicas, self.rank, self.shuffle = dataset, num_replicas, rank, shuffle
         self.seed, self.drop_last, self.epoch = seed, drop_last, 0

@@ -35,10 +35,11 @@ def from_csv(
     rows = read_csv_rows(path, "from_csv", delimiter)
     names = rows.pop(0)[1] if header and rows else [str(i) for i in range(len(rows[0][1]) if rows else 0)]
     if not rows:
-        raise refused("from_csv", "the file has no rows", path)
+        raise refused("from_csv", "the file must have at least one row of values", path)
     wrong = next(((line, row) for line, row in rows if len(row) != len(names)), None)
     if wrong is not None:
-        raise refused("from_csv", f"line {wrong[0]} must have the header's fields", path, fields=len(wrong[1]), expected=len(names))
+        what = f"line {wrong[0]} must have as many fields as the first line"
+        raise refused("from_csv", what, path, fields=len(wrong[1]), expected=len(names))
     at = None if target is None else _column_index(names, target, path)
     chosen = [_column_index(names, name, path) for name in columns] if columns else [i for i in range(len(names)) if i != at]
     x = np.array([_table_numbers(row, chosen, line, path) for line, row in rows], np.float32)

@@ -368,7 +368,7 @@ class ProcessPool(Pool):
         return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
 
     def close(self) -> None:
-        """End the workers and give the shared memory back."""
+        """End the workers and release the shared memory."""
         super().close()
         self._slots.clear()
         _close_all(self._workers, self._rings)

@@ -30,9 +30,10 @@ def _rank_seed(seed: int, *place: int) -> int:
 
 
 def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None, extra: Any = None, **parts: Any) -> Path | None:
-    """:func:`netcl.io.save_checkpoint` on rank 0, with the random streams of all ranks; every rank must call it.
+    """Write a checkpoint on rank 0 that also holds the random states of all ranks; every rank must call this.
 
-    Returns the path on rank 0. A wrapped model (``DistributedDataParallel``) is saved without its wrapper.
+    Takes the arguments of :func:`netcl.io.save_checkpoint`. Returns the path on rank 0, ``None`` on other ranks. A model wrapped in
+    ``DataParallel`` or ``DistributedDataParallel`` is saved without its wrapper. If rank 0 fails, every rank raises ``LostRankError``.
     """
     ours = world or comm.world()
     model = parts["model"] = unwrapped(parts.get("model"))
@@ -48,14 +49,15 @@ def save_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
             problem = f"{type(error).__name__}: {error}"
     told = ours.tell(problem, "save_checkpoint")[0]
     if told:
-        raise LostRankError(message("save_checkpoint", f"rank 0 cannot write: {told}", path=path))
+        raise LostRankError(message("save_checkpoint", f"rank 0 could not write the checkpoint: {told}", path=path))
     return written
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, world: World | None = None, **parts: Any) -> io.Checkpoint:
-    """:func:`netcl.io.load_checkpoint` on every rank; only rank 0 needs to have the file.
+    """Load a checkpoint on every rank; only rank 0 needs to have the file.
 
-    If the number of ranks is unchanged, each rank resumes its random stream. Otherwise each rank gets a new stream, seeded from rank 0's.
+    Takes the arguments of :func:`netcl.io.load_checkpoint`. If the number of ranks is unchanged, each rank resumes its random state.
+    Otherwise each rank is seeded anew from rank 0's saved seed, the step and its rank.
     """
     ours = world or comm.world()
     model = parts["model"] = unwrapped(parts.get("model"))
@@ -79,7 +81,7 @@ def _received(path: Path, folder: Path, world: World) -> Path:
     content = np.fromfile(found, np.uint8) if there and found is not None else np.empty(0, np.uint8)
     size = world.tell(content.size if there else None, "load_checkpoint")[0]
     if size is None:
-        raise FileNotFoundError(message("load_checkpoint", "rank 0 has no such checkpoint", path=path))
+        raise FileNotFoundError(message("load_checkpoint", "path must be a checkpoint, or a folder with checkpoints, on rank 0", path=path))
     target = folder / "received.netcl"
     world.broadcast(content if world.rank == 0 else np.empty(size, np.uint8), check=False).tofile(target)
     return target

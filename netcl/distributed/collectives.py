@@ -29,7 +29,7 @@ ALONE = World(0.0)
 
 
 def queues_of(devices: Iterable[Any]) -> list[Any]:
-    """The queues of selectors, handles or queues."""
+    """The queue of each device, which is given as a selector, a handle or a queue; raises if there is none."""
     found = []
     for device in devices:
         if not hasattr(device, "finish"):
@@ -41,7 +41,7 @@ def queues_of(devices: Iterable[Any]) -> list[Any]:
 
 
 def checked_tensors(name: str, tensors: Tensors, root: int = 0, alike: bool = True) -> list[Tensor]:
-    """The tensors as a list; raises unless they have one dtype and, if ``alike``, one shape."""
+    """The tensors as a list; raises if there are none, if dtypes or (with ``alike``) shapes differ, or if ``root`` is not an index."""
     given = list(tensors)
     if not given:
         raise ShapeError(message(name, "at least one tensor must be given, got none"))
@@ -53,7 +53,7 @@ def checked_tensors(name: str, tensors: Tensors, root: int = 0, alike: bool = Tr
         if t.dtype != given[0].dtype:
             raise DtypeError(message(name, f"tensor {i} must have the dtype of tensor 0", first=given[0].dtype, other=t.dtype))
     if not 0 <= root < len(given):
-        raise ShapeError(message(name, "there is no such tensor", root=root, tensors=len(given)))
+        raise ShapeError(message(name, f"root must be an index from 0 to {len(given) - 1}", root=root))
     return given
 
 
@@ -65,7 +65,7 @@ def _one_queue(given: Tensors) -> bool:
 
 
 def bucketed(groups: Iterable[Tensors], limit: int = BUCKET) -> list[list[Tensors]]:
-    """Groups in their order, cut into buckets of one dtype that are closed once they hold ``limit`` bytes."""
+    """Split groups, in order, into buckets of one dtype; a bucket is full once one replica's tensors in it reach ``limit`` bytes."""
     buckets: list[list[Tensors]] = []
     filled = 0
     for group in groups:
@@ -126,7 +126,7 @@ def all_reduce_each(groups: Iterable[Tensors], op: str = "sum") -> None:
 
 
 def broadcast_each(groups: Iterable[Tensors], world: World = ALONE) -> None:
-    """Overwrite the tensors of every group, on all ranks of ``world``, with the first of the group on rank 0."""
+    """Overwrite the tensors of every group, on all ranks of ``world``, with the first tensor of that group on rank 0."""
     given = list(groups)
     for firsts in bucketed([group[0]] for group in given) if world.size > 1 else ():
         write_flat(firsts, world.broadcast(Bucket(firsts).joined()[0], check=False))
@@ -153,7 +153,7 @@ def _reduced_on_device(given: Tensors, op: str) -> Tensor:
 
 
 def all_reduce(tensors: Tensors, op: str = "sum") -> list[Tensor]:
-    """Overwrite every tensor with the sum, mean, maximum or minimum of all.
+    """Overwrite every tensor with the elementwise sum, mean, maximum (``max``) or minimum (``min``) of all, and return them.
 
     >>> a, b = Tensor.from_host([1.0, 2.0]), Tensor.from_host([10.0, 20.0])
     >>> [t.tolist() for t in all_reduce([a, b])]
@@ -179,14 +179,14 @@ def reduce(tensors: Tensors, root: int = 0, op: str = "sum") -> Tensor:
 
 
 def broadcast(tensors: Tensors, root: int = 0) -> list[Tensor]:
-    """Overwrite every tensor with the one at ``root``."""
+    """Overwrite every tensor with the one at ``root`` and return all of them."""
     given = checked_tensors("broadcast", tensors, root)
     broadcast_each([[given[root], *given[:root], *given[root + 1 :]]])
     return given
 
 
 def scatter(tensor: Tensor | np.ndarray, devices: Sequence[Any], weights: Sequence[float] | None = None) -> list[Tensor]:
-    """Split a tensor along its first axis over devices, evenly or in proportion to ``weights``."""
+    """Split a tensor along its first axis, evenly or in proportion to ``weights``, into one tensor per device."""
     where = queues_of(devices)
     values = tensor.to_host() if isinstance(tensor, Tensor) else np.asarray(tensor)
     if not values.ndim:
@@ -199,7 +199,8 @@ def split_rows(values: Any, count: int, weights: Sequence[float] | None = None) 
     """``values`` cut into ``count`` consecutive parts in proportion to ``weights``, rounded so that no row is lost."""
     shares = np.ones(count) if weights is None else np.asarray(weights, np.float64)
     if shares.shape != (count,) or not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
-        raise ShapeError(message("scatter", "weights must be one number >= 0 per device", weights=weights, devices=count))
+        what = "weights must be one number >= 0 per device, with a finite sum above 0"
+        raise ShapeError(message("scatter", what, weights=weights, devices=count))
     ends = np.rint(np.cumsum(shares) / shares.sum() * len(values)).astype(int).tolist()
     return [values[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
@@ -210,7 +211,8 @@ def _gathered(name: str, given: list[Tensor], axis: int, roots: Tensors) -> list
         joined = ops.cat(given, axis)
         return [joined, *(duplicate(joined) for _ in roots[1:])]
     if not -given[0].ndim <= axis < given[0].ndim or len({(*t.shape[:axis], *t.shape[axis:][1:], t.ndim) for t in given}) > 1:
-        raise ShapeError(message(name, "shapes must be equal except along the axis", shapes=[t.shape for t in given], axis=axis))
+        what = "axis must be an axis of all tensors, and their shapes must be equal except along it"
+        raise ShapeError(message(name, what, shapes=[t.shape for t in given], axis=axis))
     copies = [t.to_host_async() for t in given]
     values = np.concatenate([copy.wait() for copy in copies], axis)
     return [Tensor.from_host(t.queue, values, t.dtype) for t in roots]
@@ -223,6 +225,6 @@ def gather(tensors: Tensors, root: int = 0, axis: int = 0) -> Tensor:
 
 
 def all_gather(tensors: Tensors, axis: int = 0) -> list[Tensor]:
-    """All tensors joined along ``axis``, on the device of each."""
+    """One result per tensor: all tensors joined along ``axis``, on the device of that tensor."""
     given = checked_tensors("all_gather", tensors, alike=False)
     return _gathered("all_gather", given, axis, given)

@@ -34,7 +34,7 @@ _ERROR_TEXT = 500
 
 
 class LostRankError(RuntimeError):
-    """A rank died, never arrived, failed, or called with other arguments than the rest."""
+    """Raised when another rank died, failed, did not arrive in time, or made a different call or passed different arguments."""
 
 
 class Failures:
@@ -53,10 +53,10 @@ class Failures:
         return [f"rank {other} failed: {text}" for other, (count, text) in sorted(self.reported.items()) if count > own]
 
     def check(self, op: str, rank: int, size: int) -> None:
-        """Raise if a rank has failed and ``rank`` has not."""
+        """Raise if another rank has reported more failures than ``rank``."""
         texts = self.ahead_of(rank)
         if texts:
-            remedy = "its own traceback tells where"
+            remedy = "see the traceback of that rank"
             raise LostRankError(message(op, "; ".join(texts), remedy, waiting=f"rank {rank}", world=size))
 
 
@@ -65,7 +65,7 @@ def check_op(name: str, op: str, dtype: str) -> None:
     if op not in _COMBINE:
         raise ValueError(message(name, "unknown reduction", f"known: {', '.join(_COMBINE)}", op=repr(op)))
     if op == "mean" and not dtypes.lookup(dtype, name).is_float:
-        raise DtypeError(message(name, "a mean needs floats", dtype=dtype))
+        raise DtypeError(message(name, "op='mean' requires a floating-point dtype", dtype=dtype))
 
 
 def combine(op: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -74,16 +74,17 @@ def combine(op: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def mean_of(op: str, total: np.ndarray, count: int) -> np.ndarray:
-    """A total of ``count`` arrays, divided by it if ``op`` is the mean."""
+    """``total / count`` if ``op`` is ``"mean"``, otherwise ``total``, in its own dtype."""
     return total / np.asarray(count, total.dtype) if op == "mean" and count > 1 else total
 
 
 class World:
-    """``rank`` of ``size`` ranks; in a world of one every collective returns a copy.
+    """One rank of a job, number ``rank`` of ``size``, with collectives over host arrays; in a world of one they return copies.
 
     - **timeout**: seconds after which a call that waits for another rank raises :class:`LostRankError`; ``NETCL_COMM_TIMEOUT`` by default.
-    - **deterministic**: reduce in rank order, which gives the same bits in every run with as many ranks; threads always do. Otherwise an
-      MPI world leaves the order to MPI, which needs fewer messages in a large world. Set it on all ranks before a model is wrapped.
+    - **deterministic**: reduce in rank order, which gives the same bits in every run with the same number of ranks; threads always do.
+      Otherwise an MPI world leaves the order to MPI, which needs fewer messages in a large world. Set it on all ranks before a model is
+      wrapped.
     - **bytes_sent**: the payload bytes this rank had to send so far. MPI may send more, in particular in small messages.
     """
 
@@ -130,7 +131,7 @@ class World:
     def failed(self, error: BaseException | None) -> None:
         """Report an error of this rank: the others raise :class:`LostRankError` with its text instead of waiting for the timeout.
 
-        An error is reported once, and a :class:`LostRankError` never. Ranks that have all failed equally often may continue.
+        Each error is reported once, a :class:`LostRankError` or an interrupt never. Ranks that have all failed equally often may continue.
         """
         own = isinstance(error, Exception) and not isinstance(error, LostRankError)
         if self.size > 1 and own and not getattr(error, "netcl_told", False):
@@ -148,7 +149,7 @@ class World:
         return block
 
     def tell(self, value: Any, op: str = "tell") -> list[Any]:
-        """The small JSON values of all ranks, in order."""
+        """Exchange a small value that JSON can hold; returns the values of all ranks, in rank order."""
         return [json.loads(text) for text in self._collect_text(op, json.dumps(value).encode())]
 
     def barrier(self) -> None:
@@ -184,18 +185,19 @@ class World:
         return _rounded_to(np.concatenate(pieces or [flat]), given.dtype).reshape(given.shape)
 
     def reduce_scatter(self, array: Any, op: str = "sum", *, compress: str | None = None, check: bool = True) -> np.ndarray:
-        """This rank's part of the reduced flat array, cut as ``np.array_split`` does; half of an :meth:`all_reduce`."""
+        """This rank's part of the reduced flat array, cut as ``np.array_split`` does; sends half the bytes of :meth:`all_reduce`."""
         given = np.asarray(array)
         flat = self._checked("reduce_scatter", given, op, compress, check)
         return _rounded_to(self._reduce_scattered(flat, op, compress), given.dtype)
 
     def _checked(self, name: str, given: np.ndarray, op: str, compress: str | None, check: bool) -> np.ndarray:
-        """The flat values in the dtype that they are reduced in."""
+        """Validate the arguments of a reduction and return the flat values, halves widened to float32."""
         check_op(name, op, given.dtype.name)
         if compress not in (None, "bfloat16"):
-            raise ValueError(message(name, "unknown compression", "known: bfloat16", compress=repr(compress)))
+            raise ValueError(message(name, "compress must be None or 'bfloat16'", compress=repr(compress)))
         if check:
-            self.agree(name, "what is reduced", [op, list(given.shape), given.dtype.name, compress, self.deterministic])
+            what = "op, shape, dtype, compress and deterministic"
+            self.agree(name, what, [op, list(given.shape), given.dtype.name, compress, self.deterministic])
         return given.reshape(-1).astype(np.float32 if given.dtype.name in dtypes.HALVES else given.dtype, copy=False)
 
     def _all_reduced(self, flat: np.ndarray, op: str, compress: str | None) -> np.ndarray:
@@ -221,11 +223,11 @@ class World:
         return [part.view(kind).reshape(shape) for part, (shape, kind) in zip(found, shapes, strict=True)]
 
     def broadcast(self, array: Any, root: int = 0, *, check: bool = True) -> np.ndarray:
-        """The array of ``root``, on all ranks; every rank passes one of that shape and dtype, which ``check`` compares first."""
+        """The array of rank ``root``, on all ranks. Each rank must pass an array of that shape and dtype; ``check`` compares them first."""
         self._check_root("broadcast", root)
         mine = np.asarray(array, order="C")
         if check:
-            self.agree("broadcast", "what is broadcast", [list(mine.shape), mine.dtype.str, root])
+            self.agree("broadcast", "shape, dtype and root", [list(mine.shape), mine.dtype.str, root])
         return self._from_root(mine, root)
 
     def gather(self, array: Any, root: int = 0) -> Arrays | None:
@@ -236,7 +238,7 @@ class World:
 
     def _check_root(self, op: str, root: int) -> None:
         if not 0 <= root < self.size:
-            raise ShapeError(message(op, "there is no such rank", root=root, world=self.size))
+            raise ShapeError(message(op, f"root must be a rank from 0 to {self.size - 1}", root=root))
 
 
 def _rounded_to(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -257,7 +259,7 @@ def _decompressed(stored: np.ndarray, values: np.ndarray, compress: str | None) 
 def late(op: str, missing: Sequence[int], timeout: float, size: int, **where: object) -> str:
     """The error text about ranks that did not arrive."""
     names = ", ".join(f"rank {rank}" for rank in missing) or "a rank"
-    remedy = "look for its own error above; NETCL_COMM_TIMEOUT sets how long others wait"
+    remedy = "look for an error of that rank above, or set NETCL_COMM_TIMEOUT to more seconds if it is slow"
     return message(op, f"{names} did not arrive within {timeout:g} s", remedy, world=size, **where)
 
 
@@ -271,7 +273,7 @@ class _Table:
 
 
 class ThreadWorld(World):
-    """One rank of several threads; made by :func:`thread_worlds`. Arrays are copied when handed over: the caller may reuse its own."""
+    """One rank of several threads; made by :func:`thread_worlds`. Sent arrays are copied, so the caller may overwrite its own."""
 
     def __init__(self, rank: int, size: int, table: _Table, timeout: float | None = None):
         super().__init__(timeout)

@@ -35,7 +35,9 @@ def all_devices() -> list[Any]:
 
 
 def shard_batch(batch: Any, devices: Sequence[Any], weights: Sequence[float] | None = None) -> list[tuple[Tensor, ...]]:
-    """Split the arrays or tensors of a batch along their first axis over devices; ``weights`` are shares of the batch.
+    """Split a batch (an array, a tensor or several) along the first axis; returns one tuple of tensors per device.
+
+    ``weights`` are the devices' shares of the batch, equal by default.
 
     >>> import numpy as np
     >>> shards = shard_batch((np.zeros((5, 2), np.float32), np.arange(5)), ["cpu", "cpu"])
@@ -45,13 +47,14 @@ def shard_batch(batch: Any, devices: Sequence[Any], weights: Sequence[float] | N
     parts = [batch] if isinstance(batch, Tensor | np.ndarray) else list(batch)
     lengths = {len(part) for part in parts}
     if len(lengths) != 1:
-        raise ShapeError(message("shard_batch", "the parts of a batch must have one length", lengths=[len(part) for part in parts]))
+        what = "batch must hold at least one array, and all of the same length"
+        raise ShapeError(message("shard_batch", what, lengths=[len(part) for part in parts]))
     queues = queues_of(devices)
     return list(zip(*(collectives.scatter(part, queues, weights) for part in parts), strict=True))
 
 
 def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[ReplicaParameters]:
-    """Copies of ``params`` for every device."""
+    """One list of copies of ``params`` per device; the copies require gradients where the originals do."""
     originals = [(p.to_host(), p) for p in params]
     replicas = [[Tensor.from_host(queue, values, p.dtype) for values, p in originals] for queue in queues_of(devices)]
     for replica in replicas:
@@ -61,7 +64,7 @@ def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[R
 
 
 def _lists(op: str, replicas: Sequence[Any]) -> list[ReplicaParameters]:
-    """The parameters of replicas, which are modules or lists of parameters."""
+    """The parameters of each replica, a module or a list of parameters; raises if there is no replica or the numbers differ."""
     given = [list(r.parameters()) if hasattr(r, "parameters") else list(r) for r in replicas]
     if not given:
         raise ShapeError(message(op, "at least one replica must be given, got none"))
@@ -85,8 +88,9 @@ def prepare_replicas(model: Module, devices: Sequence[Any]) -> list[Module]:
 
 
 def sync_grads(replicas: Sequence[Any], op: str = "mean", weights: Sequence[float] | None = None) -> None:
-    """Overwrite the gradients of every replica with the mean (or ``op="sum"``) over all replicas, weighted by ``weights``.
+    """Overwrite the gradients of every replica with their mean over all replicas, or with the reduction ``op``.
 
+    ``weights`` gives the mean weighted by one number per replica, whatever ``op`` is.
     A parameter without a gradient on any replica is skipped; one with a gradient on some replicas only is an error.
     """
     found = []
@@ -114,6 +118,7 @@ def data_parallel_step(
     - **param_replicas**: one list of parameters, or one module, per device.
     - **optimizers**: one per replica.
     - **batch**: arrays or tensors of one length, split evenly or by ``weights``.
+    - **max_norm**: passed to ``step`` of every optimizer.
     """
     lists = _lists("data_parallel_step", param_replicas)
     if len(optimizers) != len(lists):
@@ -141,14 +146,15 @@ def data_parallel_step(
 
 
 def gradient_or_zeros(p: Tensor, grad: Tensor | None) -> Tensor:
-    """A gradient of ``p``; zeros on a replica or rank that has not used it."""
+    """``grad``, or zeros like ``p`` if it is ``None`` because this replica or rank has not used ``p``."""
     return Tensor.zeros(p.shape, p.dtype, queue=p.queue) if grad is None else grad
 
 
 def parallel(run: Callable[[int], Any], places: Sequence[int], queues: Sequence[Any]) -> list[Any]:
-    """``run(i)`` for every ``i``, in threads with the caller's modes (recording, autocast) and ``queues[i]`` as active device.
+    """The results of ``run(i)`` for every ``i`` of ``places``, each in a thread with the caller's modes and ``queues[i]`` as active device.
 
-    The calls run one after another if devices share a context, to which kernel arguments belong.
+    Modes are gradient recording and autocast. A single call, or calls on devices that share an OpenCL context, run one after another in
+    the caller's thread, with its active device.
     """
     if len(places) == 1 or _share_context(queues):
         return [run(i) for i in places]
@@ -217,7 +223,7 @@ class DataParallel(Module):
         return self
 
     def forward(self, *inputs: Any) -> Tensor:
-        """The results of all devices, joined."""
+        """Run every replica on its part of the batch and join the results on the first device."""
         if self._known != self._written():
             self.refresh()
         given = tuple(x if isinstance(x, Tensor) else Tensor.from_host(self.queues[0], x) for x in inputs)
@@ -272,7 +278,7 @@ class _Split(ag.Function):
                 x.requires_grad = original.requires_grad
         ctx.busy = [i for i, shard in enumerate(shards) if len(shard[0])]
         if not ctx.busy:
-            raise ShapeError(message("DataParallel", "the batch has no rows", shapes=[x.shape for x in ctx.inputs]))
+            raise ShapeError(message("DataParallel", "the batch must have at least one row", shapes=[x.shape for x in ctx.inputs]))
         record = any(ctx.needs_input_grad)
 
         def run(i: int) -> Tensor:
@@ -336,7 +342,7 @@ class ReplicaOptimizer:
         return self.optimizers[0].param_groups
 
     def step(self, max_norm: float | None = None) -> Any:
-        """Step every optimizer."""
+        """Step every optimizer with the options of the first; returns what the first returns."""
         for other in self.optimizers[1:]:
             for group, first in zip(other.param_groups, self.param_groups, strict=True):
                 group.update({name: value for name, value in first.items() if name != "params"})

@@ -45,7 +45,7 @@ class DistributedDataParallel(Module):
     """A model whose gradients are averaged over all ranks of a world during backward.
 
     Start the program with ``mpiexec -n 4 python train.py``; without mpiexec the world has one rank and the wrapper does nothing. All ranks
-    start with the parameters and buffers of rank 0. With equal parts of a batch on all ranks, an optimizer step is that of the whole batch.
+    start with the parameters and buffers of rank 0. If the parts of a batch are equally large, a step equals one on the whole batch.
 
     - **module**: the model, on this rank's device.
     - **world**: :func:`netcl.distributed.world` by default. Set ``world.deterministic`` before to reduce in rank order.
@@ -188,7 +188,7 @@ class DistributedDataParallel(Module):
         expect_no_backward(self)
 
     def _failed(self, error: BaseException) -> None:
-        """Called when backward has raised on this rank."""
+        """Report an error of this rank's backward to the other ranks, once the buckets already sent are reduced or time is up."""
         expect_no_backward(self)
         if self._sync and not isinstance(error, LostRankError):
             wait_for([bucket.sent for bucket in self._buckets if bucket.sent is not None], _PATIENCE)

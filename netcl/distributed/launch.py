@@ -31,12 +31,12 @@ def mpiexec() -> str:
     beside = Path(sys.executable).with_name("mpiexec")
     found = shutil.which("mpiexec") or (str(beside) if beside.exists() else None)
     if found is None:
-        raise DeviceError(message("launch", "mpiexec is missing", INSTALL))
+        raise DeviceError(message("launch", "mpiexec was not found in PATH or beside this Python", INSTALL))
     return found
 
 
 def leave(notes: Path, name: str) -> None:
-    """Leave an empty file in the folder through which the launcher of a job and the guards of its ranks exchange messages."""
+    """Create an empty file as a message in the folder ``notes``, which the launcher of a job and the guards of its ranks share."""
     with contextlib.suppress(FileNotFoundError):  # the launcher has ended and removed the folder
         notes.joinpath(name).touch()
 

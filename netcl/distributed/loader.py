@@ -34,8 +34,8 @@ class ShardedLoader(DataLoader):
         self.world = world or comm.world()
         if batch_size % self.world.size:
             what = "batch_size must be a multiple of the number of ranks"
-            raise ShapeError(message("ShardedLoader", what, "choose a multiple", batch_size=batch_size, world=self.world.size))
-        self.world.agree("ShardedLoader", "the dataset, the batch size and the seed", [len(dataset), batch_size, seed])
+            raise ShapeError(message("ShardedLoader", what, batch_size=batch_size, ranks=self.world.size))
+        self.world.agree("ShardedLoader", "the length of the dataset, batch_size and seed", [len(dataset), batch_size, seed])
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.dataset), self.batch_size)

@@ -52,7 +52,7 @@ class MPIWorld(World):
         try:
             from mpi4py import MPI
         except ImportError as error:
-            raise ImportError(message("distributed", f"mpi4py required: {error}", INSTALL)) from error
+            raise ImportError(message("distributed", f"a process started by mpiexec requires mpi4py: {error}", INSTALL)) from error
         self.MPI = MPI
         self.comm: Any = (like.comm if like else self.MPI.COMM_WORLD).Dup()
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         own += 1 if "=" in words[own] or words[own] in ("-h", "--help") else 2
     given, program = parser.parse_args(words[:own]), words[own:]
     if not program:
-        parser.error("name a program to run")
+        parser.error("a Python file or -m module must follow the options")
     if given.guard:
         return _guard(given.guard, given.notes, program)
     if given.rank:

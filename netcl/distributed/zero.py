@@ -18,11 +18,11 @@ from netcl.ops import update
 class ShardedOptimizer:
     """ZeRO stage 1: each of n ranks holds about 1/n of the optimizer's state.
 
-    Gradients must be averaged before, as :class:`~netcl.distributed.ddp.DistributedDataParallel` does. After a step the new parameters are
-    gathered, which costs half the bytes of the all-reduce of gradients.
+    Gradients must be averaged before :meth:`step`, as :class:`~netcl.distributed.ddp.DistributedDataParallel` does. After a step the new
+    parameters are gathered, which costs half the bytes of the all-reduce of gradients.
 
     - **params**: all parameters, in the same order on every rank; no groups.
-    - **make**: makes the optimizer of a list of parameters: ``lambda params: Adam(params, lr=1e-3)``.
+    - **make**: returns an optimizer for a list of parameters: ``lambda params: Adam(params, lr=1e-3)``.
     - **world**: :func:`netcl.distributed.world` by default.
 
     >>> from netcl import nn, optim
@@ -49,7 +49,7 @@ class ShardedOptimizer:
         return self.inner.param_groups
 
     def step(self, max_norm: float | None = None, grad_scale: Tensor | None = None, found_inf: Tensor | None = None) -> Any:
-        """Update this rank's parameters and gather the others. ``max_norm`` bounds the norm of all gradients.
+        """Update this rank's parameters and receive the others; returns the norm of all gradients if ``max_norm`` is given.
 
         ``grad_scale`` and ``found_inf`` come from a :class:`~netcl.amp.grad_scaler.GradScaler`.
         """
@@ -116,7 +116,7 @@ class ShardedOptimizer:
 
 
 def _owners(sizes: list[int], ranks: int) -> list[int]:
-    """A rank for every parameter: from the largest on, each goes to the rank with the smallest sum."""
+    """The rank that owns each parameter: in descending size, each goes to the rank with the fewest elements so far."""
     loads = [0] * ranks
     owner = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

@@ -163,7 +163,7 @@ class Archive(NamedTuple):
 
 
 def bad_name(name: str) -> bool:
-    """Whether the name of an entry is a path outside of the file."""
+    """Whether an entry's name is empty, too long, has control characters, or is not a plain relative path."""
     return _BAD_NAME.search(name) is not None
 
 
@@ -178,7 +178,7 @@ def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseExcept
         raise refusal(op, str(fault), file=path) from None
     except kinds as fault:
         reason = f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
-        remedy = "name a file that netcl wrote, whole" if op.startswith("load") else ""
+        remedy = "pass a complete file of the right format" if op.startswith("load") else ""
         raise refusal(op, "the file is damaged or of another format", remedy, reason=reason, file=path) from fault
 
 
@@ -220,7 +220,7 @@ class Entries:
         packed, total = 0, 0
         for info in self.zip.infolist():
             if bad_name(info.filename):
-                raise self.refuse("an entry must not name a path outside of the file", name=repr(info.filename))
+                raise self.refuse("the name of an entry must be a plain relative path", name=repr(info.filename))
             if info.filename in infos:
                 raise self.refuse("entries must have different names", name=repr(info.filename))
             if info.flag_bits & 1:
@@ -290,7 +290,7 @@ def read_meta(path: str | os.PathLike[str], op: str, max_bytes: int | None = Non
 
 
 def parse_meta(stored: np.ndarray | None, path: str | os.PathLike[str], op: str) -> dict[str, Any]:
-    """The JSON of ``__netcl_meta__``, if this netcl can read what it describes."""
+    """The JSON of ``__netcl_meta__``; raises if it is missing, malformed or newer than this netcl."""
     if stored is None or stored.dtype.kind != "U" or stored.shape != ():
         raise refusal(op, f"the file has no {META}", "it was not written by netcl, or with save_params", file=path)
     with refusing(op, path):

@@ -56,9 +56,9 @@ def save_checkpoint(
     - **run**: the id of the run the checkpoint belongs to.
     """
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-        raise ValueError(message(SAVE, "step must be a number of at least 0", step=repr(step)))
+        raise ValueError(message(SAVE, "step must be a whole number of at least 0", step=repr(step)))
     if keep_last is not None and (not isinstance(keep_last, int) or keep_last < 1):
-        raise ValueError(message(SAVE, "at least one checkpoint must be kept", keep_last=keep_last))
+        raise ValueError(message(SAVE, "keep_last must be a whole number of at least 1", keep_last=keep_last))
     target = _target_file(Path(path), int(step), keep_last)
     parts = _given(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, loader=loader, ema=ema)
     states = {name: _state_of(name, part, SAVE) for name, part in parts.items()}
@@ -216,7 +216,7 @@ def _generators(rng: Any, op: str) -> dict[str, np.random.Generator]:
     generators = rng if isinstance(rng, Mapping) else {} if rng is None else {"rng": rng}
     wrong = [name for name, generator in generators.items() if not isinstance(generator, np.random.Generator)]
     if wrong:
-        raise TypeError(message(op, "rng must be NumPy generators", "make them with np.random.default_rng", wrong=wrong))
+        raise TypeError(message(op, "rng must be a NumPy generator or a dictionary of them", "use np.random.default_rng", wrong=wrong))
     return dict(generators)
 
 
@@ -259,7 +259,7 @@ def _check_model(own: Mapping[str, Any], given: Any, path: Path) -> None:
 
 
 def _check_same_form(name: str, own: Any, given: Any, path: Path) -> None:
-    """An optimizer's groups and sizes must be those of the one it is loaded into; other states need only be of the same form."""
+    """Raise unless a saved state has the type of the part's own state and, for an optimizer, the same sizes of parameter groups."""
     if type(own) is not type(given):
         kinds = {"own": type(own).__name__, "checkpoint": type(given).__name__}
         raise refusal(LOAD, f"the {name} of the checkpoint must have the same form", **kinds, file=path)
@@ -268,7 +268,7 @@ def _check_same_form(name: str, own: Any, given: Any, path: Path) -> None:
     sizes = [[len(group["params"]) for group in state["param_groups"]] if _grouped(state) else None for state in (own, given)]
     if sizes[0] != sizes[1]:
         what = f"the {name} of the checkpoint must have the same parameter groups"
-        raise refusal(LOAD, what, "make the optimizer as in the run that saved", own=sizes[0], checkpoint=sizes[1], file=path)
+        raise refusal(LOAD, what, "create the optimizer as in the run that saved it", own=sizes[0], checkpoint=sizes[1], file=path)
 
 
 def _grouped(state: Any) -> bool:
@@ -284,7 +284,8 @@ def _check_random(generators: Mapping[str, np.random.Generator], state: Mapping[
         kind = saved[name].get("bit_generator") if isinstance(saved.get(name), dict) else None
         own = generator.bit_generator.state["bit_generator"]
         if kind != own:
-            raise refusal(LOAD, f"the checkpoint has no state for the generator {name!r}", own=own, checkpoint=kind, file=path)
+            what = f"the checkpoint must have a state of the same type for generator {name!r}"
+            raise refusal(LOAD, what, own=own, checkpoint=kind, file=path)
         with refusing(LOAD, path, (ValueError, *_NO_STATE)):
             type(generator.bit_generator)().state = saved[name]
 

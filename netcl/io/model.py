@@ -129,7 +129,7 @@ def _built_model(meta: Mapping[str, Any], path: object, device: Any, room: int) 
 def _decoded(array: np.ndarray, dtype: Any, name: str, path: object) -> np.ndarray:
     row = dtypes.DTYPES.get(dtype) if isinstance(dtype, str) else None
     if row is None or row.storage != array.dtype:
-        raise refusal("load_model", "a weight must have the declared dtype", name=name, array=array.dtype, said=dtype, file=path)
+        raise refusal("load_model", "a weight must have the declared dtype", name=name, array=array.dtype, declared=dtype, file=path)
     return dtypes.decode(array, row)
 
 

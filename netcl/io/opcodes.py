@@ -46,7 +46,7 @@ class Attributes(OrderedDict[Any, Any]):
 def run_program(
     data: bytes, names: Mapping[str, Allowed], persistent: Callable[[Any], Any], start: int = 0, most: int = FREE_STEPS
 ) -> tuple[Any, int]:
-    """Run a program of at most ``most`` steps; returns its value and its end. ``persistent`` resolves references to storages."""
+    """Run a program of at most ``most`` steps; returns its value and its end position. ``persistent`` resolves references to storages."""
     machine = _Machine(names, persistent)
     stream = io.BytesIO(data)
     stream.seek(start)
@@ -142,7 +142,7 @@ def checked_items(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
     for key, value in pairs:
         parts = key if type(key) is tuple else (key,)
         if len(parts) > 64 or not all(part is None or isinstance(part, str | int | float | bytes) for part in parts):
-            raise Refused(f"a key must be a text or a number, got a {type(key).__name__}")
+            raise Refused(f"a key must be a text, a number, bytes, None or a tuple of up to 64 of these, got a {type(key).__name__}")
         found.append((key, value))
     return found
 

@@ -43,7 +43,7 @@ def host_state(value: Any, op: str) -> dict[str, np.ndarray]:
 
 
 def save_params(params: Any, path: str | os.PathLike[str]) -> None:
-    """Write a dictionary of arrays or tensors (or a module's) as an NPZ file under exactly this name; ``np.load`` reads it."""
+    """Write a dictionary of arrays or tensors (or a module's state) as an NPZ file under exactly this name; ``np.load`` reads it."""
     arrays = host_state(params, "save_params")
     stored = {name: tree.bits(array) for name, array in arrays.items()}
     wide = {name: dtype for name, (_, dtype) in stored.items() if dtype == "bfloat16"}
@@ -60,7 +60,7 @@ def load_params(path: str | os.PathLike[str], *, max_bytes: int | None = None) -
     if not isinstance(wide, dict) or any(
         name not in arrays or arrays[name].dtype != np.uint16 for name, d in wide.items() if d == "bfloat16"
     ):
-        raise refusal("load_params", f"{META} names arrays that are not there", file=path)
+        raise refusal("load_params", f"every bfloat16 array that {META} names must be in the file, as uint16", file=path)
     return {name: tree.from_bits(array, wide.get(name, "")) for name, array in arrays.items()}
 
 

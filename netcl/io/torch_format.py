@@ -184,7 +184,7 @@ def _reference(reference: Any) -> tuple[str, str, int]:
         raise Refused("a reference must be to a storage")
     _, kind, key, _, count = reference[:5]
     if not isinstance(key, str) or not key.isascii() or not key.replace("_", "").isalnum() or not kind.value:
-        raise Refused("a storage has a name that is not a number or an identifier, or no dtype")
+        raise Refused("a storage must have a dtype and a key of letters, digits and underscores")
     _integers([count])
     if len(reference) > 5 and reference[5] is not None:
         raise Refused("a storage cannot be a view of another")
@@ -249,7 +249,7 @@ def save_torch(value: Any, path: str | os.PathLike[str]) -> None:
 
 
 def _zip_entry(out: zipfile.ZipFile, file: Any, name: str, data: Any) -> None:
-    """An entry whose bytes start at a multiple of 64, as torch's own do; the gap is an extra field that readers skip."""
+    """Write an entry whose bytes start at a multiple of 64, as torch does; the gap is an extra field that readers skip."""
     info = zipfile.ZipInfo(f"archive/{name}")
     gap = -(file.tell() + 30 + len(info.filename) + 4) % _ALIGNMENT
     info.extra = b"FB" + gap.to_bytes(2, "little") + b"Z" * gap
@@ -288,7 +288,7 @@ class _TorchWriter:
         self.writer.add(b"}(")
         for key, item in value.items():
             if not self.writer.plain(key):
-                raise refusal(OP_SAVE, "a key must be a text or a number", key=repr(key), at=where or "/")
+                raise refusal(OP_SAVE, "a key must be a text, a number or None", key=repr(key), at=where or "/")
             self.value(item, f"{where}/{key}")
         self.writer.add(b"u")
 

@@ -99,14 +99,14 @@ def _joined_path(where: str, key: Any) -> str:
 def _packed_plain(value: Any, where: str, op: str) -> Any:
     if isinstance(value, np.generic):
         if value.dtype.kind not in _NATIVE or value.dtype.kind == "c":
-            raise refusal(op, f"a {value.dtype} cannot be saved", at=where)
+            raise refusal(op, f"a {value.dtype} scalar cannot be saved", "convert it to an int, a float or a text", at=where)
         return {"$number": _packed_plain(value.item(), where, op), "dtype": value.dtype.name}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"$float": repr(value)}
     what = f"a {type(value).__module__}.{type(value).__qualname__} cannot be saved"
-    raise refusal(op, what, "state is made of dictionaries, lists, tuples, numbers, texts, arrays and tensors", at=where)
+    raise refusal(op, what, "convert it to dictionaries, lists, tuples, numbers, texts, None, arrays or tensors", at=where)
 
 
 def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tensor: Callable[[np.ndarray, str], Any] = tensor_of) -> Any:

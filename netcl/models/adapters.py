@@ -84,7 +84,7 @@ def lora(model: ModelT, rank: int = 8, alpha: float = 16, targets: Sequence[str]
     - **dropout**: of the adapters' inputs. **dora**: learn the lengths of the rows, too.
     """
     if rank < 1 or not 0 <= dropout < 1:
-        raise ValueError(message("lora", "rank must be at least 1 and dropout in [0, 1)", rank=rank, dropout=dropout))
+        raise ValueError(message("lora", "rank must be at least 1, and dropout at least 0 and below 1", rank=rank, dropout=dropout))
     layers = _linear_layers(model)
     known = {path.rpartition(".")[2] for path in layers}
     wanted = set(TARGETS) & known if targets is None else {targets} if isinstance(targets, str) else set(targets)
@@ -106,7 +106,7 @@ def _put_adapters(model: ModelT, adapters: Mapping[str, LoRALinear]) -> ModelT:
     if getattr(model, "merged", False):
         raise ValueError(message("lora", "the projections of the model are merged", "load it again, without merge_projections()"))
     if adapters_of(model):
-        raise ValueError(message("lora", "the model must have no adapters", "merge them with netcl.models.merge(model), or load it anew"))
+        raise ValueError(message("lora", "the model must not have adapters", "merge them with netcl.models.merge(model), or load it anew"))
     model.requires_grad_(False)
     for path, adapter in adapters.items():
         _replace(model, path, adapter)
@@ -157,7 +157,8 @@ def save_adapter(model: Any, folder: str | os.PathLike[str], base: str = "") -> 
     """
     adapters, layers = adapters_of(model), _hub_layers(model)
     if not adapters or not adapters.keys() <= layers.keys():
-        raise ValueError(message("save_adapter", "the model has no adapters that PEFT has a layout for", "call netcl.models.lora first"))
+        what = "the model must have adapters, all on layers of the Hugging Face model"
+        raise ValueError(message("save_adapter", what, "call netcl.models.lora first"))
     tensors: dict[str, np.ndarray] = {}
     ranks: dict[str, tuple[int, float]] = {}
     for name in dict.fromkeys(layers[path][0] for path in adapters):
@@ -215,7 +216,8 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     kinds, sizes = {"A", "B", "magnitude_vector"} if dora else {"A", "B"}, {name: rows.stop for name, rows in layers.values()}
     strange = [name for name, parts in files.items() if parts.keys() != kinds or len(parts["B"]) != sizes.get(name) or not parts["A"].size]
     if strange or not files:
-        raise refusal("load_adapter", "the adapter must fit the model", file=place / _TENSORS, layers=strange[:3])
+        what = "the adapter must have the matrices and sizes of layers of the model"
+        raise refusal("load_adapter", what, file=place / _TENSORS, layers=strange[:3])
     for path, (name, rows) in layers.items():
         if name in files:  # parts of a fused layer share A and have their own rows of everything else
             parts = {f"lora_{kind}": array if kind == "A" else array[rows] for kind, array in files[name].items()}

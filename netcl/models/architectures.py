@@ -199,7 +199,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     layers = whole_number(given, "num_hidden_layers", least=0)
     kv_heads = whole_number(given, "num_key_value_heads", default=heads)
     if layers > 10_000 or heads % kv_heads or (given.get("head_dim") is None and width % heads):
-        what = "the heads must divide the width, and those of keys and values the heads of queries; at most 10,000 layers"
+        what = "heads must divide hidden_size (unless head_dim is given), kv_heads must divide heads, and layers be at most 10,000"
         raise refusal("config", what, hidden_size=width, heads=heads, kv_heads=kv_heads, layers=layers)
     settings = dict(row.settings)
     found = ModelConfig(

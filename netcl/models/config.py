@@ -15,15 +15,15 @@ MOST_ELEMENTS = 1 << 31  # of any size in a configuration
 
 
 def whole_number(config: Mapping[str, Any], *keys: str, default: int | None = None, least: int = 1) -> int:
-    """The first of ``keys`` that a configuration has, checked as a size."""
+    """The value of the first of ``keys`` that a configuration has, or ``default``; raises unless it is a whole number in range."""
     found = next((config[key] for key in keys if config.get(key) is not None), default)
     if not isinstance(found, int) or isinstance(found, bool) or not least <= found < MOST_ELEMENTS:
-        raise refusal("config", f"{keys[0]} must be a whole number from {least} on", given=repr(found))
+        raise refusal("config", f"{keys[0]} must be a whole number from {least} to {MOST_ELEMENTS - 1}", given=repr(found))
     return found
 
 
 def real_number(config: Mapping[str, Any], *keys: str, default: float | None = None) -> float:
-    """The first of ``keys`` that a configuration has, checked as a finite number."""
+    """The value of the first of ``keys`` that a configuration has, or ``default``; raises unless it is a finite number."""
     found = next((config[key] for key in keys if config.get(key) is not None), default)
     if not isinstance(found, int | float) or isinstance(found, bool) or not math.isfinite(found):
         raise refusal("config", f"{keys[0]} must be a finite number", given=repr(found))
@@ -119,7 +119,9 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
     options = {"original_max_position_embeddings": config.get("original_max_position_embeddings"), **given}
     found = Rope(real_number(given, "rope_theta", default=10000.0), int(head * share), context, kind, options)
     if found.size < 2 or found.size % 2 or found.size > head or found.base <= 1 or (kind == "dynamic" and found.size < 4):
-        raise refusal("config", "rotary positions need an even part of the head and a base above 1", size=found.size, base=found.base)
+        least = 4 if kind == "dynamic" else 2
+        what = f"the rotary size must be even and from {least} to {head}, and the base above 1"
+        raise refusal("config", what, size=found.size, base=found.base)
     try:
         tables = [found.frequencies(length) for length in (1, MOST_ELEMENTS)]
     except (ArithmeticError, KeyError, TypeError, ValueError) as fault:
@@ -127,7 +129,7 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
             raise
         raise refusal("config", f"the settings of rope_type {kind!r} must fit together: {fault}") from fault
     if any(table.shape != (found.size // 2,) or not np.isfinite(table).all() for table in tables):
-        raise refusal("config", "rotary positions need one finite frequency per pair", rope_type=kind, pairs=found.size // 2)
+        raise refusal("config", "there must be one finite rotary frequency per pair", rope_type=kind, pairs=found.size // 2)
     return found
 
 

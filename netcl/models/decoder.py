@@ -186,7 +186,7 @@ class CausalLM(Module):
             made = self._until([int(i) for i in prompt], stops, write)
             return made if stream else list(made)
         if draft is not None or prompt_cache is not None:
-            raise ValueError(message("generate", "draft and prompt_cache take one prompt", "loop over the prompts", prompts=len(prompt)))
+            raise ValueError(message("generate", "draft and prompt_cache require one prompt", "loop over the prompts", prompts=len(prompt)))
         if stream:
             raise ValueError(message("generate", "stream=True requires one prompt", "loop over the prompts", prompts=len(prompt)))
         return self._together(prompt, stops, write)
@@ -230,9 +230,10 @@ class CausalLM(Module):
         if draft is None or most < 1:
             return continued(self, prompts, most, sampling, draw, file)
         if draft.config.vocab_size != self.config.vocab_size or draft.context < len(prompts[0]) + most - 1 or draft_tokens < 1:
-            what = "a draft must have the vocabulary of the model and room for the text, and propose at least one token"
+            least = len(prompts[0]) + most - 1
+            what = f"a draft must have the model's vocabulary size, a context of at least {least}, and draft_tokens of at least 1"
             sizes = {"vocabularies": (self.config.vocab_size, draft.config.vocab_size), "context": draft.context}
-            raise ValueError(message("generate", what, "lower max_new_tokens", **sizes, draft_tokens=draft_tokens))
+            raise ValueError(message("generate", what, "choose another draft, or lower max_new_tokens", **sizes, draft_tokens=draft_tokens))
         return Speculator(self, draft, sampling, draw, draft_tokens).tokens(prompts[0], most, file)
 
     def end_tokens(self) -> set[int]:

@@ -74,7 +74,7 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
     weights = sum(map(math.prod, source.shapes.values()))
     pack, queue = isinstance(source, _GGUFModel) and dtype is None, queue_of(device)
     if (device_map is not None or cache_dtype is not None) and row.kind != "decoder":
-        raise ValueError(message("load", "device_map and cache_dtype are for decoders", architecture=config.architecture))
+        raise ValueError(message("load", "device_map and cache_dtype require a decoder", architecture=config.architecture))
     # Layers that will be packed must not take the room of their values on the device; the host's is only reserved.
     with placed(
         queue_of("cpu") if pack or device_map is not None else queue,
@@ -121,14 +121,14 @@ def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
 
 
 def _pair_config(config: Mapping[str, Any]) -> ModelConfig:
-    """CLIP's configuration: that of its texts, whose ``source`` is the whole."""
+    """CLIP's configuration: that of its text encoder, with the whole ``config.json`` as ``source``."""
     return replace(_clip_config(config, "text"), architecture="clip", source=dict(config))
 
 
 def _clip_config(config: Mapping[str, Any], name: str) -> ModelConfig:
     given = config.get(f"{name}_config")
     if not isinstance(given, dict) or not isinstance(config.get("projection_dim"), int):
-        raise refusal("config", f"CLIP must have a {name}_config and a projection_dim")
+        raise refusal("config", f"CLIP must have a {name}_config and a whole number as projection_dim")
     return read_config({"hidden_act": "quick_gelu", **given, "model_type": f"clip_{name}_model", "_projection": config["projection_dim"]})
 
 
@@ -147,7 +147,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
     if format not in ("hf", "gguf"):
         raise ValueError(f"[save] format must be 'hf' or 'gguf'; format={format!r}")
     if any(hasattr(layer, "lora_A") for layer in model.modules()):
-        raise ValueError(message("save", "the model has adapters", "call netcl.models.merge(model), or save_adapter"))
+        raise ValueError(message("save", "a model with adapters cannot be saved", "call netcl.models.merge(model), or save_adapter"))
     if getattr(model, "merged", False):
         raise ValueError(message("save", "the projections of the model are merged", "load it again, without merge_projections()"))
     config, row = model.config, ARCHITECTURES[model.config.architecture]

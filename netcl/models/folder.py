@@ -20,7 +20,7 @@ _SHARD_BYTES = 4 << 30
 
 
 def read_object(path: Path, op: str = "models") -> dict[str, Any]:
-    """A JSON object out of a file."""
+    """The JSON object in a file; raises ``FileError`` if it is too large or holds something else."""
     if os.path.getsize(regular_file(path, op)) > _LONGEST_JSON:
         raise refusal(op, f"the file must have at most {_LONGEST_JSON} bytes", file=path)
     with refusing(op, path, (ValueError, RecursionError)):
@@ -79,13 +79,13 @@ class HubFolder:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A JSON file, written whole or not at all."""
+    """Write a value as a JSON file, whole or not at all."""
     with replacing(path) as file:
         file.write((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Callable[[], np.ndarray]], shard_bytes: int = _SHARD_BYTES) -> None:
-    """Tensors as ``model.safetensors``, or as shards of at most ``shard_bytes`` with an index."""
+    """Write tensors as ``model.safetensors``, or as shards of at most ``shard_bytes`` (or one tensor) with an index."""
     shards: list[dict[str, np.ndarray]] = [{}]
     places: dict[str, int] = {}
     total = held = 0

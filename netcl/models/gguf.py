@@ -88,7 +88,7 @@ class _Cursor:
     def _array(self, depth: int) -> Any:
         kind = self.number("I")
         if depth >= _MOST_NESTED:
-            raise self.refusal("arrays of metadata must not be nested deeper")
+            raise self.refusal(f"arrays of metadata must be nested at most {_MOST_NESTED} deep")
         if kind in METADATA_CODES:
             dtype = np.dtype("bool" if kind == 7 else "<" + METADATA_CODES[kind])
             count = self.count("array elements", dtype.itemsize)
@@ -206,11 +206,11 @@ class NewTensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
+        """The number of bytes in the file."""
         return math.prod(packed_shape(self.shape, self.kind, "gguf")) if self.shape else self.kind.nbytes
 
     def packed(self) -> np.ndarray:
-        """Bytes of the values."""
+        """The values as the bytes of the file."""
         return quantize(np.asarray(self.make()).astype(np.float32, copy=False).reshape(self.shape or (1,)), self.kind)
 
 
@@ -245,7 +245,7 @@ def _encoded_value(value: Any, key: str) -> bytes:
         if len(kinds) > 1:
             raise refusal("gguf", "a list of the metadata must have one type", key=repr(key))
         return struct.pack("<I", _ARRAY) + kinds.pop() + struct.pack("<Q", len(parts)) + b"".join(part[4:] for part in parts)
-    raise refusal("gguf", "metadata must be numbers, strings or lists of them", key=repr(key), given=type(value).__name__)
+    raise refusal("gguf", "metadata must be numbers, bools, strings, or lists or arrays of them", key=repr(key), given=type(value).__name__)
 
 
 def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensors: Mapping[str, NewTensor], version: int = 3) -> None:

@@ -24,7 +24,7 @@ from netcl.nn.module import Module
 
 
 class Seq2SeqCache:
-    """What a decoder has seen: the encoder's states and their mask, and the keys and values of each layer, which grow with every call."""
+    """The state of decoding: the encoder's states and mask, and the keys and values of each layer, which grow with every call."""
 
     def __init__(self, states: Tensor, mask: Tensor):
         self.states, self.mask, self.length = states, mask, 0
@@ -62,12 +62,13 @@ class Seq2SeqStack(Module):
         sizes = (("relative_attention_num_buckets", 32), ("relative_attention_max_distance", 128))
         buckets, self.distance = (whole_number(config.source, name, default=size) for name, size in sizes)
         if buckets % 4 or self.distance <= buckets // 2:
-            raise refusal("config", "T5 must have 4, 8, 12 .. buckets and a larger distance", buckets=buckets, distance=self.distance)
+            what = "the number of buckets must be a multiple of 4, and the largest distance above half of it"
+            raise refusal("config", what, buckets=buckets, distance=self.distance)
         self.layers = ModuleList((Seq2SeqLayer if decodes else TransformerLayer)(config, layer) for layer in range(layers))
         self.norm, self.relative_bias, self.decodes = make_norm_layer(config), Embedding(buckets, config.heads), decodes
 
     def bias(self, queries: int, keys: int) -> Tensor:
-        """What is added to the scores of the last ``queries`` of some positions, ``(1, heads, queries, keys)``."""
+        """The bias of attention scores of the last ``queries`` of ``keys`` positions, with shape ``(1, heads, queries, keys)``."""
         apart = np.arange(keys)[None] - np.arange(keys - queries, keys)[:, None]
         count = self.relative_bias.weight.shape[0] // (1 if self.decodes else 2)
         far, exact = np.maximum(-apart, 0) if self.decodes else np.abs(apart), count // 2
@@ -113,7 +114,7 @@ class Seq2SeqLM(Module):
         return Seq2SeqCache(self.encoder(self.shared(ids), AttentionSpan(None, {None: (bias, False)}, {})), there)
 
     def decode(self, ids: Tensor, cache: Seq2SeqCache) -> Tensor:
-        """Logits behind new ids of the answer, which the cache then holds."""
+        """The logits that follow each new id of the answer; adds these ids to the cache."""
         cache.length += ids.shape[1]
         cache.bias = self.decoder.bias(ids.shape[1], cache.length)
         x, source = self.decoder(self.shared(ids), AttentionSpan(None, {}, {}), cache), self.config.source
@@ -124,13 +125,14 @@ class Seq2SeqLM(Module):
         return self.decode(decoder_ids, self.encode(ids, mask))
 
     def generate(self, prompt: Any, max_new_tokens: int = 64, seed: int | None = None, **options: Any) -> Any:
-        """The answer to a text (a text), to token ids (ids), or to several of either (a list); ``options`` are those of ``Sampling``."""
+        """The answer to a text as text, to ids as ids, or to several of either as a list. ``options`` are those of ``Sampling``."""
         sampling, rng = Sampling(**{"temperature": 0.0, **options}).check(), np.random.default_rng(seed)
         several = not isinstance(prompt, str) and len(prompt) and not isinstance(prompt[0], int | np.integer)
         prompts = list(prompt) if several else [prompt]
         ids = [self.tokenizer.encode(one) if isinstance(one, str) else [int(i) for i in one] for one in prompts]  # type: ignore[misc]
         if not all(ids) or min(map(min, ids)) < 0 or max(map(max, ids)) >= self.config.vocab_size:
-            raise ShapeError(message("generate", f"a prompt must have tokens below {self.config.vocab_size}", tokens=[*map(len, ids)]))
+            what = f"a prompt must have at least 1 token, from 0 to {self.config.vocab_size - 1}"
+            raise ShapeError(message("generate", what, tokens=[*map(len, ids)]))
         longest, going, made = max(map(len, ids)), set(range(len(ids))), [list[int]() for _ in ids]
         settings, host = {**self.config.source, **self.generation}, partial(Tensor.from_host, self.shared.weight.queue)
         start, ends = whole_number(settings, "decoder_start_token_id", default=0, least=0), end_ids(settings)

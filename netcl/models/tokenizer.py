@@ -102,7 +102,7 @@ class Tokenizer:
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of ids."""
+        """The text of ids, by default without special tokens."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], tokenize: bool = True, add_generation_prompt: bool = True,
@@ -125,7 +125,7 @@ class Tokenizer:
 
 
 def render_template(source: str, **values: Any) -> str:
-    """A chat template applied, in Jinja's sandbox."""
+    """The text of a chat template with ``values``, rendered in Jinja's sandbox."""
     try:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -182,7 +182,7 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     if kind not in makers:
         raise refusal("tokenizer", f"tokenizer.ggml.model must be one of {', '.join(makers)}", given=repr(kind))
     if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens) or len(set(tokens)) != len(tokens):
-        raise refusal("tokenizer", "tokenizer.ggml.tokens must be a list of different strings")
+        raise refusal("tokenizer", "tokenizer.ggml.tokens must be a non-empty list of different strings")
     types = own.get("tokenizer.ggml.token_type", np.full(len(tokens), NORMAL))
     if not isinstance(types, np.ndarray) or len(types) != len(tokens):
         raise refusal("tokenizer", "tokenizer.ggml.token_type must have a number for every token", tokens=len(tokens))
@@ -201,12 +201,12 @@ def _special_ids(own: Mapping[str, Any], count: int) -> dict[str, int]:
     keys = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
     found = {name: own.get(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
     if any(i is not None and not (isinstance(i, int) and 0 <= i < count) for i in found.values()):
-        raise refusal("tokenizer", "ids of special tokens must be below the number of tokens", tokens=count, ids=found)
+        raise refusal("tokenizer", "ids of special tokens must be from 0 to the number of tokens - 1", tokens=count, ids=found)
     return {name: i for name, i in found.items() if i is not None}
 
 
 def _add_ends(backend: Any, own: Mapping[str, Any], special: Mapping[str, str], kind: str) -> None:
-    """Let ``encode`` add the tokens that begin and end a text."""
+    """Make ``encode`` add the tokens that begin and end a text, as the metadata asks."""
     begins = kind == "llama" or (kind == "gpt2" and own.get("tokenizer.ggml.pre") in _WHOLE_WORDS)
     wanted = {"bos": own.get("tokenizer.ggml.add_bos_token", begins), "eos": own.get("tokenizer.ggml.add_eos_token", kind == "t5")}
     begin, end = ([special[f"{name}_token"]] if added and f"{name}_token" in special else [] for name, added in wanted.items())

@@ -28,7 +28,7 @@ class Document(NamedTuple):
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a JSONL file of conversations, prompts with completions, or texts."""
+    """The rows of a JSONL file: conversations, prompts with completions, texts, or prompts with a chosen and a rejected answer."""
     rows = []
     for number, line in enumerate(Path(regular_file(path, "finetune")).read_text(encoding="utf-8").splitlines(), 1):
         if line.strip():
@@ -37,7 +37,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             if not _is_row(rows[-1]):
                 raise refusal("finetune", f"a row must be {_ROW_FORMS}", file=path, line=number)
     if not rows:
-        raise refusal("finetune", "the data has no rows", file=path)
+        raise refusal("finetune", "the data must have at least one row", file=path)
     if len({is_preference(row) for row in rows}) > 1:
         raise refusal("finetune", "rows with chosen and rejected answers must not be mixed with others", "use two files", file=path)
     return rows

@@ -71,7 +71,7 @@ def rotary_order(array: np.ndarray, heads: int, inverse: bool) -> np.ndarray:
 
 
 def pull(source: WeightSource, origin: Origin, config: ModelConfig, shape: tuple[int, ...]) -> np.ndarray:
-    """Read a parameter from a file."""
+    """Read a parameter from a file, with the ops of its origin applied; raises unless it has ``shape``."""
     array = source.read(origin.name)
     for op in origin.ops:
         if op == "T":
@@ -89,7 +89,7 @@ def pull(source: WeightSource, origin: Origin, config: ModelConfig, shape: tuple
     if array.shape != shape and tuple(n for n in array.shape if n != 1) == squeezed:
         array = array.reshape(shape)  # GGUF drops axes of length 1
     if array.shape != shape:
-        what = "a tensor has another shape than its configuration says"
+        what = "a tensor must have the shape that the configuration gives it"
         raise refusal("models", what, file=source.path, tensor=origin.name, shape=array.shape, expected=shape)
     return np.ascontiguousarray(array).reshape(shape)
 
@@ -135,7 +135,7 @@ def _put_packed(model: Any, name: str, source: Any, origin: Origin) -> bool:
         else:
             blocks = blocks[_fused_rows(config, op)]
     if blocks.shape[0] != rows:
-        what = "a tensor has another shape than its configuration says"
+        what = "a tensor must have the shape that the configuration gives it"
         raise refusal("models", what, file=source.path, tensor=origin.name, rows=blocks.shape[0], expected=rows)
     packed: Any
     if isinstance(layer, Linear):

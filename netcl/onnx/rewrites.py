@@ -201,7 +201,7 @@ def _affine_after_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> On
 
 
 def _affine_before_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """A convolution whose weights include a factor before it, or a sum unless the input is padded, with zeros that are not part of it."""
+    """A convolution whose weights include the scalar factor or, if nothing is padded, the scalar sum before it."""
     x, other = sorted(found.nodes[1].inputs, key=chains.weights.__contains__)  # a weight may be the first operand
     weight, number = chains.weights.get(root.inputs[1]), chains.scalar(other)
     padded = any(root["pads"] or ()) or root["auto_pad"] not in ("NOTSET", "VALID")

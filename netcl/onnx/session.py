@@ -66,7 +66,7 @@ class SessionOptions:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _OPTIONS:
-            raise AttributeError(message("SessionOptions", "there is no such option", f"there are: {', '.join(_OPTIONS)}", option=name))
+            raise AttributeError(message("SessionOptions", "there is no such option", f"known: {', '.join(_OPTIONS)}", option=name))
         value, (default, reason) = getattr(value, "value", value), _OPTIONS[name]  # of an enumeration, onnxruntime's too
         if reason and value != default:
             raise ValueError(message("SessionOptions", f"{name} must have its default value", reason, given=value))
@@ -93,7 +93,7 @@ class NodeArg(NamedTuple):
 
 
 def node_arg(entry: Any) -> NodeArg:
-    """What a ``ValueInfoProto`` declares."""
+    """The name, type, shape and dtype that a ``ValueInfoProto`` declares."""
     plain, kind = entry.type.HasField("tensor_type"), entry.type.sequence_type.elem_type.tensor_type
     code = entry.type.tensor_type.elem_type if plain else kind.elem_type
     text = f"tensor({library().TensorProto.DataType.Name(code).lower()})"
@@ -253,7 +253,7 @@ class InferenceSession:
         return dict(zip(self._outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
     def _plan(self, tensors: Sequence[Any]) -> Graph | str:
-        """The recording for these shapes, made at their second run; else the reason why there is none, or nothing."""
+        """The recording for these shapes, made at their second run; otherwise why there is none, or an empty text if it may follow."""
         eager = not self._options.enable_mem_pattern or isinstance(self.model.queue, CPUQueue)
         # Sequences, empty tensors, and one tensor for two inputs are not recorded.
         if eager or not all(isinstance(x, Tensor) and x.size for x in tensors) or len({id(x.realize()) for x in tensors}) < len(tensors):

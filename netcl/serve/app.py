@@ -52,7 +52,7 @@ def _several(check: Callable[[Any], bool], most: float = math.inf) -> Callable[[
 
 
 def _content(given: Any) -> Any:
-    """The content of a message; parts that are all text become one."""
+    """The content of a message, ``None`` if it is malformed; a list of text parts is joined."""
     value = given.get("content") if isinstance(given, dict) and _is_text(given.get("role")) else None
     if isinstance(value, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in value):
         return "".join(str(part.get("text", "")) for part in value)
@@ -65,19 +65,19 @@ def _is_prompt(value: Any) -> bool:
 
 #: Fields of requests: how each is checked, and what it must be.
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "messages": (_several(lambda value: _is_text(_content(value))), "a list of objects with the strings role and content"),
-    "prompt": (_is_prompt, "a string or a list of token ids"),
-    "input": (lambda value: _is_prompt(value) or _several(_is_prompt, 256)(value), "a string, token ids, or up to 256 of either"),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "top_k"), (_real(1, 2**31, int), "an integer from 1")),
+    "messages": (_several(lambda value: _is_text(_content(value))), "a non-empty list of objects with the strings role and content"),
+    "prompt": (_is_prompt, "a non-empty string or list of token ids"),
+    "input": (lambda value: _is_prompt(value) or _several(_is_prompt, 256)(value), "a non-empty string, token ids, or 1 to 256 of them"),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "top_k"), (_real(1, 2**31, int), "an integer from 1 to 2**31")),
     "temperature": (_real(0, 100), "a number from 0 to 100"),
-    "top_p": (_real(1e-6, 1), "a number above 0, up to 1"),
+    "top_p": (_real(1e-6, 1), "a number from 1e-6 to 1"),
     "min_p": (_real(0, 1), "a number from 0 to 1"),
     "repetition_penalty": (_real(0.01, 100), "a number from 0.01 to 100"),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), (_real(-2, 2), "a number from -2 to 2")),
     "seed": (_real(-(2**63), 2**63, int), "an integer of 64 bits"),
-    "stop": (lambda value: _is_text(value) or _several(_is_text, 16)(value), "a string or up to 16 strings"),
+    "stop": (lambda value: _is_text(value) or _several(_is_text, 16)(value), "a string or a list of 1 to 16 strings"),
     "stream": (lambda value: isinstance(value, bool), "true or false"),
-    "stream_options": (lambda value: isinstance(value, dict) and {*value} <= {"include_usage"}, "an object with include_usage"),
+    "stream_options": (lambda value: isinstance(value, dict) and {*value} <= {"include_usage"}, "an object with only include_usage"),
 }
 #: Fields that are taken only with these values, which change nothing; and those that never do.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -89,7 +89,7 @@ _WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifi
 
 
 async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]:
-    """The checked fields of a JSON body; :class:`ServeError` says what is wrong with it."""
+    """The fields of a JSON body; raises :class:`ServeError` if one is unknown or invalid, or if ``needed`` is missing."""
     if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ServeError(415, "the content type must be application/json")  # another could be sent by any web page
     body = bytearray()
@@ -111,9 +111,9 @@ async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]
         if name in _FIELDS and not _FIELDS[name][0](value):
             raise ServeError(400, f"{name} must be {_FIELDS[name][1]}")
         if name in _NEUTRAL and value not in _NEUTRAL[name]:
-            raise ServeError(400, f"{name} is not supported; leave it out")
+            raise ServeError(400, f"this value of {name} is not supported; leave the field out")
     if needed not in found:
-        raise ServeError(400, f"{needed} is needed: {_FIELDS[needed][1]}")
+        raise ServeError(400, f"{needed} is required: {_FIELDS[needed][1]}")
     if found.get("model", model) != model:
         raise ServeError(404, f"unknown model; this server has {model!r}")
     return found
@@ -124,7 +124,7 @@ def _usage(asked: int, made: int) -> dict[str, int]:
 
 
 class _Answer:
-    """A request of the event loop to the batcher."""
+    """A request submitted to the batcher, whose answer is read in the event loop."""
 
     def __init__(self, batcher: Batcher, ids: Sequence[int], most: int, **options: Any):
         self._loop, self._parts = asyncio.get_running_loop(), asyncio.Queue[AnswerPart]()
@@ -146,7 +146,7 @@ class _Answer:
             yield part
 
     async def whole(self, http: Request) -> list[AnswerPart]:
-        """All parts, unless the client closes the connection before."""
+        """All parts of the answer; raises :class:`ServeError` if the client closes the connection before the end."""
 
         async def collect() -> list[AnswerPart]:
             return [part async for part in self.parts()]
@@ -163,7 +163,7 @@ class _Answer:
             gone.cancel()
 
     async def events(self, head: dict[str, Any], chat: bool, usage: bool) -> AsyncIterator[str]:
-        """Server-sent events."""
+        """The answer as server-sent events; an error becomes an event too."""
 
         def choice(text: str, finish: str | None = None, **more: str) -> str:
             said = {"delta": more | ({} if finish else {"content": text})} if chat else {"text": text}
@@ -187,7 +187,7 @@ class _Answer:
 
 
 class _Api:
-    """The answers that need the model."""
+    """The endpoints that need the model."""
 
     def __init__(self, batcher: Batcher, name: str):
         self.batcher, self.name = batcher, name
@@ -265,7 +265,10 @@ class _Door:
 
 
 def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequence[str] = ("*",), grace: float = 10.0) -> Starlette:
-    """An ASGI application. Requests must bring ``key`` as a bearer token and one of ``hosts`` as their host; ``name`` is the model's."""
+    """An ASGI application that serves the batcher's model as ``name``.
+
+    Requests must send one of ``hosts`` as their host and, except for the page and ``/health``, ``key`` as a bearer token.
+    """
     api, page = _Api(batcher, name), Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     models = {"object": "list", "data": [{"id": name, "object": "model", "created": int(time.time()), "owned_by": "netcl"}]}
 
@@ -290,7 +293,7 @@ def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequenc
 
 
 def run_server(app: Starlette, host: str, port: int, connections: int, grace: float, ready: Callable[[int], None]) -> int:
-    """Serve until Ctrl-C or SIGTERM, then let requests finish for ``grace`` seconds; returns the exit status. ``ready`` gets the port."""
+    """Serve until Ctrl-C or SIGTERM, then let requests finish for ``grace`` seconds; returns the exit status. Calls ``ready(port)``."""
     config = uvicorn.Config(app, host, port, log_level="warning", limit_concurrency=connections, timeout_graceful_shutdown=math.ceil(grace))
     server, socket = uvicorn.Server(config), config.bind_socket()
     thread = threading.Thread(target=server.run, args=([socket],), name="netcl-http", daemon=True)

@@ -119,7 +119,7 @@ class Batcher:
         self._make_cache()
 
     def _make_cache(self) -> None:
-        """An empty batch, with its memory allocated."""
+        """Allocate the caches of an empty batch and compile its step."""
         model, cache = self.model, self.model.new_cache(self.capacity)
         self._alone, self._cache, self._lengths = model.new_cache(self.capacity), cache, [0] * len(self.slots)
         self._members: list[TextRequest | None] = []  # of the slots when lengths were last written
@@ -141,14 +141,14 @@ class Batcher:
 
     @property
     def running(self) -> int:
-        """Sequences in the batch."""
+        """The number of sequences in the batch."""
         return sum(request is not None for request in self.slots)
 
     def submit(self, request: TextRequest) -> None:
         """Enqueue a request. Raises :class:`ServeError` if it is invalid or too long, the queue is full, or the server is shutting down."""
         tokens = len(request.ids)
         if not tokens or tokens + request.most > self.capacity or min(request.ids) < 0 or max(request.ids) >= self.vocabulary:
-            what = f"a prompt must have tokens of the vocabulary, and with its answer at most {self.capacity}"
+            what = f"a prompt must have at least 1 token, ids below {self.vocabulary}, and with its answer at most {self.capacity} tokens"
             raise ServeError(400, message("serve", what, prompt=tokens, answer=request.most))
         request.begun, request.stream = self.clock(), TextStream(self.model.tokenizer, request.ids, request.stops)
         with self._changed:
@@ -241,7 +241,7 @@ class Batcher:
                 self._advance(request, int(token))
 
     def _advance(self, request: TextRequest, token: int) -> None:
-        """Give a request its next token."""
+        """Add a token to a request's answer, deliver its text, and end the request if it is complete."""
         request.made, request.last, stream = request.made + 1, token, request.stream
         self.metrics.add("netcl_generated_tokens_total")
         piece, ends = ("", True) if token in self.ends else (stream.add(token), stream.stopped)

@@ -68,22 +68,22 @@ class GradScaler(Scaler):
         return float(Scaler.scale.__get__(self))
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale and what it follows, as numbers."""
+        """The state of the scaler, with the scale as a number."""
         return {**super().state_dict(), "scale": self.get_scale()}
 
 
 def compile(model: Any = None, **options: Any) -> Any:
-    """``torch.compile``: functions are recorded and replayed, modules are returned as they are. Options are taken and change nothing."""
+    """``torch.compile``: functions are recorded and replayed, modules are returned as they are. Options are ignored."""
     return compile if model is None else model if isinstance(model, Module) else compile_function(model)
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool | None = None, **options: Any) -> Any:
-    """``torch.utils.checkpoint.checkpoint``."""
+    """``torch.utils.checkpoint.checkpoint``: compute activations again in backward. ``use_reentrant`` is ignored."""
     return autograd.checkpoint(function, *args, **options)
 
 
 def export_onnx(model: Any, args: Any = (), f: Any = None, *, input_names: Any = None, output_names: Any = None, **options: Any) -> None:
-    """``torch.onnx.export``: shapes are those of ``args``; options other than names change nothing."""
+    """``torch.onnx.export``: shapes are those of ``args``; options other than names are ignored."""
     samples = args if isinstance(args, tuple) else (args,)
     io.export_onnx(model, f, *samples, input_names=input_names or (), output_names=output_names or ())
 

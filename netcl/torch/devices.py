@@ -26,7 +26,7 @@ def _indices() -> list[str]:
 
 
 def cuda_handle(selector: str | int) -> DeviceHandle | None:
-    """The handle of ``"cuda"``, ``"cuda:1"``, ``"gpu"`` or a number; ``None`` for other selectors."""
+    """The handle of ``"cuda"``, ``"cuda:1"``, ``"gpu"`` or a number; ``None`` for other selectors. Raises if the number is too high."""
     found = re.fullmatch(r"(?:cuda|gpu)(?::(\d+))?|(\d+)", str(selector))
     if found is None:
         return None
@@ -53,7 +53,7 @@ class device(core.device):
 
     @property
     def index(self) -> int | None:
-        """The number of the device, where it was given."""
+        """The number that the device was created with, or ``None``."""
         return self._index
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ def _cuda_number(handle: Any) -> int | None:
     return there.index(handle.device) if handle.device in there else None
 
 
-#: What ``x.device`` and ``x.is_cuda`` say to a script, by class; :func:`install` puts it there.
+#: What ``x.device`` and ``x.is_cuda`` say to a script, by class; :func:`install_devices` sets it.
 _ANSWERS: tuple[tuple[Any, str, Any], ...] = (
     (DeviceHandle, "type", property(lambda handle: "cuda" if handle.backend == "cl" else "cpu")),
     (DeviceHandle, "index", property(_cuda_number)),
@@ -85,7 +85,7 @@ _default_before: list[Any] = []
 
 
 def install_devices() -> None:
-    """Let "cuda" mean OpenCL devices, also in what tensors say about their device."""
+    """Make "cuda" select OpenCL devices, and make tensors report their device under torch's names."""
     manager.name_devices(cuda_handle)
     _default_before[:] = [vars(owner).get(name) for owner, name, _ in _ANSWERS]
     for owner, name, answer in _ANSWERS:
@@ -93,7 +93,7 @@ def install_devices() -> None:
 
 
 def uninstall_devices() -> None:
-    """Undo :func:`install`."""
+    """Undo :func:`install_devices`."""
     manager.name_devices()
     for (owner, name, _), value in zip(_ANSWERS, _default_before, strict=True):
         if value is None:
@@ -103,7 +103,7 @@ def uninstall_devices() -> None:
 
 
 def device_count() -> int:
-    """The number of OpenCL devices."""
+    """The number of OpenCL devices that "cuda" may select; 0 if the default device is the NumPy backend."""
     return len(_indices())
 
 
@@ -117,7 +117,7 @@ def _properties(which: Any = None) -> Any:
 
 
 def _set_device(which: Any) -> None:
-    """Let "cuda" mean the device of this number."""
+    """Make "cuda" select the device of this number."""
     number = getattr(which, "index", which)
     _current[0] = int(str(number).rpartition(":")[2]) if number is not None else 0
     manager.name_devices(cuda_handle)  # forgets what "cuda" meant

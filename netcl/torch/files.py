@@ -34,7 +34,7 @@ def _full_name(cls: type) -> str:
 
 @contextmanager
 def _registered(classes: Iterable[Any]) -> Iterator[None]:
-    """Let files name these classes of modules."""
+    """Register these module classes for a block, so that files can name them."""
     before = set(factory.registered())
     known = {factory.constructor_of(name) for name in before}
     made = [cls for cls in classes if isinstance(cls, type) and issubclass(cls, Module) and cls not in known]

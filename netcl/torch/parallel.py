@@ -19,8 +19,9 @@ def _init(backend: Any = None, init_method: Any = None, timeout: Any = None, wor
     world = distributed.world()
     expected = world_size if world_size > 0 else int(env.raw("WORLD_SIZE") or world.size)
     if expected != world.size:
+        what = "world_size must be the number of ranks that MPI started"
         remedy = f"start the ranks with mpiexec: mpiexec -n {expected} python -m netcl.torch script.py"
-        raise RuntimeError(message("init_process_group", "the ranks of this job are not started by MPI", remedy, world_size=expected))
+        raise RuntimeError(message("init_process_group", what, remedy, world_size=expected, started=world.size))
     _group[:] = [world]
 
 
@@ -31,7 +32,7 @@ def _world() -> distributed.World:
 
 
 def spawn(fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, join: bool = True, **options: Any) -> None:
-    """``torch.multiprocessing.spawn`` of one process: a call. Ranks of several are started by MPI."""
+    """``torch.multiprocessing.spawn``: calls ``fn(0, *args)`` in this process. Several processes raise: MPI must start them."""
     if nprocs > 1:
         remedy = f"start the ranks with mpiexec -n {nprocs} python -m netcl.torch script.py, and call the function with its rank"
         raise RuntimeError(message("torch.multiprocessing.spawn", "ranks must be started by MPI", remedy, nprocs=nprocs))
@@ -62,7 +63,7 @@ class OneDevice(Module):
 
 
 def _data_parallel(module: Module, device_ids: Sequence[Any] | None = None, output_device: Any = None, dim: int = 0) -> Module:
-    """The batch is split over the devices that ``device_ids`` names; without it there is one, as OpenCL devices differ in speed."""
+    """``torch.nn.DataParallel`` over two or more ``device_ids``; otherwise the module on one device, as OpenCL devices differ in speed."""
     devices = [f"cuda:{i}" if isinstance(i, int) else i for i in device_ids or ()]
     return distributed.DataParallel(module, devices) if len(devices) > 1 else OneDevice(module)
 

@@ -12,7 +12,7 @@ _GUARDS = {"ImportError", "ModuleNotFoundError", "AttributeError", "Exception"}
 
 
 def missing(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Each missing name as ``torch.x.y`` with the place of its first use, ``script.py:12``; also those of modules beside the script.
+    """The names that a script and the modules beside it use and netcl lacks: ``torch.x.y``, each with its first use, ``script.py:12``.
 
     Names inside ``try`` blocks that handle their absence are left out.
     """
@@ -29,7 +29,7 @@ def missing(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def is_guarded(path: str | os.PathLike[str]) -> bool:
-    """Whether a script keeps its work under ``if __name__ == "__main__":``, as worker processes, which import it, need it."""
+    """Whether a script has a top-level ``if`` on ``__name__``, without which worker processes, which import it, would run it again."""
     tests = [node.test for node in ast.parse(Path(path).read_bytes()).body if isinstance(node, ast.If)]
     return any(isinstance(part, ast.Name) and part.id == "__name__" for test in tests for part in ast.walk(test))
 
@@ -66,7 +66,7 @@ class _Scan(ast.NodeVisitor):
                 self.bound[alias.asname or alias.name] = name
 
     def local(self, name: str) -> None:
-        """Remember a module that lies beside this file."""
+        """Add a module beside this file to the files to scan."""
         base = self.file.parent.joinpath(*name.split("."))
         self.beside += [p for p in (base.with_suffix(".py"), base / "__init__.py") if name and p.is_file()]
 

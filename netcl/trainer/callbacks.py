@@ -20,22 +20,21 @@ Logs = Mapping[str, Any]
 
 
 class Callback:
-    """Does something at the moments of a run. Override what is needed; ``self.trainer`` is the trainer.
+    """Base class of the hooks that a trainer calls during a run; override the methods you need. ``self.trainer`` is the trainer.
 
     ``logs`` has the numbers known at that moment: for a training batch its own loss and the metrics of the epoch so far, for an epoch
-    their means. Those of a batch are read from the device on access, which waits for it: read them where
-    ``self.trainer.log_due`` says that the trainer has waited anyway. At the end of an epoch ``logs`` is a dictionary that callbacks may
-    add to. Setting ``self.trainer.stop_training`` ends the run after this batch; that of one rank ends the run of all, where numbers are
-    read next.
+    their means. The numbers of a batch are read from the device on access, which waits for it: read them only if
+    ``self.trainer.log_due`` is true. At the end of an epoch ``logs`` is a dictionary that callbacks may add to.
 
-    ``order`` says who comes first: what adds numbers has -1, what saves everything has 1.
+    Setting ``self.trainer.stop_training`` ends the run after this batch. If one of several ranks sets it, all of them end after the next
+    logged batch. Callbacks run in ascending ``order``: those that add numbers use -1, those that save the run use 1.
     """
 
     order = 0
     trainer: Trainer
 
     def set_trainer(self, trainer: Trainer) -> None:
-        """Called once before a run."""
+        """Store the trainer; called once before a run."""
         self.trainer = trainer
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,7 +84,7 @@ class CallbackList:
 
 
 class Improvement:
-    """Tracks whether a number improves: lower, or higher for accuracies and with ``mode="max"``."""
+    """Tracks whether a number improves: falls, or rises with ``mode="max"`` or, by default, if its name is that of a score (f1, auc)."""
 
     def __init__(self, op: str, monitor: str, mode: str = "auto", min_delta: float = 0.0):
         if mode not in ("auto", "min", "max"):
@@ -96,9 +95,9 @@ class Improvement:
         self.best = math.inf
 
     def better(self, logs: Logs) -> bool:
-        """Whether the watched number is the best so far; a missing one raises, NaN is never the best."""
+        """Whether the monitored number beats the best so far by more than ``min_delta``; a missing one raises, NaN never does."""
         if self.monitor not in logs:
-            remedy = f"{'pass val= to fit; ' if self.monitor.startswith('val_') else ''}there are {', '.join(logs)}"
+            remedy = f"{'pass val= to fit; ' if self.monitor.startswith('val_') else ''}available: {', '.join(logs)}"
             raise ValueError(message(self.op, f"the logs must have the monitored number {self.monitor!r}", remedy))
         number = self.sign * float(logs[self.monitor])
         if not number < self.best - self.min_delta:
@@ -108,10 +107,10 @@ class Improvement:
 
 
 class EarlyStopping(Callback):
-    """Ends the run when a number has not become better by ``min_delta`` for ``patience`` epochs.
+    """Ends the run after ``patience`` epochs in a row in which a number did not improve by more than ``min_delta``.
 
-    - **monitor**: the number; **mode**: ``min``, ``max``, or ``auto``, which goes by the name.
-    - **restore_best**: put the weights of the best epoch back at the end.
+    - **monitor**: the name of the number. **mode**: ``min``, ``max``, or ``auto``, which decides by the name.
+    - **restore_best**: load the weights of the best epoch when training ends.
     """
 
     def __init__(
@@ -148,14 +147,15 @@ class EarlyStopping(Callback):
 class ModelCheckpoint(Callback):
     """Writes checkpoints a run can be resumed from: ``step-000123.netcl``, of which ``keep_last`` stay, and ``best.netcl``.
 
-    - **folder**: where they go. **every_steps**: also so often within an epoch.
-    - **monitor**, **mode**: the number that says what is best; ``None`` leaves ``best.netcl`` out. By default ``val_loss``, or ``loss``
-      in a run that is not validated.
-    - **overwrite**: a new run removes the checkpoints of an earlier one. Otherwise it refuses a folder that holds any, because a later
-      ``resume`` would continue the earlier run. ``run.txt`` holds the id of the folder's run; a checkpoint of another run is not resumed.
+    One is written after every epoch and after Ctrl-C. Files are written atomically.
 
-    Files appear whole or not at all. A Ctrl-C makes one too. Ranks of a ``DistributedDataParallel`` model all have this callback: a
-    checkpoint holds the random numbers of each, and rank 0 writes it.
+    - **every_steps**: also write one after every ``every_steps`` optimizer steps.
+    - **monitor**, **mode**: the number by which ``best.netcl`` is chosen; ``None`` writes no ``best.netcl``. By default ``val_loss``, or
+      ``loss`` in a run that is not validated.
+    - **overwrite**: a new run deletes the checkpoints of an earlier one. Otherwise a new run in a folder with checkpoints raises, because a
+      later ``resume`` would continue the earlier run. ``run.txt`` holds the id of the folder's run; another run's checkpoint raises.
+
+    All ranks of a ``DistributedDataParallel`` model must have this callback: rank 0 writes the file, with the random states of all.
     """
 
     order = 1
@@ -163,14 +163,18 @@ class ModelCheckpoint(Callback):
     def __init__(self, folder: str | os.PathLike[str], monitor: str | None = "auto", mode: str = "auto", keep_last: int = 2,
                  every_steps: int | None = None, *, overwrite: bool = False):  # fmt: skip
         if keep_last < 1 or (every_steps is not None and every_steps < 1):
-            raise ValueError(message("ModelCheckpoint", "both numbers must be at least 1", keep_last=keep_last, every_steps=every_steps))
+            what = "keep_last and every_steps must be at least 1"
+            raise ValueError(message("ModelCheckpoint", what, keep_last=keep_last, every_steps=every_steps))
         self.folder = Path(folder)
         self.keep_last, self.every_steps, self.overwrite = keep_last, every_steps, overwrite
         self._choice = (monitor, mode)
         self.watch: Improvement | None = None
 
     def claim(self, resumed: str | os.PathLike[str] | None) -> None:
-        """Raise if the folder belongs to another run (``resumed`` is its checkpoint); called before anything is written."""
+        """Raise if the folder holds another run than that of the checkpoint ``resumed``; called before anything is written.
+
+        A new run (``resumed=None``) may not find any checkpoint in the folder; with ``overwrite`` they are deleted.
+        """
         if resumed is None:
             earlier = [path for path in (self.folder / "best.netcl", *checkpoints(self.folder)) if path.exists()]
             if earlier and not self.overwrite:
@@ -183,7 +187,7 @@ class ModelCheckpoint(Callback):
         owner, run = self.folder / "run.txt", run_of(resumed)
         own = owner.read_text(encoding="utf-8", errors="replace").strip() if owner.is_file() else ""
         if own and run and own != run:
-            what, remedy = "the checkpoint belongs to another run than the folder", "resume it with a ModelCheckpoint of another folder"
+            what, remedy = "the checkpoint must belong to the run of the folder", "resume it with a ModelCheckpoint of another folder"
             raise FileError(message("ModelCheckpoint", what, remedy, folder=self.folder, checkpoint=resumed, run=run, expected=own))
 
     def on_train_begin(self, logs: Logs) -> None:
@@ -205,7 +209,7 @@ class ModelCheckpoint(Callback):
         self.save()
 
     def save(self) -> Path | None:
-        """Write a checkpoint now; ``None`` on ranks that do not write."""
+        """Write a checkpoint now and return its path, or ``None`` on ranks other than 0."""
         return self.trainer.save(self.folder, keep_last=self.keep_last)
 
     def _watched(self, logs: Logs) -> Improvement | None:
@@ -260,4 +264,4 @@ class NaNGuard(Callback):
         self.trainer.stop_training = True
         if self.action == "raise":
             remedy = "lower the learning rate, set grad_clip, or find the first bad op with netcl.autograd.detect_anomaly()"
-            raise FloatingPointError(message("NaNGuard", "the loss is not finite", remedy, loss=loss, step=self.trainer.step))
+            raise FloatingPointError(message("NaNGuard", "the loss must be finite", remedy, loss=loss, step=self.trainer.step))

@@ -26,7 +26,7 @@ _DIVERGED = 4.0  # times the lowest loss
 
 @dataclass(frozen=True)
 class RateTest:
-    """The learning rates that were tried, the smoothed loss at each, and ``suggestion``: a tenth of the rate with the lowest."""
+    """The learning rates that were tried, the smoothed loss at each, and ``suggestion``: a tenth of the rate with the lowest loss."""
 
     rates: list[float]
     losses: list[float]
@@ -34,9 +34,9 @@ class RateTest:
 
 
 def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: float = 1.0, steps: int = 100) -> RateTest:
-    """Train up to ``steps`` batches with rates from ``low`` to ``high``, then restore everything; ``data`` is repeated as needed."""
+    """Train while the rate rises from ``low`` to ``high``, over ``steps`` batches or until the loss diverges; then restore the trainer."""
     if not (0 < low < high < math.inf) or steps < 10:
-        what = "rates must be positive and rising, and steps at least 10"
+        what = "low and high must be finite with 0 < low < high, and steps must be at least 10"
         raise ValueError(message("find_lr", what, low=low, high=high, steps=steps))
     rates, losses, mean = [], list[float](), 0.0
     with tempfile.TemporaryDirectory() as folder:
@@ -55,5 +55,5 @@ def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: floa
             losses.append(smooth)
         trainer.load(kept)
     if not losses:
-        raise ValueError(message("find_lr", "the loss is not finite at the lowest rate, or the data has no batches", low=low))
+        raise ValueError(message("find_lr", "data must have a batch, with a finite loss at the lowest rate", low=low))
     return RateTest(rates, losses, float(f"{rates[int(np.argmin(losses))] / 10:.2g}"))

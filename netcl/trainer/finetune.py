@@ -63,31 +63,33 @@ class TuningSettings:
     lr: float = _tuning_field(2e-4, "the highest learning rate")
     warmup: float = _tuning_field(0.03, "share of the steps in which the learning rate rises; a cosine follows")
     optimizer: str = _tuning_field("adamw", "adamw, or adamw8bit: its state takes a quarter of the memory")
-    weight_decay: float = _tuning_field(0.0, "of AdamW")
+    weight_decay: float = _tuning_field(0.0, "weight decay of AdamW")
     grad_clip: float = _tuning_field(1.0, "largest norm of all gradients together; 0 for none")
     held_out: float = _tuning_field(0.05, "share of the rows that perplexity is evaluated on; 0 for none")
     checkpointing: bool = _tuning_field(False, "compute activations again for the gradient instead of keeping them")
     beta: float = _tuning_field(0.1, "for rows with a chosen and a rejected answer (DPO): how closely the model stays to the one it was")
     precision: str = _tuning_field("float32", "float32, or mixed with float16 or bfloat16")
     save_every: int = _tuning_field(0, "steps between checkpoints; each epoch has one, too")
-    seed: int = _tuning_field(0, "of adapters, held-out rows, order and dropout")
+    seed: int = _tuning_field(0, "seed of adapters, held-out rows, order and dropout")
 
     def check(self) -> TuningSettings:
-        """Raise unless the settings are valid."""
+        """Return the settings; raise ``ValueError`` if one of them is invalid."""
+        choices = {"method": TUNING_METHODS, "precision": ("float32", "float16", "bfloat16"), "optimizer": tuple(TUNING_OPTIMIZERS)}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ValueError(message("finetune", f"{name} must be one of {', '.join(known)}", **{name: getattr(self, name)}))
         counts = {name: getattr(self, name) for name in ("rank", "epochs", "batch_size", "accumulate") if getattr(self, name) < 1}
         shares = {name: getattr(self, name) for name in ("dropout", "warmup", "held_out") if not 0 <= getattr(self, name) < 1}
-        if self.method not in TUNING_METHODS or self.precision not in ("float32", "float16", "bfloat16") or counts or shares:
-            what = f"method must be one of {', '.join(TUNING_METHODS)}, counts at least 1, shares in [0, 1)"
-            raise ValueError(message("finetune", what, method=self.method, precision=self.precision, **counts, **shares))
-        if self.optimizer not in TUNING_OPTIMIZERS:
-            raise ValueError(message("finetune", f"optimizer must be one of {', '.join(TUNING_OPTIMIZERS)}", optimizer=self.optimizer))
+        for wrong, bounds in ((counts, "at least 1"), (shares, "at least 0 and below 1")):
+            if wrong:
+                raise ValueError(message("finetune", f"{' and '.join(wrong)} must be {bounds}", **wrong))
         if not self.beta > 0:
             raise ValueError(message("finetune", "beta must be above 0", beta=self.beta))
         return self
 
 
 class TokenLosses(Module):
-    """The losses of the tokens of blocks, 0 where no target counts. Its state holds only learned weights, so checkpoints stay small."""
+    """A model that returns the loss of every token, 0 where the target is ignored. Its state dict holds trainable parameters only."""
 
     def __init__(self, model: Any):
         super().__init__()
@@ -104,12 +106,12 @@ class TokenLosses(Module):
 
 
 def mean_of_learned(losses: Tensor, targets: Tensor) -> Tensor:
-    """The mean loss of the tokens that count."""
+    """The mean loss over the tokens whose target is not ignored."""
     return ag.div(ag.sum(losses), ag.cast(ag.sum(ag.ne(targets, IGNORED_TARGET)), "float32"))
 
 
 class AnswerLosses(TokenLosses):
-    """The losses of the chosen and the rejected answers of pairs, each summed over its tokens: ``(pairs, 2)``."""
+    """A model that returns the losses of chosen and rejected answers, each summed over its tokens, with shape ``(pairs, 2)``."""
 
     def forward(self, batch: Tensor) -> Tensor:
         pairs, two, *rest = batch.shape
@@ -117,7 +119,7 @@ class AnswerLosses(TokenLosses):
 
 
 def _preference_margin(losses: Tensor, reference: Tensor) -> Tensor:
-    """By how much more the model prefers the chosen answer than the model it was: of the logarithms of their probabilities."""
+    """The log-probability that the chosen answer has gained over the untrained model, minus that of the rejected answer."""
     gained = ag.sub(reference, losses)
     return ag.sub(ag.select(gained, 1, 0), ag.select(gained, 1, 1))
 
@@ -135,7 +137,7 @@ class PreferenceAccuracy(Metric):
 
 
 class Perplexity(Metric):
-    """``exp`` of the mean loss over all tokens that count."""
+    """``exp`` of the mean loss over all tokens whose target is not ignored."""
 
     name = "perplexity"
 
@@ -151,15 +153,15 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
              merged: str = "", callbacks: Sequence[Callback] = ()) -> dict[str, Any]:  # fmt: skip
     """Fine-tune the model of a folder or GGUF file on a JSONL file, into the folder ``out``; return the numbers of the last epoch.
 
-    The weights of the epoch with the lowest loss on held-out rows are kept: ``adapter/`` in PEFT's layout, or ``model/`` of all weights.
-    ``resume`` continues the run in ``out`` to the bit, ``overwrite`` removes it. ``merged``, one of ``hf``, ``gguf`` or a type of GGUF
-    such as ``Q8_0``, also writes the model with its adapters merged.
+    Writes the weights of the epoch with the lowest loss on held-out rows: ``adapter/`` in PEFT's layout, or ``model/`` for all weights.
+    ``resume`` continues the run in ``out`` to the bit, ``overwrite`` deletes it first. ``merged`` also writes the model with its adapters
+    merged: ``hf``, ``gguf``, or a GGUF type such as ``Q8_0``.
     """
     chosen, place = (settings or TuningSettings()).check(), Path(out)
     manual_seed(chosen.seed)
     model = models.load(path, device_name, None if chosen.method == "qlora" else "float32")
     if not isinstance(model, models.CausalLM):
-        raise ValueError(message("finetune", "model must be one that generates text", model=type(model).__name__))
+        raise ValueError(message("finetune", "the model must be a CausalLM, which generates text", model=type(model).__name__))
     with device(handle_of(model.queue)):
         parts, pairs = _tuning_blocks(model, data, chosen)
         keeper = ModelCheckpoint(place / "checkpoints", every_steps=chosen.save_every or None, overwrite=overwrite)
@@ -191,14 +193,15 @@ def finetune(path: str | os.PathLike[str], data: str | os.PathLike[str], out: st
 
 
 def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: bool) -> None:
-    """Write the settings of a new run; those of a resumed run must be the same."""
+    """Write the settings of a new run, or raise if those of a resumed run have changed."""
     if not (resume and file.is_file()):
         keeper.claim(None)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, now)
     before = read_object(file, "finetune")
     if other := [name for name in now if before.get(name) != now[name]]:
-        raise refusal("finetune", "the run must keep its settings", "pass the same, or overwrite it", file=file, other=other)
+        remedy = "pass the same settings, or overwrite the run"
+        raise refusal("finetune", "a resumed run must keep its settings", remedy, file=file, changed=other)
 
 
 def _preference_loss(beta: float) -> Callable[[Tensor, Tensor], Tensor]:
@@ -210,11 +213,12 @@ Blocks = tuple[np.ndarray, np.ndarray]
 
 
 def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> tuple[list[Blocks], bool]:
-    """Inputs and targets to train on and, of a share of the rows drawn by the seed, to evaluate on; whether they are pairs of answers."""
+    """The blocks to train on, those of the held-out rows (if any) to evaluate on, and whether rows are pairs of answers."""
     rows, length = read_rows(data), min(chosen.length, model.config.context)
     order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))
     if held == len(rows):
-        raise ValueError(message("finetune", "rows must be left to train", "add rows, or evaluate on none: --held-out 0", rows=len(rows)))
+        what, remedy = "held_out must leave at least one row to train on", "add rows, or set held_out to 0"
+        raise ValueError(message("finetune", what, remedy, rows=len(rows), held_out=chosen.held_out))
     made, tokenizer, pairs = list[Blocks](), model.tokenizer, is_preference(rows[0])
     for part in (order[held:], order[:held]) if held else (order,):
         if pairs:
@@ -225,7 +229,7 @@ def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSetti
 
 
 def _loaders(wrapped: TokenLosses, parts: Sequence[Blocks], chosen: TuningSettings, pairs: bool) -> list[DataLoader]:
-    """Batches of blocks with their targets; for pairs of answers the target is the loss of the model before it is trained."""
+    """One loader per part, of blocks with their targets; for pairs of answers the targets are the losses of the untrained model."""
     made, queue = list[DataLoader](), wrapped.model.queue
     half = None if chosen.precision == "float32" else chosen.precision
     for inputs, targets in parts:

@@ -23,7 +23,7 @@ class History(Mapping[str, list[float]]):
 
     @property
     def epoch(self) -> list[int]:
-        """The numbers of the epochs."""
+        """The index of each epoch, from 0."""
         return [int(row["epoch"]) for row in self.rows]
 
     @property
@@ -54,7 +54,7 @@ class History(Mapping[str, list[float]]):
         hidden = ("seconds", "samples_per_second")
         names = [name for name in self if not name.startswith("val_") and name not in hidden]
         if not names:
-            raise ValueError(message("History.plot", "the history must have an epoch", "call fit first"))
+            raise ValueError(message("History.plot", "the history must have at least one epoch", "call fit first"))
         figure = Figure(figsize=(4.0 * len(names), 3.0), layout="constrained")
         for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             for column, label in ((name, "train"), (f"val_{name}", "validation")):

@@ -69,7 +69,7 @@ class JSONLLogger(Callback):
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a :class:`JSONLLogger`; lines from the first damaged one on are left out, as a killed process leaves its last."""
+    """The rows that a :class:`JSONLLogger` wrote, up to the first damaged line, which a killed process may leave; empty without a file."""
     rows = []
     for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines() if Path(path).exists() else []:
         try:

@@ -14,7 +14,7 @@ from netcl.core.tensor import Tensor
 
 
 class Metric:
-    """A metric accumulated over batches: :meth:`count` returns what a batch adds, :meth:`value` the metric of the sums.
+    """A metric accumulated over batches: :meth:`count` returns what a batch adds to sums, :meth:`value` computes the metric from them.
 
     A subclass sets ``name`` and defines :meth:`count`, and :meth:`value` where the metric is not a mean. ``sums`` are tensors on the
     device of the outputs, kept until :meth:`reset`.
@@ -27,15 +27,15 @@ class Metric:
         self.samples = 0
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sequence[Tensor]:
-        """What a batch adds to the sums: tensors, still being computed."""
+        """The tensors that a batch adds to the sums; must not wait for the device."""
         raise NotImplementedError
 
     def value(self, sums: Sequence[np.ndarray], samples: int) -> Any:
-        """The metric from the sums over ``samples`` targets; by default the mean of the first."""
+        """The metric computed from the sums over ``samples`` targets; by default the first sum divided by ``samples``."""
         return float(sums[0]) / samples
 
     def reset(self) -> None:
-        """Set the sums to zero."""
+        """Discard the sums and the number of samples."""
         self.sums, self.samples = [], 0
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
@@ -44,12 +44,12 @@ class Metric:
         self.add(self.count(outputs, targets), targets.size // targets.shape[-1] if as_scores else targets.size)
 
     def add(self, parts: Sequence[Tensor], samples: int) -> None:
-        """Add sums that have been computed."""
+        """Add the result of :meth:`count` for ``samples`` targets."""
         self.sums = [ops.add(total, part) for total, part in zip(self.sums, parts, strict=True)] if self.sums else list(parts)
         self.samples += samples
 
     def compute(self) -> Any:
-        """The metric over everything since :meth:`reset`; ``nan`` if that is nothing. Waits for the device."""
+        """The metric over all batches since :meth:`reset`, ``nan`` if there were none. Waits for the device."""
         return self.value([total.to_host() for total in self.sums], self.samples) if self.samples else float("nan")
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,7 +74,10 @@ class Mean(Metric):
 
 
 def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores as rows of classes and labels as one axis. Classes are the last axis, or the second as in dense predictions."""
+    """Scores as ``(samples, classes)`` and labels as ``(samples,)``. Classes are the last axis, or the second as in dense predictions.
+
+    Targets of the outputs' shape are scores too: the label is their largest.
+    """
     if outputs.ndim == targets.ndim + 1 and outputs.shape[:-1] == targets.shape:
         return ops.reshape(outputs, (-1, outputs.shape[-1])), ops.reshape(targets, (-1,))
     if outputs.ndim == targets.ndim + 1 and (outputs.shape[0], *outputs.shape[2:]) == targets.shape:
@@ -82,11 +85,12 @@ def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, T
         return ops.reshape(ops.permute(outputs, order), (-1, outputs.shape[1])), ops.reshape(targets, (-1,))
     if outputs.shape == targets.shape and outputs.ndim > 1:
         return outputs, ops.argmax(targets, axis=-1)
-    raise ShapeError(message(name, "outputs must have the targets' shape and a class axis", outputs=outputs.shape, targets=targets.shape))
+    what = "outputs must have the shape of targets, or that shape with a class axis added last or second"
+    raise ShapeError(message(name, what, outputs=outputs.shape, targets=targets.shape))
 
 
 class Accuracy(Metric):
-    """The share of targets whose score is the highest.
+    """The share of samples whose target class has the highest score.
 
     >>> metric = Accuracy()
     >>> metric.update(Tensor.from_host([[0.1, 0.9], [0.8, 0.2]]), Tensor.from_host([1, 1]))
@@ -102,7 +106,7 @@ class Accuracy(Metric):
 
 
 class TopK(Metric):
-    """The share of targets whose score is among the ``k`` highest.
+    """The share of samples whose target class is among the ``k`` highest scores.
 
     >>> metric = TopK(2)
     >>> metric.update(Tensor.from_host([[0.1, 0.5, 0.4], [0.7, 0.1, 0.2]]), Tensor.from_host([2, 1]))
@@ -123,7 +127,7 @@ class TopK(Metric):
 
 
 class ConfusionMatrix(Metric):
-    """How often class ``j`` was the highest score where class ``i`` is right: ``matrix[i, j]``, integers.
+    """Counts as an int64 matrix: ``matrix[i, j]`` samples of class ``i`` have their highest score for class ``j``.
 
     >>> metric = ConfusionMatrix(2)
     >>> metric.update(Tensor.from_host([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), Tensor.from_host([1, 1, 0]))
@@ -189,9 +193,9 @@ class _Collected(Metric):
 
 
 class AUC(_Collected):
-    """The area under the ROC curve: how likely a positive has a higher score than a negative. Ties count half.
+    """The area under the ROC curve: the probability that a positive sample scores higher than a negative one. Ties count half.
 
-    Outputs are one score per sample, or scores of classes; of more than two classes it is the mean over each against the rest.
+    Outputs are one score per sample, or one per class; for more than two classes the areas of each class against the rest are averaged.
 
     >>> metric = AUC()
     >>> metric.update(Tensor.from_host([0.1, 0.4, 0.35, 0.8]), Tensor.from_host([0, 0, 1, 1]))
@@ -229,7 +233,7 @@ def _check_same_shape(name: str, outputs: Tensor, targets: Tensor) -> None:
 
 
 class MAE(Metric):
-    """The mean absolute error, times ``unit``: the size of 1 in the user's unit, for targets that were scaled.
+    """The mean absolute error times ``unit``, the scale by which targets were divided.
 
     >>> metric = MAE()
     >>> metric.update(Tensor.from_host([1.0, 4.0]), Tensor.from_host([2.0, 2.0]))

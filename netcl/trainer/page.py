@@ -42,7 +42,7 @@ pre { white-space: pre-wrap; background: var(--card); padding: 12px; border-radi
 
 
 def write_report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | None = None) -> Path:
-    """Write the page of a run, by default as ``report.html`` in its folder."""
+    """Write the report of a run, by default as ``report.html`` in its folder, and return its path."""
     target = Path(folder) / "report.html" if path is None else Path(path)
     text = page(folder)
     with filling(target):
@@ -51,7 +51,7 @@ def write_report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | 
 
 
 def page(folder: str | os.PathLike[str]) -> str:
-    """The page of a run, as text."""
+    """The report of a run, as HTML."""
     config = read_json(folder, "config.json")
     if "title" in config:  # of the Report callback
         title = str(config.pop("title"))
@@ -99,14 +99,14 @@ def _phase_table(phases: Mapping[str, float]) -> str:
 
 @contextmanager
 def _reading(folder: str | os.PathLike[str], name: str) -> Iterator[None]:
-    """Raise an error that names the file if a file of the run is malformed."""
+    """Turn errors of the block, which reads a malformed file of the run, into a ``FileError`` that names the file."""
     try:
         yield
     except FileError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as fault:
         what = f"{name} cannot be read: {type(fault).__name__}: {fault}".splitlines()[0]
-        raise FileError(message("report", what, "restore the file, or remove it and what belongs to it", folder=folder)) from fault
+        raise FileError(message("report", what, "restore the file, or repeat the run", folder=folder)) from fault
 
 
 def _section(title: str, content: str) -> str:

@@ -18,7 +18,7 @@ _PART_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "valida
 
 
 def picture(path: str | os.PathLike[str], shape: Sequence[int]) -> np.ndarray:
-    """The picture of a file as uint8 of ``shape`` (channels, height, width): the middle of it, resized."""
+    """The picture of a file, cropped around its center and resized, as uint8 of ``shape`` (channels, height, width)."""
     image = import_module("netcl.vision.datasets").default_loader(path, "L" if shape[0] == 1 else "RGB")
     cut = import_module("PIL.ImageOps").fit(image, (shape[2], shape[1]))
     return np.asarray(cut, np.uint8).reshape(shape[1], shape[2], shape[0]).transpose(2, 0, 1)
@@ -45,7 +45,7 @@ class Pictures(Dataset):
 def read_folder(path: Path, plan: SplitPlan, size: int = 64, channels: int = 3) -> Samples:
     """The pictures of ``path/CLASS/...``, or of ``path/train/CLASS/...`` with ``test`` and perhaps ``val`` beside it."""
     if type(size) is not int or size < 1 or channels not in (1, 3):
-        raise ValueError(message("folder", "size must be a whole number of pixels, and channels 1 or 3", size=size, channels=channels))
+        raise ValueError(message("folder", "size must be a whole number of at least 1, and channels 1 or 3", size=size, channels=channels))
     inside = {entry.name.lower(): entry for entry in path.iterdir() if entry.is_dir()}
     roots = {part: next((inside[name] for name in names if name in inside), None) for part, names in _PART_FOLDERS.items()}
     folder, shape = import_module("netcl.vision.datasets").ImageFolder, (channels, size, size)
@@ -61,7 +61,7 @@ def read_folder(path: Path, plan: SplitPlan, size: int = 64, channels: int = 3) 
         indices = parts(train.labels, len(train), [plan.val, plan.test], plan.seed)
         if not all(map(len, indices[0 if plan.val else 1 :])):
             sizes = dict(zip(("validation", "test", "train"), map(len, indices), strict=True))
-            raise ValueError(message("folder", "three parts need more pictures", "add pictures, or change the splits", **sizes))
+            raise ValueError(message("folder", "every part must get at least one picture", "add pictures, or change the splits", **sizes))
         cut = [Subset(train, part) if len(part) else None for part in indices]
         return Samples(cut[2], cut[0], cut[1], classes, reading)
     kept, drawn = (train, val) if val is not None else held_out(train, train.labels, plan.val, plan.seed)

@@ -46,7 +46,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> str:
-    """An SVG chart of named lines; points that are not finite are left out, and of many only the extremes are drawn."""
+    """An SVG chart of named lines; points that are not finite are left out, and many are thinned to their extremes."""
     lines = {name: extremes([(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]) for name, points in series.items()}
     everything = [point for points in lines.values() for point in points]
     if not everything:
@@ -63,7 +63,7 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> s
 
 
 def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
-    """At most ``most`` of the points: the lowest and the highest of each of equal parts, in their order.
+    """At most ``most`` points: the lowest and the highest of consecutive parts of equal length, in order of x.
 
     >>> extremes([(0, 5.0), (1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5), (5, 4.2)], most=4)
     [(1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5)]
@@ -163,7 +163,7 @@ def confusion_table(matrix: np.ndarray, classes: Sequence[str]) -> str:
 
 
 def png(image: np.ndarray) -> str:
-    """An image of uint8, (height, width) or (height, width, 3), as the address of an inline PNG."""
+    """A uint8 image, (height, width) or (height, width, 3), as the data URL of a PNG."""
     rows = image.reshape(len(image), -1)
     raw = b"".join(b"\0" + row.tobytes() for row in rows)  # each row begins with the number of its filter: none
     kind = 2 if image.ndim == 3 else 0

@@ -49,7 +49,7 @@ class Progress(Callback):
     """Shows how far a run is, on ``stream`` (standard error): the phase, the pace, the time that is left, and the kernel being compiled.
 
     ``style`` is ``auto`` (a line that moves on a terminal and in a notebook, plain lines elsewhere), ``bar``, ``plain`` or ``off``; by
-    default what ``NETCL_PROGRESS`` says. Trainers have one unless they are given another. A thread moves the line, so that it also moves
+    default the value of ``NETCL_PROGRESS``. A trainer adds one unless it is given one. A thread moves the line, so that it also moves
     while a compiler runs; it reads nothing from the device.
     """
 
@@ -108,7 +108,7 @@ class Progress(Callback):
             self.show()
 
     def show(self) -> None:
-        """Move the line, or write a plain one if the last was some seconds ago."""
+        """Redraw the moving line, or write a plain line if the last one is more than 5 seconds old."""
         if self.style == "off":
             return
         if self._moves:
@@ -118,7 +118,7 @@ class Progress(Callback):
             self._say(self.state())
 
     def state(self, columns: int | None = None) -> str:
-        """The present state in one line; of ``columns`` at most what fits, in order of use."""
+        """The current state in one line; parts that exceed ``columns`` are left out, except the first two."""
         trainer = self.trainer
         done, of = trainer.batch, trainer.batches
         count = f"{done}/{of}" if of else f"batch {done}"
@@ -144,7 +144,7 @@ class Progress(Callback):
         return f"epoch {min(epoch + 1, self.trainer.epochs)}/{self.trainer.epochs}"
 
     def _say(self, text: str) -> None:
-        """A line, broken between numbers where a terminal is too narrow for it."""
+        """Write a line, wrapped if the terminal is too narrow for it."""
         if self.style == "off":
             return
         self._clear()
@@ -172,20 +172,20 @@ class Progress(Callback):
 
 
 def _kind_of(model: Any) -> str:
-    """What runs that need about the same programs have in common: the model's class, its parameters and their device."""
+    """A key for runs that need about the same programs: the model's class and a hash of its parameters' shapes, dtypes and devices."""
     parameters = [(p.shape, p.dtype, p.device.device_name) for p in model.parameters()]
     return f"{type(model).__name__} {hashlib.sha256(repr(parameters).encode()).hexdigest()[:16]}"
 
 
 class _Pace:
-    """How fast batches were done, from the first reading on: what comes before is compiling."""
+    """The speed of a run since its first logged batch; kernels are compiled before."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int, int] | None = None
         self._last: tuple[float, int, int] | None = None
 
     def note(self, trainer: Any) -> None:
-        """Remember the time, the batches of the run and the samples of the epoch, at a moment when the device was waited for."""
+        """Store the time, the batches of the run and the samples of the epoch, at a moment when the device is idle."""
         done = trainer.epoch * (trainer.batches or 0) + trainer.batch
         now = (time.monotonic(), done, trainer.samples)
         if self._first is None or now[2] < self._first[2]:  # another epoch counts its samples anew

@@ -64,32 +64,32 @@ class Recipe:
     )
     root: str = _setting("", "where the files of the data are; the file itself, for text")
     target: str = _setting("", "the column of a CSV file to predict")
-    task: str = _setting("", "classification or regression; by the targets if none is given")
-    val_split: float = _setting(0.1, "the part of the training samples, drawn by the seed, that says which weights are best; 0 is none")
-    test_split: float = _setting(0.1, "the part of own data, drawn by the seed, that only the final numbers are of")
+    task: str = _setting("", "classification or regression; chosen by the targets if empty")
+    val_split: float = _setting(0.1, "share of the training samples, drawn by the seed, by which the best weights are chosen; 0 for none")
+    test_split: float = _setting(0.1, "share of own data, drawn by the seed, that is used for the final numbers only")
     data_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the data"})
     model: str = _setting(
         "auto",
         "cnn, mlp, lenet, resnet18, vit, gpt (for text), a name of netcl.vision.models; or your own MODULE:CLASS, FILE.py:CLASS",
     )
     model_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the model"})
-    epochs: int = _setting(10, "how often the data is gone through")
-    patience: int = _setting(0, "end the run after so many epochs without a lower validation loss; 0 is never")
+    epochs: int = _setting(10, "passes over the data")
+    patience: int = _setting(0, "epochs without a lower validation loss after which the run ends; 0 for never")
     batch_size: int = _setting(64, "samples of a batch, over all ranks")
     optimizer: str = _setting("adamw", "sgd, adam, adamw, rmsprop or lion")
     lr: float = _setting(2e-3, "the learning rate, at its highest")
-    weight_decay: float = _setting(0.01, "how much weights are pulled to 0")
-    schedule: str = _setting("cosine", "cosine or constant: what becomes of the learning rate")
-    warmup: float = _setting(0.05, "the part of the run in which the learning rate rises, for cosine")
-    augment: bool = _setting(True, "turn, shift and scale images a little, other ones each time")
-    grad_clip: float = _setting(0.0, "the largest norm of all gradients together; 0 is none")
-    accumulation_steps: int = _setting(1, "so many batches make a step")
-    ema: float = _setting(0.0, "how slowly averages of the weights follow, near 1; 0 is none")
+    weight_decay: float = _setting(0.01, "weight decay of the optimizer")
+    schedule: str = _setting("cosine", "schedule of the learning rate: cosine or constant")
+    warmup: float = _setting(0.05, "share of the run in which the learning rate rises, for cosine")
+    augment: bool = _setting(True, "rotate, shift and scale training images at random, by a little")
+    grad_clip: float = _setting(0.0, "the largest norm of all gradients together; 0 for none")
+    accumulation_steps: int = _setting(1, "batches per step of the optimizer")
+    ema: float = _setting(0.0, "decay of the moving average of the weights, near 1; 0 for none")
     mixed_precision: str = _setting("", "float16 or bfloat16: compute in it where that is safe")
     compile: bool = _setting(False, "record the step and replay it")
-    workers: int = _setting(0, "processes that prepare batches; 0 is none")
-    log_every: int = _setting(10, "batches between two looks at the numbers")
-    seed: int = _setting(0, "what weights, order and augmentation are drawn from")
+    workers: int = _setting(0, "processes that prepare batches; 0 for none")
+    log_every: int = _setting(10, "batches between two readings of the numbers")
+    seed: int = _setting(0, "seed of weights, order and augmentation")
 
     def __post_init__(self) -> None:
         for name, (least, below) in _FIELD_BOUNDS.items():
@@ -98,10 +98,11 @@ class Recipe:
                 end = f" and below {below}" if below < math.inf else " and finite" if isinstance(value, float) else ""
                 raise RecipeError(message("recipe", f"{name} must be at least {least}{end}", **{name: value}))
         if self.mixed_precision not in AMP_DTYPES:
-            raise RecipeError(message("recipe", "mixed_precision must be float16 or bfloat16", mixed_precision=repr(self.mixed_precision)))
+            what = "mixed_precision must be float16, bfloat16 or empty"
+            raise RecipeError(message("recipe", what, mixed_precision=repr(self.mixed_precision)))
 
     def resolved(self) -> Recipe:
-        """With a model for the data in place of ``auto``: gpt for text, mlp for tables and arrays, cnn for images."""
+        """The recipe with ``auto`` replaced by a model for its data: gpt for text, mlp for tables and arrays, cnn for images."""
         kind = self.data.partition(":")[0].lower()
         return self if self.model != "auto" else self.changed({"model": {"text": "gpt", "csv": "mlp", "npz": "mlp"}.get(kind, "cnn")})
 
@@ -153,7 +154,7 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set as a run needs it. ``reading`` says, as JSON, how inputs are made from files and outputs are understood."""
+    """The data of a run. ``reading`` describes, in JSON types, how inputs are read from files and what outputs mean."""
 
     train: Any
     test: Any
@@ -168,7 +169,7 @@ class Data:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for an input, or for a position of a text."""
+        """The number of outputs of a model per input, or per position of a text."""
         return self.train.vocabulary if self.is_text else len(self.classes) or len(self.reading["scale"])
 
     @property
@@ -181,7 +182,7 @@ class Data:
 
     @property
     def metrics(self) -> list[str | Metric]:
-        """What is counted besides the loss."""
+        """The metrics to compute besides the loss."""
         return [MAE(float(np.mean(self.reading["scale"]))), "r2"] if self.is_regression else ["accuracy"]
 
     @property
@@ -201,7 +202,7 @@ def load_data(recipe: Recipe) -> Data:
         raise RecipeError(message("recipe", "unknown data", f"known are {', '.join(known)}", data=repr(recipe.data)))
     root = place if key == "text" and colon else recipe.root
     if key == "text" and not root:
-        raise RecipeError(message("recipe", "a text needs a file", "--data text:FILE", data=repr(recipe.data)))
+        raise RecipeError(message("recipe", "data 'text' requires a file", "pass --data text:FILE", data=repr(recipe.data)))
     try:
         return _own_data(recipe) if colon and key != "text" else _named_data(recipe, key, root)
     except RecipeError:
@@ -238,7 +239,7 @@ def _named_data(recipe: Recipe, key: str, root: str) -> Data:
 
 
 def _text_parts(train: Any, test: Any, fraction: float) -> tuple[Any, Any, tuple[str, ...], Any]:
-    """The last part of the text to train with is for validation."""
+    """Train, test, classes (none) and validation data; the end of the training text is cut off for validation if it is long enough."""
     size = max(train.block + 1, int(len(train.content) * fraction))
     cut = len(train.content) - size
     if not fraction or cut < train.block + 1:
@@ -267,17 +268,15 @@ def make_loaders(recipe: Recipe, data: Data, queue: Any, world: World | None = N
 def check_shares(recipe: Recipe, ranks: int) -> None:
     """Raise unless a batch divides into equal parts for ``ranks`` ranks."""
     if recipe.batch_size % ranks:
-        remedy = "choose a multiple of the ranks"
-        raise RecipeError(
-            message("recipe", "batch_size must be a multiple of the number of ranks", remedy, batch_size=recipe.batch_size, ranks=ranks)
-        )
+        what = "batch_size must be a multiple of the number of ranks"
+        raise RecipeError(message("recipe", what, batch_size=recipe.batch_size, ranks=ranks))
 
 
 # ---- models
 
 
 def cnn(data: Data, width: int = 32, dropout: float = 0.1) -> Any:
-    """Convolutions with batch norm: ``width`` channels, then twice as many behind each of two poolings, for images from 8 x 8 on."""
+    """Two convolutions with ``width`` channels and two with twice as many, each pair followed by a pooling; for images from 4 x 4 on."""
 
     def block(inside: int, out: int) -> list[Any]:
         return [nn.Conv2d(inside, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
@@ -334,7 +333,7 @@ def own_model(spec: str) -> Callable[..., Any]:
 
 
 def _model_options(made: Callable[..., Any], data: Data, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, and what a model's signature asks of the data under the usual names."""
+    """``options``, and those arguments in the model's signature that follow from the data (``num_classes``, ``in_channels``, ...)."""
     known: dict[str, Any] = {"num_classes": data.outputs, "out_features": data.outputs, "in_channels": data.shape[0]}
     known |= {"in_features": math.prod(data.shape), "input_shape": data.shape}
     return {**{name: value for name, value in known.items() if name in inspect.signature(made).parameters}, **options}
@@ -352,7 +351,8 @@ def make_model(recipe: Recipe, data: Data, device: Any) -> Any:
         remedy = f"did you mean {' or '.join(close)}? {known}" if close else known
         raise RecipeError(message("recipe", "unknown model", remedy, model=repr(recipe.model)))
     elif data.is_text != (recipe.model == "gpt"):
-        raise RecipeError(message("recipe", "text requires the model gpt, other data another", data=recipe.data, model=recipe.model))
+        what = "the model must be gpt for text, and another one for other data"
+        raise RecipeError(message("recipe", what, data=recipe.data, model=recipe.model))
     else:
         make = MODELS[recipe.model]
     try:

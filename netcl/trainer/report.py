@@ -23,9 +23,9 @@ class Report(JSONLLogger):
 
     It shows curves, time by phase, memory, test results and the slowest kernels of :data:`PROFILED` steps.
 
-    - **folder**: where it goes. **title**: the headline; the model's class if none is given.
-    - **test**: batches ``(x, y)`` of which the final numbers are, with a confusion matrix (if ``classes`` are given) or residuals. Without
-      it the numbers are the last epoch's, and the page shows no predictions.
+    - **title**: the headline, by default the model's class.
+    - **test**: batches ``(x, y)`` for the final numbers, with a confusion matrix (if ``classes`` are given) or residuals. Without it the
+      numbers are those of the last epoch, and the page shows no predictions.
     - **classes**: the names of the classes.
     """
 

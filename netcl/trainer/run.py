@@ -86,7 +86,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
 
 
 def restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.World) -> dict[str, Any]:
-    """Give the model the weights of the best checkpoint; the epoch they are of, and the number that says so."""
+    """Load the best checkpoint, if there is one, into the model; returns its epoch (from 1) and the number that made it the best."""
     watch = keeper.watch
     if watch is None or not trainer.by_rank_0((keeper.folder / "best.netcl").is_file()):
         return {}
@@ -107,7 +107,7 @@ class _Config(Callback):
 
 
 class _Rates(Callback):
-    """Sets learning rates and decay by this recipe from the step of a resume on: the run may be longer or use another rate."""
+    """Replaces the learning rates, schedule and decay of a resumed checkpoint by those of this recipe, which may have changed."""
 
     def set_trainer(self, trainer: Trainer) -> None:
         super().set_trainer(trainer)  # which has not been resumed yet
@@ -124,7 +124,7 @@ class _Rates(Callback):
 
 
 def _write_run(place: Path, trainer: Trainer, model: Any, test: DataLoader, data: Data, results: dict[str, Any]) -> None:
-    """The model, what it does on the test data, and samples of that."""
+    """Write the model, the results on the test data and samples of its predictions."""
     model.eval()
     with trainer.averaged():
         save_model(distributed.without_sync(model), place / "model.netcl", notes=dict(data.reading))
@@ -140,7 +140,7 @@ def _run_results(trainer: Trainer, test: DataLoader, data: Data, seconds: float,
 
 
 def run_facts(trainer: Trainer) -> dict[str, Any]:
-    """What any finished run can say about itself: steps, parameters, seconds by phase, bytes of device memory."""
+    """The facts of any finished run: steps, parameters, seconds by phase, bytes of device memory."""
     parameters = sum(p.size for p in trainer.model.parameters())
     phases = {name: round(seconds, 3) for name, seconds in trainer.phase_seconds.items()}
     return {"steps": trainer.step, "parameters": parameters, "phases": phases, "memory": memory_stats()["bytes_allocated"]}
@@ -159,7 +159,7 @@ def environment(handle: DeviceHandle) -> dict[str, str]:
 
 
 def save_samples(path: Path, trainer: Trainer, test: DataLoader, data: Data) -> None:
-    """Write predictions on test data, the worst first: with the confusion matrix, or with all outputs of a regression."""
+    """Write the worst predictions on test data, with the confusion matrix or all outputs of a regression; nothing for text."""
     if data.is_text:
         return
     host = ([part.to_host() if isinstance(part, Tensor) else np.asarray(part) for part in batch] for batch in test)
@@ -190,7 +190,7 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
 
 
 def predict_file(model: Any, notes: Mapping[str, Any], path: str | os.PathLike[str]) -> list[list[str]]:
-    """What a model gives for each input of a file: the row, and a class with its probability or the numbers of a regression."""
+    """One row of texts per input of a file: its number from 1, the class or the values of a regression, and the class's probability."""
     pictures = notes["kind"] == "image" and Path(path).suffix.lower() in PICTURES
     x = picture(path, notes["shape"])[None] / np.float32(255) if pictures else read_inputs(path, notes)
     outputs = np.concatenate([model(part).to_host() for part in np.array_split(x, max(1, len(x) // 256))]).astype(np.float64)
@@ -202,7 +202,7 @@ def predict_file(model: Any, notes: Mapping[str, Any], path: str | os.PathLike[s
 
 
 def find_rate(recipe: Recipe, handle: DeviceHandle) -> RateTest:
-    """The range test for the learning rate of a recipe, on a model of its own."""
+    """Run the range test for the learning rate of a recipe, on a new model."""
     with device(handle):
         trainer, train = _trainer_of(recipe, handle)
         with train:
@@ -219,7 +219,7 @@ def _trainer_of(recipe: Recipe, handle: DeviceHandle) -> tuple[Trainer, DataLoad
 
 
 def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> profile:
-    """Profile a few more training steps. They change the model: save it before."""
+    """Profile ``steps`` training steps after one that is not profiled. They change the model: save it before."""
     batches = chain.from_iterable(repeat(data))
     trainer.model.train()
     trainer.train_on_batch(*next(batches))
@@ -230,7 +230,7 @@ def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> p
 
 
 def trace_run(recipe: Recipe, handle: DeviceHandle, steps: int) -> profile:
-    """A few training steps of a recipe under the profiler."""
+    """Profile ``steps`` training steps of a new model of a recipe."""
     with device(handle):
         trainer, train = _trainer_of(recipe, handle)
         with train:
@@ -243,10 +243,10 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """Read a JSON file of a run; raises if it is missing."""
+    """The object in a JSON file of a run; raises if the file is missing or damaged."""
     path = Path(folder) / name
     if not path.exists():
-        raise FileNotFoundError(message("run", f"the folder has no {name}", "is it one that `netcl train` wrote?", folder=folder))
+        raise FileNotFoundError(message("run", f"the folder has no {name}", "pass the folder of a run", folder=folder))
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError) as fault:
@@ -256,7 +256,7 @@ def read_json(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
 def generate(
     folder: str | os.PathLike[str], prompt: str, length: int, handle: DeviceHandle, seed: int | None = None, **options: Any
 ) -> str:
-    """Text from the model of a run, ``prompt`` first."""
+    """``prompt`` followed by ``length`` bytes of text from the model of a run."""
     recipe = Recipe().changed(read_recipe(Path(folder) / "config.json"))
     if recipe.model != "gpt":
         raise RecipeError(

@@ -71,14 +71,14 @@ class Trainer:
     - **loss_fn**: ``loss_fn(outputs, targets)``, by default cross-entropy.
     - **metrics**: names (``"accuracy"``, ``"top5"``) or :class:`~netcl.trainer.metrics.Metric` objects.
     - **mixed_precision**: ``True`` or a dtype (``"float16"``, ``"bfloat16"``): forward under autocast, the loss scaled for float16.
-    - **grad_clip**: the largest norm of all gradients together. **accumulation_steps**: so many batches make one step.
-    - **scheduler**: its step is taken after every step of the optimizer, or, with ``schedule_by="epoch"``, after every epoch;
+    - **grad_clip**: the largest norm of all gradients together. **accumulation_steps**: batches per optimizer step.
+    - **scheduler**: steps after every step of the optimizer, or, with ``schedule_by="epoch"``, after every epoch;
       ``ReduceLROnPlateau`` always after an epoch, with the validation loss (or the loss).
     - **ema**: a ``ModelEMA``, updated at each step; evaluation and prediction use its averages.
     - **compile**: run the training step through ``netcl.compile``.
     - **callbacks**: see :mod:`netcl.trainer.callbacks`.
 
-    Data is any iterable of ``(x, y)`` batches, arrays or tensors, that can be run through once per epoch: a ``DataLoader``, or a list.
+    Data is any iterable of ``(x, y)`` batches, arrays or tensors, that can be iterated once per epoch: a ``DataLoader``, or a list.
 
     >>> from netcl import nn, optim
     >>> x = np.array([[0.0, 1.0], [1.0, 0.0]] * 8, np.float32)
@@ -150,7 +150,7 @@ class Trainer:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """A block of which the time counts as another phase than that around it."""
+        """Count the time of a block under the phase ``name`` and not under the phase around it."""
         outer, began, inside = self.phase, time.perf_counter(), sum(self.phase_seconds.values())
         self.phase = name
         try:
@@ -182,15 +182,14 @@ class Trainer:
             batch_size: int = 32, validation_split: float = 0.0, validation_data: Any = None, seed: int = 0) -> History:  # fmt: skip
         """Train until ``epochs`` epochs are done, counting those of the run that is resumed: ``fit(batches)`` or ``fit(x, y)``.
 
-        - **val**: data to evaluate after each epoch; its numbers are called ``val_loss``, .... Of arrays, ``fit(x, y)``, it is the targets.
-        - **batch_size**, **validation_split**, **validation_data**, **seed**: of arrays: the size of a batch, the part of them drawn for
-          validation (or the arrays ``(x, y)`` to use), and the seed of both the drawing and the order. Batches are shuffled in each epoch.
-        - **resume**: a checkpoint or a folder of them, or ``"auto"``: the folder of the ``ModelCheckpoint`` callback, if it has any yet. Of
-          a folder the newest that can be read is taken; newer ones are set aside under another name, with a warning. Everything goes on
-          as if the run had never stopped, to the bit, if the data can say where it was (``DataLoader``) or comes in one order each time.
-          Without it, a ``ModelCheckpoint`` folder that already holds checkpoints is refused.
-        - **log_every**: after so many batches the batch's loss and the epoch's metrics so far are read from the device;
-          in between nothing waits for it.
+        - **val**: data to evaluate after each epoch; its numbers are called ``val_loss``, .... In ``fit(x, y)`` it is the targets ``y``.
+        - **batch_size**, **validation_split**, **validation_data**, **seed**: for arrays only: the size of a batch, the share of samples
+          drawn for validation (or the arrays ``(x, y)`` to use), and the seed of the drawing and the order. Each epoch is shuffled.
+        - **resume**: a checkpoint, a folder of checkpoints, or ``"auto"``: the folder of the ``ModelCheckpoint`` callback, which may be
+          empty. The newest readable checkpoint of a folder is loaded; damaged newer ones are renamed, with a warning. The run continues
+          to the bit if the data restores its position (``DataLoader``) or has the same order each time.
+          Without ``resume``, a ``ModelCheckpoint`` folder that already holds checkpoints raises.
+        - **log_every**: the number of batches between two readings of the loss and the metrics from the device, which wait for it.
 
         The first Ctrl-C or SIGTERM lets the step finish and ``ModelCheckpoint`` save, then exits with status 130 or 143; a second one
         exits at once. Ranks of a ``DistributedDataParallel`` model exit together, after the next logged batch; an error of one rank
@@ -291,7 +290,7 @@ class Trainer:
             outputs = self.model(inputs)
             loss = self.loss_fn(outputs, targets)
         if not isinstance(loss, Tensor):
-            raise TypeError(message("fit", "loss_fn must return a tensor with one number", given=type(loss).__name__))
+            raise TypeError(message("fit", "loss_fn must return a Tensor", given=type(loss).__name__))
         (loss if self.scaler is None else self.scaler.scale_loss(loss)).backward()
         return outputs.detach(), loss.detach(), None
 
@@ -310,7 +309,7 @@ class Trainer:
         return norm
 
     def _update(self) -> None:
-        """The step of the optimizer, if it is not part of each batch, and what follows it."""
+        """Finish an optimizer step (with accumulation, also take it), then step the scheduler and update the averages."""
         if self.accumulation_steps > 1:
             if self._accumulated > 1:
                 params = getattr(self.optimizer, "params", None) or self.model.parameters()  # of replicas, those of all
@@ -338,7 +337,7 @@ class Trainer:
 
     @property
     def _ranks(self) -> World | None:
-        """The world of ranks that train the model together."""
+        """The world of the ranks that train the model together; ``None`` if this process trains alone."""
         return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
 
     def _leave_if(self, interrupt: Stop) -> None:
@@ -356,7 +355,7 @@ class Trainer:
     # ---- using
 
     def evaluate(self, data: Any, targets: Any = None, *, batch_size: int = 32) -> dict[str, Any]:
-        """The loss and the metrics over batches, or over arrays ``evaluate(x, y)``, in evaluation mode, with the averages of ``ema``."""
+        """The loss and the metrics over batches, or over arrays (``evaluate(x, y)``), in evaluation mode with the weights of ``ema``."""
         if isinstance(data, np.ndarray | Tensor):
             data = DataLoader(self._pair("evaluate", data, targets), batch_size, shuffle=False)
         return self._evaluate(data, Stop())
@@ -388,7 +387,7 @@ class Trainer:
         return values
 
     def predict(self, data: Any) -> np.ndarray:
-        """The model's outputs for data: an array or tensor (one batch), or an iterable of batches, with or without targets."""
+        """The model's outputs as one array, for one batch (an array or tensor) or for batches with or without targets."""
         batches = [data] if isinstance(data, np.ndarray | Tensor) else data
         self.callbacks("on_predict_begin", {})
         found = []
@@ -411,9 +410,9 @@ class Trainer:
         return value if isinstance(value, Tensor) else Tensor.from_host(self.queue, np.asarray(value))
 
     def _pair(self, op: str, x: Any, y: Any) -> TensorDataset:
-        """Arrays of inputs and targets as a dataset; float64, NumPy's default, becomes the dtype of float32 weights."""
+        """Arrays of inputs and targets as a dataset; float64 becomes float32 unless the model has float64 parameters."""
         if y is None:
-            raise ValueError(message(op, "an array of inputs needs its targets", f"{op}(x, y), or {op}(batches) of (x, y)"))
+            raise ValueError(message(op, "an array of inputs requires its targets", f"{op}(x, y), or {op}(batches) of (x, y)"))
         host = [value.to_host() if isinstance(value, Tensor) else np.asarray(value) for value in (x, y)]
         if len(host[0]) != len(host[1]):
             raise ValueError(message(op, "x and y must have the same number of samples", x=host[0].shape, y=host[1].shape))
@@ -466,7 +465,7 @@ class Trainer:
         except ValueError as fault:
             if isinstance(fault, FileError):
                 raise
-            raise FileError(message("fit", f"the checkpoint must fit this run: {fault}", file=path)) from fault
+            raise FileError(message("fit", f"the checkpoint must fit this trainer: {fault}", file=path)) from fault
         self.run_id = loaded.run or self.run_id
 
     def _parts(self) -> dict[str, Any]:
@@ -516,8 +515,8 @@ def _check_has_parameters(model: Any, optimizer: Any) -> None:
     own = {id(p) for p in model.parameters()}
     given = getattr(optimizer, "params", None) or [p for group in optimizer.param_groups for p in group["params"]]
     if own and not any(id(p) in own for p in given):
-        what = "the optimizer must have parameters of the model"
-        raise ValueError(message("Trainer", what, "make it of model.parameters()", parameters=len(own), optimizer=len(given)))
+        what = "the optimizer must have at least one parameter of the model"
+        raise ValueError(message("Trainer", what, "create it with model.parameters()", parameters=len(own), optimizer=len(given)))
 
 
 def _check_batches(op: str, count: int) -> None:
@@ -526,10 +525,11 @@ def _check_batches(op: str, count: int) -> None:
 
 
 def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
-    """A batch as inputs and targets."""
+    """The inputs and the targets of a batch; raises unless it is a pair."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         parts = len(batch) if isinstance(batch, tuple | list) else "none"
-        raise ValueError(message("Trainer", "a batch must be (x, y)", "give the data that form", type=type(batch).__name__, parts=parts))
+        what, remedy = "a batch must be a pair (x, y)", "pass batches of inputs and targets"
+        raise ValueError(message("Trainer", what, remedy, type=type(batch).__name__, parts=parts))
     return batch[0], batch[1]
 
 

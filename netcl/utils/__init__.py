@@ -1,4 +1,4 @@
-"""torch.utils by its names: ``netcl.utils.data``."""
+"""The names of ``torch.utils``: ``netcl.utils.data``."""
 
 from netcl.utils import data
 

@@ -1,4 +1,4 @@
-"""``torch.utils.data`` by its names: :mod:`netcl.data`, but loaders and ``default_collate`` give tensors.
+"""The names of ``torch.utils.data`` over :mod:`netcl.data`; loaders and ``default_collate`` return tensors.
 
 A loader's batches are on the active device, and its order follows :func:`netcl.manual_seed` unless a generator is given.
 """
@@ -37,7 +37,7 @@ def default_convert(value: Any) -> Any:
 
 
 def default_collate(batch: Sequence[Any]) -> Any:
-    """Samples as one batch of tensors; dicts, tuples and lists keep their structure, texts stay a list."""
+    """Join samples into one batch of tensors; dicts, tuples and lists keep their structure, strings become a list."""
     return default_convert(data.default_collate(batch))
 
 

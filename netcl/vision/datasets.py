@@ -25,7 +25,7 @@ _KANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 
 
 def default_loader(path: Any, mode: str = "RGB") -> Any:
-    """The image of a file, by Pillow, in RGB.
+    """The image of a file as a PIL image in ``mode``.
 
     Raises ``FormatError`` for files that are damaged, of another format than :data:`IMG_EXTENSIONS` names, or larger than
     ``PIL.Image.MAX_IMAGE_PIXELS``.
@@ -65,7 +65,7 @@ class VisionDataset(Dataset):
 
 
 class DatasetFolder(VisionDataset):
-    """Files in a folder per class: ``root/class/.../file``. Classes are in the order of their names; empty ones raise.
+    """Files in a folder per class: ``root/class/.../file``. Classes are sorted by name; empty ones raise unless ``allow_empty``.
 
     - **loader**: makes a sample of a path; **extensions** or **is_valid_file**: which files are samples.
     """
@@ -106,7 +106,7 @@ class DatasetFolder(VisionDataset):
             found += [(path, number) for path in paths]
             empty += [] if paths else [name]
         if empty and not allow_empty:
-            what, remedy = "a class has no files", "remove its folder, or pass allow_empty=True"
+            what, remedy = "every class must have at least one file", "remove its folder, or pass allow_empty=True"
             raise FileNotFoundError(message("DatasetFolder", what, remedy, classes=empty, extensions=list(endings)))
         return found
 
@@ -274,5 +274,6 @@ def _cifar_arrays(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
     kind = getattr(dtype, "arguments", None) or ("",)
     right = (shape, order, kind[0]) == ((len(numbers), 3072), False, "u1") and isinstance(content, bytes)
     if not right or min(numbers, default=0) < 0 or len(content) != len(numbers) * 3072:
-        raise FormatError(message("CIFAR", "the file must hold images and their labels", keys=sorted(made), shape=shape, file=path))
+        what = "the file must hold uint8 images of 3072 bytes and one label from 0 to 99 for each"
+        raise FormatError(message("CIFAR", what, keys=sorted(made), shape=shape, file=path))
     return np.frombuffer(content, np.uint8).reshape(-1, 3, 32, 32), np.array(numbers, np.uint8)

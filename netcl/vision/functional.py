@@ -40,7 +40,7 @@ def pillow(module: str = "Image") -> Any:
         return importlib.import_module(f"PIL.{module}")
     except ImportError:
         remedy = 'pip install pillow, or install the extra "vision" of this checkout: pip install -e ".[vision]"'
-        raise ImportError(message("netcl.vision", "Pillow is needed for images that are not tensors", remedy)) from None
+        raise ImportError(message("netcl.vision", "images that are not tensors require Pillow", remedy)) from None
 
 
 def is_pil(image: Any) -> bool:
@@ -71,7 +71,7 @@ def _changed(op: str, image: Any, function: Callable[[np.ndarray], Any]) -> Any:
 
 
 def _rounded_pixels(values: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Values in the dtype of an image."""
+    """Values in the dtype of ``like``; for integers rounded and clipped to 0 and the dtype's largest value."""
     return values.astype(like.dtype) if like.dtype.kind == "f" else np.clip(np.rint(values), 0, _most(like.dtype)).astype(like.dtype)
 
 
@@ -134,7 +134,8 @@ def convert_image_dtype(image: Any, dtype: Any = "float32") -> Tensor:
         return image
     floats = [name.startswith(("float", "bfloat")) for name in (source, target)]
     if floats == [True, False] and target in ("int32", "int64"):
-        raise ValueError(message("convert_image_dtype", "the cast must not lose digits", "convert to uint8", dtype=source, to=target))
+        what = "floats cannot be converted to int32 or int64"
+        raise ValueError(message("convert_image_dtype", what, "convert to uint8", dtype=source, to=target))
     if floats == [True, False]:
         return _changed("convert_image_dtype", image, lambda x: (x * np.float32(_most(target) + 1 - 1e-3)).astype(target))
     if floats[1]:
@@ -161,12 +162,12 @@ def normalize(tensor: Any, mean: Sequence[float], std: Sequence[float], inplace:
 
 
 def get_dimensions(img: Any) -> list[int]:
-    """``[channels, height, width]``."""
+    """The size of an image as ``[channels, height, width]``."""
     return [len(img.getbands()), img.height, img.width] if is_pil(img) else [img.shape[-3] if img.ndim > 2 else 1, *img.shape[-2:]]
 
 
 def get_image_size(img: Any) -> list[int]:
-    """``[width, height]``."""
+    """The size of an image as ``[width, height]``."""
     return get_dimensions(img)[:0:-1]
 
 
@@ -188,7 +189,7 @@ def as_pair(size: Any) -> list[Any]:
 def resize(
     img: Any, size: Any, interpolation: Any = InterpolationMode.BILINEAR, max_size: int | None = None, antialias: bool | None = True
 ) -> Any:
-    """``size`` is ``[height, width]``, or the length of the shorter side, of which the longer becomes at most ``max_size``."""
+    """Resize to ``[height, width]``, or so that the shorter side is ``size`` and the longer one at most ``max_size``."""
     _, height, width = get_dimensions(img)
     sizes: list[Any] = [size] if isinstance(size, int | np.integer) else list(size)
     if len(sizes) == 1:
@@ -203,7 +204,8 @@ def resize(
     if is_pil(img):
         return img.resize((sizes[1], sizes[0]), _PILLOW[mode])
     if mode not in ("nearest", "nearest-exact", "bilinear", "bicubic"):
-        raise ValueError(message("resize", "mode must be nearest, nearest-exact, bilinear or bicubic", interpolation=mode))
+        what = "interpolation of tensors must be nearest, nearest-exact, bilinear or bicubic"
+        raise ValueError(message("resize", what, interpolation=mode))
 
     def resampled(x: np.ndarray) -> np.ndarray:
         wide = x.reshape(1, -1, height, width).astype(np.float32 if x.dtype.itemsize < 4 else np.result_type(x.dtype, np.float32))
@@ -215,10 +217,10 @@ def resize(
 
 
 def _borders(padding: Any) -> list[Any]:
-    """Left, top, right, bottom."""
+    """The padding of the left, top, right and bottom side."""
     sizes = [padding] if isinstance(padding, int | np.integer) else list(padding)
     if len(sizes) not in (1, 2, 4):
-        raise ValueError(message("pad", "padding must be one number, (left and right, top and bottom), or four", padding=padding))
+        raise ValueError(message("pad", "padding must be 1, 2 (left and right, top and bottom) or 4 numbers", padding=padding))
     return sizes * (4 // len(sizes))
 
 
@@ -383,18 +385,18 @@ def _enhanced(op: str, img: Any, factor: float, kind: str, other: Callable[[np.n
 
 
 def adjust_brightness(img: Any, brightness_factor: float) -> Any:
-    """0 is black, 1 the image itself, 2 twice as bright."""
+    """Change the brightness by a factor: 0 gives black, 1 the image itself, 2 twice the brightness."""
     return _enhanced("adjust_brightness", img, brightness_factor, "Brightness", lambda x: np.float32(0))
 
 
 def adjust_contrast(img: Any, contrast_factor: float) -> Any:
-    """0 is gray, 1 the image itself."""
+    """Change the contrast by a factor: 0 gives uniform gray, 1 the image itself."""
     mean = lambda x: _gray(x).astype(np.float32).mean((-3, -2, -1), keepdims=True)  # noqa: E731
     return _enhanced("adjust_contrast", img, contrast_factor, "Contrast", mean)
 
 
 def adjust_saturation(img: Any, saturation_factor: float) -> Any:
-    """0 is black and white, 1 the image itself."""
+    """Change the saturation by a factor: 0 gives a grayscale image, 1 the image itself."""
     return _enhanced("adjust_saturation", img, saturation_factor, "Color", _gray)
 
 
@@ -433,7 +435,8 @@ def gaussian_blur(img: Any, kernel_size: Any, sigma: Any = None) -> Any:
     sizes = as_pair(kernel_size)
     sigmas = [0.15 * n + 0.35 for n in sizes] if sigma is None else [sigma] * 2 if isinstance(sigma, int | float) else as_pair(sigma)
     if any(n % 2 == 0 or n < 1 for n in sizes) or min(sigmas) <= 0:
-        raise ValueError(message("gaussian_blur", "sizes must be odd and sigma above 0", kernel_size=sizes, sigma=sigmas))
+        what = "kernel_size must be odd and at least 1, and sigma above 0"
+        raise ValueError(message("gaussian_blur", what, kernel_size=sizes, sigma=sigmas))
     across, down = (np.exp(-0.5 * ((np.arange(n) - n // 2) / s) ** 2) for n, s in zip(sizes, sigmas, strict=True))
     kernel = np.outer(down / down.sum(), across / across.sum())
     return _changed("gaussian_blur", img, lambda x: _rounded_pixels(filters.convolve(x.astype(np.float32), kernel), x))

@@ -14,17 +14,17 @@ from netcl.nn.layer_class import layer_class
 
 
 def _coordinates(op: str, boxes: Tensor) -> tuple[Tensor, ...]:
-    """The four coordinates, each of shape ``(..., 1)``."""
+    """The four coordinates of boxes, each of shape ``(..., 1)``; raises unless the last dimension is 4."""
     if boxes.shape[-1:] != (4,):
         raise ShapeError(message(op, "boxes must have shape (..., 4)", **{"boxes.shape": boxes.shape}))
     return ag.split(boxes, 1, axis=-1)
 
 
 def box_convert(boxes: Tensor, in_fmt: str, out_fmt: str) -> Tensor:
-    """Boxes from one of the forms ``xyxy`` (corners), ``xywh`` (corner and size), ``cxcywh`` (center and size) in another."""
+    """Convert boxes between the formats ``xyxy`` (corners), ``xywh`` (corner and size) and ``cxcywh`` (center and size)."""
     forms = ("xyxy", "xywh", "cxcywh")
     if in_fmt not in forms or out_fmt not in forms:
-        raise ValueError(message("box_convert", f"forms must be among {', '.join(forms)}", in_fmt=in_fmt, out_fmt=out_fmt))
+        raise ValueError(message("box_convert", f"in_fmt and out_fmt must be one of {', '.join(forms)}", in_fmt=in_fmt, out_fmt=out_fmt))
     x, y, w, h = _coordinates("box_convert", boxes)
     if in_fmt == "xyxy":
         w, h = w - x, h - y
@@ -49,7 +49,7 @@ def box_iou(boxes1: Tensor, boxes2: Tensor) -> Tensor:
 
 
 def clip_boxes_to_image(boxes: Tensor, size: Sequence[int]) -> Tensor:
-    """Boxes with the parts outside an image of ``(height, width)`` cut off."""
+    """The boxes, clipped to an image of ``size`` ``(height, width)``."""
     sides = (size[1], size[0]) * 2
     return ag.cat([ag.clamp(x, 0.0, float(side)) for x, side in zip(_coordinates("clip_boxes", boxes), sides, strict=True)], axis=-1)
 

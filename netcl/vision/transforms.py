@@ -27,7 +27,7 @@ _random_state: dict[str, Any] = {"seeded": None, "rng": None}
 
 
 def rng() -> Any:
-    """What transforms draw from."""
+    """The generator that transforms draw from: the loader's for its batch, else one that follows ``netcl.manual_seed``."""
     own = batch_rng()
     if own is not None:
         return own
@@ -37,11 +37,11 @@ def rng() -> Any:
 
 
 class Transform:
-    """A function of an image. Write ``forward``."""
+    """Base class of transforms: a function of an image, defined by ``forward``."""
 
     def forward(self, image: Any) -> Any:
         """The image, changed."""
-        raise NotImplementedError(message(type(self).__name__, "a transform needs a method forward"))
+        raise NotImplementedError(message(type(self).__name__, "a transform must define forward"))
 
     def __call__(self, image: Any, *others: Any) -> Any:
         made = self.forward(image)
@@ -52,7 +52,7 @@ class Transform:
 
 
 def _class_of(name: str, function: Callable[..., Any], probability: float | None = None, **renamed: str) -> Any:
-    """The transform that calls ``function`` with the arguments of its constructor; with a ``probability``, only as often as ``p``."""
+    """The transform that calls ``function`` with the arguments of its constructor; a ``probability`` adds an argument ``p``."""
     known = list(inspect.signature(function).parameters.values())[1:]
     taken = [p.replace(name=renamed.get(p.name, p.name), kind=p.POSITIONAL_OR_KEYWORD) for p in known]
     if probability is not None:
@@ -174,7 +174,7 @@ class RandomCrop(Transform):
 
     @staticmethod
     def get_params(img: Any, output_size: Sequence[int]) -> tuple[int, int, int, int]:
-        """Top, left, height and width of a window."""
+        """The top, left, height and width of a random window; raises if the image is smaller."""
         (_, rows, columns), (height, width) = F.get_dimensions(img), output_size
         if rows < height or columns < width:
             what, remedy = "the window must fit into the padded image", "pass padding=, or pad_if_needed=True"
@@ -224,7 +224,8 @@ def _range(op: str, name: str, value: Any, center: float = 1.0, low: float = 0.0
     single = isinstance(value, int | float)
     ends = (max(center - value, low), center + value) if single else tuple(value)
     if (single and value < 0) or len(ends) != 2 or not low <= ends[0] <= ends[1] <= high:
-        raise ValueError(message(op, f"{name} must be a range or a non-negative number", **{name: value}))
+        what = f"{name} must be a number of at least 0, or a range (low, high) from {low:g} to {high:g}"
+        raise ValueError(message(op, what, **{name: value}))
     return None if ends == (center, center) else ends
 
 
@@ -310,7 +311,7 @@ class GaussianBlur(Transform):
 
 
 class ImageClassification(Transform):
-    """What torchvision's weights expect: an image resized, its middle cut out (unless ``crop_size`` is ``None``), a normalized tensor."""
+    """Torchvision's preprocessing: resize, crop the center (unless ``crop_size`` is ``None``), convert to a normalized tensor."""
 
     def __init__(
         self, *, crop_size: int | None, resize_size: int | None = 256, mean: Sequence[float] = (0.485, 0.456, 0.406),

@@ -128,7 +128,7 @@ def test_arrays_bring_their_own_test_part_or_not(tmp_path, capsys):
     assert "probability" in run(capsys, "predict", tmp_path / "run/model.netcl", tmp_path / "new.npy", "--device", "cpu")[1]
     np.save(tmp_path / "new.npy", x[:2, :4])
     status, _, err = run(capsys, "predict", tmp_path / "run/model.netcl", tmp_path / "new.npy", "--device", "cpu")
-    assert status == 1 and "inputs must have the shape of the model's; shape=(1, 4, 8), expected=(1, 8, 8)" in err
+    assert status == 1 and "an input must have the shape that the model was trained on; shape=(1, 4, 8), expected=(1, 8, 8)" in err
 
 
 def test_numbers_to_predict_in_arrays_are_a_regression(tmp_path):
@@ -186,13 +186,13 @@ def test_early_stopping_and_the_found_rate(flowers, tmp_path, capsys):
 @pytest.mark.parametrize(
     "content, options, told",
     [
-        ("a,b\n1,2\n", ["--target", "c"], "the table has no such column; column=c"),
-        ("a,b\n1,2\n", [], "--target COLUMN, one of a, b"),
+        ("a,b\n1,2\n", ["--target", "c"], "target and drop must be columns of the table; column=c"),
+        ("a,b\n1,2\n", [], "columns are a, b; --target"),
         ("a,b\n1,2\n3\n", ["--target", "b"], "every line must have as many cells as the header; line=3, cells=1, header=2"),
         ("a,b\n1,x\n3,\n", ["--target", "b"], "every target must be given; row=2, column=b"),
-        ("a,b\n1,x\n3,y\n", ["--target", "b"], "too few samples"),
-        ("a,b\n1,x\n3,y\n", ["--target", "b", "--task", "regression"], "a regression needs numbers"),
-        ("", ["--target", "b"], "a table must have a first line"),
+        ("a,b\n1,x\n3,y\n", ["--target", "b"], "every part must have at least one sample"),
+        ("a,b\n1,x\n3,y\n", ["--target", "b", "--task", "regression"], "a regression requires numbers"),
+        ("", ["--target", "b"], "a table must have a header"),
         ("a,b\n" + "".join(f"name{i},{i % 2}\n" for i in range(200)), ["--target", "b"], "at most 100 texts; column=a"),
     ],
 )
@@ -255,6 +255,10 @@ def test_files_that_are_not_what_they_say_are_refused(tmp_path):
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(tables.limit_for(0, None) + 1, np.uint8), y=np.zeros(1))
     with pytest.raises(FormatError, match=r"\[npz\] the arrays must not be larger than max_bytes"):
         tables.read_numpy_arrays(tmp_path / "bomb.npz", "npz")
+    arrays = {"x_train": np.zeros((4, 2)), "y_train": np.arange(4) % 2, "x_test": np.full((2, 2), "a"), "y_test": np.arange(2)}
+    np.savez(tmp_path / "texts.npz", **arrays)
+    with pytest.raises(FormatError, match=r"\[npz\] inputs must be numbers .* dtype=<U1"):
+        READERS["npz"](tmp_path / "texts.npz", SplitPlan(val=0.0))
     np.save(tmp_path / "short.npy", np.zeros(100))
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:-8])
     with pytest.raises(FormatError, match="an entry must have as many bytes as its shape says"):

@@ -127,7 +127,7 @@ def test_what_is_given_to_a_resumed_run_counts(digits):
 def test_a_run_that_cannot_go_on_so_stays_as_it_was(digits, tmp_path, capsys, options):
     shutil.copytree(digits, tmp_path, dirs_exist_ok=True)
     status, _, err = run(capsys, "train", tmp_path, *options, "--epochs", 3, "--run", tmp_path, "--resume", "--device", "cpu")
-    assert status == 1 and err.startswith("[fit] the checkpoint must fit this run: [") and len(err.splitlines()) == 1
+    assert status == 1 and err.startswith("[fit] the checkpoint must fit this trainer: [") and len(err.splitlines()) == 1
     assert (tmp_path / "config.json").read_text() == (digits / "config.json").read_text()
 
 
@@ -265,14 +265,14 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
     [
         (["train", "--model", "cnnn"], "[recipe] unknown model; model='cnnn'; did you mean cnn? known are cnn, mlp"),
         (["train", "--data", "digit"], "[recipe] unknown data; data='digit'; known are digits"),
-        (["train", "--model", "gpt"], "[recipe] text requires the model gpt, other data another"),
-        (["train", "--data", "text", "--model", "gpt"], "[recipe] a text needs a file"),
+        (["train", "--model", "gpt"], "[recipe] the model must be gpt for text, and another one for other data"),
+        (["train", "--data", "text", "--model", "gpt"], "[recipe] data 'text' requires a file"),
         (["train", "--model", "mlp", "--model-options", "depth=3"], "[recipe] the model cannot be made: "),
         (["train", "--model", "mlp", "--model-options", "hidden"], "[recipe] an option of the data or the model must be NAME=VALUE"),
         (["train", "--epochs", "0"], "[recipe] epochs must be at least 1; epochs=0"),
         (["train", "--ema", "1"], "[recipe] ema must be at least 0 and below 1; ema=1.0"),
         (["train", "--lr", "nan"], "[recipe] lr must be at least 0 and finite; lr=nan"),
-        (["train", "--mixed-precision", "float8"], "[recipe] mixed_precision must be float16 or bfloat16; mixed_precision='float8'"),
+        (["train", "--mixed-precision", "float8"], "[recipe] mixed_precision must be float16, bfloat16 or empty; mixed_precision='float8'"),
         (["train", "--model-options", "depth=3"], "[recipe] the model cannot be made: cnn() got an unexpected keyword argument 'depth'"),
         (["train", "--model", "resnet18", "--model-options", "width=0"], "[conv2d] channels, filters and kernel must not be empty"),
         (["train", "--distributed", "3"], "[recipe] batch_size must be a multiple of the number of ranks; batch_size=64, ranks=3"),
@@ -329,7 +329,7 @@ def test_the_help_says_what_every_setting_is(capsys, monkeypatch):
     text = " ".join(capsys.readouterr().out.split())
     for item in dataclasses.fields(Recipe):
         assert f"--{item.name.replace('_', '-')}" in text and item.metadata["doc"] in text
-    assert "drawn from; default: 0" in text
+    assert "order and augmentation; default: 0" in text
     zoo = set(netcl.vision.models.list_models())  # which the text names as a whole
     for known, name in ((MODELS.keys() - zoo, "model"), (OPTIMIZERS, "optimizer"), (datasets.DATASET_NAMES, "data")):
         doc = next(item.metadata["doc"] for item in dataclasses.fields(Recipe) if item.name == name)

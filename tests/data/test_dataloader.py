@@ -115,10 +115,10 @@ def test_a_position_is_taken_up_in_the_middle_of_an_epoch(tmp_path):
     [
         ({"batch_size": 8}, "must have the same batch_size; state=8, loader=4"),
         ({"samples": 7}, "must have the same samples"),
-        ({"batch": 7}, "must be in the epoch"),
-        ({"epoch": -1}, "must come from state_dict"),
-        ({"seed": "1"}, "must come from state_dict"),
-        ({"more": 1}, "must come from state_dict"),
+        ({"batch": 7}, "must be at most the number of batches"),
+        ({"epoch": -1}, "must have the names of state_dict"),
+        ({"seed": "1"}, "must have the names of state_dict"),
+        ({"more": 1}, "must have the names of state_dict"),
     ],
 )
 def test_a_position_of_another_loader_is_refused(change, reason):

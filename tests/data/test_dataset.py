@@ -15,7 +15,9 @@ class Squares(Dataset):
 
 
 def test_arrays_must_have_one_length():
-    with pytest.raises(ValueError, match=r"\[TensorDataset\] all arrays must have the same length; lengths=\[3, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"\[TensorDataset\] all arrays must have at least 1 dimension and the same length; lengths=\[3, 2\]"
+    ):
         TensorDataset(np.zeros(3), np.zeros(2))
 
 

@@ -33,7 +33,7 @@ def test_no_batches():
         stream = torch_data.IterDataPipe(np.arange(i) for i in range(1, 4))
         assert [x.tolist() for x in torch_data.DataLoader(stream, batch_size=None)] == [[0], [0, 1], [0, 1, 2]]
     assert list(DataLoader(data.TensorDataset(np.arange(3)), None, collate_fn=twice)) == [0, 2, 4]
-    with pytest.raises(ValueError, match="batch_size=None cannot make batches; leave drop_last and batch_sampler out"):
+    with pytest.raises(ValueError, match="batch_size=None cannot be combined with drop_last or batch_sampler"):
         DataLoader(data.TensorDataset(np.arange(3)), None, drop_last=True)
 
 
@@ -95,9 +95,12 @@ def test_pipes_of_ones_own():
 
     try:
         assert list(torch_data.IterDataPipe([1, 2]).plus_for_test(5).map(twice)) == [12, 14]
-        with torch_data.guaranteed_datapipes_determinism(), pytest.raises(TypeError, match=r"\[Plus\] the pipe is not deterministic"):
+        with (
+            torch_data.guaranteed_datapipes_determinism(),
+            pytest.raises(TypeError, match=r"\[Plus\] a deterministic pipe is required here"),
+        ):
             torch_data.IterDataPipe([1]).plus_for_test(5)
-        with pytest.raises(ValueError, match="the name must be new; name=plus_for_test"):
+        with pytest.raises(ValueError, match="the name must not be registered already; name=plus_for_test"):
             torch_data.functional_datapipe("plus_for_test")(Plus)
     finally:
         del torch_data.IterDataPipe.functions["plus_for_test"]

@@ -69,7 +69,7 @@ def test_other_dtypes(queues, dtype):
 def test_means_of_halves_do_not_overflow_and_ints_have_none(queues, call):
     large = [Tensor.from_host(q, np.full(4, 6e4), "float16") for q in queues]
     assert all((t.to_host() == np.float16(6e4)).all() for t in call(large, "mean"))
-    with pytest.raises(TypeError, match="a mean needs floats; dtype=int64"):
+    with pytest.raises(TypeError, match="op='mean' requires a floating-point dtype; dtype=int64"):
         call(tensors(queues, dtype="int64"), "mean")
 
 
@@ -108,7 +108,7 @@ def test_refusals(queues):
         distributed.all_reduce([a, Tensor.from_host(b.queue, np.zeros(3, np.float32))])
     with pytest.raises(TypeError, match=r"\[broadcast\] tensor 1 must have the dtype"):
         distributed.broadcast([a, Tensor.from_host(b.queue, np.zeros((5, 3), np.int64))])
-    with pytest.raises(ValueError, match=r"\[gather\] there is no such tensor; root=3, tensors=3"):
+    with pytest.raises(ValueError, match=r"\[gather\] root must be an index from 0 to 2; root=3"):
         distributed.gather([a, b, c], root=3)
     for call, axis, other in ((distributed.gather, 0, (5, 4)), (distributed.all_gather, 1, (4, 3)), (distributed.gather, 2, (5, 3))):
         with pytest.raises(ValueError, match=r"\[\w+\] .*axis"):

@@ -133,7 +133,9 @@ def test_a_step_over_lists_of_parameters():
 
 
 def test_shards_have_one_length():
-    with pytest.raises(ValueError, match=r"\[shard_batch\] the parts of a batch must have one length; lengths=\[3, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"\[shard_batch\] batch must hold at least one array, and all of the same length; lengths=\[3, 2\]"
+    ):
         shard_batch((np.zeros(3), np.zeros(2)), ["cpu"])
     with pytest.raises(RuntimeError, match=r"\[distributed\] no such device; selector='nothing like it'"):
         shard_batch(np.zeros(3), ["nothing like it"])
@@ -184,7 +186,7 @@ def test_replicas_work_in_half_where_the_caller_does():
         parallel = DataParallel(nn.Linear(2, 2), ["cpu", "cpu"], weights=[1, 1])
     with amp.autocast(dtype="bfloat16"):
         assert parallel(np.ones((4, 2), np.float32)).dtype == "bfloat16"
-    with pytest.raises(ShapeError, match=r"\[DataParallel\] the batch has no rows"):
+    with pytest.raises(ShapeError, match=r"\[DataParallel\] the batch must have at least one row"):
         parallel(np.ones((0, 2), np.float32))
 
 

@@ -167,7 +167,7 @@ def test_names_that_are_paths_are_not_written(tmp_path, name):
 def test_objects_are_not_written(tmp_path):
     with pytest.raises(FileError, match=r"\[save_params\] arrays of dtype object are not saved; name=x; convert it to numbers"):
         save_params({"x": np.array([{}])}, tmp_path / "a.npz")
-    with pytest.raises(FileError, match=r"\[save\] a builtins.function cannot be saved; at=a.0; state is made of"):
+    with pytest.raises(FileError, match=r"\[save\] a builtins.function cannot be saved; at=a.0; convert it to"):
         save({"a": [lambda: 0]}, tmp_path / "a.netcl")
     with pytest.raises(FileError, match=r"\[save\] the suffix must name a known format; file=.*; known: .netcl"):
         save({}, tmp_path / "a.zip")

@@ -139,13 +139,13 @@ def test_parts_can_be_left_out_when_loading_but_not_made_up(tmp_path):
 def test_wrong_arguments_are_told(tmp_path):
     with pytest.raises(TypeError, match=r"\[save_checkpoint\] the scheduler has no state_dict\(\); given=int"):
         save_checkpoint(tmp_path / "a.netcl", scheduler=3)
-    with pytest.raises(TypeError, match=r"\[save_checkpoint\] rng must be NumPy generators"):
+    with pytest.raises(TypeError, match=r"\[save_checkpoint\] rng must be a NumPy generator or a dictionary of them"):
         save_checkpoint(tmp_path / "a.netcl", rng=np.random.RandomState(3))
-    with pytest.raises(ValueError, match=r"\[save_checkpoint\] step must be a number of at least 0; step=-1"):
+    with pytest.raises(ValueError, match=r"\[save_checkpoint\] step must be a whole number of at least 0; step=-1"):
         save_checkpoint(tmp_path / "a.netcl", step=-1)
-    with pytest.raises(ValueError, match=r"\[save_checkpoint\] at least one checkpoint must be kept; keep_last=0"):
+    with pytest.raises(ValueError, match=r"\[save_checkpoint\] keep_last must be a whole number of at least 1; keep_last=0"):
         save_checkpoint(tmp_path, keep_last=0)
-    with pytest.raises(ValueError, match=r"\[save_checkpoint\] at least one checkpoint must be kept; keep_last=1.5"):
+    with pytest.raises(ValueError, match=r"\[save_checkpoint\] keep_last must be a whole number of at least 1; keep_last=1.5"):
         save_checkpoint(tmp_path, keep_last=1.5)
     with pytest.raises(FileError, match=r"\[save_checkpoint\] a builtins.set cannot be saved; at=extra.seen"):
         save_checkpoint(tmp_path / "a.netcl", extra={"seen": {1}})

@@ -120,7 +120,7 @@ def test_weights_and_inputs_of_one_name_are_kept_apart(tmp_path):
     model = import_onnx(tmp_path / "m.onnx")
     assert model(x).tolist() == [71, 71, 71] and {"input", "output", "constant_0"} <= set(model.state_dict())
     for names in ({"input_names": ["output"]}, {"input_names": ["x"], "output_names": ["x"]}):
-        with pytest.raises(FileError, match=r"\[export_onnx\] the name of an (input|output) must not be that of a weight or another input"):
+        with pytest.raises(FileError, match=r"\[export_onnx\] the name of an (input|output) must not be that of a weight"):
             export_onnx(Scale(), tmp_path / "m.onnx", x, **names)
 
 
@@ -173,7 +173,7 @@ def test_several_inputs_and_outputs_are_named(tmp_path):
     ]
     product, more = import_onnx(tmp_path / "f.onnx")(a, b)
     assert np.array_equal(product.to_host(), a @ b) and np.array_equal(more.to_host(), a + 1.5)
-    with pytest.raises(FileError, match=r"\[export_onnx\] there must be one name per input; names=\['x'\], count=2"):
+    with pytest.raises(FileError, match=r"\[export_onnx\] there must be one name per input, each different; names=\['x'\], count=2"):
         export_onnx(function, tmp_path / "f.onnx", a, b, input_names=["x"])
     with pytest.raises(FileError, match=r"\[export_onnx\] a sample of every input must be given"):
         export_onnx(function, tmp_path / "f.onnx")
@@ -400,7 +400,8 @@ def test_unknown_operators_are_named_at_once(tmp_path):
     onnx.save(model_of(nodes, {"x": [2, 2]}, {"y": [2, 2]}, opset=20), tmp_path / "m.onnx")
     unknown = r"ImageDecoder \(1\), StringConcat \(2\), com\.microsoft::FusedGelu \(1\)"
     with pytest.raises(
-        FileError, match=rf"\[import_onnx\] the model has operators that are not known: {unknown}; file=.*; known are \d+ of"
+        FileError,
+        match=rf"\[import_onnx\] the model has operators that are not known: {unknown}; file=.*; replace them before the export",
     ):
         import_onnx(tmp_path / "m.onnx")
 

@@ -42,10 +42,10 @@ def test_greedy_text_with_a_draft_is_the_models_own(model, draft):
     for wrong in ({"draft_tokens": 0}, {"max_new_tokens": 10**6}):
         if "max_new_tokens" in wrong:
             draft.context, before = 20, draft.context
-        with pytest.raises(ValueError, match=r"\[generate\] a draft must have the vocabulary of the model and room for the text"):
+        with pytest.raises(ValueError, match=r"\[generate\] a draft must have the model's vocabulary size, a context of at least"):
             model.generate(PROMPT, **{"max_new_tokens": 40, "draft": draft, **wrong})
     draft.context = before
-    with pytest.raises(ValueError, match=r"\[generate\] draft and prompt_cache take one prompt"):
+    with pytest.raises(ValueError, match=r"\[generate\] draft and prompt_cache require one prompt"):
         model.generate([PROMPT, PROMPT], draft=draft)
 
 
@@ -139,7 +139,7 @@ def test_layers_on_several_devices(folder_of, model, device, tmp_path):
     assert [split.generate(PROMPT, 12, prompt_cache=path) for _ in range(2)] == [plain] * 2
     with pytest.raises(ValueError, match=r"\[load\] device_map must name a device for each of the 2 layers"):
         models.load(folder_of("llama"), "cpu", device_map=["cpu"])
-    with pytest.raises(ValueError, match=r"\[load\] device_map and cache_dtype are for decoders"):
+    with pytest.raises(ValueError, match=r"\[load\] device_map and cache_dtype require a decoder"):
         models.load(folder_of("bert"), "cpu", cache_dtype="int8")
 
 

@@ -66,10 +66,10 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path):
     [
         ({"model_type": "nonsense"}, r"\[models\] unknown model_type"),
         ({"hidden_size": 10**12}, r"\[config\] hidden_size must be a whole number"),
-        ({"num_attention_heads": 5}, r"\[config\] the heads must divide the width"),
+        ({"num_attention_heads": 5}, r"\[config\] heads must divide hidden_size"),
         ({"num_hidden_layers": 3}, r"the tensors of the file must fit its configuration.*missing=\[model\.layers\.2"),
         ({"num_hidden_layers": 1}, r"unexpected=\[model\.layers\.1"),
-        ({"intermediate_size": 40}, r"a tensor has another shape than its configuration says"),
+        ({"intermediate_size": 40}, r"a tensor must have the shape that the configuration gives it"),
         ({"hidden_act": "nonsense"}, r"\[config\] the activation must be one of silu"),
         ({"rope_parameters": {"rope_type": "nonsense"}}, r"\[config\] rope_type must be one of default"),
         ({"rope_parameters": {"rope_type": "longrope"}}, r"\[config\] the settings of rope_type 'longrope' must fit together"),

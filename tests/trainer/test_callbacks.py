@@ -113,7 +113,7 @@ def test_a_checkpoint_of_another_run_is_not_resumed(tmp_path):
     (tmp_path / "a" / "step-000002.netcl").rename(tmp_path / "b" / "step-000002.netcl")
     trainer = make(ModelCheckpoint(tmp_path / "b"))
     weight = trainer.model.weight.to_host().copy()
-    with pytest.raises(FileError, match=r"the checkpoint belongs to another run than the folder.*resume it with a ModelCheckpoint"):
+    with pytest.raises(FileError, match=r"the checkpoint must belong to the run of the folder.*resume it with a ModelCheckpoint"):
         trainer.fit(DATA, epochs=3, resume="auto")
     np.testing.assert_array_equal(trainer.model.weight.to_host(), weight)
     elsewhere = make(ModelCheckpoint(tmp_path / "c"))
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_run_is_not_resumed(tmp_path):
 
 def test_a_number_that_is_not_there_is_named():
     with pytest.raises(
-        ValueError, match=r"\[EarlyStopping\] the logs must have the monitored number 'val_f1'; pass val= to fit; there are "
+        ValueError, match=r"\[EarlyStopping\] the logs must have the monitored number 'val_f1'; pass val= to fit; available: "
     ):
         make(EarlyStopping("val_f1")).fit(DATA)
 
@@ -132,7 +132,7 @@ def test_a_number_that_is_not_there_is_named():
 def test_a_loss_that_is_not_finite_ends_the_run(action):
     trainer = make(NaNGuard(action), loss_fn=lambda outputs, targets: (outputs * float("nan")).sum())
     if action == "raise":
-        with pytest.raises(FloatingPointError, match=r"\[NaNGuard\] the loss is not finite; loss=nan"):
+        with pytest.raises(FloatingPointError, match=r"\[NaNGuard\] the loss must be finite; loss=nan"):
             trainer.fit(DATA * 5, epochs=3, log_every=1)
     else:
         trainer.fit(DATA * 5, epochs=3, log_every=1)

@@ -353,8 +353,8 @@ def test_one_hot_targets_count_as_samples():
         pytest.param({"train": batches(1), "epochs": 0}, r"\[fit\] epochs must be a positive integer; epochs=0", id="no-epochs"),
         pytest.param({"train": batches(1), "epochs": 1.5}, r"\[fit\] epochs must be a positive integer; epochs=1.5", id="half-epochs"),
         pytest.param({"train": batches(1), "val": iter(batches(1)), "epochs": 2}, r"\[evaluate\] the data has no batches", id="val-once"),
-        pytest.param({"train": [batches(1)[0][0]]}, r"\[Trainer\] a batch must be \(x, y\); type=ndarray", id="no-targets"),
-        pytest.param({"train": batches(1), "val": [(1, 2, 3)]}, r"a batch must be \(x, y\); type=tuple, parts=3", id="too-many-parts"),
+        pytest.param({"train": [batches(1)[0][0]]}, r"\[Trainer\] a batch must be a pair \(x, y\); type=ndarray", id="no-targets"),
+        pytest.param({"train": batches(1), "val": [(1, 2, 3)]}, r"must be a pair \(x, y\); type=tuple, parts=3", id="too-many-parts"),
         pytest.param({"train": batches(1), "resume": "auto"}, r'\[fit\] resume="auto" requires a Model', id="nowhere"),
     ],
 )
@@ -368,13 +368,13 @@ def test_what_cannot_be_run_is_refused(arguments, words):
 
 
 def test_a_trainer_that_could_not_train_is_refused():
-    with pytest.raises(ValueError, match=r"\[Trainer\] the optimizer must have parameters of the model; parameters=2"):
+    with pytest.raises(ValueError, match=r"\[Trainer\] the optimizer must have at least one parameter of the model; parameters=2"):
         Trainer(nn.Linear(4, 2), optim.SGD(nn.Linear(4, 2).parameters(), lr=0.1))
     with pytest.raises(TypeError, match=r"\[callbacks\] a callback must be an instance of Callback; given=<class"):
         make(CPU, [ModelCheckpoint])
     with pytest.raises(TypeError, match=r"\[autocast\] dtype must be float16 or bfloat16; dtype=float64"):
         make(CPU, mixed_precision="float64")
-    with pytest.raises(TypeError, match=r"\[fit\] loss_fn must return a tensor with one number; given=float"):
+    with pytest.raises(TypeError, match=r"\[fit\] loss_fn must return a Tensor; given=float"):
         make(CPU, loss_fn=lambda outputs, targets: 1.0).fit(batches(1))
 
 
@@ -404,7 +404,7 @@ def test_the_parts_and_the_order_of_arrays_follow_the_seed():
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({}, r"\[fit\] an array of inputs needs its targets; fit\(x, y\)"),
+        ({}, r"\[fit\] an array of inputs requires its targets; fit\(x, y\)"),
         ({"val": np.zeros(3, np.int64)}, r"same number of samples; x=\(40, 4\), y=\(3,\)"),
         ({"val": np.zeros(40, np.int64), "validation_split": 1.5}, r"validation_split must be at least 0 and below 1"),
     ],

@@ -133,7 +133,9 @@ def test_models_are_saved_and_loaded(tmp_path):
 
 @pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V1", "missing.pth", 1])
 def test_weights_are_not_downloaded(weights):
-    with pytest.raises(ValueError, match=r"\[resnet18\] weights must be a file that exists; netcl downloads none; .*pass weights="):
+    with pytest.raises(
+        ValueError, match=r"\[resnet18\] weights must be an existing file, or None; netcl downloads nothing; .*pass weights="
+    ):
         models.resnet18(weights=weights)
 
 
@@ -236,7 +238,7 @@ def test_functions_of_boxes(device):
         assert ops.box_area(boxes).tolist() == [24.0, 8.0]
         np.testing.assert_allclose(ops.box_iou(boxes, boxes).to_host(), [[1, 2 / 30], [2 / 30, 1]], rtol=1e-6)
         assert ops.clip_boxes_to_image(boxes, (5, 3)).tolist() == [[1.0, 2.0, 3.0, 5.0], [0.0, 0.0, 2.0, 4.0]]
-        with pytest.raises(ValueError, match=r"\[box_convert\] forms must be among xyxy, xywh, cxcywh"):
+        with pytest.raises(ValueError, match=r"\[box_convert\] in_fmt and out_fmt must be one of xyxy, xywh, cxcywh"):
             ops.box_convert(boxes, "xyxy", "yxyx")
         with pytest.raises(ShapeError, match=r"\[nms\] boxes must be \(N, 4\) and scores \(N,\)"):
             ops.nms(boxes, netcl.zeros((3,)), 0.5)
@@ -245,9 +247,9 @@ def test_functions_of_boxes(device):
 def test_a_detector_in_training_needs_targets():
     with netcl.device("cpu"), init.skipped():
         model = models.ssd300_vgg16(num_classes=2)
-    with pytest.raises(ValueError, match=r"\[SSD\] training needs targets; call model\(images, targets\)"):
+    with pytest.raises(ValueError, match=r"\[SSD\] targets are required in training; call model\(images, targets\)"):
         model([netcl.ones((3, 8, 8))])
-    with pytest.raises(ShapeError, match=r"\[SSD\] images must be tensors \(channels, height, width\)"):
+    with pytest.raises(ShapeError, match=r"\[SSD\] there must be at least one image, each of shape \(channels, height, width\)"):
         model([netcl.ones((8, 8))])
 
 

@@ -126,7 +126,7 @@ def test_rotations_and_jitter_stay_in_their_ranges():
     np.testing.assert_allclose(brighter, np.clip(image.to_host() * 1.5, 0, 1), rtol=1e-6)
     assert T.GaussianBlur(3, 1.0)(image).shape == (3, 8, 8)
     for wrong in ({"brightness": -1}, {"hue": 0.7}, {"contrast": (2, 1)}):
-        with pytest.raises(ValueError, match=r"\[ColorJitter\] \w+ must be a range or a non-negative number"):
+        with pytest.raises(ValueError, match=r"\[ColorJitter\] \w+ must be a number of at least 0, or a range"):
             T.ColorJitter(**wrong)
 
 
@@ -150,12 +150,12 @@ def test_kinds_of_images():
     [
         (lambda: T.Normalize((0.5,), (0.5,))(picture()), TypeError, r"the image must be a tensor of floats; given=Image; put ToTensor"),
         (lambda: T.ToTensor()(tensor(1, 2, 2)), TypeError, r"\[to_tensor\] pic must be a PIL image or an array"),
-        (lambda: T.Pad((1, 2, 3))(tensor(1, 2, 2)), ValueError, r"\[pad\] padding must be one number"),
+        (lambda: T.Pad((1, 2, 3))(tensor(1, 2, 2)), ValueError, r"\[pad\] padding must be 1, 2"),
         (lambda: T.Pad(1, padding_mode="wrap")(tensor(1, 2, 2)), ValueError, r"\[pad\] padding_mode must be constant, edge"),
-        (lambda: T.Resize(4, "lanczos")(tensor(1, 2, 2)), ValueError, r"mode must be nearest, nearest-exact, bilinear or bicubic"),
-        (lambda: T.GaussianBlur(4)(tensor(1, 8, 8)), ValueError, r"\[gaussian_blur\] sizes must be odd"),
+        (lambda: T.Resize(4, "lanczos")(tensor(1, 2, 2)), ValueError, r"must be nearest, nearest-exact, bilinear or bicubic"),
+        (lambda: T.GaussianBlur(4)(tensor(1, 8, 8)), ValueError, r"\[gaussian_blur\] kernel_size must be odd"),
         (lambda: F.adjust_hue(tensor(3, 2, 2), 0.6), ValueError, r"\[adjust_hue\] hue_factor must be from -0.5 to 0.5"),
-        (lambda: F.convert_image_dtype(tensor(1, 2, 2), "int64"), ValueError, r"\[convert_image_dtype\] the cast must not lose digits"),
+        (lambda: F.convert_image_dtype(tensor(1, 2, 2), "int64"), ValueError, r"floats cannot be converted to int32"),
         (lambda: F.to_dtype(picture()), TypeError, r"\[convert_image_dtype\] the image must be a tensor; given=Image; put ToImage"),
         (lambda: F.to_pil_image(np.zeros((2, 2, 5))), ValueError, r"an image must have 2 or 3 axes and at most 4 channels"),
         (lambda: T.Resize(4)(np.zeros((3, 8, 8))), TypeError, r"\[resize\] the image must be a PIL image or a tensor"),
@@ -177,6 +177,6 @@ def test_without_pillow_the_error_names_the_extra():
         "except ImportError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.startswith("[netcl.vision] Pillow is needed for images that are not tensors") and 'extra "vision"' in done.stdout, (
+    assert done.stdout.startswith("[netcl.vision] images that are not tensors require Pillow") and 'extra "vision"' in done.stdout, (
         done.stderr
     )

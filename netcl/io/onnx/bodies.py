@@ -144,9 +144,8 @@ class GraphReader:
         place = {item.key: item.value for item in entry.external_data}
         location = place.get("location", "")
         if self.folder is None:
-            raise refusal(
-                IMPORT, "weights outside of the model's file need its path", "pass the path instead of the bytes", weight=entry.name
-            )
+            what = "weights outside of the model's file require its path"
+            raise refusal(IMPORT, what, "pass the path instead of the bytes", weight=entry.name)
         path = self.folder / location
         kind = library().helper.tensor_dtype_to_np_dtype(entry.data_type)
         if bad_name(location) or not path.is_file() or path.resolve().parent != path.parent.resolve() or path.is_symlink():
@@ -155,7 +154,8 @@ class GraphReader:
         start, size = int(place.get("offset", 0)), int(np.prod(entry.dims, dtype=object))
         wanted = -(-size * _PACKED_BITS.get(entry.data_type, 8 * kind.itemsize) // 8)
         if not 0 <= start <= start + wanted <= os.path.getsize(path) or int(place.get("length", wanted)) != wanted:
-            raise refusal(IMPORT, "weights outside of the model's file must fit their shape", weight=entry.name, location=location)
+            what = "weights outside of the model's file must lie within theirs and have the bytes of their shape"
+            raise refusal(IMPORT, what, weight=entry.name, location=location)
         if entry.data_type not in _PACKED_BITS and size:
             return numbers(np.memmap(path, kind.newbyteorder("<"), "r", start, tuple(entry.dims)))
         raw = bytes(np.memmap(path, np.uint8, "r", start, (wanted,))) if wanted else b""
@@ -165,7 +165,7 @@ class GraphReader:
 
 @cache
 def standard_function(kind: str, opset: int) -> Any:
-    """The definition of an operator that the standard defines by others; ``None`` if it does not, or over other values than tensors."""
+    """The standard's definition of an operator by others; ``None`` if there is none or it takes values other than tensors."""
     domain, _, name = kind.rpartition("::")
     if not library().defs.has(name, domain):
         return None

@@ -67,10 +67,11 @@ def _tensor_names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], ta
     """A name for each input or output that differs from those of the weights: ONNX takes such a weight as the input's default."""
     names = list(given) or [kind if i == 0 else f"{kind}_{i}" for i in range(len(tensors))]
     if len(names) != len(tensors) or len(set(names)) != len(names):
-        raise refusal(EXPORT, f"there must be one name per {kind}", names=names, count=len(tensors))
+        raise refusal(EXPORT, f"there must be one name per {kind}, each different", names=names, count=len(tensors))
     clash = [name for name in names if name in taken]
     if clash and given:
-        raise refusal(EXPORT, f"the name of an {kind} must not be that of a weight or another input", names=clash)
+        others = "a weight" if kind == "input" else "a weight or an input"
+        raise refusal(EXPORT, f"the name of an {kind} must not be that of {others}", names=clash)
     return [f"model_{name}" if name in taken else name for name in names]
 
 
@@ -112,7 +113,7 @@ def _proto(onnx: Any, graph: OnnxGraph, run: Trace, outputs: Sequence[str], dyna
 
 
 def _compare_runs(made: Any, run: Trace) -> None:
-    """Compare the results of onnxruntime with those of both runs."""
+    """Raise unless onnxruntime gives the results of both runs; only warn if it lacks an operator."""
     runtime = importlib.import_module("onnxruntime")
     errors, quiet = runtime.capi.onnxruntime_pybind11_state, runtime.SessionOptions()
     quiet.log_severity_level = 3
@@ -133,4 +134,5 @@ def _compare_runs(made: Any, run: Trace) -> None:
             scale = 1e-3 * max(1.0, np.abs(wanted).max(initial=0.0, where=np.isfinite(wanted)))
             if got.shape != wanted.shape or not np.allclose(got.astype(np.float64), wanted, rtol=0, atol=scale, equal_nan=True):
                 error = np.abs(got.astype(np.float64) - wanted).max(initial=0.0) if got.shape == wanted.shape else math.nan
-                raise refusal(EXPORT, "onnxruntime must compute the same values", output=index, largest_difference=error, shape=got.shape)
+                what = "outputs of onnxruntime must have the same shape and differ by at most 1e-3 of the largest value (or of 1)"
+                raise refusal(EXPORT, what, output=index, largest_difference=error, shape=got.shape)

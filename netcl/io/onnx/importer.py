@@ -83,7 +83,7 @@ def _read_model(onnx: Any, model: Any, folder: Path | None, path: str | os.PathL
         raise refusal(IMPORT, "a weight or attribute cannot be read", reason=_first_line(fault), file=path) from fault
     if graphs.unknown:
         names = ", ".join(f"{name} ({count})" for name, count in sorted(graphs.unknown.items()))
-        remedy = f"known are {len(operators())} of the standard ones"
+        remedy = f"replace them before the export; {len(operators())} operators are known"
         raise refusal(IMPORT, f"the model has operators that are not known: {names}", remedy, file=path)
     return body
 
@@ -133,7 +133,7 @@ class OnnxModel(nn.Module):
         return f"nodes={len(self.nodes)}, inputs={self.input_names}, outputs={self.output_names}"
 
     def _kept(self, body: GraphBody, name: str, array: np.ndarray, learned: bool) -> Tensor:
-        """Weights are on the device; constants and numbers that say sizes and places stay on the host."""
+        """A weight or constant as a tensor: constants, integers and scalars on the host, others on the device as parameters or buffers."""
         stored, dtype = tree.bits(array)
         if name in body.constants or array.dtype.kind in "biu" or array.ndim == 0:
             return tree.tensor_of(stored, dtype, self._host)
@@ -185,7 +185,7 @@ class OnnxModel(nn.Module):
         if len(found) == len(self._weights) and all(map(is_, found, self._weights)):
             return self._weights
         if removed := [place[3] for place, x in zip(self._places, found, strict=True) if not isinstance(x, Tensor)]:
-            raise ValueError(message(IMPORT, "weights of the graph were removed", "assign parameters", weights=removed))
+            raise ValueError(message(IMPORT, "weights of the graph must not be removed", "assign a tensor instead", weights=removed))
         self._constants -= {id(body.values[name]) for _, _, body, name in self._places}
         self._moved.clear()  # ids of replaced tensors are used again
         for (_, _, body, name), tensor in zip(self._places, found, strict=True):

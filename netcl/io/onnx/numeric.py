@@ -47,7 +47,7 @@ def _local_response(node: OnnxNode, x: Tensor) -> Tensor:
 
 
 def _reduced_extreme(node: OnnxNode, x: Tensor, axes: Any = None) -> Any:
-    """Over no elements: the value that no other is beyond."""
+    """The extreme of an empty tensor: the lowest value of the dtype for ``ReduceMax``, the highest for ``ReduceMin``."""
     if x.size:
         return NotImplemented
     values, largest = x.to_host(), node.kind == "ReduceMax"
@@ -58,7 +58,7 @@ def _reduced_extreme(node: OnnxNode, x: Tensor, axes: Any = None) -> Any:
 
 
 def _batch_norm(node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Any:
-    """In training mode: by the statistics of the batch, and the running ones after it."""
+    """Batch norm in training mode: normalizes by the batch's statistics and returns the updated running ones too."""
     if not node["training_mode"]:
         return NotImplemented
     axes, shape = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
@@ -80,7 +80,7 @@ def _dropout(node: OnnxNode, x: Tensor, ratio: Any = None, training: Any = None)
 
 
 def _attention_node(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *cache: Any) -> Any:
-    """By the op, without caches, windows, caps and further outputs; those are left to the definition of the operator."""
+    """Attention by netcl's op; caches, windows, caps and further outputs are left to the operator's definition."""
     known = {*node.given} <= {"is_causal", "scale", "q_num_heads", "kv_num_heads", "qk_matmul_output_mode"}
     if not known or any(x is not None for x in cache) or any(node.outputs[1:]):
         return NotImplemented

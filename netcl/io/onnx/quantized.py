@@ -63,7 +63,7 @@ def _quantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = No
 
 
 def _requantize(x: Tensor, zero: Tensor | None, code: int) -> Tensor:
-    """Rounded to even, moved by the zero point, within the limits of an integer type."""
+    """``x`` rounded to even, plus the zero point, clamped to the range of an integer type."""
     limits = np.iinfo(DTYPES[dtype_of(code)].storage)
     low, high = _INT4_RANGES.get(code, (int(limits.min), int(limits.max)))
     moved = ag.round(x) if zero is None else ag.add(ag.round(x), ag.cast(zero, x.dtype))

@@ -224,7 +224,7 @@ def _export_interpolate(graph: OnnxGraph, call: Call) -> Name:
     """By the factor where one was given: the sampling points follow the factor, not the ratio of the sizes."""
     factor, align = call["scale_factor"], bool(call["align_corners"])
     if call["mode"] not in ("nearest", "linear", "bilinear") or call["antialias"] or call["x"].ndim == 5:
-        what = "interpolate can be exported in modes nearest, linear and bilinear, without antialias"
+        what = "interpolate can be exported in modes nearest, linear and bilinear, without antialias, for 3 or 4 dimensions"
         raise refusal("export_onnx", what, mode=repr(call["mode"]), shape=call["x"].shape)
     mode, moved, rounding = _RESIZES[call["mode"] != "nearest", align and call["mode"] != "nearest"]
     options = {"mode": mode, "coordinate_transformation_mode": moved, "nearest_mode": rounding or None}

@@ -80,7 +80,7 @@ class LayerChain(nn.Module):
 
 
 def draw(model: nn.Module, conv: str = "", linear: str = "") -> None:
-    """Draw the weights of convolutions and linear layers: by a function of ``nn.init``, with ``fan_out`` or a standard deviation."""
+    """Initialize weights as ``conv`` and ``linear`` say (``"normal 0.01"``, ``"kaiming_normal fan_out"``), and biases to 0."""
     for module in model.modules():
         kind, _, rest = (conv if isinstance(module, nn.Conv2d) else linear if isinstance(module, nn.Linear) else "").partition(" ")
         if kind and isinstance(module, nn.Conv2d | nn.Linear):
@@ -95,7 +95,7 @@ def architecture(name: str, make: Callable[..., Any], *settings: Any, **defaults
     def build(*, weights: Any = None, progress: bool = True, pretrained: bool = False, in_channels: int = 3, **options: Any) -> Any:
         if pretrained or not (weights is None or (isinstance(weights, str | os.PathLike) and os.path.exists(weights))):
             remedy = "pass weights= the path of a state dict of torchvision (.pth or .safetensors)"
-            raise ValueError(message(name, "weights must be a file that exists; netcl downloads none", remedy, weights=weights))
+            raise ValueError(message(name, "weights must be an existing file, or None; netcl downloads nothing", remedy, weights=weights))
         if weights is None:
             return _with_channels(make(*settings, **{**defaults, **options}), in_channels)
         scaled, aux = name in ("googlenet", "inception_v3"), name.startswith(("fcn_", "deeplabv3_"))  # torchvision's files are for these

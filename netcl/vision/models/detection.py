@@ -85,9 +85,10 @@ class SSD(nn.Module):
     def forward(self, images: Any, targets: Sequence[Mapping[str, Any]] | None = None) -> Any:
         listed = list(images)
         if not listed or any(image.ndim != 3 for image in listed):
-            raise ShapeError(message("SSD", "images must be tensors (channels, height, width)", shapes=[x.shape for x in listed]))
+            what = "there must be at least one image, each of shape (channels, height, width)"
+            raise ShapeError(message("SSD", what, shapes=[x.shape for x in listed]))
         if self.training and targets is None:
-            raise ValueError(message("SSD", "training needs targets", "call model(images, targets), or model.eval() first"))
+            raise ValueError(message("SSD", "targets are required in training", "call model(images, targets), or model.eval() first"))
         mean = Tensor.from_host(listed[0].queue, np.reshape(_IMAGE_MEAN, (3, 1, 1)), listed[0].dtype)
         scaled = (ag.unsqueeze(ag.mul(ag.sub(image, mean), 255.0), 0) for image in listed)
         maps = self.backbone(ag.cat([ag.interpolate(x, size=(_SIDE, _SIDE), mode="bilinear", align_corners=False) for x in scaled]))
