@@ -81,7 +81,7 @@ class Product:
         return None
 
     def by_channel(self, scale: Tensor, shift: Tensor) -> Tensor | None:
-        """Return this product times ``scale`` plus ``shift``, one of each per channel, as another product; ``None`` if it has no such form."""
+        """Return ``scale * product + shift``, both given per channel, as another product; ``None`` if it has no such form."""
         return None
 
 
