@@ -35,9 +35,9 @@ class FoldedCommands:
 
     def __init__(self, call: Callable[[CommandNode, dict[Value, Any]], object], queue: Any):
         self._call, self._pool = call, get_persistent_pool(queue)
-        self._nodes: list[CommandNode] = []
+        self.nodes: list[CommandNode] = []
         self._given: dict[Value, Any] = {}
-        self._results: dict[Value, KeptValue] = {}
+        self.results: dict[Value, KeptValue] = {}
         self._read: list[Writes] = []
         self._times: list[int] = []
 
@@ -53,13 +53,13 @@ class FoldedCommands:
         given = {value: value.buffer for node in once for value in node.reads if value not in writers}
         if not used or sum(value.nbytes for value in used) > _KEPT_BYTES + 2 * sum(value.nbytes for value in given):
             return list(nodes)
-        self._nodes, self._given = list(once), given
-        self._results = {value: _result_of(value, writers, kept) for value in writers}
+        self.nodes, self._given = list(once), given
+        self.results = {value: _result_of(value, writers, kept) for value in writers}
         self._read = list({mark: None for value in given for mark in value.versions})
         for value in writers:
             value.first = value.last = -1
         for value in used:
-            result = self._results[value]
+            result = self.results[value]
             value.lease = result.lease = result.lease or self._pool.allocate(value.nbytes)
         self._compute()
         for value in used:
@@ -73,9 +73,9 @@ class FoldedCommands:
 
     def _compute(self) -> None:
         self._times = [mark.last for mark in self._read]  # before the commands run: a write in between is noticed next time
-        leases = {value: result.lease or self._pool.allocate(value.nbytes) for value, result in self._results.items()}
+        leases = {value: result.lease or self._pool.allocate(value.nbytes) for value, result in self.results.items()}
         buffers = self._given | {value: lease.buffer for value, lease in leases.items()}
-        for node in self._nodes:
+        for node in self.nodes:
             self._call(node, buffers)
 
 
