@@ -121,7 +121,7 @@ def inference_case(name: str, single: bool, amp: str) -> Any:
         x, _ = entry.batch(1 if single else entry.gpu if where.is_gpu else 2 * entry.cpu)
         ours, again, theirs = _twins(name, where)
         data, around = where.tensor(x), _around(netcl, where, amp)
-        eager, compiled = _reader(ours, netcl, around), netcl.compile(_reader(again, netcl, around))
+        eager, compiled = _reader(ours, netcl, around), _reader(netcl.compile(again), netcl, around)
         ways = {"ours": where.ours(lambda: eager(data)), "compiled": where.ours(lambda: compiled(data))}
         read = None if theirs is None else _reader(theirs, where.torch, _around(where.torch, where, amp))
         tx = None if theirs is None else where.torch_tensor(x)

@@ -80,6 +80,10 @@ class Product:
         """Fuse the op ``name`` over ``values`` into this product, which is at ``place`` among them; ``None`` if it cannot be fused."""
         return None
 
+    def by_channel(self, scale: Tensor, shift: Tensor) -> Tensor | None:
+        """Return ``scale * product + shift``, both given per channel, as another product; ``None`` if it has no such form."""
+        return None
+
 
 class Whole:
     """An op expressed in formulas and folds. If nothing else is fused with them, ``call`` (its own kernels) computes ``results``."""

@@ -264,7 +264,7 @@ class InferenceSession:
         key = tuple((x.shape, x.dtype, *([x.item()] if name in host else [])) for name, x in named)
         if self._plans.get(key) == "":
             try:
-                with capture_graph(inputs=[x for name, x in named if name not in host], frozen=self._kept) as graph, fusing():
+                with capture_graph(inputs=[x for name, x in named if name not in host], kept=self._kept) as graph, fusing():
                     graph.returns(self.model(*tensors))
                 self._plans[key] = graph
             except CaptureError as fault:

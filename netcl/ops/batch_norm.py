@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from netcl.core import recording
 from netcl.core.device import handle_of
 from netcl.core.dtype import DTYPES, sum_dtype
 from netcl.core.errors import DtypeError, ShapeError, message
@@ -40,7 +41,7 @@ from netcl.ops.norm import (
     through_statistics,
     weight_gradients,
 )
-from netcl.ops.pointwise import relu
+from netcl.ops.pointwise import add, mul, neg, relu, rsqrt, sub
 
 FUSED_ELEMENTS = 1 << 16  # up to this size a GPU folds and applies in one launch for any number of channels: two launches would cost more
 
@@ -348,8 +349,25 @@ def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Te
     return _grads(upstream, None, x, weight, mean, rstd)
 
 
+def _into_product(
+    x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5, fuse_relu: bool = False
+) -> Tensor | None:
+    """Fold the norm into the filters of the product that computes ``x``. Only in recordings, whose replays keep the folded filters."""
+    product, given = getattr(x, "source", None), [t for t in (mean, var, weight, bias) if t is not None]
+    if recording.active.recorder is None or not isinstance(product, lazy_graph.Product) or x.requires_grad or x.dtype != "float32":
+        return None
+    if x.shape != product.shape or any(type(t) is not Tensor or t.dtype != x.dtype or recording.made(t) for t in given):
+        return None
+    _check_batch("batch_norm", x, weight, bias, mean, var)
+    mean, var, weight, bias = (None if t is None else t.detach() for t in (mean, var, weight, bias))
+    scale = rsqrt(add(var, eps)) if weight is None else mul(rsqrt(add(var, eps)), weight)
+    shift = mul(neg(mean), scale) if bias is None else sub(bias, mul(mean, scale))
+    y = product.by_channel(scale, shift)
+    return relu(y) if fuse_relu and y is not None else y
+
+
 @op(
-    vjp=_batch_norm_inference_vjp, ref=_batch_norm_inference_ref, cpu=_inference_cpu, tol=4,
+    vjp=_batch_norm_inference_vjp, ref=_batch_norm_inference_ref, cpu=_inference_cpu, tol=4, deferred=_into_product,
     samples=[S((2, 3, 7, 5), (3,), (3,), (3,), (3,), low=0.1, high=2.0), S((3, 17), (17,), (17,), None, None, low=0.1),
              S((2, 3, 7, 5), (3,), (3,), (3,), (3,), low=0.1, high=2.0, fuse_relu=True),
              S((3, 17), (17,), (17,), None, None, low=0.1, fuse_relu=True), S((0, 3), (3,), (3,), None, None, low=0.1)],

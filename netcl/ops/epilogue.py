@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from netcl.core import recording
 from netcl.core.device import CPUQueue
 from netcl.core.dtype import DTYPES, HALVES, DType
 from netcl.core.errors import ShapeError
@@ -26,7 +27,7 @@ from netcl.ops.conv.geometry import frozen, geometry
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import affine_with, matmul_shape, matmul_with
 from netcl.ops.matmul.gemm import EPILOGUE_ACTIVATIONS, Extras
-from netcl.ops.pointwise import cast
+from netcl.ops.pointwise import add, cast, mul
 
 # Ops that a kernel of a product can end in.
 _FOLLOWS = frozenset((*EPILOGUE_ACTIVATIONS.values(), "add", "cast", "hard_sigmoid", "hard_swish", "mul", "relu6"))
@@ -84,15 +85,15 @@ class _Waiting(lazy_graph.Product):
 
 
 class PendingProduct(_Waiting):
-    """A pending product: ``call(extras)`` launches it with its epilogue; a bias may be added along its last axis if ``by_column``."""
+    """A pending product: ``call(x, w, extras)`` launches it with its epilogue; a bias may be added along its last axis if ``by_column``."""
 
     __slots__ = ("by_column", "call", "deferral")
 
     def __init__(
-        self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...], call: Callable[[Extras], Tensor], by_column: bool
+        self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool
     ):
         super().__init__(name, tuple(x for x in inputs if x is not None), extras, shape, inputs[0].queue)
-        self.call: Callable[[Extras], Tensor] | None = call
+        self.call: Callable[..., Tensor] | None = call
         self.by_column = by_column
         self.deferral: Deferral | None = None
 
@@ -100,14 +101,24 @@ class PendingProduct(_Waiting):
         assert self.call is not None
         if self.deferral is not None:
             self.deferral.alone += 1
-        return self.call(self.extras)
+        return self.call(*self.inputs[:2], self.extras)
 
     def ending_in(self, extras: Extras) -> Tensor:
         """Launch the product with its epilogue."""
         assert self.call is not None
         if self.deferral is not None:
             self.deferral.followed += 1
-        return self.call(extras)
+        return self.call(*self.inputs[:2], extras)
+
+    def by_channel(self, scale: Tensor, shift: Tensor) -> Tensor | None:
+        if self.call is None or self.name == "matmul" or (self.name == "affine" and len(self.shape) != 2):
+            return None
+        x, w = self.inputs[:2]
+        if recording.made(w):
+            return None  # each replay would scale it again
+        bias = shift if self.extras.bias is None else add(mul(self.extras.bias, scale), shift)
+        filters = mul(w, with_shape(scale, (w.shape[0], *(1,) * (w.ndim - 1))))
+        return _waits(self.name, (x, filters, bias), self.shape, self.call, self.by_column)
 
     def release(self) -> None:
         super().release()
@@ -287,7 +298,7 @@ def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Cal
         return None
     x, w, bias = (None if t is None else t.detach() for t in inputs)
     extras = Extras(Finish(first.dtype), bias)
-    return _deferred(PendingProduct(name, (x, w, bias), extras, shape, lambda ending: call(x, w, ending), by_column), first)
+    return _deferred(PendingProduct(name, (x, w, bias), extras, shape, call, by_column), first)
 
 
 def pending_matmul(a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor | None:

@@ -256,6 +256,7 @@ class CompiledFunction:
         self._queue: Any = None
         self._unsettled = 0  # recordings of calls that changed what they read
         self._refused = ""  # why this function is never replayed
+        self._kept = KeptValues()
 
     def __repr__(self) -> str:
         return f"compile({self.function!r})"
@@ -402,10 +403,10 @@ class CompiledFunction:
                 return
             del of_call  # the run is the only holder of its result: the memory may be shared
             run.copy_result(recorder)
-            program.graph = Graph().build(recorder, call.tensors, run.tree)
             read = [(t, g.buffer) for t, g in of_held if id(t) not in recorder.leaves and g.array is None]
             program.guards = Guards(recorder, [*gradients, *read], left)
             contract.leave_out(program.guards.parts)
+            program.graph = Graph().build(recorder, call.tensors, run.tree, self._kept)
 
     def _agrees(self, program: _Program, recorder: Recorder, run: _Run, tensors: Sequence[Tensor], hidden: str) -> bool:
         """Whether this recording equals the one before; if not, the function is refused, or recorded again if only memory moved."""
@@ -501,7 +502,7 @@ def _first_difference(before: list[Any], now: list[Any], recorder: Recorder, exc
 
 
 class _Inference(CompiledFunction):
-    """A compiled module. In evaluation it runs under ``no_grad``; attributes are those of the module."""
+    """A compiled module. In evaluation it runs under ``no_grad`` and as with ``fuse=True``; attributes are those of the module."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -510,8 +511,8 @@ class _Inference(CompiledFunction):
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self.function.training:  # type: ignore[attr-defined]
             return super()._plain(args, kwargs)
-        with hooks.call("no_grad"):
-            return super()._plain(args, kwargs)
+        with hooks.call("no_grad"), fusing():
+            return self.function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # it defines how it is copied
@@ -539,7 +540,8 @@ def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -
     A training step is a function of its batch that does everything from forward to ``opt.step()``; learning rates, schedulers, counters
     and random numbers advance as in eager code. A function that reads something no guard covers, or whose two recordings differ, is
     refused with one warning that names the cause, and runs eagerly from then on. On the NumPy backend nothing is recorded. Arrays among the
-    arguments become tensors. A module is compiled for evaluation.
+    arguments become tensors. A module is compiled for evaluation: without gradients, with ``fuse=True``, and with its batch norms folded
+    into the layers before them. What depends on weights alone is computed once, and again after a weight was written.
 
     ``fuse=True`` also fuses small tensors, and row-wise reductions (softmax, norms) with the ops around them: fewer launches, a little more
     memory, and sums that may be rounded differently.
@@ -553,7 +555,7 @@ def compile(function: Callable[..., Any] | None = None, *, fuse: bool = False) -
     return (_Inference if is_layer(function) else CompiledFunction)(function, fuse=fuse)
 
 
-def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequence[Tensor] = (), frozen: KeptValues | None = None) -> Any:
+def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequence[Tensor] = (), kept: KeptValues | None = None) -> Any:
     """Record device work. As a decorator: like :func:`compile`, but a function that cannot be replayed raises :class:`CaptureError`.
 
     As a context manager it records one block over ``inputs``. Run the block once before, so that programs are built and state is created:
@@ -565,14 +567,14 @@ def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequenc
     >>> graph.replay([netcl.full((2,), 4.0)]).tolist()  # doctest: +SKIP
     [16.0, 16.0]
 
-    With ``frozen``, the caller guarantees that other memory than the inputs does not change: what the block computes from it alone, such as
-    packed weights, is computed once and kept there.
+    What the block computes from other tensors than the inputs alone, such as packed weights, is computed once, and again after such a
+    tensor was written. Blocks that share ``kept`` share equal results.
     """
-    return _captured_block(inputs, frozen) if function is None else CompiledFunction(function, strict=True)
+    return _captured_block(inputs, KeptValues() if kept is None else kept) if function is None else CompiledFunction(function, strict=True)
 
 
 @contextmanager
-def _captured_block(inputs: Sequence[Tensor], frozen: KeptValues | None = None) -> Iterator[Graph]:
+def _captured_block(inputs: Sequence[Tensor], kept: KeptValues) -> Iterator[Graph]:
     if any(isinstance(t.queue, CPUQueue) for t in inputs):
         raise CaptureError(message("capture_graph", "inputs must be on an OpenCL device, got the NumPy backend", "use an OpenCL device"))
     if recording.active.recorder is not None:
@@ -584,4 +586,4 @@ def _captured_block(inputs: Sequence[Tensor], frozen: KeptValues | None = None) 
     recorder.finish()
     if recorder.problem or recorder.queue is None:
         raise CaptureError(message("capture_graph", f"the block cannot be replayed: {recorder.problem or 'it launches nothing'}"))
-    graph.build(recorder, inputs, tree, frozen)
+    graph.build(recorder, inputs, tree, kept)

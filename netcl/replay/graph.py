@@ -23,7 +23,7 @@ from netcl.core.memory import BufferHandle, get_persistent_pool
 from netcl.core.recording import Number
 from netcl.core.tensor import Tensor, with_shape
 from netcl.core.writes import Writes, clock, stamp, wrote
-from netcl.replay.fold_constants import KeptValues, fold_constants
+from netcl.replay.fold_constants import FoldedCommands, KeptValues
 from netcl.replay.memory_plan import MemoryBlock, lease_blocks, needed, share
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Value
 
@@ -65,18 +65,14 @@ class Graph:
 
     # ---- making it
 
-    def build(self, recording: Any, inputs: Sequence[Tensor], result: Any, frozen: KeptValues | None = None) -> Graph:
-        """Plan the memory of a recording and prepare its launches.
-
-        With ``frozen``, memory from outside does not change: what depends on it alone is computed now and kept there.
-        """
+    def build(self, recording: Any, inputs: Sequence[Tensor], result: Any, kept: KeptValues) -> Graph:
+        """Plan the memory of a recording and prepare its launches; what depends on weights alone is computed now and kept."""
         self.values, self.inputs = recording.values, recording.inputs
         self.queue, self.result = recording.queue, result
         outputs = [output.value for output in _outputs(result)]
         self.nodes = needed(recording.nodes, outputs)
-        if frozen is not None:
-            rest, self._folded = fold_constants(self.nodes, outputs, self.queue, frozen, self._run_once)
-            self.nodes = needed(rest, outputs)
+        self._folded = FoldedCommands(self._run_once, self.queue)
+        self.nodes = needed(self._folded.take(self.nodes, outputs, kept), outputs)
         self._like = [(t.shape, t.dtype) for t in inputs]
         self._sources, self._undos, self._checks = list(recording.sources), list(recording.undos), list(recording.checks)
         self._said: list[Any] = [None] * len(self._sources)
@@ -258,6 +254,7 @@ class Graph:
             self._compute_readers(inputs)
         bound, fresh = self._bound, {}
         with self._lock:
+            self._folded.refresh()
             for i, t in enumerate(inputs):
                 buffer = t.realize()
                 if bound[i] is not buffer:

@@ -13,6 +13,7 @@ from netcl.core.hooks import hooks
 from netcl.core.recording import Number
 from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
+from netcl.core.writes import writes_of
 from netcl.replay.graph import Output
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Value
 
@@ -95,6 +96,7 @@ class Recorder:
             value = self._add(Value(OUTSIDE, buffer, buffer.size))
         if tensor is not None and value.kind == OUTSIDE:
             value.lease = value.lease or tensor.pool_handle
+            value.versions[writes_of(tensor)] = None
             if all(owner() is not tensor for owner in value.owners):
                 value.owners.append(weakref.ref(tensor))
                 if tensor.requires_grad and tensor.grad_fn is None:

@@ -28,7 +28,8 @@ class Value:
     last: int = -1
     written: bool = False
     owners: list[weakref.ref[Tensor]] = field(default_factory=list)
-    marks: dict[int, Writes] = field(default_factory=dict)  # write times of the tensors over it
+    versions: dict[Writes, None] = field(default_factory=dict)  # write times of the tensors over it
+    marks: dict[int, Writes] = field(default_factory=dict)  # of these, the ones that the step writes
 
     def noted(self, tensor: Tensor) -> None:
         """Record that replays write to this tensor in place."""

@@ -269,8 +269,79 @@ def test_a_model_is_compiled_for_evaluation(device, monkeypatch):
     for _ in range(RECORDED):
         fast(x), fast(other)
     assert fast(x).requires_grad is False and fast.training is False
-    np.testing.assert_array_equal(fast(x).to_host(), want[0])
-    np.testing.assert_array_equal(fast(other).to_host(), want[1])
+    np.testing.assert_allclose(fast(x).to_host(), want[0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(fast(other).to_host(), want[1], rtol=1e-6, atol=1e-6)
+
+
+def conv_net() -> nn.Sequential:
+    """Convolutions and a linear layer with batch norms whose statistics are not the initial ones."""
+    convolutions = (nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
+    model = nn.Sequential(*convolutions, nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 16), nn.BatchNorm1d(16, affine=False))
+    for _ in range(3):
+        model(netcl.randn(4, 3, 8, 8) * 2 + 1)
+    return model.eval()
+
+
+def relative_difference(got: Tensor, want: Tensor) -> float:
+    return float(np.abs(got.to_host() - want.to_host()).max() / np.abs(want.to_host()).max())
+
+
+def test_batch_norms_and_activations_of_a_compiled_model_take_no_launch(cl_device):
+    model, x = conv_net(), netcl.randn(4, 3, 8, 8)
+    fast = netcl.compile(model)
+    with ag.no_grad():
+        want = model(x)
+    assert all(relative_difference(fast(x), want) < 5e-6 for _ in range(RECORDED + 2))
+    (graph,) = fast.graphs
+    assert {node.op for node in graph.nodes} == {"conv2d_with", "affine_with"}
+
+
+CHANGES = {
+    "a weight is written": lambda model: model[0].weight.mul_(2.0),
+    "a bias is written": lambda model: model[3].bias.add_(1.0),
+    "a statistic is written": lambda model: model[1].running_var.mul_(1.5),
+    "a view of a weight is written": lambda model: model[3].weight[0].fill_(0.5),
+    "a state is loaded": lambda model: model.load_state_dict({name: t * 1.25 for name, t in model.state_dict().items()}),
+    "a weight is another tensor": lambda model: setattr(model[3], "weight", nn.Parameter(netcl.randn(8, 8, 3, 3))),
+    "the norm learns": lambda model: model.train()(netcl.randn(4, 3, 8, 8)) is model.eval(),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_kept_results_follow_the_weights(cl_device, change):
+    model, x = conv_net(), netcl.randn(4, 3, 8, 8)
+    fast, reader = netcl.compile(model), netcl.compile(ag.no_grad()(lambda x: model(x)))
+    for _ in range(RECORDED + 1):
+        before = fast(x)
+        reader(x)
+    with ag.no_grad():
+        CHANGES[change](model)
+        want = model(x)
+    assert relative_difference(want, before) > 1e-3
+    for _ in range(RECORDED + 1):
+        assert relative_difference(fast(x), want) < 5e-6 and relative_difference(reader(x), want) < 5e-6
+
+
+def test_kept_results_follow_a_training_step_of_another_recording(cl_device):
+    model = conv_net()
+    x, y = netcl.randn(4, 3, 8, 8), netcl.tensor(np.arange(4))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+
+    @netcl.compile
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = ag.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    fast = netcl.compile(model)
+    for _ in range(2 * RECORDED):
+        step(x, y)
+        got = fast(x)
+        with ag.no_grad():
+            assert relative_difference(got, model(x)) < 5e-6
+    assert step.graphs and fast.graphs
 
 
 @pytest.fixture

@@ -2543,6 +2543,9 @@ def an_optimizer_of_the_users(way):
 # ---- the test
 
 
+ROUNDED = {"evaluation_with_batch_norm": 1e-6}  # a norm that is folded into weights is rounded differently
+
+
 class Ways:
     """Compiles, and remembers what."""
 
@@ -2562,7 +2565,8 @@ def test_every_call_is_as_without(device, name, caplog):
     compiled = run(function, ways)
     assert len(plain) == len(compiled)
     for i, (want, got) in enumerate(zip(plain, compiled, strict=True)):
-        np.testing.assert_array_equal(got, want, err_msg=f"{name}: value {i}")
+        near = ROUNDED.get(name, 0.0)
+        np.testing.assert_allclose(got, want, rtol=near, atol=near, err_msg=f"{name}: value {i}")
     if device.backend != "cl" or outcome == "right":
         return
     warned = [record.getMessage() for record in caplog.records if "is not replayed" in record.getMessage()]
