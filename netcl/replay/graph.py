@@ -28,7 +28,6 @@ from netcl.replay.memory_plan import MemoryBlock, lease_blocks, needed, share
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Value
 
 MOST_REBINDS = 8  # launches that use a result; with more, a copy is cheaper than binding a fresh buffer
-SMALL = 4096  # bytes; a filled value up to this size is kept instead of filled at every replay
 
 
 @dataclass(eq=False)
@@ -115,7 +114,6 @@ class Graph:
         self._buffers: dict[Value, Any] = {value: value.buffer for value in self.values}
         self._leases: list[Any] = []
         self._fresh: dict[Value, list[Callable[[Any], None]]] = {value: [] for value in self._renewable()}
-        self._known = self._filled_once()
         passing, left, pool = [], [], get_persistent_pool(self.queue)
         for value in self.values:
             lease = value.held()
@@ -124,8 +122,6 @@ class Graph:
                 self._leases.append(lease)
                 if value.kind == MADE and value.first >= 0 and lease.pool is pool and value.buffer.size >= lease.bucket:
                     left.append(MemoryBlock(lease.bucket, lease, pool.cuts).add(value, 0, lease.bucket, len(self.nodes)))
-            elif value in self._known:
-                self._keep_filled(value)
             elif value not in self._fresh and value.first >= 0:
                 passing.append(value)
         self._share(passing, left)
@@ -162,23 +158,6 @@ class Graph:
         single = [value for value in outputs if value.kind == MADE and value.held() is None and value not in moved]
         return [value for value in single if 0 < outputs[value] <= MOST_REBINDS]
 
-    def _filled_once(self) -> dict[Value, list[CommandNode]]:
-        """Small values that are filled and then only read: they are filled once and kept."""
-        fills: dict[Value, list[CommandNode]] = {}
-        changed = {value for node in self.nodes if node.kind != "fill" for value in node.writes}
-        for node in self.nodes:
-            value = node.writes[0] if node.kind == "fill" else None
-            if value is not None and value.kind == MADE and value.nbytes <= SMALL and value.held() is None:
-                fills.setdefault(value, []).append(node)
-        return {value: nodes for value, nodes in fills.items() if value not in changed and value not in self._fresh}
-
-    def _keep_filled(self, value: Value) -> None:
-        lease = get_persistent_pool(self.queue).allocate(value.nbytes)
-        self._leases.append(lease)
-        self._buffers[value] = lease.buffer
-        for node in self._known[value]:
-            self._transfer(node)()
-
     def _prepare(self) -> None:
         self._calls: list[Callable[[], Any]] = []
         self._launches: list[tuple[program.Prepared, CommandNode]] = []
@@ -194,7 +173,7 @@ class Graph:
     def _stays(self, node: CommandNode) -> bool:
         """Whether the result of a transfer persists until the next replay, so that it need not be repeated."""
         value = node.writes[0]
-        return value in self._known or (node.kind == "upload" and value.kind == CONSTANT and not value.written)
+        return node.kind == "upload" and value.kind == CONSTANT and not value.written
 
     def _prepare_launch(self, node: CommandNode) -> None:
         args = [self._buffers[arg] if isinstance(arg, Value) else arg for arg in node.args]
