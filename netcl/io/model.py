@@ -21,7 +21,7 @@ import numpy as np
 
 from netcl import nn
 from netcl.core import dtype as dtypes
-from netcl.core.errors import OutOfMemoryError, message
+from netcl.core.errors import OutOfMemoryError
 from netcl.core.tensor import Tensor
 from netcl.io import archive, tree
 from netcl.io.archive import names_differ, refusal
@@ -40,9 +40,6 @@ def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, 
     the model itself is written. ``notes`` is JSON to keep beside it, for :func:`read_notes`: how inputs were made, what outputs mean.
     """
     if isinstance(model, CompiledFunction):
-        if folded := vars(model).get("folded"):  # the model is another than its architecture says
-            remedy = "save the model it was made of, and call fuse_graph after load_model"
-            raise ValueError(message("save_model", "a model with folded batch norms cannot be saved", remedy, into=folded))
         model = model.function
     config = nn.config_of(model)
     state = model.state_dict()

@@ -9,7 +9,7 @@ import numpy as np
 
 from netcl.core import recording
 from netcl.core.device import handle_of
-from netcl.core.dtype import DTYPES, sum_dtype
+from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, Problem, get_kernel_selector
 from netcl.core.tensor import Tensor, with_shape
@@ -354,7 +354,7 @@ def _into_product(
 ) -> Tensor | None:
     """Fold the norm into the filters of the product that computes ``x``. Only in recordings, whose replays keep the folded filters."""
     product, given = getattr(x, "source", None), [t for t in (mean, var, weight, bias) if t is not None]
-    if recording.active.recorder is None or not isinstance(product, lazy_graph.Product) or x.requires_grad or x.dtype != "float32":
+    if recording.active.recorder is None or not isinstance(product, lazy_graph.Product) or x.requires_grad or x.dtype in HALVES:
         return None
     if x.shape != product.shape or any(type(t) is not Tensor or t.dtype != x.dtype or recording.made(t) for t in given):
         return None

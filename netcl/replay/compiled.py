@@ -508,10 +508,16 @@ class _Inference(CompiledFunction):
         super().__init__(*args, **kwargs)
         self._own = frozenset(vars(self))
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.function.training:  # type: ignore[attr-defined]
+            return super().__call__(*args, **kwargs)
+        with hooks.call("no_grad"):
+            return super().__call__(*args, **kwargs)
+
     def _plain(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self.function.training:  # type: ignore[attr-defined]
             return super()._plain(args, kwargs)
-        with hooks.call("no_grad"), fusing():
+        with fusing():
             return self.function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
