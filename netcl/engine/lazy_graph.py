@@ -71,6 +71,7 @@ class Product:
     """A pending product whose kernel may include the ops that follow it (an epilogue)."""
 
     __slots__ = ()
+    shape: tuple[int, ...]
 
     def settled(self, x: Tensor, values: Sequence[Any]) -> Tensor:
         """Return ``x``, a tensor over this source, in the form that an op over ``values`` reads."""
