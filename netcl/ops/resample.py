@@ -45,42 +45,6 @@ def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, 
     return x
 
 
-# ---- definitions
-
-
-def _resize_matrix(size: int, outs: int, step: float, mode: str, align: bool) -> np.ndarray:
-    """Return the weight of every pixel in every output: ``(outs, size)``."""
-    weights = np.zeros((outs, size))
-    for o in range(outs):
-        if mode == "nearest":
-            weights[o, min(math.floor(np.float32(o) * np.float32(step)), size - 1)] = 1
-            continue
-        where = max(o * step if align else (o + 0.5) * step - 0.5, 0.0)
-        low = min(math.floor(where), size - 1)
-        weights[o, low] += 1 - (where - low)
-        weights[o, min(low + 1, size - 1)] += where - low
-    return weights
-
-
-def _ref_resample(x, *, size, steps, mode="nearest", align_corners=False, back=False):
-    ends = (size, x.shape[2:]) if back else (x.shape[2:], size)
-    down, across = (_resize_matrix(n, m, s, mode, align_corners) for n, m, s in zip(*ends, steps, strict=True))
-    return np.einsum("ho,nchw,wp->ncop", down, x, across) if back else np.einsum("oh,nchw,pw->ncop", down, x, across)
-
-
-def _ref_interpolate(x, size=None, scale_factor=None, mode="nearest", align_corners=False, antialias=False):
-    outs, steps = _target_size("ref", x.shape[2:], frozen(size), frozen(scale_factor), mode, align_corners)
-    for axis, (out, step) in enumerate(zip(outs, steps, strict=True), 2):
-        if mode in ("nearest", "linear", "bilinear") and not antialias:
-            weights = _resize_matrix(x.shape[axis], out, step, mode, align_corners)
-        else:
-            index, shares = _resize_taps(x.shape[axis], out, step, mode, align_corners, antialias)
-            weights = np.zeros((out, x.shape[axis]))
-            np.add.at(weights, (np.arange(out)[:, None], index), shares)
-        x = np.moveaxis(np.moveaxis(x, axis, -1) @ weights.T, -1, axis)
-    return x
-
-
 # ---- interpolation
 
 
@@ -102,7 +66,7 @@ def _resample_vjp(F, g, x_shape, steps, mode, align_corners, back):
     return F.resample2d(g, size=x_shape[2:], steps=steps, mode=mode, align_corners=align_corners, back=not back)
 
 
-@op(vjp=_resample_vjp, ref=_ref_resample, cpu=_resampled,
+@op(vjp=_resample_vjp, ref="numpy",
     samples=[
         S((1, 2, 3, 4), size=(6, 8), steps=(0.5, 0.5)),
         S((2, 1, 5, 7), size=(3, 9), steps=(5 / 3, 7 / 9), mode="bilinear"),
@@ -191,7 +155,7 @@ def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarr
     return F.sum(F.mul(parts, weights), axis + 1)
 
 
-@composite(ref=_ref_interpolate,
+@composite(ref="numpy",
     samples=[
         S((2, 3, 4, 5), scale_factor=2),
         S((1, 2, 7, 5), size=(3, 8)),
@@ -393,25 +357,7 @@ def _check_shuffle(name: str, x: Any, factor: int, fits: bool, rule: str) -> Non
         raise ShapeError(message(name, f"x must have four dimensions, and {rule}", **{"x.shape": x.shape, "factor": factor}))
 
 
-def _ref_pixel_shuffle(x, factor):
-    n, c, h, w = x.shape
-    out = np.zeros((n, c // factor**2, h * factor, w * factor), x.dtype)
-    for i in range(factor):
-        for j in range(factor):
-            out[:, :, i::factor, j::factor] = x[:, i * factor + j :: factor**2]
-    return out
-
-
-def _ref_pixel_unshuffle(x, factor):
-    n, c, h, w = x.shape
-    out = np.zeros((n, c * factor**2, h // factor, w // factor), x.dtype)
-    for i in range(factor):
-        for j in range(factor):
-            out[:, i * factor + j :: factor**2] = x[:, :, i::factor, j::factor]
-    return out
-
-
-@composite(ref=_ref_pixel_shuffle, samples=[S((2, 8, 3, 4), factor=2), S((1, 9, 2, 1), factor=3)],
+@composite(ref="numpy", samples=[S((2, 8, 3, 4), factor=2), S((1, 9, 2, 1), factor=3)],
     errors=[(S((1, 6, 2, 2), factor=2),
              r"\[pixel_shuffle\] x must have four dimensions, and the factor's square divides its channels")])  # fmt: skip
 def pixel_shuffle(F: Any, x: Tensor, factor: int) -> Tensor:
@@ -422,7 +368,7 @@ def pixel_shuffle(F: Any, x: Tensor, factor: int) -> Tensor:
     return F.reshape(F.permute(parts, (0, 1, 4, 2, 5, 3)), (n, c // factor**2, h * factor, w * factor))
 
 
-@composite(ref=_ref_pixel_unshuffle, samples=[S((2, 2, 6, 4), factor=2), S((1, 1, 3, 6), factor=3)],
+@composite(ref="numpy", samples=[S((2, 2, 6, 4), factor=2), S((1, 1, 3, 6), factor=3)],
     errors=[(S((1, 1, 5, 4), factor=2), r"\[pixel_unshuffle\] x must have four dimensions, and the factor divides")])  # fmt: skip
 def pixel_unshuffle(F: Any, x: Tensor, factor: int) -> Tensor:
     """The inverse of :func:`pixel_shuffle`."""

@@ -41,35 +41,6 @@ def _run_softmax(op_name: str, kernel: str, axis: int, operands: dict[str, Tenso
     return out
 
 
-# ---- the plain definitions
-
-
-def _softmax_ref(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    if not x.ndim or not x.size:
-        return np.ones_like(x)
-    e = np.exp(x - x.max(axis, keepdims=True))
-    return e / e.sum(axis, keepdims=True)
-
-
-def _log_softmax_ref(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    if not x.ndim or not x.size:
-        return np.zeros_like(x)
-    return x - np.logaddexp.reduce(x, axis, keepdims=True)
-
-
-def _softmax_grad_ref(g: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Apply the rows of the Jacobian ``diag(y) - y y'``, one by one."""
-    g, y = np.moveaxis(g, axis, -1), np.moveaxis(y, axis, -1)
-    jacobian = y[..., None] * np.eye(y.shape[-1]) - y[..., None] * y[..., None, :]
-    return np.moveaxis(np.einsum("...ij,...i->...j", jacobian, g), -1, axis)
-
-
-def _log_softmax_grad_ref(g: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndarray:
-    g, y = np.moveaxis(g, axis, -1), np.moveaxis(y, axis, -1)
-    jacobian = np.eye(y.shape[-1]) - np.exp(y)[..., None, :]
-    return np.moveaxis(np.einsum("...ij,...i->...j", jacobian, g), -1, axis)
-
-
 # ---- NumPy
 
 
@@ -134,7 +105,7 @@ def _softmax_forward(op_name: str, x: Any, axis: int, cpu: Any, log: bool) -> Te
     return _run_softmax(op_name, "softmax", axis, {"X": x}, log)
 
 
-@op(vjp=_softmax_vjp, ref=_softmax_ref, cpu=_softmax_cpu, amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
+@op(vjp=_softmax_vjp, ref="numpy", amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Normalize exponentials to a sum of one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow.
 
@@ -145,7 +116,7 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     return _softmax_forward("softmax", x, axis, _softmax_cpu, log=False)
 
 
-@op(vjp=_log_softmax_vjp, ref=_log_softmax_ref, cpu=_log_softmax_cpu, amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
+@op(vjp=_log_softmax_vjp, ref="numpy", amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """The logarithm of :func:`softmax`: ``x - log(sum(exp(x)))``, accurate where the softmax itself is nearly 0.
 
@@ -163,13 +134,13 @@ def _grad(op_name: str, upstream: Any, y: Any, axis: int, cpu: Any, log: bool) -
     return _run_softmax(op_name, "softmax_grad", axis, {"X": upstream, "P": y}, log)
 
 
-@op(vjp=_softmax_grad_vjp, ref=_softmax_grad_ref, cpu=_softmax_grad_cpu, amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
+@op(vjp=_softmax_grad_vjp, ref="numpy", amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
 def softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1) -> Tensor:
     """The gradient of :func:`softmax` from that of its result ``y``: ``y (g - sum(g y))``."""
     return _grad("softmax_grad", upstream, y, axis, _softmax_grad_cpu, log=False)
 
 
-@op(vjp=_log_softmax_grad_vjp, ref=_log_softmax_grad_ref, cpu=_log_softmax_grad_cpu, amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
+@op(vjp=_log_softmax_grad_vjp, ref="numpy", amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
 def log_softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1) -> Tensor:
     """The gradient of :func:`log_softmax` from that of its result ``y``: ``g - exp(y) sum(g)``."""
     return _grad("log_softmax_grad", upstream, y, axis, _log_softmax_grad_cpu, log=True)
