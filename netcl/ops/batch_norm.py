@@ -23,13 +23,12 @@ from netcl.ops.norm import (
     Channels,
     NormViews,
     Upstream,
-    apply_affine,
     batch_view,
     check_affine,
     defines_of,
     empty_pair,
     input_gradient,
-    moments,
+    norm_arrays,
     operands_of,
     parts_of,
     run_channels,
@@ -66,7 +65,8 @@ def _batch_norm_grad_cpu(g: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> t
 def _inference_cpu(x: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: float, fuse_relu: bool) -> np.ndarray:
     view = batch_view(x.shape)
     scale = 1 / np.sqrt(var + var.dtype.type(eps)) * (1 if weight is None else weight)
-    y = apply_affine((x.reshape(view.shape) - mean.reshape(view.stats)) * scale.reshape(view.stats), None, bias, view).reshape(x.shape)
+    y = (x.reshape(view.shape) - mean.reshape(view.stats)) * scale.reshape(view.stats)
+    y = (y if bias is None else y + bias.reshape(view.affine)).reshape(x.shape)
     return np.maximum(y, 0) if fuse_relu else y
 
 
@@ -90,13 +90,12 @@ def _check_batch(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | Non
 def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momentum: float, eps: float) -> Any:
     def compute(a: np.ndarray, w: Any, b: Any) -> tuple[np.ndarray, ...]:
         view = batch_view(a.shape)
-        deviation, mean, rstd = moments(a.reshape(view.shape), view, a.dtype.type(eps))
-        y = apply_affine(deviation * rstd, w, b, view)
+        y, mean, rstd = norm_arrays(a, w, b, view, eps)
         if running[0] is not None and a.size:
-            var = np.square(deviation).sum(view.stat_axes) / (view.shared - 1)
+            var = a.reshape(view.shape).var(view.stat_axes, ddof=1)
             for t, new in zip(running, (mean.reshape(-1), var), strict=True):
                 t.write((1 - momentum) * t.to_host() + momentum * new)
-        return y.reshape(a.shape), mean.reshape(-1), rstd.reshape(-1)
+        return y, mean.reshape(-1), rstd.reshape(-1)
 
     dtype = sum_dtype(x.dtype)
     return launch.run_cpu(compute, x, weight, bias, dtype=(x.dtype, dtype, dtype))

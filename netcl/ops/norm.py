@@ -18,6 +18,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch, rows
 from netcl.engine.registry import S, composite, op
+from netcl.ops.fused_rows import ArrayRows, norm_grad_rows, norm_rows, norm_weight_terms
 
 JOINED_COLUMNS = 16  # columns that a work-group of a GPU joins; must match the kernel
 CHANNEL_STRIP = 16  # vectors of channels per work-item of a CPU if the span is 1; must match the kernels
@@ -99,47 +100,25 @@ def _check_row_norm(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | 
     check_affine(name, x.shape[1:2] if groups else x.shape[x.ndim - axes :], weight, bias)
 
 
-# ---- the plain definitions
-
-
-def apply_affine(x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, view: View) -> np.ndarray:
-    y = x if weight is None else x * weight.reshape(view.affine)
-    return y if bias is None else y + bias.reshape(view.affine)
-
-
 # ---- NumPy
 
 
-def moments(x: np.ndarray, view: View, eps: float, centered: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the deviations from the mean, the mean and one over the standard deviation."""
-    n = max(view.shared, 1)
-    mean = x.sum(view.stat_axes, keepdims=True) / n if centered else np.zeros(view.stats, x.dtype)
-    deviation = x - mean if centered else x
-    return deviation, mean, 1 / np.sqrt(np.square(deviation).sum(view.stat_axes, keepdims=True) / n + eps)
-
-
-def _row_norm_cpu(x: Any, weight: Any, bias: Any, axes: int, groups: int, centered: bool, eps: float) -> tuple[np.ndarray, ...]:
-    view, stats = _row_view(x.shape, axes, groups), _stats_shape(x.shape, axes, groups)
-    deviation, mean, rstd = moments(x.reshape(view.shape), view, x.dtype.type(eps), centered)
-    y = apply_affine(deviation * rstd, weight, bias, view)
-    return y.reshape(x.shape), mean.reshape(stats), rstd.reshape(stats)
+def norm_arrays(x: Any, weight: Any, bias: Any, view: View, eps: float, centered: bool = True) -> tuple[np.ndarray, ...]:
+    """Return the result, the means and one over the standard deviations, the latter two in the view's shape."""
+    affine = (None if t is None else t.reshape(view.affine) for t in (weight, bias))
+    y, mean, rstd = norm_rows(ArrayRows(x, view.stat_axes), x.reshape(view.shape), *affine, centered, eps)
+    return y.reshape(x.shape), np.zeros_like(rstd) if mean is None else mean, rstd
 
 
 def input_gradient(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View, centered: bool = True) -> np.ndarray:
-    n = max(view.shared, 1)
-    rstd = rstd.reshape(view.stats)
-    gw = g.reshape(view.shape) * (1 if weight is None else weight.reshape(view.affine))
-    xh = (x.reshape(view.shape) - mean.reshape(view.stats)) * rstd
-    inner = gw - xh * ((gw * xh).sum(view.stat_axes, keepdims=True) / n)
-    if centered:
-        inner -= gw.sum(view.stat_axes, keepdims=True) / n
-    return (rstd * inner).reshape(x.shape)
+    given = g.reshape(view.shape), x.reshape(view.shape), None if weight is None else weight.reshape(view.affine)
+    stats = mean.reshape(view.stats), rstd.reshape(view.stats)
+    return norm_grad_rows(ArrayRows(x, view.stat_axes), *given, *stats, centered).reshape(x.shape)
 
 
-def weight_gradients(g: Any, x: Any, mean: Any, rstd: Any, view: View, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    g = g.reshape(view.shape)
-    xh = (x.reshape(view.shape) - mean.reshape(view.stats)) * rstd.reshape(view.stats)
-    return (g * xh).sum(view.affine_axes).reshape(shape), g.sum(view.affine_axes).reshape(shape)
+def weight_gradients(g: Any, x: Any, mean: Any, rstd: Any, view: View, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    given = g.reshape(view.shape), x.reshape(view.shape), mean.reshape(view.stats), rstd.reshape(view.stats)
+    return tuple(t.sum(view.affine_axes).reshape(shape) for t in norm_weight_terms(ArrayRows(x, ()), *given))
 
 
 # ---- OpenCL
@@ -396,9 +375,9 @@ def row_norm(
     _check_row_norm("row_norm", x, weight, bias, axes, groups)
     dtype, stats = sum_dtype(x.dtype), _stats_shape(x.shape, axes, groups)
     if x.backend == "cpu":
-        return launch.run_cpu(
-            _row_norm_cpu, x, weight, bias, dtype=(x.dtype, dtype, dtype), axes=axes, groups=groups, centered=centered, eps=eps
-        )
+        view = _row_view(x.shape, axes, groups)
+        y, *found = launch.run_cpu(norm_arrays, x, weight, bias, dtype=(x.dtype, dtype, dtype), view=view, eps=eps, centered=centered)
+        return y, *(with_shape(t, stats) for t in found)
     y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     mean, rstd = empty_pair(stats, x, dtype)
     if x.size:
