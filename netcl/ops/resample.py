@@ -220,25 +220,6 @@ def interpolate(
 # ---- grids
 
 
-def _grid_ref(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False):
-    """Sample every point separately."""
-    if padding_mode == "reflection":
-        grid = np.arcsin(np.sin(grid * np.pi / 2)) * 2 / np.pi
-    out = np.zeros((*x.shape[:2], *grid.shape[1:-1]))
-    for point in np.ndindex(grid.shape[:-1]):
-        taps: list[Any] = [((), 1.0)]
-        for size, v in zip(x.shape[2:], grid[point][::-1], strict=True):
-            at = (v + 1) / 2 * (size - 1) if align_corners else ((v + 1) * size - 1) / 2
-            at = at if padding_mode == "zeros" else min(max(at, 0.0), size - 1.0)
-            low = round(at) if mode == "nearest" else math.floor(at)
-            taps = [((*i, low + k), w * abs(1 - k - (mode != "nearest") * (at - low))) for i, w in taps for k in (0, 1)]
-        for index, weight in taps:
-            if all(0 <= i < size for i, size in zip(index, x.shape[2:], strict=True)):
-                place, pixel = ((point[0], slice(None), *at) for at in (point[1:], index))
-                out[place] += weight * x[pixel]
-    return out
-
-
 unary("reflect_points", "ABS(REMAINDER(v0 - 1, 4) - 2) - 1", "g * SIGN(REMAINDER(v0 - 1, 4) - 2)",
       lambda x: np.abs(np.remainder(x - 1, 4) - 2) - 1, kinks=(-3.0, -1.0, 1.0, 3.0), tol=2, accepts="float",
       doc="x reflected at -1 and 1, as often as needed.")  # fmt: skip
@@ -267,7 +248,7 @@ def _grid_taps(F: Any, v: Tensor, size: int, mode: str, padding_mode: str, align
     return F.clamp(index, 0, size - 1), F.expand(weight, index.shape)
 
 
-@composite(ref=_grid_ref, amp="float",
+@composite(ref="numpy", amp="float",
     samples=[
         S((1, 2, 4, 5), (1, 3, 4, 2)),
         S((2, 3, 5, 4), (2, 4, 3, 2), align_corners=True, low=-1.3, high=1.3),
@@ -324,13 +305,7 @@ def grid_sample(
     return F.reshape(F.transpose(y, 1, 2), (batch, channels, *grid.shape[1:-1]))
 
 
-def _affine_grid_ref(theta, size, align_corners=False):
-    lines = [np.linspace(-1, 1, n) * (1 if align_corners else (n - 1) / n) if n > 1 else np.zeros(1) for n in size[2:]]
-    points = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(size[2:])], -1)
-    return np.einsum("...k,njk->n...j", points, theta)
-
-
-@composite(ref=_affine_grid_ref, samples=[S((2, 2, 3), size=(2, 3, 4, 5)), S((1, 2, 3), size=(1, 1, 1, 3), align_corners=True),
+@composite(ref="numpy", samples=[S((2, 2, 3), size=(2, 3, 4, 5)), S((1, 2, 3), size=(1, 1, 1, 3), align_corners=True),
                                      S((1, 3, 4), size=(1, 1, 2, 3, 2))],
            errors=[(S((2, 3, 3), size=(2, 1, 4, 4)), r"\[affine_grid\] theta must be \(batch, 2, 3\); .*shape=\(2, 3, 3\)")])  # fmt: skip
 def affine_grid(F: Any, theta: Tensor, size: Sequence[int], align_corners: bool = False) -> Tensor:
