@@ -334,7 +334,7 @@ class KernelSelector:
     def _answer(
         self, op: str, shape: tuple[int, ...], dtype: str, flags: Mapping[str, Any], shapes: Any, profile: DeviceProfile | None = None
     ) -> KernelConfig:
-        if any(size < 0 for size in shape):
+        if min(shape, default=0) < 0:
             raise ShapeError(message(f"select_{op}_kernel", "sizes must not be negative", shape=shape))
         return self.choose(Problem(op, shape, dtypes.lookup(dtype).name, flags, self._profile(profile)), shapes)
 
@@ -374,7 +374,7 @@ _FROM_SHAPES: dict[str, Callable[[Sequence[Sequence[int]]], tuple[tuple[int, ...
 }
 
 _selector = KernelSelector()
-_selector.tuned = lambda problem: hooks.tuned("autotuner", problem)
+_selector.tuned = lambda problem: hooks.upper("profiling.autotuner").tuned(problem)
 
 
 def set_matmul_precision(precision: str) -> None:

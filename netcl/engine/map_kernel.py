@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core.capabilities import DeviceProfile, device_profile
+from netcl.core.capabilities import DeviceProfile
 from netcl.core.commands import Given
-from netcl.core.device import CPUQueue
+from netcl.core.device import CPUQueue, handle_of
 from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DtypeError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector, is_named
@@ -88,7 +88,7 @@ def profile_of(queue: Any) -> DeviceProfile:
     """The profile of a queue's device, kept in the state of its context."""
     state = program.state(queue)
     if "profile" not in state:
-        state["profile"] = device_profile(queue.device)
+        state["profile"] = handle_of(queue).profile
     return state["profile"]
 
 
