@@ -10,7 +10,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.commands import check_planning
-from netcl.core.device import CPUQueue, get_active_device, handle_of, manager
+from netcl.core.device import CPUQueue, get_active_device, handle_of, require
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.kernels import primitives, program
@@ -248,7 +248,7 @@ def _wrap(array: Any, name: str, given: Sequence[Tensor]) -> Tensor:
 
 def numpy_reference(name: str, *args: Any, **kwargs: Any) -> Any:
     """Call an op by name on the NumPy backend, floats in float64; takes and returns arrays."""
-    queue = manager.default("cpu").queue
+    queue = require("cpu").queue
 
     def sent(value: Any) -> Any:
         if isinstance(value, list):

@@ -536,13 +536,13 @@ def op(
         _check_vjp(title, call, vjp, tensors)
         doc = columns.pop("doc", inspect.getdoc(call) or "")
         differentiable = columns.pop("differentiable", vjp is not None)
-        register(Op(title, call, vjp, _reference(title, ref), tensors, differentiable=differentiable, doc=doc, **columns))
+        register(Op(title, call, vjp, _oracle(title, ref), tensors, differentiable=differentiable, doc=doc, **columns))
         return call
 
     return add
 
 
-def _reference(title: str, ref: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
+def _oracle(title: str, ref: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
     return partial(launch.numpy_reference, title) if isinstance(ref, str) else ref
 
 
@@ -578,7 +578,7 @@ def composite(
             raise ValueError(message(title, "the first parameter of a composite op must be F"))
         tensors = tuple(inputs) or tuple(parameter for parameter in _tensor_inputs(call) if parameter != "F")
         doc = columns.pop("doc", inspect.getdoc(call) or "")
-        register(Composite(title, call, _reference(title, ref), tensors, doc=doc, **columns))
+        register(Composite(title, call, _oracle(title, ref), tensors, doc=doc, **columns))
         return call
 
     return add

@@ -62,26 +62,26 @@ class ArrayRows:
 # ---- formulas
 
 
-def softmax_rows(r: Any, x: Any) -> Any:
+def softmax_rows(r, x):
     e = r.of("EXP_BELOW(v0 - v1)", v0=x, v1=r.fold("amax", x))
     return r.of("v0 * v1", r.dtype, v0=e, v1=r.of("1 / v0", v0=r.fold("sum", e)))
 
 
-def log_softmax_rows(r: Any, x: Any) -> Any:
+def log_softmax_rows(r, x):
     z = r.of("v0 - v1", v0=x, v1=r.fold("amax", x))
     return r.of("v0 - v1", r.dtype, v0=z, v1=r.of("LOG(v0)", v0=r.fold("sum", r.of("EXP_BELOW(v0)", v0=z))))
 
 
-def softmax_grad_rows(r: Any, upstream: Any, y: Any) -> Any:
+def softmax_grad_rows(r, upstream, y):
     total = r.fold("sum", r.of("v0 * v1", v0=upstream, v1=y))
     return r.of("v1 * (v0 - v2)", r.dtype, v0=upstream, v1=y, v2=total)
 
 
-def log_softmax_grad_rows(r: Any, upstream: Any, y: Any) -> Any:
+def log_softmax_grad_rows(r, upstream, y):
     return r.of("v0 - EXP_BELOW(v1) * v2", r.dtype, v0=upstream, v1=y, v2=r.fold("sum", upstream))
 
 
-def norm_rows(r: Any, x: Any, weight: Any, bias: Any, centered: bool, eps: float) -> tuple[Any, Any, Any]:
+def norm_rows(r, x, weight, bias, centered, eps):
     """Return the result, the means (``None`` if not ``centered``) and one over the standard deviations."""
     mean = r.fold("mean", x) if centered else None
     d = r.of("v0 - v1", v0=x, v1=mean) if centered else x
@@ -90,16 +90,16 @@ def norm_rows(r: Any, x: Any, weight: Any, bias: Any, centered: bool, eps: float
     return r.of(f"v0 * v1{' * v2' * ('v2' in bound)}{' + v3' * ('v3' in bound)}", r.dtype, **bound), mean, rstd
 
 
-def norm_grad_rows(r: Any, upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any, centered: bool) -> Any:
+def norm_grad_rows(r, upstream, x, weight, mean, rstd, centered):
     gw = upstream if weight is None else r.of("v0 * v1", v0=upstream, v1=weight)
     xh = r.of("(v0 - v1) * v2", v0=x, v1=mean, v2=rstd)
-    bound: dict[str, Any] = {"v0": gw, "v1": xh, "v2": r.fold("mean", r.of("v0 * v1", v0=gw, v1=xh)), "v3": rstd}
+    bound = {"v0": gw, "v1": xh, "v2": r.fold("mean", r.of("v0 * v1", v0=gw, v1=xh)), "v3": rstd}
     if not centered:
         return r.of("v3 * (v0 - v1 * v2)", r.dtype, **bound)
     return r.of("v3 * (v0 - v1 * v2 - v4)", r.dtype, **bound, v4=r.fold("mean", gw))
 
 
-def norm_weight_terms(r: Any, upstream: Any, x: Any, mean: Any, rstd: Any) -> tuple[Any, Any]:
+def norm_weight_terms(r, upstream, x, mean, rstd):
     """Return what the gradients of weight and bias are sums of."""
     return r.of("v0 * (v1 - v2) * v3", v0=upstream, v1=x, v2=mean, v3=rstd), r.of("v0", v0=upstream)
 
@@ -121,7 +121,7 @@ def _last(x: Any, axis: int) -> bool:
     return axis % x.ndim == x.ndim - 1 and fusable(x.queue, x.shape, real, DTYPES[x.dtype], (x,)) and busy(x.queue, count, x.shape[-1])
 
 
-def _softmax(name: str, rows: Callable[..., Any], count: int) -> Callable[..., Tensor | None]:
+def _deferred_along_axis(name: str, rows: Callable[..., Any], count: int) -> Callable[..., Tensor | None]:
     """An op along the axis that is its argument after ``count`` tensors, deferred."""
 
     def deferred(*args: Any, axis: int = -1) -> Tensor | None:
@@ -184,9 +184,9 @@ def _row_norm_grads(
 
 
 FUSED: dict[str, Callable[..., Any]] = {
-    "softmax": _softmax("softmax", softmax_rows, 1), "log_softmax": _softmax("log_softmax", log_softmax_rows, 1),
-    "softmax_grad": _softmax("softmax_grad", softmax_grad_rows, 2),
-    "log_softmax_grad": _softmax("log_softmax_grad", log_softmax_grad_rows, 2),
+    "softmax": _deferred_along_axis("softmax", softmax_rows, 1), "log_softmax": _deferred_along_axis("log_softmax", log_softmax_rows, 1),
+    "softmax_grad": _deferred_along_axis("softmax_grad", softmax_grad_rows, 2),
+    "log_softmax_grad": _deferred_along_axis("log_softmax_grad", log_softmax_grad_rows, 2),
     "row_norm": _row_norm, "row_norm_grad": _row_norm_grad, "row_norm_weight_grad": _row_norm_weight_grad,
     "row_norm_grads": _row_norm_grads,
 }  # fmt: skip

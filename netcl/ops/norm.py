@@ -105,8 +105,8 @@ def _check_row_norm(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | 
 
 def norm_arrays(x: Any, weight: Any, bias: Any, view: View, eps: float, centered: bool = True) -> tuple[np.ndarray, ...]:
     """Return the result, the means and one over the standard deviations, the latter two in the view's shape."""
-    affine = (None if t is None else t.reshape(view.affine) for t in (weight, bias))
-    y, mean, rstd = norm_rows(ArrayRows(x, view.stat_axes), x.reshape(view.shape), *affine, centered, eps)
+    weight, bias = (None if t is None else t.reshape(view.affine) for t in (weight, bias))
+    y, mean, rstd = norm_rows(ArrayRows(x, view.stat_axes), x.reshape(view.shape), weight, bias, centered, eps)
     return y.reshape(x.shape), np.zeros_like(rstd) if mean is None else mean, rstd
 
 
