@@ -206,8 +206,7 @@ def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelCo
             m, n = max(1, m // 2), max(1, n // 2)
     fitted: dict[str, Any] = {"local_size_1d": min(config.local_size_1d, limit), "local_size_2d": size_2d}
     fitted |= {"tile_m": m, "tile_n": n, "tile_k": k}
-    same = all(getattr(config, name) == value for name, value in fitted.items())
-    return config if same else replace(config, **fitted)
+    return config if {**vars(config), **fitted} == vars(config) else replace(config, **fitted)
 
 
 def decide(problem: Problem) -> KernelConfig:

@@ -50,8 +50,8 @@ def collapse(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Walk:
     (8, 3)
     """
     groups = merged_axes(shape, shapes) or [(1, (True,) * len(shapes))]
-    steps = tuple(steps_of(groups, k)[:-1] for k in range(len(shapes)))
-    return Walk(tuple(size for size, _ in groups[:-1]), groups[-1][0], steps, groups[-1][1])
+    steps = tuple([steps_of(groups, k)[:-1] for k in range(len(shapes))])
+    return Walk(tuple([size for size, _ in groups[:-1]]), groups[-1][0], steps, groups[-1][1])
 
 
 Groups = list[tuple[int, tuple[bool, ...]]]
@@ -64,7 +64,7 @@ def merged_axes(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Gr
     for axis, size in enumerate(shape):
         if size == 1:
             continue
-        present = tuple(s[axis] != 1 for s in padded)
+        present = tuple([s[axis] != 1 for s in padded])
         if groups and groups[-1][1] == present:
             groups[-1] = (groups[-1][0] * size, present)
         else:

@@ -102,8 +102,8 @@ def _number_names(node: ast.AST, wanted: str = "n") -> set[str]:
         return {node.id} if wanted == "n" else set()
     if isinstance(node, ast.Call):
         pairs = zip(node.args, called(node).takes, strict=True)
-        return set().union(*(_number_names(arg, sort) for arg, sort in pairs))
-    return set().union(*(_number_names(child) for child in ast.iter_child_nodes(node)))
+        return set().union(*[_number_names(arg, sort) for arg, sort in pairs])
+    return set().union(*[_number_names(child) for child in ast.iter_child_nodes(node)])
 
 
 def _check_names(op: str, text: str, known: Iterable[str]) -> None:
@@ -183,7 +183,7 @@ class Pointwise:
     @cached_property
     def promoting(self) -> tuple[int, ...]:
         """The inputs whose dtype decides the result's: those used as numbers, not only as conditions."""
-        used = set().union(*(_number_names(parse(text)) for text in (self.fwd, *self.let.values())))
+        used = set().union(*[_number_names(parse(text)) for text in (self.fwd, *self.let.values())])
         return tuple(i for i in range(self.arity) if f"v{i}" in used) or tuple(range(self.arity))
 
     def resolve(self, params: Mapping[str, Any]) -> tuple[Pointwise, dict[str, Any]]:
