@@ -62,8 +62,7 @@ _PACKAGES = """accelerator amp autograd data distributed distributions fft io li
 
 # They import when they are first called.
 hooks.op = lambda name: importlib.import_module("netcl.autograd").find(name)
-hooks.tuned = lambda module, *asked: importlib.import_module(f"netcl.profiling.{module}").tuned(*asked)
-hooks.batch_listeners = lambda: importlib.import_module("netcl.data.dataloader").batch_listeners
+hooks.upper = lambda module: importlib.import_module(f"netcl.{module}")
 _tracebacks.install_tracebacks()
 
 

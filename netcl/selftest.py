@@ -1,8 +1,8 @@
 """Every row of the op table, proved on a device: the checks behind ``netcl selftest`` and behind the tests.
 
-A row carries an independent reference and samples; nothing here knows an op by name. Forward values are compared with the
-reference in float64; gradients by inner products, ``<w, J v>`` of the *reference* by differences against ``<J' w, v>`` of the tape
-on the device.
+A row carries samples and a reference: NumPy's function, or the op itself on the NumPy backend in float64. Nothing here knows an op by
+name. Forward values are compared with the reference in float64; gradients by inner products, ``<w, J v>`` of the *reference* by
+differences against ``<J' w, v>`` of the tape on the device.
 """
 
 from __future__ import annotations

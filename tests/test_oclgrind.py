@@ -93,6 +93,7 @@ import numpy as np
 from netcl import ops
 from netcl.core.device import manager
 from netcl.core.tensor import Tensor
+from netcl.engine.launch import numpy_reference
 module = sys.modules["netcl.ops.attention"]
 queue = manager.default("oclgrind").queue
 config = module.simt_config(16 * 1024, 64, False, 32)
@@ -103,8 +104,8 @@ for depth, mask in ((4, rng.random((20, 40)) < 0.7), (6, None))[: int(sys.argv[1
     given = [None if x is None else Tensor.from_host(queue, x) for x in (q, k, v, mask)]
     got = ops.attention(*given, causal=mask is None)
     got += ops.attention_grad(Tensor.from_host(queue, g), *given, *got, causal=mask is None)
-    want = module.attention_ref(q, k, v, mask, mask is None)
-    want += module.attention_grad_ref(g, q, k, v, mask, *want, None, mask is None)
+    want = numpy_reference("attention", q, k, v, mask, causal=mask is None)
+    want += numpy_reference("attention_grad", g, q, k, v, mask, *want, causal=mask is None)
     print(*(np.allclose(a.to_host(), b, rtol=0, atol=1e-5) for a, b in zip(got, want)), flush=True)
 """
 

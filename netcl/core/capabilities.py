@@ -98,11 +98,12 @@ def _compute_capability(cl_device: Any, extensions: tuple[str, ...]) -> tuple[in
 
 
 def _extension_facts(extensions: tuple[str, ...]) -> dict[str, bool]:
+    listed = " ".join(extensions) + " "
     return {
-        "has_fp16": any("fp16" in name for name in extensions),
-        "has_fp64": any(name.endswith("_fp64") for name in extensions),
-        "has_subgroups": any("subgroup" in name for name in extensions),
-        "fast_atomics": any(re.fullmatch(r"cl_khr_int64_(base|extended)_atomics", name) for name in extensions),
+        "has_fp16": "fp16" in listed,
+        "has_fp64": "_fp64 " in listed,
+        "has_subgroups": "subgroup" in listed,
+        "fast_atomics": re.search(r"\bcl_khr_int64_(base|extended)_atomics ", listed) is not None,
     }
 
 

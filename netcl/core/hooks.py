@@ -30,21 +30,18 @@ class Readers(dict[int, Any]):
 class Hooks:
     """The table of hooks. Lists are never replaced, so a caller may keep one to check whether it is empty."""
 
-    __slots__ = ("batch_listeners", "binary_store", "launch_observers", "launch_queue", "modes", "op", "readers", "settlers", "tuned")
+    __slots__ = ("binary_store", "launch_observers", "launch_queue", "modes", "op", "readers", "settlers", "upper")
     found: ClassVar[dict[str, AnyFunction]] = {}  # results of ``op`` by name; frequent callers look here first
 
     def __init__(self) -> None:
         #: Finds a function of autograd by name: an op with its gradient, ``backward``, ``no_grad``. Filled by the root package with an
         #: import, called through :meth:`call` by the methods of Tensor, by views and by compiled functions.
         self.op: Callable[[str], AnyFunction | None] = lambda name: None
-        #: Measured choices: ``("autotuner", problem)`` and ``("local_sizes", ...)`` name the module of profiling that answers. Filled by
-        #: the root package with an import, called by the kernel selector and by kernels of users, once per shape.
-        self.tuned: AnyFunction = lambda module, *asked: None
+        #: Imports a module of an upper layer by name. Filled by the root package; called once per shape for measured choices (``tuned`` of
+        #: modules of profiling), and by profilers, which add a listener to the data loader.
+        self.upper: Callable[[str], Any] = lambda module: None
         #: Compiled programs on disk. Filled by ``runtime.cache``, called by builds.
         self.binary_store: BinaryStore | None = None
-        #: The functions that data loaders call with the name, the begin and the end of every wait for a batch. Filled by the root package
-        #: with an import, called by profilers, which add theirs.
-        self.batch_listeners: Callable[[], list[Callable[[str, float, float], None]]] = list
         #: Called with kernel, queue, sizes, local sizes, arguments and event after every launch. Filled by recorders and profilers.
         self.launch_observers: list[Callable[..., None]] = []
         #: The queue with timestamps that replaces a queue while it is profiled. Filled by ``profiling.events``, called by launches.

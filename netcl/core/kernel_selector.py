@@ -206,8 +206,7 @@ def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelCo
             m, n = max(1, m // 2), max(1, n // 2)
     fitted: dict[str, Any] = {"local_size_1d": min(config.local_size_1d, limit), "local_size_2d": size_2d}
     fitted |= {"tile_m": m, "tile_n": n, "tile_k": k}
-    same = all(getattr(config, name) == value for name, value in fitted.items())
-    return config if same else replace(config, **fitted)
+    return config if {**vars(config), **fitted} == vars(config) else replace(config, **fitted)
 
 
 def decide(problem: Problem) -> KernelConfig:
@@ -334,7 +333,7 @@ class KernelSelector:
     def _answer(
         self, op: str, shape: tuple[int, ...], dtype: str, flags: Mapping[str, Any], shapes: Any, profile: DeviceProfile | None = None
     ) -> KernelConfig:
-        if any(size < 0 for size in shape):
+        if min(shape, default=0) < 0:
             raise ShapeError(message(f"select_{op}_kernel", "sizes must not be negative", shape=shape))
         return self.choose(Problem(op, shape, dtypes.lookup(dtype).name, flags, self._profile(profile)), shapes)
 
@@ -374,7 +373,7 @@ _FROM_SHAPES: dict[str, Callable[[Sequence[Sequence[int]]], tuple[tuple[int, ...
 }
 
 _selector = KernelSelector()
-_selector.tuned = lambda problem: hooks.tuned("autotuner", problem)
+_selector.tuned = lambda problem: hooks.upper("profiling.autotuner").tuned(problem)
 
 
 def set_matmul_precision(precision: str) -> None:

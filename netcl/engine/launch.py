@@ -10,8 +10,9 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.commands import check_planning
-from netcl.core.device import CPUQueue, get_active_device, handle_of
+from netcl.core.device import CPUQueue, get_active_device, handle_of, require
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
+from netcl.core.hooks import hooks
 from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor, wrap_array
 from netcl.engine.functions import exp_below
@@ -243,6 +244,19 @@ def _wrap(array: Any, name: str, given: Sequence[Tensor]) -> Tensor:
     if any(np.may_share_memory(stored, t.array) for t in given):
         stored = stored.copy()  # a result must not alias an input: either may be written in place
     return wrap_array(stored.reshape(array.shape), row.name, given[0].queue)
+
+
+def numpy_reference(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call an op by name on the NumPy backend, floats in float64; takes and returns arrays."""
+    queue = require("cpu").queue
+
+    def sent(value: Any) -> Any:
+        if isinstance(value, list):
+            return [sent(part) for part in value]
+        return Tensor.from_host(queue, value, "float64" if value.dtype.kind == "f" else None) if isinstance(value, np.ndarray) else value
+
+    found = hooks.call(name, *map(sent, args), **kwargs)
+    return tuple(x.to_host() for x in found) if isinstance(found, (tuple, list)) else found.to_host()
 
 
 def is_numpy(queue: Any) -> bool:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core.capabilities import DeviceProfile, device_profile
+from netcl.core.capabilities import DeviceProfile
 from netcl.core.commands import Given
-from netcl.core.device import CPUQueue
+from netcl.core.device import CPUQueue, handle_of
 from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DtypeError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector, is_named
@@ -50,8 +50,8 @@ def collapse(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Walk:
     (8, 3)
     """
     groups = merged_axes(shape, shapes) or [(1, (True,) * len(shapes))]
-    steps = tuple(steps_of(groups, k)[:-1] for k in range(len(shapes)))
-    return Walk(tuple(size for size, _ in groups[:-1]), groups[-1][0], steps, groups[-1][1])
+    steps = tuple([steps_of(groups, k)[:-1] for k in range(len(shapes))])
+    return Walk(tuple([size for size, _ in groups[:-1]]), groups[-1][0], steps, groups[-1][1])
 
 
 Groups = list[tuple[int, tuple[bool, ...]]]
@@ -64,7 +64,7 @@ def merged_axes(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Gr
     for axis, size in enumerate(shape):
         if size == 1:
             continue
-        present = tuple(s[axis] != 1 for s in padded)
+        present = tuple([s[axis] != 1 for s in padded])
         if groups and groups[-1][1] == present:
             groups[-1] = (groups[-1][0] * size, present)
         else:
@@ -88,7 +88,7 @@ def profile_of(queue: Any) -> DeviceProfile:
     """The profile of a queue's device, kept in the state of its context."""
     state = program.state(queue)
     if "profile" not in state:
-        state["profile"] = device_profile(queue.device)
+        state["profile"] = handle_of(queue).profile
     return state["profile"]
 
 

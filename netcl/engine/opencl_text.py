@@ -366,7 +366,7 @@ def _stream_function(dtype: DType, compute: str, layout: Layout) -> str:
 def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: str, layout: Layout, rounds: Sequence[str] = ()) -> str:
     """The typedefs and the load and store functions of every dtype that a kernel uses."""
     width = layout.width
-    mask = _MASKS.get(compute, compute)
+    mask, names = _MASKS.get(compute, compute), {d.name for d in (*loads, *stores)}
     parts = ["#define PICK(no, yes, mask) ((mask) ? (yes) : (no))"]
     if width == 16:
         parts.append("#define CONVERT16(kind, x) ((kind##16)(convert_##kind##8((x).lo), convert_##kind##8((x).hi)))")
@@ -374,13 +374,13 @@ def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: st
     if layout.half_bits and width > 1:
         of = {d.c_storage: "ushort" if d.name == "float16" else d.c_storage for d in (*loads, *stores)}
         parts += [f"typedef struct __attribute__((packed)) {{ {kind}{width} v; }} loose_{name};" for name, kind in of.items()]
-    if "double" in (compute, *(d.c_storage for d in (*loads, *stores))):
+    if compute == "double" or "float64" in names:
         parts.insert(0, "#pragma OPENCL EXTENSION cl_khr_fp64 : enable")
-    if width == 16 and not {"float16", "bfloat16"}.isdisjoint((*rounds, *(d.name for d in (*loads, *stores)))):
+    if width == 16 and not {"float16", "bfloat16"}.isdisjoint((*rounds, *names)):
         parts.append(_halfword_functions(16))
-    if any(d.name == "bfloat16" for d in stores) or "bfloat16" in rounds:
+    if "bfloat16" in (*[d.name for d in stores], *rounds):
         parts += [_bfloat16(w) for w in sorted({1, width})]
-    if layout.half_bits and width > 1 and (any(d.name == "float16" for d in (*loads, *stores)) or "float16" in rounds):
+    if layout.half_bits and width > 1 and "float16" in (*names, *rounds):
         parts.append(_half_bits(width))
     parts.append(rounding_functions(rounds, compute, layout))
     for dtype in dict.fromkeys(loads):
@@ -398,7 +398,7 @@ _HELPER_TEXTS = {"netcl_number": "real netcl_number(mask t) { return PICK((real)
 def helper_functions(text: str) -> str:
     """The definitions of the helpers that a piece of C calls."""
     used = set(re.findall(r"\bnetcl_[a-z]+\b", text))
-    return "\n".join(definition for name, definition in _HELPER_TEXTS.items() if name in used)
+    return "\n".join([definition for name, definition in _HELPER_TEXTS.items() if name in used])
 
 
 def statements(body: Body, compute: str) -> list[str]:

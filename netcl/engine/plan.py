@@ -106,15 +106,15 @@ class Plan:
         launches = [command.args for command in self.commands if isinstance(command, Launch)]
         most = max(map(len, launches), default=0)
         self.fixed = list(range(most))
-        start = most + sum(not isinstance(arg, At) for args in launches for arg in args)
-        numbered = any(isinstance(arg, Given) for args in launches for arg in args)
+        kinds = [type(arg) for args in launches for arg in args]
+        start, numbered = most + len(kinds) - kinds.count(At), Given in kinds
         for command in self.commands:
             if isinstance(command, HostStep):
                 self.steps.append((_host_step(self.queue, command.run), _chosen([start + self._slot(at.index) for at in command.at])))
                 continue
             pointers = [i for i, kind in enumerate(command.kernel.kinds) if kind is POINTER]
             numbers = command.args[len(pointers) :]
-            given = sum(isinstance(number, Given) for number in numbers)  # which come first
+            given = [type(number) for number in numbers].count(Given)  # which come first
             sized = command.kernel.sized(command.sizes, command.local, numbers[given:])
             places = range(len(command.args)) if sized is None else pointers
             slots: list[int] = []
@@ -136,7 +136,7 @@ class Plan:
         if not isinstance(command, Launch) or self.form is not None or self.writes or self.results[0][0] != self.operands:
             return None
         memory = [arg.index for arg in command.args if isinstance(arg, At)]
-        pointers = sum(kind is POINTER for kind in command.kernel.kinds)
+        pointers = command.kernel.kinds.count(POINTER)
         launch = self.steps[0][0]
         if memory != list(range(self.operands + 1)) or pointers != len(memory) or type(launch) is not Sized:
             return None

@@ -422,6 +422,13 @@ def formula(
     return lazy_graph.defer(name, body, values, [numbers[n] for n in body.scalars], whole, DTYPES[dtype], real, values[0].queue)
 
 
+def formula_of_arrays(text: str, bound: dict[str, Any], numbers: dict[str, Any], real: str) -> np.ndarray:
+    """Compute an expression over arrays and numbers."""
+    body = _formula(text, tuple(bound), tuple(numbers))
+    kind = _numpy_type(real).type
+    return numpy_function(body, real)(*(bound[name] for name in body.inputs), *(kind(numbers[name]) for name in body.scalars))[0]
+
+
 def busy(queue: Any, count: int, inner: int) -> bool:
     """Whether a kernel over rows keeps a device busy."""
     return isinstance(queue, CPUQueue) or inner <= LONG_ROW or count >= 2 * rows.device_of(queue)[2]

@@ -15,13 +15,14 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property, partial, wraps
 from typing import Any, Literal
 
 import numpy as np
 
 from netcl.core import methods
 from netcl.core.errors import message
+from netcl.engine import launch
 from netcl.engine.functions import FORMULA_FUNCTIONS, FormulaFunction
 
 Amp = Literal["half", "float", "keep"]
@@ -101,8 +102,8 @@ def _number_names(node: ast.AST, wanted: str = "n") -> set[str]:
         return {node.id} if wanted == "n" else set()
     if isinstance(node, ast.Call):
         pairs = zip(node.args, called(node).takes, strict=True)
-        return set().union(*(_number_names(arg, sort) for arg, sort in pairs))
-    return set().union(*(_number_names(child) for child in ast.iter_child_nodes(node)))
+        return set().union(*[_number_names(arg, sort) for arg, sort in pairs])
+    return set().union(*[_number_names(child) for child in ast.iter_child_nodes(node)])
 
 
 def _check_names(op: str, text: str, known: Iterable[str]) -> None:
@@ -182,7 +183,7 @@ class Pointwise:
     @cached_property
     def promoting(self) -> tuple[int, ...]:
         """The inputs whose dtype decides the result's: those used as numbers, not only as conditions."""
-        used = set().union(*(_number_names(parse(text)) for text in (self.fwd, *self.let.values())))
+        used = set().union(*[_number_names(parse(text)) for text in (self.fwd, *self.let.values())])
         return tuple(i for i in range(self.arity) if f"v{i}" in used) or tuple(range(self.arity))
 
     def resolve(self, params: Mapping[str, Any]) -> tuple[Pointwise, dict[str, Any]]:
@@ -374,7 +375,6 @@ class Op(_WithFunction):
     vjp: Callable[..., Any] | None
     ref: Callable[..., Any] | None
     inputs: tuple[str, ...]
-    cpu: Callable[..., Any] | None = None
     amp: Amp = "keep"
     samples: Sequence[Sample] = ()
     errors: Sequence[tuple[Sample, str]] = ()
@@ -519,14 +519,15 @@ def _tensor_inputs(call: Callable[..., Any]) -> tuple[str, ...]:
 def op(
     *,
     vjp: Callable[..., Any] | None,
-    ref: Callable[..., Any] | None,
+    ref: Callable[..., Any] | str | None,
     name: str = "",
     inputs: Sequence[str] = (),
     **columns: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function an op: register its row. ``vjp=None`` declares that it has no gradient.
 
-    Tensor inputs are the parameters annotated with ``Tensor``, unless ``inputs`` names them.
+    Tensor inputs are the parameters annotated with ``Tensor``, unless ``inputs`` names them. ``ref="numpy"``: the op on the NumPy
+    backend in float64 is the reference, itself held to golden data.
     """
 
     def add(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -535,10 +536,14 @@ def op(
         _check_vjp(title, call, vjp, tensors)
         doc = columns.pop("doc", inspect.getdoc(call) or "")
         differentiable = columns.pop("differentiable", vjp is not None)
-        register(Op(title, call, vjp, ref, tensors, differentiable=differentiable, doc=doc, **columns))
+        register(Op(title, call, vjp, _oracle(title, ref), tensors, differentiable=differentiable, doc=doc, **columns))
         return call
 
     return add
+
+
+def _oracle(title: str, ref: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
+    return partial(launch.numpy_reference, title) if isinstance(ref, str) else ref
 
 
 def _check_vjp(title: str, call: Callable[..., Any], vjp: Callable[..., Any] | None, inputs: tuple[str, ...]) -> None:
@@ -554,7 +559,7 @@ def _check_vjp(title: str, call: Callable[..., Any], vjp: Callable[..., Any] | N
 
 
 def composite(
-    *, ref: Callable[..., Any] | None, name: str = "", inputs: Sequence[str] = (), **columns: Any
+    *, ref: Callable[..., Any] | str | None, name: str = "", inputs: Sequence[str] = (), **columns: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make a function ``f(F, x, ...)`` over other ops an op: register its row.
 
@@ -573,7 +578,7 @@ def composite(
             raise ValueError(message(title, "the first parameter of a composite op must be F"))
         tensors = tuple(inputs) or tuple(parameter for parameter in _tensor_inputs(call) if parameter != "F")
         doc = columns.pop("doc", inspect.getdoc(call) or "")
-        register(Composite(title, call, ref, tensors, doc=doc, **columns))
+        register(Composite(title, call, _oracle(title, ref), tensors, doc=doc, **columns))
         return call
 
     return add

@@ -24,13 +24,12 @@ from netcl.ops.norm import (
     Channels,
     NormViews,
     Upstream,
-    apply_affine,
     batch_view,
     check_affine,
     defines_of,
     empty_pair,
     input_gradient,
-    moments,
+    norm_arrays,
     operands_of,
     parts_of,
     run_channels,
@@ -56,43 +55,6 @@ _BATCH_GRAD_SAMPLES = [
 ]  # fmt: skip
 
 
-# ---- the plain definitions
-
-
-def _batch_norm_ref(x, weight=None, bias=None, running_mean=None, running_var=None, momentum=0.1, eps=1e-5):
-    columns = np.moveaxis(x, 1, -1).reshape(-1, x.shape[1])
-    mean = np.array([c.mean() if c.size else 0 for c in columns.T])
-    rstd = np.array([1 / math.sqrt(c.var() + eps) if c.size else 1 / math.sqrt(eps) for c in columns.T])
-    return _batch_norm_inference_ref(x, mean, 1 / rstd**2 - eps, weight, bias, eps), mean, rstd
-
-
-def _batch_norm_grad_ref(upstream, x, weight, mean, rstd):
-    view = batch_view(x.shape)
-    g, seen = upstream.reshape(view.shape), x.reshape(view.shape)
-    xh = (seen - mean.reshape(view.stats)) * rstd.reshape(view.stats)
-    scale = (1 if weight is None else weight.reshape(view.affine)) * rstd.reshape(view.stats)
-    n = max(view.shared, 1)
-    by_channel = {"axis": (0, 2), "keepdims": True}
-    dx = scale * (g - g.sum(**by_channel) / n - xh * (g * xh).sum(**by_channel) / n)
-    return dx.reshape(x.shape), (g * xh).sum((0, 2)), g.sum((0, 2))
-
-
-def _batch_norm_inference_ref(x, mean, var, weight=None, bias=None, eps=1e-5, fuse_relu=False):
-    view = batch_view(x.shape)
-    y = (x.reshape(view.shape) - mean.reshape(view.stats)) / np.sqrt(var + eps).reshape(view.stats)
-    y = apply_affine(y, weight, bias, view).reshape(x.shape)
-    return np.maximum(y, 0) if fuse_relu else y
-
-
-def _batch_norm_public_ref(
-    x, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5, fuse_relu=False
-):
-    if training or running_mean is None:
-        y = _batch_norm_ref(x, weight, bias, eps=eps)[0]
-        return np.maximum(y, 0) if fuse_relu else y
-    return _batch_norm_inference_ref(x, running_mean, running_var, weight, bias, eps, fuse_relu)
-
-
 # ---- NumPy
 
 
@@ -104,7 +66,8 @@ def _batch_norm_grad_cpu(g: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> t
 def _inference_cpu(x: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: float, fuse_relu: bool) -> np.ndarray:
     view = batch_view(x.shape)
     scale = 1 / np.sqrt(var + var.dtype.type(eps)) * (1 if weight is None else weight)
-    y = apply_affine((x.reshape(view.shape) - mean.reshape(view.stats)) * scale.reshape(view.stats), None, bias, view).reshape(x.shape)
+    y = (x.reshape(view.shape) - mean.reshape(view.stats)) * scale.reshape(view.stats)
+    y = (y if bias is None else y + bias.reshape(view.affine)).reshape(x.shape)
     return np.maximum(y, 0) if fuse_relu else y
 
 
@@ -128,13 +91,12 @@ def _check_batch(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | Non
 def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], momentum: float, eps: float) -> Any:
     def compute(a: np.ndarray, w: Any, b: Any) -> tuple[np.ndarray, ...]:
         view = batch_view(a.shape)
-        deviation, mean, rstd = moments(a.reshape(view.shape), view, a.dtype.type(eps))
-        y = apply_affine(deviation * rstd, w, b, view)
+        y, mean, rstd = norm_arrays(a, w, b, view, eps)
         if running[0] is not None and a.size:
-            var = np.square(deviation).sum(view.stat_axes) / (view.shared - 1)
+            var = a.reshape(view.shape).var(view.stat_axes, ddof=1)
             for t, new in zip(running, (mean.reshape(-1), var), strict=True):
                 t.write((1 - momentum) * t.to_host() + momentum * new)
-        return y.reshape(a.shape), mean.reshape(-1), rstd.reshape(-1)
+        return y, mean.reshape(-1), rstd.reshape(-1)
 
     dtype = sum_dtype(x.dtype)
     return launch.run_cpu(compute, x, weight, bias, dtype=(x.dtype, dtype, dtype))
@@ -313,7 +275,7 @@ def _deferred_grad(upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> 
 # ---- ops
 
 
-@op(vjp=_batch_norm_train_vjp, ref=_batch_norm_ref, samples=_BATCH_SAMPLES, tol=4,
+@op(vjp=_batch_norm_train_vjp, ref="numpy", samples=_BATCH_SAMPLES, tol=4,
     deferred=_deferred_train,
     errors=[(S((1, 3), None, None, None, None), r"\[batch_norm\] training requires more than one value per channel")])  # fmt: skip
 def batch_norm_train(
@@ -335,7 +297,7 @@ def batch_norm_train(
     return _train_cl(x, weight, bias, running, momentum, eps)
 
 
-@op(vjp=_batch_norm_grad_vjp, ref=_batch_norm_grad_ref, cpu=_batch_norm_grad_cpu, samples=_BATCH_GRAD_SAMPLES, tol=8,
+@op(vjp=_batch_norm_grad_vjp, ref="numpy", samples=_BATCH_GRAD_SAMPLES, tol=8,
     deferred=_deferred_grad, waits=lambda upstream, *rest: lazy_graph.waiting_node(upstream) is not None)  # fmt: skip
 def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`batch_norm_train`: input, weight, bias."""
@@ -367,7 +329,7 @@ def _into_product(
 
 
 @op(
-    vjp=_batch_norm_inference_vjp, ref=_batch_norm_inference_ref, cpu=_inference_cpu, tol=4, deferred=_into_product,
+    vjp=_batch_norm_inference_vjp, ref="numpy", tol=4, deferred=_into_product,
     samples=[S((2, 3, 7, 5), (3,), (3,), (3,), (3,), low=0.1, high=2.0), S((3, 17), (17,), (17,), None, None, low=0.1),
              S((2, 3, 7, 5), (3,), (3,), (3,), (3,), low=0.1, high=2.0, fuse_relu=True),
              S((3, 17), (17,), (17,), None, None, low=0.1, fuse_relu=True), S((0, 3), (3,), (3,), None, None, low=0.1)],
@@ -399,7 +361,7 @@ def _selects_fused(x: Tensor) -> bool:
 
 
 @composite(
-    ref=_batch_norm_public_ref, tol=4,
+    ref="numpy", tol=4,
     samples=[S((4, 3, 5), None, None, (3,), (3,), training=True, fuse_relu=True),
              S((4, 3, 5), None, None, (3,), (3,), training=True), S((4, 3, 5), (3,), (3,), (3,), (3,), low=0.1)],
     errors=[(S((4, 3), (3,), None), r"\[batch_norm\] running mean and variance must be given together; mean=True, var=False"),

@@ -32,7 +32,7 @@ class Extremes(NamedTuple):
     max: Tensor
 
 
-def row(name: str, call: Callable[..., Any], ref: Callable[..., Any], *samples: Sample, doc: str, **columns: Any) -> None:
+def row(name: str, call: Callable[..., Any], ref: Callable[..., Any] | str, *samples: Sample, doc: str, **columns: Any) -> None:
     """Register a composite whose first parameters after ``F`` are the tensors of its samples."""
     inputs = tuple(inspect.signature(call).parameters)[1 : 1 + len(samples[0].shapes)]
 

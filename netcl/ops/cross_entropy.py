@@ -51,49 +51,6 @@ def _problem(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, *
     return LossProblem(*rows.around(logits.shape, axis), target.shape == logits.shape, **options)
 
 
-# ---- the plain definition
-
-
-def _rows_ref(logits, target, weight, ignore_index, label_smoothing, log_probs):
-    """Return logits and weighted targets as (rows, classes), the weight of each row, and the logarithms of the sums of exponentials."""
-    axis = 1 if logits.ndim > 1 else 0
-    classes = logits.shape[axis]
-    x = np.moveaxis(logits, axis, -1).reshape(-1, classes)
-    w = np.ones(classes) if weight is None else weight
-    logs = np.zeros(len(x)) if log_probs else np.logaddexp.reduce(x, -1)
-    if target.shape == logits.shape:
-        t = np.moveaxis(target, axis, -1).reshape(-1, classes).astype(float)
-        return x, (t * (1 - label_smoothing) + label_smoothing / classes) * w, np.ones(len(x)), logs
-    t, counts = np.zeros(x.shape), np.zeros(len(x))
-    for row, label in enumerate(np.rint(target.reshape(-1)).astype(int)):
-        if label != ignore_index:
-            t[row] = label_smoothing / classes * w
-            t[row, label] += (1 - label_smoothing) * w[label]
-            counts[row] = w[label]
-    return x, t, counts, logs
-
-
-def cross_entropy_ref(logits, target, weight=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, log_probs=False):
-    x, t, counts, logs = _rows_ref(logits, target, weight, ignore_index, label_smoothing, log_probs)
-    losses = (t * (logs[:, None] - x)).sum(-1)
-    shape = target.shape if target.shape != logits.shape else np.delete(logits.shape, 1 if logits.ndim > 1 else 0)
-    logs = logs.reshape(tuple(shape))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        if reduction == "none":
-            return losses.reshape(logs.shape), logs, np.ones(())
-        return (losses.sum() / counts.sum(), logs, 1 / counts.sum()) if reduction == "mean" else (losses.sum(), logs, np.ones(()))
-
-
-def _grad_ref(
-    upstream, logits, target, weight, logarithms, scale, reduction="mean", ignore_index=-100, label_smoothing=0.0, log_probs=False
-):
-    x, t, _, _ = _rows_ref(logits, target, weight, ignore_index, label_smoothing, log_probs)
-    p = np.zeros(x.shape) if log_probs else np.exp(x - logarithms.reshape(-1, 1))
-    d = (p * t.sum(-1, keepdims=True) - t) * upstream.reshape(-1, 1) * scale
-    axis = 1 if logits.ndim > 1 else 0
-    return np.moveaxis(d.reshape(np.moveaxis(logits, axis, -1).shape), -1, axis)
-
-
 # ---- NumPy
 
 
@@ -269,7 +226,7 @@ _L = {"dtypes": (None, "int64", None)}
 _CROSS_ENTROPY_SAMPLES = [
     S((3, 5), (3,), None, high=(1.0, 5), low=(-1.0, 0), **_L),
     S((2, 257), (2,), (257,), high=(1.0, 257, 2.0), low=(-1.0, 0, 0.5), **_L),
-    S((33, 10), (33,), None, dtypes=(None, "float32", None), low=(-1.0, 3.0), high=(1.0, 3.0), reduction="sum"),
+    S((33, 10), (33,), None, dtypes=(None, "int16", None), low=(-1.0, 0), high=(1.0, 10), reduction="sum"),
     S((4, 3, 5), (4, 5), (3,), high=(1.0, 3, 2.0), low=(-1.0, 0, 0.5), label_smoothing=0.1, dtypes=(None, "uint8", None)),
     S((4, 5), (4,), None, high=(1.0, 5), low=(-1.0, 0), ignore_index=2, reduction="none", label_smoothing=0.2, **_L),
     S((4, 5), (4, 5), (5,), low=0.1),
@@ -291,7 +248,7 @@ _CROSS_ENTROPY_ERRORS = [
 ]
 
 
-@op(vjp=_forward_vjp, ref=cross_entropy_ref, cpu=_forward_cpu, amp="float", tol=4, samples=_CROSS_ENTROPY_SAMPLES,
+@op(vjp=_forward_vjp, ref="numpy", amp="float", tol=4, samples=_CROSS_ENTROPY_SAMPLES,
     errors=_CROSS_ENTROPY_ERRORS)  # fmt: skip
 def cross_entropy_forward(
     logits: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean", ignore_index: int = -100,
@@ -319,7 +276,7 @@ def _empty(logits: Tensor, p: LossProblem, shape: tuple[int, ...]) -> tuple[Tens
     return loss, Tensor.full(shape, -math.inf, sums, **where), Tensor.full((), math.inf if p.reduction == "mean" else 1, sums, **where)
 
 
-@op(vjp=_grad_vjp, ref=_grad_ref, cpu=_grad_cpu, amp="float", samples=_CROSS_ENTROPY_GRAD_SAMPLES, tol=4)
+@op(vjp=_grad_vjp, ref="numpy", amp="float", samples=_CROSS_ENTROPY_GRAD_SAMPLES, tol=4)
 def cross_entropy_grad(
     upstream: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, logarithms: Tensor, scale: Tensor, *, reduction: str = "mean",
     ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False,

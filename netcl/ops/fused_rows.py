@@ -1,7 +1,8 @@
-"""Reductions, softmax and row norms expressed in deferred formulas and folds, for compiled functions.
+"""Softmax and row norms in formulas and folds: what the NumPy backend computes and what compiled functions defer.
 
-Each entry of :data:`FUSED` expresses an op in formulas and folds. It returns ``None`` for a call that is not over rows; the op's own
-kernel then runs and raises its errors.
+Functions ``*_rows`` are the formulas. They take ``r``, which evaluates them: :class:`ArrayRows` at once, on arrays; :class:`_Rows` in
+the generated kernel of a compiled function. Each entry of :data:`FUSED` defers an op. It returns ``None`` for a call that is not over
+rows; the op's own kernel then runs and raises its errors.
 """
 
 from __future__ import annotations
@@ -11,25 +12,16 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from netcl.core.dtype import DTYPES, STORED
 from netcl.core.tensor import Tensor, with_shape
-from netcl.engine import fused_kernel, launch, lazy_graph
+from netcl.engine import launch, lazy_graph
 from netcl.engine.call import planned
 from netcl.engine.map_kernel import fusable
 from netcl.engine.modes import deferral
-from netcl.engine.reduction import SAME, busy, fold_innermost, formula
+from netcl.engine.reduction import SAME, busy, fold_innermost, formula, formula_of_arrays
 from netcl.engine.registry import REGISTRY, Op, Reduction
-
-# ---- ops
-
-
-def _last(x: Any, axis: int) -> bool:
-    """Whether ``axis`` is the last axis of a float tensor whose rows the device can fuse."""
-    if not isinstance(x, Tensor) or x.dtype not in launch.FLOATS or not x.ndim or not x.size or not -x.ndim <= axis < x.ndim:
-        return False
-    real = DTYPES[x.dtype].c_compute
-    count = x.size // x.shape[-1]
-    return axis % x.ndim == x.ndim - 1 and fusable(x.queue, x.shape, real, DTYPES[x.dtype], (x,)) and busy(x.queue, count, x.shape[-1])
 
 
 class _Rows:
@@ -49,35 +41,96 @@ class _Rows:
         return fold_innermost(row, x, self.axes, True, (), self.wide, self.real)
 
 
-def _deferred_softmax(x: Any, axis: int = -1) -> Tensor | None:
-    if not _last(x, axis):
-        return None
-    r = _Rows("softmax", x)
+class ArrayRows:
+    """Formulas over arrays, with folds over ``axes``."""
+
+    dtype = ""
+
+    def __init__(self, like: np.ndarray, axes: tuple[int, ...]):
+        self.axes, self.real = axes, "double" if like.dtype == np.float64 else "float"
+
+    def of(self, text: str, dtype: str = "", numbers: dict[str, Any] | None = None, **bound: Any) -> np.ndarray:
+        return formula_of_arrays(text, bound, numbers or {}, self.real)
+
+    def fold(self, name: str, x: np.ndarray) -> np.ndarray:
+        if name == "amax":
+            return x.max(self.axes, keepdims=True, initial=-np.inf)
+        total = x.sum(self.axes, keepdims=True)
+        return total if name == "sum" else total / max(math.prod(x.shape[axis] for axis in self.axes), 1)
+
+
+# ---- formulas
+
+
+def softmax_rows(r, x):
     e = r.of("EXP_BELOW(v0 - v1)", v0=x, v1=r.fold("amax", x))
-    return r.of("v0 * v1", x.dtype, v0=e, v1=r.of("1 / v0", v0=r.fold("sum", e)))
+    return r.of("v0 * v1", r.dtype, v0=e, v1=r.of("1 / v0", v0=r.fold("sum", e)))
 
 
-def _log_softmax(x: Any, axis: int = -1) -> Tensor | None:
-    if not _last(x, axis):
-        return None
-    r = _Rows("log_softmax", x)
+def log_softmax_rows(r, x):
     z = r.of("v0 - v1", v0=x, v1=r.fold("amax", x))
-    return r.of("v0 - v1", x.dtype, v0=z, v1=r.of("LOG(v0)", v0=r.fold("sum", r.of("EXP_BELOW(v0)", v0=z))))
+    return r.of("v0 - v1", r.dtype, v0=z, v1=r.of("LOG(v0)", v0=r.fold("sum", r.of("EXP_BELOW(v0)", v0=z))))
 
 
-def _softmax_grad(upstream: Any, y: Any, axis: int = -1) -> Tensor | None:
-    if not _last(y, axis) or not isinstance(upstream, Tensor) or upstream.shape != y.shape:
-        return None
-    r = _Rows("softmax_grad", y)
+def softmax_grad_rows(r, upstream, y):
     total = r.fold("sum", r.of("v0 * v1", v0=upstream, v1=y))
-    return r.of("v1 * (v0 - v2)", y.dtype, v0=upstream, v1=y, v2=total)
+    return r.of("v1 * (v0 - v2)", r.dtype, v0=upstream, v1=y, v2=total)
 
 
-def _log_softmax_grad(upstream: Any, y: Any, axis: int = -1) -> Tensor | None:
-    if not _last(y, axis) or not isinstance(upstream, Tensor) or upstream.shape != y.shape:
-        return None
-    r = _Rows("log_softmax_grad", y)
-    return r.of("v0 - EXP_BELOW(v1) * v2", y.dtype, v0=upstream, v1=y, v2=r.fold("sum", upstream))
+def log_softmax_grad_rows(r, upstream, y):
+    return r.of("v0 - EXP_BELOW(v1) * v2", r.dtype, v0=upstream, v1=y, v2=r.fold("sum", upstream))
+
+
+def norm_rows(r, x, weight, bias, centered, eps):
+    """Return the result, the means (``None`` if not ``centered``) and one over the standard deviations."""
+    mean = r.fold("mean", x) if centered else None
+    d = r.of("v0 - v1", v0=x, v1=mean) if centered else x
+    rstd = r.of("RSQRT(v0 + eps)", v0=r.fold("mean", r.of("v0 * v0", v0=d)), numbers={"eps": eps})
+    bound = {name: t for name, t in {"v0": d, "v1": rstd, "v2": weight, "v3": bias}.items() if t is not None}
+    return r.of(f"v0 * v1{' * v2' * ('v2' in bound)}{' + v3' * ('v3' in bound)}", r.dtype, **bound), mean, rstd
+
+
+def norm_grad_rows(r, upstream, x, weight, mean, rstd, centered):
+    gw = upstream if weight is None else r.of("v0 * v1", v0=upstream, v1=weight)
+    xh = r.of("(v0 - v1) * v2", v0=x, v1=mean, v2=rstd)
+    bound = {"v0": gw, "v1": xh, "v2": r.fold("mean", r.of("v0 * v1", v0=gw, v1=xh)), "v3": rstd}
+    if not centered:
+        return r.of("v3 * (v0 - v1 * v2)", r.dtype, **bound)
+    return r.of("v3 * (v0 - v1 * v2 - v4)", r.dtype, **bound, v4=r.fold("mean", gw))
+
+
+def norm_weight_terms(r, upstream, x, mean, rstd):
+    """Return what the gradients of weight and bias are sums of."""
+    return r.of("v0 * (v1 - v2) * v3", v0=upstream, v1=x, v2=mean, v3=rstd), r.of("v0", v0=upstream)
+
+
+def along_axis(rows: Callable[..., Any], *arrays: np.ndarray, axis: int) -> np.ndarray:
+    """Evaluate a formula along an axis of arrays."""
+    return rows(ArrayRows(arrays[-1], (axis,) if arrays[-1].ndim else ()), *arrays)
+
+
+# ---- deferred ops
+
+
+def _last(x: Any, axis: int) -> bool:
+    """Whether an op along an axis is one along rows of a float tensor that the device supports."""
+    if not isinstance(x, Tensor) or x.dtype not in launch.FLOATS or not x.ndim or not x.size or not -x.ndim <= axis < x.ndim:
+        return False
+    real = DTYPES[x.dtype].c_compute
+    count = x.size // x.shape[-1]
+    return axis % x.ndim == x.ndim - 1 and fusable(x.queue, x.shape, real, DTYPES[x.dtype], (x,)) and busy(x.queue, count, x.shape[-1])
+
+
+def _deferred_along_axis(name: str, rows: Callable[..., Any], count: int) -> Callable[..., Tensor | None]:
+    """An op along the axis that is its argument after ``count`` tensors, deferred."""
+
+    def deferred(*args: Any, axis: int = -1) -> Tensor | None:
+        tensors, y = args[:count], args[count - 1]
+        if not _last(y, *(args[count:] or (axis,))) or any(not isinstance(t, Tensor) or t.shape != y.shape for t in tensors):
+            return None
+        return rows(_Rows(name, y), *tensors)
+
+    return deferred
 
 
 def _is_row_norm(x: Any, axes: int, groups: int, *others: Any) -> bool:
@@ -95,17 +148,7 @@ def _row_norm(
     if not _is_row_norm(x, axes, groups, weight, bias):
         return None
     r, lead = _Rows("row_norm", x, axes), x.shape[: x.ndim - axes]
-    mean = r.fold("mean", x) if centered else None
-    d = r.of("v0 - v1", v0=x, v1=mean) if centered else x
-    spread = r.fold("mean", r.of("v0 * v0", v0=d))
-    rstd = r.of("RSQRT(v0 + eps)", v0=spread, numbers={"eps": eps})
-    text = "v0 * v1"
-    bound: dict[str, Any] = {"v0": d, "v1": rstd}
-    if weight is not None:
-        text, bound = f"{text} * v2", {**bound, "v2": weight}
-    if bias is not None:
-        text, bound = f"{text} + v3", {**bound, "v3": bias}
-    y = r.of(text, x.dtype, **bound)
+    y, mean, rstd = norm_rows(r, x, weight, bias, centered, eps)
     stats = Tensor.zeros(lead, r.wide, queue=x.queue) if mean is None else with_shape(mean, lead)
     return y, stats, with_shape(rstd, lead)
 
@@ -115,15 +158,9 @@ def _row_norm_grad(
 ) -> Tensor | None:
     if not _is_row_norm(x, axes, groups, weight) or not isinstance(upstream, Tensor) or upstream.shape != x.shape:
         return None
-    r = _Rows("row_norm_grad", x, axes)
     kept = (*mean.shape, *(1,) * axes)
-    gw = upstream if weight is None else r.of("v0 * v1", v0=upstream, v1=weight)
-    xh = r.of("(v0 - v1) * v2", v0=x, v1=with_shape(mean, kept), v2=with_shape(rstd, kept))
-    slope = r.fold("mean", r.of("v0 * v1", v0=gw, v1=xh))
-    bound: dict[str, Any] = {"v0": gw, "v1": xh, "v2": slope, "v3": with_shape(rstd, kept)}
-    if not centered:
-        return r.of("v3 * (v0 - v1 * v2)", x.dtype, **bound)
-    return r.of("v3 * (v0 - v1 * v2 - v4)", x.dtype, **bound, v4=r.fold("mean", gw))
+    stats = with_shape(mean, kept), with_shape(rstd, kept)
+    return norm_grad_rows(_Rows("row_norm_grad", x, axes), upstream, x, weight, *stats, centered)
 
 
 def _row_norm_weight_grad(upstream: Any, x: Any, mean: Any, rstd: Any, *, axes: int = 1, groups: int = 0) -> tuple[Tensor, Tensor] | None:
@@ -131,9 +168,8 @@ def _row_norm_weight_grad(upstream: Any, x: Any, mean: Any, rstd: Any, *, axes: 
         return None
     r, kept = _Rows("row_norm_weight_grad", x, axes), (*mean.shape, *(1,) * axes)
     shape, dtype = x.shape[x.ndim - axes :], DTYPES[mean.dtype]
-    gx = r.of("v0 * (v1 - v2) * v3", v0=upstream, v1=x, v2=with_shape(mean, kept), v3=with_shape(rstd, kept))
-    g = r.of("v0", v0=upstream)
-    sums = [lazy_graph.defer_columns("columns", SAME, t, axes, shape, dtype, r.real) for t in (gx, g)]
+    terms = norm_weight_terms(r, upstream, x, with_shape(mean, kept), with_shape(rstd, kept))
+    sums = [lazy_graph.defer_columns("columns", SAME, t, axes, shape, dtype, r.real) for t in terms]
     return None if sums[0] is None or sums[1] is None else (sums[0], sums[1])
 
 
@@ -148,7 +184,9 @@ def _row_norm_grads(
 
 
 FUSED: dict[str, Callable[..., Any]] = {
-    "softmax": _deferred_softmax, "log_softmax": _log_softmax, "softmax_grad": _softmax_grad, "log_softmax_grad": _log_softmax_grad,
+    "softmax": _deferred_along_axis("softmax", softmax_rows, 1), "log_softmax": _deferred_along_axis("log_softmax", log_softmax_rows, 1),
+    "softmax_grad": _deferred_along_axis("softmax_grad", softmax_grad_rows, 2),
+    "log_softmax_grad": _deferred_along_axis("log_softmax_grad", log_softmax_grad_rows, 2),
     "row_norm": _row_norm, "row_norm_grad": _row_norm_grad, "row_norm_weight_grad": _row_norm_weight_grad,
     "row_norm_grads": _row_norm_grads,
 }  # fmt: skip
@@ -180,6 +218,3 @@ def deferred_expand(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     if not wanted or not fusable(x.queue, shape, real, DTYPES[x.dtype], (x,)):
         return None
     return lazy_graph.defer("expand", SAME, (x,), (), shape, DTYPES[x.dtype], real, x.queue)
-
-
-__all__ = ["FUSED", "deferred_expand", "fused", "fused_kernel"]

@@ -7,7 +7,6 @@ reading them back.
 from __future__ import annotations
 
 import inspect
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.registry import Pointwise, S, alias, composite, register
-from netcl.ops.cross_entropy import cross_entropy_ref
 
 IGNORE = -100
 
@@ -67,12 +65,6 @@ def _check_reduction(name: str, reduction: str) -> None:
         raise ValueError(message(name, f"reduction must be {', '.join(('mean', 'sum', *more))} or none", reduction=repr(reduction)))
 
 
-def _ref(loss: np.ndarray, reduction: str) -> np.ndarray:
-    if reduction == "batchmean":
-        return np.asarray(loss.sum() / len(loss))
-    return loss if reduction == "none" else np.asarray(loss.sum() if reduction == "sum" else loss.mean())
-
-
 _BAD_REDUCTION = (S((3,), (3,), reduction="most"), r"reduction must be mean, sum or none; reduction='most'")
 _PAIRS = [S((3, 5), (3, 5)), S((257,), (257,), reduction="sum"), S((2, 3), (2, 3), reduction="none")]
 
@@ -91,8 +83,8 @@ def _same_shape(name: str, x: Any, target: Any, *more: Any) -> list[Any]:
 _UNLIKE = r"x\.shape=\(4, 1\), target\.shape=\(4,\); pass target\.reshape\(\(4, 1\)\), or x\.squeeze\(1\)"
 
 
-def _loss(name: str, elements: Any, ref: Any, *samples: Any, doc: str, errors: Any = (), alike: bool = True, **columns: Any) -> None:
-    """Register a loss that ``elements`` and ``ref`` compute per element, with ``reduction``. ``alike``: x and target have equal shapes."""
+def _loss(name: str, elements: Any, *samples: Any, doc: str, errors: Any = (), alike: bool = True, **columns: Any) -> None:
+    """Register a loss that ``elements`` computes per element, with ``reduction``. ``alike``: x and target have equal shapes."""
     own = inspect.signature(elements)
     inputs = tuple(own.parameters)[1 : 1 + len(samples[0].shapes)]
     tensors = _same_shape if alike else launch.as_tensors
@@ -112,22 +104,18 @@ def _loss(name: str, elements: Any, ref: Any, *samples: Any, doc: str, errors: A
     typed = [p.replace(annotation=kinds[p.default]) if p.name in inputs else p for p in own.parameters.values()]
     call.__signature__ = own.replace(parameters=[*typed, reduction], return_annotation="Tensor")  # type: ignore[attr-defined]
     unlike = [(S((4, 1), (4,)), rf"\[{name}\] x and target must have the same shape; {_UNLIKE}")] * alike
-    composite(ref=lambda *given, reduction="mean", **options: _ref(ref(*given, **options), reduction), name=name, inputs=inputs,
+    composite(ref="numpy", name=name, inputs=inputs,
               samples=samples, errors=[*unlike, *errors], doc=doc, **{"amp": "float", **columns})(call)  # fmt: skip
 
 
 # ---- classification
 
 
-def _cross_entropy_ref(*given, **options):
-    return cross_entropy_ref(*given, **options)[0]
-
-
 _CE: dict[str, Any] = {"dtypes": ("float32", "int64", "float32"), "low": (-4.0, 0, 0.5), "high": (4.0, 3, 2.0)}
 
 
 @composite(
-    ref=_cross_entropy_ref,
+    ref="numpy",
     amp="float",
     tol=2,
     samples=[
@@ -166,7 +154,7 @@ def cross_entropy(
 
 
 @composite(
-    ref=partial(_cross_entropy_ref, log_probs=True),
+    ref="numpy",
     amp="float",
     samples=[S((4, 3), (4,), None, **_CE), S((2, 3, 5), (2, 5), (3,), **_CE), S((4, 3), (4,), (3,), reduction="sum", **_CE)],
     errors=[(S((2, 3), np.array([0, 3])), r"\[nll\] labels must be classes, got 3")],
@@ -187,18 +175,13 @@ def _smooth_l1(F: Any, x: Any, target: Any, *, beta: float = 1.0) -> Any:
     return F.where(F.lt(d, beta), F.mul(F.square(d), 0.5 / beta), F.sub(d, beta / 2)) if beta else d
 
 
-def _smooth_l1_ref(x, target, *, beta=1.0):
-    d = np.abs(x - target)
-    return np.where(d < beta, d * d / (2 * beta), d - beta / 2)
-
-
-_loss("mse", lambda F, x, target: F.square(F.sub(x, target)), lambda x, target: (x - target) ** 2, *_PAIRS, errors=[_BAD_REDUCTION],
+_loss("mse", lambda F, x, target: F.square(F.sub(x, target)), *_PAIRS, errors=[_BAD_REDUCTION],
       doc="The squared difference.")  # fmt: skip
-_loss("l1", lambda F, x, target: F.abs(F.sub(x, target)), lambda x, target: np.abs(x - target), *_PAIRS, doc="The absolute difference.")
-_loss("smooth_l1", _smooth_l1, _smooth_l1_ref, *_PAIRS, S((9,), (9,), beta=0.3),
+_loss("l1", lambda F, x, target: F.abs(F.sub(x, target)), *_PAIRS, doc="The absolute difference.")
+_loss("smooth_l1", _smooth_l1, *_PAIRS, S((9,), (9,), beta=0.3),
       doc="``d^2 / (2 beta)`` where ``d = |x - target| < beta``, else ``d - beta / 2``.")  # fmt: skip
 _loss("huber", lambda F, x, target, *, delta=1.0: F.mul(_smooth_l1(F, x, target, beta=delta), float(delta)),
-      lambda x, target, *, delta=1.0: delta * _smooth_l1_ref(x, target, beta=delta), *_PAIRS, S((9,), (9,), delta=0.4),
+      *_PAIRS, S((9,), (9,), delta=0.4),
       doc="``delta`` times the smooth L1 loss with ``beta = delta``.")  # fmt: skip
 
 
@@ -226,25 +209,20 @@ def _bce_with_logits(F: Any, x: Any, target: Any, weight: Any = None, pos_weight
     return _weighted(F, F.neg(F.add(yes, F.mul(F.sub(1.0, target), F.log_sigmoid(F.neg(x))))), weight)
 
 
-def _bce_logits_ref(x, target, weight=None, pos_weight=None):
-    p = 1.0 if pos_weight is None else pos_weight
-    return (p * target * np.logaddexp(0, -x) + (1 - target) * np.logaddexp(0, x)) * (1.0 if weight is None else weight)
-
-
 def _kl_div(F: Any, x: Any, target: Any, *, log_target: bool = False) -> Any:
     if log_target:
         return F.mul(F.exp(target), F.sub(target, x))
     return F.mul(target, F.sub(F.log(F.where(F.eq(target, 0.0), 1.0, target)), x))  # 0 log 0 is 0
 
 
-_loss("bce", lambda F, x, target, weight=None: _weighted(F, F.bce_elements(x, target), weight), _bce_ref,
+_loss("bce", lambda F, x, target, weight=None: _weighted(F, F.bce_elements(x, target), weight),
       S((3, 5), (3, 5), None, low=0.1, high=0.9), S((7,), (7,), (7,), reduction="sum", low=0.1, high=0.9), tol=2,
       doc="Binary cross-entropy of probabilities; logarithms are held above -100, as in torch.")  # fmt: skip
-_loss("bce_with_logits", _bce_with_logits, _bce_logits_ref,
+_loss("bce_with_logits", _bce_with_logits,
       S((3, 5), (3, 5), None, None, low=(-4.0, 0.0, 0, 0), high=(4.0, 1.0, 1, 1)),
       S((3, 5), (3, 5), (5,), (5,), low=(-4.0, 0.0, 0.5, 0.5), high=(4.0, 1.0, 2.0, 2.0)), S((9,), (9,), None, None, reduction="none"),
       doc="Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives.")  # fmt: skip
-_loss("kl_div", _kl_div, lambda x, y, *, log_target=False: np.exp(y) * (y - x) if log_target else y * (np.log(y) - x),
+_loss("kl_div", _kl_div,
       S((3, 5), (3, 5), low=(-3.0, 0.1), high=(0.0, 0.9)), S((3, 5), (3, 5), log_target=True, reduction="batchmean", low=-3.0, high=0.0),
       tol=2, doc="``target (log target - x)`` for log-probabilities x; ``log_target``: the target is one too. ``batchmean`` divides by the "
       "batch.")  # fmt: skip
@@ -253,17 +231,12 @@ _loss("kl_div", _kl_div, lambda x, y, *, log_target=False: np.exp(y) * (y - x) i
 # ---- similarity
 
 
-def _cosine_ref(a, b, *, axis=1, eps=1e-8):
-    lengths = [np.maximum(np.sqrt((v * v).sum(axis)), eps) for v in (a, b)]
-    return (a * b).sum(axis) / (lengths[0] * lengths[1])
-
-
 def _length(F: Any, x: Any, axis: int, eps: float) -> Any:
     """The Euclidean length along an axis, at least ``eps``; smooth at 0."""
     return F.sqrt(F.clamp(F.sum(F.square(x), axis=axis), min=eps * eps))
 
 
-@composite(ref=_cosine_ref, amp="float", tol=2, samples=[S((3, 5), (3, 5)), S((2, 3, 4), (2, 3, 4), axis=2), S((7,), (7,), axis=0)])
+@composite(ref="numpy", amp="float", tol=2, samples=[S((3, 5), (3, 5)), S((2, 3, 4), (2, 3, 4), axis=2), S((7,), (7,), axis=0)])
 def cosine_similarity(F: Any, a: Tensor, b: Tensor, *, axis: int = 1, eps: float = 1e-8) -> Tensor:
     """``a . b / (|a| |b|)`` along an axis; lengths count as at least ``eps``."""
     a, b = launch.as_tensors("cosine_similarity", a, b)
@@ -275,37 +248,27 @@ def _triplet(F: Any, anchor: Any, positive: Any, negative: Any, *, margin: float
     return F.relu(F.add(F.sub(near, far), float(margin)))
 
 
-def _triplet_ref(anchor, positive, negative, *, margin=1.0, p=2.0, eps=1e-6):
-    near, far = ((np.abs(anchor - other + eps) ** p).sum(-1) ** (1 / p) for other in (positive, negative))
-    return np.maximum(0, near - far + margin)
-
-
 def _contrastive(F: Any, a: Any, b: Any, target: Any, *, margin: float = 1.0) -> Any:
     d = _length(F, F.sub(a, b), -1, 1e-12)
     apart = F.square(F.relu(F.sub(float(margin), d)))
     return F.add(F.mul(target, F.square(d)), F.mul(F.sub(1.0, target), apart))
 
 
-def _contrastive_ref(a, b, target, *, margin=1.0):
-    d = np.sqrt(((a - b) ** 2).sum(-1))
-    return target * d**2 + (1 - target) * np.maximum(0, margin - d) ** 2
-
-
 _loss("hinge", lambda F, x, target, *, margin=1.0: F.relu(F.sub(float(margin), F.mul(x, target))),
-      lambda x, target, *, margin=1.0: np.maximum(0, margin - x * target), S((3, 5), (3, 5)),
-      S((9,), (9,), margin=0.5, reduction="sum"), doc="``max(0, margin - x target)`` for targets of -1 and 1.")  # fmt: skip
-_loss("triplet", _triplet, _triplet_ref, S((4, 5), (4, 5), (4, 5)), S((3, 2), (3, 2), (3, 2), margin=2.0, p=3.0, reduction="none"),
+      S((3, 5), (3, 5)), S((9,), (9,), margin=0.5, reduction="sum"),
+      doc="``max(0, margin - x target)`` for targets of -1 and 1.")  # fmt: skip
+_loss("triplet", _triplet, S((4, 5), (4, 5), (4, 5)), S((3, 2), (3, 2), (3, 2), margin=2.0, p=3.0, reduction="none"),
       alike=False, tol=2,
       doc="``max(0, |anchor - positive| - |anchor - negative| + margin)`` over the last axis, in the p-norm.")  # fmt: skip
-_loss("contrastive", _contrastive, _contrastive_ref,
+_loss("contrastive", _contrastive,
       S((4, 5), (4, 5), (4,), low=(-1.0, -1.0, 0.0), high=(1.0, 1.0, 1.0), margin=2.5),
       S((3, 2), (3, 2), (3,), low=(-1.0, -1.0, 0.0), high=1.0, margin=3.0, reduction="none"), alike=False, tol=2,
       doc="``t d^2 + (1 - t) max(0, margin - d)^2`` for the distance d of pairs that belong together (t = 1) or not (t = 0).")  # fmt: skip
 
 
 def _info_nce_ref(a, b, *, temperature=0.07, reduction="mean"):
-    unit = [v / np.sqrt((v * v).sum(1, keepdims=True)) for v in (a, b)]
-    return _cross_entropy_ref(unit[0] @ unit[1].T / temperature, np.arange(len(a)), reduction=reduction)
+    unit = [v / np.linalg.norm(v, axis=1, keepdims=True) for v in (a, b)]
+    return launch.numpy_reference("cross_entropy", unit[0] @ unit[1].T / temperature, np.arange(len(a)), reduction=reduction)
 
 
 @composite(ref=_info_nce_ref, amp="float", tol=10,

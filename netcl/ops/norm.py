@@ -18,6 +18,7 @@ from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch, rows
 from netcl.engine.registry import S, composite, op
+from netcl.ops.fused_rows import ArrayRows, norm_grad_rows, norm_rows, norm_weight_terms
 
 JOINED_COLUMNS = 16  # columns that a work-group of a GPU joins; must match the kernel
 CHANNEL_STRIP = 16  # vectors of channels per work-item of a CPU if the span is 1; must match the kernels
@@ -99,74 +100,25 @@ def _check_row_norm(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | 
     check_affine(name, x.shape[1:2] if groups else x.shape[x.ndim - axes :], weight, bias)
 
 
-# ---- the plain definitions
-
-
-def apply_affine(x: np.ndarray, weight: np.ndarray | None, bias: np.ndarray | None, view: View) -> np.ndarray:
-    y = x if weight is None else x * weight.reshape(view.affine)
-    return y if bias is None else y + bias.reshape(view.affine)
-
-
-def _row_norm_ref(x, weight=None, bias=None, axes=1, groups=0, centered=True, eps=1e-5):
-    view, stats = _row_view(x.shape, axes, groups), _stats_shape(x.shape, axes, groups)
-    seen = x.reshape(view.shape)
-    mean = seen.mean(view.stat_axes, keepdims=True) if centered else np.zeros(view.stats)
-    rstd = 1 / np.sqrt(((seen - mean) ** 2).mean(view.stat_axes, keepdims=True) + eps)
-    y = apply_affine((seen - mean) * rstd, weight, bias, view)
-    return y.reshape(x.shape), mean.reshape(stats), rstd.reshape(stats)
-
-
-def _row_norm_grad_ref(upstream, x, weight, mean, rstd, axes=1, groups=0, centered=True):
-    """Apply the Jacobian of every row, one by one."""
-    view = _row_view(x.shape, axes, groups)
-    n = view.shared
-    flat = (mean.size, n)
-    xh = ((x.reshape(view.shape) - mean.reshape(view.stats)) * rstd.reshape(view.stats)).reshape(flat)
-    gw = (upstream.reshape(view.shape) * (1 if weight is None else weight.reshape(view.affine))).reshape(flat)
-    jacobian = np.eye(n) - (1 / n if centered else 0) - xh[:, :, None] * xh[:, None, :] / n
-    return (rstd.reshape(-1, 1) * np.einsum("rij,rj->ri", jacobian, gw)).reshape(x.shape)
-
-
-def _row_norm_weight_grad_ref(upstream, x, mean, rstd, axes=1, groups=0):
-    view = _row_view(x.shape, axes, groups)
-    shape = x.shape[1:2] if groups else x.shape[x.ndim - axes :]
-    g, xh = upstream.reshape(view.shape), (x.reshape(view.shape) - mean.reshape(view.stats)) * rstd.reshape(view.stats)
-    return (g * xh).sum(view.affine_axes).reshape(shape), g.sum(view.affine_axes).reshape(shape)
-
-
 # ---- NumPy
 
 
-def moments(x: np.ndarray, view: View, eps: float, centered: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the deviations from the mean, the mean and one over the standard deviation."""
-    n = max(view.shared, 1)
-    mean = x.sum(view.stat_axes, keepdims=True) / n if centered else np.zeros(view.stats, x.dtype)
-    deviation = x - mean if centered else x
-    return deviation, mean, 1 / np.sqrt(np.square(deviation).sum(view.stat_axes, keepdims=True) / n + eps)
-
-
-def _row_norm_cpu(x: Any, weight: Any, bias: Any, axes: int, groups: int, centered: bool, eps: float) -> tuple[np.ndarray, ...]:
-    view, stats = _row_view(x.shape, axes, groups), _stats_shape(x.shape, axes, groups)
-    deviation, mean, rstd = moments(x.reshape(view.shape), view, x.dtype.type(eps), centered)
-    y = apply_affine(deviation * rstd, weight, bias, view)
-    return y.reshape(x.shape), mean.reshape(stats), rstd.reshape(stats)
+def norm_arrays(x: Any, weight: Any, bias: Any, view: View, eps: float, centered: bool = True) -> tuple[np.ndarray, ...]:
+    """Return the result, the means and one over the standard deviations, the latter two in the view's shape."""
+    weight, bias = (None if t is None else t.reshape(view.affine) for t in (weight, bias))
+    y, mean, rstd = norm_rows(ArrayRows(x, view.stat_axes), x.reshape(view.shape), weight, bias, centered, eps)
+    return y.reshape(x.shape), np.zeros_like(rstd) if mean is None else mean, rstd
 
 
 def input_gradient(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View, centered: bool = True) -> np.ndarray:
-    n = max(view.shared, 1)
-    rstd = rstd.reshape(view.stats)
-    gw = g.reshape(view.shape) * (1 if weight is None else weight.reshape(view.affine))
-    xh = (x.reshape(view.shape) - mean.reshape(view.stats)) * rstd
-    inner = gw - xh * ((gw * xh).sum(view.stat_axes, keepdims=True) / n)
-    if centered:
-        inner -= gw.sum(view.stat_axes, keepdims=True) / n
-    return (rstd * inner).reshape(x.shape)
+    given = g.reshape(view.shape), x.reshape(view.shape), None if weight is None else weight.reshape(view.affine)
+    stats = mean.reshape(view.stats), rstd.reshape(view.stats)
+    return norm_grad_rows(ArrayRows(x, view.stat_axes), *given, *stats, centered).reshape(x.shape)
 
 
-def weight_gradients(g: Any, x: Any, mean: Any, rstd: Any, view: View, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    g = g.reshape(view.shape)
-    xh = (x.reshape(view.shape) - mean.reshape(view.stats)) * rstd.reshape(view.stats)
-    return (g * xh).sum(view.affine_axes).reshape(shape), g.sum(view.affine_axes).reshape(shape)
+def weight_gradients(g: Any, x: Any, mean: Any, rstd: Any, view: View, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    given = g.reshape(view.shape), x.reshape(view.shape), mean.reshape(view.stats), rstd.reshape(view.stats)
+    return tuple(t.sum(view.affine_axes).reshape(shape) for t in norm_weight_terms(ArrayRows(x, ()), *given))
 
 
 # ---- OpenCL
@@ -410,7 +362,7 @@ def _row_norm_weight_grad_vjp(F, g, upstream, x, mean, rstd, axes, groups):
 # ---- ops
 
 
-@op(vjp=_row_norm_vjp, ref=_row_norm_ref, cpu=_row_norm_cpu, samples=_ROW_SAMPLES, tol=4)
+@op(vjp=_row_norm_vjp, ref="numpy", samples=_ROW_SAMPLES, tol=4)
 def row_norm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, axes: int = 1, groups: int = 0, centered: bool = True,
     eps: float = 1e-5,
@@ -423,9 +375,9 @@ def row_norm(
     _check_row_norm("row_norm", x, weight, bias, axes, groups)
     dtype, stats = sum_dtype(x.dtype), _stats_shape(x.shape, axes, groups)
     if x.backend == "cpu":
-        return launch.run_cpu(
-            _row_norm_cpu, x, weight, bias, dtype=(x.dtype, dtype, dtype), axes=axes, groups=groups, centered=centered, eps=eps
-        )
+        view = _row_view(x.shape, axes, groups)
+        y, *found = launch.run_cpu(norm_arrays, x, weight, bias, dtype=(x.dtype, dtype, dtype), view=view, eps=eps, centered=centered)
+        return y, *(with_shape(t, stats) for t in found)
     y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     mean, rstd = empty_pair(stats, x, dtype)
     if x.size:
@@ -436,7 +388,7 @@ def row_norm(
     return y, mean, rstd
 
 
-@op(vjp=_row_norm_grad_vjp, ref=_row_norm_grad_ref, cpu=input_gradient, samples=_ROW_GRAD_SAMPLES, tol=4)
+@op(vjp=_row_norm_grad_vjp, ref="numpy", samples=_ROW_GRAD_SAMPLES, tol=4)
 def row_norm_grad(
     upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0,
     centered: bool = True,
@@ -456,16 +408,11 @@ def row_norm_grad(
     return y
 
 
-def _grads_ref(upstream, x, weight, mean, rstd, axes=1, groups=0, centered=True):
-    sums = _row_norm_weight_grad_ref(upstream, x, mean, rstd, axes, groups)
-    return _row_norm_grad_ref(upstream, x, weight, mean, rstd, axes, groups, centered), *sums
-
-
 def _grads_cpu(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View, shape: tuple[int, ...], centered: bool) -> tuple[Any, ...]:
     return input_gradient(g, x, weight, mean, rstd, view, centered), *weight_gradients(g, x, mean, rstd, view, shape)
 
 
-@op(vjp=_row_norm_grads_vjp, ref=_grads_ref, cpu=_grads_cpu, samples=_ROW_GRADS_SAMPLES, tol=8)
+@op(vjp=_row_norm_grads_vjp, ref="numpy", samples=_ROW_GRADS_SAMPLES, tol=8)
 def row_norm_grads(
     upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0,
     centered: bool = True,
@@ -492,7 +439,7 @@ def row_norm_grads(
     return y, with_shape(weight_grad, shape), with_shape(bias_grad, shape)
 
 
-@op(vjp=_row_norm_weight_grad_vjp, ref=_row_norm_weight_grad_ref, cpu=weight_gradients, samples=_WEIGHT_GRAD_SAMPLES, tol=8)
+@op(vjp=_row_norm_weight_grad_vjp, ref="numpy", samples=_WEIGHT_GRAD_SAMPLES, tol=8)
 def row_norm_weight_grad(
     upstream: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *, axes: int = 1, groups: int = 0
 ) -> tuple[Tensor, Tensor]:
@@ -518,28 +465,6 @@ def row_norm_weight_grad(
 # ---- public ops
 
 
-def _layer_norm_ref(x, normalized_shape, weight=None, bias=None, eps=1e-5):
-    axes = tuple(range(x.ndim - np.size(normalized_shape), x.ndim))
-    y = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + eps)
-    y = y if weight is None else y * weight
-    return y if bias is None else y + bias
-
-
-def _rms_norm_ref(x, normalized_shape, weight=None, eps=1e-6):
-    axes = tuple(range(x.ndim - np.size(normalized_shape), x.ndim))
-    return x / np.sqrt((x * x).mean(axes, keepdims=True) + eps) * (1 if weight is None else weight)
-
-
-def _group_norm_ref(x, num_groups, weight=None, bias=None, eps=1e-5):
-    y = np.empty_like(x)
-    for image, group in np.ndindex(x.shape[0], num_groups):
-        part = np.s_[image, group * x.shape[1] // num_groups : (group + 1) * x.shape[1] // num_groups]
-        y[part] = (x[part] - x[part].mean()) / math.sqrt(x[part].var() + eps)
-    per_channel = (-1, *(1,) * (x.ndim - 2))
-    y = y if weight is None else y * weight.reshape(per_channel)
-    return y if bias is None else y + bias.reshape(per_channel)
-
-
 def _shape_of(x: Any) -> tuple[int, ...]:
     return x.shape if isinstance(x, Tensor) else np.shape(x)
 
@@ -561,7 +486,7 @@ def _channels_of(name: str, x: Any) -> int:
 
 
 @composite(
-    ref=_layer_norm_ref, inputs=("x", "weight", "bias"), tol=4,
+    ref="numpy", inputs=("x", "weight", "bias"), tol=4,
     samples=[S((3, 5), 5, (5,), (5,)), S((2, 3, 257), 257), S((2, 5, 7), normalized_shape=(5, 7))],
     errors=[(S((3, 5), 4), r"\[layer_norm\] the shape of x must end in the normalized shape \(4,\)"),
             (S((3, 5), 5, (4,)), r"\[row_norm\] weight must have shape \(5,\); weight=\(4,\)")],
@@ -579,7 +504,7 @@ def layer_norm(
 
 
 @composite(
-    ref=_rms_norm_ref, inputs=("x", "weight"), tol=4,
+    ref="numpy", inputs=("x", "weight"), tol=4,
     samples=[S((3, 5), 5, (5,)), S((2, 3, 257), 257)],
     errors=[(S((3, 5), 4), r"\[rms_norm\] the shape of x must end in the normalized shape \(4,\)")],
 )  # fmt: skip
@@ -594,7 +519,7 @@ def rms_norm(F: Any, x: Tensor, normalized_shape: int | Sequence[int], weight: T
 
 
 @composite(
-    ref=_group_norm_ref, inputs=("x", "weight", "bias"), tol=4,
+    ref="numpy", inputs=("x", "weight", "bias"), tol=4,
     samples=[S((2, 6, 5), 3, (6,), (6,)), S((2, 4, 3, 3), 1), S((3, 4), 2)],
     errors=[(S((2, 6, 5), 4), r"\[row_norm\] x must be \(N, C, ...\), with a number of channels that 4 groups divide"),
             (S((2, 6, 5), 0), r"\[group_norm\] num_groups must be at least 1; num_groups=0")],
@@ -608,7 +533,7 @@ def group_norm(F: Any, x: Tensor, num_groups: int, weight: Tensor | None = None,
 
 
 @composite(
-    ref=lambda x, weight=None, bias=None, eps=1e-5: _group_norm_ref(x, x.shape[1], weight, bias, eps), tol=4,
+    ref="numpy", tol=4,
     samples=[S((2, 3, 4, 5), (3,), (3,)), S((2, 3, 33))],
     errors=[(S((3,)), r"\[instance_norm\] x must be \(N, C, ...\); x=\(3,\)")],
 )  # fmt: skip

@@ -173,52 +173,10 @@ def cpu_average_grad(dy: np.ndarray, *, w: Windows, count_pad: bool = True) -> n
     return dx
 
 
-# ---- definitions
-
-
-def _ref_pool(x: np.ndarray, w: Windows, of: Any, dtype: Any = np.float64) -> np.ndarray:
-    """Apply ``of(pixels of a window, number of pixels it spans)`` to every window."""
-    out = np.empty((*x.shape[:2], *w.outs), dtype)
-    for i, (rows, high) in enumerate(w.along(0)):
-        for j, (columns, wide) in enumerate(w.along(1)):
-            patch = x[:, :, list(rows)][:, :, :, list(columns)]
-            out[:, :, i, j] = of(patch, high * wide)
-    return out
-
-
-def _ref_max(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-    w = _pool_windows("ref", x.shape[2:], *map(frozen, (kernel_size, stride, padding, dilation)), ceil_mode)
-    return _ref_pool(x, w, lambda patch, _: patch.max(axis=(2, 3)), x.dtype)
-
-
-def _ref_average(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
-    w = _pool_windows("ref", x.shape[2:], *map(frozen, (kernel_size, stride, padding)), 1, ceil_mode)
-    if count_include_pad:
-        return _ref_pool(x, w, lambda patch, count: patch.sum(axis=(2, 3)) / count)
-    return _ref_pool(x, w, lambda patch, _: patch.mean(axis=(2, 3)))
-
-
-def _ref_average_grad(dy, *, windows, count_pad=True):
-    """Add every gradient to the pixels of its window, divided by their number."""
-    dx = np.zeros((*dy.shape[:2], *windows.size))
-    for i, (rows, high) in enumerate(windows.along(0)):
-        for j, (columns, wide) in enumerate(windows.along(1)):
-            share = dy[:, :, i : i + 1, j : j + 1] / (high * wide if count_pad else len(rows) * len(columns))
-            dx[np.ix_(range(dy.shape[0]), range(dy.shape[1]), rows, columns)] += share
-    return dx
-
-
-def _ref_max_grad(dy, places, *, windows):
-    dx = np.zeros((*dy.shape[:2], math.prod(windows.size)))
-    for at in np.ndindex(dy.shape):
-        dx[at[0], at[1], places[at]] += dy[at]
-    return dx.reshape(*dy.shape[:2], *windows.size)
-
-
 # ---- over windows
 
 
-@op(vjp=lambda F, g, out, windows: None if g[0] is None else F.pool_max_grad(g[0], out[1], windows=windows), ref=None, cpu=cpu_max)
+@op(vjp=lambda F, g, out, windows: None if g[0] is None else F.pool_max_grad(g[0], out[1], windows=windows), ref=None)
 def pool_max(x: Tensor, *, windows: Windows) -> tuple[Tensor, Tensor]:
     """Return the maximum of each window, and its position in its plane, counted row by row (int32)."""
     x = image("pool_max", x, launch.NUMBERS)
@@ -255,7 +213,7 @@ def _max_grad_vjp(F, g, places):
 _OTHER_GRADIENT = r"\[{}\] dy must be the gradient of an output of 2 x 2 pixels; dy.shape=\(1, 1, 3, 2\), "
 
 
-@op(vjp=_max_grad_vjp, ref=_ref_max_grad, cpu=cpu_max_grad,
+@op(vjp=_max_grad_vjp, ref="numpy",
     samples=[
         S((1, 2, 2, 2), np.array([[[[0, 2], [8, 10]], [[5, 7], [13, 15]]]], "int32"), windows=Windows((4, 4), (2, 2), (2, 2), (2, 2))),
         S((1, 1, 2, 2), np.array([[[[4, 4], [4, 8]]]], "int32"), windows=Windows((3, 3), (2, 2), (2, 2))),
@@ -281,7 +239,7 @@ def pool_max_grad(dy: Tensor, places: Tensor, *, windows: Windows) -> Tensor:
     return dx
 
 
-@op(vjp=lambda F, g, windows, count_pad: F.pool_average_grad(g, windows=windows, count_pad=count_pad), ref=None, cpu=cpu_average)
+@op(vjp=lambda F, g, windows, count_pad: F.pool_average_grad(g, windows=windows, count_pad=count_pad), ref=None)
 def pool_average(x: Tensor, *, windows: Windows, count_pad: bool = True) -> Tensor:
     """Return the mean of each window; ``count_pad``: whether padding counts."""
     x = image("pool_average", x)
@@ -295,8 +253,7 @@ def pool_average(x: Tensor, *, windows: Windows, count_pad: bool = True) -> Tens
 _STRIDED = Windows((8, 9), (5, 5), (3, 2), (2, 2), (1, 1))
 
 
-@op(vjp=lambda F, g, windows, count_pad: F.pool_average(g, windows=windows, count_pad=count_pad), ref=_ref_average_grad,
-    cpu=cpu_average_grad,
+@op(vjp=lambda F, g, windows, count_pad: F.pool_average(g, windows=windows, count_pad=count_pad), ref="numpy",
     samples=[S((2, 3, 3, 4), windows=Windows((7, 9), (3, 4), (2, 2), (2, 2))), S((1, 2, 5, 5), windows=_STRIDED, count_pad=False),
              *(S((1, 2, *outs), windows=Windows(size, outs, adaptive=True))
                for size, outs in (((7, 9), (1, 1)), ((7, 10), (3, 4)), ((3, 4), (5, 4))))],
@@ -317,7 +274,7 @@ def pool_average_grad(dy: Tensor, *, windows: Windows, count_pad: bool = True) -
 # ---- images
 
 
-@composite(ref=_ref_max,
+@composite(ref="numpy",
     samples=[
         S((1, 1, 1, 1), kernel_size=1),
         S((2, 3, 7, 9), kernel_size=2),
@@ -352,7 +309,7 @@ def max_pool2d(
     return both if return_indices else both[0]
 
 
-@composite(ref=_ref_average,
+@composite(ref="numpy",
     samples=[
         S((1, 1, 1, 1), kernel_size=1),
         S((2, 3, 7, 9), kernel_size=2),
@@ -378,12 +335,7 @@ def avg_pool2d(
     return F.pool_average(x, windows=w, count_pad=count_include_pad)
 
 
-def _ref_adaptive(x, output_size, of=np.mean):
-    w = _adaptive_windows("ref", x.shape[2:], frozen(output_size))
-    return _ref_pool(x, w, lambda patch, _: of(patch, axis=(2, 3)))
-
-
-@composite(ref=_ref_adaptive,
+@composite(ref="numpy",
     samples=[
         S((2, 3, 7, 9), output_size=1),
         S((1, 2, 7, 10), output_size=(3, 4)),
@@ -400,7 +352,7 @@ def adaptive_avg_pool2d(F: Any, x: Tensor, output_size: Any) -> Tensor:
     return F.pool_average(x, windows=_adaptive_windows("adaptive_avg_pool2d", x.shape[2:], frozen(output_size)))
 
 
-@composite(ref=lambda x, output_size, return_indices=False: _ref_adaptive(x, output_size, np.max),
+@composite(ref="numpy",
     samples=[S((2, 3, 7, 9), output_size=1), S((1, 2, 7, 10), output_size=(3, 4)), S((1, 2, 3, 4), output_size=(5, 4))],
     errors=[(S((2, 3, 7), output_size=1), r"\[adaptive_max_pool2d\] x must have four dimensions: ")])  # fmt: skip
 def adaptive_max_pool2d(F: Any, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
@@ -420,8 +372,7 @@ def _signal(F: Any, name: str, x: Any) -> Any:
     return from_signal(F, x)
 
 
-@composite(ref=lambda x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False: _ref_max(
-        x[:, :, None], (1, kernel_size), for_image(stride, 1), (0, padding), (1, dilation), ceil_mode)[:, :, 0],
+@composite(ref="numpy",
     samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, ceil_mode=True)],
     errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[max_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
 def max_pool1d(
@@ -435,8 +386,7 @@ def max_pool1d(
     return (to_signal(F, y), to_signal(F, places)) if return_indices else to_signal(F, y)
 
 
-@composite(ref=lambda x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True: _ref_average(
-        x[:, :, None], (1, kernel_size), for_image(stride, 1), (0, padding), ceil_mode, count_include_pad)[:, :, 0],
+@composite(ref="numpy",
     samples=[S((2, 3, 9), kernel_size=2), S((1, 2, 10), kernel_size=3, stride=2, padding=1, count_include_pad=False)],
     errors=[(S((2, 3, 7, 7), kernel_size=2), r"\[avg_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
 def avg_pool1d(
@@ -450,7 +400,7 @@ def avg_pool1d(
     )
 
 
-@composite(ref=lambda x, output_size: _ref_adaptive(x[:, :, None], (1, output_size))[:, :, 0],
+@composite(ref="numpy",
     samples=[S((2, 3, 9), output_size=4), S((1, 2, 5), output_size=1)],
     errors=[(S((2, 3), output_size=1), r"\[adaptive_avg_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
 def adaptive_avg_pool1d(F: Any, x: Tensor, output_size: int) -> Tensor:

@@ -45,42 +45,6 @@ def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, 
     return x
 
 
-# ---- definitions
-
-
-def _resize_matrix(size: int, outs: int, step: float, mode: str, align: bool) -> np.ndarray:
-    """Return the weight of every pixel in every output: ``(outs, size)``."""
-    weights = np.zeros((outs, size))
-    for o in range(outs):
-        if mode == "nearest":
-            weights[o, min(math.floor(np.float32(o) * np.float32(step)), size - 1)] = 1
-            continue
-        where = max(o * step if align else (o + 0.5) * step - 0.5, 0.0)
-        low = min(math.floor(where), size - 1)
-        weights[o, low] += 1 - (where - low)
-        weights[o, min(low + 1, size - 1)] += where - low
-    return weights
-
-
-def _ref_resample(x, *, size, steps, mode="nearest", align_corners=False, back=False):
-    ends = (size, x.shape[2:]) if back else (x.shape[2:], size)
-    down, across = (_resize_matrix(n, m, s, mode, align_corners) for n, m, s in zip(*ends, steps, strict=True))
-    return np.einsum("ho,nchw,wp->ncop", down, x, across) if back else np.einsum("oh,nchw,pw->ncop", down, x, across)
-
-
-def _ref_interpolate(x, size=None, scale_factor=None, mode="nearest", align_corners=False, antialias=False):
-    outs, steps = _target_size("ref", x.shape[2:], frozen(size), frozen(scale_factor), mode, align_corners)
-    for axis, (out, step) in enumerate(zip(outs, steps, strict=True), 2):
-        if mode in ("nearest", "linear", "bilinear") and not antialias:
-            weights = _resize_matrix(x.shape[axis], out, step, mode, align_corners)
-        else:
-            index, shares = _resize_taps(x.shape[axis], out, step, mode, align_corners, antialias)
-            weights = np.zeros((out, x.shape[axis]))
-            np.add.at(weights, (np.arange(out)[:, None], index), shares)
-        x = np.moveaxis(np.moveaxis(x, axis, -1) @ weights.T, -1, axis)
-    return x
-
-
 # ---- interpolation
 
 
@@ -102,7 +66,7 @@ def _resample_vjp(F, g, x_shape, steps, mode, align_corners, back):
     return F.resample2d(g, size=x_shape[2:], steps=steps, mode=mode, align_corners=align_corners, back=not back)
 
 
-@op(vjp=_resample_vjp, ref=_ref_resample, cpu=_resampled,
+@op(vjp=_resample_vjp, ref="numpy",
     samples=[
         S((1, 2, 3, 4), size=(6, 8), steps=(0.5, 0.5)),
         S((2, 1, 5, 7), size=(3, 9), steps=(5 / 3, 7 / 9), mode="bilinear"),
@@ -191,7 +155,7 @@ def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarr
     return F.sum(F.mul(parts, weights), axis + 1)
 
 
-@composite(ref=_ref_interpolate,
+@composite(ref="numpy",
     samples=[
         S((2, 3, 4, 5), scale_factor=2),
         S((1, 2, 7, 5), size=(3, 8)),
@@ -257,25 +221,6 @@ def interpolate(
 # ---- grids
 
 
-def _grid_ref(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False):
-    """Sample every point separately."""
-    if padding_mode == "reflection":
-        grid = np.arcsin(np.sin(grid * np.pi / 2)) * 2 / np.pi
-    out = np.zeros((*x.shape[:2], *grid.shape[1:-1]))
-    for point in np.ndindex(grid.shape[:-1]):
-        taps: list[Any] = [((), 1.0)]
-        for size, v in zip(x.shape[2:], grid[point][::-1], strict=True):
-            at = (v + 1) / 2 * (size - 1) if align_corners else ((v + 1) * size - 1) / 2
-            at = at if padding_mode == "zeros" else min(max(at, 0.0), size - 1.0)
-            low = round(at) if mode == "nearest" else math.floor(at)
-            taps = [((*i, low + k), w * abs(1 - k - (mode != "nearest") * (at - low))) for i, w in taps for k in (0, 1)]
-        for index, weight in taps:
-            if all(0 <= i < size for i, size in zip(index, x.shape[2:], strict=True)):
-                place, pixel = ((point[0], slice(None), *at) for at in (point[1:], index))
-                out[place] += weight * x[pixel]
-    return out
-
-
 unary("reflect_points", "ABS(REMAINDER(v0 - 1, 4) - 2) - 1", "g * SIGN(REMAINDER(v0 - 1, 4) - 2)",
       lambda x: np.abs(np.remainder(x - 1, 4) - 2) - 1, kinks=(-3.0, -1.0, 1.0, 3.0), tol=2, accepts="float",
       doc="x reflected at -1 and 1, as often as needed.")  # fmt: skip
@@ -304,7 +249,7 @@ def _grid_taps(F: Any, v: Tensor, size: int, mode: str, padding_mode: str, align
     return F.clamp(index, 0, size - 1), F.expand(weight, index.shape)
 
 
-@composite(ref=_grid_ref, amp="float",
+@composite(ref="numpy", amp="float",
     samples=[
         S((1, 2, 4, 5), (1, 3, 4, 2)),
         S((2, 3, 5, 4), (2, 4, 3, 2), align_corners=True, low=-1.3, high=1.3),
@@ -361,13 +306,7 @@ def grid_sample(
     return F.reshape(F.transpose(y, 1, 2), (batch, channels, *grid.shape[1:-1]))
 
 
-def _affine_grid_ref(theta, size, align_corners=False):
-    lines = [np.linspace(-1, 1, n) * (1 if align_corners else (n - 1) / n) if n > 1 else np.zeros(1) for n in size[2:]]
-    points = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(size[2:])], -1)
-    return np.einsum("...k,njk->n...j", points, theta)
-
-
-@composite(ref=_affine_grid_ref, samples=[S((2, 2, 3), size=(2, 3, 4, 5)), S((1, 2, 3), size=(1, 1, 1, 3), align_corners=True),
+@composite(ref="numpy", samples=[S((2, 2, 3), size=(2, 3, 4, 5)), S((1, 2, 3), size=(1, 1, 1, 3), align_corners=True),
                                      S((1, 3, 4), size=(1, 1, 2, 3, 2))],
            errors=[(S((2, 3, 3), size=(2, 1, 4, 4)), r"\[affine_grid\] theta must have shape \(2, 2, 3\); .*\(2, 3, 3\)")])  # fmt: skip
 def affine_grid(F: Any, theta: Tensor, size: Sequence[int], align_corners: bool = False) -> Tensor:
@@ -395,25 +334,7 @@ def _check_shuffle(name: str, x: Any, factor: int, fits: bool, rule: str) -> Non
         raise ShapeError(message(name, what, **{"x.shape": x.shape, "factor": factor}))
 
 
-def _ref_pixel_shuffle(x, factor):
-    n, c, h, w = x.shape
-    out = np.zeros((n, c // factor**2, h * factor, w * factor), x.dtype)
-    for i in range(factor):
-        for j in range(factor):
-            out[:, :, i::factor, j::factor] = x[:, i * factor + j :: factor**2]
-    return out
-
-
-def _ref_pixel_unshuffle(x, factor):
-    n, c, h, w = x.shape
-    out = np.zeros((n, c * factor**2, h // factor, w // factor), x.dtype)
-    for i in range(factor):
-        for j in range(factor):
-            out[:, i * factor + j :: factor**2] = x[:, :, i::factor, j::factor]
-    return out
-
-
-@composite(ref=_ref_pixel_shuffle, samples=[S((2, 8, 3, 4), factor=2), S((1, 9, 2, 1), factor=3)],
+@composite(ref="numpy", samples=[S((2, 8, 3, 4), factor=2), S((1, 9, 2, 1), factor=3)],
     errors=[(S((1, 6, 2, 2), factor=2),
              r"\[pixel_shuffle\] x must have four dimensions, and factor must be at least 1 and have a square that divides")])  # fmt: skip
 def pixel_shuffle(F: Any, x: Tensor, factor: int) -> Tensor:
@@ -424,7 +345,7 @@ def pixel_shuffle(F: Any, x: Tensor, factor: int) -> Tensor:
     return F.reshape(F.permute(parts, (0, 1, 4, 2, 5, 3)), (n, c // factor**2, h * factor, w * factor))
 
 
-@composite(ref=_ref_pixel_unshuffle, samples=[S((2, 2, 6, 4), factor=2), S((1, 1, 3, 6), factor=3)],
+@composite(ref="numpy", samples=[S((2, 2, 6, 4), factor=2), S((1, 1, 3, 6), factor=3)],
     errors=[(S((1, 1, 5, 4), factor=2), r"\[pixel_unshuffle\] x must have four dimensions, and factor must be at least 1")])  # fmt: skip
 def pixel_unshuffle(F: Any, x: Tensor, factor: int) -> Tensor:
     """The inverse of :func:`pixel_shuffle`."""

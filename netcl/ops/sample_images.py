@@ -80,47 +80,6 @@ def _sample_grid_grad_cpu(dy: np.ndarray, x: np.ndarray, grid: np.ndarray, *, li
     return np.stack([left, up], axis=-1).reshape(grid.shape)
 
 
-# ---- grids, defined
-
-
-def _sample_ref(x, grid, *, linear=True, border=False, align=False):
-    """Sample every point separately."""
-    out = np.zeros((*x.shape[:2], *grid.shape[1:3]))
-    for b, r, c in np.ndindex(grid.shape[:3]):
-        weights = _point_weights(grid[b, r, c], x.shape[2:], linear, border, align)
-        out[b, :, r, c] = sum(w * x[b, :, i, j] for (i, j), w in weights)
-    return out
-
-
-def _point_weights(point, size, linear, border, align):
-    """Return the pixels of a point and their weights: ``((row, column), weight)``."""
-    taps: list[Any] = [((), 1.0)]
-    for n, v in zip(size, point[::-1], strict=True):
-        at = (v + 1) / 2 * (n - 1) if align else ((v + 1) * n - 1) / 2
-        at = min(max(at, 0.0), n - 1.0) if border else at
-        low = math.floor(at) if linear else round(at)
-        shares = ((low, 1 - (at - low)), (low + 1, at - low)) if linear else ((low, 1.0),)
-        taps = [((*i, k), w * share) for i, w in taps for k, share in shares if 0 <= k < n]
-    return taps
-
-
-def _image_grad_ref(dy, grid, *, size, linear=True, border=False, align=False):
-    out = np.zeros((*dy.shape[:2], *size))
-    for b, r, c in np.ndindex(grid.shape[:3]):
-        for (i, j), w in _point_weights(grid[b, r, c], size, linear, border, align):
-            out[b, :, i, j] += w * dy[b, :, r, c]
-    return out
-
-
-def _grid_grad_ref(dy, x, grid, *, linear=True, border=False, align=False, step=1e-6):
-    """Compute the gradient by central differences of the definition."""
-    out = np.zeros(grid.shape)
-    for k in (0, 1):
-        up, down = (_sample_ref(x, grid + sign * step * np.eye(2)[k], linear=linear, border=border, align=align) for sign in (1, -1))
-        out[..., k] = (dy * (up - down) / (2 * step)).sum(axis=1)
-    return out
-
-
 # ---- ops
 
 
@@ -137,7 +96,7 @@ def _sample_vjp(F, g, x, grid, needs, linear, border, align):
     return dx, F.sample_images_grid_grad(g, x, grid, **options) if needs[1] else None
 
 
-@op(vjp=_sample_vjp, ref=_sample_ref, cpu=_sample_cpu, amp="float",
+@op(vjp=_sample_vjp, ref="numpy", amp="float",
     samples=[S((1, 2, 4, 5), (1, 3, 4, 2)), S((2, 3, 5, 4), (2, 4, 3, 2), align=True, low=-1.3, high=1.3),
              S((1, 2, 4, 5), (1, 5, 3, 2), border=True, low=-1.4, high=1.4),
              S((2, 2, 5, 6), (2, 4, 5, 2), linear=False, low=-1.2, high=1.2)])  # fmt: skip
@@ -160,7 +119,7 @@ def _sample_grad_vjp(F, g, dy, grid, needs, linear, border, align):
     return back, F.sample_images_grid_grad(dy, g, grid, **options) if needs[1] else None
 
 
-@op(vjp=_sample_grad_vjp, ref=_image_grad_ref, cpu=_sample_image_grad_cpu, amp="float",
+@op(vjp=_sample_grad_vjp, ref="numpy", amp="float",
     samples=[S((1, 2, 3, 4), (1, 3, 4, 2), size=(4, 5)), S((2, 3, 4, 3), (2, 4, 3, 2), size=(5, 4), align=True, low=-1.3, high=1.3),
              S((1, 2, 5, 3), (1, 5, 3, 2), size=(4, 5), border=True, low=-1.4, high=1.4)])  # fmt: skip
 def sample_images_input_grad(
@@ -181,7 +140,7 @@ def sample_images_input_grad(
     return dx if sums == dy.dtype else cast(dx, dy.dtype)
 
 
-@op(vjp=None, ref=_grid_grad_ref, cpu=_sample_grid_grad_cpu, amp="float", tol=100.0,
+@op(vjp=None, ref="numpy", amp="float", tol=100.0,
     samples=[S((1, 2, 3, 4), (1, 2, 4, 5), (1, 3, 4, 2)),
              S((1, 2, 5, 3), (1, 2, 4, 5), (1, 5, 3, 2), border=True, low=-1.4, high=1.4)])  # fmt: skip
 def sample_images_grid_grad(

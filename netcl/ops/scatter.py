@@ -41,17 +41,8 @@ def _cumulative(name: str, larger: bool) -> Any:
     return call
 
 
-def _cumulative_ref(extreme: Any) -> Any:
-    def reference(x, axis):
-        values = extreme.accumulate(x, axis)
-        hit = np.where(x == values, np.expand_dims(np.arange(x.shape[axis]), tuple(range(1, x.ndim - axis % x.ndim))), 0)
-        return values, np.maximum.accumulate(hit, axis)
-
-    return reference
-
-
 for _name, _extreme, _what in (("cummax", np.maximum, "largest"), ("cummin", np.minimum, "least")):
-    made_of(_name, _cumulative(_name, _name == "cummax"), _cumulative_ref(_extreme), S((7,), axis=0), S((2, 5, 3), axis=1),
+    made_of(_name, _cumulative(_name, _name == "cummax"), "numpy", S((7,), axis=0), S((2, 5, 3), axis=1),
             S((9,), axis=0, dtypes="int64", low=0, high=4), errors=[(S((3, 2), axis=2), rf"\[{_name}\] axis must be in range")],
             doc=f"The {_what} value up to each element along an axis, and its index (of equal values the last); NaN stays.")  # fmt: skip
 
@@ -153,19 +144,8 @@ def _check_places(name: str, x: Tensor, axis: int, index: Tensor, src: Tensor) -
         raise ShapeError(message(name, what, **shapes, dtypes=(x.dtype, src.dtype)))
 
 
-def _scatter_reduce_ref(x, axis, index, src, reduce, include_self=True):
-    out = x.copy()
-    for place in {
-        tuple(p[i][at] for i in range(x.ndim)) for p in [np.broadcast_arrays(*grid_of(axis, index))] for at in np.ndindex(*index.shape)
-    }:
-        hits = np.all([p == q for p, q in zip(np.broadcast_arrays(*grid_of(axis, index)), place, strict=True)], 0)
-        values = [*([x[place]] * include_self), *src[: index.shape[0], : index.shape[1]][hits]]
-        out[place] = getattr(np, reduce)(values)
-    return out
-
-
 _SRC = np.arange(8, dtype=np.float32).reshape(2, 4) / 4 - 1
-made_of("scatter_reduce", _scatter_reduce, _scatter_reduce_ref,
+made_of("scatter_reduce", _scatter_reduce, "numpy",
         *(S((2, 5), axis=1, index=_WHERE, src=_SRC, reduce=how, include_self=own) for how in ("sum", "mean", "amax")
         for own in (True, False)),
         tol=4, errors=[(S((2, 5), axis=1, index=_WHERE, src=_SRC, reduce="max"),
@@ -186,13 +166,7 @@ def _masked_scatter(F: Any, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return F.where(mask, F.reshape(taken, x.shape), x)
 
 
-def _masked_scatter_ref(x, mask, source):
-    out = x.copy()
-    out[mask] = source.ravel()[: mask.sum()]
-    return out
-
-
-made_of("masked_scatter", _masked_scatter, _masked_scatter_ref, S((3, 4), (3, 4), (12,), dtypes=("float32", "bool", "float32")),
+made_of("masked_scatter", _masked_scatter, "numpy", S((3, 4), (3, 4), (12,), dtypes=("float32", "bool", "float32")),
         doc="x with the first elements of source where the mask holds. Waits for the device.")  # fmt: skip
 
 
@@ -273,15 +247,7 @@ def _mode(F: Any, x: Tensor, axis: int = -1, keepdims: bool = False) -> Ordered:
     return Ordered(values, index) if keepdims or not x.shape else Ordered(F.squeeze(values, at), F.squeeze(index, at))
 
 
-def _mode_ref(x, axis=-1, keepdims=False):
-    found = np.apply_along_axis(lambda row: max(sorted(set(row)), key=lambda v: (list(row).count(v), -v)), axis, x)
-    last = np.apply_along_axis(
-        lambda row: len(row) - 1 - list(row)[::-1].index(max(sorted(set(row)), key=lambda v: (list(row).count(v), -v))), axis, x
-    )
-    return (np.expand_dims(found, axis), np.expand_dims(last, axis)) if keepdims else (found, last)
-
-
-made_of("mode", _mode, _mode_ref, S((9,), dtypes="int64", low=0, high=4), S((5, 3), axis=0, keepdims=True),
+made_of("mode", _mode, "numpy", S((9,), dtypes="int64", low=0, high=4), S((5, 3), axis=0, keepdims=True),
         errors=[(S((0,)), r"\[mode\] x must not be empty")],
         doc="The most frequent value along an axis (of several the smallest) and its last index. Computed on the host.")  # fmt: skip
 

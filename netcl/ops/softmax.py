@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.engine import launch, rows
 from netcl.engine.registry import S, op
+from netcl.ops.fused_rows import along_axis, log_softmax_grad_rows, log_softmax_rows, softmax_grad_rows, softmax_rows
 
 _SOFTMAX_SAMPLES = [S((1, 1)), S((3, 5)), S((2, 257), low=-30.0, high=30.0), S((2, 3, 4), axis=1), S((4, 255), axis=0), S((0, 3)), S(()),
             S((2, 1, 33))]  # fmt: skip
@@ -41,66 +41,6 @@ def _run_softmax(op_name: str, kernel: str, axis: int, operands: dict[str, Tenso
     return out
 
 
-# ---- the plain definitions
-
-
-def _softmax_ref(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    if not x.ndim or not x.size:
-        return np.ones_like(x)
-    e = np.exp(x - x.max(axis, keepdims=True))
-    return e / e.sum(axis, keepdims=True)
-
-
-def _log_softmax_ref(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    if not x.ndim or not x.size:
-        return np.zeros_like(x)
-    return x - np.logaddexp.reduce(x, axis, keepdims=True)
-
-
-def _softmax_grad_ref(g: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Apply the rows of the Jacobian ``diag(y) - y y'``, one by one."""
-    g, y = np.moveaxis(g, axis, -1), np.moveaxis(y, axis, -1)
-    jacobian = y[..., None] * np.eye(y.shape[-1]) - y[..., None] * y[..., None, :]
-    return np.moveaxis(np.einsum("...ij,...i->...j", jacobian, g), -1, axis)
-
-
-def _log_softmax_grad_ref(g: np.ndarray, y: np.ndarray, axis: int = -1) -> np.ndarray:
-    g, y = np.moveaxis(g, axis, -1), np.moveaxis(y, axis, -1)
-    jacobian = np.eye(y.shape[-1]) - np.exp(y)[..., None, :]
-    return np.moveaxis(np.einsum("...ij,...i->...j", jacobian, g), -1, axis)
-
-
-# ---- NumPy
-
-
-def _shifted(x: np.ndarray, axis: int) -> np.ndarray:
-    return x - x.max(axis, keepdims=True) if x.size else x
-
-
-def _softmax_cpu(x: np.ndarray, axis: int) -> np.ndarray:
-    e = np.exp(_shifted(np.atleast_1d(x), axis))
-    e /= e.sum(axis, keepdims=True)
-    return e.reshape(x.shape)
-
-
-def _log_softmax_cpu(x: np.ndarray, axis: int) -> np.ndarray:
-    z = _shifted(np.atleast_1d(x), axis)
-    return (z - np.log(np.exp(z).sum(axis, keepdims=True))).reshape(x.shape)
-
-
-def _softmax_grad_cpu(g: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
-    g, y = np.broadcast_arrays(g, y)
-    return y * (g - np.atleast_1d(g * y).sum(axis, keepdims=True).reshape(_axis_folded(y.shape, axis)))
-
-
-def _log_softmax_grad_cpu(g: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
-    return g - np.exp(y) * np.atleast_1d(g).sum(axis, keepdims=True).reshape(_axis_folded(y.shape, axis))
-
-
-def _axis_folded(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return tuple(1 if i == axis % len(shape) else size for i, size in enumerate(shape))
-
-
 # ---- ops
 
 
@@ -126,15 +66,16 @@ def _log_softmax_grad_vjp(F: Any, g: Any, upstream: Any, y: Any, axis: int) -> t
     return F.sub(g, F.sum(weighted, **along)), F.neg(F.mul(weighted, F.sum(upstream, **along)))
 
 
-def _softmax_forward(op_name: str, x: Any, axis: int, cpu: Any, log: bool) -> Tensor:
+def _softmax_forward(op_name: str, x: Any, axis: int, log: bool) -> Tensor:
     (x,) = launch.as_tensors(op_name, x)
     if x.backend == "cpu":
         launch.check_dtype(op_name, x)
-        return launch.run_cpu(cpu, x, axis=launch.check_axis(op_name, axis, x.ndim))
+        formula = log_softmax_rows if log else softmax_rows
+        return launch.run_cpu(partial(along_axis, formula), x, axis=launch.check_axis(op_name, axis, x.ndim))
     return _run_softmax(op_name, "softmax", axis, {"X": x}, log)
 
 
-@op(vjp=_softmax_vjp, ref=_softmax_ref, cpu=_softmax_cpu, amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
+@op(vjp=_softmax_vjp, ref="numpy", amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Normalize exponentials to a sum of one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow.
 
@@ -142,10 +83,10 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     >>> ops.softmax([[0.0, 0.0]]).tolist()
     [[0.5, 0.5]]
     """
-    return _softmax_forward("softmax", x, axis, _softmax_cpu, log=False)
+    return _softmax_forward("softmax", x, axis, log=False)
 
 
-@op(vjp=_log_softmax_vjp, ref=_log_softmax_ref, cpu=_log_softmax_cpu, amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
+@op(vjp=_log_softmax_vjp, ref="numpy", amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """The logarithm of :func:`softmax`: ``x - log(sum(exp(x)))``, accurate where the softmax itself is nearly 0.
 
@@ -153,23 +94,24 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     >>> ops.log_softmax([[0.0, -1000.0]]).tolist()
     [[0.0, -1000.0]]
     """
-    return _softmax_forward("log_softmax", x, axis, _log_softmax_cpu, log=True)
+    return _softmax_forward("log_softmax", x, axis, log=True)
 
 
-def _grad(op_name: str, upstream: Any, y: Any, axis: int, cpu: Any, log: bool) -> Tensor:
+def _grad(op_name: str, upstream: Any, y: Any, axis: int, log: bool) -> Tensor:
     upstream, y = launch.as_tensors(op_name, upstream, y)
     if upstream.backend == "cpu":
-        return launch.run_cpu(cpu, upstream, y, dtype=y.dtype, axis=launch.check_axis(op_name, axis, y.ndim))
+        formula = partial(along_axis, log_softmax_grad_rows if log else softmax_grad_rows)
+        return launch.run_cpu(formula, upstream, y, dtype=y.dtype, axis=launch.check_axis(op_name, axis, y.ndim))
     return _run_softmax(op_name, "softmax_grad", axis, {"X": upstream, "P": y}, log)
 
 
-@op(vjp=_softmax_grad_vjp, ref=_softmax_grad_ref, cpu=_softmax_grad_cpu, amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
+@op(vjp=_softmax_grad_vjp, ref="numpy", amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
 def softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1) -> Tensor:
     """The gradient of :func:`softmax` from that of its result ``y``: ``y (g - sum(g y))``."""
-    return _grad("softmax_grad", upstream, y, axis, _softmax_grad_cpu, log=False)
+    return _grad("softmax_grad", upstream, y, axis, log=False)
 
 
-@op(vjp=_log_softmax_grad_vjp, ref=_log_softmax_grad_ref, cpu=_log_softmax_grad_cpu, amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
+@op(vjp=_log_softmax_grad_vjp, ref="numpy", amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
 def log_softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1) -> Tensor:
     """The gradient of :func:`log_softmax` from that of its result ``y``: ``g - exp(y) sum(g)``."""
-    return _grad("log_softmax_grad", upstream, y, axis, _log_softmax_grad_cpu, log=True)
+    return _grad("log_softmax_grad", upstream, y, axis, log=True)

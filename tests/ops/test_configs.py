@@ -122,7 +122,7 @@ def test_reductions_without_vectors(cl_device, rng, use, launches, vectors):
 @pytest.mark.parametrize(
     "changes, kernel",
     [
-        ({"use_local_memory": False}, "gemm_vectorized"),
+        ({"use_local_memory": False}, "gemm_naive"),
         ({"use_local_memory": False, "use_vectorization": False}, "gemm_naive"),
         ({"variant": V.MATMUL_NAIVE}, "gemm_naive"),
         ({"use_vectorization": False, "variant": V.MATMUL_VECTORIZED}, "gemm_naive"),

@@ -101,3 +101,9 @@ def test_smoothing_reaches_rows_whose_own_class_has_no_weight(device, reduction)
     given = [Tensor.from_host(device.queue, values) for values in (labels, weight.astype("f4"))]
     ag.cross_entropy(leaf, *given, label_smoothing=smoothing, reduction=reduction).sum().backward()
     np.testing.assert_allclose(leaf.grad.to_host(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_contrastive_loss_by_hand(device):
+    a, b = (Tensor.from_host(device.queue, np.array(rows, np.float32)) for rows in ([[0, 0], [3, 0]], [[3, 4], [3, 1]]))
+    together = Tensor.from_host(device.queue, np.array([1, 0], np.float32))
+    np.testing.assert_allclose(ag.contrastive_loss(a, b, together, margin=3.0, reduction="none").to_host(), [25, 4], rtol=1e-6)

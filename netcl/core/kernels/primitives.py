@@ -156,7 +156,7 @@ class BuiltKernel:
             tuner = self.spec.tuner if (len(sizes), len(args)) == (1, len(self.spec.params)) else None
             if tuner is not None and recording.active.recorder is not None:  # launches that measure must not be replayed
                 return (tuner.choose_local_size(queue.device),)
-            known[slot] = hooks.tuned("local_sizes", queue, self, sizes, None if tuner is None else args)
+            known[slot] = hooks.upper("profiling.local_sizes").tuned(queue, self, sizes, None if tuner is None else args)
         return known[slot]
 
 
@@ -270,7 +270,7 @@ def storage_macros(**operands: str) -> str:
     needs = "".join(_NEEDS.get(dtype, "") for dtype in sorted({row.name for row in rows.values()}))
     lines = [line for name, row in rows.items() for line in (f"{name}_T {row.c_storage}", f"{name}_REAL {row.c_compute}",
              f"{name}_LOAD(p, i) ({row.load})", f"{name}_STORE(p, i, x) {row.store}")]  # fmt: skip
-    return needs + "".join(f"#define {line}\n" for line in lines)
+    return needs + "".join([f"#define {line}\n" for line in lines])
 
 
 @lru_cache(maxsize=256)

@@ -310,11 +310,11 @@ class Kernel:
         kinds: Any = parameter_kinds(program.source, name)
         self.kinds = kinds if kinds is not None and len(kinds) == first.num_args else (UNKNOWN,) * first.num_args
         self._count = len(self.kinds)
-        self._pointers = tuple(i for i, kind in enumerate(self.kinds) if kind is POINTER or kind is UNKNOWN)
-        self._scalars = tuple(i for i in range(self._count) if i not in self._pointers)
+        self._pointers = tuple([i for i, kind in enumerate(self.kinds) if kind is POINTER or kind is UNKNOWN])
+        self._scalars = tuple([i for i in range(self._count) if i not in self._pointers])
         self._in_front = self._pointers == tuple(range(len(self._pointers)))
         reads_only = self.reads_only()
-        self._written = frozenset(i for i in self._pointers if not reads_only[i])
+        self._written = frozenset([i for i in self._pointers if not reads_only[i]])
         self._takes_long = bool({np.int64, np.uint64} & set(self.kinds)) or UNKNOWN in self.kinds
         self._comparable = not {np.float32, np.float64} & set(self.kinds)  # 0.0 and -0.0 are equal
         self._places = [x for i in self._scalars for x in (i, np.dtype(self.kinds[i]).char.encode(), None)]
@@ -380,9 +380,9 @@ class Kernel:
         return event
 
     def _write_down(self, commands: CommandList, global_size: LaunchSize, local_size: LaunchSize | None, args: tuple[Any, ...]) -> None:
-        self._check_local_memory(sum(arg.size for arg in args if type(arg) is self._local_argument))
+        self._check_local_memory(sum([arg.size for arg in args if type(arg) is self._local_argument]))
         sizes, local = self._sizes(global_size, local_size)
-        if not self._takes_long and any(getattr(args[i], "size", 0) > _MOST_ELEMENTS for i in self._pointers):
+        if not self._takes_long and max([getattr(args[i], "size", 0) for i in self._pointers], default=0) > _MOST_ELEMENTS:
             raise self._too_large([args[i] for i in self._scalars])
         if 0 not in sizes:
             commands.launch(self, sizes, local, args)

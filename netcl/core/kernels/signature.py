@@ -7,7 +7,6 @@ available. Types matter for speed: a typed Python number costs 0.2 us to set, an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -24,13 +23,6 @@ _TYPE_MACROS = re.compile(r"^#define (\w+) (\w+)$", re.M)
 
 POINTER = "pointer"
 UNKNOWN = "unknown"
-
-
-def _parameter_kind(text: str, macros: Mapping[str, str]) -> object:
-    if "*" in text or "[" in text:
-        return POINTER
-    kind = " ".join(_QUALIFIERS.sub(" ", text).split()[:-1])
-    return _SCALARS.get(macros.get(kind, kind), UNKNOWN)
 
 
 def _split_parameters(text: str) -> list[str]:
@@ -55,9 +47,10 @@ def parameters(source: str, name: str) -> tuple[str, ...] | None:
         depth += (text[end] == "(") - (text[end] == ")")
         end += 1
     inner = text[found.end() : end - 1]
-    return None if "#" in inner else tuple(part for part in _split_parameters(inner) if part != "void")
+    return None if "#" in inner else tuple([part for part in _split_parameters(inner) if part != "void"])
 
 
+@lru_cache(maxsize=4096)
 def read_only(source: str, name: str) -> tuple[bool, ...] | None:
     """Per parameter of the kernel ``name``, whether it only reads there: numbers, and pointers to ``const``.
 
@@ -66,7 +59,7 @@ def read_only(source: str, name: str) -> tuple[bool, ...] | None:
     parts = parameters(source, name)
     if parts is None:
         return None
-    return tuple("*" not in part or re.search(r"\bconst\b", part.partition("*")[0]) is not None for part in parts)
+    return tuple(["*" not in part or re.search(r"\bconst\b", part.partition("*")[0]) is not None for part in parts])
 
 
 @lru_cache(maxsize=4096)
@@ -81,4 +74,5 @@ def parameter_kinds(source: str, name: str) -> tuple[object, ...] | None:
     if parts is None:
         return None
     macros = dict(reversed(_TYPE_MACROS.findall(_COMMENTS.sub(" ", source))))  # a default further down yields to the first definition
-    return tuple(_parameter_kind(part, macros) for part in parts)
+    kinds = [POINTER if "*" in part or "[" in part else " ".join(_QUALIFIERS.sub(" ", part).split()[:-1]) for part in parts]
+    return tuple([kind if kind is POINTER else _SCALARS.get(macros.get(kind, kind), UNKNOWN) for kind in kinds])

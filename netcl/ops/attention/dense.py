@@ -1,4 +1,4 @@
-"""Attention with a stored score matrix: the oracle, the NumPy backend (by blocks of queries), and gradients of gradients."""
+"""Attention with a stored score matrix: the NumPy backend (by blocks of queries), and gradients of gradients."""
 
 from __future__ import annotations
 
@@ -12,54 +12,6 @@ from netcl.core.tensor import Tensor
 from netcl.ops.attention.geometry import HeadSizes, Mask, attention_geometry, grouped, mask_of, score_scale
 
 QUERIES = 256  # rows of scores that the NumPy backend holds at a time
-
-
-# ---- the plain definition
-
-
-def _heads(q: np.ndarray, k: np.ndarray) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the index of every query head and of the key head it uses."""
-    for index in np.ndindex(*q.shape[:-2]):
-        yield index, (*index[:-1], index[-1] * k.shape[-3] // q.shape[-3]) if index else ()
-
-
-def _probabilities_ref(q: np.ndarray, k: np.ndarray, mask: Any, causal: bool, scale: float | None) -> tuple[np.ndarray, np.ndarray]:
-    scores = q @ k.T * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    if mask is not None:
-        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
-    if causal:
-        scores = np.where(np.arange(len(k)) <= np.arange(len(q))[:, None], scores, -np.inf)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logarithm = np.logaddexp.reduce(scores, -1, initial=-np.inf)
-    return np.nan_to_num(np.exp(scores - np.where(np.isneginf(logarithm), np.inf, logarithm)[:, None])), logarithm
-
-
-def _mask_of_head(mask: np.ndarray | None, q: np.ndarray, k: np.ndarray, index: tuple[int, ...]) -> np.ndarray | None:
-    return None if mask is None else np.broadcast_to(mask, (*q.shape[:-1], k.shape[-2]))[index]
-
-
-def attention_ref(q, k, v, mask=None, causal=False, scale=None):
-    """Compute head by head ``softmax(q k' scale) v`` and the logarithm of the sum of exponentials."""
-    out, logarithms = np.zeros((*q.shape[:-1], v.shape[-1])), np.zeros(q.shape[:-1])
-    for head, kv in _heads(q, k):
-        p, logarithms[head] = _probabilities_ref(q[head], k[kv], _mask_of_head(mask, q, k, head), causal, scale)
-        out[head] = p @ v[kv]
-    return out, logarithms
-
-
-def attention_grad_ref(upstream, q, k, v, mask, result, logarithms, through=None, causal=False, scale=None):
-    """Compute the gradients head by head from the given ``result`` and ``logarithms``."""
-    factor = score_scale(scale, q.shape[-1])
-    d_q, d_k, d_v = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
-    for head, kv in _heads(q, k):
-        p, own = _probabilities_ref(q[head], k[kv], _mask_of_head(mask, q, k, head), causal, scale)
-        p = p * np.exp(own - logarithms[head])[:, None]
-        delta = (upstream[head] * result[head]).sum(-1) - (0 if through is None else through[head])
-        d_s = p * (upstream[head] @ v[kv].T - delta[:, None]) * factor
-        d_q[head] = d_s @ k[kv]
-        d_k[kv] += d_s.T @ q[head]
-        d_v[kv] += p.T @ upstream[head]
-    return d_q, d_k, d_v
 
 
 # ---- NumPy

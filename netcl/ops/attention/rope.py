@@ -46,20 +46,6 @@ def _rope_sizes(x: Tensor, positions: Tensor | None) -> tuple[int, int, int]:
     raise ShapeError(message("rope", "positions must be (N,) or (B, N) for x of (B, ..., N, D)", positions=positions.shape, x=x.shape))
 
 
-def _rope_ref(x, positions=None, frequencies=None, base=10000.0, offset=0, interleaved=False, inverse=False, heads=None):
-    """Multiply the pairs, as complex numbers, by ``exp(i angle)``."""
-    if heads is not None:
-        part = _rope_ref(x[..., :heads, :, :], positions, frequencies, base, offset, interleaved, inverse)
-        return np.concatenate([part, x[..., heads:, :, :]], -3)
-    n, depth = x.shape[-2:]
-    where = np.arange(offset, offset + n) if positions is None else np.asarray(positions, float)
-    where = where.reshape(where.shape[0], *(1,) * (x.ndim - 3), n) if where.ndim == 2 else where
-    turn = np.exp((-1j if inverse else 1j) * where[..., None] * (pair_frequencies(depth, base) if frequencies is None else frequencies))
-    pairs = (x[..., 0::2] + 1j * x[..., 1::2] if interleaved else x[..., : depth // 2] + 1j * x[..., depth // 2 :]) * turn
-    parts = np.stack([pairs.real, pairs.imag], -1 if interleaved else -2)
-    return parts.reshape(x.shape)
-
-
 def _rope_cpu(x: Any, positions: Any, frequencies: Any, base: float, offset: int, interleaved: bool, inverse: bool,
               heads: int | None = None) -> np.ndarray:  # fmt: skip
     if heads is not None:
@@ -83,7 +69,7 @@ def _rope_vjp(F, g, positions, frequencies, base, offset, interleaved, inverse, 
 
 
 @op(
-    vjp=_rope_vjp, ref=_rope_ref, cpu=_rope_cpu, tol=4,
+    vjp=_rope_vjp, ref="numpy", tol=4,
     samples=[S((5, 8)), S((2, 3, 7, 6), offset=3, interleaved=True), S((2, 3, 5, 4), (5,), dtypes=(None, "int64"), high=(1.0, 30)),
              S((2, 3, 5, 4), (2, 5), dtypes=(None, "int32"), high=(1.0, 30), inverse=True), S((2, 0, 4)),
              S((2, 5, 6), None, (3,), dtypes=(None, None, "int32"), low=(-1.0, 0, 0), high=(1.0, 0, 3), offset=2),

@@ -116,7 +116,7 @@ _CONV_ERRORS: list[Any] = [
 ]  # fmt: skip
 
 
-@op(vjp=_conv2d_vjp, ref=arrays.ref_conv2d, cpu=arrays.conv_forward, amp="half", samples=_CONV_SAMPLES, errors=_CONV_ERRORS)
+@op(vjp=_conv2d_vjp, ref="numpy", amp="half", samples=_CONV_SAMPLES, errors=_CONV_ERRORS)
 def conv2d(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,
@@ -140,7 +140,7 @@ def _conv2d_relu_vjp(F, g, out, x, w, bias_shape, needs, stride, padding, dilati
     return _conv2d_vjp(F, g, x, w, bias_shape, needs, stride, padding, dilation, groups, pad)
 
 
-@op(vjp=_conv2d_relu_vjp, ref=arrays.ref_conv2d_relu, cpu=arrays.conv_forward, amp="half", samples=_CONV_SAMPLES[1:5])
+@op(vjp=_conv2d_relu_vjp, ref="numpy", amp="half", samples=_CONV_SAMPLES[1:5])
 def conv2d_relu(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride: Pair = 1, padding: Padding = 0, dilation: Pair = 1, groups: int = 1,
     pad: Padding | None = None,
@@ -158,7 +158,7 @@ def _input_grad_vjp(F, g, dy, w, needs, stride, padding, dilation, groups):
     return back, F.conv2d_weight_grad(dy, g, kernel=w.shape[2:], **options) if needs[1] else None
 
 
-@op(vjp=_input_grad_vjp, ref=arrays.ref_input_grad, cpu=arrays.input_grad, amp="half",
+@op(vjp=_input_grad_vjp, ref="numpy", amp="half",
     samples=[
         S((1, 1, 1, 1), (1, 1, 1, 1), size=(1, 1)),
         S((2, 4, 7, 6), (4, 3, 3, 3), size=(7, 6), padding=1),
@@ -200,7 +200,7 @@ def _weight_grad_vjp(F, g, dy, x, needs, stride, padding, dilation, groups):
     return back, F.conv2d_input_grad(dy, g, size=x.shape[2:], **options) if needs[1] else None
 
 
-@op(vjp=_weight_grad_vjp, ref=arrays.ref_weight_grad, cpu=arrays.weight_grad, amp="half", tol=4.0,
+@op(vjp=_weight_grad_vjp, ref="numpy", amp="half", tol=4.0,
     samples=[
         S((1, 1, 1, 1), (1, 1, 1, 1), kernel=(1, 1)),
         S((2, 4, 7, 6), (2, 3, 7, 6), kernel=(3, 3), padding=1),
@@ -254,7 +254,7 @@ def _transpose_vjp(F, g, x, w, bias_shape, needs, stride, padding, groups, dilat
     return dx, dw, F.sum(g, axis=(0, 2, 3)) if bias_shape is not None and needs[2] else None
 
 
-@op(vjp=_transpose_vjp, ref=arrays.ref_transpose, cpu=arrays.input_grad, amp="half",
+@op(vjp=_transpose_vjp, ref="numpy", amp="half",
     samples=[
         S((1, 1, 1, 1), (1, 1, 1, 1)),
         S((2, 4, 5, 6), (4, 3, 3, 3), (3,), stride=2, padding=1, output_padding=1),
@@ -304,11 +304,6 @@ def conv_transpose2d(
 # ---- one dimension
 
 
-def _ref_conv1d(x, w, bias=None, *, stride=1, padding=0, dilation=1, groups=1):
-    options = {"stride": (1, stride), "padding": padding if isinstance(padding, str) else (0, padding), "dilation": (1, dilation)}
-    return arrays.ref_conv2d(x[:, :, None], w[:, :, None], bias, groups=groups, **options)[:, :, 0]
-
-
 def _signals(F: Any, name: str, x: Any, w: Any) -> Any:
     """Return signals as images of height 1; a single signal without a batch axis becomes one image."""
     if len(x.shape) not in (2, 3) or len(w.shape) != 3:
@@ -322,7 +317,7 @@ def _for_images(stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
     return {"stride": for_image(stride, 1), "padding": for_image(padding, 0), "dilation": for_image(dilation, 1)}
 
 
-@composite(ref=_ref_conv1d, amp="half",
+@composite(ref="numpy", amp="half",
     samples=[
         S((2, 3, 11), (4, 3, 3), (4,), padding=1, stride=2),
         S((1, 4, 257), (6, 2, 5), groups=2, dilation=3),
@@ -337,12 +332,7 @@ def conv1d(
     return F.squeeze(F.conv2d(images, from_signal(F, w), bias, groups=groups, **_for_images(stride, padding, dilation)), -2)
 
 
-def _ref_transpose1d(x, w, bias=None, *, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-    options = {"stride": (1, stride), "padding": (0, padding), "output_padding": (0, output_padding), "dilation": (1, dilation)}
-    return arrays.ref_transpose(x[:, :, None], w[:, :, None], bias, groups=groups, **options)[:, :, 0]
-
-
-@composite(ref=_ref_transpose1d, amp="half",
+@composite(ref="numpy", amp="half",
     samples=[S((2, 4, 7), (4, 3, 3), (3,), stride=2, padding=1, output_padding=1), S((1, 4, 9), (4, 2, 4), groups=2, dilation=2)],
     errors=[(S((3,), (4, 3, 3)), r"\[conv_transpose1d\] x must have 3 dimensions \(or 2, without a batch\)")])  # fmt: skip
 def conv_transpose1d(
@@ -366,7 +356,7 @@ def _cpu_im2col(x, *, g):
     return arrays.columns(x, g).reshape(g.n, g.c * g.taps, g.oh * g.ow)
 
 
-@op(vjp=_im2col_vjp, ref=arrays.ref_im2col, cpu=_cpu_im2col,
+@op(vjp=_im2col_vjp, ref="numpy",
     samples=[
         S((2, 3, 7, 6), kernel=(3, 2), padding=1),
         S((1, 2, 9, 8), kernel=(2, 3), stride=(2, 3), dilation=(3, 1)),
@@ -392,7 +382,7 @@ def _col2im_vjp(F, g, kernel, stride, padding, dilation):
     return F.im2col(g, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
 
 
-@op(vjp=_col2im_vjp, ref=arrays.ref_col2im, cpu=arrays.fold_windows,
+@op(vjp=_col2im_vjp, ref="numpy",
     samples=[
         S((2, 18, 49), size=(7, 6), kernel=(3, 2), padding=1),
         S((1, 12, 6), size=(9, 8), kernel=(2, 3), stride=(2, 3), dilation=(3, 1)),

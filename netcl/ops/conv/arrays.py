@@ -1,16 +1,11 @@
-"""Convolutions in NumPy: ``ref_*`` are plain float64 definitions for tests, the other functions serve the NumPy backend."""
+"""Convolutions in NumPy."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from netcl.ops.conv.geometry import Geometry, frozen, geometry, transposed_size
-
-# ---- the NumPy backend
-
+from netcl.ops.conv.geometry import Geometry
 
 Two = tuple[int, int]
 
@@ -67,87 +62,3 @@ def input_grad(dy: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, *,
 def weight_grad(dy: np.ndarray, x: np.ndarray, *, g: Geometry) -> np.ndarray:
     dy = dy.reshape(g.n, g.groups, g.f // g.groups, g.oh * g.ow)
     return (dy @ columns(x, g).swapaxes(2, 3)).sum(axis=0).reshape(g.w_shape)
-
-
-# ---- definitions
-
-
-def _ref_geometry(x: Any, w: Any, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, pad: Any = None) -> Geometry:
-    chosen = padding if pad is None else pad
-    return geometry("ref", tuple(x), tuple(w), frozen(stride), frozen(chosen), frozen(dilation), groups)
-
-
-def _patches(g: Geometry, x: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the padded image (``x`` or zeros) and a view of each output pixel's patch: ``(n, groups, c / groups, oh, ow, kh, kw)``."""
-    edges = _paddings((g.h, g.w), (g.oh, g.ow), (g.kh, g.kw), g.stride, g.pad, g.dilation)
-    padded = np.zeros((g.n, g.groups, g.c // g.groups, *(n + sum(edge) for n, edge in zip((g.h, g.w), edges, strict=True))))
-    image = padded[..., g.pad[0] : g.pad[0] + g.h, g.pad[1] : g.pad[1] + g.w]
-    if x is not None:
-        image[:] = x.reshape(image.shape)
-    view = sliding_window_view(padded, _spans((g.kh, g.kw), g.dilation), (3, 4), writeable=True)
-    return image, view[..., :: g.stride[0], :: g.stride[1], :: g.dilation[0], :: g.dilation[1]][..., : g.oh, : g.ow, :, :]
-
-
-def _grouped_filters(g: Geometry, w: np.ndarray) -> np.ndarray:
-    return np.asarray(w, np.float64).reshape(g.groups, g.f // g.groups, g.c // g.groups, g.kh, g.kw)
-
-
-def _grouped_outputs(g: Geometry, dy: np.ndarray) -> np.ndarray:
-    return np.asarray(dy, np.float64).reshape(g.n, g.groups, g.f // g.groups, g.oh, g.ow)
-
-
-def ref_conv2d(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, **options: Any) -> np.ndarray:
-    """Compute every output pixel as the sum of weights times the patch under them, plus the bias."""
-    g = _ref_geometry(x.shape, w.shape, **options)
-    y = np.einsum("gfcrs,ngcyzrs->ngfyz", _grouped_filters(g, w), _patches(g, x)[1]).reshape(g.y_shape)
-    return y if bias is None else y + np.asarray(bias, np.float64).reshape(1, -1, 1, 1)
-
-
-def ref_conv2d_relu(*arrays: np.ndarray, **options: Any) -> np.ndarray:
-    """Convolve and replace negative values by zero."""
-    y = ref_conv2d(*arrays, **options)
-    return np.where(y < 0, 0.0, y)
-
-
-def ref_input_grad(dy: np.ndarray, w: np.ndarray, *, size: Any, **options: Any) -> np.ndarray:
-    """Add every gradient pixel times the weights to the patch it came from."""
-    g = _ref_geometry((dy.shape[0], w.shape[1] * options.get("groups", 1), *size), w.shape, **options)
-    image, patches = _patches(g)
-    shares, filters = _grouped_outputs(g, dy), _grouped_filters(g, w)
-    for y, z in np.ndindex(g.oh, g.ow):  # patches overlap, so they are added one after the other
-        patches[..., y, z, :, :] += np.einsum("gfcrs,ngf->ngcrs", filters, shares[..., y, z])
-    return image.reshape(g.x_shape)
-
-
-def ref_weight_grad(dy: np.ndarray, x: np.ndarray, *, kernel: Any, **options: Any) -> np.ndarray:
-    """Sum every gradient pixel times the patch it came from."""
-    g = _ref_geometry(x.shape, (dy.shape[1], x.shape[1] // options.get("groups", 1), *kernel), **options)
-    return np.einsum("ngfyz,ngcyzrs->gfcrs", _grouped_outputs(g, dy), _patches(g, x)[1]).reshape(g.w_shape)
-
-
-def ref_transpose(
-    x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, *, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
-    groups: int = 1, dilation: Any = 1,
-) -> np.ndarray:  # fmt: skip
-    """Compute the input gradient of the convolution with the same weights."""
-    stride, padding, output_padding, dilation = map(frozen, (stride, padding, output_padding, dilation))
-    size = transposed_size("ref", x.shape, w.shape, stride, padding, output_padding, dilation)
-    y = ref_input_grad(x, w, size=size, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    return y if bias is None else y + np.asarray(bias, np.float64).reshape(1, -1, 1, 1)
-
-
-def ref_im2col(x: np.ndarray, *, kernel: Any, **options: Any) -> np.ndarray:
-    """Column ``p`` holds the patch of output pixel ``p``."""
-    g = _ref_geometry(x.shape, (1, x.shape[1], *kernel), **options)
-    return _patches(g, x)[1].transpose(0, 1, 2, 5, 6, 3, 4).reshape(g.n, g.c * g.taps, g.oh * g.ow)
-
-
-def ref_col2im(cols: np.ndarray, *, size: Any, kernel: Any, **options: Any) -> np.ndarray:
-    """Add every column to the patch it came from."""
-    channels = cols.shape[1] // (kernel[0] * kernel[1])
-    g = _ref_geometry((cols.shape[0], channels, *size), (1, channels, *kernel), **options)
-    image, patches = _patches(g)
-    shares = np.asarray(cols, np.float64).reshape(g.n, 1, g.c, g.kh, g.kw, g.oh, g.ow)
-    for y, z in np.ndindex(g.oh, g.ow):
-        patches[..., y, z, :, :] += shares[..., y, z]
-    return image.reshape(g.x_shape)

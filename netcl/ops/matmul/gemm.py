@@ -156,16 +156,9 @@ def compiled(queue: Any, file: str, name: str, p: Matmul, lanes: int = 1, text: 
 
 
 def _naive(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    _per_item(queue, p, config, t, "gemm_naive", p.batches * p.m * p.n)
-
-
-def _vectorized(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    _per_item(queue, p, config, t, "gemm_vectorized", p.batches * -(-p.m // 4) * -(-p.n // 4))
-
-
-def _per_item(queue: Any, p: Matmul, config: KernelConfig, t: Operands, name: str, total: int) -> None:
+    total = p.batches * p.m * p.n
     numbers = (*p.sizes(), *p.a_steps, *p.b_steps, p.has_bias, *p.strides(), total)
-    compiled(queue, "naive.cl", name, p)(queue, total, config.local_size_1d, t.a, t.b, *t.end, *numbers, t.scale)
+    compiled(queue, "naive.cl", "gemm_naive", p)(queue, total, config.local_size_1d, t.a, t.b, *t.end, *numbers, t.scale)
 
 
 class Block(NamedTuple):
@@ -367,12 +360,8 @@ def _working_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> B
 
 VARIANTS = (V.MATMUL_NAIVE, V.MATMUL_TILED, V.MATMUL_REGISTER_TILED, V.MATMUL_VECTORIZED)
 NAIVE = algorithms.add(
-    "matmul", "naive", "naive.cl", "tiny products: a work-item per result", "sweep_h200.json: sweep matmul 16", _naive,
-    variants=(V.MATMUL_NAIVE,), cost=portable_cost, samples=(KernelConfig(V.MATMUL_NAIVE),),
-)  # fmt: skip
-algorithms.add(
-    "matmul", "vectorized", "naive.cl", "configurations without local memory: 4 x 4 results per work-item", "", _vectorized,
-    device="gpu", variants=VARIANTS[3:], cost=portable_cost, samples=(KernelConfig(V.MATMUL_VECTORIZED, extra={"tier": "simt"}),),
+    "matmul", "naive", "naive.cl", "tiny products, and configurations without local memory: a work-item per result",
+    "sweep_h200.json: sweep matmul 16", _naive, variants=(V.MATMUL_NAIVE,), cost=portable_cost, samples=(KernelConfig(V.MATMUL_NAIVE),),
 )  # fmt: skip
 algorithms.add(
     "matmul", "gemv", "gemv.cl", "GPUs: at most eight rows, at the speed of memory", "decode_h200.json: decode, 64 tokens", _few_rows,
@@ -415,13 +404,13 @@ def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Replace a configuration named without local memory or vectors by one of the kernels that need neither."""
-    usual = "cpu" if profile.device_type == "cpu" else "simt"
-    tiled = config.extra.get("tier", usual) == "simt" and config.variant in TILED_PRODUCT.variants
-    if not is_named(config) or (config.use_local_memory and (config.use_vectorization or tiled)):
+    """Replace a configuration named without local memory or vectors by that of the kernel that needs neither."""
+    simt = config.extra.get("tier", "cpu" if profile.device_type == "cpu" else "simt") == "simt"
+    plain = simt and config.variant is V.MATMUL_VECTORIZED
+    tiled = simt and config.variant in TILED_PRODUCT.variants
+    if not is_named(config) or (not plain and config.use_local_memory and (config.use_vectorization or tiled)):
         return config
-    vectors = not config.use_local_memory and config.use_vectorization and config.variant is not V.MATMUL_NAIVE
-    return replace(config, variant=V.MATMUL_VECTORIZED if vectors else V.MATMUL_NAIVE, extra={**config.extra, "tier": "simt"})
+    return replace(config, variant=V.MATMUL_NAIVE, extra={**config.extra, "tier": "simt"})
 
 
 def product_algorithm(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile) -> tuple[Algorithm, KernelConfig]:

@@ -22,39 +22,6 @@ __kernel void gemm_naive(__global const A_T* restrict a, __global const B_T* res
   C_STORE(c, (INDEX)i * n + j, sum);
 }
 
-// One work-item per 4 x 4 values of c.
-__kernel void gemm_vectorized(__global const A_T* restrict a, __global const B_T* restrict b, __global const BIAS_T* restrict bias,
-                              __global const ADDED_T* restrict added, __global C_T* restrict c, const int m, const int n, const int k,
-                              const long a_row, const long a_k, const long b_k, const long b_column, const int has_bias,
-                              const int batch1, const long a0_stride, const long a1_stride, const long b0_stride, const long b1_stride, const long total, const REAL scale) {
-  const INDEX item = get_global_id(0);
-  if (item >= (INDEX)total) return;
-  const int across = (n + 3) / 4, down = (m + 3) / 4;
-  const INDEX batch = item / ((INDEX)across * down);
-  const int i0 = (int)(item / across % down) * 4, j0 = (int)(item % across) * 4;
-  OFFSETS(batch)
-  INDEX row[4], column[4];  // beyond the edge: the last one again, which is not stored
-  REAL sum[4][4];
-  for (int i = 0; i < 4; ++i) {
-    row[i] = min(i0 + i, m - 1) * (INDEX)a_row;
-    column[i] = min(j0 + i, n - 1) * (INDEX)b_column;
-    for (int j = 0; j < 4; ++j) sum[i][j] = 0;
-  }
-  for (int kk = 0; kk < k; ++kk) {
-    REAL x[4], y[4];
-    for (int i = 0; i < 4; ++i) x[i] = (REAL)A_LOAD(a, row[i] + kk * (INDEX)a_k);
-    for (int j = 0; j < 4; ++j) y[j] = (REAL)B_LOAD(b, column[j] + kk * (INDEX)b_k);
-    for (int i = 0; i < 4; ++i)
-      for (int j = 0; j < 4; ++j) sum[i][j] += x[i] * y[j];
-  }
-  for (int i = 0; i < 4 && i0 + i < m; ++i)
-    for (int j = 0; j < 4 && j0 + j < n; ++j) {
-      const INDEX at = (INDEX)(i0 + i) * n + j0 + j;
-      const REAL x = FINISHED(sum[i][j], j0 + j, at);
-      C_STORE(c, at, x);
-    }
-}
-
 #ifndef SUMS  // values per work-item of add_parts: 4 where rows are multiples of four values long
 #define SUMS 1
 #endif

@@ -78,10 +78,6 @@ def _layer_cpu(gx, weight, bias, h0, c0, projection, lengths, kind, reverse):
     return steps.layer_forward(steps.NUMPY, gx, weight, bias, h0, c0, projection, lengths, kind, reverse)
 
 
-def _forward_ref(gx, weight, bias=None, h0=None, c0=None, projection=None, lengths=None, *, kind, reverse=False):
-    return _layer_cpu(gx, weight, bias, h0, c0, projection, lengths, kind, reverse)
-
-
 def _layer_vjp(F, g, out, weight, bias_shape, h0, c0, projection, lengths, kind, reverse):
     (g_y, g_h), (g_c, g_saved), y, saved = g[:2], (None, g[2]) if kind != "lstm" else g[2:], out[0], out[-1]
     known = (weight, h0, c0, projection, lengths, y, saved)
@@ -116,7 +112,7 @@ _ERRORS = [
 ]  # fmt: skip
 
 
-@op(vjp=_layer_vjp, ref=_forward_ref, samples=_SAMPLES, errors=_ERRORS, tol=4)
+@op(vjp=_layer_vjp, ref="numpy", samples=_SAMPLES, errors=_ERRORS, tol=4)
 def recurrent(
     gx: Tensor, weight: Tensor, bias: Tensor | None = None, h0: Tensor | None = None, c0: Tensor | None = None,
     projection: Tensor | None = None, lengths: Tensor | None = None, *, kind: str, reverse: bool = False,
@@ -159,10 +155,6 @@ def _layer_grad_cpu(g_y, g_h, g_c, weight, h0, c0, projection, lengths, y, saved
     return tuple(x for x, there in zip(found, _grads_of(kind, h0, projection, biased), strict=True) if there)
 
 
-def _layer_grad_ref(g_y, g_h, g_c, weight, h0, c0, projection, lengths, y, saved, *, kind, reverse=False, biased=False):
-    return _layer_grad_cpu(g_y, g_h, g_c, weight, h0, c0, projection, lengths, y, saved, kind, reverse, biased)
-
-
 _GRAD_SAMPLES = [
     S((4, 3, 6), None, None, (24, 6), None, None, None, None, (4, 3, 6), (4, 3, 5, 6), kind="lstm"),
     S((4, 3, 6), (3, 6), (3, 6), (24, 6), (3, 6), (3, 6), None, _LENGTHS, (4, 3, 6), (4, 3, 5, 6), kind="lstm", reverse=True),
@@ -175,7 +167,7 @@ _GRAD_SAMPLES = [
 ]
 
 
-@op(vjp=None, ref=_layer_grad_ref, samples=_GRAD_SAMPLES, tol=8)
+@op(vjp=None, ref="numpy", samples=_GRAD_SAMPLES, tol=8)
 def recurrent_grad(
     g_y: Tensor | None, g_h: Tensor | None, g_c: Tensor | None, weight: Tensor, h0: Tensor | None, c0: Tensor | None,
     projection: Tensor | None, lengths: Tensor | None, y: Tensor, saved: Tensor, *, kind: str, reverse: bool = False, biased: bool = False,
