@@ -57,7 +57,7 @@ def run_split(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile
     bare = job if splits == 1 else job._replace(bias=False, relu=False, finish=None)
     point = job.kind == FORWARD and (g.taps, *g.pad) == (1, 0, 0)
     quads = job.kind == FORWARD and terms % 4 == 0 and alignment(t.weight) == 16
-    macros = {"BM": m, "BN": n, "BK": PART_STEP, "POINT": point, "W_QUADS": quads}
+    macros = {"BM": m, "BN": n, "BK": config.extra.get("BK", PART_STEP), "POINT": point, "W_QUADS": quads}
     kernel = ending.ending_kernel(queue, bare, "axes.cl ends.cl split.cl", "conv_split", macros)
     sums = t if splits == 1 else ConvOperands(t.source, t.weight, t.room(splits * t.result.size, dtype="float32"))
     size, items = (across * (m * n // 16), down, third * splits), (m * n // 16, 1, 1)
