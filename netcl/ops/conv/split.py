@@ -79,6 +79,6 @@ def _split_space(problem: Problem) -> list[KernelConfig]:
 
 algorithms.add(
     "conv2d", "split", "split.cl", "GPUs, float32: results too few to occupy the device, as of one sample; parts of a sum in parallel",
-    "zoo_h200.json: ResNet-50, inference of one, compiled", run_split, device="gpu", when=suits_split, cost=algorithms.first, configurations=_split_space,
-    samples=(_split_config(), _split_config(BM=32, BN=32, splits=3)),
+    "zoo_h200.json: ResNet-50, inference of one, compiled", run_split, device="gpu", when=suits_split, cost=algorithms.first,
+    configurations=_split_space, samples=(_split_config(), _split_config(BM=32, BN=32, splits=3)),
 )  # fmt: skip
