@@ -72,6 +72,9 @@ def _split_config(**extra: Any) -> KernelConfig:
     return tier_config(V.CONV2D_IMPLICIT_GEMM, "simt", form="split", **extra)
 
 
+SPLIT_SAMPLES = (_split_config(), _split_config(BM=32, BN=32, splits=3))
+
+
 def _split_space(problem: Problem) -> list[KernelConfig]:
     named = problem.dtype == "float32" and problem.op != WEIGHT_GRAD
     return [_split_config(BM=m, BN=n, splits=splits) for m, n in ((64, 64), (32, 128)) for splits in (1, 2, 4, 8, 16)] if named else []
@@ -80,5 +83,5 @@ def _split_space(problem: Problem) -> list[KernelConfig]:
 algorithms.add(
     "conv2d", "split", "split.cl", "GPUs, float32: results too few to occupy the device, as of one sample; parts of a sum in parallel",
     "zoo_h200.json: ResNet-50, inference of one, compiled", run_split, device="gpu", when=suits_split, cost=algorithms.first,
-    configurations=_split_space, samples=(_split_config(), _split_config(BM=32, BN=32, splits=3)),
+    configurations=_split_space, samples=SPLIT_SAMPLES,
 )  # fmt: skip
