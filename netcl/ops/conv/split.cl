@@ -1,12 +1,12 @@
 // Convolution on GPUs whose results are too few to occupy all compute units: work-groups divide the sum over channels and taps.
 //
-// A work-group makes BM filters x BN pixels over one of `splits` parts of the sum, BK terms at a time; a work-item makes 4 x 4 of them.
+// A work-group makes BM filters x BN pixels over one of `splits` parts of the sum, BK terms at a time; a work-item makes TM x 4 of them.
 // With several parts, sums go to `y` part after part, and conv_add_parts adds them in their order and ends the convolution. Weights are
 // read where they are. While one step is multiplied out of local memory, the next is on its way into registers.
 #pragma OPENCL FP_CONTRACT ON
 
 #ifndef BM
-#define BM 64  // filters of a work-group; a multiple of 16
+#define BM 64  // filters of a work-group; a multiple of 4 * TM
 #endif
 #ifndef BN
 #define BN 64  // pixels of a work-group; a multiple of 32
@@ -14,13 +14,17 @@
 #ifndef BK
 #define BK 16  // terms per step
 #endif
+#ifndef TM
+#define TM 4  // filters of a work-item, a multiple of 4
+#endif
 #ifndef POINT
 #define POINT 0  // 1: a 1 x 1 kernel without padding, not an input gradient: every tap is inside
 #endif
 #ifndef W_QUADS
 #define W_QUADS 0  // 1: weights of a filter are loaded four at a time
 #endif
-#define ITEMS (BM / 4 * (BN / 4))
+#define ITEMS (BM / TM * (BN / 4))
+#define APART (BM / TM * 4)  // from four filters of a work-item to the next four
 #define A_PITCH (BM + 4)  // values that arrive term by term fall into different banks
 #define SLOTS (BK * BN / ITEMS)
 #if INPUT_GRAD  // neighbours load neighbouring filters, else neighbouring terms of a filter
@@ -56,8 +60,10 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
   if (n0 >= pixels) return;
   const int taps = h.taps * v.taps, depth = C * taps, share = ((depth + splits - 1) / splits + BK - 1) / BK * BK;
   const int begin = min(depth, split * share), end = min(depth, begin + share);
-  const int t = get_local_id(0), lane = t % 32, wave = t / 32;  // eight work-items across and four down read the fewest words
-  const int right = (wave % (BN / 32) * 8 + lane % 8) * 4, down = (wave / (BN / 32) * 4 + lane / 8) * 4;
+  // Eight work-items across and four down read the fewest words. Neighbours read the same pixels, and those two apart the same filters:
+  // half a wave's vectors come out of local memory at once.
+  const int t = get_local_id(0), lane = t % 32, wave = t / 32;
+  const int right = (wave % (BN / 32) * 8 + lane / 2 % 8) * 4, down = (wave / (BN / 32) * 4 + lane % 2 + lane / 16 * 2) * 4;
 
   const int column = t % BN, pixel = min(n0 + column, pixels - 1), image = pixel / plane, row = (pixel - image * plane) / v.outs;
   const int y0 = row * h.in_step + h.first, x0 = (pixel - image * plane - row * v.outs) * v.in_step + v.first;
@@ -69,9 +75,9 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
 #endif
 #define TAP_OF(k) const int c = over(k, by_taps), tap = (k)-c * taps, r = over(tap, by_width), s = tap - r * v.taps;
 
-  REAL acc[4][4], from_x[SLOTS], from_w[LOADS * EACH];
+  REAL acc[TM][4], from_x[SLOTS], from_w[LOADS * EACH];
 #pragma unroll
-  for (int i = 0; i < 16; ++i) acc[i / 4][i % 4] = 0;
+  for (int i = 0; i < TM * 4; ++i) acc[i / 4][i % 4] = 0;
   for (int k0 = begin - BK; k0 < end; k0 += BK) {
     const int next = k0 + BK, now = (k0 - begin) / BK & 1;
     if (next < end) {
@@ -104,10 +110,15 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
     if (k0 >= begin) {
 #pragma unroll
       for (int k = 0; k < BK; ++k) {
-        const float4 a = *(__local const float4*)&a_tile[now][k * A_PITCH + down], b = *(__local const float4*)&b_tile[now][k * BN + right];
-        const REAL u[4] = {a.x, a.y, a.z, a.w}, z[4] = {b.x, b.y, b.z, b.w};
+        const float4 b = *(__local const float4*)&b_tile[now][k * BN + right];
+        const REAL z[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
-        for (int i = 0; i < 16; ++i) acc[i / 4][i % 4] += u[i / 4] * z[i % 4];
+        for (int q = 0; q < TM / 4; ++q) {
+          const float4 a = *(__local const float4*)&a_tile[now][k * A_PITCH + down + q * APART];
+          const REAL u[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+          for (int i = 0; i < 16; ++i) acc[4 * q + i / 4][i % 4] += u[i / 4] * z[i % 4];
+        }
       }
     }
     if (next < end) {
@@ -128,8 +139,8 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_split(
     const int n = p / plane, line = (p - n * plane) / v.outs, place = p - n * plane - line * v.outs;
     const size_t to = ((size_t)n * groups + group) * M * OH * OW + (size_t)(h.out_first + line * h.out_step) * OW + v.out_first + place * v.out_step;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int m = m0 + down + i;
+    for (int i = 0; i < TM; ++i) {
+      const int m = m0 + down + i / 4 * APART + i % 4;
       const size_t at = to + (size_t)m * OH * OW;
       if (m < M) Y_STORE(y, at, FINISHED(acc[i][j], group * M + m, at));
     }

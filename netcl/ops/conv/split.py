@@ -57,11 +57,11 @@ def run_split(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile
     bare = job if splits == 1 else job._replace(bias=False, relu=False, finish=None)
     point = job.kind == FORWARD and (g.taps, *g.pad) == (1, 0, 0)
     quads = job.kind == FORWARD and terms % 4 == 0 and alignment(t.weight) == 16
-    macros = {"BM": m, "BN": n, "BK": config.extra.get("BK", PART_STEP), "POINT": point, "W_QUADS": quads}
+    macros = {"BM": m, "BN": n, "BK": config.extra.get("BK", PART_STEP), "TM": config.extra.get("TM", 4), "POINT": point, "W_QUADS": quads}
     kernel = ending.ending_kernel(queue, bare, "axes.cl ends.cl split.cl", "conv_split", macros)
     sums = t if splits == 1 else ConvOperands(t.source, t.weight, t.room(splits * t.result.size, dtype="float32"))
-    size, items = (across * (m * n // 16), down, third * splits), (m * n // 16, 1, 1)
-    kernel(queue, size, items, t.source, t.weight, *sums.end, *job.sizes, splits, sums.scale)
+    items = m * n // (4 * macros["TM"])
+    kernel(queue, (across * items, down, third * splits), (items, 1, 1), t.source, t.weight, *sums.end, *job.sizes, splits, sums.scale)
     if splits > 1:
         add = ending.ending_kernel(queue, job, "axes.cl ends.cl split.cl", "conv_add_parts", {"PART": 2})
         (filters, *plane), total = t.result.shape[1:], t.result.size
