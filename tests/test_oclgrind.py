@@ -172,6 +172,15 @@ def test_convolutions_without_unfolding_are_clean(form, lanes, tmp_path):
 
 
 @pytest.mark.slow
+def test_divided_sums_are_clean(tmp_path):
+    """Parts that have no terms, tiles that the results do not fill, a 1 x 1 kernel whose weights are vectors."""
+    kinds, shapes = ["conv2d", "conv2d_input_grad"], [RAGGED, ((1, 8, 3, 3), (5, 8, 1, 1), 0)]
+    extra = {"tier": "simt", "form": "split", "BM": 32, "BN": 32, "splits": 3}
+    said = under_oclgrind(CONVOLUTION, [repr(value) for value in (extra, kinds, shapes)], tmp_path)
+    assert said.splitlines() == [f"{kind} True" for kind in kinds] * len(shapes)
+
+
+@pytest.mark.slow
 def test_columns_are_clean(tmp_path):
     """Windows that the image does not fill, pixels that no window holds, groups; images apart, and without columns."""
     kinds = ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]

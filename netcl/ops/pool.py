@@ -13,7 +13,8 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import launch
 from netcl.engine.pointwise import run
-from netcl.engine.registry import S, composite, op
+from netcl.engine.reduction import run_fold
+from netcl.engine.registry import REGISTRY, S, composite, op
 from netcl.engine.strided import broadcast_to
 from netcl.ops.conv.arrays import windows
 from netcl.ops.conv.geometry import Pair, frozen, pair
@@ -245,6 +246,8 @@ def pool_average(x: Tensor, *, windows: Windows, count_pad: bool = True) -> Tens
     x = image("pool_average", x)
     if x.backend == "cpu":
         return launch.run_cpu(cpu_average, x, w=windows, count_pad=count_pad)
+    if windows.adaptive and windows.outs == (1, 1) and not launch.on_cpu_device(x.queue):  # one work-item per plane would be too few
+        return run_fold(REGISTRY["mean"], x, (2, 3), True)
     y = Tensor.empty((*x.shape[:2], *windows.outs), x.dtype, queue=x.queue)
     _run_pool("pool_average", windows, y, x, y, count_pad=count_pad)
     return y

@@ -115,7 +115,8 @@ def test_it_is_taken_where_products_run_on_matrix_units(chosen, kind):
     assert chosen(strided, (9, 0)) and chosen(strided, (8, 0))
     assert not chosen(strided, (7, 5)) and not chosen(strided, None) and not chosen(strided._replace(dtype="float16"), (9, 0))
     assert not chosen(job_of(kind, (8, 64, 32, 32), (128, 64, 3, 3), 2, 1), (9, 0))  # little to do
-    assert not chosen(job_of(kind, (1, 64, 64, 64), (32, 64, 1, 1)), (9, 0))
+    assert chosen(job_of(kind, (1, 64, 64, 64), (32, 64, 1, 1)), (9, 0)) is (kind == plans.FORWARD)  # no columns, few results
+    assert chosen(job_of(kind, (1, 512, 16, 16), (256, 512, 3, 3), 1, 1), (9, 0)) is (kind != plans.WEIGHT_GRAD)  # long sums
     assert chosen(job_of(kind, (64, 256, 56, 56), (128, 256, 1, 1)), (9, 0))  # no columns
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,11 @@ from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.engine import registry
 from netcl.engine.algorithms import ALGORITHMS
+from netcl.ops.conv import conv2d_with, plans, split
+from netcl.ops.conv.geometry import geometry
+from netcl.ops.finish import Finish
 from netcl.ops.matmul import nvidia
+from netcl.ops.matmul.gemm import Extras
 
 _spec = importlib.util.spec_from_file_location("image_cases", Path(__file__).parents[1] / "golden" / "image_cases.py")
 golden = importlib.util.module_from_spec(_spec)
@@ -218,3 +223,30 @@ def test_nan_and_infinity_stay_where_they_are_seen(queue):
     tx, w = Tensor.from_host(queue, x), Tensor.ones((8, 1, 3, 3), queue=queue)
     y = F.conv2d_relu(tx, w).to_host()
     assert np.isnan(y[0, :, 0, 0]).all() and np.isposinf(y[0, :, 2, 2]).all() and (y[0, :, 0, 2] == 9).all()
+
+
+def test_sums_are_divided_where_results_are_few(cl_device):
+    """By the policy on GPUs; a registered configuration that does not name the kernel is run as it is."""
+    like = {"max_compute_units": 132, "local_mem_size": 48 * 1024, "max_work_group_size": 1024}
+    gpu, cpu = (dataclasses.replace(cl_device.profile, device_type=kind, **like) for kind in ("gpu", "cpu"))
+    policy, named = (KernelConfig(V.CONV2D_IMPLICIT_GEMM, extra=extra) for extra in ({"why": "a rule"}, {}))
+
+    def divided(batch, kind="conv2d", dtype="float32", config=policy, profile=gpu):
+        g = geometry("conv2d", (batch, 256, 14, 14), (256, 256, 3, 3), 1, 1, 1, 1)
+        return split.suits_split(plans.Job(kind, g, dtype), config, profile)
+
+    assert divided(1) and divided(1, "conv2d_input_grad") and not divided(128)
+    assert not divided(1, "conv2d_weight_grad") and not divided(1, dtype="float16")
+    assert not divided(1, profile=cpu) and not divided(1, config=named) and divided(128, config=split.SPLIT_SAMPLES[0])
+
+
+def test_parts_of_a_sum_end_in_the_whole_epilogue(cl_queue, rng):
+    """Bias, residual and activation are applied once, after the parts were added; twice the same bits."""
+    x, w, b, r = (rng.standard_normal(s).astype(np.float32) for s in ((2, 20, 6, 7), (9, 20, 3, 3), (9,), (2, 9, 6, 7)))
+    g = geometry("conv2d", x.shape, w.shape, 1, 1, 1, 1)
+    extras = Extras(Finish("float32", residual="float32", activation="relu"), *(Tensor.from_host(cl_queue, a) for a in (b, r)), 0.5)
+    with forced(split.SPLIT_SAMPLES[1]):
+        one, two = (conv2d_with(*(Tensor.from_host(cl_queue, a) for a in (x, w)), extras, g).to_host() for _ in range(2))
+    want = registry.lookup_op("conv2d").ref(x.astype(np.float64), w.astype(np.float64), None, padding=1)
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_allclose(one, np.maximum(0.5 * want + b[:, None, None] + r, 0), rtol=1e-5, atol=1e-5)

@@ -11,7 +11,9 @@ import pytest
 import netcl.autograd as ag
 import netcl.ops as F
 from netcl.core.device import manager
+from netcl.core.hooks import hooks
 from netcl.core.tensor import Tensor
+from netcl.engine import launch
 from netcl.ops.pool import Windows
 
 _spec = importlib.util.spec_from_file_location("image_cases", Path(__file__).parents[1] / "golden" / "image_cases.py")
@@ -111,3 +113,15 @@ def test_pairs_of_many_planes(device, width):
     np.testing.assert_array_equal(values, np.max(windows, axis=-1))
     at = (2 * np.arange(2)[:, None] + best // 2) * width + 2 * np.arange(width // 2) + best % 2
     np.testing.assert_array_equal(places, at)
+
+
+def test_whole_planes_are_reduced_on_other_devices_than_cpus(cl_queue, rng, monkeypatch):
+    monkeypatch.setattr(launch, "on_cpu_device", lambda queue: False)
+    x, seen = rng.standard_normal((3, 5, 11, 13)).astype(np.float32), []
+    hooks.launch_observers.append(lambda kernel, *rest: seen.append(kernel.name))
+    try:
+        y = F.adaptive_avg_pool2d(Tensor.from_host(cl_queue, x), 1).to_host()
+    finally:
+        hooks.launch_observers.pop()
+    np.testing.assert_allclose(y, x.astype(np.float64).mean((2, 3), keepdims=True), rtol=1e-5, atol=1e-6)
+    assert seen and "pool_average" not in seen

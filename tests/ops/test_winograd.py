@@ -1,5 +1,6 @@
 """Winograd's convolution: its matrices, how exact it is in all three passes, when it is taken."""
 
+import dataclasses
 from fractions import Fraction
 
 import numpy as np
@@ -119,3 +120,12 @@ def test_what_is_not_finite_reaches_every_output_it_should(cl_queue, rng, bad):
 )
 def test_it_is_taken_where_it_pays(sizes, expected):
     assert {winograd.pays(job_of(kind, *sizes, (1, 1))) for kind in (plans.FORWARD, plans.INPUT_GRAD, plans.WEIGHT_GRAD)} == {expected}
+
+
+@pytest.mark.parametrize("sizes, expected", [((1, 64, 28, 28, 64), True), ((1, 64, 16, 16, 64), False), ((1, 16, 28, 28, 64), False)])
+def test_it_is_taken_for_few_results(cl_device, sizes, expected):
+    """With tiles and channels enough for the transforms; where all units are busy, the model decides."""
+    policy = KernelConfig(KernelVariant.CONV2D_WINOGRAD, extra={"why": "a rule"})
+    large, small = (dataclasses.replace(cl_device.profile, max_compute_units=units, max_alloc_size=2**34) for units in (132, 1))
+    job = job_of(plans.FORWARD, *sizes, (1, 1))
+    assert winograd.suits(job, policy, large) is expected and not winograd.suits(job, policy, small)

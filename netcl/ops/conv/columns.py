@@ -34,6 +34,7 @@ ENOUGH_ITEMS, MOST_LOADS = 1 << 18, 18  # work-items that keep any device busy, 
 # In multiply-adds of a large product on a GPU, as in winograd.py: a term by other kernels, and a launch.
 COLUMNS_DIRECT_COST, LAUNCH_COST = {FORWARD: 1.3, INPUT_GRAD: 1.3, WEIGHT_GRAD: 1.5}, 2e8
 LEAST_TILE = (16, 64)  # minimum rows and columns of those kernels
+SPLIT_PRODUCTS = 160_000_000  # multiply-adds up to which few results are computed by split.cl
 PRODUCT_TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and the largest ratio of computed to existing pixels
 
 
@@ -97,8 +98,15 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
     variant = job.variant(config)
     policy = not is_named(config) and variant in (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD)
     units = policy and job.dtype == "float32" and nvidia.capable(profile)
-    may_pay = units and columns_cost(job, 0, profile.max_compute_units) < direct_cost(job)
+    may_pay = units and (fills(job, profile) or columns_cost(job, 0, profile.max_compute_units) < direct_cost(job))
     return (variant is V.CONV2D_IM2COL or may_pay) and has_room(job, profile)
+
+
+def fills(job: Job, profile: DeviceProfile) -> bool:
+    """Whether the results are too few for direct kernels: products divide their sums. Small convolutions pay only without unfolding."""
+    plain = job.kind == FORWARD and _apart(job) and _is_image(job.g)
+    few = job.is_few(profile.max_compute_units) and (plain or job.products > SPLIT_PRODUCTS)
+    return few and job.dtype == "float32" and nvidia.capable(profile) and has_room(job, profile)
 
 
 def has_room(job: Job, profile: DeviceProfile) -> bool:
@@ -111,6 +119,8 @@ def has_room(job: Job, profile: DeviceProfile) -> bool:
 
 def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
     """Whether the product runs on matrix units and, with unfolding, takes less time than a direct convolution."""
+    if fills(job, profile):
+        return True
     p = columns_product(job)
     product, _ = gemm.product_algorithm(queue, p, gemm.PORTABLE, profile)
     return product is not gemm.TILED_PRODUCT and columns_cost(job, product.cost(p, profile), profile.max_compute_units) < direct_cost(job)

@@ -12,6 +12,7 @@ from netcl.ops.conv.geometry import Geometry
 from netcl.ops.finish import Finish
 
 GROUPS_PER_UNIT = 4  # work-groups per compute unit that keep a device busy and balance the load of cores
+FEW_RESULTS = 64 * 64  # of a tile of most kernels
 THIN = 2  # filters of a group up to which tiles are mostly empty
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = KINDS = "conv2d", "conv2d_input_grad", "conv2d_weight_grad"
 
@@ -63,6 +64,15 @@ class Job(NamedTuple):
     @property
     def pixels(self) -> int:
         return self.g.n * math.prod(self.class_size)
+
+    @property
+    def products(self) -> int:
+        """The multiply-adds of all sums."""
+        return math.prod(self.g.w_shape) * self.g.n * self.g.oh * self.g.ow
+
+    def is_few(self, units: int) -> bool:
+        """Whether the results are fewer than a tile per compute unit. Weight gradients are not: all kernels divide their sums."""
+        return self.kind != WEIGHT_GRAD and self.pixels * self.filters * self.classes * self.g.groups < FEW_RESULTS * units
 
     @property
     def compute(self) -> str:

@@ -31,6 +31,8 @@ POINTS = (Fraction(11, 16), Fraction(11, 8))  # each with its negative, beside 0
 # In multiply-adds of a large product on a GPU: moving a value to or from memory, a term of a direct convolution, and two more launches.
 VALUE_COST, DIRECT_COST, LAUNCHES_COST = 28, 1.25, 2e8
 LEAST_TERMS = 32  # channels, or tiles of a weight gradient: with fewer, a plain sum is more exact than the transforms
+# Of few results: the tiles and the most pairs of channel and filter with which transforms are faster than direct sums.
+LEAST_TILES, MOST_PAIRS = 48, 1 << 16
 # Of a weight gradient: rows and columns of a work-group, minimum tiles that it sums, and the tiles whose time its startup and stores take.
 BLOCK, LEAST_DEPTH, BLOCK_COST = 64, 128, 100
 WINOGRAD_FILES = "ends.cl transforms.cl winograd.cl"
@@ -101,7 +103,10 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
     plain = g.is_plain_3x3 and job.compute == "float"
     most = TILE_PRODUCTS * max(g.c * g.f, max(g.c, g.f) * tiles(job)[-1])  # values between the transforms
     fits = most < 2**30 and 4 * most <= profile.max_alloc_size // 4
-    return plain and fits and (pays(job) if least is None else min(g.c, g.f) >= least)
+    if least is not None:
+        return plain and fits and min(g.c, g.f) >= least
+    idle = job.is_few(profile.max_compute_units) and tiles(job)[-1] >= LEAST_TILES and g.c * g.f <= MOST_PAIRS
+    return plain and fits and (pays(job) or (idle and min(g.c, g.f) >= LEAST_TERMS))
 
 
 def pays(job: Job) -> bool:
