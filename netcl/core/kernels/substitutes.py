@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-_SPACES = ("__global", "__local", "__private")
 _OVERLOADED = "__attribute__((overloadable))"
 _LONG_CAST = re.compile(r"\(long\)\s*(?=\()|\bconvert_long(?=\s*\()")
 _HALF_CALL = re.compile(r"\bv(?:load|store)a?_half")
@@ -24,13 +23,10 @@ def substituted(source: str) -> str:
     return source
 
 
-_LONGS = "".join(
-    [
-        f"long {_OVERLOADED} netcl_long(int x) {{ return as_long((int2)(x, x >> 31)); }}\n",
-        *(f"long {_OVERLOADED} netcl_long({kind} x) {{ return netcl_long((int)x); }}\n" for kind in ("char", "uchar", "short", "ushort")),
-        *(f"long {_OVERLOADED} netcl_long({kind} x) {{ return (long)x; }}\n" for kind in ("uint", "long", "ulong", "float")),
-    ]
-)
+_LONGS = f"long {_OVERLOADED} netcl_long(int x) {{ return as_long((int2)(x, x >> 31)); }}\n" + "".join(
+    f"long {_OVERLOADED} netcl_long({kind} x) {{ return {'netcl_long((int)x)' if narrow else '(long)x'}; }}\n"
+    for narrow, kinds in ((True, "char uchar short ushort"), (False, "uint long ulong float")) for kind in kinds.split()
+)  # fmt: skip
 
 
 @lru_cache(maxsize=1)
@@ -38,7 +34,7 @@ def _half_functions() -> str:
     """``vload_half`` and ``vstore_half`` of all widths, and macros that put them in the place of the driver's."""
     lines = []
     for n in ("", "2", "4", "8", "16"):
-        f, u, load, store = f"float{n}", f"uint{n}", f"vload{n}" if n else "", f"vstore{n}" if n else ""
+        f, u = f"float{n}", f"uint{n}"
         lines.append(f"""
 {f} {_OVERLOADED} netcl_of_half({u} bits) {{
   const {u} rest = (bits & 0x7fffu) << 13;
@@ -53,14 +49,12 @@ ushort{n} {_OVERLOADED} netcl_to_half({f} x) {{
   const {u} value = bits >= 0x47800000u ? large : bits < 0x38800000u ? small : normal;
   return convert_ushort{n}(value | (sign >> 16));
 }}""")
-        for space in _SPACES:
-            bits = f"{space} ushort*)p"
-            loaded = f"{load}(i, (const {bits})" if n else f"((const {bits})[i]"
-            stored = f"{store}(netcl_to_half(x), i, ({bits})" if n else f"(({bits})[i] = netcl_to_half(x)"
-            lines.append(
-                f"{f} {_OVERLOADED} netcl_load_half{n}(size_t i, const {space} half* p) {{ return netcl_of_half(convert_{u}({loaded})); }}"
-            )
-            lines.append(f"void {_OVERLOADED} netcl_store_half{n}({f} x, size_t i, {space} half* p) {{ {stored}; }}")
+        for space in ("__global", "__local", "__private"):
+            p = f"({space} ushort*)p"
+            loaded, stored = (f"vload{n}(i, {p})", f"vstore{n}(h, i, {p})") if n else (f"({p})[i]", f"({p})[i] = h")
+            load = f"netcl_load_half{n}(size_t i, const {space} half* p) {{ return netcl_of_half(convert_{u}({loaded})); }}"
+            store = f"netcl_store_half{n}({f} x, size_t i, {space} half* p) {{ const ushort{n} h = netcl_to_half(x); {stored}; }}"
+            lines += [f"{f} {_OVERLOADED} {load}", f"void {_OVERLOADED} {store}"]
         lines += [f"#define vload{a}_half{n} netcl_load_half{n}" for a in ("", "a")]
         lines += [f"#define vstore{a}_half{n}{r} netcl_store_half{n}" for a in ("", "a") for r in ("", "_rte")]
     return "\n".join([*lines, ""])
