@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,7 +124,7 @@ def _most_elements(node: OnnxNode, given: list[Tensor]) -> float:
     if node.kind == "Concat":
         return sum(map(math.prod, shapes))
     try:
-        sizes: Any = map(math.prod, shapes) if node.kind.startswith("Gather") else np.broadcast_shapes(*shapes)
+        sizes: Iterable[int] = map(math.prod, shapes) if node.kind.startswith("Gather") else np.broadcast_shapes(*shapes)
     except ValueError:  # no broadcasting
         sizes = map(math.prod, shapes)
     return math.prod(counts) * math.prod(sizes)
