@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -37,6 +38,7 @@ from netcl.core.errors import KernelBuildError  # noqa: E402
 from netcl.core.kernels.primitives import PrimitiveBuilder  # noqa: E402
 from netcl.data import tables  # noqa: E402
 from netcl.data.formats import FormatError, read_idx  # noqa: E402
+from netcl.onnx import InferenceSession  # noqa: E402
 from netcl.trainer.recipe import Recipe, RecipeError, read_recipe  # noqa: E402
 
 OWN = (files.FileError, FormatError, RecipeError, KernelBuildError, ValueError, TypeError, MemoryError)
@@ -92,6 +94,8 @@ def seeds(folder: Path) -> dict[str, tuple[bytes, str, Callable[[Path], Any]]]:
         "json": (lambda p: p.write_text('{"epochs": 3, "data": {"name": "digits"}, "model_options": {"hidden": [8]}}'), ".json", recipe),
         "expression": (lambda p: p.write_text("fmax(v0, 0.5f * v1) + exp(-v0) * (v1 > 1.0f ? v0 : -v1)"), ".txt", expression),
         "kernels": (lambda p: p.write_text("__kernel void k(__global float* x, int n) { if (n) x[0] = 1; }"), ".cl", kernel_file),
+        "onnx": (lambda p: files.export_onnx(model, p, np.ones((2, 4), np.float32)), ".onnx", onnx_file),
+        "onnx graph": (lambda p: p.write_bytes(onnx_graph()), ".onnx", onnx_file),
     }  # fmt: skip
     found = {}
     for name, (write, suffix, read) in made.items():
@@ -123,12 +127,106 @@ def kernel_file(path: Path) -> None:
         _made_up(text, "k", 4)
 
 
+def onnx_graph() -> bytes:
+    """A model with weights of three kinds, shapes that nodes compute, a branch, a loop, a quantized weight and a function."""
+    f32, i64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+    node, value, array = onnx.helper.make_node, onnx.helper.make_tensor_value_info, onnx.numpy_helper.from_array
+    body = onnx.helper.make_graph(
+        [node("Add", ["state", "state"], ["next"]), node("Identity", ["going"], ["more"])], "body",
+        [value("step", i64, []), value("going", onnx.TensorProto.BOOL, []), value("state", f32, None)],
+        [value("more", onnx.TensorProto.BOOL, []), value("next", f32, None)],
+    )  # fmt: skip
+    branches = [onnx.helper.make_graph([node(kind, ["normal"], ["out"])], kind, [], [value("out", f32, None)]) for kind in ("Relu", "Tanh")]
+    nodes = [
+        node("Conv", ["x", "w"], ["conv"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        node("BatchNormalization", ["conv", "one", "one", "one", "one"], ["normal"]),
+        node("Constant", [], ["yes"], value=array(np.array(True))),
+        node("If", ["yes"], ["branch"], then_branch=branches[0], else_branch=branches[1]),
+        node("MaxPool", ["branch"], ["pool"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("Loop", ["count", "yes", "pool"], ["looped"], body=body),
+        node("ConstantOfShape", ["sizes"], ["zeros"], value=array(np.zeros(1, np.float32))),
+        node("Range", ["zero", "count", "count"], ["range"]),
+        node("Expand", ["zeros", "sizes"], ["wide"]),
+        node("Tile", ["wide", "sizes"], ["tiled"]),
+        node("Pad", ["tiled", "pads"], ["padded"]),
+        node("Twice", ["looped"], ["twice"], domain="mine"),
+        node("Reshape", ["twice", "flat"], ["rows"]),
+        node("DequantizeLinear", ["codes", "scale"], ["weight"]),
+        node("Gemm", ["rows", "weight", "bias"], ["y"], transB=1),
+    ]
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.standard_normal((2, 1, 3, 3)).astype("f4"), "one": np.ones(2, "f4"), "bias": np.zeros(3, "f4"),
+        "scale": np.array(0.1, "f4"), "codes": rng.integers(-9, 9, (3, 8)).astype("i1"), "sizes": np.array([2, 3]),
+        "pads": np.array([1, 0, 0, 1]), "zero": np.array(0), "count": np.array(2), "flat": np.array([0, -1]),
+    }  # fmt: skip
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("mine", 1)]
+    twice = onnx.helper.make_function("mine", "Twice", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])], opsets[:1])
+    tensors = [array(x, name) for name, x in weights.items()]
+    outputs = [value("y", f32, ["n", 3]), value("padded", f32, ["a", "b"]), value("range", i64, ["c"])]
+    graph = onnx.helper.make_graph(nodes, "all", [value("x", f32, [1, 1, 4, 4])], outputs, tensors)
+    return onnx.helper.make_model(graph, opset_imports=opsets, functions=[twice], ir_version=9).SerializeToString()
+
+
+def mutated_graph(data: bytes, chance: random.Random) -> bytes:
+    """One to four changes of fields that leave a file that can be parsed: numbers, names, nodes, bodies in bodies."""
+    model = onnx.ModelProto.FromString(data)
+    graph = model.graph
+    names = [name for node in graph.node for name in node.output]
+    for _ in range(chance.randint(1, 4)):
+        node, tensor, kind = chance.choice(graph.node), chance.choice(graph.initializer), chance.randrange(9)
+        number = chance.choice((-1, 0, 1, 7, 1 << 20, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63)))
+        numbers = [entry for entry in node.attribute if entry.ints or entry.type == entry.INT]
+        if kind == 0 and numbers:
+            entry = chance.choice(numbers)
+            entry.i, entry.ints[:] = number, [number for _ in entry.ints]
+        elif kind == 1 and tensor.dims:
+            tensor.dims[chance.randrange(len(tensor.dims))] = number
+        elif kind == 2 and tensor.data_type == onnx.TensorProto.INT64:
+            tensor.raw_data = struct.pack("<q", number) * (len(tensor.raw_data) // 8)
+        elif kind == 3 and node.input:
+            node.input[chance.randrange(len(node.input))] = chance.choice([*names, "", "x", "nothing"])
+        elif kind == 4:
+            node.op_type = chance.choice([*(n.op_type for n in graph.node), "Attention", "Scan", "LSTM", "Resize", "Split", "Einsum"])
+        elif kind == 5:
+            tensor.data_type = chance.randrange(24)
+        elif kind == 6:
+            del graph.node[chance.randrange(len(graph.node))]
+            graph.node.append(node)
+        elif kind == 7:
+            del node.attribute[:]
+        elif held := [entry for entry in node.attribute if entry.type == entry.GRAPH]:
+            for _ in range(chance.choice((1, 50))):  # bodies inside each other
+                inner = chance.choice(held).g
+                outer = onnx.NodeProto.FromString(node.SerializeToString())
+                if outer.ByteSize() > 1 << 16:
+                    break
+                inner.node.append(outer)
+        if not graph.node:
+            break
+    return model.SerializeToString()
+
+
+#: Other ways to change an input than bytes.
+MUTATIONS = {"onnx graph": mutated_graph}
+
+
+def onnx_file(path: Path) -> None:
+    """A module and a session, which computes constants; errors are netcl's own."""
+    try:
+        files.import_onnx(path)
+        InferenceSession(path, device="cpu")
+    except OWN as error:
+        assert str(error).startswith("["), f"{type(error).__name__}: {error}"
+        raise
+
+
 def fuzz(name: str, sound: bytes, suffix: str, read: Callable[[Path], Any], seconds: float, seed: int, counts: Counter[str]) -> list[str]:
     chance, faults, until = random.Random(f"{name} {seed}"), [], time.monotonic() + seconds
     folder = Path(tempfile.mkdtemp(prefix="netcl-fuzz-"))
     while time.monotonic() < until and len(faults) < 5:
         path = folder / f"input{suffix}"
-        path.write_bytes(mutated(sound, chance))
+        path.write_bytes(MUTATIONS.get(name, mutated)(sound, chance))
         began, outcome = time.monotonic(), "read"
         try:
             read(path)
@@ -146,7 +244,7 @@ def fuzz(name: str, sound: bytes, suffix: str, read: Callable[[Path], Any], seco
 
 
 def _kept(path: Path, name: str, seed: int, number: int, what: str) -> str:
-    kept = ROOT / "build" / "fuzz" / f"{name}-{seed}-{number}{path.suffix}"
+    kept = ROOT / "build" / "fuzz" / f"{name.replace(' ', '_')}-{seed}-{number}{path.suffix}"
     kept.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(path, kept)
     return f"{name}: {what[:300]}; input={kept.relative_to(ROOT)}"

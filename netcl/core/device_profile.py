@@ -93,6 +93,7 @@ QUIRKS: tuple[Quirk, ...] = (
     Quirk("slow", "interprets kernels to check them; thousands of times slower than a driver", family="simulator"),
     Quirk("slow", "emulates another device on the CPU", family="fpga-emulator"),
     Quirk("slow", "a graphics driver on the CPU; only there for conformance", family="software-gpu"),
+    Quirk("wrong_conversions", "aborts at or miscompares loaded halves; (long)i < 0 of an int i is false", family="software-gpu"),
     Quirk("compiles_at_launch", "the work-group function is compiled at the first launch, so a binary is complete only after one", "pocl"),
     Quirk("caches_programs", "has a cache on disk; to return a binary it compiles every kernel a second time, for any local size", "pocl"),
     Quirk("parses_all_builtins", "every build parses the declarations of all built-in functions: 0.2 s, 40 ms if it is cached", "pocl"),

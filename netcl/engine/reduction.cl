@@ -23,7 +23,7 @@ real in_range(real x, INDEX_T left) {
 #if WIDTH == 1
   return x;
 #else
-  return left >= WIDTH ? x : PICK(NEUTRAL, x, (mask)(LANES < (mask)(left)));
+  return left >= WIDTH ? x : PICK(NEUTRAL, x, (mask)(LANES - (mask)(left) < (mask)(0)));
 #endif
 }
 

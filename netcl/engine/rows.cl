@@ -132,14 +132,14 @@ static inline SHORTS to_half(FLOATS x) {  // to nearest even
 
 // A vector of an operand N whose last lanes may lie beyond the end: `left` lanes are there, the others read as 0.
 #define LANES_OF(N)                                                                         \
-  static inline vec N##_lanes(__global const N##_T* p, const long i, const long left) {     \
+  static inline vec N##_lanes(__global const N##_T* p, const long i, const int left) {      \
     if (left >= VEC) return N##_VLOAD(p, i);                                                \
     real lanes[VEC];                                                                        \
     for (int l = 0; l < VEC; ++l) lanes[l] = l < left ? (real)N##_LOAD(p, i + l) : (real)0; \
     return VEC_READ(lanes);                                                                 \
   }
 #define STORE_LANES_OF(N)                                                                          \
-  static inline void N##_store_lanes(__global N##_T* p, const long i, const long left, vec v) {    \
+  static inline void N##_store_lanes(__global N##_T* p, const long i, const int left, vec v) {     \
     if (left >= VEC) {                                                                             \
       N##_VSTORE(p, i, v);                                                                         \
       return;                                                                                      \

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +23,18 @@ from netcl.io.onnx.importer import OnnxModel
 from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, operators
 from netcl.io.onnx.table import OnnxNode
 
-#: Words in the names of operators that are not folded: random ones, those of sequences, and those that keep weights small.
-_NOT_FOLDED = ("Bernoulli", "Dropout", "Multinomial", "Optional", "Random", "Sequence", "quantizeLinear", "QuantizeLinear")
+#: Words in the names of operators that are not folded: random ones, those of sequences, those that keep weights small, and those whose
+#: results and temporaries :func:`_most_elements` does not bound.
+_NOT_FOLDED = ("Bernoulli", "Dropout", "Multinomial", "Optional", "Random", "Sequence", "quantizeLinear", "QuantizeLinear", "Attention",
+               "Col2Im", "Conv", "Crop", "DFT", "Einsum", "Grid", "GRU", "LSTM", "Mel", "Pool", "Resize", "RNN", "Roi", "STFT", "TfIdf",
+               "Upsample", "Window")  # fmt: skip
+_SIZED_BY_VALUES = {
+    "ConstantOfShape": 0,
+    "Expand": 1,
+    "OneHot": 1,
+    "Pad": 1,
+    "Tile": 1,
+}  # the input whose numbers are sizes
 _FOLDED_BYTES = 1 << 26  # results of folding may take this much, and twice the weights
 _BINARY = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Div: "Div", ast.Pow: "Pow"}
 
@@ -70,14 +80,54 @@ def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[OnnxNode]
     read = {*body.outputs, *(name for node in rest for name in (*node.inputs, *node.captured()))}
     names = [name for node in folded for name in node.outputs if name in read and name]
     used = {name: body.weights[name] for node in folded for name in node.inputs if name in body.weights}
-    with nn.parameter.placed("cpu"), ag.no_grad():
-        made = OnnxModel(GraphBody(folded, used, [], names), {})() if names else ()
+    held = sum(x.nbytes for x in body.weights.values())
+    try:
+        with nn.parameter.placed("cpu"), ag.no_grad():
+            model = _Folding(GraphBody(folded, used, [], names), {})
+            model.room = _FOLDED_BYTES + 8 * held
+            made = model() if names else ()
+    except _FoldingTooLarge:
+        names, made = [], ()
     results = made if isinstance(made, tuple) else (made,)
-    if not names or sum(x.nbytes for x in results) > _FOLDED_BYTES + 2 * sum(x.nbytes for x in body.weights.values()):
+    if not names or sum(x.nbytes for x in results) > _FOLDED_BYTES + 2 * held:
         return list(body.nodes), dict(body.weights)
     done["constants"] += len(folded)
     arrays = {name: tree.from_bits(tree.host_bits(x), x.dtype) for name, x in zip(names, results, strict=True)}
     return rest, {**body.weights, **arrays}
+
+
+class _FoldingTooLarge(Exception):
+    """Raised where the results of folding would take too much memory."""
+
+
+class _Folding(OnnxModel):
+    """Computes constants whose results take at most ``room`` bytes together: a small file can ask for any size."""
+
+    room: int
+
+    def _run(self, node: OnnxNode, values: Mapping[str, Any]) -> list[Any]:
+        if 8 * _most_elements(node, [values[name] for name in node.inputs if name]) > self.room:
+            raise _FoldingTooLarge
+        made = super()._run(node, values)
+        self.room -= sum(x.nbytes for x in made if x is not None)
+        return made
+
+
+def _most_elements(node: OnnxNode, given: list[Tensor]) -> float:
+    """A bound on the size of a node's results. Up to eight integers (axes, starts, shapes) change no size."""
+    if node.kind == "Range" and all(x.size == 1 for x in given):
+        start, limit, step = (float(x.to_host().item()) for x in given)
+        return abs(limit - start) / abs(step) if step else math.inf
+    at = _SIZED_BY_VALUES.get(node.kind, len(given))
+    counts = [max(abs(float(n)), 1.0) for x in given[at : at + 1] for n in x.to_host().reshape(-1)]
+    shapes = [x.shape for x in given[:at] if x.size > 8 or "int" not in x.dtype]
+    if node.kind == "Concat":
+        return sum(map(math.prod, shapes))
+    try:
+        sizes: Iterable[int] = map(math.prod, shapes) if node.kind.startswith("Gather") else np.broadcast_shapes(*shapes)
+    except ValueError:  # no broadcasting
+        sizes = map(math.prod, shapes)
+    return math.prod(counts) * math.prod(sizes)
 
 
 class _Chains:

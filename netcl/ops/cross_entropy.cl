@@ -47,7 +47,7 @@ static inline int class_of(__global const L_T* labels, const int row, const long
   const L_REAL given = L_LOAD(labels, row);
   const long label = (long)given;  // of NaN: anything, and not equal to it
   if (label == ignore && (L_REAL)label == given) return IGNORED;
-  return label >= 0 && label < n && (L_REAL)label == given ? (int)label : BAD;
+  return (ulong)label < (ulong)n && (L_REAL)label == given ? (int)label : BAD;
 }
 
 // ---- forward: losses, logarithms of the sums of exponentials, and what each row counts for in the mean

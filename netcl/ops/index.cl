@@ -20,7 +20,7 @@
 #endif
 
 static inline int in_range(const long at, const long n, __global int* fault, const int code) {
-  if (at >= 0 && at < n) return 1;
+  if ((ulong)at < (ulong)n) return 1;
   atomic_cmpxchg(fault, 0, code);
   return 0;
 }
@@ -114,7 +114,7 @@ __kernel void join_index(__global const IDX_T* restrict idx, __global const long
   const long i = get_global_id(0);
   if (i >= total) return;
   long at = IDX_LOAD(idx, i);
-  at = at < 0 ? at + n : at;
+  at += n & (at >> 63);  // where it is negative
   const int good = in_range(at, n, fault, code) && (first || before[i] >= 0);
   out[i] = good ? (first ? 0 : before[i]) + at * stride : -1;
 }

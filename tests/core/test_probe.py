@@ -12,7 +12,7 @@ GOOD = """__kernel void good(__global float* x, float a, int n, __local float* r
   if (get_global_id(0) < n) x[get_global_id(0)] = room[get_local_id(0)];
 }
 __attribute__((reqd_work_group_size(4, 1, 1))) __kernel void fixed(__global float* x) { x[get_global_id(0)] = 2; }"""
-ABORTS = "__kernel void aborts(__global float* x) { ((volatile __global float*)0)[0] = 1; x[0] = 1; }"
+ABORTS = "__kernel void aborts(__global float* x) { ((volatile __global float*)(size_t)x[0])[16] = 1; x[0] = 1; }"
 
 
 @pytest.fixture

@@ -337,6 +337,45 @@ def test_constants_are_folded_and_random_nodes_are_not():
     assert np.array_equal(u, rand(4, 3).T) and not np.array_equal(first, session.run(["r"], {"x": rand(2, 3)})[0])
 
 
+def huge(kind, values):
+    """A model with a constant of at least 2^28 elements."""
+    names = [f"c{i}" for i in range(len(values))]
+    weights = dict(zip(names, map(np.asarray, values), strict=True))
+    nodes = [make(kind, names, ["big"]), make("Mul", ["x", "big"], ["y"])]
+    return model(nodes, {"x": [1]}, {"y": ["n"] if kind == "Range" else ["n", "m"]}, weights)
+
+
+@pytest.mark.fault(
+    "constants of any size in a small ONNX file", "shapes, repeats, ranges and products of terabytes", "not computed when it is loaded"
+)
+@pytest.mark.parametrize(
+    "kind, values",
+    [
+        ("ConstantOfShape", [[1 << 20, 1 << 20]]),
+        ("Expand", [np.float32([[1]]), [1 << 20, 1 << 20]]),
+        ("Tile", [np.float32([[1]]), [1 << 20, 1 << 20]]),
+        ("Pad", [np.float32([[1]]), [1 << 20, 1 << 20, 0, 0]]),
+        ("Range", [np.float32(0), np.float32(1 << 20), np.float32(2**-20)]),
+        ("OneHot", [np.zeros(1 << 14, np.int64), 1 << 26, np.float32([0, 1])]),
+        ("Add", [np.zeros((1 << 14, 1), np.float32), np.zeros((1, 1 << 14), np.float32)]),
+        ("MatMul", [np.zeros((1 << 14, 1), np.float32), np.zeros((1, 1 << 14), np.float32)]),
+    ],
+)
+def test_a_small_file_names_no_huge_constants(kind, values, monkeypatch):
+    sizes = []
+    keep = Tensor.__init__
+    monkeypatch.setattr(Tensor, "__init__", lambda self, *a, **b: (keep(self, *a, **b), sizes.append(self.size))[0])
+    session = nonnx.InferenceSession(huge(kind, values), device="cpu")
+    assert session.rewrites["constants"] == 0 and [node.kind for node in session.model.nodes] == [kind, "Mul"]
+    assert max(sizes) <= 1 << 14
+
+
+def test_a_node_that_cannot_be_computed_is_named():
+    for sizes, reason in (([1 << 31, 1 << 31], "array is too big|Unable to allocate|Maximum"), ([-1, 2], "negative dimensions")):
+        with pytest.raises(ValueError, match=rf"\[ConstantOfShape\] the node cannot be computed: .*({reason}).*node=big"):
+            nonnx.InferenceSession(huge("ConstantOfShape", [sizes]), device="cpu").run(None, {"x": rand(1)})
+
+
 # ---- the command
 
 

@@ -97,7 +97,7 @@ def check_compiles(device: Any, key: str, source: str, options: tuple[str, ...])
 
 
 def answer_probes() -> None:
-    """Run the child process: launch every kernel of each program once, on unused memory and with all numbers 1."""
+    """Run the child process: launch every kernel of each program once, on zeros and with all numbers 1."""
     from netcl.core.kernels import program
 
     global _is_child
@@ -116,8 +116,8 @@ def answer_probes() -> None:
                 kernel = built.kernel(name)
                 local = [cl.LocalMemory(_LOCAL_BYTES) if re.search(r"\b(__)?local\b", text) else None for text in texts or ()]
                 args = [local[i] if local and local[i] else 1 if callable(kind) else memory for i, kind in enumerate(kernel.kinds)]
-                size = kernel.required_local or (1,)
-                kernel.enqueue(queue, _with_arguments(kernel, args), size, kernel.required_local)
+                cl.enqueue_fill_buffer(queue, memory, bytes(4), 0, _BYTES)  # places that a kernel reads lie inside
+                kernel.enqueue(queue, _with_arguments(kernel, args), kernel.required_local or (1,), kernel.required_local)
             queue.finish()
         except (cl.Error, KernelBuildError):
             pass  # an error is not an abort: the parent raises it itself

@@ -28,7 +28,7 @@ from netcl.core.commands import CommandList
 from netcl.core.device_profile import extend
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
 from netcl.core.hooks import hooks
-from netcl.core.kernels import builtins, probe
+from netcl.core.kernels import builtins, probe, substitutes
 from netcl.core.kernels.signature import POINTER, UNKNOWN, parameter_kinds, read_only
 from netcl.core.queue_state import ContextState, context_state, free_memory, queue_state
 from netcl.core.queue_state import forget as forget
@@ -161,7 +161,8 @@ class Program:
         self.number, self.source = _programs, source
         self.options = options
         self.state = of
-        self.key = _binary_key(of.device, source, options)
+        self._text = substitutes.substituted(source) if _has_quirk(of, "wrong_conversions") else source
+        self.key = _binary_key(of.device, self._text, options)
         self.kernels: dict[str, Kernel] = {}
         self._unsaved = False
         self._final: bytes | None = None  # the binary of the second pass; the driver may return that of the first
@@ -197,7 +198,7 @@ class Program:
             with _quiet(cl):
                 built = self._with_own_declarations(context, options)
                 if built is None:
-                    built = cl.Program(context, self.source).build(options=options, cache_dir=False)
+                    built = cl.Program(context, self._text).build(options=options, cache_dir=False)
             if _MARK.search(self.source):
                 self._final = unmarked(_binary_of(built))
                 built = self._from_binary(context, self._final)

@@ -226,7 +226,12 @@ class OnnxModel(nn.Module):
 
             made = node.read(node, call, *given)
         else:
-            made = node.read(node, *self._arguments(node, given))
+            try:
+                made = node.read(node, *self._arguments(node, given))
+            except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as fault:
+                if str(fault).startswith("["):
+                    raise
+                raise node.fault(f"the node cannot be computed: {_first_line(fault)}") from fault
         results = made if isinstance(made, tuple | list) and not isinstance(made, TensorSequence) else [made]
         if made is NotImplemented or (any(node.outputs[len(results) :]) and node.expand is not None):
             return self._expanded(node, given)

@@ -38,10 +38,10 @@
   const int p = i - n * ((high) * (wide)), py = p / (wide), px = p - py * (wide);
 #define CHANNEL(c) const int c = get_global_id(1) * EACH + e;
 
-// A value, or zero where `at` is negative: always a load, so that those of all taps are on their way together.
-static inline REAL load_or_zero(__global const X_T* from, const long at) {
-  const REAL value = X_LOAD(from, at >= 0 ? at : 0);
-  return at >= 0 ? value : (REAL)0;
+// A value, or zero if it is not there: always a load, so that those of all taps are on their way together.
+static inline REAL load_or_zero(__global const X_T* from, const int there, const long at) {
+  const REAL value = X_LOAD(from, there ? at : 0);
+  return there ? value : (REAL)0;
 }
 
 // Where the taps of a window lie along an axis of an image; negative outside.
@@ -84,7 +84,7 @@ __kernel void im2col(__global const X_T* restrict x, __global Y_T* restrict y, i
 #pragma unroll
       for (int s = 0; s < KW; ++s) {
         const int at = (lines[r] | places[s]) < 0 ? -1 : lines[r] + places[s];
-        Y_STORE(column, (r * KW + s) * row, load_or_zero(plane, at));
+        Y_STORE(column, (r * KW + s) * row, load_or_zero(plane, at >= 0, at));
       }
   }
 }
@@ -94,7 +94,10 @@ static inline REAL folded(__global const X_T* columns, const long* lines, const 
 #pragma unroll
   for (int r = 0; r < REACH_H; ++r)
 #pragma unroll
-    for (int s = 0; s < REACH_W; ++s) sum += load_or_zero(columns, lines[r] + places[s]);
+    for (int s = 0; s < REACH_W; ++s) {
+      const long at = lines[r] + places[s];
+      sum += load_or_zero(columns, at >= 0, at);
+    }
   return sum;
 }
 
