@@ -328,6 +328,8 @@ def thread_worlds(size: int, timeout: float | None = None) -> list[World]:
     >>> [world.rank for world in thread_worlds(2)]
     [0, 1]
     """
+    if size < 1:
+        raise ValueError(message("thread_worlds", "size must be at least 1", size=size))
     table = _Table()
     return [ThreadWorld(rank, size, table, timeout) for rank in range(size)] if size > 1 else [World(timeout)]
 

@@ -39,6 +39,9 @@ class History(Mapping[str, list[float]]):
     def best(self, name: str, mode: str = "min") -> int:
         """The epoch with the lowest (or, with ``mode="max"``, highest) value of a column."""
         rows = [row for row in self.rows if name in row]
+        if not rows or mode not in ("min", "max"):
+            what = "name must be a column of the history, and mode must be 'min' or 'max'"
+            raise ValueError(message("History.best", what, name=name, mode=mode, columns=list(self)))
         return int((min if mode == "min" else max)(rows, key=lambda row: row[name])["epoch"])
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:

@@ -22,7 +22,7 @@ from netcl.core.tensor import Tensor
 from netcl.data import DataLoader, TensorDataset
 from netcl.distributed import DistributedDataParallel, LostRankError, thread_worlds
 from netcl.io import FileError
-from netcl.trainer import Callback, ModelCheckpoint, Progress, Trainer
+from netcl.trainer import Callback, History, ModelCheckpoint, Progress, Trainer
 from netcl.trainer import trainer as trainer_module
 
 SILENT = Progress("off")
@@ -424,3 +424,10 @@ def test_a_history_is_drawn_or_names_what_is_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"\[History.plot\] matplotlib is not installed; pip install matplotlib"):
         history.plot()
+
+
+def test_questions_without_an_answer_are_refused():
+    with pytest.raises(ValueError, match=r"\[History.best\] name must be a column .*name='accuracy', mode='min', columns=\[\]"):
+        History([]).best("accuracy")
+    with pytest.raises(ValueError, match=r"\[thread_worlds\] size must be at least 1; size=0"):
+        thread_worlds(0)
