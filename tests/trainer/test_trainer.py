@@ -427,7 +427,7 @@ def test_a_history_is_drawn_or_names_what_is_missing(monkeypatch, tmp_path):
 
 
 def test_questions_without_an_answer_are_refused():
-    with pytest.raises(ValueError, match=r"\[History.best\] name must be a column .*name='accuracy', mode='min', columns=\[\]"):
+    with pytest.raises(ValueError, match=r"\[History.best\] name must be a column .*name=accuracy, mode=min, columns=\[\]"):
         History([]).best("accuracy")
     with pytest.raises(ValueError, match=r"\[thread_worlds\] size must be at least 1; size=0"):
         thread_worlds(0)
