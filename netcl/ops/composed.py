@@ -517,14 +517,6 @@ def _index_put(F: Any, x: Tensor, indices: Sequence[Any], values: Any, accumulat
     return F.reshape(F.index_add(rows, 0, F.reshape(flat, (flat.size,)), F.reshape(spread, (flat.size, *rest))), x.shape)
 
 
-def _index_put_ref(x, indices, values, accumulate=False):
-    if not accumulate:
-        return _written_copy(x, indices, values)
-    out = x.copy()
-    np.add.at(out, indices, values)
-    return out
-
-
 _INDEX_SAMPLE: dict[str, Any] = {"dtypes": ("float32", "int64"), "low": 0, "high": 3}
 row("masked_select", _masked_select, lambda x, mask: x[mask], S((3, 4), (3, 4), dtypes=("float32", "bool")),
      doc="The elements where the mask holds, along one axis. Waits for the device: their number is a shape.")  # fmt: skip
@@ -537,7 +529,7 @@ row("index_fill", lambda F, x, axis, index, value: F.setitem(F.clone(x), _rows(a
 row("index_copy", lambda F, x, axis, index, src: F.setitem(F.clone(x), _rows(axis, x.ndim, index), as_like(x, src)),
      lambda x, axis, index, src: _written_copy(x, index, src), S((4, 3), axis=0, index=np.array([2, 0]), src=np.ones((2, 3), np.float32)),
      doc="A copy of x with the slices of ``src`` at ``index`` along an axis.")  # fmt: skip
-row("index_put", _index_put, _index_put_ref, S((4, 3), indices=(np.array([2, 0]), np.array([1, 1])), values=7.0),
+row("index_put", _index_put, "numpy", S((4, 3), indices=(np.array([2, 0]), np.array([1, 1])), values=7.0),
      S((4, 3), indices=(np.array([2, 0, 2]),), values=np.ones(3, np.float32), accumulate=True),
      doc="A copy of x with ``values`` at ``x[indices]``; ``accumulate`` adds them instead, once per repeated index.")  # fmt: skip
 row("scatter", _scatter, lambda x, axis, index, src: _written_copy(x, grid_of(axis, index), src),
