@@ -500,14 +500,34 @@ def test_commands_over_weights_run_once_and_are_shared(cl_device):
                for graph in graphs for node in graph.nodes)  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["written", "assigned", "replaced"])
-def test_a_changed_weight_is_recorded_again(how, device):
+def during_the_next_run(monkeypatch, function) -> None:
+    """Call ``function`` in another thread, at the end of the next replay."""
+    run, calls = Graph.run, [function]
+
+    def replayed(self, inputs):
+        made = run(self, inputs)
+        while calls:
+            thread = threading.Thread(target=calls.pop())
+            thread.start()
+            thread.join()
+        return made
+
+    monkeypatch.setattr(Graph, "run", replayed)
+
+
+@pytest.mark.parametrize("how", ["written", "written by a thread during a run", "assigned", "replaced"])
+def test_a_changed_weight_is_recorded_again(how, device, monkeypatch):
+    if isinstance(device.queue, CPUQueue) and "run" in how:
+        pytest.skip("nothing is replayed on NumPy")
     data = lstm()
     session, x = nonnx.InferenceSession(data, device=device), rand(5, 2, 3)
     before = [session.run(None, {"x": x})[0] for _ in range(3)][-1]
     new = rand(1, 16, 3, seed=9)
     if how == "written":
         session.model.w.write(new)
+    elif how == "written by a thread during a run":
+        during_the_next_run(monkeypatch, lambda: session.model.w.write(new))
+        assert np.array_equal(session.run(None, {"x": x})[0], before)
     elif how == "assigned":
         session.model.load_state_dict({"w": Tensor.from_host(session.model.queue, new)}, strict=False, assign=True)
     else:
