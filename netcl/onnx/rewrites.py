@@ -1,7 +1,8 @@
 """Rewrites of a graph for inference: constant folding, and fusion of the chains that exporters write for one op.
 
-A fusion is a formula over operators: ``x * Sigmoid(x)``. Equal names stand for the same value, numbers for scalar weights. Sums and
-products match in both orders, so do maxima and minima. A chain is fused if nothing else reads the values inside of it.
+A fusion is a formula over operators: ``x * Sigmoid(x)``. Equal names stand for the same value, numbers for scalar weights, names in
+capitals for any scalar weight. Sums and products match in both orders, so do maxima and minima. A chain is fused if nothing else reads
+the values inside of it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from netcl.io.onnx.bodies import GraphBody
 from netcl.io.onnx.importer import OnnxModel
 from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, operators
 from netcl.io.onnx.table import OnnxNode
+from netcl.ops.attention.geometry import LARGEST
 
 #: Words in the names of operators that are not folded: random ones, those of sequences, and those that keep weights small.
 _NOT_FOLDED = ("Bernoulli", "Dropout", "Multinomial", "Optional", "Random", "Sequence", "quantizeLinear", "QuantizeLinear")
@@ -97,8 +99,9 @@ class _Chains:
         for root in reversed(list(self.nodes)):
             for name, forms, build in FUSIONS if self.makers.get(root.outputs[0]) is root else ():
                 matches = (self.matched(form, root.outputs[0], ChainMatch({}, ())) for form in forms)
-                found = next((match for match in matches if match and self._closed(match)), None)
-                if found and (made := build(self, found, root)):
+                built = ((match, build(self, match, root)) for match in matches if match and self._closed(match))
+                found, made = next(((match, node) for match, node in built if node), (None, None))
+                if found and made:
                     gone = {*map(id, found.nodes)} - {id(root)}
                     self._index([made if node is root else node for node in self.nodes if id(node) not in gone])
                     done[name] += 1
@@ -108,6 +111,8 @@ class _Chains:
     def matched(self, form: ast.expr, name: str, found: ChainMatch) -> ChainMatch | None:
         """The match, extended by a value that has this form; ``None`` if it does not."""
         if isinstance(form, ast.Name):
+            if form.id.isupper() and self.scalar(name) is None:
+                return None
             return found._replace(values={**found.values, form.id: name}) if found.values.get(form.id, name) == name else None
         if isinstance(form, ast.Constant):
             number, rounding = self.scalar(name), 1e-3 if name in self.weights and self.weights[name].itemsize < 4 else 1e-6
@@ -177,6 +182,48 @@ def _run_norm(node: OnnxNode, x: Tensor, weight: Tensor | None = None, bias: Ten
     return ag.add(ag.mul(out, 1.0 if weight is None else weight), 0.0 if bias is None else bias)
 
 
+def _fused_attention(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
+    """The op ``attention`` where the shapes at run time allow it, else the nodes of the chain.
+
+    A row whose mask excludes every key by ``-inf`` gives 0, where the chain gives NaN.
+    """
+    values, scale = found.values, 1.0
+    numbers = {name: chains.scalar(values[name]) for name in ("factor", "POST", "PRE", "OVER", "UNDER") if name in values}
+    for name, number in numbers.items():
+        scale = scale if number is None else scale * number if name in ("factor", "POST", "PRE") else scale / number
+    inside = [node for node in chains.nodes if any(node is other for other in found.nodes)]
+    turn = next((node for node in inside if node.kind == "Transpose"), None)
+    axis = next(node["axis"] for node in inside if node.kind == "Softmax")
+    made = {node.outputs[0] for node in inside}
+    late = values["factor"] if numbers.get("factor", 1.0) is None else ""  # computed at run time
+    inputs = [values["q"], values["k"], values["v"], values.get("mask", ""), late]
+    inputs += [name for node in inside for name in node.inputs if name not in made and name not in inputs]
+
+    def read(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, factor: Any = None, *rest: Any) -> Any:
+        order = list(range(k.ndim)) if turn is None else list(turn["perm"] or range(k.ndim)[::-1])
+        order[-2:] = order[:-3:-1]  # the axes of k as keys: the chain multiplies by their transpose
+        shape = tuple(k.shape[i] for i in order)
+        scores = (*q.shape[:-1], *shape[-2:-1])
+        if (
+            q.ndim == k.ndim == v.ndim > 1 and q.shape[:-2] == shape[:-2] == v.shape[:-2] and max(q.shape[-1], v.shape[-1]) <= LARGEST
+            and axis in (-1, q.ndim - 1) and (factor is None or (factor.size == 1 and factor.ndim <= k.ndim))
+            and (mask is None or (mask.ndim <= q.ndim and all(map(_spreads, mask.shape[::-1], scores[::-1]))))
+        ):  # fmt: skip
+            keys = k if order == sorted(order) else ag.permute(k, order)
+            keys = keys if factor is None else ag.mul(keys, factor)
+            return ag.scaled_dot_product_attention(q, keys, v, mask, scale=scale)
+        known = dict(zip(node.inputs, (q, k, v, mask, factor, *rest), strict=False))
+        for each in inside:
+            known[each.outputs[0]] = each.read(each, *(known[name] for name in each.inputs))
+        return known[root.outputs[0]]
+
+    return _op_node("Attention", inputs, root, {}, read)
+
+
+def _spreads(size: int, wanted: int) -> bool:
+    return size in (1, wanted)
+
+
 def _norm_in_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
     """A convolution whose weights include the batch norm after it."""
     names = [found.values[name] for name in ("scale", "shift", "mean", "var")]
@@ -240,6 +287,13 @@ _DEVIATIONS = ("Sqrt(ReduceMean({0} ** 2) + eps)", "Sqrt(ReduceMean({0} * {0}) +
 _LAYER = tuple(f"{_CENTERED} / {text.format(_CENTERED)}" for text in _DEVIATIONS)
 _RMS = tuple(form.format(text.format("x")) for text in _DEVIATIONS for form in ("x / {0}", "x * (1 / {0})", "x * Reciprocal({0})"))
 _CONVS = tuple(f"{kind}({inputs})" for kind in ("Conv", "ConvTranspose") for inputs in ("x, weight", "x, weight, bias"))
+_SCORES = tuple(
+    text.format(f"MatMul({q}, {keys})")
+    for text in ("{}", "{} * POST", "{} / OVER")
+    for q in ("q * PRE", "q / UNDER", "q")
+    for keys in ("Transpose(k) * factor", "Transpose(k)", "k")
+)
+_SHARES = tuple(f"Softmax({scores}{mask})" for mask in (" + mask", "") for scores in _SCORES)
 _HARD = "Clip(x + 3, 0, 6)"
 _TANHS = ("x + 0.044715 * x ** 3", "x + 0.044715 * (x * x * x)")
 _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, OnnxNode], OnnxNode | None]], ...] = (
@@ -252,6 +306,7 @@ _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, 
     ("Silu", ("x * Sigmoid(x)",), _activation("Swish", ag.silu)),
     ("LayerNormalization", (*(f"{form} * weight + bias" for form in _LAYER), *_LAYER), _fused_norm),
     ("RMSNormalization", tuple(f"{form} * weight" for form in _RMS), _fused_norm),
+    ("Attention", tuple(f"MatMul({text}, v)" for each in _SHARES for text in (each, f"Where(IsNaN({each}), 0, {each})")), _fused_attention),
     ("Relu6", ("Min(Max(x, 0), 6)", "Max(Min(x, 6), 0)"), _activation("Relu6", ag.relu6)),
     ("HardSigmoid", (f"{_HARD} / 6", "Min(Max(x / 6 + 0.5, 0), 1)"), _activation("HardSigmoid", ag.hard_sigmoid)),
     ("HardSwish", (f"x * {_HARD} / 6", f"x * ({_HARD} / 6)", f"x * {_HARD} * 0.16666667"), _activation("HardSwish", ag.hard_swish)),
