@@ -22,8 +22,10 @@ from netcl.io import tree
 from netcl.io.onnx.bodies import GraphBody
 from netcl.io.onnx.importer import OnnxModel
 from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, operators
+from netcl.io.onnx.quantized import read_q_matmul
 from netcl.io.onnx.table import OnnxNode
 from netcl.ops.attention.geometry import LARGEST
+from netcl.ops.integer import prefers_integers
 
 #: Words in the names of operators that are not folded: random ones, those of sequences, and those that keep weights small.
 _NOT_FOLDED = ("Bernoulli", "Dropout", "Multinomial", "Optional", "Random", "Sequence", "quantizeLinear", "QuantizeLinear")
@@ -138,6 +140,10 @@ class _Chains:
         x = self.weights.get(name)
         return None if x is None or x.ndim > 1 or x.size != 1 or x.dtype.kind not in "fiu" else float(x.reshape(()))
 
+    def in_order(self, found: ChainMatch) -> list[OnnxNode]:
+        """The nodes of a chain, each once, in the order in which they run."""
+        return [node for node in self.nodes if any(node is other for other in found.nodes)]
+
     def _closed(self, found: ChainMatch) -> bool:
         """Whether only the chain reads the values inside of it."""
         uses = Counter(name for node in {id(node): node for node in found.nodes}.values() for name in node.inputs)
@@ -191,7 +197,7 @@ def _fused_attention(chains: _Chains, found: ChainMatch, root: OnnxNode) -> Onnx
     numbers = {name: chains.scalar(values[name]) for name in ("factor", "POST", "PRE", "OVER", "UNDER") if name in values}
     for name, number in numbers.items():
         scale = scale if number is None else scale * number if name in ("factor", "POST", "PRE") else scale / number
-    inside = [node for node in chains.nodes if any(node is other for other in found.nodes)]
+    inside = chains.in_order(found)
     turn = next((node for node in inside if node.kind == "Transpose"), None)
     axis = next(node["axis"] for node in inside if node.kind == "Softmax")
     made = {node.outputs[0] for node in inside}
@@ -212,12 +218,37 @@ def _fused_attention(chains: _Chains, found: ChainMatch, root: OnnxNode) -> Onnx
             keys = k if order == sorted(order) else ag.permute(k, order)
             keys = keys if factor is None else ag.mul(keys, factor)
             return ag.scaled_dot_product_attention(q, keys, v, mask, scale=scale)
-        known = dict(zip(node.inputs, (q, k, v, mask, factor, *rest), strict=False))
-        for each in inside:
-            known[each.outputs[0]] = each.read(each, *(known[name] for name in each.inputs))
-        return known[root.outputs[0]]
+        return _run_chain(inside, dict(zip(node.inputs, (q, k, v, mask, factor, *rest), strict=False)))
 
     return _op_node("Attention", inputs, root, {}, read)
+
+
+def _run_chain(nodes: Sequence[OnnxNode], known: dict[str, Any]) -> Any:
+    """The result of the last of the nodes of a chain; ``known`` are its inputs."""
+    for node in nodes:
+        known[node.outputs[0]] = node.read(node, *(known[name] for name in node.inputs))
+    return known[nodes[-1].outputs[0]]
+
+
+def _quantized_matmul(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
+    """``QLinearMatMul`` where products of integers are preferred, else the nodes of the chain."""
+    inside = chains.in_order(found)
+    names = [found.values[name] for name in ("a", "A", "za", "b", "sb", "zb", "Y", "zy")]
+    left, right = (next(node for node in inside if node.inputs[0] == found.values[name]) for name in "ab")
+    weight, scales = chains.weights.get(names[3]), chains.weights.get(names[4])
+    per_column = scales is not None and (scales.size == 1 or (scales.ndim == 1 and right["axis"] in (1, -1)))
+    plain = not any(node["block_size"] or node["output_dtype"] or node["precision"] for node in (left, right, root))
+    if weight is None or weight.ndim != 2 or not per_column or not plain:
+        return None
+
+    def read(node: OnnxNode, a: Tensor, *rest: Any) -> Any:
+        if a.ndim > 1 and prefers_integers(a, rest[2]):
+            return read_q_matmul(node, a, *rest)
+        return _run_chain(inside, dict(zip(node.inputs, (a, *rest), strict=True)))
+
+    made = _op_node("QLinearMatMul", names, root, {}, read)
+    made.codes = [*[0] * 7, *root.codes[2:3]]
+    return made
 
 
 def _spreads(size: int, wanted: int) -> bool:
@@ -307,6 +338,11 @@ _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, 
     ("LayerNormalization", (*(f"{form} * weight + bias" for form in _LAYER), *_LAYER), _fused_norm),
     ("RMSNormalization", tuple(f"{form} * weight" for form in _RMS), _fused_norm),
     ("Attention", tuple(f"MatMul({text}, v)" for each in _SHARES for text in (each, f"Where(IsNaN({each}), 0, {each})")), _fused_attention),
+    (
+        "QLinearMatMul",
+        ("QuantizeLinear(MatMul(DequantizeLinear(a, A, za), DequantizeLinear(b, sb, zb)), Y, zy)",),
+        _quantized_matmul,
+    ),
     ("Relu6", ("Min(Max(x, 0), 6)", "Max(Min(x, 6), 0)"), _activation("Relu6", ag.relu6)),
     ("HardSigmoid", (f"{_HARD} / 6", "Min(Max(x / 6 + 0.5, 0), 1)"), _activation("HardSigmoid", ag.hard_sigmoid)),
     ("HardSwish", (f"x * {_HARD} / 6", f"x * ({_HARD} / 6)", f"x * {_HARD} * 0.16666667"), _activation("HardSwish", ag.hard_swish)),
