@@ -324,7 +324,7 @@ _SCORES = tuple(
     for q in ("q * PRE", "q / UNDER", "q")
     for keys in ("Transpose(k) * factor", "Transpose(k)", "k")
 )
-_SHARES = tuple(f"Softmax({scores}{mask})" for mask in (" + mask", "") for scores in _SCORES)
+_SOFTMAXES = tuple(f"Softmax({scores}{mask})" for mask in (" + mask", "") for scores in _SCORES)
 _HARD = "Clip(x + 3, 0, 6)"
 _TANHS = ("x + 0.044715 * x ** 3", "x + 0.044715 * (x * x * x)")
 _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, OnnxNode], OnnxNode | None]], ...] = (
@@ -337,7 +337,11 @@ _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, 
     ("Silu", ("x * Sigmoid(x)",), _activation("Swish", ag.silu)),
     ("LayerNormalization", (*(f"{form} * weight + bias" for form in _LAYER), *_LAYER), _fused_norm),
     ("RMSNormalization", tuple(f"{form} * weight" for form in _RMS), _fused_norm),
-    ("Attention", tuple(f"MatMul({text}, v)" for each in _SHARES for text in (each, f"Where(IsNaN({each}), 0, {each})")), _fused_attention),
+    (
+        "Attention",
+        tuple(f"MatMul({text}, v)" for each in _SOFTMAXES for text in (each, f"Where(IsNaN({each}), 0, {each})")),
+        _fused_attention,
+    ),
     (
         "QLinearMatMul",
         ("QuantizeLinear(MatMul(DequantizeLinear(a, A, za), DequantizeLinear(b, sb, zb)), Y, zy)",),

@@ -15,8 +15,8 @@ from netcl.engine.registry import S, op
 
 __all__ = ["integer_dot", "prefers_integers"]
 
-_BYTES = {"int8": "char", "uint8": "uchar"}
-_TILE = 4  # RM and RN of integer.cl
+_BYTE_TYPES = {"int8": "char", "uint8": "uchar"}
+_SIDE_SUMS = 4  # RM and RN of integer.cl
 
 
 def prefers_integers(a: Tensor, b: Tensor) -> bool:
@@ -24,7 +24,7 @@ def prefers_integers(a: Tensor, b: Tensor) -> bool:
 
     They do for bytes where ``selector.register("integer_dot", condition, "dot")`` says so. No device does by itself: none was measured.
     """
-    if a.array is not None or {a.dtype, b.dtype} - _BYTES.keys():
+    if a.array is not None or {a.dtype, b.dtype} - _BYTE_TYPES.keys():
         return False
     return get_kernel_selector().select("integer_dot", (a.shape, b.shape), handle_of(a.queue).profile) == "dot"
 
@@ -50,15 +50,17 @@ def integer_dot(a: Tensor, b: Tensor) -> Tensor:
     """``a b'`` over the last axis of int8 or uint8 tensors, exact in int32; b is a matrix of N rows. No gradient."""
     a, b = launch.as_tensors("integer_dot", a, b)
     for name, x in (("a", a), ("b", b)):
-        launch.check_dtype("integer_dot", x, tuple(_BYTES), name)
+        launch.check_dtype("integer_dot", x, tuple(_BYTE_TYPES), name)
     if b.ndim != 2 or not a.shape or a.shape[-1] != b.shape[1]:
         raise ShapeError(message("integer_dot", "b must be a matrix with the columns of a", **{"a.shape": a.shape, "b.shape": b.shape}))
     if a.array is not None:
         return launch.run_cpu(_integer_dot_numpy, a, b, dtype="int32")
     out = Tensor.empty((*a.shape[:-1], b.shape[0]), "int32", queue=a.queue)
     if out.size:
-        types = {f"{name}{end}": f"{_BYTES[x.dtype]}{text}" for name, x in (("A", a), ("B", b)) for end, text in (("_T", ""), ("4", "4"))}
+        types = {
+            f"{name}{end}": f"{_BYTE_TYPES[x.dtype]}{text}" for name, x in (("A", a), ("B", b)) for end, text in (("_T", ""), ("4", "4"))
+        }
         rows, columns = math.prod(a.shape[:-1]), b.shape[0]
         kernel = launch.kernel(a.queue, __file__, "integer.cl", "integer_dot", defines=types)
-        kernel(a.queue, (-(-columns // _TILE), -(-rows // _TILE)), None, a, b, out, rows, columns, b.shape[1])
+        kernel(a.queue, (-(-columns // _SIDE_SUMS), -(-rows // _SIDE_SUMS)), None, a, b, out, rows, columns, b.shape[1])
     return out
