@@ -2,10 +2,11 @@
 
     python tools/fetch_models.py build/models
     python benchmarks/onnx_sessions.py [--device auto] [--threads 2] [--repeats 9] [--batches 1,8] [--only NAME] [--commit ID] [--quick]
-    [--models build/models] [--out FILE]
+    [--models build/models] [--exports FOLDER] [--out FILE]
 
 Both sessions are warm, take turns, and the best of the repeats counts; outputs are compared before. The vision models are exported here
-with seeded random weights. Rows also say how many commands a replay enqueues. Writes ``results/onnx_sessions_<device>.json``.
+with seeded random weights, into a folder that ``--exports`` keeps for further runs. Rows also say how many commands a replay enqueues.
+Writes ``results/onnx_sessions_<device>.json`` after every row. A row with a wrong result holds the error instead of times.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--only", default="", help="a part of a model's name")
     parser.add_argument("--models", default="build/models")
+    parser.add_argument("--exports", default="", help="folder of exported vision models; those that it has are not exported again")
     parser.add_argument("--commit", default="", help="of a copy without a repository")
     parser.add_argument("--quick", action="store_true", help="small inputs, two repeats")
     parser.add_argument("--out", default="")
@@ -64,8 +68,10 @@ def cases(chosen: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path,
             print(f"{name}: not in {chosen.models}; python tools/fetch_models.py {chosen.models} fetches it", flush=True)
     size = 64 if chosen.quick else 224
     for name in VISION:
-        if chosen.only in name:
-            path = folder / f"{name}.onnx"
+        path = folder / f"{name}_{size}.onnx"
+        if chosen.only in name and path.exists():
+            yield name, path, (3, size, size)
+        elif chosen.only in name:
             with netcl.device("cpu"), netcl.no_grad():
                 netcl.manual_seed(0)
                 x = np.zeros((2, 3, size, size), np.float32)
@@ -74,6 +80,7 @@ def cases(chosen: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path,
 
 
 def measure(name: str, path: Path, shape: tuple[int, ...], batch: int, chosen: argparse.Namespace) -> dict[str, Any]:
+    """A row of the results; without times if the outputs differ."""
     import onnxruntime
 
     import netcl.onnx
@@ -86,12 +93,13 @@ def measure(name: str, path: Path, shape: tuple[int, ...], batch: int, chosen: a
     rng = np.random.default_rng(0)
     whole = entry.dtype.kind in "iu"
     x = (rng.integers(0, 256, (batch, *shape)) if whole else rng.standard_normal((batch, *shape))).astype(entry.dtype)
+    title = f"{name} {'x'.join(map(str, shape))}, batch {batch}"
     feed, sessions = {entry.name: x}, {"netcl": mine, "onnxruntime": other}
     for _ in range(3):  # eager, recorded, replayed
         results = {key: session.run(None, feed)[0] for key, session in sessions.items()}
     error = np.abs(results["netcl"] - results["onnxruntime"]).max() / max(np.abs(results["onnxruntime"]).max(), 1e-6)
     if not error < 1e-3 and name != "ocr detection":  # which answers noise with numbers that onnxruntime rounds to 0
-        raise SystemExit(f"wrong result: {name}, batch {batch}: relative error {error:.2e}")
+        return {"case": title, "error": f"the outputs differ by {error:.2e} (relative)"}
     best = dict.fromkeys(sessions, float("inf"))
     for _ in range(2 if chosen.quick else chosen.repeats):
         for key, session in sessions.items():
@@ -99,7 +107,7 @@ def measure(name: str, path: Path, shape: tuple[int, ...], batch: int, chosen: a
             session.run(None, feed)
             best[key] = min(best[key], time.perf_counter() - begin)
     return {
-        "case": f"{name} {'x'.join(map(str, shape))}, batch {batch}", "ms": round(best["netcl"] * 1e3, 3),
+        "case": title, "ms": round(best["netcl"] * 1e3, 3),
         "onnxruntime_ms": round(best["onnxruntime"] * 1e3, 3), "of_onnxruntime": round(best["netcl"] / best["onnxruntime"], 3),
         "commands": mine.commands, "rewrites": dict(mine.rewrites),
     }  # fmt: skip
@@ -112,17 +120,24 @@ def main() -> None:
     from netcl.bench import setting
 
     where = setting(chosen.device, repeats=chosen.repeats, quick=chosen.quick, with_torch=False)
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name, path, shape in cases(chosen, Path(folder)):
+    device = re.sub(r"\W+", "_", f"{where.handle.platform_name} {where.handle.device_name}".lower()).strip("_")
+    target = Path(chosen.out or Path(__file__).parent / "results" / f"onnx_sessions_{device}.json")
+    made_by = (
+        f"python benchmarks/onnx_sessions.py --device {shlex.quote(chosen.device)} --threads {chosen.threads} --repeats {chosen.repeats}"
+    )
+    known, rows = {**facts(where, chosen), "made by": made_by}, list[dict[str, Any]]()
+    known["versions"]["onnxruntime"] = metadata.version("onnxruntime")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(chosen.exports or scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, path, shape in cases(chosen, folder):
             for batch in map(int, chosen.batches.split(",")):
                 rows.append(measure(name, path, shape, batch, chosen))
                 print(json.dumps(rows[-1]), flush=True)
-    device = re.sub(r"\W+", "_", f"{where.handle.platform_name} {where.handle.device_name}".lower()).strip("_")
-    target = Path(chosen.out or Path(__file__).parent / "results" / f"onnx_sessions_{device}.json")
-    made_by = f"python benchmarks/onnx_sessions.py --device {chosen.device} --threads {chosen.threads} --repeats {chosen.repeats}"
-    target.write_text(json.dumps({"facts": {**facts(where, chosen), "made by": made_by}, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+                target.write_text(json.dumps({"facts": known, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     print(f"written: {target}")
+    if any("error" in row for row in rows):
+        raise SystemExit("wrong results")
 
 
 if __name__ == "__main__":

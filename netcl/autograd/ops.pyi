@@ -566,6 +566,9 @@ def inner(input: Operand, other: Operand) -> Tensor:
 def instance_norm(input: Operand, weight: Operand | None = None, bias: Operand | None = None, *, eps: float = 1e-05) -> Tensor:
     """Instance norm of ``(N, C, ...)``: statistics per image and channel."""
 
+def integer_dot(input: Operand, other: Operand) -> Tensor:
+    """``a b'`` over the last axis of int8 or uint8 tensors, exact in int32; b is a matrix of N rows. No gradient."""
+
 def interpolate(input: Operand, size: Any = None, scale_factor: Any = None, mode: str = 'nearest', align_corners: bool | None = None, recompute_scale_factor: bool | None = None, antialias: bool = False) -> Tensor:
     """Images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes at another size.
 

@@ -1,7 +1,8 @@
 """Rewrites of a graph for inference: constant folding, and fusion of the chains that exporters write for one op.
 
-A fusion is a formula over operators: ``x * Sigmoid(x)``. Equal names stand for the same value, numbers for scalar weights. Sums and
-products match in both orders, so do maxima and minima. A chain is fused if nothing else reads the values inside of it.
+A fusion is a formula over operators: ``x * Sigmoid(x)``. Equal names stand for the same value, numbers for scalar weights, names in
+capitals for any scalar weight. Sums and products match in both orders, so do maxima and minima. A chain is fused if nothing else reads
+the values inside of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from netcl.io import tree
 from netcl.io.onnx.bodies import GraphBody
 from netcl.io.onnx.importer import OnnxModel
 from netcl.io.onnx.imports import CONTROL, HOST, ON_DEVICE, operators
+from netcl.io.onnx.quantized import read_q_matmul
 from netcl.io.onnx.table import OnnxNode
+from netcl.ops.attention.geometry import LARGEST
+from netcl.ops.integer import prefers_integers
 
 #: Words in the names of operators that are not folded: random ones, those of sequences, those that keep weights small, and those whose
 #: results and temporaries :func:`_most_elements` does not bound.
@@ -147,8 +151,9 @@ class _Chains:
         for root in reversed(list(self.nodes)):
             for name, forms, build in FUSIONS if self.makers.get(root.outputs[0]) is root else ():
                 matches = (self.matched(form, root.outputs[0], ChainMatch({}, ())) for form in forms)
-                found = next((match for match in matches if match and self._closed(match)), None)
-                if found and (made := build(self, found, root)):
+                built = ((match, build(self, match, root)) for match in matches if match and self._closed(match))
+                found, made = next(((match, node) for match, node in built if node), (None, None))
+                if found and made:
                     gone = {*map(id, found.nodes)} - {id(root)}
                     self._index([made if node is root else node for node in self.nodes if id(node) not in gone])
                     done[name] += 1
@@ -158,6 +163,8 @@ class _Chains:
     def matched(self, form: ast.expr, name: str, found: ChainMatch) -> ChainMatch | None:
         """The match, extended by a value that has this form; ``None`` if it does not."""
         if isinstance(form, ast.Name):
+            if form.id.isupper() and self.scalar(name) is None:
+                return None
             return found._replace(values={**found.values, form.id: name}) if found.values.get(form.id, name) == name else None
         if isinstance(form, ast.Constant):
             number, rounding = self.scalar(name), 1e-3 if name in self.weights and self.weights[name].itemsize < 4 else 1e-6
@@ -182,6 +189,10 @@ class _Chains:
         """The number in a weight of one element. With one axis, it may add that axis to the result."""
         x = self.weights.get(name)
         return None if x is None or x.ndim > 1 or x.size != 1 or x.dtype.kind not in "fiu" else float(x.reshape(()))
+
+    def in_order(self, found: ChainMatch) -> list[OnnxNode]:
+        """The nodes of a chain, each once, in the order in which they run."""
+        return [node for node in self.nodes if any(node is other for other in found.nodes)]
 
     def _closed(self, found: ChainMatch) -> bool:
         """Whether only the chain reads the values inside of it."""
@@ -225,6 +236,73 @@ def _run_norm(node: OnnxNode, x: Tensor, weight: Tensor | None = None, bias: Ten
     x = ag.sub(x, ag.mean(x, axis=tuple(axes), keepdims=True)) if node["centered"] else x
     out = ag.div(x, ag.sqrt(ag.add(ag.mean(ag.square(x), axis=tuple(axes), keepdims=True), node["eps"])))
     return ag.add(ag.mul(out, 1.0 if weight is None else weight), 0.0 if bias is None else bias)
+
+
+def _fused_attention(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
+    """The op ``attention`` where the shapes at run time allow it, else the nodes of the chain.
+
+    A row whose mask excludes every key by ``-inf`` gives 0, where the chain gives NaN.
+    """
+    values, scale = found.values, 1.0
+    numbers = {name: chains.scalar(values[name]) for name in ("factor", "POST", "PRE", "OVER", "UNDER") if name in values}
+    for name, number in numbers.items():
+        scale = scale if number is None else scale * number if name in ("factor", "POST", "PRE") else scale / number
+    inside = chains.in_order(found)
+    turn = next((node for node in inside if node.kind == "Transpose"), None)
+    axis = next(node["axis"] for node in inside if node.kind == "Softmax")
+    made = {node.outputs[0] for node in inside}
+    late = values["factor"] if numbers.get("factor", 1.0) is None else ""  # computed at run time
+    inputs = [values["q"], values["k"], values["v"], values.get("mask", ""), late]
+    inputs += [name for node in inside for name in node.inputs if name not in made and name not in inputs]
+
+    def read(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Any = None, factor: Any = None, *rest: Any) -> Any:
+        order = list(range(k.ndim)) if turn is None else list(turn["perm"] or range(k.ndim)[::-1])
+        order[-2:] = order[:-3:-1]  # the axes of k as keys: the chain multiplies by their transpose
+        shape = tuple(k.shape[i] for i in order)
+        scores = (*q.shape[:-1], *shape[-2:-1])
+        if (
+            q.ndim == k.ndim == v.ndim > 1 and q.shape[:-2] == shape[:-2] == v.shape[:-2] and max(q.shape[-1], v.shape[-1]) <= LARGEST
+            and axis in (-1, q.ndim - 1) and (factor is None or (factor.size == 1 and factor.ndim <= k.ndim))
+            and (mask is None or (mask.ndim <= q.ndim and all(map(_spreads, mask.shape[::-1], scores[::-1]))))
+        ):  # fmt: skip
+            keys = k if order == sorted(order) else ag.permute(k, order)
+            keys = keys if factor is None else ag.mul(keys, factor)
+            return ag.scaled_dot_product_attention(q, keys, v, mask, scale=scale)
+        return _run_chain(inside, dict(zip(node.inputs, (q, k, v, mask, factor, *rest), strict=False)))
+
+    return _op_node("Attention", inputs, root, {}, read)
+
+
+def _run_chain(nodes: Sequence[OnnxNode], known: dict[str, Any]) -> Any:
+    """The result of the last of the nodes of a chain; ``known`` are its inputs."""
+    for node in nodes:
+        known[node.outputs[0]] = node.read(node, *(known[name] for name in node.inputs))
+    return known[nodes[-1].outputs[0]]
+
+
+def _quantized_matmul(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
+    """``QLinearMatMul`` where products of integers are preferred, else the nodes of the chain."""
+    inside = chains.in_order(found)
+    names = [found.values[name] for name in ("a", "A", "za", "b", "sb", "zb", "Y", "zy")]
+    left, right = (next(node for node in inside if node.inputs[0] == found.values[name]) for name in "ab")
+    weight, scales = chains.weights.get(names[3]), chains.weights.get(names[4])
+    per_column = scales is not None and (scales.size == 1 or (scales.ndim == 1 and right["axis"] in (1, -1)))
+    plain = not any(node["block_size"] or node["output_dtype"] or node["precision"] for node in (left, right, root))
+    if weight is None or weight.ndim != 2 or not per_column or not plain:
+        return None
+
+    def read(node: OnnxNode, a: Tensor, *rest: Any) -> Any:
+        if a.ndim > 1 and prefers_integers(a, rest[2]):
+            return read_q_matmul(node, a, *rest)
+        return _run_chain(inside, dict(zip(node.inputs, (a, *rest), strict=True)))
+
+    made = _op_node("QLinearMatMul", names, root, {}, read)
+    made.codes = [*[0] * 7, *root.codes[2:3]]
+    return made
+
+
+def _spreads(size: int, wanted: int) -> bool:
+    return size in (1, wanted)
 
 
 def _norm_in_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
@@ -290,6 +368,13 @@ _DEVIATIONS = ("Sqrt(ReduceMean({0} ** 2) + eps)", "Sqrt(ReduceMean({0} * {0}) +
 _LAYER = tuple(f"{_CENTERED} / {text.format(_CENTERED)}" for text in _DEVIATIONS)
 _RMS = tuple(form.format(text.format("x")) for text in _DEVIATIONS for form in ("x / {0}", "x * (1 / {0})", "x * Reciprocal({0})"))
 _CONVS = tuple(f"{kind}({inputs})" for kind in ("Conv", "ConvTranspose") for inputs in ("x, weight", "x, weight, bias"))
+_SCORES = tuple(
+    text.format(f"MatMul({q}, {keys})")
+    for text in ("{}", "{} * POST", "{} / OVER")
+    for q in ("q * PRE", "q / UNDER", "q")
+    for keys in ("Transpose(k) * factor", "Transpose(k)", "k")
+)
+_SOFTMAXES = tuple(f"Softmax({scores}{mask})" for mask in (" + mask", "") for scores in _SCORES)
 _HARD = "Clip(x + 3, 0, 6)"
 _TANHS = ("x + 0.044715 * x ** 3", "x + 0.044715 * (x * x * x)")
 _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, OnnxNode], OnnxNode | None]], ...] = (
@@ -302,6 +387,16 @@ _FUSED_CHAINS: tuple[tuple[str, tuple[str, ...], Callable[[_Chains, ChainMatch, 
     ("Silu", ("x * Sigmoid(x)",), _activation("Swish", ag.silu)),
     ("LayerNormalization", (*(f"{form} * weight + bias" for form in _LAYER), *_LAYER), _fused_norm),
     ("RMSNormalization", tuple(f"{form} * weight" for form in _RMS), _fused_norm),
+    (
+        "Attention",
+        tuple(f"MatMul({text}, v)" for each in _SOFTMAXES for text in (each, f"Where(IsNaN({each}), 0, {each})")),
+        _fused_attention,
+    ),
+    (
+        "QLinearMatMul",
+        ("QuantizeLinear(MatMul(DequantizeLinear(a, A, za), DequantizeLinear(b, sb, zb)), Y, zy)",),
+        _quantized_matmul,
+    ),
     ("Relu6", ("Min(Max(x, 0), 6)", "Max(Min(x, 6), 0)"), _activation("Relu6", ag.relu6)),
     ("HardSigmoid", (f"{_HARD} / 6", "Min(Max(x / 6 + 0.5, 0), 1)"), _activation("HardSigmoid", ag.hard_sigmoid)),
     ("HardSwish", (f"x * {_HARD} / 6", f"x * ({_HARD} / 6)", f"x * {_HARD} * 0.16666667"), _activation("HardSwish", ag.hard_swish)),

@@ -21,7 +21,6 @@ from netcl import nn
 from netcl.core.device import CPUQueue, manager, require
 from netcl.core.errors import DtypeError, message
 from netcl.core.tensor import Tensor
-from netcl.core.writes import clock
 from netcl.engine.lazy_graph import fusing
 from netcl.io.onnx.bodies import declared
 from netcl.io.onnx.importer import OnnxModel, read_onnx
@@ -122,7 +121,8 @@ class InferenceSession:
     """A model in an ONNX file, or in bytes, ready to run.
 
     ``device`` is a selector as in ``netcl devices``; ``"auto"`` with ``providers=["CPUExecutionProvider"]`` is NumPy. Threads may share a
-    session: runs take turns. ``rewrites`` counts what was folded and fused, ``model`` is the module.
+    session: runs take turns. A write to a weight takes effect in the runs that start after it returned. ``rewrites`` counts what was
+    folded and fused, ``model`` is the module.
     """
 
     def __init__(
@@ -143,10 +143,13 @@ class InferenceSession:
         self._inputs = {entry.name: entry._replace(shape=inputs[entry.name][1] or []) for entry in entries}
         self._outputs = {entry.name: node_arg(entry) for entry in proto.graph.output}
         body, self.rewrites = rewritten(body) if self._options.graph_optimization_level else (body, Counter())
-        with nn.parameter.placed(require("cpu" if device == "auto" and [*(providers or ())][:1] == [_ON_NUMPY] else device, op=SESSION)):
+        handle = require("cpu" if device == "auto" and [*(providers or ())][:1] == [_ON_NUMPY] else device, op=SESSION)
+        with nn.parameter.placed(handle):
             self.model = SessionModel(body, inputs).eval()
+        self._queue, self._eager = handle.queue, not self._options.enable_mem_pattern or isinstance(handle.queue, CPUQueue)
+        self._stored = {name: numbers(np.empty(0, entry.dtype)).dtype.name for name, entry in self._inputs.items() if entry.dtype}
         self._plans: OrderedDict[Any, Graph | str] = OrderedDict()
-        self._kept, self._versions, self._written = KeptValues(), list[int](), -1
+        self._kept, self._versions = KeptValues(), list[int]()
         self._weights: list[Tensor] = []
         self._lock = threading.Lock()
 
@@ -223,12 +226,12 @@ class InferenceSession:
         entry = self._inputs[name]
         if entry.dtype is None:  # a sequence
             return x and [part if isinstance(part, Tensor) else np.asarray(part) for part in x]
-        held = numbers(np.empty(0, entry.dtype)).dtype.name
+        held = self._stored[name]
         x = x if isinstance(x, Tensor) else np.asarray(x, None if hasattr(x, "dtype") else entry.dtype)
         if x.dtype != (held if isinstance(x, Tensor) else entry.dtype):
             what = f"input {name!r} must have dtype {entry.dtype.name} ({entry.type}), got {x.dtype}"
             raise DtypeError(message(SESSION, what, f"convert it, for instance with x.astype({entry.dtype.name!r})"))
-        queue = require("cpu").queue if name in self.model.on_host else self.model.queue
+        queue = require("cpu").queue if name in self.model.on_host else self._queue
         return x.to(queue) if isinstance(x, Tensor) else Tensor.from_host(queue, numbers(x), held)
 
     def array(self, name: str, x: Any) -> Any:
@@ -248,15 +251,17 @@ class InferenceSession:
         tensors = self._tensors(feed)
         with ag.no_grad():
             plan, given = self._plan(tensors), [x for x, name in zip(tensors, self._inputs, strict=True) if name not in self.model.on_host]
-            made = plan.replay(given) if isinstance(plan, Graph) and plan.meets(given) is None else self.model(*tensors)
-            self._written = clock.last
+            made = plan.run(given) if isinstance(plan, Graph) and plan.meets(given) is None else self.model(*tensors)
         return dict(zip(self._outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
     def _plan(self, tensors: Sequence[Any]) -> Graph | str:
         """The recording for these shapes, made at their second run; otherwise why there is none, or an empty text if it may follow."""
-        eager = not self._options.enable_mem_pattern or isinstance(self.model.queue, CPUQueue)
         # Sequences, empty tensors, and one tensor for two inputs are not recorded.
-        if eager or not all(isinstance(x, Tensor) and x.size for x in tensors) or len({id(x.realize()) for x in tensors}) < len(tensors):
+        if (
+            self._eager
+            or not all(isinstance(x, Tensor) and x.size for x in tensors)
+            or len({id(x.realize()) for x in tensors}) < len(tensors)
+        ):
             return ""
         self._drop_stale_plans()
         host = self.model.on_host
@@ -281,15 +286,16 @@ class InferenceSession:
         return plan
 
     def _drop_stale_plans(self) -> None:
-        """Record again after a weight was replaced or written: recordings hold the old one, and results that depend on it."""
+        """Record again after a weight was replaced or written: recordings hold the old one, and results that depend on it.
+
+        Versions are compared in every run. The clock of writes cannot replace them: other threads write while a run lasts.
+        """
         weights = self.model.weights()
-        if weights is self._weights and clock.last == self._written:
-            return
-        versions = [x._version for x in weights]
+        versions = [0 if (written := x.writes) is None else written.last for x in weights]
         if weights is not self._weights or versions != self._versions:
             self._plans.clear()
             self._kept = KeptValues()
-        self._weights, self._versions = weights, versions
+            self._weights, self._versions = weights, versions
 
 
 class IOBinding:

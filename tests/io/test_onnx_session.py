@@ -376,6 +376,62 @@ def test_a_node_that_cannot_be_computed_is_named():
             nonnx.InferenceSession(huge("ConstantOfShape", [sizes]), device="cpu").run(None, {"x": rand(1)})
 
 
+# ---- attention
+
+
+def attention(before=(), then=(), shares=(), shape=(2, 3, 5, 8), mask=None, axis=-1, perm=(0, 1, 3, 2)):
+    """Nodes from q, k, v and perhaps a mask to y, with others before the first product, behind it and behind the softmax; inputs."""
+    side = [(*shape[:2], shape[3], 7)[perm.index(i)] for i in range(4)]  # of k, before it is transposed to (batch, heads, D, M)
+    feed = {
+        "q": rand(*shape),
+        "k": rand(*side, seed=1),
+        "v": rand(*shape[:2], 7, shape[3], seed=2),
+        **({} if mask is None else {"m": mask}),
+    }
+    queries, keys = (before[0].output[0] if before else "q"), before[1].output[0] if before[1:] else "kt"
+    nodes = [make("Transpose", ["k"], ["kt"], perm=list(perm)), *before, make("MatMul", [queries, keys], ["s"]), *then]
+    nodes += [make("Softmax", [nodes[-1].output[0]], ["p"], axis=axis), *shares]
+    weights = {"c": np.float32(0.5), "d": np.float32([3]), "zero": np.float32(0)}
+    return [*nodes, make("MatMul", [nodes[-1].output[0], "v"], ["y"])], {name: [None] * x.ndim for name, x in feed.items()}, weights, feed
+
+
+SCALED, ADDED = [make("Mul", ["c", "q"], ["qs"]), make("Mul", ["kt", "c"], ["ks"])], make("Add", ["m", "s"], ["t"])
+PADDED = np.where(rand(2, 1, 1, 7, seed=4) > 0, 0, -1e9).astype(np.float32)
+CAUSAL = np.where(np.arange(5)[:, None] > np.arange(7), 0, -np.inf).astype(np.float32)  # the first row has no key
+ATTENTIONS = {
+    "BERT": attention(then=[make("Div", ["s", "d"], ["t"]), make("Add", ["t", "m"], ["u"])], mask=PADDED, perm=(0, 2, 3, 1)),
+    "torch": attention(SCALED, [ADDED], mask=rand(5, 7)),
+    "torch, a row without keys": attention(
+        SCALED, [ADDED], [make("IsNaN", ["p"], ["nan"]), make("Where", ["nan", "zero", "p"], ["share"])], mask=CAUSAL
+    ),
+    "ViT": attention(then=[make("Mul", ["s", "c"], ["t"])]),
+    "queries over a number": attention([make("Div", ["q", "d"], ["qs"])]),
+    "large heads": attention(shape=(1, 1, 2, 300)),
+    "softmax over queries": attention(axis=2),
+    "mask with a batch": attention(then=[ADDED], shape=(1, 3, 5, 8), mask=rand(2, 1, 5, 7)),
+}
+
+
+@pytest.mark.parametrize("case", ATTENTIONS)
+def test_attention_of_exporters_becomes_one_node(case, device):
+    nodes, inputs, weights, feed = ATTENTIONS[case]
+    data = model(nodes, inputs, {"y": [None] * 4}, weights)
+    session = nonnx.InferenceSession(data, device=device)
+    assert session.rewrites["Attention"] == 1 and [node.kind for node in session.model.nodes] == ["netcl::Attention"]
+    for _ in range(3):
+        np.testing.assert_allclose(session.run(None, feed)[0], reference(data, feed)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["s", "p"])
+def test_attention_whose_scores_are_read_elsewhere_is_left(name):
+    nodes, inputs, weights, feed = ATTENTIONS["queries over a number"]
+    data = model([*nodes, make("Exp", [name], ["e"])], inputs, {"y": [None] * 4, "e": [None] * 4}, weights)
+    session = nonnx.InferenceSession(data, device="cpu")
+    assert "Attention" not in session.rewrites
+    for a, b in zip(session.run(None, feed), reference(data, feed), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 # ---- the command
 
 
@@ -539,14 +595,34 @@ def test_commands_over_weights_run_once_and_are_shared(cl_device):
                for graph in graphs for node in graph.nodes)  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["written", "assigned", "replaced"])
-def test_a_changed_weight_is_recorded_again(how, device):
+def during_the_next_run(monkeypatch, function) -> None:
+    """Call ``function`` in another thread, at the end of the next replay."""
+    run, calls = Graph.run, [function]
+
+    def replayed(self, inputs):
+        made = run(self, inputs)
+        while calls:
+            thread = threading.Thread(target=calls.pop())
+            thread.start()
+            thread.join()
+        return made
+
+    monkeypatch.setattr(Graph, "run", replayed)
+
+
+@pytest.mark.parametrize("how", ["written", "written by a thread during a run", "assigned", "replaced"])
+def test_a_changed_weight_is_recorded_again(how, device, monkeypatch):
+    if isinstance(device.queue, CPUQueue) and "run" in how:
+        pytest.skip("nothing is replayed on NumPy")
     data = lstm()
     session, x = nonnx.InferenceSession(data, device=device), rand(5, 2, 3)
     before = [session.run(None, {"x": x})[0] for _ in range(3)][-1]
     new = rand(1, 16, 3, seed=9)
     if how == "written":
         session.model.w.write(new)
+    elif how == "written by a thread during a run":
+        during_the_next_run(monkeypatch, lambda: session.model.w.write(new))
+        assert np.array_equal(session.run(None, {"x": x})[0], before)
     elif how == "assigned":
         session.model.load_state_dict({"w": Tensor.from_host(session.model.queue, new)}, strict=False, assign=True)
     else:

@@ -1,6 +1,7 @@
 """Quantized operators and casts to types that are storage only.
 
-Products of quantized values are computed in float32, in parts whose sums float32 holds exactly, and added as int32.
+Products of quantized values are computed in float32, in parts whose sums float32 holds exactly, and added as int32; or, where
+:func:`netcl.ops.integer.prefers_integers` says so, as products of integers. Both are exact.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from netcl.io.onnx.imports import IMPORTS
 from netcl.io.onnx.library import NARROW, ONNX_TYPES, dtype_of, library
 from netcl.io.onnx.table import OnnxNode
 from netcl.io.onnx.windows import read_conv
+from netcl.ops.integer import prefers_integers
 
 #: Terms whose sum float32 holds exactly: each is a product of two differences of 8-bit values.
 _EXACT_TERMS = 2**24 // 255**2
@@ -88,6 +90,8 @@ def _centered(x: Tensor, zero: Tensor | None, shape: Any = None) -> Tensor:
 
 
 def _integer_matmul(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
+    if b.ndim == 2 and a.ndim > 1 and prefers_integers(a, b):
+        return _integer_product(a, b, a_zero, b_zero)
     a, b = _centered(a, a_zero, None if a_zero is None or a_zero.ndim != 1 else (-1, 1)), _centered(b, b_zero)
     terms, total = a.shape[-1], None
     if terms == 0:
@@ -99,6 +103,19 @@ def _integer_matmul(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor 
         total = part if total is None else ag.add(total, part)
     assert total is not None
     return total
+
+
+def _integer_product(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
+    """The product of bytes less the terms of the zero points: ``(a - p)(b - q) = a b - p sum(b) - q (sum(a) - K p)``."""
+    product = ag.integer_dot(a, ag.transpose(b, 0, 1))
+    row = None if a_zero is None else ag.cast(ag.reshape(a_zero, (-1, 1)) if a_zero.ndim == 1 else a_zero, "int32")
+    if row is not None:
+        product = ag.sub(product, ag.mul(row, ag.sum(ag.cast(b, "int32"), axis=0)))
+    if b_zero is not None:
+        sums = ag.sum(ag.cast(a, "int32"), axis=-1, keepdims=True)
+        sums = sums if row is None else ag.sub(sums, ag.mul(row, b.shape[0]))
+        product = ag.sub(product, ag.mul(sums, ag.cast(b_zero, "int32")))
+    return ag.cast(product, "int32")
 
 
 def _integer_conv(node: OnnxNode, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None) -> Tensor:
@@ -121,7 +138,7 @@ def _product_requantized(product: Tensor, scale: Tensor, y_scale: Tensor, zero: 
     return _requantize(ag.mul(ag.cast(product, "float32"), ag.div(ag.cast(scale, "float32"), ag.cast(y_scale, "float32"))), zero, code)
 
 
-def _q_matmul(
+def read_q_matmul(
     node: OnnxNode, a: Tensor, a_scale: Any, a_zero: Any, b: Tensor, b_scale: Any, b_zero: Any, y_scale: Any, y_zero: Any
 ) -> Tensor:
     product = _integer_matmul(a, b, a_zero, b_zero)
@@ -154,6 +171,6 @@ IMPORTS |= {
     "DequantizeLinear": _dequantize,
     "MatMulInteger": lambda node, a, b, a_zero=None, b_zero=None: _integer_matmul(a, b, a_zero, b_zero),
     "ConvInteger": _integer_conv,
-    "QLinearMatMul": _q_matmul,
+    "QLinearMatMul": read_q_matmul,
     "QLinearConv": _q_conv,
 }
