@@ -124,7 +124,9 @@ def _last(x: Any, axis: int) -> bool:
 def _deferred_along_axis(name: str, rows: Callable[..., Any], count: int) -> Callable[..., Tensor | None]:
     """An op along the axis that is its argument after ``count`` tensors, deferred."""
 
-    def deferred(*args: Any, axis: int = -1) -> Tensor | None:
+    def deferred(*args: Any, axis: int = -1, **named: Any) -> Tensor | None:
+        if named:
+            return None  # tensors that are passed by name run the op's own kernels
         tensors, y = args[:count], args[count - 1]
         if not _last(y, *(args[count:] or (axis,))) or any(not isinstance(t, Tensor) or t.shape != y.shape for t in tensors):
             return None
