@@ -200,7 +200,7 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     "no dtypes": (lambda m, a: m.pop("dtypes"), "__netcl_meta__ is not what netcl writes"),
     "unknown layer": (
         lambda m, a: m["config"].update(type="os.system"),
-        r"cannot be built; reason=ValueError: \[factory\] the type must be a registered layer",
+        r"cannot be built; reason=UnknownLayerError: \[factory\] the type must be a registered layer",
     ),
     "wrong arguments": (lambda m, a: m["config"]["args"][0].update(args={"in_features": "x"}), "cannot be built"),
     "config is a list": (lambda m, a: m.update(config=[1, 2]), "cannot be built"),
