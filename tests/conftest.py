@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -33,6 +34,10 @@ THE_CALLERS = ("NETCL_TEST", "NETCL_DEVICE", "NETCL_PLATFORM_FILTER", "NETCL_VIS
 LEFT_OUT = [name for name in sorted(os.environ) if name.startswith("NETCL_") and name not in THE_CALLERS]
 for name in LEFT_OUT:
     del os.environ[name]
+
+# Tests start hundreds of processes: none shall compile the sources of netcl anew, whatever images of containers set.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Kept between runs, so that only the first one compiles kernels.
 os.environ.setdefault("NETCL_CACHE_DIR", str(ROOT / ".pytest_cache" / "netcl"))

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +258,8 @@ def _is_own(value: object, module: str) -> bool:
 
 
 def _first_paragraph(value: object) -> str:
-    return _markdown(" ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()))
+    documented = value.func if isinstance(value, partial) else value
+    return _markdown(" ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split()))
 
 
 def _markdown(text: str) -> str:

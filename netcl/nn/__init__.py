@@ -24,7 +24,7 @@ _LAYERS = """activation adaptive_softmax attention composed container conv dropo
 
 
 def _is_layer(value: Any, module: str) -> bool:
-    return isinstance(value, type) and issubclass(value, Module) and value.__module__ == module
+    return isinstance(value, type) and value.__module__ == module and issubclass(value, Module)  # list[int] is a type to Python 3.10
 
 
 for _module in (vars(_importlib.import_module(f"netcl.nn.{_name}")) for _name in _LAYERS):

@@ -53,7 +53,7 @@ _IMPURE_MODULES = ("netcl.data", "netcl.io", "numpy.random", "numpy.lib._npyio",
 #: Modules whose functions depend on their arguments alone.
 _PURE = frozenset(
     "abc bisect builtins cmath collections contextlib copy copyreg dataclasses enum fractions functools heapq itertools math"
-    " ml_dtypes netcl numbers numpy operator re sre statistics string struct types typing".split()
+    " ml_dtypes netcl numbers numpy operator re reprlib sre statistics string struct types typing".split()
 )
 _LIBRARIES = {*sys.stdlib_module_names, "netcl", "numpy", "pyopencl", "pytools", "platformdirs", "ml_dtypes", "mpi4py"}
 _VALUES = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, fractions.Fraction, pathlib.PurePath,

@@ -278,7 +278,7 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
         (["train", "--distributed", "3"], "[recipe] batch_size must be a multiple of the number of ranks; batch_size=64, ranks=3"),
         (["train", "kinds.json"], "[recipe] epochs must be a whole number; value='x'"),
         (["trace"], "[trace] the NumPy backend has no kernels to trace; name an OpenCL device: --device cl"),
-        (["train", "nowhere.toml"], "[train] No such file or directory; file=nowhere.toml"),
+        (["train", "nowhere.json"], "[train] No such file or directory; file=nowhere.json"),
         (["train", "--run", "a_file"], "[train] File exists; file=a_file"),
         (["report", "."], "[run] the folder has no config.json"),
         (["report", "damaged"], "[run] config.json is damaged: "),

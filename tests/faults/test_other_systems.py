@@ -9,8 +9,10 @@ from pathlib import Path
 from netcl.core import platforms
 
 # What the documentation of os and signal marks as "Unix only", and modules that Windows lacks; shutil of Python 3.12 keeps O_NONBLOCK.
+# Modules of Python that read such names when they are imported (asyncio of 3.13: sysconf) are imported first.
 PROGRAM = r'''
-import contextlib, importlib, logging.handlers, multiprocessing, os, pkgutil, platform, runpy, select, signal, subprocess, sys, tempfile
+import asyncio, contextlib, importlib, logging.handlers, multiprocessing, os, pkgutil, platform, runpy, select, signal, subprocess, sys
+import tempfile
 import numpy, platformdirs
 optional = ("onnx", "mpi4py", "tensorboardX", "safetensors", "torch", "ml_dtypes", "PIL", "matplotlib", "pyopencl")
 for name in optional:  # other people's modules know which system they are on
@@ -29,6 +31,7 @@ for module, names in (
     for name in names.split():
         if hasattr(module, name):
             delattr(module, name)
+subprocess._USE_POSIX_SPAWN = False  # decided when it was imported, used by Python 3.13
 for name in ("fcntl", "grp", "pwd", "resource", "termios", "tty", "pty", "posix"):
     sys.modules[name] = None
 assert not hasattr(os, "fork") and not hasattr(signal, "SIGKILL")
