@@ -165,7 +165,7 @@ class Categorical(Distribution):
     def __init__(self, probs: Any = None, logits: Any = None, validate_args: Any = None):
         name, given = _pick_one(type(self).__name__, probs, logits)
         if not getattr(given, "shape", ()):
-            raise ShapeError(message(type(self).__name__, f"{name} must have at least one axis", given=repr(given)))
+            raise ShapeError(message(type(self).__name__, f"{name} must be a tensor with at least 1 dimension", given=repr(given)))
         super().__init__(**{name: given})
         if name == "logits":
             self.logits = self.logits - self.logits.logsumexp(-1, keepdim=True)

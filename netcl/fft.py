@@ -181,19 +181,18 @@ def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None,
     """Transform along axes. ``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
     if kind == "rc" and isinstance(input, Complex):
         raise DtypeError(message(name, "the argument must be a real tensor", "use fft"))
-    x, ndim = (
-        _floats(input)
-        if kind == "rc"
-        else view_as_real(input if isinstance(input, Complex) else Complex(*_real_and_imaginary(_floats(input)))),
-        input.ndim,
-    )
+    given = input if kind == "rc" or isinstance(input, Complex) else Complex(*_real_and_imaginary(_floats(input)))
+    x, ndim = _floats(given) if kind == "rc" else view_as_real(given), input.ndim
     sizes = None if sizes is None else (sizes,) if isinstance(sizes, int) else tuple(sizes)
     axes = tuple(range(ndim - len(sizes), ndim)) if dims is None and sizes is not None else transform_axes(name, dims, ndim)
+    size_name, remedy = "s" if name[-1] in "2n" else "n", ""
     if sizes is None:
+        remedy = f"by default, {size_name} follows the shape of the input"
         sizes = [input.shape[a] for a in axes]
         sizes = [*sizes[:-1], 2 * (sizes[-1] - 1)] if kind == "cr" else sizes
     if len(sizes) != len(axes) or min(sizes, default=0) < 1:
-        raise ShapeError(message(name, "s must have one size of at least 1 per axis", s=tuple(sizes), dim=dims, shape=input.shape))
+        what = "s must have one size of at least 1 per axis" if size_name == "s" else "n must be one size of at least 1"
+        raise ShapeError(message(name, what, remedy, **{size_name: tuple(sizes)}, dim=dims, shape=input.shape))
     for axis, size in zip(axes, sizes, strict=True):
         x = _resized(x, axis, size // 2 + 1 if kind == "cr" and axis == axes[-1] else size)
     scale, others = _scale(name, norm, math.prod(sizes), forward), axes[:-1]

@@ -105,7 +105,7 @@ def _uniform_values(row: Reduction, shape: tuple[int, ...], dtype: str, seed: in
 
 
 def _with_arrays(value: Any, floats: Callable[[np.ndarray], Any], others: Callable[[np.ndarray], Any] = lambda array: array) -> Any:
-    """An argument whose arrays, alone or in lists, are replaced: those of floats, and the others."""
+    """Apply ``floats`` to the floating-point arrays of an argument and ``others`` to its other arrays, also inside lists."""
     if isinstance(value, list):
         return [_with_arrays(part, floats, others) for part in value]
     if not isinstance(value, np.ndarray):
@@ -192,7 +192,7 @@ def check_special(row: Pointwise, handle: DeviceHandle) -> None:
 
 
 def check_gradient(row: Row, case: OpCall, handle: DeviceHandle, dtype: str = "float32") -> None:
-    """Compare the tape's gradient on the device with differences of the reference, along random directions."""
+    """Compare the tape's gradient on the device with finite differences of the reference, along random directions."""
     sent = [_sent_to_device(x, handle, dtype, requires_grad=True) for x in case.inputs]
     leaves = [t for t in _leaves(sent) if isinstance(t, Tensor) and t.requires_grad]
     out = _as_tuple(run_case(row, ag, sent, case.kwargs))[0]

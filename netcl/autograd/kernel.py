@@ -107,10 +107,10 @@ class Kernel:
                                   {f"d{n}": self.tensors[n] for n in wrote}) for wrote, text in bodies.items()}  # fmt: skip
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        given = dict(zip((*self.tensors, *self.numbers), args, strict=False)) | kwargs
-        missing = [n for n in (*self.tensors, *self.numbers) if n not in given]
-        if missing or len(given) > len(self.tensors) + len(self.numbers):
-            raise TypeError(message(self.name, f"expected the arguments {', '.join((*self.tensors, *self.numbers))}", missing=missing))
+        given = dict(zip(names := (*self.tensors, *self.numbers), args, strict=False)) | kwargs
+        missing, unexpected = [n for n in names if n not in given], [n for n in given if n not in names]
+        if missing or unexpected:
+            raise TypeError(message(self.name, f"the arguments must be {', '.join(names)}", missing=missing, unexpected=unexpected))
         sent = operands(self.name, [given[n] for n in self.tensors])
         inputs = {n: ops.cast(x, d) for (n, d), x in zip(self.tensors.items(), sent, strict=True)}
         numbers = {n: given[n] for n in self.numbers}

@@ -56,7 +56,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where to measure: our device, torch with its device (or neither), and how thoroughly."""
+    """The settings of a benchmark: netcl's device, torch and its device, and the number of repeats. ``torch`` is ``None`` without torch."""
 
     handle: DeviceHandle
     torch: Any = None

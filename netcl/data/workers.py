@@ -97,7 +97,10 @@ def _leave_with_the_parent() -> None:
 
 
 def _answer(fetch: Fetch, ring: SharedBatchRingBuffer | None, number: int, task: Task, slot: int) -> Any:
-    """Answer a task: the form of the first batch (``None``: no arrays), the samples in the slot, a whole batch, or an error."""
+    """Run a task. Return its whole batch, with a ring the number of samples written to ``slot``, or a :class:`_Failure`.
+
+    For ``_DESCRIBE``, return the fields of the batch instead, or ``None`` if it has no arrays.
+    """
     with _Caught() as caught:
         if slot == _DESCRIBE:
             first = fetch(task)

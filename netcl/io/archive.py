@@ -91,7 +91,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def _lock_file(descriptor: int) -> bool:
-    """Lock a file while it is written; the lock ends with the process."""
+    """Try to lock a file; return False if another process, which is still writing it, holds the lock. A lock ends with its process."""
     if fcntl is None:
         return True
     try:

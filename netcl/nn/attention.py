@@ -463,7 +463,7 @@ def multi_head_attention_forward(
 ) -> tuple[Tensor, Any]:  # fmt: skip
     """:class:`MultiheadAttention` with given weights; inputs are ``(positions, batch, width)``."""
     if static_k is not None or static_v is not None:
-        raise ValueError(message("multi_head_attention_forward", "static_k and static_v must be None", "attend to them with attention ops"))
+        raise ValueError(message("multi_head_attention_forward", "static_k and static_v must be None", "use scaled_dot_product_attention"))
     if query.shape[-1] != embed_dim_to_check:
         what = "the last axis of query must have embed_dim_to_check elements"
         raise ShapeError(message("multi_head_attention_forward", what, embed_dim_to_check=embed_dim_to_check, shape=query.shape))

@@ -34,7 +34,8 @@ class Loss(Module, metaclass=_Reducing):
 
     def _reduce(self, reduction: str) -> None:
         if reduction not in ("mean", "sum", "none", "batchmean"):
-            raise ValueError(message(type(self).__name__, "reduction must be mean, sum or none", reduction=repr(reduction)))
+            known = "mean, sum, batchmean or none" if isinstance(self, KLDivLoss) else "mean, sum or none"
+            raise ValueError(message(type(self).__name__, f"reduction must be {known}", reduction=repr(reduction)))
         self.reduction = reduction
 
     def keep_weight(self, name: str, weight: Any) -> None:

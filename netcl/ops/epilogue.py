@@ -225,7 +225,7 @@ def _with_cast(extras: Extras, dtype: DType) -> Extras | None:
 
 
 def _in_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a tensor under the shape of a view: a pending value knows only the shape it is computed in."""
+    """Return ``x`` in the shape of the view that an op reads; a pending value itself has the shape it is computed in."""
     return x if x.shape == shape else with_shape(x, shape)
 
 

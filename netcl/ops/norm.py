@@ -223,7 +223,7 @@ def empty_pair(shape: tuple[int, ...], like: Tensor, dtype: str) -> tuple[Tensor
 
 
 class Upstream(NamedTuple):
-    """An upstream gradient and, if a ReLU lies between that it has not been propagated through, the ReLU's result."""
+    """An upstream gradient; ``kept`` is the result of a ReLU that it has not been propagated through, if there is one."""
 
     g: Tensor
     kept: Tensor | None = None

@@ -452,7 +452,7 @@ class CompiledFunction:
 
 
 def _left_behind(recorder: Recorder, held: Sequence[Tensor], values: Iterable[Any]) -> str:
-    """Describe memory of the step that something else than the tensors and values holds; empty if there is none."""
+    """Describe memory of the step that something other than ``held`` and ``values`` holds; empty if there is none."""
     known = [*held, *tensors_of(values)]
     if recorder.left_behind(known):
         gc.collect()  # what only a reference cycle holds is not left behind

@@ -441,7 +441,7 @@ class Contract:
         return self.told == other.told
 
     def changed(self, by_itself: bool = False) -> str:
-        """The name of the first value that differs by now; empty if none does. ``by_itself`` leaves out what the function sets.
+        """The name of the first value that no longer matches its guard, or empty. ``by_itself`` skips tensors that the function sets.
 
         This runs before every replay: plain loops over identities, with a call only where one differs.
         """

@@ -115,7 +115,7 @@ async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]
     if needed not in found:
         raise ServeError(400, f"{needed} is required: {_FIELDS[needed][1]}")
     if found.get("model", model) != model:
-        raise ServeError(404, f"unknown model; this server has {model!r}")
+        raise ServeError(404, f"unknown model {found['model']!r:.80}; this server has {model!r}")
     return found
 
 

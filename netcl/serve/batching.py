@@ -147,9 +147,13 @@ class Batcher:
     def submit(self, request: TextRequest) -> None:
         """Enqueue a request. Raises :class:`ServeError` if it is invalid or too long, the queue is full, or the server is shutting down."""
         tokens = len(request.ids)
-        if not tokens or tokens + request.most > self.capacity or min(request.ids) < 0 or max(request.ids) >= self.vocabulary:
-            what = f"a prompt must have at least 1 token, ids below {self.vocabulary}, and with its answer at most {self.capacity} tokens"
+        if not tokens or tokens + request.most > self.capacity:
+            what = f"a prompt must have at least 1 token, and at most {self.capacity} tokens together with its answer"
             raise ServeError(400, message("serve", what, prompt=tokens, answer=request.most))
+        lowest, highest = min(request.ids), max(request.ids)
+        if lowest < 0 or highest >= self.vocabulary:
+            what = f"token ids must be from 0 to {self.vocabulary - 1}"
+            raise ServeError(400, message("serve", what, lowest=lowest, highest=highest))
         request.begun, request.stream = self.clock(), TextStream(self.model.tokenizer, request.ids, request.stops)
         with self._changed:
             if self.closing is not None:

@@ -73,6 +73,8 @@ def test_gradients_flow_through_rsample_and_log_prob():
             D.Categorical(logits=logits).mean  # noqa: B018
         with pytest.raises(ValueError, match=r"\[Bernoulli\] exactly one of probs and logits must be given; given=\[\]"):
             D.Bernoulli()
+        with pytest.raises(ValueError, match=r"\[Categorical\] probs must be a tensor with at least 1 dimension; given=\[0.2, 0.8\]"):
+            D.Categorical([0.2, 0.8])
 
 
 def test_a_generator_has_its_own_seed(device):

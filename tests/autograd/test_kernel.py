@@ -95,8 +95,10 @@ def test_errors(cl_device):
 
     with pytest.raises(ShapeError, match=r"\[both\] all tensors must have the same shape; a=\(2,\), b=\(3,\); pass shape="):
         both(x, y)
-    with pytest.raises(TypeError, match=r"\[both\] expected the arguments a, b; missing=\['b'\]"):
+    with pytest.raises(TypeError, match=r"\[both\] the arguments must be a, b; missing=\['b'\], unexpected=\[\]"):
         both(x)
+    with pytest.raises(TypeError, match=r"\[both\] the arguments must be a, b; missing=\[\], unexpected=\['c'\]"):
+        both(x, x, c=x)
     x.requires_grad = True
     with pytest.raises(DtypeError, match=r"\[both\] this kernel has no gradient; pass vjp="):
         both(x, x).sum().backward()

@@ -101,6 +101,12 @@ def test_complex_numbers_are_pairs_of_tensors(device):
             netcl.complex(netcl.ones(2), netcl.ones(3))
         with pytest.raises(ValueError, match=r'\[fft\] norm must be "backward", "ortho" or "forward"'):
             netcl.fft.fft(z, norm="none")
+        with pytest.raises(ShapeError, match=r"\[fft\] n must be one size of at least 1; n=\(0,\), dim=-1, shape=\(3,\)$"):
+            netcl.fft.fft(z, n=0)
+        with pytest.raises(ShapeError, match=r"\[irfft\] n must be one size.*n=\(0,\).*by default, n follows the shape of the input"):
+            netcl.fft.irfft(netcl.ones(1))
+        with pytest.raises(ShapeError, match=r"\[fft2\] s must have one size of at least 1 per axis; s=\(2,\)"):
+            netcl.fft.fft2(netcl.ones((3, 4)), s=(2,))
 
 
 def test_istft_refuses_gaps():

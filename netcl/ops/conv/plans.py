@@ -161,7 +161,7 @@ def _rows_kept(job: Job, step: int, room: int, depth: int) -> int:
 
 
 def _tap_span(g: Geometry) -> tuple[int, int]:
-    """Return the pieces and the values per piece of a kernel row whose channels are side by side."""
+    """Return the segments of a channels-last kernel row and the values per segment: one segment, or one per tap with dilation."""
     channels = g.c // g.groups
     return (1, g.kw * channels) if g.dilation[1] == 1 or g.kw == 1 else (g.kw, channels)
 
