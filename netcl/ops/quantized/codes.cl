@@ -128,3 +128,15 @@ static inline float4 four_halves(__global const uchar* p) {
     for (int r_ = 0, row_ = strip * 16 + first; r_ < V && row_ < rows && (token) < tokens; ++r_, ++row_)                    \
       Y_STORE(y, (size_t)(token) * rows + row_, line_[r_] + (biased ? BIAS_LOAD(bias, row_) : 0.0f));                       \
   }
+// Without decode.cl before it.
+#ifndef EXTRA_POINTERS
+#define EXTRA_POINTERS
+#define ADDED_POINTER
+#define NORM 0
+#define NORMED(f, s, column) (f)
+#define GATED 0
+#define FINISHED(sum, row, at) ((sum) + (biased ? BIAS_LOAD(bias, row) : 0.0f))
+#else
+#define ADDED_POINTER __global const ADDED_T *restrict added,
+#define FINISHED(sum, row, at) finish(sum, 1.0f, biased, biased ? BIAS_LOAD(bias, row) : 0.0f, ADDED ? ADDED_LOAD(added, at) : 0.0f)
+#endif

@@ -1,0 +1,189 @@
+"""Linear layers of a decoder's step: a product of a few rows with the norm before it and the gate or residual after it in one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.device import CPUQueue, handle_of
+from netcl.core.errors import ShapeError, message
+from netcl.core.kernels import primitives
+from netcl.core.tensor import Tensor, new_result, with_shape
+from netcl.engine import launch
+from netcl.engine.pointwise import run
+from netcl.engine.registry import REGISTRY, S, op
+from netcl.engine.strided import alignment
+from netcl.ops.finish import Finish
+from netcl.ops.matmul import affine, gemm
+from netcl.ops.norm import row_norm
+from netcl.ops.quantized import plans, quantized_linear
+from netcl.ops.quantized.formats import dequantize, kind_of, quantize
+from netcl.ops.quantized.layout import pack_strips, unpack_strips
+
+DECODED_ROWS = 8  # most rows of x that one launch takes
+#: Rows of activations by the names of :func:`decode_linear`.
+DECODE_ACTIVATIONS = {"": "", "relu": "relu", "silu": "silu", "gelu": "gelu_erf", "gelu_tanh": "gelu_tanh"}
+
+
+class DecodeParts(NamedTuple):
+    """What surrounds a product, as its kernel needs it (decode.cl)."""
+
+    finish: Finish
+    norm: str
+    eps: float
+    gate: Tensor | None
+    gate_bias: Tensor | None
+    residual: Tensor | None
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
+
+    def operands(self) -> dict[str, str]:
+        """The dtypes of its tensors, by the names of their macros."""
+        named = {"NORM": self.norm_weight, "GATE_BIAS": self.gate_bias, "ADDED": self.residual}
+        return {name: "float32" if t is None else t.dtype for name, t in named.items()}
+
+    def macros(self, row: str, weight: str, items: int, quads: dict[str, str]) -> dict[str, Any]:
+        """Macros of decode.cl for an operand ``row`` and weights of a C type; ``quads`` loads four values of a dtype."""
+        return {
+            "NORM": ("", "rms", "layer").index(self.norm), "NORM_SHIFTED": int(self.norm_bias is not None), "EPS": float(self.eps),
+            "GATED": int(self.gated), "GATE_BIASED": int(self.gate_bias is not None), "GROUP_ITEMS": items,
+            "ADDED": int(self.residual is not None), "ROW_T": f"{row}_T", "ROW_QUAD(p)": f"{row}_QUAD(p)", "WEIGHT_T": weight,
+            "NORM_QUAD(p)": {**launch.QUADS, **quads}[self.operands()["NORM"]],
+        }  # fmt: skip
+
+    @property
+    def gated(self) -> bool:
+        return self.gate is not None
+
+    @property
+    def text(self) -> str:
+        return primitives.cl_source(__file__, "decode.cl")
+
+    def pointers(self, out: Tensor) -> list[Tensor]:
+        """The arguments of EXTRA_POINTERS; the result stands in for a missing tensor."""
+        return [out if t is None else t for t in (self.gate, self.gate_bias, self.norm_weight, self.norm_bias)]
+
+
+def decodes_together(x: Tensor) -> bool:
+    """Whether products with these rows gain from :func:`decode_linear`: few rows on a device where launches cost more than their work."""
+    few = x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1]
+    return few and not isinstance(x.queue, CPUQueue) and not launch.on_cpu_device(x.queue)
+
+
+def _decode_ref(x, weight, bias=None, gate=None, gate_bias=None, residual=None, norm_weight=None, norm_bias=None, kind="", rows=0,
+                activations="auto", norm="", eps=1e-5, activation=""):  # fmt: skip
+    def times(w, b):
+        values = dequantize(unpack_strips(w, kind, (rows, x.shape[-1])), kind, (rows, x.shape[-1])) if kind else w
+        return x @ values.T + (0 if b is None else b)
+
+    if norm:
+        x = x - (x.mean(-1, keepdims=True) if norm == "layer" else 0)
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * norm_weight + (0 if norm_bias is None else norm_bias)
+    act = {"": lambda y: y, "relu": lambda y: np.maximum(y, 0), "silu": lambda y: y / (1 + np.exp(-y)),
+           "gelu": np.vectorize(lambda y: 0.5 * y * (1 + math.erf(y / math.sqrt(2))), otypes=[float]),
+           "gelu_tanh": lambda y: 0.5 * y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))}[activation]  # fmt: skip
+    out = act(times(weight, bias)) if gate is None else act(times(gate, gate_bias)) * times(weight, bias)
+    return out if residual is None else out + residual
+
+
+def _packed_weights(seed: int, rows: int, columns: int, kind: str) -> np.ndarray:
+    values = np.random.default_rng(seed).uniform(-1, 1, (rows, columns)).astype(np.float32)
+    return pack_strips(quantize(values, kind), kind, values.shape)
+
+
+_Q4, _GATE = (_packed_weights(seed, 20, 64, "Q4_0") for seed in range(2))
+_OF_Q4: dict[str, Any] = {"kind": "Q4_0", "rows": 20, "activations": "float"}
+
+
+@op(
+    vjp=None, ref=_decode_ref, tol=4,
+    samples=[
+        S((2, 64), (66, 64), (66,), None, None, (2, 66), (64,), (64,), norm="layer"),
+        S((1, 1, 64), (70, 64), None, (70, 64), None, None, (64,), norm="rms", activation="silu"),
+        S((3, 64), _Q4, (20,), _GATE, (20,), None, (64,), norm="rms", activation="gelu_tanh", **_OF_Q4),
+        S((1, 64), _Q4, None, None, None, (1, 20), **_OF_Q4), S((9, 8), (3, 8), (3,), activation="gelu"),
+    ],
+    errors=[
+        (S((2, 8), (3, 8), norm="batch"), r"\[decode_linear\] norm must be rms or layer with norm_weight, or empty; norm='batch'"),
+        (S((2, 8), (3, 8), norm="rms"), r"\[decode_linear\] norm must be rms or layer with norm_weight, or empty; norm='rms'"),
+        (S((2, 8), (3, 8), activation="elu"), r"\[decode_linear\] unknown activation; activation='elu'; known are relu, silu, gelu, gelu_tanh"),
+        (S((2, 8), (3, 8), None, (4, 8)), r"\[decode_linear\] gate must have the shape and the dtype of weight; gate=\(4, 8\)"),
+        (S((2, 8), (3, 8), None, None, None, (3,)), r"\[decode_linear\] residual must have the shape of the result; residual=\(3,\)"),
+    ],
+)  # fmt: skip
+def decode_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, gate: Tensor | None = None, gate_bias: Tensor | None = None,
+    residual: Tensor | None = None, norm_weight: Tensor | None = None, norm_bias: Tensor | None = None, *, kind: str = "", rows: int = 0,
+    activations: str = "auto", norm: str = "", eps: float = 1e-5, activation: str = "",
+) -> Tensor:  # fmt: skip
+    """``activation(norm(x) w' + bias) + residual``, or with a gate ``activation(norm(x) gate' + gate_bias) * (norm(x) w' + bias) + residual``.
+
+    For up to eight rows of x on GPUs this is one launch, where the product is bound by memory; elsewhere it is the ops one by one.
+
+    - **weight**, **gate**: matrices (out, in); with ``kind`` packed bytes, as :func:`quantized_linear` takes them with ``rows``.
+    - **norm**: ``rms`` or ``layer`` over the last axis of x, with **norm_weight**, **norm_bias** and **eps**.
+    - **activation**: ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``. There is no gradient.
+    """
+    x, weight, bias, gate, gate_bias, residual, norm_weight, norm_bias = launch.as_tensors(
+        "decode_linear", x, weight, bias, gate, gate_bias, residual, norm_weight, norm_bias
+    )
+    launch.check_dtype("decode_linear", x)
+    out_rows = rows if kind else weight.shape[0]
+    _check_parts((*x.shape[:-1], out_rows), weight, gate, residual, norm_weight, norm, activation)
+    row = DECODE_ACTIVATIONS[activation]
+    finish = Finish(x.dtype, "" if residual is None else residual.dtype, row)
+    parts = DecodeParts(finish, norm, eps, gate, gate_bias, residual, norm_weight, norm_bias)
+    if (found := _launch_of(parts, x, weight, bias, kind, rows, activations)) is not None:
+        out = new_result((*x.shape[:-1], out_rows), x.dtype, x.queue)
+        found(out)
+        return out
+    if norm:
+        x = row_norm(x, norm_weight, norm_bias, centered=norm == "layer", eps=eps)[0]
+
+    def product(w: Tensor, b: Tensor | None, activation: str = "") -> Tensor:
+        y = quantized_linear(x, w, b, kind=kind, rows=rows, activations=activations) if kind else affine(x, w, b)
+        return run(REGISTRY[activation], (y,)) if activation else y  # type: ignore[arg-type]
+
+    y = product(weight, bias, row) if gate is None else run(REGISTRY["mul"], (product(gate, gate_bias, row), product(weight, bias)))
+    return y if residual is None else run(REGISTRY["add"], (y, residual))
+
+
+def _check_parts(shape: tuple[int, ...], weight: Tensor, gate: Any, residual: Any, norm_weight: Any, norm: str, activation: str) -> None:
+    if norm not in ("", "rms", "layer") or (norm and norm_weight is None):
+        raise ShapeError(message("decode_linear", "norm must be rms or layer with norm_weight, or empty", norm=repr(norm)))
+    if activation not in DECODE_ACTIVATIONS:
+        remedy = f"known are {', '.join(filter(None, DECODE_ACTIVATIONS))}"
+        raise ShapeError(message("decode_linear", "unknown activation", remedy, activation=repr(activation)))
+    if gate is not None and (gate.shape, gate.dtype) != (weight.shape, weight.dtype):
+        raise ShapeError(message("decode_linear", "gate must have the shape and the dtype of weight", gate=gate.shape, weight=weight.shape))
+    if residual is not None and residual.shape != shape:
+        raise ShapeError(message("decode_linear", "residual must have the shape of the result", residual=residual.shape, result=shape))
+
+
+def _launch_of(
+    parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int, activations: str
+) -> Callable[[Tensor], None] | None:
+    """The one launch of all parts, into a result; ``None`` where the product has no such kernel."""
+    given = [t for t in (x, None if kind else weight, bias, *parts[4:]) if t is not None]
+    tokens, columns = math.prod(x.shape[:-1]), x.shape[-1] if x.shape else 0
+    alike = {t.dtype for t in given} == {x.dtype} and x.dtype != "float64" and alignment(*given, weight) == 16
+    single = parts.residual is None or not (parts.finish.activation or parts.gated)
+    if not (alike and single) or x.array is not None or not 0 < tokens <= DECODED_ROWS or (parts.norm and parts.norm_weight.size != columns):  # type: ignore[union-attr]
+        return None
+    queue, profile, flat = x.queue, handle_of(x.queue).profile, with_shape(x, (tokens, columns))
+    if kind:
+        packed = plans.Packed(kind_of(kind, "decode_linear"), rows, columns, tokens, x.dtype, activations)
+        choice = plans.surrounded(queue, packed)
+        if choice is None:
+            return None
+        return lambda out: choice[0].run(queue, packed, choice[1], profile, plans.PackedOperands(flat, weight, bias, out, parts))
+    p = gemm.matmul_of(flat, weight, False, True, bias, parts.finish, False)
+    if p is None or weight.ndim != 2:
+        return None
+    algorithm, config = gemm.chosen(queue, p)
+    if algorithm.name != "gemv":
+        return None
+    return lambda out: algorithm.run(queue, p, config, profile, gemm.Operands(flat, weight, out, bias, parts.residual, 1, parts))
