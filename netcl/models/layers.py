@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.autograd import packed
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.models.config import Experts, ModelConfig, Rope
@@ -17,7 +18,7 @@ from netcl.nn.linear import Linear
 from netcl.nn.module import Module
 from netcl.nn.norm import LayerNorm, RMSNorm
 from netcl.nn.parameter import placed
-from netcl.nn.quantized import QuantizedLinear
+from netcl.nn.quantized import QuantizedLinear, decodable, decoded_linear
 from netcl.ops.quantized.layout import STRIP_ROWS
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -27,6 +28,9 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), lambda x: ag.gelu(x, approximate="tanh")),
     "quick_gelu": lambda x: ag.mul(x, ag.sigmoid(ag.mul(x, 1.702))),
 }
+# Those that the kernel of a decoding step includes, by their names there.
+_DECODED_ACTIVATIONS = {"silu": "silu", "relu": "relu", "gelu": "gelu",
+                        **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh")}  # fmt: skip
 
 
 class AttentionSpan(NamedTuple):
@@ -71,9 +75,8 @@ class SelfAttention(Module):
     def forward(self, x: Tensor, span: AttentionSpan, cache: KVCache | None = None) -> Tensor:
         if self.qkv_proj is not None:
             x = self.qkv_proj(x)
-            placed_by_row = span.positions is not None and span.positions.ndim == 2
-            if cache is not None and placed_by_row and cache.takes_projections(self.layer, x.shape[1]):
-                return self.o_proj(self._attend_whole(x, span, cache))
+            if self.attends_whole(x, span, cache):
+                return self.o_proj(self.attend_whole(x, span, cache))
             parts = ag.split(x, [n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)], axis=2)
             q, k, v = (split_heads(part, n) for part, n in zip(parts, (self.heads, self.kv_heads, self.kv_heads), strict=True))
         else:
@@ -93,7 +96,12 @@ class SelfAttention(Module):
             out = _capped_attention(q, k, v, mask, causal, self.scale, self.cap)
         return self.o_proj(join_heads(out))
 
-    def _attend_whole(self, x: Tensor, span: AttentionSpan, cache: KVCache) -> Tensor:
+    def attends_whole(self, x: Tensor, span: AttentionSpan, cache: KVCache | None) -> bool:
+        """Whether :meth:`attend_whole` takes the projection of x."""
+        placed_by_row = span.positions is not None and span.positions.ndim == 2
+        return cache is not None and self.qkv_proj is not None and placed_by_row and cache.takes_projections(self.layer, x.shape[1])
+
+    def attend_whole(self, x: Tensor, span: AttentionSpan, cache: Any) -> Tensor:
         """Attention of a few new positions whose queries, keys and values stay side by side, as ``qkv_proj`` gives them."""
         batch, new, wide = x.shape
         if self.rope is not None and span.positions is not None:
@@ -221,10 +229,26 @@ class TransformerLayer(Module):
         if not self.norm_first:
             x = self.input_layernorm(ag.add(x, self.self_attn(x, span, cache)))
             return self.pre_feedforward_layernorm(ag.add(x, self.mlp(x)))
-        out = self.self_attn(self.input_layernorm(x), span, cache)
-        x = ag.add(x, out if self.post_attention_norm is None else self.post_attention_norm(out))
-        out = self.mlp(self.pre_feedforward_layernorm(x))
+        few = cache is not None and packed.decodes_together(x) and not ag.is_grad_enabled()
+        if few and self.self_attn.attends_whole(x, span, cache) and decodable(self.self_attn.qkv_proj, self.input_layernorm):
+            out = decoded_linear(x, self.self_attn.qkv_proj, self.input_layernorm)
+            x = self._end_decoded(x, self.self_attn.attend_whole(out, span, cache), self.self_attn.o_proj, self.post_attention_norm)
+        else:
+            out = self.self_attn(self.input_layernorm(x), span, cache)
+            x = ag.add(x, out if self.post_attention_norm is None else self.post_attention_norm(out))
+        mlp: Any = self.mlp
+        first = [layer for layer in (mlp.up_proj, mlp.gate_proj) if layer is not None] if few and type(mlp) is FeedForwardNetwork else []
+        if first and mlp.activation in _DECODED_ACTIVATIONS and decodable(*first, self.pre_feedforward_layernorm):
+            inside = decoded_linear(x, mlp.up_proj, self.pre_feedforward_layernorm, mlp.gate_proj, _DECODED_ACTIVATIONS[mlp.activation])
+            return self._end_decoded(x, inside, mlp.down_proj, self.post_feedforward_norm)
+        out = mlp(self.pre_feedforward_layernorm(x))
         return ag.add(x, out if self.post_feedforward_norm is None else self.post_feedforward_norm(out))
+
+    def _end_decoded(self, x: Tensor, inside: Tensor, linear: Any, norm: Any) -> Tensor:
+        """``x + norm(linear(inside))``; without a norm, in one launch if it can be."""
+        if norm is None and decodable(linear):
+            return decoded_linear(inside, linear, residual=x)
+        return ag.add(x, linear(inside) if norm is None else norm(linear(inside)))
 
 
 def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, positions: Tensor | None, kept: dict[Any, Tensor],

@@ -16,6 +16,7 @@ from netcl.core.tensor import Tensor
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module, dotted_name
+from netcl.nn.norm import EPSILON, LayerNorm, RMSNorm
 from netcl.nn.parameter import Parameter, here
 
 PackedT = TypeVar("PackedT", bound="_PackedLayer")
@@ -90,6 +91,31 @@ class QuantizedLinear(_PackedLayer):
         return ag.quantized_linear(x, self.weight, self.bias, kind=self.kind, rows=self.out_features, activations=self.activations)
 
     flops = Linear.flops
+
+
+def decoded_linear(
+    x: Tensor, linear: Any, norm: Any = None, gate: Any = None, activation: str = "", residual: Tensor | None = None
+) -> Tensor:
+    """``linear`` of a few rows, with the norm before it and the gate, the activation or the residual after it, in one launch.
+
+    Not recorded for gradients; all layers must be :func:`decodable`. The ``gate`` is a layer like ``linear``.
+    """
+    more: dict[str, Any] = {"activation": activation}
+    if type(linear) is QuantizedLinear:
+        more |= {"kind": linear.kind, "rows": linear.out_features, "activations": linear.activations}
+    if norm is not None:
+        more |= {"norm": "rms" if type(norm) is RMSNorm else "layer", "eps": EPSILON[x.dtype] if norm.eps is None else norm.eps}
+    gates = (None, None) if gate is None else (gate.weight, gate.bias)
+    norms = (None, None) if norm is None else (norm.weight, norm.bias)
+    return ag.decode_linear(x, linear.weight, linear.bias, *gates, residual, *norms, **more)
+
+
+def decodable(*layers: Any) -> bool:
+    """Whether :func:`decoded_linear` may compute these layers: linear ones of one type and kind, and norms with weights."""
+    linear = [layer for layer in layers if type(layer) is not RMSNorm and type(layer) is not LayerNorm]
+    normed = all(layer in linear or (layer.weight is not None and layer.weight.ndim == 1) for layer in layers)
+    kinds = {(type(layer), getattr(layer, "kind", "")) for layer in linear}
+    return normed and len(kinds) == 1 and kinds.pop()[0] in (Linear, QuantizedLinear)
 
 
 class QuantizedEmbedding(_PackedLayer):
