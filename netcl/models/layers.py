@@ -230,7 +230,7 @@ class TransformerLayer(Module):
             x = self.input_layernorm(ag.add(x, self.self_attn(x, span, cache)))
             return self.pre_feedforward_layernorm(ag.add(x, self.mlp(x)))
         few = cache is not None and packed.decodes_together(x) and not ag.is_grad_enabled()
-        if few and self.self_attn.attends_whole(x, span, cache) and decodable(self.self_attn.qkv_proj, self.input_layernorm):
+        if few and self.self_attn.attends_whole(x, span, cache) and decodable(self.self_attn, self.self_attn.qkv_proj, self.input_layernorm):
             out = decoded_linear(x, self.self_attn.qkv_proj, self.input_layernorm)
             x = self._end_decoded(x, self.self_attn.attend_whole(out, span, cache), self.self_attn.o_proj, self.post_attention_norm)
         else:
@@ -238,7 +238,7 @@ class TransformerLayer(Module):
             x = ag.add(x, out if self.post_attention_norm is None else self.post_attention_norm(out))
         mlp: Any = self.mlp
         first = [layer for layer in (mlp.up_proj, mlp.gate_proj) if layer is not None] if few and type(mlp) is FeedForwardNetwork else []
-        if first and mlp.activation in _DECODED_ACTIVATIONS and decodable(*first, self.pre_feedforward_layernorm):
+        if first and mlp.activation in _DECODED_ACTIVATIONS and decodable(mlp, *first, self.pre_feedforward_layernorm):
             inside = decoded_linear(x, mlp.up_proj, self.pre_feedforward_layernorm, mlp.gate_proj, _DECODED_ACTIVATIONS[mlp.activation])
             return self._end_decoded(x, inside, mlp.down_proj, self.post_feedforward_norm)
         out = mlp(self.pre_feedforward_layernorm(x))
@@ -246,7 +246,7 @@ class TransformerLayer(Module):
 
     def _end_decoded(self, x: Tensor, inside: Tensor, linear: Any, norm: Any) -> Tensor:
         """``x + norm(linear(inside))``; without a norm, in one launch if it can be."""
-        if norm is None and decodable(linear):
+        if norm is None and decodable(self, linear):
             return decoded_linear(inside, linear, residual=x)
         return ag.add(x, linear(inside) if norm is None else norm(linear(inside)))
 

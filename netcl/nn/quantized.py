@@ -11,6 +11,7 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.autograd import packed
+from netcl.core import recording
 from netcl.core.errors import message, some
 from netcl.core.tensor import Tensor
 from netcl.nn.embedding import Embedding
@@ -110,8 +111,16 @@ def decoded_linear(
     return ag.decode_linear(x, linear.weight, linear.bias, *gates, residual, *norms, **more)
 
 
-def decodable(*layers: Any) -> bool:
-    """Whether :func:`decoded_linear` may compute these layers: linear ones of one type and kind, and norms with weights."""
+def decodable(owner: Module, *layers: Any) -> bool:
+    """Whether :func:`decoded_linear` may compute these layers: linear ones of one type and kind, and norms with weights.
+
+    Neither they nor ``owner``, which would call them, may have hooks. A recorder is told about all of them, as if they were called.
+    """
+    if recording.listening:
+        for module in (owner, *layers):
+            module._tell_recorder()
+    if any(module._module_hooks for module in (owner, *layers)):
+        return False
     linear = [layer for layer in layers if type(layer) is not RMSNorm and type(layer) is not LayerNorm]
     normed = all(layer in linear or (layer.weight is not None and layer.weight.ndim == 1) for layer in layers)
     kinds = {(type(layer), getattr(layer, "kind", "")) for layer in linear}
