@@ -99,21 +99,31 @@ class SelfAttention(Module):
     def attends_whole(self, x: Tensor, span: AttentionSpan, cache: KVCache | None) -> bool:
         """Whether :meth:`attend_whole` takes the projection of x."""
         placed_by_row = span.positions is not None and span.positions.ndim == 2
-        return cache is not None and self.qkv_proj is not None and placed_by_row and cache.takes_projections(self.layer, x.shape[1])
+        if cache is None or self.qkv_proj is None or not placed_by_row or not cache.takes_projections(self.layer, x.shape[1]):
+            return False
+        return cache.rotates(span.positions) or (self.q_norm is None and (self.rope is None or self.rope.size == self.size))
 
     def attend_whole(self, x: Tensor, span: AttentionSpan, cache: Any) -> Tensor:
         """Attention of a few new positions whose queries, keys and values stay side by side, as ``qkv_proj`` gives them."""
         batch, new, wide = x.shape
-        if self.rope is not None and span.positions is not None:
+        options = {"heads": self.heads, "scale": self.scale, "window": self.window or 0, "softcap": self.cap or 0.0}
+        table = None if self.rope is None else span.tables[self.rope]
+        if cache.rotates(span.positions):
+            if self.q_norm is None or self.k_norm is None:
+                return cache(self.layer, x, tables=(table, None, None), **options)
+            return cache(self.layer, x, tables=(table, self.q_norm.weight, self.k_norm.weight), eps=self.q_norm.eps, **options)
+        if table is not None and span.positions is not None:
             places = ag.reshape(span.positions, (batch * new, 1))
             apart = ag.reshape(x, (batch * new, wide // self.size, 1, self.size))
-            x = ag.reshape(ag.rope(apart, places, span.tables[self.rope], heads=self.heads + self.kv_heads), x.shape)
-        return cache(self.layer, x, heads=self.heads, scale=self.scale, window=self.window or 0, softcap=self.cap or 0.0)
+            x = ag.reshape(ag.rope(apart, places, table, heads=self.heads + self.kv_heads), x.shape)
+        return cache(self.layer, x, **options)
 
     def merge(self) -> bool:
         """Put the projections of queries, keys and values into one product, if a token gains from it; for inference."""
-        turned = self.rope is None or (self.rope.size == self.size and self.rope.attention_factor == 1)
-        apart = self.qkv_proj is None and self.q_norm is None
+        within = self.q_proj is not None and packed.launches_dominate(self.q_proj.weight.queue)  # the kernel of attention does all of it
+        whole = self.q_norm is None and (self.rope is None or self.rope.size == self.size)
+        turned = (self.rope is None or self.rope.attention_factor == 1) and (whole or (within and type(self.q_norm) in (RMSNorm, type(None))))
+        apart = self.qkv_proj is None
         merged = joined_linear([self.q_proj, self.k_proj, self.v_proj]) if turned and apart else None
         if merged is not None:
             self.qkv_proj, self.q_proj, self.k_proj, self.v_proj = merged, None, None, None

@@ -67,10 +67,14 @@ class DecodeParts(NamedTuple):
         return [out if t is None else t for t in (self.gate, self.gate_bias, self.norm_weight, self.norm_bias)]
 
 
+def launches_dominate(queue: Any) -> bool:
+    """Whether a launch costs a queue's device more than the work of a few rows that it saves to repeat: GPUs."""
+    return not isinstance(queue, CPUQueue) and not launch.on_cpu_device(queue)
+
+
 def decodes_together(x: Tensor) -> bool:
-    """Whether products with these rows gain from :func:`decode_linear`: few rows on a device where launches cost more than their work."""
-    few = x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1]
-    return few and not isinstance(x.queue, CPUQueue) and not launch.on_cpu_device(x.queue)
+    """Whether products with these rows gain from :func:`decode_linear`."""
+    return x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1] and launches_dominate(x.queue)
 
 
 def _decode_ref(x, weight, bias=None, gate=None, gate_bias=None, residual=None, norm_weight=None, norm_bias=None, kind="", rows=0,

@@ -14,6 +14,8 @@ from netcl.core.writes import wrote
 from netcl.engine import launch
 from netcl.engine.registry import S, op
 from netcl.ops.attention.geometry import score_scale
+from netcl.ops.attention.rope import _rope_ref
+from netcl.ops.pointwise import cast
 
 QUERIES_AT_ONCE = 8  # queries of a work-group, whose sums are kept in registers
 CACHED_ITEMS = 128
@@ -30,15 +32,30 @@ def round_positions(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(x * inverse).astype(np.int8), (most / 127).astype(np.float32)
 
 
-def _cached_ref(q, k, v, keys, values, lengths, key_scales=None, value_scales=None, scale=None, window=0, softcap=0.0):
+def _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps):
+    """A projection whose heads of queries and keys are normalized and then rotated by their positions."""
+    heads = q.reshape(*q.shape[:2], -1, size).astype(np.float64)
+    for weight, part in ((query_norm, np.s_[:, :, : -2 * groups]), (key_norm, np.s_[:, :, -2 * groups : -groups])):
+        if weight is not None:
+            heads[part] = heads[part] / np.sqrt((heads[part] ** 2).mean(-1, keepdims=True) + eps) * weight
+    if frequencies is not None:
+        turned = np.s_[:, :, :-groups, : 2 * len(frequencies)]
+        places = np.asarray(lengths)[:, None] + np.arange(q.shape[1])
+        heads[turned] = np.moveaxis(_rope_ref(np.moveaxis(heads[turned], 2, 1), places, frequencies), 1, 2)
+    return heads.reshape(q.shape)
+
+
+def _cached_ref(q, k, v, keys, values, lengths, key_scales=None, value_scales=None, frequencies=None, query_norm=None, key_norm=None,
+                scale=None, window=0, softcap=0.0, eps=1e-6):  # fmt: skip
     """Position by position; the operands are not changed."""
     if key_scales is not None:
         keys, values = (codes.astype(np.float64) * scales for codes, scales in ((keys, key_scales), (values, value_scales)))
     if k is None:
         groups, _, size = keys.shape[1:]
+        q = _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps)
         parts = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1)
         q, k, v = parts[:, : -2 * groups], parts[:, -2 * groups : -groups], parts[:, -groups:]
-        out = _cached_ref(q, k, v, keys, values, lengths, None, None, scale, window, softcap)
+        out = _cached_ref(q, k, v, keys, values, lengths, scale=scale, window=window, softcap=softcap)
         return np.moveaxis(out, 1, 2).reshape(*out.shape[::2], -1)
     (batch, heads, new, depth), groups = q.shape, k.shape[1]
     out = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
@@ -56,8 +73,11 @@ def _cached_ref(q, k, v, keys, values, lengths, key_scales=None, value_scales=No
     return out
 
 
-def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *scales: Any, **options: Any) -> Any:
+def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *more: Any, eps: float, **options: Any) -> Any:
     """The op on NumPy, cache included."""
+    scales = more[:2]
+    if k is None:
+        q = _turn_heads(q, keys.shape[1], keys.shape[3], lengths, *more[2:], eps)
     wide = [None if x is None else np.asarray(x, np.float64) for x in (q, k, v, keys, values)]
     result = _cached_ref(*wide, lengths, *scales, **options)  # type: ignore[call-arg]
     if k is None:
@@ -80,6 +100,18 @@ def _check_packed(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> N
         what = "a projection must be (batch, new, (heads + 2 * heads of keys) * size) with the heads and the size of the cache"
         raise ShapeError(message("cached_attention", what, q=q.shape, keys=keys.shape, values=values.shape))
     _check_lengths(q, lengths)
+
+
+def _check_tables(k: Any, keys: Tensor, frequencies: Any, norms: list[Any]) -> None:
+    """Heads that the call itself normalizes and rotates come in one projection, and the cache holds them as they are."""
+    size, given = keys.shape[3], [t for t in (frequencies, *norms) if t is not None]
+    if given and (keys.dtype == "int8" or k is not None or size % 2):
+        what = "frequencies and norms are for a projection of queries, keys and values of an even size, and a cache of floats"
+        raise ShapeError(message("cached_attention", what, "apply rms_norm and rope first", cache=keys.dtype, size=size))
+    if (norms[0] is None) is not (norms[1] is None) or any(norm is not None and norm.shape != (size,) for norm in norms):
+        raise ShapeError(message("cached_attention", f"query_norm and key_norm must both have shape ({size},)"))
+    if frequencies is not None and (frequencies.ndim != 1 or not 0 < 2 * frequencies.size <= size):
+        raise ShapeError(message("cached_attention", f"frequencies must have 1 to {size // 2} values", shape=frequencies.shape))
 
 
 def _check_lengths(q: Tensor, lengths: Tensor) -> None:
@@ -136,6 +168,7 @@ def _coded_sample(q: tuple[int, ...], cache: tuple[int, ...], **options: Any) ->
              S((2, 2, 1, 16), (2, 2, 1, 16), (2, 2, 1, 16), (2, 2, 70, 16), (2, 2, 70, 16), (2,), high=(1.0,) * 5 + (66,), softcap=2.0,
                scale=0.5, **_T),
              S((2, 3, 32), None, None, (2, 2, 70, 4), (2, 2, 70, 4), (2,), high=(1.0,) * 5 + (66,), **_T),
+             S((2, 3, 32), None, None, (2, 2, 70, 4), (2, 2, 70, 4), (2,), None, None, (1,), (4,), (4,), high=(1.0,) * 5 + (66,), **_T),
              _coded_sample((2, 4, 3, 8), (2, 2, 70, 8), window=5), _coded_sample((1, 2, 1, 6), (1, 2, 9, 6))],
     errors=[(S((1, 3, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), (1,), **_T), r"heads that divide those of q"),
             (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 4), (1, 2, 9, 8), (1,), **_T), r"q, k, v and the cache must agree"),
@@ -144,7 +177,8 @@ def _coded_sample(q: tuple[int, ...], cache: tuple[int, ...], **options: Any) ->
 )  # fmt: skip
 def cached_attention(
     q: Tensor, k: Tensor | None, v: Tensor | None, keys: Tensor, values: Tensor, lengths: Tensor, key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0,
+    value_scales: Tensor | None = None, frequencies: Tensor | None = None, query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0, eps: float = 1e-6,
 ) -> Tensor:  # fmt: skip
     """Causal attention of new positions over a cache, into which their keys and values are written.
 
@@ -155,12 +189,14 @@ def cached_attention(
       **value_scales** ``(batch, heads of k, positions, 1)``: a position is rounded when it is written, and counts as given before.
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
       works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
+    - **query_norm**, **key_norm**, **frequencies**: heads of a projection pass an RMS norm with these weights and **eps**, then
+      :func:`rope` with the positions that ``lengths`` gives; as many elements as there are frequencies for.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
     """
-    q, k, v, keys, values, lengths, *scales = launch.as_tensors(
-        "cached_attention", q, k, v, keys, values, lengths, key_scales, value_scales
+    q, k, v, keys, values, lengths, *scales, frequencies, query_norm, key_norm = launch.as_tensors(
+        "cached_attention", q, k, v, keys, values, lengths, key_scales, value_scales, frequencies, query_norm, key_norm
     )
     for name, t in (("q", q), ("k", k), ("v", v), ("keys", keys), ("values", values)):
         if t is not None and not (t.dtype == "int8" and name in ("keys", "values")):
@@ -170,14 +206,17 @@ def cached_attention(
     else:
         _check_cache(q, k, v, keys, values, lengths)
     _check_scales(keys, values, (scales[0], scales[1]))
+    _check_tables(k, keys, frequencies, [query_norm, key_norm])
     wrote((keys, values, *(scale for scale in scales if scale is not None)))
-    options = {"scale": scale, "window": window, "softcap": softcap}
+    options = {"scale": scale, "window": window, "softcap": softcap, "eps": eps}
+    tables = (frequencies, query_norm, key_norm)
     if q.backend == "cpu":
-        return launch.run_cpu(_cached_cpu, q, k, v, keys, values, lengths, *scales, dtype=q.dtype, **options)
-    return _cached_cl(q, k, v, (keys, values, *scales), lengths, score_scale(scale, keys.shape[3]), window, softcap)
+        return launch.run_cpu(_cached_cpu, q, k, v, keys, values, lengths, *scales, *tables, dtype=q.dtype, **options)
+    return _cached_cl(q, k, v, (keys, values, *scales), tables, lengths, score_scale(scale, keys.shape[3]), window, softcap, eps)
 
 
-def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], lengths: Any, scale: float, window: int, softcap: float) -> Tensor:
+def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any, ...], lengths: Any, scale: float, window: int,
+               softcap: float, eps: float) -> Tensor:  # fmt: skip
     keys, values = cache[:2]
     batch, (groups, length, wide), depth, packed = q.shape[0], values.shape[1:], keys.shape[3], k is None
     heads, new = (q.shape[2] // depth - 2 * groups, q.shape[1]) if packed else q.shape[1:3]
@@ -198,14 +237,20 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], lengths: Any, sca
         "ITEMS": 1 if on_cpu else CACHED_ITEMS, "RANGE": span, "ROWS": rows, "DEPTH": depth, "DEPTH_V": wide, "VW": lanes, "REAL": real,
         "SPLITS": int(ranges > 1), "PACKED": int(packed), "CODED": int(keys.dtype == "int8"), "X_LANES(p)": read, "PART": 1,
     }  # fmt: skip
+    turned: tuple[Any, ...] = ()
+    defines |= {"NEW": 0, "ROTARY": 0, "HEAD_NORM": 0}
+    if any(t is not None for t in tables):
+        turned = (q if tables[0] is None else cast(tables[0], sums_in), *(q if t is None else t for t in tables[1:]))
+        defines |= {"NEW": new, "ROTARY": 0 if tables[0] is None else 2 * tables[0].size, "HEAD_NORM": int(tables[1] is not None), "EPS": eps}
+        operands["N"] = turned[1].dtype
     if cache[2] is not None:
         operands["S"] = cache[2].dtype
     kernel = launch.kernel(q.queue, __file__, "cached.cl", "cached_attention", operands, defines)
     parts = out if ranges == 1 else Tensor.empty((out.size * ranges,), sums_in, queue=q.queue)
     sums = parts if ranges == 1 else Tensor.empty((2 * ranges * batch * heads * new,), sums_in, queue=q.queue)
     size = (ranges * defines["ITEMS"], batch * groups, blocks)
-    kernel(q.queue, size, (defines["ITEMS"], 1, 1), q, k, v, *(t for t in cache if t is not None), lengths, parts, sums, heads, groups, new,
-           length, window, ranges, scale, softcap)  # fmt: skip
+    kernel(q.queue, size, (defines["ITEMS"], 1, 1), q, k, v, *(t for t in cache if t is not None), *turned, lengths, parts, sums, heads,
+           groups, new, length, window, ranges, scale, softcap)  # fmt: skip
     if ranges > 1:
         combine = launch.kernel(q.queue, __file__, "cached.cl", "combine_ranges", operands | {"Y": q.dtype}, defines | {"PART": 2})
         combine(q.queue, (out.size,), (launch.LOCAL_1D,), parts, sums, out, out.size, ranges)
