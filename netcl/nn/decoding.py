@@ -202,9 +202,12 @@ def continued(
     for row, prompt in zip(ids, prompts, strict=True):
         row[: len(prompt)] = prompt
 
+    unused = None if sampling.temperature else Tensor.zeros((batch,), queue=queue)
+
     def uniform() -> Tensor:
-        drawn = np.asarray(draw(batch), np.float32) if sampling.temperature else np.zeros(batch, np.float32)
-        return Tensor.from_host(queue, np.minimum(drawn, np.float32(1 - 2**-24)))
+        if unused is not None:
+            return unused
+        return Tensor.from_host(queue, np.minimum(np.asarray(draw(batch), np.float32), np.float32(1 - 2**-24)))
 
     quiet = _evaluation_of(model)
     with _step_for(model, "text", batch, max(lengths) + most, sampling) as step:

@@ -7,6 +7,7 @@
 #define EXTRA_POINTERS                                                                                        \
   __global const WEIGHT_T *restrict gate, __global const GATE_BIAS_T *restrict gate_bias,                     \
   __global const NORM_T *restrict norm_weight, __global const NORM_T *restrict norm_bias,
+#define ADDED_POINTERS __global const ADDED_T *restrict added,
 #if GATED  // from both sums and the bias of the product
 #define GATED_VALUE(first, second, column) \
   (finish(first, 1.0f, GATE_BIASED, GATE_BIASED ? GATE_BIAS_LOAD(gate_bias, column) : 0.0f, 0.0f) * (second))

@@ -21,6 +21,7 @@ _SCALARS = {
 _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _QUALIFIERS = re.compile(r"\b(const|volatile|restrict|__restrict|__private|private|signed)\b")
 _TYPE_MACROS = re.compile(r"^#define (\w+) (\w+)$", re.M)
+_POINTER_MACROS = re.compile(r"^#define (\w+_POINTERS)\b((?:[^\n]*\\\n)*[^\n]*)$", re.M)
 
 POINTER = "pointer"
 UNKNOWN = "unknown"
@@ -45,7 +46,10 @@ def _split_parameters(text: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def parameters(source: str, name: str) -> tuple[str, ...] | None:
-    """Return the declarations of a kernel's parameters; ``None`` if its definition is not literally in the text."""
+    """Return the declarations of a kernel's parameters; ``None`` if its definition is not literally in the text.
+
+    Macros whose names end in ``_POINTERS`` may stand for some of them: their first definition in the text counts.
+    """
     text = _COMMENTS.sub(" ", source)
     found = re.search(rf"\b(?:__kernel|kernel)\b[^;{{}}]*?\bvoid\s+{re.escape(name)}\s*\(", text)
     if not found:
@@ -55,6 +59,9 @@ def parameters(source: str, name: str) -> tuple[str, ...] | None:
         depth += (text[end] == "(") - (text[end] == ")")
         end += 1
     inner = text[found.end() : end - 1]
+    if "_POINTERS" in inner:
+        known = dict(reversed(_POINTER_MACROS.findall(text)))
+        inner = re.sub(r"\b\w+_POINTERS\b", lambda macro: known.get(macro[0], "").replace("\\\n", " "), inner)
     return None if "#" in inner else tuple(part for part in _split_parameters(inner) if part != "void")
 
 

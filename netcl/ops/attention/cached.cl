@@ -23,11 +23,7 @@
 #define NEW 0
 #define ROTARY 0
 #define HEAD_NORM 0
-#endif
-#if NEW
-#define TABLES __global const REAL *restrict frequencies, __global const N_T *restrict query_norm, __global const N_T *restrict key_norm,
-#else
-#define TABLES
+#define TABLE_POINTERS  // frequencies, query_norm and key_norm where they are used
 #endif
 #define TEAMS (ITEMS < ROWS ? ITEMS : ROWS)  // queries whose scores are summed at a time
 #define TEAM (ITEMS / TEAMS)
@@ -114,7 +110,7 @@ inline void put_position(__global char* to, __global S_T* scale, __global const 
 // all. The cache holds `lengths[b]` positions before the call. Work-groups: ranges, heads of keys of all sequences, blocks of queries.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attention(
     __global const X_T* restrict q, __global const X_T* restrict k, __global const X_T* restrict v, __global CACHE_T* restrict keys,
-    __global CACHE_T* restrict values, SCALES TABLES __global const P_T* restrict lengths, __global Y_T* restrict out, __global REAL* restrict sums,
+    __global CACHE_T* restrict values, SCALES TABLE_POINTERS __global const P_T* restrict lengths, __global Y_T* restrict out, __global REAL* restrict sums,
     int H, int G, int T, int L, int window, int ranges, const REAL scale, const REAL cap) {
   __local REAL scores[ROWS][RANGE], query[ROWS + NEW][DEPTH], found[ITEMS], most[ROWS], total[ROWS];
   __local REAL added[PARTS][ROWS][DEPTH_V];

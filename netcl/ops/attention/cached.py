@@ -151,6 +151,7 @@ def _lanes_of(x: Tensor, depths: tuple[int, int], width: int) -> tuple[int, str]
     return (4, launch.QUADS[x.dtype]) if not any(d % 4 for d in depths) else (1, "X_LOAD((p), 0)")
 
 
+_TABLE_POINTERS = "".join(f"__global const {t}, " for t in ("REAL* frequencies", "N_T* query_norm", "N_T* key_norm"))
 _T = {"dtypes": (None,) * 5 + ("int32",), "low": (-1.0,) * 5 + (0,)}
 
 
@@ -238,10 +239,11 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
         "SPLITS": int(ranges > 1), "PACKED": int(packed), "CODED": int(keys.dtype == "int8"), "X_LANES(p)": read, "PART": 1,
     }  # fmt: skip
     turned: tuple[Any, ...] = ()
-    defines |= {"NEW": 0, "ROTARY": 0, "HEAD_NORM": 0}
+    defines |= {"NEW": 0, "ROTARY": 0, "HEAD_NORM": 0, "TABLE_POINTERS": ""}
     if any(t is not None for t in tables):
         turned = (q if tables[0] is None else cast(tables[0], sums_in), *(q if t is None else t for t in tables[1:]))
-        defines |= {"NEW": new, "ROTARY": 0 if tables[0] is None else 2 * tables[0].size, "HEAD_NORM": int(tables[1] is not None), "EPS": eps}
+        defines |= {"NEW": new, "ROTARY": 0 if tables[0] is None else 2 * tables[0].size, "HEAD_NORM": int(tables[1] is not None), "EPS": eps,
+                    "TABLE_POINTERS": _TABLE_POINTERS}  # fmt: skip
         operands["N"] = turned[1].dtype
     if cache[2] is not None:
         operands["S"] = cache[2].dtype

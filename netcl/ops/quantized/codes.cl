@@ -131,12 +131,11 @@ static inline float4 four_halves(__global const uchar* p) {
 // Without decode.cl before it.
 #ifndef EXTRA_POINTERS
 #define EXTRA_POINTERS
-#define ADDED_POINTER
+#define ADDED_POINTERS
 #define NORM 0
 #define NORMED(f, s, column) (f)
 #define GATED 0
 #define FINISHED(sum, row, at) ((sum) + (biased ? BIAS_LOAD(bias, row) : 0.0f))
 #else
-#define ADDED_POINTER __global const ADDED_T *restrict added,
 #define FINISHED(sum, row, at) finish(sum, 1.0f, biased, biased ? BIAS_LOAD(bias, row) : 0.0f, ADDED ? ADDED_LOAD(added, at) : 0.0f)
 #endif

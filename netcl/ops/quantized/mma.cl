@@ -136,7 +136,7 @@ static inline float joined_sum(__local const float* sums, const int m, const int
 #endif
 
 __kernel __attribute__((reqd_work_group_size(WARPS * 32, 1, 1)))
-void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS ADDED_POINTER __global const BIAS_T* bias,
+void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS ADDED_POINTERS __global const BIAS_T* bias,
                 __global Y_T* y, const int rows, const int columns, const int tokens, const int biased) {
   __local float sums[WARPS * MT * 16 * SETS * 8];
   const int item = get_local_id(0), lane = item % 32, warp = item / 32, g = lane / 4, t = lane % 4, runs = columns / 32;

@@ -60,7 +60,7 @@ __kernel void round_activations(__global const X_T* x, __global char* q, __globa
 }
 
 __kernel void strips_product(__global const uchar* w, __global const X_T* x, __global const float* scales, __global const int* sums,
-                             EXTRA_POINTERS ADDED_POINTER __global const BIAS_T* bias, __global Y_T* y, const int rows, const int columns,
+                             EXTRA_POINTERS ADDED_POINTERS __global const BIAS_T* bias, __global Y_T* y, const int rows, const int columns,
                              const int tokens, const int biased) {
   const int item = SLICES > 1 ? get_local_id(0) : get_group_id(0) % PARTS;
   const int strip = SLICES > 1 ? get_group_id(0) : get_group_id(0) / PARTS;
