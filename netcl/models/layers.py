@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -29,8 +29,7 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda x: ag.mul(x, ag.sigmoid(ag.mul(x, 1.702))),
 }
 # Those that the kernel of a decoding step includes, by their names there.
-_DECODED_ACTIVATIONS = {"silu": "silu", "relu": "relu", "gelu": "gelu",
-                        **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh")}  # fmt: skip
+_DECODED_ACTIVATIONS = {name: "gelu_tanh" if "_" in name else name for name in ACTIVATION_FUNCTIONS if name != "quick_gelu"}
 
 
 class AttentionSpan(NamedTuple):
@@ -109,9 +108,8 @@ class SelfAttention(Module):
         options = {"heads": self.heads, "scale": self.scale, "window": self.window or 0, "softcap": self.cap or 0.0}
         table = None if self.rope is None else span.tables[self.rope]
         if cache.rotates(span.positions):
-            if self.q_norm is None or self.k_norm is None:
-                return cache(self.layer, x, tables=(table, None, None), **options)
-            return cache(self.layer, x, tables=(table, self.q_norm.weight, self.k_norm.weight), eps=self.q_norm.eps, **options)
+            weights = [None if norm is None else cast(Any, norm).weight for norm in (self.q_norm, self.k_norm)]
+            return cache(self.layer, x, tables=(table, *weights), eps=getattr(self.q_norm, "eps", 0.0), **options)
         if table is not None and span.positions is not None:
             places = ag.reshape(span.positions, (batch * new, 1))
             apart = ag.reshape(x, (batch * new, wide // self.size, 1, self.size))
@@ -120,9 +118,9 @@ class SelfAttention(Module):
 
     def merge(self) -> bool:
         """Put the projections of queries, keys and values into one product, if a token gains from it; for inference."""
-        within = self.q_proj is not None and packed.launches_dominate(self.q_proj.weight.queue)  # the kernel of attention does all of it
         whole = self.q_norm is None and (self.rope is None or self.rope.size == self.size)
-        turned = (self.rope is None or self.rope.attention_factor == 1) and (whole or (within and type(self.q_norm) in (RMSNorm, type(None))))
+        within = packed.launches_dominate(self.queue) and type(self.q_norm) in (RMSNorm, type(None))  # cached attention does the rest
+        turned = (self.rope is None or self.rope.attention_factor == 1) and (whole or within)
         apart = self.qkv_proj is None
         merged = joined_linear([self.q_proj, self.k_proj, self.v_proj]) if turned and apart else None
         if merged is not None:
@@ -240,17 +238,17 @@ class TransformerLayer(Module):
             x = self.input_layernorm(ag.add(x, self.self_attn(x, span, cache)))
             return self.pre_feedforward_layernorm(ag.add(x, self.mlp(x)))
         few = cache is not None and packed.decodes_together(x) and not ag.is_grad_enabled()
-        if few and self.self_attn.attends_whole(x, span, cache) and decodable(self.self_attn, self.self_attn.qkv_proj, self.input_layernorm):
-            out = decoded_linear(x, self.self_attn.qkv_proj, self.input_layernorm)
-            x = self._end_decoded(x, self.self_attn.attend_whole(out, span, cache), self.self_attn.o_proj, self.post_attention_norm)
+        attn, mlp = self.self_attn, cast(Any, self.mlp)
+        if few and attn.attends_whole(x, span, cache) and decodable(attn, attn.qkv_proj, self.input_layernorm):
+            out = attn.attend_whole(decoded_linear(x, attn.qkv_proj, self.input_layernorm), span, cache)
+            x = self._end_decoded(x, out, attn.o_proj, self.post_attention_norm)
         else:
-            out = self.self_attn(self.input_layernorm(x), span, cache)
+            out = attn(self.input_layernorm(x), span, cache)
             x = ag.add(x, out if self.post_attention_norm is None else self.post_attention_norm(out))
-        mlp: Any = self.mlp
-        first = [layer for layer in (mlp.up_proj, mlp.gate_proj) if layer is not None] if few and type(mlp) is FeedForwardNetwork else []
-        if first and mlp.activation in _DECODED_ACTIVATIONS and decodable(mlp, *first, self.pre_feedforward_layernorm):
-            inside = decoded_linear(x, mlp.up_proj, self.pre_feedforward_layernorm, mlp.gate_proj, _DECODED_ACTIVATIONS[mlp.activation])
-            return self._end_decoded(x, inside, mlp.down_proj, self.post_feedforward_norm)
+        act = _DECODED_ACTIVATIONS.get(mlp.activation) if few and type(mlp) is FeedForwardNetwork else None
+        if act and decodable(mlp, mlp.up_proj, mlp.gate_proj or mlp.up_proj, self.pre_feedforward_layernorm):
+            out = decoded_linear(x, mlp.up_proj, self.pre_feedforward_layernorm, mlp.gate_proj, act)
+            return self._end_decoded(x, out, mlp.down_proj, self.post_feedforward_norm)
         out = mlp(self.pre_feedforward_layernorm(x))
         return ag.add(x, out if self.post_feedforward_norm is None else self.post_feedforward_norm(out))
 

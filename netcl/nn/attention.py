@@ -119,7 +119,7 @@ class KVCache(Module):
         if layer == self.layers - 1:
             self._places = None
             self._elsewhere.clear()
-            ag.add(self.lengths, new, out=self.lengths)  # type: ignore[call-overload]  # one launch, where add_ takes two
+            ag.add(self.lengths, new, out=self.lengths)  # type: ignore[arg-type]
         return join_heads(out) if apart else out
 
     def takes_projections(self, layer: int, new: int) -> bool:

@@ -19,9 +19,8 @@ from netcl.engine.strided import alignment
 from netcl.ops.finish import Finish
 from netcl.ops.matmul import affine, gemm
 from netcl.ops.norm import row_norm
-from netcl.ops.quantized import plans, quantized_linear
-from netcl.ops.quantized.formats import dequantize, kind_of, quantize
-from netcl.ops.quantized.layout import pack_strips, unpack_strips
+from netcl.ops.quantized import _packed_sample, _weight_values, plans, quantized_linear
+from netcl.ops.quantized.formats import kind_of
 
 DECODED_ROWS = 8  # most rows of x that one launch takes
 #: Rows of activations by the names of :func:`decode_linear`.
@@ -68,7 +67,7 @@ class DecodeParts(NamedTuple):
 
 
 def launches_dominate(queue: Any) -> bool:
-    """Whether a launch costs a queue's device more than the work of a few rows that it saves to repeat: GPUs."""
+    """Whether a launch costs a queue's device more than work of a few rows that is repeated to save it: GPUs."""
     return not isinstance(queue, CPUQueue) and not launch.on_cpu_device(queue)
 
 
@@ -80,8 +79,7 @@ def decodes_together(x: Tensor) -> bool:
 def _decode_ref(x, weight, bias=None, gate=None, gate_bias=None, residual=None, norm_weight=None, norm_bias=None, kind="", rows=0,
                 activations="auto", norm="", eps=1e-5, activation=""):  # fmt: skip
     def times(w, b):
-        values = dequantize(unpack_strips(w, kind, (rows, x.shape[-1])), kind, (rows, x.shape[-1])) if kind else w
-        return x @ values.T + (0 if b is None else b)
+        return x @ (_weight_values(w, kind, (rows, x.shape[-1])) if kind else w).T + (0 if b is None else b)
 
     if norm:
         x = x - (x.mean(-1, keepdims=True) if norm == "layer" else 0)
@@ -93,12 +91,7 @@ def _decode_ref(x, weight, bias=None, gate=None, gate_bias=None, residual=None, 
     return out if residual is None else out + residual
 
 
-def _packed_weights(seed: int, rows: int, columns: int, kind: str) -> np.ndarray:
-    values = np.random.default_rng(seed).uniform(-1, 1, (rows, columns)).astype(np.float32)
-    return pack_strips(quantize(values, kind), kind, values.shape)
-
-
-_Q4, _GATE = (_packed_weights(seed, 20, 64, "Q4_0") for seed in range(2))
+_Q4 = _packed_sample((1, 64), 20, "Q4_0").shapes[1]
 _OF_Q4: dict[str, Any] = {"kind": "Q4_0", "rows": 20, "activations": "float"}
 
 
@@ -107,13 +100,12 @@ _OF_Q4: dict[str, Any] = {"kind": "Q4_0", "rows": 20, "activations": "float"}
     samples=[
         S((2, 64), (66, 64), (66,), None, None, (2, 66), (64,), (64,), norm="layer"),
         S((1, 1, 64), (70, 64), None, (70, 64), None, None, (64,), norm="rms", activation="silu"),
-        S((3, 64), _Q4, (20,), _GATE, (20,), None, (64,), norm="rms", activation="gelu_tanh", **_OF_Q4),
+        S((3, 64), _Q4, (20,), _Q4, (20,), None, (64,), norm="rms", activation="gelu_tanh", **_OF_Q4),
         S((1, 64), _Q4, None, None, None, (1, 20), **_OF_Q4), S((9, 8), (3, 8), (3,), activation="gelu"),
     ],
     errors=[
-        (S((2, 8), (3, 8), norm="batch"), r"\[decode_linear\] norm must be rms or layer with norm_weight, or empty; norm='batch'"),
         (S((2, 8), (3, 8), norm="rms"), r"\[decode_linear\] norm must be rms or layer with norm_weight, or empty; norm='rms'"),
-        (S((2, 8), (3, 8), activation="elu"), r"\[decode_linear\] unknown activation; activation='elu'; known are relu, silu, gelu, gelu_tanh"),
+        (S((2, 8), (3, 8), activation="elu"), r"\[decode_linear\] unknown activation; activation='elu'; known are relu, silu"),
         (S((2, 8), (3, 8), None, (4, 8)), r"\[decode_linear\] gate must have the shape and the dtype of weight; gate=\(4, 8\)"),
         (S((2, 8), (3, 8), None, None, None, (3,)), r"\[decode_linear\] residual must have the shape of the result; residual=\(3,\)"),
     ],
@@ -123,39 +115,20 @@ def decode_linear(
     residual: Tensor | None = None, norm_weight: Tensor | None = None, norm_bias: Tensor | None = None, *, kind: str = "", rows: int = 0,
     activations: str = "auto", norm: str = "", eps: float = 1e-5, activation: str = "",
 ) -> Tensor:  # fmt: skip
-    """``activation(norm(x) w' + bias) + residual``, or with a gate ``activation(norm(x) gate' + gate_bias) * (norm(x) w' + bias) + residual``.
+    """``activation(y) + residual`` for ``y = norm(x) w' + bias``; with a gate ``activation(norm(x) gate' + gate_bias) * y + residual``.
 
     For up to eight rows of x on GPUs this is one launch, where the product is bound by memory; elsewhere it is the ops one by one.
+    There is no gradient.
 
     - **weight**, **gate**: matrices (out, in); with ``kind`` packed bytes, as :func:`quantized_linear` takes them with ``rows``.
     - **norm**: ``rms`` or ``layer`` over the last axis of x, with **norm_weight**, **norm_bias** and **eps**.
-    - **activation**: ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``. There is no gradient.
+    - **activation**: ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``.
     """
     x, weight, bias, gate, gate_bias, residual, norm_weight, norm_bias = launch.as_tensors(
         "decode_linear", x, weight, bias, gate, gate_bias, residual, norm_weight, norm_bias
     )
     launch.check_dtype("decode_linear", x)
-    out_rows = rows if kind else weight.shape[0]
-    _check_parts((*x.shape[:-1], out_rows), weight, gate, residual, norm_weight, norm, activation)
-    row = DECODE_ACTIVATIONS[activation]
-    finish = Finish(x.dtype, "" if residual is None else residual.dtype, row)
-    parts = DecodeParts(finish, norm, eps, gate, gate_bias, residual, norm_weight, norm_bias)
-    if (found := _launch_of(parts, x, weight, bias, kind, rows, activations)) is not None:
-        out = new_result((*x.shape[:-1], out_rows), x.dtype, x.queue)
-        found(out)
-        return out
-    if norm:
-        x = row_norm(x, norm_weight, norm_bias, centered=norm == "layer", eps=eps)[0]
-
-    def product(w: Tensor, b: Tensor | None, activation: str = "") -> Tensor:
-        y = quantized_linear(x, w, b, kind=kind, rows=rows, activations=activations) if kind else affine(x, w, b)
-        return run(REGISTRY[activation], (y,)) if activation else y  # type: ignore[arg-type]
-
-    y = product(weight, bias, row) if gate is None else run(REGISTRY["mul"], (product(gate, gate_bias, row), product(weight, bias)))
-    return y if residual is None else run(REGISTRY["add"], (y, residual))
-
-
-def _check_parts(shape: tuple[int, ...], weight: Tensor, gate: Any, residual: Any, norm_weight: Any, norm: str, activation: str) -> None:
+    shape = (*x.shape[:-1], rows if kind else weight.shape[0])
     if norm not in ("", "rms", "layer") or (norm and norm_weight is None):
         raise ShapeError(message("decode_linear", "norm must be rms or layer with norm_weight, or empty", norm=repr(norm)))
     if activation not in DECODE_ACTIVATIONS:
@@ -165,29 +138,41 @@ def _check_parts(shape: tuple[int, ...], weight: Tensor, gate: Any, residual: An
         raise ShapeError(message("decode_linear", "gate must have the shape and the dtype of weight", gate=gate.shape, weight=weight.shape))
     if residual is not None and residual.shape != shape:
         raise ShapeError(message("decode_linear", "residual must have the shape of the result", residual=residual.shape, result=shape))
+    row: Any = DECODE_ACTIVATIONS[activation]
+    finish = Finish(x.dtype, "" if residual is None else residual.dtype, row)
+    parts = DecodeParts(finish, norm, eps, gate, gate_bias, residual, norm_weight, norm_bias)
+    if (found := _launch_of(parts, x, weight, bias, kind, rows, activations)) is not None:
+        out = new_result(shape, x.dtype, x.queue)
+        found(out)
+        return out
+    x = row_norm(x, norm_weight, norm_bias, centered=norm == "layer", eps=eps)[0] if norm else x
+    of, rows_of = (quantized_linear, {"kind": kind, "rows": rows, "activations": activations}) if kind else (affine, {})
+    y, table = of(x, weight, bias, **rows_of), dict[str, Any](REGISTRY)
+    acted = of(x, gate, gate_bias, **rows_of) if gate is not None else y
+    acted = run(table[row], (acted,)) if row else acted
+    y = acted if gate is None else run(table["mul"], (acted, y))
+    return y if residual is None else run(table["add"], (y, residual))
 
 
-def _launch_of(
-    parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int, activations: str
-) -> Callable[[Tensor], None] | None:
+def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int,
+               activations: str) -> Callable[[Tensor], None] | None:  # fmt: skip
     """The one launch of all parts, into a result; ``None`` where the product has no such kernel."""
     given = [t for t in (x, None if kind else weight, bias, *parts[4:]) if t is not None]
     tokens, columns = math.prod(x.shape[:-1]), x.shape[-1] if x.shape else 0
     alike = {t.dtype for t in given} == {x.dtype} and x.dtype != "float64" and alignment(*given, weight) == 16
     single = parts.residual is None or not (parts.finish.activation or parts.gated)
-    if not (alike and single) or x.array is not None or not 0 < tokens <= DECODED_ROWS or (parts.norm and parts.norm_weight.size != columns):  # type: ignore[union-attr]
+    sized = 0 < tokens <= DECODED_ROWS and (parts.norm_weight is None or parts.norm_weight.size == columns)
+    if x.array is not None or not (alike and single and sized and (kind or weight.ndim == 2)):
         return None
     queue, profile, flat = x.queue, handle_of(x.queue).profile, with_shape(x, (tokens, columns))
     if kind:
         packed = plans.Packed(kind_of(kind, "decode_linear"), rows, columns, tokens, x.dtype, activations)
         choice = plans.surrounded(queue, packed)
-        if choice is None:
-            return None
-        return lambda out: choice[0].run(queue, packed, choice[1], profile, plans.PackedOperands(flat, weight, bias, out, parts))
+        return choice and (
+            lambda out: choice[0].run(queue, packed, choice[1], profile, plans.PackedOperands(flat, weight, bias, out, parts))
+        )
     p = gemm.matmul_of(flat, weight, False, True, bias, parts.finish, False)
-    if p is None or weight.ndim != 2:
-        return None
-    algorithm, config = gemm.chosen(queue, p)
-    if algorithm.name != "gemv":
+    algorithm, config = (None, None) if p is None else gemm.chosen(queue, p)
+    if algorithm is None or algorithm.name != "gemv":
         return None
     return lambda out: algorithm.run(queue, p, config, profile, gemm.Operands(flat, weight, out, bias, parts.residual, 1, parts))

@@ -64,7 +64,7 @@ def compare(gpu, rng, tokens, rows, columns, kind="", dtype="float32", norm="", 
     options = {**more, **({"kind": kind, "rows": rows, "activations": "float"} if kind else {})}
     got = ops.decode_linear(*(None if a is None else Tensor.from_host(queue, a) for a in arrays), **options).to_host()
     exact = reference(x, values[0], biases[0], values[1] if gated else None, *arrays[4:], **more)
-    assert np.abs(got - exact).max() <= (4e-3 if dtype == "float16" else 4e-6) * np.abs(exact).max()
+    assert np.abs(got - exact).max() <= (4e-3 if dtype == "float16" else 2e-5) * np.abs(exact).max()
     assert taken[-1] is not None
 
 
@@ -135,6 +135,6 @@ def test_a_gpt_decodes_the_same(gpu, rng):
         assert np.array_equal(model.to(queue).generate([[5, 17, 3]], 12, temperature=0).to_host(), plain)
         assert taken and None not in taken
         seen = []
-        model.transformer["h"][0].mlp.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+        model.transformer["h"][0].mlp.register_forward_hook(lambda module, args, out, seen=seen: seen.append(out.shape))
         model.generate([[5, 17, 3]], 3, temperature=0)
         assert len(seen) == 3  # hooks are called for the prompt and for every token

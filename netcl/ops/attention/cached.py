@@ -238,13 +238,12 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
         "ITEMS": 1 if on_cpu else CACHED_ITEMS, "RANGE": span, "ROWS": rows, "DEPTH": depth, "DEPTH_V": wide, "VW": lanes, "REAL": real,
         "SPLITS": int(ranges > 1), "PACKED": int(packed), "CODED": int(keys.dtype == "int8"), "X_LANES(p)": read, "PART": 1,
     }  # fmt: skip
-    turned: tuple[Any, ...] = ()
-    defines |= {"NEW": 0, "ROTARY": 0, "HEAD_NORM": 0, "TABLE_POINTERS": ""}
+    turned: list[Any] = []
     if any(t is not None for t in tables):
-        turned = (q if tables[0] is None else cast(tables[0], sums_in), *(q if t is None else t for t in tables[1:]))
-        defines |= {"NEW": new, "ROTARY": 0 if tables[0] is None else 2 * tables[0].size, "HEAD_NORM": int(tables[1] is not None), "EPS": eps,
-                    "TABLE_POINTERS": _TABLE_POINTERS}  # fmt: skip
+        turned = [q if tables[0] is None else cast(tables[0], sums_in), *(q if t is None else t for t in tables[1:])]
         operands["N"] = turned[1].dtype
+    defines |= {"NEW": new if turned else 0, "ROTARY": 0 if tables[0] is None else 2 * tables[0].size, "EPS": float(eps),
+                "HEAD_NORM": int(tables[1] is not None), "TABLE_POINTERS": _TABLE_POINTERS if turned else ""}  # fmt: skip
     if cache[2] is not None:
         operands["S"] = cache[2].dtype
     kernel = launch.kernel(q.queue, __file__, "cached.cl", "cached_attention", operands, defines)
