@@ -360,8 +360,7 @@ def cumsum(input: Operand, dim: int | None = None, reverse: bool = False, *, out
 def decode_linear(input: Operand, weight: Operand, bias: Operand | None = None, gate: Operand | None = None, gate_bias: Operand | None = None, residual: Operand | None = None, norm_weight: Operand | None = None, norm_bias: Operand | None = None, *, kind: str = '', rows: int = 0, activations: str = 'auto', norm: str = '', eps: float = 1e-05, activation: str = '') -> Tensor:
     """``activation(y) + residual`` for ``y = norm(x) w' + bias``; with a gate ``activation(norm(x) gate' + gate_bias) * y + residual``.
 
-    For up to eight rows of x on GPUs this is one launch, where the product is bound by memory; elsewhere it is the ops one by one.
-    There is no gradient.
+    For up to eight rows of x on GPUs this is one launch; elsewhere it is the ops one by one. There is no gradient.
 
     - **weight**, **gate**: matrices (out, in); with ``kind`` packed bytes, as :func:`quantized_linear` takes them with ``rows``.
     - **norm**: ``rms`` or ``layer`` over the last axis of x, with **norm_weight**, **norm_bias** and **eps**.

@@ -94,37 +94,27 @@ class QuantizedLinear(_PackedLayer):
     flops = Linear.flops
 
 
-def decoded_linear(
-    x: Tensor, linear: Any, norm: Any = None, gate: Any = None, activation: str = "", residual: Tensor | None = None
-) -> Tensor:
-    """``linear`` of a few rows, with the norm before it and the gate, the activation or the residual after it, in one launch.
-
-    Not recorded for gradients; all layers must be :func:`decodable`. The ``gate`` is a layer like ``linear``.
-    """
-    more: dict[str, Any] = {"activation": activation}
-    if type(linear) is QuantizedLinear:
-        more |= {"kind": linear.kind, "rows": linear.out_features, "activations": linear.activations}
-    if norm is not None:
-        more |= {"norm": "rms" if type(norm) is RMSNorm else "layer", "eps": EPSILON[x.dtype] if norm.eps is None else norm.eps}
-    gates = (None, None) if gate is None else (gate.weight, gate.bias)
-    norms = (None, None) if norm is None else (norm.weight, norm.bias)
-    return ag.decode_linear(x, linear.weight, linear.bias, *gates, residual, *norms, **more)
+def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, activation: str = "", residual: Any = None) -> Tensor:
+    """``linear`` of a few rows in one launch with the norm before it and the gate, activation or residual after it."""
+    packs = {"kind": linear.kind, "rows": linear.out_features, "activations": linear.activations} if type(linear) is QuantizedLinear else {}
+    kind = "" if norm is None else "rms" if type(norm) is RMSNorm else "layer"
+    eps = EPSILON[x.dtype] if norm is None or norm.eps is None else norm.eps
+    tensors = [getattr(layer, name, None) for layer in (gate, norm) for name in ("weight", "bias")]
+    return ag.decode_linear(x, linear.weight, linear.bias, *tensors[:2], residual, *tensors[2:], norm=kind, eps=eps, activation=activation,
+                            **packs)  # fmt: skip
 
 
 def decodable(owner: Module, *layers: Any) -> bool:
-    """Whether :func:`decoded_linear` may compute these layers: linear ones of one type and kind, and norms with weights.
+    """Whether :func:`decoded_linear` may compute these layers: linear ones of one type and kind, and norms with weights, without gradient.
 
     Neither they nor ``owner``, which would call them, may have hooks. A recorder is told about all of them, as if they were called.
     """
     if recording.listening:
         for module in (owner, *layers):
             module._tell_recorder()
-    if any(module._module_hooks for module in (owner, *layers)):
-        return False
-    linear = [layer for layer in layers if type(layer) is not RMSNorm and type(layer) is not LayerNorm]
-    normed = all(layer in linear or (layer.weight is not None and layer.weight.ndim == 1) for layer in layers)
-    kinds = {(type(layer), getattr(layer, "kind", "")) for layer in linear}
-    return normed and len(kinds) == 1 and kinds.pop()[0] in (Linear, QuantizedLinear)
+    norms = [layer for layer in layers if type(layer) in (RMSNorm, LayerNorm) and layer.weight is not None and layer.weight.ndim == 1]
+    kinds = {(type(layer), getattr(layer, "kind", "")) for layer in layers if layer not in norms}
+    return len(kinds) == 1 and kinds.pop()[0] in (Linear, QuantizedLinear) and not any(m._module_hooks for m in (owner, *layers))
 
 
 class QuantizedEmbedding(_PackedLayer):

@@ -4,33 +4,22 @@
 //   GATE_BIASED  1: the gate has a bias      GROUP_ITEMS  work-items of a work-group
 // Every work-group computes the statistics of all rows: they are a few KB from the second cache, and a launch costs more.
 // From the launch: ROW_T ROW_QUAD(p), NORM_T NORM_QUAD(p), WEIGHT_T, GATE_BIAS_T GATE_BIAS_LOAD; finish() is generated.
-#define EXTRA_POINTERS                                                                                        \
-  __global const WEIGHT_T *restrict gate, __global const GATE_BIAS_T *restrict gate_bias,                     \
-  __global const NORM_T *restrict norm_weight, __global const NORM_T *restrict norm_bias,
+#define EXTRA_POINTERS __global const WEIGHT_T *gate, __global const GATE_BIAS_T *gate_bias, __global const NORM_T *norm_weight, \
+  __global const NORM_T *norm_bias,
 #define ADDED_POINTERS __global const ADDED_T *restrict added,
-#if GATED  // from both sums and the bias of the product
 #define GATED_VALUE(first, second, column) \
   (finish(first, 1.0f, GATE_BIASED, GATE_BIASED ? GATE_BIAS_LOAD(gate_bias, column) : 0.0f, 0.0f) * (second))
-#endif
 #if NORM
 #define SUMMERS (GROUP_ITEMS < 32 ? GROUP_ITEMS : 32)
 // Four values of a row whose mean and inverse deviation are s, from a column on.
 #define NORM_SCALED(f, s, column) (NORM == 2 ? (f) - (s).x : (f)) * (s).y * NORM_QUAD(norm_weight + (column))
-#if NORM_SHIFTED
-#define NORMED(f, s, column) (NORM_SCALED(f, s, column) + NORM_QUAD(norm_bias + (column)))
-#else
-#define NORMED(f, s, column) (NORM_SCALED(f, s, column))
-#endif
+#define NORMED(f, s, column) (NORM_SCALED(f, s, column) + (NORM_SHIFTED ? NORM_QUAD(norm_bias + (column)) : (float4)(0.0f)))
 
 // The sum over the work-items of a group, which all get.
-static inline float group_sum(const float x, __local float* part, const int item) {
-  part[item] = x;
+static inline float group_sum(float sum, __local float* part, const int item) {
+  part[item] = sum;
   barrier(CLK_LOCAL_MEM_FENCE);
-  float sum = 0.0f;
-  if (item < SUMMERS) {
-    for (int i = item; i < GROUP_ITEMS; i += SUMMERS) sum += part[i];
-    part[item] = sum;
-  }
+  for (int i = item + SUMMERS; i < GROUP_ITEMS && item < SUMMERS; i += SUMMERS) part[item] += part[i];
   barrier(CLK_LOCAL_MEM_FENCE);
   sum = 0.0f;
   for (int i = 0; i < SUMMERS; ++i) sum += part[i];
@@ -39,22 +28,17 @@ static inline float group_sum(const float x, __local float* part, const int item
 }
 
 // The mean (0 for RMS norms) and the inverse deviation of rows of x; `part` has room for GROUP_ITEMS values.
-static inline void row_statistics(__global const ROW_T* x, const int rows, const int columns, const int item, __local float* part,
-                                  __local float2* stats) {
+static inline void row_statistics(__global const ROW_T* x, int rows, int columns, int item, __local float* part, __local float2* stats) {
   for (int row = 0; row < rows; ++row, x += columns) {
     float mean = 0.0f, total = 0.0f;
-    if (NORM == 2) {
+    for (int pass = NORM == 1; pass < 2; ++pass) {  // the mean, then the squares around it
+      mean = total, total = 0.0f;
       for (int i = item * 4; i < columns; i += GROUP_ITEMS * 4) {
-        const float4 f = ROW_QUAD(x + i);
-        mean += (f.x + f.y) + (f.z + f.w);
+        const float4 f = ROW_QUAD(x + i) - mean;
+        total += pass ? dot(f, f) : f.x + f.y + f.z + f.w;
       }
-      mean = group_sum(mean, part, item) / columns;
+      total = group_sum(total, part, item) / columns;
     }
-    for (int i = item * 4; i < columns; i += GROUP_ITEMS * 4) {
-      const float4 f = ROW_QUAD(x + i) - mean;
-      total += (f.x * f.x + f.y * f.y) + (f.z * f.z + f.w * f.w);
-    }
-    total = group_sum(total, part, item) / columns;
     if (item == 0) stats[row] = (float2)(mean, 1.0f / sqrt(total + EPS));
   }
   barrier(CLK_LOCAL_MEM_FENCE);

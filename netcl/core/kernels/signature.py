@@ -46,10 +46,7 @@ def _split_parameters(text: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def parameters(source: str, name: str) -> tuple[str, ...] | None:
-    """Return the declarations of a kernel's parameters; ``None`` if its definition is not literally in the text.
-
-    Macros whose names end in ``_POINTERS`` may stand for some of them: their first definition in the text counts.
-    """
+    """Return the declarations of a kernel's parameters; ``None`` if its definition is not literally in the text."""
     text = _COMMENTS.sub(" ", source)
     found = re.search(rf"\b(?:__kernel|kernel)\b[^;{{}}]*?\bvoid\s+{re.escape(name)}\s*\(", text)
     if not found:
@@ -59,7 +56,7 @@ def parameters(source: str, name: str) -> tuple[str, ...] | None:
         depth += (text[end] == "(") - (text[end] == ")")
         end += 1
     inner = text[found.end() : end - 1]
-    if "_POINTERS" in inner:
+    if "_POINTERS" in inner:  # macros for some of them; the first definition in the text counts
         known = dict(reversed(_POINTER_MACROS.findall(text)))
         inner = re.sub(r"\b\w+_POINTERS\b", lambda macro: known.get(macro[0], "").replace("\\\n", " "), inner)
     return None if "#" in inner else tuple(part for part in _split_parameters(inner) if part != "void")

@@ -21,9 +21,7 @@
 #define PACKED 0
 #define CODED 0
 #define NEW 0
-#define ROTARY 0
-#define HEAD_NORM 0
-#define TABLE_POINTERS  // frequencies, query_norm and key_norm where they are used
+#define TABLE_POINTERS
 #endif
 #define TEAMS (ITEMS < ROWS ? ITEMS : ROWS)  // queries whose scores are summed at a time
 #define TEAM (ITEMS / TEAMS)
@@ -95,13 +93,12 @@ inline void put_position(__global char* to, __global S_T* scale, __global const 
 #define CACHE_T X_T
 #define SCALES
 #define READ(old, kept, fresh) X_LANES((old) ? (__global const X_T*)(kept) : (fresh))
-#if NEW
-#define READ_KEY(i, kept, fresh, d) ((i) < seen ? X_LANES((kept) + (d)) : *(__local const lanes*)&query[ROWS + (i) - seen][d])
-#endif
 #define SCALED(old, scales, i, x) (x)
 #endif
 
-#ifndef READ_KEY
+#if NEW
+#define READ_KEY(i, kept, fresh, d) ((i) < seen ? X_LANES((kept) + (d)) : *(__local const lanes*)&query[ROWS + (i) - seen][d])
+#else
 #define READ_KEY(i, kept, fresh, d) READ((i) < seen, (kept) + (d), (fresh) + (d))
 #endif
 

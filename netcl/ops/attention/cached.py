@@ -34,15 +34,14 @@ def round_positions(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps):
     """A projection whose heads of queries and keys are normalized and then rotated by their positions."""
-    heads = q.reshape(*q.shape[:2], -1, size).astype(np.float64)
-    for weight, part in ((query_norm, np.s_[:, :, : -2 * groups]), (key_norm, np.s_[:, :, -2 * groups : -groups])):
+    heads = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1).astype(np.float64)
+    for weight, part in ((query_norm, np.s_[:, : -2 * groups]), (key_norm, np.s_[:, -2 * groups : -groups])):
         if weight is not None:
-            heads[part] = heads[part] / np.sqrt((heads[part] ** 2).mean(-1, keepdims=True) + eps) * weight
+            heads[part] *= weight / np.sqrt((heads[part] ** 2).mean(-1, keepdims=True) + eps)
     if frequencies is not None:
-        turned = np.s_[:, :, :-groups, : 2 * len(frequencies)]
-        places = np.asarray(lengths)[:, None] + np.arange(q.shape[1])
-        heads[turned] = np.moveaxis(_rope_ref(np.moveaxis(heads[turned], 2, 1), places, frequencies), 1, 2)
-    return heads.reshape(q.shape)
+        turned, places = np.s_[:, :-groups, :, : 2 * len(frequencies)], np.asarray(lengths)[:, None] + np.arange(q.shape[1])
+        heads[turned] = _rope_ref(heads[turned], places, frequencies)
+    return np.moveaxis(heads, 1, 2).reshape(q.shape)
 
 
 def _cached_ref(q, k, v, keys, values, lengths, key_scales=None, value_scales=None, frequencies=None, query_norm=None, key_norm=None,
@@ -103,15 +102,11 @@ def _check_packed(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> N
 
 
 def _check_tables(k: Any, keys: Tensor, frequencies: Any, norms: list[Any]) -> None:
-    """Heads that the call itself normalizes and rotates come in one projection, and the cache holds them as they are."""
-    size, given = keys.shape[3], [t for t in (frequencies, *norms) if t is not None]
-    if given and (keys.dtype == "int8" or k is not None or size % 2):
-        what = "frequencies and norms are for a projection of queries, keys and values of an even size, and a cache of floats"
-        raise ShapeError(message("cached_attention", what, "apply rms_norm and rope first", cache=keys.dtype, size=size))
-    if (norms[0] is None) is not (norms[1] is None) or any(norm is not None and norm.shape != (size,) for norm in norms):
-        raise ShapeError(message("cached_attention", f"query_norm and key_norm must both have shape ({size},)"))
-    if frequencies is not None and (frequencies.ndim != 1 or not 0 < 2 * frequencies.size <= size):
-        raise ShapeError(message("cached_attention", f"frequencies must have 1 to {size // 2} values", shape=frequencies.shape))
+    size, given = keys.shape[3], [t.shape for t in norms if t is not None]
+    apart = keys.dtype == "int8" or k is not None or size % 2
+    if (given or frequencies is not None) and (apart or given not in ([], [(size,)] * 2) or 2 * getattr(frequencies, "size", 0) > size):
+        what = f"frequencies (at most {size // 2}) and both norms ({size},) are for projections with heads of an even size, not for int8"
+        raise ShapeError(message("cached_attention", what, "apply rms_norm and rope first", cache=keys.dtype, norms=given))
 
 
 def _check_lengths(q: Tensor, lengths: Tensor) -> None:

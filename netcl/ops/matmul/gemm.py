@@ -249,7 +249,7 @@ def _few_rows(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfil
     rows = 1 << (p.m - 1).bit_length()
     parts = t.parts
     if p.trans_b:
-        columns, items = 2 if (parts and parts.gated) or (rows > 2 and p.n > 8192) else 1, 128
+        columns, items = 2 if (parts and parts.gate is not None) or (rows > 2 and p.n > 8192) else 1, 128
         lanes = items if p.n < 16 * profile.max_compute_units else 32 if p.k <= 1024 else 64
     else:
         columns, items, lanes = 4, 256 if rows < 8 else 128, 128 if p.n < 128 * profile.max_compute_units else 16
@@ -260,12 +260,9 @@ def _few_rows(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfil
     if profile.compute_capability and "float16" in (p.a, p.b):
         reads |= {f"{name}_QUAD(p)": "quad_float16(p)" for name, dtype in (("A", p.a), ("B", p.b)) if dtype == "float16"}
         files = "ptx.cl reads.cl gemv.cl"
-    text, operands = "", {}
-    if parts:
-        operands, text = parts.operands(), parts.text
-        reads |= parts.macros("A", "B_T", macros["ITEMS"], {p.a: reads["A_QUAD(p)"]})
-    kernel = compiled(queue, files, "gemv", p, 1, text, operands, **macros, **reads)
-    spread = 1 if parts and parts.gated else macros["COLUMNS"]
+    operands, more, text = parts.text("A", "B_T", macros["ITEMS"], {p.a: reads["A_QUAD(p)"]}) if parts else ({}, {}, "")
+    kernel = compiled(queue, files, "gemv", p, 1, text, operands, **macros, **reads, **more)
+    spread = 1 if parts and parts.gate is not None else macros["COLUMNS"]
     groups, extra = -(-p.n // (spread * macros["ITEMS"] // macros["LANES"])), parts.pointers(t.out) if parts else ()
     kernel(queue, groups * macros["ITEMS"], macros["ITEMS"], t.a, t.b, *extra, *t.end, *p.sizes(), p.has_bias, t.scale)
 

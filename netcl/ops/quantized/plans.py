@@ -108,8 +108,8 @@ def _choice(queue: Any, p: Packed, config: KernelConfig | None = None) -> tuple[
 def surrounded(queue: Any, p: Packed) -> tuple[algorithms.Algorithm, KernelConfig] | None:
     """The algorithm and configuration of a product whose kernel takes :class:`~netcl.ops.decode.DecodeParts`; ``None`` if it does not."""
     algorithm, config = _choice(queue, p)
-    items = algorithm.run is _strips and not (launch.on_cpu_device(queue) and "SLICES" not in config.extra)
-    return (algorithm, config) if algorithm.run is _mma or items else None
+    groups = algorithm.run is _mma or (algorithm.run is _strips and (not launch.on_cpu_device(queue) or "SLICES" in config.extra))
+    return (algorithm, config) if groups else None
 
 
 def _kind_macros(kind: Kind, lanes: int, **more: Any) -> dict[str, Any]:
@@ -134,11 +134,10 @@ def _compiled(
     macros["X_QUAD(p)"] = launch.QUADS[p.dtype] if alignment(t.x) == 16 else quad.get(p.dtype, launch.QUADS[p.dtype])
     operands = {"X": t.x.dtype, "Y": t.out.dtype, "BIAS": t.end[-2].dtype}
     if t.parts is not None:
-        operands |= t.parts.operands()
         quads = {"float16": "quad_float16(p)"} if file == "mma.cl" else {}
-        macros["X_QUAD(p)"] = quads.get(p.dtype, macros["X_QUAD(p)"])
-        macros |= t.parts.macros("X", "uchar", items, quads)
-        text += t.parts.finish.source("float", 1, False) + t.parts.text
+        dtypes, around, code = t.parts.text("X", "uchar", items, quads)
+        operands, macros = operands | dtypes, macros | around | {"X_QUAD(p)": quads.get(p.dtype, macros["X_QUAD(p)"])}
+        text += t.parts.finish.source("float", 1, False) + code
     return launch.kernel(queue, __file__, f"codes.cl {file}", name, operands, macros, text)
 
 
@@ -201,7 +200,7 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
     strips, runs = -(-p.rows // STRIP_ROWS), p.columns // 32
     sizes = _mma_sizes(p, strips / profile.max_compute_units) | config.extra.get("macros", {})
     sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "WHOLE": int(runs % sizes["DEEP"] == 0)}
-    gated, normed = (False, "") if t.parts is None else (t.parts.gated, t.parts.norm)
+    gated, normed = (False, "") if t.parts is None else (t.parts.gate is not None, t.parts.norm)
     sizes |= {"X_HALVES": int(p.dtype == "float16" and alignment(t.x) == 16 and not normed)} | ({"MT": 2} if gated else {})
     items = 32 * sizes["WARPS"]
     kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), items, **sizes)
