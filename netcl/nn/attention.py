@@ -112,7 +112,7 @@ class KVCache(Module):
         keys, values = (self._memory(f"{name}{layer}", x) for name, x in (("keys", k), ("values", v)))
         scales = [getattr(self, f"{name}_scales{layer}", None) for name in ("key", "value")]
         if new <= self.most_new or softcap or not self._even:
-            options = {"scale": scale, "window": window, "softcap": softcap, "eps": eps}
+            options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "eps": eps}
             out = ag.cached_attention(q, k, v, keys, values, lengths, *scales, *tables, **options)
         else:
             out = self._attend_in_tiles(q, k, v, (keys, values), scales, scale, window)

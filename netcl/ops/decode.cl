@@ -6,6 +6,7 @@
 // From the launch: ROW_T ROW_QUAD(p), NORM_T NORM_QUAD(p), WEIGHT_T, GATE_BIAS_T GATE_BIAS_LOAD; finish() is generated.
 #define EXTRA_POINTERS __global const WEIGHT_T *gate, __global const GATE_BIAS_T *gate_bias, __global const NORM_T *norm_weight, \
   __global const NORM_T *norm_bias,
+#define GATE gate
 #define ADDED_POINTERS __global const ADDED_T *restrict added,
 #define GATED_VALUE(first, second, column) \
   (finish(first, 1.0f, GATE_BIASED, GATE_BIASED ? GATE_BIAS_LOAD(gate_bias, column) : 0.0f, 0.0f) * (second))

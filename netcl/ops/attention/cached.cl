@@ -124,18 +124,16 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
 #define TAKEN(r) (q + ((r) < ROWS ? QUERY_ROW(b, head % G * sharing + (min(r, rows - 1) + first) / T, (min(r, rows - 1) + first) % T) * DEPTH \
                                   : NEW_KEYS + (size_t)((r) - ROWS) * KEY_STEP))
   for (int i = l; i < (ROWS + NEW) * 8 * HEAD_NORM; i += ITEMS) {
-    REAL sum = 0;
-    for (int d = i % 8; d < DEPTH; d += 8) {
-      const REAL x = X_LOAD(TAKEN(i / 8), d);
-      sum += x * x;
-    }
-    squares[i] = sum;
+    squares[i] = 0;
+    for (int d = i % 8; d < DEPTH; d += 8) squares[i] += (REAL)X_LOAD(TAKEN(i / 8), d) * (REAL)X_LOAD(TAKEN(i / 8), d);
   }
   barrier(CLK_LOCAL_MEM_FENCE);
   for (int i = l; i < (ROWS + NEW) * (DEPTH / 2); i += ITEMS) {
     const int r = i / (DEPTH / 2), pair = i % (DEPTH / 2), turns = pair < ROTARY / 2;
     const int one = turns ? pair : 2 * pair, other = turns ? pair + ROTARY / 2 : 2 * pair + 1;
-    REAL x = X_LOAD(TAKEN(r), one), y = X_LOAD(TAKEN(r), other), c = 1, s = 0;
+    const int place = seen + (r < ROWS ? (min(r, rows - 1) + first) % T : r - ROWS);
+    const REAL angle = turns ? place * frequencies[pair] : (REAL)0, c = cos(angle), s = sin(angle);
+    REAL x = X_LOAD(TAKEN(r), one), y = X_LOAD(TAKEN(r), other);
 #if HEAD_NORM
     __global const N_T* by = r < ROWS ? query_norm : key_norm;
     REAL sum = 0;
@@ -143,10 +141,6 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     sum = 1 / sqrt(sum / DEPTH + (REAL)EPS);
     x *= sum * N_LOAD(by, one), y *= sum * N_LOAD(by, other);
 #endif
-    if (turns) {
-      const REAL angle = (REAL)(seen + (r < ROWS ? (min(r, rows - 1) + first) % T : r - ROWS)) * frequencies[pair];
-      c = cos(angle), s = sin(angle);
-    }
     query[r][one] = x * c - y * s, query[r][other] = x * s + y * c;
   }
 #else

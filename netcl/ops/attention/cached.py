@@ -76,7 +76,7 @@ def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *m
     """The op on NumPy, cache included."""
     scales = more[:2]
     if k is None:
-        q = _turn_heads(q, keys.shape[1], keys.shape[3], lengths, *more[2:], eps)
+        q = _turn_heads(q, keys.shape[1], keys.shape[3], lengths, *more[2:], eps)  # type: ignore[call-arg]
     wide = [None if x is None else np.asarray(x, np.float64) for x in (q, k, v, keys, values)]
     result = _cached_ref(*wide, lengths, *scales, **options)  # type: ignore[call-arg]
     if k is None:

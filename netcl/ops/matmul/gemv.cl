@@ -8,6 +8,7 @@
 #define NORM 0
 #define NORMED(f, s, column) (f)
 #define GATED 0
+#define GATE b
 #endif
 #define SPREAD (GATED ? 1 : COLUMNS)  // columns of the result of a team
 #define UNROLL _Pragma("unroll")
@@ -30,11 +31,8 @@ void gemv(__global const A_T* restrict a, __global const B_T* restrict b, EXTRA_
     UNROLL for (int j = 0; j < COLUMNS; ++j) sum[i][j] = 0;
 #if TRANS_B
   __global const B_T* lines[COLUMNS];
-#if GATED
-  lines[0] = gate + (INDEX)min(first, n - 1) * k, lines[1] = b + (INDEX)min(first, n - 1) * k;
-#else
-  UNROLL for (int j = 0; j < COLUMNS; ++j) lines[j] = b + (INDEX)min(first + j, n - 1) * k;  // what is not stored, again
-#endif
+  UNROLL for (int j = 0; j < COLUMNS; ++j)  // what is not stored, again
+    lines[j] = (GATED && !j ? GATE : b) + (INDEX)min(GATED ? first : first + j, n - 1) * k;
   for (int begin = lane * 4; begin < k; begin += DEPTH * LANES * 4) {
     float4 y[DEPTH][COLUMNS];
     UNROLL for (int u = 0; u < DEPTH; ++u)

@@ -135,6 +135,8 @@ static inline float4 four_halves(__global const uchar* p) {
 #define NORM 0
 #define NORMED(f, s, column) (f)
 #define GATED 0
+#define GATE w
+#define GATED_VALUE(first, second, row) (first)
 #define FINISHED(sum, row, at) ((sum) + (biased ? BIAS_LOAD(bias, row) : 0.0f))
 #else
 #define FINISHED(sum, row, at) finish(sum, 1.0f, biased, biased ? BIAS_LOAD(bias, row) : 0.0f, ADDED ? ADDED_LOAD(added, at) : 0.0f)

@@ -147,10 +147,8 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
   __global const uchar* p[MT];
   __global const X_T* xs[SETS];
   UNROLL for (int m = 0; m < MT; ++m)
-    p[m] = w + ((size_t)min(begin + (GATED ? 0 : m), strips - 1) * (runs / PER_RECORD) + warp * (SPAN / PER_RECORD)) * RECORD + g * 4;
-#if GATED
-  p[0] = gate + (p[1] - w);
-#endif
+    p[m] = (GATED && !m ? GATE : w) + g * 4
+           + ((size_t)min(begin + (GATED ? 0 : m), strips - 1) * (runs / PER_RECORD) + warp * (SPAN / PER_RECORD)) * RECORD;
 #if NORM
   __local float2 shared_stats[8];
   row_statistics(x, tokens, columns, item, sums, shared_stats);

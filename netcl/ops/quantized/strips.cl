@@ -67,21 +67,15 @@ __kernel void strips_product(__global const uchar* w, __global const X_T* x, __g
   const int first = item % PARTS * V, slice = SLICES > 1 ? item / PARTS : 0, runs = columns / 32;
 #if SLICES > 1
   __local float shared[SLICES * 16 * NB] __attribute__((aligned(16)));
+  __local float gates[GATED ? 16 * NB : 1];
 #endif
 #if NORM
   __local float2 stats[8];
   row_statistics(x, tokens, columns, item, shared, stats);
 #endif
-#if GATED
-  __local float gates[16 * NB];
-#endif
   for (int pass = 0; pass < tokens * (1 + GATED); pass += NB) {  // GATED: all tokens by one pass with the gate, then by one with w
     const int t0 = GATED ? 0 : pass;
-#if GATED
-    __global const uchar* begin = (pass ? w : gate) + (size_t)strip * (runs / PER_RECORD) * RECORD;
-#else
-    __global const uchar* begin = w + (size_t)strip * (runs / PER_RECORD) * RECORD;
-#endif
+    __global const uchar* begin = (GATED && !pass ? GATE : w) + (size_t)strip * (runs / PER_RECORD) * RECORD;
     FLOATS acc[NB];
     size_t at[NB];
     UNROLL for (int n = 0; n < NB; ++n) acc[n] = (FLOATS)(0.0f), at[n] = (size_t)min(t0 + n, tokens - 1) * runs;
@@ -141,12 +135,10 @@ __kernel void strips_product(__global const uchar* w, __global const X_T* x, __g
       for (int s = 0; s < SLICES; ++s) sum += shared[s * 16 * NB + i];
       const int row = strip * 16 + i % 16, token = t0 + i / 16;
       if (row >= rows || token >= tokens) continue;
-#if GATED
-      if (pass) Y_STORE(y, (size_t)token * rows + row, gates[i] * (sum + (biased ? BIAS_LOAD(bias, row) : 0.0f)));
-      else gates[i] = GATED_VALUE(sum, 1.0f, row);
-#else
-      Y_STORE(y, (size_t)token * rows + row, FINISHED(sum, row, (size_t)token * rows + row));
-#endif
+      const size_t place = (size_t)token * rows + row;
+      if (!GATED) Y_STORE(y, place, FINISHED(sum, row, place));
+      else if (!pass) gates[i] = GATED_VALUE(sum, 1.0f, row);
+      else Y_STORE(y, place, gates[i] * (sum + (biased ? BIAS_LOAD(bias, row) : 0.0f)));
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 #else
