@@ -96,12 +96,12 @@ class QuantizedLinear(_PackedLayer):
 
 def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, activation: str = "", residual: Any = None) -> Tensor:
     """``linear`` of a few rows in one launch with the norm before it and the gate, activation or residual after it."""
-    packs: Any = {"kind": linear.kind, "rows": linear.out_features, "activations": linear.activations} if type(linear) is QuantizedLinear else {}
+    packs: Any = {"kind": linear.kind, "rows": linear.out_features, "activations": linear.activations} if hasattr(linear, "kind") else {}
     kind = "" if norm is None else "rms" if type(norm) is RMSNorm else "layer"
     eps = EPSILON[x.dtype] if norm is None or norm.eps is None else norm.eps
-    tensors: Any = [getattr(layer, name, None) for layer in (gate, norm) for name in ("weight", "bias")]
-    return ag.decode_linear(x, linear.weight, linear.bias, *tensors[:2], residual, *tensors[2:], norm=kind, eps=eps, activation=activation,
-                            **packs)  # fmt: skip
+    gates, norms = ([getattr(layer, name, None) for name in ("weight", "bias")] for layer in (gate, norm))
+    return ag.decode_linear(x, linear.weight, linear.bias, gates[0], gates[1], residual, norms[0], norms[1], norm=kind, eps=eps,
+                            activation=activation, **packs)  # fmt: skip
 
 
 def decodable(owner: Module, *layers: Any) -> bool:

@@ -3,7 +3,7 @@
 //   GATED  1: there is a second product, with the weights `gate`, and the result is activation(gate) * product
 //   GATE_BIASED  1: the gate has a bias      GROUP_ITEMS  work-items of a work-group
 // Every work-group computes the statistics of all rows: they are a few KB from the second cache, and a launch costs more.
-// From the launch: ROW_T ROW_QUAD(p), NORM_T NORM_QUAD(p), WEIGHT_T, GATE_BIAS_T GATE_BIAS_LOAD; finish() is generated.
+// From the launch: ROW_T ROW_QUAD(p), NORM_T NORM_QUAD(p), WEIGHT_T, ADDED_T, GATE_BIAS_T GATE_BIAS_LOAD; finish() is generated.
 #define EXTRA_POINTERS __global const WEIGHT_T *gate, __global const GATE_BIAS_T *gate_bias, __global const NORM_T *norm_weight, \
   __global const NORM_T *norm_bias,
 #define GATE gate
