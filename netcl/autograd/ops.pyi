@@ -207,7 +207,7 @@ def bound(tensors: Sequence[Operand], *, dim: int, order: Sequence[int], axis: i
 def bucketize(input: Operand, boundaries: Operand) -> Tensor:
     """The index of the part between boundaries that each element lies in. Computed on the host."""
 
-def cached_attention(query: Operand, key: Operand | None, value: Operand | None, keys: Operand, values: Operand, lengths: Operand, key_scales: Operand | None = None, value_scales: Operand | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0) -> Tensor:
+def cached_attention(query: Operand, key: Operand | None, value: Operand | None, keys: Operand, values: Operand, lengths: Operand, key_scales: Operand | None = None, value_scales: Operand | None = None, frequencies: Operand | None = None, query_norm: Operand | None = None, key_norm: Operand | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0, eps: float = 1e-06) -> Tensor:
     """Causal attention of new positions over a cache, into which their keys and values are written.
 
     - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
@@ -218,6 +218,8 @@ def cached_attention(query: Operand, key: Operand | None, value: Operand | None,
       writes it uses the exact values.
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
       works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
+    - **query_norm**, **key_norm**, **frequencies**: heads of a projection pass an RMS norm with these weights and **eps**, then
+      :func:`rope` with the positions that ``lengths`` gives; as many elements as there are frequencies for.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
@@ -355,6 +357,16 @@ def cumprod(input: Operand, dim: int = ..., *, dtype: Any = None, axis: int = ..
 
 def cumsum(input: Operand, dim: int | None = None, reverse: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: int | None = ...) -> Tensor:
     """Running sums along an axis (of all elements, flattened, without one); ``reverse`` runs from the end."""
+
+def decode_linear(input: Operand, weight: Operand, bias: Operand | None = None, gate: Operand | None = None, gate_bias: Operand | None = None, residual: Operand | None = None, norm_weight: Operand | None = None, norm_bias: Operand | None = None, *, kind: str = '', rows: int = 0, activations: str = 'auto', norm: str = '', eps: float = 1e-05, activation: str = '') -> Tensor:
+    """``activation(y) + residual`` for ``y = norm(x) w' + bias``; with a gate ``activation(norm(x) gate' + gate_bias) * y + residual``.
+
+    For up to eight rows of x on GPUs this is one launch; elsewhere it is the ops one by one. There is no gradient.
+
+    - **weight**, **gate**: matrices (out, in); with ``kind`` packed bytes, as :func:`quantized_linear` takes them with ``rows``.
+    - **norm**: ``rms`` or ``layer`` over the last axis of x, with **norm_weight**, **norm_bias** and **eps**.
+    - **activation**: ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``.
+    """
 
 def deg2rad(input: Operand) -> Tensor:
     """Degrees to radians."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.autograd import packed
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.models.config import Experts, ModelConfig, Rope
@@ -17,7 +18,7 @@ from netcl.nn.linear import Linear
 from netcl.nn.module import Module
 from netcl.nn.norm import LayerNorm, RMSNorm
 from netcl.nn.parameter import placed
-from netcl.nn.quantized import QuantizedLinear
+from netcl.nn.quantized import QuantizedLinear, decodable, decoded_linear
 from netcl.ops.quantized.layout import STRIP_ROWS
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -27,6 +28,8 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), lambda x: ag.gelu(x, approximate="tanh")),
     "quick_gelu": lambda x: ag.mul(x, ag.sigmoid(ag.mul(x, 1.702))),
 }
+# Those that the kernel of a decoding step includes, by their names there.
+_DECODED_ACTIVATIONS = {name: "gelu_tanh" if "_" in name else name for name in ACTIVATION_FUNCTIONS if name != "quick_gelu"}
 
 
 class AttentionSpan(NamedTuple):
@@ -71,9 +74,8 @@ class SelfAttention(Module):
     def forward(self, x: Tensor, span: AttentionSpan, cache: KVCache | None = None) -> Tensor:
         if self.qkv_proj is not None:
             x = self.qkv_proj(x)
-            placed_by_row = span.positions is not None and span.positions.ndim == 2
-            if cache is not None and placed_by_row and cache.takes_projections(self.layer, x.shape[1]):
-                return self.o_proj(self._attend_whole(x, span, cache))
+            if self.attends_whole(x, span, cache):
+                return self.o_proj(self.attend_whole(x, span, cache))
             parts = ag.split(x, [n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)], axis=2)
             q, k, v = (split_heads(part, n) for part, n in zip(parts, (self.heads, self.kv_heads, self.kv_heads), strict=True))
         else:
@@ -93,19 +95,33 @@ class SelfAttention(Module):
             out = _capped_attention(q, k, v, mask, causal, self.scale, self.cap)
         return self.o_proj(join_heads(out))
 
-    def _attend_whole(self, x: Tensor, span: AttentionSpan, cache: KVCache) -> Tensor:
+    def attends_whole(self, x: Tensor, span: AttentionSpan, cache: KVCache | None) -> bool:
+        """Whether :meth:`attend_whole` takes the projection of x."""
+        placed_by_row = span.positions is not None and span.positions.ndim == 2
+        if cache is None or self.qkv_proj is None or not placed_by_row or not cache.takes_projections(self.layer, x.shape[1]):
+            return False
+        return cache.rotates(span.positions) or (self.q_norm is None and (self.rope is None or self.rope.size == self.size))
+
+    def attend_whole(self, x: Tensor, span: AttentionSpan, cache: Any) -> Tensor:
         """Attention of a few new positions whose queries, keys and values stay side by side, as ``qkv_proj`` gives them."""
         batch, new, wide = x.shape
-        if self.rope is not None and span.positions is not None:
+        options = {"heads": self.heads, "scale": self.scale, "window": self.window or 0, "softcap": self.cap or 0.0}
+        table = None if self.rope is None else span.tables[self.rope]
+        if cache.rotates(span.positions):
+            weights = [None if norm is None else cast(Any, norm).weight for norm in (self.q_norm, self.k_norm)]
+            return cache(self.layer, x, tables=(table, *weights), eps=getattr(self.q_norm, "eps", 0.0), **options)
+        if table is not None and span.positions is not None:
             places = ag.reshape(span.positions, (batch * new, 1))
             apart = ag.reshape(x, (batch * new, wide // self.size, 1, self.size))
-            x = ag.reshape(ag.rope(apart, places, span.tables[self.rope], heads=self.heads + self.kv_heads), x.shape)
-        return cache(self.layer, x, heads=self.heads, scale=self.scale, window=self.window or 0, softcap=self.cap or 0.0)
+            x = ag.reshape(ag.rope(apart, places, table, heads=self.heads + self.kv_heads), x.shape)
+        return cache(self.layer, x, **options)
 
     def merge(self) -> bool:
         """Put the projections of queries, keys and values into one product, if a token gains from it; for inference."""
-        turned = self.rope is None or (self.rope.size == self.size and self.rope.attention_factor == 1)
-        apart = self.qkv_proj is None and self.q_norm is None
+        whole = self.q_norm is None and (self.rope is None or self.rope.size == self.size)
+        within = packed.launches_dominate(self.queue) and type(self.q_norm) in (RMSNorm, type(None))  # cached attention does the rest
+        turned = (self.rope is None or self.rope.attention_factor == 1) and (whole or within)
+        apart = self.qkv_proj is None
         merged = joined_linear([self.q_proj, self.k_proj, self.v_proj]) if turned and apart else None
         if merged is not None:
             self.qkv_proj, self.q_proj, self.k_proj, self.v_proj = merged, None, None, None
@@ -221,10 +237,26 @@ class TransformerLayer(Module):
         if not self.norm_first:
             x = self.input_layernorm(ag.add(x, self.self_attn(x, span, cache)))
             return self.pre_feedforward_layernorm(ag.add(x, self.mlp(x)))
-        out = self.self_attn(self.input_layernorm(x), span, cache)
-        x = ag.add(x, out if self.post_attention_norm is None else self.post_attention_norm(out))
-        out = self.mlp(self.pre_feedforward_layernorm(x))
+        few = cache is not None and packed.decodes_together(x) and not ag.is_grad_enabled()
+        attn, mlp = self.self_attn, cast(Any, self.mlp)
+        if few and attn.attends_whole(x, span, cache) and decodable(attn, attn.qkv_proj, self.input_layernorm):
+            out = attn.attend_whole(decoded_linear(x, attn.qkv_proj, self.input_layernorm), span, cache)
+            x = self._end_decoded(x, out, attn.o_proj, self.post_attention_norm)
+        else:
+            out = attn(self.input_layernorm(x), span, cache)
+            x = ag.add(x, out if self.post_attention_norm is None else self.post_attention_norm(out))
+        act = _DECODED_ACTIVATIONS.get(mlp.activation) if few and type(mlp) is FeedForwardNetwork else None
+        if act and decodable(mlp, mlp.up_proj, mlp.gate_proj or mlp.up_proj, self.pre_feedforward_layernorm):
+            out = decoded_linear(x, mlp.up_proj, self.pre_feedforward_layernorm, mlp.gate_proj, act)
+            return self._end_decoded(x, out, mlp.down_proj, self.post_feedforward_norm)
+        out = mlp(self.pre_feedforward_layernorm(x))
         return ag.add(x, out if self.post_feedforward_norm is None else self.post_feedforward_norm(out))
+
+    def _end_decoded(self, x: Tensor, inside: Tensor, linear: Any, norm: Any) -> Tensor:
+        """``x + norm(linear(inside))``; without a norm, in one launch if it can be."""
+        if norm is None and decodable(self, linear):
+            return decoded_linear(inside, linear, residual=x)
+        return ag.add(x, linear(inside) if norm is None else norm(linear(inside)))
 
 
 def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, positions: Tensor | None, kept: dict[Any, Tensor],

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.autograd import packed
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.tensor import Tensor
 from netcl.nn import init
@@ -94,11 +95,11 @@ class KVCache(Module):
         return self.lengths
 
     def forward(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, scale: float | None = None, window: int = 0,
-                softcap: float = 0.0, heads: int = 0) -> Tensor:  # fmt: skip
+                softcap: float = 0.0, heads: int = 0, tables: Sequence[Tensor | None] = (), eps: float = 1e-6) -> Tensor:  # fmt: skip
         """Attention of a layer's new positions ``(batch, heads, new, size)`` over all; options as in :func:`netcl.cached_attention`.
 
         With ``heads`` and without ``k`` and ``v``, ``q`` is a projection of all three, ``(batch, new, 3 * heads * size)``, and the result
-        is ``(batch, new, heads * size)``.
+        is ``(batch, new, heads * size)``. If :meth:`rotates`, ``tables`` are frequencies and the norms of queries and keys.
         """
         batch, new = q.shape[0], q.shape[-2]
         lengths = self._lengths(batch, q.queue)
@@ -111,18 +112,23 @@ class KVCache(Module):
         keys, values = (self._memory(f"{name}{layer}", x) for name, x in (("keys", k), ("values", v)))
         scales = [getattr(self, f"{name}_scales{layer}", None) for name in ("key", "value")]
         if new <= self.most_new or softcap or not self._even:
-            out = ag.cached_attention(q, k, v, keys, values, lengths, *scales, scale=scale, window=window, softcap=softcap)
+            options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "eps": eps}
+            out = ag.cached_attention(q, k, v, keys, values, lengths, *scales, *tables, **options)
         else:
             out = self._attend_in_tiles(q, k, v, (keys, values), scales, scale, window)
         if layer == self.layers - 1:
             self._places = None
             self._elsewhere.clear()
-            self.lengths.add_(new)  # type: ignore[union-attr]
+            ag.add(self.lengths, new, out=self.lengths)  # type: ignore[arg-type]
         return join_heads(out) if apart else out
 
     def takes_projections(self, layer: int, new: int) -> bool:
         """Whether a call with ``new`` positions of a layer may pass queries, keys and values side by side."""
         return new <= self.most_new and getattr(self, f"keys{layer}", None) is not None
+
+    def rotates(self, positions: Tensor | None) -> bool:
+        """Whether a call with projections also normalizes and rotates their heads: at the cache's own positions, on GPUs, not as int8."""
+        return self.dtype is None and positions is not None and positions is self._places and packed.launches_dominate(positions.queue)
 
     def _memory(self, name: str, like: Any) -> Tensor:
         kept = getattr(self, name, None)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.autograd import packed
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn.attention import KVCache
@@ -203,9 +204,12 @@ def continued(
     for row, prompt in zip(ids, prompts, strict=True):
         row[: len(prompt)] = prompt
 
+    unused = None if sampling.temperature else Tensor.zeros((batch,), queue=queue)
+
     def uniform() -> Tensor:
-        drawn = np.asarray(draw(batch), np.float32) if sampling.temperature else np.zeros(batch, np.float32)
-        return Tensor.from_host(queue, np.minimum(drawn, np.float32(1 - 2**-24)))
+        if unused is not None:
+            return unused
+        return Tensor.from_host(queue, np.minimum(np.asarray(draw(batch), np.float32), np.float32(1 - 2**-24)))
 
     quiet = _evaluation_of(model)
     with _step_for(model, "text", batch, max(lengths) + most, sampling) as step:
@@ -216,12 +220,18 @@ def continued(
             made = tokens.to_host()[:, 0]
         yield made  # outside of the contexts, which would be the caller's too
         step.cache.reserves_ahead(1)
+        # A GPU computes the next token while the host reads this one. Not where a token is drawn: a text may end before it.
+        ahead = unused is not None and getattr(model, "replayable", True) and packed.launches_dominate(queue)
+        waiting: list[Callable[[], np.ndarray]] = []
         for _ in range(most - 1):
             step.cache.reserve(1)
             with quiet():
                 tokens = step.run(tokens, uniform())
-                made = tokens.to_host()[:, 0]
-            yield made
+                waiting.append(tokens.to_host_async().wait if ahead else tokens.to_host().copy)
+            if len(waiting) > ahead:
+                yield waiting.pop(0)()[:, 0]
+        for read in waiting:
+            yield read()[:, 0]
 
 
 def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KVCache, file: Any = None) -> Tensor:

@@ -11,11 +11,13 @@ import numpy as np
 
 import netcl.autograd as ag
 from netcl.autograd import packed
+from netcl.core import recording
 from netcl.core.errors import message, some
 from netcl.core.tensor import Tensor
 from netcl.nn.embedding import Embedding
 from netcl.nn.linear import Linear
 from netcl.nn.module import Module, dotted_name
+from netcl.nn.norm import EPSILON, LayerNorm, RMSNorm
 from netcl.nn.parameter import Parameter, here
 
 PackedT = TypeVar("PackedT", bound="_PackedLayer")
@@ -90,6 +92,29 @@ class QuantizedLinear(_PackedLayer):
         return ag.quantized_linear(x, self.weight, self.bias, kind=self.kind, rows=self.out_features, activations=self.activations)
 
     flops = Linear.flops
+
+
+def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, activation: str = "", residual: Any = None) -> Tensor:
+    """``linear`` of a few rows in one launch with the norm before it and the gate, activation or residual after it."""
+    packs: Any = {"kind": linear.kind, "rows": linear.out_features, "activations": linear.activations} if hasattr(linear, "kind") else {}
+    kind = "" if norm is None else "rms" if type(norm) is RMSNorm else "layer"
+    eps = EPSILON[x.dtype] if norm is None or norm.eps is None else norm.eps
+    gates, norms = ([getattr(layer, name, None) for name in ("weight", "bias")] for layer in (gate, norm))
+    return ag.decode_linear(x, linear.weight, linear.bias, gates[0], gates[1], residual, norms[0], norms[1], norm=kind, eps=eps,
+                            activation=activation, **packs)  # fmt: skip
+
+
+def decodable(owner: Module, *layers: Any) -> bool:
+    """Whether :func:`decoded_linear` may compute these layers: linear ones of one type and kind, and norms with weights, without gradient.
+
+    Neither they nor ``owner``, which would call them, may have hooks. A recorder is told about all of them, as if they were called.
+    """
+    if recording.listening:
+        for module in (owner, *layers):
+            module._tell_recorder()
+    norms = [layer for layer in layers if type(layer) in (RMSNorm, LayerNorm) and layer.weight is not None and layer.weight.ndim == 1]
+    kinds = {(type(layer), getattr(layer, "kind", "")) for layer in layers if layer not in norms}
+    return len(kinds) == 1 and kinds.pop()[0] in (Linear, QuantizedLinear) and not any(m._module_hooks for m in (owner, *layers))
 
 
 class QuantizedEmbedding(_PackedLayer):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import netcl.autograd as ag
+from netcl.autograd import packed
 from netcl.core.errors import message
 from netcl.core.tensor import Tensor
 from netcl.nn import init
@@ -20,6 +21,7 @@ from netcl.nn.linear import Linear
 from netcl.nn.module import Module
 from netcl.nn.norm import LayerNorm, RMSNorm
 from netcl.nn.parameter import here
+from netcl.nn.quantized import decodable, decoded_linear
 
 Activated = str | Callable[[Tensor], Tensor]
 
@@ -276,8 +278,25 @@ class TransformerBlock(Module):
         self.mlp: Module = SwiGLU(n_embd, mlp_dim, bias, dropout) if mlp == "swiglu" else FeedForward(n_embd, mlp_dim, bias, dropout)
 
     def forward(self, x: Tensor, cache: KVCache | None = None, layer: int = 0) -> Tensor:
+        if cache is not None and packed.decodes_together(x) and not self.training and not ag.is_grad_enabled():
+            return self._decoded(x, cache, layer)
         x = ag.add(x, self.attn(self.ln_1(x), cache, layer))
         return ag.add(x, self.mlp(self.ln_2(x)))
+
+    def _decoded(self, x: Tensor, cache: KVCache, layer: int) -> Tensor:
+        """Compute a few positions with as few launches as their layers allow."""
+        attn, mlp = self.attn, self.mlp
+        if isinstance(attn, CausalSelfAttention) and decodable(attn, attn.c_attn, attn.c_proj, self.ln_1):
+            out = cache(layer, decoded_linear(x, attn.c_attn, self.ln_1), heads=attn.n_head)
+            x = decoded_linear(out, attn.c_proj, residual=x)
+        else:
+            x = ag.add(x, attn(self.ln_1(x), cache, layer))
+        if isinstance(mlp, FeedForward) and decodable(mlp, mlp.c_fc, mlp.c_proj, self.ln_2):
+            out = decoded_linear(x, mlp.c_fc, self.ln_2, activation="gelu" if mlp.approximate == "none" else "gelu_tanh")
+            return decoded_linear(out, mlp.c_proj, residual=x)
+        if isinstance(mlp, SwiGLU) and decodable(mlp, mlp.w1, mlp.w2, mlp.w3, self.ln_2):
+            return decoded_linear(decoded_linear(x, mlp.w3, self.ln_2, mlp.w1, "silu"), mlp.w2, residual=x)
+        return ag.add(x, mlp(self.ln_2(x)))
 
 
 def make_norm(kind: str, width: int, bias: bool) -> Module:

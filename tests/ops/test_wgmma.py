@@ -182,7 +182,7 @@ def test_products(dtype, tile, trans_a, trans_b, splits, units, rng, exact_produ
     a, b, bias = Tensor.from_host(units, a, dtype), Tensor.from_host(units, b, dtype), rng.standard_normal(n, np.float32)
     finish = Finish(dtype, activation="relu", result="float32")
     extras = Extras(finish, Tensor.from_host(units, bias))
-    p, results = gemm._product_of(a, b, trans_a, trans_b, extras.bias, finish, False), []
+    p, results = gemm.matmul_of(a, b, trans_a, trans_b, extras.bias, finish, False), []
     for _ in range(5):
         t = Operands(a, b, Tensor.empty((m, n), queue=units), extras.bias)
         wgmma.run(units, p, t, tile._replace(splits=splits))
@@ -202,7 +202,7 @@ def test_batches_with_strides(dtype, units, rng, exact_product):
     exact = exact_product(a, b, False, False)
     for tile in wgmma.WGMMA_TILES[4 if dtype == "float32" else 2][1:3]:
         t = Operands(a, b, Tensor.empty((3, 4, 136, 72), dtype, queue=units))
-        wgmma.run(units, gemm._product_of(a, b, False, False, None, Finish(dtype), False), t, tile)
+        wgmma.run(units, gemm.matmul_of(a, b, False, False, None, Finish(dtype), False), t, tile)
         np.testing.assert_allclose(t.out.to_host(), exact, rtol=0, atol=(2e-6 if dtype == "float32" else 2**-8) * np.abs(exact).max())
 
 

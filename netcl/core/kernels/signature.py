@@ -20,6 +20,7 @@ _SCALARS = {
 _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _QUALIFIERS = re.compile(r"\b(const|volatile|restrict|__restrict|__private|private|signed)\b")
 _TYPE_MACROS = re.compile(r"^#define (\w+) (\w+)$", re.M)
+_POINTER_MACROS = re.compile(r"^#define (\w+_POINTERS)\b((?:[^\n]*\\\n)*[^\n]*)$", re.M)
 
 POINTER = "pointer"
 UNKNOWN = "unknown"
@@ -47,6 +48,9 @@ def parameters(source: str, name: str) -> tuple[str, ...] | None:
         depth += (text[end] == "(") - (text[end] == ")")
         end += 1
     inner = text[found.end() : end - 1]
+    if "_POINTERS" in inner:  # macros for some of them; the first definition in the text counts
+        known = dict(reversed(_POINTER_MACROS.findall(text)))
+        inner = re.sub(r"\b\w+_POINTERS\b", lambda macro: known.get(macro[0], "").replace("\\\n", " "), inner)
     return None if "#" in inner else tuple([part for part in _split_parameters(inner) if part != "void"])
 
 

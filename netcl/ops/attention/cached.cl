@@ -5,6 +5,8 @@
 // combined by a second kernel. With CODED the cache holds int8 and a scale (S_T, S_LOAD, S_STORE) for each head and position; new positions
 // count as they are, and are rounded when they are written. Callers give the types X_T, P_T (lengths) and Y_T with X_LOAD, X_STORE and
 // Y_STORE, X_LANES(p), which reads VW values, and PART: 1 for the attention, 2 for the combination.
+// With PACKED and without CODED, heads of queries and keys can be normalized (HEAD_NORM 1: RMS norm with EPS and weights N_T N_LOAD) and then
+// rotated by their positions (ROTARY: so many elements of a head, 0 for none). NEW is the number of new positions then, else 0.
 #pragma OPENCL FP_CONTRACT ON
 
 #ifndef ITEMS
@@ -18,7 +20,11 @@
 #define SPLITS 0
 #define PACKED 0
 #define CODED 0
+#define NEW 0
+#define TABLE_POINTERS
 #endif
+#define TEAMS (ITEMS < ROWS ? ITEMS : ROWS)  // queries whose scores are summed at a time
+#define TEAM (ITEMS / TEAMS)
 // Elements before the query of a row, between new positions of keys and values, and before those of a head. PACKED: one tensor holds
 // queries, keys and values side by side, (sequence, position, head, element).
 #if PACKED
@@ -90,14 +96,20 @@ inline void put_position(__global char* to, __global S_T* scale, __global const 
 #define SCALED(old, scales, i, x) (x)
 #endif
 
+#if NEW
+#define READ_KEY(i, kept, fresh, d) ((i) < seen ? X_LANES((kept) + (d)) : *(__local const lanes*)&query[ROWS + (i) - seen][d])
+#else
+#define READ_KEY(i, kept, fresh, d) READ((i) < seen, (kept) + (d), (fresh) + (d))
+#endif
+
 #if PART == 1
 // B, G: sequences and heads of keys; H: heads of queries; T: new positions; L: positions of the cache. window: how many a query sees, 0 for
 // all. The cache holds `lengths[b]` positions before the call. Work-groups: ranges, heads of keys of all sequences, blocks of queries.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attention(
     __global const X_T* restrict q, __global const X_T* restrict k, __global const X_T* restrict v, __global CACHE_T* restrict keys,
-    __global CACHE_T* restrict values, SCALES __global const P_T* restrict lengths, __global Y_T* restrict out, __global REAL* restrict sums,
+    __global CACHE_T* restrict values, SCALES TABLE_POINTERS __global const P_T* restrict lengths, __global Y_T* restrict out, __global REAL* restrict sums,
     int H, int G, int T, int L, int window, int ranges, const REAL scale, const REAL cap) {
-  __local REAL scores[ROWS][RANGE], query[ROWS][DEPTH], found[ITEMS], most[ROWS], total[ROWS];
+  __local REAL scores[ROWS][RANGE], query[ROWS + NEW][DEPTH], found[ITEMS], most[ROWS], total[ROWS];
   __local REAL added[PARTS][ROWS][DEPTH_V];
   const int l = get_local_id(0), range = get_group_id(0), head = get_group_id(1), first = get_group_id(2) * ROWS;
   const int b = head / G, sharing = H / G, rows = min(ROWS, sharing * T - first), seen = (int)lengths[b];
@@ -107,6 +119,37 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
   __global const X_T* new_keys = k + NEW_KEYS;
   __global const X_T* new_values = v + NEW_VALUES;
 
+#if NEW  // queries, then new keys
+  __local REAL squares[(ROWS + NEW) * 8];
+#define TAKEN(r) (q + ((r) < ROWS ? QUERY_ROW(b, head % G * sharing + (min(r, rows - 1) + first) / T, (min(r, rows - 1) + first) % T) * DEPTH \
+                                  : NEW_KEYS + (size_t)((r) - ROWS) * KEY_STEP))
+  for (int i = l; i < (ROWS + NEW) * 8 * HEAD_NORM; i += ITEMS) {
+    squares[i] = 0;
+    for (int d = i % 8; d < DEPTH; d += 8) squares[i] += (REAL)X_LOAD(TAKEN(i / 8), d) * (REAL)X_LOAD(TAKEN(i / 8), d);
+  }
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (int i = l; i < (ROWS + NEW) * (DEPTH / 2); i += ITEMS) {
+    const int r = i / (DEPTH / 2), pair = i % (DEPTH / 2), turns = pair < ROTARY / 2;
+    const int one = turns ? pair : 2 * pair, other = turns ? pair + ROTARY / 2 : 2 * pair + 1;
+    const int place = seen + (r < ROWS ? (min(r, rows - 1) + first) % T : r - ROWS);
+    const REAL angle = turns ? place * frequencies[pair] : (REAL)0, c = cos(angle), s = sin(angle);
+    REAL x = X_LOAD(TAKEN(r), one), y = X_LOAD(TAKEN(r), other);
+#if HEAD_NORM
+    __global const N_T* by = r < ROWS ? query_norm : key_norm;
+    REAL sum = 0;
+    for (int j = 0; j < 8; ++j) sum += squares[r * 8 + j];
+    sum = 1 / sqrt(sum / DEPTH + (REAL)EPS);
+    x *= sum * N_LOAD(by, one), y *= sum * N_LOAD(by, other);
+#endif
+    query[r][one] = x * c - y * s, query[r][other] = x * s + y * c;
+  }
+#else
+  for (int i = l; i < ROWS * DEPTH; i += ITEMS) {
+    const int r = min(i / DEPTH, rows - 1) + first;
+    query[i / DEPTH][i % DEPTH] = X_LOAD(q, QUERY_ROW(b, head % G * sharing + r / T, r % T) * DEPTH + i % DEPTH);
+  }
+#endif
+  barrier(CLK_LOCAL_MEM_FENCE);
   if (first == 0)  // what is new; every work-group reads it from where it came
     for (int i = max(from, seen) - seen; i < to - seen; ++i) {
 #if CODED
@@ -114,15 +157,14 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
       put_position(keys + at * DEPTH, key_scales + at, new_keys + (size_t)i * KEY_STEP, DEPTH, l, found);
       put_position(values + at * DEPTH_V, value_scales + at, new_values + (size_t)i * VALUE_STEP, DEPTH_V, l, found);
 #else
+#if NEW
+      for (int d = l; d < DEPTH; d += ITEMS) X_STORE(own_keys, (size_t)(seen + i) * DEPTH + d, query[ROWS + i][d]);
+#else
       for (int d = l; d < DEPTH; d += ITEMS) X_STORE(own_keys, (size_t)(seen + i) * DEPTH + d, X_LOAD(new_keys, (size_t)i * KEY_STEP + d));
+#endif
       for (int d = l; d < DEPTH_V; d += ITEMS) X_STORE(own_values, (size_t)(seen + i) * DEPTH_V + d, X_LOAD(new_values, (size_t)i * VALUE_STEP + d));
 #endif
     }
-  for (int i = l; i < ROWS * DEPTH; i += ITEMS) {
-    const int r = min(i / DEPTH, rows - 1) + first;
-    query[i / DEPTH][i % DEPTH] = X_LOAD(q, QUERY_ROW(b, head % G * sharing + r / T, r % T) * DEPTH + i % DEPTH);
-  }
-  barrier(CLK_LOCAL_MEM_FENCE);
 
   for (int i = from + l; i < to; i += ITEMS) {
     __global const CACHE_T* kept = own_keys + (size_t)i * DEPTH;
@@ -132,7 +174,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     for (int r = 0; r < ROWS; ++r) dots[r] = (lanes)(0);
 #pragma unroll 4
     for (int d = 0; d < DEPTH; d += VW) {
-      const lanes part = READ(i < seen, kept + d, fresh + d);
+      const lanes part = READ_KEY(i, kept, fresh, d);
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) dots[r] += part * *(__local const lanes*)&query[r][d];
     }
@@ -145,23 +187,23 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     }
   }
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (int r = 0; r < rows; ++r) {
-    REAL top = -INFINITY;
-    for (int i = l; i < to - from; i += ITEMS) top = fmax(top, scores[r][i]);
+  for (int r0 = 0; r0 < rows; r0 += TEAMS) {  // a team of work-items has a query
+    const int r = min(r0 + l / TEAM, ROWS - 1), mate = l % TEAM, begin = l - mate, active = r0 + l / TEAM < rows && l < TEAM * TEAMS;
+    REAL top = -INFINITY, sum = 0;
+    for (int i = mate; i < (active ? to - from : 0); i += TEAM) top = fmax(top, scores[r][i]);
     found[l] = top;
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (int i = 0; i < ITEMS; ++i) top = fmax(top, found[i]);
+    for (int i = begin; i < min(begin + TEAM, ITEMS); ++i) top = fmax(top, found[i]);
     barrier(CLK_LOCAL_MEM_FENCE);
-    REAL sum = 0;
-    for (int i = l; i < to - from; i += ITEMS) {
+    for (int i = mate; i < (active ? to - from : 0); i += TEAM) {
       const REAL share = top == -INFINITY ? (REAL)0 : exp(scores[r][i] - top);
       scores[r][i] = share;
       sum += share;
     }
     found[l] = sum;
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (l == 0) {
-      for (int i = 1; i < ITEMS; ++i) sum += found[i];
+    if (active && mate == 0) {
+      for (int i = 1; i < TEAM; ++i) sum += found[l + i];
       most[r] = top;
       total[r] = sum;
     }

@@ -14,6 +14,8 @@ from netcl.core.writes import wrote
 from netcl.engine import launch
 from netcl.engine.registry import S, op
 from netcl.ops.attention.geometry import score_scale
+from netcl.ops.attention.rope import rope_arrays
+from netcl.ops.pointwise import cast
 
 QUERIES_AT_ONCE = 8  # queries of a work-group, whose sums are kept in registers
 CACHED_ITEMS = 128
@@ -30,15 +32,29 @@ def round_positions(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(x * inverse).astype(np.int8), (most / 127).astype(np.float32)
 
 
-def _cached_ref(q, k, v, keys, values, lengths, key_scales=None, value_scales=None, scale=None, window=0, softcap=0.0):
+def _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps):
+    """Normalize the heads of queries and keys in a projection, then rotate them by their positions."""
+    heads = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1).astype(np.float64)
+    for weight, part in ((query_norm, np.s_[:, : -2 * groups]), (key_norm, np.s_[:, -2 * groups : -groups])):
+        if weight is not None:
+            heads[part] *= weight / np.sqrt((heads[part] ** 2).mean(-1, keepdims=True) + eps)
+    if frequencies is not None:
+        turned, places = np.s_[:, :-groups, :, : 2 * len(frequencies)], np.asarray(lengths)[:, None] + np.arange(q.shape[1])
+        heads[turned] = rope_arrays(heads[turned], places, frequencies, 0.0, 0, False, False)
+    return np.moveaxis(heads, 1, 2).reshape(q.shape)
+
+
+def _cached_ref(q, k, v, keys, values, lengths, key_scales=None, value_scales=None, frequencies=None, query_norm=None, key_norm=None,
+                scale=None, window=0, softcap=0.0, eps=1e-6):  # fmt: skip
     """Compute the attention position by position, without writing to the cache."""
     if key_scales is not None:
         keys, values = (codes.astype(np.float64) * scales for codes, scales in ((keys, key_scales), (values, value_scales)))
     if k is None:
         groups, _, size = keys.shape[1:]
+        q = _turn_heads(q, groups, size, lengths, frequencies, query_norm, key_norm, eps)
         parts = np.moveaxis(q.reshape(*q.shape[:2], -1, size), 2, 1)
         q, k, v = parts[:, : -2 * groups], parts[:, -2 * groups : -groups], parts[:, -groups:]
-        out = _cached_ref(q, k, v, keys, values, lengths, None, None, scale, window, softcap)
+        out = _cached_ref(q, k, v, keys, values, lengths, scale=scale, window=window, softcap=softcap)
         return np.moveaxis(out, 1, 2).reshape(*out.shape[::2], -1)
     (batch, heads, new, depth), groups = q.shape, k.shape[1]
     out = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
@@ -56,8 +72,11 @@ def _cached_ref(q, k, v, keys, values, lengths, key_scales=None, value_scales=No
     return out
 
 
-def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *scales: Any, **options: Any) -> Any:
+def _cached_cpu(q: Any, k: Any, v: Any, keys: Any, values: Any, lengths: Any, *more: Any, eps: float, **options: Any) -> Any:
     """Compute the attention with NumPy and write the new keys and values into the cache."""
+    scales = more[:2]
+    if k is None:
+        q = _turn_heads(q, keys.shape[1], keys.shape[3], lengths, *more[2:], eps)  # type: ignore[call-arg]
     wide = [None if x is None else np.asarray(x, np.float64) for x in (q, k, v, keys, values)]
     result = _cached_ref(*wide, lengths, *scales, **options)  # type: ignore[call-arg]
     if k is None:
@@ -85,6 +104,14 @@ def _check_packed(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> N
         )
         raise ShapeError(message("cached_attention", what, q=q.shape, keys=keys.shape, values=values.shape))
     _check_lengths(q, lengths)
+
+
+def _check_tables(k: Any, keys: Tensor, frequencies: Any, norms: list[Any]) -> None:
+    size, given = keys.shape[3], [t.shape for t in norms if t is not None]
+    apart = keys.dtype == "int8" or k is not None or size % 2
+    if (given or frequencies is not None) and (apart or given not in ([], [(size,)] * 2) or 2 * getattr(frequencies, "size", 0) > size):
+        what = f"frequencies (at most {size // 2}) and both norms ({size},) are for projections with heads of an even size, not for int8"
+        raise ShapeError(message("cached_attention", what, "apply rms_norm and rope first", cache=keys.dtype, norms=given))
 
 
 def _check_lengths(q: Tensor, lengths: Tensor) -> None:
@@ -125,6 +152,7 @@ def _lanes_of(x: Tensor, depths: tuple[int, int], width: int) -> tuple[int, str]
     return (4, launch.QUADS[x.dtype]) if not any(d % 4 for d in depths) else (1, "X_LOAD((p), 0)")
 
 
+_TABLE_POINTERS = "".join(f"__global const {t}, " for t in ("REAL* frequencies", "N_T* query_norm", "N_T* key_norm"))
 _T = {"dtypes": (None,) * 5 + ("int32",), "low": (-1.0,) * 5 + (0,)}
 
 
@@ -142,6 +170,8 @@ def _coded_sample(q: tuple[int, ...], cache: tuple[int, ...], **options: Any) ->
              S((2, 2, 1, 16), (2, 2, 1, 16), (2, 2, 1, 16), (2, 2, 70, 16), (2, 2, 70, 16), (2,), high=(1.0,) * 5 + (66,), softcap=2.0,
                scale=0.5, **_T),
              S((2, 3, 32), None, None, (2, 2, 70, 4), (2, 2, 70, 4), (2,), high=(1.0,) * 5 + (66,), **_T),
+             S((2, 3, 32), None, None, (2, 2, 70, 4), (2, 2, 70, 4), (2,), None, None, (1,), (4,), (4,), dtypes=(*(None,) * 5, "int32",
+               *(None,) * 5), low=(*(-1.0,) * 5, 0, *(-1.0,) * 5), high=(*(1.0,) * 5, 66, *(1.0,) * 5)),
              _coded_sample((2, 4, 3, 8), (2, 2, 70, 8), window=5), _coded_sample((1, 2, 1, 6), (1, 2, 9, 6))],
     errors=[(S((1, 3, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), (1,), **_T), r"heads that divide those of q"),
             (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 4), (1, 2, 9, 8), (1,), **_T), r"q, k, v and the cache must agree"),
@@ -150,7 +180,8 @@ def _coded_sample(q: tuple[int, ...], cache: tuple[int, ...], **options: Any) ->
 )  # fmt: skip
 def cached_attention(
     q: Tensor, k: Tensor | None, v: Tensor | None, keys: Tensor, values: Tensor, lengths: Tensor, key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0,
+    value_scales: Tensor | None = None, frequencies: Tensor | None = None, query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0, eps: float = 1e-6,
 ) -> Tensor:  # fmt: skip
     """Causal attention of new positions over a cache, into which their keys and values are written.
 
@@ -162,12 +193,14 @@ def cached_attention(
       writes it uses the exact values.
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
       works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
+    - **query_norm**, **key_norm**, **frequencies**: heads of a projection pass an RMS norm with these weights and **eps**, then
+      :func:`rope` with the positions that ``lengths`` gives; as many elements as there are frequencies for.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
     """
-    q, k, v, keys, values, lengths, *scales = launch.as_tensors(
-        "cached_attention", q, k, v, keys, values, lengths, key_scales, value_scales
+    q, k, v, keys, values, lengths, *scales, frequencies, query_norm, key_norm = launch.as_tensors(
+        "cached_attention", q, k, v, keys, values, lengths, key_scales, value_scales, frequencies, query_norm, key_norm
     )
     for name, t in (("q", q), ("k", k), ("v", v), ("keys", keys), ("values", values)):
         if t is not None and not (t.dtype == "int8" and name in ("keys", "values")):
@@ -177,14 +210,17 @@ def cached_attention(
     else:
         _check_cache(q, k, v, keys, values, lengths)
     _check_scales(keys, values, (scales[0], scales[1]))
+    _check_tables(k, keys, frequencies, [query_norm, key_norm])
     wrote((keys, values, *(scale for scale in scales if scale is not None)))
-    options = {"scale": scale, "window": window, "softcap": softcap}
+    options = {"scale": scale, "window": window, "softcap": softcap, "eps": eps}
+    tables = (frequencies, query_norm, key_norm)
     if q.backend == "cpu":
-        return launch.run_cpu(_cached_cpu, q, k, v, keys, values, lengths, *scales, dtype=q.dtype, **options)
-    return _cached_cl(q, k, v, (keys, values, *scales), lengths, score_scale(scale, keys.shape[3]), window, softcap)
+        return launch.run_cpu(_cached_cpu, q, k, v, keys, values, lengths, *scales, *tables, dtype=q.dtype, **options)
+    return _cached_cl(q, k, v, (keys, values, *scales), tables, lengths, score_scale(scale, keys.shape[3]), window, softcap, eps)
 
 
-def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], lengths: Any, scale: float, window: int, softcap: float) -> Tensor:
+def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any, ...], lengths: Any, scale: float, window: int,
+               softcap: float, eps: float) -> Tensor:  # fmt: skip
     keys, values = cache[:2]
     batch, (groups, length, wide), depth, packed = q.shape[0], values.shape[1:], keys.shape[3], k is None
     heads, new = (q.shape[2] // depth - 2 * groups, q.shape[1]) if packed else q.shape[1:3]
@@ -205,14 +241,20 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], lengths: Any, sca
         "ITEMS": 1 if on_cpu else CACHED_ITEMS, "RANGE": span, "ROWS": rows, "DEPTH": depth, "DEPTH_V": wide, "VW": lanes, "REAL": real,
         "SPLITS": int(ranges > 1), "PACKED": int(packed), "CODED": int(keys.dtype == "int8"), "X_LANES(p)": read, "PART": 1,
     }  # fmt: skip
+    turned: list[Any] = []
+    if any(t is not None for t in tables):
+        turned = [q if tables[0] is None else cast(tables[0], sums_in), *(q if t is None else t for t in tables[1:])]
+        operands["N"] = turned[1].dtype
+    defines |= {"NEW": new if turned else 0, "ROTARY": 0 if tables[0] is None else 2 * tables[0].size, "EPS": float(eps),
+                "HEAD_NORM": int(tables[1] is not None), "TABLE_POINTERS": _TABLE_POINTERS if turned else ""}  # fmt: skip
     if cache[2] is not None:
         operands["S"] = cache[2].dtype
     kernel = launch.kernel(q.queue, __file__, "cached.cl", "cached_attention", operands, defines)
     parts = out if ranges == 1 else Tensor.empty((out.size * ranges,), sums_in, queue=q.queue)
     sums = parts if ranges == 1 else Tensor.empty((2 * ranges * batch * heads * new,), sums_in, queue=q.queue)
     size = (ranges * defines["ITEMS"], batch * groups, blocks)
-    kernel(q.queue, size, (defines["ITEMS"], 1, 1), q, k, v, *(t for t in cache if t is not None), lengths, parts, sums, heads, groups, new,
-           length, window, ranges, scale, softcap)  # fmt: skip
+    kernel(q.queue, size, (defines["ITEMS"], 1, 1), q, k, v, *(t for t in cache if t is not None), *turned, lengths, parts, sums, heads,
+           groups, new, length, window, ranges, scale, softcap)  # fmt: skip
     if ranges > 1:
         combine = launch.kernel(q.queue, __file__, "cached.cl", "combine_ranges", operands | {"Y": q.dtype}, defines | {"PART": 2})
         combine(q.queue, (out.size,), (launch.LOCAL_1D,), parts, sums, out, out.size, ranges)

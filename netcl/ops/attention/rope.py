@@ -46,10 +46,11 @@ def _rope_sizes(x: Tensor, positions: Tensor | None) -> tuple[int, int, int]:
     raise ShapeError(message("rope", "positions must be (N,) or (B, N) for x of (B, ..., N, D)", positions=positions.shape, x=x.shape))
 
 
-def _rope_cpu(x: Any, positions: Any, frequencies: Any, base: float, offset: int, interleaved: bool, inverse: bool,
-              heads: int | None = None) -> np.ndarray:  # fmt: skip
+def rope_arrays(x: Any, positions: Any, frequencies: Any, base: float, offset: int, interleaved: bool, inverse: bool,
+                heads: int | None = None) -> np.ndarray:  # fmt: skip
+    """Rotate the pairs of arrays by the angles of their positions: :func:`rope` in NumPy."""
     if heads is not None:
-        part = _rope_cpu(x[..., :heads, :, :], positions, frequencies, base, offset, interleaved, inverse)
+        part = rope_arrays(x[..., :heads, :, :], positions, frequencies, base, offset, interleaved, inverse)
         return np.concatenate([part, x[..., heads:, :, :]], -3)
     n, depth = x.shape[-2:]
     where = np.arange(offset, offset + n) if positions is None else positions
@@ -106,7 +107,7 @@ def rope(
         what = "heads must be from 0 to the heads of x, for x of (B, heads, N, D) and positions of (B, N)"
         raise ShapeError(message("rope", what, heads=heads, x=x.shape, positions=None if positions is None else positions.shape))
     if x.backend == "cpu":
-        return launch.run_cpu(_rope_cpu, x, positions, frequencies, base=base, offset=offset, interleaved=interleaved, inverse=inverse,
+        return launch.run_cpu(rope_arrays, x, positions, frequencies, base=base, offset=offset, interleaved=interleaved, inverse=inverse,
                               heads=heads)  # fmt: skip
     y = Tensor.empty(x.shape, x.dtype, queue=x.queue)
     if x.size:

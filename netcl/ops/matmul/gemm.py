@@ -19,6 +19,7 @@ from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import KernelConfig, Problem, get_kernel_selector, is_named
 from netcl.core.kernel_selector import KernelVariant as V
+from netcl.core.kernels.primitives import cl_source
 from netcl.core.tensor import Tensor, new_result
 from netcl.engine import algorithms, launch
 from netcl.engine.algorithms import Algorithm
@@ -132,6 +133,7 @@ class Operands(NamedTuple):
     bias: Tensor | None = None
     residual: Tensor | None = None
     scale: float = 1
+    parts: Any = None  # DecodeParts of netcl.ops.decode, which only gemv.cl takes
 
     @property
     def end(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,10 +145,12 @@ class Operands(NamedTuple):
         return new_result((count,), sum_dtype(self.out.dtype), self.out.queue)
 
 
-def compiled(queue: Any, file: str, name: str, p: Matmul, lanes: int = 1, text: str = "", **defines: Any) -> Any:
+def compiled(
+    queue: Any, file: str, name: str, p: Matmul, lanes: int = 1, text: str = "", more: dict[str, str] | None = None, **defines: Any
+) -> Any:
     """Return a kernel of the files in this folder for the dtypes and the epilogue of a product; it finishes ``lanes`` values at once."""
     end = p.ending
-    operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32", "ADDED": end.residual or "float32"}
+    operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32", "ADDED": end.residual or "float32", **(more or {})}
     common: dict[str, Any] = {"REAL": p.real, "INDEX": p.index, "ADDED": int(bool(end.residual))}
     text = end.source(p.real, lanes, p.scaled) + text
     return launch.kernel(queue, __file__, f"epilogue.cl {file}", name, operands, common | defines, text)
@@ -237,21 +241,24 @@ def _depth_slices(queue: Any, p: Matmul, block: Block, quads: bool, t: Operands)
 def _few_rows(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
     """Products of at most eight rows: every work-item has a part of the depth of few columns."""
     rows = 1 << (p.m - 1).bit_length()
+    parts = t.parts
     if p.trans_b:
-        columns, items = 2 if rows > 2 and p.n > 8192 else 1, 128
+        columns, items = 2 if (parts and parts.gate is not None) or (rows > 2 and p.n > 8192) else 1, 128
         lanes = items if p.n < 16 * profile.max_compute_units else 32 if p.k <= 1024 else 64
     else:
         columns, items, lanes = 4, 256 if rows < 8 else 128, 128 if p.n < 128 * profile.max_compute_units else 16
     macros = {"ROWS": rows, "COLUMNS": columns, "LANES": lanes, "ITEMS": items, **config.extra.get("macros", {})}
     loads = -(-p.k // (4 * macros["LANES"]))
     macros["DEPTH"] = -(-loads // -(-loads // 8))  # in batches of at most eight, all of a size
-    reads, files = _read_macros(p, True), "reads.cl gemv.cl"
+    reads, ptx = _read_macros(p, True), ""
     if profile.compute_capability and "float16" in (p.a, p.b):
         reads |= {f"{name}_QUAD(p)": "quad_float16(p)" for name, dtype in (("A", p.a), ("B", p.b)) if dtype == "float16"}
-        files = "ptx.cl reads.cl gemv.cl"
-    kernel = compiled(queue, files, "gemv", p, **macros, **reads)
-    groups = -(-p.n // (macros["COLUMNS"] * macros["ITEMS"] // macros["LANES"]))
-    kernel(queue, groups * macros["ITEMS"], macros["ITEMS"], t.a, t.b, *t.end, *p.sizes(), p.has_bias, t.scale)
+        ptx = cl_source(__file__, "ptx.cl")
+    operands, more, text = parts.text("A", "B_T", macros["ITEMS"], {p.a: reads["A_QUAD(p)"]}) if parts else ({}, {}, "")
+    kernel = compiled(queue, "reads.cl gemv.cl", "gemv", p, 1, ptx + text, operands, **macros, **reads, **more)
+    spread = 1 if parts and parts.gate is not None else macros["COLUMNS"]
+    groups, extra = -(-p.n // (spread * macros["ITEMS"] // macros["LANES"])), parts.pointers(t.out) if parts else ()
+    kernel(queue, groups * macros["ITEMS"], macros["ITEMS"], t.a, t.b, *extra, *t.end, *p.sizes(), p.has_bias, t.scale)
 
 
 def _suits_few_rows(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
@@ -448,7 +455,7 @@ def multiply(queue: Any, p: Matmul, t: Operands, config: KernelConfig | None = N
     return t.out
 
 
-def _product_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool) -> Matmul | None:
+def matmul_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor | None, finish: Finish, scaled: bool) -> Matmul | None:
     """Describe the product of two stacks of matrices; ``None`` if their batch axes need more than two strides."""
     (m, k), n = (a.shape[-2:][::-1] if trans_a else a.shape[-2:]), b.shape[-2 if trans_b else -1]
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -487,7 +494,7 @@ def product(
     ``config`` replaces the selector's choice. ``out`` receives the result instead of new memory.
     """
     queue, (finish, bias, residual, scale) = a.queue, extras
-    p = _product_of(a, b, trans_a, trans_b, bias, finish, scale != 1)
+    p = matmul_of(a, b, trans_a, trans_b, bias, finish, scale != 1)
     if p is None:
         a, b = (broadcast_to(x, (*out_shape[:-2], *x.shape[-2:])) for x in (a, b))
         return product(a, b, out_shape, extras, trans_a, trans_b, config, out)

@@ -2,7 +2,7 @@
 //   PLAIN  0: codes and scales, 1: float16, 2: bfloat16       BLOCK, GROUP  columns of a block, and of a scale
 //   LOW, HIGH  bits of a code in low and high words; LOW 8: codes are signed      OFFSET  subtracted from codes
 //   SCALES  of groups: 0 none, 1 unsigned, 2 signed bytes      MIN  1: groups have a minimum      CODEBOOK  1: codes are indices of BOOK
-//   BIAS_LOAD, Y_STORE  from the launch      V  rows of a vector      CLANG  1: the compiler has clang's conversions of vectors
+//   BIAS_LOAD, Y_STORE, ADDED, ADDED_LOAD  from the launch      V  rows of a vector      CLANG  1: the compiler has clang's conversions of vectors
 //   ASM  instructions written as assembly (plans.py asks who has them): 0 none, 1 AVX-512 with VNNI, 2 NEON with dot products
 #define UNROLL _Pragma("unroll")
 #define JOIN_(a, b) a##b
@@ -128,3 +128,16 @@ static inline float4 four_halves(__global const uchar* p) {
     for (int r_ = 0, row_ = strip * 16 + first; r_ < V && row_ < rows && (token) < tokens; ++r_, ++row_)                    \
       Y_STORE(y, (size_t)(token) * rows + row_, line_[r_] + (biased ? BIAS_LOAD(bias, row_) : 0.0f));                       \
   }
+// Without decode.cl before it.
+#ifndef EXTRA_POINTERS
+#define EXTRA_POINTERS
+#define ADDED_POINTERS
+#define NORM 0
+#define NORMED(f, s, column) (f)
+#define GATED 0
+#define GATE w
+#define GATED_VALUE(first, second, row) (first)
+#define FINISHED(sum, row, at) ((sum) + (biased ? BIAS_LOAD(bias, row) : 0.0f))
+#else
+#define FINISHED(sum, row, at) finish(sum, 1.0f, biased, biased ? BIAS_LOAD(bias, row) : 0.0f, ADDED ? ADDED_LOAD(added, at) : 0.0f)
+#endif

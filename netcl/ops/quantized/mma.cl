@@ -5,7 +5,8 @@
 // Rows g and g + 8 of a fragment are rows 2g and 2g + 1 of a strip, and a lane multiplies fours QUAD_OF(0) and QUAD_OF(1) of the columns of
 // a run: the order of columns in a product is free if both operands agree. So a lane reads 8 bytes of codes, and 8 or 16 of x, straight
 // into registers. Codes become halves exactly; scales are applied to sums in float32.
-// From codes.cl: PLAIN LOW HIGH OFFSET SCALES MIN NIBBLES GROUPS; from ptx.cl: MMA_FLOAT16 MMA_FRESH STREAM_8 STREAM_4 FETCH_4 BYTES_OF
+// GATED  1: MT is 2, and the strips of a work-group are the same one of the gate and of w.
+// From codes.cl: PLAIN LOW HIGH OFFSET SCALES MIN NIBBLES GROUPS, and what decode.cl defines (NORM: X_HALVES is 0); from ptx.cl: MMA_FLOAT16 MMA_FRESH STREAM_8 STREAM_4 FETCH_4 BYTES_OF
 // SUB_HALVES FMA_HALVES FROM_LANE; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
 #define QUAD_OF(part) (PER_RUN == 2 ? t + 4 * (part) : 2 * t + (part))  // a scale covers both, or one each
 #define TINY (NIBBLES && MIN)  // codes are halves as they are: code * 2^-24
@@ -88,15 +89,26 @@ static inline void weights_of(uint* a, const held* h, const int part, const int 
 }
 
 // Four activations as halves, or 2048 times what that leaves of them.
-static inline uint2 activations_of(__global const X_T* x, const int rest) {
 #if X_HALVES
-  return *(__global const uint2*)x;
+#define ACTIVATIONS(p, s, column) (*(__global const uint2*)(p))
 #else
-  float4 f = X_QUAD(x);
+#define ACTIVATIONS(p, s, column) halves_of(NORMED(X_QUAD(p), s, column), SPLIT && g % 2)
+static inline uint2 halves_of(float4 f, const int rest) {
   const uint2 b = (uint2)(pair_float16(f.x, f.y), pair_float16(f.z, f.w));
   f = (f - (float4)(of_half(b.x), of_half(b.x >> 16), of_half(b.y), of_half(b.y >> 16))) * 2048.0f;
   return rest ? (uint2)(pair_float16(f.x, f.y), pair_float16(f.z, f.w)) : b;
+}
 #endif
+
+// A sum over all warps: of a row of strip m of the work-group, for a token.
+static inline float joined_sum(__local const float* sums, const int m, const int token, const int row) {
+  float sum = 0.0f, rest = 0.0f;
+  for (int j = 0; j < WARPS; ++j) {
+    __local const float* from = sums + ((j * MT + m) * SETS * 8 + (SPLIT ? 2 * token : token)) * 16 + row;
+    sum += from[0];
+    if (SPLIT) rest += from[16];
+  }
+  return sum + rest * (1.0f / 2048);
 }
 
 // Scale and minimum of both rows for group `group` of a record.
@@ -124,20 +136,31 @@ static inline uint2 activations_of(__global const X_T* x, const int rest) {
 #endif
 
 __kernel __attribute__((reqd_work_group_size(WARPS * 32, 1, 1)))
-void strips_mma(__global const uchar* w, __global const X_T* x, __global const BIAS_T* bias, __global Y_T* y, const int rows,
-                const int columns, const int tokens, const int biased) {
+void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS ADDED_POINTERS __global const BIAS_T* bias,
+                __global Y_T* y, const int rows, const int columns, const int tokens, const int biased) {
   __local float sums[WARPS * MT * 16 * SETS * 8];
   const int item = get_local_id(0), lane = item % 32, warp = item / 32, g = lane / 4, t = lane % 4, runs = columns / 32;
-  const int strips = (rows + 15) / 16, begin = get_group_id(0) * MT;
+  const int strips = (rows + 15) / 16, begin = get_group_id(0) * (GATED ? 1 : MT);
   const uint ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
   const size_t step = WARPS * (SPAN / PER_RECORD) * RECORD;
   float acc[MT][SETS][4] = {{{0.0f}}};
   __global const uchar* p[MT];
   __global const X_T* xs[SETS];
   UNROLL for (int m = 0; m < MT; ++m)
-    p[m] = w + ((size_t)min(begin + m, strips - 1) * (runs / PER_RECORD) + warp * (SPAN / PER_RECORD)) * RECORD + g * 4;
-  UNROLL for (int s = 0; s < SETS; ++s)  // columns beyond the tokens repeat the last: they are not stored
-    xs[s] = x + (size_t)min(SPLIT ? (s * 8 + g) / 2 : s * 8 + g, tokens - 1) * columns + warp * SPAN * 32 + QUAD_OF(0) * 4;
+    p[m] = (GATED && !m ? GATE : w) + g * 4
+           + ((size_t)min(begin + (GATED ? 0 : m), strips - 1) * (runs / PER_RECORD) + warp * (SPAN / PER_RECORD)) * RECORD;
+#if NORM
+  __local float2 shared_stats[8];
+  row_statistics(x, tokens, columns, item, sums, shared_stats);
+  float2 stats[SETS];
+#endif
+  UNROLL for (int s = 0; s < SETS; ++s) {  // columns beyond the tokens repeat the last: they are not stored
+    const int token = min(SPLIT ? (s * 8 + g) / 2 : s * 8 + g, tokens - 1);
+    xs[s] = x + (size_t)token * columns + warp * SPAN * 32 + QUAD_OF(0) * 4;
+#if NORM
+    stats[s] = shared_stats[token];
+#endif
+  }
   for (int run = warp * SPAN; run < runs; run += WARPS * SPAN) {
     head hd[MT];
 #if SCALES
@@ -158,7 +181,8 @@ void strips_mma(__global const uchar* w, __global const X_T* x, __global const B
             uint4 b = *(__global const uint4*)(xs[s] + (from + u) * 32);
 #else
             __global const X_T* near = xs[s] + (from + u) * 32;
-            uint4 b = (uint4)(activations_of(near, SPLIT && g % 2), activations_of(near + (PER_RUN == 2 ? 16 : 4), SPLIT && g % 2));
+            const int column = (run + from + u) * 32 + QUAD_OF(0) * 4, apart = PER_RUN == 2 ? 16 : 4;
+            uint4 b = (uint4)(ACTIVATIONS(near, stats[s], column), ACTIVATIONS(near + apart, stats[s], column + apart));
 #endif
             float total[2][4];
             if (MIN) {
@@ -191,14 +215,15 @@ void strips_mma(__global const uchar* w, __global const X_T* x, __global const B
     UNROLL for (int s = 0; s < SETS; ++s)
       UNROLL for (int i = 0; i < 4; ++i) sums[(((warp * MT + m) * SETS + s) * 8 + 2 * t + i % 2) * 16 + 2 * g + i / 2] = acc[m][s][i];
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (int i = item; i < MT * 16 * tokens; i += WARPS * 32) {
+  for (int i = item; i < (GATED ? 1 : MT) * 16 * tokens; i += WARPS * 32) {
     const int m = i / 16 / tokens, token = i / 16 % tokens, row = (begin + m) * 16 + i % 16;
-    float sum = 0.0f, rest = 0.0f;
-    for (int j = 0; j < WARPS; ++j) {
-      __local const float* from = sums + ((j * MT + m) * SETS * 8 + (SPLIT ? 2 * token : token)) * 16 + i % 16;
-      sum += from[0];
-      if (SPLIT) rest += from[16];
-    }
-    if (row < rows) Y_STORE(y, (size_t)token * rows + row, sum + rest * (1.0f / 2048) + (biased ? BIAS_LOAD(bias, row) : 0.0f));
+    if (row >= rows) continue;
+    const size_t at = (size_t)token * rows + row;
+#if GATED
+    const float second = joined_sum(sums, 1, token, i % 16) + (biased ? BIAS_LOAD(bias, row) : 0.0f);
+    Y_STORE(y, at, GATED_VALUE(joined_sum(sums, 0, token, i % 16), second, row));
+#else
+    Y_STORE(y, at, FINISHED(joined_sum(sums, m, token, i % 16), row, at));
+#endif
   }
 }

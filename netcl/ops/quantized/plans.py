@@ -81,19 +81,35 @@ class PackedOperands(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     out: Tensor
+    parts: Any = None  # DecodeParts of netcl.ops.decode, for kernels that take them
 
     @property
-    def end(self) -> tuple[Tensor, Tensor]:
-        return self.out if self.bias is None else self.bias, self.out
+    def end(self) -> tuple[Tensor, ...]:
+        last = (self.out if self.bias is None else self.bias, self.out)
+        if self.parts is None:
+            return last
+        return *self.parts.pointers(self.out), self.out if self.parts.residual is None else self.parts.residual, *last
 
 
 def run_packed(queue: Any, p: Packed, t: PackedOperands, config: KernelConfig | None = None) -> None:
     """Launch a product by the algorithm that suits it."""
+    algorithm, config = _choice(queue, p, config)
+    algorithm.run(queue, p, config, handle_of(queue).profile, t)
+
+
+def _choice(queue: Any, p: Packed, config: KernelConfig | None = None) -> tuple[algorithms.Algorithm, KernelConfig]:
     profile = handle_of(queue).profile
     config = config or get_kernel_selector().select("quantized", ((p.tokens, p.columns), (p.rows, p.columns)), profile) or _ANY_CONFIG
     algorithm = algorithms.choose_algorithm("quantized", queue, p, config, profile)
     assert algorithm is not None, "unpacked weights serve every product"
-    algorithm.run(queue, p, config, profile, t)
+    return algorithm, config
+
+
+def surrounded(queue: Any, p: Packed) -> tuple[algorithms.Algorithm, KernelConfig] | None:
+    """The algorithm and configuration of a product whose kernel takes :class:`~netcl.ops.decode.DecodeParts`; ``None`` if it does not."""
+    algorithm, config = _choice(queue, p)
+    groups = algorithm.run is _mma or (algorithm.run is _strips and (not launch.on_cpu_device(queue) or "SLICES" in config.extra))
+    return (algorithm, config) if groups else None
 
 
 def _kind_macros(kind: Kind, lanes: int, **more: Any) -> dict[str, Any]:
@@ -106,7 +122,7 @@ def _kind_macros(kind: Kind, lanes: int, **more: Any) -> dict[str, Any]:
 
 
 def _compiled(
-    queue: Any, p: Packed, name: str, file: str, t: PackedOperands, lanes: int, assembly: int, text: str = "", **more: Any
+    queue: Any, p: Packed, name: str, file: str, t: PackedOperands, lanes: int, assembly: int, text: str = "", items: int = 1, **more: Any
 ) -> Any:
     clang = int(launch.fetches(queue))
     text += loose_halves("float16", lanes) if clang and lanes > 2 else ""
@@ -116,7 +132,12 @@ def _compiled(
         **_kind_macros(p.kind, lanes, CLANG=clang, ASM=assembly, **more),
     }
     macros["X_QUAD(p)"] = launch.QUADS[p.dtype] if alignment(t.x) == 16 else quad.get(p.dtype, launch.QUADS[p.dtype])
-    operands = {"X": t.x.dtype, "Y": t.out.dtype, "BIAS": t.end[0].dtype}
+    operands = {"X": t.x.dtype, "Y": t.out.dtype, "BIAS": t.end[-2].dtype}
+    if t.parts is not None:
+        quads = {"float16": "quad_float16(p)"} if file == "mma.cl" else {}
+        dtypes, around, code = t.parts.text("X", "uchar", items, quads)
+        operands, macros = operands | dtypes, macros | around | {"X_QUAD(p)": quads.get(p.dtype, macros["X_QUAD(p)"])}
+        text += t.parts.finish.source("float", 1, False) + code
     return launch.kernel(queue, __file__, f"codes.cl {file}", name, operands, macros, text)
 
 
@@ -142,8 +163,8 @@ def _strips(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: Packed
     lanes, slices = (16 if tokens == 1 or assembly == 1 else profile.lanes, 1) if cpu else (4, slices)
     distance, level = (cpu and launch.ahead(queue)) or (0, 3)
     macros: dict[str, Any] = {"NB": tokens, "SLICES": slices, "DOTS": int(dots), "AHEAD": distance, "LEVEL": level}
-    kernel = _compiled(queue, p, "strips_product", "strips.cl", t._replace(x=x), lanes, assembly, **macros)
     items = 4 * slices if slices > 1 else 1
+    kernel = _compiled(queue, p, "strips_product", "strips.cl", t._replace(x=x), lanes, assembly, items=items, **macros)
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
     kernel(queue, strips * (items if slices > 1 else STRIP_ROWS // lanes), items, t.weight, x, scales, sums, *t.end, *numbers)
 
@@ -179,10 +200,12 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
     strips, runs = -(-p.rows // STRIP_ROWS), p.columns // 32
     sizes = _mma_sizes(p, strips / profile.max_compute_units) | config.extra.get("macros", {})
     sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "WHOLE": int(runs % sizes["DEEP"] == 0)}
-    sizes["X_HALVES"] = int(p.dtype == "float16" and alignment(t.x) == 16)
-    kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), **sizes)
+    gated, normed = (False, "") if t.parts is None else (t.parts.gate is not None, t.parts.norm)
+    sizes |= {"X_HALVES": int(p.dtype == "float16" and alignment(t.x) == 16 and not normed)} | ({"MT": 2} if gated else {})
+    items = 32 * sizes["WARPS"]
+    kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), items, **sizes)
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
-    groups, items = -(-strips // sizes["MT"]), 32 * sizes["WARPS"]
+    groups = strips if gated else -(-strips // sizes["MT"])
     kernel(queue, groups * items, items, t.weight, t.x, *t.end, *numbers)
 
 

@@ -4,7 +4,9 @@
 //   AHEAD, LEVEL  prefetch so many bytes ahead, into this level of cache; 0: not at all
 // With SLICES a work-group does one strip: 16 / V items for its rows times SLICES. Lanes are rows, so nothing is added across lanes.
 // Dot products multiply unsigned by signed bytes with AVX-512 (ASM 1), signed by signed ones with NEON (ASM 2): codes below 128 are both.
-// PLAIN LOW OFFSET as in codes.cl. From the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
+// PLAIN LOW OFFSET, and what decode.cl defines (with SLICES above 1 only), as in codes.cl. From the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD,
+// Y_T Y_STORE.
+#define QUAD_OF(n, column) NORMED(X_QUAD(x + at[n] * 32 + (column)), stats[min(t0 + n, tokens - 1)], column)
 #define FLIPPED (LOW == 8 && ASM == 1)  // signed codes as unsigned ones
 #define SUBTRACTED (FLIPPED ? 128 : LOW == 8 ? 0 : OFFSET)
 
@@ -58,16 +60,22 @@ __kernel void round_activations(__global const X_T* x, __global char* q, __globa
 }
 
 __kernel void strips_product(__global const uchar* w, __global const X_T* x, __global const float* scales, __global const int* sums,
-                             __global const BIAS_T* bias, __global Y_T* y, const int rows, const int columns, const int tokens,
-                             const int biased) {
+                             EXTRA_POINTERS ADDED_POINTERS __global const BIAS_T* bias, __global Y_T* y, const int rows, const int columns,
+                             const int tokens, const int biased) {
   const int item = SLICES > 1 ? get_local_id(0) : get_group_id(0) % PARTS;
   const int strip = SLICES > 1 ? get_group_id(0) : get_group_id(0) / PARTS;
   const int first = item % PARTS * V, slice = SLICES > 1 ? item / PARTS : 0, runs = columns / 32;
-  __global const uchar* begin = w + (size_t)strip * (runs / PER_RECORD) * RECORD;
 #if SLICES > 1
   __local float shared[SLICES * 16 * NB] __attribute__((aligned(16)));
+  __local float gates[GATED ? 16 * NB : 1];
 #endif
-  for (int t0 = 0; t0 < tokens; t0 += NB) {
+#if NORM
+  __local float2 stats[8];
+  row_statistics(x, tokens, columns, item, shared, stats);
+#endif
+  for (int pass = 0; pass < tokens * (1 + GATED); pass += NB) {  // GATED: all tokens by one pass with the gate, then by one with w
+    const int t0 = GATED ? 0 : pass;
+    __global const uchar* begin = (GATED && !pass ? GATE : w) + (size_t)strip * (runs / PER_RECORD) * RECORD;
     FLOATS acc[NB];
     size_t at[NB];
     UNROLL for (int n = 0; n < NB; ++n) acc[n] = (FLOATS)(0.0f), at[n] = (size_t)min(t0 + n, tokens - 1) * runs;
@@ -82,7 +90,7 @@ __kernel void strips_product(__global const uchar* w, __global const X_T* x, __g
         const FLOATS f0 = PLAIN_VALUES(p, 4 * j, first), f1 = PLAIN_VALUES(p, 4 * j + 1, first);
         const FLOATS f2 = PLAIN_VALUES(p, 4 * j + 2, first), f3 = PLAIN_VALUES(p, 4 * j + 3, first);
         UNROLL for (int n = 0; n < NB; ++n) {
-          const float4 four = X_QUAD(x + (at[n] + run) * 32 + 4 * j);
+          const float4 four = QUAD_OF(n, run * 32 + 4 * j);
           acc[n] += f0 * four.x + f1 * four.y + f2 * four.z + f3 * four.w;
         }
       }
@@ -109,7 +117,7 @@ __kernel void strips_product(__global const uchar* w, __global const X_T* x, __g
         UNROLL for (int j = 4 * g; j < end; ++j) {
           const FLOATS f0 = UNIT(u[j], 0), f1 = UNIT(u[j], 1), f2 = UNIT(u[j], 2), f3 = UNIT(u[j], 3);
           UNROLL for (int n = 0; n < NB; ++n) {
-            const float4 four = X_QUAD(x + (at[n] + run) * 32 + 4 * j);
+            const float4 four = QUAD_OF(n, run * 32 + 4 * j);
             part[n] += f0 * four.x + f1 * four.y + f2 * four.z + f3 * four.w;
             if (MIN) total[n] += four.x + four.y + four.z + four.w;
           }
@@ -126,7 +134,11 @@ __kernel void strips_product(__global const uchar* w, __global const X_T* x, __g
       float sum = 0.0f;
       for (int s = 0; s < SLICES; ++s) sum += shared[s * 16 * NB + i];
       const int row = strip * 16 + i % 16, token = t0 + i / 16;
-      if (row < rows && token < tokens) Y_STORE(y, (size_t)token * rows + row, sum + (biased ? BIAS_LOAD(bias, row) : 0.0f));
+      if (row >= rows || token >= tokens) continue;
+      const size_t place = (size_t)token * rows + row;
+      if (!GATED) Y_STORE(y, place, FINISHED(sum, row, place));
+      else if (!pass) gates[i] = GATED_VALUE(sum, 1.0f, row);
+      else Y_STORE(y, place, gates[i] * (sum + (biased ? BIAS_LOAD(bias, row) : 0.0f)));
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 #else

@@ -1,0 +1,163 @@
+"""Linear layers of a decoder's step: a product of a few rows with the norm before it and the gate or residual after it in one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netcl.core.device import CPUQueue, handle_of
+from netcl.core.errors import ShapeError, message
+from netcl.core.kernels import primitives
+from netcl.core.tensor import Tensor, new_result, with_shape
+from netcl.engine import launch
+from netcl.engine.pointwise import run
+from netcl.engine.registry import REGISTRY, S, op
+from netcl.engine.strided import alignment
+from netcl.ops.finish import Finish
+from netcl.ops.matmul import _PLAIN_ACTIVATIONS, affine, gemm
+from netcl.ops.norm import row_norm
+from netcl.ops.quantized import _packed_sample, _weight_values, plans, quantized_linear
+from netcl.ops.quantized.formats import kind_of
+
+DECODED_ROWS = 8  # most rows of x that one launch takes
+#: Rows of activations by the names of :func:`decode_linear`.
+DECODE_ACTIVATIONS = {"": "", "relu": "relu", "silu": "silu", "gelu": "gelu_erf", "gelu_tanh": "gelu_tanh"}
+
+
+class DecodeParts(NamedTuple):
+    """What surrounds a product, as its kernel needs it (decode.cl)."""
+
+    finish: Finish
+    norm: str
+    eps: float
+    gate: Tensor | None
+    gate_bias: Tensor | None
+    residual: Tensor | None
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
+
+    def text(self, row: str, weight: str, items: int, quads: dict[str, str]) -> tuple[dict[str, str], dict[str, Any], str]:
+        """Operands, macros and text of decode.cl, for an operand ``row`` and weights of a C type; ``quads`` load four values of a dtype."""
+        named = {"NORM": self.norm_weight, "GATE_BIAS": self.gate_bias, "ADDED": self.residual}
+        operands = {name: "float32" if t is None else t.dtype for name, t in named.items()}
+        return operands, {
+            "NORM": ("", "rms", "layer").index(self.norm), "NORM_SHIFTED": int(self.norm_bias is not None), "EPS": float(self.eps),
+            "GATED": int(self.gate is not None), "GATE_BIASED": int(self.gate_bias is not None), "GROUP_ITEMS": items,
+            "ADDED": int(self.residual is not None), "ROW_T": f"{row}_T", "ROW_QUAD(p)": f"{row}_QUAD(p)", "WEIGHT_T": weight,
+            "NORM_QUAD(p)": {**launch.QUADS, **quads}[operands["NORM"]],
+        }, primitives.cl_source(__file__, "decode.cl")  # fmt: skip
+
+    def pointers(self, out: Tensor) -> list[Tensor]:
+        """The arguments of EXTRA_POINTERS; the result stands in for a missing tensor."""
+        return [out if t is None else t for t in (self.gate, self.gate_bias, self.norm_weight, self.norm_bias)]
+
+
+def launches_dominate(queue: Any) -> bool:
+    """Whether a launch costs a queue's device more than work of a few rows that is repeated to save it: GPUs."""
+    return not isinstance(queue, CPUQueue) and not launch.on_cpu_device(queue)
+
+
+def decodes_together(x: Tensor) -> bool:
+    """Whether products with these rows gain from :func:`decode_linear`."""
+    return x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1] and launches_dominate(x.queue)
+
+
+def _decode_ref(x, weight, bias=None, gate=None, gate_bias=None, residual=None, norm_weight=None, norm_bias=None, kind="", rows=0,
+                activations="auto", norm="", eps=1e-5, activation=""):  # fmt: skip
+    def times(w, b):
+        return x @ (_weight_values(w, kind, (rows, x.shape[-1])) if kind else w).T + (0 if b is None else b)
+
+    if norm:
+        x = x - (x.mean(-1, keepdims=True) if norm == "layer" else 0)
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * norm_weight + (0 if norm_bias is None else norm_bias)
+    act: Any = {"": np.asarray, **_PLAIN_ACTIVATIONS, "gelu_tanh": lambda y: y / (1 + np.exp(-1.5957691216 * (y + 0.044715 * y**3)))}[
+        activation
+    ]
+    out = act(times(weight, bias)) if gate is None else act(times(gate, gate_bias)) * times(weight, bias)
+    return out if residual is None else out + residual
+
+
+_Q4 = _packed_sample((1, 64), 20, "Q4_0").shapes[1]
+_OF_Q4: dict[str, Any] = {"kind": "Q4_0", "rows": 20, "activations": "float"}
+
+
+@op(
+    vjp=None, ref=_decode_ref, tol=4,
+    samples=[
+        S((2, 64), (66, 64), (66,), None, None, (2, 66), (64,), (64,), norm="layer"),
+        S((1, 1, 64), (70, 64), None, (70, 64), None, None, (64,), norm="rms", activation="silu"),
+        S((3, 64), _Q4, (20,), _Q4, (20,), None, (64,), norm="rms", activation="gelu_tanh", **_OF_Q4),
+        S((1, 64), _Q4, None, None, None, (1, 20), **_OF_Q4), S((9, 8), (3, 8), (3,), activation="gelu"),
+    ],
+    errors=[
+        (S((2, 8), (3, 8), norm="rms"), r"\[decode_linear\] norm must be rms or layer with norm_weight, or empty; given='rms'"),
+        (S((2, 8), (3, 8), None, (4, 8)), r"\[decode_linear\] gate must have the shape and dtype of weight; given=\(4, 8\)"),
+    ],
+)  # fmt: skip
+def decode_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, gate: Tensor | None = None, gate_bias: Tensor | None = None,
+    residual: Tensor | None = None, norm_weight: Tensor | None = None, norm_bias: Tensor | None = None, *, kind: str = "", rows: int = 0,
+    activations: str = "auto", norm: str = "", eps: float = 1e-5, activation: str = "",
+) -> Tensor:  # fmt: skip
+    """``activation(y) + residual`` for ``y = norm(x) w' + bias``; with a gate ``activation(norm(x) gate' + gate_bias) * y + residual``.
+
+    For up to eight rows of x on GPUs this is one launch; elsewhere it is the ops one by one. There is no gradient.
+
+    - **weight**, **gate**: matrices (out, in); with ``kind`` packed bytes, as :func:`quantized_linear` takes them with ``rows``.
+    - **norm**: ``rms`` or ``layer`` over the last axis of x, with **norm_weight**, **norm_bias** and **eps**.
+    - **activation**: ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``.
+    """
+    x, weight, bias, gate, gate_bias, residual, norm_weight, norm_bias = launch.as_tensors(
+        "decode_linear", x, weight, bias, gate, gate_bias, residual, norm_weight, norm_bias
+    )
+    launch.check_dtype("decode_linear", x)
+    shape = (*x.shape[:-1], rows if kind else weight.shape[0])
+    for fits, what, given in (
+        (not norm or (norm in ("rms", "layer") and norm_weight is not None), "norm must be rms or layer with norm_weight, or empty", norm),
+        (activation in DECODE_ACTIVATIONS, f"activation must be one of {', '.join(filter(None, DECODE_ACTIVATIONS))}", activation),
+        (gate is None or (gate.shape, gate.dtype) == (weight.shape, weight.dtype), "gate must have the shape and dtype of weight", gate),
+        (residual is None or residual.shape == shape, "residual must have the shape of the result", residual),
+    ):  # fmt: skip
+        if not fits:
+            raise ShapeError(message("decode_linear", what, given=repr(getattr(given, "shape", given))))
+    row: Any = DECODE_ACTIVATIONS[activation]
+    finish = Finish(x.dtype, "" if residual is None else residual.dtype, row)
+    parts = DecodeParts(finish, norm, eps, gate, gate_bias, residual, norm_weight, norm_bias)
+    if (found := _launch_of(parts, x, weight, bias, kind, rows, activations)) is not None:
+        out = new_result(shape, x.dtype, x.queue)
+        found(out)
+        return out
+    x = row_norm(x, norm_weight, norm_bias, centered=norm == "layer", eps=eps)[0] if norm else x
+    of, rows_of = (quantized_linear, {"kind": kind, "rows": rows, "activations": activations}) if kind else (affine, {})
+    y, table = of(x, weight, bias, **rows_of), dict[str, Any](REGISTRY)
+    acted = of(x, gate, gate_bias, **rows_of) if gate is not None else y
+    acted = run(table[row], (acted,)) if row else acted
+    y = acted if gate is None else run(table["mul"], (acted, y))
+    return y if residual is None else run(table["add"], (y, residual))
+
+
+def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int,
+               activations: str) -> Callable[[Tensor], None] | None:  # fmt: skip
+    """The one launch of all parts, into a result; ``None`` where the product has no such kernel."""
+    given = [t for t in (x, None if kind else weight, bias, *parts[4:]) if t is not None]
+    tokens, columns = math.prod(x.shape[:-1]), x.shape[-1] if x.shape else 0
+    alike = {t.dtype for t in given} == {x.dtype} and x.dtype != "float64" and alignment(*given, weight) == 16
+    single = parts.residual is None or not (parts.finish.activation or parts.gate is not None)
+    sized = 0 < tokens <= DECODED_ROWS and (parts.norm_weight is None or parts.norm_weight.size == columns)
+    if x.array is not None or not (alike and single and sized and (kind or weight.ndim == 2)):
+        return None
+    queue, profile, flat = x.queue, handle_of(x.queue).profile, with_shape(x, (tokens, columns))
+    if kind:
+        packed = plans.Packed(kind_of(kind, "decode_linear"), rows, columns, tokens, x.dtype, activations)
+        choice = plans.surrounded(queue, packed)
+        return choice and (
+            lambda out: choice[0].run(queue, packed, choice[1], profile, plans.PackedOperands(flat, weight, bias, out, parts))
+        )
+    p = gemm.matmul_of(flat, weight, False, True, bias, parts.finish, False)
+    algorithm, config = (None, None) if p is None else gemm.chosen(queue, p)
+    if algorithm is None or algorithm.name != "gemv":
+        return None
+    return lambda out: algorithm.run(queue, p, config, profile, gemm.Operands(flat, weight, out, bias, parts.residual, 1, parts))

@@ -1,0 +1,140 @@
+"""Linear layers of decoding steps: one launch against the ops one by one, alone and in whole models."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+
+import netcl
+from netcl import models, nn, ops
+from netcl.autograd import no_grad
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
+from netcl.core.kernels import program
+from netcl.core.tensor import Tensor
+from netcl.ops.quantized.formats import BLOCK_TYPES, dequantize, quantize
+from netcl.ops.quantized.layout import pack_strips
+
+decode = importlib.import_module("netcl.ops.decode")
+PACKED = [name for name in BLOCK_TYPES if name != "F32"]
+TIERS = {"quantized": {"tier": "strips", "SLICES": 4}, "matmul": {"tier": "gemv"}}
+
+
+@pytest.fixture
+def gpu(cl_device, monkeypatch):
+    """The queue of a device that uses the kernels of GPUs, and the products that took one launch."""
+    selector, queue = get_kernel_selector(), cl_device.queue
+    if cl_device.profile.device_type == "cpu":
+        monkeypatch.setitem(program.state(queue), ("launch", "cpu"), False)
+        for op, extra in TIERS.items():
+            selector.register(op, lambda shapes, profile: shapes[0][0] <= 8, KernelConfig(KernelVariant.MATMUL_REGISTER_TILED, extra=extra))
+    taken, inside = [], decode._launch_of
+    monkeypatch.setattr(decode, "_launch_of", lambda *args: taken.append(inside(*args)) or taken[-1])
+    yield queue, taken
+    if cl_device.profile.device_type == "cpu":
+        for op in TIERS:
+            selector._registered[op].pop(0)
+        selector.clear_cache()
+
+
+def reference(x, values, bias, gate, gate_bias, residual, norm_weight, norm_bias, **options):
+    wide = [None if a is None else a.astype(np.float64) for a in (x, values, bias, gate, gate_bias, residual, norm_weight, norm_bias)]
+    return decode._decode_ref(*wide, **options)
+
+
+def compare(gpu, rng, tokens, rows, columns, kind="", dtype="float32", norm="", gated=False, biased=False, activation=""):
+    queue, taken = gpu
+
+    def made(*shape):
+        return rng.standard_normal(shape, np.float32).astype(np.float16 if dtype == "float16" else np.float32)
+
+    x, residual = made(tokens, columns), None if gated or activation else made(tokens, rows)
+    stored, values = [], []
+    for _ in range(1 + gated):
+        w = made(rows, columns) * np.float16(columns**-0.5)
+        blocks = quantize(w.astype(np.float32), kind) if kind else w
+        stored.append(pack_strips(blocks, kind, w.shape) if kind else w)
+        values.append(dequantize(blocks, kind, w.shape) if kind else w)
+    biases = [made(rows) if biased else None for _ in range(1 + gated)]
+    norms = [made(columns) if norm else None, made(columns) if norm == "layer" else None]
+    weight, gate = (*stored, None)[:2]
+    arrays = (x, weight, biases[0], gate, biases[1] if gated else None, residual, *norms)
+    more = {"norm": norm, "activation": activation, "eps": 1e-5}
+    options = {**more, **({"kind": kind, "rows": rows, "activations": "float"} if kind else {})}
+    got = ops.decode_linear(*(None if a is None else Tensor.from_host(queue, a) for a in arrays), **options).to_host()
+    exact = reference(x, values[0], biases[0], values[1] if gated else None, *arrays[4:], **more)
+    assert np.abs(got - exact).max() <= (4e-3 if dtype == "float16" else 2e-5) * np.abs(exact).max()
+    assert taken[-1] is not None
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_every_kind_in_one_launch(kind, gpu, rng):
+    compare(gpu, rng, 1, 37, 512, kind, norm="rms", gated=True, activation="silu")
+
+
+@pytest.mark.parametrize("kind", ["", "Q8_0"])
+def test_norms_gates_and_residuals(kind, gpu, rng):
+    compare(gpu, rng, 1, 70, 96, kind, "float32", "rms", True, False, "silu")
+    compare(gpu, rng, 8, 70, 96, kind, "float32", "layer", True, True, "gelu_tanh")
+    compare(gpu, rng, 3, 67, 160, kind, "float32", "rms", biased=True)
+    compare(gpu, rng, 4, 65, 96, kind, "float16", "layer", biased=True, activation="gelu")
+    compare(gpu, rng, 1, 66, 96, kind, "float16", "rms", True, False, "silu")
+    compare(gpu, rng, 2, 66, 96, kind, "float16")
+
+
+def test_large_layers(gpu, rng):
+    """More work-groups and deeper rows than a step of any loop."""
+    compare(gpu, rng, 1, 2100, 1056, "Q4_0", norm="rms")
+    compare(gpu, rng, 2, 1000, 2080, "Q8_0", norm="rms", gated=True, activation="silu")
+    compare(gpu, rng, 1, 2304, 768, norm="layer", biased=True)
+    compare(gpu, rng, 1, 300, 3072, biased=True)
+
+
+def test_ops_one_by_one_where_no_kernel_takes_all(device, rng):
+    """Many rows, and results with both an activation and a residual."""
+    for tokens, norm in ((9, "rms"), (2, "layer")):
+        arrays = [rng.standard_normal(shape, np.float32) for shape in ((tokens, 8), (3, 8), (3,), (3, 8), (3,), (tokens, 3), (8,), (8,))]
+        arrays[-1] = arrays[-1] if norm == "layer" else None
+        got = ops.decode_linear(*(None if a is None else Tensor.from_host(device.queue, a) for a in arrays), norm=norm, activation="silu")
+        exact = reference(*arrays, norm=norm, activation="silu")
+        np.testing.assert_allclose(got.to_host(), exact, rtol=1e-4, atol=1e-4)
+
+
+CONFIGS = {
+    "llama": {}, "qwen2": {}, "qwen3": {"head_dim": 32}, "gemma3_text": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16},
+    "gpt2": {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 64, "activation_function": "gelu_new"},
+}  # fmt: skip
+COMMON = {"num_hidden_layers": 2, "vocab_size": 96, "max_position_embeddings": 64, "hidden_size": 128, "intermediate_size": 160,
+          "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama", "Q4_0"), ("qwen3", "Q8_0"), ("gemma3_text", ""), ("gpt2", "")])
+def test_models_decode_the_same_with_few_launches(name, kind, gpu, rng):
+    queue, taken = gpu
+    config = models.read_config({"model_type": name, **(COMMON if name != "gpt2" else {"vocab_size": 96}), **CONFIGS[name]})
+    model = models.CausalLM(config).eval()
+    for parameter in model.parameters():
+        scale = (0.1, 1.0) if parameter.ndim == 1 else (parameter.shape[-1] ** -0.5, 0.0)
+        parameter.write(rng.standard_normal(parameter.shape, np.float32) * scale[0] + scale[1])
+    if kind:
+        with pytest.warns(UserWarning, match="kept unpacked") if config.tied else no_grad():
+            netcl.quantize(model, kind=kind, activations="float")
+    plain = model.to("cpu").generate([5, 17, 3], 12)
+    merged = model.to(queue).merge_projections()
+    assert merged.generate([5, 17, 3], 12) == plain
+    assert taken and None not in taken
+    assert merged.generate([[5, 17, 3], [7, 8]], 8)[0] == plain[:8]
+
+
+def test_a_gpt_decodes_the_same(gpu, rng):
+    queue, taken = gpu
+    for options in ({}, {"norm": "rms", "mlp": "swiglu", "position": "rotary"}):
+        model = nn.GPT(96, 64, 2, 4, 128, **options)
+        plain = model.to("cpu").generate([[5, 17, 3]], 12, temperature=0).to_host()
+        assert np.array_equal(model.to(queue).generate([[5, 17, 3]], 12, temperature=0).to_host(), plain)
+        assert taken and None not in taken
+        seen = []
+        model.transformer["h"][0].mlp.register_forward_hook(lambda module, args, out, seen=seen: seen.append(out.shape))
+        model.generate([[5, 17, 3]], 3, temperature=0)
+        assert len(seen) == 3  # hooks are called for the prompt and for every token
