@@ -397,7 +397,7 @@ class CompiledFunction:
             if hidden:
                 self._refuse_for_good(f"{hidden}; pass it, or what comes of it, as an argument")
                 return
-            of_call = (run.result, recorder.sources, *[one.value for one in left], *instance_dict(recorder.queue).values())
+            of_call = (run.result, recorder.sources, *[one.value for one in left])
             if hidden := _left_behind(recorder, held, of_call):
                 self._refuse_for_good(f"{hidden}; return it, or set an attribute that the function names")
                 return
@@ -454,6 +454,8 @@ class CompiledFunction:
 def _left_behind(recorder: Recorder, held: Sequence[Tensor], values: Iterable[Any]) -> str:
     """Describe memory of the step that something other than ``held`` and ``values`` holds; empty if there is none."""
     known = [*held, *tensors_of(values)]
+    if recorder.left_behind(known):  # tables of the queue grow with every plan of the process: they are walked only if needed
+        known += tensors_of(instance_dict(recorder.queue).values())
     if recorder.left_behind(known):
         gc.collect()  # what only a reference cycle holds is not left behind
     return recorder.left_behind(known)

@@ -131,6 +131,7 @@ def test_only_policy_is_overruled(cl_queue, monkeypatch, variant):
     monkeypatch.setattr(columns, "pays", lambda *asked: True)
     monkeypatch.setattr(columns, "direct_cost", lambda job: math.inf)
     monkeypatch.setattr(nvidia, "capable", lambda profile: True)
+    monkeypatch.setattr("netcl.ops.conv.job.FEW_RESULTS", 0)
     job = job_of(plans.FORWARD, (1, 4, 9, 8), (4, 4, 3, 3), 2)
     named = KernelConfig(variant, extra={"tier": "simt"})
     by_policy = KernelConfig(variant, extra={"tier": "simt", "why": "a rule"})
