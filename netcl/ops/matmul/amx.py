@@ -113,7 +113,7 @@ def run(queue: Any, p: Matmul, t: Operands, terms: int, units: int) -> None:
     pack_a, pack_b, repair = (gemm.compiled(queue, "amx.cl", f"amx_{name}", p, **macros) for name in ("pack_a", "pack_b", "repair"))
     ends, functions = cpu.vector_ends(p, _AMX_LANES)
     multiply = gemm.compiled(
-        queue, "vectors.cl line.cl amx.cl", "amx_multiply", p, _AMX_LANES, "".join(functions), VW=_AMX_LANES, **macros, **ends
+        queue, "vectors.cl line.cl amx.cl", "amx_multiply", p, _AMX_LANES, "".join(functions), {}, VW=_AMX_LANES, **macros, **ends
     )
     batch = p.batch[1]
     share = max(1, -(-4 * units // (columns // 2 * p.batches)))

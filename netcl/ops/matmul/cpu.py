@@ -135,7 +135,7 @@ def _panel_kernel(queue: Any, p: Matmul, tile: _Tile, **macros: int) -> Any:
         read["B_QUAD(p)"] = "QUAD_LOAD(p)" if p.plain(p.b) else f"load_{p.b}_4(p)"
         functions["" if p.plain(p.b) else loose_halves(p.b, 4)] = None
     macros |= {"FETCHES": int(launch.fetches(queue)), **tile.macros()}
-    return gemm.compiled(queue, "vectors.cl line.cl cpu.cl", "gemm_panel", p, tile.lanes, "".join(functions), **macros, **ends, **read)
+    return gemm.compiled(queue, "vectors.cl line.cl cpu.cl", "gemm_panel", p, tile.lanes, "".join(functions), {}, **macros, **ends, **read)
 
 
 def _cpu_splits(p: Matmul, tiles: int, profile: DeviceProfile) -> int:
