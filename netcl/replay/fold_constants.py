@@ -72,11 +72,12 @@ class FoldedCommands:
             self._compute()
 
     def _compute(self) -> None:
-        self._times = [mark.last for mark in self._read]  # before the commands run: a write in between is noticed next time
+        times = [mark.last for mark in self._read]  # before the commands run: a write in between is noticed next time
         leases = {value: result.lease or self._pool.allocate(value.nbytes) for value, result in self.results.items()}
         buffers = self._given | {value: lease.buffer for value, lease in leases.items()}
         for node in self.nodes:
             self._call(node, buffers)
+        self._times = times  # not if a command failed: the next replay computes all of them again
 
 
 def _constant_nodes(nodes: Sequence[CommandNode], outputs: Collection[Value]) -> dict[CommandNode, None]:

@@ -15,7 +15,7 @@ import netcl
 import netcl.autograd as ag
 from netcl import nn, optim
 from netcl.core import memory
-from netcl.core.errors import DtypeError, ShapeError
+from netcl.core.errors import DtypeError, OutOfMemoryError, ShapeError
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.ops import random
@@ -320,6 +320,26 @@ def test_kept_results_follow_the_weights(cl_device, change):
     assert relative_difference(want, before) > 1e-3
     for _ in range(RECORDED + 1):
         assert relative_difference(fast(x), want) < 5e-6 and relative_difference(reader(x), want) < 5e-6
+
+
+def test_kept_results_are_right_after_a_failure_to_compute_them(cl_device, monkeypatch):
+    model, x = conv_net(), netcl.randn(4, 3, 8, 8)
+    fast = netcl.compile(model)
+    for _ in range(RECORDED + 1):
+        fast(x)
+    (graph,) = fast.graphs
+    with ag.no_grad():
+        model[0].weight.mul_(2.0)
+        model[3].weight.mul_(3.0)
+        want = model(x)
+
+    def fails(node, buffers):
+        raise OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch, pytest.raises(OutOfMemoryError):
+        patch.setattr(graph._folded, "_call", fails)
+        fast(x)
+    assert relative_difference(fast(x), want) < 5e-6
 
 
 def test_kept_results_follow_a_training_step_of_another_recording(cl_device):
