@@ -32,11 +32,16 @@ GOLDEN = np.load(FOLDER / "oracle.npz")
 NEAR = {"float64": 1e-11, "float32": 2e-5}
 
 
+#: On OpenCL devices the rows that no other golden case reaches, and ends of ranges; the op table compares all kernels with the NumPy form.
+ON_CL = {"rope/interleaved", "rope/heads", "conv2d_relu", "contrastive/mean", "attention/grouped added", "attention/seen causal",
+         "scaled_dot_product_attention/nothing seen", "row_norm_weight_grad/groups", "batch_norm/training relu", "cross_entropy_grad/none",
+         "cross_entropy/all ignored", "softmax/infinite", "max/nan", "topk/nan", "index_put/mask"}  # fmt: skip
+
+
 def _calls():
-    """Every case in both dtypes; on OpenCL devices every sixth in float32: the op table compares all kernels with the NumPy form."""
-    for i, name in enumerate(oracle.CASES):
+    for name in oracle.CASES:
         for dtype in NEAR:
-            yield pytest.param(name, dtype, marks=() if i % 6 == 0 and dtype == "float32" else pytest.mark.matrix)
+            yield pytest.param(name, dtype, marks=() if name in ON_CL and dtype == "float32" else pytest.mark.matrix)
 
 
 def _close(got: Tensor, want: np.ndarray, dtype: str, near: float, what: str) -> None:
@@ -79,4 +84,4 @@ def test_every_row_with_the_numpy_form_as_its_reference_has_a_case():
            and ref.func is launch.numpy_reference}  # fmt: skip
     assert len(own) > 80
     assert sorted(own - named) == []
-    assert {name.rsplit("/", 2)[0] for name in GOLDEN} == set(oracle.CASES)
+    assert {name.rsplit("/", 2)[0] for name in GOLDEN} == set(oracle.CASES) >= ON_CL

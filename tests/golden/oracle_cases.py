@@ -148,6 +148,10 @@ for kind, mask, options in (("", None, {}), ("/seen", SEEN, {}), ("/causal", Non
     theirs = {"enable_gqa": True, **options}
     case(f"scaled_dot_product_attention{kind}", lambda t, q, k, v, mask, theirs=theirs: t.nn.functional.scaled_dot_product_attention(
         q, k, v, mask, **theirs), *GROUPED, mask, **options)  # fmt: skip
+NOTHING = SEEN.copy()
+NOTHING[2] = False
+case("scaled_dot_product_attention/nothing seen", lambda t, q, k, v, m: t.nn.functional.scaled_dot_product_attention(q, k, v, m), *QKV,
+     NOTHING)  # fmt: skip
 
 # ---- normalization
 
@@ -212,6 +216,7 @@ case("rms_norm/no weight", lambda t, x, shape: t.nn.functional.rms_norm(x, (3,),
 case("group_norm", lambda t, x, n, w, b: t.nn.functional.group_norm(x, n, w, b, 0.01), IMAGES, 3, U(6), U(6), eps=0.01)
 case("group_norm/no weight", lambda t, x, n: t.nn.functional.group_norm(x, n), IMAGES, 2)
 case("instance_norm", lambda t, x, w, b: t.nn.functional.instance_norm(x, weight=w, bias=b, eps=0.01), IMAGES, U(6), U(6), eps=0.01)
+case("layer_norm/constant", lambda t, x, shape: t.nn.functional.layer_norm(x, (3,)), np.array([[0.5, 0.5, 0.5], [0.1, 0.2, 0.9]]), 3)
 
 
 def batch(t, x, w=None, b=None):
@@ -239,6 +244,9 @@ case("batch_norm/training relu", lambda t, x, m, v, w, b: t.relu(batch(t, x, w, 
 
 case("softmax", lambda t, x, axis: t.softmax(x, axis), U(4, 5, 3), 0)
 case("log_softmax", lambda t, x, axis: t.log_softmax(x, axis), U(4, 5, 3), 1)
+INFINITE = np.array([[0.5, -np.inf, 1.0, -2.0], [-np.inf, 3.0, -np.inf, -np.inf]])
+case("softmax/infinite", lambda t, x: t.softmax(x, -1), INFINITE)
+case("log_softmax/infinite", lambda t, x: t.log_softmax(x, -1), INFINITE)
 SOFT = np.exp(ROWS) / np.exp(ROWS).sum(1, keepdims=True)
 case("softmax_grad", lambda t, g, y, axis: gradients(lambda t, x: t.softmax(x, 1), 0)(t, g, y.log()), U(5, 4, 3), SOFT, 1)
 case("log_softmax_grad", lambda t, g, y, axis: gradients(lambda t, x: t.log_softmax(x, 1), 0)(t, g, y), U(5, 4, 3), np.log(SOFT), 1)
@@ -264,6 +272,7 @@ for kind in ("mean", "sum", "none"):
     case(f"cross_entropy_grad/{kind}", lambda t, g, x, y, w, *_, options=options: gradients(entropy(**options), 0)(t, g, x, y, w),
          values("upstream", *((6,) if kind == "none" else ())), LOGITS, LABELS, WEIGHT, LOGS, np.array(1 / counted), **options)  # fmt: skip
 case("cross_entropy/one row", entropy(), U(5), np.array(3))
+case("cross_entropy/all ignored", entropy(ignore_index=1), U(3, 5), np.ones(3, int), ignore_index=1)
 case("cross_entropy/dense", entropy(reduction="none", ignore_index=3), DENSE, DENSE_LABELS, reduction="none", ignore_index=3)
 
 
@@ -330,6 +339,8 @@ case("kl_div/zeros", lambda t, x, y: t.nn.functional.kl_div(x, y.detach(), reduc
 case("bce/ends", lambda t, x, y: t.nn.functional.binary_cross_entropy(x, y.detach(), reduction="none"), np.array([0.0, 1.0, 0.0, 1.0]),
      np.array([0.0, 0.0, 1.0, 1.0]), reduction="none")  # fmt: skip
 case("smooth_l1/no beta", lambda t, x, y: t.nn.functional.smooth_l1_loss(x, y, beta=0.0), LOGITS, OTHER, beta=0.0)
+for op in ("l1", "smooth_l1", "huber"):  # where the differences are 0 and at the bend
+    case(f"{op}/bends", named(f"{op}_loss")(), np.array([0.5, 1.25, -0.75, 3.0]), np.array([0.5, 0.25, 0.25, 0.0]))
 case("cosine_similarity", lambda t, a, b: t.cosine_similarity(a, b, 0), LOGITS, OTHER, axis=0)
 # By its formula: the gradient of torch's function differentiates lengths below eps as if they were not replaced.
 case("cosine_similarity/eps", lambda t, a, b: (a * b).sum(1) / (a.norm(dim=1).clamp(min=0.5) * b.norm(dim=1).clamp(min=0.5)),
@@ -344,11 +355,15 @@ case("sort", lambda t, x, axis, down: t.sort(x, dim=axis, descending=down, stabl
 case("top_indices", lambda t, x, k, axis, largest: t.topk(x, k, axis, largest).indices, U(5, 4), 3, 0, False)
 case("topk", lambda t, x, k, axis, largest: t.topk(x, k, axis, largest), U(5, 4), 2, 0, True)
 case("topk/smallest", lambda t, x, k, axis, largest: t.topk(x, k, axis, largest), U(2, 3, 6), 2, -1, False)
+case("topk/nan", lambda t, x, k: t.topk(x.detach(), k), HOLES, 3)
+case("argsort/nan", lambda t, x: t.argsort(x.detach(), stable=True), HOLES)
 for op in ("max", "min"):
     case(op, lambda t, x, op=op: getattr(t, op)(x), TIES)
     case(f"{op}/dim", lambda t, x, dim, keep, op=op: getattr(t, op)(x, dim, keep), U(4, 5, 3), 1, True)
     case(f"{op}/ties", lambda t, x, dim, op=op: getattr(t, op)(x, dim), TIES, -1)
     case(f"{op}/two", lambda t, a, b, op=op: getattr(t, op)(a, b), LOGITS, OTHER)
+    case(f"{op}/nan", lambda t, x, dim, op=op: getattr(t, op)(x.detach(), dim), HOLES, 1)
+    case(f"{op}/axes", lambda t, x, op=op: getattr(t, f"a{op}")(x, (0, 1)), TIES[..., None].repeat(2, 2), axis=(0, 1))
     case(f"cum{op}", lambda t, x, axis, op=op: getattr(t, f"cum{op}")(x, axis), TIES, 0)
     case(f"cum{op}/nan", lambda t, x, axis, op=op: getattr(t, f"cum{op}")(x.detach(), axis), HOLES, 1)
 case("mode", lambda t, x, axis, keep: t.mode(x, axis, keep), np.array([[3, 1, 4], [3, 2, 0], [1, 1, 0], [3, 1, 0]]), 0, True)
@@ -374,6 +389,9 @@ for kind in ("sum", "prod", "mean", "amax", "amin"):
          U(5, 4), 0, WHERE, U(3, 4), kind, include_self=False)  # fmt: skip
 case("scatter_reduce/with itself", lambda t, x, axis, index, src, how: t.scatter_reduce(x, axis, index, src, how), U(5, 4), 0, WHERE,
      U(3, 4), "mean")  # fmt: skip
+for kind in ("prod", "mean", "amax", "amin"):  # equal values share a gradient, and products have zeros
+    case(f"scatter_reduce/{kind} of equals", lambda t, x, axis, index, src, how: t.scatter_reduce(x, axis, index, src, how),
+         np.array([[0.0, 1.0, 2.0]]), 1, np.array([[0, 0, 1, 1, 2]]), np.array([[2.0, 3.0, 1.0, 1.0, 0.0]]), kind)  # fmt: skip
 case("masked_scatter", lambda t, x, mask, src: x.masked_scatter(mask, src), U(2, 3, 4), values("mask", 3, 4) > 0, U(24))
 case("matrix_exp", lambda t, a: t.matrix_exp(a), np.stack([0.01 * values("small", 3, 3), 9 * values("large", 3, 3), np.zeros((3, 3))]))
 
