@@ -420,12 +420,13 @@ def resized(size, **how):
     return lambda t, x: t.nn.functional.interpolate(x, size, **how)
 
 
-for kind, how in (("nearest", {}), ("bilinear", {"align_corners": False}), ("bilinear", {"align_corners": True})):
-    steps = (4 / 6, 2 / 8) if how.get("align_corners") else (5 / 7, 3 / 9)
-    name = f"resample2d/{kind} {how.get('align_corners', '')}"
-    case(name, resized((7, 9), mode=kind, **how), U(1, 2, 5, 3), size=(7, 9), steps=steps, mode=kind, **how)
-    case(f"{name} back", lambda t, g, kind=kind, how=how: gradients(resized((7, 9), mode=kind, **how), 0)(
-        t, g, t.zeros(1, 2, 5, 3, dtype=t.float64)), U(1, 2, 7, 9), size=(5, 3), steps=steps, mode=kind, back=True, **how)  # fmt: skip
+for kind, align in (("nearest", False), ("bilinear", False), ("bilinear", True)):
+    steps = (4 / 6, 3 / 8) if align else (5 / 7, 4 / 9)
+    how = resized((7, 9), mode=kind, align_corners=align if kind == "bilinear" else None)
+    options = {"steps": steps, "mode": kind, "align_corners": align}
+    case(f"resample2d/{kind} {align}", how, U(1, 2, 5, 4), size=(7, 9), **options)
+    case(f"resample2d/back {kind} {align}", lambda t, g, how=how: gradients(how, 0)(t, g, t.zeros(1, 2, 5, 4, dtype=t.float64)),
+         U(1, 2, 7, 9), size=(5, 4), **options, back=True)  # fmt: skip
 for kind, shape, how in (
     ("recomputed", (1, 2, 5, 7), {"scale_factor": 1.7, "mode": "bilinear", "recompute_scale_factor": True}),
     ("area 1d", (1, 2, 7), {"size": 3, "mode": "area"}),
