@@ -430,6 +430,11 @@ for kind, align in (("nearest", False), ("bilinear", False), ("bilinear", True))
 for kind, shape, how in (
     ("recomputed", (1, 2, 5, 7), {"scale_factor": 1.7, "mode": "bilinear", "recompute_scale_factor": True}),
     ("area 1d", (1, 2, 7), {"size": 3, "mode": "area"}),
+    ("linear", (1, 2, 7), {"scale_factor": 1.3, "mode": "linear"}),
+    ("exact", (1, 1, 5, 4), {"size": (7, 3), "mode": "nearest-exact"}),
+    ("bicubic", (1, 1, 5, 4), {"scale_factor": (1.7, 0.6), "mode": "bicubic"}),
+    ("bicubic aligned", (1, 1, 5, 4), {"size": (7, 3), "mode": "bicubic", "align_corners": True}),
+    ("bilinear antialias", (1, 1, 9, 4), {"size": (4, 6), "mode": "bilinear", "antialias": True}),
     ("exact 3d", (1, 1, 3, 4, 2), {"size": (4, 3, 5), "mode": "nearest-exact"}),
     ("trilinear", (1, 1, 3, 4, 2), {"scale_factor": 1.5, "mode": "trilinear", "align_corners": True}),
     ("bicubic antialias", (1, 1, 9, 4), {"size": (4, 6), "mode": "bicubic", "antialias": True, "align_corners": True}),
@@ -451,6 +456,15 @@ for linear in (True, False):
                 t, g, t.zeros(2, 2, 5, 3, dtype=t.float64), grid), U(2, 2, 3, 4), GRID, size=(5, 3), **options)  # fmt: skip
             case(f"sample_images_grid_grad/{kind}", lambda t, g, x, grid, sampled=sampled: [
                 x.detach() for x in gradients(sampled, 1)(t, g, x, grid)], U(2, 2, 3, 4), U(2, 2, 5, 3), GRID, **options)  # fmt: skip
+VOLUME = 1.4 * values("volume", 1, 2, 3, 2, 3)
+for mode, pad in (*(("bicubic", pad) for pad in ("zeros", "border", "reflection")), ("bilinear", "reflection"), ("nearest", "reflection")):
+    for align in (True, False):
+        how = {"mode": mode, "padding_mode": pad, "align_corners": align}
+        case(f"grid_sample/{mode} {pad} {align}", lambda t, x, grid, how=how: t.nn.functional.grid_sample(x, grid, **how), U(2, 1, 5, 3),
+             GRID, **how)  # fmt: skip
+        if mode != "bicubic":
+            case(f"grid_sample/volume {mode} {align}", lambda t, x, grid, how=how: t.nn.functional.grid_sample(x, grid, **how),
+                 U(1, 1, 3, 4, 2), VOLUME, **how)  # fmt: skip
 for align in (True, False):
     case(f"affine_grid/{align}", lambda t, theta, size, align=align: t.nn.functional.affine_grid(theta, size, align), U(2, 2, 3),
          (2, 1, 4, 5), align_corners=align)  # fmt: skip
