@@ -44,8 +44,8 @@ def leave(notes: Path, name: str) -> None:
 def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> int:
     """Run ``python`` with the arguments ``program`` on ``ranks`` processes and return the exit status.
 
-    Rank i gets device ``i % len(devices)``. The job ends when a rank fails, also before MPI has started. SIGTERM interrupts the ranks, as
-    Ctrl-C does.
+    Rank i gets device ``i % len(devices)``. The job ends when a rank fails, also before MPI has started. Every Ctrl-C or SIGTERM
+    interrupts each rank once.
     """
     if ranks < 1:
         raise DeviceError(message("launch", "ranks must be at least 1", ranks=ranks))
@@ -53,10 +53,17 @@ def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> i
         notes = Path(folder)
         wrapper = ["-m", "netcl.distributed.replica", "--guard", ",".join(devices) or "auto", "--notes", folder]
         command = [mpiexec(), "-n", str(ranks), sys.executable, *wrapper, *program]
-        job = subprocess.Popen(command, env=env.for_child(), preexec_fn=DIE_WITH_PARENT)
-        with handled({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: lambda *_: leave(notes, "interrupt")}):
+        # In a session of its own: Ctrl-C would also reach mpiexec, and some implementations end the ranks before these have saved.
+        job = subprocess.Popen(command, env=env.for_child(), start_new_session=True, preexec_fn=DIE_WITH_PARENT)
+        signals: list[int] = []
+
+        def interrupt(number: int, _: Any) -> None:
+            signals.append(number)
+            leave(notes, f"interrupt.{len(signals)}")
+
+        with handled({signal.SIGINT: interrupt, signal.SIGTERM: interrupt}):
             status = _watch_job(job, notes, ranks)
-        return TERMINATED if (notes / "interrupt").exists() and status else status
+        return TERMINATED if signals[:1] == [signal.SIGTERM] and status else status
 
 
 def _watch_job(job: subprocess.Popen[bytes], notes: Path, ranks: int) -> int:

@@ -48,16 +48,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _guard(devices: str, folder: str, program: Sequence[str]) -> int:
-    """Run the rank as a child and return its exit status; end it with the job. Ctrl-C reaches the rank itself, which may have to save."""
+    """Run the rank as a child and return its exit status; end it with the job, and interrupt it as often as the launcher was."""
     command = [sys.executable, "-m", "netcl.distributed.replica", "--rank", devices, "--notes", folder, *program]
     rank = subprocess.Popen(command, close_fds=False, preexec_fn=DIE_WITH_PARENT)  # mpiexec passes open files to the rank
-    notes, number, interrupted = Path(folder), mpi.rank_by_launcher(), False
+    notes, number, interrupted = Path(folder), mpi.rank_by_launcher(), 0
     with handled({signal.SIGINT: signal.SIG_IGN}):
         while (status := wait(rank, PAUSE)) is None:
             if (notes / "end").exists() or not notes.exists():
                 rank.kill()
-            elif not interrupted and (notes / "interrupt").exists():
-                interrupted = True
+            elif (notes / f"interrupt.{interrupted + 1}").exists():
+                interrupted += 1
                 rank.send_signal(signal.SIGINT)
     if status not in (0, INTERRUPTED) or not (notes / f"joined.{number}").exists():
         leave(notes, f"failed.{number}")
