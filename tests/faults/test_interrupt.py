@@ -77,7 +77,7 @@ def test_ctrl_c_leaves_with_130(cl_device, way):
 
 @pytest.mark.fault("kernel that never ends", "an endless loop, then Ctrl-C", "status 130 within the grace time; the driver ends the kernel")
 def test_a_kernel_that_never_ends_is_left_by_ctrl_c(cl_device):
-    if cl_device.device_type == "gpu":
+    if cl_device.device_type == "gpu" and "NVIDIA" not in cl_device.platform_name:
         pytest.skip("whether a GPU ends a kernel whose process is gone is up to its driver")
     launch = 'print("running", flush=True)\nendless(handle.queue, 1, None, x)\nx.to_host()'
     script = START.replace('print("running", flush=True)\n', "").replace("x, 100_000_000_000", "x, 10")
