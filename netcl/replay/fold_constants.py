@@ -79,7 +79,7 @@ class FoldedCommands:
         buffers = self._given | {value: lease.buffer for value, lease in leases.items()}
         for node in self.nodes:
             self._call(node, buffers)
-        self._times = times  # after them: what failed is computed again
+        self._times = times  # not if a command failed: the next replay computes all of them again
 
     def _lease_for(self, value: Value, result: KeptValue) -> BufferHandle:
         """Return the kept memory of a result, or memory for this time: of several equal values one is kept."""
