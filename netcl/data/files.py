@@ -174,8 +174,8 @@ def _csv(path: Path, plan: SplitPlan, drop: Sequence[str] = ()) -> Samples:
     unknown = [name for name in (plan.target, *drop) if name not in header]
     if unknown:
         what = "target and drop must be columns of the table" if plan.target else "the column to predict must be named"
-        what = f"columns are {', '.join(header)}; --target names the one to predict"
-        raise ValueError(message("csv", what, what, column=unknown[0] or None, file=path))
+        remedy = f"columns are {', '.join(header)}; --target names the one to predict"
+        raise ValueError(message("csv", what, remedy, column=unknown[0] or None, file=path))
     cells = [row[header.index(plan.target)] for row in rows]
     if "" in cells:
         raise FormatError(

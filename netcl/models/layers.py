@@ -239,7 +239,8 @@ class TransformerLayer(Module):
             return self.pre_feedforward_layernorm(ag.add(x, self.mlp(x)))
         few = cache is not None and packed.decodes_together(x) and not ag.is_grad_enabled()
         attn, mlp = self.self_attn, cast(Any, self.mlp)
-        if few and attn.attends_whole(x, span, cache) and decodable(attn, attn.qkv_proj, self.input_layernorm):
+        whole = few and type(attn) is SelfAttention and attn.attends_whole(x, span, cache)
+        if whole and decodable(attn, attn.qkv_proj, self.input_layernorm):
             out = attn.attend_whole(decoded_linear(x, attn.qkv_proj, self.input_layernorm), span, cache)
             x = self._end_decoded(x, out, attn.o_proj, self.post_attention_norm)
         else:

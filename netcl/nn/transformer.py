@@ -286,15 +286,15 @@ class TransformerBlock(Module):
     def _decoded(self, x: Tensor, cache: KVCache, layer: int) -> Tensor:
         """Compute a few positions with as few launches as their layers allow."""
         attn, mlp = self.attn, self.mlp
-        if isinstance(attn, CausalSelfAttention) and decodable(attn, attn.c_attn, attn.c_proj, self.ln_1):
+        if type(attn) is CausalSelfAttention and decodable(attn, attn.c_attn, attn.c_proj, self.ln_1):
             out = cache(layer, decoded_linear(x, attn.c_attn, self.ln_1), heads=attn.n_head)
             x = decoded_linear(out, attn.c_proj, residual=x)
         else:
             x = ag.add(x, attn(self.ln_1(x), cache, layer))
-        if isinstance(mlp, FeedForward) and decodable(mlp, mlp.c_fc, mlp.c_proj, self.ln_2):
+        if type(mlp) is FeedForward and decodable(mlp, mlp.c_fc, mlp.c_proj, self.ln_2):
             out = decoded_linear(x, mlp.c_fc, self.ln_2, activation="gelu" if mlp.approximate == "none" else "gelu_tanh")
             return decoded_linear(out, mlp.c_proj, residual=x)
-        if isinstance(mlp, SwiGLU) and decodable(mlp, mlp.w1, mlp.w2, mlp.w3, self.ln_2):
+        if type(mlp) is SwiGLU and decodable(mlp, mlp.w1, mlp.w2, mlp.w3, self.ln_2):
             return decoded_linear(decoded_linear(x, mlp.w3, self.ln_2, mlp.w1, "silu"), mlp.w2, residual=x)
         return ag.add(x, mlp(self.ln_2(x)))
 

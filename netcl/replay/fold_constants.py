@@ -7,12 +7,12 @@ weights. They run again after such a tensor was written. Recordings that share a
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from netcl.core.memory import BufferHandle, get_persistent_pool
+from netcl.core.memory import BufferHandle, get_persistent_pool, shares_host
 from netcl.core.recording import Number
 from netcl.core.writes import Writes
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Value
@@ -34,10 +34,11 @@ class FoldedCommands:
     """The constant commands of a graph and their results. ``call(node, buffers)`` runs a command."""
 
     def __init__(self, call: Callable[[CommandNode, dict[Value, Any]], object], queue: Any):
-        self._call, self._pool = call, get_persistent_pool(queue)
+        self._call, self._pool, self._queue = call, get_persistent_pool(queue), queue
         self.nodes: list[CommandNode] = []
         self._given: dict[Value, Any] = {}
         self.results: dict[Value, KeptValue] = {}
+        self._places: dict[KeptValue, Value] = {}
         self._read: list[Writes] = []
         self._times: list[int] = []
 
@@ -54,7 +55,8 @@ class FoldedCommands:
         if not used or sum(value.nbytes for value in used) > _KEPT_BYTES + 2 * sum(value.nbytes for value in given):
             return list(nodes)
         self.nodes, self._given = list(once), given
-        self.results = {value: _result_of(value, writers, kept) for value in writers}
+        self.results = _results(once, kept, id(self._queue))
+        self._places = {result: value for value, result in reversed(self.results.items())}  # values with equal results: the first one
         self._read = list({mark: None for value in given for mark in value.versions})
         for value in writers:
             value.first = value.last = -1
@@ -73,42 +75,55 @@ class FoldedCommands:
 
     def _compute(self) -> None:
         times = [mark.last for mark in self._read]  # before the commands run: a write in between is noticed next time
-        leases = {value: result.lease or self._pool.allocate(value.nbytes) for value, result in self.results.items()}
+        leases = {value: self._lease_for(value, result) for value, result in self.results.items()}
         buffers = self._given | {value: lease.buffer for value, lease in leases.items()}
         for node in self.nodes:
             self._call(node, buffers)
         self._times = times  # not if a command failed: the next replay computes all of them again
 
+    def _lease_for(self, value: Value, result: KeptValue) -> BufferHandle:
+        """Return the kept memory of a result, or memory for this time: of several equal values one is kept."""
+        return result.lease if result.lease is not None and self._places[result] is value else self._pool.allocate(value.nbytes)
+
 
 def _constant_nodes(nodes: Sequence[CommandNode], outputs: Collection[Value]) -> dict[CommandNode, None]:
-    """The commands whose operands are constant, in order. A value is constant if all commands that write it are."""
+    """The commands whose operands are constant, in order.
+
+    A value is constant if all commands that write it are, and if the others read it only after the last of these.
+    """
     uploads = {node for node in nodes if node.kind == "upload" and node.writes[0].kind == CONSTANT and not node.writes[0].written}
     moving = {value for node in nodes if node not in uploads for value in node.writes if value.kind != MADE or value.held() is not None}
     read = {value for node in nodes for value in node.reads}
-    moving |= {*outputs, *(value for value in read if value.kind == INPUT or (value.kind == OUTSIDE and not value.versions))}
+    moving |= {*outputs, *(value for value in read if value.kind == INPUT or (value.kind == OUTSIDE and not _notes_writes(value)))}
     fixed = [node for node in nodes if node.kind != "upload" and node.writes and not any(isinstance(arg, Number) for arg in node.args)]
     while True:
         once = dict.fromkeys(node for node in fixed if moving.isdisjoint((*node.reads, *node.writes)))
-        more = {value for node in nodes if node not in once and node not in uploads for value in node.writes} - moving
+        last = {value: i for i, node in enumerate(nodes) if node in once for value in node.writes}
+        rest = [(i, node) for i, node in enumerate(nodes) if node not in once and node not in uploads]
+        more = {value for i, node in rest for value in (*node.writes, *[value for value in node.reads if last.get(value, -1) > i])} - moving
         if not more:
             return once
         moving |= more
 
 
-def _result_of(value: Value, writers: dict[Value, list[CommandNode]], kept: KeptValues, above: tuple[Value, ...] = ()) -> KeptValue:
-    """The result of the commands that write a value: equal commands over the same memory have one result."""
-    above = (*above, value)
+def _notes_writes(value: Value) -> bool:
+    """Whether writes to memory from outside are noted: not if it is the caller's, who writes it without netcl."""
+    lease = value.held()
+    return bool(value.versions) and lease is not None and not shares_host(lease)
 
-    def shown(arg: Any) -> Any:
+
+def _results(nodes: Iterable[CommandNode], kept: KeptValues, queue: int) -> dict[Value, KeptValue]:
+    """The results of constant commands by the values that hold them in the end: equal commands over the same memory have one result."""
+    now: dict[Value, KeptValue] = {}
+
+    def shown(arg: Any, written: Sequence[Value]) -> Any:
         if isinstance(arg, Value):
-            return (
-                len(above) - above.index(arg) if arg in above else _result_of(arg, writers, kept, above) if arg in writers else arg.buffer
-            )
+            return now.get(arg) or (written.index(arg) if arg in written else arg.buffer)
         if isinstance(arg, int | float | np.generic):
             return (type(arg), repr(arg))
         return arg if isinstance(arg, Hashable) else arg.tobytes()
 
-    key = tuple(
-        (node.kind, node.kernel, node.sizes, node.local, node.writes.index(value), *map(shown, node.args)) for node in writers[value]
-    )
-    return kept.setdefault(key, KeptValue())
+    for node in nodes:
+        command = (queue, node.kind, node.kernel, node.sizes, node.local, *[shown(arg, node.writes) for arg in node.args])
+        now |= {value: kept.setdefault((i, *command), KeptValue()) for i, value in enumerate(node.writes)}
+    return now

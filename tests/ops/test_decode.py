@@ -138,3 +138,27 @@ def test_a_gpt_decodes_the_same(gpu, rng):
         model.transformer["h"][0].mlp.register_forward_hook(lambda module, args, out, seen=seen: seen.append(out.shape))
         model.generate([[5, 17, 3]], 3, temperature=0)
         assert len(seen) == 3  # hooks are called for the prompt and for every token
+
+
+class DoubledFeedForward(nn.FeedForward):
+    """A layer of the user's."""
+
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+class TripledAttention(nn.CausalSelfAttention):
+    def forward(self, x, cache=None, layer=0):
+        return super().forward(x, cache, layer) * 3
+
+
+def test_layers_of_the_user_are_called(gpu, rng):
+    """A derived class may compute something else than the layer it derives from."""
+    queue, _ = gpu
+    block = nn.TransformerBlock(64, 4).eval()
+    block.attn, block.mlp = TripledAttention(64, 4), DoubledFeedForward(64)
+    x, block = Tensor.from_host(queue, rng.standard_normal((1, 5, 64), np.float32)), block.to(queue).eval()
+    with no_grad():
+        whole, cache = block(x).to_host(), nn.KVCache(1)
+        parts = [block(part, cache).to_host() for part in (x[:, :4], x[:, 4:])]
+    np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=1e-4, atol=1e-4)

@@ -528,3 +528,68 @@ def test_what_runs_when_garbage_is_collected_is_no_part_of_a_step(cl_device):
         gc.set_threshold(*threshold)
         gc.callbacks.remove(count_collections)
     assert COLLECTIONS[0] > before and step.graphs and not step.refused and gc.isenabled()
+
+
+def _made_once(function, *args, write=None):
+    """Replays of a function against the function itself, before and after a write."""
+    compiled = netcl.compile(function)
+    for i in range(RECORDED + 4):
+        if write is not None and i == RECORDED + 2:
+            write()
+        x = Tensor.from_host(np.arange(8, dtype=np.float32).reshape(2, 4) + i)
+        np.testing.assert_allclose(compiled(x, *args).to_host(), function(x, *args).to_host(), rtol=1e-5)
+    assert not compiled.refused and compiled.graphs
+    return compiled
+
+
+def test_weights_that_are_changed_in_place_are_read_where_the_step_reads_them(cl_device):
+    """Before and after the change; two equal results that are changed in turn; and the same commands in another order."""
+    w = Tensor.from_host(np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4))
+
+    def before_and_after(x):
+        a = w * 2
+        y = x @ a
+        a.mul_(3.0)
+        return y + x @ a
+
+    def twice(x):
+        a, b = w * 2, w * 2
+        a.add_(w)
+        b.add_(w)
+        return x @ a + x @ b
+
+    def ordered(x, first):
+        a = w * 2
+        if first:
+            u = a + 1
+            a.mul_(3.0)
+        else:
+            a.mul_(3.0)
+            u = a + 1
+        return x @ a - 2 * (x @ u)
+
+    for function in (before_and_after, twice):
+        _made_once(function, write=lambda: w.add_(1.0))
+    compiled = netcl.compile(ordered)
+    x = Tensor.from_host(np.ones((2, 4), np.float32))
+    for first in [True] * (RECORDED + 1) + [False] * (RECORDED + 1) + [True, False]:
+        np.testing.assert_allclose(compiled(x, first).to_host(), ordered(x, first).to_host(), rtol=1e-5)
+
+
+def test_a_long_chain_over_weights_is_recorded_quickly(cl_device):
+    """Every value is read twice: names of results that repeat those of their operands would double at every step."""
+    w = Tensor.full((4, 4), 0.1)
+
+    def chain(x):
+        a = w
+        for _ in range(40):
+            a = ag.matmul(a, a) + a * 0.5
+        return x @ a
+
+    assert _made_once(chain, write=lambda: w.add_(0.1)).graphs[0].commands == 1
+
+
+def test_what_the_caller_writes_without_netcl_is_read_at_every_replay(cl_device):
+    array = np.ones((4, 4), np.float32)
+    w = Tensor.from_host(cl_device.queue, array, share=True)
+    _made_once(lambda x: x @ (w * 2), write=lambda: array.fill(5.0))
