@@ -109,7 +109,7 @@ def _as_sequence(values: Any) -> Sequence[Any]:
 
 
 def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7, quick: bool = False, with_torch: bool = True) -> Setting:
-    """Our device by its selector, and torch if it is installed: on the same GPU where it can, else on the CPU."""
+    """Return the settings for a device selector; torch, if installed, runs on the same NVIDIA GPU, else on the CPU."""
     handle = require(selector, op="bench")
     torch = importlib.import_module("torch") if with_torch and importlib.util.find_spec("torch") else None
     where = "cpu"
@@ -124,7 +124,7 @@ def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7
 
 
 def wrong_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
-    """Return why ways are not timed: their results differ from the reference, which is the last way that has a result."""
+    """Return an error for each way whose result differs from the reference, which is the last way that has a result."""
     results = {name: [np.asarray(a) for a in way.result()] for name, way in ways.items() if way.result is not None}
     if len(results) < 2:
         return {}
@@ -138,7 +138,7 @@ def wrong_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
 
 
 def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference of two arrays in units of the second's root mean square.
+    """Return the largest difference of two arrays over the second's root mean square; infinite if their shapes differ.
 
     >>> relative_difference(np.array([1.0, 2.0]), np.array([1.0, 2.0]))
     0.0
@@ -246,5 +246,5 @@ def training_step(model: Any, optimizer: Any, loss: Callable[..., Any], context:
 
 
 def last_loss(run: Callable[[], Any]) -> list[np.ndarray]:
-    """The loss of the last of a few training steps: what is compared of them."""
+    """Return the loss of the last of a few training steps, by which their ways are compared."""
     return [np.array([run() for _ in range(CHECKED_STEPS)][-1].item())]
