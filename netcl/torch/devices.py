@@ -68,7 +68,7 @@ def _device_text(handle: Any) -> str:
 
 
 def _cuda_number(handle: Any) -> int | None:
-    """The number of an OpenCL device among those that "cuda" may mean."""
+    """Return the number of an OpenCL device among those that "cuda" may mean; ``None`` for other devices."""
     there = [core.require(index).device for index in _indices()] if handle.backend == "cl" else []
     return there.index(handle.device) if handle.device in there else None
 
