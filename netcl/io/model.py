@@ -72,7 +72,7 @@ def read_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _tied(model: Any) -> dict[str, str]:
-    """Map names of shared weights to the first name of the same weight."""
+    """Return the further names of shared weights, each with the first name of the same weight."""
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(tensor), name) for name, tensor in _own_tensors(model).items()}
     return {name: other for name, other in names.items() if name != other}

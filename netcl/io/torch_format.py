@@ -88,7 +88,7 @@ class _Reader:
         self.names: dict[str, Allowed] = {**plain, **kinds, **storages}
 
     def take(self, nbytes: int) -> None:
-        """Count memory besides the file itself: a few bytes of a file may describe much memory, many times."""
+        """Count the memory of a value and raise beyond the limit: a few bytes of a file may describe much memory."""
         self.left -= nbytes
         if self.left < 0:
             raise Refused("the content must not be larger than the limit for this file; if you trust it, pass max_bytes=")
@@ -179,7 +179,7 @@ def _item_size(dtype: str) -> int:
 
 
 def _reference(reference: Any) -> tuple[str, str, int]:
-    """dtype, key and number of elements of ``("storage", class, key, location, numel)``."""
+    """Return dtype, key and number of elements of a reference ``("storage", class, key, location, numel)``."""
     if not isinstance(reference, tuple) or len(reference) < 5 or reference[0] != "storage" or not isinstance(reference[1], Allowed):
         raise Refused("a reference must be to a storage")
     _, kind, key, _, count = reference[:5]
@@ -192,7 +192,10 @@ def _reference(reference: Any) -> tuple[str, str, int]:
 
 
 def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None, most: int) -> Any:
-    """Files of torch before 1.6: magic number, version, facts of the machine, the program, keys, and the storages in a row."""
+    """Return the value of a file of torch before 1.6.
+
+    The file holds a magic number, a version, facts of the machine, the program, keys, and the storages in a row.
+    """
     nothing = _Reader(limit)
     at, head = 0, []
     for _ in range(3):

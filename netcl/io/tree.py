@@ -57,7 +57,7 @@ def tensor_of(array: np.ndarray, name: str, queue: Any = None) -> Tensor:
 
 
 def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str, np.ndarray]]:
-    """A JSON value and the arrays it points to.
+    """Return a JSON value and the arrays that it points to, by name.
 
     >>> pack({"step": 3, "m": np.zeros(2)}, "adam")
     ({'step': 3, 'm': {'$array': 'adam.m', 'dtype': 'float64'}}, {'adam.m': array([0., 0.])})

@@ -26,7 +26,7 @@ _INT4_RANGES = {21: (0, 15), 22: (-8, 7), 25: (0, 3), 26: (-2, 1)}
 
 
 def cast_to(node: OnnxNode, x: Tensor, code: int) -> Any:
-    """``x`` as an element type of ONNX. Values of narrow types are rounded on the host."""
+    """Return ``x`` as an element type of ONNX; a narrow type is rounded on the host and returned as an array."""
     if code not in NARROW:
         return ag.cast(x, dtype_of(code))
     onnx, kind, values = library(), library().helper.tensor_dtype_to_np_dtype(code), x.to_host()
@@ -157,7 +157,7 @@ def _q_conv(
 
 
 def _bit_cast(node: OnnxNode, x: Tensor) -> np.ndarray:
-    """The same bits as another type; a copy over the host."""
+    """Return the bits of ``x`` as an array of another type, on the host."""
     source = library().helper.tensor_dtype_to_np_dtype(_code_of(node, 0, x))
     values = x.to_host().astype(source)
     return values.view(library().helper.tensor_dtype_to_np_dtype(node["to"]))

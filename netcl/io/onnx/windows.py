@@ -61,7 +61,7 @@ def _node_pads(node: OnnxNode, sizes: Sequence[int], kernel: Sequence[int], ceil
 
 
 def _op(node: OnnxNode, x: Tensor, name: str) -> Any:
-    """The op for signals, images or volumes."""
+    """Return the op ``name`` for one, two or three spatial dimensions."""
     if x.ndim not in (3, 4, 5):
         raise node.fault("x must have 3 to 5 dimensions (batch, channels and one to three more)", shape=x.shape)
     return getattr(volume if x.ndim == 5 else ag, f"{name}{x.ndim - 2}d")
@@ -108,7 +108,7 @@ def read_conv(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) 
 
 
 def _conv_transpose(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Without padding, then cut: the pads at both ends differ where they follow from ``output_shape`` or ``auto_pad``."""
+    """Compute without padding, then cut, if the pads at both ends differ, as they may with ``output_shape`` or ``auto_pad``."""
     axes, kernel = x.ndim - 2, w.shape[2:]
     strides, dilations, more = (node[name] or [usual] * axes for name, usual in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
     flat, auto = node["pads"] or [0] * 2 * axes, node["auto_pad"]
@@ -221,7 +221,7 @@ _RESIZES = {
 
 
 def _export_interpolate(graph: OnnxGraph, call: Call) -> Name:
-    """By the factor where one was given: the sampling points follow the factor, not the ratio of the sizes."""
+    """Export by the factor if one was given: the sampling points follow the factor, not the ratio of the sizes."""
     factor, align = call["scale_factor"], bool(call["align_corners"])
     if call["mode"] not in ("nearest", "linear", "bilinear") or call["antialias"] or call["x"].ndim == 5:
         what = "interpolate can be exported in modes nearest, linear and bilinear, without antialias, for 3 or 4 dimensions"
