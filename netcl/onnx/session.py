@@ -172,7 +172,7 @@ class InferenceSession:
 
     @property
     def commands(self) -> int:
-        """How many commands the replay of the shapes that ran last enqueues; 0 if they have no recording."""
+        """The number of commands that a replay for the latest input shapes enqueues; 0 if they have no recording."""
         last = next(reversed(self._plans.values()), "")
         return last.commands if isinstance(last, Graph) else 0
 
@@ -220,7 +220,7 @@ class InferenceSession:
         return self._outputs[name]
 
     def tensor(self, name: str, x: Any) -> Any:
-        """A value for an input, checked, on the device."""
+        """Check a value for an input and return it as a tensor on its device; a sequence is returned as a list."""
         if name not in self._inputs:
             raise ValueError(message(SESSION, "the model has no such input", f"it takes: {', '.join(self._inputs)}", input=repr(name)))
         entry = self._inputs[name]
@@ -255,7 +255,7 @@ class InferenceSession:
         return dict(zip(self._outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
     def _plan(self, tensors: Sequence[Any]) -> Graph | str:
-        """The recording for these shapes, made at their second run; otherwise why there is none, or an empty text if it may follow."""
+        """Return the recording for these shapes, made at their second run, or the reason for none; empty if one may follow."""
         # Sequences, empty tensors, and one tensor for two inputs are not recorded.
         if (
             self._eager
@@ -286,7 +286,7 @@ class InferenceSession:
         return plan
 
     def _drop_stale_plans(self) -> None:
-        """Record again after a weight was replaced or written: recordings hold the old one, and results that depend on it.
+        """Drop all recordings after a weight was replaced or written: they hold the old one, and results that depend on it.
 
         Versions are compared in every run. The clock of writes cannot replace them: other threads write while a run lasts.
         """
