@@ -96,14 +96,14 @@ class SelfAttention(Module):
         return self.o_proj(join_heads(out))
 
     def attends_whole(self, x: Tensor, span: AttentionSpan, cache: KVCache | None) -> bool:
-        """Whether :meth:`attend_whole` takes the projection of x."""
+        """Whether :meth:`attend_whole` can be used for the merged projection of ``x``."""
         placed_by_row = span.positions is not None and span.positions.ndim == 2
         if cache is None or self.qkv_proj is None or not placed_by_row or not cache.takes_projections(self.layer, x.shape[1]):
             return False
         return cache.rotates(span.positions) or (self.q_norm is None and (self.rope is None or self.rope.size == self.size))
 
     def attend_whole(self, x: Tensor, span: AttentionSpan, cache: Any) -> Tensor:
-        """Attention of a few new positions whose queries, keys and values stay side by side, as ``qkv_proj`` gives them."""
+        """Return attention of a few new positions whose queries, keys and values stay side by side, as ``qkv_proj`` gives them."""
         batch, new, wide = x.shape
         options = {"heads": self.heads, "scale": self.scale, "window": self.window or 0, "softcap": self.cap or 0.0}
         table = None if self.rope is None else span.tables[self.rope]
@@ -117,7 +117,7 @@ class SelfAttention(Module):
         return cache(self.layer, x, **options)
 
     def merge(self) -> bool:
-        """Put the projections of queries, keys and values into one product, if a token gains from it; for inference."""
+        """Merge the projections into ``qkv_proj`` if a token gains from it; returns whether it did. For inference."""
         whole = self.q_norm is None and (self.rope is None or self.rope.size == self.size)
         within = packed.launches_dominate(self.queue) and type(self.q_norm) in (RMSNorm, type(None))  # cached attention does the rest
         turned = (self.rope is None or self.rope.attention_factor == 1) and (whole or within)
@@ -287,7 +287,7 @@ def _inside_documents(documents: Tensor, window: int | None) -> Tensor:
 
 
 def check_activation(name: Any) -> str:
-    """The name of a known activation."""
+    """Return ``name`` if it is a known activation; raises otherwise."""
     if name not in ACTIVATION_FUNCTIONS:
         raise ValueError(message("config", f"the activation must be one of {', '.join(ACTIVATION_FUNCTIONS)}", given=repr(name)))
     return name

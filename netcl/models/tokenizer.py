@@ -247,7 +247,7 @@ def _piece_scores(own: Mapping[str, Any], count: int) -> np.ndarray:
 
 
 def _surround(backend: Any, own: Mapping[str, Any], normalizers: Sequence[Any] = ()) -> Any:
-    """Handle SentencePiece's spaces and bytes: written as marks before, read back after."""
+    """Add SentencePiece's marks for spaces before encoding, and remove marks and byte tokens when decoding; returns ``backend``."""
     library = tokenizers_library()
     prefix = bool(own.get("tokenizer.ggml.add_space_prefix", True))
     norms, decoders = library.normalizers, library.decoders
@@ -289,7 +289,7 @@ def _unigram(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) -> An
 
 
 def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The metadata of a GGUF file that holds a tokenizer."""
+    """Return a tokenizer as metadata of a GGUF file."""
     if tokenizer.metadata:
         return tokenizer.metadata
     data = json.loads(tokenizer.backend.to_str())

@@ -111,7 +111,7 @@ def _conversation(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -
 
 
 def _until_end(tokenizer: Tokenizer, ids: Sequence[int], inside: list[int]) -> list[int]:
-    """Return the tokens of an answer without the white space that the template puts after its end token."""
+    """Return the positions of an answer's tokens without the white space that the template puts after its end token."""
     special = tokenizer.backend.get_added_tokens_decoder()
     last = max((at for at in inside if ids[at] in special), default=len(ids))
     behind = tokenizer.decode([ids[at] for at in inside if at > last], skip_special_tokens=False)
@@ -122,8 +122,8 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
     """Pack documents to blocks, the longest first, each in the fullest block with room; returns inputs and targets.
 
     Inputs ``(blocks, 3, length)``: ids, document numbers (0 for padding), positions in the document. Targets ``(blocks, length)``: the id
-    that follows, or :data:`IGNORED_TARGET`. A longer document is cut: texts, of which everything is learned, into several, others behind
-    the block's length. What is left without a learned token is dropped.
+    that follows, or :data:`IGNORED_TARGET`. A longer document is cut: a text, all of whose tokens are learned,
+    into several documents, another one after ``length`` tokens. Parts without a learned token are dropped.
     """
     pieces: list[Document] = []
     for ids, learned in documents:

@@ -118,7 +118,7 @@ _ROW_OPS = frozenset("rq rk q k v gate up e".split())  # those that take or reor
 
 
 def _put_packed(model: Any, name: str, source: Any, origin: Origin) -> bool:
-    """Replace the layer of a parameter by a packed one with the file's own blocks; False if it has none, or must be computed with."""
+    """Replace the layer of a parameter by a packed one with the file's blocks; returns False if it has none or they need computing."""
     path, _, last = name.rpartition(".")
     layer, kind = model.get_submodule(path), source.kinds[origin.name]
     if last != "weight" or type(layer) not in (Linear, Embedding) or kind in ("F32", "F16") or not _ROW_OPS.issuperset(origin.ops):
@@ -170,7 +170,7 @@ def host_array(tensor: Any) -> np.ndarray:
 
 
 def push(model: Any, names: Mapping[str, str]) -> dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]:
-    """The tensors of a file that holds a model: the shape of each, and a function that makes it."""
+    """Return the tensors of a file that holds a model, by name: the shape of each, and a function that returns its array."""
     groups: dict[str, list[tuple[Origin, str, Any]]] = {}
     packed = {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, QuantizedLinear | QuantizedEmbedding)}
     if model.config.tied:
