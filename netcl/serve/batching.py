@@ -177,7 +177,7 @@ class Batcher:
             self._end(request, outcome, AnswerPart(error=ServeError(status, text)))
 
     def turn(self) -> None:
-        """One round: sequences that must end leave, at most one prompt joins, every sequence gets a token."""
+        """Run one round: sequences that must end leave, at most one prompt joins, every sequence gets a token."""
         now, late = self.clock(), message("serve", "the request took too long", seconds=self.limits.timeout)
         over = self.closing is not None and now >= self.closing
         with self._changed:
