@@ -325,7 +325,7 @@ def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
 
 
 def fix(facts: Facts) -> bool:
-    """Install what is missing for a CPU device: pyopencl and PoCL by pip, PoCL by the system where pip has none; whether any was."""
+    """Install what a CPU device lacks, pyopencl and PoCL, by pip or by the system; returns whether anything was installed."""
     loads = facts.import_error and any(not r.error and "oclgrind" not in r.library for r in facts.runtimes)  # it only lacks pyopencl
     wants_runtime = not (facts.usable or facts.hidden or facts.setting or loads)
     wheels = ["pyopencl"] if facts.import_error else []
