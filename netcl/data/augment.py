@@ -103,7 +103,7 @@ class Normalize(Augmentation):
 
 
 class RandomHorizontalFlip(Augmentation):
-    """Flips a fraction ``p`` of the images left to right."""
+    """Flips each image left to right with probability ``p``."""
 
     axis = -1
 
@@ -120,7 +120,7 @@ class RandomHorizontalFlip(Augmentation):
 
 
 class RandomVerticalFlip(RandomHorizontalFlip):
-    """Flips a fraction ``p`` of the images top to bottom."""
+    """Flips each image top to bottom with probability ``p``."""
 
     axis = -2
 
@@ -214,14 +214,14 @@ class ColorJitter(Augmentation):
 
 
 def _box(rng: np.random.Generator, shape: tuple[int, ...], tall: Any, wide: Any) -> Drawn:
-    """Return first and last row and column of a box of the given sides at a random position in each image."""
+    """Return the bounds of rows and columns, ends excluded, of a box of the given sides at a random position in each image."""
     n, _, height, width = shape
     top, left = (rng.integers(0, np.maximum(room - side, 0) + 1, n) for room, side in ((height, tall), (width, wide)))
     return tuple(values.reshape(n, 1, 1, 1) for values in (top, top + tall, left, left + wide))
 
 
 class RandomErasing(Augmentation):
-    """Sets a rectangle to ``value`` in a fraction ``p`` of the images.
+    """Sets a rectangle of each image to ``value`` with probability ``p``.
 
     - **scale**: its share of the area; **ratio**: its height over its width.
     """
@@ -308,7 +308,7 @@ class CutMix(Mixup):
     """Replaces a rectangle of each image by that of another image, and mixes the labels by area."""
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        """Draw the partner of each image, the area of its rectangle, and its position."""
+        """Draw the partner of each image, its rectangle's share of the area, and the rectangle's position."""
         n, _, height, width = shape
         side = np.sqrt(rng.beta(self.alpha, self.alpha, n))
         tall, wide = (np.rint(side * size).astype(np.int64) for size in (height, width))

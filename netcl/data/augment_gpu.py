@@ -57,7 +57,7 @@ def _like(x: Any, array: np.ndarray) -> Any:
 
 
 def _warped(x: Any, matrix: np.ndarray, size: tuple[int, int], mode: str) -> Any:
-    """Warp images by matrices (N, 2, 3) of pixels, in the coordinates of grid_sample: -1 and 1 at the edges."""
+    """Return images of ``size``, sampled by ``grid_sample`` where matrices (N, 2, 3) over pixels map their pixels to."""
     height, width = x.shape[2:]
     scale = np.array([2 / width, 2 / height], np.float32)
     matrix = matrix * scale[:, None]
@@ -69,7 +69,7 @@ def _warped(x: Any, matrix: np.ndarray, size: tuple[int, int], mode: str) -> Any
 
 
 def _boxes(x: Any, box: tuple[np.ndarray, ...]) -> Any:
-    """Do the same as :func:`netcl.data.augment.inside`, on the device."""
+    """Return :func:`netcl.data.augment.inside` of ``box`` as a tensor on the device of ``x``."""
     rows, columns = (_like(x, np.arange(n, dtype=np.float32).reshape(shape)) for n, shape in
                      ((x.shape[2], (1, 1, -1, 1)), (x.shape[3], (1, 1, 1, -1))))  # fmt: skip
     top, bottom, left, right = (_like(x, values.astype(np.float32)) for values in box)

@@ -118,7 +118,7 @@ def _shuffled(source: Any, *, buffer_size: int = 10000, seed: Any = None) -> Ite
 
 
 def _share(source: Any) -> Iterable[Any]:
-    """Yield the samples of this worker: every n-th."""
+    """Return the samples of this worker, every n-th; outside of workers, all samples."""
     worker = get_worker_info()
     return source if worker is None else islice(source, worker.id, None, worker.num_workers)
 

@@ -14,7 +14,7 @@ def message(op: str, what: str, remedy: str = "", /, **values: object) -> str:
 
 
 def check_count(op: str, name: str, value: Any, least: int = 1) -> int:
-    """Raise ``ValueError`` unless ``value`` is a whole number of at least ``least``."""
+    """Return ``value`` as an int; raises ``ValueError`` unless it is a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(message(op, f"{name} must be a whole number of at least {least}", **{name: repr(value)}))
     return int(value)

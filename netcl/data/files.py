@@ -65,7 +65,7 @@ def parts(labels: np.ndarray | None, samples: int, fractions: Sequence[float], s
 
 
 def held_out(dataset: Any, labels: np.ndarray | None, fraction: float, seed: int) -> tuple[Any, Any]:
-    """Split a part for validation off a dataset; returns both, ``None`` for the fraction 0."""
+    """Return a dataset without its part for validation, and that part, which is ``None`` for the fraction 0."""
     if not fraction:
         return dataset, None
     val, train = parts(labels, len(dataset), [fraction], seed)

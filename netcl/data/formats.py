@@ -94,7 +94,7 @@ def read_cifar100(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]
 
 
 def _cifar(op: str, given: str | os.PathLike[str], classes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Read a file of records: a label for each of ``classes``, then red, green and blue planes of 32 x 32."""
+    """Return the images and the last labels of a file of records: a label for each of ``classes``, then three planes of 32 x 32."""
     path = regular(given, op)
     size, record = path.stat().st_size, len(classes) + 3 * 32 * 32
     if not size or size % record:
