@@ -84,7 +84,7 @@ def _most(dtype: Any) -> float:
 
 
 def _pixel_array(image: Any) -> np.ndarray:
-    """(channels, height, width) of a PIL image, or of an array (height, width[, channels])."""
+    """Return an array (channels, height, width) of a PIL image, or of an array (height, width[, channels])."""
     array = np.array(image, copy=True)
     return np.moveaxis(array if array.ndim == 3 else array[..., None], -1, 0)
 
@@ -340,7 +340,7 @@ def affine(
 
 
 def _sampled(x: np.ndarray, matrix: np.ndarray, out: tuple[int, ...], mode: str, fill: Any) -> np.ndarray:
-    """Sample an image at the points that a matrix over distances from the center gives for the pixels of a result."""
+    """Return an image of size ``out``; ``matrix`` maps its pixels to points of ``x``, both as offsets from the centers."""
     whole, (height, width) = x.reshape(-1, *x.shape[-2:])[None].astype(np.float32), x.shape[-2:]
     linear = matrix[:, :2]
     shift = matrix[:, 2] + [(width - 1) / 2, (height - 1) / 2] - linear @ [(out[1] - 1) / 2, (out[0] - 1) / 2]

@@ -70,7 +70,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def kept_boxes(boxes: np.ndarray, scores: np.ndarray, iou_threshold: float) -> np.ndarray:
-    """:func:`nms` of arrays."""
+    """Return the indices of :func:`nms` for arrays, as an array."""
     left, kept = np.argsort(-scores, kind="stable"), []
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     while left.size:
@@ -84,7 +84,7 @@ def kept_boxes(boxes: np.ndarray, scores: np.ndarray, iou_threshold: float) -> n
 
 
 def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
-    """:func:`nms` within the boxes of each class of ``idxs``, by decreasing score over all classes."""
+    """Return the indices of :func:`nms` within each class of ``idxs``, by decreasing score over all classes."""
     host, values, classes = boxes.to_host(), scores.to_host(), idxs.to_host()
     groups = [np.flatnonzero(classes == c) for c in np.unique(classes)]
     kept = np.concatenate([group[kept_boxes(host[group], values[group], iou_threshold)] for group in groups] or [np.zeros(0, np.int64)])

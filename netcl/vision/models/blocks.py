@@ -90,7 +90,7 @@ def draw(model: nn.Module, conv: str = "", linear: str = "") -> None:
 
 
 def architecture(name: str, make: Callable[..., Any], *settings: Any, **defaults: Any) -> Callable[..., Any]:
-    """Make torchvision's function ``name``: ``make(*settings, **defaults)``, with other options and weights from a file if given."""
+    """Register and return torchvision's function ``name``, which calls ``make(*settings, **defaults)`` and loads ``weights`` if given."""
 
     def build(*, weights: Any = None, progress: bool = True, pretrained: bool = False, in_channels: int = 3, **options: Any) -> Any:
         if pretrained or not (weights is None or (isinstance(weights, str | os.PathLike) and os.path.exists(weights))):

@@ -122,7 +122,7 @@ class SSD(nn.Module):
         return {name: Tensor.from_host(queue, value) for name, value in made.items()}
 
     def _losses(self, logits: Tensor, offsets: Tensor, around: np.ndarray, sizes: Sequence[Any], targets: Any) -> dict[str, Tensor]:
-        """Smooth L1 of the matched default boxes; cross entropy of these and of the unmatched ones with the largest loss."""
+        """Return smooth L1 of the matched default boxes, and cross entropy of these and of the unmatched ones with the largest loss."""
         queue, made = logits.queue, []
         for (height, width), target in zip(sizes, targets, strict=True):
             boxes, labels = (np.asarray(x.to_host() if isinstance(x, Tensor) else x) for x in (target["boxes"], target["labels"]))
