@@ -57,7 +57,7 @@ class Complex:
         return Complex(function(self.real), function(self.imag))
 
     def __getattr__(self, name: str) -> Any:
-        """``reshape``, ``transpose``, ``detach``, ``to``, ``sum``: those of both parts."""
+        """Return a method that applies ``reshape``, ``transpose``, ``detach``, ``to`` or ``sum`` to both parts."""
         if name not in ("reshape", "transpose", "detach", "to", "sum"):
             raise AttributeError(f"'Complex' object has no attribute {name!r}")
         return lambda *args, **options: self._each(lambda x: getattr(x, name)(*args, **options))
@@ -125,7 +125,7 @@ def view_as_real(input: Complex) -> Tensor:
 
 
 def view_as_complex(input: Tensor) -> Complex:
-    """The complex tensor of a last axis of 2."""
+    """Return the complex tensor whose real and imaginary parts lie along the last axis, which must have size 2."""
     if not input.shape or input.shape[-1] != 2:
         raise ShapeError(message("view_as_complex", "the last axis must have 2 elements", shape=input.shape))
     return Complex(twin("select")(input, -1, 0), twin("select")(input, -1, 1))
@@ -226,17 +226,17 @@ for _end in ("", "2", "n"):
 
 
 def hfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    """The real transform of numbers of which the input is the first half: ``irfft`` of the conjugate, normalized as a forward transform."""
+    """Return the real transform of a Hermitian-symmetric signal, given its first half: ``irfft`` of the conjugate, scaled as ``fft``."""
     return _transformed("hfft", conj(input), n, dim, norm, True, "cr")
 
 
 def ihfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Complex:
-    """The inverse of :func:`hfft`."""
+    """Return the first half of the inverse transform of a real tensor, which is Hermitian-symmetric: the inverse of :func:`hfft`."""
     return _transformed("ihfft", input, n, dim, norm, False, "rc").conj()
 
 
 def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, **options: Any) -> Tensor:
-    """The frequencies of the elements of a transform of ``n`` numbers that are ``d`` apart."""
+    """Return the frequencies of the elements of a transform of ``n`` values that are ``d`` apart."""
     return made_here(np.fft.fftfreq(n, d), dtype or "float32", options)
 
 
@@ -252,7 +252,7 @@ def _shift_spectrum(input: Any, dim: Any, sign: int) -> Any:
 
 
 def fftshift(input: Any, dim: Any = None) -> Any:
-    """The frequency 0 moved to the middle of the axes."""
+    """Return the input with the zero frequency moved to the middle of the axes."""
     return _shift_spectrum(input, dim, 1)
 
 
@@ -264,7 +264,7 @@ def ifftshift(input: Any, dim: Any = None) -> Any:
 def stft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
          center: bool = True, pad_mode: str = "reflect", normalized: bool = False, onesided: bool | None = None,
          return_complex: bool = True) -> Any:  # fmt: skip
-    """The transforms of overlapping windows of signals, ``(..., frequencies, frames)``; with a last axis of 2 unless ``return_complex``."""
+    """Return short-time Fourier transforms ``(..., frequencies, frames)``, with a last axis of 2 unless ``return_complex``."""
     made = twin("stft_pairs")(input, n_fft, hop_length, win_length, window, center, pad_mode, normalized, onesided is not False)
     return view_as_complex(made) if return_complex else made
 
@@ -272,7 +272,7 @@ def stft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: i
 def istft(input: Any, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
           center: bool = True, normalized: bool = False, onesided: bool | None = None, length: int | None = None,
           return_complex: bool = False) -> Tensor:  # fmt: skip
-    """The signals whose :func:`stft` is nearest to the input, a complex tensor or one with a last axis of 2."""
+    """Return the inverse short-time Fourier transform of a complex tensor, or of one with a last axis of 2."""
     if return_complex:
         raise DtypeError(message("istft", "return_complex=True cannot be used: signals are real", "pass return_complex=False"))
     pairs = view_as_real(input) if isinstance(input, Complex) else input

@@ -1,8 +1,8 @@
 """Every row of the op table, proved on a device: the checks behind ``netcl selftest`` and behind the tests.
 
 A row carries samples and a reference: NumPy's function, or the op itself on the NumPy backend in float64. Nothing here knows an op by
-name. Forward values are compared with the reference in float64; gradients by inner products, ``<w, J v>`` of the *reference* by
-differences against ``<J' w, v>`` of the tape on the device.
+name. Forward values are compared with the reference in float64; gradients by inner products: ``<w, J v>`` of the *reference*, by
+finite differences, with ``<J' w, v>`` of the tape on the device.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def supports(handle: DeviceHandle, dtype: str) -> bool:
 
 
 def results(handle: DeviceHandle, names: Sequence[str] = (), full: bool = False) -> Iterator[Result]:
-    """Run every row's checks on a device. A failure is reported and the next row is tried; nothing is skipped silently.
+    """Run every row's checks on a device and yield their results. A failure is reported, and the next row is tried; nothing is skipped.
 
     ``full`` begins with every kernel algorithm that the device may choose; a wrong one is quarantined, and the rows run without it.
     """
@@ -298,7 +298,7 @@ def _each(check: Callable[..., None], row: Row, handle: DeviceHandle, dtype: str
 
 
 def _faults() -> tuple[type[Exception], ...]:
-    """Everything an op may raise, a driver's own errors included; Ctrl-C is not among them."""
+    """Return the exceptions that an op may raise, a driver's own included, but not ``KeyboardInterrupt``."""
     own = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
     return (*own, platforms.opencl().Error) if platforms.available() else own
 
