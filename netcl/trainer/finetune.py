@@ -119,7 +119,7 @@ class AnswerLosses(TokenLosses):
 
 
 def _preference_margin(losses: Tensor, reference: Tensor) -> Tensor:
-    """The log-probability that the chosen answer has gained over the untrained model, minus that of the rejected answer."""
+    """Return for each pair the log-probability that the chosen answer has gained since training began, minus the rejected one's."""
     gained = ag.sub(reference, losses)
     return ag.sub(ag.select(gained, 1, 0), ag.select(gained, 1, 1))
 
@@ -205,7 +205,7 @@ def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: boo
 
 
 def _preference_loss(beta: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """``-log sigmoid(beta * margin)``, the mean over pairs (Rafailov et al. 2023, "Direct Preference Optimization")."""
+    """Return DPO's loss function, the mean of ``-log sigmoid(beta * margin)`` over pairs (Rafailov et al. 2023)."""
     return lambda losses, reference: ag.mean(ag.softplus(ag.mul(_preference_margin(losses, reference), -beta)))
 
 

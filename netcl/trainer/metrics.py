@@ -217,7 +217,7 @@ class AUC(_Collected):
 
 
 def _roc_area(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The Mann-Whitney statistic, from mean ranks; ``nan`` if one of the two kinds is missing."""
+    """Return the area under the ROC curve, by the Mann-Whitney statistic of mean ranks; ``nan`` without positives or negatives."""
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(count) - (count - 1) / 2)[place.reshape(-1)]
     yes, no = int(positive.sum()), int((~positive).sum())

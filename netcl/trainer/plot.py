@@ -29,7 +29,7 @@ table.confusion td { text-align: right; min-width: 2.2em; }
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers that divide a range.
+    """Return about ``count`` round numbers inside a range.
 
     >>> ticks(0.0, 1.0)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -46,7 +46,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> str:
-    """An SVG chart of named lines; points that are not finite are left out, and many are thinned to their extremes."""
+    """Return an SVG chart of named lines, empty without finite points; many points are thinned to their extremes."""
     lines = {name: extremes([(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]) for name, points in series.items()}
     everything = [point for points in lines.values() for point in points]
     if not everything:
@@ -76,7 +76,7 @@ def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
 
 
 def scatter_chart(title: str, points: Points, x_label: str = "", diagonal: float | None = 1.0, most: int = 2000) -> str:
-    """An SVG chart of dots, with the line on which they would all lie: ``y = diagonal * x``, or ``y = 0``. At most ``most`` are drawn."""
+    """Return an SVG chart of at most ``most`` dots and the line ``y = diagonal * x``, or ``y = 0``; empty without finite points."""
     shown = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     shown = shown[:: -(-len(shown) // most) or 1]
     if not shown:

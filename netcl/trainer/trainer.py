@@ -341,7 +341,7 @@ class Trainer:
         return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
 
     def _leave_if(self, interrupt: Stop) -> None:
-        """Leave after a Ctrl-C. Ranks agree, on ``stop_training`` too: if one left alone, the others would wait in the next step."""
+        """Raise ``SystemExit`` after a Ctrl-C. Ranks agree, on ``stop_training`` too, since one that left alone would block the others."""
         leave = interrupt.is_set()
         if self._ranks is not None:
             told = self._ranks.tell([leave, self.stop_training], "fit")
@@ -474,7 +474,7 @@ class Trainer:
         return {"model": unwrapped(self.model), "optimizer": self.optimizer, **parts}
 
     def _to_resume(self, resume: str | os.PathLike[str] | None) -> str | None:
-        """The checkpoint to resume from, among the files of rank 0: machines need not share a disk."""
+        """Return the checkpoint to resume from, or ``None``, among the files of rank 0: machines need not share a disk."""
         if resume is None:
             return None
         folders = [callback.folder for callback in self.callbacks.callbacks if isinstance(callback, ModelCheckpoint)]
