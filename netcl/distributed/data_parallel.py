@@ -244,7 +244,7 @@ class DataParallel(Module):
         self._known = self._written()
 
     def measure(self, *inputs: Tensor) -> list[float]:
-        """Set ``weights`` to the measured rows per second of each device, forward only; equal if all devices have one name."""
+        """Set ``weights`` to the rows per second of each device, forward only, and return them; equal if all devices have one name."""
         self.weights = [1.0] * len(self.replicas)
         rows = max(1, len(inputs[0]) // len(self.replicas))
         different = len({manager.handle_of(queue).device_name for queue in self.queues}) > 1
