@@ -55,7 +55,7 @@ class Described:
         return self._last_lr
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer: numbers, strings and lists of them."""
+        """Return everything but the optimizer and functions: numbers, strings and lists of them."""
         return {key: value for key, value in vars(self).items() if key not in self._not_saved}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
