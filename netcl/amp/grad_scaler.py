@@ -160,7 +160,7 @@ class GradScaler:
         return next(iter(self._found.values()), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs, as plain numbers."""
+        """Return everything a resumed run needs, as plain numbers; waits for the device."""
         streak = next(iter(self._devices.values())).streak.item() if self._devices else self._start[1]
         return {"scale": self.scale, "growth_factor": self.growth_factor, "backoff_factor": self.backoff_factor,
                 "growth_interval": self.growth_interval, "growth_tracker": int(streak), "enabled": self.enabled}  # fmt: skip
