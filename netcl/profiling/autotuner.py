@@ -120,7 +120,7 @@ class Autotuner:
         return found
 
     def search(self, problem: Problem, budget: float | None = None) -> AutotuneResult:
-        """Try the candidates of a problem and store the winner. Existing plans are not changed."""
+        """Try the candidates of a problem, store the winner and return the result. Existing plans are not changed."""
         return self.search_all([problem], budget)[0]
 
     def search_all(self, problems: Sequence[Problem], budget: float | None = None) -> list[AutotuneResult]:

@@ -96,7 +96,7 @@ class profile:
     __str__ = table
 
     def summary(self) -> str:
-        """Summarize the run in a line."""
+        """Return a line with the number of launches, their time and the device."""
         busy = sum(launch.seconds for launch in self.events)
         return f"{len(self.events)} launches, {1e3 * busy:.3f} ms in kernels of {1e3 * self.seconds:.3f} ms, on {self.device.device_name}"
 
