@@ -23,7 +23,7 @@ from netcl.engine.lazy_graph import flush
 
 
 def sibling_queue(queue: Any, profiling: bool = False) -> Any:
-    """A new in-order queue on the context and device of ``queue``; with ``profiling`` its events carry timestamps."""
+    """Return a new in-order queue on the context and device of ``queue``; with ``profiling`` its events carry timestamps."""
     cl = platforms.opencl()
     platforms.check_process()
     return cl.CommandQueue(queue.context, queue.device, properties=cl.command_queue_properties.PROFILING_ENABLE if profiling else 0)
