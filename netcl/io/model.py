@@ -79,7 +79,7 @@ def _tied(model: Any) -> dict[str, str]:
 
 
 def _tie(model: Any, tied: Any, path: object) -> None:
-    """Share weights that were shared when the file was written."""
+    """Tie the weights that were tied when the file was written; raises if the names do not fit the model."""
     state = _own_tensors(model)
     for name, other in tied.items() if isinstance(tied, dict) else [("", "")]:
         if not isinstance(other, str) or not {name, other} <= state.keys() or state[name].shape != state[other].shape:

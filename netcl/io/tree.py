@@ -42,7 +42,7 @@ def from_bits(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def bfloat16() -> np.dtype:
-    """NumPy's dtype of bfloat16, which ``ml_dtypes`` brings."""
+    """Return NumPy's dtype of bfloat16; raises ``ImportError`` without ``ml_dtypes``."""
     try:
         import ml_dtypes
     except ImportError:
@@ -51,7 +51,7 @@ def bfloat16() -> np.dtype:
 
 
 def tensor_of(array: np.ndarray, name: str, queue: Any = None) -> Tensor:
-    """A tensor of stored values on a queue, or on the active device."""
+    """Return stored values as a tensor on a queue, or on the active device."""
     values = dtypes.decode(array, dtypes.lookup(name))
     return Tensor.from_host(values, dtype=name) if queue is None else Tensor.from_host(queue, values, name)
 

@@ -165,7 +165,7 @@ class GraphReader:
 
 @cache
 def standard_function(kind: str, opset: int) -> Any:
-    """The standard's definition of an operator by others; ``None`` if there is none or it takes values other than tensors."""
+    """Return the schema of an operator that the standard defines by others, over tensors only; ``None`` for other operators."""
     domain, _, name = kind.rpartition("::")
     if not library().defs.has(name, domain):
         return None

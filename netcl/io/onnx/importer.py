@@ -133,7 +133,7 @@ class OnnxModel(nn.Module):
         return f"nodes={len(self.nodes)}, inputs={self.input_names}, outputs={self.output_names}"
 
     def _kept(self, body: GraphBody, name: str, array: np.ndarray, learned: bool) -> Tensor:
-        """A weight or constant as a tensor: constants, integers and scalars on the host, others on the device as parameters or buffers."""
+        """Return a weight or constant as a tensor: constants, integers and scalars on the host, others as parameters or buffers."""
         stored, dtype = tree.bits(array)
         if name in body.constants or array.dtype.kind in "biu" or array.ndim == 0:
             return tree.tensor_of(stored, dtype, self._host)
@@ -240,7 +240,7 @@ class OnnxModel(nn.Module):
         return [self._on_host(x) for x in results]
 
     def _on_host(self, x: Any) -> Any:
-        """An array as a tensor on the host; tensors stay where they are."""
+        """Return an array as a tensor on the host; tensors stay where they are."""
         return x if isinstance(x, Tensor | TensorSequence | None) else tree.tensor_of(*tree.bits(numbers(np.asarray(x))), self._host)
 
     def _expanded(self, node: OnnxNode, given: list[Any]) -> list[Any]:

@@ -41,7 +41,7 @@ CONTROL: dict[str, Import] = {}
 
 
 def operators() -> set[str]:
-    """Every operator that can be imported."""
+    """Return every operator that can be imported."""
     return {*IMPORTS, *CONTROL, *FORMULAS, *entries_by_operator()}
 
 

@@ -80,7 +80,7 @@ def _dropout(node: OnnxNode, x: Tensor, ratio: Any = None, training: Any = None)
 
 
 def _attention_node(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *cache: Any) -> Any:
-    """Attention by netcl's op; caches, windows, caps and further outputs are left to the operator's definition."""
+    """Return attention by netcl's op; ``NotImplemented`` for caches, windows, caps and further outputs."""
     known = {*node.given} <= {"is_causal", "scale", "q_num_heads", "kv_num_heads", "qk_matmul_output_mode"}
     if not known or any(x is not None for x in cache) or any(node.outputs[1:]):
         return NotImplemented
@@ -95,7 +95,7 @@ def _attention_node(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Tenso
 
 
 def _uniform(node: OnnxNode, shape: Any, queue: Any = None) -> Tensor:
-    """Uniform in [0, 1): by the generator of the device, or by NumPy's if the node has a seed."""
+    """Return uniform numbers in [0, 1), from the generator of the device, or from NumPy's if the node has a seed."""
     queue = require("cpu").queue if queue is None else queue
     if node["seed"] is None:
         return ag.rand(tuple(shape), queue=queue)

@@ -47,7 +47,7 @@ def _code_of(node: OnnxNode, index: int, like: Tensor | None) -> int:
 
 
 def _spread(node: OnnxNode, x: Tensor, values: Tensor) -> Tensor:
-    """Scales or zero points in a shape that broadcasts with ``x``: per tensor, per axis or per block."""
+    """Return scales or zero points in a shape that broadcasts with ``x``: per tensor, per axis or per block."""
     axis = (1 if node["axis"] is None else node["axis"]) % max(x.ndim, 1)
     if node["block_size"]:
         return ag.narrow(ag.repeat_interleave(values, node["block_size"], axis), axis, 0, x.shape[axis])
@@ -65,7 +65,7 @@ def _quantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = No
 
 
 def _requantize(x: Tensor, zero: Tensor | None, code: int) -> Tensor:
-    """``x`` rounded to even, plus the zero point, clamped to the range of an integer type."""
+    """Return ``x`` rounded to even, plus the zero point, clamped to the range of an integer type."""
     limits = np.iinfo(DTYPES[dtype_of(code)].storage)
     low, high = _INT4_RANGES.get(code, (int(limits.min), int(limits.max)))
     moved = ag.round(x) if zero is None else ag.add(ag.round(x), ag.cast(zero, x.dtype))
@@ -82,7 +82,7 @@ def _dequantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = 
 
 
 def _centered(x: Tensor, zero: Tensor | None, shape: Any = None) -> Tensor:
-    """Quantized values less their zero point, as float32."""
+    """Return quantized values less their zero point, as float32."""
     values = ag.cast(x, "float32")
     return (
         values if zero is None else ag.sub(values, ag.cast(zero if shape is None or zero.size == 1 else ag.reshape(zero, shape), "float32"))

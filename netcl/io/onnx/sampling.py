@@ -26,7 +26,7 @@ def coordinates(node: OnnxNode) -> tuple[str, str]:
 
 
 def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> Tensor:
-    """``Resize`` in every mode: each axis becomes weighted sums of its slices."""
+    """Run ``Resize`` in any mode: each axis becomes weighted sums of its slices."""
     axes = [axis % x.ndim for axis in node["axes"] or range(x.ndim)]
     if sizes:
         scales = [size / x.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
@@ -52,7 +52,7 @@ def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> 
 
 
 def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, float]) -> np.ndarray:
-    """Where the pixels of an output lie on an axis of ``n`` pixels."""
+    """Return the positions of an output's pixels on an axis of ``n`` input pixels."""
     y, width = np.arange(outs, dtype=np.float64), scale * n
     if mode == "align_corners":
         return y * 0 if width == 1 else y * (n - 1) / (width - 1)
@@ -105,7 +105,7 @@ def _grid_sample(node: OnnxNode, x: Tensor, grid: Tensor) -> Tensor:
 
 
 def _values_at(x: Tensor, points: list[Tensor], mode: str, padding: str, align: bool) -> Tensor:
-    """``(batch, channels, points)``: the values of ``x`` at pixel coordinates, one tensor ``(batch, points)`` per axis."""
+    """Return the values of ``x`` at pixel coordinates (a tensor ``(batch, points)`` per axis), as ``(batch, channels, points)``."""
     sizes, flat = x.shape[2:], ag.reshape(x, (*x.shape[:2], -1))
     total: Any = 0.0
     if padding != "zeros" and mode != "cubic":
@@ -171,7 +171,7 @@ def _roi_align(node: OnnxNode, x: Tensor, rois: Tensor, batches: Tensor) -> Tens
 
 
 def _roi_taps(p: np.ndarray, n: int, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Two pixels and their shares per point of an axis, as ``(bins, samples, 2)``; points far outside count as zero."""
+    """Return two pixels and their weights per point of an axis, as ``(bins, samples, 2)``; points far outside have weight 0."""
     outside, p = (p < -1) | (p > n), np.clip(p, 0, n - 1)
     low = np.floor(p).astype(np.int64)
     index = np.stack([low, np.minimum(low + 1, n - 1)], -1)

@@ -93,7 +93,7 @@ def _unique(node: OnnxNode, x: Tensor) -> tuple[Any, ...]:
 def _non_max_suppression(
     node: OnnxNode, boxes: Tensor, scores: Tensor, limit: Any = None, overlap: Any = None, least: Any = None
 ) -> np.ndarray:
-    """``(batch, class, box)`` of the boxes that no better box of their class overlaps."""
+    """Return a row ``(batch, class, box)`` for each box that no better box of its class overlaps."""
     count, most = (0 if limit is None else int(limit.to_host().item())), 0.0 if overlap is None else overlap.to_host().item()
     corners, found = boxes.to_host().astype(np.float64), []
     if node["center_point_box"]:

@@ -101,7 +101,7 @@ class Conversion(NamedTuple):
 
 
 def positive(index: Tensor, length: int) -> Tensor:
-    """Indices counted from the start: ONNX counts negative ones from the end."""
+    """Return indices counted from the start; ONNX counts negative ones from the end."""
     return ag.where(ag.lt(index, 0), ag.add(index, length), index)
 
 

@@ -59,7 +59,7 @@ class Call:
         return self.inputs[name] if name in self.inputs else self.params[name]
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors that go in, wherever they stand."""
+        """Yield the input tensors of the call, also those among its other arguments."""
         yield from _flat([*self.inputs.values(), *self.params.values()])
 
 

@@ -40,7 +40,7 @@ def _window(call: Call, kernel: Sequence[int], padding: Any) -> dict[str, Any]:
 
 
 def _node_pads(node: OnnxNode, sizes: Sequence[int], kernel: Sequence[int], ceil: bool = False) -> list[tuple[int, int]]:
-    """``(begin, end)`` per axis from ``pads`` or ``auto_pad``.
+    """Return ``(begin, end)`` per axis from ``pads`` or ``auto_pad``.
 
     With ``ceil``, enough for the windows that ``ceil_mode`` adds; windows that would start beyond the image are left out.
     """
@@ -68,7 +68,7 @@ def _op(node: OnnxNode, x: Tensor, name: str) -> Any:
 
 
 def _all_windows(node: OnnxNode, x: Tensor, kernel: Sequence[int]) -> Tensor:
-    """All windows of ``x`` in any number of dimensions; the last axis holds the values of a window."""
+    """Return all windows of ``x`` in any number of dimensions; the last axis holds the values of a window."""
     strides, dilations = (node[name] or [1] * len(kernel) for name in ("strides", "dilations"))
     for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True)):
         x = ag.unfold(x, 2 + i, d * (k - 1) + 1, s)
