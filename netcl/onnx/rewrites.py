@@ -274,7 +274,7 @@ def _fused_attention(chains: _Chains, found: ChainMatch, root: OnnxNode) -> Onnx
 
 
 def _run_chain(nodes: Sequence[OnnxNode], known: dict[str, Any]) -> Any:
-    """The result of the last of the nodes of a chain; ``known`` are its inputs."""
+    """Run the nodes of a chain on its inputs ``known``; returns the result of the last."""
     for node in nodes:
         known[node.outputs[0]] = node.read(node, *(known[name] for name in node.inputs))
     return known[nodes[-1].outputs[0]]

@@ -162,7 +162,7 @@ class InferenceSession:
         return list(self._outputs.values())
 
     def get_providers(self) -> list[str]:
-        """The provider that runs the model."""
+        """Return a list of the provider that runs the model."""
         return [_ON_NUMPY if isinstance(self.model.queue, CPUQueue) else _ON_OPENCL]
 
     @property
@@ -189,7 +189,7 @@ class InferenceSession:
             return [self.array(name, made[name]) for name in names]
 
     def io_binding(self) -> IOBinding:
-        """A binding of inputs and outputs to tensors on the device."""
+        """Return a binding of inputs and outputs to tensors on the device."""
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding) -> None:
@@ -205,7 +205,7 @@ class InferenceSession:
                 iobinding.results[name].realize()  # deferred values belong to a thread
 
     def node_times(self, input_feed: Mapping[str, Any]) -> list[tuple[OnnxNode, float]]:
-        """Each node of the graph and the seconds that it takes in an eager run; the device finishes one before the next starts."""
+        """Return each node of the graph and the seconds that it takes in an eager run; the device finishes one before the next starts."""
         with self._lock, ag.no_grad():
             tensors, found = self._tensors(input_feed), list[tuple[OnnxNode, float]]()
             self.model.timings = found
@@ -214,7 +214,7 @@ class InferenceSession:
         return found
 
     def output(self, name: str) -> NodeArg:
-        """An output by its name."""
+        """Return an output by its name; raises if there is none."""
         if name not in self._outputs:
             raise ValueError(message(SESSION, "the model has no such output", f"there are: {', '.join(self._outputs)}", output=repr(name)))
         return self._outputs[name]
@@ -235,7 +235,7 @@ class InferenceSession:
         return x.to(queue) if isinstance(x, Tensor) else Tensor.from_host(queue, numbers(x), held)
 
     def array(self, name: str, x: Any) -> Any:
-        """An output as an array of the declared dtype, or as a list of arrays."""
+        """Return an output as an array of the declared dtype, or as a list of arrays."""
         if not isinstance(x, Tensor):
             return x if x is None else [part.to_host() for part in x]
         return x.to_host().astype(self._outputs[name].dtype or x.dtype, copy=False)
