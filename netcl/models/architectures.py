@@ -191,7 +191,7 @@ def hub_names(row: Architecture, config: ModelConfig) -> _Names:
 
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
-    """A ``config.json`` as a :class:`ModelConfig`."""
+    """Return a ``config.json`` as a :class:`ModelConfig`."""
     name, row = architecture_of(config)
     common = {ours: config.get(theirs, config.get(ours)) for ours, theirs in row.keys.items()}
     given = {**config, **{key: value for key, value in common.items() if value is not None}}

@@ -75,7 +75,7 @@ class CausalLM(Module):
         return self.make_tokenizer()
 
     def new_cache(self, capacity: int | None = None, dtype: str | None = None) -> KVCache:
-        """An empty cache for this model; ``dtype="int8"`` keeps keys and values rounded, as ``cache_dtype`` of the model does."""
+        """Return an empty cache for this model; ``dtype="int8"`` keeps keys and values rounded, as ``cache_dtype`` of the model does."""
         return KVCache(self.config.layers, capacity, dtype or self.cache_dtype)
 
     @property

@@ -121,7 +121,7 @@ def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
 
 
 def _pair_config(config: Mapping[str, Any]) -> ModelConfig:
-    """CLIP's configuration: that of its text encoder, with the whole ``config.json`` as ``source``."""
+    """Return CLIP's configuration: that of its text encoder, with the whole ``config.json`` as ``source``."""
     return replace(_clip_config(config, "text"), architecture="clip", source=dict(config))
 
 

@@ -105,7 +105,7 @@ class Seq2SeqLM(Module):
             self.lm_head.out_features, self.lm_head.weight = config.vocab_size, self.shared.weight
 
     def encode(self, ids: Tensor, mask: Any = None) -> Seq2SeqCache:
-        """The states of a text, as an empty cache of the decoder."""
+        """Encode a text; returns its states in a new cache for the decoder."""
         given = np.ones(ids.shape, bool) if mask is None else np.asarray(mask.to_host() if isinstance(mask, Tensor) else mask, bool)
         if ids.ndim != 2 or given.shape != ids.shape:
             raise ShapeError(message("Seq2SeqLM", "ids and mask must have shape (batch, length)", ids=ids.shape, mask=given.shape))

@@ -107,7 +107,7 @@ class Tokenizer:
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], tokenize: bool = True, add_generation_prompt: bool = True,
                             **values: Any) -> Any:  # fmt: skip
-        """A conversation as ids, or with ``tokenize=False`` as text, in the form the model was trained on.
+        """Return a conversation as ids, or with ``tokenize=False`` as text, in the form the model was trained on.
 
         Messages are ``{"role": "user", "content": "..."}``. The template runs in Jinja's sandbox; other ``values`` are passed to it.
         """

@@ -163,7 +163,7 @@ def _located(parameter: str, names: Mapping[str, str], without: str = "", before
 
 
 def host_array(tensor: Any) -> np.ndarray:
-    """A parameter's or a packed layer's values; bfloat16 as ``ml_dtypes`` has it."""
+    """Return the values of a parameter or packed layer as an array; bfloat16 as ``ml_dtypes`` has it."""
     if isinstance(tensor, QuantizedLinear | QuantizedEmbedding):
         return tensor.dequantized().to_host()
     return tree.from_bits(tree.host_bits(tensor), tensor.dtype)
