@@ -90,7 +90,7 @@ class Metrics:
             self._values.update(parts)
 
     def text(self, waiting: int, running: int) -> str:
-        """All metrics as text, with the current numbers of waiting and running requests."""
+        """Return all metrics as text, with the current numbers of waiting and running requests."""
         gauges, families = {"netcl_queue_length": waiting, "netcl_running_sequences": running}, dict[str, list[str]]()
         with self._lock:
             for key, value in sorted({**self._values, **gauges}.items()):
