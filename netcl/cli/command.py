@@ -52,7 +52,7 @@ def command(name: str, *options: Option) -> Callable[[Run], Run]:
 
 
 def option(*names: str, **settings: Any) -> Option:
-    """An option for :func:`command`, with the arguments of ``argparse``'s ``add_argument``."""
+    """Return an option for :func:`command`, with the arguments of ``argparse``'s ``add_argument``."""
     return lambda parser: parser.add_argument(*names, **settings)
 
 
@@ -60,7 +60,7 @@ DEVICE = option("--device", help="a selector as in `netcl devices`; NETCL_DEVICE
 
 
 def whole(least: int, most: float = math.inf) -> Callable[[str], int]:
-    """The type of an option: a whole number from ``least`` on, up to ``most``."""
+    """Return the type of an option: a function that parses a whole number from ``least`` to ``most``."""
 
     def read(text: str) -> int:
         if len(text) > 20 or not text.removeprefix("-").isdecimal() or not least <= int(text) <= most:
@@ -71,7 +71,7 @@ def whole(least: int, most: float = math.inf) -> Callable[[str], int]:
 
 
 def number(least: float) -> Callable[[str], float]:
-    """The type of an option: a finite number from ``least`` on."""
+    """Return the type of an option: a function that parses a finite number of at least ``least``."""
 
     def read(text: str) -> float:
         try:

@@ -65,7 +65,7 @@ def _recipe(args: argparse.Namespace) -> Any:
 
 
 def _parsed_options(pairs: list[str]) -> dict[str, Any]:
-    """``["n_layer=2", "norm=rms"]`` as a dictionary."""
+    """Return options such as ``["n_layer=2", "norm=rms"]`` as a dictionary."""
     found = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
