@@ -23,7 +23,7 @@ def pixels_after(matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def sample_bilinear(x: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Values of images at points (N, H, W, 2) between pixels, interpolated bilinearly; zero outside. Returns (N, C, H, W)."""
+    """Return values of images at points (N, H, W, 2) between pixels, as (N, C, H, W): interpolated bilinearly, zero outside."""
     height, width = x.shape[2:]
     corner = np.floor(points).astype(np.int64)
     share = (points - corner).astype(np.float32)
@@ -295,7 +295,7 @@ class Mixup(Augmentation):
         return x * (1 - weight) + x[partner] * weight
 
     def one_hot(self, y: Any) -> Any:
-        """Labels (N,) as one-hot probabilities (N, classes)."""
+        """Return labels (N,) as one-hot probabilities (N, classes)."""
         return np.eye(self.classes, dtype=np.float32)[y]
 
     def __call__(self, x: Any, y: Any, rng: np.random.Generator | None = None) -> Any:  # type: ignore[override]

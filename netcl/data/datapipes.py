@@ -62,7 +62,7 @@ class MapDataPipe(Dataset):
 
 
 def functional_datapipe(name: str, enable_df_api_tracing: bool = False) -> Callable[[Any], Any]:
-    """A decorator: ``pipe.name(...)`` makes the decorated pipe over ``pipe``."""
+    """Return a decorator that makes ``pipe.name(...)`` construct the decorated pipe over ``pipe``."""
 
     def decorate(cls: Any) -> Any:
         if name in cls.functions:
@@ -84,7 +84,7 @@ def guaranteed_datapipes_determinism() -> Iterator[None]:
 
 
 def non_deterministic(cls: Any) -> Any:
-    """A decorator of pipes whose samples differ from run to run."""
+    """Mark a pipe class whose samples differ from run to run: it raises inside :func:`guaranteed_datapipes_determinism`."""
     init = cls.__init__
 
     def checked(self: Any, *args: Any, **options: Any) -> None:

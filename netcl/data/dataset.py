@@ -137,7 +137,7 @@ class TensorDataset(Dataset):
         return _unwrapped(tuple(array[index] for array in self.arrays))
 
     def take(self, indices: np.ndarray) -> Any:
-        """Fetch many samples at once, stacked."""
+        """Return the samples of ``indices``, stacked."""
         return _unwrapped(tuple(array[indices] for array in self.arrays))
 
 
@@ -167,7 +167,7 @@ class Subset(Dataset):
 
     @property
     def take(self) -> Callable[[np.ndarray], Any]:
-        """Fetch many samples at once, if the dataset can."""
+        """A function of indices that returns their samples, stacked; absent if the dataset has none."""
         whole = taker(self.dataset)
         if whole is None:
             raise AttributeError("take")

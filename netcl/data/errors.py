@@ -8,7 +8,7 @@ import numpy as np
 
 
 def message(op: str, what: str, remedy: str = "", /, **values: object) -> str:
-    """``[op] what is wrong; name=value, name=value; remedy``."""
+    """Return an error text: ``[op] what is wrong; name=value, name=value; remedy``."""
     parts = [f"[{op}] {what}", ", ".join(f"{name}={value}" for name, value in values.items()), remedy]
     return "; ".join(part for part in parts if part)
 

@@ -84,12 +84,12 @@ def _idx(file: IO[bytes], path: Path, size: int | None, max_bytes: int) -> np.nd
 
 
 def read_cifar10(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, 3, 32, 32) and labels (N,), both uint8, of one file of CIFAR-10's binary version."""
+    """Return images (N, 3, 32, 32) and labels (N,), both uint8, of one file of CIFAR-10's binary version."""
     return _cifar("read_cifar10", path, (10,))
 
 
 def read_cifar100(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, 3, 32, 32) and fine labels (N,), both uint8, of one file of CIFAR-100's binary version."""
+    """Return images (N, 3, 32, 32) and fine labels (N,), both uint8, of one file of CIFAR-100's binary version."""
     return _cifar("read_cifar100", path, (20, 100))
 
 
