@@ -40,7 +40,7 @@ class Transform:
     """Base class of transforms: a function of an image, defined by ``forward``."""
 
     def forward(self, image: Any) -> Any:
-        """The image, changed."""
+        """Return the transformed image."""
         raise NotImplementedError(message(type(self).__name__, "a transform must define forward"))
 
     def __call__(self, image: Any, *others: Any) -> Any:
@@ -202,7 +202,7 @@ class RandomResizedCrop(Transform):
 
     @staticmethod
     def get_params(img: Any, scale: Sequence[float], ratio: Sequence[float]) -> tuple[int, int, int, int]:
-        """Top, left, height and width of a window; the middle of the image if ten draws do not fit."""
+        """Return top, left, height and width of a random window; a central one if ten draws do not fit."""
         _, rows, columns = F.get_dimensions(img)
         for _ in range(10):
             area, shape = rows * columns * rng().uniform(*scale), math.exp(rng().uniform(*map(math.log, ratio)))

@@ -48,7 +48,7 @@ class VGGPyramid(nn.Module):
 
 
 def default_boxes(sizes: Sequence[Sequence[int]]) -> np.ndarray:
-    """Boxes ``(x, y, width, height)``, centers first, of all positions of feature maps of these sizes, in pixels of the input."""
+    """Return boxes ``(x, y, width, height)``, centers first, of all positions of feature maps of these sizes, in pixels of the input."""
     found = []
     for k, (rows, columns) in enumerate(sizes):
         sides = [(_SCALES[k], 1.0), (math.sqrt(_SCALES[k] * _SCALES[k + 1]), 1.0)]
