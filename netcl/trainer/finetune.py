@@ -229,7 +229,7 @@ def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSetti
 
 
 def _loaders(wrapped: TokenLosses, parts: Sequence[Blocks], chosen: TuningSettings, pairs: bool) -> list[DataLoader]:
-    """One loader per part, of blocks with their targets; for pairs of answers the targets are the losses of the untrained model."""
+    """Return one loader per part, of blocks with their targets; for pairs of answers the targets are the losses of the untrained model."""
     made, queue = list[DataLoader](), wrapped.model.queue
     half = None if chosen.precision == "float32" else chosen.precision
     for inputs, targets in parts:

@@ -74,7 +74,7 @@ class Mean(Metric):
 
 
 def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores as ``(samples, classes)`` and labels as ``(samples,)``. Classes are the last axis, or the second as in dense predictions.
+    """Return scores ``(samples, classes)`` and labels ``(samples,)``. Classes are the last axis, or the second as in dense predictions.
 
     Targets of the outputs' shape are scores too: the label is their largest.
     """
@@ -277,7 +277,7 @@ NAMED: dict[str, type[Metric]] = {kind.name: kind for kind in (Accuracy, F1, AUC
 
 
 def make_metric(given: str | Metric) -> Metric:
-    """A metric by its name (``accuracy``, ``top5``, ``f1``, ``auc``, ``mae``, ``r2``), or the metric itself.
+    """Return a metric by its name (``accuracy``, ``top5``, ``f1``, ``auc``, ``mae``, ``r2``), or the metric itself.
 
     >>> make_metric("top3").name
     'top3'

@@ -63,7 +63,7 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> s
 
 
 def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
-    """At most ``most`` points: the lowest and the highest of consecutive parts of equal length, in order of x.
+    """Return at most ``most`` points: the lowest and the highest of consecutive parts of equal length, in order of x.
 
     >>> extremes([(0, 5.0), (1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5), (5, 4.2)], most=4)
     [(1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5)]
@@ -149,7 +149,7 @@ def _legend(names: Sequence[str]) -> list[str]:
 
 
 def confusion_table(matrix: np.ndarray, classes: Sequence[str]) -> str:
-    """A confusion matrix as a table: a row per true class, a column per chosen one, darker where there are more."""
+    """Return a confusion matrix as a table: a row per true class, a column per chosen one, darker where there are more."""
     most = matrix.sum(axis=1, keepdims=True).clip(1)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in classes)
     rows = []
@@ -163,7 +163,7 @@ def confusion_table(matrix: np.ndarray, classes: Sequence[str]) -> str:
 
 
 def png(image: np.ndarray) -> str:
-    """A uint8 image, (height, width) or (height, width, 3), as the data URL of a PNG."""
+    """Return a uint8 image, (height, width) or (height, width, 3), as the data URL of a PNG."""
     rows = image.reshape(len(image), -1)
     raw = b"".join(b"\0" + row.tobytes() for row in rows)  # each row begins with the number of its filter: none
     kind = 2 if image.ndim == 3 else 0

@@ -147,7 +147,7 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def environment(handle: DeviceHandle) -> dict[str, str]:
-    """A description of the device and software of a run."""
+    """Return a description of the device and software of a run."""
     from netcl.core import platforms
 
     opencl = platforms.opencl().VERSION_TEXT if handle.backend == "cl" else "not used"
@@ -190,7 +190,7 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
 
 
 def predict_file(model: Any, notes: Mapping[str, Any], path: str | os.PathLike[str]) -> list[list[str]]:
-    """One row of texts per input of a file: its number from 1, the class or the values of a regression, and the class's probability."""
+    """Return a row of texts per input of a file: its number from 1, the class or regression values, and the class's probability."""
     pictures = notes["kind"] == "image" and Path(path).suffix.lower() in PICTURES
     x = picture(path, notes["shape"])[None] / np.float32(255) if pictures else read_inputs(path, notes)
     outputs = np.concatenate([model(part).to_host() for part in np.array_split(x, max(1, len(x) // 256))]).astype(np.float64)
@@ -256,7 +256,7 @@ def read_json(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
 def generate(
     folder: str | os.PathLike[str], prompt: str, length: int, handle: DeviceHandle, seed: int | None = None, **options: Any
 ) -> str:
-    """``prompt`` followed by ``length`` bytes of text from the model of a run."""
+    """Return ``prompt`` followed by ``length`` bytes of text from the model of a run."""
     recipe = Recipe().changed(read_recipe(Path(folder) / "config.json"))
     if recipe.model != "gpt":
         raise RecipeError(

@@ -403,14 +403,14 @@ class Trainer:
         return np.concatenate(found)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """A block in which the model has the averaged weights of ``ema``, if there is one."""
+        """Return a context in which the model has the averaged weights of ``ema``, if there is one."""
         return nullcontext() if self.ema is None else self.ema.applied()
 
     def _tensor(self, value: Any) -> Tensor:
         return value if isinstance(value, Tensor) else Tensor.from_host(self.queue, np.asarray(value))
 
     def _pair(self, op: str, x: Any, y: Any) -> TensorDataset:
-        """Arrays of inputs and targets as a dataset; float64 becomes float32 unless the model has float64 parameters."""
+        """Return arrays of inputs and targets as a dataset; float64 becomes float32 unless the model has float64 parameters."""
         if y is None:
             raise ValueError(message(op, "an array of inputs requires its targets", f"{op}(x, y), or {op}(batches) of (x, y)"))
         host = [value.to_host() if isinstance(value, Tensor) else np.asarray(value) for value in (x, y)]
@@ -450,7 +450,7 @@ class Trainer:
         return self._ranks is None or self._ranks.rank == 0
 
     def by_rank_0(self, value: Any) -> Any:
-        """The JSON value of rank 0, on all ranks, for decisions that must be equal on every rank."""
+        """Return rank 0's JSON value on all ranks, for decisions that must be equal on every rank."""
         return value if self._ranks is None else self._ranks.tell(value, "fit")[0]
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -534,7 +534,7 @@ def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
 
 
 def _precision_of(mixed: bool | str) -> tuple[Callable[[], AbstractContextManager[Any]], Any]:
-    """The context of forward passes, and the scaler of the loss (float16 alone needs one)."""
+    """Return a function that makes the context of forward passes, and the loss scaler, ``None`` except for float16."""
     if not mixed:
         return nullcontext, None
     from netcl import amp
