@@ -108,14 +108,14 @@ class Complex:
 
 
 def _real_and_imaginary(value: Any) -> tuple[Any, Any]:
-    """Real and imaginary part of a complex or real tensor or number."""
+    """Return the real and the imaginary part of a complex or real tensor or number."""
     if isinstance(value, Tensor):
         return value, Tensor.zeros(value.shape, value.dtype, queue=value.queue)
     return value.real, value.imag
 
 
 def polar(abs: Tensor, angle: Tensor) -> Complex:
-    """A complex tensor of absolute values and angles."""
+    """Return the complex tensor with these absolute values and angles."""
     return Complex(abs * twin("cos")(angle), abs * twin("sin")(angle))
 
 
@@ -137,7 +137,7 @@ def real(input: Any) -> Tensor:
 
 
 def imag(input: Any) -> Tensor:
-    """The imaginary part."""
+    """Return the imaginary part of a complex tensor; raises for a real one."""
     if isinstance(input, Complex):
         return input.imag
     raise DtypeError(message("imag", "the argument must be a complex tensor", dtype=input.dtype))
@@ -173,12 +173,12 @@ def _scale(name: str, norm: str | None, size: int, forward: bool) -> float:
 
 
 def _resized(x: Tensor, axis: int, size: int) -> Tensor:
-    """Cut an axis to ``size`` elements, or fill it up with zeros."""
+    """Return ``x`` with an axis cut to ``size`` elements, or padded with zeros."""
     return x if x.shape[axis] == size else twin("pad")(x, (0, 0) * (x.ndim - 1 - axis) + (0, size - x.shape[axis]))
 
 
 def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None, forward: bool, kind: str) -> Any:
-    """Transform along axes. ``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
+    """Return the transform along axes. ``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
     if kind == "rc" and isinstance(input, Complex):
         raise DtypeError(message(name, "the argument must be a real tensor", "use fft"))
     given = input if kind == "rc" or isinstance(input, Complex) else Complex(*_real_and_imaginary(_floats(input)))
@@ -241,7 +241,7 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, **options: Any) -> Ten
 
 
 def rfftfreq(n: int, d: float = 1.0, **options: Any) -> Tensor:
-    """:func:`fftfreq` for ``rfft``."""
+    """Return the frequencies of the elements of an ``rfft``; see :func:`fftfreq`."""
     return fftfreq(n, d, **options)[: n // 2 + 1].abs()
 
 

@@ -77,7 +77,7 @@ def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = TESTED_SIZES)
 
 
 def _drawn_values(row: Pointwise, i: int, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
-    """Values from the row's domain that keep away from its kinks."""
+    """Return values from the row's domain that keep away from its kinks."""
     domain = row.domain[i] if isinstance(row.domain[0], tuple) else row.domain
     values = np.random.default_rng([seed, i]).uniform(domain[0], domain[1], shape)
     for kink in row.kinks:
@@ -114,7 +114,7 @@ def _with_arrays(value: Any, floats: Callable[[np.ndarray], Any], others: Callab
 
 
 def _rounded(values: Any, dtype: str) -> Any:
-    """Values as a tensor of ``dtype`` would hold them, so that the reference sees what the device sees."""
+    """Return values as a tensor of ``dtype`` would hold them, so that the reference sees what the device sees."""
     row = dtypes.DTYPES[dtype]
     return _with_arrays(values, lambda array: dtypes.decode(dtypes.encode(array, row), row))
 
@@ -123,7 +123,7 @@ def _rounded(values: Any, dtype: str) -> Any:
 
 
 def _sent_to_device(value: Any, handle: DeviceHandle, dtype: str | None, requires_grad: bool = False) -> Any:
-    """An argument on a device; arrays of floats in ``dtype``."""
+    """Return an argument with its arrays as tensors on a device, those of floats in ``dtype``."""
     place = partial(Tensor.from_host, handle.queue)
     return _with_arrays(value, lambda array: place(array, dtype, requires_grad=requires_grad), place)
 
