@@ -29,7 +29,7 @@ CORRECTIONS = {"correction1": "-EXPM1((age + 1) * log_beta1)", "correction2": "-
 class Formula:
     """An update per element.
 
-    - **options**: in torch's order, with their defaults; all have ``maximize``, ``master_weights`` and torch's switches beside them.
+    - **options**: in torch's order, with their defaults; all also have ``maximize``, ``master_weights`` and torch's switches.
     - **tensors**: the tensors of a parameter's state: the name in ``lines``, mapped to the name in the state dict.
     - **lines**: assignments in order; ``new_x`` is written to the tensor ``x``.
     - **numbers**: assignments over the options and ``age``, the steps taken before this one. The host computes them for every step, or
