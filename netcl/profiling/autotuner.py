@@ -86,7 +86,7 @@ class Autotuner:
     - **queue**: a queue or a device handle; the active device without one.
     - **budget**: seconds for one problem. A search ends before a candidate that would probably exceed it; the untuned choice is always
       measured.
-    - **store**: where winners are kept; **families**: whose candidates are tried. Both by default those of the process.
+    - **store**, **families**: where winners are kept, and the kernel families to try; by default those of the process.
 
     >>> from netcl.core.device import manager
     >>> tuner = Autotuner(manager.default("cl"), budget=0)
@@ -344,7 +344,7 @@ _unasked = _Unasked()
 def tuned(problem: Problem) -> KernelConfig | None:
     """Return the measured configuration of a problem or of a neighboring one; ``None`` if the policy decides.
 
-    Under ``NETCL_AUTOTUNE`` what is not yet measured is measured now, as long as the budget lasts.
+    With ``NETCL_AUTOTUNE``, a problem that was not measured yet is measured now, as long as the budget lasts.
     """
     asked = _with_all_flags(problem)
     if asked is None:

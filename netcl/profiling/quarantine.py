@@ -30,7 +30,7 @@ _told: set[tuple[str, str]] = set()
 
 
 class VariantCheck(NamedTuple):
-    """One algorithm on one problem: ``family/name``, the problem, and what is wrong; empty if it is right."""
+    """One algorithm on one problem: ``family/name``, the problem, and the error, which is empty if the result is right."""
 
     algorithm: str
     problem: str
