@@ -36,11 +36,11 @@ _DISTINCT = 1 << 22  # values of a large array that differ; the rest repeats the
 
 @dataclass
 class Way:
-    """One way to compute something: ``run`` starts it, ``sync`` waits for it, ``result`` gives what is compared (arrays).
+    """One way to compute something: ``run`` starts it, ``sync`` waits for it, ``result`` returns the arrays to compare.
 
-    A way that is not available has ``missing``: the reason. ``host_only`` leaves the wait out of the time: what the caller pays.
+    A way that is not available has ``missing``: the reason. ``host_only`` times the calls without the wait.
     A call that does several things has ``units``; the time is that of one. ``apart`` is timed after the others: the threads of NumPy's
-    library spin for a tenth of a second after a call and slow down the next one. ``amount`` returns another quantity than a time,
+    library spin for a tenth of a second after a call and slow down the next one. ``amount`` returns a quantity other than a time,
     such as bytes.
     """
 
