@@ -1,7 +1,7 @@
 """Checkpoints: the complete state of a run in one file, which is either whole or not there.
 
 Weights, buffers, optimizer, scheduler, loss scaler, position of the loader, random streams, step, and whatever else is given.
-Files are replaced atomically and every entry has a checksum; a checkpoint is looked over completely before anything is changed.
+Files are replaced atomically and every entry has a checksum; a checkpoint is checked completely before anything is changed.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
     """The content of a file of ``torch.save``: a state dict, or any nesting of dictionaries, lists, numbers, texts and tensors.
 
     Tensors become NumPy arrays (bfloat16 needs ``ml_dtypes``), or what ``convert`` makes of those; parameters become their values.
-    Anything else a file asks for is refused by name.
+    Anything else in a file raises with its name.
     """
     with open(archive.regular_file(path, OP_LOAD), "rb") as file:
         head = file.read(4)

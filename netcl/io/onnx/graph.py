@@ -115,7 +115,7 @@ class OnnxGraph:
     def several(self, kind: str, inputs: Sequence[Any], count: int, dtype: str, **attributes: Any) -> list[Name]:
         """Add a node with ``count`` results.
 
-        Inputs are names, tensors, numbers or ``None``; they are cast to the type the operator's schema asks for, where
+        Inputs are names, tensors, numbers or ``None``; they are cast to the type that the operator's schema requires, where
         ``dtype`` is that of the result (of the operands, if the result is always bool or int64).
         """
         form = schema(kind, OPSET)
