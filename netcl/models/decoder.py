@@ -154,7 +154,7 @@ class CausalLM(Module):
                  stream: bool = False, draft: CausalLM | None = None, draft_tokens: int = 4,
                  prompt_cache: Any = None, min_p: float | None = None, repetition_penalty: float = 1.0, presence_penalty: float = 0.0,
                  frequency_penalty: float = 0.0) -> Any:  # fmt: skip
-        """Continue a prompt; returns only what is new.
+        """Continue a prompt; returns only the new text or ids.
 
         - **prompt**: a text, token ids ``(length,)``, or several of either. Texts give a text, ids give a list of ids; several give a
           list of results.

@@ -206,7 +206,7 @@ def _special_ids(own: Mapping[str, Any], count: int) -> dict[str, int]:
 
 
 def _add_ends(backend: Any, own: Mapping[str, Any], special: Mapping[str, str], kind: str) -> None:
-    """Make ``encode`` add the tokens that begin and end a text, as the metadata asks."""
+    """Make ``encode`` add the tokens that begin and end a text, according to the metadata."""
     begins = kind == "llama" or (kind == "gpt2" and own.get("tokenizer.ggml.pre") in _WHOLE_WORDS)
     wanted = {"bos": own.get("tokenizer.ggml.add_bos_token", begins), "eos": own.get("tokenizer.ggml.add_eos_token", kind == "t5")}
     begin, end = ([special[f"{name}_token"]] if added and f"{name}_token" in special else [] for name, added in wanted.items())
