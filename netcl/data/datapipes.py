@@ -46,7 +46,7 @@ class IterDataPipe(IterableDataset):
 
 
 class MapDataPipe(Dataset):
-    """A dataset over a sequence; its methods are those of :func:`functional_datapipe`."""
+    """A dataset over a sequence; its methods are registered by :func:`functional_datapipe`."""
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     __getattr__ = IterDataPipe.__getattr__

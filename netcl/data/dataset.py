@@ -113,7 +113,7 @@ class TensorDataset(Dataset):
     """Arrays of equal length; sample ``i`` is row ``i`` of each.
 
     - **arrays**: NumPy arrays or anything :func:`numpy.asarray` takes, tensors of the CPU included.
-    - **name, classes**: for people: what the set is called and what its labels mean.
+    - **name, classes**: the name of the set and those of its labels, for display.
 
     >>> data = TensorDataset(np.zeros((3, 2)), [0, 1, 0], classes=["even", "odd"])
     >>> x, y = data[1]
@@ -178,7 +178,7 @@ def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None
     """Split a dataset randomly; each sample is in one part.
 
     - **lengths**: numbers of samples that add up to the dataset's, or fractions that add up to 1.
-    - **seed**: the same seed draws the same parts; **generator**: torch's name for what the numbers are drawn from.
+    - **seed**: the same seed draws the same parts; **generator**: a generator to draw from, as in torch.
 
     >>> train, test = random_split(TensorDataset(np.arange(10)), [0.8, 0.2], seed=0)
     >>> len(train), len(test)
