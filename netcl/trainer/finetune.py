@@ -213,7 +213,7 @@ Blocks = tuple[np.ndarray, np.ndarray]
 
 
 def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> tuple[list[Blocks], bool]:
-    """The blocks to train on, those of the held-out rows (if any) to evaluate on, and whether rows are pairs of answers."""
+    """Return the blocks to train on, then those of the held-out rows, if any; and whether rows are pairs of answers."""
     rows, length = read_rows(data), min(chosen.length, model.config.context)
     order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))
     if held == len(rows):

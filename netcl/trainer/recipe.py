@@ -276,7 +276,7 @@ def check_shares(recipe: Recipe, ranks: int) -> None:
 
 
 def cnn(data: Data, width: int = 32, dropout: float = 0.1) -> Any:
-    """Two convolutions with ``width`` channels and two with twice as many, each pair followed by a pooling; for images from 4 x 4 on."""
+    """Return a CNN: two convolutions with ``width`` channels and two with twice as many, pooled after each pair; images from 4 x 4 on."""
 
     def block(inside: int, out: int) -> list[Any]:
         return [nn.Conv2d(inside, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]

@@ -66,7 +66,7 @@ def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class Trainer:
     """Trains, evaluates and applies a model.
 
-    - **model**, **optimizer**: what is trained, and by which rule.
+    - **model**, **optimizer**: the model to train, and the optimizer of its parameters.
     - **device_queue**, or **device**: where (a queue, handle or selector); by default where the model is.
     - **loss_fn**: ``loss_fn(outputs, targets)``, by default cross-entropy.
     - **metrics**: names (``"accuracy"``, ``"top5"``) or :class:`~netcl.trainer.metrics.Metric` objects.
