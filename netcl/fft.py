@@ -50,7 +50,7 @@ class Complex:
         return len(self.real)
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        """Raise: ops convert what is no tensor by NumPy, and none of them takes complex numbers."""
+        """Raise ``DtypeError``: ops convert other objects by NumPy, and none of them takes complex numbers."""
         raise DtypeError(message("complex", "ops require real tensors", "use z.abs(), z.real, z.imag, z.numpy() or netcl.view_as_real(z)"))
 
     def _each(self, function: Callable[[Any], Any]) -> Complex:
