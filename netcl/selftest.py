@@ -54,7 +54,7 @@ class OpCall:
 
 
 def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = TESTED_SIZES) -> Iterator[OpCall]:
-    """The calls a row is checked with, in one float dtype; with a single size, only the simplest of each kind."""
+    """Yield the calls that a row is checked with, in one float dtype; with a single size, only the simplest of each kind."""
     if isinstance(row, Choice):
         for part in row.rows:
             yield from cases(part, dtype, sizes)

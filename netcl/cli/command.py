@@ -31,7 +31,7 @@ Option = Callable[[argparse.ArgumentParser], object]
 
 @dataclass(frozen=True)
 class Command:
-    """One row of the table."""
+    """An entry of the table of commands."""
 
     name: str
     run: Run

@@ -147,7 +147,7 @@ def _illegal() -> Iterator[tuple[str, str]]:
 
 
 def gpus_of_the_kernel(root: Path = Path("/")) -> list[str]:
-    """The makers of the graphics cards the operating system knows, whether or not OpenCL does."""
+    """Return the makers of the graphics cards that the operating system knows, whether or not OpenCL does."""
     found = ["nvidia"] if (root / "proc/driver/nvidia/version").exists() or (root / "dev/nvidiactl").exists() else []
     for file in sorted(root.glob("sys/class/drm/renderD*/device/vendor")):
         key = GPU_VENDORS.get(file.read_text().strip(), ("", ""))[0]

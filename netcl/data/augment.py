@@ -60,7 +60,7 @@ class Augmentation:
         raise NotImplementedError(message(type(self).__name__, "an augmentation must have a method apply"))
 
     def __call__(self, x: Any, rng: np.random.Generator | None = None) -> Any:
-        """Change a batch or an image; a loader passes the generator, without one the numbers differ each time."""
+        """Return a changed batch or image; without a generator, which a loader passes, the numbers differ each time."""
         rng = np.random.default_rng() if rng is None else rng
         if len(x.shape) not in (3, 4):
             raise ValueError(message(type(self).__name__, "images must have the shape (N, C, H, W) or (C, H, W)", shape=x.shape))
@@ -166,7 +166,7 @@ class RandomAffine(Augmentation):
             raise ValueError(message("RandomAffine", "scale factors must be above 0", scale=scale))
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        """Draw matrices (N, 2, 3) from a pixel of the result to its source in the image."""
+        """Draw matrices (N, 2, 3) that map a pixel of the result to its source in the image."""
         n, _, height, width = shape
         angle, shear = (np.deg2rad(rng.uniform(*limits, n)) for limits in (self.degrees, self.shear))
         scale = rng.uniform(*self.scale, n)

@@ -57,7 +57,7 @@ def _like(x: Any, array: np.ndarray) -> Any:
 
 
 def _warped(x: Any, matrix: np.ndarray, size: tuple[int, int], mode: str) -> Any:
-    """Return images of ``size``, sampled by ``grid_sample`` where matrices (N, 2, 3) over pixels map their pixels to."""
+    """Return images of ``size``, made by ``grid_sample``: matrices (N, 2, 3) map their pixels to pixels of ``x``."""
     height, width = x.shape[2:]
     scale = np.array([2 / width, 2 / height], np.float32)
     matrix = matrix * scale[:, None]

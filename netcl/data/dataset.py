@@ -44,7 +44,7 @@ class Dataset:
 class IterableDataset:
     """Base of datasets that are streams or have an unknown length. Define ``__iter__``.
 
-    Every worker of a loader iterates over the dataset by itself: :func:`~netcl.data.get_worker_info` returns which part is its own.
+    Every worker of a loader iterates over the dataset by itself: it selects its part by :func:`~netcl.data.get_worker_info`.
     """
 
     def __iter__(self) -> Iterator[Any]:

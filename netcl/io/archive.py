@@ -304,7 +304,7 @@ def parse_meta(stored: np.ndarray | None, path: str | os.PathLike[str], op: str)
 
 
 def names_differ(op: str, path: object, what: str, expected: Iterable[str], found: Iterable[str]) -> None:
-    """Raise if names are missing or unexpected, naming them."""
+    """Raise :class:`FileError` with the missing and the unexpected names, if there are any."""
     missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or extra:
         values = {key: some(names) for key, names in (("missing", missing), ("unexpected", extra)) if names}

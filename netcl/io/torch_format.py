@@ -56,7 +56,7 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
 
 
 def _dense_steps(tensors: int, max_bytes: int | None) -> int:
-    """Return how many steps a program over this many tensors may have; with ``max_bytes``, one for each container that fits."""
+    """Return how many steps a program over ``tensors`` tensors may have; with ``max_bytes``, one per container that fits."""
     return opcodes.FREE_STEPS + (opcodes.TENSOR_STEPS * tensors if max_bytes is None else max_bytes // 64)
 
 

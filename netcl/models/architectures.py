@@ -128,7 +128,7 @@ T5: _Names = {"shared": "shared", "lm_head": "lm_head", **_t5_side("encoder"), *
 
 @dataclass(frozen=True)
 class Architecture:
-    """A row of the table. ``windows`` names the layers with a window by default, ``keys`` own spellings, ``settings`` fixed values."""
+    """A row of the table. ``windows`` names the layers with a window by default, ``keys`` renames settings, ``settings`` fixes values."""
 
     hf_class: str
     names: _Names
@@ -178,7 +178,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture_of(config: Mapping[str, Any]) -> tuple[str, Architecture]:
-    """Return the ``model_type`` of a configuration and its row of the table; raises if it is unknown."""
+    """Return the ``model_type`` of a configuration and its entry in the table; raises if it is unknown."""
     name = config.get("model_type")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise refusal("models", "unknown model_type", f"known are {', '.join(ARCHITECTURES)}", given=repr(name))

@@ -294,7 +294,7 @@ class TextStream:
         return piece
 
     def rest(self) -> str:
-        """Return the text that was held back, at the end."""
+        """Return the text that was held back, once generation has ended; empty after a stop string."""
         return "" if self.stopped else self._text()[self._given :]
 
 

@@ -247,7 +247,7 @@ class InferenceSession:
         return [made[name] for name in self._inputs]
 
     def _executed(self, feed: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs, by replay if there is a recording for these shapes."""
+        """Return the outputs by name, by replay if there is a recording for these shapes."""
         tensors = self._tensors(feed)
         with ag.no_grad():
             plan, given = self._plan(tensors), [x for x, name in zip(tensors, self._inputs, strict=True) if name not in self.model.on_host]

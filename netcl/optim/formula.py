@@ -27,7 +27,7 @@ CORRECTIONS = {"correction1": "-EXPM1((age + 1) * log_beta1)", "correction2": "-
 
 @dataclass(frozen=True, eq=False)
 class Formula:
-    """An update per element.
+    """The update rule of an optimizer, per element.
 
     - **options**: in torch's order, with their defaults; all also have ``maximize``, ``master_weights`` and torch's switches.
     - **tensors**: the tensors of a parameter's state: the name in ``lines``, mapped to the name in the state dict.

@@ -446,7 +446,7 @@ class Trainer:
 
     @property
     def writes(self) -> bool:
-        """Whether this process writes the files of the run: of ranks, rank 0."""
+        """Whether this process writes the files of the run; of several ranks only rank 0 does."""
         return self._ranks is None or self._ranks.rank == 0
 
     def by_rank_0(self, value: Any) -> Any:

@@ -88,7 +88,7 @@ RandomInvert = _class_of("RandomInvert", F.invert, 0.5)
 
 
 class Compose(Transform):
-    """Transforms, one after the other."""
+    """Applies transforms one after the other."""
 
     def __init__(self, transforms: Sequence[Callable[..., Any]]):
         self.transforms = transforms
@@ -98,7 +98,7 @@ class Compose(Transform):
 
 
 class RandomApply(Compose):
-    """All transforms with probability ``p``, or none."""
+    """Applies all transforms with probability ``p``, or none."""
 
     def __init__(self, transforms: Sequence[Callable[..., Any]], p: float = 0.5):
         super().__init__(transforms)
@@ -109,14 +109,14 @@ class RandomApply(Compose):
 
 
 class RandomOrder(Compose):
-    """All transforms, in random order."""
+    """Applies all transforms in random order."""
 
     def forward(self, image: Any) -> Any:
         return reduce(lambda made, i: self.transforms[i](made), rng().permutation(len(self.transforms)), image)
 
 
 class RandomChoice(Compose):
-    """One of the transforms, chosen with the probabilities ``p``."""
+    """Applies one of the transforms, chosen with the probabilities ``p``."""
 
     def __init__(self, transforms: Sequence[Callable[..., Any]], p: Sequence[float] | None = None):
         super().__init__(transforms)

@@ -166,7 +166,7 @@ class OnnxModel(nn.Module):
         return f"weight_{self._count}"
 
     def forward(self, *inputs: Any) -> Any:
-        """Run the graph."""
+        """Run the graph; several outputs are returned as a tuple."""
         if len(inputs) != len(self.input_names):
             raise ValueError(message(IMPORT, f"expected {len(self.input_names)} inputs, got {len(inputs)}", names=self.input_names))
         self.weights()

@@ -180,7 +180,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class OperatorEntry:
-    """One line of the table."""
+    """An entry of the table: an op, its ONNX operator with inputs and attributes, and ``fixed``, the arguments with required values."""
 
     op: str
     kind: str

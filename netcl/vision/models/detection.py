@@ -138,7 +138,7 @@ class SSD(nn.Module):
         return {name: ag.div(total, float(max(1, taken.sum()))) for name, total in totals.items()}
 
     def _matched(self, boxes: np.ndarray, labels: np.ndarray, around: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Match every default box to the box it overlaps most, if by enough, and each box to its best one; returns offsets and labels."""
+        """Match default boxes to the box they overlap most, if by ``iou_thresh``, and each box to its best; returns offsets and labels."""
         if not len(boxes):
             return np.zeros_like(around), np.zeros(len(around), np.int64)
         corners = box_convert(Tensor.from_host(around), "cxcywh", "xyxy")
