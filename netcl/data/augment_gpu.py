@@ -52,7 +52,7 @@ class Feed:
 
 
 def _like(x: Any, array: np.ndarray) -> Any:
-    """Copy a few numbers to the device of ``x``."""
+    """Return an array as a tensor on the device of ``x``."""
     return Tensor.from_host(x.queue, array)
 
 

@@ -106,7 +106,7 @@ class Fetch:
 
     @property
     def draws(self) -> bool:
-        """Whether random numbers are used."""
+        """Whether a transform or augmentation takes the generator of the batch."""
         return any(step.wants_rng for step in (*self.transforms, *self.augment))
 
     @property

@@ -128,7 +128,7 @@ T5: _Names = {"shared": "shared", "lm_head": "lm_head", **_t5_side("encoder"), *
 
 @dataclass(frozen=True)
 class Architecture:
-    """A row of the table. ``windows`` names the layers with a window by default, ``keys`` renames settings, ``settings`` fixes values."""
+    """An entry of the table. ``windows`` names layers with a window by default, ``keys`` renames settings, ``settings`` fixes values."""
 
     hf_class: str
     names: _Names

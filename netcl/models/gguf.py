@@ -58,7 +58,7 @@ class _Cursor:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
     def count(self, what: str, least_bytes: int) -> int:
-        """Read a number of items that take at least ``least_bytes`` each."""
+        """Read a number of items of at least ``least_bytes`` each; raises if the file is too short for them."""
         found = self.number("Q")
         if found > (self.size - self.at) // least_bytes:
             raise self.refusal(f"the file must be long enough for its number of {what}", given=found)

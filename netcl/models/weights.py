@@ -56,7 +56,7 @@ def origin_of(parameter: str, names: Mapping[str, str]) -> Origin | None:
 
 
 def _fused_rows(config: ModelConfig, part: str) -> slice:
-    """Return the rows of one part of a fused tensor."""
+    """Return the rows of one part of a fused tensor, as a slice."""
     if part in ("gate", "up"):
         return slice(0, config.inner) if part == "gate" else slice(config.inner, 2 * config.inner)
     queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size

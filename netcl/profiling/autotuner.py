@@ -124,7 +124,7 @@ class Autotuner:
         return self.search_all([problem], budget)[0]
 
     def search_all(self, problems: Sequence[Problem], budget: float | None = None) -> list[AutotuneResult]:
-        """Search several problems of one op under one budget, candidate by candidate, so that compiled kernels are shared."""
+        """Search several problems of one op under one budget; returns the results. Candidates are tried for all, to share kernels."""
         start, allowed = time.perf_counter(), self.budget if budget is None else budget
         searches, costs = [_Search(self, problem) for problem in problems], self.costs
         for rank in range(max((len(search.candidates) for search in searches), default=0)):

@@ -106,7 +106,7 @@ class Observer:
         self._idle.since = time.perf_counter()
 
     def _add(self, found: list[Launch], launch: Launch, queue: Any, event: Any, at_once: bool) -> None:
-        """Record a command; its times are read now, which waits for it, if ``at_once``, else in :meth:`end`."""
+        """Record a command; if ``at_once``, wait for it and read its times, else :meth:`end` reads them."""
         if at_once or id(queue) not in self._offsets:
             event.wait()
         with self._lock:

@@ -75,7 +75,7 @@ class Trace:
         self.other: Trace | None = None
 
     def run(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Trace:
-        """Call a function and record its ops."""
+        """Call a function and record its ops; returns this trace."""
         self.inputs = _flat(inputs)
         with ag.no_grad(), _with_observer(self.observe):
             self.outputs = _flat(function(*inputs))

@@ -108,7 +108,7 @@ class SSD(nn.Module):
         return ag.cat([ag.reshape(x, (x.shape[0], -1, 4 if head[0] == "r" else self.num_classes)) for x in made], axis=1)
 
     def _kept(self, boxes: np.ndarray, scores: np.ndarray, size: Any, queue: Any) -> dict[str, Tensor]:
-        """The detections of an image: per class the best candidates that do not suppress each other, then the best of all."""
+        """Return the detections of an image: per class the best candidates that do not suppress each other, then the best of all."""
         rows = []
         for label in range(1, self.num_classes):
             over = np.flatnonzero(scores[:, label] > self.score_thresh)
