@@ -27,7 +27,7 @@ TensorOrNumber = Tensor | float
 
 
 class Distribution:
-    """The base of all distributions. ``batch_shape`` is the shape of the independent ones, ``event_shape`` that of a draw of one."""
+    """The base of all distributions. ``batch_shape`` is the shape of independent distributions, ``event_shape`` that of one draw of one."""
 
     batch_shape: tuple[int, ...]
     event_shape: tuple[int, ...] = ()

@@ -50,14 +50,14 @@ class Complex:
         return len(self.real)
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        """Raise: ops convert what is no tensor by NumPy, and none of them takes complex numbers."""
+        """Raise ``DtypeError``: ops convert other objects by NumPy, and none of them takes complex numbers."""
         raise DtypeError(message("complex", "ops require real tensors", "use z.abs(), z.real, z.imag, z.numpy() or netcl.view_as_real(z)"))
 
     def _each(self, function: Callable[[Any], Any]) -> Complex:
         return Complex(function(self.real), function(self.imag))
 
     def __getattr__(self, name: str) -> Any:
-        """``reshape``, ``transpose``, ``detach``, ``to``, ``sum``: those of both parts."""
+        """Return a method that applies ``reshape``, ``transpose``, ``detach``, ``to`` or ``sum`` to both parts."""
         if name not in ("reshape", "transpose", "detach", "to", "sum"):
             raise AttributeError(f"'Complex' object has no attribute {name!r}")
         return lambda *args, **options: self._each(lambda x: getattr(x, name)(*args, **options))
@@ -108,14 +108,14 @@ class Complex:
 
 
 def _real_and_imaginary(value: Any) -> tuple[Any, Any]:
-    """Real and imaginary part of a complex or real tensor or number."""
+    """Return the real and the imaginary part of a complex or real tensor or number."""
     if isinstance(value, Tensor):
         return value, Tensor.zeros(value.shape, value.dtype, queue=value.queue)
     return value.real, value.imag
 
 
 def polar(abs: Tensor, angle: Tensor) -> Complex:
-    """A complex tensor of absolute values and angles."""
+    """Return the complex tensor with these absolute values and angles."""
     return Complex(abs * twin("cos")(angle), abs * twin("sin")(angle))
 
 
@@ -125,7 +125,7 @@ def view_as_real(input: Complex) -> Tensor:
 
 
 def view_as_complex(input: Tensor) -> Complex:
-    """The complex tensor of a last axis of 2."""
+    """Return the complex tensor whose real and imaginary parts lie along the last axis, which must have size 2."""
     if not input.shape or input.shape[-1] != 2:
         raise ShapeError(message("view_as_complex", "the last axis must have 2 elements", shape=input.shape))
     return Complex(twin("select")(input, -1, 0), twin("select")(input, -1, 1))
@@ -137,7 +137,7 @@ def real(input: Any) -> Tensor:
 
 
 def imag(input: Any) -> Tensor:
-    """The imaginary part."""
+    """Return the imaginary part of a complex tensor; raises for a real one."""
     if isinstance(input, Complex):
         return input.imag
     raise DtypeError(message("imag", "the argument must be a complex tensor", dtype=input.dtype))
@@ -173,12 +173,12 @@ def _scale(name: str, norm: str | None, size: int, forward: bool) -> float:
 
 
 def _resized(x: Tensor, axis: int, size: int) -> Tensor:
-    """Cut an axis to ``size`` elements, or fill it up with zeros."""
+    """Return ``x`` with an axis cut to ``size`` elements, or padded with zeros."""
     return x if x.shape[axis] == size else twin("pad")(x, (0, 0) * (x.ndim - 1 - axis) + (0, size - x.shape[axis]))
 
 
 def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None, forward: bool, kind: str) -> Any:
-    """Transform along axes. ``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
+    """Return the transform along axes. ``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
     if kind == "rc" and isinstance(input, Complex):
         raise DtypeError(message(name, "the argument must be a real tensor", "use fft"))
     given = input if kind == "rc" or isinstance(input, Complex) else Complex(*_real_and_imaginary(_floats(input)))
@@ -226,22 +226,22 @@ for _end in ("", "2", "n"):
 
 
 def hfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
-    """The real transform of numbers of which the input is the first half: ``irfft`` of the conjugate, normalized as a forward transform."""
+    """Return the real transform of a Hermitian-symmetric signal, given its first half: ``irfft`` of the conjugate, scaled as ``fft``."""
     return _transformed("hfft", conj(input), n, dim, norm, True, "cr")
 
 
 def ihfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Complex:
-    """The inverse of :func:`hfft`."""
+    """Return the first half of the inverse transform of a real tensor, which is Hermitian-symmetric: the inverse of :func:`hfft`."""
     return _transformed("ihfft", input, n, dim, norm, False, "rc").conj()
 
 
 def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, **options: Any) -> Tensor:
-    """The frequencies of the elements of a transform of ``n`` numbers that are ``d`` apart."""
+    """Return the frequencies of the elements of a transform of ``n`` values that are ``d`` apart."""
     return made_here(np.fft.fftfreq(n, d), dtype or "float32", options)
 
 
 def rfftfreq(n: int, d: float = 1.0, **options: Any) -> Tensor:
-    """:func:`fftfreq` for ``rfft``."""
+    """Return the frequencies of the elements of an ``rfft``; see :func:`fftfreq`."""
     return fftfreq(n, d, **options)[: n // 2 + 1].abs()
 
 
@@ -252,7 +252,7 @@ def _shift_spectrum(input: Any, dim: Any, sign: int) -> Any:
 
 
 def fftshift(input: Any, dim: Any = None) -> Any:
-    """The frequency 0 moved to the middle of the axes."""
+    """Return the input with the zero frequency moved to the middle of the axes."""
     return _shift_spectrum(input, dim, 1)
 
 
@@ -264,7 +264,7 @@ def ifftshift(input: Any, dim: Any = None) -> Any:
 def stft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
          center: bool = True, pad_mode: str = "reflect", normalized: bool = False, onesided: bool | None = None,
          return_complex: bool = True) -> Any:  # fmt: skip
-    """The transforms of overlapping windows of signals, ``(..., frequencies, frames)``; with a last axis of 2 unless ``return_complex``."""
+    """Return short-time Fourier transforms ``(..., frequencies, frames)``, with a last axis of 2 unless ``return_complex``."""
     made = twin("stft_pairs")(input, n_fft, hop_length, win_length, window, center, pad_mode, normalized, onesided is not False)
     return view_as_complex(made) if return_complex else made
 
@@ -272,7 +272,7 @@ def stft(input: Tensor, n_fft: int, hop_length: int | None = None, win_length: i
 def istft(input: Any, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
           center: bool = True, normalized: bool = False, onesided: bool | None = None, length: int | None = None,
           return_complex: bool = False) -> Tensor:  # fmt: skip
-    """The signals whose :func:`stft` is nearest to the input, a complex tensor or one with a last axis of 2."""
+    """Return the inverse short-time Fourier transform of a complex tensor, or of one with a last axis of 2."""
     if return_complex:
         raise DtypeError(message("istft", "return_complex=True cannot be used: signals are real", "pass return_complex=False"))
     pairs = view_as_real(input) if isinstance(input, Complex) else input

@@ -1,8 +1,8 @@
 """Every row of the op table, proved on a device: the checks behind ``netcl selftest`` and behind the tests.
 
 A row carries samples and a reference: NumPy's function, or the op itself on the NumPy backend in float64. Nothing here knows an op by
-name. Forward values are compared with the reference in float64; gradients by inner products, ``<w, J v>`` of the *reference* by
-differences against ``<J' w, v>`` of the tape on the device.
+name. Forward values are compared with the reference in float64; gradients by inner products: ``<w, J v>`` of the *reference*, by
+finite differences, with ``<J' w, v>`` of the tape on the device.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OpCall:
 
 
 def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = TESTED_SIZES) -> Iterator[OpCall]:
-    """The calls a row is checked with, in one float dtype; with a single size, only the simplest of each kind."""
+    """Yield the calls that a row is checked with, in one float dtype; with a single size, only the simplest of each kind."""
     if isinstance(row, Choice):
         for part in row.rows:
             yield from cases(part, dtype, sizes)
@@ -77,7 +77,7 @@ def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = TESTED_SIZES)
 
 
 def _drawn_values(row: Pointwise, i: int, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
-    """Values from the row's domain that keep away from its kinks."""
+    """Return values from the row's domain that keep away from its kinks."""
     domain = row.domain[i] if isinstance(row.domain[0], tuple) else row.domain
     values = np.random.default_rng([seed, i]).uniform(domain[0], domain[1], shape)
     for kink in row.kinks:
@@ -114,7 +114,7 @@ def _with_arrays(value: Any, floats: Callable[[np.ndarray], Any], others: Callab
 
 
 def _rounded(values: Any, dtype: str) -> Any:
-    """Values as a tensor of ``dtype`` would hold them, so that the reference sees what the device sees."""
+    """Return values as a tensor of ``dtype`` would hold them, so that the reference sees what the device sees."""
     row = dtypes.DTYPES[dtype]
     return _with_arrays(values, lambda array: dtypes.decode(dtypes.encode(array, row), row))
 
@@ -123,7 +123,7 @@ def _rounded(values: Any, dtype: str) -> Any:
 
 
 def _sent_to_device(value: Any, handle: DeviceHandle, dtype: str | None, requires_grad: bool = False) -> Any:
-    """An argument on a device; arrays of floats in ``dtype``."""
+    """Return an argument with its arrays as tensors on a device, those of floats in ``dtype``."""
     place = partial(Tensor.from_host, handle.queue)
     return _with_arrays(value, lambda array: place(array, dtype, requires_grad=requires_grad), place)
 
@@ -269,7 +269,7 @@ def supports(handle: DeviceHandle, dtype: str) -> bool:
 
 
 def results(handle: DeviceHandle, names: Sequence[str] = (), full: bool = False) -> Iterator[Result]:
-    """Run every row's checks on a device. A failure is reported and the next row is tried; nothing is skipped silently.
+    """Run every row's checks on a device and yield their results. A failure is reported, and the next row is tried; nothing is skipped.
 
     ``full`` begins with every kernel algorithm that the device may choose; a wrong one is quarantined, and the rows run without it.
     """
@@ -298,7 +298,7 @@ def _each(check: Callable[..., None], row: Row, handle: DeviceHandle, dtype: str
 
 
 def _faults() -> tuple[type[Exception], ...]:
-    """Everything an op may raise, a driver's own errors included; Ctrl-C is not among them."""
+    """Return the exceptions that an op may raise, a driver's own included, but not ``KeyboardInterrupt``."""
     own = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
     return (*own, platforms.opencl().Error) if platforms.available() else own
 

@@ -50,7 +50,7 @@ _warned = False
 
 
 class autocast(ContextDecorator):
-    """Run matrix products and convolutions in half and other ops in float32 inside the block: ``with autocast(): loss = model(x)``.
+    """Run products, convolutions and attention on halves, and ops that need range in float32: ``with autocast(): loss = model(x)``.
 
     A context manager and a decorator; blocks nest (``autocast(enabled=False)`` switches it off inside), and each thread and
     asyncio task has its own. Only the forward pass belongs inside: backward uses the recorded dtypes. ``float16`` needs a
@@ -106,7 +106,7 @@ hooks.modes.append(get_autocast_dtype)
 
 
 def supports_fp16(device: Any = None) -> bool:
-    """Whether a device (a selector, handle or queue; default: the active one) computes in half, as a probe found.
+    """Whether a device (a selector, handle or queue; default: the active one) computes in half precision, according to a probe.
 
     >>> supports_fp16("cpu")
     False
@@ -116,7 +116,7 @@ def supports_fp16(device: Any = None) -> bool:
 
 
 def maybe_cast_tensor(tensor: Tensor, dtype: str | None = None) -> Tensor:
-    """Convert a float tensor to ``dtype``, or to the dtype of the block; unchanged outside ``autocast`` and for other dtypes.
+    """Return a tensor in ``dtype``, by default that of the ``autocast`` block, if any; float64 and integers are never converted.
 
     >>> x = Tensor.ones(3)
     >>> with autocast():

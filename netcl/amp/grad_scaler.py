@@ -104,7 +104,7 @@ class GradScaler:
         """Take an optimizer's step with unscaled gradients, unless one of them is not finite.
 
         ``max_norm`` clips the gradients inside the step and returns their norm, as ``optimizer.step(max_norm)`` does. Optimizers
-        of netcl decide on the device; any other decides on the host, which waits for the check.
+        of netcl decide on the device; for others the host waits for the check, and ``None`` is returned if the step is skipped.
         """
         options = {} if max_norm is None else {"max_norm": max_norm}
         if not self._is_enabled():
@@ -138,7 +138,7 @@ class GradScaler:
         return self.enabled
 
     def _known(self, entries: Mapping[Any, Any], key: Any) -> Any:
-        """Return the entry of an earlier method. An entry from before the step being recorded cannot be used in a replay."""
+        """Return the entry that an earlier method made, or ``None``. One from before the step being recorded cannot be replayed."""
         entry = entries.get(key)
         verdicts = entry.values() if isinstance(entry, dict) else [entry]
         if entry is None or not any(map(recording.made, verdicts)):
@@ -160,7 +160,7 @@ class GradScaler:
         return next(iter(self._found.values()), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs, as plain numbers."""
+        """Return everything a resumed run needs, as plain numbers; waits for the device."""
         streak = next(iter(self._devices.values())).streak.item() if self._devices else self._start[1]
         return {"scale": self.scale, "growth_factor": self.growth_factor, "backoff_factor": self.backoff_factor,
                 "growth_interval": self.growth_interval, "growth_tracker": int(streak), "enabled": self.enabled}  # fmt: skip
@@ -194,7 +194,7 @@ class GradScaler:
             tensor.fill_(value)
 
     def _check(self, gradients: Mapping[Any, Sequence[Tensor]]) -> dict[Any, Tensor]:
-        """Check all gradients of each device in one fold; the result is kept for :meth:`update`."""
+        """Return 1 for each device with a gradient that is not finite, else 0, as 0-d tensors; also kept for :meth:`update`."""
         found = {}
         for place, tensors in gradients.items():
             self._on(tensors[0])

@@ -36,11 +36,11 @@ _DISTINCT = 1 << 22  # values of a large array that differ; the rest repeats the
 
 @dataclass
 class Way:
-    """One way to compute something: ``run`` starts it, ``sync`` waits for it, ``result`` gives what is compared (arrays).
+    """One way to compute something: ``run`` starts it, ``sync`` waits for it, ``result`` returns the arrays to compare.
 
-    A way that is not available has ``missing``: the reason. ``host_only`` leaves the wait out of the time: what the caller pays.
+    A way that is not available has ``missing``: the reason. ``host_only`` times the calls without the wait.
     A call that does several things has ``units``; the time is that of one. ``apart`` is timed after the others: the threads of NumPy's
-    library spin for a tenth of a second after a call and slow down the next one. ``amount`` returns another quantity than a time,
+    library spin for a tenth of a second after a call and slow down the next one. ``amount`` returns a quantity other than a time,
     such as bytes.
     """
 
@@ -78,11 +78,11 @@ class Setting:
             self.torch.cuda.synchronize()
 
     def tensor(self, array: np.ndarray, **options: Any) -> Any:
-        """An array on our device."""
+        """Return an array as a tensor on netcl's device."""
         return Tensor.from_host(self.handle.queue, array, **options)
 
     def torch_tensor(self, array: np.ndarray) -> Any:
-        """An array on torch's device."""
+        """Return an array as a tensor on torch's device."""
         return self.torch.from_numpy(array).to(self.torch_device)
 
     def ours(self, run: Callable[[], Any]) -> Way:
@@ -91,7 +91,7 @@ class Setting:
         return Way(lambda: enqueued(run()), self.sync, lambda: [t.to_host() for t in _as_sequence(run())])
 
     def theirs(self, run: Callable[[], Any]) -> Way:
-        """Torch's way; ``run`` returns a tensor or several. Without torch it is missing."""
+        """Make torch's way; ``run`` returns a tensor or several. Without torch the way is missing."""
         if self.torch is None:
             return Way(missing="torch is not installed")
         return Way(run, self.torch_sync, lambda: [t.detach().float().cpu().numpy() for t in _as_sequence(run())])
@@ -109,7 +109,7 @@ def _as_sequence(values: Any) -> Sequence[Any]:
 
 
 def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7, quick: bool = False, with_torch: bool = True) -> Setting:
-    """Our device by its selector, and torch if it is installed: on the same GPU where it can, else on the CPU."""
+    """Return the settings for a device selector; torch, if installed, runs on the same NVIDIA GPU, else on the CPU."""
     handle = require(selector, op="bench")
     torch = importlib.import_module("torch") if with_torch and importlib.util.find_spec("torch") else None
     where = "cpu"
@@ -124,7 +124,7 @@ def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7
 
 
 def wrong_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
-    """Return why ways are not timed: their results differ from the reference, which is the last way that has a result."""
+    """Return an error for each way whose result differs from the reference, which is the last way that has a result."""
     results = {name: [np.asarray(a) for a in way.result()] for name, way in ways.items() if way.result is not None}
     if len(results) < 2:
         return {}
@@ -138,7 +138,7 @@ def wrong_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
 
 
 def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference of two arrays in units of the second's root mean square.
+    """Return the largest difference of two arrays over the second's root mean square; infinite if their shapes differ.
 
     >>> relative_difference(np.array([1.0, 2.0]), np.array([1.0, 2.0]))
     0.0
@@ -152,7 +152,7 @@ def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def interleave(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
-    """Seconds per call of each way: the best of ``repeats`` samples, taken in turn; ways with ``apart`` are timed after all others."""
+    """Return the seconds per call of each way: the best of ``repeats`` samples taken in turn; ways with ``apart`` are timed last."""
     together = {name: way for name, way in ways.items() if not way.apart and way.amount is None}
     best = _in_turns(together, repeats) | {name: way.amount() for name, way in ways.items() if way.amount is not None}
     for name, way in ways.items():
@@ -176,7 +176,7 @@ def _in_turns(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
 
 
 def _calls(way: Way) -> int:
-    """How many calls fill a sample; the first two calls warm up."""
+    """Return how many calls fill a sample, after calls that warm up."""
     once = _seconds_per_call(way, 1)
     if once > PATIENCE / 10:
         return 1
@@ -198,7 +198,7 @@ def _seconds_per_call(way: Way, calls: int) -> float:
 
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:
-    """Normal float32 values, cheap for large arrays."""
+    """Return normally distributed float32 values, which repeat in large arrays, to be cheap."""
     size = math.prod(shape)
     drawn = np.random.default_rng(seed).standard_normal(min(size, _DISTINCT), dtype=np.float32)
     return np.resize(drawn, size).reshape(shape)
@@ -220,18 +220,18 @@ class Compiled:
         self.run = lambda: made(*arguments)
 
     def way(self, where: Setting) -> Way:
-        """The way of its calls, or a missing one that says why."""
+        """Return the way that calls it, or a missing way with the reason."""
         return Way(missing=self.refused) if self.refused else where.ours(self.run)
 
     def losses(self, where: Setting) -> Way:
-        """The way of a training step, which compares the loss of its third call; or a missing one that says why."""
+        """Return the way of a training step, compared by the loss of its third call, or a missing way with the reason."""
         if self.refused:
             return Way(missing=self.refused)
         return replace(where.ours(self.run), result=lambda: [self.first[CHECKED_STEPS - 1].to_host()])
 
 
 def training_step(model: Any, optimizer: Any, loss: Callable[..., Any], context: Callable[[], Any] = nullcontext) -> Callable[..., Any]:
-    """A step ``(x, y) -> loss`` of a model that classifies, in netcl or in torch."""
+    """Return a function ``step(x, y) -> loss`` that trains a classifier, of netcl or of torch."""
 
     def step(x: Any, y: Any) -> Any:
         optimizer.zero_grad()
@@ -246,5 +246,5 @@ def training_step(model: Any, optimizer: Any, loss: Callable[..., Any], context:
 
 
 def last_loss(run: Callable[[], Any]) -> list[np.ndarray]:
-    """The loss of the last of a few training steps: what is compared of them."""
+    """Return the loss of the last of a few training steps, by which their ways are compared."""
     return [np.array([run() for _ in range(CHECKED_STEPS)][-1].item())]

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    """Standard streams that can always be written to: a closed one becomes the null device, a sign the encoding lacks becomes ``?``."""
+    """Make standard streams writable: replace a closed one by the null device, and characters that the encoding lacks by ``?``."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -72,7 +72,7 @@ def _prepare_streams() -> None:
 
 
 def _drop_unread() -> bool:
-    """Point a standard stream whose reader is gone (``head``, ``less``) to the null device; whether there was one."""
+    """Point standard streams whose reader is gone (``head``, ``less``) to the null device; returns whether there was one."""
     gone = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper) and _is_unread(stream)]
     for stream in gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

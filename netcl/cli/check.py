@@ -88,7 +88,7 @@ def _runs_clean(args: argparse.Namespace, source: str, name: str) -> bool:
 
 
 def _made_up(source: str, name: str, size: int) -> list[Any] | None:
-    """Arguments for a kernel: buffers of ``size`` elements, ``size`` for integers, 1 for floats; ``None`` if a type is unknown or local."""
+    """Return arguments for a kernel: buffers of ``size`` elements, ``size`` for integers, 1 for floats; ``None`` for other types."""
     from netcl.core.kernels.signature import parameters
 
     rng = np.random.default_rng(0)

@@ -31,7 +31,7 @@ Option = Callable[[argparse.ArgumentParser], object]
 
 @dataclass(frozen=True)
 class Command:
-    """One row of the table."""
+    """An entry of the table of commands."""
 
     name: str
     run: Run
@@ -52,7 +52,7 @@ def command(name: str, *options: Option) -> Callable[[Run], Run]:
 
 
 def option(*names: str, **settings: Any) -> Option:
-    """An option for :func:`command`, with the arguments of ``argparse``'s ``add_argument``."""
+    """Return an option for :func:`command`, with the arguments of ``argparse``'s ``add_argument``."""
     return lambda parser: parser.add_argument(*names, **settings)
 
 
@@ -60,7 +60,7 @@ DEVICE = option("--device", help="a selector as in `netcl devices`; NETCL_DEVICE
 
 
 def whole(least: int, most: float = math.inf) -> Callable[[str], int]:
-    """The type of an option: a whole number from ``least`` on, up to ``most``."""
+    """Return the type of an option: a function that parses a whole number from ``least`` to ``most``."""
 
     def read(text: str) -> int:
         if len(text) > 20 or not text.removeprefix("-").isdecimal() or not least <= int(text) <= most:
@@ -71,7 +71,7 @@ def whole(least: int, most: float = math.inf) -> Callable[[str], int]:
 
 
 def number(least: float) -> Callable[[str], float]:
-    """The type of an option: a finite number from ``least`` on."""
+    """Return the type of an option: a function that parses a finite number of at least ``least``."""
 
     def read(text: str) -> float:
         try:
@@ -104,7 +104,7 @@ def _broken(line: str, room: int) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 0) -> str:
-    """Plain text columns. On a terminal too narrow for them cells break between words; where that is not enough, rows become lines."""
+    """Return rows as columns of text. On a narrow terminal cells break between words or, if that is not enough, rows become lines."""
     cells = [list(header), *[list(row) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     words = [[word for row in cells for word in row[i].split()] for i in range(len(header))]
@@ -119,12 +119,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: int = 0)
 
 
 def facts(values: Mapping[str, object]) -> str:
-    """Names beside their values."""
+    """Return a table of names and values."""
     return table(("", ""), [[name, str(value)] for name, value in values.items()]).strip("\n")
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Widths that fit into the room, taken from the widest first, down to the longest word of each."""
+    """Return widths that fit into the room, taken from the widest first, down to the longest word of each."""
     made = list(widths)
     while sum(made) > room:
         _, i = max((width, i) for i, width in enumerate(made) if width > least[i])
@@ -133,7 +133,7 @@ def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[in
 
 
 def _records(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A block of lines per row: the names of the columns beside the values, those that are empty left out."""
+    """Return a block of lines per row: the names of the columns beside their values, without empty ones."""
     width = max(map(len, header))
     blocks = [[f"{name.ljust(width)}  {cell}" for name, cell in zip(header, row, strict=True) if cell] for row in rows]
     return [line for i, block in enumerate(blocks) for line in ([""] if i else []) + block]

@@ -130,7 +130,7 @@ def collect() -> Facts:
 
 
 def other_netcl() -> str:
-    """The version of a distribution "netcl" that came from a registry: not this project, whose distribution is called netcl-dl."""
+    """Return the version of a distribution "netcl" from a registry, which is another project; empty if there is none."""
     try:
         found = metadata.distribution("netcl")
     except metadata.PackageNotFoundError:
@@ -147,7 +147,7 @@ def _illegal() -> Iterator[tuple[str, str]]:
 
 
 def gpus_of_the_kernel(root: Path = Path("/")) -> list[str]:
-    """The makers of the graphics cards the operating system knows, whether or not OpenCL does."""
+    """Return the makers of the graphics cards that the operating system knows, whether or not OpenCL does."""
     found = ["nvidia"] if (root / "proc/driver/nvidia/version").exists() or (root / "dev/nvidiactl").exists() else []
     for file in sorted(root.glob("sys/class/drm/renderD*/device/vendor")):
         key = GPU_VENDORS.get(file.read_text().strip(), ("", ""))[0]
@@ -259,7 +259,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
 
 
 def diagnose(facts: Facts) -> list[Finding]:
-    """All findings about the set-up: problems and notes."""
+    """Return all findings about the set-up: problems and notes."""
     return [finding for check in CHECKS for finding in check(facts)]
 
 
@@ -275,7 +275,7 @@ def _runtime_rows(facts: Facts) -> list[list[str]]:
 
 
 def device_rows(found: Sequence[Found]) -> list[list[str]]:
-    """One row per device, NumPy last; the star marks what "auto" means."""
+    """Return a table row per device, NumPy last; a star marks the device that "auto" selects."""
     chosen, rows = None, []
     with suppress(DeviceError, EnvironmentVariableError):  # doctor has told it already
         chosen = manager.default("auto")
@@ -325,7 +325,7 @@ def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
 
 
 def fix(facts: Facts) -> bool:
-    """Install what is missing for a CPU device: pyopencl and PoCL by pip, PoCL by the system where pip has none; whether any was."""
+    """Install what a CPU device lacks, pyopencl and PoCL, by pip or by the system; returns whether anything was installed."""
     loads = facts.import_error and any(not r.error and "oclgrind" not in r.library for r in facts.runtimes)  # it only lacks pyopencl
     wants_runtime = not (facts.usable or facts.hidden or facts.setting or loads)
     wheels = ["pyopencl"] if facts.import_error else []
@@ -348,7 +348,7 @@ def fix(facts: Facts) -> bool:
     ),
 )
 def doctor(args: argparse.Namespace) -> int:
-    """What was looked for and found, what is missing, and the command that fixes it."""
+    """Show what was looked for and found, what is missing, and the command that fixes it."""
     facts = collect()
     if args.fix and not facts.ready and fix(facts):
         sys.stdout.flush()
@@ -359,6 +359,6 @@ def doctor(args: argparse.Namespace) -> int:
 
 @command("devices")
 def devices(args: argparse.Namespace) -> int:
-    """The devices, and the selectors that name them."""
+    """List the devices, and the selectors that name them."""
     print(table(DEVICE_HEADER, device_rows(manager.found())))
     return 0

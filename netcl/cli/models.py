@@ -68,7 +68,7 @@ SAMPLING_OPTIONS = [option(f"--{name}", type=float, default=None, help=text) for
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of a command that choose tokens, where they are given."""
+    """Return the sampling options that a command was given; raises if one is out of range."""
     from netcl.nn.decoding import Sampling
 
     given = {name: value for name in Sampling._fields if (value := getattr(args, name)) is not None}

@@ -103,7 +103,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The session of a file, and inputs for it."""
+    """Return the session of a file and its inputs, which are random unless ``--inputs`` names a file."""
     from netcl.onnx import InferenceSession
 
     session = InferenceSession(args.file, device=pick_device(args.device))
@@ -156,7 +156,7 @@ _NO_ARITHMETIC = set(
 
 
 def _operator_work(model: Any, sizes: dict[str, int]) -> dict[str, int | None]:
-    """Operations per operator, two for a multiply-add, with these sizes of symbolic dimensions; ``None`` where shapes are unknown."""
+    """Return operations per operator, two per multiply-add, with these sizes of symbolic dimensions; ``None`` where shapes are unknown."""
     from netcl.io.onnx.bodies import op_kind
     from netcl.io.onnx.library import library
 

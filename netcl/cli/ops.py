@@ -34,7 +34,7 @@ def _asked_ops(given: Sequence[str]) -> list[str]:
     DEVICE,
 )
 def selftest(args: argparse.Namespace) -> int:
-    """Every op's samples on a device of this machine, as a table."""
+    """Check every op's samples on a device of this machine; print a table."""
     from netcl import selftest as tests
     from netcl.ops import REGISTRY
 
@@ -61,7 +61,7 @@ def selftest(args: argparse.Namespace) -> int:
 
 @command("ops", option("filter", nargs="?", default="", help="a part of names or of their documentation; all ops if none is given"))
 def ops(args: argparse.Namespace) -> int:
-    """The op table: name, kind, gradient, autocast policy, one line of documentation."""
+    """List the op table: name, kind, gradient, autocast policy, one line of documentation."""
     from netcl.ops import ALIASES, REGISTRY
 
     rows = []

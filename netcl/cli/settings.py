@@ -12,7 +12,7 @@ from netcl.core.errors import EnvironmentVariableError
 
 @command("env")
 def show_environment(args: argparse.Namespace) -> int:
-    """Every variable netcl reads, with its value; status 1 if one holds nonsense."""
+    """Show every variable that netcl reads, with its value; status 1 if one is invalid."""
     rows, errors = [], list[str]()
     for variable in env.VARIABLES.values():
         text = env.raw(variable.name)
@@ -33,7 +33,7 @@ def show_environment(args: argparse.Namespace) -> int:
     option("action", choices=("info", "clear"), help="show what is kept, or remove it"),
 )
 def cache(args: argparse.Namespace) -> int:
-    """What the cache of compiled kernels holds, or remove it."""
+    """Show what the cache of compiled kernels holds, or remove it."""
     from netcl.runtime import cache as store
 
     if args.action == "clear":

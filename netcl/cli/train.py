@@ -34,7 +34,7 @@ def _told_in_a_line() -> Iterator[None]:
 
 
 def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
-    """Every setting of a recipe as an option."""
+    """Add every setting of a recipe to a parser, as an option."""
     from netcl.trainer.recipe import Recipe
 
     parser.add_argument("file", nargs="?", help="a TOML or JSON file of settings, or a run's folder; options come on top of it")
@@ -65,7 +65,7 @@ def _recipe(args: argparse.Namespace) -> Any:
 
 
 def _parsed_options(pairs: list[str]) -> dict[str, Any]:
-    """``["n_layer=2", "norm=rms"]`` as a dictionary."""
+    """Return options such as ``["n_layer=2", "norm=rms"]`` as a dictionary."""
     found = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -85,7 +85,7 @@ def _run_in_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def _start_ranks(args: argparse.Namespace) -> int:
-    """Run the same command once per rank; ``--device`` may name one device for each, separated by commas."""
+    """Run the same command once per rank and return the exit status; ``--device`` may list a device for each, with commas."""
     from netcl.distributed.launch import INTERRUPTED, TERMINATED, launch
     from netcl.trainer import ModelCheckpoint
     from netcl.trainer.recipe import check_shares
@@ -221,7 +221,7 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def _trace_script(words: list[str], handle: Any) -> Any:
-    """A program of the user under the profiler, as ``python script.py ...`` would run it."""
+    """Run a user's script under the profiler, as ``python script.py ...`` would; returns the profile."""
     from netcl.core.device import device
     from netcl.profiling import profile
 

@@ -20,7 +20,7 @@ def _images(batch: int, channels: int, side: int) -> np.ndarray:
 
 
 def _models() -> dict[str, tuple[Callable[[], Any], Callable[[int], np.ndarray]]]:
-    """A model by name, and what it takes."""
+    """Return, by name, a function that builds a model and one that makes a batch of inputs for it."""
     from netcl import nn
 
     gpt = {"vocab_size": 65, "block_size": 256, "n_layer": 6, "n_head": 6, "n_embd": 384}

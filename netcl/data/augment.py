@@ -23,7 +23,7 @@ def pixels_after(matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def sample_bilinear(x: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Values of images at points (N, H, W, 2) between pixels, interpolated bilinearly; zero outside. Returns (N, C, H, W)."""
+    """Return values of images at points (N, H, W, 2) between pixels, as (N, C, H, W): interpolated bilinearly, zero outside."""
     height, width = x.shape[2:]
     corner = np.floor(points).astype(np.int64)
     share = (points - corner).astype(np.float32)
@@ -60,7 +60,7 @@ class Augmentation:
         raise NotImplementedError(message(type(self).__name__, "an augmentation must have a method apply"))
 
     def __call__(self, x: Any, rng: np.random.Generator | None = None) -> Any:
-        """Change a batch or an image; a loader passes the generator, without one the numbers differ each time."""
+        """Return a changed batch or image; without a generator, which a loader passes, the numbers differ each time."""
         rng = np.random.default_rng() if rng is None else rng
         if len(x.shape) not in (3, 4):
             raise ValueError(message(type(self).__name__, "images must have the shape (N, C, H, W) or (C, H, W)", shape=x.shape))
@@ -103,7 +103,7 @@ class Normalize(Augmentation):
 
 
 class RandomHorizontalFlip(Augmentation):
-    """Flips a fraction ``p`` of the images left to right."""
+    """Flips each image left to right with probability ``p``."""
 
     axis = -1
 
@@ -120,7 +120,7 @@ class RandomHorizontalFlip(Augmentation):
 
 
 class RandomVerticalFlip(RandomHorizontalFlip):
-    """Flips a fraction ``p`` of the images top to bottom."""
+    """Flips each image top to bottom with probability ``p``."""
 
     axis = -2
 
@@ -166,7 +166,7 @@ class RandomAffine(Augmentation):
             raise ValueError(message("RandomAffine", "scale factors must be above 0", scale=scale))
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        """Draw matrices (N, 2, 3) from a pixel of the result to its source in the image."""
+        """Draw matrices (N, 2, 3) that map a pixel of the result to its source in the image."""
         n, _, height, width = shape
         angle, shear = (np.deg2rad(rng.uniform(*limits, n)) for limits in (self.degrees, self.shear))
         scale = rng.uniform(*self.scale, n)
@@ -214,14 +214,14 @@ class ColorJitter(Augmentation):
 
 
 def _box(rng: np.random.Generator, shape: tuple[int, ...], tall: Any, wide: Any) -> Drawn:
-    """Return first and last row and column of a box of the given sides at a random position in each image."""
+    """Return the bounds of rows and columns, ends excluded, of a box of the given sides at a random position in each image."""
     n, _, height, width = shape
     top, left = (rng.integers(0, np.maximum(room - side, 0) + 1, n) for room, side in ((height, tall), (width, wide)))
     return tuple(values.reshape(n, 1, 1, 1) for values in (top, top + tall, left, left + wide))
 
 
 class RandomErasing(Augmentation):
-    """Sets a rectangle to ``value`` in a fraction ``p`` of the images.
+    """Sets a rectangle of each image to ``value`` with probability ``p``.
 
     - **scale**: its share of the area; **ratio**: its height over its width.
     """
@@ -295,7 +295,7 @@ class Mixup(Augmentation):
         return x * (1 - weight) + x[partner] * weight
 
     def one_hot(self, y: Any) -> Any:
-        """Labels (N,) as one-hot probabilities (N, classes)."""
+        """Return labels (N,) as one-hot probabilities (N, classes)."""
         return np.eye(self.classes, dtype=np.float32)[y]
 
     def __call__(self, x: Any, y: Any, rng: np.random.Generator | None = None) -> Any:  # type: ignore[override]
@@ -308,7 +308,7 @@ class CutMix(Mixup):
     """Replaces a rectangle of each image by that of another image, and mixes the labels by area."""
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
-        """Draw the partner of each image, the area of its rectangle, and its position."""
+        """Draw the partner of each image, its rectangle's share of the area, and the rectangle's position."""
         n, _, height, width = shape
         side = np.sqrt(rng.beta(self.alpha, self.alpha, n))
         tall, wide = (np.rint(side * size).astype(np.int64) for size in (height, width))

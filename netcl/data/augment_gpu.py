@@ -52,12 +52,12 @@ class Feed:
 
 
 def _like(x: Any, array: np.ndarray) -> Any:
-    """Copy a few numbers to the device of ``x``."""
+    """Return an array as a tensor on the device of ``x``."""
     return Tensor.from_host(x.queue, array)
 
 
 def _warped(x: Any, matrix: np.ndarray, size: tuple[int, int], mode: str) -> Any:
-    """Warp images by matrices (N, 2, 3) of pixels, in the coordinates of grid_sample: -1 and 1 at the edges."""
+    """Return images of ``size``, made by ``grid_sample``: matrices (N, 2, 3) map their pixels to pixels of ``x``."""
     height, width = x.shape[2:]
     scale = np.array([2 / width, 2 / height], np.float32)
     matrix = matrix * scale[:, None]
@@ -69,7 +69,7 @@ def _warped(x: Any, matrix: np.ndarray, size: tuple[int, int], mode: str) -> Any
 
 
 def _boxes(x: Any, box: tuple[np.ndarray, ...]) -> Any:
-    """Do the same as :func:`netcl.data.augment.inside`, on the device."""
+    """Return :func:`netcl.data.augment.inside` of ``box`` as a tensor on the device of ``x``."""
     rows, columns = (_like(x, np.arange(n, dtype=np.float32).reshape(shape)) for n, shape in
                      ((x.shape[2], (1, 1, -1, 1)), (x.shape[3], (1, 1, 1, -1))))  # fmt: skip
     top, bottom, left, right = (_like(x, values.astype(np.float32)) for values in box)

@@ -61,7 +61,7 @@ def default_collate(batch: Sequence[Any]) -> Any:
 
 
 def map_arrays(function: Callable[[np.ndarray], Any], value: Any) -> Any:
-    """``value`` with every array in it replaced by ``function(array)``."""
+    """Return ``value`` with every array in it replaced by ``function(array)``."""
     if isinstance(value, np.ndarray | np.generic):
         return function(np.asarray(value))
     if isinstance(value, Mapping):

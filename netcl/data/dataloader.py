@@ -42,7 +42,7 @@ class DataLoader:
     """Iterates over the batches of a dataset: ``for x, y in loader``.
 
     - **dataset**: has ``__len__`` and ``__getitem__``; with ``take(indices)`` as well, batches are fetched at once.
-    - **batch_size, shuffle, drop_last**: one sample at a time and in order, as in torch; ``drop_last`` leaves out a last, smaller batch.
+    - **batch_size, shuffle, drop_last**: by default one sample at a time, in order; ``drop_last`` leaves out a last, smaller batch.
       ``batch_size=None`` delivers samples as the dataset gives them.
     - **num_workers**: 0 fetches in this thread. Workers stay from epoch to epoch, unless ``persistent_workers=False``; order and
       augmentations do not depend on their number.

@@ -46,7 +46,7 @@ class IterDataPipe(IterableDataset):
 
 
 class MapDataPipe(Dataset):
-    """A dataset over a sequence; its methods are those of :func:`functional_datapipe`."""
+    """A dataset over a sequence; its methods are registered by :func:`functional_datapipe`."""
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     __getattr__ = IterDataPipe.__getattr__
@@ -62,7 +62,7 @@ class MapDataPipe(Dataset):
 
 
 def functional_datapipe(name: str, enable_df_api_tracing: bool = False) -> Callable[[Any], Any]:
-    """A decorator: ``pipe.name(...)`` makes the decorated pipe over ``pipe``."""
+    """Return a decorator that makes ``pipe.name(...)`` construct the decorated pipe over ``pipe``."""
 
     def decorate(cls: Any) -> Any:
         if name in cls.functions:
@@ -84,7 +84,7 @@ def guaranteed_datapipes_determinism() -> Iterator[None]:
 
 
 def non_deterministic(cls: Any) -> Any:
-    """A decorator of pipes whose samples differ from run to run."""
+    """Mark a pipe class whose samples differ from run to run: it raises inside :func:`guaranteed_datapipes_determinism`."""
     init = cls.__init__
 
     def checked(self: Any, *args: Any, **options: Any) -> None:
@@ -118,7 +118,7 @@ def _shuffled(source: Any, *, buffer_size: int = 10000, seed: Any = None) -> Ite
 
 
 def _share(source: Any) -> Iterable[Any]:
-    """Yield the samples of this worker: every n-th."""
+    """Return the samples of this worker, every n-th; outside of workers, all samples."""
     worker = get_worker_info()
     return source if worker is None else islice(source, worker.id, None, worker.num_workers)
 

@@ -44,7 +44,7 @@ class Dataset:
 class IterableDataset:
     """Base of datasets that are streams or have an unknown length. Define ``__iter__``.
 
-    Every worker of a loader iterates over the dataset by itself: :func:`~netcl.data.get_worker_info` returns which part is its own.
+    Every worker of a loader iterates over the dataset by itself: it selects its part by :func:`~netcl.data.get_worker_info`.
     """
 
     def __iter__(self) -> Iterator[Any]:
@@ -113,7 +113,7 @@ class TensorDataset(Dataset):
     """Arrays of equal length; sample ``i`` is row ``i`` of each.
 
     - **arrays**: NumPy arrays or anything :func:`numpy.asarray` takes, tensors of the CPU included.
-    - **name, classes**: for people: what the set is called and what its labels mean.
+    - **name, classes**: the name of the set and those of its labels, for display.
 
     >>> data = TensorDataset(np.zeros((3, 2)), [0, 1, 0], classes=["even", "odd"])
     >>> x, y = data[1]
@@ -137,7 +137,7 @@ class TensorDataset(Dataset):
         return _unwrapped(tuple(array[index] for array in self.arrays))
 
     def take(self, indices: np.ndarray) -> Any:
-        """Fetch many samples at once, stacked."""
+        """Return the samples of ``indices``, stacked."""
         return _unwrapped(tuple(array[indices] for array in self.arrays))
 
 
@@ -167,7 +167,7 @@ class Subset(Dataset):
 
     @property
     def take(self) -> Callable[[np.ndarray], Any]:
-        """Fetch many samples at once, if the dataset can."""
+        """A function of indices that returns their samples, stacked; absent if the dataset has none."""
         whole = taker(self.dataset)
         if whole is None:
             raise AttributeError("take")
@@ -178,7 +178,7 @@ def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None
     """Split a dataset randomly; each sample is in one part.
 
     - **lengths**: numbers of samples that add up to the dataset's, or fractions that add up to 1.
-    - **seed**: the same seed draws the same parts; **generator**: torch's name for what the numbers are drawn from.
+    - **seed**: the same seed draws the same parts; **generator**: a generator to draw from, as in torch.
 
     >>> train, test = random_split(TensorDataset(np.arange(10)), [0.8, 0.2], seed=0)
     >>> len(train), len(test)

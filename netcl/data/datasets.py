@@ -44,12 +44,12 @@ def digits() -> Split:
 
 
 def mnist(root: PathLike | None = None) -> Split:
-    """MNIST from its four IDX files, gzipped or not, in ``root`` or where a package of the system puts them."""
+    """Return MNIST's training and test data from its four IDX files, gzipped or not, in ``root`` or where a system package puts them."""
     return _idx_images("mnist", root, _DIGITS)
 
 
 def fashion_mnist(root: PathLike | None = None) -> Split:
-    """Fashion-MNIST from its four IDX files in ``root``, or where Debian's package ``dataset-fashion-mnist`` puts them."""
+    """Return Fashion-MNIST's training and test data from IDX files in ``root``, or where Debian's ``dataset-fashion-mnist`` puts them."""
     return _idx_images("fashion-mnist", root, FASHION_CLASSES)
 
 
@@ -64,7 +64,7 @@ def _idx_part(name: str, folder: Path, part: str, classes: Sequence[str]) -> Ten
 
 
 def idx_arrays(name: str, folder: Path, part: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, H, W) in uint8 and labels (N,) in int64 of the part "train" or "t10k" of a set of IDX files."""
+    """Return images (N, H, W) in uint8 and labels (N,) in int64 of the part "train" or "t10k" of a set of IDX files."""
     images, labels = (read_idx(_file(name, folder, f"{part}-{what}-ubyte")) for what in ("images-idx3", "labels-idx1"))
     if images.ndim != 3 or labels.shape != images.shape[:1] or images.dtype != np.uint8:
         what = "images must be uint8 of shape (N, H, W), with one label each"
@@ -87,7 +87,7 @@ def _file(name: str, folder: Path, stem: str) -> Path:
 
 
 def cifar10(root: PathLike) -> Split:
-    """CIFAR-10 from the binary version's files ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``."""
+    """Return training and test data of CIFAR-10 from binary files ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``."""
     folder = Path(root)
     folder = folder / "cifar-10-batches-bin" if (folder / "cifar-10-batches-bin").is_dir() else folder
     names = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
@@ -134,7 +134,7 @@ class Bytes(Dataset):
         return window[:-1], window[1:]
 
     def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Many windows at once, stacked."""
+        """Return the windows of ``indices``, stacked."""
         windows = self.content[np.asarray(indices)[:, None] * self.step + np.arange(self.block + 1)].astype(np.int64)
         return windows[:, :-1], windows[:, 1:]
 
@@ -150,7 +150,7 @@ def text(path: PathLike, block: int = 128, step: int = 1, test: float = 0.1) -> 
 
 
 def synthetic(samples: int = 1024, shape: Sequence[int] = (1, 28, 28), classes: int = 10, noise: float = 0.3, seed: int = 0) -> Split:
-    """Generate images: one smooth pattern per class, and noise. A fifth as many are added for testing.
+    """Generate training images, one smooth pattern per class with noise, and a fifth as many test images; returns both sets.
 
     >>> train, test = synthetic(samples=100, shape=(3, 8, 8), classes=4)
     >>> train.arrays[0].shape, len(test), sorted(set(train.arrays[1].tolist()))

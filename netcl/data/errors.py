@@ -8,13 +8,13 @@ import numpy as np
 
 
 def message(op: str, what: str, remedy: str = "", /, **values: object) -> str:
-    """``[op] what is wrong; name=value, name=value; remedy``."""
+    """Return an error text: ``[op] what is wrong; name=value, name=value; remedy``."""
     parts = [f"[{op}] {what}", ", ".join(f"{name}={value}" for name, value in values.items()), remedy]
     return "; ".join(part for part in parts if part)
 
 
 def check_count(op: str, name: str, value: Any, least: int = 1) -> int:
-    """Raise ``ValueError`` unless ``value`` is a whole number of at least ``least``."""
+    """Return ``value`` as an int; raises ``ValueError`` unless it is a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(message(op, f"{name} must be a whole number of at least {least}", **{name: repr(value)}))
     return int(value)

@@ -106,7 +106,7 @@ class Fetch:
 
     @property
     def draws(self) -> bool:
-        """Whether random numbers are used."""
+        """Whether a transform or augmentation takes the generator of the batch."""
         return any(step.wants_rng for step in (*self.transforms, *self.augment))
 
     @property
@@ -121,7 +121,7 @@ class Fetch:
             self.worker_init_fn(number)
 
     def __call__(self, task: Task, beat: Callable[[], None] = lambda: None) -> tuple[np.ndarray, ...] | WholeBatch:
-        """Return the arrays of a batch; ``beat`` is called before each sample, so that a hang can be detected."""
+        """Return the arrays of a batch, or a :class:`WholeBatch`; ``beat`` is called before each sample, so that a hang can be detected."""
         beat()
         if self.streams:
             if _local.stream is None or _local.stream[0] != task.key[:-1]:

@@ -65,7 +65,7 @@ def parts(labels: np.ndarray | None, samples: int, fractions: Sequence[float], s
 
 
 def held_out(dataset: Any, labels: np.ndarray | None, fraction: float, seed: int) -> tuple[Any, Any]:
-    """Split a part for validation off a dataset; returns both, ``None`` for the fraction 0."""
+    """Return a dataset without its part for validation, and that part, which is ``None`` for the fraction 0."""
     if not fraction:
         return dataset, None
     val, train = parts(labels, len(dataset), [fraction], seed)
@@ -83,7 +83,7 @@ def _check_parts(what: str, **sizes: int) -> None:
 
 
 def _task(op: str, values: np.ndarray, given: str) -> str:
-    """Determine the task: classification for texts and few whole numbers, regression for other numbers."""
+    """Return the task: ``given``, else classification for texts and few whole numbers, regression for other numbers."""
     if given not in ("", CLASSIFICATION, REGRESSION):
         raise ValueError(message(op, f"task must be {CLASSIFICATION}, {REGRESSION} or empty", task=repr(given)))
     numeric = values.dtype.kind in "iuf"
@@ -139,7 +139,7 @@ def _numbers(cells: Sequence[str]) -> np.ndarray | None:
 
 
 def _column(name: str, cells: Sequence[str], train: np.ndarray) -> dict[str, Any]:
-    """Determine how a column of inputs is read: scaled by the training part, or one-hot for the texts of the training part."""
+    """Return how a column of inputs is read: scaled by the training part, or one-hot for the texts of the training part."""
     numbers = _numbers(cells)
     if numbers is not None:
         own = numbers[train][np.isfinite(numbers[train])]
@@ -263,7 +263,7 @@ READERS: dict[str, Callable[..., Samples]] = {"csv": _csv, "npz": _npz, "idx": _
 
 
 def read_inputs(path: FilePath, reading: Mapping[str, Any]) -> np.ndarray:
-    """Inputs of a file for a model that was trained on files of the same kind; ``reading`` is that of its :class:`Samples`."""
+    """Return the inputs of a file for a model that was trained on files of the same kind; ``reading`` is that of its :class:`Samples`."""
     file = regular(path, "predict")
     if reading.get("kind") == "csv":
         header, rows = read_table(file)

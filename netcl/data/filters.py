@@ -72,7 +72,7 @@ def sobel(x: Any) -> np.ndarray:
 
 
 def laplacian(x: Any) -> np.ndarray:
-    """Return four times the difference between the mean of the four neighbors and the pixel."""
+    """Return the Laplacian: the sum of the four neighbors minus four times the pixel."""
     return convolve(x, [[0, 1, 0], [1, -4, 1], [0, 1, 0]])
 
 

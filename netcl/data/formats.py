@@ -84,17 +84,17 @@ def _idx(file: IO[bytes], path: Path, size: int | None, max_bytes: int) -> np.nd
 
 
 def read_cifar10(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, 3, 32, 32) and labels (N,), both uint8, of one file of CIFAR-10's binary version."""
+    """Return images (N, 3, 32, 32) and labels (N,), both uint8, of one file of CIFAR-10's binary version."""
     return _cifar("read_cifar10", path, (10,))
 
 
 def read_cifar100(path: str | os.PathLike[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, 3, 32, 32) and fine labels (N,), both uint8, of one file of CIFAR-100's binary version."""
+    """Return images (N, 3, 32, 32) and fine labels (N,), both uint8, of one file of CIFAR-100's binary version."""
     return _cifar("read_cifar100", path, (20, 100))
 
 
 def _cifar(op: str, given: str | os.PathLike[str], classes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Read a file of records: a label for each of ``classes``, then red, green and blue planes of 32 x 32."""
+    """Return the images and the last labels of a file of records: a label for each of ``classes``, then three planes of 32 x 32."""
     path = regular(given, op)
     size, record = path.stat().st_size, len(classes) + 3 * 32 * 32
     if not size or size % record:

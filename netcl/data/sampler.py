@@ -43,7 +43,7 @@ class SequentialSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """Yields samples in random order; with ``replacement`` each is drawn from all, so ``num_samples`` may be any number.
+    """Yields ``num_samples`` samples, by default all, in random order; with ``replacement`` each is drawn from all of them.
 
     >>> sorted(RandomSampler(range(4), generator=0))
     [0, 1, 2, 3]

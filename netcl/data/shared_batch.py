@@ -24,7 +24,7 @@ _LINE = 64  # bytes: what is written by one process and read by another starts o
 
 
 def _reserve(nbytes: int) -> int:
-    """Create an unnamed file of ``nbytes`` with reserved pages."""
+    """Create an unnamed file of ``nbytes`` with reserved pages; returns its descriptor."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("netcl-batches")  # not limited by /dev/shm, which is small in containers
     else:
@@ -76,7 +76,7 @@ class SharedBatchRingBuffer:
         return len(self._free)
 
     def acquire(self) -> int:
-        """Take a free slot for a batch."""
+        """Take a free slot for a batch; returns its number."""
         return self._free.popleft()
 
     def release(self, slot: int) -> None:

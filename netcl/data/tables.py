@@ -92,7 +92,7 @@ def _labels(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = None) -> TensorDataset:
-    """Read the arrays of an NPZ file as a dataset: those of ``names`` in that order, or all in the file's.
+    """Read the arrays of an NPZ file as a dataset: those of ``names`` in that order, or all in the order of the file.
 
     Raises for arrays of Python objects, and for arrays larger than ``max_bytes``, by default 200 times the size of the file.
     """

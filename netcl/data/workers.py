@@ -354,7 +354,7 @@ class ProcessPool(Pool):
         return answer
 
     def _patience(self, worker: _Process, task: Task, seconds: float) -> Callable[[], None]:
-        """Raise if no sample has been started for too long: a working worker counts its samples."""
+        """Return a function that raises if no sample has been started for ``seconds``: a working worker counts its samples."""
         seen, since = -1, time.monotonic()
 
         def check() -> None:

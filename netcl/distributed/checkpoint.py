@@ -75,7 +75,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, world: World | None = None,
 
 
 def _received(path: Path, folder: Path, world: World) -> Path:
-    """A copy of rank 0's checkpoint in ``folder``."""
+    """Write a copy of rank 0's checkpoint to ``folder`` and return its path."""
     found = io.latest(path) if path.is_dir() else path
     there = world.rank == 0 and found is not None and found.is_file()
     content = np.fromfile(found, np.uint8) if there and found is not None else np.empty(0, np.uint8)

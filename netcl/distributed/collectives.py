@@ -196,7 +196,7 @@ def scatter(tensor: Tensor | np.ndarray, devices: Sequence[Any], weights: Sequen
 
 
 def split_rows(values: Any, count: int, weights: Sequence[float] | None = None) -> list[Any]:
-    """``values`` cut into ``count`` consecutive parts in proportion to ``weights``, rounded so that no row is lost."""
+    """Return ``values`` cut into ``count`` consecutive parts in proportion to ``weights``, rounded so that no row is lost."""
     shares = np.ones(count) if weights is None else np.asarray(weights, np.float64)
     if shares.shape != (count,) or not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
         what = "weights must be one number >= 0 per device, with a finite sum above 0"
@@ -219,12 +219,12 @@ def _gathered(name: str, given: list[Tensor], axis: int, roots: Tensors) -> list
 
 
 def gather(tensors: Tensors, root: int = 0, axis: int = 0) -> Tensor:
-    """All tensors joined along ``axis`` on the device of the one at ``root``."""
+    """Return all tensors joined along ``axis`` on the device of the one at ``root``."""
     given = checked_tensors("gather", tensors, root, alike=False)
     return _gathered("gather", given, axis, [given[root]])[0]
 
 
 def all_gather(tensors: Tensors, axis: int = 0) -> list[Tensor]:
-    """One result per tensor: all tensors joined along ``axis``, on the device of that tensor."""
+    """Return one result per tensor: all tensors joined along ``axis``, on the device of that tensor."""
     given = checked_tensors("all_gather", tensors, alike=False)
     return _gathered("all_gather", given, axis, given)

@@ -74,7 +74,7 @@ def combine(op: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def mean_of(op: str, total: np.ndarray, count: int) -> np.ndarray:
-    """``total / count`` if ``op`` is ``"mean"``, otherwise ``total``, in its own dtype."""
+    """Return ``total / count`` if ``op`` is ``"mean"``, otherwise ``total``, in its own dtype."""
     return total / np.asarray(count, total.dtype) if op == "mean" and count > 1 else total
 
 
@@ -185,7 +185,7 @@ class World:
         return _rounded_to(np.concatenate(pieces or [flat]), given.dtype).reshape(given.shape)
 
     def reduce_scatter(self, array: Any, op: str = "sum", *, compress: str | None = None, check: bool = True) -> np.ndarray:
-        """This rank's part of the reduced flat array, cut as ``np.array_split`` does; sends half the bytes of :meth:`all_reduce`."""
+        """Return this rank's part of the reduced flat array, cut as ``np.array_split`` does; sends half the bytes of :meth:`all_reduce`."""
         given = np.asarray(array)
         flat = self._checked("reduce_scatter", given, op, compress, check)
         return _rounded_to(self._reduce_scattered(flat, op, compress), given.dtype)
@@ -210,7 +210,7 @@ class World:
         return combine(op, [_decompressed(part, flat, compress) for part in parts])
 
     def part_ends(self, count: int) -> list[int]:
-        """Where ``np.array_split`` cuts ``count`` elements for the ranks, from 0 to ``count``."""
+        """Return where ``np.array_split`` cuts ``count`` elements for the ranks, from 0 to ``count``."""
         size, rest = divmod(count, self.size)
         return [0, *accumulate(size + (rank < rest) for rank in range(self.size))]
 
@@ -323,7 +323,7 @@ class ThreadWorld(World):
 
 
 def thread_worlds(size: int, timeout: float | None = None) -> list[World]:
-    """One world for each of ``size`` threads.
+    """Return one world for each of ``size`` threads.
 
     >>> [world.rank for world in thread_worlds(2)]
     [0, 1]

@@ -30,7 +30,7 @@ ReplicaParameters = list[Tensor]
 
 
 def all_devices() -> list[Any]:
-    """Every OpenCL device except simulators and software GPUs; the NumPy backend if there is none."""
+    """Return the selectors of all OpenCL devices except simulators and software GPUs; of the NumPy backend if there is none."""
     return [found.index for found in manager.found() if score(found.profile)[0] >= 0] or ["cpu"]
 
 
@@ -54,7 +54,7 @@ def shard_batch(batch: Any, devices: Sequence[Any], weights: Sequence[float] | N
 
 
 def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[ReplicaParameters]:
-    """One list of copies of ``params`` per device; the copies require gradients where the originals do."""
+    """Return one list of copies of ``params`` per device; the copies require gradients where the originals do."""
     originals = [(p.to_host(), p) for p in params]
     replicas = [[Tensor.from_host(queue, values, p.dtype) for values, p in originals] for queue in queues_of(devices)]
     for replica in replicas:
@@ -81,7 +81,7 @@ def broadcast_params(replicas: Sequence[Any], root: int = 0) -> None:
 
 
 def prepare_replicas(model: Module, devices: Sequence[Any]) -> list[Module]:
-    """A replica of a model on every device; the first is the model itself, moved to the first device."""
+    """Return a replica of a model on every device; the first is the model itself, moved to the first device."""
     queues = queues_of(devices)
     replicas = [model, *(copy.deepcopy(model) for _ in queues[1:])]
     return [replica.to(queue) for replica, queue in zip(replicas, queues, strict=True)]
@@ -146,12 +146,12 @@ def data_parallel_step(
 
 
 def gradient_or_zeros(p: Tensor, grad: Tensor | None) -> Tensor:
-    """``grad``, or zeros like ``p`` if it is ``None`` because this replica or rank has not used ``p``."""
+    """Return ``grad``, or zeros like ``p`` if it is ``None`` because this replica or rank has not used ``p``."""
     return Tensor.zeros(p.shape, p.dtype, queue=p.queue) if grad is None else grad
 
 
 def parallel(run: Callable[[int], Any], places: Sequence[int], queues: Sequence[Any]) -> list[Any]:
-    """The results of ``run(i)`` for every ``i`` of ``places``, each in a thread with the caller's modes and ``queues[i]`` as active device.
+    """Call ``run(i)`` for each of ``places`` in a thread with the caller's modes and ``queues[i]`` as active device; returns the results.
 
     Modes are gradient recording and autocast. A single call, or calls on devices that share an OpenCL context, run one after another in
     the caller's thread, with its active device.
@@ -244,7 +244,7 @@ class DataParallel(Module):
         self._known = self._written()
 
     def measure(self, *inputs: Tensor) -> list[float]:
-        """Set ``weights`` to the measured rows per second of each device, forward only; equal if all devices have one name."""
+        """Set ``weights`` to the rows per second of each device, forward only, and return them; equal if all devices have one name."""
         self.weights = [1.0] * len(self.replicas)
         rows = max(1, len(inputs[0]) // len(self.replicas))
         different = len({manager.handle_of(queue).device_name for queue in self.queues}) > 1
@@ -260,7 +260,7 @@ class DataParallel(Module):
         return self.weights
 
     def optimizer(self, make: Callable[[ReplicaParameters], Any]) -> ReplicaOptimizer:
-        """One optimizer that steps every replica: ``parallel.optimizer(lambda params: SGD(params, lr=0.1))``."""
+        """Return one optimizer that steps every replica: ``parallel.optimizer(lambda params: SGD(params, lr=0.1))``."""
         self.refresh()
         self._replicas_are_equal()
         return ReplicaOptimizer([make(replica.parameters()) for replica in self.replicas], self._replicas_are_equal)

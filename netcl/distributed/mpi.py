@@ -157,7 +157,7 @@ class MPIWorld(World):
                 self.calls.isend(report, rank, _FAILED)
 
     def _attend(self) -> None:
-        """Between two polls: answer roll calls, and raise if another rank has reported a failure."""
+        """Answer roll calls, and raise if another rank has reported a failure; called between two polls."""
         self._answer()
         self.failures.reported.update(self._mail(_FAILED))
         if self.failures.reported:
@@ -190,7 +190,7 @@ class MPIWorld(World):
 
 
 def _poll(done: Callable[[], bool], timeout: float, meanwhile: Callable[[], None]) -> bool:
-    """Whether ``done()`` becomes true in time. Pauses grow between polls, so that other threads and ranks get the processor."""
+    """Poll until ``done()`` is true; returns False after ``timeout`` seconds. Growing pauses let other threads and ranks run."""
     end, pause = time.monotonic() + timeout, 0.0
     while not done():
         if time.monotonic() > end:

@@ -24,7 +24,7 @@ from netcl.distributed.launch import DIE_WITH_PARENT, INTERRUPTED, PAUSE, handle
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
+    """Run the command line and return its exit status."""
     about = "One process per device, as ranks of one MPI job."
     parser = argparse.ArgumentParser(prog="python -m netcl.distributed.replica", description=about)
     parser.add_argument("-n", type=int, default=None, metavar="RANKS", help="number of processes; default: one per device")
@@ -68,7 +68,7 @@ def _guard(devices: str, folder: str, program: Sequence[str]) -> int:
 
 
 def _become(devices: Sequence[str], folder: str, program: Sequence[str]) -> int:
-    """Join the job, select this rank's device and run the program."""
+    """Join the job, select this rank's device and run the program; returns 0."""
     notes, number = Path(folder), mpi.rank_by_launcher()
     leave(notes, f"started.{number}")
     ours = comm.world()

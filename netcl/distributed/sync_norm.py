@@ -72,7 +72,7 @@ def convert_sync_batchnorm(module: Module, world: World) -> Module:
 
 
 def without_sync(module: Module) -> Module:
-    """A copy of a model with ordinary batch norms, which can be saved and loaded without a world."""
+    """Return a copy of a model with ordinary batch norms, which can be saved and loaded without a world."""
     return _replaced_norms(copy.deepcopy(module), lambda norm: _same_norm(norm.plain, norm) if isinstance(norm, SyncBatchNorm) else norm)
 
 
@@ -87,7 +87,7 @@ def _replaced_norms(module: Module, change: Callable[[_BatchNorm], _BatchNorm]) 
 
 
 def _same_norm(kind: type[_BatchNorm], norm: _BatchNorm, **more: Any) -> _BatchNorm:
-    """A batch norm of another class with the same tensors, so that existing optimizers keep working."""
+    """Return a batch norm of another class with the same tensors, so that existing optimizers keep working."""
     settings = (norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     made = kind(*settings, bias=norm.bias is not None).to(norm.queue)
     for name in ("weight", "bias", "running_mean", "running_var"):

@@ -1,7 +1,7 @@
 """Files: models, checkpoints, state dicts of netcl, NumPy, safetensors and PyTorch, and ONNX.
 
-Nothing is ever unpickled, and a file is looked over before anything is changed: what is damaged, foreign, too new or does not fit is
-refused with the reason. A file replaces an older one only once it is completely on the disk.
+Nothing is ever unpickled, and a file is checked before anything is changed: one that is damaged, foreign, too new or does not fit
+raises with the reason. A file replaces an older one only once it is completely on the disk.
 """
 
 from netcl.io.archive import FileError

@@ -110,7 +110,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush a folder, without which a replaced name is not on the disk; Windows cannot open one."""
+    """Flush a folder, so that a renamed file in it is durable. Does nothing on Windows, which cannot open folders."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -146,7 +146,7 @@ def write(path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Mapping
 
 
 def checksum(array: np.ndarray) -> str:
-    """SHA-256 of dtype, shape and bytes."""
+    """Return the SHA-256 of an array's dtype, shape and bytes, in hexadecimal."""
     digest = hashlib.sha256(f"{array.dtype.newbyteorder('<').str}{array.shape}".encode())
     digest.update(np.ascontiguousarray(array).data if array.size else b"")
     return digest.hexdigest()
@@ -169,7 +169,7 @@ def bad_name(name: str) -> bool:
 
 @contextmanager
 def refusing(op: str, path: str | os.PathLike[str], kinds: tuple[type[BaseException], ...] = _DAMAGED) -> Iterator[None]:
-    """Convert the errors of readers over damaged bytes to one error that names the file."""
+    """Convert the errors that damaged bytes cause in readers to a :class:`FileError` that names the file."""
     try:
         yield
     except (FileError, DtypeError, ShapeError, FileNotFoundError, PermissionError, IsADirectoryError):
@@ -304,7 +304,7 @@ def parse_meta(stored: np.ndarray | None, path: str | os.PathLike[str], op: str)
 
 
 def names_differ(op: str, path: object, what: str, expected: Iterable[str], found: Iterable[str]) -> None:
-    """Raise if names are missing or unexpected, naming them."""
+    """Raise :class:`FileError` with the missing and the unexpected names, if there are any."""
     missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or extra:
         values = {key: some(names) for key, names in (("missing", missing), ("unexpected", extra)) if names}

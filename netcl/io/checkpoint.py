@@ -1,7 +1,7 @@
 """Checkpoints: the complete state of a run in one file, which is either whole or not there.
 
 Weights, buffers, optimizer, scheduler, loss scaler, position of the loader, random streams, step, and whatever else is given.
-Files are replaced atomically and every entry has a checksum; a checkpoint is looked over completely before anything is changed.
+Files are replaced atomically and every entry has a checksum; a checkpoint is checked completely before anything is changed.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def latest_whole(folder: str | os.PathLike[str]) -> Path | None:
-    """Return the checkpoint of a folder with the highest step that is completely readable; ``None`` if there is none.
+    """Return the checkpoint of a folder with the highest step that is completely readable; ``None`` if the folder has no checkpoint.
 
     Those with higher steps, which cannot be read, are set aside as ``step-000123.netcl.unreadable``, so that nothing is written over them,
     and a warning names each with the reason. If none can be read, all stay and the error of the newest is raised.
@@ -149,7 +149,7 @@ def latest_whole(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename a file to an unused name."""
+    """Rename a file to an unused ``.unreadable`` name; returns the new path."""
     names = (path.with_name(f"{path.name}.unreadable{number or ''}") for number in count())
     other = next(name for name in names if not name.exists())
     path.rename(other)

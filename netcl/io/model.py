@@ -72,14 +72,14 @@ def read_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _tied(model: Any) -> dict[str, str]:
-    """Map names of shared weights to the first name of the same weight."""
+    """Return the further names of shared weights, each with the first name of the same weight."""
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(tensor), name) for name, tensor in _own_tensors(model).items()}
     return {name: other for name, other in names.items() if name != other}
 
 
 def _tie(model: Any, tied: Any, path: object) -> None:
-    """Share weights that were shared when the file was written."""
+    """Tie the weights that were tied when the file was written; raises if the names do not fit the model."""
     state = _own_tensors(model)
     for name, other in tied.items() if isinstance(tied, dict) else [("", "")]:
         if not isinstance(other, str) or not {name, other} <= state.keys() or state[name].shape != state[other].shape:

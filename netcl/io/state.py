@@ -126,7 +126,7 @@ _SAVERS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def save(value: Any, path: Any) -> None:
-    """``netcl.save``: a module, a state dict or any nesting of plain values, arrays and tensors, in the format the suffix names.
+    """Write a module, a state dict or any nesting of plain values, arrays and tensors, in the format that the suffix names.
 
     ``.netcl`` keeps a module with its architecture, and nested states exactly; ``.npz``, ``.safetensors`` and ``.pt`` / ``.pth`` /
     ``.bin`` keep the weights. Into an open file, torch's format is written.
@@ -151,7 +151,7 @@ def save(value: Any, path: Any) -> None:
 
 
 def load(path: Any, device: Any = None, *, map_location: Any = None, weights_only: bool = True, max_bytes: int | None = None) -> Any:
-    """``netcl.load``: what :func:`save` wrote, or a file of torch, safetensors or NumPy; told apart by its content.
+    """Load what :func:`save` wrote, or a file of torch, safetensors or NumPy, which is recognized by its content.
 
     Arrays of foreign files become tensors on the active (or the given) device; ``load_params``, ``load_safetensors`` and
     ``load_torch`` leave them on the host. ``map_location`` is torch's word for ``device``; nothing is ever unpickled, whatever

@@ -41,7 +41,7 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
     """The content of a file of ``torch.save``: a state dict, or any nesting of dictionaries, lists, numbers, texts and tensors.
 
     Tensors become NumPy arrays (bfloat16 needs ``ml_dtypes``), or what ``convert`` makes of those; parameters become their values.
-    Anything else a file asks for is refused by name.
+    Anything else in a file raises with its name.
     """
     with open(archive.regular_file(path, OP_LOAD), "rb") as file:
         head = file.read(4)
@@ -56,7 +56,7 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
 
 
 def _dense_steps(tensors: int, max_bytes: int | None) -> int:
-    """Return how many steps a program over this many tensors may have; with ``max_bytes``, one for each container that fits."""
+    """Return how many steps a program over ``tensors`` tensors may have; with ``max_bytes``, one per container that fits."""
     return opcodes.FREE_STEPS + (opcodes.TENSOR_STEPS * tensors if max_bytes is None else max_bytes // 64)
 
 
@@ -88,7 +88,7 @@ class _Reader:
         self.names: dict[str, Allowed] = {**plain, **kinds, **storages}
 
     def take(self, nbytes: int) -> None:
-        """Count memory besides the file itself: a few bytes of a file may describe much memory, many times."""
+        """Count the memory of a value and raise beyond the limit: a few bytes of a file may describe much memory."""
         self.left -= nbytes
         if self.left < 0:
             raise Refused("the content must not be larger than the limit for this file; if you trust it, pass max_bytes=")
@@ -179,7 +179,7 @@ def _item_size(dtype: str) -> int:
 
 
 def _reference(reference: Any) -> tuple[str, str, int]:
-    """dtype, key and number of elements of ``("storage", class, key, location, numel)``."""
+    """Return dtype, key and number of elements of a reference ``("storage", class, key, location, numel)``."""
     if not isinstance(reference, tuple) or len(reference) < 5 or reference[0] != "storage" or not isinstance(reference[1], Allowed):
         raise Refused("a reference must be to a storage")
     _, kind, key, _, count = reference[:5]
@@ -192,7 +192,10 @@ def _reference(reference: Any) -> tuple[str, str, int]:
 
 
 def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None, most: int) -> Any:
-    """Files of torch before 1.6: magic number, version, facts of the machine, the program, keys, and the storages in a row."""
+    """Return the value of a file of torch before 1.6.
+
+    The file holds a magic number, a version, facts of the machine, the program, keys, and the storages in a row.
+    """
     nothing = _Reader(limit)
     at, head = 0, []
     for _ in range(3):

@@ -42,7 +42,7 @@ def from_bits(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def bfloat16() -> np.dtype:
-    """NumPy's dtype of bfloat16, which ``ml_dtypes`` brings."""
+    """Return NumPy's dtype of bfloat16; raises ``ImportError`` without ``ml_dtypes``."""
     try:
         import ml_dtypes
     except ImportError:
@@ -51,13 +51,13 @@ def bfloat16() -> np.dtype:
 
 
 def tensor_of(array: np.ndarray, name: str, queue: Any = None) -> Tensor:
-    """A tensor of stored values on a queue, or on the active device."""
+    """Return stored values as a tensor on a queue, or on the active device."""
     values = dtypes.decode(array, dtypes.lookup(name))
     return Tensor.from_host(values, dtype=name) if queue is None else Tensor.from_host(queue, values, name)
 
 
 def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str, np.ndarray]]:
-    """A JSON value and the arrays it points to.
+    """Return a JSON value and the arrays that it points to, by name.
 
     >>> pack({"step": 3, "m": np.zeros(2)}, "adam")
     ({'step': 3, 'm': {'$array': 'adam.m', 'dtype': 'float64'}}, {'adam.m': array([0., 0.])})

@@ -66,7 +66,7 @@ class LoRALinear(Module):
 
 
 def base_matrix(layer: Any) -> np.ndarray:
-    """The weights of a linear layer, packed or not, as float32."""
+    """Return the weights of a linear layer, packed or not, as a float32 array."""
     return (layer.dequantized().to_host() if hasattr(layer, "dequantized") else host_array(layer.weight)).astype(np.float32)
 
 
@@ -138,7 +138,7 @@ def merge_adapters(model: ModelT) -> ModelT:
 
 
 def _hub_layers(model: Any) -> dict[str, tuple[str, slice]]:
-    """The layer of a Hugging Face model that holds each linear layer, and which of its rows they are."""
+    """Return for each linear layer, by path, the layer of the Hugging Face model that holds it, and its rows there."""
     names, found, filled = ARCHITECTURES[model.config.architecture].names, {}, Counter[str]()
     for path, layer in _linear_layers(model).items():
         origin = origin_of(f"{path}.weight", names)
@@ -182,7 +182,7 @@ def save_adapter(model: Any, folder: str | os.PathLike[str], base: str = "") -> 
 
 
 def _joined_factors(model: Module, rows: Mapping[str, slice]) -> tuple[dict[str, np.ndarray], tuple[int, float]]:
-    """Combine the adapters of the parts of a layer to one: ``A`` stacked, ``B`` in blocks; returns its rank and alpha."""
+    """Combine the adapters of the parts of a fused layer; returns ``A`` (stacked) and ``B`` (in blocks), and the rank and alpha."""
     layers: dict[str, Any] = {path: model.get_submodule(path) for path in rows}
     own: dict[str, Any] = {path: layer for path, layer in layers.items() if isinstance(layer, LoRALinear)}
     scale, rank, at = next(iter(own.values())).scale, sum(layer.rank for layer in own.values()), 0

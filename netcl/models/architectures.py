@@ -128,7 +128,7 @@ T5: _Names = {"shared": "shared", "lm_head": "lm_head", **_t5_side("encoder"), *
 
 @dataclass(frozen=True)
 class Architecture:
-    """A row of the table. ``windows``: default sliding-window layers; ``keys``: own spellings; ``biases``: taken from the configuration."""
+    """An entry of the table. ``windows`` names layers with a window by default, ``keys`` renames settings, ``settings`` fixes values."""
 
     hf_class: str
     names: _Names
@@ -178,7 +178,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture_of(config: Mapping[str, Any]) -> tuple[str, Architecture]:
-    """The row of a configuration's ``model_type``."""
+    """Return the ``model_type`` of a configuration and its entry in the table; raises if it is unknown."""
     name = config.get("model_type")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise refusal("models", "unknown model_type", f"known are {', '.join(ARCHITECTURES)}", given=repr(name))
@@ -186,12 +186,12 @@ def architecture_of(config: Mapping[str, Any]) -> tuple[str, Architecture]:
 
 
 def hub_names(row: Architecture, config: ModelConfig) -> _Names:
-    """The names of weights in a folder: T5 has another one for the first matrix of networks without a gate."""
+    """Return the names of weights in a folder; T5 without gates has another name for the first matrix of a network."""
     return row.names if config.gated else {ours: theirs.replace(".wi_1", ".wi") for ours, theirs in row.names.items()}
 
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
-    """A ``config.json`` as a :class:`ModelConfig`."""
+    """Return a ``config.json`` as a :class:`ModelConfig`."""
     name, row = architecture_of(config)
     common = {ours: config.get(theirs, config.get(ours)) for ours, theirs in row.keys.items()}
     given = {**config, **{key: value for key, value in common.items() if value is not None}}

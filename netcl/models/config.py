@@ -64,7 +64,7 @@ class Rope:
         return (0.1 * one * math.log(self.factor) + 1) / (0.1 * all_dim * math.log(self.factor) + 1) if self.factor > 1 else 1.0
 
     def stretch(self, length: int) -> int:
-        """Return the part of a length that determines the frequencies; equal values have equal frequencies."""
+        """Return a key of the frequencies at a length: lengths with equal keys have equal frequencies."""
         limit = {"dynamic": self.context, "longrope": self.original}.get(self.kind, math.inf)
         return 0 if length <= limit else length if self.kind == "dynamic" else 1
 

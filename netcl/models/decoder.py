@@ -35,7 +35,7 @@ class CausalLM(Module):
 
     Shapes: ids ``(batch, length)``, logits ``(batch, length, vocabulary)``. With a ``cache`` (:class:`~netcl.nn.attention.KVCache`, made
     by ``new_cache()``) the ids are only the new ones. ``positions``, of shape ``(length,)`` or ``(batch, length)``, replace the positions
-    that follow from the cache. ``documents``, of the same shape, keep attention between positions with the same number.
+    that follow from the cache. ``documents``, of the same shape, restrict attention to positions with the same number.
 
     With ``checkpointing = True`` a training step keeps only the inputs of the layers and computes the rest again for the gradient.
     """
@@ -75,7 +75,7 @@ class CausalLM(Module):
         return self.make_tokenizer()
 
     def new_cache(self, capacity: int | None = None, dtype: str | None = None) -> KVCache:
-        """An empty cache for this model; ``dtype="int8"`` keeps keys and values rounded, as ``cache_dtype`` of the model does."""
+        """Return an empty cache for this model; ``dtype="int8"`` keeps keys and values rounded, as ``cache_dtype`` of the model does."""
         return KVCache(self.config.layers, capacity, dtype or self.cache_dtype)
 
     @property
@@ -143,7 +143,7 @@ class CausalLM(Module):
         return self
 
     def head(self, states: Tensor) -> Tensor:
-        """Logits of states."""
+        """Return the logits of states, soft-capped if the architecture caps them."""
         logits, cap = self.lm_head(states), self.config.final_cap
         return logits if cap is None else ag.mul(ag.tanh(ag.div(logits, cap)), cap)
 
@@ -154,13 +154,13 @@ class CausalLM(Module):
                  stream: bool = False, draft: CausalLM | None = None, draft_tokens: int = 4,
                  prompt_cache: Any = None, min_p: float | None = None, repetition_penalty: float = 1.0, presence_penalty: float = 0.0,
                  frequency_penalty: float = 0.0) -> Any:  # fmt: skip
-        """Continue a prompt; returns only what is new.
+        """Continue a prompt; returns only the new text or ids.
 
         - **prompt**: a text, token ids ``(length,)``, or several of either. Texts give a text, ids give a list of ids; several give a
           list of results.
         - **max_new_tokens**: the most tokens to add. Generation also ends at a token that ends texts, at a stop string, and where the
           context is full.
-        - **temperature**: 0 takes the likeliest token. **top_k**, **top_p**: choose among so many likeliest tokens, or among the fewest
+        - **temperature**: 0 takes the likeliest token. **top_k**, **top_p**: choose among the ``top_k`` likeliest tokens, or the fewest
           whose probabilities reach ``top_p``. **min_p**: choose among tokens with at least this share of the likeliest one's probability.
         - **repetition_penalty**: above 1, tokens of the prompt and the text become less likely, as in transformers. **presence_penalty**,
           **frequency_penalty**: OpenAI's: subtracted from the logits of tokens in the new text, once or once per occurrence.
@@ -241,7 +241,7 @@ class CausalLM(Module):
         return end_ids(self.config.source) | end_ids(self.generation)
 
     def _until(self, ids: list[int], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> Iterator[int]:
-        """Ids up to a token that ends texts, or to the one whose text completes a stop string."""
+        """Yield ids up to a token that ends texts, which is left out, or up to the one whose text completes a stop string."""
         made: list[int] = []
         ends = self.end_tokens()
         for tokens in write([ids]):
@@ -253,7 +253,7 @@ class CausalLM(Module):
                 return
 
     def _pieces(self, ids: list[int], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> Iterator[str]:
-        """Text as it is made: whole characters only, and nothing that a stop string may still take back."""
+        """Yield text as it is generated: whole characters only, and nothing that a stop string may still take back."""
         stream, ends = TextStream(self.tokenizer, ids, stops), {*self.end_tokens(), *self.tokenizer.end_tokens}
         for tokens in write([ids]):
             if int(tokens[0]) in ends:
@@ -294,7 +294,7 @@ class TextStream:
         return piece
 
     def rest(self) -> str:
-        """Return the text that was held back, at the end."""
+        """Return the text that was held back, once generation has ended; empty after a stop string."""
         return "" if self.stopped else self._text()[self._given :]
 
 

@@ -147,11 +147,11 @@ class DualEncoder(Module):
         return self.text.config if parameter.startswith("text.") else self.vision.config
 
     def text_vectors(self, ids: Tensor, mask: Any = None) -> Tensor:
-        """A vector of length 1 per text."""
+        """Return a vector of norm 1 per text."""
         return _unit_vectors(self.text.pooled(self.text(ids, mask), ids))
 
     def image_vectors(self, images: Tensor) -> Tensor:
-        """A vector of length 1 per image."""
+        """Return a vector of norm 1 per image."""
         return _unit_vectors(self.vision.pooled(self.vision(images)))
 
     def forward(self, ids: Tensor, images: Tensor, mask: Any = None) -> Tensor:

@@ -109,7 +109,7 @@ def _tokenizer_maker(source: HubFolder | _GGUFModel) -> Callable[[], Tokenizer] 
 
 
 def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
-    """Return the configuration without a pooling layer if the file has none."""
+    """Return the configuration of a file, without a pooling layer or separate head that its tensors lack."""
     if source.config.get("model_type") == "clip":
         return _pair_config(source.config)
     found = read_config(source.config)
@@ -121,7 +121,7 @@ def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
 
 
 def _pair_config(config: Mapping[str, Any]) -> ModelConfig:
-    """CLIP's configuration: that of its text encoder, with the whole ``config.json`` as ``source``."""
+    """Return CLIP's configuration: that of its text encoder, with the whole ``config.json`` as ``source``."""
     return replace(_clip_config(config, "text"), architecture="clip", source=dict(config))
 
 
@@ -178,7 +178,7 @@ def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: s
 
 
 def describe_model(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Describe a file or folder: architecture, sizes, types of tensors, tokenizer."""
+    """Return a description of a file or folder by topic: architecture, sizes, types of tensors."""
     source = _opened(path)
     config, sizes = _config_of(source), {name: math.prod(shape) for name, shape in source.shapes.items()}
     kinds: Counter[str] = Counter()

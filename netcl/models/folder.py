@@ -20,7 +20,7 @@ _SHARD_BYTES = 4 << 30
 
 
 def read_object(path: Path, op: str = "models") -> dict[str, Any]:
-    """The JSON object in a file; raises ``FileError`` if it is too large or holds something else."""
+    """Return the JSON object in a file; raises ``FileError`` if the file is too large or holds no object."""
     if os.path.getsize(regular_file(path, op)) > _LONGEST_JSON:
         raise refusal(op, f"the file must have at most {_LONGEST_JSON} bytes", file=path)
     with refusing(op, path, (ValueError, RecursionError)):
@@ -46,7 +46,7 @@ class HubFolder:
             self._open(name)
 
     def _shards(self) -> list[str]:
-        """The files with tensors; an index may name only files of this folder."""
+        """Return the names of the files with tensors; raises if an index names files outside of this folder."""
         if not (self.path / _SHARD_INDEX).is_file():
             if not (self.path / "model.safetensors").is_file():
                 remedy = "convert other formats with save_pretrained(..., safe_serialization=True)"
@@ -69,7 +69,7 @@ class HubFolder:
                 self._places[key], self.shapes[key], self.kinds[key] = name, tuple(part.get_shape()), part.get_dtype()
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor's values."""
+        """Return a tensor's values as an array."""
         if self.kinds[name] == "BF16":
             tree.bfloat16()
         with refusing(

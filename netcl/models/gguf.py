@@ -58,7 +58,7 @@ class _Cursor:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
     def count(self, what: str, least_bytes: int) -> int:
-        """Read a number of items that take at least ``least_bytes`` each."""
+        """Read a number of items of at least ``least_bytes`` each; raises if the file is too short for them."""
         found = self.number("Q")
         if found > (self.size - self.at) // least_bytes:
             raise self.refusal(f"the file must be long enough for its number of {what}", given=found)
@@ -174,7 +174,7 @@ class GGUFFile:
         return np.frombuffer(self._map, np.uint8, place.nbytes, place.start)
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor's values: F32, F16 and integers as views of the file, other types as float32."""
+        """Return a tensor's values: F32, F16 and integers as views of the file, other types as float32."""
         place = self.tensors[name]
         plain = {"F32": "<f4", "F16": "<f2"}.get(place.kind, place.kind if place.kind in _NUMBER_TYPES.values() else None)
         if plain is not None:
@@ -210,7 +210,7 @@ class NewTensor(NamedTuple):
         return math.prod(packed_shape(self.shape, self.kind, "gguf")) if self.shape else self.kind.nbytes
 
     def packed(self) -> np.ndarray:
-        """The values as the bytes of the file."""
+        """Return the values as the bytes of the file."""
         return quantize(np.asarray(self.make()).astype(np.float32, copy=False).reshape(self.shape or (1,)), self.kind)
 
 
@@ -220,7 +220,7 @@ def _encoded_text(text: str) -> bytes:
 
 
 def _encoded_value(value: Any, key: str) -> bytes:
-    """A value of the metadata with its type; Python numbers become uint32 (int32 below 0, int64 or uint64 if they must) or float32."""
+    """Return the bytes of a metadata value with its type; ints become uint32 (int32 below 0, 64 bits if needed), floats float32."""
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _encoded_text(value)
     if isinstance(value, bool | np.bool_):

@@ -93,7 +93,7 @@ def _rope_parameters(metadata: Mapping[str, Any], arch: str, shapes: Mapping[str
 
 
 def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Metadata of a model's configuration, and tensors of rotary factors that belong to it."""
+    """Return the GGUF metadata of a configuration, and the tensors of rotary factors that belong to it."""
     source, (_, row) = config.source, architecture_of(config.source)
     arch = row.gguf
     if not arch:

@@ -41,7 +41,7 @@ class AttentionSpan(NamedTuple):
 
 
 def make_norm_layer(config: ModelConfig, width: int | None = None) -> Module:
-    """The norm of an architecture."""
+    """Return a norm layer of the architecture's type."""
     size = config.width if width is None else width
     return RMSNorm(size, config.eps) if config.norm == "rms" else LayerNorm(size, config.eps)
 
@@ -96,14 +96,14 @@ class SelfAttention(Module):
         return self.o_proj(join_heads(out))
 
     def attends_whole(self, x: Tensor, span: AttentionSpan, cache: KVCache | None) -> bool:
-        """Whether :meth:`attend_whole` takes the projection of x."""
+        """Whether :meth:`attend_whole` can be used for the merged projection of ``x``."""
         placed_by_row = span.positions is not None and span.positions.ndim == 2
         if cache is None or self.qkv_proj is None or not placed_by_row or not cache.takes_projections(self.layer, x.shape[1]):
             return False
         return cache.rotates(span.positions) or (self.q_norm is None and (self.rope is None or self.rope.size == self.size))
 
     def attend_whole(self, x: Tensor, span: AttentionSpan, cache: Any) -> Tensor:
-        """Attention of a few new positions whose queries, keys and values stay side by side, as ``qkv_proj`` gives them."""
+        """Return attention of a few new positions whose queries, keys and values stay side by side, as ``qkv_proj`` gives them."""
         batch, new, wide = x.shape
         options = {"heads": self.heads, "scale": self.scale, "window": self.window or 0, "softcap": self.cap or 0.0}
         table = None if self.rope is None else span.tables[self.rope]
@@ -117,7 +117,7 @@ class SelfAttention(Module):
         return cache(self.layer, x, **options)
 
     def merge(self) -> bool:
-        """Put the projections of queries, keys and values into one product, if a token gains from it; for inference."""
+        """Merge the projections into ``qkv_proj`` if a token gains from it; returns whether it did. For inference."""
         whole = self.q_norm is None and (self.rope is None or self.rope.size == self.size)
         within = packed.launches_dominate(self.queue) and type(self.q_norm) in (RMSNorm, type(None))  # cached attention does the rest
         turned = (self.rope is None or self.rope.attention_factor == 1) and (whole or within)
@@ -129,7 +129,7 @@ class SelfAttention(Module):
 
 
 def joined_linear(layers: Sequence[Any]) -> Any:
-    """One layer for several with the same input; ``None`` if their weights or biases cannot be joined."""
+    """Return one layer that replaces several with the same input; ``None`` if their weights or biases cannot be joined."""
     first, rows = layers[0], sum(layer.out_features for layer in layers)
     packed = type(first) is QuantizedLinear
     if any(type(layer) is not type(first) or (layer.bias is None) is not (first.bias is None) for layer in layers):
@@ -159,7 +159,7 @@ def rotate_heads(x: Tensor, rope: Rope, span: AttentionSpan) -> Tensor:
 
 
 def _capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, cap: float) -> Tensor:
-    """Attention whose scores pass ``cap * tanh(score / cap)``; the matrix of scores is stored."""
+    """Return attention whose scores pass ``cap * tanh(score / cap)``; the matrix of scores is stored."""
     batch, heads, queries, size = q.shape
     groups, keys = k.shape[1], k.shape[2]
     grouped = ag.reshape(q, (batch, groups, heads // groups * queries, size))
@@ -254,7 +254,7 @@ class TransformerLayer(Module):
         return ag.add(x, out if self.post_feedforward_norm is None else self.post_feedforward_norm(out))
 
     def _end_decoded(self, x: Tensor, inside: Tensor, linear: Any, norm: Any) -> Tensor:
-        """``x + norm(linear(inside))``; without a norm, in one launch if it can be."""
+        """Return ``x + norm(linear(inside))``; without a norm, in one launch if possible."""
         if norm is None and decodable(self, linear):
             return decoded_linear(inside, linear, residual=x)
         return ag.add(x, linear(inside) if norm is None else norm(linear(inside)))
@@ -280,7 +280,7 @@ def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, position
 
 
 def _inside_documents(documents: Tensor, window: int | None) -> Tensor:
-    """The causal mask ``(batch, 1, length, length)`` that is also false between positions of different documents."""
+    """Return the causal mask ``(batch, 1, length, length)`` of a window, also false between positions of different documents."""
     batch, length = documents.shape
     allowed = np.tri(length, dtype=bool) if window is None else np.tri(length, dtype=bool) & ~np.tri(length, k=-window, dtype=bool)
     same = ag.eq(ag.reshape(documents, (batch, 1, length, 1)), ag.reshape(documents, (batch, 1, 1, length)))
@@ -288,7 +288,7 @@ def _inside_documents(documents: Tensor, window: int | None) -> Tensor:
 
 
 def check_activation(name: Any) -> str:
-    """The name of a known activation."""
+    """Return ``name`` if it is a known activation; raises otherwise."""
     if name not in ACTIVATION_FUNCTIONS:
         raise ValueError(message("config", f"the activation must be one of {', '.join(ACTIVATION_FUNCTIONS)}", given=repr(name)))
     return name

@@ -21,7 +21,7 @@ _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
 def model_hash(model: Any) -> str:
-    """SHA-256 of a model's configuration and weights. It is computed again only after a weight was written."""
+    """Return the SHA-256 of a model's configuration and weights. It is computed again only after a weight was written."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     stamp = [(name, t.dtype, writes_of(t), writes_of(t).last) for name, t in tensors]
     kept = model.__dict__.setdefault("_hash", Recomputed())
@@ -45,7 +45,7 @@ class PromptFile:
         self._whole = True  # whether the prompt continues what the file holds
 
     def restore(self, cache: KVCache, ids: list[int]) -> int:
-        """Fill an empty cache; returns how many positions of ``ids`` it then holds, at least one less than all."""
+        """Fill an empty cache; returns how many positions of ``ids`` it then holds, at most all but the last."""
         if not self.path.exists():
             return 0
         tokens, tensors = self._read(cache)
@@ -56,7 +56,7 @@ class PromptFile:
         return count
 
     def store(self, cache: KVCache, ids: list[int]) -> None:
-        """Write the positions of a prompt that a cache holds."""
+        """Write the positions of a prompt that a cache holds, unless the file holds a prompt that this one does not continue."""
         if not self._whole:
             return
         found = {name: ag.narrow(t, 2, 0, len(ids)) for name, t in cache.named_buffers() if name != "lengths"}

@@ -105,7 +105,7 @@ class Seq2SeqLM(Module):
             self.lm_head.out_features, self.lm_head.weight = config.vocab_size, self.shared.weight
 
     def encode(self, ids: Tensor, mask: Any = None) -> Seq2SeqCache:
-        """The states of a text, as an empty cache of the decoder."""
+        """Encode a text; returns its states in a new cache for the decoder."""
         given = np.ones(ids.shape, bool) if mask is None else np.asarray(mask.to_host() if isinstance(mask, Tensor) else mask, bool)
         if ids.ndim != 2 or given.shape != ids.shape:
             raise ShapeError(message("Seq2SeqLM", "ids and mask must have shape (batch, length)", ids=ids.shape, mask=given.shape))
@@ -125,7 +125,7 @@ class Seq2SeqLM(Module):
         return self.decode(decoder_ids, self.encode(ids, mask))
 
     def generate(self, prompt: Any, max_new_tokens: int = 64, seed: int | None = None, **options: Any) -> Any:
-        """The answer to a text as text, to ids as ids, or to several of either as a list. ``options`` are those of ``Sampling``."""
+        """Return the answer to a text as text, to ids as ids, or to several of either as a list. ``options`` are those of ``Sampling``."""
         sampling, rng = Sampling(**{"temperature": 0.0, **options}).check(), np.random.default_rng(seed)
         several = not isinstance(prompt, str) and len(prompt) and not isinstance(prompt[0], int | np.integer)
         prompts = list(prompt) if several else [prompt]

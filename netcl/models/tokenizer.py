@@ -107,7 +107,7 @@ class Tokenizer:
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], tokenize: bool = True, add_generation_prompt: bool = True,
                             **values: Any) -> Any:  # fmt: skip
-        """A conversation as ids, or with ``tokenize=False`` as text, in the form the model was trained on.
+        """Return a conversation as ids, or with ``tokenize=False`` as text, in the form the model was trained on.
 
         Messages are ``{"role": "user", "content": "..."}``. The template runs in Jinja's sandbox; other ``values`` are passed to it.
         """
@@ -206,7 +206,7 @@ def _special_ids(own: Mapping[str, Any], count: int) -> dict[str, int]:
 
 
 def _add_ends(backend: Any, own: Mapping[str, Any], special: Mapping[str, str], kind: str) -> None:
-    """Make ``encode`` add the tokens that begin and end a text, as the metadata asks."""
+    """Make ``encode`` add the tokens that begin and end a text, according to the metadata."""
     begins = kind == "llama" or (kind == "gpt2" and own.get("tokenizer.ggml.pre") in _WHOLE_WORDS)
     wanted = {"bos": own.get("tokenizer.ggml.add_bos_token", begins), "eos": own.get("tokenizer.ggml.add_eos_token", kind == "t5")}
     begin, end = ([special[f"{name}_token"]] if added and f"{name}_token" in special else [] for name, added in wanted.items())
@@ -247,7 +247,7 @@ def _piece_scores(own: Mapping[str, Any], count: int) -> np.ndarray:
 
 
 def _surround(backend: Any, own: Mapping[str, Any], normalizers: Sequence[Any] = ()) -> Any:
-    """Handle SentencePiece's spaces and bytes: written as marks before, read back after."""
+    """Add SentencePiece's marks for spaces before encoding, and remove marks and byte tokens when decoding; returns ``backend``."""
     library = tokenizers_library()
     prefix = bool(own.get("tokenizer.ggml.add_space_prefix", True))
     norms, decoders = library.normalizers, library.decoders
@@ -289,7 +289,7 @@ def _unigram(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) -> An
 
 
 def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The metadata of a GGUF file that holds a tokenizer."""
+    """Return a tokenizer as metadata of a GGUF file."""
     if tokenizer.metadata:
         return tokenizer.metadata
     data = json.loads(tokenizer.backend.to_str())

@@ -64,7 +64,7 @@ def _is_row(row: Any) -> bool:
 
 
 def documents_of(tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[Document]:
-    """The documents of a row; of conversations and prompts only answers are learned.
+    """Return the documents of a row. Texts are learned whole; of conversations and prompts only the answers are.
 
     A conversation is one document, or one for each answer if the template renders earlier answers differently from the last.
     """
@@ -111,7 +111,7 @@ def _conversation(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]) -
 
 
 def _until_end(tokenizer: Tokenizer, ids: Sequence[int], inside: list[int]) -> list[int]:
-    """Return the tokens of an answer without the white space that the template puts after its end token."""
+    """Return the positions of an answer's tokens without the white space that the template puts after its end token."""
     special = tokenizer.backend.get_added_tokens_decoder()
     last = max((at for at in inside if ids[at] in special), default=len(ids))
     behind = tokenizer.decode([ids[at] for at in inside if at > last], skip_special_tokens=False)
@@ -122,8 +122,8 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
     """Pack documents to blocks, the longest first, each in the fullest block with room; returns inputs and targets.
 
     Inputs ``(blocks, 3, length)``: ids, document numbers (0 for padding), positions in the document. Targets ``(blocks, length)``: the id
-    that follows, or :data:`IGNORED_TARGET`. A longer document is cut: texts, of which everything is learned, into several, others behind
-    the block's length. What is left without a learned token is dropped.
+    that follows, or :data:`IGNORED_TARGET`. A longer document is cut: a text, all of whose tokens are learned,
+    into several documents, another one after ``length`` tokens. Parts without a learned token are dropped.
     """
     pieces: list[Document] = []
     for ids, learned in documents:
@@ -146,7 +146,7 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
 
 
 def preference_blocks(pairs: Sequence[tuple[Document, Document]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """As :func:`pack_documents`, a block for each answer: ``(pairs, 2, 3, length)`` and ``(pairs, 2, length)``, chosen ones first.
+    """Return a block per answer, as :func:`pack_documents` does: ``(pairs, 2, 3, length)`` and ``(pairs, 2, length)``, chosen first.
 
     A pair with a longer answer is left out: a cut answer would be compared with a whole one. So is a pair with an empty answer.
     """
@@ -162,7 +162,7 @@ def preference_blocks(pairs: Sequence[tuple[Document, Document]], length: int) -
 
 
 def _as_arrays(blocks: Sequence[Sequence[Document]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of blocks, as :func:`pack_documents` describes them."""
+    """Return inputs and targets of blocks, as :func:`pack_documents` describes them."""
     inputs = np.zeros((len(blocks), 3, length), np.int32)
     targets = np.full((len(blocks), length), IGNORED_TARGET, np.int32)
     for block, parts in enumerate(blocks):

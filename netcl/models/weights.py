@@ -56,7 +56,7 @@ def origin_of(parameter: str, names: Mapping[str, str]) -> Origin | None:
 
 
 def _fused_rows(config: ModelConfig, part: str) -> slice:
-    """Return the rows of one part of a fused tensor."""
+    """Return the rows of one part of a fused tensor, as a slice."""
     if part in ("gate", "up"):
         return slice(0, config.inner) if part == "gate" else slice(config.inner, 2 * config.inner)
     queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
@@ -118,7 +118,7 @@ _ROW_OPS = frozenset("rq rk q k v gate up e".split())  # those that take or reor
 
 
 def _put_packed(model: Any, name: str, source: Any, origin: Origin) -> bool:
-    """Replace the layer of a parameter by a packed one with the file's own blocks; False if it has none, or must be computed with."""
+    """Replace the layer of a parameter by a packed one with the file's blocks; returns False if it has none or they need computing."""
     path, _, last = name.rpartition(".")
     layer, kind = model.get_submodule(path), source.kinds[origin.name]
     if last != "weight" or type(layer) not in (Linear, Embedding) or kind in ("F32", "F16") or not _ROW_OPS.issuperset(origin.ops):
@@ -163,14 +163,14 @@ def _located(parameter: str, names: Mapping[str, str], without: str = "", before
 
 
 def host_array(tensor: Any) -> np.ndarray:
-    """A parameter's or a packed layer's values; bfloat16 as ``ml_dtypes`` has it."""
+    """Return the values of a parameter or packed layer as an array; bfloat16 as ``ml_dtypes`` has it."""
     if isinstance(tensor, QuantizedLinear | QuantizedEmbedding):
         return tensor.dequantized().to_host()
     return tree.from_bits(tree.host_bits(tensor), tensor.dtype)
 
 
 def push(model: Any, names: Mapping[str, str]) -> dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]:
-    """The tensors of a file that holds a model: the shape of each, and a function that makes it."""
+    """Return the tensors of a file that holds a model, by name: the shape of each, and a function that returns its array."""
     groups: dict[str, list[tuple[Origin, str, Any]]] = {}
     packed = {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, QuantizedLinear | QuantizedEmbedding)}
     if model.config.tied:

@@ -51,7 +51,7 @@ class ChainMatch(NamedTuple):
 
 
 def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
-    """A graph that computes the same with fewer nodes, and how often each rewrite applied."""
+    """Return a graph that computes the same with fewer nodes, and how often each rewrite was applied."""
     done: Counter[str] = Counter()
     for node in body.nodes:
         for name, inner in node.attributes.items():
@@ -73,7 +73,7 @@ def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
 
 
 def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[OnnxNode], dict[str, np.ndarray]]:
-    """The nodes that depend on inputs, and the weights with the results of the others, computed on the host."""
+    """Return the nodes that depend on inputs, and the weights with the results of the others; unchanged if those are too large."""
     known, folded = {*body.weights, ""}, list[OnnxNode]()
     supported = {kind for kind in operators() - CONTROL.keys() if not any(word in kind for word in _NOT_FOLDED)}
     for node in body.nodes:
@@ -118,7 +118,7 @@ class _Folding(OnnxModel):
 
 
 def _most_elements(node: OnnxNode, given: list[Tensor]) -> float:
-    """A bound on the size of a node's results. Up to eight integers (axes, starts, shapes) change no size."""
+    """Return an upper bound on the elements of a node's results. Inputs of up to eight integers (axes, shapes) do not count."""
     if node.kind == "Range" and all(x.size == 1 for x in given):
         start, limit, step = (float(x.to_host().item()) for x in given)
         return abs(limit - start) / abs(step) if step else math.inf
@@ -147,7 +147,7 @@ class _Chains:
         self.uses = Counter(name for node in nodes for name in node.inputs)
 
     def fuse(self, done: Counter[str]) -> list[OnnxNode]:
-        """The nodes after all fusions. Roots are tried from the end, so that the longest chains are found first."""
+        """Fuse all chains and return the nodes that are left. Roots are tried from the end, so that the longest chains are found first."""
         for root in reversed(list(self.nodes)):
             for name, forms, build in FUSIONS if self.makers.get(root.outputs[0]) is root else ():
                 matches = (self.matched(form, root.outputs[0], ChainMatch({}, ())) for form in forms)
@@ -161,7 +161,7 @@ class _Chains:
         return self.nodes
 
     def matched(self, form: ast.expr, name: str, found: ChainMatch) -> ChainMatch | None:
-        """The match, extended by a value that has this form; ``None`` if it does not."""
+        """Return ``found`` extended by the value ``name`` if that has the form, else ``None``."""
         if isinstance(form, ast.Name):
             if form.id.isupper() and self.scalar(name) is None:
                 return None
@@ -186,7 +186,7 @@ class _Chains:
         return None
 
     def scalar(self, name: str) -> float | None:
-        """The number in a weight of one element. With one axis, it may add that axis to the result."""
+        """Return the number in a weight of one element, else ``None``. A weight with one axis may add that axis to the result."""
         x = self.weights.get(name)
         return None if x is None or x.ndim > 1 or x.size != 1 or x.dtype.kind not in "fiu" else float(x.reshape(()))
 
@@ -227,7 +227,7 @@ def _fused_norm(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode 
 
 
 def _run_norm(node: OnnxNode, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """The norm over trailing axes as one op, over others by its formula."""
+    """Return the norm, over trailing axes as one op, over others by its formula."""
     axes = sorted(axis % x.ndim for axis in node["axes"])
     shape = x.shape[axes[0] :]
     if len(axes) == len(shape) and all(t is None or t.shape == shape for t in (weight, bias)):
@@ -239,7 +239,7 @@ def _run_norm(node: OnnxNode, x: Tensor, weight: Tensor | None = None, bias: Ten
 
 
 def _fused_attention(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """The op ``attention`` where the shapes at run time allow it, else the nodes of the chain.
+    """Return a node that runs the op ``attention`` if the shapes at run time allow it, else the nodes of the chain.
 
     A row whose mask excludes every key by ``-inf`` gives 0, where the chain gives NaN.
     """
@@ -274,14 +274,14 @@ def _fused_attention(chains: _Chains, found: ChainMatch, root: OnnxNode) -> Onnx
 
 
 def _run_chain(nodes: Sequence[OnnxNode], known: dict[str, Any]) -> Any:
-    """The result of the last of the nodes of a chain; ``known`` are its inputs."""
+    """Run the nodes of a chain on its inputs ``known``; returns the result of the last."""
     for node in nodes:
         known[node.outputs[0]] = node.read(node, *(known[name] for name in node.inputs))
     return known[nodes[-1].outputs[0]]
 
 
 def _quantized_matmul(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """``QLinearMatMul`` where products of integers are preferred, else the nodes of the chain."""
+    """Return a node that runs ``QLinearMatMul`` if integers are preferred, else the chain; ``None`` if the chain does not fit."""
     inside = chains.in_order(found)
     names = [found.values[name] for name in ("a", "A", "za", "b", "sb", "zb", "Y", "zy")]
     left, right = (next(node for node in inside if node.inputs[0] == found.values[name]) for name in "ab")
@@ -306,7 +306,7 @@ def _spreads(size: int, wanted: int) -> bool:
 
 
 def _norm_in_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """A convolution whose weights include the batch norm after it."""
+    """Return a convolution whose weights include the batch norm after it; ``None`` if they cannot."""
     names = [found.values[name] for name in ("scale", "shift", "mean", "var")]
     if root["training_mode"] or root["spatial"] == 0 or not chains.weights.keys() >= {*names}:
         return None
@@ -316,7 +316,7 @@ def _norm_in_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNod
 
 
 def _affine_after_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """A convolution whose weights include the factor or the sum after it: one number, or one per channel."""
+    """Return a convolution whose weights include the factor or sum after it, one or one per channel; ``None`` if they cannot."""
     conv, other = found.nodes[1], chains.weights.get(found.values["c"])
     weight = chains.weights.get(conv.inputs[1])
     if weight is None or other is None or other.ndim > weight.ndim or other.dtype != weight.dtype:
@@ -329,7 +329,7 @@ def _affine_after_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> On
 
 
 def _affine_before_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """A convolution whose weights include the scalar factor or, if nothing is padded, the scalar sum before it."""
+    """Return a convolution whose weights include the scalar factor before it, or a sum if nothing is padded; else ``None``."""
     x, other = sorted(found.nodes[1].inputs, key=chains.weights.__contains__)  # a weight may be the first operand
     weight, number = chains.weights.get(root.inputs[1]), chains.scalar(other)
     padded = any(root["pads"] or ()) or root["auto_pad"] not in ("NOTSET", "VALID")
@@ -343,7 +343,7 @@ def _affine_before_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> O
 
 
 def _scaled_conv(chains: _Chains, conv: OnnxNode, root: OnnxNode, scale: Any, shift: Any, factor: float = 1.0) -> OnnxNode | None:
-    """The convolution times ``scale`` plus ``shift``, its weights times ``factor``; computed in float64."""
+    """Return the convolution times ``scale`` plus ``shift``, its weights times ``factor``, in float64; ``None`` if it cannot be folded."""
     if not chains.weights.keys() >= {*conv.inputs[1:]} or (conv.kind == "ConvTranspose" and conv["group"] != 1):
         return None
     first, out = chains.weights[conv.inputs[1]], 1 if conv.kind == "ConvTranspose" else 0
@@ -359,7 +359,7 @@ def _scaled_conv(chains: _Chains, conv: OnnxNode, root: OnnxNode, scale: Any, sh
 
 
 def _gated(*gates: str) -> tuple[str, ...]:
-    """``x`` times half of one plus a gate, in the orders that exporters write."""
+    """Return formulas of ``x * (gate + 1) / 2`` in the orders that exporters write."""
     return tuple(text for gate in gates for text in (f"x * ({gate} + 1) * 0.5", f"x * (({gate} + 1) * 0.5)", f"(x * 0.5) * ({gate} + 1)"))
 
 

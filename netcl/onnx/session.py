@@ -162,7 +162,7 @@ class InferenceSession:
         return list(self._outputs.values())
 
     def get_providers(self) -> list[str]:
-        """The provider that runs the model."""
+        """Return a list of the provider that runs the model."""
         return [_ON_NUMPY if isinstance(self.model.queue, CPUQueue) else _ON_OPENCL]
 
     @property
@@ -172,7 +172,7 @@ class InferenceSession:
 
     @property
     def commands(self) -> int:
-        """How many commands the replay of the shapes that ran last enqueues; 0 if they have no recording."""
+        """The number of commands that a replay for the latest input shapes enqueues; 0 if they have no recording."""
         last = next(reversed(self._plans.values()), "")
         return last.commands if isinstance(last, Graph) else 0
 
@@ -189,7 +189,7 @@ class InferenceSession:
             return [self.array(name, made[name]) for name in names]
 
     def io_binding(self) -> IOBinding:
-        """A binding of inputs and outputs to tensors on the device."""
+        """Return a binding of inputs and outputs to tensors on the device."""
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding) -> None:
@@ -205,7 +205,7 @@ class InferenceSession:
                 iobinding.results[name].realize()  # deferred values belong to a thread
 
     def node_times(self, input_feed: Mapping[str, Any]) -> list[tuple[OnnxNode, float]]:
-        """Each node of the graph and the seconds that it takes in an eager run; the device finishes one before the next starts."""
+        """Return each node of the graph and the seconds that it takes in an eager run; the device finishes one before the next starts."""
         with self._lock, ag.no_grad():
             tensors, found = self._tensors(input_feed), list[tuple[OnnxNode, float]]()
             self.model.timings = found
@@ -214,13 +214,13 @@ class InferenceSession:
         return found
 
     def output(self, name: str) -> NodeArg:
-        """An output by its name."""
+        """Return an output by its name; raises if there is none."""
         if name not in self._outputs:
             raise ValueError(message(SESSION, "the model has no such output", f"there are: {', '.join(self._outputs)}", output=repr(name)))
         return self._outputs[name]
 
     def tensor(self, name: str, x: Any) -> Any:
-        """A value for an input, checked, on the device."""
+        """Check a value for an input and return it as a tensor on its device; a sequence is returned as a list."""
         if name not in self._inputs:
             raise ValueError(message(SESSION, "the model has no such input", f"it takes: {', '.join(self._inputs)}", input=repr(name)))
         entry = self._inputs[name]
@@ -235,7 +235,7 @@ class InferenceSession:
         return x.to(queue) if isinstance(x, Tensor) else Tensor.from_host(queue, numbers(x), held)
 
     def array(self, name: str, x: Any) -> Any:
-        """An output as an array of the declared dtype, or as a list of arrays."""
+        """Return an output as an array of the declared dtype, or as a list of arrays."""
         if not isinstance(x, Tensor):
             return x if x is None else [part.to_host() for part in x]
         return x.to_host().astype(self._outputs[name].dtype or x.dtype, copy=False)
@@ -247,7 +247,7 @@ class InferenceSession:
         return [made[name] for name in self._inputs]
 
     def _executed(self, feed: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs, by replay if there is a recording for these shapes."""
+        """Return the outputs by name, by replay if there is a recording for these shapes."""
         tensors = self._tensors(feed)
         with ag.no_grad():
             plan, given = self._plan(tensors), [x for x, name in zip(tensors, self._inputs, strict=True) if name not in self.model.on_host]
@@ -255,7 +255,7 @@ class InferenceSession:
         return dict(zip(self._outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
     def _plan(self, tensors: Sequence[Any]) -> Graph | str:
-        """The recording for these shapes, made at their second run; otherwise why there is none, or an empty text if it may follow."""
+        """Return the recording for these shapes, made at their second run, or the reason for none; empty if one may follow."""
         # Sequences, empty tensors, and one tensor for two inputs are not recorded.
         if (
             self._eager
@@ -286,7 +286,7 @@ class InferenceSession:
         return plan
 
     def _drop_stale_plans(self) -> None:
-        """Record again after a weight was replaced or written: recordings hold the old one, and results that depend on it.
+        """Drop all recordings after a weight was replaced or written: they hold the old one, and results that depend on it.
 
         Versions are compared in every run. The clock of writes cannot replace them: other threads write while a run lasts.
         """

@@ -102,7 +102,7 @@ class ModelEMA:
             self.restore()
 
     def state_dict(self) -> dict[str, Any]:
-        """Averages by name (the tensors themselves, not copies), decay and number of updates."""
+        """Return the averages by name (the tensors themselves, not copies), the decay, ``warmup`` and the number of updates."""
         return {"decay": self.decay, "warmup": self.warmup, "updates": self.updates, "shadow": dict(self.shadow)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -27,10 +27,10 @@ CORRECTIONS = {"correction1": "-EXPM1((age + 1) * log_beta1)", "correction2": "-
 
 @dataclass(frozen=True, eq=False)
 class Formula:
-    """An update per element.
+    """The update rule of an optimizer, per element.
 
-    - **options**: in torch's order, with their defaults; all have ``maximize``, ``master_weights`` and torch's switches beside them.
-    - **tensors**: the tensors of a parameter's state, as a name in ``lines`` for each name in the state dict.
+    - **options**: in torch's order, with their defaults; all also have ``maximize``, ``master_weights`` and torch's switches.
+    - **tensors**: the tensors of a parameter's state: the name in ``lines``, mapped to the name in the state dict.
     - **lines**: assignments in order; ``new_x`` is written to the tensor ``x``.
     - **numbers**: assignments over the options and ``age``, the steps taken before this one. The host computes them for every step, or
       the device where only it knows ``age``.
@@ -96,7 +96,7 @@ class FormulaOptimizer(Optimizer):
 
     @property
     def skips_on_device(self) -> bool:
-        """Whether the device can skip a step: not if the state has numbers of the host, which would change nevertheless."""
+        """Whether the device can skip a step: False if the host keeps numbers of the state, which it would update all the same."""
         return not self.kept
 
     def _values(self, group: Group) -> dict[str, float]:
@@ -143,7 +143,7 @@ class FormulaOptimizer(Optimizer):
 
 @cache
 def option_readers(kind: Any) -> dict[str, Callable[[Group], float]]:
-    """Return how each number that a formula may name is read from the options of a group."""
+    """Return, by name, a function that reads each number that a formula may use from the options of a group."""
     options = {"weight_decay": 0.0, **kind.formula.options}
     found: dict[str, Callable[[Group], float]] = {name: itemgetter(name) for name, value in options.items() if not isinstance(value, tuple)}
     found["sign"] = lambda group: -1.0 if group["maximize"] else 1.0
@@ -188,7 +188,7 @@ def _host_function(kind: Any, known: tuple[str, ...]) -> Any:
 
 
 def _update_on_host(kind: Any, values: Mapping[str, float], age: int) -> dict[str, float]:
-    """Return the formula's numbers for the step after which ``age`` steps have been taken."""
+    """Return the formula's numbers for step number ``age``, counted from 1; empty if it has none."""
     if not kind.formula.numbers:
         return {}
     with np.errstate(all="ignore"):
@@ -291,7 +291,7 @@ class Adamax(FormulaOptimizer):
 
 
 class RAdam(FormulaOptimizer):
-    """:class:`~netcl.optim.Adam` that moves by the mean gradient alone until its denominator can be trusted (Liu et al. 2019)."""
+    """:class:`~netcl.optim.Adam` without its denominator in the first steps, where it varies too much (Liu et al. 2019)."""
 
     formula = Formula(
         {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled_weight_decay": False},
@@ -346,7 +346,10 @@ class ASGD(FormulaOptimizer):
 
 
 class Rprop(FormulaOptimizer):
-    """Steps of a size per element that grows while the gradient keeps its sign and shrinks where it changes; for whole batches."""
+    """Moves each element by its own step size, which grows while the gradient keeps its sign and shrinks when it changes.
+
+    For full batches only.
+    """
 
     formula = Formula(
         {"lr": 1e-2, "etas": (0.5, 1.2), "step_sizes": (1e-6, 50.0)},

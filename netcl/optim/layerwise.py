@@ -58,7 +58,7 @@ class LayerwiseOptimizer(FormulaOptimizer):
         return *super()._structure(state), *[group[name] for group in self.param_groups for name in read]
 
     def _now(self, group: Group, states: list[dict[str, Any]], rule: Rule) -> list[float]:
-        """The numbers of a rule at the step that was just counted."""
+        """Return the values of ``rule.scalars`` for the step that was just counted."""
         numbers = self.numbers(group, step_count(states[0].get("step", 1)))
         return [numbers[name] for name in rule.scalars]
 
@@ -125,7 +125,7 @@ class LAMB(LayerwiseOptimizer):
 
 
 class Muon(LayerwiseOptimizer):
-    """Momentum whose matrices are made nearly orthogonal by ``ns_steps`` Newton-Schulz iterations (Jordan et al. 2024).
+    """Momentum updates of matrices, made nearly orthogonal by ``ns_steps`` Newton-Schulz iterations (Jordan et al. 2024).
 
     For matrices only: biases, norms and embeddings belong to :class:`AdamW`. ``adjust_lr_fn`` is ``"original"``, ``None`` for the same, or
     ``"match_rms_adamw"``. Iterations run in float32; torch's run in bfloat16, so results differ within bfloat16's rounding.
@@ -165,7 +165,7 @@ class Muon(LayerwiseOptimizer):
 
 
 class Adafactor(LayerwiseOptimizer):
-    """Divides by the root mean square of gradients, which it keeps as one number per row and one per column (Shazeer & Stern 2018).
+    """Divides by the root mean square of the gradients; a matrix keeps one number per row and one per column (Shazeer & Stern 2018).
 
     ``lr`` bounds the relative step ``1 / sqrt(n)`` of step n. ``beta2_decay`` controls the averaging, ``eps`` bounds the squares and the
     smallest scale of a parameter, and ``d`` bounds the root mean square of an update. The state is a fraction of :class:`Adam`'s.

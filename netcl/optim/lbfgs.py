@@ -203,7 +203,10 @@ def _loaded(p: Tensor, name: str, value: Any) -> Any:
 
 
 def _cubic(a: Point, b: Point, bounds: tuple[float, float] | None = None) -> float:
-    """Return the minimum of the cubic through two points and their slopes, within bounds (Nocedal & Wright, equation 3.59)."""
+    """Return where the cubic through two points and their slopes is least, clipped to bounds; their middle if it has no minimum.
+
+    See Nocedal & Wright, equation 3.59.
+    """
     a, b = (a, b) if a.t <= b.t else (b, a)
     low, high = bounds or (a.t, b.t)
     d1 = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.t - b.t)
@@ -215,7 +218,7 @@ def _cubic(a: Point, b: Point, bounds: tuple[float, float] | None = None) -> flo
 
 
 def _strong_wolfe(at: Callable[[float], Point], start: Point, t: float, size: float, most: int) -> tuple[Point, int]:
-    """Return a point with sufficient decrease and a small slope, or the best one after ``most`` evaluations; and their number."""
+    """Return a point with sufficient decrease and a small slope, or the best one found, and the number of evaluations."""
 
     def too_high(new: Point) -> bool:
         return new.loss > start.loss + 1e-4 * new.t * start.slope

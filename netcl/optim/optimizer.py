@@ -186,7 +186,7 @@ class Optimizer:
         self, max_norm: float | Callable[[], Any] | None = None, *, closure: Callable[[], Any] | None = None,
         grad_scale: Tensor | None = None, found_inf: Tensor | None = None,
     ) -> Any:  # fmt: skip
-        """Change every parameter that has a gradient.
+        """Update every parameter that has a gradient; returns ``None`` unless ``closure`` or ``max_norm`` is given.
 
         If the driver fails, nothing has changed and the step can be repeated. For several groups, or more tensors than one launch takes,
         the error says whether a part of the update was done.
@@ -194,7 +194,7 @@ class Optimizer:
         ``step(closure)`` first calls the function with gradients enabled, and returns its result, the loss, as in torch.
 
         ``max_norm`` scales the gradients down first if the norm of all of them together is larger; the scaling happens inside
-        the update, so ``.grad`` keeps its values, and the norm is returned as a 0-d tensor that nothing has waited for.
+        the update, so ``.grad`` keeps its values, and the norm is returned as a 0-d tensor, without waiting.
 
         ``grad_scale`` and ``found_inf`` are 0-d tensors on the device (:class:`netcl.amp.GradScaler` has them): gradients are
         multiplied by the first inside the update, and if the second is 1 the step is skipped. The host does not wait for it:
@@ -265,7 +265,7 @@ class Optimizer:
     def _factor(
         self, live: Sequence[tuple[Group, list[Tensor]]], max_norm: float | None, grad_scale: Tensor | None
     ) -> tuple[Tensor | None, Tensor | float]:
-        """Return the norm of all gradients, if requested, and the factor of the gradients."""
+        """Return the norm of all gradients, ``None`` unless they are clipped, and the factor that the update multiplies them by."""
         unclipped: Tensor | float = 1.0 if grad_scale is None else grad_scale
         if max_norm is None:
             return None, unclipped
@@ -296,7 +296,7 @@ class Optimizer:
     def _roles(
         self, group: Group, params: list[Tensor], on_device: bool
     ) -> Iterator[tuple[int | Tensor, list[dict[str, Any]], list[list[Any]]]]:
-        """Group parameters by step count; yields the count, their states, and one list of tensors per role."""
+        """Group parameters by step count; yields the count or its device tensor, their states, and one list of tensors per role."""
         names = self.tensors(group)
         for age, mastered, own, states in self._together(group, params, names, on_device):
             roles: list[list[Any]] = [[p.grad for p in own], *[self.remembered(group, own, states, name) for name in names]]
@@ -307,7 +307,7 @@ class Optimizer:
     def _together(
         self, group: Group, params: list[Tensor], names: Sequence[str], on_device: bool
     ) -> Iterator[tuple[int, bool, list[Tensor], list[dict[str, Any]]]]:
-        """Group parameters by step count and dtype; yields the count, whether they have master weights, parameters, states."""
+        """Group parameters by step count and by whether they have master weights; yields both, the parameters and their states."""
         states: list[Any] = [self.state.get(p) for p in params]
         if None in states:
             states = [self.state.setdefault(p, {}) for p in params]

@@ -55,7 +55,7 @@ class Described:
         return self._last_lr
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer: numbers, strings and lists of them."""
+        """Return everything but the optimizer and functions: numbers, strings and lists of them."""
         return {key: value for key, value in vars(self).items() if key not in self._not_saved}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -88,7 +88,7 @@ class Scheduler(Described):
         self._advance(first=True)
 
     def rates(self, first: bool) -> Sequence[float]:
-        """The learning rate of every group at ``last_epoch``; ``first`` in the constructor."""
+        """Return the learning rate of every group at ``last_epoch``; ``first`` is True in the constructor and at a restart."""
         raise NotImplementedError
 
     @property
@@ -152,7 +152,7 @@ class MultiplicativeLR(LambdaLR):
         return [lr * factor for lr, factor in zip(self.present(), factors, strict=True)]
 
     def restart(self) -> None:
-        """Continue from the current learning rate, as torch does."""
+        """Restart at step 0, but from the current learning rate, as torch does."""
         self.last_epoch = -1
         self._advance()
 
@@ -182,7 +182,7 @@ class MultiStepLR(Scheduler):
         return [lr * self.gamma**times for lr in self.present()] if times else self.present()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load as every scheduler does; torch counts its milestones in a dict."""
+        """Continue from a :meth:`state_dict`; milestones may be a dict of counts, as in torch's."""
         super().load_state_dict(state_dict)
         if isinstance(self.milestones, Mapping):
             self.milestones = sorted(Counter({int(at): times for at, times in self.milestones.items()}).elements())
@@ -230,7 +230,7 @@ class PolynomialLR(Scheduler):
 
 
 class LinearLR(Scheduler):
-    """Moves a factor on the learning rate evenly from ``start_factor`` to ``end_factor`` in ``total_iters`` steps."""
+    """Multiplies the learning rate by a factor that changes linearly from ``start_factor`` to ``end_factor`` in ``total_iters`` steps."""
 
     def __init__(
         self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, total_iters: int = 5, last_epoch: int = -1
@@ -420,11 +420,11 @@ class CyclicLR(Scheduler):
 
 
 class OneCycleLR(Scheduler):
-    """Up from ``max_lr / div_factor`` to ``max_lr`` in the first ``pct_start`` of the steps, then down to almost nothing.
+    """Up from ``max_lr / div_factor`` to ``max_lr`` in the first ``pct_start`` of the steps, then down to the lowest rate.
 
     The length is ``total_steps``, or ``epochs * steps_per_epoch``. ``cycle_momentum`` moves momentum (or the first beta) the
     other way, between ``max_momentum`` and ``base_momentum``. The lowest rate is the first one over ``final_div_factor``.
-    ``three_phase`` comes down as slowly as it went up before the last descent.
+    ``three_phase`` descends to the first rate in as many steps as it rose, then to the lowest.
     """
 
     def __init__(
@@ -492,7 +492,7 @@ def _cycle_length(total_steps: int | None, epochs: int | None, steps_per_epoch: 
 
 
 def _phases(total: int, pct_start: float, three: bool) -> list[list[Any]]:
-    """Per phase: its last step, learning rates from and to, momenta from and to, as keys of a group."""
+    """Return for each phase its last step and the keys of a group for its first and last learning rate and momentum."""
     up = [float(pct_start * total) - 1, "initial_lr", "max_lr", "max_momentum", "base_momentum"]
     if not three:
         return [up, [total - 1, "max_lr", "min_lr", "base_momentum", "max_momentum"]]
@@ -501,7 +501,7 @@ def _phases(total: int, pct_start: float, three: bool) -> list[list[Any]]:
 
 
 class _Several(Scheduler):
-    """Schedulers of one optimizer that act together; their states are part of its own."""
+    """A scheduler made of several others of the same optimizer; its state includes theirs."""
 
     _not_saved = ("optimizer", "_schedulers")
 

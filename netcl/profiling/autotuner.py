@@ -86,7 +86,7 @@ class Autotuner:
     - **queue**: a queue or a device handle; the active device without one.
     - **budget**: seconds for one problem. A search ends before a candidate that would probably exceed it; the untuned choice is always
       measured.
-    - **store**: where winners are kept; **families**: whose candidates are tried. Both by default those of the process.
+    - **store**, **families**: where winners are kept, and the kernel families to try; by default those of the process.
 
     >>> from netcl.core.device import manager
     >>> tuner = Autotuner(manager.default("cl"), budget=0)
@@ -120,11 +120,11 @@ class Autotuner:
         return found
 
     def search(self, problem: Problem, budget: float | None = None) -> AutotuneResult:
-        """Try the candidates of a problem and store the winner. Existing plans are not changed."""
+        """Try the candidates of a problem, store the winner and return the result. Existing plans are not changed."""
         return self.search_all([problem], budget)[0]
 
     def search_all(self, problems: Sequence[Problem], budget: float | None = None) -> list[AutotuneResult]:
-        """Search several problems of one op under one budget, candidate by candidate, so that compiled kernels are shared."""
+        """Search several problems of one op under one budget; returns the results. Candidates are tried for all, to share kernels."""
         start, allowed = time.perf_counter(), self.budget if budget is None else budget
         searches, costs = [_Search(self, problem) for problem in problems], self.costs
         for rank in range(max((len(search.candidates) for search in searches), default=0)):
@@ -142,7 +142,7 @@ class Autotuner:
 
 
 class _Costs:
-    """The cost of trying a configuration: it is compiled the first time."""
+    """The expected seconds of trying a configuration, which its first trial compiles."""
 
     def __init__(self) -> None:
         self.fresh = 0.0
@@ -173,7 +173,7 @@ class _Search:
         self.trials: list[Trial] = []
 
     def attempt(self, config: KernelConfig) -> None:
-        """Run a candidate, compare its result, time it."""
+        """Run a candidate, check its result, time it, and append the :class:`Trial`."""
         queue, run = self.tuner.queue, partial(self.check.run, config)
         try:
             wrong = self.check.what_is_wrong(config)
@@ -188,7 +188,7 @@ class _Search:
             self.trials.append(Trial(config, rejected=f"{type(error).__name__}: {error}"))
 
     def result(self, seconds_left: float) -> AutotuneResult:
-        """Return the winner, which is kept in the store."""
+        """Store the winner and return the result of the search."""
         best, policy = self._final(seconds_left)
         chosen = tuning.to_json(best.config) if best.config is not self.candidates[0] else None
         key, complete = _store_key(self.family, self.problem), len(self.trials) == len(self.candidates)
@@ -257,7 +257,7 @@ def _beyond(result: np.ndarray, exact: np.ndarray, bound: float) -> str:
 
 
 def _small_part(problem: Problem) -> Problem:
-    """A problem small enough for a reference: its first size (rows, images) reduced."""
+    """Return the problem, its first size (rows, images) reduced if its reference would take too long."""
     work = math.prod(problem.shape) * problem.flags.get("batches", 1)
     first = max(1, problem.shape[0] * CHECKED_PRODUCTS // max(1, work))
     return problem if first >= problem.shape[0] else replace(problem, shape=(first, *problem.shape[1:]))
@@ -281,9 +281,9 @@ def autotune_conv2d(N: int, C: int, H: int, W: int, F: int, KH: int, KW: int, st
 
 def autotune(function: Callable[[], Any], budget: float = 60.0, queue: Any = None, told: Callable[[AutotuneResult], None] | None = None,
              again: bool = False) -> list[AutotuneResult]:  # fmt: skip
-    """Tune every product and convolution that ``function`` runs, within about ``budget`` seconds after it ran once.
+    """Tune every product and convolution that ``function`` runs, for about ``budget`` seconds after its first run; returns the results.
 
-    What was searched to the end before is left out unless ``again``; ``told`` is called with each result. A search that is compiling
+    Problems with a complete search are left out unless ``again``; ``told`` is called with each result. A search that is compiling
     when the budget ends finishes that one kernel.
     """
     tuner, todo = Autotuner(queue), dict[str, list[Problem]]()
@@ -344,7 +344,7 @@ _unasked = _Unasked()
 def tuned(problem: Problem) -> KernelConfig | None:
     """Return the measured configuration of a problem or of a neighboring one; ``None`` if the policy decides.
 
-    Under ``NETCL_AUTOTUNE`` what is not yet measured is measured now, as long as the budget lasts.
+    With ``NETCL_AUTOTUNE``, a problem that was not measured yet is measured now, as long as the budget lasts.
     """
     asked = _with_all_flags(problem)
     if asked is None:
@@ -397,7 +397,7 @@ def _store_key(family: Family, problem: Problem) -> str:
 
 
 def recall(problem: Problem, near: bool = True) -> Mapping[str, Any] | None:
-    """Return the entry of a problem's class, or of the nearest class with slightly different sizes."""
+    """Return the entry of a problem's class, else of the nearest class with slightly different sizes, else ``None``."""
     entries = tuning.store.entries(problem.profile)
     key = _store_key(FAMILIES[problem.op], problem)
     if key in entries or not near or not entries:
@@ -429,7 +429,7 @@ def _distance(one: list[Any], other: list[Any]) -> float | None:
 
 
 def _usable_entry(entry: Mapping[str, Any], problem: Problem) -> KernelConfig | None:
-    """Return the configuration of an entry, if the family still offers it for this problem."""
+    """Return the configuration of an entry, or ``None`` if the family does not offer it for this problem."""
     if not entry.get("config"):
         return None
     try:

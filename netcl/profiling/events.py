@@ -48,7 +48,7 @@ def has_timestamps(queue: Any) -> bool:
 
 
 def timed_queue(queue: Any) -> Any:
-    """Return the queue itself if it has timestamps, else a counterpart that has; waits for work enqueued before."""
+    """Return the queue itself if it has timestamps, else a second one that has, after waiting for the work of the first."""
     twin = queue_state(queue).part("timed", lambda real: real if has_timestamps(real) else sibling_queue(real, profiling=True))
     if twin is not queue:
         queue.finish()
@@ -106,7 +106,7 @@ class Observer:
         self._idle.since = time.perf_counter()
 
     def _add(self, found: list[Launch], launch: Launch, queue: Any, event: Any, at_once: bool) -> None:
-        """Record a command with the times of its event: now, or at the end if the queue must not be waited for."""
+        """Record a command; if ``at_once``, wait for it and read its times, else :meth:`end` reads them."""
         if at_once or id(queue) not in self._offsets:
             event.wait()
         with self._lock:
@@ -141,7 +141,7 @@ _ATTENTION = {"attention": (1, 1), "attention_query_grad": (2, 1), "attention_ke
 
 
 def work_of(kernel: Any, args: Sequence[Any]) -> tuple[int, float]:
-    """Return the bytes of a launch's buffers, each counted once, and its operations if its arguments determine them.
+    """Return the bytes of a launch's buffers, each counted once, and its floating-point operations, 0 if they are unknown.
 
     Memory is given as tensors, as anything else with ``buffer`` and ``nbytes`` (values of a graph that is replayed), or as buffers.
     """
@@ -159,7 +159,7 @@ def _bytes(arg: Any) -> int:
 
 
 def _flops(name: str, source: str, given: Mapping[str, tuple[str, Any]]) -> float:
-    """Return the operations of products, convolutions and attention, whose limit may be arithmetic."""
+    """Return the floating-point operations of a product, a convolution or attention; 0 for other kernels, which memory limits."""
     if name.startswith("gemm") or name == "matmul":
         k = _number(given, "k") or _number(given, "K")
         return 2.0 * k * max(_elements(source, given, "c"), _elements(source, given, "C"))
@@ -174,7 +174,7 @@ def _flops(name: str, source: str, given: Mapping[str, tuple[str, Any]]) -> floa
 
 
 def _keys_seen(n: int, m: int, causal: int) -> float:
-    """Return with how many of ``m`` keys each of ``n`` queries is compared, on average."""
+    """Return how many of ``m`` keys a query attends to, on average over ``n`` queries."""
     seen = min(n, m)  # queries that do not see all keys, the first of them one
     return (seen * (seen + 1) / 2 + (n - seen) * m) / n if causal and n else m
 
@@ -185,7 +185,7 @@ def _number(given: Mapping[str, tuple[str, Any]], name: str) -> int:
 
 
 def _elements(source: str, given: Mapping[str, tuple[str, Any]], name: str) -> int:
-    """Return the elements of the argument ``name`` by its declared type, which macros may name."""
+    """Return the number of elements of the argument ``name``, by its declared type or the macro for it; 0 if it is no pointer."""
     declared, arg = given.get(name, ("", 0))
     pointed = _POINTED.search(declared)
     if pointed is None:

@@ -1,7 +1,7 @@
 """The peak performance of a device: bytes and operations per second, measured once per context with small kernels.
 
 Bytes come from wherever they fit, and a cache is many times as fast as memory. So bandwidth is measured over sizes from caches to memory,
-and a kernel is held against the rate of the largest that is no larger than what it moves.
+and a kernel is compared with the rate of the largest size that is at most the bytes it moves.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Limits(NamedTuple):
 
 
 def known_for(name: str) -> bool:
-    """Whether the measured limits apply to a kernel of this name, which is not the case for matrix units."""
+    """Whether the measured limits apply to the kernel ``name``; they do not if it uses matrix units."""
     return _USES_MATRIX_UNITS.search(name) is None
 
 
@@ -121,7 +121,7 @@ def limits(queue: Any) -> Limits | None:
 
 
 def _cache_sizes(queue: Any, units: int) -> list[int]:
-    """List powers of two from the size of the first cache to beyond the last."""
+    """Return the sizes to measure in bytes: powers of two, from the first cache of all compute units to beyond the last."""
     profile = handle_of(queue).profile
     largest = min(max(MEMORY, 4 * profile.global_mem_cache_size), 2 * profile.max_alloc_size, profile.global_mem_size // 4)
     sizes, last = [_lower_power(SMALLEST * units)], _lower_power(largest)
@@ -166,7 +166,7 @@ def _arithmetic(queue: Any, on_cpu: bool, units: int) -> float:
 
 
 def _shortest_times(queue: Any, calls: Sequence[tuple[Any, int, int, tuple[Any, ...]]]) -> Mapping[str, float]:
-    """The shortest time of each kernel in a few rounds."""
+    """Return the shortest time of each kernel over a few rounds, in seconds, by name."""
     observer = Observer()
     observer.begin()
     for _ in range(ROUNDS):

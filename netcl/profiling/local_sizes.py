@@ -28,7 +28,7 @@ _OUTER = (1, 2, 4, 8, 16, 32)
 
 
 def candidates(sizes: LocalSizes, limit: int) -> list[LocalSizes]:
-    """Powers of two along each axis whose product a work-group may have.
+    """Return the local sizes to try: powers of two along each axis, together at most ``limit`` work-items.
 
     >>> candidates((100,), 64)
     [(1,), (2,), (4,), (8,), (16,), (32,), (64,)]
@@ -40,7 +40,7 @@ def candidates(sizes: LocalSizes, limit: int) -> list[LocalSizes]:
 
 def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_size: int | Sequence[int], *args: Any,
                         budget: float = 2.0) -> LocalSizes:  # fmt: skip
-    """The fastest local size for a launch, kept for launches of the same kernel and sizes with a local size of ``None``.
+    """Return the fastest local size for a launch, and store it for launches of this kernel and size that pass ``None``.
 
     A candidate counts only if it leaves the same values in all tensors as the safe default. The tensors are restored afterwards.
 
@@ -132,7 +132,7 @@ def _kernel_key(built: BuiltKernel, sizes: LocalSizes) -> str:
 
 
 def tuned(queue: Any, built: BuiltKernel, sizes: LocalSizes, args: Sequence[Any] | None = None) -> LocalSizes | None:
-    """Return the stored local size of a kernel and sizes; a kernel with a tuner measures it with the ``args`` of a launch."""
+    """Return the stored local size of a kernel, else the one that its tuner measures with ``args``; ``None`` without either."""
     local = tuning.store.entries(handle_of(queue).profile).get(_kernel_key(built, sizes), {}).get("local")
     if not isinstance(local, list) or len(local) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in local):
         return None if args is None else _tune(queue, built, sizes, args)

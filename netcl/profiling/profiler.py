@@ -28,7 +28,7 @@ class profile:
     :func:`netcl.runtime.perf.timing_region`.
 
     Unless the queues were made with ``NETCL_PROFILE_EVENTS=1``, kernels run one at a time meanwhile: their times are exact, the
-    time between them is not that of an ordinary run. Nothing costs anything outside the block.
+    time between them is not that of an ordinary run. Outside the block it costs nothing.
     """
 
     def __init__(self, device: Any = None, *, roofline: bool = True):
@@ -96,12 +96,12 @@ class profile:
     __str__ = table
 
     def summary(self) -> str:
-        """Summarize the run in a line."""
+        """Return a line with the number of launches, their time and the device."""
         busy = sum(launch.seconds for launch in self.events)
         return f"{len(self.events)} launches, {1e3 * busy:.3f} ms in kernels of {1e3 * self.seconds:.3f} ms, on {self.device.device_name}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, for a file."""
+        """Return the device, the seconds and the rows as plain values, for a file."""
         return {"device": self.device.device_name, "seconds": self.seconds, "rows": [asdict(row) for row in self.rows]}
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
@@ -109,5 +109,5 @@ class profile:
         trace.save_trace(path, self.events, self.spans, self.transfers)
 
     def save_report(self, path: str | os.PathLike[str], title: str = "netcl profile") -> None:
-        """Write the table as a page in one file."""
+        """Write the table as a self-contained HTML page."""
         report.save_report(path, self.rows, title, self.summary())

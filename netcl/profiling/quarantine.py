@@ -30,7 +30,7 @@ _told: set[tuple[str, str]] = set()
 
 
 class VariantCheck(NamedTuple):
-    """One algorithm on one problem: ``family/name``, the problem, and what is wrong; empty if it is right."""
+    """One algorithm on one problem: ``family/name``, the problem, and the error, which is empty if the result is right."""
 
     algorithm: str
     problem: str
@@ -59,7 +59,7 @@ def _set_banned(profile: Any, banned: Mapping[str, str]) -> None:
 
 
 def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
-    """Check every algorithm that a device may choose against its reference; a wrong one is quarantined at once."""
+    """Check every algorithm that a device may select against its reference and yield the results; quarantine a wrong one at once."""
     profile = handle.profile
     _set_banned(profile, {})
     for op, sizes, flags in _PROBLEMS:
@@ -81,7 +81,7 @@ def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
 
 
 def _candidates(family: Family, problem: Problem) -> list[KernelConfig]:
-    """The policy's configuration, and one or more per algorithm of the device."""
+    """Return the policy's configuration and those to check of every algorithm that the device may select."""
     found = [kernel_selector.decide(problem)]
     for algorithm in ALGORITHMS[family.family]:
         if algorithm.answers(None, problem.profile):

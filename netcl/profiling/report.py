@@ -18,8 +18,8 @@ class KernelRow:
     """The times of all launches of one kernel.
 
     ``share`` is the part of all kernel time; ``gbs`` and ``gflops`` are the rates reached; ``roofline`` is the part of the device's
-    own limit (memory or arithmetic, whichever binds first) that was reached. ``None`` is unknown, as the limit of matrix units is, and
-    as the bytes are of a kernel that reads a part of its buffers.
+    own limit (memory or arithmetic, whichever binds first) that was reached. ``None`` means unknown: the limit of matrix units, or the
+    bytes of a kernel that reads only a part of its buffers.
     """
 
     name: str
@@ -53,7 +53,7 @@ _PAGE = """<!doctype html>
 
 
 def rows_of(launches: Sequence[Launch], limits: Limits | None = None) -> list[KernelRow]:
-    """One row per kernel, the longest first."""
+    """Return one row per kernel, the longest first."""
     found: dict[str, list[Launch]] = {}
     for launch in launches:
         found.setdefault(launch.name, []).append(launch)
@@ -79,7 +79,7 @@ def _kernel_row(name: str, launches: Sequence[Launch], total: float, limits: Lim
 
 
 def cells_of(row: ReportRow) -> tuple[str, ...]:
-    """A row as it is shown under :data:`COLUMNS`."""
+    """Return the cells of a row as text, in the order of :data:`COLUMNS`."""
     r = asdict(row) if isinstance(row, KernelRow) else row
     rates = [f"{r[key]:.1f}" if r[key] is not None else "" for key in ("gbs", "gflops")]
     limit = f"{100 * r['roofline']:.0f} %" if r["roofline"] is not None else ""
@@ -87,7 +87,7 @@ def cells_of(row: ReportRow) -> tuple[str, ...]:
 
 
 def text_table(rows: Sequence[ReportRow]) -> str:
-    """The rows for a terminal."""
+    """Return the rows as a text table for a terminal."""
     cells = [COLUMNS, *map(cells_of, rows)]
     first, *widths = (max(len(row[i]) for row in cells) for i in range(len(COLUMNS)))
     return "\n".join("  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]) for row in cells)
@@ -106,6 +106,6 @@ def _html_row(row: ReportRow) -> str:
 
 
 def save_report(path: str | os.PathLike[str], rows: Sequence[ReportRow], title: str = "kernels", summary: str = "") -> None:
-    """Write the page."""
+    """Write the rows as a self-contained HTML page."""
     page = _PAGE.format(title=html.escape(title), style=REPORT_STYLE, summary=html.escape(summary), table=kernel_table(rows))
     Path(path).write_text(page, encoding="utf-8")

@@ -31,7 +31,7 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """The distance of the median above the best, relative to it: above 0.2 the machine was busy otherwise."""
+        """The median relative to the best, minus 1: above 0.2, other work slowed the machine down."""
         return self.median / self.best - 1 if self.best else 0.0
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Timing:
 
 
 def measure(function: Callable[[], Any], *, repeat: int = 10, calls: int = 1, warmup: int = 2, queue: Any = None) -> Timing:
-    """Measure the time of a call; the device is idle before and finished after each round of ``calls``.
+    """Return the :class:`Timing` of a call; the device is idle before and finished after each round of ``calls``.
 
     >>> measure(lambda: sum(range(100)), repeat=3).best > 0
     True
@@ -50,7 +50,7 @@ def measure(function: Callable[[], Any], *, repeat: int = 10, calls: int = 1, wa
 def compare(
     *, repeat: int = 10, calls: int = 1, warmup: int = 2, queue: Any = None, **ways: Callable[[], Any]
 ) -> dict[str, Timing]:  # fmt: skip
-    """Measure several functions in turns, so that a slowdown of the machine affects all of them.
+    """Measure functions in turns, so that a slowdown of the machine affects all of them; returns a :class:`Timing` by name.
 
     >>> times = compare(list=lambda: list(range(1000)), range=lambda: range(1000), repeat=3)
     >>> times["range"].best < times["list"].best

@@ -63,7 +63,7 @@ class ProgramCache:
         return program.get(queue, source, name, options)
 
     def load(self, key: str) -> bytes | None:
-        """Return the binary of a key, if there is a valid one."""
+        """Return the binary of a key, or ``None``; a damaged file is removed."""
         path = self._path(key)
         try:
             data = path.read_bytes() if path else b""
@@ -122,7 +122,7 @@ class ProgramCache:
         return gone
 
     def info(self) -> dict[str, Any]:
-        """Folder, number of programs and bytes."""
+        """Return the folder, the number of programs and their bytes."""
         sizes = [size for _, _, size in self._entries()]
         return {"folder": str(self.folder() or "none"), "programs": len(sizes), "bytes": sum(sizes)}
 

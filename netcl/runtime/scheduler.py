@@ -23,7 +23,7 @@ from netcl.engine.lazy_graph import flush
 
 
 def sibling_queue(queue: Any, profiling: bool = False) -> Any:
-    """A new in-order queue on the context and device of ``queue``; with ``profiling`` its events carry timestamps."""
+    """Return a new in-order queue on the context and device of ``queue``; with ``profiling`` its events carry timestamps."""
     cl = platforms.opencl()
     platforms.check_process()
     return cl.CommandQueue(queue.context, queue.device, properties=cl.command_queue_properties.PROFILING_ENABLE if profiling else 0)
@@ -93,8 +93,8 @@ class Stream:
     def use(self, tensor: Any) -> Tensor:
         """Return the tensor, over the same memory, for ops on this stream; they start after the earlier work of its own queue.
 
-        In-place changes are the caller's to order: :meth:`wait_for` in both directions. Gradients stay on their own side: what comes out
-        is a leaf that requires none.
+        In-place changes are the caller's to order: :meth:`wait_for` in both directions. The result is a leaf that requires no gradient;
+        a tensor that is already on this stream is returned itself.
         """
         if not isinstance(tensor, Tensor):
             raise TypeError(message("Stream.use", "the argument must be a tensor", "pass ag.tensor(...)", given=type(tensor).__name__))

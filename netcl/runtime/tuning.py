@@ -72,7 +72,7 @@ class TuningStore:
         return None if base is None else base / "tuning"
 
     def path(self, profile: DeviceProfile) -> Path | None:
-        """The file of a device and driver."""
+        """The file of a device and driver; ``None`` without a writable folder."""
         folder = self.folder()
         facts = (profile.platform, profile.name, profile.driver_version)
         label = re.sub(r"[^a-z0-9]+", "-", profile.name.lower()).strip("-")[:40]
@@ -109,7 +109,7 @@ class TuningStore:
         return gone
 
     def info(self) -> dict[str, Any]:
-        """The folder, and the number of entries in it."""
+        """Return the folder, and the number of entries in it."""
         folder = self.folder()
         files = sorted(folder.glob("*.json")) if folder and folder.exists() else []
         return {"tuning folder": str(folder or "none"), "tuned problems": sum(len(self._own(path)) for path in files)}

@@ -146,7 +146,7 @@ class _Answer:
             yield part
 
     async def whole(self, http: Request) -> list[AnswerPart]:
-        """All parts of the answer; raises :class:`ServeError` if the client closes the connection before the end."""
+        """Return all parts of the answer; raises :class:`ServeError` if the client closes the connection before the end."""
 
         async def collect() -> list[AnswerPart]:
             return [part async for part in self.parts()]
@@ -163,7 +163,7 @@ class _Answer:
             gone.cancel()
 
     async def events(self, head: dict[str, Any], chat: bool, usage: bool) -> AsyncIterator[str]:
-        """The answer as server-sent events; an error becomes an event too."""
+        """Yield the answer as server-sent events; an error becomes an event too."""
 
         def choice(text: str, finish: str | None = None, **more: str) -> str:
             said = {"delta": more | ({} if finish else {"content": text})} if chat else {"text": text}
@@ -265,7 +265,7 @@ class _Door:
 
 
 def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequence[str] = ("*",), grace: float = 10.0) -> Starlette:
-    """An ASGI application that serves the batcher's model as ``name``.
+    """Return an ASGI application that serves the batcher's model as ``name``.
 
     Requests must send one of ``hosts`` as their host and, except for the page and ``/health``, ``key`` as a bearer token.
     """

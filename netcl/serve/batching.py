@@ -90,7 +90,7 @@ class Metrics:
             self._values.update(parts)
 
     def text(self, waiting: int, running: int) -> str:
-        """All metrics as text, with the current numbers of waiting and running requests."""
+        """Return all metrics as text, with the current numbers of waiting and running requests."""
         gauges, families = {"netcl_queue_length": waiting, "netcl_running_sequences": running}, dict[str, list[str]]()
         with self._lock:
             for key, value in sorted({**self._values, **gauges}.items()):
@@ -177,7 +177,7 @@ class Batcher:
             self._end(request, outcome, AnswerPart(error=ServeError(status, text)))
 
     def turn(self) -> None:
-        """One round: sequences that must end leave, at most one prompt joins, every sequence gets a token."""
+        """Run one round: sequences that must end leave, at most one prompt joins, every sequence gets a token."""
         now, late = self.clock(), message("serve", "the request took too long", seconds=self.limits.timeout)
         over = self.closing is not None and now >= self.closing
         with self._changed:

@@ -49,7 +49,7 @@ def install(device: Any = "cpu") -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`: ``import torch`` finds PyTorch again, if it is there, and ``"cuda"`` means what it did."""
+    """Undo :func:`install`: ``import torch`` finds PyTorch again, if it is installed, and ``"cuda"`` has its earlier meaning."""
     if not _before:
         return
     for name, module in modules().items():

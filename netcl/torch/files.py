@@ -73,7 +73,7 @@ def save(obj: Any, f: Any, *unused: Any, **options: Any) -> None:
 
 
 def _saved_on(f: str | os.PathLike[str]) -> str:
-    """The device of ``map_location=None``: "cuda" for tensors that were on an OpenCL device, if there is one."""
+    """Return the device for ``map_location=None``: "cuda" if all tensors were on an OpenCL device and there is one, else "cpu"."""
     if not zipfile.is_zipfile(f) or not is_available():
         return "cpu"
     with zipfile.ZipFile(f) as archive:

@@ -119,7 +119,7 @@ def modules() -> dict[str, TorchModule]:
 
 
 def nearest(full_name: str) -> str:
-    """``", the nearest name is torch.y"`` for a missing ``torch.x``; empty if none is near."""
+    """Return ``", the nearest name is torch.y"`` for a missing ``torch.x``; empty if none is near."""
     above, _, last = full_name.rpartition(".")
     found = difflib.get_close_matches(last, dir(modules()[above]), n=1) if above in TABLE else []
     return f", the nearest name is {above}.{found[0]}" if found else ""

@@ -171,7 +171,7 @@ class ModelCheckpoint(Callback):
         self.watch: Improvement | None = None
 
     def claim(self, resumed: str | os.PathLike[str] | None) -> None:
-        """Raise if the folder holds another run than that of the checkpoint ``resumed``; called before anything is written.
+        """Raise if the folder holds a run other than that of the checkpoint ``resumed``; called before anything is written.
 
         A new run (``resumed=None``) may not find any checkpoint in the folder; with ``overwrite`` they are deleted.
         """

@@ -34,7 +34,10 @@ class RateTest:
 
 
 def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: float = 1.0, steps: int = 100) -> RateTest:
-    """Train while the rate rises from ``low`` to ``high``, over ``steps`` batches or until the loss diverges; then restore the trainer."""
+    """Train while the rate rises from ``low`` to ``high``; return the loss at each rate and a suggestion, and restore the trainer.
+
+    The test ends after ``steps`` batches, or when the loss diverges.
+    """
     if not (0 < low < high < math.inf) or steps < 10:
         what = "low and high must be finite with 0 < low < high, and steps must be at least 10"
         raise ValueError(message("find_lr", what, low=low, high=high, steps=steps))

@@ -119,7 +119,7 @@ class AnswerLosses(TokenLosses):
 
 
 def _preference_margin(losses: Tensor, reference: Tensor) -> Tensor:
-    """The log-probability that the chosen answer has gained over the untrained model, minus that of the rejected answer."""
+    """Return for each pair the log-probability that the chosen answer has gained since training began, minus the rejected one's."""
     gained = ag.sub(reference, losses)
     return ag.sub(ag.select(gained, 1, 0), ag.select(gained, 1, 1))
 
@@ -205,7 +205,7 @@ def _claim(file: Path, now: dict[str, Any], keeper: ModelCheckpoint, resume: boo
 
 
 def _preference_loss(beta: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """``-log sigmoid(beta * margin)``, the mean over pairs (Rafailov et al. 2023, "Direct Preference Optimization")."""
+    """Return DPO's loss function, the mean of ``-log sigmoid(beta * margin)`` over pairs (Rafailov et al. 2023)."""
     return lambda losses, reference: ag.mean(ag.softplus(ag.mul(_preference_margin(losses, reference), -beta)))
 
 
@@ -213,7 +213,7 @@ Blocks = tuple[np.ndarray, np.ndarray]
 
 
 def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSettings) -> tuple[list[Blocks], bool]:
-    """The blocks to train on, those of the held-out rows (if any) to evaluate on, and whether rows are pairs of answers."""
+    """Return the blocks to train on, then those of the held-out rows, if any; and whether rows are pairs of answers."""
     rows, length = read_rows(data), min(chosen.length, model.config.context)
     order, held = np.random.default_rng(chosen.seed).permutation(len(rows)), math.ceil(chosen.held_out * len(rows))
     if held == len(rows):
@@ -229,7 +229,7 @@ def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSetti
 
 
 def _loaders(wrapped: TokenLosses, parts: Sequence[Blocks], chosen: TuningSettings, pairs: bool) -> list[DataLoader]:
-    """One loader per part, of blocks with their targets; for pairs of answers the targets are the losses of the untrained model."""
+    """Return one loader per part, of blocks with their targets; for pairs of answers the targets are the losses of the untrained model."""
     made, queue = list[DataLoader](), wrapped.model.queue
     half = None if chosen.precision == "float32" else chosen.precision
     for inputs, targets in parts:

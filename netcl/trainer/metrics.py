@@ -74,7 +74,7 @@ class Mean(Metric):
 
 
 def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores as ``(samples, classes)`` and labels as ``(samples,)``. Classes are the last axis, or the second as in dense predictions.
+    """Return scores ``(samples, classes)`` and labels ``(samples,)``. Classes are the last axis, or the second as in dense predictions.
 
     Targets of the outputs' shape are scores too: the label is their largest.
     """
@@ -217,7 +217,7 @@ class AUC(_Collected):
 
 
 def _roc_area(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The Mann-Whitney statistic, from mean ranks; ``nan`` if one of the two kinds is missing."""
+    """Return the area under the ROC curve, by the Mann-Whitney statistic of mean ranks; ``nan`` without positives or negatives."""
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(count) - (count - 1) / 2)[place.reshape(-1)]
     yes, no = int(positive.sum()), int((~positive).sum())
@@ -277,7 +277,7 @@ NAMED: dict[str, type[Metric]] = {kind.name: kind for kind in (Accuracy, F1, AUC
 
 
 def make_metric(given: str | Metric) -> Metric:
-    """A metric by its name (``accuracy``, ``top5``, ``f1``, ``auc``, ``mae``, ``r2``), or the metric itself.
+    """Return a metric by its name (``accuracy``, ``top5``, ``f1``, ``auc``, ``mae``, ``r2``), or the metric itself.
 
     >>> make_metric("top3").name
     'top3'

@@ -170,7 +170,7 @@ def _predictions(path: Path, classes: Sequence[str]) -> list[str]:
 
 
 def _residuals(kept: Mapping[str, np.ndarray]) -> list[str]:
-    """Outputs of a regression against the targets, and the largest differences."""
+    """Return the sections of a regression: charts of outputs and residuals over the targets, and the largest residuals."""
     pairs = list(zip(kept["targets"].tolist(), kept["outputs"].tolist(), strict=True))
     charts = plot.scatter_chart("predicted over true", pairs, "true") + plot.scatter_chart(
         "residuals", [(t, o - t) for t, o in pairs], "true", None

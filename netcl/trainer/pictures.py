@@ -38,12 +38,12 @@ class Pictures(Dataset):
         return self.take(np.asarray(index))
 
     def take(self, indices: np.ndarray) -> tuple[Any, Any]:
-        """Many samples at once, stacked."""
+        """Return the samples of ``indices``, stacked."""
         return self.pixels[indices].astype(np.float32) / np.float32(255), self.labels[indices]
 
 
 def read_folder(path: Path, plan: SplitPlan, size: int = 64, channels: int = 3) -> Samples:
-    """The pictures of ``path/CLASS/...``, or of ``path/train/CLASS/...`` with ``test`` and perhaps ``val`` beside it."""
+    """Return the pictures of ``path/CLASS/...``, or of ``path/train/CLASS/...`` with ``test`` and perhaps ``val`` beside it."""
     if type(size) is not int or size < 1 or channels not in (1, 3):
         raise ValueError(message("folder", "size must be a whole number of at least 1, and channels 1 or 3", size=size, channels=channels))
     inside = {entry.name.lower(): entry for entry in path.iterdir() if entry.is_dir()}

@@ -29,7 +29,7 @@ table.confusion td { text-align: right; min-width: 2.2em; }
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers that divide a range.
+    """Return about ``count`` round numbers inside a range.
 
     >>> ticks(0.0, 1.0)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -46,7 +46,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> str:
-    """An SVG chart of named lines; points that are not finite are left out, and many are thinned to their extremes."""
+    """Return an SVG chart of named lines, empty without finite points; many points are thinned to their extremes."""
     lines = {name: extremes([(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]) for name, points in series.items()}
     everything = [point for points in lines.values() for point in points]
     if not everything:
@@ -63,7 +63,7 @@ def line_chart(title: str, series: Mapping[str, Points], x_label: str = "") -> s
 
 
 def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
-    """At most ``most`` points: the lowest and the highest of consecutive parts of equal length, in order of x.
+    """Return at most ``most`` points: the lowest and the highest of consecutive parts of equal length, in order of x.
 
     >>> extremes([(0, 5.0), (1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5), (5, 4.2)], most=4)
     [(1, 9.0), (2, 1.0), (3, 4.0), (4, 4.5)]
@@ -76,7 +76,7 @@ def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
 
 
 def scatter_chart(title: str, points: Points, x_label: str = "", diagonal: float | None = 1.0, most: int = 2000) -> str:
-    """An SVG chart of dots, with the line on which they would all lie: ``y = diagonal * x``, or ``y = 0``. At most ``most`` are drawn."""
+    """Return an SVG chart of at most ``most`` dots and the line ``y = diagonal * x``, or ``y = 0``; empty without finite points."""
     shown = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     shown = shown[:: -(-len(shown) // most) or 1]
     if not shown:
@@ -149,7 +149,7 @@ def _legend(names: Sequence[str]) -> list[str]:
 
 
 def confusion_table(matrix: np.ndarray, classes: Sequence[str]) -> str:
-    """A confusion matrix as a table: a row per true class, a column per chosen one, darker where there are more."""
+    """Return a confusion matrix as a table: a row per true class, a column per chosen one, darker where there are more."""
     most = matrix.sum(axis=1, keepdims=True).clip(1)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in classes)
     rows = []
@@ -163,7 +163,7 @@ def confusion_table(matrix: np.ndarray, classes: Sequence[str]) -> str:
 
 
 def png(image: np.ndarray) -> str:
-    """A uint8 image, (height, width) or (height, width, 3), as the data URL of a PNG."""
+    """Return a uint8 image, (height, width) or (height, width, 3), as the data URL of a PNG."""
     rows = image.reshape(len(image), -1)
     raw = b"".join(b"\0" + row.tobytes() for row in rows)  # each row begins with the number of its filter: none
     kind = 2 if image.ndim == 3 else 0

@@ -35,7 +35,7 @@ def numbers_line(logs: Mapping[str, Any]) -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """Seconds as ``1:05`` or ``2:01:05``.
+    """Return seconds as ``1:05`` or ``2:01:05``.
 
     >>> clock_text(65.4), clock_text(7265)
     ('1:05', '2:01:05')
@@ -172,7 +172,7 @@ class Progress(Callback):
 
 
 def _kind_of(model: Any) -> str:
-    """A key for runs that need about the same programs: the model's class and a hash of its parameters' shapes, dtypes and devices."""
+    """Return a key for runs with about the same programs: the model's class and a hash of its parameters' shapes, dtypes and devices."""
     parameters = [(p.shape, p.dtype, p.device.device_name) for p in model.parameters()]
     return f"{type(model).__name__} {hashlib.sha256(repr(parameters).encode()).hexdigest()[:16]}"
 

@@ -50,7 +50,7 @@ _FIELD_BOUNDS: dict[str, tuple[int, float]] = {
 
 
 def _setting(default: Any, doc: str) -> Any:
-    """A field with its help text."""
+    """Return a dataclass field with a default and a help text."""
     return field(default=default, metadata={"doc": doc})
 
 
@@ -107,7 +107,7 @@ class Recipe:
         return self if self.model != "auto" else self.changed({"model": {"text": "gpt", "csv": "mlp", "npz": "mlp"}.get(kind, "cnn")})
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
-        """A copy with other values; unknown names and wrong types raise."""
+        """Return a copy with other values; unknown names and wrong types raise."""
         kinds = {item.name: type(getattr(self, item.name)) for item in dataclasses.fields(self)}
         checked = {}
         for name, value in changes.items():
@@ -276,7 +276,7 @@ def check_shares(recipe: Recipe, ranks: int) -> None:
 
 
 def cnn(data: Data, width: int = 32, dropout: float = 0.1) -> Any:
-    """Two convolutions with ``width`` channels and two with twice as many, each pair followed by a pooling; for images from 4 x 4 on."""
+    """Return a CNN: two convolutions with ``width`` channels and two with twice as many, pooled after each pair; images from 4 x 4 on."""
 
     def block(inside: int, out: int) -> list[Any]:
         return [nn.Conv2d(inside, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
@@ -333,7 +333,7 @@ def own_model(spec: str) -> Callable[..., Any]:
 
 
 def _model_options(made: Callable[..., Any], data: Data, options: Mapping[str, Any]) -> dict[str, Any]:
-    """``options``, and those arguments in the model's signature that follow from the data (``num_classes``, ``in_channels``, ...)."""
+    """Return ``options`` and the arguments of the model's signature that follow from the data (``num_classes``, ``in_channels``, ...)."""
     known: dict[str, Any] = {"num_classes": data.outputs, "out_features": data.outputs, "in_channels": data.shape[0]}
     known |= {"in_features": math.prod(data.shape), "input_shape": data.shape}
     return {**{name: value for name, value in known.items() if name in inspect.signature(made).parameters}, **options}

@@ -86,7 +86,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
 
 
 def restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.World) -> dict[str, Any]:
-    """Load the best checkpoint, if there is one, into the model; returns its epoch (from 1) and the number that made it the best."""
+    """Load the best checkpoint into the model; returns its epoch (from 1) and the number that made it best, empty without one."""
     watch = keeper.watch
     if watch is None or not trainer.by_rank_0((keeper.folder / "best.netcl").is_file()):
         return {}
@@ -147,7 +147,7 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
 
 
 def environment(handle: DeviceHandle) -> dict[str, str]:
-    """A description of the device and software of a run."""
+    """Return a description of the device and software of a run."""
     from netcl.core import platforms
 
     opencl = platforms.opencl().VERSION_TEXT if handle.backend == "cl" else "not used"
@@ -190,7 +190,7 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
 
 
 def predict_file(model: Any, notes: Mapping[str, Any], path: str | os.PathLike[str]) -> list[list[str]]:
-    """One row of texts per input of a file: its number from 1, the class or the values of a regression, and the class's probability."""
+    """Return a row of texts per input of a file: its number from 1, the class or regression values, and the class's probability."""
     pictures = notes["kind"] == "image" and Path(path).suffix.lower() in PICTURES
     x = picture(path, notes["shape"])[None] / np.float32(255) if pictures else read_inputs(path, notes)
     outputs = np.concatenate([model(part).to_host() for part in np.array_split(x, max(1, len(x) // 256))]).astype(np.float64)
@@ -202,7 +202,7 @@ def predict_file(model: Any, notes: Mapping[str, Any], path: str | os.PathLike[s
 
 
 def find_rate(recipe: Recipe, handle: DeviceHandle) -> RateTest:
-    """Run the range test for the learning rate of a recipe, on a new model."""
+    """Run the range test for the learning rate of a recipe on a new model, and return its result."""
     with device(handle):
         trainer, train = _trainer_of(recipe, handle)
         with train:
@@ -219,7 +219,7 @@ def _trainer_of(recipe: Recipe, handle: DeviceHandle) -> tuple[Trainer, DataLoad
 
 
 def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> profile:
-    """Profile ``steps`` training steps after one that is not profiled. They change the model: save it before."""
+    """Return a profile of ``steps`` training steps after one that is not profiled. They change the model: save it before."""
     batches = chain.from_iterable(repeat(data))
     trainer.model.train()
     trainer.train_on_batch(*next(batches))
@@ -230,7 +230,7 @@ def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> p
 
 
 def trace_run(recipe: Recipe, handle: DeviceHandle, steps: int) -> profile:
-    """Profile ``steps`` training steps of a new model of a recipe."""
+    """Return a profile of ``steps`` training steps of a new model of a recipe."""
     with device(handle):
         trainer, train = _trainer_of(recipe, handle)
         with train:
@@ -256,7 +256,7 @@ def read_json(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
 def generate(
     folder: str | os.PathLike[str], prompt: str, length: int, handle: DeviceHandle, seed: int | None = None, **options: Any
 ) -> str:
-    """``prompt`` followed by ``length`` bytes of text from the model of a run."""
+    """Return ``prompt`` followed by ``length`` bytes of text from the model of a run."""
     recipe = Recipe().changed(read_recipe(Path(folder) / "config.json"))
     if recipe.model != "gpt":
         raise RecipeError(

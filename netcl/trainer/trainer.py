@@ -66,7 +66,7 @@ def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class Trainer:
     """Trains, evaluates and applies a model.
 
-    - **model**, **optimizer**: what is trained, and by which rule.
+    - **model**, **optimizer**: the model to train, and the optimizer of its parameters.
     - **device_queue**, or **device**: where (a queue, handle or selector); by default where the model is.
     - **loss_fn**: ``loss_fn(outputs, targets)``, by default cross-entropy.
     - **metrics**: names (``"accuracy"``, ``"top5"``) or :class:`~netcl.trainer.metrics.Metric` objects.
@@ -341,7 +341,7 @@ class Trainer:
         return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
 
     def _leave_if(self, interrupt: Stop) -> None:
-        """Leave after a Ctrl-C. Ranks agree, on ``stop_training`` too: if one left alone, the others would wait in the next step."""
+        """Raise ``SystemExit`` after a Ctrl-C. Ranks agree, on ``stop_training`` too, since one that left alone would block the others."""
         leave = interrupt.is_set()
         if self._ranks is not None:
             told = self._ranks.tell([leave, self.stop_training], "fit")
@@ -403,14 +403,14 @@ class Trainer:
         return np.concatenate(found)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """A block in which the model has the averaged weights of ``ema``, if there is one."""
+        """Return a context in which the model has the averaged weights of ``ema``, if there is one."""
         return nullcontext() if self.ema is None else self.ema.applied()
 
     def _tensor(self, value: Any) -> Tensor:
         return value if isinstance(value, Tensor) else Tensor.from_host(self.queue, np.asarray(value))
 
     def _pair(self, op: str, x: Any, y: Any) -> TensorDataset:
-        """Arrays of inputs and targets as a dataset; float64 becomes float32 unless the model has float64 parameters."""
+        """Return arrays of inputs and targets as a dataset; float64 becomes float32 unless the model has float64 parameters."""
         if y is None:
             raise ValueError(message(op, "an array of inputs requires its targets", f"{op}(x, y), or {op}(batches) of (x, y)"))
         host = [value.to_host() if isinstance(value, Tensor) else np.asarray(value) for value in (x, y)]
@@ -446,11 +446,11 @@ class Trainer:
 
     @property
     def writes(self) -> bool:
-        """Whether this process writes the files of the run: of ranks, rank 0."""
+        """Whether this process writes the files of the run; of several ranks only rank 0 does."""
         return self._ranks is None or self._ranks.rank == 0
 
     def by_rank_0(self, value: Any) -> Any:
-        """The JSON value of rank 0, on all ranks, for decisions that must be equal on every rank."""
+        """Return rank 0's JSON value on all ranks, for decisions that must be equal on every rank."""
         return value if self._ranks is None else self._ranks.tell(value, "fit")[0]
 
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -474,7 +474,7 @@ class Trainer:
         return {"model": unwrapped(self.model), "optimizer": self.optimizer, **parts}
 
     def _to_resume(self, resume: str | os.PathLike[str] | None) -> str | None:
-        """The checkpoint to resume from, among the files of rank 0: machines need not share a disk."""
+        """Return the checkpoint to resume from, or ``None``, among the files of rank 0: machines need not share a disk."""
         if resume is None:
             return None
         folders = [callback.folder for callback in self.callbacks.callbacks if isinstance(callback, ModelCheckpoint)]
@@ -534,7 +534,7 @@ def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
 
 
 def _precision_of(mixed: bool | str) -> tuple[Callable[[], AbstractContextManager[Any]], Any]:
-    """The context of forward passes, and the scaler of the loss (float16 alone needs one)."""
+    """Return a function that makes the context of forward passes, and the loss scaler, ``None`` except for float16."""
     if not mixed:
         return nullcontext, None
     from netcl import amp

@@ -83,7 +83,7 @@ class DatasetFolder(VisionDataset):
         self.targets = [label for _, label in self.samples]
 
     def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
-        """The names of the folders, and their numbers."""
+        """Return the sorted names of the subfolders, and their numbers by name; raises if there are none."""
         if not Path(directory).is_dir():
             raise FileNotFoundError(message(type(self).__name__, "there is no such folder", folder=directory))
         classes = sorted(entry.name for entry in Path(directory).iterdir() if entry.is_dir())
@@ -264,7 +264,7 @@ def _unpacked(path: Path) -> dict[str, Any]:
 
 
 def _cifar_arrays(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, 3, 32, 32) and labels (N,) of a file of CIFAR's Python version."""
+    """Return images (N, 3, 32, 32) and labels (N,) of a file of CIFAR's Python version."""
     made = _unpacked(path)
     labels, state = made.get(key), getattr(made.get("data"), "state", ())
     parts: tuple[Any, ...] = state if isinstance(state, tuple) and len(state) == 5 else (None,) * 5

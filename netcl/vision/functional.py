@@ -35,7 +35,7 @@ _PILLOW = {"nearest": 0, "nearest-exact": 0, "bilinear": 2, "bicubic": 3, "box":
 
 
 def pillow(module: str = "Image") -> Any:
-    """A module of Pillow; raises ``ImportError`` with the remedy if Pillow is not installed."""
+    """Return a module of Pillow; raises ``ImportError`` with the remedy if Pillow is not installed."""
     try:
         return importlib.import_module(f"PIL.{module}")
     except ImportError:
@@ -56,7 +56,7 @@ def _interpolation_mode(interpolation: Any) -> str:
 
 
 def host_tensor(array: Any) -> Tensor:
-    """A tensor on the NumPy backend."""
+    """Return an array as a tensor on the NumPy backend."""
     return Tensor.from_host(require("cpu").queue, np.ascontiguousarray(array))
 
 
@@ -71,7 +71,7 @@ def _changed(op: str, image: Any, function: Callable[[np.ndarray], Any]) -> Any:
 
 
 def _rounded_pixels(values: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Values in the dtype of ``like``; for integers rounded and clipped to 0 and the dtype's largest value."""
+    """Return values in the dtype of ``like``; for integers rounded and clipped to 0 and the dtype's largest value."""
     return values.astype(like.dtype) if like.dtype.kind == "f" else np.clip(np.rint(values), 0, _most(like.dtype)).astype(like.dtype)
 
 
@@ -84,20 +84,20 @@ def _most(dtype: Any) -> float:
 
 
 def _pixel_array(image: Any) -> np.ndarray:
-    """(channels, height, width) of a PIL image, or of an array (height, width[, channels])."""
+    """Return an array (channels, height, width) of a PIL image, or of an array (height, width[, channels])."""
     array = np.array(image, copy=True)
     return np.moveaxis(array if array.ndim == 3 else array[..., None], -1, 0)
 
 
 def pil_to_tensor(pic: Any) -> Tensor:
-    """A PIL image as a tensor of its values."""
+    """Convert a PIL image to a tensor of its values."""
     if not is_pil(pic):
         raise TypeError(message("pil_to_tensor", "pic must be a PIL image", given=type(pic).__name__))
     return host_tensor(_pixel_array(pic))
 
 
 def to_tensor(pic: Any) -> Tensor:
-    """A PIL image or an array (height, width, channels) as a tensor (channels, height, width); bytes become float32 in 0..1."""
+    """Convert a PIL image or an array (height, width, channels) to a tensor (channels, height, width); bytes become float32 in 0..1."""
     if not is_pil(pic) and not (isinstance(pic, np.ndarray) and pic.ndim in (2, 3)):
         what = "pic must be a PIL image or an array of 2 or 3 axes"
         raise TypeError(message("to_tensor", what, given=getattr(pic, "shape", type(pic).__name__)))
@@ -108,12 +108,12 @@ def to_tensor(pic: Any) -> Tensor:
 
 
 def to_image(inpt: Any) -> Tensor:
-    """An image as a tensor (channels, height, width) of its own dtype."""
+    """Convert an image to a tensor (channels, height, width) of its own dtype."""
     return inpt if isinstance(inpt, Tensor) else host_tensor(_pixel_array(inpt))
 
 
 def to_pil_image(pic: Any, mode: str | None = None) -> Any:
-    """A tensor (channels, height, width) or an array (height, width, channels) as a PIL image; floats are taken as 0..1."""
+    """Convert a tensor (channels, height, width) or an array (height, width, channels) to a PIL image; floats are taken as 0..1."""
     array = np.moveaxis(pic.to_host(), 0, -1) if isinstance(pic, Tensor) and pic.ndim == 3 else np.asarray(pic)
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] > 4):
         raise ValueError(message("to_pil_image", "an image must have 2 or 3 axes and at most 4 channels", shape=array.shape))
@@ -150,7 +150,7 @@ def to_dtype(inpt: Any, dtype: Any = "float32", scale: bool = False) -> Tensor:
 
 
 def normalize(tensor: Any, mean: Sequence[float], std: Sequence[float], inplace: bool = False) -> Tensor:
-    """``(tensor - mean) / std`` per channel."""
+    """Subtract ``mean`` from each channel, and divide by ``std``."""
     if not isinstance(tensor, Tensor) or "float" not in str(tensor.dtype):
         given = getattr(tensor, "dtype", type(tensor).__name__)
         raise TypeError(message("normalize", "the image must be a tensor of floats", "put ToTensor() before Normalize", given=given))
@@ -240,7 +240,7 @@ def pad(img: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -
 
 
 def _color(img: Any, fill: Any) -> Any:
-    """A fill color with a number per channel, as Pillow takes it."""
+    """Return a fill color with a number per channel, as Pillow takes it."""
     values = [0 if fill is None else fill] if not isinstance(fill, list | tuple) else list(fill)
     values = values * get_image_num_channels(img) if len(values) == 1 else values
     values = values if img.mode == "F" else [int(value) for value in values]
@@ -340,7 +340,7 @@ def affine(
 
 
 def _sampled(x: np.ndarray, matrix: np.ndarray, out: tuple[int, ...], mode: str, fill: Any) -> np.ndarray:
-    """Sample an image at the points that a matrix over distances from the center gives for the pixels of a result."""
+    """Return an image of size ``out``; ``matrix`` maps its pixels to points of ``x``, both as offsets from the centers."""
     whole, (height, width) = x.reshape(-1, *x.shape[-2:])[None].astype(np.float32), x.shape[-2:]
     linear = matrix[:, :2]
     shift = matrix[:, 2] + [(width - 1) / 2, (height - 1) / 2] - linear @ [(out[1] - 1) / 2, (out[0] - 1) / 2]

@@ -41,7 +41,7 @@ def box_area(boxes: Tensor) -> Tensor:
 
 
 def box_iou(boxes1: Tensor, boxes2: Tensor) -> Tensor:
-    """Intersection over union of all pairs, ``(N, M)``."""
+    """Return the intersection over union of all pairs of boxes, ``(N, M)``."""
     one, two = _coordinates("box_iou", boxes1), [ag.transpose(x, -2, -1) for x in _coordinates("box_iou", boxes2)]
     width, height = (ag.clamp(ag.minimum(one[i + 2], two[i + 2]) - ag.maximum(one[i], two[i]), min=0.0) for i in (0, 1))
     common = width * height
@@ -55,7 +55,7 @@ def clip_boxes_to_image(boxes: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Indices of the boxes to keep, by decreasing score: a kept box removes all later ones whose IoU with it exceeds the threshold.
+    """Return indices of the boxes to keep, by decreasing score: a kept box removes all later ones whose IoU with it exceeds the threshold.
 
     The number of results depends on the values, so the loop runs on the host.
 
@@ -70,7 +70,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def kept_boxes(boxes: np.ndarray, scores: np.ndarray, iou_threshold: float) -> np.ndarray:
-    """:func:`nms` of arrays."""
+    """Return the indices of :func:`nms` for arrays, as an array."""
     left, kept = np.argsort(-scores, kind="stable"), []
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     while left.size:
@@ -84,7 +84,7 @@ def kept_boxes(boxes: np.ndarray, scores: np.ndarray, iou_threshold: float) -> n
 
 
 def batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
-    """:func:`nms` within the boxes of each class of ``idxs``, by decreasing score over all classes."""
+    """Return the indices of :func:`nms` within each class of ``idxs``, by decreasing score over all classes."""
     host, values, classes = boxes.to_host(), scores.to_host(), idxs.to_host()
     groups = [np.flatnonzero(classes == c) for c in np.unique(classes)]
     kept = np.concatenate([group[kept_boxes(host[group], values[group], iou_threshold)] for group in groups] or [np.zeros(0, np.int64)])

@@ -40,7 +40,7 @@ class Transform:
     """Base class of transforms: a function of an image, defined by ``forward``."""
 
     def forward(self, image: Any) -> Any:
-        """The image, changed."""
+        """Return the transformed image."""
         raise NotImplementedError(message(type(self).__name__, "a transform must define forward"))
 
     def __call__(self, image: Any, *others: Any) -> Any:
@@ -52,7 +52,7 @@ class Transform:
 
 
 def _class_of(name: str, function: Callable[..., Any], probability: float | None = None, **renamed: str) -> Any:
-    """The transform that calls ``function`` with the arguments of its constructor; a ``probability`` adds an argument ``p``."""
+    """Return a transform class that calls ``function`` with the arguments of its constructor; a ``probability`` adds an argument ``p``."""
     known = list(inspect.signature(function).parameters.values())[1:]
     taken = [p.replace(name=renamed.get(p.name, p.name), kind=p.POSITIONAL_OR_KEYWORD) for p in known]
     if probability is not None:
@@ -88,7 +88,7 @@ RandomInvert = _class_of("RandomInvert", F.invert, 0.5)
 
 
 class Compose(Transform):
-    """Transforms, one after the other."""
+    """Applies transforms one after the other."""
 
     def __init__(self, transforms: Sequence[Callable[..., Any]]):
         self.transforms = transforms
@@ -98,7 +98,7 @@ class Compose(Transform):
 
 
 class RandomApply(Compose):
-    """All transforms with probability ``p``, or none."""
+    """Applies all transforms with probability ``p``, or none."""
 
     def __init__(self, transforms: Sequence[Callable[..., Any]], p: float = 0.5):
         super().__init__(transforms)
@@ -109,14 +109,14 @@ class RandomApply(Compose):
 
 
 class RandomOrder(Compose):
-    """All transforms, in random order."""
+    """Applies all transforms in random order."""
 
     def forward(self, image: Any) -> Any:
         return reduce(lambda made, i: self.transforms[i](made), rng().permutation(len(self.transforms)), image)
 
 
 class RandomChoice(Compose):
-    """One of the transforms, chosen with the probabilities ``p``."""
+    """Applies one of the transforms, chosen with the probabilities ``p``."""
 
     def __init__(self, transforms: Sequence[Callable[..., Any]], p: Sequence[float] | None = None):
         super().__init__(transforms)
@@ -202,7 +202,7 @@ class RandomResizedCrop(Transform):
 
     @staticmethod
     def get_params(img: Any, scale: Sequence[float], ratio: Sequence[float]) -> tuple[int, int, int, int]:
-        """Top, left, height and width of a window; the middle of the image if ten draws do not fit."""
+        """Return top, left, height and width of a random window; a central one if ten draws do not fit."""
         _, rows, columns = F.get_dimensions(img)
         for _ in range(10):
             area, shape = rows * columns * rng().uniform(*scale), math.exp(rng().uniform(*map(math.log, ratio)))

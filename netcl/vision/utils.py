@@ -15,7 +15,7 @@ def make_grid(
     tensor: Any, nrow: int = 8, padding: int = 2, normalize: bool = False, value_range: tuple[float, float] | None = None,
     scale_each: bool = False, pad_value: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Images (batch, channels, height, width), or a list of them, as one image with ``nrow`` in a row.
+    """Return images (batch, channels, height, width), or a list of them, as one image with ``nrow`` in a row.
 
     ``normalize`` brings values into 0..1, from ``value_range`` or from their own range, which with ``scale_each`` is that of each image.
 

@@ -67,7 +67,7 @@ class GraphReader:
         self._expanded: dict[Any, GraphBody | None] = {}
 
     def graph(self, proto: Any, opsets: Mapping[str, int], outer: Mapping[str, Any] | None = None) -> GraphBody:
-        """A graph; ``outer`` are the attributes of the function around it."""
+        """Return the body of a graph; ``outer`` are the attributes of the function around it."""
         if proto.sparse_initializer:
             count = len(proto.sparse_initializer)
             raise refusal(IMPORT, "sparse weights are not supported", "save the model with dense weights", count=count)
@@ -83,7 +83,7 @@ class GraphReader:
         return GraphBody(nodes, weights, inputs, [entry.name for entry in proto.output], [declared(entry) for entry in proto.output])
 
     def node(self, proto: Any, opsets: Mapping[str, int], outer: Mapping[str, Any]) -> OnnxNode | None:
-        """A node; ``None`` if its operator is unknown."""
+        """Return a node; if its operator cannot be imported, count it in ``unknown`` and return ``None``."""
         kind, domain = op_kind(proto), "" if proto.domain == "ai.onnx" else proto.domain
         opset = opsets.get(domain, 1)
         sources = {entry.name: outer.get(entry.ref_attr_name) if entry.ref_attr_name else entry for entry in proto.attribute}
@@ -137,7 +137,7 @@ class GraphReader:
         return GraphBody(nodes, {}, [*proto.input], [*proto.output])
 
     def array(self, entry: Any) -> np.ndarray:
-        """The values of a tensor of the file, or of a file beside it, which is mapped into memory."""
+        """Return the values of a tensor of the file; those in a file beside it are mapped into memory."""
         dtype_of(entry.data_type)
         if entry.data_location != entry.EXTERNAL:
             return numbers(library().numpy_helper.to_array(entry))
@@ -165,7 +165,7 @@ class GraphReader:
 
 @cache
 def standard_function(kind: str, opset: int) -> Any:
-    """The standard's definition of an operator by others; ``None`` if there is none or it takes values other than tensors."""
+    """Return the schema of an operator that the standard defines by others, over tensors only; ``None`` for other operators."""
     domain, _, name = kind.rpartition("::")
     if not library().defs.has(name, domain):
         return None

@@ -19,7 +19,7 @@ def _truth(x: Tensor | None) -> bool:
 
 
 def _loop(node: OnnxNode, call: Any, limit: Tensor | None = None, going: Tensor | None = None, *state: Any) -> list[Any]:
-    """States after the last step, then what each step adds to the results, stacked."""
+    """Run ``Loop``; returns the states after the last step, then the scan outputs of all steps, stacked."""
     values, rows, more = list(state), list[list[Any]](), _truth(going)
     while more and (limit is None or len(rows) < limit.to_host().item()):
         done, *made = call("body", np.array(len(rows)), np.array(more), *values)
@@ -30,7 +30,7 @@ def _loop(node: OnnxNode, call: Any, limit: Tensor | None = None, going: Tensor 
 
 
 def _stacked_steps(rows: list[list[Any]], forms: Any, axes: list[int]) -> list[Any]:
-    """The results of all steps; without steps, empty ones of the declared dtype and shape."""
+    """Return the scan outputs of all steps, stacked; without steps, empty arrays of the declared dtype and shape."""
     if not rows:
         shapes = [[size if isinstance(size, int) else 0 for size in shape or ()] for _, shape in forms]
         return [np.zeros((0, *shape), dtype or "float32") for (dtype, _), shape in zip(forms, shapes, strict=True)]
@@ -38,7 +38,7 @@ def _stacked_steps(rows: list[list[Any]], forms: Any, axes: list[int]) -> list[A
 
 
 def _scan_node(node: OnnxNode, call: Any, *given: Any) -> list[Any]:
-    """One body call per element along an axis of the scanned inputs. Before opset 9, every row of a batch by itself."""
+    """Run ``Scan``, one body call per element of the scanned axis. Before opset 9, each row of the batch is scanned separately."""
     count = node["num_scan_inputs"]
     if node.opset >= 9:
         return _scan_row(node, call, list(given[:-count]), list(given[-count:]))

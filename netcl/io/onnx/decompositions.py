@@ -27,7 +27,7 @@ def _nonzero(x: Tensor, dtype: str) -> Tensor:
 
 
 def _flat_best(op: Callable[..., Tensor], x: Tensor, axis: Any, keepdims: bool) -> Any:
-    """``argmax`` or ``argmin`` over all dimensions."""
+    """Return ``argmax`` or ``argmin`` over all dimensions; ``NotImplemented`` if an axis is given."""
     return NotImplemented if axis is not None else ag.reshape(op(ag.reshape(x, -1), 0), [1] * x.ndim if keepdims else [])
 
 
@@ -57,7 +57,7 @@ def _var(x: Tensor, axis: Any, keepdims: bool, correction: float) -> Tensor:
 
 
 def _scattered(op: Callable[..., Tensor], x: Tensor, axis: int, index: Any, src: Any, reduce: str | None = None) -> Any:
-    """Scatter only the part of ``src`` that has the shape of the index, as ONNX requires."""
+    """Scatter only the part of ``src`` that has the shape of the index, as ONNX requires; ``NotImplemented`` if that is all of it."""
     if reduce is not None:
         return ag.scatter_reduce(x, axis, index, src, "sum" if reduce == "add" else "prod")
     shape, part = np.shape(index), src
@@ -86,12 +86,12 @@ def _bias_add(x: Tensor, bias: Tensor, axis: int | None) -> Tensor:
 
 
 def _channel_shaped(x: Tensor, weight: Tensor) -> Tensor:
-    """A weight per channel of ``x``, in a shape that broadcasts."""
+    """Return a weight per channel in a shape that broadcasts with ``x``."""
     return ag.reshape(weight, [-1, *[1] * (x.ndim - 2)])
 
 
 def _adaptive_pool(pool: str, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    """Windows that divide the image; one window for all of it has an operator of its own."""
+    """Pool over equal windows; ``NotImplemented`` for one window over the whole image, which has its own operator."""
     sizes, axes = x.shape[2:], x.ndim - 2
     given = output_size if isinstance(output_size, list | tuple) else [output_size] * axes
     outs = [n if out is None else out for n, out in zip(sizes, given, strict=True)]
@@ -109,7 +109,7 @@ def _rms_norm(x: Tensor, normalized_shape: Any, weight: Tensor | None, eps: floa
 
 
 def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """An instance norm of the groups, then the weights, which are per channel."""
+    """Return a group norm as an instance norm of the groups, followed by the weights, which are per channel."""
     made = ag.reshape(ag.instance_norm(ag.reshape(x, (x.shape[0], num_groups, -1)), eps=eps), x.shape)
     made = made if weight is None else ag.mul(made, _channel_shaped(x, weight))
     return made if bias is None else ag.add(made, _channel_shaped(x, bias))
@@ -133,7 +133,7 @@ def _attention(
 
 
 def all_heads(q: Tensor, x: Tensor) -> Tensor:
-    """Keys or values, with each head repeated for the queries that share it."""
+    """Return keys or values with each head repeated for the query heads that share it."""
     if x.ndim < 3 or x.shape[-3] == q.shape[-3]:
         return x
     *batch, heads, n, depth = x.shape
@@ -157,7 +157,7 @@ def _rope(x: Tensor, positions: Any, frequencies: Any, base: float, offset: int,
 
 
 def _of_truths(op: Callable[..., Tensor]) -> Callable[..., Any]:
-    """A bitwise op of truth values as the logical one; ONNX has two operators."""
+    """Return a decomposition into the logical ``op`` if all inputs are bool; for others it returns ``NotImplemented``."""
     return lambda **call: op(**call) if all(getattr(x, "dtype", type(x).__name__) == "bool" for x in call.values()) else NotImplemented
 
 

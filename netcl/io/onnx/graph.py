@@ -60,14 +60,14 @@ class OnnxGraph:
         self._names[id(tensor)] = self._names[_storage_key(tensor)] = name
 
     def fresh(self, kind: str) -> str:
-        """A name that is not used yet."""
+        """Return an unused name."""
         while (name := f"{kind}_{self._numbers[kind]}") in self._taken:
             self._numbers[kind] += 1
         self._numbers[kind] += 1
         return name
 
     def value(self, x: Any, dtype: str | None = None) -> Name:
-        """The name of a tensor, or of numbers as a constant, in a dtype; without one, integers become int64 and other numbers float32."""
+        """Return the name of a tensor or constant, cast to ``dtype``; without one, Python integers are int64, other numbers float32."""
         if isinstance(x, Tensor):
             x = self._names.get(id(x)) or self._names.get(_storage_key(x)) or self._constant_tensor(x)
         elif not isinstance(x, Name):
@@ -77,7 +77,7 @@ class OnnxGraph:
         return self.cast(x, dtype or x.dtype)
 
     def truth(self, x: Any) -> Name:
-        """A value as a bool: whether it is not zero."""
+        """Return the name of a value as bool: whether it is not zero."""
         if not isinstance(x, Name | Tensor):
             return self.constant(np.asarray(x, bool))
         name = self.value(x)
@@ -87,7 +87,7 @@ class OnnxGraph:
         return self.node("Not", [self.node("Equal", [name, 0], dtype)], "bool")
 
     def _constant_tensor(self, x: Tensor) -> Name:
-        """A weight, or a constant of the model, which must be equal in both runs."""
+        """Return the name of a weight, or of a constant of the model, which must be equal in both runs."""
         state = self._state.get(id(x)) or self._state.get(_storage_key(x))
         other = self._others.get(id(x))
         if state is None and (other is None or not _same_values(x, other)):
@@ -98,7 +98,7 @@ class OnnxGraph:
         return name
 
     def constant(self, array: np.ndarray) -> Name:
-        """A constant; equal ones are stored once."""
+        """Return the name of a constant; equal ones are stored once."""
         stored, dtype = tree.bits(array)
         key = (dtype, stored.tobytes(), stored.shape)
         if key not in self._small:
@@ -115,7 +115,7 @@ class OnnxGraph:
     def several(self, kind: str, inputs: Sequence[Any], count: int, dtype: str, **attributes: Any) -> list[Name]:
         """Add a node with ``count`` results.
 
-        Inputs are names, tensors, numbers or ``None``; they are cast to the type the operator's schema asks for, where
+        Inputs are names, tensors, numbers or ``None``; they are cast to the type that the operator's schema requires, where
         ``dtype`` is that of the result (of the operands, if the result is always bool or int64).
         """
         form = schema(kind, OPSET)
@@ -145,7 +145,7 @@ class OnnxGraph:
         return self.cast(name, dtype) if both_float else name
 
     def cast(self, name: Name, dtype: str) -> Name:
-        """The value in another dtype."""
+        """Return the name of the value in another dtype."""
         if name.dtype == dtype:
             return name
         made = Name(self.fresh("cast"), dtype)
@@ -155,7 +155,7 @@ class OnnxGraph:
     # ---- sizes
 
     def sizes(self, call: Call, kept: Callable[[int], bool] = lambda axis: False) -> Name:
-        """The shape of a call's result as a vector; axes that ``kept`` names are 1. The batch, if it is free, is read at run time."""
+        """Return the name of a vector, the shape of a call's result with 1 for axes that are ``kept``; a free batch is read at run time."""
         mine, other = call.out.shape, call.other.out.shape
         parts: list[Name] = []
         for free, run in itertools.groupby(range(len(mine)), key=lambda axis: mine[axis] != other[axis] and not kept(axis)):
@@ -168,7 +168,7 @@ class OnnxGraph:
         return parts[0] if len(parts) == 1 else self.node("Concat", parts, "int64", axis=0)
 
     def _rows(self, mine: int, other: int, call: Call) -> Name:
-        """A size that is a multiple of the batch."""
+        """Return the name of a size that is a multiple of the batch; raises for other sizes."""
         batch = self.run.inputs[0].shape[0]
         times, rest = divmod(mine, batch) if batch else (0, 1)
         if rest or other != times * (batch + 1):

@@ -44,7 +44,7 @@ def read_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, GraphBody, dic
 
 
 def parse_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, Path | None]:
-    """The ``ModelProto`` of a file or of its bytes, checked, and the folder that its weights may lie in."""
+    """Return the checked ``ModelProto`` of a file or of its bytes, and the folder of its weight files, ``None`` for bytes."""
     onnx, undecodable = library(), importlib.import_module("google.protobuf.message").DecodeError
     data, folder = path, None
     if isinstance(path, bytes):
@@ -115,7 +115,7 @@ class OnnxModel(nn.Module):
         self._keep_values(body)
 
     def _keep_values(self, body: GraphBody) -> None:
-        """Make the weights and constants of a body and of those in it tensors. Float weights are parameters, statistics buffers."""
+        """Convert the weights and constants of a body and its inner bodies to tensors; float weights become parameters or buffers."""
         statistics = {name for node in body.nodes if node.kind == "BatchNormalization" for name in node.inputs[3:5]}
         for name, array in body.weights.items():
             body.values[name] = self._kept(body, name, array, name not in statistics)
@@ -133,7 +133,7 @@ class OnnxModel(nn.Module):
         return f"nodes={len(self.nodes)}, inputs={self.input_names}, outputs={self.output_names}"
 
     def _kept(self, body: GraphBody, name: str, array: np.ndarray, learned: bool) -> Tensor:
-        """A weight or constant as a tensor: constants, integers and scalars on the host, others on the device as parameters or buffers."""
+        """Return a weight or constant as a tensor: constants, integers and scalars on the host, others as parameters or buffers."""
         stored, dtype = tree.bits(array)
         if name in body.constants or array.dtype.kind in "biu" or array.ndim == 0:
             return tree.tensor_of(stored, dtype, self._host)
@@ -148,7 +148,7 @@ class OnnxModel(nn.Module):
         return tensor
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
-        """The module that holds a weight: ``layer.0.weight`` is ``weight`` of module ``0`` of module ``layer``."""
+        """Return the module and the name for a weight: ``layer.0.weight`` is ``weight`` of ``layer.0``, or else a numbered name here."""
         *path, last = name.split(".")
         module: nn.Module = self
         for part in path:
@@ -166,7 +166,7 @@ class OnnxModel(nn.Module):
         return f"weight_{self._count}"
 
     def forward(self, *inputs: Any) -> Any:
-        """Run the graph."""
+        """Run the graph; several outputs are returned as a tuple."""
         if len(inputs) != len(self.input_names):
             raise ValueError(message(IMPORT, f"expected {len(self.input_names)} inputs, got {len(inputs)}", names=self.input_names))
         self.weights()
@@ -206,7 +206,7 @@ class OnnxModel(nn.Module):
         return x.to(self.queue) if x.queue is self._host and self.queue is not self._host else x
 
     def _execute(self, body: GraphBody, given: Mapping[str, Any]) -> list[Any]:
-        """The outputs of a body, from its inputs and what it reads from the graph around."""
+        """Return the outputs of a body, given its inputs and what it reads from the graph around it."""
         values = {**given, **body.values}
         for node, dead in zip(body.nodes, body.dead, strict=True):
             results = self._run(node, values)
@@ -240,11 +240,11 @@ class OnnxModel(nn.Module):
         return [self._on_host(x) for x in results]
 
     def _on_host(self, x: Any) -> Any:
-        """An array as a tensor on the host; tensors stay where they are."""
+        """Return an array as a tensor on the host; tensors stay where they are."""
         return x if isinstance(x, Tensor | TensorSequence | None) else tree.tensor_of(*tree.bits(numbers(np.asarray(x))), self._host)
 
     def _expanded(self, node: OnnxNode, given: list[Any]) -> list[Any]:
-        """The results of a node by the body of its function."""
+        """Return the results of a node, computed by the body of its function."""
         codes = [*node.codes, *[0] * len(given)]
         body = node.expand([(0, ()) if x is None else (codes[i] or ONNX_TYPES[x.dtype], x.shape) for i, x in enumerate(given)])
         if not body.kept:
@@ -267,7 +267,7 @@ class OnnxModel(nn.Module):
         return arguments
 
     def _on(self, queue: Any, x: Any) -> Any:
-        """A value where the others are; constants are moved once."""
+        """Return a value on ``queue``; a constant is moved only once."""
         if not isinstance(x, Tensor) or x.queue is queue:
             return x
         if id(x) not in self._constants:
@@ -279,7 +279,7 @@ class OnnxModel(nn.Module):
 
 
 def _check_shape(name: str, shape: tuple[int, ...], wanted: Any, sizes: dict[str, int]) -> None:
-    """Compare a shape with the declared one; ``sizes`` are those that the names of dimensions have in this call."""
+    """Raise unless a shape matches the declared one; ``sizes`` collects the sizes of named dimensions in this call."""
     fits = len(shape) == len(wanted)
     for n, size in zip(shape, wanted, strict=fits) if fits else ():
         fits = fits and n == (n if size is None else sizes.setdefault(size, n) if isinstance(size, str) else size)

@@ -41,7 +41,7 @@ CONTROL: dict[str, Import] = {}
 
 
 def operators() -> set[str]:
-    """Every operator that can be imported."""
+    """Return every operator that can be imported."""
     return {*IMPORTS, *CONTROL, *FORMULAS, *entries_by_operator()}
 
 
@@ -144,7 +144,7 @@ def _gemm(node: OnnxNode, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tens
 
 
 def _flat_softmax(node: OnnxNode, x: Tensor) -> Any:
-    """Before opset 13, a softmax over all axes from the given one on."""
+    """Return the softmax over all axes from the given one on, as before opset 13; ``NotImplemented`` for later opsets."""
     if node.opset >= 13:
         return NotImplemented
     op, axis = ag.softmax if node.kind == "Softmax" else ag.log_softmax, node["axis"] % x.ndim

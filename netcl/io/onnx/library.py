@@ -28,7 +28,7 @@ _HELD_AS = dict(NARROW.values())
 
 
 def library() -> Any:
-    """The package, or an ImportError that says how to get it."""
+    """Return the package ``onnx``; raises ``ImportError`` with the install command if it is missing."""
     try:
         import onnx
     except ImportError:
@@ -68,7 +68,7 @@ def definition(kind: str, opset: int) -> Any:
 
 
 def attribute(entry: Any) -> Any:
-    """The value of an attribute in Python."""
+    """Return the value of an attribute as a Python value or an array."""
     value = library().helper.get_attribute_value(entry)
     if isinstance(value, library().TensorProto):
         return library().numpy_helper.to_array(value)
@@ -78,7 +78,7 @@ def attribute(entry: Any) -> Any:
 
 
 def dtype_of(code: int) -> str:
-    """The dtype of ONNX's number; narrow types are held in a wider dtype, other types raise."""
+    """Return the dtype of an ONNX element type; narrow types are held in a wider dtype, other types raise."""
     if code in _TYPE_NAMES:
         return _TYPE_NAMES[code]
     if code in NARROW:
@@ -88,5 +88,5 @@ def dtype_of(code: int) -> str:
 
 
 def numbers(array: Any) -> np.ndarray:
-    """An array in a dtype that tensors can have."""
+    """Return an array, converted if tensors cannot have its dtype."""
     return array.astype(_HELD_AS[array.dtype.name]) if array.dtype.name in _HELD_AS else array

@@ -47,7 +47,7 @@ def _local_response(node: OnnxNode, x: Tensor) -> Tensor:
 
 
 def _reduced_extreme(node: OnnxNode, x: Tensor, axes: Any = None) -> Any:
-    """The extreme of an empty tensor: the lowest value of the dtype for ``ReduceMax``, the highest for ``ReduceMin``."""
+    """Return the extreme of an empty tensor, the dtype's lowest value for ``ReduceMax``; ``NotImplemented`` for other tensors."""
     if x.size:
         return NotImplemented
     values, largest = x.to_host(), node.kind == "ReduceMax"
@@ -58,7 +58,7 @@ def _reduced_extreme(node: OnnxNode, x: Tensor, axes: Any = None) -> Any:
 
 
 def _batch_norm(node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Any:
-    """Batch norm in training mode: normalizes by the batch's statistics and returns the updated running ones too."""
+    """Run batch norm in training mode and return the updated running statistics too; ``NotImplemented`` in inference mode."""
     if not node["training_mode"]:
         return NotImplemented
     axes, shape = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
@@ -80,7 +80,7 @@ def _dropout(node: OnnxNode, x: Tensor, ratio: Any = None, training: Any = None)
 
 
 def _attention_node(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *cache: Any) -> Any:
-    """Attention by netcl's op; caches, windows, caps and further outputs are left to the operator's definition."""
+    """Return attention by netcl's op; ``NotImplemented`` for caches, windows, caps and further outputs."""
     known = {*node.given} <= {"is_causal", "scale", "q_num_heads", "kv_num_heads", "qk_matmul_output_mode"}
     if not known or any(x is not None for x in cache) or any(node.outputs[1:]):
         return NotImplemented
@@ -95,7 +95,7 @@ def _attention_node(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Tenso
 
 
 def _uniform(node: OnnxNode, shape: Any, queue: Any = None) -> Tensor:
-    """Uniform in [0, 1): by the generator of the device, or by NumPy's if the node has a seed."""
+    """Return uniform numbers in [0, 1), from the generator of the device, or from NumPy's if the node has a seed."""
     queue = require("cpu").queue if queue is None else queue
     if node["seed"] is None:
         return ag.rand(tuple(shape), queue=queue)
@@ -114,7 +114,7 @@ def _random(node: OnnxNode, *like: Tensor) -> Tensor:
 
 
 def _multinomial(node: OnnxNode, x: Tensor) -> Tensor:
-    """Classes drawn by unnormalized log-probabilities: the largest after adding Gumbel noise."""
+    """Draw classes by unnormalized log-probabilities, with the Gumbel-max trick."""
     noise = _uniform(node, (x.shape[0], node["sample_size"], x.shape[1]), x.queue)
     moved = ag.sub(ag.unsqueeze(x, 1), ag.log(ag.neg(ag.log(ag.clamp(noise, 1e-30, 1.0 - 1e-7)))))
     return ag.cast(ag.argmax(moved, -1), dtype_of(node["dtype"] or 6))
@@ -124,7 +124,7 @@ def _multinomial(node: OnnxNode, x: Tensor) -> Tensor:
 
 
 def _sized(x: Tensor, axis: int, n: int) -> Tensor:
-    """An axis cut, or filled with zeros, to ``n`` elements."""
+    """Return ``x`` with an axis cut, or padded with zeros, to ``n`` elements."""
     if x.shape[axis] >= n:
         return ag.narrow(x, axis, 0, n)
     return ag.pad(x, [*[0, 0] * (x.ndim - 1 - axis), 0, n - x.shape[axis]])

@@ -42,7 +42,7 @@ class Nodes:
         return partial(self.of_row, row, {})
 
     def of_row(self, row: Pointwise, params: dict[str, Any], *given: Any) -> Name:
-        """The nodes of a row over names and numbers."""
+        """Add the nodes of a row over names and numbers; returns the name of the result."""
         text = _FLOAT_FORMULAS.get(row.name) if dtypes.DTYPES[self.dtype].is_float else None
         for entry in entries_of(row) if text is None else ():
             arguments = {**dict(zip(row.inputs, given, strict=True)), **params}
@@ -56,7 +56,7 @@ class Nodes:
         return self.of_formula(text, given, params, dict(row.let))
 
     def of_formula(self, text: str, given: Any, params: dict[str, Any], let: dict[str, str]) -> Name:
-        """The nodes of an expression over values ``v0``, ``v1``.. and parameters."""
+        """Add the nodes of an expression over values ``v0``, ``v1``.. and parameters; returns the name of the result."""
         algebra = ThroughOps({**{f"v{i}": x for i, x in enumerate(given)}, **params}, self, let)
         algebra.dtype = self.dtype
         value = evaluate(parse(text), algebra)
@@ -72,7 +72,7 @@ class Nodes:
 
 
 def _compute_dtype(values: list[Any], out: str) -> str:
-    """The dtype a formula is computed in: the result's, or, if that is bool, that of the inputs."""
+    """Return the dtype a formula is computed in: the result's, or, if that is bool, one that holds all inputs."""
     if out != "bool":
         return out
     tensors = [dtypes.DTYPES[x.dtype] for x in values if isinstance(x, Tensor)]
@@ -85,7 +85,7 @@ def _compute_dtype(values: list[Any], out: str) -> str:
 
 
 def export_pointwise(graph: OnnxGraph, call: Call) -> Name:
-    """Add the nodes of a pointwise op."""
+    """Add the nodes of a pointwise op; returns the name of the result."""
     assert isinstance(call.row, Pointwise | Choice)
     row, params = call.row.resolve(call.params)
     bounds = [params.pop(name) for name in row.inputs if name in params]  # clamp by tensors

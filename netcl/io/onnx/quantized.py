@@ -26,7 +26,7 @@ _INT4_RANGES = {21: (0, 15), 22: (-8, 7), 25: (0, 3), 26: (-2, 1)}
 
 
 def cast_to(node: OnnxNode, x: Tensor, code: int) -> Any:
-    """``x`` as an element type of ONNX. Values of narrow types are rounded on the host."""
+    """Return ``x`` as an element type of ONNX; a narrow type is rounded on the host and returned as an array."""
     if code not in NARROW:
         return ag.cast(x, dtype_of(code))
     onnx, kind, values = library(), library().helper.tensor_dtype_to_np_dtype(code), x.to_host()
@@ -47,7 +47,7 @@ def _code_of(node: OnnxNode, index: int, like: Tensor | None) -> int:
 
 
 def _spread(node: OnnxNode, x: Tensor, values: Tensor) -> Tensor:
-    """Scales or zero points in a shape that broadcasts with ``x``: per tensor, per axis or per block."""
+    """Return scales or zero points in a shape that broadcasts with ``x``: per tensor, per axis or per block."""
     axis = (1 if node["axis"] is None else node["axis"]) % max(x.ndim, 1)
     if node["block_size"]:
         return ag.narrow(ag.repeat_interleave(values, node["block_size"], axis), axis, 0, x.shape[axis])
@@ -65,7 +65,7 @@ def _quantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = No
 
 
 def _requantize(x: Tensor, zero: Tensor | None, code: int) -> Tensor:
-    """``x`` rounded to even, plus the zero point, clamped to the range of an integer type."""
+    """Return ``x`` rounded to even, plus the zero point, clamped to the range of an integer type."""
     limits = np.iinfo(DTYPES[dtype_of(code)].storage)
     low, high = _INT4_RANGES.get(code, (int(limits.min), int(limits.max)))
     moved = ag.round(x) if zero is None else ag.add(ag.round(x), ag.cast(zero, x.dtype))
@@ -82,7 +82,7 @@ def _dequantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = 
 
 
 def _centered(x: Tensor, zero: Tensor | None, shape: Any = None) -> Tensor:
-    """Quantized values less their zero point, as float32."""
+    """Return quantized values less their zero point, as float32."""
     values = ag.cast(x, "float32")
     return (
         values if zero is None else ag.sub(values, ag.cast(zero if shape is None or zero.size == 1 else ag.reshape(zero, shape), "float32"))
@@ -157,7 +157,7 @@ def _q_conv(
 
 
 def _bit_cast(node: OnnxNode, x: Tensor) -> np.ndarray:
-    """The same bits as another type; a copy over the host."""
+    """Return the bits of ``x`` as an array of another type, on the host."""
     source = library().helper.tensor_dtype_to_np_dtype(_code_of(node, 0, x))
     values = x.to_host().astype(source)
     return values.view(library().helper.tensor_dtype_to_np_dtype(node["to"]))

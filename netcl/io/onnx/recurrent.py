@@ -49,7 +49,7 @@ def _read_recurrent(
 
 
 def _functions(node: OnnxNode, names: list[str], parameters: list[Iterator[float]]) -> Iterator[Any]:
-    """A pair of name and function per activation; given numbers are used up in order."""
+    """Yield the name and the function of each activation; its parameters are taken from the attributes in order."""
     for name in names:
         if name.lower() not in _ACTIVATIONS:
             raise node.fault("unknown activation", activation=name)
@@ -90,7 +90,7 @@ def _direction(
 def _by_steps(
     node: OnnxNode, x: Tensor, w: Tensor, r: Tensor, b: Any, h0: Any, c0: Any, p: Any, lengths: Any, functions: Any, reverse: bool
 ) -> Any:
-    """One cell after the other, with clipping, peepholes, coupled gates and any activation."""
+    """Run one direction step by step, with clipping, peepholes, coupled gates and any activation."""
     kind, hidden, rows = node.kind, r.shape[1], x.shape[1]
     gates = len(_ORDERS[kind])
     zeros = Tensor.zeros((rows, hidden), x.dtype, queue=x.queue)

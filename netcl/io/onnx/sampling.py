@@ -19,14 +19,14 @@ from netcl.ops.resample import cubic_kernel, weighted_axis
 
 
 def coordinates(node: OnnxNode) -> tuple[str, str]:
-    """How ``Resize`` places and rounds the pixels of an output; before opset 11 there was no choice."""
+    """Return the coordinate transformation and the rounding of ``Resize``; before opset 11 both were fixed."""
     if node.opset < 11:
         return "asymmetric", "floor"
     return node["coordinate_transformation_mode"], node["nearest_mode"]
 
 
 def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> Tensor:
-    """``Resize`` in every mode: each axis becomes weighted sums of its slices."""
+    """Run ``Resize`` in any mode: each axis becomes weighted sums of its slices."""
     axes = [axis % x.ndim for axis in node["axes"] or range(x.ndim)]
     if sizes:
         scales = [size / x.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
@@ -52,7 +52,7 @@ def resized(node: OnnxNode, x: Tensor, region: Any, scales: Any, sizes: Any) -> 
 
 
 def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, float]) -> np.ndarray:
-    """Where the pixels of an output lie on an axis of ``n`` pixels."""
+    """Return the positions of an output's pixels on an axis of ``n`` input pixels."""
     y, width = np.arange(outs, dtype=np.float64), scale * n
     if mode == "align_corners":
         return y * 0 if width == 1 else y * (n - 1) / (width - 1)
@@ -68,7 +68,7 @@ def _centers(mode: str, n: int, outs: int, scale: float, edges: tuple[float, flo
 
 
 def _shares(node: OnnxNode, n: int, scale: float, center: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The pixels of an axis that every output is made of, and their shares."""
+    """Return the indices of the input pixels that each output pixel is made of, and their weights."""
     if node["mode"] == "nearest":
         rounding: dict[str, Any] = {
             "round_prefer_floor": lambda x: np.ceil(x - 0.5),
@@ -105,7 +105,7 @@ def _grid_sample(node: OnnxNode, x: Tensor, grid: Tensor) -> Tensor:
 
 
 def _values_at(x: Tensor, points: list[Tensor], mode: str, padding: str, align: bool) -> Tensor:
-    """``(batch, channels, points)``: the values of ``x`` at pixel coordinates, one tensor ``(batch, points)`` per axis."""
+    """Return the values of ``x`` at pixel coordinates (a tensor ``(batch, points)`` per axis), as ``(batch, channels, points)``."""
     sizes, flat = x.shape[2:], ag.reshape(x, (*x.shape[:2], -1))
     total: Any = 0.0
     if padding != "zeros" and mode != "cubic":
@@ -122,7 +122,7 @@ def _values_at(x: Tensor, points: list[Tensor], mode: str, padding: str, align: 
 
 
 def _returned(p: Tensor, n: int, padding: str, align: bool) -> Tensor:
-    """Coordinates brought back onto an axis of ``n`` pixels; for zeros around it they stay."""
+    """Return coordinates moved onto an axis of ``n`` pixels by the padding mode; ``zeros`` leaves them unchanged."""
     if padding == "border":
         return ag.clamp(p, 0, n - 1)
     if padding == "zeros":
@@ -134,7 +134,7 @@ def _returned(p: Tensor, n: int, padding: str, align: bool) -> Tensor:
 
 
 def _point_taps(p: Tensor, mode: str) -> list[tuple[Tensor, Any]]:
-    """The pixels beside points of an axis, and their shares."""
+    """Return the pixels beside points of an axis and their weights, a pair of tensors per tap."""
     if mode == "nearest":
         return [(ag.round(p), p * 0.0 + 1.0)]
     base = ag.floor(p)
@@ -147,7 +147,7 @@ def _point_taps(p: Tensor, mode: str) -> list[tuple[Tensor, Any]]:
 
 
 def _roi_align(node: OnnxNode, x: Tensor, rois: Tensor, batches: Tensor) -> Tensor:
-    """Samples of every bin, averaged, or the largest of their weighted corners. Regions are read on the host."""
+    """Return the average of the samples of each bin, or with mode ``max`` their largest weighted corner. Regions are read on the host."""
     (_, c, h, w), high, wide = x.shape, node["output_height"], node["output_width"]
     half = node.opset >= 16 and node["coordinate_transformation_mode"] == "half_pixel"
     places, shares, rows = list[np.ndarray](), list[np.ndarray](), batches.to_host()
@@ -171,7 +171,7 @@ def _roi_align(node: OnnxNode, x: Tensor, rois: Tensor, batches: Tensor) -> Tens
 
 
 def _roi_taps(p: np.ndarray, n: int, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Two pixels and their shares per point of an axis, as ``(bins, samples, 2)``; points far outside count as zero."""
+    """Return two pixels and their weights per point of an axis, as ``(bins, samples, 2)``; points far outside have weight 0."""
     outside, p = (p < -1) | (p > n), np.clip(p, 0, n - 1)
     low = np.floor(p).astype(np.int64)
     index = np.stack([low, np.minimum(low + 1, n - 1)], -1)
@@ -180,7 +180,7 @@ def _roi_taps(p: np.ndarray, n: int, shape: tuple[int, int]) -> tuple[np.ndarray
 
 
 def _deform_conv(node: OnnxNode, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-    """The columns of the moved windows, then one product per group."""
+    """Run ``DeformConv``: gather the columns of the moved windows, then compute one product per group."""
     (n, c, *sizes), kernel, groups, parts = x.shape, list(w.shape[2:]), node["group"], node["offset_group"]
     strides, dilations, pads = (node[name] or [usual] * (2 + 2 * (name == "pads")) for name, usual in
                                 (("strides", 1), ("dilations", 1), ("pads", 0)))  # fmt: skip
@@ -205,7 +205,7 @@ def _deform_conv(node: OnnxNode, x: Tensor, w: Tensor, offset: Tensor, bias: Ten
 
 
 def _col2im(node: OnnxNode, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
-    """Columns added up where they came from, for images of any number of dimensions."""
+    """Run ``Col2Im``: add each column up at the pixels it came from, for images of any number of dimensions."""
     sizes, kernel = image.to_host().tolist(), block.to_host().tolist()
     axes = len(sizes)
     strides, dilations, pads = node["strides"] or [1] * axes, node["dilations"] or [1] * axes, node["pads"] or [0] * 2 * axes

@@ -29,7 +29,7 @@ def _scatter_elements(node: OnnxNode, x: Tensor, index: Tensor, values: Tensor) 
 
 
 def _flat_places(sizes: tuple[int, ...], index: Tensor) -> Tensor:
-    """The last axis of ``index`` as one index into the product of ``sizes``."""
+    """Return ``index`` with its last axis, a multi-index, replaced by one flat index into ``sizes``."""
     total: Any = Tensor.zeros(index.shape[:-1], "int64", queue=index.queue)
     for i, n in enumerate(sizes):
         total = ag.add(ag.mul(total, n), positive(ag.select(index, index.ndim - 1, i), n))
@@ -93,7 +93,7 @@ def _unique(node: OnnxNode, x: Tensor) -> tuple[Any, ...]:
 def _non_max_suppression(
     node: OnnxNode, boxes: Tensor, scores: Tensor, limit: Any = None, overlap: Any = None, least: Any = None
 ) -> np.ndarray:
-    """``(batch, class, box)`` of the boxes that no better box of their class overlaps."""
+    """Return a row ``(batch, class, box)`` for each box that no better box of its class overlaps."""
     count, most = (0 if limit is None else int(limit.to_host().item())), 0.0 if overlap is None else overlap.to_host().item()
     corners, found = boxes.to_host().astype(np.float64), []
     if node["center_point_box"]:
@@ -116,7 +116,7 @@ def _non_max_suppression(
 
 
 def _tf_idf(node: OnnxNode, x: Tensor) -> np.ndarray:
-    """How often the n-grams of a pool occur, with up to ``max_skip_count`` elements between theirs, weighted."""
+    """Return how often each n-gram of the pool occurs, with up to ``max_skip_count`` elements skipped in between, weighted."""
     if node["pool_int64s"] is None:
         raise node.fault("n-grams must be made of numbers")
     pool, starts, columns = node["pool_int64s"], [*node["ngram_counts"]], node["ngram_indexes"]

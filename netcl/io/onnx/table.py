@@ -101,7 +101,7 @@ class Conversion(NamedTuple):
 
 
 def positive(index: Tensor, length: int) -> Tensor:
-    """Indices counted from the start: ONNX counts negative ones from the end."""
+    """Return indices counted from the start; ONNX counts negative ones from the end."""
     return ag.where(ag.lt(index, 0), ag.add(index, length), index)
 
 
@@ -161,7 +161,7 @@ class Slot:
     value: Any = None
 
     def written(self, call: Mapping[str, Any]) -> list[Any]:
-        """What a node holds for a call with these arguments."""
+        """Return what the node holds for a call with these arguments, as a list."""
         if not self.name:
             return [self.value]
         value = call[self.name]
@@ -174,13 +174,13 @@ class Slot:
         return [value]
 
     def read(self, value: Any, x: Tensor, node: OnnxNode) -> Any:
-        """The op's argument for what a node holds."""
+        """Return the op's argument for a value that a node holds."""
         return CONVERSIONS[self.convert].read(value, x, node) if self.convert in CONVERSIONS else value
 
 
 @dataclass(frozen=True)
 class OperatorEntry:
-    """One line of the table."""
+    """An entry of the table: an op, its ONNX operator with inputs and attributes, and ``fixed``, the arguments with required values."""
 
     op: str
     kind: str
@@ -205,7 +205,7 @@ class OperatorEntry:
         return inputs, {name: slot.written(arguments)[0] for name, slot in self.attributes.items()}
 
     def unread(self, node: OnnxNode) -> dict[str, Any]:
-        """The attributes of a node that this entry does not know or that have another value here."""
+        """Return the attributes of a node that this entry does not name or for which it requires another value."""
         fixed = {name: slot.value for name, slot in self.attributes.items() if not slot.name}
         usual = schema(node.kind, node.opset).defaults
         found = {name: node[name] for name, value in fixed.items() if node[name] != value}
@@ -241,7 +241,7 @@ def computed_by_formula(node: OnnxNode, *given: Tensor) -> Tensor:
 
 @cache
 def _table_entry(op: str, text: str, inputs: tuple[str, ...]) -> OperatorEntry:
-    """An entry from its two texts; an operator without arguments takes ``inputs``."""
+    """Parse an entry from its two texts; an operator without arguments takes ``inputs``."""
     left, right = (ast.parse(side, mode="eval").body for side in (op, text))
     fixed = {word.arg: word.value.value for word in left.keywords} if isinstance(left, ast.Call) else {}  # type: ignore[attr-defined]
     kind, name = (ast.unparse(side.func if isinstance(side, ast.Call) else side) for side in (right, left))
@@ -276,7 +276,7 @@ def entries_of(row: Row) -> list[OperatorEntry]:
 
 
 def entries_by_operator() -> dict[str, list[OperatorEntry]]:
-    """The entries a node can be imported by."""
+    """Return the entries that nodes can be imported by, listed by operator."""
     rows = [entry for row in REGISTRY.values() if isinstance(row, Pointwise) for entry in entries_of(row)]
     found: dict[str, list[OperatorEntry]] = {}
     for entry in [*rows, *(_table_entry(op, text, ()) for op, text in {**PAIRS, **NEWER}.items())]:

@@ -59,7 +59,7 @@ class Call:
         return self.inputs[name] if name in self.inputs else self.params[name]
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors that go in, wherever they stand."""
+        """Yield the input tensors of the call, also those among its other arguments."""
         yield from _flat([*self.inputs.values(), *self.params.values()])
 
 
@@ -75,7 +75,7 @@ class Trace:
         self.other: Trace | None = None
 
     def run(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Trace:
-        """Call a function and record its ops."""
+        """Call a function and record its ops; returns this trace."""
         self.inputs = _flat(inputs)
         with ag.no_grad(), _with_observer(self.observe):
             self.outputs = _flat(function(*inputs))
@@ -137,14 +137,14 @@ def _flat(value: Any) -> list[Tensor]:
 
 
 def _mapped(function: Callable[[Any], Tensor], value: Any) -> Any:
-    """A function of every leaf of nested tuples; an LSTM takes its two states as one argument. Lists are values."""
+    """Apply a function to every leaf of nested tuples, as of an LSTM's two states; a list is a leaf."""
     return tuple(_mapped(function, part) for part in value) if isinstance(value, tuple) else function(value)
 
 
 def trace(
     model: Callable[..., Any], samples: Sequence[Any], free_batch: bool, known: Container[str], decompositions: Mapping[str, Any]
 ) -> Trace:
-    """The calls of a model on samples, each with the same call of a second run on other values (and a batch larger by one)."""
+    """Return the calls of a model on samples, each with the same call of a second run on other values; ``free_batch`` adds a row there."""
     queue = getattr(model, "queue", None)
     tensors = _mapped(lambda x: x if isinstance(x, Tensor) else Tensor.from_host(queue, x), tuple(samples))
     with evaluating(model) if hasattr(model, "modules") else nullcontext():
@@ -164,7 +164,10 @@ def trace(
 
 
 def _varied(x: Tensor, free_batch: bool) -> Tensor:
-    """Other values of the same dtype: in reverse order, so that indices stay valid; floats are also scaled and shifted."""
+    """Return other values of the same dtype: in reverse order, so that indices stay valid; floats are also scaled and shifted.
+
+    With ``free_batch``, the batch is larger by one.
+    """
     values = x.to_host()
     other = np.flip(values)
     if values.dtype.kind == "f":

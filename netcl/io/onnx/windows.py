@@ -40,7 +40,7 @@ def _window(call: Call, kernel: Sequence[int], padding: Any) -> dict[str, Any]:
 
 
 def _node_pads(node: OnnxNode, sizes: Sequence[int], kernel: Sequence[int], ceil: bool = False) -> list[tuple[int, int]]:
-    """``(begin, end)`` per axis from ``pads`` or ``auto_pad``.
+    """Return ``(begin, end)`` per axis from ``pads`` or ``auto_pad``.
 
     With ``ceil``, enough for the windows that ``ceil_mode`` adds; windows that would start beyond the image are left out.
     """
@@ -61,14 +61,14 @@ def _node_pads(node: OnnxNode, sizes: Sequence[int], kernel: Sequence[int], ceil
 
 
 def _op(node: OnnxNode, x: Tensor, name: str) -> Any:
-    """The op for signals, images or volumes."""
+    """Return the op ``name`` for one, two or three spatial dimensions."""
     if x.ndim not in (3, 4, 5):
         raise node.fault("x must have 3 to 5 dimensions (batch, channels and one to three more)", shape=x.shape)
     return getattr(volume if x.ndim == 5 else ag, f"{name}{x.ndim - 2}d")
 
 
 def _all_windows(node: OnnxNode, x: Tensor, kernel: Sequence[int]) -> Tensor:
-    """All windows of ``x`` in any number of dimensions; the last axis holds the values of a window."""
+    """Return all windows of ``x`` in any number of dimensions; the last axis holds the values of a window."""
     strides, dilations = (node[name] or [1] * len(kernel) for name in ("strides", "dilations"))
     for i, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True)):
         x = ag.unfold(x, 2 + i, d * (k - 1) + 1, s)
@@ -108,7 +108,7 @@ def read_conv(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) 
 
 
 def _conv_transpose(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Without padding, then cut: the pads at both ends differ where they follow from ``output_shape`` or ``auto_pad``."""
+    """Compute without padding, then cut, if the pads at both ends differ, as they may with ``output_shape`` or ``auto_pad``."""
     axes, kernel = x.ndim - 2, w.shape[2:]
     strides, dilations, more = (node[name] or [usual] * axes for name, usual in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
     flat, auto = node["pads"] or [0] * 2 * axes, node["auto_pad"]
@@ -221,7 +221,7 @@ _RESIZES = {
 
 
 def _export_interpolate(graph: OnnxGraph, call: Call) -> Name:
-    """By the factor where one was given: the sampling points follow the factor, not the ratio of the sizes."""
+    """Export by the factor if one was given: the sampling points follow the factor, not the ratio of the sizes."""
     factor, align = call["scale_factor"], bool(call["align_corners"])
     if call["mode"] not in ("nearest", "linear", "bilinear") or call["antialias"] or call["x"].ndim == 5:
         what = "interpolate can be exported in modes nearest, linear and bilinear, without antialias, for 3 or 4 dimensions"

@@ -23,7 +23,7 @@ from netcl.vision.transforms import ImageClassification, ToTensor
 
 
 def get_model(name: str, weights: Any = None, **options: Any) -> Any:
-    """The model of a name, with the weights of a file (a state dict of torchvision: ``.pth``, ``.safetensors``) or fresh ones.
+    """Return the model ``name``, with the weights of a file (a state dict of torchvision: ``.pth``, ``.safetensors``) or fresh ones.
 
     - **options**: those of the model (``num_classes``, ``dropout``, ...), ``in_channels``, and where it is made (``device``).
     """
@@ -35,7 +35,7 @@ def get_model(name: str, weights: Any = None, **options: Any) -> Any:
 
 
 def list_models(module: ModuleType | None = None, include: str | Sequence[str] = "*", exclude: str | Sequence[str] = ()) -> list[str]:
-    """The names of the models, sorted: of a module such as ``segmentation``, that match ``include`` and not ``exclude`` (patterns)."""
+    """Return the sorted names of models, of ``module`` if given, that match a pattern of ``include`` and none of ``exclude``."""
     found = {name for pattern in ([include] if isinstance(include, str) else include) for name in fnmatch.filter(VISION_MODELS, pattern)}
     found -= {name for pattern in ([exclude] if isinstance(exclude, str) else exclude) for name in fnmatch.filter(VISION_MODELS, pattern)}
     return sorted(name for name in found if module is None or hasattr(module, name))

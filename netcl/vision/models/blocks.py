@@ -27,7 +27,7 @@ def divisible(value: float, divisor: int = 8) -> int:
 
 def conv_norm(inside: int, out: int, kernel: int = 3, stride: int = 1, groups: int = 1, activation: Any = nn.ReLU, dilation: int = 1,
               **norm: Any) -> nn.Sequential:  # fmt: skip
-    """A convolution that keeps the image's size (divided by ``stride``), a batch norm, and an ``activation`` unless it is ``None``."""
+    """Return a convolution that keeps the image's size (over ``stride``), a batch norm, and an ``activation`` unless it is ``None``."""
     conv = nn.Conv2d(inside, out, kernel, stride, (kernel - 1) // 2 * dilation, dilation, groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(out, **norm), *([activation()] if activation else []))
 
@@ -90,7 +90,7 @@ def draw(model: nn.Module, conv: str = "", linear: str = "") -> None:
 
 
 def architecture(name: str, make: Callable[..., Any], *settings: Any, **defaults: Any) -> Callable[..., Any]:
-    """Make torchvision's function ``name``: ``make(*settings, **defaults)``, with other options and weights from a file if given."""
+    """Register and return torchvision's function ``name``, which calls ``make(*settings, **defaults)`` and loads ``weights`` if given."""
 
     def build(*, weights: Any = None, progress: bool = True, pretrained: bool = False, in_channels: int = 3, **options: Any) -> Any:
         if pretrained or not (weights is None or (isinstance(weights, str | os.PathLike) and os.path.exists(weights))):
@@ -112,7 +112,7 @@ def architecture(name: str, make: Callable[..., Any], *settings: Any, **defaults
 
 
 def _with_channels(model: nn.Module, in_channels: int) -> nn.Module:
-    """The model with another first convolution, if images have other than three channels."""
+    """Return the model, whose first convolution is replaced if images have other than three channels."""
     if in_channels != 3:
         path, old = next((path, module) for path, module in model.named_modules() if isinstance(module, nn.Conv2d))
         owner, _, last = path.rpartition(".")

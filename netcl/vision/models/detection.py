@@ -48,7 +48,7 @@ class VGGPyramid(nn.Module):
 
 
 def default_boxes(sizes: Sequence[Sequence[int]]) -> np.ndarray:
-    """Boxes ``(x, y, width, height)``, centers first, of all positions of feature maps of these sizes, in pixels of the input."""
+    """Return boxes ``(x, y, width, height)``, centers first, of all positions of feature maps of these sizes, in pixels of the input."""
     found = []
     for k, (rows, columns) in enumerate(sizes):
         sides = [(_SCALES[k], 1.0), (math.sqrt(_SCALES[k] * _SCALES[k + 1]), 1.0)]
@@ -108,7 +108,7 @@ class SSD(nn.Module):
         return ag.cat([ag.reshape(x, (x.shape[0], -1, 4 if head[0] == "r" else self.num_classes)) for x in made], axis=1)
 
     def _kept(self, boxes: np.ndarray, scores: np.ndarray, size: Any, queue: Any) -> dict[str, Tensor]:
-        """The detections of an image: per class the best candidates that do not suppress each other, then the best of all."""
+        """Return the detections of an image: per class the best candidates that do not suppress each other, then the best of all."""
         rows = []
         for label in range(1, self.num_classes):
             over = np.flatnonzero(scores[:, label] > self.score_thresh)
@@ -122,7 +122,7 @@ class SSD(nn.Module):
         return {name: Tensor.from_host(queue, value) for name, value in made.items()}
 
     def _losses(self, logits: Tensor, offsets: Tensor, around: np.ndarray, sizes: Sequence[Any], targets: Any) -> dict[str, Tensor]:
-        """Smooth L1 of the matched default boxes; cross entropy of these and of the unmatched ones with the largest loss."""
+        """Return smooth L1 of the matched default boxes, and cross entropy of these and of the unmatched ones with the largest loss."""
         queue, made = logits.queue, []
         for (height, width), target in zip(sizes, targets, strict=True):
             boxes, labels = (np.asarray(x.to_host() if isinstance(x, Tensor) else x) for x in (target["boxes"], target["labels"]))
@@ -138,7 +138,7 @@ class SSD(nn.Module):
         return {name: ag.div(total, float(max(1, taken.sum()))) for name, total in totals.items()}
 
     def _matched(self, boxes: np.ndarray, labels: np.ndarray, around: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Match every default box to the box it overlaps most, if by enough, and each box to its best one; returns offsets and labels."""
+        """Match default boxes to the box they overlap most, if by ``iou_thresh``, and each box to its best; returns offsets and labels."""
         if not len(boxes):
             return np.zeros_like(around), np.zeros(len(around), np.int64)
         corners = box_convert(Tensor.from_host(around), "cxcywh", "xyxy")

@@ -146,7 +146,7 @@ class MobileNetV2(LayerChain):
 
 def _inverted(inside: int, hidden: int, out: int, kernel: int, stride: int, activation: Any, gate: Any, squeezed: int, norm: dict[str, Any],
               dilation: int = 1) -> list[nn.Module]:  # fmt: skip
-    """Expand to ``hidden`` channels, convolve each of them, scale them by ``gate`` if ``squeezed``, project to ``out``."""
+    """Return layers that expand to ``hidden`` channels, convolve each, scale them by ``gate`` if ``squeezed``, and project to ``out``."""
     parts: list[nn.Module] = [conv_norm(inside, hidden, 1, activation=activation, **norm)] if hidden != inside else []
     parts.append(conv_norm(hidden, hidden, kernel, stride, hidden, activation, dilation, **norm))
     parts += [SqueezeExcitation(hidden, squeezed, *gate)] if squeezed else []
@@ -227,7 +227,7 @@ class EfficientNet(LayerChain):
 
 
 class ShuffleUnit(nn.Module):
-    """Half of the channels (all, if the stride is 2) through convolutions; then the halves are mixed."""
+    """Passes half of the channels, or all if the stride is 2, through convolutions, then shuffles the channels of both halves."""
 
     def __init__(self, inp: int, oup: int, stride: int):
         super().__init__()

@@ -46,7 +46,7 @@ class WindowAttention(nn.Module):
             self.register_buffer("relative_coords_table", Tensor.from_host(here(), table.astype(np.float32)))
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Windows ``(batch * windows, positions, channels)`` to the same shape."""
+        """Return attention inside windows ``(batch * windows, positions, channels)``, in the same shape."""
         _, area, channels = x.shape
         weight, bias = self.qkv.weight, self.qkv.bias
         if self.version == 2:  # keys have no bias, whatever their part of it is
@@ -108,7 +108,7 @@ class SwinBlock(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Four neighbors as one position with twice the channels; images with odd sides are padded."""
+    """Merges 2 x 2 neighbors into one position with twice the channels; images with odd sides are padded."""
 
     def __init__(self, dim: int, version: int = 1):
         super().__init__()
