@@ -213,7 +213,7 @@ def _linker_configuration(file: Path) -> Iterator[Path]:
 
 
 def _linked_file(library: str, folders: Iterable[Path]) -> str | None:
-    """Return the file that the dynamic linker would load for ``library``."""
+    """Return the file that the dynamic linker would load for ``library``; ``None`` if there is none."""
     if os.path.isabs(library):
         return library if os.path.exists(library) else None
     return next((str(folder / library) for folder in folders if (folder / library).exists()), None)
@@ -290,7 +290,7 @@ def gather_runtimes(places: Places) -> list[Runtime]:
 
 
 def loadable(runtimes: Sequence[Runtime]) -> list[Runtime]:
-    """Try to load each library in a child process of its own; a driver that crashes takes only the child with it."""
+    """Return the runtimes with ``error`` and ``remedy`` of those that do not load; each is loaded in a child process, as it may crash."""
     if not sys.executable:
         return list(runtimes)
     children = [_start_check(runtime) if not runtime.error else None for runtime in runtimes]
@@ -480,7 +480,7 @@ def available() -> bool:
 
 
 def runtimes(verify: bool = False) -> list[Runtime]:
-    """Every runtime that was found; ``verify=True`` tries to load each of them, in child processes."""
+    """Return every runtime that was found; ``verify=True`` loads each in a child process and sets its ``error``."""
     found = prepare().runtimes
     return loadable(found) if verify else list(found)
 
@@ -495,7 +495,7 @@ def mapped_libraries() -> list[str]:
 
 
 def loader_path() -> str | None:
-    """The OpenCL loader (``libOpenCL``) that pyopencl uses in this process; ``None`` before it is imported."""
+    """Return the path of the OpenCL loader (``libOpenCL``) that pyopencl uses in this process; ``None`` before it is imported."""
     return next((path for path in mapped_libraries() if os.path.basename(path).startswith("libOpenCL")), None)
 
 

@@ -392,7 +392,7 @@ class Tensor(TensorMethods):
         return backend_of(self.queue).to_host_async(self.buffer, self.shape, self.dtype)
 
     def wait(self) -> Tensor:
-        """Wait for a pending copy to the device and release its staging memory."""
+        """Wait for a pending copy to the device and release its staging memory; returns the tensor."""
         event, release = self.pending_event, self.pending_release
         self.pending_event = self.pending_release = None
         if event is not None:
@@ -402,7 +402,7 @@ class Tensor(TensorMethods):
         return self
 
     def write(self, values: Any) -> Tensor:
-        """Overwrite in place from a tensor, an array or numbers of the same shape."""
+        """Overwrite in place from a tensor, an array or numbers of the same shape; returns the tensor."""
         if isinstance(values, Tensor):
             values = values.to_host()
         return self.from_host(np.asarray(values))
