@@ -97,7 +97,7 @@ def check_out(op: str, out: Tensor, shape: tuple[int, ...], dtype: str) -> Tenso
 
 
 def category(dtype: DType) -> int:
-    """0 for bool, 1 for integers, 2 for floats."""
+    """Return 0 for bool, 1 for integers, 2 for floats."""
     return 2 if dtype.is_float else int(dtype.name != "bool")
 
 
