@@ -42,7 +42,10 @@ class FoldedCommands:
         self._times: list[int] = []
 
     def take(self, nodes: Sequence[CommandNode], outputs: Collection[Value], kept: KeptValues) -> list[CommandNode]:
-        """Compute the constant commands and return the others. The results that these read become values from outside."""
+        """Compute the constant commands and return the others; return all if the results would need too much memory.
+        
+        The results become values from outside.
+        """
         once = _constant_nodes(nodes, outputs)
         writers: dict[Value, list[CommandNode]] = {}
         for node in once:
@@ -80,7 +83,7 @@ class FoldedCommands:
 
 
 def _constant_nodes(nodes: Sequence[CommandNode], outputs: Collection[Value]) -> dict[CommandNode, None]:
-    """The commands whose operands are constant, in order. A value is constant if all commands that write it are."""
+    """Return the commands whose operands are constant, in order. A value is constant if all commands that write it are."""
     uploads = {node for node in nodes if node.kind == "upload" and node.writes[0].kind == CONSTANT and not node.writes[0].written}
     moving = {value for node in nodes if node not in uploads for value in node.writes if value.kind != MADE or value.held() is not None}
     read = {value for node in nodes for value in node.reads}
@@ -95,7 +98,7 @@ def _constant_nodes(nodes: Sequence[CommandNode], outputs: Collection[Value]) ->
 
 
 def _result_of(value: Value, writers: dict[Value, list[CommandNode]], kept: KeptValues, above: tuple[Value, ...] = ()) -> KeptValue:
-    """The result of the commands that write a value: equal commands over the same memory have one result."""
+    """Return the result of the commands that write a value: equal commands over the same memory have one result."""
     above = (*above, value)
 
     def shown(arg: Any) -> Any:
