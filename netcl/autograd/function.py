@@ -58,12 +58,12 @@ class Function:
 
     @staticmethod
     def backward(ctx: Context, *gradients: Any) -> Any:
-        """One gradient, or ``None``, per argument of ``forward``."""
+        """Return one gradient, or ``None``, per argument of ``forward``."""
         raise NotImplementedError(message("Function", "backward must be defined by the subclass"))
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
-        """Run ``forward`` and record the call."""
+        """Run ``forward``, record the call and return the result."""
         ctx = Context()
         ctx.needs_input_grad = tuple(isinstance(x, Tensor) and x.requires_grad for x in args)
         with no_grad():

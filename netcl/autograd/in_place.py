@@ -29,7 +29,7 @@ from netcl.ops.random import with_generator
 
 
 def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Write the result of the op ``name`` for ``x`` into ``x``."""
+    """Write the result of the op ``name`` for ``x`` into ``x``; returns ``x``."""
     _check_target(name, x, args, kwargs)
     if name in _SPECIAL:
         return _SPECIAL[name](x, *args, **kwargs)
@@ -76,7 +76,7 @@ def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _snapshot_of(x: Tensor) -> Tensor:
-    """A copy of ``x`` with its current values and history, for backward of the op."""
+    """Return a copy of ``x`` with its current values and history, for backward of the op."""
     kept = duplicate(x)
     kept.requires_grad, kept.grad_fn, kept.output_nr = x.requires_grad, x.grad_fn, x.output_nr
     return kept
@@ -86,7 +86,7 @@ def _snapshot_of(x: Tensor) -> Tensor:
 
 
 def assign(x: Tensor, result: Tensor, name: str = "assign") -> Tensor:
-    """Write a result into ``x`` and give ``x`` its history."""
+    """Write a result into ``x``, give ``x`` the history of the result, and return ``x``."""
     if result is x:
         return x
     if result.shape != x.shape:
@@ -108,12 +108,12 @@ def assign(x: Tensor, result: Tensor, name: str = "assign") -> Tensor:
 
 
 def _stand_in(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A tensor without memory that carries a history."""
+    """Return a tensor without memory, to which a history can be attached."""
     return Tensor(None, shape, like.dtype, like.context, like.queue)
 
 
 def _history_of(x: Tensor) -> Tensor:
-    """A tensor that represents ``x`` before the write."""
+    """Return a tensor without memory that has the history of ``x`` before the write."""
     old = _stand_in(x.shape, x)
     old.requires_grad, old.grad_fn, old.output_nr = x.requires_grad, x.grad_fn, x.output_nr
     return old
@@ -195,7 +195,7 @@ def _is_item(x: Tensor, index: Any, value: Tensor) -> bool:
 
 
 def _kept_index(index: Any) -> Any:
-    """A copy of an index, so that later writes to its tensors and arrays do not change it."""
+    """Return a copy of an index, so that later writes to its tensors and arrays do not change it."""
     if isinstance(index, tuple):
         return tuple(_kept_index(item) for item in index)
     return duplicate(index) if isinstance(index, Tensor) else index.copy() if isinstance(index, np.ndarray) else index
