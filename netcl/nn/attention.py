@@ -55,7 +55,7 @@ class KVCache(Module):
 
     @property
     def length(self) -> int:
-        """Positions in the cache; for sequences of different lengths, those of the longest."""
+        """The number of positions in the cache; for sequences of different lengths, that of the longest."""
         return self._count - self._ahead
 
     def reserve(self, new: int) -> None:
@@ -96,7 +96,7 @@ class KVCache(Module):
 
     def forward(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, scale: float | None = None, window: int = 0,
                 softcap: float = 0.0, heads: int = 0, tables: Sequence[Tensor | None] = (), eps: float = 1e-6) -> Tensor:  # fmt: skip
-        """Attention of a layer's new positions ``(batch, heads, new, size)`` over all; options as in :func:`netcl.cached_attention`.
+        """Return the attention of new positions ``(batch, heads, new, size)`` over all of a layer; options as in :func:`netcl.cached_attention`.
 
         With ``heads`` and without ``k`` and ``v``, ``q`` is a projection of all three, ``(batch, new, 3 * heads * size)``, and the result
         is ``(batch, new, heads * size)``. If :meth:`rotates`, ``tables`` are frequencies and the norms of queries and keys.
@@ -208,7 +208,7 @@ class KVCache(Module):
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """``(batch, positions, heads * size)`` as ``(batch, heads, positions, size)``."""
+    """Convert ``(batch, positions, heads * size)`` to ``(batch, heads, positions, size)``."""
     batch, positions, width = x.shape
     if positions == 1:  # a single position needs no copy: a decoder does this for every token
         return ag.reshape(x, (batch, heads, 1, width // heads))
@@ -223,7 +223,7 @@ def split_projections(x: Tensor, heads: int) -> list[Tensor]:
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """The inverse of :func:`split_heads`."""
+    """Return the inverse of :func:`split_heads`."""
     batch, heads, positions, size = x.shape
     return ag.reshape(x if positions == 1 else ag.permute(x, (0, 2, 1, 3)), (batch, positions, heads * size))
 
@@ -427,7 +427,7 @@ class MultiheadAttention(Module):
         return [split_heads(ag.linear(x, w, b), self.num_heads) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
 
     def _lengthened(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Append the learned and the zero keys and values, which every query may attend to."""
+        """Return keys, values and mask with the learned and the zero keys and values appended, which every query may attend to."""
         batch, heads, length, size = k.shape
         ends: list[list[Tensor]] = [[k], [v]]
         for parts, learned in zip(ends, (self.bias_k, self.bias_v), strict=True):
@@ -439,7 +439,7 @@ class MultiheadAttention(Module):
         return k, v, None if mask is None else ag.pad(mask, (0, k.shape[2] - length))
 
     def _mask(self, attn_mask: Any, key_padding_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
-        """Combine both masks to one that is added to the scores."""
+        """Combine both masks to one that is added to the scores; ``None`` if there is no mask."""
         batch, heads, length, _ = q.shape
         total = None
         if attn_mask is not None:
@@ -498,7 +498,7 @@ def _blocked(mask: Tensor, dtype: str) -> Tensor:
 
 
 def _weighed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
-    """Compute attention and return its weights too."""
+    """Return the attention and its weights."""
     scores = ag.matmul(ag.mul(q, 1 / math.sqrt(q.shape[-1])), k, transpose_b=True)
     weights = ag.softmax(scores if mask is None else ag.add(scores, mask), axis=-1)
     return ag.matmul(ag.dropout(weights, dropout) if dropout else weights, v), weights

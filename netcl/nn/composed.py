@@ -64,7 +64,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Elements added at the ends of axes, two numbers per axis, the last axis first."""
+    """Add elements at the ends of axes, two numbers per axis, the last axis first."""
     return ag.pad(input, pad, mode, 0.0 if value is None else value)
 
 
@@ -242,7 +242,7 @@ def _padded(input: Tensor, padding: int | Sequence[int], axes: int, mode: str, v
 
 
 def _pads(kind: str, mode: str) -> Sequence[Any]:
-    """The layers that pad one, two or three axes."""
+    """Return the layers that pad one, two or three axes."""
     value, given, length = (", value: float = 0.0", "1, 5.0", 1) if kind == "Constant" else ("", "0", 0)
     made = []
     for axes in (1, 2, 3):

@@ -39,7 +39,7 @@ def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
 
 
 def _ones(x: Tensor, channels: bool) -> Tensor:
-    """One per element, or one per channel with axes to broadcast."""
+    """Return ones in the shape of ``x``, or one per channel with axes to broadcast."""
     return Tensor.ones((*x.shape[:2], *(1,) * (x.ndim - 2)) if channels else x.shape, x.dtype, queue=x.queue)
 
 

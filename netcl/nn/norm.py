@@ -59,7 +59,7 @@ class _Running(_Norm):
 
     @property
     def num_batches_tracked(self) -> Tensor | None:
-        """How many batches the running statistics have seen."""
+        """The number of batches that the running statistics have seen, as a tensor; ``None`` without running statistics."""
         if not self.track_running_stats:
             return None
         if self._shown != self._batches:

@@ -180,7 +180,7 @@ class Transformer(Module):
 
     @staticmethod
     def generate_square_subsequent_mask(size: int) -> Tensor:
-        """A mask to add to scores: 0 where a position may look, ``-inf`` at later positions."""
+        """Return a mask to add to scores: 0 where a position may look, ``-inf`` at later positions."""
         return Tensor.from_host(here(), np.triu(np.full((size, size), -np.inf, np.float32), 1))
 
     def forward(self, src: Tensor, tgt: Tensor, src_mask: Any = None, tgt_mask: Any = None, memory_mask: Any = None,
