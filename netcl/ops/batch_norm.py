@@ -109,7 +109,7 @@ def _fuses(queue: Any, x: Tensor, span: int) -> bool:
 
 
 def _apply_args(x: Tensor, span: int) -> tuple[str, tuple[int, ...], int, int]:
-    """The kind of kernel that applies statistics per channel, its extra argument, rows and row length."""
+    """Return the kind of kernel that applies statistics per channel, its extra argument, rows and row length."""
     images, channels = x.shape[:2]
     return ("columns", (), images, channels) if span == 1 else ("rows", (channels,), images * channels, span)
 
@@ -124,7 +124,7 @@ def _defers(x: Tensor, weight: Any, bias: Any) -> bool:
 
 
 def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> Tensor:
-    """Express the result as a formula of statistics that are already computed."""
+    """Return the result as a formula of statistics that are already computed."""
     given = {"v0": x, "v1": mean, "v2": rstd, "v3": weight, "v4": bias}
     seen = (x.shape[1], *(1,) * (x.ndim - 2))
     bound = {name: t.detach() if t is x else with_shape(t, seen) for name, t in given.items() if t is not None}
@@ -314,7 +314,7 @@ def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Te
 def _into_product(
     x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5, fuse_relu: bool = False
 ) -> Tensor | None:
-    """Fold the norm into the filters of the product that computes ``x``. Only in recordings, whose replays keep the folded filters."""
+    """Fold the norm into the filters of the product that makes ``x``; ``None`` outside of recordings, whose replays keep these filters."""
     product, given = getattr(x, "source", None), [t for t in (mean, var, weight, bias) if t is not None]
     if recording.active.recorder is None or not isinstance(product, lazy_graph.Product) or x.requires_grad or x.dtype in HALVES:
         return None

@@ -184,7 +184,7 @@ def _of_probabilities(F: Any, slope: Any, upstream: Any, logits: Any, weight: An
 
 
 def _rows_of(logits: Any) -> tuple[int, ...]:
-    """Every axis but that of the classes."""
+    """Return every axis but that of the classes."""
     return tuple(axis for axis in range(len(logits.shape)) if axis != (1 if len(logits.shape) > 1 else 0))
 
 

@@ -104,7 +104,7 @@ class PendingProduct(_Waiting):
         return self.call(*self.inputs[:2], self.extras)
 
     def ending_in(self, extras: Extras) -> Tensor:
-        """Launch the product with its epilogue."""
+        """Launch the product with its epilogue and return the result."""
         assert self.call is not None
         if self.deferral is not None:
             self.deferral.followed += 1
@@ -150,7 +150,7 @@ class Followed(_Waiting):
         return made
 
     def product(self) -> PendingProduct | None:
-        """The product this is computed with; ``None`` if a tensor refers to an intermediate value or to the product itself."""
+        """Return the product this is computed with; ``None`` if a tensor refers to an intermediate value or to the product itself."""
         first: Any = self.of
         while type(first) is Followed and first.skippable():
             first = first.of
@@ -292,7 +292,7 @@ def _fusable_operands(*tensors: Any) -> bool:
 
 
 def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool) -> Tensor | None:
-    """Return a pending product if deferring pays; ``call`` takes the inputs without their histories, and the extras."""
+    """Return a pending product, or ``None`` if deferring does not pay; ``call`` takes the inputs without histories, and the extras."""
     first = inputs[0]
     if 0 in shape or (deferral.mode is None and not lazy_graph.worth_deferring(first.queue, shape, lazy_graph.MULTIPLIED)):
         return None

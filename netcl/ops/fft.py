@@ -93,7 +93,7 @@ def _frames(F: Any, x: Tensor, size: int, step: int) -> Tensor:
 
 
 def _padded_window(F: Any, name: str, x: Tensor, window: Any, n_fft: int, win_length: int | None) -> Tensor:
-    """The window, by default ones, in the middle of ``n_fft`` numbers."""
+    """Return the window, by default ones, in the middle of ``n_fft`` numbers."""
     length = n_fft if win_length is None else win_length
     made = Tensor.ones((length,), x.dtype, queue=x.queue) if window is None else window
     if made.shape != (length,) or not 0 < length <= n_fft:

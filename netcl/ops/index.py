@@ -44,7 +44,7 @@ class Faults:
         self.pending = False
 
     def next(self, name: str, size: int) -> tuple[Tensor, int]:
-        """Return the arguments of a kernel that may set the flag."""
+        """Return the flag, and the code that a kernel writes to it if an index is out of range."""
         recording.again(self._expect)
         return self.flag, self.codes.setdefault((name, size), len(self.codes) + 1)
 
@@ -131,7 +131,7 @@ def _around_axis(name: str, x: Tensor, axis: int) -> tuple[int, int, int, int]:
 
 
 def take_rows(name: str, x: Tensor, index: Tensor, outer: int, n: int, inner: int, shape: tuple[int, ...]) -> Tensor:
-    """``out[o, l] = x[o, index[l]]`` for rows of ``inner`` elements."""
+    """Return a tensor with ``out[o, l] = x[o, index[l]]`` for rows of ``inner`` elements."""
     if x.array is not None and index.array is not None:
         rows = np.take(x.array.reshape(outer, n, inner), index.array.reshape(-1), axis=1)
         return wrap_array(rows.reshape(shape), x.dtype, x.queue)
@@ -176,7 +176,7 @@ def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
 
 
 def add_rows(name: str, out: Tensor, index: Tensor, src: Tensor, outer: int, n: int, inner: int, skipped: int = -1) -> Tensor:
-    """Add ``out[o, index[l]] += src[o, l]`` for rows, in place; values for the same index are added in order."""
+    """Compute ``out[o, index[l]] += src[o, l]`` for rows, in place, and return ``out``; values for the same index are added in order."""
     if out.array is not None:
         return _add_numpy(out, index.array.reshape(-1), src, outer, n, inner, skipped)  # type: ignore[union-attr]
     if not src.size or not n:
@@ -311,7 +311,7 @@ def embedding_grad(x: Tensor, index: Tensor, count: int, padding_idx: int | None
 
 
 def _along_axis(name: str, x: Tensor, axis: int, index: Any, src: Tensor | None = None) -> tuple[int, Tensor]:
-    """The checked axis and index of a gather or scatter."""
+    """Return the checked axis and index of a gather or scatter."""
     at, _, n, _ = _around_axis(name, x, axis)
     index = indices(name, index, x, n)
     fits = index.ndim == x.ndim and all(i == at or a <= b for i, (a, b) in enumerate(zip(index.shape, x.shape, strict=True)))
@@ -324,7 +324,7 @@ def _along_axis(name: str, x: Tensor, axis: int, index: Any, src: Tensor | None 
 
 
 def _corner(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the first elements along every axis, as many as ``shape`` says."""
+    """Return the corner of ``x`` that has ``shape``: the first elements along every axis."""
     if tuple(shape) == x.shape:
         return x
     out = Tensor.empty(tuple(shape), x.dtype, queue=x.queue)

@@ -43,7 +43,7 @@ def _as_tensor(name: str, x: Any) -> Tensor:
 
 
 def along(ndim: int, axis: int, value: int, other: Any = 0) -> tuple[Any, ...]:
-    """``value`` for ``axis``; for every other axis ``other`` (one value, or one per axis)."""
+    """Return a tuple with ``value`` at ``axis`` and ``other`` (one value, or one per axis) at every other axis."""
     values = list(other) if isinstance(other, (tuple, list)) else [other] * ndim
     values[axis] = value
     return tuple(values)
@@ -193,7 +193,7 @@ def transpose(F: Any, x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
 
 
 def sum_to(F: Any, g: Any, shape: tuple[int, ...]) -> Any:
-    """The gradient of a broadcast: ``g`` summed back to ``shape``."""
+    """Return the gradient of a broadcast: ``g`` summed back to ``shape``."""
     if g.shape == shape:
         return g
     extra = len(g.shape) - len(shape)

@@ -112,7 +112,7 @@ def _target_size(name: str, size: Any, wanted: Any, factor: Any, mode: str, alig
 
 
 def cubic_kernel(x: np.ndarray, a: float) -> np.ndarray:
-    """The kernel of cubic convolution."""
+    """Return the cubic convolution kernel with parameter ``a`` at distances ``x``."""
     x = np.abs(x)
     return np.where(x < 1, ((a + 2) * x - (a + 3)) * x * x + 1, np.where(x < 2, ((x - 5) * x + 8) * x * a - 4 * a, 0))
 

@@ -145,7 +145,7 @@ def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tens
 
 
 def _top_rows(keys: Tensor, rows: int, n: int, k: int) -> Tensor:
-    """Select the ``k`` smallest of every part of a row, then of these."""
+    """Return the positions of the ``k`` smallest keys of every row, selected from those of its parts."""
     queue, on_cpu = keys.queue, launch.on_cpu_device(keys.queue)
     items = 4 * handle_of(queue).profile.max_compute_units * (1 if on_cpu else LOCAL_PER_UNIT)
     chunk = max(4 * k, -(-n // max(1, items // rows)), 512)
@@ -182,7 +182,7 @@ def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted
     errors=[(S((3,), (2,), dtypes=("int64", "float32"), high=5), r"\[isin\] x and values must have the same dtype; x=int64")],
 )
 def isin(x: Tensor, values: Tensor, invert: bool = False) -> Tensor:
-    """For every element of ``x`` whether it is among ``values``; a NaN never is."""
+    """Return, for every element of ``x``, whether it is among ``values``; a NaN never is."""
     x, values = launch.as_tensors("isin", x, values)
     if x.dtype != values.dtype:
         raise ShapeError(message("isin", "x and values must have the same dtype", "cast one first", x=x.dtype, values=values.dtype))

@@ -49,14 +49,14 @@ class Config(NamedTuple):
 
 
 def cpu_config(width: int, wide: bool, depth: int) -> Config:
-    """Configure CPUs with vectors of ``width`` floats: a lane per query, and as many products at a time as registers hold."""
+    """Return the configuration for CPUs with vectors of ``width`` floats: a lane per query, and the products that registers hold."""
     lanes = 8 if wide else 16
     tile, block = (16, 32) if width >= 16 else (6, 36)  # 16: head sizes and causal row ends are whole tiles
     return Config("cpu.cl", {"LANES": lanes, "TILE": tile, "BLOCK": block, "DEPTH": depth}, (1, 1), lanes)
 
 
 def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 64) -> Config:
-    """Configure GPUs: the largest tiles that fit local memory and registers, and that ``queries`` fill at least by half."""
+    """Return the configuration for GPUs: the largest tiles that fit local memory and registers and that ``queries`` fill by half."""
     for tx, ty, rx, ry, chunk in ATTENTION_TILES:
         rows, columns, chunks = ry * ty, rx * tx, -(-depth // chunk)
         size = (8 if wide else 4) * (chunk * (rows + columns) + rows * columns)

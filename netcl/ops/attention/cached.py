@@ -26,7 +26,7 @@ GROUPS_PER_CU = 2  # work-groups per compute unit that keep a device busy
 
 
 def round_positions(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Keys or values as a cache of int8 holds them: codes, and a scale for each head and position."""
+    """Return keys or values as a cache of int8 stores them: codes, and a scale for each head and position."""
     most = np.abs(x).max(axis=-1, keepdims=True)
     inverse = np.divide(127, most, out=np.zeros_like(most), where=most > 0)
     return np.rint(x * inverse).astype(np.int8), (most / 127).astype(np.float32)

@@ -129,7 +129,7 @@ def _busy_groups(profile: DeviceProfile) -> int:
 
 
 def cpu_tiles(job: Job, config: KernelConfig, profile: DeviceProfile) -> dict[str, Any]:
-    """Macros of ``cpu.cl`` for a device: vectors as wide as its own, panels that fit its local memory."""
+    """Return the macros of ``cpu.cl`` for a device: vectors as wide as its own, panels that fit its local memory."""
     size, lanes, registers = few.vectors(job, profile)
     vectors = registers // 8
     columns = {"rows": _tap_span(job.g)[1], "panel": job.g.c // job.g.groups * job.g.taps}.get(_form(job, config, lanes * size), job.pixels)
@@ -308,7 +308,7 @@ def _suits_taps(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 
 def _taps_tiles(job: Job, config: KernelConfig, profile: DeviceProfile, columns: int) -> dict[str, Any]:
-    """Macros of ``taps.cl``: large tiles, unless they are too few to keep the device busy."""
+    """Return the macros of ``taps.cl``: large tiles, unless they are too few to keep the device busy."""
     tiles: dict[str, Any] = {"BM": 128 if job.filters > 64 else 64, "BN": 128, "BK": TAPS_DEPTH, "TM": 8, "TN": 8}
     if -(-job.filters // tiles["BM"]) * columns // 128 * job.g.groups * job.classes < profile.max_compute_units:
         tiles |= {"BM": 64, "BN": 64}

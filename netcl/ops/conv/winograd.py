@@ -40,7 +40,7 @@ Matrix = list[list[Fraction]]
 
 
 def matrices(points: Sequence[Fraction], out: int = OUT, taps: int = TAPS) -> tuple[Matrix, Matrix, Matrix]:
-    """``A'``, ``G`` and ``B'`` of ``out`` outputs and ``taps`` taps, for ``out + taps - 2`` finite points; infinity is the last row.
+    """Return ``A'``, ``G`` and ``B'`` of ``out`` outputs and ``taps`` taps, for ``out + taps - 2`` finite points; infinity is the last row.
 
     >>> from fractions import Fraction
     >>> outputs, weights, inputs = matrices([Fraction(0), Fraction(1), Fraction(-1)], out=2)
@@ -63,7 +63,7 @@ def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
 
 
 def tile_points(points: Sequence[Fraction] = POINTS) -> list[Fraction]:
-    """The finite points of a tile, in the order of its rows."""
+    """Return the finite points of a tile, in the order of its rows."""
     return [Fraction(0), *itertools.chain.from_iterable((p, -p) for p in points)]
 
 

@@ -49,7 +49,7 @@ class Tile(NamedTuple):
         return self.m // self.warp_m * (self.n // self.warp_n) * 32
 
     def config(self) -> KernelConfig:
-        """The configuration that selects this tile."""
+        """Return the configuration that selects this tile."""
         return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, extra={"tier": MMA_TIER})
 
     def macros(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class WarpGroupTile(NamedTuple):
         return _RING // ((ROWS + parts * self.columns) * 128)
 
     def config(self) -> KernelConfig:
-        """The configuration that selects this tile."""
+        """Return the configuration that selects this tile."""
         return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, extra={"tier": WGMMA_TIER, "swapped": int(self.swapped)})
 
 
