@@ -79,7 +79,7 @@ def add(family: str, *columns: Any, **more: Any) -> Algorithm:
 
 
 def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig, profile: Any) -> Algorithm | None:
-    """Return the algorithm for a problem: of those that apply, the one that the configuration names, else the cheapest; ``None`` if none does.
+    """Return the algorithm for a problem: of those that apply, the one that the configuration names, else the cheapest; else ``None``.
 
     One that computed wrong results on this device (:mod:`netcl.profiling.quarantine`) is replaced by any other of the family.
     """

@@ -96,7 +96,7 @@ class KVCache(Module):
 
     def forward(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, scale: float | None = None, window: int = 0,
                 softcap: float = 0.0, heads: int = 0, tables: Sequence[Tensor | None] = (), eps: float = 1e-6) -> Tensor:  # fmt: skip
-        """Return the attention of new positions ``(batch, heads, new, size)`` over all of a layer; options as in :func:`netcl.cached_attention`.
+        """Return the attention of new positions ``(batch, heads, new, size)`` over all; options as in :func:`netcl.cached_attention`.
 
         With ``heads`` and without ``k`` and ``v``, ``q`` is a projection of all three, ``(batch, new, 3 * heads * size)``, and the result
         is ``(batch, new, heads * size)``. If :meth:`rotates`, ``tables`` are frequencies and the norms of queries and keys.
@@ -223,7 +223,7 @@ def split_projections(x: Tensor, heads: int) -> list[Tensor]:
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """Return the inverse of :func:`split_heads`."""
+    """Convert ``(batch, heads, positions, size)`` to ``(batch, positions, heads * size)``: the inverse of :func:`split_heads`."""
     batch, heads, positions, size = x.shape
     return ag.reshape(x if positions == 1 else ag.permute(x, (0, 2, 1, 3)), (batch, positions, heads * size))
 

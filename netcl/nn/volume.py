@@ -61,7 +61,7 @@ def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Si
 
 def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
                      output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1) -> Tensor:  # fmt: skip
-    """Return the transpose of :func:`conv3d`: one transposed convolution of images, whose results are added up along the depth."""
+    """Compute the transpose of :func:`conv3d`: one transposed convolution of images, whose results are added up along the depth."""
     op = "conv_transpose3d"
     batch, channels, depth, *size = _volume(op, input)
     _, filters, kernel, *window = _volume(op, weight, "weight")

@@ -43,7 +43,7 @@ class FoldedCommands:
 
     def take(self, nodes: Sequence[CommandNode], outputs: Collection[Value], kept: KeptValues) -> list[CommandNode]:
         """Compute the constant commands and return the others; return all if the results would need too much memory.
-        
+
         The results become values from outside.
         """
         once = _constant_nodes(nodes, outputs)
