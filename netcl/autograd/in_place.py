@@ -164,7 +164,7 @@ def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, 
 
 
 def recorded_setitem(x: Tensor, index: Any, value: Any) -> Tensor:
-    """``x[index] = value``, in place and recorded: gradients flow to ``value`` and, for the other elements, to the old ``x``."""
+    """Record and run ``x[index] = value``, and return ``x``: gradients flow to ``value`` and, for other elements, to the old ``x``."""
     _check_target("setitem", x, (value,), {})
     if isinstance(value, Tensor) and views.is_copy(value) and value.writes is x.writes and _is_item(x, index, value):
         return x  # x[index] += y: the write to the view has already changed x

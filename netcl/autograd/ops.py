@@ -41,12 +41,12 @@ def twin(name: str) -> Callable[..., Any]:
 
 
 def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call the op ``name``, recorded if an input requires it."""
+    """Return the result of the op ``name``, recorded if an input requires a gradient."""
     return twin(name)(*args, **kwargs)
 
 
 def _torchs_words(row: Any) -> dict[str, str]:
-    """Map torch's names of an op's parameters to the names here; in ``max`` and ``min``, ``dim`` and ``axis`` differ in meaning."""
+    """Return torch's names of an op's parameters with the names here; in ``max`` and ``min``, ``dim`` and ``axis`` differ in meaning."""
     parameters = inspect.signature(ops.function(row.name)).parameters
     words = {} if row.name in ("max", "min") else {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
     words |= dict(zip(("input", "other"), row.inputs, strict=False))
@@ -101,7 +101,7 @@ def _rounded_quotient(call: Callable[..., Any], a: Any, b: Any, *, rounding_mode
 
 
 def _ignored(call: Callable[..., Any], *args: Any, stable: Any, **kwargs: Any) -> Any:
-    """Drop ``stable``: sorting is always stable."""
+    """Call an op without ``stable``: sorting is always stable."""
     return call(*args, **kwargs)
 
 
@@ -297,7 +297,7 @@ def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
 
 
 def _recorded_again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
-    """Return a saved output with its history restored; it is saved without one, because tensor and node would form a cycle."""
+    """Return a saved output (or ``None``) with its history restored; it is saved without, because tensor and node would form a cycle."""
     if out is None:
         return None
     recorded = out.detach()

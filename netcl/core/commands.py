@@ -122,7 +122,7 @@ class CommandList:
     # ---- as a backend
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> PlannedMemory:
-        """Reserve memory that every run leases."""
+        """Return reserved memory, which every run leases."""
         nbytes = math.prod(shape) * dtype.itemsize
         self.leased.append((self.pool.shelf(nbytes), nbytes))
         return PlannedMemory(self, self.operands + len(self.leased) - 1, nbytes)
@@ -133,7 +133,7 @@ class CommandList:
         self.commands.append(HostStep(lambda backend, target: backend.fill(target, nbytes, dtype, value), (at,), (at.index,)))
 
     def clone(self, storage: Any, shape: tuple[int, ...], dtype: Any) -> PlannedMemory:
-        """Reserve memory and append a copy of the values to it."""
+        """Reserve memory, append a copy of the values to it, and return the memory."""
         made = self.empty(shape, dtype)
         if made.nbytes:
             self.copy_bytes(made, getattr(storage, "buffer", storage), made.nbytes)

@@ -236,7 +236,7 @@ class DeviceManager:
             return handle
 
     def partition(self, device: Any = "auto", count: int = 2) -> list[DeviceHandle]:
-        """Split a device into ``count`` equal parts of its compute units, each a device with its own context and queue.
+        """Split a device into ``count`` equal parts of its compute units; returns their handles, each with its own context and queue.
 
         Use it for data-parallel training on one CPU, or to leave cores to other work. CPU runtimes support this; few GPUs do.
         """
@@ -277,7 +277,7 @@ class DeviceManager:
         return found
 
     def _visible(self, found: list[Found]) -> list[Found]:
-        """Filter the devices by NETCL_PLATFORM_FILTER and NETCL_VISIBLE_DEVICES; their numbers stay those of the driver."""
+        """Return the devices that NETCL_PLATFORM_FILTER and NETCL_VISIBLE_DEVICES allow; their numbers stay those of the driver."""
         part = env.value("NETCL_PLATFORM_FILTER").lower()
         kept = [f for f in found if part in f"{f.profile.platform}\n{f.platform.vendor}\n{f.profile.brand}".lower()]
         names = env.value("NETCL_VISIBLE_DEVICES")

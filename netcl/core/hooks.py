@@ -63,7 +63,7 @@ class Hooks:
         return function
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the function of autograd called ``name``."""
+        """Call the function of autograd called ``name`` and return its result."""
         return (self.found.get(name) or self.find(name))(*args, **kwargs)
 
     def settle(self) -> None:

@@ -284,7 +284,7 @@ class KernelSelector:
     def select_batchnorm_kernel(
         self, N: int, C: int, H: int = 1, W: int = 1, dtype: str = "float32", training: bool = True, fuse_relu: bool = False
     ) -> KernelConfig:
-        """Select the fused BatchNorm and ReLU for inference if requested: ``ops.batch_norm(fuse_relu=True)`` runs it."""
+        """Select the fused kernel for inference with ``fuse_relu``, as ``ops.batch_norm(fuse_relu=True)`` runs it; else the naive ones."""
         return self._answer("batchnorm", (N, C, H, W), dtype, {"training": training, "fuse_relu": fuse_relu}, shapes=((N, C, H, W),))
 
     def register(self, op: str, condition: Callable[[Any, DeviceProfile], bool], kernel: Any) -> None:

@@ -128,7 +128,7 @@ class BufferHandle:
 
 
 def power_of_two(nbytes: int) -> int:
-    """Round up to the bucket size of :class:`BufferPool`."""
+    """Round up to the bucket size of :class:`BufferPool`: a power of two, at least the smallest bucket."""
     return max(SMALLEST_BUCKET, 1 << (nbytes - 1).bit_length()) if nbytes > 0 else SMALLEST_BUCKET
 
 

@@ -242,7 +242,7 @@ def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
 
 
 def _in_wheels(places: Places) -> Iterator[Runtime]:
-    """Find the PoCL and Oclgrind wheels, which put runtime and .icd file next to pyopencl's loader."""
+    """Yield the runtimes of the PoCL and Oclgrind wheels, which put runtime and .icd file next to pyopencl's loader."""
     folder = places.wheel_folder
     for file in sorted(folder.glob("*.icd")) if folder else ():
         library = _read_icd(file)
@@ -251,7 +251,7 @@ def _in_wheels(places: Places) -> Iterator[Runtime]:
 
 
 def _in_prefix(prefix: Path) -> Iterator[Runtime]:
-    """Find Intel's wheel: its .icd file names a folder of the build machine; the library is in ``lib`` of this environment."""
+    """Yield the runtimes of Intel's wheel: its .icd files name a folder of the build machine; the library is in ``lib`` of ``prefix``."""
     for file in sorted((prefix / "etc/OpenCL/vendors").glob("*.icd")):
         library = _read_icd(file)
         name = os.path.basename(library)
@@ -337,7 +337,7 @@ def remedy_for(runtime: Runtime, error: str) -> str:
 
 
 def _fingerprint(runtimes: Sequence[Runtime]) -> str:
-    """Hash the libraries and the folders that hold them; a change makes the check run again."""
+    """Return a hash of the libraries and the folders that hold them; a change makes the check run again."""
     rows: list[object] = [platform.machine(), sys.version_info[:2]]
     for runtime in runtimes:
         rows.append([runtime.name, runtime.library, runtime.origin, runtime.known])

@@ -72,7 +72,7 @@ last_chosen: dict[str, Algorithm] = {}  # by family
 
 
 def add(family: str, *columns: Any, **more: Any) -> Algorithm:
-    """Append an :class:`Algorithm` with these fields to the table of its family."""
+    """Append an :class:`Algorithm` with these fields to the table of its family; returns it."""
     made = Algorithm(family, *columns, **more)
     ALGORITHMS.setdefault(family, []).append(made)
     return made

@@ -42,7 +42,7 @@ def erf(x: np.ndarray) -> np.ndarray:
 
 
 def erfc(x: np.ndarray) -> np.ndarray:
-    """1 - erf(x), accurate where that difference is small."""
+    """Return ``1 - erf(x)``, accurate where that difference is small."""
     return _ERFC(x).astype(np.result_type(x, np.float16), copy=False)
 
 
@@ -50,7 +50,7 @@ _LGAMMA = np.vectorize(lambda x: math.inf if math.isinf(x) or (x <= 0 and x == m
 
 
 def lgamma(x: np.ndarray) -> np.ndarray:
-    """log(|gamma(x)|), infinite at 0 and negative integers."""
+    """Return ``log(|gamma(x)|)``, infinite at 0 and negative integers."""
     return _LGAMMA(x).astype(np.result_type(x, np.float16), copy=False)
 
 
@@ -73,7 +73,7 @@ def erfinv(x: np.ndarray) -> np.ndarray:
 
 
 def integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """``a ** b`` in integers; a negative exponent gives the truncated quotient, 0 unless the base is 1 or -1."""
+    """Return ``a ** b`` in integers; a negative exponent gives the truncated quotient, 0 unless the base is 1 or -1."""
     power = np.power(a, np.maximum(b, 0))
     odd = np.where(np.bitwise_and(b, 1) == 1, a, a * a)
     return np.where(b >= 0, power, np.where(np.abs(a) == 1, odd, a * 0))

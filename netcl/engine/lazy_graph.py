@@ -312,7 +312,7 @@ def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) ->
 
 
 def _under_shape(x: Any) -> TraceNode | None:
-    """Return the pending node of a tensor; for a reshaped tensor, a copy of the chain of formulas over its leaves in the new shape."""
+    """Return the pending node of a tensor, or ``None``; for a reshaped tensor, a copy of the chain of formulas in the new shape."""
     node = waiting_node(x)
     if node is None or node.space is not None or x.shape == node.shape or deferral.mode is None or node.kind != "map":
         return node
@@ -346,7 +346,7 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
 
 
 def _followed(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-    """Fuse an op into the epilogue of a pending product among its operands, the last one first; ``None`` if none can."""
+    """Return an op fused into the epilogue of a pending product among its operands, tried from the last one; ``None`` if none fuses it."""
     for place in reversed(range(len(values))):
         x = values[place]
         if _of_product(x) and x.source.made is None and (made := x.source.joined(name, values, place, shape, dtype)) is not None:

@@ -126,7 +126,7 @@ def numpy_source(body: Body, writer: PythonText) -> str:
 
 
 def as_held(dtype: DType, compute: np.dtype[Any], values: Any) -> Any:
-    """Round values of the compute type as storing them in ``dtype`` does."""
+    """Return values of the compute type, rounded as storing them in ``dtype`` does."""
     if dtype.name == "bool":
         return (np.asarray(values) != 0).astype(compute)
     return decode(encode(np.asarray(values), dtype), dtype).astype(compute)

@@ -191,7 +191,7 @@ class Plan:
         return made[0] if self.form is None else self.form(made)
 
     def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
-        """Run the commands one by one for recorders and profilers, with separate memory per temporary; results are passed as tensors."""
+        """Run the commands one by one for recorders and profilers, with separate memory per temporary; returns the results."""
         leases = [shelf.lease(nbytes) for shelf, nbytes in self.leased]
         memory: list[Any] = [*tensors, *[lease.buffer for lease in leases]]
         for at, shape, dtype in self.results:

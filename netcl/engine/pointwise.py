@@ -103,7 +103,7 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
 
 
 def run(row: Pointwise, args: Sequence[Any], out: Tensor | None = None, dtype: str | None = None) -> Tensor:
-    """Run the forward of a row; ``args`` are its inputs, then its parameters."""
+    """Return the result of a row; ``args`` are its inputs, then its parameters."""
     return caller(row, dtype)(*args, out=out)
 
 

@@ -184,7 +184,7 @@ def fold_layout(shape: Shape3, dtype: str, profile: DeviceProfile) -> FoldLayout
 
 
 def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) -> FoldLayout:
-    """Use a work-item per vector of columns if that keeps the device busy, else a work-group per tile of columns and slice."""
+    """Return the layout with a work-item per vector of columns if that keeps a GPU busy, else a work-group per tile and slice."""
     across, units = -(-shape.inner // width), profile.max_compute_units
     if shape.length < _LEAST_ABOVE or shape.rows * across >= _UNIT_ITEMS * units:
         return FoldLayout("reduce_columns", width, 64, 1)
@@ -267,7 +267,7 @@ def _fold(
     row: Reduction, x: Tensor, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
     dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Run a reduction row over ``axis``; ``dtype`` replaces the dtype of the result."""
+    """Return the result of a reduction row over ``axis``; ``dtype`` replaces the dtype of the result."""
     x = operand(row.name, x)
     axes = axes_of(row.name, axis, x.shape)
     shape = folded_shape(x.shape, axes, keepdims)

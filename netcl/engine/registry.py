@@ -477,7 +477,7 @@ ALIASES: dict[str, str] = {}
 
 
 def register(row: Row) -> Row:
-    """Add a row to the table; from then on ``netcl.ops`` and ``netcl.autograd`` have the op.
+    """Add a row to the table and return it; from then on ``netcl.ops`` and ``netcl.autograd`` have the op.
 
     >>> from netcl.engine.registry import Pointwise, register, unregister
     >>> row = register(Pointwise("cube", "v0 * v0 * v0", ("3 * g * v0 * v0",), lambda x: x**3))

@@ -320,7 +320,7 @@ class RowLaunch(NamedTuple):
 
 
 def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> rows.Spread:
-    """Choose how rows are distributed; sums over columns use few groups, because each leaves a partial sum."""
+    """Return how rows are distributed; sums over columns use few groups, because each leaves a partial sum."""
     cpu, most, units = rows.device_of(queue)
     spread = rows.row_spread(cpu, most, inner, real in ("double", "long", "ulong"))
     if columns:

@@ -216,7 +216,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def split_projections(x: Tensor, heads: int) -> list[Tensor]:
-    """Split one projection, ``(batch, positions, 3 * heads * size)``, to queries, keys and values as :func:`split_heads` does."""
+    """Split one projection, ``(batch, positions, 3 * heads * size)``, to queries, keys and values of :func:`split_heads`' shape."""
     batch, positions, width = x.shape
     size = width // (3 * heads)
     return list(ag.unbind(ag.reshape(x, (batch, positions, 3, heads, size)), axis=2, order=(0, 2, 1, 3)))
@@ -467,7 +467,7 @@ def multi_head_attention_forward(
     k_proj_weight: Tensor | None = None, v_proj_weight: Tensor | None = None, static_k: Tensor | None = None,
     static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
 ) -> tuple[Tensor, Any]:  # fmt: skip
-    """:class:`MultiheadAttention` with given weights; inputs are ``(positions, batch, width)``."""
+    """Run :class:`MultiheadAttention` with given weights on inputs ``(positions, batch, width)``; returns the result and the weights."""
     if static_k is not None or static_v is not None:
         raise ValueError(message("multi_head_attention_forward", "static_k and static_v must be None", "use scaled_dot_product_attention"))
     if query.shape[-1] != embed_dim_to_check:

@@ -64,7 +64,7 @@ class _Ordered(_Container):
         self._become(kept)
 
     def _of(self, modules: list[Module]) -> Any:
-        """Make a container like this one with other modules."""
+        """Return a container like this one with other modules."""
         return type(self)(*modules)
 
     def _become(self, modules: list[Module]) -> None:

@@ -61,7 +61,7 @@ def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace
 
 
 def feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
-    """:func:`alpha_dropout` of whole channels."""
+    """Apply :func:`alpha_dropout` to whole channels."""
     return _alpha(input, p, training, channels=True)
 
 

@@ -37,7 +37,7 @@ def skipped() -> Iterator[None]:
 
 
 def _drawing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Add ``generator=`` to the function, and do nothing inside :func:`skipped`."""
+    """Return the function with ``generator=`` added; inside :func:`skipped` it does nothing."""
     draw = with_generator(function)
     return wraps(draw)(lambda tensor, *args, **options: tensor if getattr(_skips, "skipped", False) else draw(tensor, *args, **options))
 

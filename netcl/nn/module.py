@@ -327,10 +327,10 @@ class Module(metaclass=_Constructed):
         return keys
 
     def _before_loading(self, prefix: str, state: Mapping[str, Any]) -> None:
-        """Called before a state dict is loaded, with the path of this module."""
+        """Do nothing: a hook for subclasses, called before a state dict is loaded, with the path of this module."""
 
     def _after_loading(self) -> None:
-        """Called after a state dict was loaded."""
+        """Do nothing: a hook for subclasses, called after a state dict was loaded."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickle stores: the attributes, with host values in place of tensors."""
@@ -349,17 +349,17 @@ class Module(metaclass=_Constructed):
     # ---- operations on all modules
 
     def train(self: M, mode: bool = True) -> M:
-        """Set training mode, in which dropout is active and batch norm uses the batch; ``mode=False`` sets evaluation mode."""
+        """Set training mode, in which dropout is active and batch norm uses the batch, or evaluation mode; returns the module."""
         for module in self.modules():
             module.__dict__["training"] = mode
         return self
 
     def eval(self: M) -> M:
-        """Set evaluation mode."""
+        """Set evaluation mode; returns the module."""
         return self.train(False)
 
     def requires_grad_(self: M, flag: bool = True) -> M:
-        """Set for all parameters whether gradients are computed."""
+        """Set for all parameters whether gradients are computed; returns the module."""
         for parameter in self.parameters():
             parameter.requires_grad = flag
         return self
@@ -381,7 +381,7 @@ class Module(metaclass=_Constructed):
                 parameter.grad = parameter.grad.detach().zero_()
 
     def apply(self: M, function: Callable[[Module], Any]) -> M:
-        """Call a function with every module inside, and last with this one."""
+        """Call a function with every module inside, and last with this one; returns the module."""
         for child in self.children():
             child.apply(function)
         function(self)

@@ -47,7 +47,7 @@ class _PackedLayer(Module):
             raise ValueError(message("load_state_dict", what, "quantize the unpacked model again", shape=tuple(given.shape)))
 
     def load_blocks(self: PackedT, blocks: Any) -> PackedT:
-        """Load the weights from blocks of GGUF: bytes, or an array of uint8 (rows, bytes of a row)."""
+        """Load the weights from blocks of GGUF: bytes, or an array of uint8 (rows, bytes of a row). Returns the layer."""
         blocks = np.frombuffer(blocks, np.uint8) if isinstance(blocks, bytes) else blocks
         self.weight.write(packed.pack_strips(blocks, self.kind, self.matrix).reshape(self.weight.shape))
         return self

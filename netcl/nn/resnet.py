@@ -172,7 +172,7 @@ resnet152 = _resnet(152, Bottleneck, 3, 8, 36, 3)
 
 @constructor
 def ResNet18(num_classes: int = 10, stem: str = "cifar", **options: Any) -> ResNet:
-    """ResNet-18 for small images: by default ten classes and the CIFAR stem.
+    """Return a ResNet-18 for small images: by default ten classes and the CIFAR stem.
 
     >>> from netcl import nn
     >>> sum(p.size for p in nn.ResNet18().parameters())

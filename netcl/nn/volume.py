@@ -34,7 +34,7 @@ def _volume(op: str, x: Tensor, label: str = "input") -> tuple[int, ...]:
 
 def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0, dilation: Sizes = 1,
            groups: int = 1) -> Tensor:  # fmt: skip
-    """Convolution of volumes: one convolution of images, whose channels are those of the input at every depth of the window."""
+    """Convolve volumes, as one convolution of images whose channels are those of the input at every depth of the window."""
     kernel = _volume("conv3d", weight, "weight")[2]
     batch, channels, *_ = _volume("conv3d", input)
     (step, *steps), (spread, *spreads) = several(stride, 3, "stride", "conv3d"), several(dilation, 3, "dilation", "conv3d")
@@ -101,7 +101,7 @@ def _pooled(x: Tensor, plane: Callable[[Tensor], Any], depth: Callable[[Tensor],
 
 
 def _pool3d(op: str, pool: Callable[..., Any], x: Tensor, settings: Sequence[Any], *rest: Any, places: bool = False) -> Any:
-    """Pool volumes by a pool of images; settings that are ``None`` (the stride) take the kernel size."""
+    """Pool volumes with a pooling of images; settings that are ``None`` (the stride) are the kernel size."""
     _volume(op, x)
     sizes = [several(settings[0] if value is None else value, 3, "every setting", op) for value in settings]
     plane, depth = [size[1:] for size in sizes], [(size[0], unit) for size, unit in zip(sizes, (1, 1, 0, 1), strict=False)]

@@ -166,7 +166,7 @@ class Followed(_Waiting):
         return _in_shape(self.as_formula(), x.shape)
 
     def as_formula(self) -> Tensor:
-        """Apply the op as a deferred formula, so that other ops can be fused with it."""
+        """Return the result as a deferred formula over the product, so that other ops can be fused with it."""
         if self.made is None:
             of = self.of
             assert of is not None and self.alone is not None
@@ -192,7 +192,7 @@ def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
 
 
 def _with_scale(extras: Extras, number: Any) -> Extras | None:
-    """Scale the product by a number; ``None`` if another op precedes the scale, or for halves, whose product is rounded first."""
+    """Return the epilogue with a scale factor; ``None`` if another op precedes the scale, or for halves, whose product is rounded first."""
     finish, bias, _, scale = extras
     if scale != 1 or bias is not None or not finish.plain or finish.dtype in HALVES:
         return None
@@ -200,7 +200,7 @@ def _with_scale(extras: Extras, number: Any) -> Extras | None:
 
 
 def _plus_tensor(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -> Extras | None:
-    """Add a tensor to the product: a residual in its own shape, or a bias along its last axis; ``None`` if impossible."""
+    """Return the epilogue with a tensor added: a residual of the product's shape, or a bias along its last axis; ``None`` if impossible."""
     finish, bias = extras[:2]
     if not finish.plain or other.dtype not in FLOATS or DTYPES[other.dtype].c_compute != DTYPES[finish.dtype].c_compute:
         return None
@@ -266,7 +266,7 @@ class _Step(NamedTuple):
 
 
 def append_op(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-    """Fuse an op into a pending product; ``None`` if that is impossible."""
+    """Return the result of an op fused into a pending product, as a deferred tensor; ``None`` if that is impossible."""
     seen, of = values[place], values[place].source
     if shape != seen.shape or sum(ref() is not None for ref in of.tensors) > 1:
         return None

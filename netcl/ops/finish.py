@@ -77,7 +77,7 @@ static inline real finish(real x, const element scale, const int has_bias, const
 
 
 def apart(y: Tensor, finish: Finish, residual: Tensor | None = None, scale: float = 1) -> Tensor:
-    """Apply the epilogue with separate ops, for a product whose kernel does not include it."""
+    """Return ``y`` with the epilogue applied by separate ops, for a product whose kernel does not include it."""
     y = y if scale == 1 else run(_activation_row("mul"), (y, scale))
     y = y if residual is None else run(_activation_row("add"), (y, residual))
     y = run(_activation_row(finish.activation), (y,)) if finish.activation else y

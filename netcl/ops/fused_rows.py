@@ -105,7 +105,7 @@ def norm_weight_terms(r, upstream, x, mean, rstd):
 
 
 def along_axis(rows: Callable[..., Any], *arrays: np.ndarray, axis: int) -> np.ndarray:
-    """Evaluate a formula along an axis of arrays."""
+    """Return the value of a formula along an axis of arrays."""
     return rows(ArrayRows(arrays[-1], (axis,) if arrays[-1].ndim else ()), *arrays)
 
 

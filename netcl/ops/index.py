@@ -187,7 +187,7 @@ def add_rows(name: str, out: Tensor, index: Tensor, src: Tensor, outer: int, n: 
 
 
 def _empty_keys(count: int, n: int, queue: Any) -> Tensor:
-    """Allocate memory for unsigned numbers up to ``n``."""
+    """Return memory for ``count`` unsigned keys up to ``n``: an int32 or int64 tensor."""
     return Tensor.empty((count,), "int32" if n < 2**32 - 1 else "int64", queue=queue)
 
 
@@ -214,7 +214,7 @@ def _add_sorted(out: Tensor, keys: Tensor, src: Tensor, outer: int, count: int, 
 
 
 def _add_numpy(out: Tensor, index: np.ndarray, src: Tensor, outer: int, n: int, inner: int, skipped: int) -> Tensor:
-    """Add runs of equal indices by ``reduceat``: ``np.add.at`` is ten times slower."""
+    """Add rows of ``src`` to ``out`` by index, in place, with ``reduceat``: ``np.add.at`` is ten times slower. Returns ``out``."""
     row = dtypes.DTYPES[out.dtype]
     wide = launch.decoded(out).reshape(outer, n, inner).copy()
     values = launch.decoded(src).reshape(outer, index.size, inner)
@@ -406,7 +406,7 @@ def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def _add_at(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
-    """Add in place; index, src and out have equal sizes except along ``at``."""
+    """Add ``src`` to ``out`` at ``index``, in place, and return ``out``; all three have equal sizes except along ``at``."""
     outer, n, inner, count = math.prod(out.shape[:at]), out.shape[at], math.prod(out.shape[at + 1 :]), index.shape[at]
     if out.array is not None:
         flat = index.array.reshape(outer, count, inner) * inner + np.arange(inner)  # type: ignore[union-attr]

@@ -314,7 +314,7 @@ def shaped(F: Any, gradients: Sequence[Any], shapes: Sequence[tuple[int, ...] | 
 
 
 def through_statistics(F: Any, d_x: Any, g_mean: Any, g_rstd: Any, x: Any, mean: Any, rstd: Any, view: View, centered: bool) -> Any:
-    """Add to the gradient of x the part that arrives through the statistics themselves (in second derivatives)."""
+    """Return the gradient of x plus the part that flows through the statistics, whose gradients second derivatives have."""
     scale = 1 / max(view.shared, 1)
     if g_mean is not None and centered:
         flow = F.mul(F.reshape(g_mean, view.stats), scale)

@@ -49,7 +49,7 @@ def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, 
 
 
 def _run_resample(kernel: str, source: Tensor, result: Tensor, size: Any, outs: Any, steps: Steps, mode: str, align: bool) -> Tensor:
-    """Launch a kernel of ``resample.cl`` that fills ``result``: a row per work-item on CPUs, an element elsewhere."""
+    """Launch a kernel of ``resample.cl`` that fills ``result``, and return it: a row per work-item on CPUs, an element elsewhere."""
     if not result.size:
         return result
     queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])

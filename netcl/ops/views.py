@@ -115,7 +115,7 @@ def _base_size(view: Tensor) -> int:
 
 
 def own(x: Tensor) -> Tensor:
-    """Make the result of a slice independent of its input: in torch, ``flip`` copies."""
+    """Make the result of a slice independent of its input and return it: in torch, ``flip`` copies."""
     x.place = x.writes = None
     return x
 
@@ -263,7 +263,7 @@ class Reread:
         """Ignore the tensor: tensors over this source need not be known."""
 
     def compute(self) -> Tensor:
-        """Copy the current values of the base to new memory."""
+        """Return a tensor with the current values of the base, copied at the first call."""
         if self._made is None:
             assert self.base is not None
             made = Tensor.empty(self.shape, self.dtype, queue=self.base.queue)
@@ -319,7 +319,7 @@ hooks.settlers.append(_settle)
 
 
 def write_into(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) -> Tensor:
-    """Write values of the dtype of ``t`` into its memory, and its base's if it is a view; returns ``t``. ``strides`` broadcast the values."""
+    """Write values of the dtype of ``t`` into its memory, and its base's if it is a view; returns ``t``. ``strides`` broadcast values."""
     walked = dense(values.shape) if strides is None else strides
     target, offset, steps = writable(t)
     if values.writes is not None and values.writes is target.writes:
@@ -360,7 +360,7 @@ def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
 
 
 def _rebuilt(written: Writes, t: Tensor) -> Tensor:
-    """Allocate memory for a base without an owner and copy the parts that its views still show."""
+    """Return new memory for a base that no tensor holds any more, with copies of the parts that its views still show."""
     views = _copies(written)
     base = Tensor.empty((max(_base_size(view) for view in views),), t.dtype, queue=t.queue)
     for view in views:

@@ -262,7 +262,7 @@ class CompiledFunction:
         return f"compile({self.function!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy without recordings: those here are over the memory of this function's tensors."""
+        """Pickle and copy without the recordings, which refer to the memory of this function's tensors."""
         return type(self), (self.function, self.strict, self.fuse)
 
     @property

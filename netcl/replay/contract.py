@@ -381,7 +381,7 @@ class Contract:
             self._visit(sys.modules[module.partition(".")[0]], module)
 
     def _store(self, function: FunctionType, owner: Any, first: str, rest: Sequence[str]) -> None:
-        """Note which name or attribute a function sets."""
+        """Record which name or attribute a function sets."""
         at, holder = (owner, NO_DICT) if first == FIRST else self._root(function, first)
         if rest:
             value = owner if first == FIRST else holder.get(first)

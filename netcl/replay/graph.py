@@ -58,14 +58,14 @@ class Graph:
         self._like: list[tuple[tuple[int, ...], str]] = []
 
     def returns(self, result: Any) -> Any:
-        """Set the result of a replay, inside ``with capture_graph(...) as graph``: tensors, also in lists, tuples and dicts."""
+        """Set the result of a replay inside ``with capture_graph(...) as graph`` and return it: tensors, also in lists, tuples, dicts."""
         self.result = result
         return result
 
     # ---- making it
 
     def build(self, recording: Any, inputs: Sequence[Tensor], result: Any, kept: KeptValues) -> Graph:
-        """Plan the memory of a recording and prepare its launches; what depends on weights alone is computed now and kept."""
+        """Plan the memory of a recording, prepare its launches and return the graph; what depends on weights alone is computed now."""
         self.values, self.inputs = recording.values, recording.inputs
         self.queue, self.result = recording.queue, result
         outputs = [output.value for output in _outputs(result)]
@@ -219,7 +219,7 @@ class Graph:
         return self.run(inputs)
 
     def run(self, inputs: Sequence[Tensor]) -> Any:
-        """:meth:`replay` without checking the inputs: their shapes and dtypes match, and the step writes none of their memory."""
+        """Run :meth:`replay` without checking the inputs: their shapes and dtypes match, and the step writes none of their memory."""
         if platforms.forked_child:
             platforms.check_process()
         for i, t in enumerate(inputs):

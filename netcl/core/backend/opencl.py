@@ -114,14 +114,14 @@ class OpenCLBackend:
     def from_host(
         self, array: Any, dtype: str | None = None, async_copy: bool | None = None, use_pinned: bool | None = None, share: bool = False
     ) -> Transfer:
-        """Copy values to the device; the defaults are those of NETCL_ASYNC_H2D and NETCL_PINNED_H2D."""
+        """Copy values to new memory of the device; the defaults are those of NETCL_ASYNC_H2D and NETCL_PINNED_H2D."""
         stored, wanted = storage_of(array, dtype)
         return self.send(array, stored, wanted, async_copy, use_pinned, share)
 
     def send(
         self, array: Any, stored: np.ndarray, dtype: dtypes.DType, async_copy: bool | None, use_pinned: bool | None, share: bool
     ) -> Transfer:
-        """Copy stored bytes to the device; they may share memory with ``array``, the caller's argument."""
+        """Copy stored bytes to new memory of the device; the bytes may share memory with ``array``, the caller's argument."""
         if self.integrated and stored.nbytes and (share or not use_pinned):
             return self._in_place(array, stored, share)
         handle = self.pool.allocate(stored.nbytes, what=f"{stored.shape} {dtype.name}")
@@ -146,7 +146,7 @@ class OpenCLBackend:
     def write(
         self, handle: Any, array: Any, stored: np.ndarray, async_copy: bool | None = None, use_pinned: bool | None = None
     ) -> Transfer:
-        """Copy stored bytes into the buffer of ``handle``, after all work enqueued before."""
+        """Copy stored bytes into the buffer of ``handle``, after all work enqueued before; waits unless the copy is asynchronous."""
         later = env.value("NETCL_ASYNC_H2D") if async_copy is None else async_copy
         pinned = env.value("NETCL_PINNED_H2D") and not self.integrated if use_pinned is None else use_pinned
         if active.recorder is not None:

@@ -85,7 +85,7 @@ class KernelSpec:
         return f"{head}__kernel void {self.name}({', '.join(self.params)}) {{\n  {self.body.strip()}\n}}\n"
 
     def build(self, where: Any) -> BuiltKernel:
-        """Compile for a context, a queue or a device handle; the binary is cached in memory and on disk."""
+        """Return the kernel compiled for a context, a queue or a device handle; the binary is cached in memory and on disk."""
         context = getattr(where, "context", where)
         if context is None:
             platforms.opencl()  # raises if pyopencl is missing

@@ -441,7 +441,7 @@ class Kernel:
             raise failure(self.name, "at launch", again) from None
 
     def _refused(self, sizes: tuple[int, ...], local: tuple[int, ...] | None, why: Any) -> DeviceError:
-        """Build the error for a rejected launch, with the limits it may exceed."""
+        """Return the error for a rejected launch, with the limits it may exceed."""
         device = self.program.state.device
         seen = {"global_size": sizes, "local_size": local, "max_work_group": self.max_work_group, "max_items": self.program.state.max_items,
                 "device": device.name}  # fmt: skip
@@ -529,7 +529,7 @@ class Kernel:
         return sizes, local
 
     def clamp(self, local: tuple[int, ...]) -> tuple[int, ...]:
-        """Reduce a local size by halving its longest side until device and kernel allow it."""
+        """Return a local size whose longest side is halved until device and kernel allow it."""
         limit = self.max_work_group
         if len(local) == 1 and local[0] <= limit:
             return local

@@ -85,7 +85,7 @@ def attention_grad_cpu(
 
 
 def masked(F: Any, scores: Any, mask: Any, causal: bool) -> Any:
-    """Add a mask to the scores: minus infinity where a query may not see a key, or the mask's own numbers."""
+    """Return the scores plus a mask: minus infinity where a query may not attend to a key, or the mask's own numbers."""
     if mask is not None:
         scores = F.where(mask, scores, -math.inf) if mask.dtype == "bool" else F.add(scores, mask)
     if causal:

@@ -110,5 +110,5 @@ class ConvOperands(NamedTuple):
         return self.weight if self.bias is None else self.bias, self.result if self.residual is None else self.residual, self.result
 
     def room(self, *shape: int, dtype: str) -> Tensor:
-        """Allocate memory for values between launches."""
+        """Return new memory for values between launches."""
         return Tensor.empty(shape, dtype, queue=self.result.queue)

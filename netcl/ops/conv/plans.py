@@ -71,7 +71,7 @@ def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, co
 
 
 def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
-    """Describe a convolution for the selector and the tuner."""
+    """Return the problem that describes a convolution to the selector and the tuner."""
     g = job.g
     flags = {"stride": g.stride, "pad": g.pad, "dilation": g.dilation, "groups": g.groups}
     return Problem(job.kind, (g.n, g.c, g.h, g.w, g.f, g.kh, g.kw), job.dtype, flags, profile)

@@ -141,7 +141,7 @@ class Operands(NamedTuple):
         return self.out if self.bias is None else self.bias, self.out if self.residual is None else self.residual, self.out
 
     def sums(self, count: int) -> Tensor:
-        """Allocate memory for ``count`` values of the type of the sums."""
+        """Return new memory for ``count`` values of the type of the sums."""
         return new_result((count,), sum_dtype(self.out.dtype), self.out.queue)
 
 
@@ -405,7 +405,7 @@ algorithms.FAMILIES["matmul"] = algorithms.Family("matmul", "matmul", _PRODUCT_D
 
 
 def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
-    """Describe a product for the selector and the tuner."""
+    """Return the problem that describes a product to the selector and the tuner."""
     flags = {"trans_a": p.trans_a, "trans_b": p.trans_b, "batches": p.batches}
     return Problem("matmul", p.sizes(), p.ending.dtype, flags, profile)
 

@@ -271,7 +271,7 @@ def _half(d: np.ndarray) -> np.ndarray:
 
 
 def _round_blocks(x: np.ndarray, kind: Kind) -> Parts:
-    """Round as GGUF's reference does: the scale of a block is that of its extreme value."""
+    """Return the parts of blocks, rounded as GGUF's reference does: the extreme value of a block determines its scale."""
     levels, m = (1 << kind.bits) - 1, None
     if kind.name == "Q8_0":
         d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
@@ -317,7 +317,7 @@ def _fit_groups(x: np.ndarray, kind: Kind) -> Parts:
 
 
 def _shared_scale(values: np.ndarray, limit: np.float32) -> tuple[np.ndarray, np.ndarray]:
-    """Express values of a block's groups as a float16 per block times integers up to ``limit``, or from a negative one up."""
+    """Return a float16 per block and an integer per group whose products approximate ``values``; ``limit`` is the extreme integer."""
     d = _half(np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1) / limit)
     low, high = (0, limit) if limit > 0 else (limit, -limit - 1)
     return d, np.clip(np.rint(values * _inverse(d.astype(np.float32))), low, high).astype(np.uint8 if limit > 0 else np.int8)

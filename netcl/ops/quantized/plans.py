@@ -179,7 +179,7 @@ def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tens
 
 
 def round_activations(x: np.ndarray) -> np.ndarray:
-    """Round activations as integer dot products do: int8 times one scale per 32 columns."""
+    """Return activations rounded as for integer dot products: int8 times one scale per 32 columns."""
     runs = x.reshape(-1, 32).astype(np.float32)
     largest = np.abs(runs).max(axis=1, keepdims=True)
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
@@ -254,7 +254,7 @@ def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
 
 
 def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, count: int, listed: Tensor | None = None) -> Tensor:
-    """Unpack rows of the weights: those beginning at ``begin``, or those of a list."""
+    """Return ``count`` rows of the weights, unpacked: those from ``begin`` on, or those that ``listed`` names."""
     out = new_result((count, p.columns), dtype, queue)
     each = 32 if launch.on_cpu_device(queue) else 8  # columns of a work-item: neighbors on GPUs write neighboring columns
     units = handle_of(queue).profile.compute_capability is not None and dtype == "float16"
