@@ -75,7 +75,7 @@ class DeviceProfile:
 
 
 def device_type(cl_device: Any) -> str:
-    """Return "gpu", "cpu", "accel" or "other"; a device that reports several types (Oclgrind reports all) is the first of them."""
+    """Return "gpu", "cpu", "accel" or "other"; of several reported types (Oclgrind reports all), the first in this order."""
     bits = int(cl_device.type)
     return next((name for name, bit in TYPE_BITS if bits & bit), "other")
 

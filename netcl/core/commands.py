@@ -99,7 +99,7 @@ class PlanningState:
 class CommandList:
     """The commands of an op, in order. The list acts as the queue of the operands' tensors and as that queue's backend.
 
-    ``noted`` holds the operands that the op says it changes.
+    ``noted`` holds the operands that the op reports as changed in place.
     """
 
     def __init__(self, queue: Any, pool: Any, operands: int):

@@ -290,7 +290,7 @@ def gather_runtimes(places: Places) -> list[Runtime]:
 
 
 def loadable(runtimes: Sequence[Runtime]) -> list[Runtime]:
-    """Return the runtimes with ``error`` and ``remedy`` of those that do not load; each is loaded in a child process, as it may crash."""
+    """Return the runtimes, with ``error`` and ``remedy`` set where loading fails; each is loaded in a child process, as it may crash."""
     if not sys.executable:
         return list(runtimes)
     children = [_start_check(runtime) if not runtime.error else None for runtime in runtimes]

@@ -31,7 +31,7 @@ _AGAIN = 64  # calls after which an eager key retries deferral
 
 
 class Deferral:
-    """Counts whether deferring the calls of one key fused anything: ``followed`` counts fused values, ``alone`` the others.
+    """Counts, for the calls of one key, the deferred values that were fused (``followed``) and those that were not (``alone``).
 
     Deferring costs as much host time as a small product takes on the device, so a key whose values are never fused runs eagerly.
     """

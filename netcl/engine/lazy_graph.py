@@ -335,7 +335,7 @@ def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, Tra
 
 
 def _in_space(x: Any, space: Space, dropped: bool) -> Any:
-    """Return a leaf as a kernel over rows reads it: with axes of size 1 for ``dropped`` ones, broadcast if it has some of them."""
+    """Return a leaf as a kernel over rows reads it: with axes of size 1 appended if ``dropped``, or broadcast if it is irregular."""
     if not isinstance(x, Tensor):
         return x
     if dropped:

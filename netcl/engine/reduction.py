@@ -333,7 +333,7 @@ def _without(pattern: list[tuple[bool, int]], at: int) -> list[tuple[bool, int]]
 
 @cache
 def _map_row(row: Reduction) -> Pointwise:
-    """Return the map of a reduction as a pointwise row, for folds whose axes are apart."""
+    """Return the map of a reduction as a pointwise row, for folds whose axes are not adjacent."""
     return Pointwise(f"{row.name}_map", row.map, (None, None), row.ref, params=row.params, inputs=("x", "given"))
 
 
@@ -384,7 +384,7 @@ def _neutral(row: Reduction, compute: str) -> float:
 
 
 def _combine_numpy(row: Reduction, x: np.ndarray, axes: tuple[int, ...], compute: str) -> np.ndarray:
-    """Fold with NumPy, axes kept: by the ufunc where the formula is one (sums in float64), else by halving."""
+    """Return a fold computed by NumPy, with its axes kept: by a ufunc if ``combine`` is one (sums in float64), else by halving."""
     ufunc = UFUNCS.get(row.combine)
     if ufunc is not None:
         wide = np.float64 if compute == "float" and ufunc in (np.add, np.multiply) else None

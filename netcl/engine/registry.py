@@ -269,7 +269,7 @@ class Reduction(_WithFunction):
     result over the same axes); ``combine`` in ``v0`` and ``v1``, associative; ``neutral`` a number, ``LOWEST`` or
     ``HIGHEST``; ``finish`` in ``v0`` (the fold), ``v1``, ``n`` (how many elements were folded) and the parameters.
     ``result``: ``same``, ``sum`` (integers become int64), ``float`` or ``bool``. ``accepts``: ``any`` or
-    ``float``. ``empty``: whether a fold of nothing has a value. ``vjp(F, g, ...)`` names what it keeps.
+    ``float``. ``empty``: whether a fold of nothing has a value. The parameters of ``vjp(F, g, ...)`` name what backward keeps.
     """
 
     name: str
@@ -361,7 +361,7 @@ class Op(_WithFunction):
     """An op that is a function of its own: ``call`` with the columns of its row. Made by :func:`op`.
 
     ``vjp(F, ...)`` is forward-only code over ``F`` (``netcl.ops``, or ``netcl.autograd`` when the gradient itself is to
-    be differentiated). Its further parameters say what backward needs: ``g``, ``out`` (of several outputs all, ``out0``,
+    be differentiated). Its further parameters name what backward needs: ``g``, ``out`` (of several outputs all, ``out0``,
     ``out1``.. one), an input's name, ``<input>_shape`` or ``<input>_dtype`` (which keep no tensor), keyword arguments of the
     call, and ``needs``: per input, whether its gradient is wanted. It returns one gradient or ``None`` per tensor
     input; gradients of broadcast inputs are summed to the input's shape by the tape.

@@ -276,7 +276,7 @@ class CausalSelfAttention(_Causal):
     - **bias**, **dropout**: of the projections; of the attention weights and the result.
 
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``c_attn`` (queries, keys and values in one) and ``c_proj``.
-    With a :class:`KVCache`, ``x`` holds only the new positions; ``layer`` says whose keys and values these are.
+    With a :class:`KVCache`, ``x`` holds only the new positions; ``layer`` is the number of this layer in the cache.
 
     >>> from netcl import nn, zeros
     >>> nn.CausalSelfAttention(16, 4)(zeros((2, 5, 16))).shape

@@ -303,8 +303,8 @@ class Residual(Module):
     """A branch added to its input: ``y = activation(shortcut(x) + body(x))``.
 
     - **body**: the branch.
-    - **shortcut**: what the input goes through; by default nothing.
-    - **activation**: what the sum goes through; by default nothing.
+    - **shortcut**: a module applied to the input; by default none.
+    - **activation**: a module applied to the sum; by default none.
 
     >>> from netcl import nn
     >>> nn.Residual(nn.ReLU())([1.0, -1.0]).tolist()

@@ -254,7 +254,7 @@ def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KV
 
 
 class Speculator:
-    """Writes with a draft model: it proposes tokens one by one, and the model judges all of them in one pass.
+    """Generates text with a draft model: it proposes tokens one by one, and the model judges all of them in one pass.
 
     The text is distributed as the model's own; with temperature 0 it is the model's own. Both models must have the same vocabulary.
     """

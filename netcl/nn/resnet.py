@@ -52,7 +52,7 @@ class BasicBlock(Module):
 
 
 class Bottleneck(Module):
-    """A narrow 3 x 3 convolution between two 1 x 1, beside a shortcut; ``4 planes`` channels come out.
+    """A narrow 3 x 3 convolution between two 1 x 1, beside a shortcut; the output has ``4 planes`` channels.
 
     - **inplanes**: channels in. **planes**: a quarter of the channels out.
     - **stride**: of the 3 x 3 convolution. **downsample**: the shortcut, where shapes change.

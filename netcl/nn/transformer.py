@@ -80,7 +80,7 @@ class TransformerEncoderLayer(_TransformerLayer):
 
 
 class _LayerStack(Module):
-    """Copies of one layer, then a norm if there is one. The first copy replaces the given layer among the arguments kept."""
+    """Copies of one layer, then a norm if there is one. The first copy replaces the given layer among the stored arguments."""
 
     def __init__(self, layer: Module, num_layers: int, norm: Module | None):
         super().__init__()

@@ -25,7 +25,7 @@ from netcl.engine.registry import REGISTRY, Op, Reduction
 
 
 class _Rows:
-    """Formulas over the rows of a tensor in its compute type, whatever it is stored in."""
+    """Formulas over the rows of a tensor, in its compute type."""
 
     def __init__(self, name: str, like: Tensor, axes: int = 1):
         self.name, self.axes, self.dtype = name, axes, like.dtype

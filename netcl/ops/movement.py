@@ -77,7 +77,7 @@ def _resolved_shape(shape: tuple[int, ...], size: int, x_shape: tuple[int, ...])
     at_once=True,
 )
 def reshape(x: Tensor, shape: SizesArgument, *more: int) -> Tensor:
-    """The same elements under another shape; shares memory. One size may be -1.
+    """The same elements in another shape; shares memory. One size may be -1.
 
     >>> reshape(Tensor.arange(6), (2, -1)).shape
     (2, 3)

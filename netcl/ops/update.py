@@ -48,8 +48,8 @@ class Rule:
     """How each element of some tensors changes in an update.
 
     ``lines`` are assignments, in order, over the names of ``tensors``, of ``scalars``, of earlier lines, and of ``given``: numbers
-    that live on the device (``factor``, for clipping, unless others are named). ``writes`` says which tensor gets the value of
-    which line. Lines of ``once`` are over numbers only and are computed before the first element. ``unless`` names one of
+    that live on the device (``factor``, for clipping, unless others are named). ``writes`` maps a tensor to the line
+    whose value it gets. Lines of ``once`` are over numbers only and are computed before the first element. ``unless`` names one of
     ``given``: where that is not 0, nothing changes. ``packed`` names tensors that ``update_packed.cl`` reads and writes as codes of 8 bits
     with their scales; only averages ``m`` and ``v`` can be.
 
@@ -395,7 +395,7 @@ def _level_values(signed: bool) -> np.ndarray:
 
 
 def unpack_average(codes: np.ndarray, scales: np.ndarray, signed: bool) -> np.ndarray:
-    """Return the values of the codes of an average, as ``update_packed.cl`` reads them; a scale per :data:`PACK` of them."""
+    """Return the values of the codes of an average, as ``update_packed.cl`` reads them; there is one scale per :data:`PACK` codes."""
     spread = np.repeat(scales, PACK)[: codes.size]
     if not signed:
         return _level_values(False)[codes] * spread
@@ -495,7 +495,7 @@ def by_context(tensors: Iterable[Tensor]) -> dict[Any, list[Tensor]]:
 def norm_of_all(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float = math.inf) -> tuple[Tensor, Tensor]:
     """Return the norm of all elements of tensors of one device, and ``min(1, max_norm / (norm + 1e-6))``, as 0-d tensors on it.
 
-    Nothing waits for the values. NaN goes through to both; an infinite norm gives a factor of 0, or NaN if ``max_norm`` is infinite too.
+    Nothing waits for the values. NaN propagates to both; an infinite norm gives a factor of 0, or NaN if ``max_norm`` is infinite too.
 
     >>> total, factor = norm_of_all([Tensor.from_host([3.0]), Tensor.from_host([[4.0]])], max_norm=10.0)
     >>> total.item(), factor.item()

@@ -193,7 +193,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
 
 
 def follow(t: Tensor, alias: Tensor) -> Tensor:
-    """Set the place of ``alias``, which shares the memory of the view ``t`` under another shape and has no history yet; returns it."""
+    """Set the place of ``alias``, which shares the memory of the view ``t`` in another shape and has no history yet; returns it."""
     place = t.place
     if place.source is not None:
         alias.place = Place(0, None, None, place.source)
@@ -208,7 +208,7 @@ def follow(t: Tensor, alias: Tensor) -> Tensor:
 
 
 def restrided(shape: Sequence[int], strides: Sequence[int], new: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the strides of a strided block under another shape; ``None`` if only a copy can have that shape.
+    """Return the strides of a strided block in another shape; ``None`` if only a copy can have that shape.
 
     >>> restrided((2, 3), (3, 1), (6,)), restrided((3, 2), (1, 3), (6,))
     ((1,), None)

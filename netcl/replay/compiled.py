@@ -575,8 +575,8 @@ def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequenc
     >>> graph.replay([netcl.full((2,), 4.0)]).tolist()  # doctest: +SKIP
     [16.0, 16.0]
 
-    What the block computes from other tensors than the inputs alone, such as packed weights, is computed once, and again after such a
-    tensor was written. Blocks that share ``kept`` share equal results.
+    What the block computes only from tensors other than the inputs, such as packed weights, is computed once, and again after one of
+    these was written. Blocks that share ``kept`` share equal results.
     """
     return _captured_block(inputs, KeptValues() if kept is None else kept) if function is None else CompiledFunction(function, strict=True)
 

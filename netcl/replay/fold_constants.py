@@ -70,7 +70,7 @@ class FoldedCommands:
         return rest
 
     def refresh(self) -> None:
-        """Compute the results again if memory that they depend on was written in between."""
+        """Compute the results again if memory that they depend on was written since."""
         if [mark.last for mark in self._read] != self._times:
             self._compute()
 

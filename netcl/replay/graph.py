@@ -127,7 +127,7 @@ class Graph:
         self._share(passing, left)
 
     def _share(self, passing: Sequence[Value], left: Sequence[MemoryBlock]) -> None:
-        """Place values that live only inside a replay: in shared blocks, and in memory that the step leaves behind until it writes it."""
+        """Place values that live only inside a replay: in shared blocks, and in memory that the step leaves behind but writes later."""
         pool = get_persistent_pool(self.queue)
         with program.state(self.queue).lock:
             shared: weakref.WeakSet[BufferHandle] = self.queue.netcl.part("blocks", lambda _: weakref.WeakSet())

@@ -88,7 +88,7 @@ def report_layer(layer: Any) -> None:
 
 
 def items_of(container: Any) -> Iterable[Any]:
-    """Return the items of a container; of a dictionary, keys and values in turn."""
+    """Return the items of a container; of a dictionary, keys and values alternately."""
     return (part for pair in container.items() for part in pair) if is_a(container, dict) else container
 
 

@@ -89,7 +89,7 @@ def _constant_name(steps: Sequence[dis.Instruction]) -> str:
 
 
 def _include(found: Names, inner: Names, local: Mapping[str, Path]) -> None:
-    """Add the names of a nested function, as the function around it sees them."""
+    """Add the names of a nested function, resolved in the enclosing function."""
     for name in ("loose", "optional", "loose_stores", "imports", "syntax"):
         getattr(found, name).update(getattr(inner, name))
     for mine, loose, paths in ((found.paths, found.loose, inner.paths), (found.stores, found.loose_stores, inner.stores)):

@@ -91,7 +91,7 @@ def _tell_transfer(args: Sequence[Any], options: Mapping[str, Any], began: float
 
 
 class OpenCLBackend:
-    """Transfers over one queue.
+    """Allocates, fills and copies memory over one queue.
 
     ``backend_of(queue)`` returns the shared instance of a queue.
     """

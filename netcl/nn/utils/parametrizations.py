@@ -24,7 +24,7 @@ def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int 
 
 
 class _Orthogonal(Module):
-    """``base`` times an orthogonal matrix made from a skew-symmetric one; rows where there are more columns than rows."""
+    """``base`` times an orthogonal matrix made from a skew-symmetric one; the longer axis of the parameter gives its size."""
 
     base: Any
 

@@ -194,7 +194,7 @@ def cached_attention(
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
       works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
     - **query_norm**, **key_norm**, **frequencies**: heads of a projection pass an RMS norm with these weights and **eps**, then
-      :func:`rope` with the positions that ``lengths`` gives; as many elements as there are frequencies for.
+      :func:`rope` with the positions that ``lengths`` gives; it rotates two elements per frequency.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.

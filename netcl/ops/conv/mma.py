@@ -35,7 +35,7 @@ PART_COST = 300  # multiply-adds of a compute unit in the time that writing and 
 
 
 class ConvTile(NamedTuple):
-    """Rows (filters) and columns of a work-group and of each of its warps; ``resident`` of them share a compute unit, at a ``rate``."""
+    """Rows (filters) and columns of a work-group and of each of its warps; ``resident`` groups share a compute unit, at a ``rate``."""
 
     m: int
     n: int

@@ -411,7 +411,7 @@ def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Return a configuration of the kernel without local memory and vectors if a named one asks for it; else ``config`` itself."""
+    """Return a configuration of the kernel without local memory and vectors if a named one requires it; else ``config`` itself."""
     simt = config.extra.get("tier", "cpu" if profile.device_type == "cpu" else "simt") == "simt"
     plain = simt and config.variant is V.MATMUL_VECTORIZED
     tiled = simt and config.variant in TILED_PRODUCT.variants
