@@ -46,7 +46,7 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise, as torch does, for a write outside of ``no_grad()`` to a leaf that requires grad or to a view of one."""
+    """Raise while a model is traced and, outside of ``no_grad()``, for a leaf that requires grad or a view of one, as torch does."""
     if modes.observer is not None:
         raise AutogradError(message(f"{name}_", "cannot write in place while a model is traced", "compute a new tensor", shape=x.shape))
     if not grad_mode.get():

@@ -502,7 +502,7 @@ class Tape:
         grad_mode.set(enabled)
 
     def backward(self, loss: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
-        """Accumulate the gradients of ``loss`` in the leaves."""
+        """Accumulate the gradients of ``loss`` in the leaves; clears the list of nodes unless the graph is retained."""
         backward(loss, gradient, retain_graph=retain_graph, create_graph=create_graph)
         if not (retain_graph or create_graph):
             self.reset()

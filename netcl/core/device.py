@@ -171,7 +171,7 @@ class DeviceManager:
         return [found.device for found in self.found()]
 
     def found(self) -> list[Found]:
-        """List the devices with their numbers and profiles."""
+        """List the devices that the environment does not filter, with their numbers and profiles."""
         with self._lock:
             if self._found is None:
                 platforms.check_process()

@@ -164,7 +164,7 @@ class Family:
         return self.case(problem).exact(*(np.asarray(t.to_host(), np.float64) for t in operands))
 
     def tolerance(self, problem: Problem, *operands: Tensor) -> float:
-        """Return the largest allowed error of an element: four times that of a plain float32 sum, more if a lower precision is set."""
+        """Return the largest allowed error of an element: four times that of a plain sum, more for lower precision and rounded results."""
         depth, dtype = self.case(problem).depth, problem.dtype
         sums = _ROUNDINGS * _COARSE[kernel_selector.get_matmul_precision()] * 2.0**-23 * (depth + 8)
         largest = 8.0 * math.sqrt(depth)

@@ -88,7 +88,7 @@ class CText:
         self.integral = compute in ("int", "long", "ulong")
 
     def statement(self, node: ast.expr) -> str:
-        """Return the text of a whole expression as a ``real``."""
+        """Return a whole expression in C, as a ``real``."""
         text = self._real(evaluate(node, self))
         return text[1:-1] if text.startswith("(") and _closes_last(text) else text
 

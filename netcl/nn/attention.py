@@ -409,7 +409,7 @@ class MultiheadAttention(Module):
         return (out if self.batch_first else ag.transpose(out, 0, 1)), weights
 
     def _batch_first(self, inputs: Sequence[Tensor], single: bool) -> list[Tensor]:
-        """Convert inputs to (batch, positions, width); inputs that are one tensor stay one."""
+        """Convert inputs to (batch, positions, width); a tensor that is given several times is converted once."""
         made: dict[int, Tensor] = {}
         for x in inputs:
             if id(x) not in made:

@@ -365,11 +365,11 @@ class Module(metaclass=_Constructed):
         return self
 
     def freeze(self: M) -> M:
-        """Freeze all parameters: none requires a gradient. They stay parameters, and in the state dict."""
+        """Freeze all parameters: none requires a gradient. They stay parameters, and in the state dict. Returns the module."""
         return self.requires_grad_(False)
 
     def unfreeze(self: M) -> M:
-        """Unfreeze all parameters."""
+        """Unfreeze all parameters: each requires a gradient. Returns the module."""
         return self.requires_grad_(True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

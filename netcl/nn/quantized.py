@@ -57,7 +57,7 @@ class _PackedLayer(Module):
         return packed.unpack_strips(self.weight.to_host(), self.kind, self.matrix)
 
     def dequantized(self, dtype: str = "float32") -> Tensor:
-        """Return the weights as values."""
+        """Return the weights unpacked, as a tensor of ``dtype``."""
         return ag.quantized_rows(self.weight, kind=self.kind, shape=self.matrix, dtype=dtype)
 
 
@@ -141,7 +141,7 @@ class QuantizedEmbedding(_PackedLayer):
 def quantize_model(
     model: ModelT, bits: int = 4, group: int = 32, *, kind: str = "", embeddings: bool = False, activations: str = "auto"
 ) -> ModelT:
-    """Replace the linear layers of a model, and with ``embeddings`` those too, by packed ones, in place; returns the model.
+    """Replace the linear layers of a model, and with ``embeddings`` its embeddings, by packed ones, in place; returns the model.
 
     4 bits are Q4_0 and 8 bits Q8_0, both with a scale for each ``group`` of 32; ``kind`` names another block type of GGUF. Layers whose
     rows are not whole blocks and layers that share their weights stay as they are, with a warning that names them.

@@ -67,7 +67,7 @@ class Faults:
 
 
 def faults_of(queue: Any) -> Faults:
-    """Return the faults of a queue, stored on it."""
+    """Return the :class:`Faults` of a queue, created at first use and stored on it."""
     try:
         return queue.netcl.faults
     except AttributeError:
@@ -239,7 +239,7 @@ def _add_numpy(out: Tensor, index: np.ndarray, src: Tensor, outer: int, n: int, 
     errors=[(S((5, 3), 0, np.array([1, 2]), (3, 3)), r"\[index_add\] index must have one dimension, and src one slice per index; ")],
 )
 def index_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
-    """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times. The result is new."""
+    """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times; ``x`` stays unchanged."""
     x, src = launch.as_tensors("index_add", x, src)
     launch.check_dtype("index_add", x, launch.NUMBERS)
     at, outer, n, inner = _around_axis("index_add", x, axis)

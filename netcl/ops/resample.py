@@ -145,7 +145,7 @@ def _resize_taps(n: int, outs: int, step: float, mode: str, align: bool, antiali
 
 
 def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarray) -> Any:
-    """Replace an axis by weighted sums of its slices."""
+    """Return ``x`` with an axis replaced by weighted sums of its slices."""
     count, taps = index.shape
     picked = F.index_select(x, axis, Tensor.from_host(x.queue, index.reshape(-1)))
     if taps == 1:
@@ -184,7 +184,7 @@ def interpolate(
     F: Any, x: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None, antialias: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes at another size.
+    """Resize images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes.
 
     Give ``size`` or ``scale_factor`` (a number, or one per axis). ``mode`` is ``nearest``, ``nearest-exact``, ``area``, for signals
     ``linear``, for images ``bilinear`` and ``bicubic``, for volumes ``trilinear``. ``align_corners=True`` aligns the

@@ -65,7 +65,7 @@ def sort_keys(keys: Tensor, rows: int, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _numpy_keys(values: np.ndarray, descending: bool) -> np.ndarray:
-    """Return ranks: equal values share one, so a stable sort of the ranks is a stable sort of the values in either direction."""
+    """Return ranks, negated if ``descending``; equal values share one, so a stable sort of ranks is a stable sort of the values."""
     _, ranks = np.unique(values, return_inverse=True, equal_nan=True)
     ranks = ranks.reshape(values.shape)
     return -ranks if descending else ranks
@@ -86,7 +86,7 @@ def _numpy_keys(values: np.ndarray, descending: bool) -> np.ndarray:
     errors=[(S((3, 2), axis=2), r"\[argsort\] axis must be in range for 2 dimensions, got 2")],
 )
 def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
-    """The indices that sort along an axis; equal values keep their order, NaN counts as the largest value. int64."""
+    """The int64 indices that sort along an axis; equal values keep their order, NaN counts as the largest value."""
     (x,) = launch.as_tensors("argsort", x)
     at = launch.check_axis("argsort", axis, x.ndim)
     if x.array is not None:

@@ -72,7 +72,7 @@ class Rule:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """The tensors whose values the formula uses."""
+        """The names of the tensors whose values the formula uses."""
         used = frozenset().union(*(names_read_by(text) for text in self.lines.values()))
         return tuple(name for name in self.tensors if name in used)
 
@@ -485,7 +485,7 @@ _MAXIMA = ("norm_inf",)
 
 
 def by_context(tensors: Iterable[Tensor]) -> dict[Any, list[Tensor]]:
-    """Group tensors by their context: the functions of this module take those of one."""
+    """Return the tensors by context: functions such as :func:`norm_of_all` take tensors of one context."""
     found: dict[Any, list[Tensor]] = {}
     for t in tensors:
         found.setdefault(t.context, []).append(t)

@@ -506,7 +506,7 @@ class Contract:
         return f" but {labels}, which it sets itself" if labels else ""
 
     def report_uncalled(self) -> None:
-        """Let modules report to the recorder whose ``forward`` the function may call without calling the module."""
+        """Report to the recorder the modules whose ``forward`` the function may call directly, without calling the module."""
         for layer in self._layers.values() if self._calls_forward else ():
             report_layer(layer)
 

@@ -42,7 +42,7 @@ class FoldedCommands:
         self._times: list[int] = []
 
     def take(self, nodes: Sequence[CommandNode], outputs: Collection[Value], kept: KeptValues) -> list[CommandNode]:
-        """Compute the constant commands and return the others; return all if the results would need too much memory.
+        """Compute the constant commands and return the others; return all if nothing reads the results or they are too large.
 
         The results become values from outside.
         """

@@ -165,7 +165,7 @@ class OpenCLBackend:
         return transfer
 
     def _staged(self, buffer: Any, stored: np.ndarray, later: bool) -> Transfer:
-        """Copy through page-locked memory. With ``later``, do not wait: the result has the event and the release of the memory."""
+        """Copy through page-locked memory. With ``later``, do not wait: the result holds the event and a function that frees the memory."""
         pool = memory.get_pinned_pool(self.queue)
         lease = pool.allocate(stored.nbytes)
         staging = lease.buffer[: stored.nbytes]

@@ -238,7 +238,7 @@ class PrimitiveBuilder:
     tuner: WorkGroupTuner | None = WorkGroupTuner()  # None: the largest local size up to 256, unmeasured
 
     def elementwise_spec(self, name: str, arity: int, expression: str, options: Sequence[str] = ()) -> KernelSpec:
-        """Return a kernel that sets ``out[i]`` to the expression of ``v0 = in0[i]``..; its arguments: inputs, ``out``, ``int n``."""
+        """Return a kernel that sets ``out[i]`` to the expression, with ``v0 = in0[i]`` and so on; it takes inputs, ``out``, ``int n``."""
         if arity < 1:
             raise ShapeError(message(name, "arity must be at least 1", arity=arity))
         check_expression(expression, arity, name)

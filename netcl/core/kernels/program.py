@@ -146,7 +146,7 @@ def unmarked(text: bytes) -> bytes:
 
 @contextmanager
 def _quiet(cl: Any) -> Iterator[None]:
-    """Suppress build logs as warnings: Intel's runtime writes one for every build. Errors contain the log."""
+    """Suppress pyopencl's warnings with build logs: Intel's runtime writes a log for every build. Errors contain the log."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cl.CompilerWarning)
         yield

@@ -126,7 +126,7 @@ def pack_sequence(sequences: Sequence[Tensor], enforce_sorted: bool = True) -> P
 
 
 def _original(packed: PackedSequence) -> np.ndarray:
-    """Return the place of every sequence in the order of their lengths."""
+    """Return the position of every given sequence in the order of length."""
     if packed.unsorted_indices is None:
         return np.arange(int(packed.batch_sizes.to_host()[0]))
     return packed.unsorted_indices.to_host()

@@ -16,7 +16,7 @@ from netcl.ops.matmul.gemm import Extras
 
 
 def _conv_tensors(name: str, **tensors: Tensor | None) -> list[Any]:
-    """Convert the tensors of a call to one device; all must have the same floating-point dtype."""
+    """Return the arguments of a call as tensors; raises unless all have one device and one floating-point dtype."""
     given = launch.as_tensors(name, *tensors.values())
     (first, x), *others = ((label, t) for label, t in zip(tensors, given, strict=True) if t is not None)
     launch.check_dtype(name, x, name=first)

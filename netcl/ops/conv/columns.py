@@ -118,7 +118,7 @@ def has_room(job: Job, profile: DeviceProfile) -> bool:
 
 
 def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
-    """Whether the product runs on matrix units and, with unfolding, takes less time than a direct convolution."""
+    """Whether :func:`fills` holds, or the product runs on matrix units and, with unfolding, is faster than a direct convolution."""
     if fills(job, profile):
         return True
     p = columns_product(job)

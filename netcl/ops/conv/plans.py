@@ -351,7 +351,7 @@ def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfi
 
 
 def _suits_tiled(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether tiles were requested, and one with its border fits in local memory."""
+    """Whether tiles were requested, the pass is not a weight gradient, and a tile with its border fits in local memory."""
     g, (wide, high) = job.g, config.local_size_2d
     steps = g.stride if job.kind == FORWARD else (1, 1)
     rim = math.prod((n - 1) * step + (k - 1) * d + 1 for n, step, k, d in zip((high, wide), steps, (g.kh, g.kw), g.dilation, strict=True))
