@@ -229,7 +229,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
 
 
 def finfo(dtype: Any = dtypes.FLOAT32) -> Any:
-    """Return the limits of a dtype of floats: ``max``, ``min``, ``eps``, ``tiny``, ``bits``."""
+    """Return the limits of a floating-point dtype: ``max``, ``min``, ``eps``, ``tiny``, ``bits``."""
     row = dtypes.lookup(dtype, "finfo")
     if not row.is_float:
         raise DtypeError(message("finfo", "dtype must be a floating-point type", "use netcl.iinfo", dtype=row.name))

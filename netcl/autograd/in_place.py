@@ -139,7 +139,7 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
 
 
 def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, result: Tensor) -> None:
-    """:func:`_rebase` for shared memory: the flattened base gets a history, and every tensor over it that of a view."""
+    """Give shared memory new histories: the flattened base gets that of the write, and every tensor over it that of a view."""
     whole = (history.size,)
     new = _stand_in(whole, x)
     if place.strides is None:

@@ -515,7 +515,7 @@ def handle_of(queue: Any) -> DeviceHandle:
 
 
 def get_active_device() -> DeviceHandle:
-    """Return the active device of this thread: the innermost ``device(...)`` block, else ``set_active_device``, else ``NETCL_DEVICE``."""
+    """Return the active device of this thread: of the innermost ``device(...)`` block, else of ``set_active_device``, else the default."""
     if _active.stack:
         return _active.stack[-1]
     if _active.base is not None:

@@ -67,7 +67,7 @@ class Hooks:
         return (self.found.get(name) or self.find(name))(*args, **kwargs)
 
     def settle(self) -> None:
-        """Enqueue all deferred work: before and after a recording, before a replay, before waiting for a device."""
+        """Enqueue all deferred work; called before and after a recording, before a replay and before waiting for a device."""
         for settler in self.settlers:
             settler()
 

@@ -408,7 +408,7 @@ def statements(body: Body, compute: str) -> list[str]:
 
 
 def rounded(dtype: str | None, text: str) -> str:
-    """Return the expression that rounds a value to ``dtype``; it calls :func:`rounding_functions`."""
+    """Return the expression that rounds a value to ``dtype`` by :func:`rounding_functions`; ``text`` itself for ``None``."""
     return text if dtype is None else f"as_{dtype}_holds({text})"
 
 

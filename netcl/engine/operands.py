@@ -35,7 +35,7 @@ def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple
 
 
 def operand(op: str, x: Any) -> Tensor:
-    """Convert one input to a tensor; a number or an array goes to the active device."""
+    """Convert one input to a tensor; a number or an array is copied to the active device."""
     if isinstance(x, Tensor):
         return x
     (made,) = operands(op, (x,))

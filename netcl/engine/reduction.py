@@ -503,7 +503,7 @@ def _refuse_bool(name: str, axis: bool) -> None:
 def reduction_function(row: Reduction) -> Callable[..., Tensor]:
     """Return the public function of a row: ``f(x, axis=None, keepdims=False, *, <parameters>, out=None)``.
 
-    Behind the axis of ``var`` and ``std`` torch takes ``unbiased`` by position, so there ``keepdims`` must be named.
+    After the axis, torch's ``var`` and ``std`` take ``unbiased`` by position, so ``keepdims`` must be named there.
     """
 
     def plain(x: Any, axis: Axis = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:

@@ -491,7 +491,7 @@ def _tensor(mask: Any, like: Tensor) -> Tensor:
 
 
 def _blocked(mask: Tensor, dtype: str) -> Tensor:
-    """Convert a mask of torch's attention modules (bool: True is not allowed) to numbers to add."""
+    """Convert a mask of torch's attention modules (bool: True where attention is not allowed) to numbers to add."""
     if mask.dtype not in ("bool", "uint8"):
         return mask
     return ag.cast(ag.where(mask, -math.inf, 0.0), dtype)

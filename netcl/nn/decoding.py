@@ -62,9 +62,9 @@ class Sampling(NamedTuple):
         return self[4:] != (1, 0, 0)
 
     def choose(self, logits: Tensor, uniform: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Choose one token per row of logits ``(batch, vocabulary)`` by a number in [0, 1) per row, on the device; ``(batch, 1)``.
+        """Choose one token per row of logits ``(batch, vocabulary)`` by a number in [0, 1) per row, on the device; returns ``(batch, 1)``.
 
-        Penalties need ``counts``, as :func:`token_counts` begins them; the chosen tokens are added to it in place.
+        Penalties need ``counts``, which :func:`token_counts` initializes; the chosen tokens are added to it in place.
 
         >>> import numpy as np, netcl
         >>> logits = netcl.tensor(np.log([[0.1, 0.6, 0.3]]).astype("float32"))

@@ -51,8 +51,8 @@ def embedding_bag(
 ) -> Tensor:  # fmt: skip
     """Sum, average or take the maximum of vectors in bags: the rows of ``input``, or its parts beginning at ``offsets``.
 
-    ``per_sample_weights`` multiplies the vectors of sums. Vectors of ``padding_idx`` do not count. An empty bag gives zeros. Bags with
-    ``offsets`` and maxima are formed on the host.
+    ``per_sample_weights`` multiplies the vectors of sums. Vectors of ``padding_idx`` do not count. An empty bag gives zeros. For maxima,
+    bags with ``offsets`` are formed on the host.
     """
     _check_bags(input, offsets, mode, per_sample_weights)
     counted = Tensor.ones(input.shape, "bool", queue=input.queue)

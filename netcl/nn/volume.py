@@ -158,12 +158,12 @@ def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor:
 
 
 def adaptive_max_pool3d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    """Return the largest values of windows chosen so that volumes of ``output_size`` remain."""
+    """Return the largest values of windows chosen so that volumes of ``output_size`` remain; ``return_indices`` also gives their places."""
     return _adaptive("adaptive_max_pool3d", ag.adaptive_max_pool2d, input, output_size, return_indices)
 
 
 def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    """Return the largest values of windows chosen so that ``output_size`` values remain."""
+    """Return the largest values of windows chosen so that ``output_size`` values remain; ``return_indices`` also gives their places."""
     (size,) = several(output_size, 1, "output_size", "adaptive_max_pool1d")
     both = ag.adaptive_max_pool2d(ag.unsqueeze(input, 2), (1, size), True)
     y, places = (ag.squeeze(part, 2) for part in both)

@@ -103,7 +103,7 @@ def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], mome
 
 
 def _fuses(queue: Any, x: Tensor, span: int) -> bool:
-    """Whether a channel is folded and applied in one launch: if the channels alone keep most of the device busy."""
+    """Whether a channel is folded and applied in one launch: the channels keep most of the device busy, or a GPU's tensor is small."""
     cpu, _, units = rows.device_of(queue)
     return span > 1 and (x.shape[1] >= units if cpu else x.size <= FUSED_ELEMENTS or 4 * x.shape[1] >= 3 * units)
 
@@ -267,7 +267,7 @@ _planned_grads = planned("batch_norm_before_relu", _grads)
 
 
 def _deferred_grad(upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Compute the gradients together with that of a ReLU whose gradient is pending; ``None`` if there is none."""
+    """Return the gradients, computed together with a pending ReLU gradient; ``None`` if none is pending."""
     before = _before_relu(upstream, x) if isinstance(x, Tensor) and x.size and x.backend == "cl" else None
     return None if before is None else _planned_grads(*before, x, weight, mean, rstd)
 

@@ -26,7 +26,7 @@ def _pairs(x: np.ndarray) -> np.ndarray:
 
 
 def _matrix(n: int, forward: bool) -> np.ndarray:
-    """Return the transform of ``n`` numbers as a matrix."""
+    """Return the DFT matrix of size ``n``, or the matrix of the inverse without its factor ``1 / n``."""
     return np.exp((-2j if forward else 2j) * np.pi / n * np.outer(np.arange(n), np.arange(n)))
 
 

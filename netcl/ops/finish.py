@@ -91,7 +91,7 @@ def _activation_row(name: str) -> Pointwise:
 
 
 def activation_vjp(F: Any, activation: str, g: Any, out: Any, before: Callable[[], Any] = lambda: None) -> Any:
-    """Compute the gradient before an activation by the formula of its row; ``before()`` gives the activation's input if needed."""
+    """Return the gradient with respect to an activation's input, by the formula of its row; ``before()`` gives that input if needed."""
     row = _activation_row(activation)
     assert row.vjp[0]
     known = {"g": g, "out": out} | ({"v0": before()} if "v0" in row.saved() else {})

@@ -277,7 +277,7 @@ def apply(
 
     ``scalars`` are the values of ``rule.scalars``. ``factor`` may be a tensor with one element on the device of the others, as
     are the other numbers of ``rule.given``: nothing waits for their values. Tensors of different devices or dtypes are launched
-    apart.
+    separately.
     """
     for queue, kinds, part in _by_place(roles):
         if launch.is_numpy(queue):

@@ -143,7 +143,7 @@ class _Program:
         self.refused = ""
 
     def excuses(self, replayed: bool, old: Any, new: Any) -> bool:
-        """Whether two recordings may use two buffers in a place.
+        """Whether two recordings may use different buffers for the same argument of a command.
 
         They may if no tensor is left in the first buffer. After a replay they may also if one of the two was an argument: the step
         then reaches the argument by another name as well.

@@ -255,7 +255,7 @@ class Contract:
         return found
 
     def _member(self, owner: Any, member: Any, label: str) -> Any:
-        """Walk a function that a class defines as a method of ``owner``; visit another value; returns that value, or ``_COMPUTED``."""
+        """Queue a function of a class, to be walked as a method of ``owner``, and return ``_COMPUTED``; visit and return another value."""
         instance = None if is_a(owner, type) else owner
         if is_a(member, FunctionType):
             self._pending.append((member, instance))

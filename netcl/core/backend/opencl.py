@@ -121,7 +121,7 @@ class OpenCLBackend:
     def send(
         self, array: Any, stored: np.ndarray, dtype: dtypes.DType, async_copy: bool | None, use_pinned: bool | None, share: bool
     ) -> Transfer:
-        """Copy stored bytes to new memory of the device; the bytes may share memory with ``array``, the caller's argument."""
+        """Copy stored bytes to the device, or use them in place with ``share``; they may share memory with ``array``, the argument."""
         if self.integrated and stored.nbytes and (share or not use_pinned):
             return self._in_place(array, stored, share)
         handle = self.pool.allocate(stored.nbytes, what=f"{stored.shape} {dtype.name}")
