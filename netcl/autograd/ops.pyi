@@ -92,7 +92,7 @@ def argmin(input: Operand, dim: int | None = None, keepdim: bool = False, *, axi
     """Position of the smallest element as int64, the first of equals; NaN is smaller than all. Without an axis: in the flattened tensor."""
 
 def argsort(input: Operand, dim: int = -1, descending: bool = False, *, stable: Any = None, axis: int = ...) -> Tensor:
-    """The indices that sort along an axis; equal values keep their order, NaN counts as the largest value. int64."""
+    """The int64 indices that sort along an axis; equal values keep their order, NaN counts as the largest value."""
 
 def as_strided(input: Operand, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
     """Copy a block of a contiguous tensor, given by size, stride and offset in elements."""
@@ -344,7 +344,7 @@ def cross_entropy_forward(logits: Operand, target: Operand, weight: Operand | No
     """
 
 def cross_entropy_grad(upstream: Operand, logits: Operand, target: Operand, weight: Operand | None, logarithms: Operand, scale: Operand, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> Tensor:
-    """The gradient of the logits: ``upstream * scale * (softmax - target)``."""
+    """The gradient of the logits: ``upstream * scale * (softmax - target)``, without the softmax if ``log_probs``."""
 
 def cummax(input: Operand, dim: int = ..., *, axis: int = ...) -> Ordered:
     """The largest value up to each element along an axis, and its index (of equal values the last); NaN stays."""
@@ -555,7 +555,7 @@ def im2col(input: Operand, *, kernel: Any, stride: Any = 1, padding: Any = 0, di
     """Unfold the windows of images, of any dtype, to columns: ``(batch, channels * kernel height * kernel width, windows)``."""
 
 def index_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, alpha: float | None = None, axis: int = ...) -> Tensor:
-    """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times. The result is new."""
+    """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times; ``x`` stays unchanged."""
 
 def index_copy(input: Operand, dim: Any = ..., index: Any = ..., src: Any = ..., *, source: Any = ..., value: Any = ..., axis: Any = ...) -> Tensor:
     """A copy of x with the slices of ``src`` at ``index`` along an axis."""
@@ -582,7 +582,7 @@ def integer_dot(input: Operand, other: Operand) -> Tensor:
     """``a b'`` over the last axis of int8 or uint8 tensors, exact in int32; b is a matrix of N rows. No gradient."""
 
 def interpolate(input: Operand, size: Any = None, scale_factor: Any = None, mode: str = 'nearest', align_corners: bool | None = None, recompute_scale_factor: bool | None = None, antialias: bool = False) -> Tensor:
-    """Images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes at another size.
+    """Resize images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes.
 
     Give ``size`` or ``scale_factor`` (a number, or one per axis). ``mode`` is ``nearest``, ``nearest-exact``, ``area``, for signals
     ``linear``, for images ``bilinear`` and ``bicubic``, for volumes ``trilinear``. ``align_corners=True`` aligns the

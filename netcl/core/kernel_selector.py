@@ -338,7 +338,7 @@ class KernelSelector:
         return self.choose(Problem(op, shape, dtypes.lookup(dtype).name, flags, self._profile(profile)), shapes)
 
     def choose(self, problem: Problem, shapes: Any) -> KernelConfig:
-        """Return the kernel for a problem; ``shapes`` (of the operands) are passed to the conditions of registered kernels."""
+        """Return the configuration for a problem; ``shapes`` (of the operands) are passed to the conditions of registered kernels."""
         op, device = problem.op, problem.profile
         explicit = self._find_registered(op, shapes, device) if self._registered else None
         if explicit is None:

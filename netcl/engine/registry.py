@@ -400,7 +400,7 @@ class Op(_WithFunction):
 
 @cache
 def _sources(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
-    """Return, per argument of a row's ``vjp``, its name, the index of an input or output (or -1), and an attribute."""
+    """Return, per argument of a row's ``vjp``, its name, the index of the input or output it comes from (or -1), and what is taken."""
     known = {f"{name}_{what}": (i, what) for i, name in enumerate(row.inputs) for what in ("shape", "dtype")}
     known = {
         **{name: (i, "output") for i, name in enumerate(OUTPUTS)},

@@ -136,7 +136,7 @@ def _deferred_along_axis(name: str, rows: Callable[..., Any], count: int) -> Cal
 
 
 def _is_row_norm(x: Any, axes: int, groups: int, *others: Any) -> bool:
-    """Whether a row norm is over trailing axes and has valid operands."""
+    """Whether a row norm is over trailing axes, has valid operands, and its rows keep the device busy."""
     if groups or not isinstance(x, Tensor) or not 1 <= axes <= x.ndim or x.dtype not in launch.FLOATS or not x.size:
         return False
     count = math.prod(x.shape[: x.ndim - axes])

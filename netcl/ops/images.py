@@ -15,7 +15,7 @@ from netcl.ops.conv.geometry import frozen
 
 
 def image(name: str, x: Any, allowed: Sequence[str] = launch.FLOATS, label: str = "x") -> Tensor:
-    """Convert an argument to a tensor with the four axes of images and an allowed dtype."""
+    """Convert an argument to a tensor; raises unless it has the four axes of images and an allowed dtype."""
     (x,) = launch.as_tensors(name, x)
     if x.ndim != 4:
         raise ShapeError(message(name, f"{label} must have four dimensions: batch, channels, height, width", **{f"{label}.shape": x.shape}))

@@ -73,7 +73,7 @@ class RandomStream:
             self.drawn = 0
 
     def words(self, blocks: int) -> np.ndarray:
-        """Return the next words of a stream on the NumPy backend."""
+        """Return the next words of a stream on the NumPy backend and advance its counter."""
         seed, counter = (int(n) for n in self.state.array.view(np.uint64))
         self.state.array[1] += blocks
         return philox(counter, blocks, seed)

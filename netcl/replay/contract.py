@@ -127,7 +127,7 @@ class Contract:
         return len(self.loose), len(self._optional), len(self._on_request), len(self._set), len(self._objects), len(self._walked)
 
     def _names_of(self, value: Any) -> set[str]:
-        """Return the attributes of an object that code may read without naming the object: by loose names, by syntax, and from netcl."""
+        """Return the names of attributes that code may read without naming the object: by loose names, by syntax, and from netcl."""
         wanted, of_class = self.loose | self._optional, is_a(value, type)
         names = set() if of_class else set(instance_dict(value))
         if is_a(value, (ModuleType, FunctionType)):

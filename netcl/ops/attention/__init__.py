@@ -49,7 +49,7 @@ class Config(NamedTuple):
 
 
 def cpu_config(width: int, wide: bool, depth: int) -> Config:
-    """Return the configuration for CPUs with vectors of ``width`` floats: a lane per query, and the products that registers hold."""
+    """Return the configuration for CPUs with vectors of ``width`` floats: a lane per query, and tiles that fit the registers."""
     lanes = 8 if wide else 16
     tile, block = (16, 32) if width >= 16 else (6, 36)  # 16: head sizes and causal row ends are whole tiles
     return Config("cpu.cl", {"LANES": lanes, "TILE": tile, "BLOCK": block, "DEPTH": depth}, (1, 1), lanes)

@@ -69,7 +69,7 @@ CONV_MMA_TILES = (
 
 
 def chunks(job: Job) -> int:
-    """Return the chunks of a pixel of the gathered input."""
+    """Return the number of chunks of a pixel of the gathered input."""
     return -(-job.sizes[1] // CHUNK)
 
 

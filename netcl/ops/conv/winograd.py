@@ -88,7 +88,7 @@ def literal(value: Fraction) -> str:
 
 
 def winograd_space(problem: Problem) -> list[KernelConfig]:
-    """List the tuner's candidates for a convolution."""
+    """List the tuner's candidates for a convolution; empty if Winograd does not apply or is off."""
     flags = problem.flags
     plain = problem.shape[5:] == (3, 3) and flags["groups"] == 1 and flags["stride"] == flags["dilation"] == (1, 1)
     allowed = plain and env.value("NETCL_CONV_WINOGRAD")

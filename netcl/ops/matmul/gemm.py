@@ -433,7 +433,7 @@ def product_algorithm(queue: Any, p: Matmul, config: KernelConfig, profile: Devi
 
 
 def chosen(queue: Any, p: Matmul, config: KernelConfig | None = None) -> tuple[Algorithm, KernelConfig]:
-    """Return the algorithm of a product by the selector's choice, or by a given configuration."""
+    """Return algorithm and configuration of a product, by the selector's choice or by a given configuration."""
     profile = handle_of(queue).profile
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
     return product_algorithm(queue, p, config, profile)
