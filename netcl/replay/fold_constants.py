@@ -70,7 +70,7 @@ class FoldedCommands:
         return rest
 
     def refresh(self) -> None:
-        """Compute the results again if memory that they depend on was written since."""
+        """Compute the results again if memory that they depend on was written in between."""
         if [mark.last for mark in self._read] != self._times:
             self._compute()
 
@@ -83,7 +83,7 @@ class FoldedCommands:
 
 
 def _constant_nodes(nodes: Sequence[CommandNode], outputs: Collection[Value]) -> dict[CommandNode, None]:
-    """Return the commands whose operands are constant, in order. A value is constant if all commands that write it are."""
+    """The commands whose operands are constant, in order. A value is constant if all commands that write it are."""
     uploads = {node for node in nodes if node.kind == "upload" and node.writes[0].kind == CONSTANT and not node.writes[0].written}
     moving = {value for node in nodes if node not in uploads for value in node.writes if value.kind != MADE or value.held() is not None}
     read = {value for node in nodes for value in node.reads}
@@ -98,7 +98,7 @@ def _constant_nodes(nodes: Sequence[CommandNode], outputs: Collection[Value]) ->
 
 
 def _result_of(value: Value, writers: dict[Value, list[CommandNode]], kept: KeptValues, above: tuple[Value, ...] = ()) -> KeptValue:
-    """Return the result of the commands that write a value: equal commands over the same memory have one result."""
+    """The result of the commands that write a value: equal commands over the same memory have one result."""
     above = (*above, value)
 
     def shown(arg: Any) -> Any:
