@@ -48,7 +48,7 @@ __all__ = [
 
 
 def tensor(data: Any, dtype: str | None = None, *, requires_grad: bool = False, device: Any = None, queue: Any = None) -> Tensor:
-    """A tensor of host values on the active (or the given) device."""
+    """Return a tensor of host values on the active (or the given) device."""
     if isinstance(data, Tensor):
         data = data.to_host()
     if queue is None and device is None:
@@ -88,7 +88,7 @@ _CALLED_BY_CORE: dict[str, _Function] = {
 
 
 def find(name: str) -> _Function | None:
-    """Return the function that core calls by this name: an op with its gradient, or a function of the tape."""
+    """Return the function that core calls by this name: an op with its gradient, or a function of the tape; ``None`` if unknown."""
     return _CALLED_BY_CORE.get(name) or _twins.find_twin(name)
 
 

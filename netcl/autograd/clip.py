@@ -30,7 +30,7 @@ def _check_order(op: str, norm_type: Any) -> float:
 
 
 def _host_norm(devices: Sequence[Sequence[Tensor]], order: float) -> float:
-    """The total norm over several devices; all device norms are enqueued before the first is read."""
+    """Return the total norm over several devices; all device norms are enqueued before the first is read."""
     norms = [total.item() for total in [update.norm_of_all(tensors, order)[0] for tensors in devices]]
     if len(norms) == 1:
         return float(norms[0])
@@ -39,7 +39,7 @@ def _host_norm(devices: Sequence[Sequence[Tensor]], order: float) -> float:
 
 
 def clip_factor(gradients: Sequence[Tensor], max_norm: float, order: float = 2.0) -> tuple[Tensor, Tensor | float]:
-    """The total norm of the gradients and the factor that reduces it to ``max_norm``; on the device if there is only one."""
+    """Return the total norm, a tensor, and the factor that limits it to ``max_norm``: a tensor on a single device, else a number."""
     devices = list(update.by_context(gradients).values())
     if len(devices) == 1:
         return update.norm_of_all(gradients, order, max_norm)

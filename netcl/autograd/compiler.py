@@ -128,7 +128,7 @@ class CompiledFunction:
         return found
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """The sources of the kernels for a call with these arguments: forward, and backward if an argument requires gradients."""
+        """Return the sources of the kernels for a call with these arguments: forward, and backward if an argument requires gradients."""
         return str(self.graph(*args, **kwargs))
 
 

@@ -29,7 +29,7 @@ _UNUSED = ("layout", "pin_memory", "memory_format", "non_blocking")
 
 
 def _placement(options: dict[str, Any]) -> tuple[Any, bool]:
-    """The queue that keyword arguments select, and whether the result requires grad; raises on unknown keywords."""
+    """Return the queue that keyword arguments select, and whether the result requires grad; raises on unknown keywords."""
     queue = find_queue(options.pop("queue", None), None, options.pop("device", None))
     grad = options.pop("requires_grad", False)
     unknown = [name for name in options if name not in _UNUSED]
@@ -52,19 +52,19 @@ def _given_sizes(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, .
 
 
 def full(size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Tensor:
-    """A tensor with ``fill_value`` everywhere."""
+    """Return a tensor with ``fill_value`` everywhere."""
     queue, grad = _placement(options)
     value = fill_value.item() if isinstance(fill_value, Tensor) else fill_value
     return Tensor.full(size, value, dtype, queue=queue, requires_grad=grad)
 
 
 def zeros(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """Zeros: ``zeros(2, 3)``, ``zeros((2, 3))`` or ``zeros(size=(2, 3))``; a dtype may follow a tuple."""
+    """Return zeros: ``zeros(2, 3)``, ``zeros((2, 3))`` or ``zeros(size=(2, 3))``; a dtype may follow a tuple."""
     return _filled(Tensor.zeros, size, dtype, options)
 
 
 def ones(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """Ones; arguments as those of :func:`zeros`."""
+    """Return ones; arguments as those of :func:`zeros`."""
     return _filled(Tensor.ones, size, dtype, options)
 
 
@@ -74,7 +74,7 @@ def _filled(make: Callable[..., Tensor], size: tuple[Any, ...], dtype: Any, opti
 
 
 def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """An uninitialized tensor."""
+    """Return an uninitialized tensor."""
     *sizes, dtype = size if len(size) == 2 and isinstance(size[1], str) else (*size, dtype)
     shape = _given_sizes(tuple(sizes), options)
     queue, grad = _placement(options)
@@ -83,13 +83,13 @@ def empty(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
 
 @with_generator
 def rand(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """Values uniform in [0, 1)."""
+    """Return values uniform in [0, 1)."""
     return _random_tensor("rand", size, dtype, options)
 
 
 @with_generator
 def randn(*size: Any, dtype: Any = None, **options: Any) -> Tensor:
-    """Values of the standard normal distribution."""
+    """Return values of the standard normal distribution."""
     return _random_tensor("randn", size, dtype, options)
 
 
@@ -101,7 +101,7 @@ def _random_tensor(kind: str, size: tuple[Any, ...], dtype: Any, options: dict[s
 
 @with_generator
 def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64", **options: Any) -> Tensor:
-    """Integers from ``low`` up to but not including ``high``: ``randint(10, (2, 3))`` or ``randint(3, 10, (2, 3))``."""
+    """Return random integers from ``low`` up to but not including ``high``: ``randint(10, (2, 3))`` or ``randint(3, 10, (2, 3))``."""
     size = options.pop("shape", size)
     if size is None and high is not None and not isinstance(high, int | np.integer):
         high, size = None, high
@@ -113,14 +113,14 @@ def randint(low: int, high: Any = None, size: Any = None, *, dtype: Any = "int64
 
 @with_generator
 def randperm(n: int, *, dtype: Any = "int64", **options: Any) -> Tensor:
-    """The numbers from 0 to n - 1 in random order."""
+    """Return the numbers from 0 to n - 1 in random order."""
     queue, _ = _placement(options)
     return twin("argsort")(twin("rand")((n,), queue=queue)).to(dtype)
 
 
 @with_generator
 def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, dtype: Any = None, **options: Any) -> Tensor:
-    """Normal values of a mean and a deviation, each a number or a tensor; two numbers need ``size``."""
+    """Return normal values with a mean and a standard deviation, each a number or a tensor; two numbers need ``size``."""
     like = next((x for x in (mean, std) if isinstance(x, Tensor)), None)
     if like is None and size is None:
         raise ShapeError(message("normal", "size must be given if mean and std are numbers", mean=mean, std=std))
@@ -131,14 +131,14 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, dtype: Any = No
 
 
 def arange(start: Any, end: Any = None, step: Any = 1, dtype: Any = None, **options: Any) -> Tensor:
-    """``start, start + step, ...`` below ``end``; integers give int64, floats float32."""
+    """Return ``start, start + step, ...`` below ``end``; integers give int64, floats float32."""
     end = options.pop("stop", end)
     queue, grad = _placement(options)
     return Tensor.arange(start, end, step, dtype, queue=queue).requires_grad_(grad)
 
 
 def _host_factory(name: str, values: Callable[..., Any], default: Any = dtypes.FLOAT32) -> Callable[..., Tensor]:
-    """A factory whose values NumPy computes, with torch's keywords."""
+    """Return a factory whose values NumPy computes, with torch's keywords."""
     parameters = tuple(inspect.signature(values).parameters)
 
     def make(*args: Any, dtype: Any = None, **options: Any) -> Tensor:
@@ -196,7 +196,7 @@ def _beside(x: Tensor, options: dict[str, Any]) -> dict[str, Any]:
 
 @with_generator
 def multinomial(input: Any, num_samples: int, replacement: bool = False) -> Tensor:
-    """Indices along the last axis, drawn with probabilities proportional to its values, which need not sum to 1."""
+    """Return indices along the last axis, drawn with probabilities proportional to its values, which need not sum to 1."""
     if input.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > input.shape[-1]):
         what = "x must be a vector or a matrix, and num_samples at least 1 and, without replacement, at most its last size"
         raise ShapeError(message("multinomial", what, num_samples=num_samples, **{"x.shape": input.shape}))
@@ -210,7 +210,7 @@ def multinomial(input: Any, num_samples: int, replacement: bool = False) -> Tens
 
 
 def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
-    """Vectors spread over the axes of a grid, the first over rows; ``indexing="xy"`` exchanges the first two axes."""
+    """Return vectors expanded over a grid, the first along its rows; ``indexing="xy"`` exchanges the first two axes."""
     given = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else tensors
     if indexing not in ("ij", "xy"):
         raise ValueError(message("meshgrid", 'indexing must be "ij" or "xy"', indexing=repr(indexing)))
@@ -220,7 +220,7 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
 
 
 def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
-    """Tensors expanded to their common shape."""
+    """Return the tensors expanded to their common shape."""
     shape = np.broadcast_shapes(*(x.shape for x in tensors))
     return tuple(x.expand(shape) for x in tensors)
 
@@ -229,7 +229,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
 
 
 def finfo(dtype: Any = dtypes.FLOAT32) -> Any:
-    """The limits of a dtype of floats: ``max``, ``min``, ``eps``, ``tiny``, ``bits``."""
+    """Return the limits of a floating-point dtype: ``max``, ``min``, ``eps``, ``tiny``, ``bits``."""
     row = dtypes.lookup(dtype, "finfo")
     if not row.is_float:
         raise DtypeError(message("finfo", "dtype must be a floating-point type", "use netcl.iinfo", dtype=row.name))

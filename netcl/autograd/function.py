@@ -13,7 +13,7 @@ from netcl.ops import random
 
 
 def move(x: Tensor, queue: Any) -> Tensor:
-    """``x.to(device)`` of a tensor that requires a gradient: a copy whose gradient is moved back to the device of ``x``."""
+    """Return a copy of ``x`` on another device, whose gradient is moved back to the device of ``x``."""
     out = x.detach().to(queue)
     if recording((x,)):
         Node("to", lambda node, F, grads: [grads[0].to(node.saved)], (x,), x.queue).attach((out,))
@@ -58,12 +58,12 @@ class Function:
 
     @staticmethod
     def backward(ctx: Context, *gradients: Any) -> Any:
-        """One gradient, or ``None``, per argument of ``forward``."""
+        """Return one gradient, or ``None``, per argument of ``forward``."""
         raise NotImplementedError(message("Function", "backward must be defined by the subclass"))
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
-        """Run ``forward`` and record the call."""
+        """Run ``forward``, record the call and return the result."""
         ctx = Context()
         ctx.needs_input_grad = tuple(isinstance(x, Tensor) and x.requires_grad for x in args)
         with no_grad():
@@ -91,7 +91,7 @@ def _function_rule(cls: type[Function]) -> Callable[..., Sequence[Any]]:
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run ``function`` without keeping what its gradient needs; backward runs it again.
+    """Return the result of ``function`` without keeping what its gradient needs; backward runs it again.
 
     The second run uses the state of the random generator and of ``autocast`` that the first run had.
     """

@@ -65,7 +65,7 @@ def _first(out: Any) -> Tensor:
 
 
 def gradgradcheck(function: Callable[..., Any], inputs: Sequence[Any], **options: Any) -> bool:
-    """``gradcheck`` of the gradient itself: second derivatives."""
+    """Return true if second derivatives agree with finite differences: :func:`gradcheck` of the gradient of ``function``."""
     with enable_grad():
         sample = _first(function(*inputs))
     weights = Tensor.from_host(sample.queue, np.random.default_rng(1).standard_normal(sample.shape), sample.dtype)

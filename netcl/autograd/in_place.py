@@ -29,7 +29,7 @@ from netcl.ops.random import with_generator
 
 
 def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Write the result of the op ``name`` for ``x`` into ``x``."""
+    """Write the result of the op ``name`` for ``x`` into ``x``; returns ``x``."""
     _check_target(name, x, args, kwargs)
     if name in _SPECIAL:
         return _SPECIAL[name](x, *args, **kwargs)
@@ -46,7 +46,7 @@ def in_place(name: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _check_target(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise, as torch does, for a write outside of ``no_grad()`` to a leaf that requires grad or to a view of one."""
+    """Raise while a model is traced and, outside of ``no_grad()``, for a leaf that requires grad or a view of one, as torch does."""
     if modes.observer is not None:
         raise AutogradError(message(f"{name}_", "cannot write in place while a model is traced", "compute a new tensor", shape=x.shape))
     if not grad_mode.get():
@@ -76,7 +76,7 @@ def _fits_in(name: str, x: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _snapshot_of(x: Tensor) -> Tensor:
-    """A copy of ``x`` with its current values and history, for backward of the op."""
+    """Return a copy of ``x`` with its current values and history, for backward of the op."""
     kept = duplicate(x)
     kept.requires_grad, kept.grad_fn, kept.output_nr = x.requires_grad, x.grad_fn, x.output_nr
     return kept
@@ -86,7 +86,7 @@ def _snapshot_of(x: Tensor) -> Tensor:
 
 
 def assign(x: Tensor, result: Tensor, name: str = "assign") -> Tensor:
-    """Write a result into ``x`` and give ``x`` its history."""
+    """Write a result into ``x``, give ``x`` the history of the result, and return ``x``."""
     if result is x:
         return x
     if result.shape != x.shape:
@@ -108,12 +108,12 @@ def assign(x: Tensor, result: Tensor, name: str = "assign") -> Tensor:
 
 
 def _stand_in(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A tensor without memory that carries a history."""
+    """Return a tensor without memory, to which a history can be attached."""
     return Tensor(None, shape, like.dtype, like.context, like.queue)
 
 
 def _history_of(x: Tensor) -> Tensor:
-    """A tensor that represents ``x`` before the write."""
+    """Return a tensor without memory that has the history of ``x`` before the write."""
     old = _stand_in(x.shape, x)
     old.requires_grad, old.grad_fn, old.output_nr = x.requires_grad, x.grad_fn, x.output_nr
     return old
@@ -139,7 +139,7 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
 
 
 def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, result: Tensor) -> None:
-    """:func:`_rebase` for shared memory: the flattened base gets a history, and every tensor over it that of a view."""
+    """Give shared memory new histories: the flattened base gets that of the write, and every tensor over it that of a view."""
     whole = (history.size,)
     new = _stand_in(whole, x)
     if place.strides is None:
@@ -164,7 +164,7 @@ def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, 
 
 
 def recorded_setitem(x: Tensor, index: Any, value: Any) -> Tensor:
-    """``x[index] = value``, in place and recorded: gradients flow to ``value`` and, for the other elements, to the old ``x``."""
+    """Record and run ``x[index] = value``, and return ``x``: gradients flow to ``value`` and, for other elements, to the old ``x``."""
     _check_target("setitem", x, (value,), {})
     if isinstance(value, Tensor) and views.is_copy(value) and value.writes is x.writes and _is_item(x, index, value):
         return x  # x[index] += y: the write to the view has already changed x
@@ -195,7 +195,7 @@ def _is_item(x: Tensor, index: Any, value: Tensor) -> bool:
 
 
 def _kept_index(index: Any) -> Any:
-    """A copy of an index, so that later writes to its tensors and arrays do not change it."""
+    """Return a copy of an index, so that later writes to its tensors and arrays do not change it."""
     if isinstance(index, tuple):
         return tuple(_kept_index(item) for item in index)
     return duplicate(index) if isinstance(index, Tensor) else index.copy() if isinstance(index, np.ndarray) else index

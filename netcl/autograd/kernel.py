@@ -77,7 +77,7 @@ class Kernel:
         self.__doc__ = function.__doc__
 
     def source(self) -> str:
-        """The OpenCL C of the kernel and of its gradients, without the preamble."""
+        """Return the OpenCL C of the kernel and of its gradients, without the preamble."""
         return "\n".join(
             spec.to_source().removeprefix(PRIMITIVE_PREAMBLE).strip() + "\n" for spec in (self.forward, *self.backward.values())
         )
@@ -91,7 +91,7 @@ class Kernel:
         return KernelSpec(name, [*params, "const int n"], PRIMITIVE_PREAMBLE, text, options=self.options, guarded=True)
 
     def _backward_specs(self) -> dict[tuple[str, ...], KernelSpec]:
-        """The gradient kernels: the inputs whose gradients each writes, and its text."""
+        """Return the gradient kernels by the inputs whose gradients they write; empty if ``vjp`` is a function or ``None``."""
         if self.vjp is None or callable(self.vjp):
             return {}
         bodies = {tuple(n for n in self.tensors if re.search(rf"\bd{n}\b", self.vjp)): self.vjp} if isinstance(self.vjp, str) else {
@@ -177,7 +177,7 @@ def _kernel_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Tensor | None
 
 
 def _kernel_signature(name: str, function: Callable[..., Any]) -> tuple[dict[str, str], dict[str, str], str]:
-    """The tensors with their dtypes, the numbers with their C types, the dtype of the result."""
+    """Return the tensors with their dtypes, the numbers with their C types, the dtype of the result."""
     signature = inspect.signature(function)
     tensors, numbers = {}, {}
     for parameter in signature.parameters.values():
@@ -204,7 +204,7 @@ def _stored_dtype(name: str, what: str, kind: str) -> str:
 
 
 def _size_names(body: str, inputs: Mapping[str, Any]) -> list[str]:
-    """The size names a body uses: ``x_size``, ``x_dim0``.."""
+    """Return the size names a body uses: ``x_size``, ``x_dim0``.."""
     found = [f"{n}_size" for n in inputs if re.search(rf"\b{n}_size\b", body)]
     return found + [f"{n}_dim{d}" for n in inputs for d in sorted(set(re.findall(_DIM.format(name=n), body)))]
 

@@ -32,7 +32,7 @@ TORCHS_WORDS = (
 
 
 def twin(name: str) -> Callable[..., Any]:
-    """The differentiable function of the op ``name``, made at first use."""
+    """Return the differentiable function of the op ``name``, made at first use."""
     row = registry.lookup_op(name)
     known = _twins.get(name)
     if known is None or known[0] is not row:
@@ -41,12 +41,12 @@ def twin(name: str) -> Callable[..., Any]:
 
 
 def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call the op ``name``, recorded if an input requires it."""
+    """Return the result of the op ``name``, recorded if an input requires a gradient."""
     return twin(name)(*args, **kwargs)
 
 
 def _torchs_words(row: Any) -> dict[str, str]:
-    """Map torch's names of an op's parameters to the names here; in ``max`` and ``min``, ``dim`` and ``axis`` differ in meaning."""
+    """Return torch's names of an op's parameters with the names here; in ``max`` and ``min``, ``dim`` and ``axis`` differ in meaning."""
     parameters = inspect.signature(ops.function(row.name)).parameters
     words = {} if row.name in ("max", "min") else {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
     words |= dict(zip(("input", "other"), row.inputs, strict=False))
@@ -61,7 +61,7 @@ _SECOND = {"pow": "exponent", "mm": "mat2", "bmm": "mat2", "outer": "vec2", "ler
 
 
 def signature(name: str) -> tuple[inspect.Signature, dict[str, str]]:
-    """The signature of an op in torch's words, and the other names by which it takes a parameter that is not an input."""
+    """Return the signature of an op in torch's words, and the other names by which it takes a parameter that is not an input."""
     row = registry.lookup_op(name)
     own = inspect.signature(ops.function(row.name))
     words, taken = _torchs_words(row), own.parameters
@@ -101,12 +101,12 @@ def _rounded_quotient(call: Callable[..., Any], a: Any, b: Any, *, rounding_mode
 
 
 def _ignored(call: Callable[..., Any], *args: Any, stable: Any, **kwargs: Any) -> Any:
-    """Drop ``stable``: sorting is always stable."""
+    """Call an op without ``stable``: sorting is always stable."""
     return call(*args, **kwargs)
 
 
 def older_reduction(size_average: bool | None, reduce: bool | None) -> dict[str, str]:
-    """``reduction=`` for torch's older parameters; empty if neither is given."""
+    """Return the keyword ``reduction`` for torch's older parameters as a dict; empty if neither is given."""
     if size_average is None and reduce is None:
         return {}
     return {"reduction": "none" if reduce is False else "sum" if size_average is False else "mean"}
@@ -199,7 +199,7 @@ def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
 
 
 def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """An op that returns views: links each result to its base. Second-order gradients create no views."""
+    """Return an op whose results, which are views, are linked to their base. Second-order gradients create no views."""
     place, bind = views.LAYOUTS[row.name], _binder(row)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -216,7 +216,7 @@ def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call must be recorded: a tensor argument, or one in a list, requires a gradient."""
+    """Whether a call must be recorded: gradients are enabled, and a tensor argument, or one in a list, requires one."""
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, Tensor):
             if x._learns:
@@ -279,7 +279,7 @@ def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping
 
 @cache
 def _kept_inputs(row: Pointwise) -> tuple[tuple[bool, ...], bool]:
-    """Per input, whether backward reads it; and whether backward reads the result."""
+    """Return, per input, whether backward reads it, and whether backward reads the result."""
     kept = row.saved()
     return tuple(f"v{i}" in kept for i in range(row.arity)), "out" in kept
 
@@ -297,7 +297,7 @@ def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
 
 
 def _recorded_again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
-    """A saved output with its history restored. It is saved without history, because tensor and node would form a cycle."""
+    """Return a saved output (or ``None``) with its history restored; it is saved without, because tensor and node would form a cycle."""
     if out is None:
         return None
     recorded = out.detach()
@@ -337,7 +337,7 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
 
 
 def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
-    """A function that binds the arguments of a call; faster than ``inspect`` and unchecked, because the op has checked them."""
+    """Return a function that binds the arguments of a call; faster than ``inspect`` and unchecked, because the op has checked them."""
     parameters = inspect.signature(row.call).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return row.bind
@@ -387,7 +387,7 @@ def _flat_gradients(inputs: Sequence[Any], back: Sequence[Any]) -> list[Any]:
 
 
 def find_twin(name: str) -> Callable[..., Any] | None:
-    """The differentiable function of an op, or ``None`` if no op has this name."""
+    """Return the differentiable function of an op, or ``None`` if no op has this name."""
     return twin(name) if name in registry.REGISTRY or name in registry.ALIASES else None
 
 

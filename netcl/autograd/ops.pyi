@@ -92,7 +92,7 @@ def argmin(input: Operand, dim: int | None = None, keepdim: bool = False, *, axi
     """Position of the smallest element as int64, the first of equals; NaN is smaller than all. Without an axis: in the flattened tensor."""
 
 def argsort(input: Operand, dim: int = -1, descending: bool = False, *, stable: Any = None, axis: int = ...) -> Tensor:
-    """The indices that sort along an axis; equal values keep their order, NaN counts as the largest value. int64."""
+    """The int64 indices that sort along an axis; equal values keep their order, NaN counts as the largest value."""
 
 def as_strided(input: Operand, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
     """Copy a block of a contiguous tensor, given by size, stride and offset in elements."""
@@ -219,7 +219,7 @@ def cached_attention(query: Operand, key: Operand | None, value: Operand | None,
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
       works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
     - **query_norm**, **key_norm**, **frequencies**: heads of a projection pass an RMS norm with these weights and **eps**, then
-      :func:`rope` with the positions that ``lengths`` gives; as many elements as there are frequencies for.
+      :func:`rope` with the positions that ``lengths`` gives; it rotates two elements per frequency.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
@@ -344,7 +344,7 @@ def cross_entropy_forward(logits: Operand, target: Operand, weight: Operand | No
     """
 
 def cross_entropy_grad(upstream: Operand, logits: Operand, target: Operand, weight: Operand | None, logarithms: Operand, scale: Operand, *, reduction: str = 'mean', ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False) -> Tensor:
-    """The gradient of the logits: ``upstream * scale * (softmax - target)``."""
+    """The gradient of the logits: ``upstream * scale * (softmax - target)``, without the softmax if ``log_probs``."""
 
 def cummax(input: Operand, dim: int = ..., *, axis: int = ...) -> Ordered:
     """The largest value up to each element along an axis, and its index (of equal values the last); NaN stays."""
@@ -555,7 +555,7 @@ def im2col(input: Operand, *, kernel: Any, stride: Any = 1, padding: Any = 0, di
     """Unfold the windows of images, of any dtype, to columns: ``(batch, channels * kernel height * kernel width, windows)``."""
 
 def index_add(input: Operand, dim: int = ..., index: Operand = ..., src: Operand = ..., *, alpha: float | None = None, axis: int = ...) -> Tensor:
-    """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times. The result is new."""
+    """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times; ``x`` stays unchanged."""
 
 def index_copy(input: Operand, dim: Any = ..., index: Any = ..., src: Any = ..., *, source: Any = ..., value: Any = ..., axis: Any = ...) -> Tensor:
     """A copy of x with the slices of ``src`` at ``index`` along an axis."""
@@ -582,7 +582,7 @@ def integer_dot(input: Operand, other: Operand) -> Tensor:
     """``a b'`` over the last axis of int8 or uint8 tensors, exact in int32; b is a matrix of N rows. No gradient."""
 
 def interpolate(input: Operand, size: Any = None, scale_factor: Any = None, mode: str = 'nearest', align_corners: bool | None = None, recompute_scale_factor: bool | None = None, antialias: bool = False) -> Tensor:
-    """Images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes at another size.
+    """Resize images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes.
 
     Give ``size`` or ``scale_factor`` (a number, or one per axis). ``mode`` is ``nearest``, ``nearest-exact``, ``area``, for signals
     ``linear``, for images ``bilinear`` and ``bicubic``, for volumes ``trilinear``. ``align_corners=True`` aligns the
@@ -597,7 +597,7 @@ def isfinite(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x is neither infinite nor NaN."""
 
 def isin(input: Operand, values: Operand, invert: bool = False) -> Tensor:
-    """For every element of ``x`` whether it is among ``values``; a NaN never is."""
+    """Return, for every element of ``x``, whether it is among ``values``; a NaN never is."""
 
 def isinf(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x is infinite."""
@@ -982,7 +982,7 @@ def recurrent(gx: Operand, weight: Operand, bias: Operand | None = None, h0: Ope
     """
 
 def recurrent_grad(g_y: Operand | None, g_h: Operand | None, g_c: Operand | None, weight: Operand, h0: Operand | None, c0: Operand | None, projection: Operand | None, lengths: Operand | None, y: Operand, saved: Operand, *, kind: str, reverse: bool = False, biased: bool = False) -> tuple[Tensor, ...]:
-    """Compute the gradients of :func:`recurrent` with respect to gx, weight, bias, h0, c0 and projection, as far as given."""
+    """Compute the gradients of :func:`recurrent` with respect to gx, weight, bias, h0, c0 and projection, those that were given."""
 
 def reflect_points(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x reflected at -1 and 1, as often as needed."""
@@ -1012,7 +1012,7 @@ def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', 
     """
 
 def reshape(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
-    """The same elements under another shape; shares memory. One size may be -1."""
+    """The same elements in another shape; shares memory. One size may be -1."""
 
 def rms_norm(input: Operand, normalized_shape: int | Sequence[int], weight: Operand | None = None, eps: float = 1e-06) -> Tensor:
     """RMS norm over the trailing axes: ``x / sqrt(mean(x^2) + eps) * weight``."""
@@ -1074,8 +1074,8 @@ def scaled_dot_product_attention(query: Operand, key: Operand, value: Operand, m
 
     ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``: true where a key takes part, or numbers added to the scores.
     ``scale`` is ``1 / sqrt(D)`` by default.
-    ``causal`` (torch's ``is_causal``) lets query i see keys up to i. k and v may have fewer heads than q (grouped queries). A row
-    that sees no key gives 0. With ``dropout_p`` the probabilities are kept as a matrix; without it nothing of that size is.
+    ``causal`` (torch's ``is_causal``) lets query i attend to keys up to i. k and v may have fewer heads than q (grouped queries). A query
+    without keys gives 0. With ``dropout_p`` the matrix of probabilities is stored; without it, no matrix of that size is.
     """
 
 def scatter(input: Operand, dim: int = ..., index: Any = ..., src: Any = ..., *, reduce: Any = None, source: Any = ..., value: Any = ..., axis: int = ...) -> Tensor:

@@ -64,7 +64,7 @@ _FLOAT_DTYPES = frozenset(name for name, row in DTYPES.items() if row.is_float)
 
 
 def like(x: Any) -> Like:
-    """The shape and dtype of a tensor."""
+    """Return the shape and dtype of a tensor."""
     return make_like((x.shape, x.dtype))
 
 
@@ -111,7 +111,7 @@ class Node:
                 _check_finite(self, out, "returned")
 
     def __call__(self, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients of the op's inputs from those of its outputs; ``None`` for an input that requires none.
+        """Return the gradients of the op's inputs from those of its outputs; ``None`` for an input that requires none.
 
         Does not accumulate ``.grad``, call hooks or release memory.
         """
@@ -129,7 +129,7 @@ class Node:
             return tuple(None if g is None or seen is None else _fit(ops, g, seen) for g, seen in zip(back, self.likes, strict=True))
 
     def add_hook(self, index: int, hook: Callable[[Tensor], Tensor | None]) -> Remover:
-        """Call ``hook`` with the gradient of output ``index``."""
+        """Call ``hook`` with the gradient of output ``index``; the result removes the hook."""
         entry = (index, hook)
         self.hooks = (*self.hooks, entry)
 
@@ -148,12 +148,12 @@ class Node:
 
 
 def edge_of(x: Tensor) -> tuple[Any, int]:
-    """Where the gradient of a tensor goes."""
+    """Return the edge along which the gradient of a tensor is sent: ``(leaf, 0)`` or ``(node, index of its output)``."""
     return (x, 0) if x.grad_fn is None else (x.grad_fn, x.output_nr)
 
 
 def _op_site() -> str:
-    """The line of the user's program that called the op."""
+    """Return the line of the user's program that called the op."""
     line = user_line()
     return f"{line.filename}:{line.lineno} in {line.name}: {line.line}"
 
@@ -277,7 +277,7 @@ def expect_no_backward(owner: object) -> None:
 
 
 def walk_under_way() -> object | None:
-    """An object that identifies the running backward pass; ``None`` outside of one."""
+    """Return an object that identifies the running backward pass; ``None`` outside of one."""
     return modes.finishers
 
 
@@ -409,12 +409,12 @@ class _Walk:
 
 
 def _hooked(edges: Iterable[tuple[Any, int] | None]) -> list[Tensor]:
-    """The leaves with hooks at the ends of edges."""
+    """Return the leaves with hooks at the ends of edges."""
     return [edge[0] for edge in edges if edge is not None and isinstance(edge[0], Tensor) and edge[0]._hooks]
 
 
 def _still_due(pending: Iterable[Node]) -> Counter[Tensor]:
-    """The number of edges from the nodes of this pass to each leaf with hooks."""
+    """Return the number of edges from the nodes of this pass to each leaf with hooks."""
     due: Counter[Tensor] = Counter()
     reached, nodes = set(pending), list(pending)
     while nodes:
@@ -431,7 +431,7 @@ def _edge_key(edge: tuple[Any, int]) -> tuple[int, int]:
 
 
 def _memory_owner(t: Tensor) -> Any:
-    """The object that owns a tensor's memory, or that will compute it."""
+    """Return the object that owns a tensor's memory, or that will compute it."""
     if t.source is not None:
         return t.source
     return (t.pool_handle or t.buffer) if t.array is None else memory_of(t.array)
@@ -442,7 +442,7 @@ def _sum(F: Any, a: Tensor | None, b: Tensor) -> Tensor:
 
 
 def _hook_answer(gradient: Any, answer: Any) -> Any:
-    """The gradient, or the one a hook returned instead."""
+    """Return the gradient, or the one a hook returned instead."""
     if answer is None:
         return gradient
     if not isinstance(answer, Tensor):
@@ -502,7 +502,7 @@ class Tape:
         grad_mode.set(enabled)
 
     def backward(self, loss: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
-        """Accumulate the gradients of ``loss`` in the leaves."""
+        """Accumulate the gradients of ``loss`` in the leaves; clears the list of nodes unless the graph is retained."""
         backward(loss, gradient, retain_graph=retain_graph, create_graph=create_graph)
         if not (retain_graph or create_graph):
             self.reset()
@@ -529,7 +529,7 @@ def grad(
     retain_graph: bool | None = None,
     allow_unused: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of ``outputs`` with respect to ``inputs``; does not change any ``.grad``.
+    """Return the gradients of ``outputs`` with respect to ``inputs``; does not change any ``.grad``.
 
     ``create_graph=True`` records the gradients themselves, so that they can be differentiated again.
     """
@@ -553,7 +553,7 @@ def grad(
 
 
 def _listed(what: str, given: Any, *others: type) -> list[Any]:
-    """One tensor, or several, as a list."""
+    """Return one tensor, or several, as a list."""
     values = [given] if isinstance(given, Tensor) or not isinstance(given, Iterable) else list(given)
     for x in values:
         if not isinstance(x, (Tensor, *others)):
@@ -571,7 +571,7 @@ class _Setting(ContextDecorator):
         self._previous: list[Any] = []
 
     def _recreate_cm(self) -> _Setting:
-        """Give each call of a decorated function its own block, because threads and tasks may run it at the same time."""
+        """Return a new block for each call of a decorated function, because threads and tasks may run it at the same time."""
         new = object.__new__(type(self))
         new.value, new._previous = self.value, []
         return new
@@ -624,7 +624,7 @@ def is_grad_enabled() -> bool:
 
 
 def get_current_tape() -> Tape | None:
-    """The tape of the innermost ``with Tape()`` of this thread; ``None`` outside of one."""
+    """Return the tape of the innermost ``with Tape()`` of this thread; ``None`` outside of one."""
     return modes.tape
 
 

@@ -38,7 +38,7 @@ class Arena:
 
     If no range does, entirely free segments are released, the largest first, and one segment of their total size replaces them. Memory thus
     grows only by what is missing, and not at all after the first steps of a program. ``create`` and ``part_of`` allocate a buffer and a
-    sub-buffer from the driver, ``resized``
+    sub-buffer from the driver; ``resized``
     receives the number of bytes allocated (or, negative, released); no segment is larger than ``limit``.
     """
 
@@ -69,7 +69,7 @@ class Arena:
         self.hits = self.misses = 0
 
     def take(self, nbytes: int, what: str = "") -> Any:
-        """A buffer of ``nbytes``; ``what`` names the tensor in an out-of-memory message."""
+        """Return a buffer of ``nbytes``, from a free range or a new segment; ``what`` names the tensor in an out-of-memory message."""
         with self._lock:
             if self.returned:
                 last = self.returned.pop()
@@ -96,7 +96,7 @@ class Arena:
             return self._cut(nbytes, room, address)
 
     def part(self, buffer: Any, offset: int, nbytes: int) -> Any:
-        """A sub-buffer of an allocated buffer."""
+        """Return the sub-buffer of ``nbytes`` that begins at ``offset`` of an allocated buffer."""
         with self._lock:
             address = self._taken[id(buffer)][0] + offset
             return self._pieces.get((address, nbytes)) or self._piece(address, nbytes)
@@ -120,7 +120,7 @@ class Arena:
     def trim(self, most: int = 0, wait: bool = True) -> None:
         """Release entirely free segments, the oldest first, until at most ``most`` bytes are free.
 
-        The end of a lease passes ``wait=False``: the thread that holds the lock may be the one it interrupts.
+        With ``wait=False``, do nothing if the lock is held: a lease may end inside the thread that holds it.
         """
         if self._lock.acquire(blocking=wait):
             try:
@@ -143,13 +143,13 @@ class Arena:
         return Counter(list(self._begins.values()))
 
     def buffers(self) -> list[Any]:
-        """Return every driver buffer of this arena."""
+        """Return the buffers of all segments and all cached sub-buffers."""
         return [*(segment.buffer for segment in list(self._segments.values())), *list(self._pieces.values())]
 
     # ---- under the lock
 
     def _cut(self, nbytes: int, length: int, address: int) -> Any:
-        """Allocate the first ``nbytes`` of a free range that the caller has removed from the list."""
+        """Return the first ``nbytes`` of a free range as a buffer; the caller has removed the range from the free list."""
         buffer = self._pieces.get((address, nbytes))
         if buffer is None:
             try:
@@ -169,7 +169,7 @@ class Arena:
         return buffer
 
     def _piece(self, address: int, nbytes: int) -> Any:
-        """The cached sub-buffer of a range."""
+        """Return the sub-buffer of a range, from the cache if possible; for a whole segment, its own buffer."""
         segment = self._segments[address - address % SEGMENT_ROOM]
         if nbytes == segment.nbytes:
             return segment.buffer
@@ -197,11 +197,11 @@ class Arena:
             insort(free, (nbytes, address))
 
     def _whole(self) -> list[tuple[int, Segment]]:
-        """Return the segments that are entirely free."""
+        """Return ``(address, segment)`` of every entirely free segment."""
         return [(address, segment) for address, segment in self._segments.items() if self._begins.get(address) == segment.nbytes]
 
     def _make_room(self, nbytes: int) -> int:
-        """Release the free segments that a new segment of ``nbytes`` can replace; returns the size to allocate."""
+        """Release entirely free segments that one new segment can replace; return its size, at least ``nbytes``."""
         gone = 0
         for address, segment in sorted(self._whole(), key=lambda pair: -pair[1].nbytes):
             if gone < nbytes and gone + segment.nbytes <= self._limit:

@@ -75,7 +75,7 @@ class DeviceProfile:
 
 
 def device_type(cl_device: Any) -> str:
-    """Return "gpu", "cpu", "accel" or "other"; a device that reports several types (Oclgrind reports all) is the first of them."""
+    """Return "gpu", "cpu", "accel" or "other"; of several reported types (Oclgrind reports all), the first in this order."""
     bits = int(cl_device.type)
     return next((name for name, bit in TYPE_BITS if bits & bit), "other")
 
@@ -108,7 +108,7 @@ def _extension_facts(extensions: tuple[str, ...]) -> dict[str, bool]:
 
 
 def device_profile(cl_device: Any) -> DeviceProfile:
-    """Read all properties of a device from the driver.
+    """Return the profile of a device, with all properties read from the driver.
 
     ``cl_device`` is a ``cl.Device``; a property that an old driver does not know is read as "feature missing".
     """

@@ -99,7 +99,7 @@ class PlanningState:
 class CommandList:
     """The commands of an op, in order. The list acts as the queue of the operands' tensors and as that queue's backend.
 
-    ``noted`` holds the operands that the op says it changes.
+    ``noted`` holds the operands that the op reports as changed in place.
     """
 
     def __init__(self, queue: Any, pool: Any, operands: int):
@@ -122,25 +122,25 @@ class CommandList:
     # ---- as a backend
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> PlannedMemory:
-        """Reserve memory that every run leases."""
+        """Return reserved memory, which every run leases."""
         nbytes = math.prod(shape) * dtype.itemsize
         self.leased.append((self.pool.shelf(nbytes), nbytes))
         return PlannedMemory(self, self.operands + len(self.leased) - 1, nbytes)
 
     def fill(self, buffer: Any, nbytes: int, dtype: Any, value: float = 0) -> None:
-        """Set every element of the first ``nbytes`` to ``value``."""
+        """Append a fill of the first ``nbytes`` with ``value``."""
         at = self._at(buffer)
         self.commands.append(HostStep(lambda backend, target: backend.fill(target, nbytes, dtype, value), (at,), (at.index,)))
 
     def clone(self, storage: Any, shape: tuple[int, ...], dtype: Any) -> PlannedMemory:
-        """Reserve memory and append a copy of the values to it."""
+        """Reserve memory, append a copy of the values to it, and return the memory."""
         made = self.empty(shape, dtype)
         if made.nbytes:
             self.copy_bytes(made, getattr(storage, "buffer", storage), made.nbytes)
         return made
 
     def copy_bytes(self, target: Any, source: Any, nbytes: int) -> None:
-        """Copy the first bytes of a buffer to another."""
+        """Append a copy of the first ``nbytes`` of ``source`` to ``target``."""
         to, of = self._at(target), self._at(source)
         self.commands.append(HostStep(lambda backend, a, b: backend.copy_bytes(a, b, nbytes), (to, of), (to.index,)))
 
@@ -197,7 +197,7 @@ class Notes:
 
 
 def check_planning(*queues: Any) -> None:
-    """Raise ``NotPlannable`` if one of two different queues is a command list: an input is not an operand, and its memory may change."""
+    """Raise ``NotPlannable`` if one of the different queues of an op's inputs is a command list: one input is not an operand."""
     if any(type(queue) is CommandList for queue in queues):
         raise NotPlannable("the op uses a tensor that is not an operand, whose memory may change")
 

@@ -135,7 +135,7 @@ class Found:
 
 
 def score(profile: ExtendedDeviceProfile) -> tuple[int, float]:
-    """Rank and estimated speed, for comparison; a device with a negative rank is chosen only by name."""
+    """Return rank and estimated speed, by which devices are compared; a device with a negative rank is chosen only by name."""
     if not profile.available:
         return -2, 0.0
     rank = next(rank for _, rank, matches in RANKS if matches(profile))
@@ -171,7 +171,7 @@ class DeviceManager:
         return [found.device for found in self.found()]
 
     def found(self) -> list[Found]:
-        """List the devices with their numbers and profiles."""
+        """List the devices that the environment does not filter, with their numbers and profiles."""
         with self._lock:
             if self._found is None:
                 platforms.check_process()
@@ -236,7 +236,7 @@ class DeviceManager:
             return handle
 
     def partition(self, device: Any = "auto", count: int = 2) -> list[DeviceHandle]:
-        """Split a device into ``count`` equal parts of its compute units, each a device with its own context and queue.
+        """Split a device into ``count`` equal parts of its compute units; returns their handles, each with its own context and queue.
 
         Use it for data-parallel training on one CPU, or to leave cores to other work. CPU runtimes support this; few GPUs do.
         """
@@ -277,7 +277,7 @@ class DeviceManager:
         return found
 
     def _visible(self, found: list[Found]) -> list[Found]:
-        """Filter the devices by NETCL_PLATFORM_FILTER and NETCL_VISIBLE_DEVICES; their numbers stay those of the driver."""
+        """Return the devices that NETCL_PLATFORM_FILTER and NETCL_VISIBLE_DEVICES allow; their numbers stay those of the driver."""
         part = env.value("NETCL_PLATFORM_FILTER").lower()
         kept = [f for f in found if part in f"{f.profile.platform}\n{f.platform.vendor}\n{f.profile.brand}".lower()]
         names = env.value("NETCL_VISIBLE_DEVICES")
@@ -337,7 +337,7 @@ class DeviceManager:
         return None if found is None else self._make(found.device)
 
     def _make(self, dev: Any) -> DeviceHandle:
-        """Create the one handle of a physical device, with its context and in-order queue."""
+        """Return the handle of a physical device; the first call creates its context and in-order queue."""
         with self._lock:
             if dev not in self._by_device:
                 platforms.check_process()
@@ -382,7 +382,7 @@ def _matches(selector: str, found: Found) -> bool:
 
 
 def _highest_score(found: list[Found], named: bool = False) -> Found | None:
-    """Return the device with the highest score; simulators, software GPUs and unavailable devices count only if ``named``."""
+    """Return the device with the highest score, or ``None``; simulators, software GPUs and unavailable devices count only if ``named``."""
     ranked = [(score(f.profile), -position, f) for position, f in enumerate(found)]
     fit = [row for row in ranked if named or row[0][0] >= 0]
     return max(fit, key=lambda row: row[:2])[2] if fit else None
@@ -404,7 +404,7 @@ def _device_named(selector: str | int, found: list[Found]) -> Found | None:
 
 
 def _debug(text: str) -> None:
-    """Write to stderr if NETCL_DEBUG is set, whether or not the program configured logging."""
+    """Log a text at level INFO; with NETCL_DEBUG, it is shown even if the program has not configured logging."""
     if env.value("NETCL_DEBUG") >= 1:
         if not log.hasHandlers():
             log.addHandler(logging.StreamHandler(sys.stderr))
@@ -515,7 +515,7 @@ def handle_of(queue: Any) -> DeviceHandle:
 
 
 def get_active_device() -> DeviceHandle:
-    """Return the active device of this thread: the innermost ``device(...)`` block, else ``set_active_device``, else ``NETCL_DEVICE``."""
+    """Return the active device of this thread: of the innermost ``device(...)`` block, else of ``set_active_device``, else the default."""
     if _active.stack:
         return _active.stack[-1]
     if _active.base is not None:

@@ -171,7 +171,7 @@ def family_of(profile: DeviceProfile) -> tuple[str, str]:
 
 
 def extend(profile: DeviceProfile) -> ExtendedDeviceProfile:
-    """Add vendor, family and quirks from the tables to a profile."""
+    """Return a profile with vendor, family and quirks from the tables added."""
     brand, family = family_of(profile)
     quirks = tuple(q for q in QUIRKS if q.brand in ("", brand) and q.family in ("", family) and _fits(q.device, profile.name))
     facts = {f.name: getattr(profile, f.name) for f in fields(DeviceProfile)}

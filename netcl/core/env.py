@@ -48,14 +48,14 @@ def _level(text: str) -> int:
 
 
 def _least_elements(text: str) -> int:
-    """Parse a threshold: ``0`` or off means never, ``1`` or on the default, else it is a number of elements."""
+    """Parse a threshold in elements: ``0`` or off gives 0, which means never; ``1`` or on gives the default."""
     low = text.strip().lower()
     value = int(low) if low.isdigit() else _flag(low)
     return FUSE_FROM if value == 1 else int(value)
 
 
 def _autotune(text: str) -> tuple[str, float | None]:
-    """Parse ``on``, ``off`` or ``force``, optionally with a budget in seconds: ``on:5``."""
+    """Parse ``on``, ``off`` or ``force``, optionally with a budget in seconds (``on:5``), to the mode and the budget or ``None``."""
     mode, _, seconds = text.strip().lower().partition(":")
     if mode not in ("off", "on", "force"):
         raise ValueError

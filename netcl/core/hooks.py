@@ -55,7 +55,7 @@ class Hooks:
         self.settlers: list[Callable[[], None]] = []
 
     def find(self, name: str) -> AnyFunction:
-        """Return the function of autograd called ``name``. Prefer the cache: the import behind :attr:`op` takes a lock."""
+        """Return the function of autograd called ``name``; raises if there is none. Try ``found`` first: the import here takes a lock."""
         function = self.op(name)
         if function is None:
             raise NotImplementedError(f"[{name}] unknown op: no layer of netcl has a function of this name")
@@ -63,11 +63,11 @@ class Hooks:
         return function
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the function of autograd called ``name``."""
+        """Call the function of autograd called ``name`` and return its result."""
         return (self.found.get(name) or self.find(name))(*args, **kwargs)
 
     def settle(self) -> None:
-        """Enqueue all deferred work: before and after a recording, before a replay, before waiting for a device."""
+        """Enqueue all deferred work; called before and after a recording, before a replay and before waiting for a device."""
         for settler in self.settlers:
             settler()
 

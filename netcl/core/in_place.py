@@ -16,7 +16,7 @@ IN_PLACE_OPERATORS = {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div"
 
 
 def in_place_method(op: str) -> Callable[..., Any]:
-    """The method that writes the result of an op into the tensor: ``x.abs_()``."""
+    """Return the method that writes the result of an op into the tensor: ``x.abs_()``."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return hooks.call("in_place", op, self, *args, **kwargs)

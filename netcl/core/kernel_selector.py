@@ -82,7 +82,7 @@ class Problem:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """The key of measurements."""
+        """The key under which measurements are stored: op, shape, dtype and flags."""
         return (self.op, self.shape, self.dtype, tuple(sorted(self.flags.items())))
 
 
@@ -184,7 +184,7 @@ TUNABLE = frozenset(("matmul", "conv2d", *GRADIENTS))  # ops whose kernels offer
 
 
 def conv_output(p: Problem) -> tuple[int, int]:
-    """Height and width of a convolution's output."""
+    """Return the height and width of a convolution's output."""
     size, kernel = p.shape[2:4], p.shape[5:7]
     pad, stride, dilation = p.flags["pad"], p.flags["stride"], p.flags["dilation"]
     rows = zip(size, kernel, pad, stride, dilation, strict=True)
@@ -210,7 +210,7 @@ def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelCo
 
 
 def decide(problem: Problem) -> KernelConfig:
-    """The policy's configuration: the first matching rule, the vendor's fields for optimized kernels, reduced to fit the device."""
+    """Return the first matching rule's configuration, with the vendor's fields for optimized kernels, reduced to fit the device."""
     rule = next(rule for rule in RULES[problem.op] if rule.when(problem))
     change = {**rule.change, **(ON_CPU.get(problem.op, {}) if problem.is_cpu else {})}
     if kernel_strategy(problem.profile) == "optimized":
@@ -284,7 +284,7 @@ class KernelSelector:
     def select_batchnorm_kernel(
         self, N: int, C: int, H: int = 1, W: int = 1, dtype: str = "float32", training: bool = True, fuse_relu: bool = False
     ) -> KernelConfig:
-        """Select the fused BatchNorm and ReLU for inference if requested: ``ops.batch_norm(fuse_relu=True)`` runs it."""
+        """Select the fused kernel for inference with ``fuse_relu``, as ``ops.batch_norm(fuse_relu=True)`` runs it; else the naive ones."""
         return self._answer("batchnorm", (N, C, H, W), dtype, {"training": training, "fuse_relu": fuse_relu}, shapes=((N, C, H, W),))
 
     def register(self, op: str, condition: Callable[[Any, DeviceProfile], bool], kernel: Any) -> None:
@@ -301,7 +301,7 @@ class KernelSelector:
         self._renew()
 
     def select(self, op: str, shapes: Sequence[Sequence[int]], profile: DeviceProfile | None = None, dtype: str = "float32") -> Any:
-        """The kernel for ``op`` on operands of ``shapes``; ``None`` for an op that has neither policy nor a registered kernel."""
+        """Return the kernel for ``op`` on operands of ``shapes``; ``None`` for an op that has neither policy nor a registered kernel."""
         shapes = tuple(tuple(shape) for shape in shapes)
         if op not in RULES:
             return self._find_registered(op, shapes, self._profile(profile))
@@ -338,7 +338,7 @@ class KernelSelector:
         return self.choose(Problem(op, shape, dtypes.lookup(dtype).name, flags, self._profile(profile)), shapes)
 
     def choose(self, problem: Problem, shapes: Any) -> KernelConfig:
-        """Return the kernel for a problem; ``shapes`` (of the operands) are passed to the conditions of registered kernels."""
+        """Return the configuration for a problem; ``shapes`` (of the operands) are passed to the conditions of registered kernels."""
         op, device = problem.op, problem.profile
         explicit = self._find_registered(op, shapes, device) if self._registered else None
         if explicit is None:
@@ -397,7 +397,7 @@ def set_matmul_precision(precision: str) -> None:
 
 
 def reload_environment() -> None:
-    """Apply changes of the ``NETCL_*`` variables that choose kernels to calls that were planned, and steps that were recorded, before.
+    """Plan calls and record steps again, so that changed ``NETCL_*`` variables that choose kernels apply to them.
 
     The variables are read when a call of new shapes or dtypes is planned, not at every call.
     """
@@ -406,7 +406,7 @@ def reload_environment() -> None:
 
 
 def get_matmul_precision() -> str:
-    """The precision set by :func:`set_matmul_precision`."""
+    """Return the precision set by :func:`set_matmul_precision`."""
     return _precision
 
 
@@ -415,7 +415,7 @@ hooks.modes.append(partial(attrgetter("named"), _selector))
 
 
 def get_kernel_selector() -> KernelSelector:
-    """The selector of this process, for the active device."""
+    """Return the selector of this process, which selects for the active device."""
     return _selector
 
 

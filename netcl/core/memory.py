@@ -79,7 +79,7 @@ class Shelf:
             self.pool._take_back(self, buffer)
 
     def part(self, buffer: Any, offset: int, nbytes: int) -> Any:
-        """A sub-buffer of a leased buffer."""
+        """Return a sub-buffer of a leased buffer; the buffer itself if the range is all of it."""
         return buffer if (offset, nbytes) == (0, self.bucket) else _sub_buffer(buffer, offset, nbytes)
 
 
@@ -128,7 +128,7 @@ class BufferHandle:
 
 
 def power_of_two(nbytes: int) -> int:
-    """Round up to the bucket size of :class:`BufferPool`."""
+    """Round up to the bucket size of :class:`BufferPool`: a power of two, at least the smallest bucket."""
     return max(SMALLEST_BUCKET, 1 << (nbytes - 1).bit_length()) if nbytes > 0 else SMALLEST_BUCKET
 
 
@@ -178,7 +178,7 @@ class BufferPool:
         return PoolStats(sum(shelf.hits for shelf in shelves), self._misses, self._held, cached)
 
     def shelf(self, nbytes: int) -> Shelf:
-        """The shelf of buffers for ``nbytes``."""
+        """Return the shelf of the bucket that a request of ``nbytes`` belongs to."""
         if nbytes < 0:
             raise ShapeError(message("allocate", "nbytes must not be negative", nbytes=nbytes))
         with self._lock:
@@ -201,7 +201,7 @@ class BufferPool:
         return Shelf(self, bucket)
 
     def allocate(self, nbytes: int, flags: Any = None, what: str = "") -> BufferHandle:
-        """Lease a buffer of at least ``nbytes``; ``what`` names the tensor in an out-of-memory message."""
+        """Lease a buffer of at least ``nbytes``, unpooled if ``flags`` are not the pool's; ``what`` names the tensor in an error."""
         if flags is not None and flags != self._flags:
             return BufferHandle(_Unpooled(None, nbytes, False), self._new(nbytes, flags, what), nbytes)
         try:
@@ -243,7 +243,7 @@ class BufferPool:
                 self._evict(shelf, len(shelf.free))
 
     def _evict(self, shelf: Shelf, count: int) -> None:
-        """Return the buffers of a shelf that were released first to the driver."""
+        """Return the ``count`` buffers of a shelf that have been free the longest to the driver."""
         gone = shelf.free[:count]
         del shelf.free[:count]
         self._count(shelf, -len(gone))
@@ -389,7 +389,7 @@ class PersistentBufferPool(BufferPool):
         return -(-nbytes // GRAIN) * GRAIN if self.cuts and nbytes >= LARGE else eighth_steps(nbytes)
 
     def gaps(self) -> list[BufferHandle]:
-        """Lease every free range in segments that are partly in use."""
+        """Lease every free range of at least ``LARGE`` bytes in segments that are partly in use."""
         return [BufferHandle(_Cut(self, buffer.size), buffer, buffer.size) for buffer in self.arena.gaps(LARGE)]
 
     def _shelf_of(self, nbytes: int) -> Shelf:
@@ -459,7 +459,7 @@ class PersistentBufferPool(BufferPool):
         return super().buffers() + self.arena.buffers()
 
     def get_stats(self) -> dict[str, Any]:
-        """The counters, and by size the number of free buffers and of free ranges of segments."""
+        """Return the counters; ``buckets`` has the number of free buffers, or of free ranges of segments, by size."""
         s = self.stats
         shelves = {bucket: len(shelf.free) for bucket, shelf in sorted(self._shelves.items()) if shelf.free}
         buckets = shelves | dict(sorted(self.arena.stretches().items()))
@@ -610,7 +610,7 @@ def _sub_buffer(buffer: Any, offset: int, nbytes: int) -> Any:
 
 
 def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
-    """A buffer over the memory of ``array`` (USE_HOST_PTR): the caller keeps it alive and unchanged while it is in use."""
+    """Return a buffer over the memory of ``array`` (USE_HOST_PTR); the caller keeps the array alive and unchanged while it is in use."""
     cl = platforms.opencl()
     platforms.check_process()
     if not array.flags.writeable:

@@ -42,7 +42,7 @@ _MOST_SIZES = 4096
 
 
 def size_of(shape: tuple[int, ...]) -> Size:
-    """Compute the size of a shape that is not in :data:`SIZES` yet."""
+    """Return the size of a shape and add it to :data:`SIZES`."""
     if len(SIZES) >= _MOST_SIZES:
         SIZES.clear()
     size = Size(math.prod(shape))
@@ -138,7 +138,7 @@ def _t(self: Any) -> Any:
 
 
 def _stride(self: Any, dim: int | None = None) -> Any:
-    """The strides in elements; tensors are contiguous."""
+    """Return the strides in elements, or that of ``dim``; tensors are contiguous."""
     strides = tuple(math.prod(self.shape[i + 1 :]) for i in range(self.ndim))
     return strides if dim is None else strides[dim]
 
@@ -173,7 +173,7 @@ def _new_tensor(tensor: Any) -> Callable[..., Any]:
 
 
 def _detached(self: Any) -> Any:
-    """Remove the gradient history, in place."""
+    """Remove the gradient history in place; returns the tensor."""
     if self.place is not None:
         raise ShapeError(message("detach_", "cannot detach a view, or a tensor with views, in place", "use x.detach()", shape=self.shape))
     self.grad_fn, self._learns = None, False

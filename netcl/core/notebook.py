@@ -21,7 +21,7 @@ def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 def tensor_html(x: Any) -> str:
-    """Show the values of a vector or matrix as a table of its first and last rows and columns; other tensors as their ``repr``."""
+    """Return HTML: for a vector or matrix a table of its first and last rows and columns, for other tensors their ``repr``."""
     grad = ", requires_grad" if x.requires_grad else ""
     caption = f"Tensor {tuple(x.shape)} {x.dtype} on {x.device.device_name}{grad}"
     if x.ndim not in (1, 2) or not x.size:

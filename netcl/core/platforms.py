@@ -213,7 +213,7 @@ def _linker_configuration(file: Path) -> Iterator[Path]:
 
 
 def _linked_file(library: str, folders: Iterable[Path]) -> str | None:
-    """Return the file that the dynamic linker would load for ``library``."""
+    """Return the file that the dynamic linker would load for ``library``; ``None`` if there is none."""
     if os.path.isabs(library):
         return library if os.path.exists(library) else None
     return next((str(folder / library) for folder in folders if (folder / library).exists()), None)
@@ -242,7 +242,7 @@ def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
 
 
 def _in_wheels(places: Places) -> Iterator[Runtime]:
-    """Find the PoCL and Oclgrind wheels, which put runtime and .icd file next to pyopencl's loader."""
+    """Yield the runtimes of the PoCL and Oclgrind wheels, which put runtime and .icd file next to pyopencl's loader."""
     folder = places.wheel_folder
     for file in sorted(folder.glob("*.icd")) if folder else ():
         library = _read_icd(file)
@@ -251,7 +251,7 @@ def _in_wheels(places: Places) -> Iterator[Runtime]:
 
 
 def _in_prefix(prefix: Path) -> Iterator[Runtime]:
-    """Find Intel's wheel: its .icd file names a folder of the build machine; the library is in ``lib`` of this environment."""
+    """Yield the runtimes of Intel's wheel: its .icd files name a folder of the build machine; the library is in ``lib`` of ``prefix``."""
     for file in sorted((prefix / "etc/OpenCL/vendors").glob("*.icd")):
         library = _read_icd(file)
         name = os.path.basename(library)
@@ -290,7 +290,7 @@ def gather_runtimes(places: Places) -> list[Runtime]:
 
 
 def loadable(runtimes: Sequence[Runtime]) -> list[Runtime]:
-    """Try to load each library in a child process of its own; a driver that crashes takes only the child with it."""
+    """Return the runtimes, with ``error`` and ``remedy`` set where loading fails; each is loaded in a child process, as it may crash."""
     if not sys.executable:
         return list(runtimes)
     children = [_start_check(runtime) if not runtime.error else None for runtime in runtimes]
@@ -337,7 +337,7 @@ def remedy_for(runtime: Runtime, error: str) -> str:
 
 
 def _fingerprint(runtimes: Sequence[Runtime]) -> str:
-    """Hash the libraries and the folders that hold them; a change makes the check run again."""
+    """Return a hash of the libraries and the folders that hold them; a change makes the check run again."""
     rows: list[object] = [platform.machine(), sys.version_info[:2]]
     for runtime in runtimes:
         rows.append([runtime.name, runtime.library, runtime.origin, runtime.known])
@@ -415,7 +415,7 @@ def _tell_loader() -> None:
 
 
 def prepare() -> PlatformState:
-    """Gather the runtimes and register those that the loader would miss; once per process, before platforms are queried."""
+    """Gather the runtimes, register those that the loader would miss, and return the state; done once, before platforms are queried."""
     with _prepare_lock:
         if _state.prepared:
             return _state
@@ -480,7 +480,7 @@ def available() -> bool:
 
 
 def runtimes(verify: bool = False) -> list[Runtime]:
-    """Every runtime that was found; ``verify=True`` tries to load each of them, in child processes."""
+    """Return every runtime that was found; ``verify=True`` loads each in a child process and sets its ``error``."""
     found = prepare().runtimes
     return loadable(found) if verify else list(found)
 
@@ -495,7 +495,7 @@ def mapped_libraries() -> list[str]:
 
 
 def loader_path() -> str | None:
-    """The OpenCL loader (``libOpenCL``) that pyopencl uses in this process; ``None`` before it is imported."""
+    """Return the path of the OpenCL loader (``libOpenCL``) that pyopencl uses in this process; ``None`` before it is imported."""
     return next((path for path in mapped_libraries() if os.path.basename(path).startswith("libOpenCL")), None)
 
 

@@ -95,13 +95,13 @@ def again(function: Callable[[], Any], undo: Callable[[], None] | None = None) -
 
 
 def requires(fact: Callable[[], Any]) -> None:
-    """Record the step again if ``fact()`` returns another value before a replay."""
+    """Make replays depend on a fact: if ``fact()`` returns another value than now, the step is recorded again."""
     if active.recorder is not None:
         active.recorder.requires(fact)
 
 
 def leaf(tensor: Any) -> None:
-    """Report that the gradient of a tensor is set to ``None``; after a replay it is what it was after this run."""
+    """Report that the gradient of a tensor is set to ``None``; a replay leaves the gradient as the recorded run did."""
     if active.recorder is not None:
         active.recorder.leaf(tensor)
 

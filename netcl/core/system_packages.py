@@ -27,7 +27,7 @@ _INSTALL_SECONDS = 900
 
 
 def package_manager() -> str:
-    """The package manager of this machine; empty if it has none that is known here."""
+    """Return the name of this machine's package manager; empty if it is not in :data:`MANAGERS`."""
     return next((name for name in MANAGERS if shutil.which(name)), "")
 
 
@@ -45,7 +45,7 @@ def is_root() -> bool:
 
 
 def prefix(program: str) -> list[str] | None:
-    """Return the words before ``program`` that let it install without a password; ``None`` if there are none."""
+    """Return the words before ``program`` that let it install without a password; ``None`` if one is needed."""
     if program == "brew" or is_root():
         return []
     sudo = shutil.which("sudo")
@@ -89,7 +89,7 @@ def _status(words: Sequence[str]) -> int:
 
 
 def main(purpose: str) -> int:
-    """Install the packages of a purpose, or print the command to type."""
+    """Install the packages of a purpose, or print the command to type; returns the exit status."""
     if purpose == "tools":
         install_tools()
         return 0

@@ -335,7 +335,7 @@ class Tensor(TensorMethods):
             return size_of(self.shape)
 
     def numel(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return self.size
 
     @property
@@ -392,7 +392,7 @@ class Tensor(TensorMethods):
         return backend_of(self.queue).to_host_async(self.buffer, self.shape, self.dtype)
 
     def wait(self) -> Tensor:
-        """Wait for a pending copy to the device and release its staging memory."""
+        """Wait for a pending copy to the device and release its staging memory; returns the tensor."""
         event, release = self.pending_event, self.pending_release
         self.pending_event = self.pending_release = None
         if event is not None:
@@ -402,20 +402,20 @@ class Tensor(TensorMethods):
         return self
 
     def write(self, values: Any) -> Tensor:
-        """Overwrite in place from a tensor, an array or numbers of the same shape."""
+        """Overwrite in place from a tensor, an array or numbers of the same shape; returns the tensor."""
         if isinstance(values, Tensor):
             values = values.to_host()
         return self.from_host(np.asarray(values))
 
     def fill_(self, value: Any) -> Tensor:
-        """Overwrite every element with ``value``, in place."""
+        """Overwrite every element with ``value``, in place; returns the tensor."""
         if self.requires_grad or isinstance(value, Tensor) or not (self.place is None or self.place.is_plain()):
             return hooks.call("in_place", "fill", self, value)
         self._changing()
         return self._fill(value)
 
     def zero_(self) -> Tensor:
-        """Overwrite every element with 0, in place."""
+        """Overwrite every element with 0, in place; returns the tensor."""
         return self.fill_(0)
 
     def _fill(self, value: float) -> Tensor:
@@ -565,7 +565,7 @@ class Tensor(TensorMethods):
 
 
 def wrap_array(stored: np.ndarray, dtype: str, queue: Any) -> Tensor:
-    """Wrap stored bytes on the NumPy backend without a copy."""
+    """Return a tensor over stored bytes on the NumPy backend; a contiguous array is not copied."""
     return Tensor(None, stored.shape, dtype, None, queue, array=np.ascontiguousarray(stored).reshape(stored.shape))
 
 
@@ -604,7 +604,7 @@ def with_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def duplicate(x: Tensor) -> Tensor:
-    """Copy the bytes of a tensor to memory of its own."""
+    """Return a copy of a tensor with memory of its own and without a history."""
     if x.array is not None:
         return wrap_array(x.array.copy(), x.dtype, x.queue)
     handle = backend_of(x.queue).clone(x.buffer, x.shape, dtypes.DTYPES[x.dtype])

@@ -37,7 +37,7 @@ def writes_of(t: Any) -> Writes:
 
 
 def wrote(tensors: Iterable[Any]) -> None:
-    """Record an in-place write to tensors; tapes and recorders see it through their memory."""
+    """Record the time of an in-place write to the memory of each tensor, and report it to the recorder."""
     clock.last = now = clock.tick()
     for t in tensors:
         if t.place is not None and not t.place.is_plain():

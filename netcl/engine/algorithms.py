@@ -72,14 +72,14 @@ last_chosen: dict[str, Algorithm] = {}  # by family
 
 
 def add(family: str, *columns: Any, **more: Any) -> Algorithm:
-    """Append an :class:`Algorithm` with these fields to the table of its family."""
+    """Append an :class:`Algorithm` with these fields to the table of its family; returns it."""
     made = Algorithm(family, *columns, **more)
     ALGORITHMS.setdefault(family, []).append(made)
     return made
 
 
 def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig, profile: Any) -> Algorithm | None:
-    """Return the algorithm for a problem: of those that apply, the one that the configuration names, else the cheapest, else the first.
+    """Return the algorithm for a problem: of those that apply, the one that the configuration names, else the cheapest; else ``None``.
 
     One that computed wrong results on this device (:mod:`netcl.profiling.quarantine`) is replaced by any other of the family.
     """
@@ -131,19 +131,19 @@ class Family:
     case: Callable[[Problem], Case]
 
     def problem(self, *sizes: int, profile: ExtendedDeviceProfile, dtype: str = "float32", **flags: Any) -> Problem:
-        """A problem of this family: ``(M, N, K)`` of a product, ``(N, C, H, W, F, KH, KW)`` of a convolution, and their flags."""
+        """Return a problem of this family: ``(M, N, K)`` of a product, ``(N, C, H, W, F, KH, KW)`` of a convolution, and their flags."""
         chosen = {name: _shaped_like(flags.get(name, value), value) for name, value in self.flags.items()}
         return Problem(self.op, sizes, dtypes.lookup(dtype, self.op).name, chosen, profile)
 
     def problem_class(self, problem: Problem) -> tuple[Any, ...]:
-        """The key of problems that share a measurement: sizes (and batch) rounded to powers of two, the dtype, the flags."""
+        """Return the key of problems that share a measurement: sizes (and batch) rounded to powers of two, the dtype, the flags."""
         rounded = {**problem.flags, **({"batches": _nearest_power(problem.flags["batches"])} if "batches" in problem.flags else {})}
         flags = tuple(f"{name}={value}".replace(" ", "") for name, value in sorted(rounded.items()))
         sizes = (*map(_nearest_power, problem.shape[: self.rounded]), *problem.shape[self.rounded :])
         return (self.op, *sizes, problem.dtype, *flags)
 
     def configurations(self, problem: Problem) -> list[KernelConfig]:
-        """Candidates without duplicates; the first is the choice of the policy."""
+        """Return the candidates of the tuner without duplicates; the first is the choice of the policy."""
         found = [kernel_selector.decide(problem)]
         for algorithm in ALGORITHMS[self.family]:
             if algorithm.answers(None, problem.profile):
@@ -151,20 +151,20 @@ class Family:
         return found
 
     def operands(self, problem: Problem, queue: Any, seed: int = 0) -> tuple[Tensor, ...]:
-        """Normal random operands of a problem."""
+        """Return operands of a problem, drawn from a normal distribution."""
         rng = np.random.default_rng(seed)
         return tuple(Tensor.from_host(queue, rng.standard_normal(s, np.float32), problem.dtype) for s in self.case(problem).inputs)
 
     def run_with(self, config: KernelConfig, problem: Problem, *operands: Tensor) -> Tensor:
-        """The result with one configuration, without the selector; the first call compiles."""
+        """Return the result computed with one configuration, without the selector; the first call compiles."""
         return planned(f"{problem.key} by {config!r}", partial(self.case(problem).run, config))(*operands)
 
     def reference(self, problem: Problem, *operands: Tensor) -> np.ndarray:
-        """The result in float64."""
+        """Return the exact result, computed by NumPy in float64."""
         return self.case(problem).exact(*(np.asarray(t.to_host(), np.float64) for t in operands))
 
     def tolerance(self, problem: Problem, *operands: Tensor) -> float:
-        """The largest allowed error of an element: four times that of a plain float32 sum, more if a lower precision is set."""
+        """Return the largest allowed error of an element: four times that of a plain sum, more for lower precision and rounded results."""
         depth, dtype = self.case(problem).depth, problem.dtype
         sums = _ROUNDINGS * _COARSE[kernel_selector.get_matmul_precision()] * 2.0**-23 * (depth + 8)
         largest = 8.0 * math.sqrt(depth)

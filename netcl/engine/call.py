@@ -31,7 +31,7 @@ _AGAIN = 64  # calls after which an eager key retries deferral
 
 
 class Deferral:
-    """Counts whether deferring the calls of one key fused anything: ``followed`` counts fused values, ``alone`` the others.
+    """Counts, for the calls of one key, the deferred values that were fused (``followed``) and those that were not (``alone``).
 
     Deferring costs as much host time as a small product takes on the device, so a key whose values are never fused runs eagerly.
     """
@@ -43,7 +43,7 @@ class Deferral:
         self.plan: Any = None  # number of eager calls
 
     def waits(self) -> bool:
-        """Whether the next call of this key is deferred."""
+        """Count a call of this key; return whether it is deferred."""
         self._calls += 1
         return self.followed > 0 or self.alone < _UNFUSED_CALLS or self._calls % _AGAIN == 0
 
@@ -82,7 +82,7 @@ def _key_operands(values: Sequence[Any], key: list[Any]) -> list[Tensor] | None:
 
 
 def _rewritten(value: Any, operands: Iterator[Tensor]) -> Any:
-    """An argument with its tensors replaced by ``operands``, in the order of :func:`_key_operands`."""
+    """Return an argument with its tensors replaced by ``operands``, in the order of :func:`_key_operands`."""
     kind = type(value)
     if kind is Tensor:
         return next(operands)

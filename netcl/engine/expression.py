@@ -71,7 +71,7 @@ _PLAIN_NAMES = re.compile(r"g|out|[vsd]\d+")
 
 
 def c_name(name: str) -> str:
-    """A name of an expression in C: parameters get an underscore, because one may be called ``min`` or ``half``."""
+    """Return the C name of a name in an expression: parameters get an underscore, because one may be called ``min`` or ``half``."""
     return name if _PLAIN_NAMES.fullmatch(name) else f"{name}_"
 
 
@@ -88,7 +88,7 @@ class CText:
         self.integral = compute in ("int", "long", "ulong")
 
     def statement(self, node: ast.expr) -> str:
-        """The text of a whole expression as a ``real``."""
+        """Return a whole expression in C, as a ``real``."""
         text = self._real(evaluate(node, self))
         return text[1:-1] if text.startswith("(") and _closes_last(text) else text
 

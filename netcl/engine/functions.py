@@ -31,7 +31,7 @@ _ERFC = np.vectorize(math.erfc, otypes=[float])
 
 
 def erf(x: np.ndarray) -> np.ndarray:
-    """The error function for arrays, accurate to 1e-15 (the rational approximations of W. J. Cody, 1969)."""
+    """Return the error function for arrays, accurate to 1e-15 (the rational approximations of W. J. Cody, 1969)."""
     wide = np.asarray(x, np.float64)
     y = np.abs(wide)
     square = np.minimum(wide * wide, 1.0)
@@ -42,7 +42,7 @@ def erf(x: np.ndarray) -> np.ndarray:
 
 
 def erfc(x: np.ndarray) -> np.ndarray:
-    """1 - erf(x), accurate where that difference is small."""
+    """Return ``1 - erf(x)``, accurate where that difference is small."""
     return _ERFC(x).astype(np.result_type(x, np.float16), copy=False)
 
 
@@ -50,7 +50,7 @@ _LGAMMA = np.vectorize(lambda x: math.inf if math.isinf(x) or (x <= 0 and x == m
 
 
 def lgamma(x: np.ndarray) -> np.ndarray:
-    """log(|gamma(x)|), infinite at 0 and negative integers."""
+    """Return ``log(|gamma(x)|)``, infinite at 0 and negative integers."""
     return _LGAMMA(x).astype(np.result_type(x, np.float16), copy=False)
 
 
@@ -63,7 +63,7 @@ _ERFINV = (
 
 
 def erfinv(x: np.ndarray) -> np.ndarray:
-    """The inverse of erf: an approximation for float32 and two steps of Newton's method."""
+    """Return the inverse of erf: an approximation for float32 and two steps of Newton's method."""
     wide = np.asarray(x, np.float64)
     w = -np.log1p(-wide * wide)
     y = wide * np.where(w < 5, np.polyval(_ERFINV[0], w - 2.5), np.polyval(_ERFINV[1], np.sqrt(np.maximum(w, 5)) - 3))
@@ -73,7 +73,7 @@ def erfinv(x: np.ndarray) -> np.ndarray:
 
 
 def integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """``a ** b`` in integers; a negative exponent gives the truncated quotient, 0 unless the base is 1 or -1."""
+    """Return ``a ** b`` in integers; a negative exponent gives the truncated quotient, 0 unless the base is 1 or -1."""
     power = np.power(a, np.maximum(b, 0))
     odd = np.where(np.bitwise_and(b, 1) == 1, a, a * a)
     return np.where(b >= 0, power, np.where(np.abs(a) == 1, odd, a * 0))
@@ -119,7 +119,7 @@ class FormulaFunction:
     c_single: str = ""
 
     def c_name(self, compute: str) -> str:
-        """The C function for a compute type."""
+        """Return the name of the C function for a compute type; raises if the function has no form for it."""
         if compute in ("int", "long", "ulong"):
             return self.c_int
         if not self.c:
@@ -192,7 +192,7 @@ FORMULA_FUNCTIONS: dict[str, FormulaFunction] = {row.name: row for row in _FUNCT
 
 
 def _bits_test(name: str, order: str) -> str:
-    """Compare the bits of a number, without its sign, with those of infinity; fast math must not be allowed to optimize this away."""
+    """Return C code that compares the bits of a number, without its sign, with those of infinity; fast math keeps this comparison."""
     return f"""mask {name}(real a) {{
   union {{ real value; mask bits; }} x;
   x.value = a;
@@ -224,7 +224,7 @@ def exp_below(kind: str, bits: str) -> str:
 
 
 def _horner(numbers: tuple[float, ...], variable: str) -> str:
-    """A polynomial in OpenCL C, the highest power first."""
+    """Return a polynomial in OpenCL C; ``numbers`` are its coefficients, that of the highest power first."""
     text = f"(real)({numbers[0]!r}f)"
     for number in numbers[1:]:
         text = f"({text} * {variable} + (real)({number!r}f))"

@@ -61,7 +61,7 @@ class Region(NamedTuple):
 
 
 def describe(roots: Sequence[PendingNode]) -> Region:
-    """Describe the region of some roots."""
+    """Return the region that computes some roots and everything pending below them."""
     order = in_order(roots)
     space = next((node.space for node in order if node.space is not None), None)
     shape = space.shape if space is not None else roots[0].shape
@@ -93,7 +93,7 @@ def describe(roots: Sequence[PendingNode]) -> Region:
 
 
 def _rounds(node: PendingNode) -> str:
-    """The dtype a value must be rounded to before other steps read it; empty if it is exact as computed."""
+    """Return the dtype a value must be rounded to before other steps read it; empty if it is exact as computed."""
     if node.dtype == "float32":
         return ""
     if node.dtype in ("float16", "bfloat16"):
@@ -147,7 +147,7 @@ def _alone(region: Region) -> bool:
 
 @lru_cache(maxsize=4096)
 def chain_body(key: tuple[tuple[Any, ...], ...], leaves: int, kept: tuple[int, ...]) -> Body:
-    """One body for a chain: inputs ``v0``.., a line per formula, the values of the stored steps as outputs."""
+    """Return one body for a chain: inputs ``v0``.., a line per formula, the values of the stored steps as outputs."""
     lines: list[tuple[str, ast.expr]] = []
     scalars: list[str] = []
     rounds = {}
@@ -188,7 +188,7 @@ def _run_plan(plan: Plan, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> 
 
 
 def _single(node: PendingNode) -> Tensor:
-    """Compute a formula that was not fused, by the kernel of its op."""
+    """Return the value of a formula that was not fused, computed by the kernel of its op."""
     values: list[Any] = [x.made if isinstance(x, PendingNode) else x for x in node.inputs]
     key = ("single", node.body, node.shape, node.dtype, *((x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in values))
     plan = plan_cache(node.queue).get(key)
@@ -232,7 +232,7 @@ def _rows_cl(region: Region) -> list[Tensor]:
 
 
 def _plan_rows(region: Region, options: tuple[str, ...]) -> Plan:
-    """A region over rows as a plan over its leaves and numbers; parts of sums over columns are joined in a further launch."""
+    """Return the plan of a region over rows, whose operands are its leaves; parts of sums over columns are joined in a further launch."""
     assert region.space is not None
     real, commands = region.order[0].real, command_list(region.order[0].queue, region.leaves)
     rows = row_kernel.row_launch(region.steps, region.slots, real, region.space, region.leaves, commands.queue, options, region.name)

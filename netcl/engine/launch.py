@@ -110,7 +110,7 @@ def check_double(op: str, queue: Any, names: Iterable[str]) -> None:
 
 
 def index_type(count: int) -> str:
-    """The C type of element indices: ``int`` if it also holds the indices of work-items beyond the last element."""
+    """Return the C type of element indices: ``int`` if it also holds the indices of work-items beyond the last element."""
     return "int" if count < 2**31 - 2**20 else "long"
 
 
@@ -134,7 +134,7 @@ def fetches(queue: Any) -> bool:
 
 
 def ahead(queue: Any) -> tuple[int, int] | None:
-    """Prefetch distance and cache level for data that a kernel reads once; ``None`` if the compiler cannot prefetch."""
+    """Return prefetch distance in bytes and cache level for data that a kernel reads once; ``None`` if the compiler cannot prefetch."""
     if not fetches(queue):
         return None
     return _AHEAD if handle_of(queue).profile.vector_width < 8 else _AHEAD_X86
@@ -144,7 +144,7 @@ def ahead(queue: Any) -> tuple[int, int] | None:
 
 
 def exponential(queue: Any, real: str, lanes: int) -> tuple[dict[str, str], str]:
-    """The macro ``EXP_BELOW(x)`` and its source for vectors of ``lanes``; both are empty where the built-in exp is as fast."""
+    """Return the macro ``EXP_BELOW(x)`` and its source for vectors of ``lanes``; both are empty where the built-in exp is as fast."""
     if real != "float" or lanes == 1 or not on_cpu_device(queue) or handle_of(queue).profile.brand != "pocl":
         return {}, ""
     vector = f"float{lanes} __attribute__((overloadable)) exp_below(const float{lanes} x) {{\n{exp_below(f'float{lanes}', f'int{lanes}')}}}"
@@ -161,7 +161,7 @@ def kernel(
     defines: Mapping[str, int | float | str] | None = None,
     text: str = "",
 ) -> program.Kernel:
-    """The kernel ``kernel_name`` of the ``.cl`` file beside a module.
+    """Return the kernel ``kernel_name`` of the ``.cl`` file beside a module.
 
     ``"rows.cl softmax.cl"`` concatenates two files. ``operands={"A": "float16"}`` defines the macros ``A_T``, ``A_REAL``, ``A_LOAD`` and
     ``A_STORE``; ``defines`` become ``#define`` lines; ``text`` is generated source that precedes the files.
@@ -231,7 +231,7 @@ def _host_value(value: Any) -> Any:
 
 
 def decoded(x: Tensor) -> np.ndarray:
-    """The values of a NumPy tensor in its compute type; may share the tensor's memory."""
+    """Return the values of a NumPy tensor in its compute type; may share the tensor's memory."""
     row = dtypes.DTYPES[x.dtype]
     values = dtypes.decode(x.array, row)  # type: ignore[arg-type]
     return values.astype(np.float32) if row.name == "float16" else values

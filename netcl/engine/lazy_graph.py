@@ -107,7 +107,7 @@ class Whole:
 
 
 def as_formulas(form: Callable[[], Any], call: Callable[[], Any], inputs: Sequence[Any]) -> Any:
-    """Express an op by ``form``, in formulas and folds; ``call`` is the op itself, which runs if nothing is fused with it."""
+    """Return the result of ``form``, an op in formulas and folds; ``call`` is the op itself, which runs if nothing is fused with it."""
     if deferral.whole is not None or any(waiting_node(x) is not None for x in inputs):
         return form()
     whole = deferral.whole = Whole(call)
@@ -122,7 +122,7 @@ def as_formulas(form: Callable[[], Any], call: Callable[[], Any], inputs: Sequen
 
 
 def waiting_node(x: Any) -> TraceNode | None:
-    """The pending node of a tensor, or ``None``."""
+    """Return the pending node of a tensor, or ``None``."""
     if not isinstance(x, Tensor):
         return None
     source = x.source
@@ -166,7 +166,7 @@ def _unread(refs: Sequence[weakref.ref[Any]]) -> list[weakref.ref[Any]]:
 
 
 def _shared_values(x: Tensor) -> Any:
-    """The object that tensors over the same memory share: the lease, or the array that owns it."""
+    """Return the object that tensors over the same memory share: the lease, or the array that owns it."""
     return x.pool_handle if x.array is None else memory_of(x.array)
 
 
@@ -188,7 +188,7 @@ def add_pending(node: Any) -> None:
 
 
 def most_held(queue: Any) -> int:
-    """How many bytes of inputs the pending nodes of a queue may keep alive."""
+    """Return how many bytes of inputs the pending nodes of a queue may keep alive."""
     return MOST_HELD if isinstance(queue, CPUQueue) else max(MOST_HELD, profile_of(queue).global_mem_size // 8)
 
 
@@ -292,7 +292,7 @@ def _operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple
 
 
 def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) -> tuple[Any, ...]:
-    """The operands of an op outside of ``ag.jit_compile``: pending nodes of the result's shape, everything else as tensors."""
+    """Return the operands of an op outside of ``ag.jit_compile``: pending nodes of the result's shape, everything else as tensors."""
     found: list[Any] = []
     for x in values:
         node = x.source if isinstance(x, Tensor) else None
@@ -312,7 +312,7 @@ def _eager_operands(values: Sequence[Any], shape: tuple[int, ...], real: str) ->
 
 
 def _under_shape(x: Any) -> TraceNode | None:
-    """The pending node of a tensor; for a reshaped tensor, a copy of the chain of formulas over its leaves in the new shape."""
+    """Return the pending node of a tensor, or ``None``; for a reshaped tensor, a copy of the chain of formulas in the new shape."""
     node = waiting_node(x)
     if node is None or node.space is not None or x.shape == node.shape or deferral.mode is None or node.kind != "map":
         return node
@@ -335,7 +335,7 @@ def _reshaped(node: TraceNode, shape: tuple[int, ...], done: dict[TraceNode, Tra
 
 
 def _in_space(x: Any, space: Space, dropped: bool) -> Any:
-    """Return a leaf with the folded axes, as a kernel over rows reads it; the op's result may have dropped them."""
+    """Return a leaf as a kernel over rows reads it: with axes of size 1 appended if ``dropped``, or broadcast if it is irregular."""
     if not isinstance(x, Tensor):
         return x
     if dropped:
@@ -346,7 +346,7 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
 
 
 def _followed(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-    """Fuse an op into the epilogue of a pending product among its operands, the last one first; ``None`` if none can."""
+    """Return an op fused into the epilogue of a pending product among its operands, tried from the last one; ``None`` if none fuses it."""
     for place in reversed(range(len(values))):
         x = values[place]
         if _of_product(x) and x.source.made is None and (made := x.source.joined(name, values, place, shape, dtype)) is not None:

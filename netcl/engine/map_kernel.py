@@ -85,7 +85,7 @@ def steps_of(groups: Groups, k: int) -> tuple[int, ...]:
 
 
 def profile_of(queue: Any) -> DeviceProfile:
-    """The profile of a queue's device, kept in the state of its context."""
+    """Return the profile of a queue's device, kept in the state of its context."""
     state = program.state(queue)
     if "profile" not in state:
         state["profile"] = handle_of(queue).profile
@@ -105,7 +105,7 @@ def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, config: Kern
 
 
 def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config: KernelConfig) -> tuple[int, int, int]:
-    """Elements per work-item, work-items, local size. A CPU gets a few long chunks per core, a GPU one vector per item."""
+    """Return elements per work-item, work-items and local size. A CPU gets a few long chunks per core, a GPU one vector per item."""
     rows = n // inner if inner else 0
     if profile.device_type != "cpu":
         return width, rows * -(-inner // width), config.local_size_1d
@@ -149,7 +149,7 @@ def plan_map(
     op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, numbers: int,
     shape: tuple[int, ...], options: tuple[str, ...] = (), out: Tensor | None = None,
 ) -> Plan:  # fmt: skip
-    """Plan a body over the tensors among ``values``, followed by ``out`` if that is written, and over ``numbers``."""
+    """Return the plan of a body over the tensors among ``values``, followed by ``out`` if that is written, and over ``numbers``."""
     tensors = [x for x in values if isinstance(x, Tensor)]
     commands = command_list(queue, tensors if out is None else [*tensors, out])
     made = [Tensor.empty(shape, dtype.name, queue=commands) for dtype in outputs] if out is None else [commands.given[-1]]
@@ -174,7 +174,7 @@ def _kernel(
 
 
 def as_integer(op: str, compute: str, value: Any) -> int:
-    """Convert a number to an integer of a compute type."""
+    """Convert a number to an integer of a compute type; raises ``DtypeError`` if it is out of range."""
     name, most = INTEGRAL[compute]
     if not (0 if compute == "ulong" else -most) <= value < most:
         remedy = 'cast first: x.to("int64")' if compute == "int" else "use a float"
@@ -194,7 +194,7 @@ def fusable(queue: Any, shape: tuple[int, ...], compute: str, result: DType, val
 
 
 def as_compute(x: Operand, compute: str) -> np.ndarray:
-    """An operand on the NumPy backend as an array of the compute type."""
+    """Return an operand on the NumPy backend as an array of the compute type."""
     if not isinstance(x, Tensor):
         return COMPUTE[compute].type(x)
     assert x.array is not None
@@ -202,7 +202,7 @@ def as_compute(x: Operand, compute: str) -> np.ndarray:
 
 
 def from_compute(values: Any, shape: tuple[int, ...], dtype: DType, queue: Any, sources: Sequence[Any] = ()) -> Tensor:
-    """Values of a compute type as a tensor on the NumPy backend, in memory that none of ``sources`` has."""
+    """Return values of a compute type as a tensor on the NumPy backend that shares no memory with ``sources``."""
     full = np.asarray(values)
     with np.errstate(all="ignore"):
         if dtype.name == "bool":

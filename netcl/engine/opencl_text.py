@@ -70,12 +70,12 @@ class _Rename(ast.NodeTransformer):
 
 
 def renamed(tree: ast.expr, table: Mapping[str, str]) -> ast.expr:
-    """A copy of an expression with other names."""
+    """Return a copy of an expression with other names."""
     return _Rename(table).visit(copy.deepcopy(tree))
 
 
 def _lets(row: Pointwise, texts: Sequence[str]) -> list[str]:
-    """The shared expressions that ``texts`` read, in the row's order."""
+    """Return the shared expressions that ``texts`` read, in the row's order."""
     read = frozenset().union(*(names_read_by(text, row.let) for text in texts))
     return [name for name in row.let if name in read]
 
@@ -87,7 +87,7 @@ def _params(row: Pointwise, texts: Sequence[str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def forward_body(row: Pointwise) -> Body:
-    """The body of a row's forward kernel: ``out`` from ``v0``.. and the parameters."""
+    """Return the body of a row's forward kernel: ``out`` from ``v0``.. and the parameters."""
     lines = [(name, parse(row.let[name])) for name in _lets(row, [row.fwd])]
     inputs = tuple(f"v{i}" for i in range(row.arity))
     return Body(inputs, tuple(row.params), (*lines, ("out", parse(row.fwd))), ("out",))
@@ -95,7 +95,7 @@ def forward_body(row: Pointwise) -> Body:
 
 @lru_cache(maxsize=1024)
 def vjp_body(row: Pointwise, wanted: tuple[bool, ...]) -> Body:
-    """The body of a row's gradient kernel: ``d0``.. for the wanted inputs from ``g`` and the tensors kept for them."""
+    """Return the body of a row's gradient kernel: ``d0``.. for the wanted inputs from ``g`` and the tensors kept for them."""
     texts = {f"d{i}": text for i, text in enumerate(row.vjp) if text and wanted[i]}
     read = frozenset().union(*(names_read_by(text, row.let) for text in texts.values()))
     tensors = tuple(t for t in ("g", "out", *(f"v{i}" for i in range(row.arity))) if t in read)
@@ -109,7 +109,7 @@ def vjp_body(row: Pointwise, wanted: tuple[bool, ...]) -> Body:
 
 @lru_cache(maxsize=4096)
 def numpy_function(body: Body, compute: str) -> Callable[..., tuple[Any, ...]]:
-    """The body as a Python function of arrays of the compute type: inputs, then scalars; returns a tuple."""
+    """Return the body as a Python function of arrays of the compute type: inputs, then scalars; returns a tuple."""
     writer = PythonText(COMPUTE[compute])
     writer.env |= {f"to_{name}": partial(as_held, DTYPES[name], COMPUTE[compute]) for name in set(body.rounds.values())}
     exec(compile(numpy_source(body, writer), "<op row>", "exec"), writer.env)
@@ -117,7 +117,7 @@ def numpy_function(body: Body, compute: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def numpy_source(body: Body, writer: PythonText) -> str:
-    """The source of :func:`numpy_function`."""
+    """Return the source of :func:`numpy_function`."""
     text = [f"def body({', '.join((*body.inputs, *body.scalars))}):"]
     for name, tree in body.lines:
         value = evaluate(tree, writer)
@@ -126,7 +126,7 @@ def numpy_source(body: Body, writer: PythonText) -> str:
 
 
 def as_held(dtype: DType, compute: np.dtype[Any], values: Any) -> Any:
-    """Round values of the compute type as storing them in ``dtype`` does."""
+    """Return values of the compute type, rounded as storing them in ``dtype`` does."""
     if dtype.name == "bool":
         return (np.asarray(values) != 0).astype(compute)
     return decode(encode(np.asarray(values), dtype), dtype).astype(compute)
@@ -173,22 +173,22 @@ def _vector(kind: str, width: int) -> str:
 
 
 def _converted(kind: str, width: int, text: str) -> str:
-    """A conversion; 16 lanes are split, because on PoCL ``convert_x16`` takes four times as long as two ``convert_x8``."""
+    """Return a conversion in C; 16 lanes are split, because on PoCL ``convert_x16`` takes four times as long as two ``convert_x8``."""
     return f"CONVERT16({kind}, {text})" if width == 16 else f"convert_{_vector(kind, width)}({text})"
 
 
 def _in_words(width: int, text: str) -> str:
-    """Widen 16-bit values to 32-bit words; 16 lanes by :func:`_halfword_functions`."""
+    """Return C that widens 16-bit values to 32-bit words; 16 lanes by :func:`_halfword_functions`."""
     return f"netcl_words_16({text})" if width == 16 else _converted("uint", width, text)
 
 
 def _low(width: int, text: str) -> str:
-    """The low 16 bits of words."""
+    """Return C for the low 16 bits of words."""
     return f"netcl_low_16({text})" if width == 16 else _converted("ushort", width, text)
 
 
 def _halfword_functions(width: int) -> str:
-    """Convert between 16 and 32 bits by reinterpreting words as pairs: on PoCL, conversions are calls that spill every register."""
+    """Return functions that reinterpret words as pairs of 16 bits: on PoCL, conversions are calls that spill every register."""
     h, u = f"ushort{width}", f"uint{width}"
     if width == 16:  # there are no vectors of 32
         before = _halfword_functions(8) + "\n"
@@ -204,7 +204,7 @@ static inline {h} netcl_low_{width}(const {u} x) {{ return {low}; }}
 
 
 def _load(dtype: DType, compute: str, layout: Layout) -> str:
-    """The expression that loads elements ``i..`` of ``p`` in the compute type."""
+    """Return the expression that loads elements ``i..`` of ``p`` in the compute type."""
     width, aligned = layout.width, layout.aligned
     natural = "float" if dtype.name in ("float16", "bfloat16") else dtype.c_storage
     if width == 1:
@@ -222,7 +222,7 @@ def _load(dtype: DType, compute: str, layout: Layout) -> str:
 
 
 def _store_text(dtype: DType, compute: str, width: int) -> str:
-    """The expression that converts ``x`` from the compute type to the storage type (half: to float, the store rounds)."""
+    """Return the expression that converts ``x`` from the compute type to the storage type (half: to float, the store rounds)."""
     if dtype.name == "bool":
         zero, one = (f"({_vector(compute, width)})({digit})" for digit in "01")
         kind = _vector(_MASKS.get(compute, compute), width)
@@ -250,7 +250,7 @@ def _store(dtype: DType, compute: str, layout: Layout) -> str:
 
 
 def _bfloat16_words(width: int) -> str:
-    """Functions between float and bfloat16 in the low bits of ``uint``: round to nearest even, a NaN stays a NaN."""
+    """Return functions that convert between float and bfloat16 in the low bits of ``uint``: round to nearest even, a NaN stays a NaN."""
     f, u, mask = (_vector(kind, width) for kind in ("float", "uint", "int"))
     return f"""#ifndef NETCL_BFLOAT16_WORDS_{width}
 #define NETCL_BFLOAT16_WORDS_{width}
@@ -263,7 +263,7 @@ def _bfloat16_words(width: int) -> str:
 
 
 def _half_words(width: int) -> str:
-    """Functions between float and half in the low bits of ``uint``: round to nearest even; 2**112 shifts the exponent, denormals too."""
+    """Return functions that convert between float and half in the low bits of ``uint``, also denormals; they round to nearest even."""
     f, u = (_vector(kind, width) for kind in ("float", "uint"))
     return f"""#ifndef NETCL_FLOAT16_WORDS_{width}
 #define NETCL_FLOAT16_WORDS_{width}
@@ -299,7 +299,7 @@ def _half_bits(width: int) -> str:
 
 
 def loose_halves(dtype: str, width: int) -> str:
-    """``load_<dtype>_<width>`` and ``store_<dtype>_<width>``: that many halves at any address."""
+    """Return the functions ``load_<dtype>_<width>`` and ``store_<dtype>_<width>`` for ``width`` 16-bit floats at any address."""
     f, h = f"float{width}", f"ushort{width}"
     return f"""{_halfword_functions(width)}
 {_bfloat16_words(width) if dtype == "bfloat16" else _half_words(width)}
@@ -364,7 +364,7 @@ def _stream_function(dtype: DType, compute: str, layout: Layout) -> str:
 
 
 def value_functions(loads: Sequence[DType], stores: Sequence[DType], compute: str, layout: Layout, rounds: Sequence[str] = ()) -> str:
-    """The typedefs and the load and store functions of every dtype that a kernel uses."""
+    """Return the typedefs and the load and store functions of every dtype that a kernel uses."""
     width = layout.width
     mask, names = _MASKS.get(compute, compute), {d.name for d in (*loads, *stores)}
     parts = ["#define PICK(no, yes, mask) ((mask) ? (yes) : (no))"]
@@ -396,24 +396,24 @@ _HELPER_TEXTS = {"netcl_number": "real netcl_number(mask t) { return PICK((real)
 
 
 def helper_functions(text: str) -> str:
-    """The definitions of the helpers that a piece of C calls."""
+    """Return the definitions of the helpers that a piece of C calls."""
     used = set(re.findall(r"\bnetcl_[a-z]+\b", text))
     return "\n".join([definition for name, definition in _HELPER_TEXTS.items() if name in used])
 
 
 def statements(body: Body, compute: str) -> list[str]:
-    """The body's assignments in C."""
+    """Return the body's assignments in C."""
     writer = CText(compute)
     return [f"const real {c_name(name)} = {rounded(body.rounds.get(name), writer.statement(tree))};" for name, tree in body.lines]
 
 
 def rounded(dtype: str | None, text: str) -> str:
-    """The expression that rounds a value to ``dtype``; it calls :func:`rounding_functions`."""
+    """Return the expression that rounds a value to ``dtype`` by :func:`rounding_functions`; ``text`` itself for ``None``."""
     return text if dtype is None else f"as_{dtype}_holds({text})"
 
 
 def rounding_functions(names: Iterable[str], compute: str, layout: Layout) -> str:
-    """The functions that :func:`rounded` calls."""
+    """Return the functions that :func:`rounded` calls."""
     w, parts = layout.width, []
     names = set(names)
     wide, back = ("x", "{}") if compute == "float" else (_converted("float", w, "x"), _converted(compute, w, "{}"))
@@ -447,7 +447,7 @@ def _kernel_parameters(body: Body, inputs: Sequence[Port], outputs: Sequence[Por
 
 
 def _row_offsets(inputs: Sequence[Port], outputs: Sequence[Port], layout: Layout) -> list[str]:
-    """The lines that compute a work-item's row and advance every pointer to it."""
+    """Return the lines that compute a work-item's row and advance every pointer to it."""
     index = layout.integer
     text = [f"const {index} per_row = (inner + chunk - 1) / chunk;", f"const {index} row = item / per_row;", "if (row >= rows) return;"]
     text += [f"p_{port.name} += row / {_inner_sizes(layout, 0)} * step_{port.name}_0;" for port in inputs]
@@ -464,7 +464,7 @@ def _inner_sizes(layout: Layout, above: int) -> str:
 
 
 def kernel_source(name: str, body: Body, inputs: Sequence[Port], outputs: Sequence[Port], compute: str, layout: Layout) -> str:
-    """A complete program with the one kernel ``op_<name>``.
+    """Return a complete program with the one kernel ``op_<name>``.
 
     Arguments: inputs, outputs, constants and scalars of the body, ``inner`` (elements of a row) and ``chunk`` (elements of a
     work-item). With outer axes follow ``rows``, the sizes of all but the first outer axis, and each input's strides.
@@ -493,7 +493,7 @@ __kernel void op_{name}(
 
 
 def _loop_text(lines: Sequence[str], inputs: Sequence[Port], outputs: Sequence[Port], layout: Layout) -> str:
-    """The loop from ``begin`` to ``end``: streamed whole vectors first, if any, then the remainder."""
+    """Return the loop from ``begin`` to ``end``: streamed whole vectors first, if any, then the remainder."""
     index, width = layout.integer, layout.width
     moving = [p for p in inputs if p.moves]
     loop = [f"const real {p.name} = load_{p.dtype.name}(p_{p.name}, i, left);" for p in moving] + list(lines)
@@ -514,7 +514,7 @@ def _loop_text(lines: Sequence[str], inputs: Sequence[Port], outputs: Sequence[P
 
 
 def prefetches(pointers: Iterable[str], layout: Layout) -> list[str]:
-    """Prefetch statements for some pointers, if the layout has a prefetch distance."""
+    """Return prefetch statements for some pointers; none if the layout has no prefetch distance."""
     if layout.ahead is None:
         return []
     distance, level = layout.ahead
@@ -522,7 +522,7 @@ def prefetches(pointers: Iterable[str], layout: Layout) -> list[str]:
 
 
 def _stream_loop(body: Sequence[str], streams: Sequence[Port], layout: Layout) -> str:
-    """The loop over whole vectors whose results are whole cache lines, stored several at a time.
+    """Return the loop over whole vectors whose results are whole cache lines, stored several at a time.
 
     Alignment is tested once, outside: Intel's compiler merges two conditional streaming stores into one ordinary store.
     """
@@ -542,6 +542,6 @@ def _stream_loop(body: Sequence[str], streams: Sequence[Port], layout: Layout) -
 
 
 def scalar_load(port: Port, compute: str, pointer: str) -> str:
-    """The element at a pointer as a scalar of the compute type."""
+    """Return C that loads the element at a pointer as a scalar of the compute type."""
     text = port.dtype.load.replace("p[i]", f"{pointer}[0]").replace("(i, p)", f"(0, {pointer})")
     return f"({compute})({text})"

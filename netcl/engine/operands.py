@@ -35,7 +35,7 @@ def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple
 
 
 def operand(op: str, x: Any) -> Tensor:
-    """Convert one input to a tensor; a number or an array goes to the active device."""
+    """Convert one input to a tensor; a number or an array is copied to the active device."""
     if isinstance(x, Tensor):
         return x
     (made,) = operands(op, (x,))
@@ -97,7 +97,7 @@ def check_out(op: str, out: Tensor, shape: tuple[int, ...], dtype: str) -> Tenso
 
 
 def category(dtype: DType) -> int:
-    """0 for bool, 1 for integers, 2 for floats."""
+    """Return 0 for bool, 1 for integers, 2 for floats."""
     return 2 if dtype.is_float else int(dtype.name != "bool")
 
 

@@ -62,7 +62,7 @@ class Plan:
         self.whole = self._one_launch()
 
     def _share(self) -> tuple[list[int], list[tuple[Any, int]]]:
-        """Assign leased memory to rooms, which temporaries share: a room is free after the last command that uses it."""
+        """Return the room of each leased memory, and the rooms; temporaries share a room, which is free after its last command."""
         n, last = self.operands, {}
         for i, command in enumerate(self.commands):
             last.update({at.index: i for at in _memory(command) if at.index >= n})
@@ -128,7 +128,7 @@ class Plan:
         self.fixed += [None] * (start - len(self.fixed))  # unused: numbers that stay set in the kernels
 
     def _one_launch(self) -> tuple[Any, ...] | None:
-        """Prepare the common case: one kernel over the operands, in order, and one new result.
+        """Prepare the common case, one kernel over the operands, in order, and one new result; ``None`` for other plans.
 
         Returns its launch, room, shape, dtype and a template of its arguments; ``run`` skips everything else for such plans.
         """
@@ -191,7 +191,7 @@ class Plan:
         return made[0] if self.form is None else self.form(made)
 
     def _run_observed(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Any]:
-        """Run the commands one by one for recorders and profilers, with separate memory per temporary; results are passed as tensors."""
+        """Run the commands one by one for recorders and profilers, with separate memory per temporary; returns the results."""
         leases = [shelf.lease(nbytes) for shelf, nbytes in self.leased]
         memory: list[Any] = [*tensors, *[lease.buffer for lease in leases]]
         for at, shape, dtype in self.results:
@@ -239,7 +239,7 @@ def _with_numbers(args: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
 
 
 def _written_operands(commands: CommandList) -> set[int]:
-    """The operands that the commands may write."""
+    """Return the indices of the operands that the commands may write."""
     found = set()
     for command in commands.commands:
         if isinstance(command, Launch):
@@ -251,7 +251,7 @@ def _written_operands(commands: CommandList) -> set[int]:
 
 
 def _planned_results(commands: CommandList, result: Any) -> tuple[Callable[[list[Any]], Any] | None, list[PlannedResult]]:
-    """The function that builds the result from its tensors (``None``: it is one tensor), and per tensor its index, shape and dtype."""
+    """Return the function that builds the result from its tensors (``None``: one tensor), and per tensor its index, shape and dtype."""
     if isinstance(result, Tensor):
         return None, [_result(commands, result)]
     if not isinstance(result, tuple | list):

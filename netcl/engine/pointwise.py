@@ -33,7 +33,7 @@ class Waiting(NamedTuple):
 
 
 def _working_dtype(row: Pointwise, values: Sequence[Operand], params: Sequence[Any]) -> DType:
-    """The dtype that determines the compute type; also the result's dtype, unless that is bool."""
+    """Return the dtype that determines the compute type; also the result's dtype, unless that is bool."""
     deciding = [values[i] for i in row.promoting]
     working = common_dtype((*deciding, *params))
     least = {"any": -1, "number": 1, "float": 2}[row.accepts]
@@ -48,7 +48,7 @@ def _working_dtype(row: Pointwise, values: Sequence[Operand], params: Sequence[A
 
 @cache
 def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
-    """The forward function of a row: inputs, parameters, ``out=``. ``dtype`` replaces the dtype of the result."""
+    """Return the forward function of a row: inputs, parameters, ``out=``. ``dtype`` replaces the dtype of the result."""
     count = row.arity + len(row.params)
 
     def call(*args: Any, out: Tensor | None = None, **named: Any) -> Tensor:
@@ -103,13 +103,13 @@ def caller(row: Pointwise, dtype: str | None = None) -> Callable[..., Tensor]:
 
 
 def run(row: Pointwise, args: Sequence[Any], out: Tensor | None = None, dtype: str | None = None) -> Tensor:
-    """Run the forward of a row; ``args`` are its inputs, then its parameters."""
+    """Return the result of a row; ``args`` are its inputs, then its parameters."""
     return caller(row, dtype)(*args, out=out)
 
 
 @cache
 def signature_of(row: Pointwise | Choice) -> Signature:
-    """The signature of a row's public function: its inputs, its parameters with their defaults, and ``out=``."""
+    """Return the signature of a row's public function: its inputs, its parameters with their defaults, and ``out=``."""
     inputs = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in row.inputs]
     params = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=value) for name, value in row.params.items()]
     return Signature([*inputs, *params, Parameter("out", Parameter.KEYWORD_ONLY, default=None)])
@@ -127,7 +127,7 @@ def _in_order(row: Pointwise | Choice, args: tuple[Any, ...], named: dict[str, A
 
 @cache
 def pointwise_function(row: Pointwise | Choice) -> Callable[..., Tensor]:
-    """The public function of a row."""
+    """Return the public function of a row."""
 
     def choose(*args: Any, out: Tensor | None = None, **named: Any) -> Tensor:
         args = _in_order(row, args, named)
@@ -142,7 +142,7 @@ def pointwise_function(row: Pointwise | Choice) -> Callable[..., Tensor]:
 
 
 def _operands_of(row: Pointwise, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with arrays converted to tensors and NumPy's numbers to Python's; raises if a parameter is not a number."""
+    """Return the arguments with arrays converted to tensors and NumPy's numbers to Python's; raises if a parameter is not a number."""
     params = [x.item() if isinstance(x, np.generic) else x for x in args[row.arity :]]
     for name, value in zip(row.params, params, strict=True):
         if not isinstance(value, SCALARS):
@@ -153,7 +153,7 @@ def _operands_of(row: Pointwise, args: Sequence[Any]) -> tuple[Any, ...]:
 def _new_plan(
     row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None, key: tuple[Any, ...]
 ) -> Plan | Waiting:
-    """Plan a call with a new key."""
+    """Plan a call with a new key and cache the plan; a :class:`Waiting` takes its place if the call is deferred."""
     plans = plan_cache(queue)
     types = shape, compute, result = _forward_types(row, args, dtype)
     if out is None and fusable(queue, *types, args) and worth_deferring(queue, shape):
@@ -167,7 +167,7 @@ def _new_plan(
 
 
 def _write_down(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | None, dtype: str | None) -> Tensor:
-    """Append the launch of a row to the command list of the op being planned."""
+    """Append the launch of a row to the command list of the op being planned; returns the result."""
     shape, compute, result = _forward_types(row, args, dtype)
     target = Tensor.empty(shape, result.name, queue=queue) if out is None else check_out(row.name, out, shape, result.name)
     if target.size:
@@ -179,7 +179,7 @@ def _write_down(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | N
 
 
 def _forward_types(row: Pointwise, args: Sequence[Any], dtype: str | None) -> tuple[tuple[int, ...], str, DType]:
-    """Shape, compute type and dtype of the result."""
+    """Return shape, compute type and dtype of the result of a call."""
     values, params = args[: row.arity], args[row.arity :]
     tensors = [(name, x.shape) for name, x in zip(row.inputs, values, strict=True) if isinstance(x, Tensor)]
     shape = common_shape(row.name, [s for _, s in tensors], [name for name, _ in tensors])
@@ -200,7 +200,7 @@ _types: dict[tuple[Any, ...], tuple[tuple[int, ...], str, DType] | None] = {}
 
 
 def _fused_types(key: tuple[Any, ...], row: Pointwise, args: Sequence[Any], dtype: str | None) -> Any:
-    """Shape, compute type and dtype of a deferred value; ``None`` if it cannot be deferred."""
+    """Return shape, compute type and dtype of a deferred value; ``None`` if it cannot be deferred."""
     if key not in _types:
         if len(_types) >= MOST_PLANS:
             _types.clear()
@@ -211,7 +211,7 @@ def _fused_types(key: tuple[Any, ...], row: Pointwise, args: Sequence[Any], dtyp
 
 
 def deferred(row: Pointwise, queue: Any, args: Sequence[Any], types: Any, dtype: str | None) -> Tensor:
-    """Defer a row; runs it now if ``types`` is ``None``."""
+    """Return the deferred result of a row; runs the row now if ``types`` is ``None``."""
     if types is None:
         with in_mode(None):
             return run(row, args, None, dtype)
@@ -240,7 +240,7 @@ def _run_numpy(row: Pointwise, queue: Any, args: Sequence[Any], out: Tensor | No
 
 @cache
 def _vjp_operands(row: Pointwise, wanted: tuple[bool, ...]) -> tuple[Body, tuple[int, ...]]:
-    """The body of the wanted gradients, and the indices of what it reads among ``g``, ``out`` and the inputs."""
+    """Return the body of the wanted gradients, and the indices of what it reads among ``g``, ``out`` and the inputs."""
     body = vjp_body(row, wanted)
     names = ("g", "out", *(f"v{i}" for i in range(row.arity)))
     return body, tuple(names.index(name) for name in body.inputs)
@@ -249,7 +249,7 @@ def _vjp_operands(row: Pointwise, wanted: tuple[bool, ...]) -> tuple[Body, tuple
 def run_vjp(
     row: Pointwise, g: Tensor, out: Tensor | None, values: Sequence[Any], params: Mapping[str, Any], wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients of the wanted inputs in one kernel, each with the shape of ``g`` and the dtype of its input.
+    """Compute gradients of the wanted inputs in one kernel, each with the shape of ``g`` and its input's dtype; others are ``None``.
 
     For tensors that the row does not keep (``row.saved_for(i)``), any object with ``dtype`` will do. A gradient equal to ``g`` is the
     same tensor, so gradients must not be changed in place.
@@ -308,7 +308,7 @@ def _vjp_kernel(
 
 
 def _deferred_vjp(row: Pointwise, i: int, given: Sequence[Any], params: Mapping[str, Any], compute: str) -> Tensor:
-    """The gradient of input ``i`` as a deferred tensor; ``given`` are ``g``, ``out`` and the inputs."""
+    """Return the gradient of input ``i`` as a deferred tensor; ``given`` are ``g``, ``out`` and the inputs."""
     body, read = _vjp_operands(row, tuple(k == i for k in range(row.arity)))
     numbers = [float(params[name]) for name in body.scalars]
     g, dtype = given[0], DTYPES[given[2 + i].dtype]

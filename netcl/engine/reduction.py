@@ -47,7 +47,7 @@ _CPU_SPANS = (32, 8)  # vectors of a row that a CPU reads before it goes to the 
 
 
 def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The folded axes, counted from the front, in order."""
+    """Return the folded axes, counted from the front, in order."""
     if axis is None:
         return tuple(range(len(shape)))
     if axis is True or axis is False:
@@ -66,7 +66,7 @@ def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def folded_shape(shape: tuple[int, ...], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
-    """The shape of the result."""
+    """Return the shape of the result of a fold."""
     if keepdims:
         return tuple(1 if a in axes else n for a, n in enumerate(shape))
     return tuple(n for a, n in enumerate(shape) if a not in axes)
@@ -184,7 +184,7 @@ def fold_layout(shape: Shape3, dtype: str, profile: DeviceProfile) -> FoldLayout
 
 
 def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) -> FoldLayout:
-    """Use a work-item per vector of columns if that keeps the device busy, else a work-group per tile of columns and slice."""
+    """Return the layout with a work-item per vector of columns if that keeps a GPU busy, else a work-group per tile and slice."""
     across, units = -(-shape.inner // width), profile.max_compute_units
     if shape.length < _LEAST_ABOVE or shape.rows * across >= _UNIT_ITEMS * units:
         return FoldLayout("reduce_columns", width, 64, 1)
@@ -194,7 +194,7 @@ def _gpu_columns(shape: Shape3, width: int, profile: DeviceProfile, local: int) 
 
 
 def _fold_slices(count: int, outputs: int, wanted: int, least: int) -> int:
-    """Return into how many slices, of at least ``least`` elements, a fold is split so that the device is busy."""
+    """Return the number of slices, of at least ``least`` elements, into which a fold is split to keep the device busy."""
     return max(1, min(-(-wanted // max(outputs, 1)), count // least))
 
 
@@ -238,7 +238,7 @@ def _fold_cl(stage: Stage, x: Tensor, given: Tensor | None, target: Tensor, shap
 
 
 def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tensor:
-    """The sum of every ``length`` elements (a multiple of the vector width) along the folded axis."""
+    """Return the sum of every ``length`` elements (a multiple of the vector width) along the folded axis."""
     partial = Tensor.empty((shape.rows, -(-shape.length // length), shape.inner), STORED[compute], queue=x.queue)
     chosen = fold_layout(shape, x.dtype, profile_of(x.queue))
     _launch_stage(Stage(_row_named("sum"), compute, True, False), x, None, partial, shape, chosen, length, (0, 0, 0))
@@ -249,7 +249,7 @@ def sums_of_slices(x: Tensor, shape: Shape3, compute: str, length: int) -> Tenso
 
 
 def types_of(row: Reduction, x: Tensor) -> tuple[str, DType]:
-    """Compute type and dtype of the result."""
+    """Return compute type and dtype of the result of a reduction."""
     source = DTYPES[x.dtype]
     if row.accepts == "float" and not source.is_float:
         remedy = f"convert first: x.float().{row.name}()"
@@ -267,7 +267,7 @@ def _fold(
     row: Reduction, x: Tensor, axis: Axis = None, keepdims: bool = False, params: Sequence[float] = (), out: Tensor | None = None,
     dtype: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Run a reduction row over ``axis``; ``dtype`` replaces the dtype of the result."""
+    """Return the result of a reduction row over ``axis``; ``dtype`` replaces the dtype of the result."""
     x = operand(row.name, x)
     axes = axes_of(row.name, axis, x.shape)
     shape = folded_shape(x.shape, axes, keepdims)
@@ -324,7 +324,7 @@ def _fold_shape(pattern: list[tuple[bool, int]], at: int) -> Shape3:
 
 
 def _without(pattern: list[tuple[bool, int]], at: int) -> list[tuple[bool, int]]:
-    """The runs after one is folded; kept runs that meet are merged."""
+    """Return the runs that are left when the run ``at`` is folded; kept runs that become neighbors are merged."""
     rest = pattern[:at] + pattern[at + 1 :]
     if 0 < at < len(rest):
         rest[at - 1 : at + 1] = [(rest[at][0], rest[at - 1][1] * rest[at][1])]
@@ -333,7 +333,7 @@ def _without(pattern: list[tuple[bool, int]], at: int) -> list[tuple[bool, int]]
 
 @cache
 def _map_row(row: Reduction) -> Pointwise:
-    """The map of a reduction as a pointwise row, for folds whose axes are apart."""
+    """Return the map of a reduction as a pointwise row, for folds whose axes are not adjacent."""
     return Pointwise(f"{row.name}_map", row.map, (None, None), row.ref, params=row.params, inputs=("x", "given"))
 
 
@@ -384,7 +384,7 @@ def _neutral(row: Reduction, compute: str) -> float:
 
 
 def _combine_numpy(row: Reduction, x: np.ndarray, axes: tuple[int, ...], compute: str) -> np.ndarray:
-    """Fold with NumPy, axes kept: by the ufunc where the formula is one (sums in float64), else by halving."""
+    """Return a fold computed by NumPy, with its axes kept: by a ufunc if ``combine`` is one (sums in float64), else by halving."""
     ufunc = UFUNCS.get(row.combine)
     if ufunc is not None:
         wide = np.float64 if compute == "float" and ufunc in (np.add, np.multiply) else None
@@ -430,7 +430,7 @@ def formula_of_arrays(text: str, bound: dict[str, Any], numbers: dict[str, Any],
 
 
 def busy(queue: Any, count: int, inner: int) -> bool:
-    """Whether a kernel over rows keeps a device busy."""
+    """Whether a kernel over ``count`` rows of ``inner`` elements keeps a device busy."""
     return isinstance(queue, CPUQueue) or inner <= LONG_ROW or count >= 2 * rows.device_of(queue)[2]
 
 
@@ -501,9 +501,9 @@ def _refuse_bool(name: str, axis: bool) -> None:
 
 @cache
 def reduction_function(row: Reduction) -> Callable[..., Tensor]:
-    """The public function of a row: ``f(x, axis=None, keepdims=False, *, <parameters>, out=None)``.
+    """Return the public function of a row: ``f(x, axis=None, keepdims=False, *, <parameters>, out=None)``.
 
-    Behind the axis of ``var`` and ``std`` torch takes ``unbiased`` by position, so there ``keepdims`` must be named.
+    After the axis, torch's ``var`` and ``std`` take ``unbiased`` by position, so ``keepdims`` must be named there.
     """
 
     def plain(x: Any, axis: Axis = None, keepdims: bool = False, *, out: Tensor | None = None) -> Tensor:

@@ -67,7 +67,7 @@ def _check_call(node: ast.Call, text: str, op: str) -> None:
 
 
 def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[str]:
-    """Every name an expression reads, directly or through its shared sub-expressions."""
+    """Return every name that an expression reads, directly or through its shared sub-expressions."""
     found = {node.id for node in ast.walk(parse(text)) if isinstance(node, ast.Name)} - set(FORMULA_FUNCTIONS)
     shared = let or {}
     for name in found & set(shared):
@@ -97,7 +97,7 @@ def needs_float(text: str) -> bool:
 
 
 def _number_names(node: ast.AST, wanted: str = "n") -> set[str]:
-    """The names an expression uses as numbers, not only as conditions."""
+    """Return the names an expression uses as numbers, not only as conditions."""
     if isinstance(node, ast.Name):
         return {node.id} if wanted == "n" else set()
     if isinstance(node, ast.Call):
@@ -167,7 +167,7 @@ class Pointwise:
         return any(self.vjp)
 
     def saved(self) -> frozenset[str]:
-        """The tensors that backward keeps (``out``, ``v0``..): those that the gradient formulas read."""
+        """Return the names of the tensors that backward keeps (``out``, ``v0``..): those that the gradient formulas read."""
         return self._saved
 
     @cached_property
@@ -175,7 +175,7 @@ class Pointwise:
         return frozenset().union(*(self.saved_for(i) for i in range(self.arity)))
 
     def saved_for(self, index: int) -> frozenset[str]:
-        """Tensors that the gradient of input ``index`` reads."""
+        """Return the names of the tensors that the gradient of input ``index`` reads."""
         tensors = {"out", *(f"v{i}" for i in range(self.arity))}
         text = self.vjp[index]
         return names_read_by(text, self.let) & tensors if text else frozenset()
@@ -187,7 +187,7 @@ class Pointwise:
         return tuple(i for i in range(self.arity) if f"v{i}" in used) or tuple(range(self.arity))
 
     def resolve(self, params: Mapping[str, Any]) -> tuple[Pointwise, dict[str, Any]]:
-        """The row and the parameters a call runs with."""
+        """Return the row and the parameters that a call runs with."""
         return self, {**self.params, **params}
 
     def _result(self) -> ResultRule:
@@ -236,7 +236,7 @@ class Choice:
         return self.rows[0].differentiable
 
     def resolve(self, params: Mapping[str, Any]) -> tuple[Pointwise, dict[str, Any]]:
-        """The row and the parameters a call runs with."""
+        """Return the row and the parameters that a call runs with."""
         name, rest = self.choose(**{**self.params, **params})
         return next(row for row in self.rows if row.name == name), dict(rest)
 
@@ -257,7 +257,7 @@ class _WithFunction:
         return tuple(inspect.signature(self.vjp).parameters)[1:] if self.vjp else ()
 
     def saved(self) -> frozenset[str]:
-        """Tensors that backward keeps: the parameter names of ``vjp``."""
+        """Return the names of the tensors that backward keeps: the inputs and outputs that are parameters of ``vjp``."""
         return frozenset(self.asked) & {"out", *OUTPUTS, *self.inputs}
 
 
@@ -269,7 +269,7 @@ class Reduction(_WithFunction):
     result over the same axes); ``combine`` in ``v0`` and ``v1``, associative; ``neutral`` a number, ``LOWEST`` or
     ``HIGHEST``; ``finish`` in ``v0`` (the fold), ``v1``, ``n`` (how many elements were folded) and the parameters.
     ``result``: ``same``, ``sum`` (integers become int64), ``float`` or ``bool``. ``accepts``: ``any`` or
-    ``float``. ``empty``: whether a fold of nothing has a value. ``vjp(F, g, ...)`` names what it keeps.
+    ``float``. ``empty``: whether a fold of nothing has a value. The parameters of ``vjp(F, g, ...)`` name what backward keeps.
     """
 
     name: str
@@ -305,7 +305,7 @@ class Reduction(_WithFunction):
         return self.vjp is not None
 
     def bind(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The tensor inputs and the keyword arguments of a call, defaults filled in."""
+        """Return the tensor inputs and the keyword arguments of a call, including defaults."""
         names_ = ("x", "axis", "keepdims", *self.params)
         known: dict[str, Any] = {"axis": None, "keepdims": False, **self.params}
         known.update(zip(names_, args, strict=False))
@@ -325,7 +325,7 @@ class Sample:
     high: Any = 1.0
 
     def arrays(self, seed: int = 0, dtype: str | None = None) -> list[Any]:
-        """The arrays of the sample; ``dtype`` replaces float32. A list of shapes gives a list, ``None`` stays ``None``."""
+        """Return the arrays of the sample; ``dtype`` replaces float32. A list of shapes gives a list, ``None`` stays ``None``."""
         rng = np.random.default_rng(seed)
         return [self._array(rng, i, shape, dtype) for i, shape in enumerate(self.shapes)]
 
@@ -345,7 +345,7 @@ class Sample:
 
 
 def S(*shapes: Any, dtypes: Any = None, low: Any = -1.0, high: Any = 1.0, **kwargs: Any) -> Sample:
-    """A sample of a call: shapes of the tensor arguments (or arrays), and its keyword arguments.
+    """Return a sample of a call: shapes of the tensor arguments (or arrays), and its keyword arguments.
 
     ``dtypes``, ``low`` and ``high`` are one value for all inputs or a tuple with one per input; integer inputs are
     drawn from ``low`` up to but not including ``high``.
@@ -361,7 +361,7 @@ class Op(_WithFunction):
     """An op that is a function of its own: ``call`` with the columns of its row. Made by :func:`op`.
 
     ``vjp(F, ...)`` is forward-only code over ``F`` (``netcl.ops``, or ``netcl.autograd`` when the gradient itself is to
-    be differentiated). Its further parameters say what backward needs: ``g``, ``out`` (of several outputs all, ``out0``,
+    be differentiated). Its further parameters name what backward needs: ``g``, ``out`` (of several outputs all, ``out0``,
     ``out1``.. one), an input's name, ``<input>_shape`` or ``<input>_dtype`` (which keep no tensor), keyword arguments of the
     call, and ``needs``: per input, whether its gradient is wanted. It returns one gradient or ``None`` per tensor
     input; gradients of broadcast inputs are summed to the input's shape by the tape.
@@ -390,7 +390,7 @@ class Op(_WithFunction):
         return inspect.signature(self.call)
 
     def bind(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The tensor inputs and the keyword arguments of a call, defaults filled in."""
+        """Return the tensor inputs and the keyword arguments of a call, including defaults."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         rest = dict(bound.arguments)
@@ -400,7 +400,7 @@ class Op(_WithFunction):
 
 @cache
 def _sources(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
-    """Where each argument of a row's ``vjp`` comes from: its name, the index of an input or output (or -1), and an attribute."""
+    """Return, per argument of a row's ``vjp``, its name, the index of the input or output it comes from (or -1), and what is taken."""
     known = {f"{name}_{what}": (i, what) for i, name in enumerate(row.inputs) for what in ("shape", "dtype")}
     known = {
         **{name: (i, "output") for i, name in enumerate(OUTPUTS)},
@@ -451,7 +451,7 @@ class Composite:
     doc: str = ""
 
     def over(self, F: Any) -> Callable[..., Any]:
-        """The public function: ``call`` with ``F`` bound."""
+        """Return the public function: ``call`` with ``F`` bound."""
 
         @wraps(self.call)
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -462,7 +462,7 @@ class Composite:
         return function
 
     def bind(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The tensor inputs and the keyword arguments of a call, defaults filled in."""
+        """Return the tensor inputs and the keyword arguments of a call, including defaults."""
         bound = inspect.signature(self.call).bind(None, *args, **kwargs)
         bound.apply_defaults()
         rest = dict(bound.arguments)
@@ -477,7 +477,7 @@ ALIASES: dict[str, str] = {}
 
 
 def register(row: Row) -> Row:
-    """Add a row to the table; from then on ``netcl.ops`` and ``netcl.autograd`` have the op.
+    """Add a row to the table and return it; from then on ``netcl.ops`` and ``netcl.autograd`` have the op.
 
     >>> from netcl.engine.registry import Pointwise, register, unregister
     >>> row = register(Pointwise("cube", "v0 * v0 * v0", ("3 * g * v0 * v0",), lambda x: x**3))
@@ -510,7 +510,7 @@ def lookup_op(name: str) -> Row:
 
 
 def _tensor_inputs(call: Callable[..., Any]) -> tuple[str, ...]:
-    """The parameters annotated as tensors; without annotations, the positional ones without a default."""
+    """Return the names of the parameters annotated as tensors; without annotations, the positional ones without a default."""
     parameters = [p for p in inspect.signature(call).parameters.values() if p.name != "out"]
     marked = tuple(p.name for p in parameters if "Tensor" in str(p.annotation))
     return marked or tuple(p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty)
@@ -524,7 +524,7 @@ def op(
     inputs: Sequence[str] = (),
     **columns: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function an op: register its row. ``vjp=None`` declares that it has no gradient.
+    """Return a decorator that registers a function as an op. ``vjp=None`` declares that it has no gradient.
 
     Tensor inputs are the parameters annotated with ``Tensor``, unless ``inputs`` names them. ``ref="numpy"``: the op on the NumPy
     backend in float64 is the reference, itself held to golden data.
@@ -561,7 +561,7 @@ def _check_vjp(title: str, call: Callable[..., Any], vjp: Callable[..., Any] | N
 def composite(
     *, ref: Callable[..., Any] | str | None, name: str = "", inputs: Sequence[str] = (), **columns: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function ``f(F, x, ...)`` over other ops an op: register its row.
+    """Return a decorator that registers a function ``f(F, x, ...)`` over other ops as an op.
 
     Tensor inputs are the parameters annotated with ``Tensor``, unless ``inputs`` names them.
 

@@ -59,13 +59,13 @@ class RowOp(NamedTuple):
 
 
 def number_names(k: int, step: RowOp) -> list[str]:
-    """The names of a step's numbers: those in place of inputs, then its parameters."""
+    """Return the names of a step's numbers: those in place of inputs, then its parameters."""
     scalars = step.body.scalars if isinstance(step.body, Body) else ()
     return [f"n{k}_{i}" for i, ref in enumerate(step.refs) if not ref] + [f"{name}_{k}" for name in scalars]
 
 
 def step_lines(k: int, step: RowOp) -> list[tuple[str, ast.expr]]:
-    """The assignments of a formula with names unique to step ``k``; the last one assigns ``s<k>``."""
+    """Return the assignments of a formula with names unique to step ``k``; the last one assigns ``s<k>``."""
     body: Body = step.body
     table = {name: ref or f"n{k}_{i}" for i, (name, ref) in enumerate(zip(body.inputs, step.refs, strict=True))}
     table |= {name: f"{name}_{k}" for name in (*body.scalars, *(name for name, _ in body.lines))}
@@ -110,7 +110,7 @@ class _Row:
         return statements(Body((), (), tuple(step_lines(k, step)), (), rounds), self.real)
 
     def needed(self, targets: Sequence[str], level: int) -> tuple[list[str], list[str], list[int]]:
-        """The dependencies of some values along the row in a pass: leaves, values that an earlier pass kept, formulas."""
+        """Return the dependencies of some values along the row in a pass: leaves, values that an earlier pass kept, formulas."""
         names, found, earlier = list(targets), set(), set()
         while names:
             name = names.pop()
@@ -128,16 +128,16 @@ class _Row:
         return [k for k, step in enumerate(self.steps) if step.kind == "fold" and self.level[step.refs[0]] == level]
 
     def written(self, level: int, kind: str) -> list[tuple[int, Port]]:
-        """The results along the row (``map``), or the sums over columns, that a pass writes."""
+        """Return ``(step, port)`` of the results along the row (``map``), or of the sums over columns, that a pass writes."""
         return [(k, p) for k, p in self.kept if self.steps[k].kind == kind and p.moves and self.level[f"s{k}"] == level]
 
     def targets(self, level: int) -> list[str]:
-        """The values along the row that a pass must compute."""
+        """Return the values along the row that a pass must compute."""
         read = [*self.folds(level), *(k for k, _ in self.written(level, "columns"))]
         return [*(self.steps[k].refs[0] for k in read), *(f"s{k}" for k, _ in self.written(level, "map"))]
 
     def along(self, level: int) -> list[str]:
-        """The source of one pass over the row: its folds, results along the row and column sums."""
+        """Return the source of one pass over the row: its folds, results along the row and column sums."""
         targets, folds, stored = self.targets(level), self.folds(level), STORED[self.real]
         if not targets:
             return []
@@ -168,7 +168,7 @@ class _Row:
         return f"(real)({ {'LOWEST': low, 'HIGHEST': high}.get(fold.neutral, fold.neutral) })"
 
     def whole(self) -> list[str]:
-        """The body of the loop over rows: passes, and between them the formulas on folded values."""
+        """Return the body of the loop over rows: passes, and between them the formulas on folded values."""
         text = [f"const real {p.name} = (real)({scalar_load(p, self.real, f'r_{p.name}')});" for p in self.ports.values() if not p.moves]
         for level in range(self.passes):
             for k, step in enumerate(self.steps):
@@ -189,7 +189,7 @@ def _is_slow(step: RowOp) -> bool:
 
 
 def _combine_functions(row: _Row, width: int, group: int) -> str:
-    """Per kind of fold, functions that combine two values, all lanes of a vector, and all work-items of a group."""
+    """Return, per kind of fold, functions that combine two values, all lanes of a vector, and all work-items of a group."""
     parts = []
     for j, fold in enumerate(row.combines):
         (line,) = statements(Body((), (), (("result", parse(fold.combine)),), ()), row.real)
@@ -216,7 +216,7 @@ def _in_range(width: int) -> str:
 
 
 def _offsets(ports: Sequence[Port], rank: int) -> list[str]:
-    """The offset of the row in each leaf."""
+    """Return the lines that compute a pointer to the row in each leaf."""
     text = []
     for d in range(rank):
         below = " * ".join(f"size{e}" for e in range(d + 1, rank))
@@ -241,7 +241,7 @@ def _row_parameters(ports: Sequence[Port], row: _Row, numbers: Sequence[str], la
 
 
 def _wrapped(parameters: Sequence[str]) -> str:
-    """Parameters separated by commas, in lines of readable length."""
+    """Return parameters separated by commas, in lines of readable length."""
     lines = [parameters[0]]
     for text in parameters[1:]:
         if len(lines[-1]) + len(text) > 120:
@@ -254,7 +254,7 @@ def _wrapped(parameters: Sequence[str]) -> str:
 def source(
     name: str, steps: tuple[RowOp, ...], ports: Sequence[Port], kept: Sequence[tuple[int, Port]], real: str, layout: Layout, group: int
 ) -> tuple[str, int]:
-    """The source of a region over rows, with one kernel ``rows_<name>``, and the rows of scratch memory that a work-item needs.
+    """Return the source of a region over rows, with one kernel ``rows_<name>``, and the rows of scratch memory that a work-item needs.
 
     Arguments: leaves, results, scratch memory (if values are kept), numbers, ``inner`` (elements of a row), ``rows`` and ``each``
     (rows per work-item or group). The sizes of all but the first outer axis and each leaf's strides along them follow.
@@ -320,7 +320,7 @@ class RowLaunch(NamedTuple):
 
 
 def spread_of(queue: Any, count: int, inner: int, real: str, columns: bool) -> rows.Spread:
-    """Choose how rows are distributed; sums over columns use few groups, because each leaves a partial sum."""
+    """Return how rows are distributed; sums over columns use few groups, because each leaves a partial sum."""
     cpu, most, units = rows.device_of(queue)
     spread = rows.row_spread(cpu, most, inner, real in ("double", "long", "ulong"))
     if columns:
@@ -332,7 +332,7 @@ def row_launch(
     steps: tuple[RowOp, ...], slots: tuple[int, ...], real: str, space: Any, leaves: Sequence[Tensor], queue: Any, options: tuple[str, ...],
     name: str,
 ) -> RowLaunch:  # fmt: skip
-    """The launch of a region over rows for these shapes; builds the kernel if it is new."""
+    """Return the launch of a region over rows for these shapes; builds the kernel if it is new."""
     count, inner = math.prod(space.lead), math.prod(space.shape[len(space.lead) :])
     columns = tuple(steps[k].kind == "columns" for k in slots)
     spread = spread_of(queue, count, inner, real, any(columns))

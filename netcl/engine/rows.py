@@ -101,7 +101,7 @@ def channel_spread(queue: Any, n: int, wide: bool, quads: bool = False) -> Sprea
 
 
 def vector_macros(operands: Mapping[str, str], real: str, vec: int, streams: bool = False) -> dict[str, str]:
-    """Define ``X_VLOAD(p, i)``, ``X_VSTORE(p, i, v)`` and ``X_VSTREAM(p, i, v)`` of each operand: vectors of ``vec`` ``real``.
+    """Return the macros ``X_VLOAD(p, i)``, ``X_VSTORE(p, i, v)`` and ``X_VSTREAM(p, i, v)`` of each operand: vectors of ``vec`` ``real``.
 
     ``X_VSTREAM`` bypasses the caches if ``streams``; use ``X_VSTORE`` for values that are read again soon.
     """
@@ -148,7 +148,7 @@ def _vector_store(row: dtypes.DType, real: str, vec: int, name: str) -> str:
 def row_kernel(
     queue: Any, module_file: str, cl_file: str, name: str, operands: Mapping[str, str], spread: Spread, defines: Mapping[str, Any]
 ) -> program.Kernel:
-    """The kernel ``name`` of ``rows.cl`` and ``cl_file`` joined, for operands, a spread and further macros."""
+    """Return the kernel ``name`` of ``rows.cl`` and ``cl_file`` joined, for operands, a spread and further macros."""
     real = "double" if "float64" in operands.values() else "float"
     macros = vector_macros(operands, real, spread.vec, spread.streams)
     base: dict[str, int | str] = {"REAL": real, "LOCAL": spread.local, "GROUP": spread.group, "VEC": spread.vec, "HELD": spread.held,

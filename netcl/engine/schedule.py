@@ -87,7 +87,7 @@ class PendingNode:
 
 
 def storage_key(x: Tensor) -> tuple[Any, ...]:
-    """Return a key that is equal for two tensors over the same memory under the same shape."""
+    """Return a key that is equal for two tensors over the same memory with the same shape."""
     owner = x.source if x.source is not None else (x.pool_handle or x.buffer) if x.array is None else x.array
     return id(owner), x.shape
 

@@ -47,7 +47,7 @@ class Copy(NamedTuple):
 
 
 def dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor.
+    """Return the strides of a contiguous tensor.
 
     >>> dense((2, 3, 4))
     (12, 4, 1)
@@ -77,7 +77,7 @@ def merge(axes: Sequence[CopyAxis]) -> tuple[CopyAxis, ...]:
 
 
 def widen(copy: Copy, most: int = 16) -> Copy:
-    """The same copy in elements of up to ``most`` bytes, where runs, strides and offsets are multiples of them."""
+    """Return the same copy in the widest elements, up to ``most`` bytes, that runs, strides and offsets are multiples of."""
     if not copy.axes or copy.axes[-1][1:] != (1, 1):
         return copy
     *outer, inner = copy.axes
@@ -178,7 +178,7 @@ def _plain_copy(queue: Any, copy: Copy) -> _Launch:
 
 
 def _elements_per_item(queue: Any, inner: int, itemsize: int) -> tuple[int, int]:
-    """Elements per work-item and work-items per group."""
+    """Return the number of elements per work-item and of work-items per group."""
     if not launch.on_cpu_device(queue):
         return 1, 4 * launch.LOCAL_1D
     run = max(1, _CPU_RUN // itemsize)
@@ -205,7 +205,7 @@ def _transposition(queue: Any, copy: Copy) -> _Launch | None:
 
 
 def alignment(*tensors: Tensor) -> int:
-    """Return the common alignment in bytes: at least 16 for memory of pools, possibly less for a caller's array (``share=True``)."""
+    """Return the common alignment in bytes, at most 16: 16 for memory of pools, possibly less for a caller's array (``share=True``)."""
     if all(t.host_ref is None for t in tensors):
         return 16
     addresses = [t.host_ref.__array_interface__["data"][0] for t in tensors if t.host_ref is not None]
@@ -218,7 +218,7 @@ def alignment(*tensors: Tensor) -> int:
 def _copy_block(
     sizes: Sequence[int], src: Tensor, s_start: int, s_strides: Sequence[int], dst: Tensor, d_start: int, d_strides: Sequence[int]
 ) -> Tensor:
-    """Copy a block of ``sizes`` from ``src`` into ``dst``, in place; both have one dtype and the blocks do not overlap."""
+    """Copy a block of ``sizes`` from ``src`` into ``dst``, in place; both have one dtype and the blocks do not overlap. Returns ``dst``."""
     if 0 in sizes:
         return dst
     if dst.array is not None:

@@ -51,7 +51,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         self.tail = ModuleList(Sequential(Linear(in_features, width, False), Linear(width, size, False)) for width, size in pairs)
 
     def log_prob(self, input: Tensor) -> Tensor:
-        """The log-probabilities of all classes, ``(N, n_classes)``."""
+        """Return the log-probabilities of all classes, ``(N, n_classes)``."""
         head = ag.log_softmax(self.head(input), axis=1)
         first = self.cutoffs[0]
         parts = [ag.narrow(head, 1, 0, first)]
@@ -60,7 +60,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         return ag.cat(parts, axis=1)
 
     def predict(self, input: Tensor) -> Tensor:
-        """The most probable class of each row."""
+        """Return the most probable class of each row."""
         return ag.argmax(self.log_prob(input), axis=1)
 
     def forward(self, input_: Tensor, target_: Tensor) -> ASMoutput:

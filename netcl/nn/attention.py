@@ -55,7 +55,7 @@ class KVCache(Module):
 
     @property
     def length(self) -> int:
-        """Positions in the cache; for sequences of different lengths, those of the longest."""
+        """The number of positions in the cache; for sequences of different lengths, that of the longest."""
         return self._count - self._ahead
 
     def reserve(self, new: int) -> None:
@@ -96,7 +96,7 @@ class KVCache(Module):
 
     def forward(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, scale: float | None = None, window: int = 0,
                 softcap: float = 0.0, heads: int = 0, tables: Sequence[Tensor | None] = (), eps: float = 1e-6) -> Tensor:  # fmt: skip
-        """Attention of a layer's new positions ``(batch, heads, new, size)`` over all; options as in :func:`netcl.cached_attention`.
+        """Return the attention of new positions ``(batch, heads, new, size)`` over all; options as in :func:`netcl.cached_attention`.
 
         With ``heads`` and without ``k`` and ``v``, ``q`` is a projection of all three, ``(batch, new, 3 * heads * size)``, and the result
         is ``(batch, new, heads * size)``. If :meth:`rotates`, ``tables`` are frequencies and the norms of queries and keys.
@@ -208,7 +208,7 @@ class KVCache(Module):
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """``(batch, positions, heads * size)`` as ``(batch, heads, positions, size)``."""
+    """Convert ``(batch, positions, heads * size)`` to ``(batch, heads, positions, size)``."""
     batch, positions, width = x.shape
     if positions == 1:  # a single position needs no copy: a decoder does this for every token
         return ag.reshape(x, (batch, heads, 1, width // heads))
@@ -216,14 +216,14 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def split_projections(x: Tensor, heads: int) -> list[Tensor]:
-    """Split one projection, ``(batch, positions, 3 * heads * size)``, to queries, keys and values as :func:`split_heads` does."""
+    """Split one projection, ``(batch, positions, 3 * heads * size)``, to queries, keys and values of :func:`split_heads`' shape."""
     batch, positions, width = x.shape
     size = width // (3 * heads)
     return list(ag.unbind(ag.reshape(x, (batch, positions, 3, heads, size)), axis=2, order=(0, 2, 1, 3)))
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """The inverse of :func:`split_heads`."""
+    """Convert ``(batch, heads, positions, size)`` to ``(batch, positions, heads * size)``: the inverse of :func:`split_heads`."""
     batch, heads, positions, size = x.shape
     return ag.reshape(x if positions == 1 else ag.permute(x, (0, 2, 1, 3)), (batch, positions, heads * size))
 
@@ -276,7 +276,7 @@ class CausalSelfAttention(_Causal):
     - **bias**, **dropout**: of the projections; of the attention weights and the result.
 
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``c_attn`` (queries, keys and values in one) and ``c_proj``.
-    With a :class:`KVCache`, ``x`` holds only the new positions; ``layer`` says whose keys and values these are.
+    With a :class:`KVCache`, ``x`` holds only the new positions; ``layer`` is the number of this layer in the cache.
 
     >>> from netcl import nn, zeros
     >>> nn.CausalSelfAttention(16, 4)(zeros((2, 5, 16))).shape
@@ -409,7 +409,7 @@ class MultiheadAttention(Module):
         return (out if self.batch_first else ag.transpose(out, 0, 1)), weights
 
     def _batch_first(self, inputs: Sequence[Tensor], single: bool) -> list[Tensor]:
-        """Convert inputs to (batch, positions, width); inputs that are one tensor stay one."""
+        """Convert inputs to (batch, positions, width); a tensor that is given several times is converted once."""
         made: dict[int, Tensor] = {}
         for x in inputs:
             if id(x) not in made:
@@ -427,7 +427,7 @@ class MultiheadAttention(Module):
         return [split_heads(ag.linear(x, w, b), self.num_heads) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
 
     def _lengthened(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Append the learned and the zero keys and values, which every query may attend to."""
+        """Return keys, values and mask with the learned and the zero keys and values appended, which every query may attend to."""
         batch, heads, length, size = k.shape
         ends: list[list[Tensor]] = [[k], [v]]
         for parts, learned in zip(ends, (self.bias_k, self.bias_v), strict=True):
@@ -439,7 +439,7 @@ class MultiheadAttention(Module):
         return k, v, None if mask is None else ag.pad(mask, (0, k.shape[2] - length))
 
     def _mask(self, attn_mask: Any, key_padding_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
-        """Combine both masks to one that is added to the scores."""
+        """Combine both masks to one that is added to the scores; ``None`` if there is no mask."""
         batch, heads, length, _ = q.shape
         total = None
         if attn_mask is not None:
@@ -467,7 +467,7 @@ def multi_head_attention_forward(
     k_proj_weight: Tensor | None = None, v_proj_weight: Tensor | None = None, static_k: Tensor | None = None,
     static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
 ) -> tuple[Tensor, Any]:  # fmt: skip
-    """:class:`MultiheadAttention` with given weights; inputs are ``(positions, batch, width)``."""
+    """Run :class:`MultiheadAttention` with given weights on inputs ``(positions, batch, width)``; returns the result and the weights."""
     if static_k is not None or static_v is not None:
         raise ValueError(message("multi_head_attention_forward", "static_k and static_v must be None", "use scaled_dot_product_attention"))
     if query.shape[-1] != embed_dim_to_check:
@@ -491,14 +491,14 @@ def _tensor(mask: Any, like: Tensor) -> Tensor:
 
 
 def _blocked(mask: Tensor, dtype: str) -> Tensor:
-    """Convert a mask of torch's attention modules (bool: True is not allowed) to numbers to add."""
+    """Convert a mask of torch's attention modules (bool: True where attention is not allowed) to numbers to add."""
     if mask.dtype not in ("bool", "uint8"):
         return mask
     return ag.cast(ag.where(mask, -math.inf, 0.0), dtype)
 
 
 def _weighed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
-    """Compute attention and return its weights too."""
+    """Return the attention and its weights."""
     scores = ag.matmul(ag.mul(q, 1 / math.sqrt(q.shape[-1])), k, transpose_b=True)
     weights = ag.softmax(scores if mask is None else ag.add(scores, mask), axis=-1)
     return ag.matmul(ag.dropout(weights, dropout) if dropout else weights, v), weights

@@ -39,7 +39,7 @@ def _reduced(values: Tensor, reduction: str) -> Tensor:
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
-    """Vectors of length one along ``dim``: ``x / max(norm(x), eps)``.
+    """Scale vectors along ``dim`` to length one: ``x / max(norm(x), eps)``.
 
     >>> import netcl.nn.functional as F
     >>> [round(v, 4) for v in F.normalize([[3.0, 4.0]]).tolist()[0]]
@@ -49,12 +49,12 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """The cosine of the angle between vectors along ``dim``."""
+    """Return the cosine of the angle between vectors along ``dim``."""
     return ag.cosine_similarity(x1, x2, axis=dim, eps=eps)
 
 
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last axes; without ``eps`` the machine epsilon of the arithmetic."""
+    """Return ``x / sqrt(mean(x^2) + eps) * weight`` over the last axes; ``eps`` is the machine epsilon of the arithmetic by default."""
     return ag.rms_norm(input, normalized_shape, weight, eps=EPSILON[input.dtype] if eps is None else eps)
 
 
@@ -64,7 +64,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Elements added at the ends of axes, two numbers per axis, the last axis first."""
+    """Add elements at the ends of axes, two numbers per axis, the last axis first."""
     return ag.pad(input, pad, mode, 0.0 if value is None else value)
 
 
@@ -72,7 +72,7 @@ def instance_norm(
     input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    """Instance norm of ``(N, C, ...)`` by its own statistics, or by given ones. Only :class:`netcl.nn.InstanceNorm2d` updates them."""
+    """Normalize ``(N, C, ...)`` per image and channel, or by given statistics, which only :class:`netcl.nn.InstanceNorm2d` updates."""
     if not use_input_stats:
         return ag.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
     if running_mean is not None or running_var is not None:
@@ -82,39 +82,39 @@ def instance_norm(
 
 def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
                bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Tensor:  # fmt: skip
-    """Batch norm of ``(N, C, ...)``; training updates the running statistics in place."""
+    """Normalize ``(N, C, ...)`` per channel; training uses the batch's statistics and updates the running ones in place."""
     return ag.batch_norm(input, running_mean, running_var, weight, bias, training=training, momentum=momentum, eps=eps)
 
 
 def conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
            groups: int = 1) -> Tensor:  # fmt: skip
-    """Convolution of signals."""
+    """Convolve signals ``(N, C, L)`` with weights ``(F, C / groups, K)``."""
     return ag.conv1d(input, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
 
 
 def conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
            groups: int = 1) -> Tensor:  # fmt: skip
-    """Convolution of images."""
+    """Convolve images ``(N, C, H, W)`` with weights ``(F, C / groups, KH, KW)``."""
     return ag.conv2d(input, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
 
 
 def conv_transpose1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
                      groups: int = 1, dilation: Any = 1) -> Tensor:  # fmt: skip
-    """The transpose of a convolution of signals."""
+    """Compute the transposed convolution of signals ``(N, C, L)`` with weights ``(C, F / groups, K)``."""
     options = {"stride": stride, "padding": padding, "output_padding": output_padding, "groups": groups, "dilation": dilation}
     return ag.conv_transpose1d(input, weight, bias, **options)
 
 
 def conv_transpose2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, output_padding: Any = 0,
                      groups: int = 1, dilation: Any = 1) -> Tensor:  # fmt: skip
-    """The transpose of a convolution of images."""
+    """Compute the transposed convolution of images ``(N, C, H, W)`` with weights ``(C, F / groups, KH, KW)``."""
     options = {"stride": stride, "padding": padding, "output_padding": output_padding, "groups": groups, "dilation": dilation}
     return ag.conv_transpose2d(input, weight, bias, **options)
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                                  is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
-    """``softmax(q k^T / sqrt(d) + mask) v``; a bool mask is True where a key takes part. Grouped queries need no switch."""
+    """Return ``softmax(q k^T / sqrt(d) + mask) v``; a bool mask is True where a key takes part. ``enable_gqa`` is always on."""
     del enable_gqa
     return ag.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale)
 
@@ -143,7 +143,7 @@ def tanhshrink(input: Tensor) -> Tensor:
 
 
 def softmin(input: Tensor, dim: int = -1) -> Tensor:
-    """The softmax of the negative."""
+    """The softmax of ``-x`` along ``dim``."""
     return ag.softmax(ag.neg(input), axis=dim)
 
 
@@ -189,7 +189,7 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
 
 
 def unfold(input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Tensor:
-    """The windows of images as columns."""
+    """The windows of images as columns, ``(N, C * window, windows)``."""
     return ag.im2col(input, kernel=kernel_size, dilation=dilation, padding=padding, stride=stride)
 
 
@@ -206,13 +206,13 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
 
 
 def conv_tbc(input: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
-    """Convolution of signals ``(length, batch, channels)`` with weights ``(length, channels, filters)``."""
+    """Convolve signals ``(length, batch, channels)`` with weights ``(length, channels, filters)``."""
     y = ag.conv1d(ag.permute(input, (1, 2, 0)), ag.permute(weight, (2, 1, 0)), bias, padding=pad)
     return ag.permute(y, (2, 0, 1))
 
 
 def upsample(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool = False) -> Tensor:
-    """``interpolate`` under its older name."""
+    """Resize by ``interpolate``: its older name in torch."""
     return ag.interpolate(input, size=size, scale_factor=scale_factor, mode=mode, align_corners=align_corners)
 
 
@@ -242,7 +242,7 @@ def _padded(input: Tensor, padding: int | Sequence[int], axes: int, mode: str, v
 
 
 def _pads(kind: str, mode: str) -> Sequence[Any]:
-    """The layers that pad one, two or three axes."""
+    """Return the layers that pad one, two or three axes."""
     value, given, length = (", value: float = 0.0", "1, 5.0", 1) if kind == "Constant" else ("", "0", 0)
     made = []
     for axes in (1, 2, 3):
@@ -289,7 +289,7 @@ def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> 
 
 
 def multilabel_soft_margin_loss(input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean") -> Tensor:
-    """The mean over classes of the binary cross-entropy of each, from logits."""
+    """The binary cross-entropy of each class, from logits, averaged over the classes."""
     loss = ag.bce_with_logits(input, target, reduction="none")
     return _reduced(ag.mean(loss if weight is None else ag.mul(loss, weight), axis=-1), reduction)
 
@@ -322,7 +322,7 @@ def linear_cross_entropy(
     input: Tensor, linear_weight: Tensor, target: Tensor, *, linear_bias: Tensor | None = None, weight: Tensor | None = None,
     reduction: str = "mean", ignore_index: int | None = None, label_smoothing: float = 0.0, options: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Cross-entropy of ``linear(x)``; weights ``(C, ..., features)`` give logits ``(N, C, ...)``. ``options`` are ignored."""
+    """Return the cross-entropy of ``linear(x)``; weights ``(C, ..., features)`` give logits ``(N, C, ...)``. ``options`` are ignored."""
     *shape, features = linear_weight.shape
     bias = None if linear_bias is None else ag.reshape(linear_bias, (-1,))
     logits = ag.linear(input, ag.reshape(linear_weight, (-1, features)), bias)
@@ -339,7 +339,7 @@ def cosine_embedding_loss(input1: Tensor, input2: Tensor, target: Tensor, margin
 def poisson_nll_loss(
     input: Tensor, target: Tensor, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean"
 ) -> Tensor:
-    """Negative log-likelihood of counts: ``exp(x) - y x`` or ``x - y log(x + eps)`` unless ``log_input``; ``full`` adds Stirling's term."""
+    """The Poisson loss of counts: ``exp(x) - y x``, or ``x - y log(x + eps)`` if not ``log_input``; ``full`` adds Stirling's term."""
     rate, logarithm = (ag.exp(input), input) if log_input else (input, ag.log(ag.add(input, eps)))
     loss = ag.sub(rate, ag.mul(target, logarithm))
     if full:

@@ -23,7 +23,7 @@ class _Container(Module):
         return iter(())
 
     def _names(self) -> list[str]:
-        """The names of the modules; a recorded step depends on them, even though the container itself is not called."""
+        """Return the names of the modules; a recorded step depends on them, even though the container itself is not called."""
         if recording.listening:
             self._tell_recorder()
         return [name for name, role in self._roles.items() if role == self._kept]
@@ -64,7 +64,7 @@ class _Ordered(_Container):
         self._become(kept)
 
     def _of(self, modules: list[Module]) -> Any:
-        """Make a container like this one with other modules."""
+        """Return a container like this one with other modules."""
         return type(self)(*modules)
 
     def _become(self, modules: list[Module]) -> None:
@@ -77,18 +77,18 @@ class _Ordered(_Container):
         self._changed_names.add("")
 
     def append(self, module: Module) -> Any:
-        """Add a module at the end."""
+        """Add a module at the end; returns the container."""
         self._put(str(len(self)), module)
         return self
 
     def extend(self, modules: Iterable[Module]) -> Any:
-        """Add modules at the end."""
+        """Add modules at the end; returns the container."""
         for module in modules:
             self.append(module)
         return self
 
     def insert(self, index: int, module: Module) -> Any:
-        """Insert a module before the one at ``index``; later ones are renumbered."""
+        """Insert a module before the one at ``index``; later ones are renumbered. Returns the container."""
         kept = list(self)
         kept.insert(index, module)
         self._become(kept)
@@ -213,15 +213,15 @@ class _Mapping(_Container):
         return name in self._names()
 
     def keys(self) -> list[str]:
-        """The names."""
+        """Return the names."""
         return self._names()
 
     def values(self) -> list[Any]:
-        """The values."""
+        """Return the values."""
         return [self.__dict__[name] for name in self._names()]
 
     def items(self) -> list[tuple[str, Any]]:
-        """Names and values."""
+        """Return pairs of name and value."""
         return [(name, self.__dict__[name]) for name in self._names()]
 
     def pop(self, name: str) -> Any:
@@ -303,8 +303,8 @@ class Residual(Module):
     """A branch added to its input: ``y = activation(shortcut(x) + body(x))``.
 
     - **body**: the branch.
-    - **shortcut**: what the input goes through; by default nothing.
-    - **activation**: what the sum goes through; by default nothing.
+    - **shortcut**: a module applied to the input; by default none.
+    - **activation**: a module applied to the sum; by default none.
 
     >>> from netcl import nn
     >>> nn.Residual(nn.ReLU())([1.0, -1.0]).tolist()

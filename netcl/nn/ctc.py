@@ -53,7 +53,7 @@ def _padded_targets(targets: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _negative_log(x: Tensor, labels: np.ndarray, lengths: np.ndarray, counts: np.ndarray, blank: int) -> Tensor:
-    """The losses of all sequences. States are blank, label, blank, ..., blank; a label may follow another one, but not its equal."""
+    """Return the losses of all sequences. States are blank, label, blank, ..., blank; a label may follow another one, but not its equal."""
     batch, states = len(labels), 2 * labels.shape[1] + 1
     path = np.full((batch, states), blank)
     path[:, 1::2] = labels

@@ -62,9 +62,9 @@ class Sampling(NamedTuple):
         return self[4:] != (1, 0, 0)
 
     def choose(self, logits: Tensor, uniform: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Choose one token per row of logits ``(batch, vocabulary)`` by a number in [0, 1) per row, on the device; ``(batch, 1)``.
+        """Choose one token per row of logits ``(batch, vocabulary)`` by a number in [0, 1) per row, on the device; returns ``(batch, 1)``.
 
-        Penalties need ``counts``, as :func:`token_counts` begins them; the chosen tokens are added to it in place.
+        Penalties need ``counts``, which :func:`token_counts` initializes; the chosen tokens are added to it in place.
 
         >>> import numpy as np, netcl
         >>> logits = netcl.tensor(np.log([[0.1, 0.6, 0.3]]).astype("float32"))
@@ -108,7 +108,7 @@ class Sampling(NamedTuple):
         return ag.gather(order, 1, ag.minimum(place, last))
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """The distribution that :meth:`choose` draws from without penalties, for rows of logits, on the host."""
+        """Return the distribution that :meth:`choose` draws from without penalties, for rows of logits, on the host."""
         if self.temperature == 0:
             return (np.arange(logits.shape[-1]) == logits.argmax(-1)[..., None]).astype(np.float64)
         order = np.argsort(-logits, axis=-1, kind="stable")
@@ -161,7 +161,7 @@ def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling | None
 
 @contextmanager
 def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling | None = None) -> Iterator[_DecodingStep]:
-    """An empty cache and the compiled step over it, to tokens or (without ``sampling``) to logits; for one text at a time.
+    """Provide an empty cache and the compiled step over it, to tokens or (without ``sampling``) to logits; for one text at a time.
 
     They are those of the last text with this role if it is finished, its settings match and its cache is large enough.
     """
@@ -254,7 +254,7 @@ def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KV
 
 
 class Speculator:
-    """Writes with a draft model: it proposes tokens one by one, and the model judges all of them in one pass.
+    """Generates text with a draft model: it proposes tokens one by one, and the model judges all of them in one pass.
 
     The text is distributed as the model's own; with temperature 0 it is the model's own. Both models must have the same vocabulary.
     """
@@ -283,7 +283,7 @@ class Speculator:
         return int(min(np.searchsorted(shares.cumsum(), float(self.draw(1)[0]) * shares.sum(), side="right"), np.flatnonzero(shares)[-1]))
 
     def judge(self, proposed: Sequence[int], wanted: np.ndarray, drafted: np.ndarray) -> list[int]:
-        """The proposals that are kept and one more token, given the distributions of the model (one more) and of the draft.
+        """Return the proposals that are kept and one more token, given the distributions of the model (one more) and of the draft.
 
         A proposal is kept with probability min(1, wanted / drafted); the token in place of the first one that is not kept comes from what
         the draft proposes too seldom (Leviathan et al. 2023, https://arxiv.org/abs/2211.17192).
@@ -295,7 +295,7 @@ class Speculator:
         return [*proposed, self._chosen(wanted[-1])]
 
     def tokens(self, prompt: Sequence[int], most: int, file: Any = None) -> Iterator[np.ndarray]:
-        """Tokens that follow a prompt, ``(1,)`` at a time, at most ``most`` times."""
+        """Yield the tokens that follow a prompt, ``(1,)`` at a time, at most ``most`` times."""
         (model, draft), room = self._models, len(prompt) + most + self.proposals
         with _step_for(model, "judge", 1, room) as judge, _step_for(draft, "draft", 1, room) as propose:
             self._steps = [judge, propose]

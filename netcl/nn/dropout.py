@@ -39,7 +39,7 @@ def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
 
 
 def _ones(x: Tensor, channels: bool) -> Tensor:
-    """One per element, or one per channel with axes to broadcast."""
+    """Return ones in the shape of ``x``, or one per channel with axes to broadcast."""
     return Tensor.ones((*x.shape[:2], *(1,) * (x.ndim - 2)) if channels else x.shape, x.dtype, queue=x.queue)
 
 
@@ -61,7 +61,7 @@ def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace
 
 
 def feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
-    """:func:`alpha_dropout` of whole channels."""
+    """Apply :func:`alpha_dropout` to whole channels."""
     return _alpha(input, p, training, channels=True)
 
 

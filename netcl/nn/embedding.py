@@ -31,7 +31,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max
 
 
 def _counts(weight: Tensor, index: Tensor) -> Tensor:
-    """How often each vector is looked up, as a column."""
+    """Return how often each vector is looked up, as a column."""
     flat = ag.reshape(index, (-1,))
     ones = Tensor.ones((flat.size,), weight.dtype, queue=weight.queue)
     return ag.reshape(ag.index_add(Tensor.zeros((weight.shape[0],), weight.dtype, queue=weight.queue), 0, flat, ones), (-1, 1))
@@ -51,8 +51,8 @@ def embedding_bag(
 ) -> Tensor:  # fmt: skip
     """Sum, average or take the maximum of vectors in bags: the rows of ``input``, or its parts beginning at ``offsets``.
 
-    ``per_sample_weights`` multiplies the vectors of sums. Vectors of ``padding_idx`` do not count. An empty bag gives zeros. Bags with
-    ``offsets`` and maxima are formed on the host.
+    ``per_sample_weights`` multiplies the vectors of sums. Vectors of ``padding_idx`` do not count. An empty bag gives zeros. For maxima,
+    bags with ``offsets`` are formed on the host.
     """
     _check_bags(input, offsets, mode, per_sample_weights)
     counted = Tensor.ones(input.shape, "bool", queue=input.queue)
@@ -82,7 +82,7 @@ def _check_bags(input: Tensor, offsets: Tensor | None, mode: str, weights: Tenso
 
 
 def _bagged(values: Tensor, offsets: Tensor | None, include_last: bool) -> Tensor:
-    """The sums of the vectors of every bag."""
+    """Return the sums of the vectors of every bag."""
     if offsets is None:
         return ag.sum(values, axis=1)
     bags, count = offsets.size - include_last, values.shape[0]
@@ -138,7 +138,7 @@ class Embedding(Module):
 
     @classmethod
     def from_pretrained(cls, embeddings: Any, freeze: bool = True, **options: Any) -> Any:
-        """A layer with given vectors, which are not learned unless ``freeze`` is off.
+        """Return a layer with given vectors, which are not learned unless ``freeze`` is off.
 
         >>> from netcl import nn
         >>> nn.Embedding.from_pretrained([[1.0, 2.0], [3.0, 4.0]])([1]).tolist()

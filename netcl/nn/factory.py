@@ -109,7 +109,7 @@ def config_of(module: Any) -> LayerRow:
 
 
 def _encode(value: Any, where: str) -> Any:
-    """A constructor argument as JSON."""
+    """Return a constructor argument as data for JSON; raises ``TypeError`` if it has no such form."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
@@ -146,7 +146,7 @@ def build(config: Mapping[str, Any], queue: Any = None) -> Any:
 
 
 def build_sequential(queue: Any, config: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> Any:
-    """A ``Sequential`` from a list of rows, on a queue or handle (``None``: the active device).
+    """Return a ``Sequential`` from a list of rows, on a queue or handle (``None``: the active device).
 
     >>> from netcl import nn
     >>> rows = [{"type": "Linear", "args": {"in_features": 4, "out_features": 8}}, {"type": "ReLU"}, {"type": "Linear", "args": [8, 2]}]

@@ -51,7 +51,7 @@ else:
 
 
 def _writing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function that writes its result into its input."""
+    """Return a function that writes its result into its input."""
 
     @wraps(function)
     def write(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -62,7 +62,7 @@ def _writing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @cache
 def _in_place(name: str) -> Callable[..., Tensor]:
-    """An activation that torch can compute in place; ``inplace`` is accepted and changes nothing, as in the layers."""
+    """Return an activation that torch can compute in place; ``inplace`` is accepted and changes nothing, as in the layers."""
     op = getattr(ag, name)
 
     @wraps(op)

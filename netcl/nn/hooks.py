@@ -34,7 +34,7 @@ class RemovableHandle:
 
 
 def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the forward of a module with its hooks."""
+    """Call the forward of a module with its hooks; returns the output, which a hook may have replaced."""
     hooks = {kind: list(group.values()) for kind, group in module._module_hooks.items()}
     for hook in hooks.get("forward_pre", ()):
         answer = hook(module, args)

@@ -37,7 +37,7 @@ def skipped() -> Iterator[None]:
 
 
 def _drawing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Add ``generator=`` to the function, and do nothing inside :func:`skipped`."""
+    """Return the function with ``generator=`` added; inside :func:`skipped` it does nothing."""
     draw = with_generator(function)
     return wraps(draw)(lambda tensor, *args, **options: tensor if getattr(_skips, "skipped", False) else draw(tensor, *args, **options))
 
@@ -153,7 +153,7 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
 
 
 def fan_in_and_fan_out(tensor: Tensor) -> tuple[int, int]:
-    """Return how many inputs an output of the layer with these weights has, and how many outputs an input.
+    """Return the fan-in (inputs per output) and the fan-out (outputs per input) of the layer with these weights.
 
     >>> from netcl import Tensor, nn
     >>> nn.init.fan_in_and_fan_out(Tensor.empty((16, 3, 5, 5)))
@@ -189,14 +189,14 @@ def _xavier_std(tensor: Tensor, gain: float) -> float:
 
 @_drawing
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
-    """Uniform with variance ``2 gain**2 / (fan_in + fan_out)`` (Glorot and Bengio 2010)."""
+    """Draw uniform values with variance ``2 gain**2 / (fan_in + fan_out)`` (Glorot and Bengio 2010)."""
     bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
     return uniform_(tensor, -bound, bound)
 
 
 @_drawing
 def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
-    """Normal with variance ``2 gain**2 / (fan_in + fan_out)``."""
+    """Draw normal values with variance ``2 gain**2 / (fan_in + fan_out)``."""
     return normal_(tensor, 0.0, _xavier_std(tensor, gain))
 
 
@@ -209,7 +209,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
 
 @_drawing
 def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
-    """Uniform with variance ``gain**2 / fan`` (He et al. 2015).
+    """Draw uniform values with variance ``gain**2 / fan`` (He et al. 2015).
 
     >>> import netcl
     >>> from netcl import nn
@@ -223,7 +223,7 @@ def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonli
 
 @_drawing
 def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
-    """Normal with variance ``gain**2 / fan``."""
+    """Draw normal values with variance ``gain**2 / fan``."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))
 
 

@@ -18,7 +18,7 @@ from netcl.nn.module import Module
 
 
 def layer_class(scope: dict[str, Any], head: str, call: str, doc: str, example: str, gives: str, base: type[Module] = Module) -> Any:
-    """The class of a layer, in the module whose ``globals()`` is ``scope``.
+    """Return the class of a layer, in the module whose ``globals()`` is ``scope``.
 
     - **head**: the name and the parameters of the constructor; without parameters the constructor is the one of ``base``.
     - **call**: what ``forward`` returns, in those parameters, ``training`` and the inputs, which are all other names. Parameters that it
@@ -45,7 +45,7 @@ def layer_class(scope: dict[str, Any], head: str, call: str, doc: str, example: 
 
 
 def _forward(call: str, settings: set[str], scope: dict[str, Any]) -> tuple[str, list[str], set[str]]:
-    """The expression over ``self``, the names of its inputs in the order of their first use, and the settings it uses."""
+    """Return the expression over ``self``, the names of its inputs in the order of their first use, and the settings it uses."""
     tree = ast.parse(call, mode="eval")
     functions = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     used_names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in functions)

@@ -45,7 +45,7 @@ class Linear(Module):
 
 
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``y_k = x1^T W_k x2 + b_k`` of the last axes."""
+    """Return ``y_k = x1^T W_k x2 + b_k`` over the last axes."""
     outs, one, two = weight.shape
     outer = ag.mul(ag.reshape(input1, (-1, one, 1)), ag.reshape(input2, (-1, 1, two)))
     flat = ag.linear(ag.reshape(outer, (-1, one * two)), ag.reshape(weight, (outs, -1)), bias)

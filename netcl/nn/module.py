@@ -216,7 +216,7 @@ class Module(metaclass=_Constructed):
     # ---- walking the tree
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """The modules directly inside, with their names."""
+        """Yield the modules directly inside, with their names."""
         if recording.listening:
             self._tell_recorder()
         for name, role in list(self._roles.items()):
@@ -224,11 +224,11 @@ class Module(metaclass=_Constructed):
                 yield name, self.__dict__[name]
 
     def children(self) -> Iterator[Module]:
-        """The modules directly inside."""
+        """Yield the modules directly inside."""
         return (module for _, module in self.named_children())
 
     def named_modules(self, prefix: str = "", _seen: set[int] | None = None) -> Iterator[tuple[str, Module]]:
-        """This module and all inside it, each once, with dotted names."""
+        """Yield this module and all inside it, each once, with dotted names."""
         seen = set() if _seen is None else _seen
         if id(self) not in seen:
             seen.add(id(self))
@@ -237,7 +237,7 @@ class Module(metaclass=_Constructed):
                 yield from child.named_modules(dotted_name(prefix, name), seen)
 
     def modules(self) -> Iterator[Module]:
-        """This module and all inside it, each once."""
+        """Yield this module and all inside it, each once."""
         return (module for _, module in self.named_modules())
 
     def get_submodule(self, path: str) -> Module:
@@ -257,7 +257,7 @@ class Module(metaclass=_Constructed):
                 yield name, getattr(self, name)
 
     def _walk_tensors(self, *wanted: str, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors of a role in this module and its children, each once."""
+        """Yield the tensors with these roles in this module and its children, each once, with dotted names."""
         seen: set[int] = set()
         for path, module in self.named_modules(prefix) if recurse else [(prefix, self)]:
             for name, tensor in module._named_tensors(*wanted):
@@ -266,7 +266,7 @@ class Module(metaclass=_Constructed):
                     yield dotted_name(path, name), tensor
 
     def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter once, with its dotted name, in the order of registration."""
+        """Yield every parameter once, with its dotted name, in the order of registration."""
         return self._walk_tensors("parameter", prefix=prefix, recurse=recurse)
 
     def parameters(self, recurse: bool = True) -> NextList[Tensor]:
@@ -274,17 +274,17 @@ class Module(metaclass=_Constructed):
         return NextList(tensor for _, tensor in self.named_parameters(recurse=recurse))
 
     def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Every buffer once, with its dotted name."""
+        """Yield every buffer once, with its dotted name."""
         return self._walk_tensors("buffer", "scratch", prefix=prefix, recurse=recurse)
 
     def buffers(self, recurse: bool = True) -> NextList[Tensor]:
-        """Every buffer once."""
+        """List every buffer once; the list also supports ``next``."""
         return NextList(tensor for _, tensor in self.named_buffers(recurse=recurse))
 
     # ---- state
 
     def state_dict(self, prefix: str = "") -> dict[str, Tensor]:
-        """Parameters and persistent buffers by dotted name, as torch names them; they share the module's memory."""
+        """Return parameters and persistent buffers by dotted name, as torch names them; they share the module's memory."""
         return {name: tensor.detach() for name, tensor in self._named_state(prefix).items()}
 
     def _named_state(self, prefix: str = "") -> dict[str, Tensor]:
@@ -327,10 +327,10 @@ class Module(metaclass=_Constructed):
         return keys
 
     def _before_loading(self, prefix: str, state: Mapping[str, Any]) -> None:
-        """Called before a state dict is loaded, with the path of this module."""
+        """Do nothing: a hook for subclasses, called before a state dict is loaded, with the path of this module."""
 
     def _after_loading(self) -> None:
-        """Called after a state dict was loaded."""
+        """Do nothing: a hook for subclasses, called after a state dict was loaded."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickle stores: the attributes, with host values in place of tensors."""
@@ -349,27 +349,27 @@ class Module(metaclass=_Constructed):
     # ---- operations on all modules
 
     def train(self: M, mode: bool = True) -> M:
-        """Set training mode, in which dropout is active and batch norm uses the batch; ``mode=False`` sets evaluation mode."""
+        """Set training mode, in which dropout is active and batch norm uses the batch, or evaluation mode; returns the module."""
         for module in self.modules():
             module.__dict__["training"] = mode
         return self
 
     def eval(self: M) -> M:
-        """Set evaluation mode."""
+        """Set evaluation mode; returns the module."""
         return self.train(False)
 
     def requires_grad_(self: M, flag: bool = True) -> M:
-        """Set for all parameters whether gradients are computed."""
+        """Set for all parameters whether gradients are computed; returns the module."""
         for parameter in self.parameters():
             parameter.requires_grad = flag
         return self
 
     def freeze(self: M) -> M:
-        """Freeze all parameters: none requires a gradient. They stay parameters, and in the state dict."""
+        """Freeze all parameters: none requires a gradient. They stay parameters, and in the state dict. Returns the module."""
         return self.requires_grad_(False)
 
     def unfreeze(self: M) -> M:
-        """Unfreeze all parameters."""
+        """Unfreeze all parameters: each requires a gradient. Returns the module."""
         return self.requires_grad_(True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -381,7 +381,7 @@ class Module(metaclass=_Constructed):
                 parameter.grad = parameter.grad.detach().zero_()
 
     def apply(self: M, function: Callable[[Module], Any]) -> M:
-        """Call a function with every module inside, and last with this one."""
+        """Call a function with every module inside, and last with this one; returns the module."""
         for child in self.children():
             child.apply(function)
         function(self)
@@ -484,7 +484,7 @@ class Module(metaclass=_Constructed):
         return positional, named
 
     def _changed_children(self) -> Iterator[tuple[str, Module | None]]:
-        """Return modules that were replaced or removed after construction, by path."""
+        """Return the paths and modules that were replaced after construction; ``None`` for a module that was removed."""
         return self._changed_inside({id(module) for module in _modules_in(list(self._made_from.values()))})
 
     def _changed_inside(self, given: set[int]) -> Iterator[tuple[str, Module | None]]:
@@ -520,12 +520,12 @@ class Module(metaclass=_Constructed):
         return notebook.html_table(f"{type(self).__name__}, {count:,} parameters", ("name", "layer", "settings", "parameters"), rows)
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
-        """Floating-point operations of one call, a multiplication and an addition being two; containers leave it at 0."""
+        """Return the floating-point operations of one call, a multiplication and an addition being two; containers leave it at 0."""
         del args, output
         return 0
 
     def summary(self, input_shape: Any, dtype: str = "float32") -> Summary:
-        """A table of the layers: output shape, parameters and FLOPs of a forward pass over zeros of ``input_shape``.
+        """Return a table of the layers: output shape, parameters and FLOPs of a forward pass over zeros of ``input_shape``.
 
         ``input_shape`` includes the batch; several inputs are a list of shapes. Use ``dtype="int64"`` for models of tokens.
 

@@ -59,7 +59,7 @@ class _Running(_Norm):
 
     @property
     def num_batches_tracked(self) -> Tensor | None:
-        """How many batches the running statistics have seen."""
+        """The number of batches that the running statistics have seen, as a tensor; ``None`` without running statistics."""
         if not self.track_running_stats:
             return None
         if self._shown != self._batches:
@@ -119,7 +119,7 @@ class BatchNorm1d(_BatchNorm):
 
 
 def _of_rank(name: str, base: type[_Running], like: str, of: str) -> Any:
-    """Make a norm like another one for tensors of another rank."""
+    """Return the class of a norm like another one, for tensors of another rank."""
     axes = int(name[-2])
     shape = (2, 3, 2, 4, 4)[: axes + 2]
     doc = f""":class:`{like}` of {of}.

@@ -37,7 +37,7 @@ OBJECT_BYTES = 64
 class placed:
     """Create the parameters of modules constructed inside the block on a queue and in a dtype.
 
-    ``queue`` is a queue, a handle or anything :class:`netcl.device` takes; ``None`` leaves what holds outside. ``max_bytes`` limits
+    ``queue`` is a queue, a handle or anything :class:`netcl.device` takes; ``None`` changes nothing. ``max_bytes`` limits
     what the parameters and buffers may take together, for descriptions of models that come from a file. ``blank`` draws no start values,
     for parameters that are loaded next.
 
@@ -163,7 +163,7 @@ class Buffer:
 
 
 def is_parameter(value: Any) -> bool:
-    """Whether a value is something a module learns: a leaf tensor that requires a gradient."""
+    """Whether a value is a parameter: a leaf tensor that requires a gradient."""
     return isinstance(value, Tensor) and value.requires_grad and value.grad_fn is None
 
 

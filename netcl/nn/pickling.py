@@ -23,7 +23,7 @@ class Recomputed(dict[Any, Any]):
 
 
 class _Stored:
-    """A tensor in a pickle. One tensor has one of these, so that pickle sees shared parameters as one object."""
+    """A tensor in a pickle. There is one such object per tensor, so that pickle stores shared parameters once."""
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor

@@ -43,7 +43,7 @@ _ADAPTIVE = "of windows chosen so that {of} of ``output_size`` (a number, or one
 
 
 def _pools(kind: str, settings: str, arguments: str, doc: str, sizes: Sequence[int] = (1, 2, 3), base: type[Module] = _Pool) -> list[Any]:
-    """The layers of one kind for signals, images and volumes; their examples leave half of 4 values per axis."""
+    """Return the layers of one kind for signals, images and volumes; their examples leave half of 4 values per axis."""
     name = "".join(f"_{c.lower()}" if c.isupper() else c for c in kind.replace("LP", "Lp"))[1:]
     given, made = "2, 2" if kind == "LPPool" else "2", []
     for axes in sizes:

@@ -47,17 +47,17 @@ class _PackedLayer(Module):
             raise ValueError(message("load_state_dict", what, "quantize the unpacked model again", shape=tuple(given.shape)))
 
     def load_blocks(self: PackedT, blocks: Any) -> PackedT:
-        """Load the weights from blocks of GGUF: bytes, or an array of uint8 (rows, bytes of a row)."""
+        """Load the weights from blocks of GGUF: bytes, or an array of uint8 (rows, bytes of a row). Returns the layer."""
         blocks = np.frombuffer(blocks, np.uint8) if isinstance(blocks, bytes) else blocks
         self.weight.write(packed.pack_strips(blocks, self.kind, self.matrix).reshape(self.weight.shape))
         return self
 
     def blocks(self) -> np.ndarray:
-        """The weights as blocks of GGUF: uint8, (rows, bytes of a row)."""
+        """Return the weights as blocks of GGUF: uint8, (rows, bytes of a row)."""
         return packed.unpack_strips(self.weight.to_host(), self.kind, self.matrix)
 
     def dequantized(self, dtype: str = "float32") -> Tensor:
-        """The weights as values."""
+        """Return the weights unpacked, as a tensor of ``dtype``."""
         return ag.quantized_rows(self.weight, kind=self.kind, shape=self.matrix, dtype=dtype)
 
 
@@ -83,7 +83,7 @@ class QuantizedLinear(_PackedLayer):
 
     @classmethod
     def from_linear(cls, linear: Linear, kind: str = "Q4_0", activations: str = "auto") -> QuantizedLinear:
-        """A layer with the weights of another, quantized; it shares the other's bias."""
+        """Return a layer with the weights of another, quantized; it shares the other's bias."""
         made = cls(linear.in_features, linear.out_features, linear.bias is not None, kind, activations).to(linear.weight.queue)
         made.bias = linear.bias
         return made.load_blocks(packed.quantize(linear.weight.to_host().astype(np.float32), kind))
@@ -95,7 +95,7 @@ class QuantizedLinear(_PackedLayer):
 
 
 def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, activation: str = "", residual: Any = None) -> Tensor:
-    """``linear`` of a few rows in one launch with the norm before it and the gate, activation or residual after it."""
+    """Compute ``linear`` of a few rows in one launch, with the norm before it and the gate, activation or residual after it."""
     packs: Any = {"kind": linear.kind, "rows": linear.out_features, "activations": linear.activations} if hasattr(linear, "kind") else {}
     kind = "" if norm is None else "rms" if type(norm) is RMSNorm else "layer"
     eps = EPSILON[x.dtype] if norm is None or norm.eps is None else norm.eps
@@ -107,7 +107,7 @@ def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, a
 def decodable(owner: Module, *layers: Any) -> bool:
     """Whether :func:`decoded_linear` may compute these layers: linear ones of one type and kind, and norms with weights, without gradient.
 
-    Neither they nor ``owner``, which would call them, may have hooks. A recorder is told about all of them, as if they were called.
+    Neither they nor ``owner``, which would call them, may have hooks. All of them are reported to the recorder, as if they were called.
     """
     if recording.listening:
         for module in (owner, *layers):
@@ -141,7 +141,7 @@ class QuantizedEmbedding(_PackedLayer):
 def quantize_model(
     model: ModelT, bits: int = 4, group: int = 32, *, kind: str = "", embeddings: bool = False, activations: str = "auto"
 ) -> ModelT:
-    """Replace the linear layers of a model, and with ``embeddings`` those too, by packed ones, in place; returns the model.
+    """Replace the linear layers of a model, and with ``embeddings`` its embeddings, by packed ones, in place; returns the model.
 
     4 bits are Q4_0 and 8 bits Q8_0, both with a scale for each ``group`` of 32; ``kind`` names another block type of GGUF. Layers whose
     rows are not whole blocks and layers that share their weights stay as they are, with a warning that names them.

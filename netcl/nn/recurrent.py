@@ -47,7 +47,7 @@ class _Recurrent(Module):
         return ("", "_reverse") if self.bidirectional else ("",)
 
     def _state_sizes(self) -> tuple[int, ...]:
-        """The width of each part of the state; the first is the output."""
+        """Return the width of each part of the state; the first is the output."""
         return (self.proj_size or self.hidden_size, self.hidden_size)[: len(self.states)]
 
     def _add(self, suffix: str, width: int) -> None:
@@ -70,7 +70,7 @@ class _Recurrent(Module):
         """Do nothing: torch calls this for cuDNN, which needs the weights in one block."""
 
     def _layer(self, x: Tensor, layer: int, states: Sequence[State], lengths: Tensor | None) -> tuple[Tensor, list[State]]:
-        """One layer over ``x`` of shape (time, batch, features)."""
+        """Return the output of one layer over ``x`` (time, batch, features), and the final state of each direction."""
         outputs, finals = [], []
         for direction, name in enumerate(self._directions()):
             suffix = f"_l{layer}{name}"
@@ -103,7 +103,7 @@ class _Recurrent(Module):
         return (ag.transpose(y, 0, 1) if self.batch_first else y), hidden
 
     def _run(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
-        """Run all layers over (time, batch, features)."""
+        """Run all layers over ``x`` (time, batch, features); returns the output and the final state."""
         given = self._initial(state, x)
         finals: list[State] = []
         count = len(self._directions())
@@ -130,14 +130,14 @@ class _Recurrent(Module):
             raise ShapeError(message(type(self).__name__, f"the state must be {', '.join(self.states)} of shape {wanted}", shapes=shapes))
 
     def _batched(self, parts: Any, x: Tensor) -> Any:
-        """The state of an input without a batch."""
+        """Return the state of an input without a batch, with a batch axis of size 1; ``None`` if no state is given."""
         if parts is None:
             return None
         self._check_state(parts)
         return tuple(ag.unsqueeze(part, 1) for part in parts)
 
     def _initial(self, state: Any, x: Tensor) -> list[State]:
-        """Return the initial state of every direction of every layer; zeros if none is given."""
+        """Return the initial state of every direction of every layer; empty tuples, which stand for zeros, if none is given."""
         if state is None:
             return [()] * (self.num_layers * len(self._directions()))
         parts = state if isinstance(state, tuple | list) else (state,)
@@ -256,7 +256,7 @@ class _Cell(Module):
         return state if len(state) > 1 else state[0]
 
     def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-        """The next state from the projected input and the state before."""
+        """Return the next state from the projected input and the state before."""
         raise NotImplementedError
 
 

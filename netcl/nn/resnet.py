@@ -52,7 +52,7 @@ class BasicBlock(Module):
 
 
 class Bottleneck(Module):
-    """A narrow 3 x 3 convolution between two 1 x 1, beside a shortcut; ``4 planes`` channels come out.
+    """A narrow 3 x 3 convolution between two 1 x 1, beside a shortcut; the output has ``4 planes`` channels.
 
     - **inplanes**: channels in. **planes**: a quarter of the channels out.
     - **stride**: of the 3 x 3 convolution. **downsample**: the shortcut, where shapes change.
@@ -172,7 +172,7 @@ resnet152 = _resnet(152, Bottleneck, 3, 8, 36, 3)
 
 @constructor
 def ResNet18(num_classes: int = 10, stem: str = "cifar", **options: Any) -> ResNet:
-    """ResNet-18 for small images: by default ten classes and the CIFAR stem.
+    """Return a ResNet-18 for small images: by default ten classes and the CIFAR stem.
 
     >>> from netcl import nn
     >>> sum(p.size for p in nn.ResNet18().parameters())

@@ -80,7 +80,7 @@ class TransformerEncoderLayer(_TransformerLayer):
 
 
 class _LayerStack(Module):
-    """Copies of one layer, then a norm if there is one. The first copy replaces the given layer among the arguments kept."""
+    """Copies of one layer, then a norm if there is one. The first copy replaces the given layer among the stored arguments."""
 
     def __init__(self, layer: Module, num_layers: int, norm: Module | None):
         super().__init__()
@@ -180,7 +180,7 @@ class Transformer(Module):
 
     @staticmethod
     def generate_square_subsequent_mask(size: int) -> Tensor:
-        """A mask to add to scores: 0 where a position may look, ``-inf`` at later positions."""
+        """Return a mask to add to scores: 0 where a position may look, ``-inf`` at later positions."""
         return Tensor.from_host(here(), np.triu(np.full((size, size), -np.inf, np.float32), 1))
 
     def forward(self, src: Tensor, tgt: Tensor, src_mask: Any = None, tgt_mask: Any = None, memory_mask: Any = None,

@@ -108,5 +108,5 @@ VisionTransformer = ViT
 
 @constructor
 def vit_small(num_classes: int = 1000, **options: Any) -> ViT:
-    """ViT-S/16, 22 million parameters; ``options`` are those of :class:`ViT`."""
+    """Return ViT-S/16, 22 million parameters; ``options`` are those of :class:`ViT`."""
     return ViT(num_classes=num_classes, **options)

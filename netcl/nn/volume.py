@@ -34,7 +34,7 @@ def _volume(op: str, x: Tensor, label: str = "input") -> tuple[int, ...]:
 
 def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0, dilation: Sizes = 1,
            groups: int = 1) -> Tensor:  # fmt: skip
-    """Convolution of volumes: one convolution of images, whose channels are those of the input at every depth of the window."""
+    """Convolve volumes, as one convolution of images whose channels are those of the input at every depth of the window."""
     kernel = _volume("conv3d", weight, "weight")[2]
     batch, channels, *_ = _volume("conv3d", input)
     (step, *steps), (spread, *spreads) = several(stride, 3, "stride", "conv3d"), several(dilation, 3, "dilation", "conv3d")
@@ -61,7 +61,7 @@ def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Si
 
 def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
                      output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1) -> Tensor:  # fmt: skip
-    """The transpose of :func:`conv3d`: one transposed convolution of images, whose results are added up along the depth."""
+    """Compute the transpose of :func:`conv3d`: one transposed convolution of images, whose results are added up along the depth."""
     op = "conv_transpose3d"
     batch, channels, depth, *size = _volume(op, input)
     _, filters, kernel, *window = _volume(op, weight, "weight")
@@ -101,7 +101,7 @@ def _pooled(x: Tensor, plane: Callable[[Tensor], Any], depth: Callable[[Tensor],
 
 
 def _pool3d(op: str, pool: Callable[..., Any], x: Tensor, settings: Sequence[Any], *rest: Any, places: bool = False) -> Any:
-    """Pool volumes by a pool of images; settings that are ``None`` (the stride) take the kernel size."""
+    """Pool volumes with a pooling of images; settings that are ``None`` (the stride) are the kernel size."""
     _volume(op, x)
     sizes = [several(settings[0] if value is None else value, 3, "every setting", op) for value in settings]
     plane, depth = [size[1:] for size in sizes], [(size[0], unit) for size, unit in zip(sizes, (1, 1, 0, 1), strict=False)]
@@ -110,14 +110,14 @@ def _pool3d(op: str, pool: Callable[..., Any], x: Tensor, settings: Sequence[Any
 
 def max_pool3d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
                ceil_mode: bool = False, return_indices: bool = False) -> Any:  # fmt: skip
-    """The largest value of each window of volumes; ``return_indices`` also gives its place in the volume."""
+    """Return the largest value of each window of volumes; ``return_indices`` also gives its place in the volume."""
     settings = kernel_size, stride, padding, dilation
     return _pool3d("max_pool3d", ag.max_pool2d, input, settings, ceil_mode, return_indices, places=return_indices)
 
 
 def avg_pool3d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
                count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:  # fmt: skip
-    """The mean of each window of volumes; ``divisor_override`` divides its sum by another number."""
+    """Return the mean of each window of volumes; ``divisor_override`` divides its sum by another number."""
     if divisor_override is not None:
         return _divided(avg_pool3d, input, 3, kernel_size, stride, padding, ceil_mode, divisor_override)
     return _pool3d("avg_pool3d", ag.avg_pool2d, input, (kernel_size, stride, padding), ceil_mode, count_include_pad)
@@ -125,7 +125,7 @@ def avg_pool3d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, p
 
 def avg_pool2d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
                count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:  # fmt: skip
-    """The mean of each window of images; ``divisor_override`` divides its sum by another number."""
+    """Return the mean of each window of images; ``divisor_override`` divides its sum by another number."""
     if divisor_override is None:
         return ag.avg_pool2d(input, kernel_size, stride, padding, ceil_mode, count_include_pad)
     return _divided(ag.avg_pool2d, input, 2, kernel_size, stride, padding, ceil_mode, divisor_override)
@@ -153,17 +153,17 @@ def _adaptive(op: str, pool: Callable[..., Any], x: Tensor, output_size: Any, *p
 
 
 def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor:
-    """Means over windows chosen so that volumes of ``output_size`` remain."""
+    """Return the means over windows chosen so that volumes of ``output_size`` remain."""
     return _adaptive("adaptive_avg_pool3d", ag.adaptive_avg_pool2d, input, output_size)
 
 
 def adaptive_max_pool3d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    """Largest values of windows chosen so that volumes of ``output_size`` remain."""
+    """Return the largest values of windows chosen so that volumes of ``output_size`` remain; ``return_indices`` also gives their places."""
     return _adaptive("adaptive_max_pool3d", ag.adaptive_max_pool2d, input, output_size, return_indices)
 
 
 def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    """Largest values of windows chosen so that ``output_size`` values remain."""
+    """Return the largest values of windows chosen so that ``output_size`` values remain; ``return_indices`` also gives their places."""
     (size,) = several(output_size, 1, "output_size", "adaptive_max_pool1d")
     both = ag.adaptive_max_pool2d(ag.unsqueeze(input, 2), (1, size), True)
     y, places = (ag.squeeze(part, 2) for part in both)

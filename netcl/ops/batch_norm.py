@@ -103,13 +103,13 @@ def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], mome
 
 
 def _fuses(queue: Any, x: Tensor, span: int) -> bool:
-    """Whether a channel is folded and applied in one launch: if the channels alone keep most of the device busy."""
+    """Whether a channel is folded and applied in one launch: the channels keep most of the device busy, or a GPU's tensor is small."""
     cpu, _, units = rows.device_of(queue)
     return span > 1 and (x.shape[1] >= units if cpu else x.size <= FUSED_ELEMENTS or 4 * x.shape[1] >= 3 * units)
 
 
 def _apply_args(x: Tensor, span: int) -> tuple[str, tuple[int, ...], int, int]:
-    """The kind of kernel that applies statistics per channel, its extra argument, rows and row length."""
+    """Return the kind of kernel that applies statistics per channel, its extra argument, rows and row length."""
     images, channels = x.shape[:2]
     return ("columns", (), images, channels) if span == 1 else ("rows", (channels,), images * channels, span)
 
@@ -124,7 +124,7 @@ def _defers(x: Tensor, weight: Any, bias: Any) -> bool:
 
 
 def _applied(x: Tensor, weight: Any, bias: Any, mean: Tensor, rstd: Tensor) -> Tensor:
-    """Express the result as a formula of statistics that are already computed."""
+    """Return the result as a formula of statistics that are already computed."""
     given = {"v0": x, "v1": mean, "v2": rstd, "v3": weight, "v4": bias}
     seen = (x.shape[1], *(1,) * (x.ndim - 2))
     bound = {name: t.detach() if t is x else with_shape(t, seen) for name, t in given.items() if t is not None}
@@ -267,7 +267,7 @@ _planned_grads = planned("batch_norm_before_relu", _grads)
 
 
 def _deferred_grad(upstream: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Compute the gradients together with that of a ReLU whose gradient is pending; ``None`` if there is none."""
+    """Return the gradients, computed together with a pending ReLU gradient; ``None`` if none is pending."""
     before = _before_relu(upstream, x) if isinstance(x, Tensor) and x.size and x.backend == "cl" else None
     return None if before is None else _planned_grads(*before, x, weight, mean, rstd)
 
@@ -314,7 +314,7 @@ def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Te
 def _into_product(
     x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5, fuse_relu: bool = False
 ) -> Tensor | None:
-    """Fold the norm into the filters of the product that computes ``x``. Only in recordings, whose replays keep the folded filters."""
+    """Fold the norm into the filters of the product that makes ``x``; ``None`` outside of recordings, whose replays keep these filters."""
     product, given = getattr(x, "source", None), [t for t in (mean, var, weight, bias) if t is not None]
     if recording.active.recorder is None or not isinstance(product, lazy_graph.Product) or x.requires_grad or x.dtype in HALVES:
         return None

@@ -300,7 +300,7 @@ row("isclose", _isclose, np.isclose, S(_CLOSE, _CLOSE + np.array([0, 0.5, 0, 0],
 
 
 def _scan(F: Any, name: str, x: Tensor, axis: int, combine: Callable[..., Any], neutral: float) -> Tensor:
-    """Combine every element with all before it in doubling steps: n log n work, differentiable through ``combine``."""
+    """Return every element combined with all before it, in doubling steps: n log n work, differentiable through ``combine``."""
     x = _checked_tensor(name, x)
     at, step = _at(name, axis, x.ndim), 1
     while x.shape and step < x.shape[at]:

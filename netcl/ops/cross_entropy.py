@@ -184,7 +184,7 @@ def _of_probabilities(F: Any, slope: Any, upstream: Any, logits: Any, weight: An
 
 
 def _rows_of(logits: Any) -> tuple[int, ...]:
-    """Every axis but that of the classes."""
+    """Return every axis but that of the classes."""
     return tuple(axis for axis in range(len(logits.shape)) if axis != (1 if len(logits.shape) > 1 else 0))
 
 
@@ -281,7 +281,7 @@ def cross_entropy_grad(
     upstream: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, logarithms: Tensor, scale: Tensor, *, reduction: str = "mean",
     ignore_index: int = -100, label_smoothing: float = 0.0, log_probs: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The gradient of the logits: ``upstream * scale * (softmax - target)``."""
+    """The gradient of the logits: ``upstream * scale * (softmax - target)``, without the softmax if ``log_probs``."""
     name = "cross_entropy_grad"
     upstream, logits, target, weight, logarithms, scale = launch.as_tensors(name, upstream, logits, target, weight, logarithms, scale)
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing, "log_probs": log_probs}

@@ -40,7 +40,7 @@ class DecodeParts(NamedTuple):
     norm_bias: Tensor | None
 
     def text(self, row: str, weight: str, items: int, quads: dict[str, str]) -> tuple[dict[str, str], dict[str, Any], str]:
-        """Operands, macros and text of decode.cl, for an operand ``row`` and weights of a C type; ``quads`` load four values of a dtype."""
+        """Return operands, macros and text of decode.cl, for an operand ``row`` and weights of a C type; ``quads`` load four values."""
         named = {"NORM": self.norm_weight, "GATE_BIAS": self.gate_bias, "ADDED": self.residual}
         operands = {name: "float32" if t is None else t.dtype for name, t in named.items()}
         return operands, {
@@ -51,12 +51,12 @@ class DecodeParts(NamedTuple):
         }, primitives.cl_source(__file__, "decode.cl")  # fmt: skip
 
     def pointers(self, out: Tensor) -> list[Tensor]:
-        """The arguments of EXTRA_POINTERS; the result stands in for a missing tensor."""
+        """Return the arguments of EXTRA_POINTERS; the result stands in for a missing tensor."""
         return [out if t is None else t for t in (self.gate, self.gate_bias, self.norm_weight, self.norm_bias)]
 
 
 def launches_dominate(queue: Any) -> bool:
-    """Whether a launch costs a queue's device more than work of a few rows that is repeated to save it: GPUs."""
+    """Whether a launch costs more than repeating the work of a few rows to save it; true for GPUs."""
     return not isinstance(queue, CPUQueue) and not launch.on_cpu_device(queue)
 
 
@@ -141,7 +141,7 @@ def decode_linear(
 
 def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, rows: int,
                activations: str) -> Callable[[Tensor], None] | None:  # fmt: skip
-    """The one launch of all parts, into a result; ``None`` where the product has no such kernel."""
+    """Return a function that launches all parts as one kernel into a result; ``None`` where the product has no such kernel."""
     given = [t for t in (x, None if kind else weight, bias, *parts[4:]) if t is not None]
     tokens, columns = math.prod(x.shape[:-1]), x.shape[-1] if x.shape else 0
     alike = {t.dtype for t in given} == {x.dtype} and x.dtype != "float64" and alignment(*given, weight) == 16

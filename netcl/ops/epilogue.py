@@ -104,7 +104,7 @@ class PendingProduct(_Waiting):
         return self.call(*self.inputs[:2], self.extras)
 
     def ending_in(self, extras: Extras) -> Tensor:
-        """Launch the product with its epilogue."""
+        """Launch the product with its epilogue and return the result."""
         assert self.call is not None
         if self.deferral is not None:
             self.deferral.followed += 1
@@ -150,7 +150,7 @@ class Followed(_Waiting):
         return made
 
     def product(self) -> PendingProduct | None:
-        """The product this is computed with; ``None`` if a tensor refers to an intermediate value or to the product itself."""
+        """Return the product this is computed with; ``None`` if a tensor refers to an intermediate value or to the product itself."""
         first: Any = self.of
         while type(first) is Followed and first.skippable():
             first = first.of
@@ -166,7 +166,7 @@ class Followed(_Waiting):
         return _in_shape(self.as_formula(), x.shape)
 
     def as_formula(self) -> Tensor:
-        """Apply the op as a deferred formula, so that other ops can be fused with it."""
+        """Return the result as a deferred formula over the product, so that other ops can be fused with it."""
         if self.made is None:
             of = self.of
             assert of is not None and self.alone is not None
@@ -192,7 +192,7 @@ def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
 
 
 def _with_scale(extras: Extras, number: Any) -> Extras | None:
-    """Scale the product by a number; ``None`` if another op precedes the scale, or for halves, whose product is rounded first."""
+    """Return the epilogue with a scale factor; ``None`` if another op precedes the scale, or for halves, whose product is rounded first."""
     finish, bias, _, scale = extras
     if scale != 1 or bias is not None or not finish.plain or finish.dtype in HALVES:
         return None
@@ -200,7 +200,7 @@ def _with_scale(extras: Extras, number: Any) -> Extras | None:
 
 
 def _plus_tensor(extras: Extras, other: Tensor, of: _Waiting, seen: tuple[int, ...]) -> Extras | None:
-    """Add a tensor to the product: a residual in its own shape, or a bias along its last axis; ``None`` if impossible."""
+    """Return the epilogue with a tensor added: a residual of the product's shape, or a bias along its last axis; ``None`` if impossible."""
     finish, bias = extras[:2]
     if not finish.plain or other.dtype not in FLOATS or DTYPES[other.dtype].c_compute != DTYPES[finish.dtype].c_compute:
         return None
@@ -255,7 +255,7 @@ class _Step(NamedTuple):
         return _plus_tensor(of.extras, other, of, seen.shape) if isinstance(other, Tensor) else None
 
     def alone(self) -> Callable[[Tensor], Tensor]:
-        """Return a function that runs only this op, under the shape it was called with; it keeps the other operand only."""
+        """Return a function that runs only this op, in the shape it was called with; it keeps only the other operand alive."""
         shape = self.values[self.place].shape
         if self.name == "cast":
             name = self.dtype.name
@@ -266,7 +266,7 @@ class _Step(NamedTuple):
 
 
 def append_op(name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-    """Fuse an op into a pending product; ``None`` if that is impossible."""
+    """Return the result of an op fused into a pending product, as a deferred tensor; ``None`` if that is impossible."""
     seen, of = values[place], values[place].source
     if shape != seen.shape or sum(ref() is not None for ref in of.tensors) > 1:
         return None
@@ -292,7 +292,7 @@ def _fusable_operands(*tensors: Any) -> bool:
 
 
 def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool) -> Tensor | None:
-    """Return a pending product if deferring pays; ``call`` takes the inputs without their histories, and the extras."""
+    """Return a pending product, or ``None`` if deferring does not pay; ``call`` takes the inputs without histories, and the extras."""
     first = inputs[0]
     if 0 in shape or (deferral.mode is None and not lazy_graph.worth_deferring(first.queue, shape, lazy_graph.MULTIPLIED)):
         return None

@@ -26,7 +26,7 @@ def _pairs(x: np.ndarray) -> np.ndarray:
 
 
 def _matrix(n: int, forward: bool) -> np.ndarray:
-    """Return the transform of ``n`` numbers as a matrix."""
+    """Return the DFT matrix of size ``n``, or the matrix of the inverse without its factor ``1 / n``."""
     return np.exp((-2j if forward else 2j) * np.pi / n * np.outer(np.arange(n), np.arange(n)))
 
 
@@ -93,7 +93,7 @@ def _frames(F: Any, x: Tensor, size: int, step: int) -> Tensor:
 
 
 def _padded_window(F: Any, name: str, x: Tensor, window: Any, n_fft: int, win_length: int | None) -> Tensor:
-    """The window, by default ones, in the middle of ``n_fft`` numbers."""
+    """Return the window, by default ones, in the middle of ``n_fft`` numbers."""
     length = n_fft if win_length is None else win_length
     made = Tensor.ones((length,), x.dtype, queue=x.queue) if window is None else window
     if made.shape != (length,) or not 0 < length <= n_fft:

@@ -77,7 +77,7 @@ static inline real finish(real x, const element scale, const int has_bias, const
 
 
 def apart(y: Tensor, finish: Finish, residual: Tensor | None = None, scale: float = 1) -> Tensor:
-    """Apply the epilogue with separate ops, for a product whose kernel does not include it."""
+    """Return ``y`` with the epilogue applied by separate ops, for a product whose kernel does not include it."""
     y = y if scale == 1 else run(_activation_row("mul"), (y, scale))
     y = y if residual is None else run(_activation_row("add"), (y, residual))
     y = run(_activation_row(finish.activation), (y,)) if finish.activation else y
@@ -91,7 +91,7 @@ def _activation_row(name: str) -> Pointwise:
 
 
 def activation_vjp(F: Any, activation: str, g: Any, out: Any, before: Callable[[], Any] = lambda: None) -> Any:
-    """Compute the gradient before an activation by the formula of its row; ``before()`` gives the activation's input if needed."""
+    """Return the gradient with respect to an activation's input, by the formula of its row; ``before()`` gives that input if needed."""
     row = _activation_row(activation)
     assert row.vjp[0]
     known = {"g": g, "out": out} | ({"v0": before()} if "v0" in row.saved() else {})

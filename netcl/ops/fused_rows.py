@@ -25,7 +25,7 @@ from netcl.engine.registry import REGISTRY, Op, Reduction
 
 
 class _Rows:
-    """Formulas over the rows of a tensor in its compute type, whatever it is stored in."""
+    """Formulas over the rows of a tensor, in its compute type."""
 
     def __init__(self, name: str, like: Tensor, axes: int = 1):
         self.name, self.axes, self.dtype = name, axes, like.dtype
@@ -100,12 +100,12 @@ def norm_grad_rows(r, upstream, x, weight, mean, rstd, centered):
 
 
 def norm_weight_terms(r, upstream, x, mean, rstd):
-    """Return what the gradients of weight and bias are sums of."""
+    """Return the terms whose sums are the gradients of weight and bias."""
     return r.of("v0 * (v1 - v2) * v3", v0=upstream, v1=x, v2=mean, v3=rstd), r.of("v0", v0=upstream)
 
 
 def along_axis(rows: Callable[..., Any], *arrays: np.ndarray, axis: int) -> np.ndarray:
-    """Evaluate a formula along an axis of arrays."""
+    """Return the value of a formula along an axis of arrays."""
     return rows(ArrayRows(arrays[-1], (axis,) if arrays[-1].ndim else ()), *arrays)
 
 
@@ -113,7 +113,7 @@ def along_axis(rows: Callable[..., Any], *arrays: np.ndarray, axis: int) -> np.n
 
 
 def _last(x: Any, axis: int) -> bool:
-    """Whether an op along an axis is one along rows of a float tensor that the device supports."""
+    """Whether ``axis`` is the last one of a float tensor that the device supports, and its rows keep the device busy."""
     if not isinstance(x, Tensor) or x.dtype not in launch.FLOATS or not x.ndim or not x.size or not -x.ndim <= axis < x.ndim:
         return False
     real = DTYPES[x.dtype].c_compute
@@ -122,7 +122,7 @@ def _last(x: Any, axis: int) -> bool:
 
 
 def _deferred_along_axis(name: str, rows: Callable[..., Any], count: int) -> Callable[..., Tensor | None]:
-    """An op along the axis that is its argument after ``count`` tensors, deferred."""
+    """Return a function that defers an op along its argument after ``count`` tensors, an axis; it returns ``None`` if it cannot."""
 
     def deferred(*args: Any, axis: int = -1, **named: Any) -> Tensor | None:
         if named:
@@ -136,7 +136,7 @@ def _deferred_along_axis(name: str, rows: Callable[..., Any], count: int) -> Cal
 
 
 def _is_row_norm(x: Any, axes: int, groups: int, *others: Any) -> bool:
-    """Whether a row norm is over trailing axes and has valid operands."""
+    """Whether a row norm is over trailing axes, has valid operands, and its rows keep the device busy."""
     if groups or not isinstance(x, Tensor) or not 1 <= axes <= x.ndim or x.dtype not in launch.FLOATS or not x.size:
         return False
     count = math.prod(x.shape[: x.ndim - axes])

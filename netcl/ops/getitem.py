@@ -100,7 +100,7 @@ def _item_range(item: Any, size: int) -> range:
 
 
 def selection_of(x: Tensor, index: Any) -> Selection:
-    """Parse an index."""
+    """Return the :class:`Selection` of an index for ``x``; raises for an invalid index."""
     items = _spelled(index, x.ndim)
     advanced = any(_is_array(item) for item in items)
     shape: list[int] = []
@@ -136,7 +136,7 @@ def selection_of(x: Tensor, index: Any) -> Selection:
 
 
 def result_shape(selected: Selection, picked: Sequence[int] = ()) -> tuple[int, ...]:
-    """The shape of ``x[index]``; ``picked`` is that of its integer arrays."""
+    """Return the shape of ``x[index]``; ``picked`` is that of its integer arrays."""
     sizes: list[int] = []
     for part in selected.layout:
         sizes.extend(picked if part == "arrays" else [1 if part is None else len(selected.walks[part])])
@@ -180,7 +180,7 @@ def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
 
 
 def _written_value(x: Tensor, value: Any) -> Tensor:
-    """Convert the written value to the dtype of ``x``, in memory of its own."""
+    """Return the written value as a tensor that shares no memory with ``x``; raises for a tensor of another dtype."""
     if not isinstance(value, Tensor):
         return Tensor.from_host(x.queue, np.asarray(value), x.dtype)
     (_, value) = launch.as_tensors("setitem", x, value)

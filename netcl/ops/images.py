@@ -15,7 +15,7 @@ from netcl.ops.conv.geometry import frozen
 
 
 def image(name: str, x: Any, allowed: Sequence[str] = launch.FLOATS, label: str = "x") -> Tensor:
-    """Convert an argument to a tensor with the four axes of images and an allowed dtype."""
+    """Convert an argument to a tensor; raises unless it has the four axes of images and an allowed dtype."""
     (x,) = launch.as_tensors(name, x)
     if x.ndim != 4:
         raise ShapeError(message(name, f"{label} must have four dimensions: batch, channels, height, width", **{f"{label}.shape": x.shape}))
@@ -24,12 +24,12 @@ def image(name: str, x: Any, allowed: Sequence[str] = launch.FLOATS, label: str 
 
 
 def from_signal(F: Any, x: Any) -> Any:
-    """A signal as an image of height 1."""
+    """Return a signal as an image of height 1."""
     return F.reshape(x, (*x.shape[:2], 1, x.shape[2]))
 
 
 def to_signal(F: Any, y: Any) -> Any:
-    """An image of height 1 as a signal."""
+    """Return an image of height 1 as a signal."""
     return F.reshape(y, (*y.shape[:2], y.shape[3]))
 
 

@@ -44,7 +44,7 @@ class Faults:
         self.pending = False
 
     def next(self, name: str, size: int) -> tuple[Tensor, int]:
-        """Return the arguments of a kernel that may set the flag."""
+        """Return the flag, and the code that a kernel writes to it if an index is out of range."""
         recording.again(self._expect)
         return self.flag, self.codes.setdefault((name, size), len(self.codes) + 1)
 
@@ -67,7 +67,7 @@ class Faults:
 
 
 def faults_of(queue: Any) -> Faults:
-    """Return the faults of a queue, stored on it."""
+    """Return the :class:`Faults` of a queue, created at first use and stored on it."""
     try:
         return queue.netcl.faults
     except AttributeError:
@@ -131,7 +131,7 @@ def _around_axis(name: str, x: Tensor, axis: int) -> tuple[int, int, int, int]:
 
 
 def take_rows(name: str, x: Tensor, index: Tensor, outer: int, n: int, inner: int, shape: tuple[int, ...]) -> Tensor:
-    """``out[o, l] = x[o, index[l]]`` for rows of ``inner`` elements."""
+    """Return a tensor with ``out[o, l] = x[o, index[l]]`` for rows of ``inner`` elements."""
     if x.array is not None and index.array is not None:
         rows = np.take(x.array.reshape(outer, n, inner), index.array.reshape(-1), axis=1)
         return wrap_array(rows.reshape(shape), x.dtype, x.queue)
@@ -176,7 +176,7 @@ def index_select(x: Tensor, axis: int, index: Tensor) -> Tensor:
 
 
 def add_rows(name: str, out: Tensor, index: Tensor, src: Tensor, outer: int, n: int, inner: int, skipped: int = -1) -> Tensor:
-    """Add ``out[o, index[l]] += src[o, l]`` for rows, in place; values for the same index are added in order."""
+    """Compute ``out[o, index[l]] += src[o, l]`` for rows, in place, and return ``out``; values for the same index are added in order."""
     if out.array is not None:
         return _add_numpy(out, index.array.reshape(-1), src, outer, n, inner, skipped)  # type: ignore[union-attr]
     if not src.size or not n:
@@ -187,7 +187,7 @@ def add_rows(name: str, out: Tensor, index: Tensor, src: Tensor, outer: int, n: 
 
 
 def _empty_keys(count: int, n: int, queue: Any) -> Tensor:
-    """Allocate memory for unsigned numbers up to ``n``."""
+    """Return memory for ``count`` unsigned keys up to ``n``: an int32 or int64 tensor."""
     return Tensor.empty((count,), "int32" if n < 2**32 - 1 else "int64", queue=queue)
 
 
@@ -214,7 +214,7 @@ def _add_sorted(out: Tensor, keys: Tensor, src: Tensor, outer: int, count: int, 
 
 
 def _add_numpy(out: Tensor, index: np.ndarray, src: Tensor, outer: int, n: int, inner: int, skipped: int) -> Tensor:
-    """Add runs of equal indices by ``reduceat``: ``np.add.at`` is ten times slower."""
+    """Add rows of ``src`` to ``out`` by index, in place, with ``reduceat``: ``np.add.at`` is ten times slower. Returns ``out``."""
     row = dtypes.DTYPES[out.dtype]
     wide = launch.decoded(out).reshape(outer, n, inner).copy()
     values = launch.decoded(src).reshape(outer, index.size, inner)
@@ -239,7 +239,7 @@ def _add_numpy(out: Tensor, index: np.ndarray, src: Tensor, outer: int, n: int, 
     errors=[(S((5, 3), 0, np.array([1, 2]), (3, 3)), r"\[index_add\] index must have one dimension, and src one slice per index; ")],
 )
 def index_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
-    """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times. The result is new."""
+    """Return ``x`` with the slices of ``src`` added at ``index``, which may name a slice several times; ``x`` stays unchanged."""
     x, src = launch.as_tensors("index_add", x, src)
     launch.check_dtype("index_add", x, launch.NUMBERS)
     at, outer, n, inner = _around_axis("index_add", x, axis)
@@ -311,7 +311,7 @@ def embedding_grad(x: Tensor, index: Tensor, count: int, padding_idx: int | None
 
 
 def _along_axis(name: str, x: Tensor, axis: int, index: Any, src: Tensor | None = None) -> tuple[int, Tensor]:
-    """The checked axis and index of a gather or scatter."""
+    """Return the checked axis and index of a gather or scatter."""
     at, _, n, _ = _around_axis(name, x, axis)
     index = indices(name, index, x, n)
     fits = index.ndim == x.ndim and all(i == at or a <= b for i, (a, b) in enumerate(zip(index.shape, x.shape, strict=True)))
@@ -324,7 +324,7 @@ def _along_axis(name: str, x: Tensor, axis: int, index: Any, src: Tensor | None 
 
 
 def _corner(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the first elements along every axis, as many as ``shape`` says."""
+    """Return the corner of ``x`` that has ``shape``: the first elements along every axis."""
     if tuple(shape) == x.shape:
         return x
     out = Tensor.empty(tuple(shape), x.dtype, queue=x.queue)
@@ -406,7 +406,7 @@ def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def _add_at(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
-    """Add in place; index, src and out have equal sizes except along ``at``."""
+    """Add ``src`` to ``out`` at ``index``, in place, and return ``out``; all three have equal sizes except along ``at``."""
     outer, n, inner, count = math.prod(out.shape[:at]), out.shape[at], math.prod(out.shape[at + 1 :]), index.shape[at]
     if out.array is not None:
         flat = index.array.reshape(outer, count, inner) * inner + np.arange(inner)  # type: ignore[union-attr]

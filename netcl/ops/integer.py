@@ -22,7 +22,7 @@ _SIDE_SUMS = 4  # RM and RN of integer.cl
 def prefers_integers(a: Tensor, b: Tensor) -> bool:
     """Whether products of quantized values run as :func:`integer_dot` on this device.
 
-    They do for bytes where ``selector.register("integer_dot", condition, "dot")`` says so. No device does by itself: none was measured.
+    They do for 8-bit dtypes if ``selector.register("integer_dot", condition, "dot")`` selects it. No device does by default.
     """
     if a.array is not None or {a.dtype, b.dtype} - _BYTE_TYPES.keys():
         return False

@@ -31,7 +31,7 @@ LeastSquares = namedtuple("LeastSquares", "solution residuals rank singular_valu
 
 
 def on_host(inputs: str, *, vjp: Callable[..., Any] | None, ref: Callable[..., Any] | None, takes: str = "float", **columns: Any) -> Any:
-    """Register a function of arrays as an op that runs on the host; ``inputs`` lists the names of its tensors.
+    """Return a decorator that registers a function of arrays as an op on the host; ``inputs`` lists the names of its tensors.
 
     ``takes="float"``: floats, which are widened to float64; results of floats get the dtype of the first input. ``"matrix"`` and
     ``"square"`` check the shape of the first as well; ``"any"`` passes values as they are. Named tuples of results are kept.
@@ -99,7 +99,7 @@ def _constant(x: Any, values: np.ndarray) -> Tensor:
 
 
 def _scaled_columns(F: Any, x: Any) -> Any:
-    """A vector per matrix that scales its columns."""
+    """Return vectors as rows, so that multiplication by them scales the columns of matrices."""
     return F.unsqueeze(x, -2)
 
 

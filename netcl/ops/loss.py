@@ -232,7 +232,7 @@ _loss("kl_div", _kl_div,
 
 
 def _length(F: Any, x: Any, axis: int, eps: float) -> Any:
-    """The Euclidean length along an axis, at least ``eps``; smooth at 0."""
+    """Return the Euclidean length along an axis, at least ``eps``; smooth at 0."""
     return F.sqrt(F.clamp(F.sum(F.square(x), axis=axis), min=eps * eps))
 
 

@@ -43,7 +43,7 @@ def _as_tensor(name: str, x: Any) -> Tensor:
 
 
 def along(ndim: int, axis: int, value: int, other: Any = 0) -> tuple[Any, ...]:
-    """``value`` for ``axis``; for every other axis ``other`` (one value, or one per axis)."""
+    """Return a tuple with ``value`` at ``axis`` and ``other`` (one value, or one per axis) at every other axis."""
     values = list(other) if isinstance(other, (tuple, list)) else [other] * ndim
     values[axis] = value
     return tuple(values)
@@ -77,7 +77,7 @@ def _resolved_shape(shape: tuple[int, ...], size: int, x_shape: tuple[int, ...])
     at_once=True,
 )
 def reshape(x: Tensor, shape: SizesArgument, *more: int) -> Tensor:
-    """The same elements under another shape; shares memory. One size may be -1.
+    """The same elements in another shape; shares memory. One size may be -1.
 
     >>> reshape(Tensor.arange(6), (2, -1)).shape
     (2, 3)
@@ -193,7 +193,7 @@ def transpose(F: Any, x: Tensor, axis0: int = -2, axis1: int = -1) -> Tensor:
 
 
 def sum_to(F: Any, g: Any, shape: tuple[int, ...]) -> Any:
-    """The gradient of a broadcast: ``g`` summed back to ``shape``."""
+    """Return the gradient of a broadcast: ``g`` summed back to ``shape``."""
     if g.shape == shape:
         return g
     extra = len(g.shape) - len(shape)

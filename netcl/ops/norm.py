@@ -57,7 +57,7 @@ class View(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """Elements that share a statistic."""
+        """The number of elements that share a statistic."""
         return math.prod(self.shape[axis] for axis in self.stat_axes)
 
 
@@ -167,7 +167,7 @@ class Channels(NamedTuple):
 
 
 def parts_of(queue: Any, images: int, channels: int, span: int) -> Channels:
-    """Choose into how many parts each channel is split: enough to keep the device busy, or one if adding partial sums would cost more."""
+    """Return the sizes and parts of a reduction: enough parts to keep the device busy, or one if adding partial sums would cost more."""
     cpu, _, units = rows.device_of(queue)
     if span == 1:
         wanted = -(-2 * units // -(-channels // (16 * CHANNEL_STRIP))) if cpu else -(-COLUMN_ITEMS * units // max(channels, 1))
@@ -240,7 +240,7 @@ class Upstream(NamedTuple):
 def sums(
     operands: dict[str, str], upstream: Upstream, x: Tensor, mean: Tensor, rstd: Tensor, sizes: Channels, by_image: int, by: int
 ) -> tuple[Tensor, Tensor]:
-    """The sums of g xh and of g over each channel: the gradients of weight and bias."""
+    """Return the sums of g xh and of g over each channel: the gradients of weight and bias."""
     defines = {"COLUMNS": int(sizes.span == 1 and by == 1 and by_image <= 1), **upstream.defines}
     firsts, seconds = empty_pair((sizes.parts, sizes.channels), x, mean.dtype)
     args = (*upstream.args, x, mean, rstd, firsts, seconds, sizes.chunk, sizes.parts, by_image, by)
@@ -273,12 +273,12 @@ class NormViews:
         return self.F.mul(self.stat_sum(t), 1 / max(self.view.shared, 1))
 
     def through_xh(self, d_xh: Any) -> tuple[Any, Any, Any]:
-        """Gradients of x, mean and rstd from that of xh."""
+        """Return gradients of x, mean and rstd from that of xh."""
         d_x = self.F.mul(d_xh, self.rstd)
         return d_x, self.F.neg(self.stat_sum(d_x)), self.stat_sum(self.F.mul(d_xh, self.deviation))
 
     def of_input_grad(self, u: Any, centered: bool) -> tuple[Any, ...]:
-        """Gradients of upstream, x, weight, mean and rstd from ``u``, that of the input's gradient."""
+        """Return gradients of upstream, x, weight, mean and rstd from ``u``, that of the input's gradient."""
         F, xh = self.F, self.xh
         u, gw = F.reshape(u, self.view.shape), self.weighted(self.g)
         u_xh, gw_xh = self.stat_mean(F.mul(u, xh)), self.stat_mean(F.mul(gw, xh))
@@ -292,7 +292,7 @@ class NormViews:
         return self.weighted(d_gw), d_x, d_weight, d_mean, d_rstd
 
     def of_weight_grad(self, p: Any, q: Any) -> tuple[Any, ...]:
-        """Gradients of upstream, x, mean and rstd from those of the weight's gradient (``p``) and the bias's (``q``)."""
+        """Return gradients of upstream, x, mean and rstd from those of the weight's gradient (``p``) and the bias's (``q``)."""
         F = self.F
         d_g = F.mul(F.reshape(p, self.view.affine), self.xh) if p is not None else F.mul(self.g, 0)
         if q is not None:
@@ -301,7 +301,7 @@ class NormViews:
         return d_g, *self.through_xh(d_xh)
 
     def of_grads(self, grads: Sequence[Any], centered: bool) -> tuple[Any, ...]:
-        """Gradients of upstream, x, weight, mean and rstd from those of all three gradients, of which some may be ``None``."""
+        """Return gradients of upstream, x, weight, mean and rstd from those of all three gradients, of which some may be ``None``."""
         F = self.F
         u, p, q = grads
         first = self.of_input_grad(F.mul(self.g, 0) if u is None else u, centered)
@@ -314,7 +314,7 @@ def shaped(F: Any, gradients: Sequence[Any], shapes: Sequence[tuple[int, ...] | 
 
 
 def through_statistics(F: Any, d_x: Any, g_mean: Any, g_rstd: Any, x: Any, mean: Any, rstd: Any, view: View, centered: bool) -> Any:
-    """Add to the gradient of x the part that arrives through the statistics themselves (in second derivatives)."""
+    """Return the gradient of x plus the part that flows through the statistics, whose gradients second derivatives have."""
     scale = 1 / max(view.shared, 1)
     if g_mean is not None and centered:
         flow = F.mul(F.reshape(g_mean, view.stats), scale)

@@ -71,7 +71,7 @@ def _pad_axis(x: Tensor, axis: int, before: int, after: int, mode: str) -> Tenso
 
 
 def _unpad_axis(F, g, axis, before, after, mode):
-    """The gradient of :func:`_pad_axis`: every border element goes back to where it came from."""
+    """Return the gradient of :func:`_pad_axis`: every border element is added to the element it was copied from."""
     n = g.shape[axis] - before - after
     total = F.narrow(g, axis, before, n)
     for length, first, step, at in _border_fills(mode, n, before, after):

@@ -29,7 +29,7 @@ from netcl.engine.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op
 
 
 def unary(name: str, fwd: str, vjp: str | None, ref: Callable[..., Any], **columns: Any) -> Pointwise:
-    """Register a row with one input."""
+    """Register a row with one input; returns the row."""
     row = Pointwise(name, fwd, (vjp,), ref, **columns)
     register(row)
     return row
@@ -39,7 +39,7 @@ _BAD_SHAPES = (S((3, 4), (5,)), r"\[{}\] shapes must broadcast together; a.shape
 
 
 def binary(name: str, fwd: str, vjp0: str | None, vjp1: str | None, ref: Callable[..., Any], **columns: Any) -> Pointwise:
-    """Register a row with two inputs."""
+    """Register a row with two inputs; returns the row."""
     errors = [(_BAD_SHAPES[0], _BAD_SHAPES[1].replace("{}", name))]
     row = Pointwise(name, fwd, (vjp0, vjp1), ref, errors=errors, **columns)
     register(row)
@@ -309,7 +309,7 @@ _CAST = Pointwise("cast", "v0", ("g",), lambda x: x)
 
 
 def _reference_cast(x: np.ndarray, dtype: str) -> np.ndarray:
-    """The reference of ``cast``. Floats are not rounded, since finite differences cannot resolve rounding; the tolerance covers it."""
+    """Return the reference of ``cast``. Floats are not rounded: finite differences cannot resolve rounding, and the tolerance covers it."""
     return x if dtypes.lookup(dtype, "cast").is_float else x.astype(dtype)
 
 

@@ -34,7 +34,7 @@ class Windows(NamedTuple):
     adaptive: bool = False
 
     def along(self, axis: int) -> list[tuple[range, int]]:
-        """Per result along an axis: the pixels of its window, and how many it spans with padding."""
+        """Return, per result along an axis, the pixels of its window and how many it spans with padding."""
         size, outs = self.size[axis], self.outs[axis]
         if self.adaptive:
             edges = [(o * size // outs, -(-(o + 1) * size // outs)) for o in range(outs)]
@@ -105,7 +105,7 @@ def _run_pool(kernel: str, w: Windows, result: Tensor, *tensors: Tensor, count_p
 
 
 def _padded_windows(x: np.ndarray, w: Windows, fill: float) -> np.ndarray:
-    """``(..., outs, outs, kernel, kernel)``: the windows of a padded image."""
+    """Return the windows of a padded image, ``(..., outs, outs, kernel, kernel)``."""
     return windows(x, w.outs, w.kernel, w.stride, w.pad, w.dilation, fill)
 
 
@@ -369,7 +369,7 @@ def adaptive_max_pool2d(F: Any, x: Tensor, output_size: Any, return_indices: boo
 
 
 def _signal(F: Any, name: str, x: Any) -> Any:
-    """``(batch, channels, length)`` as images of height 1."""
+    """Return signals ``(batch, channels, length)`` as images of height 1."""
     if len(x.shape) != 3:
         raise ShapeError(message(name, "x must have three dimensions: batch, channels, length", **{"x.shape": x.shape}))
     return from_signal(F, x)

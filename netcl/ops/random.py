@@ -73,7 +73,7 @@ class RandomStream:
             self.drawn = 0
 
     def words(self, blocks: int) -> np.ndarray:
-        """Return the next words of a stream on the NumPy backend."""
+        """Return the next words of a stream on the NumPy backend and advance its counter."""
         seed, counter = (int(n) for n in self.state.array.view(np.uint64))
         self.state.array[1] += blocks
         return philox(counter, blocks, seed)
@@ -156,7 +156,7 @@ def manual_seed(seed: int) -> None:
 
 
 def seeded() -> tuple[int]:
-    """Return the seed in a new tuple after every :func:`manual_seed`; random numbers of the host restart when it changes."""
+    """Return a tuple of the seed, a new object after every :func:`manual_seed`: random numbers of the host restart when it changes."""
     return _seeded
 
 
@@ -202,7 +202,7 @@ class Generator(np.random.Generator):
         return self.manual_seed(int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> 1))._seed
 
     def initial_seed(self) -> int:
-        """The seed that was set last."""
+        """Return the seed that was set last."""
         return self._seed
 
     @contextmanager
@@ -220,7 +220,7 @@ class Generator(np.random.Generator):
 
 
 def with_generator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``generator=`` to a function that draws; the device is that of its first tensor, or of ``queue=`` or ``device=``."""
+    """Return a function that draws with ``generator=`` added; the device is that of its first tensor, or of ``queue=`` or ``device=``."""
 
     @functools.wraps(function)
     def drawn(*args: Any, generator: Generator | None = None, **kwargs: Any) -> Any:
@@ -253,7 +253,7 @@ def _empty_of(name: str, shape: tuple[Any, ...], dtype: str, queue: Any) -> Tens
 
 
 def _fill_float(kind: str, out: Tensor) -> Tensor:
-    """Draw ``out`` as "uniform" or "normal"."""
+    """Return ``out`` filled with "uniform" or "normal" numbers; on the NumPy backend, a new tensor."""
     wide = out.dtype == "float64"
     blocks = -(-out.size // (2 if wide else 4))
     stream = stream_of(out.queue)

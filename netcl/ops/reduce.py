@@ -20,7 +20,7 @@ from netcl.ops.pointwise import NE
 
 
 def _with_folded_axes(F: Any, g: Any, shape: tuple[int, ...], axis: Axis) -> Any:
-    """The gradient with folded axes of size 1, so that it broadcasts against the input."""
+    """Return the gradient with folded axes of size 1, so that it broadcasts against the input."""
     return F.reshape(g, folded_shape(shape, axes_of("backward", axis, shape), True))
 
 
@@ -37,7 +37,7 @@ def _mean_vjp(F: Any, g: Any, x_shape: tuple[int, ...], axis: Axis) -> Any:
 
 
 def _prod_vjp(F: Any, g: Any, x: Any, axis: Axis) -> Any:
-    """Compute the product of the other elements: out / x without zeros; with one zero only that element; with more, 0."""
+    """Multiply ``g`` by the product of the other elements: out / x without zeros; with one zero, 0 except there; with more, 0."""
     zero = F.eq(x, 0)
     others = F.where(zero, 1.0, x)
     rest = F.prod(others, axis=axis, keepdims=True)
@@ -74,7 +74,7 @@ _NO_AXIS = (S((2, 3), axis=2), r"\[{}\] axis must be in range for 2 dimensions, 
 
 
 def reduction(name: str, combine: str, neutral: str, ref: Callable[..., Any], vjp: Callable[..., Any] | None, **columns: Any) -> Reduction:
-    """Register a reduction row."""
+    """Register a reduction row; returns the row."""
     row = Reduction(name, combine, neutral, ref, vjp, errors=[(_NO_AXIS[0], _NO_AXIS[1].replace("{}", name))], **columns)
     register(row)
     return row

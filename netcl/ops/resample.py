@@ -49,7 +49,7 @@ def _resampled(x: np.ndarray, size: Pair, steps: Steps, mode: str, align: bool, 
 
 
 def _run_resample(kernel: str, source: Tensor, result: Tensor, size: Any, outs: Any, steps: Steps, mode: str, align: bool) -> Tensor:
-    """Launch a kernel of ``resample.cl`` that fills ``result``: a row per work-item on CPUs, an element elsewhere."""
+    """Launch a kernel of ``resample.cl`` that fills ``result``, and return it: a row per work-item on CPUs, an element elsewhere."""
     if not result.size:
         return result
     queue, (planes, across) = result.queue, (math.prod(result.shape[:2]), result.shape[3])
@@ -112,7 +112,7 @@ def _target_size(name: str, size: Any, wanted: Any, factor: Any, mode: str, alig
 
 
 def cubic_kernel(x: np.ndarray, a: float) -> np.ndarray:
-    """The kernel of cubic convolution."""
+    """Return the cubic convolution kernel with parameter ``a`` at distances ``x``."""
     x = np.abs(x)
     return np.where(x < 1, ((a + 2) * x - (a + 3)) * x * x + 1, np.where(x < 2, ((x - 5) * x + 8) * x * a - 4 * a, 0))
 
@@ -145,7 +145,7 @@ def _resize_taps(n: int, outs: int, step: float, mode: str, align: bool, antiali
 
 
 def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarray) -> Any:
-    """Replace an axis by weighted sums of its slices."""
+    """Return ``x`` with an axis replaced by weighted sums of its slices."""
     count, taps = index.shape
     picked = F.index_select(x, axis, Tensor.from_host(x.queue, index.reshape(-1)))
     if taps == 1:
@@ -184,7 +184,7 @@ def interpolate(
     F: Any, x: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None, antialias: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes at another size.
+    """Resize images ``(batch, channels, height, width)``, signals ``(batch, channels, length)`` or volumes of five axes.
 
     Give ``size`` or ``scale_factor`` (a number, or one per axis). ``mode`` is ``nearest``, ``nearest-exact``, ``area``, for signals
     ``linear``, for images ``bilinear`` and ``bicubic``, for volumes ``trilinear``. ``align_corners=True`` aligns the

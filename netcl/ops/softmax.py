@@ -18,7 +18,7 @@ _BAD_AXIS = [(S((2, 3), axis=2), r"axis must be in range for 2 dimensions, got 2
 
 
 def _run_softmax(op_name: str, kernel: str, axis: int, operands: dict[str, Tensor], log: bool) -> Tensor:
-    """Launch a kernel over rows or columns of the first operand's shape."""
+    """Launch a kernel over the rows or columns of the first operand and return the result."""
     first, *others = operands.values()
     axis = launch.check_axis(op_name, axis, first.ndim)
     for name, x in operands.items():
@@ -53,14 +53,14 @@ def _log_softmax_vjp(F: Any, g: Any, out: Any, axis: int) -> Any:
 
 
 def _softmax_grad_vjp(F: Any, g: Any, upstream: Any, y: Any, axis: int) -> tuple[Any, Any]:
-    """Differentiate ``y (u - sum(u y))``, where u is the upstream gradient."""
+    """Return the gradients of ``y (u - sum(u y))`` with respect to the upstream gradient u and to y."""
     along = {"axis": axis, "keepdims": True}
     inner = F.sub(upstream, F.sum(F.mul(upstream, y), **along))
     return F.softmax_grad(g, y, axis=axis), F.sub(F.mul(g, inner), F.mul(upstream, F.sum(F.mul(g, y), **along)))
 
 
 def _log_softmax_grad_vjp(F: Any, g: Any, upstream: Any, y: Any, axis: int) -> tuple[Any, Any]:
-    """Differentiate ``u - exp(y) sum(u)``, where u is the upstream gradient."""
+    """Return the gradients of ``u - exp(y) sum(u)`` with respect to the upstream gradient u and to y."""
     along = {"axis": axis, "keepdims": True}
     weighted = F.mul(g, F.exp(y))
     return F.sub(g, F.sum(weighted, **along)), F.neg(F.mul(weighted, F.sum(upstream, **along)))

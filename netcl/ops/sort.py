@@ -65,7 +65,7 @@ def sort_keys(keys: Tensor, rows: int, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _numpy_keys(values: np.ndarray, descending: bool) -> np.ndarray:
-    """Return ranks: equal values share one, so a stable sort of the ranks is a stable sort of the values in either direction."""
+    """Return ranks, negated if ``descending``; equal values share one, so a stable sort of ranks is a stable sort of the values."""
     _, ranks = np.unique(values, return_inverse=True, equal_nan=True)
     ranks = ranks.reshape(values.shape)
     return -ranks if descending else ranks
@@ -86,7 +86,7 @@ def _numpy_keys(values: np.ndarray, descending: bool) -> np.ndarray:
     errors=[(S((3, 2), axis=2), r"\[argsort\] axis must be in range for 2 dimensions, got 2")],
 )
 def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
-    """The indices that sort along an axis; equal values keep their order, NaN counts as the largest value. int64."""
+    """The int64 indices that sort along an axis; equal values keep their order, NaN counts as the largest value."""
     (x,) = launch.as_tensors("argsort", x)
     at = launch.check_axis("argsort", axis, x.ndim)
     if x.array is not None:
@@ -145,7 +145,7 @@ def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tens
 
 
 def _top_rows(keys: Tensor, rows: int, n: int, k: int) -> Tensor:
-    """Select the ``k`` smallest of every part of a row, then of these."""
+    """Return the positions of the ``k`` smallest keys of every row, selected from those of its parts."""
     queue, on_cpu = keys.queue, launch.on_cpu_device(keys.queue)
     items = 4 * handle_of(queue).profile.max_compute_units * (1 if on_cpu else LOCAL_PER_UNIT)
     chunk = max(4 * k, -(-n // max(1, items // rows)), 512)
@@ -182,7 +182,7 @@ def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted
     errors=[(S((3,), (2,), dtypes=("int64", "float32"), high=5), r"\[isin\] x and values must have the same dtype; x=int64")],
 )
 def isin(x: Tensor, values: Tensor, invert: bool = False) -> Tensor:
-    """For every element of ``x`` whether it is among ``values``; a NaN never is."""
+    """Return, for every element of ``x``, whether it is among ``values``; a NaN never is."""
     x, values = launch.as_tensors("isin", x, values)
     if x.dtype != values.dtype:
         raise ShapeError(message("isin", "x and values must have the same dtype", "cast one first", x=x.dtype, values=values.dtype))

@@ -48,8 +48,8 @@ class Rule:
     """How each element of some tensors changes in an update.
 
     ``lines`` are assignments, in order, over the names of ``tensors``, of ``scalars``, of earlier lines, and of ``given``: numbers
-    that live on the device (``factor``, for clipping, unless others are named). ``writes`` says which tensor gets the value of
-    which line. Lines of ``once`` are over numbers only and are computed before the first element. ``unless`` names one of
+    that live on the device (``factor``, for clipping, unless others are named). ``writes`` maps a tensor to the line
+    whose value it gets. Lines of ``once`` are over numbers only and are computed before the first element. ``unless`` names one of
     ``given``: where that is not 0, nothing changes. ``packed`` names tensors that ``update_packed.cl`` reads and writes as codes of 8 bits
     with their scales; only averages ``m`` and ``v`` can be.
 
@@ -72,7 +72,7 @@ class Rule:
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """The tensors whose values the formula uses."""
+        """The names of the tensors whose values the formula uses."""
         used = frozenset().union(*(names_read_by(text) for text in self.lines.values()))
         return tuple(name for name in self.tensors if name in used)
 
@@ -277,7 +277,7 @@ def apply(
 
     ``scalars`` are the values of ``rule.scalars``. ``factor`` may be a tensor with one element on the device of the others, as
     are the other numbers of ``rule.given``: nothing waits for their values. Tensors of different devices or dtypes are launched
-    apart.
+    separately.
     """
     for queue, kinds, part in _by_place(roles):
         if launch.is_numpy(queue):
@@ -293,7 +293,7 @@ def apply(
 
 
 def _by_place(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]]]]:
-    """Group the tensors by device and combination of dtypes."""
+    """Yield queue, dtypes and tensors of each device and combination of dtypes."""
     if not roles[0]:
         return
     queue = roles[0][0].queue
@@ -329,7 +329,7 @@ def _apply_opencl(
 
 
 def partly(error: DeviceError | OutOfMemoryError) -> DeviceError | OutOfMemoryError:
-    """Convert the error of an update of which only some launches were made."""
+    """Return the error of an update of which only some launches were made, with that fact in its message."""
     return type(error)(f"{error}; some tensors are updated and others are not: load the last checkpoint")
 
 
@@ -367,7 +367,7 @@ def _apply_numpy(rule: Rule, roles: Sequence[Sequence[Tensor]], scalars: Sequenc
 
 
 def _apply_packed(rule: Rule, of: Mapping[str, Tensor], function: Any, numbers: Sequence[Any], kind: np.dtype) -> None:
-    """The update of one parameter whose averages are packed: ``update_packed.cl`` in NumPy."""
+    """Update one parameter whose averages are packed, as ``update_packed.cl`` does, with NumPy."""
     flat = {name: t.array.reshape(-1) for name, t in of.items()}  # type: ignore[union-attr]
     p, g = (dtypes.decode(flat[name], dtypes.DTYPES[of[name].dtype]).astype(kind, copy=False) for name in "pg")
     m, v = (unpack_average(flat[name], flat[f"{name}_scale"], name == "m").astype(kind, copy=False) for name in "mv")
@@ -389,13 +389,13 @@ def _drawn_bits(x: np.ndarray) -> np.ndarray:
 
 @cache
 def _level_values(signed: bool) -> np.ndarray:
-    """The values of the codes of a sign, from 0 to 1: as many digits for small values as for large ones."""
+    """Return the values of the codes of one sign, from 0 to 1; small values have as many digits as large ones."""
     octaves, levels = (16, 127) if signed else (32, 255)
     return ((np.exp2(np.arange(levels + 1) * (octaves / levels)) - 1) / (2.0**octaves - 1)).astype(np.float32)
 
 
 def unpack_average(codes: np.ndarray, scales: np.ndarray, signed: bool) -> np.ndarray:
-    """The values of the codes of an average, as ``update_packed.cl`` reads them; a scale per :data:`PACK` of them."""
+    """Return the values of the codes of an average, as ``update_packed.cl`` reads them; there is one scale per :data:`PACK` codes."""
     spread = np.repeat(scales, PACK)[: codes.size]
     if not signed:
         return _level_values(False)[codes] * spread
@@ -417,7 +417,7 @@ GatheredRun = list[tuple[int, slice, slice]]
 
 
 def _runs(sizes: Sequence[int]) -> Iterator[GatheredRun]:
-    """Group elements that are computed together: a part of a large tensor, or several small ones. Per tensor: number, part, position."""
+    """Yield elements that are computed together: a part of a large tensor, or several small ones. Per tensor: number, part, position."""
     run: GatheredRun = []
     filled = 0
     for i, size in enumerate(sizes):
@@ -485,7 +485,7 @@ _MAXIMA = ("norm_inf",)
 
 
 def by_context(tensors: Iterable[Tensor]) -> dict[Any, list[Tensor]]:
-    """Group tensors by their context: the functions of this module take those of one."""
+    """Return the tensors by context: functions such as :func:`norm_of_all` take tensors of one context."""
     found: dict[Any, list[Tensor]] = {}
     for t in tensors:
         found.setdefault(t.context, []).append(t)
@@ -493,9 +493,9 @@ def by_context(tensors: Iterable[Tensor]) -> dict[Any, list[Tensor]]:
 
 
 def norm_of_all(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float = math.inf) -> tuple[Tensor, Tensor]:
-    """The norm of all elements of tensors of one device, and ``min(1, max_norm / (norm + 1e-6))``, as 0-d tensors on it.
+    """Return the norm of all elements of tensors of one device, and ``min(1, max_norm / (norm + 1e-6))``, as 0-d tensors on it.
 
-    Nothing waits for the values. NaN goes through to both; an infinite norm gives a factor of 0, or NaN if ``max_norm`` is infinite too.
+    Nothing waits for the values. NaN propagates to both; an infinite norm gives a factor of 0, or NaN if ``max_norm`` is infinite too.
 
     >>> total, factor = norm_of_all([Tensor.from_host([3.0]), Tensor.from_host([[4.0]])], max_norm=10.0)
     >>> total.item(), factor.item()
@@ -509,7 +509,7 @@ def norm_of_all(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float =
 
 
 def nonfinite(tensors: Sequence[Tensor]) -> Tensor:
-    """1.0 if any element is NaN or infinite, else 0.0: a 0-d tensor on the device of the tensors.
+    """Return 1.0 if any element is NaN or infinite, else 0.0, as a 0-d tensor on the device of the tensors.
 
     >>> nonfinite([Tensor.from_host([1.0, float("inf")])]).item()
     1.0

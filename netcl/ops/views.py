@@ -38,12 +38,12 @@ class SharedHistory:
         self.attached: list[weakref.ref[Tensor]] = []
 
     def comes_from(self, x: Tensor) -> None:
-        """Set the values and the history of the memory to those of ``x``."""
+        """Take over the shape and the history of ``x``, a tensor over all of the memory."""
         self.shape, self.leaf = x.shape, x.requires_grad and x.grad_fn is None
         self.edge = None if x.grad_fn is None else (x.grad_fn, x.output_nr)
 
     def members(self) -> list[Tensor]:
-        """The tensors that are alive."""
+        """Return the attached tensors that are alive and still have this history."""
         return [t for t in _alive(self.attached) if t.place is not None and t.place.history is self]
 
 
@@ -115,7 +115,7 @@ def _base_size(view: Tensor) -> int:
 
 
 def own(x: Tensor) -> Tensor:
-    """Make the result of a slice independent of its input: in torch, ``flip`` copies."""
+    """Make the result of a slice independent of its input and return it: in torch, ``flip`` copies."""
     x.place = x.writes = None
     return x
 
@@ -193,7 +193,7 @@ def _base(x: Tensor) -> Callable[[], Tensor | None]:
 
 
 def follow(t: Tensor, alias: Tensor) -> Tensor:
-    """Set the place of ``alias``, which shares the memory of the view ``t`` under another shape and has no history yet."""
+    """Set the place of ``alias``, which shares the memory of the view ``t`` in another shape and has no history yet; returns it."""
     place = t.place
     if place.source is not None:
         alias.place = Place(0, None, None, place.source)
@@ -208,7 +208,7 @@ def follow(t: Tensor, alias: Tensor) -> Tensor:
 
 
 def restrided(shape: Sequence[int], strides: Sequence[int], new: Sequence[int]) -> tuple[int, ...] | None:
-    """The strides of a strided block under another shape; ``None`` if only a copy can have that shape.
+    """Return the strides of a strided block in another shape; ``None`` if only a copy can have that shape.
 
     >>> restrided((2, 3), (3, 1), (6,)), restrided((3, 2), (1, 3), (6,))
     ((1,), None)
@@ -260,10 +260,10 @@ class Reread:
         return self._made is None
 
     def seen_by(self, tensor: Tensor) -> None:
-        """Register a further tensor over this source."""
+        """Ignore the tensor: tensors over this source need not be known."""
 
     def compute(self) -> Tensor:
-        """Copy the current values of the base to new memory."""
+        """Return a tensor with the current values of the base, copied at the first call."""
         if self._made is None:
             assert self.base is not None
             made = Tensor.empty(self.shape, self.dtype, queue=self.base.queue)
@@ -319,7 +319,7 @@ hooks.settlers.append(_settle)
 
 
 def write_into(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) -> Tensor:
-    """Write values of the dtype of ``t`` into its memory, and into its base's if it is a view. ``strides`` broadcast the values."""
+    """Write values of the dtype of ``t`` into its memory, and its base's if it is a view; returns ``t``. ``strides`` broadcast values."""
     walked = dense(values.shape) if strides is None else strides
     target, offset, steps = writable(t)
     if values.writes is not None and values.writes is target.writes:
@@ -341,7 +341,7 @@ def publish(t: Tensor) -> None:
 
 
 def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
-    """Return the tensor whose memory a write to ``t`` changes, and the place: ``t`` itself, or its base."""
+    """Return the tensor whose memory a write to ``t`` changes, ``t`` itself or its base, and the offset and strides of ``t`` in it."""
     place = t.place
     if place is None or place.strides is None:
         check_write(t)
@@ -360,7 +360,7 @@ def writable(t: Tensor) -> tuple[Tensor, int, tuple[int, ...]]:
 
 
 def _rebuilt(written: Writes, t: Tensor) -> Tensor:
-    """Allocate memory for a base without an owner and copy the parts that its views still show."""
+    """Return new memory for a base that no tensor holds any more, with copies of the parts that its views still show."""
     views = _copies(written)
     base = Tensor.empty((max(_base_size(view) for view in views),), t.dtype, queue=t.queue)
     for view in views:

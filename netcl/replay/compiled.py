@@ -97,7 +97,7 @@ class _Call:
         return ("object", id(arg))
 
     def _tensor_key(self, t: Tensor) -> tuple[Any, ...]:
-        """Return the key of a tensor: its identity if it requires a gradient, else only shape, dtype and queue."""
+        """Return the key of a tensor: its identity with a gradient or on NumPy; else shape, dtype, and whether it shares a buffer."""
         if t.requires_grad or t.context is None:
             self.objects.append(t)
             return ("object", id(t), t.backend)
@@ -112,7 +112,7 @@ class _Call:
         return [part for arg in (*self.args, *self.kwargs.values()) for part in _inside(arg)]
 
     def not_recordable(self) -> str:
-        """Return why a call with these arguments cannot be recorded; ``"numpy"`` for a tensor on the NumPy backend."""
+        """Return why a call with these arguments cannot be recorded, or empty; ``"numpy"`` for a tensor on the NumPy backend."""
         for t in self.objects:
             if is_a(t, Tensor) and t.context is None:
                 return "numpy"
@@ -143,7 +143,7 @@ class _Program:
         self.refused = ""
 
     def excuses(self, replayed: bool, old: Any, new: Any) -> bool:
-        """Whether two recordings may use two buffers in a place.
+        """Whether two recordings may use different buffers for the same argument of a command.
 
         They may if no tensor is left in the first buffer. After a replay they may also if one of the two was an argument: the step
         then reaches the argument by another name as well.
@@ -223,16 +223,16 @@ class _Case:
         self.seen = True
 
     def state(self) -> tuple[Any, ...]:
-        """Settings of modules, and which tensors require, have and hook a gradient."""
+        """Return the settings of modules, and which tensors require, have and hook a gradient."""
         leaves = self.leaves
         return (*self.settings(), *[leaf.grad is None for leaf in leaves], *[leaf._hooks is None for leaf in leaves])
 
     def settings(self) -> list[Any]:
-        """The part of the state that a step must not change."""
+        """Return the part of the state that a step must not change."""
         return [*map(dict.get, *self.modes), *map(len, self.sizes), *[t.requires_grad for t in self.watched]]
 
     def changed(self, settings: list[Any]) -> bool:
-        """Whether settings differ by now. Tensors are compared by identity."""
+        """Whether the current settings differ from ``settings``; tensors are compared by identity."""
         pairs = zip(settings, self.settings(), strict=True)
         return any(old is not new and (isinstance(old, Tensor) or isinstance(new, Tensor) or old != new) for old, new in pairs)
 
@@ -262,7 +262,7 @@ class CompiledFunction:
         return f"compile({self.function!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy without recordings: those here are over the memory of this function's tensors."""
+        """Pickle and copy without the recordings, which refer to the memory of this function's tensors."""
         return type(self), (self.function, self.strict, self.fuse)
 
     @property
@@ -340,7 +340,7 @@ class CompiledFunction:
         return None
 
     def _recorded(self, case: _Case, state: Any, program: _Program | None, call: _Call) -> Any:
-        """Run the function and record it. The first recording of a case only determines its state."""
+        """Run the function, record it and return its result. The first recording of a case only determines its state."""
         contract = program.contract if program is not None else Contract(self.function, call.objects)
         if program is None and case.seen:
             program = self._program(case, state, contract)
@@ -462,7 +462,7 @@ def _left_behind(recorder: Recorder, held: Sequence[Tensor], values: Iterable[An
 
 
 def _output(leaf: Any, recorder: Recorder) -> Any:
-    """What a graph stores of a leaf of a result."""
+    """Return what a graph stores of a leaf of a result: an :class:`Output` for a tensor, else the leaf itself."""
     if isinstance(leaf, Tensor):
         return recorder.output(leaf)
     if leaf is not None and not isinstance(leaf, (bool, int, str)):
@@ -471,7 +471,7 @@ def _output(leaf: Any, recorder: Recorder) -> Any:
 
 
 def _comparable_result(tree: Any) -> Any:
-    """A result in a form that is equal for two runs of the same step."""
+    """Return a result in a form that is equal for two runs of the same step."""
     if isinstance(tree, Output):
         return (tree.value.known_as(), tree.shape, tree.dtype)
     if isinstance(tree, (list, tuple)):
@@ -480,7 +480,7 @@ def _comparable_result(tree: Any) -> Any:
 
 
 def _own_copy(leaf: Any, recorder: Recorder) -> Any:
-    """A leaf of a result in memory of its own: the next replay overwrites the recorded memory."""
+    """Return a leaf of a result; a tensor in recorded memory is copied, because the next replay overwrites that memory."""
     copied = isinstance(leaf, Tensor) and recorder.value_of(leaf.buffer).kind in (MADE, CONSTANT)
     return duplicate(leaf) if copied else leaf
 
@@ -575,8 +575,8 @@ def capture_graph(function: Callable[..., Any] | None = None, *, inputs: Sequenc
     >>> graph.replay([netcl.full((2,), 4.0)]).tolist()  # doctest: +SKIP
     [16.0, 16.0]
 
-    What the block computes from other tensors than the inputs alone, such as packed weights, is computed once, and again after such a
-    tensor was written. Blocks that share ``kept`` share equal results.
+    What the block computes only from tensors other than the inputs, such as packed weights, is computed once, and again after one of
+    these was written. Blocks that share ``kept`` share equal results.
     """
     return _captured_block(inputs, KeptValues() if kept is None else kept) if function is None else CompiledFunction(function, strict=True)
 

@@ -127,7 +127,7 @@ class Contract:
         return len(self.loose), len(self._optional), len(self._on_request), len(self._set), len(self._objects), len(self._walked)
 
     def _names_of(self, value: Any) -> set[str]:
-        """The attributes of an object that code may read without naming the object: by loose names, by syntax, and from netcl."""
+        """Return the names of attributes that code may read without naming the object: by loose names, by syntax, and from netcl."""
         wanted, of_class = self.loose | self._optional, is_a(value, type)
         names = set() if of_class else set(instance_dict(value))
         if is_a(value, (ModuleType, FunctionType)):
@@ -232,7 +232,7 @@ class Contract:
         return value
 
     def _attribute(self, value: Any, name: str, label: str) -> Any:
-        """Guard and visit an attribute where it is stored: in the object, in a slot or in classes; returns it."""
+        """Guard and visit an attribute where it is stored: in the object, in a slot or in classes; returns it, or ``_COMPUTED``."""
         label = f"{label}.{name}"
         if is_a(value, ModuleType):
             return self._of_module(value, name, label)
@@ -255,7 +255,7 @@ class Contract:
         return found
 
     def _member(self, owner: Any, member: Any, label: str) -> Any:
-        """Walk a function that a class defines as a method of ``owner``; visit another value; returns what is stored."""
+        """Queue a function of a class, to be walked as a method of ``owner``, and return ``_COMPUTED``; visit and return another value."""
         instance = None if is_a(owner, type) else owner
         if is_a(member, FunctionType):
             self._pending.append((member, instance))
@@ -381,7 +381,7 @@ class Contract:
             self._visit(sys.modules[module.partition(".")[0]], module)
 
     def _store(self, function: FunctionType, owner: Any, first: str, rest: Sequence[str]) -> None:
-        """Note which name or attribute a function sets."""
+        """Record which name or attribute a function sets."""
         at, holder = (owner, NO_DICT) if first == FIRST else self._root(function, first)
         if rest:
             value = owner if first == FIRST else holder.get(first)
@@ -441,7 +441,7 @@ class Contract:
         return self.told == other.told
 
     def changed(self, by_itself: bool = False) -> str:
-        """The name of the first value that no longer matches its guard, or empty. ``by_itself`` skips tensors that the function sets.
+        """Return the name of the first value that no longer fits its guard, or empty. ``by_itself`` skips tensors that the function sets.
 
         This runs before every replay: plain loops over identities, with a call only where one differs.
         """
@@ -493,20 +493,20 @@ class Contract:
     # ---- tensors
 
     def tensors(self) -> list[Tensor]:
-        """The tensors that the function reaches by name, alone or in objects of netcl."""
+        """Return the tensors that the function reaches by name, alone or in objects of netcl."""
         return [*[one[0] for one in self._tensors.values()], *tensors_of(self.own)]
 
     def left(self) -> list[Left]:
-        """What the function sets, as it is now."""
+        """Return the names and attributes that the function sets, with their current values."""
         return [Left(holder, name, holder.get(name), label) for holder, name, label in self._stores.values()]
 
     def carried(self) -> str:
-        """The tensors that the function sets and may read at the next call, for a message."""
+        """Return a clause for a message about the tensors that the function sets and may read at the next call; empty if there are none."""
         labels = ", ".join(label for *_, label in self._kinds)
         return f" but {labels}, which it sets itself" if labels else ""
 
     def report_uncalled(self) -> None:
-        """Let modules report to the recorder whose ``forward`` the function may call without calling the module."""
+        """Report to the recorder the modules whose ``forward`` the function may call directly, without calling the module."""
         for layer in self._layers.values() if self._calls_forward else ():
             report_layer(layer)
 
@@ -544,13 +544,13 @@ class _Place:
 
 
 def _holder(value: Any, name: str) -> Any:
-    """The mapping in which an object stores an attribute."""
+    """Return the mapping in which an object stores an attribute."""
     slot = next((vars(kind)[name] for kind in type(value).__mro__ if name in vars(kind)), None)
     return _Place(slot, value) if is_a(slot, MemberDescriptorType) else instance_dict(value)
 
 
 def _stored(value: Any, name: str) -> Any:
-    """An attribute that is stored in the object or its class; ``None`` for one that is computed."""
+    """Return an attribute that is stored in the object or its class; ``None`` for one that is computed."""
     found = _holder(value, name).get(name)
     for kind in (value if is_a(value, type) else type(value)).__mro__ if found is None else ():
         if name in vars(kind):
@@ -560,7 +560,7 @@ def _stored(value: Any, name: str) -> Any:
 
 
 def _signature(value: Any) -> Any:
-    """What two contracts compare of a value: a plain value itself, the class of a container, the identity of anything else."""
+    """Return what two contracts compare of a value: a plain value itself, the class of a container, the identity of anything else."""
     kind = type(value)
     if kind in EXACTLY_PLAIN or issubclass(kind, np.generic):
         return kind, repr(value)
@@ -576,7 +576,7 @@ def _tensor_kind(value: Any) -> Any:
 
 
 def tensors_of(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors that objects and functions of netcl hold: parameters, buffers, the state of an optimizer."""
+    """Return the tensors that objects and functions of netcl hold: parameters, buffers, the state of an optimizer."""
     waiting, seen, found = list(values), set(), []
     while waiting:
         value = waiting.pop()

@@ -43,7 +43,10 @@ class FoldedCommands:
         self._times: list[int] = []
 
     def take(self, nodes: Sequence[CommandNode], outputs: Collection[Value], kept: KeptValues) -> list[CommandNode]:
-        """Compute the constant commands and return the others. The results that these read become values from outside."""
+        """Compute the constant commands and return the others; return all if nothing reads the results or they are too large.
+
+        The results become values from outside.
+        """
         once = _constant_nodes(nodes, outputs)
         writers: dict[Value, list[CommandNode]] = {}
         for node in once:

@@ -58,14 +58,14 @@ class Graph:
         self._like: list[tuple[tuple[int, ...], str]] = []
 
     def returns(self, result: Any) -> Any:
-        """Set the result of a replay, inside ``with capture_graph(...) as graph``: tensors, also in lists, tuples and dicts."""
+        """Set the result of a replay inside ``with capture_graph(...) as graph`` and return it: tensors, also in lists, tuples, dicts."""
         self.result = result
         return result
 
     # ---- making it
 
     def build(self, recording: Any, inputs: Sequence[Tensor], result: Any, kept: KeptValues) -> Graph:
-        """Plan the memory of a recording and prepare its launches; what depends on weights alone is computed now and kept."""
+        """Plan the memory of a recording, prepare its launches and return the graph; what depends on weights alone is computed now."""
         self.values, self.inputs = recording.values, recording.inputs
         self.queue, self.result = recording.queue, result
         outputs = [output.value for output in _outputs(result)]
@@ -127,7 +127,7 @@ class Graph:
         self._share(passing, left)
 
     def _share(self, passing: Sequence[Value], left: Sequence[MemoryBlock]) -> None:
-        """Place values that live only inside a replay: in shared blocks, and in memory that the step leaves behind until it writes it."""
+        """Place values that live only inside a replay: in shared blocks, and in memory that the step leaves behind but writes later."""
         pool = get_persistent_pool(self.queue)
         with program.state(self.queue).lock:
             shared: weakref.WeakSet[BufferHandle] = self.queue.netcl.part("blocks", lambda _: weakref.WeakSet())
@@ -149,7 +149,7 @@ class Graph:
                     self._buffers[value] = block.lease.part(at, pool.bucket_of(value.nbytes))
 
     def _renewable(self) -> list[Value]:
-        """Results that nothing else holds and that only launches use: they are bound to fresh memory instead of being copied."""
+        """Return the results that nothing else holds and that only launches use: they are bound to fresh memory instead of being copied."""
         outputs = {output.value: 0 for output in _outputs(self.result)}
         moved = {value for node in self.nodes if node.kind != "launch" for value in (*node.reads, *node.writes)}
         for node in self.nodes:
@@ -219,7 +219,7 @@ class Graph:
         return self.run(inputs)
 
     def run(self, inputs: Sequence[Tensor]) -> Any:
-        """:meth:`replay` without checking the inputs: their shapes and dtypes match, and the step writes none of their memory."""
+        """Run :meth:`replay` without checking the inputs: their shapes and dtypes match, and the step writes none of their memory."""
         if platforms.forked_child:
             platforms.check_process()
         for i, t in enumerate(inputs):
@@ -269,7 +269,7 @@ class Graph:
             stamp(mark, now)
 
     def meets(self, inputs: Sequence[Tensor]) -> int | None:
-        """Return the first input whose memory the step also uses in a way that the recorded order of commands forbids, or ``None``."""
+        """Return the index of the first input whose memory the step also uses in a way that the recorded order forbids, or ``None``."""
         for i, t in enumerate(inputs):
             if id(t.realize()) in self._written or (self._outside and i in self._rewritten and id(t.memory) in self._outside):
                 return i
@@ -364,7 +364,7 @@ class Graph:
                 observer(launch.kernel, self.queue, launch.sizes, launch.local, node.args, event)
 
     def _renew(self, value: Value) -> BufferHandle:
-        """Allocate memory for a result of this replay."""
+        """Lease memory for a result of this replay and bind the launches to it."""
         lease = backend_of(self.queue).pool.allocate(value.nbytes)
         for rebind in self._fresh[value]:
             rebind(lease.buffer)
@@ -383,7 +383,7 @@ class Graph:
         return Tensor(handle.buffer, output.shape, output.dtype, self.queue.context, self.queue, handle)
 
     def table(self) -> str:
-        """The commands of a replay, one per line: op, kernel, sizes, bytes read and written."""
+        """Return the commands of a replay, one per line: op, kernel, sizes, bytes read and written."""
         rows = [f"{'':4} {'op':24} {'kernel':32} {'items':>20} {'reads':>12} {'writes':>12}"]
         for i, node in enumerate(self.nodes):
             read, written = (sum(value.nbytes for value in values) for values in (node.reads, node.writes))
@@ -402,7 +402,7 @@ class Graph:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of a result, in order; a result may be nested in lists, tuples and dictionaries."""
+    """Return the tensors of a result, in order; a result may be nested in lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         return [value]
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
@@ -410,7 +410,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def map_leaves(tree: Any, of: Callable[[Any], Any]) -> Any:
-    """A result with ``of(leaf)`` in the place of everything that is not a list, a tuple or a dictionary."""
+    """Return a result with ``of(leaf)`` in the place of everything that is not a list, a tuple or a dictionary."""
     if isinstance(tree, (list, tuple)):
         parts = [map_leaves(part, of) for part in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)

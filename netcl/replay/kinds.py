@@ -65,12 +65,12 @@ _MODULE: Any = vars(type)["__module__"]  # which a class may hide
 
 
 def is_a(value: Any, kinds: Any) -> bool:
-    """``isinstance`` by the real class: an object may compute its ``__class__``."""
+    """Whether ``value`` is an instance of ``kinds`` by its real class: an object may compute its ``__class__``."""
     return issubclass(type(value), kinds)
 
 
 def instance_dict(value: Any) -> Mapping[str, Any]:
-    """The ``__dict__`` of an object or a class; empty if there is none."""
+    """Return the ``__dict__`` of an object or a class; empty if there is none."""
     try:
         return object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -88,12 +88,12 @@ def report_layer(layer: Any) -> None:
 
 
 def items_of(container: Any) -> Iterable[Any]:
-    """The items of a container; of a dictionary, keys and values in turn."""
+    """Return the items of a container; of a dictionary, keys and values alternately."""
     return (part for pair in container.items() for part in pair) if is_a(container, dict) else container
 
 
 def module_of(kind: Any) -> str:
-    """The name of the module that defines a class or a function."""
+    """Return the name of the module that defines a class or a function."""
     name = _MODULE.__get__(kind) if isinstance(kind, type) else getattr(kind, "__module__", None)
     return name if isinstance(name, str) else "builtins"
 
@@ -136,7 +136,7 @@ def _base_is_known(kind: type) -> bool:
 
 
 def unguarded(value: Any) -> str:
-    """What ``value`` is, if no guard compares values of its kind; else empty."""
+    """Return a description of ``value`` if no guard compares values of its kind; else empty."""
     kind, module = type(value), module_of(type(value))
     if is_a(value, pathlib.Path):
         return f"a {kind.__name__}, which stands for a file"
@@ -161,7 +161,7 @@ def is_pure(module: str, name: str) -> bool:
 
 
 def impure_call(function: Any) -> str:
-    """The name of a function of a library, if its result depends on more than its arguments or it does more than return one."""
+    """Return the name of a library function whose result depends on more than its arguments, or that has side effects; else empty."""
     name = getattr(function, "__name__", "")
     if is_a(function, FunctionType):
         row = function.__code__.co_filename.startswith("<op ")

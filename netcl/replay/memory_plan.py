@@ -11,7 +11,7 @@ from netcl.replay.values import MADE, CommandNode, Value
 
 
 def needed(nodes: Sequence[CommandNode], wanted: Iterable[Value]) -> list[CommandNode]:
-    """The nodes without those whose results nobody reads. Sets the lifetimes of the values to the remaining nodes.
+    """Return the nodes without those whose results nobody reads, and set the lifetimes of the values to the remaining nodes.
 
     A value that the step made and nothing holds is read only by later nodes, or ``wanted`` as a result.
     """
@@ -44,7 +44,7 @@ class MemoryBlock:
     taken: list[tuple[int, int, int, int]] = field(default_factory=list)  # first and last node, first byte and end
 
     def room(self, value: Value, nbytes: int) -> int:
-        """The lowest offset at which ``nbytes`` are free during the value's lifetime; it may lie beyond the end."""
+        """Return the lowest offset at which ``nbytes`` are free during the value's lifetime; it may lie beyond the end."""
         at = 0
         for begin, end in sorted((begin, end) for first, last, begin, end in self.taken if first <= value.last and value.first <= last):
             if at + nbytes <= begin:
@@ -94,7 +94,7 @@ def share(
 
 
 def lease_blocks(queue: Any, sizes: Sequence[int], others: Sequence[BufferHandle]) -> list[BufferHandle]:
-    """Memory for blocks, largest first. Blocks of other graphs are reused if they are not much larger."""
+    """Lease memory for blocks, the largest first. Blocks of other graphs are reused if they are not much larger."""
     free, taken, pool = sorted(others, key=lambda lease: lease.nbytes), [], get_persistent_pool(queue)
     for nbytes in sizes:
         lease = next((old for old in free if nbytes <= old.nbytes <= 2 * nbytes + 4096), None)

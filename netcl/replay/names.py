@@ -27,7 +27,7 @@ class Names(NamedTuple):
 
 
 def names_in(code: CodeType) -> Names:
-    """The names in a function and in the functions inside it."""
+    """Return the names in a function and in the functions inside it."""
     found = Names(*(set() for _ in Names.__annotations__))
     steps = [step for step in dis.get_instructions(code) if step.opname not in _SKIPPED]
     local: dict[str, Path] = dict.fromkeys((*code.co_varnames, *code.co_cellvars), ())
@@ -73,12 +73,12 @@ def names_in(code: CodeType) -> Names:
 
 
 def _both(argval: Any) -> tuple[Any, ...]:
-    """The names of an instruction that may hold two."""
+    """Return the names of an instruction, one or two, as a tuple."""
     return argval if isinstance(argval, tuple) else (argval,)
 
 
 def _constant_name(steps: Sequence[dis.Instruction]) -> str:
-    """The attribute that ``getattr`` reads, if it is a constant; else ``*``. ``steps`` follow the name ``getattr``."""
+    """Return the attribute that ``getattr`` reads, if it is a constant; else ``*``. ``steps`` follow the name ``getattr``."""
     rest = list(steps[1:]) if steps and steps[0].opname.startswith(_LOADS) and isinstance(steps[0].argval, str) else []
     while rest and rest[0].opname == "LOAD_ATTR":
         rest.pop(0)
@@ -89,7 +89,7 @@ def _constant_name(steps: Sequence[dis.Instruction]) -> str:
 
 
 def _include(found: Names, inner: Names, local: Mapping[str, Path]) -> None:
-    """Add the names of a nested function, as the function around it sees them."""
+    """Add the names of a nested function, resolved in the enclosing function."""
     for name in ("loose", "optional", "loose_stores", "imports", "syntax"):
         getattr(found, name).update(getattr(inner, name))
     for mine, loose, paths in ((found.paths, found.loose, inner.paths), (found.stores, found.loose_stores, inner.stores)):

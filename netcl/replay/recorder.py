@@ -32,7 +32,7 @@ class Dependency:
         self.names = frozenset(parts)
 
     def parts(self) -> list[tuple[str, Any]]:
-        """The named attributes and every tensor, as they are now."""
+        """Return ``(name, value)`` of the named attributes and of every tensor, as they are now."""
         return [(name, part) for name, part in vars(self.owner).items() if name in self.names or isinstance(part, Tensor)]
 
     def tensors(self) -> list[Tensor]:
@@ -90,7 +90,7 @@ class Recorder:
         return value
 
     def value_of(self, buffer: Any, tensor: Any = None) -> Value:
-        """The value that a buffer holds now. A buffer that existed before the step is a value from outside."""
+        """Return the value that a buffer holds now. A buffer that existed before the step is a value from outside."""
         value = self._now.get(id(buffer))
         if value is None or value.buffer is not buffer:
             value = self._add(Value(OUTSIDE, buffer, buffer.size))
@@ -223,7 +223,7 @@ class Recorder:
     # ---- after the run
 
     def output(self, tensor: Tensor) -> Output:
-        """The :class:`Output` for a tensor of the result; its value lives to the end of the step."""
+        """Return the :class:`Output` for a tensor of the result; its value lives to the end of the step."""
         if tensor.array is not None:
             self.problem = self.problem or "a result lives on the NumPy backend"
             return Output(Value(CONSTANT, None, 0), tensor.shape, tensor.dtype, tensor)
@@ -266,7 +266,7 @@ class Recorder:
         return ""
 
     def story(self) -> list[tuple[Any, ...]]:
-        """The recording in a form that is equal for two runs of the same step."""
+        """Return the recording in a form that is equal for two runs of the same step."""
         return [node.story() for node in self.nodes]
 
 
@@ -305,6 +305,6 @@ def _short(told: Any) -> str:
 
 
 def _running_line() -> str:
-    """The line of the user's program that is running."""
+    """Return ``file:line`` of the user's program that is running."""
     line = user_line()
     return f"{line.filename}:{line.lineno}"

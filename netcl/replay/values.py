@@ -37,7 +37,7 @@ class Value:
         self.marks[id(mark)] = mark
 
     def held(self) -> Any:
-        """The lease, if it is still alive."""
+        """Return the lease; ``None`` if it has ended."""
         return self.lease() if isinstance(self.lease, weakref.ref) else self.lease
 
     def known_as(self) -> tuple[Any, ...]:
@@ -68,7 +68,7 @@ class CommandNode:
         return self.kernel.name if self.kernel is not None else self.kind
 
     def story(self) -> tuple[Any, ...]:
-        """The node in a form that is equal for two recordings of the same step."""
+        """Return the node in a form that is equal for two recordings of the same step."""
         return (self.kind, self.kernel, self.sizes, self.local, tuple(_shown_argument(arg) for arg in self.args))
 
 

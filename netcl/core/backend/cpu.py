@@ -51,7 +51,7 @@ def check_shared(array: Any, stored: np.ndarray) -> None:
 
 
 class CPUBackend:
-    """Every method is a NumPy call.
+    """Stores tensors as NumPy arrays; every method is a NumPy call.
 
     >>> be = CPUBackend()
     >>> be.from_shape((2, 2), dtype="float32").tolist()
@@ -74,14 +74,14 @@ class CPUBackend:
         return dtypes.decode(storage, dtypes.lookup(dtype)).reshape(shape)
 
     def to_host_async(self, storage: np.ndarray, shape: tuple[int, ...], dtype: str) -> HostCopy:
-        """Return the values as a finished copy."""
+        """Return the values as a :class:`HostCopy` that is already complete."""
         return HostCopy(self.to_host(storage, shape, dtype))
 
     def wait(self, pending: Any = None) -> None:
         """Do nothing: NumPy calls have finished when they return."""
 
     def reshape(self, storage: np.ndarray, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-        """Return the same memory under another shape."""
+        """Return ``storage`` in another shape, without a copy."""
         del dtype
         if math.prod(shape) != storage.size:
             raise ShapeError(message("reshape", "the new shape must have as many elements as the tensor", size=storage.size, shape=shape))

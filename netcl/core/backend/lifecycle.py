@@ -50,7 +50,7 @@ _finishing: _Finishing | None = None  # the last block, also after it has ended
 
 
 def install_handlers() -> None:
-    """Install the handlers for exit, fork and interrupts; the first backend calls this."""
+    """Install the handlers for exit, fork and interrupts, once per process; the first backend calls this."""
     global _installed
     with _install_lock:
         if _installed:
@@ -90,7 +90,7 @@ def interruptible_finish(queue: Any, timeout: float = 30.0) -> bool:
 
 
 def _ends_within(queue: Any, seconds: float) -> bool:
-    """Whether a queue finishes in time, polled without a thread."""
+    """Whether a queue finishes within ``seconds``, polled without a thread."""
     marker = platforms.opencl().enqueue_marker(queue)
     queue.flush()
     deadline = time.monotonic() + seconds
@@ -109,7 +109,7 @@ class Stop(threading.Event):
 def finishing_first() -> Iterator[Stop]:
     """Within the block, the first Ctrl-C or SIGTERM only sets the event, so that running work can end in order; a second one exits at once.
 
-    The status is 130 or, of SIGTERM, 143. A handler that the program has for SIGTERM stays. Outside the main thread, where Python delivers
+    The exit status is 130, or 143 for SIGTERM. A SIGTERM handler of the program stays. Outside the main thread, where Python delivers
     no signals, the event is never set.
     """
     global _finishing
@@ -215,7 +215,7 @@ def _watch_interrupts(reader: socket.socket, writer: socket.socket, back: thread
 
 
 def _is_deferred(block: _Finishing | None) -> bool:
-    """Whether an interrupt belongs to a block that lets work finish. A second interrupt ends the process wherever the main thread is."""
+    """Count an interrupt in ``block`` and return whether the block defers it; the second interrupt in an open block exits the process."""
     if block is None or not (block.open or block.handled > block.watched):
         return False
     block.watched += 1

@@ -56,14 +56,14 @@ def _fill_pattern(dtype: str, value: float, sign: float) -> np.ndarray:
 
 
 def _remembered(array: Any, stored: np.ndarray) -> np.ndarray | None:
-    """Return the host values of a small tensor, which are kept so that labels can be checked without waiting for the device."""
+    """Return the host values of a small tensor, by which labels are checked without waiting for the device; ``None`` for a large one."""
     if stored.nbytes > (_REMEMBERED_LABELS if stored.dtype.kind == "i" else _REMEMBERED):
         return None
     return stored.copy() if array is None or np.may_share_memory(stored, array) else stored
 
 
 def _with_netcl_errors(enqueue: Callable[..., Any], failed: type[BaseException]) -> Callable[..., Any]:
-    """Wrap a driver function so that its errors are converted to netcl's."""
+    """Return a driver function that raises netcl's errors and reports its copy to the listeners of transfers."""
 
     def call(*args: Any, **options: Any) -> Any:
         began = time.perf_counter() if transfer_listeners else 0.0
@@ -91,7 +91,7 @@ def _tell_transfer(args: Sequence[Any], options: Mapping[str, Any], began: float
 
 
 class OpenCLBackend:
-    """Transfers over one queue.
+    """Allocates, fills and copies memory over one queue.
 
     ``backend_of(queue)`` returns the shared instance of a queue.
     """
@@ -114,14 +114,14 @@ class OpenCLBackend:
     def from_host(
         self, array: Any, dtype: str | None = None, async_copy: bool | None = None, use_pinned: bool | None = None, share: bool = False
     ) -> Transfer:
-        """Copy values to the device; the defaults are those of NETCL_ASYNC_H2D and NETCL_PINNED_H2D."""
+        """Copy values to new memory of the device; the defaults are those of NETCL_ASYNC_H2D and NETCL_PINNED_H2D."""
         stored, wanted = storage_of(array, dtype)
         return self.send(array, stored, wanted, async_copy, use_pinned, share)
 
     def send(
         self, array: Any, stored: np.ndarray, dtype: dtypes.DType, async_copy: bool | None, use_pinned: bool | None, share: bool
     ) -> Transfer:
-        """Copy stored bytes to the device; they may share memory with ``array``, the caller's argument."""
+        """Copy stored bytes to the device, or use them in place with ``share``; they may share memory with ``array``, the argument."""
         if self.integrated and stored.nbytes and (share or not use_pinned):
             return self._in_place(array, stored, share)
         handle = self.pool.allocate(stored.nbytes, what=f"{stored.shape} {dtype.name}")
@@ -146,7 +146,7 @@ class OpenCLBackend:
     def write(
         self, handle: Any, array: Any, stored: np.ndarray, async_copy: bool | None = None, use_pinned: bool | None = None
     ) -> Transfer:
-        """Copy stored bytes into the buffer of ``handle``, after all work enqueued before."""
+        """Copy stored bytes into the buffer of ``handle``, after all work enqueued before; waits unless the copy is asynchronous."""
         later = env.value("NETCL_ASYNC_H2D") if async_copy is None else async_copy
         pinned = env.value("NETCL_PINNED_H2D") and not self.integrated if use_pinned is None else use_pinned
         if active.recorder is not None:
@@ -165,7 +165,7 @@ class OpenCLBackend:
         return transfer
 
     def _staged(self, buffer: Any, stored: np.ndarray, later: bool) -> Transfer:
-        """Copy through page-locked memory. ``later`` leaves the copy in flight and returns its event and its staging memory."""
+        """Copy through page-locked memory. With ``later``, do not wait: the result holds the event and a function that frees the memory."""
         pool = memory.get_pinned_pool(self.queue)
         lease = pool.allocate(stored.nbytes)
         staging = lease.buffer[: stored.nbytes]
@@ -208,7 +208,7 @@ class OpenCLBackend:
             self._fill(self.queue, buffer, pattern, start, count)
 
     def upload_bytes(self, target: Any, stored: np.ndarray) -> None:
-        """Copy bytes that no one changes afterwards to the start of a buffer, without waiting."""
+        """Enqueue a copy of ``stored`` to the start of a buffer, without waiting; the array must not change afterwards."""
         self._copy(self.queue, target, stored, is_blocking=False)
 
     def copy_bytes(self, target: Any, source: Any, nbytes: int) -> None:
@@ -231,7 +231,7 @@ class OpenCLBackend:
         return dtypes.decode(stored, wanted)
 
     def to_host_async(self, storage: Any, shape: tuple[int, ...], dtype: str) -> HostCopy:
-        """Start copying the values; ``wait()`` of the result returns the array."""
+        """Start copying the values; ``wait()`` of the result returns the array. The call waits for bfloat16, which the host widens."""
         wanted = dtypes.lookup(dtype, "to_host_async")
         if active.recorder is not None:
             active.recorder.read("to_host_async")

@@ -60,7 +60,7 @@ _OTHERS = re.compile(
 
 
 def declarations(source: str) -> str | None:
-    """What a program declares to be compiled with :data:`GUARD`; ``None`` if it calls a built-in function that is not in the table."""
+    """Return the declarations for a build with :data:`GUARD`; ``None`` if a program calls a built-in function that is not in the table."""
     words: dict[str, str] = {}
     for name, call in _WORD.findall(_COMMENT.sub("", source)):
         words[name] = words.get(name) or call
@@ -75,7 +75,7 @@ def _is_other(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _declared(name: str) -> str:
-    """The declarations of a built-in function for every type; empty for other names."""
+    """Return the declarations of a built-in function for every type; empty for other names."""
     if name in _STEMS:
         return "".join(map(_declared, _STEMS[name]))
     lines = []

@@ -85,7 +85,7 @@ class KernelSpec:
         return f"{head}__kernel void {self.name}({', '.join(self.params)}) {{\n  {self.body.strip()}\n}}\n"
 
     def build(self, where: Any) -> BuiltKernel:
-        """Compile for a context, a queue or a device handle; the binary is cached in memory and on disk."""
+        """Return the kernel compiled for a context, a queue or a device handle; the binary is cached in memory and on disk."""
         context = getattr(where, "context", where)
         if context is None:
             platforms.opencl()  # raises if pyopencl is missing
@@ -95,7 +95,7 @@ class KernelSpec:
         return BuiltKernel(self, built.kernel(self.name))
 
     def run(self, queue: Any, global_size: program.LaunchSize, local_size: program.LaunchSize | None, *args: Any) -> Any:
-        """Build if necessary, then launch."""
+        """Build the kernel if necessary and enqueue it; returns the event."""
         return self.build(queue).run(queue, global_size, local_size, *args)
 
 
@@ -150,7 +150,7 @@ class BuiltKernel:
         return ("local size", self.kernel.program.key, self.name, sizes)
 
     def _measured(self, queue: Any, sizes: tuple[int, ...], args: Sequence[Any]) -> tuple[int, ...] | None:
-        """The local size kept for this kernel and these sizes, looked up once; a tuner measures what is missing."""
+        """Return the stored local size for a global size, or ``None``; a tuner measures a missing one, unless a step is being recorded."""
         known, slot = self.kernel.program.state, self.slot(sizes)
         if slot not in known:
             tuner = self.spec.tuner if (len(sizes), len(args)) == (1, len(self.spec.params)) else None
@@ -162,7 +162,7 @@ class BuiltKernel:
 
 @lru_cache(maxsize=4096)
 def largest_divisor(n: int, limit: int) -> int:
-    """The largest divisor of ``n`` that is at most ``limit``.
+    """Return the largest divisor of ``n`` that is at most ``limit``.
 
     >>> largest_divisor(1000, 256)
     250
@@ -238,7 +238,7 @@ class PrimitiveBuilder:
     tuner: WorkGroupTuner | None = WorkGroupTuner()  # None: the largest local size up to 256, unmeasured
 
     def elementwise_spec(self, name: str, arity: int, expression: str, options: Sequence[str] = ()) -> KernelSpec:
-        """A kernel ``out[i] = expression(v0 .., of in0[i] ..)``; its arguments are the inputs, ``out`` and ``int n``."""
+        """Return a kernel that sets ``out[i]`` to the expression, with ``v0 = in0[i]`` and so on; it takes inputs, ``out``, ``int n``."""
         if arity < 1:
             raise ShapeError(message(name, "arity must be at least 1", arity=arity))
         check_expression(expression, arity, name)
@@ -261,7 +261,7 @@ def storage_preamble(row: dtypes.DType) -> str:
 
 @lru_cache(maxsize=1024)
 def storage_macros(**operands: str) -> str:
-    """Define macros for each named operand of a ``.cl`` file: ``A_T`` storage type, ``A_REAL`` compute type, ``A_LOAD``, ``A_STORE``.
+    """Return macros for each named operand of a ``.cl`` file: ``A_T`` storage type, ``A_REAL`` compute type, ``A_LOAD``, ``A_STORE``.
 
     >>> print(storage_macros(A="float16").splitlines()[-2])
     #define A_LOAD(p, i) (vload_half(i, p))
@@ -282,7 +282,7 @@ def cl_source(module_file: str, name: str) -> str:
 def build_elementwise_kernel(
     context: Any, name: str, arity: int, expression: str, dtype: str = "float", options: Sequence[str] | None = None
 ) -> tuple[KernelSpec, BuiltKernel | None]:
-    """Generate and compile an elementwise kernel in one call; ``context=None`` generates only.
+    """Return the spec of an elementwise kernel and the compiled kernel, which is ``None`` for ``context=None``.
 
     Half kernels store halves and compute in float32, which every device supports. They are built with ``-cl-fast-relaxed-math``,
     so do not use them where NaN must be preserved.

@@ -36,7 +36,7 @@ def is_fragile(device: Any) -> bool:
 
 
 class _Child:
-    """A process that builds and launches what it is sent, for one device."""
+    """A child process that builds and launches the programs sent to it, for one device."""
 
     def __init__(self, device: Any):
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)

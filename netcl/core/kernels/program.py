@@ -146,7 +146,7 @@ def unmarked(text: bytes) -> bytes:
 
 @contextmanager
 def _quiet(cl: Any) -> Iterator[None]:
-    """Suppress build logs as warnings: Intel's runtime writes one for every build. Errors contain the log."""
+    """Suppress pyopencl's warnings with build logs: Intel's runtime writes a log for every build. Errors contain the log."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cl.CompilerWarning)
         yield
@@ -259,7 +259,7 @@ class Program:
         return _has_quirk(self.state, "caches_programs") and env.raw("POCL_KERNEL_CACHE") != "0"
 
     def after_first_launch(self, event: Any) -> None:
-        """Store the binary. PoCL compiles work-group functions at the first launch, so its binary is complete only afterwards."""
+        """Wait for ``event`` and store the binary, unless it is stored: PoCL compiles work-group functions at the first launch."""
         if _has_quirk(self.state, "compiles_at_launch"):
             compiling()  # drops those that are complete
             _first_launches.append((self.number, _kernel_names(self.source), event))
@@ -348,7 +348,7 @@ class Kernel:
             return self._threads.own
 
     def __call__(self, queue: Any, global_size: LaunchSize, local_size: LaunchSize | None, *args: Any) -> Any:
-        """Enqueue the kernel; returns its event."""
+        """Enqueue the kernel; returns its event, or ``None`` if a global size is 0 or the queue is a command list."""
         if platforms.forked_child:
             platforms.check_process()
         if len(args) != self._count:
@@ -415,22 +415,22 @@ class Kernel:
         own.numbers = numbers
 
     def sized(self, global_size: LaunchSize, local_size: LaunchSize | None, numbers: tuple[Any, ...]) -> Sized | None:
-        """This kernel with fixed sizes and numbers; ``None`` if its buffers do not precede its numbers, or a size is 0."""
+        """Return this kernel with fixed sizes and numbers; ``None`` if its buffers do not precede its numbers, or a size is 0."""
         sizes, local = self._sizes(global_size, local_size)
         usable = self._in_front and self._own().set_numbers is not None and 0 not in sizes
         return Sized(self, sizes, local, numbers) if usable else None
 
     def reads_only(self) -> tuple[bool, ...]:
-        """Per argument, whether it is declared const; all ``False`` if the signature cannot be parsed."""
+        """Return, per argument, whether it is declared const; all ``False`` if the signature cannot be parsed."""
         known = read_only(self.program.source, self.name)
         return known if known is not None and len(known) == len(self.kinds) else (False,) * len(self.kinds)
 
     def prepare(self, queue: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: Sequence[Any]) -> Prepared:
-        """A launch that can be repeated; sizes and arguments are those passed to an observer."""
+        """Return a launch that can be repeated; sizes and arguments are those passed to an observer."""
         return Prepared(self, queue, sizes, local, args)
 
     def _retry(self, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, error: Any) -> Any:
-        """Free the pools and launch once more: drivers commit memory at the first launch, not at allocation."""
+        """Free the pools, launch again and return the event; raise if ``error`` is not about memory, which drivers commit at launch."""
         if not lacks_memory(error):
             raise self._refused(sizes, local, error) from None
         free_memory()
@@ -441,7 +441,7 @@ class Kernel:
             raise failure(self.name, "at launch", again) from None
 
     def _refused(self, sizes: tuple[int, ...], local: tuple[int, ...] | None, why: Any) -> DeviceError:
-        """Build the error for a rejected launch, with the limits it may exceed."""
+        """Return the error for a rejected launch, with the limits it may exceed."""
         device = self.program.state.device
         seen = {"global_size": sizes, "local_size": local, "max_work_group": self.max_work_group, "max_items": self.program.state.max_items,
                 "device": device.name}  # fmt: skip
@@ -459,7 +459,7 @@ class Kernel:
             raise DeviceError(message(self.name, what, "use smaller tiles", bytes=self.local_memory + argument, limit=limit))
 
     def _memory(self, queue: Any, args: tuple[Any, ...]) -> list[Any]:
-        """Argument indices and buffers, alternating; includes numbers if the argument types are unknown."""
+        """Realize the tensors; return argument indices and buffers, alternating, and also numbers if the argument types are unknown."""
         found: list[Any] = []
         readers = hooks.readers
         for i in self._pointers:
@@ -529,7 +529,7 @@ class Kernel:
         return sizes, local
 
     def clamp(self, local: tuple[int, ...]) -> tuple[int, ...]:
-        """Reduce a local size by halving its longest side until device and kernel allow it."""
+        """Return a local size whose longest side is halved until device and kernel allow it."""
         limit = self.max_work_group
         if len(local) == 1 and local[0] <= limit:
             return local
@@ -631,7 +631,7 @@ def _binary_key(device: Any, source: str, options: tuple[str, ...]) -> str:
 
 
 def _build_failure(device: Any, source: str, options: tuple[str, ...], text: str) -> str:
-    """The text of a build error: the log, the lines it refers to, the device, the path of the saved source."""
+    """Save the source and return the text of a build error: the log, the lines it refers to, the device, the path of the source."""
     build_log = text.split("\n\n(options:")[0].split("\n(options:")[0].partition(f"{device.name}'")[2].partition("\n")[2].strip() or text
     lines = source.split("\n")
     marked = sorted({int(n) for n in re.findall(r":(\d+):\d+", build_log) if 0 < int(n) <= len(lines)})
@@ -644,7 +644,7 @@ def _build_failure(device: Any, source: str, options: tuple[str, ...], text: str
 
 
 def _kernel_names(source: str) -> str:
-    """The names of the kernels in a source."""
+    """Return the names of the kernels in a source as one text, shortened if there are many."""
     return some(re.findall(r"\bkernel\b[^;{]*?\bvoid\s+(\w+)\s*\(", source.replace("__kernel", "kernel"))) or "a program without a kernel"
 
 

@@ -56,7 +56,7 @@ def parameters(source: str, name: str) -> tuple[str, ...] | None:
 
 @lru_cache(maxsize=4096)
 def read_only(source: str, name: str) -> tuple[bool, ...] | None:
-    """Per parameter of the kernel ``name``, whether it only reads there: numbers, and pointers to ``const``.
+    """Return, per parameter of the kernel ``name``, whether the kernel cannot write to it: numbers, and pointers to ``const``.
 
     ``None`` if the definition is not literally in the text.
     """
@@ -68,7 +68,7 @@ def read_only(source: str, name: str) -> tuple[bool, ...] | None:
 
 @lru_cache(maxsize=4096)
 def parameter_kinds(source: str, name: str) -> tuple[object, ...] | None:
-    """Per parameter of the kernel ``name``: a NumPy scalar type, ``POINTER``, or ``UNKNOWN`` (a vector type, say).
+    """Return, per parameter of the kernel ``name``, a NumPy scalar type, ``POINTER``, or ``UNKNOWN`` (a vector type, say).
 
     A type may be a macro (``const REAL eps``) if a line of the text defines it as a scalar.
 

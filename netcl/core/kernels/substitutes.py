@@ -15,7 +15,7 @@ _HALF_CALL = re.compile(r"\bv(?:load|store)a?_half")
 
 
 def substituted(source: str) -> str:
-    """The program with substitutes in front of it; errors still name its own lines."""
+    """Return the program with substitutes in front of it; errors still name its own lines."""
     if _HALF_CALL.search(source):
         source = f"{_half_functions()}#line 1\n{source}"
     if _LONG_CAST.search(source):
@@ -31,7 +31,7 @@ _LONGS = f"long {_OVERLOADED} netcl_long(int x) {{ return as_long((int2)(x, x >>
 
 @lru_cache(maxsize=1)
 def _half_functions() -> str:
-    """``vload_half`` and ``vstore_half`` of all widths, and macros that put them in the place of the driver's."""
+    """Return OpenCL C for ``vload_half`` and ``vstore_half`` of all widths, with macros that replace the driver's."""
     lines = []
     for n in ("", "2", "4", "8", "16"):
         f, u = f"float{n}", f"uint{n}"

@@ -40,7 +40,7 @@ def clip_grad_value_(parameters: Parameters, clip_value: float, foreach: bool | 
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
-    """All parameters as one vector, in their order."""
+    """Return all parameters as one vector, in their order."""
     return ag.cat([ag.reshape(p, (-1,)) for p in parameters])
 
 

@@ -14,17 +14,17 @@ from netcl.nn.utils.parametrize import WeightNorm, register_parametrization, spe
 
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
-    """:func:`~netcl.nn.utils.weight_norm` as a parametrization of ``parametrizations.weight.original0`` and ``original1``."""
+    """Apply :func:`~netcl.nn.utils.weight_norm` as a parametrization of ``parametrizations.weight.original0`` and ``original1``."""
     return register_parametrization(module, name, WeightNorm(dim))
 
 
 def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
-    """:func:`~netcl.nn.utils.spectral_norm` as a parametrization of ``parametrizations.weight.original``."""
+    """Apply :func:`~netcl.nn.utils.spectral_norm` as a parametrization of ``parametrizations.weight.original``."""
     return register_parametrization(module, name, spectral_form(module, name, n_power_iterations, eps, dim))
 
 
 class _Orthogonal(Module):
-    """``base`` times an orthogonal matrix made from a skew-symmetric one; rows where there are more columns than rows."""
+    """``base`` times an orthogonal matrix made from a skew-symmetric one; the longer axis of the parameter gives its size."""
 
     base: Any
 

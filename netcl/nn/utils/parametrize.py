@@ -140,7 +140,7 @@ class WeightNorm(Module):
         return ag.mul(weight_v, ag.div(weight_g, self._norm(weight_v)))
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The ``g`` and ``v`` of a weight."""
+        """Return the ``g`` and ``v`` of a weight."""
         return self._norm(weight), weight
 
 
@@ -211,7 +211,7 @@ class SpectralNorm(Module):
         return self.divided(weight, self._u, self._v, self.training)
 
     def divided(self, weight: Tensor, u: Tensor, v: Tensor, training: bool) -> Tensor:
-        """Divide the weight by its largest singular value."""
+        """Return the weight divided by its largest singular value; ``training`` first refines ``u`` and ``v`` in place."""
         matrix = self._matrix(weight)
         with ag.no_grad():
             for _ in range(self.n_power_iterations if training else 0):
@@ -221,7 +221,7 @@ class SpectralNorm(Module):
 
 
 def spectral_form(module: Module, name: str, rounds: int, eps: float, dim: int | None, older: bool = False) -> SpectralNorm:
-    """Return the spectral norm of a parameter as a matrix, whose rows are the first axis, or the second in transposed convolutions."""
+    """Return the :class:`SpectralNorm` of a parameter; matrix rows are its first axis, or the second in transposed convolutions."""
     axis = dim if dim is not None else int(getattr(module, "transposed", False))
     return SpectralNorm(getattr(module, name).detach(), rounds, axis, eps, older)
 

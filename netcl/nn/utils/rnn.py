@@ -26,31 +26,31 @@ class PackedSequence(NamedTuple):
     unsorted_indices: Tensor | None = None
 
     def to(self, *args: Any, **kwargs: Any) -> PackedSequence:
-        """The sequences on another device, or of another dtype."""
+        """Return the sequences on another device, or of another dtype."""
         return self._replace(data=self.data.to(*args, **kwargs))
 
     def lengths(self) -> np.ndarray:
-        """The lengths of the sequences, the longest first."""
+        """Return the lengths of the sequences, the longest first."""
         sizes = self.batch_sizes.to_host()
         return (sizes[None, :] > np.arange(sizes[0])[:, None]).sum(axis=1)
 
     def padded(self) -> tuple[Tensor, Tensor]:
-        """``(time, batch, features)``, rows in order of length, and their lengths as int32. Values after the end are the row's last."""
+        """Return ``(time, batch, features)``, rows in order of length, and the int32 lengths. Values after the end are the row's last."""
         lengths, starts = self.lengths(), np.concatenate(([0], np.cumsum(self.batch_sizes.to_host())[:-1]))
         at = starts[np.minimum(np.arange(len(starts))[:, None], lengths - 1)] + np.arange(len(lengths))
         return _packed_rows(self.data, at), Tensor.from_host(self.data.queue, lengths.astype(np.int32))
 
     def with_data(self, y: Tensor) -> PackedSequence:
-        """The same sequences with the values of a padded tensor, rows in order of length."""
+        """Return the same sequences with the values of a padded tensor, rows in order of length."""
         at = np.flatnonzero(np.arange(y.shape[0])[:, None] < self.lengths())
         return self._replace(data=_packed_rows(ag.reshape(y, (-1, *y.shape[2:])), at))
 
     def to_sorted(self, state: Any) -> Any:
-        """A state (layers, batch, features), or a tuple of them, in order of length."""
+        """Return a state (layers, batch, features), or a tuple of them, in order of length."""
         return _reordered(state, self.sorted_indices)
 
     def to_given(self, state: Any) -> Any:
-        """A state in the order in which the rows were given."""
+        """Return a state in the order in which the rows were given."""
         return _reordered(state, self.unsorted_indices)
 
 
@@ -67,19 +67,19 @@ def _on_host(values: np.ndarray) -> Tensor:
 
 
 def _packed_rows(x: Tensor, index: np.ndarray) -> Tensor:
-    """Rows of a tensor in the order and the shape of ``index``."""
+    """Return the rows of a tensor in the order and the shape of ``index``."""
     found = ag.index_select(x, 0, Tensor.from_host(x.queue, index.astype(np.int64).reshape(-1)))
     return ag.reshape(found, (*index.shape, *x.shape[1:]))
 
 
 def _places(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Time and sequence of every step, as they are packed."""
+    """Return the time and the sequence of every step, in packed order."""
     time, sequence = np.nonzero(lengths[None, :] > np.arange(lengths.max(initial=0))[:, None])
     return time, sequence
 
 
 def pad_sequence(sequences: Sequence[Tensor], batch_first: bool = False, padding_value: float = 0.0, padding_side: str = "right") -> Tensor:
-    """Sequences ``(length, *)`` as ``(longest, batch, *)``, or ``(batch, longest, *)``, filled with ``padding_value``.
+    """Pad sequences ``(length, *)`` with ``padding_value`` to ``(longest, batch, *)``, or ``(batch, longest, *)``.
 
     >>> from netcl import tensor
     >>> pad_sequence([tensor([1.0, 2.0]), tensor([3.0])], batch_first=True).tolist()
@@ -92,13 +92,13 @@ def pad_sequence(sequences: Sequence[Tensor], batch_first: bool = False, padding
 
 
 def unpad_sequence(padded_sequences: Tensor, lengths: Any, batch_first: bool = False) -> list[Tensor]:
-    """The sequences of a padded tensor."""
+    """Return the sequences of a padded tensor."""
     x = padded_sequences if batch_first else ag.transpose(padded_sequences, 0, 1)
     return [x[i, : int(length)] for i, length in enumerate(np.asarray(lengths))]
 
 
 def invert_permutation(permutation: Tensor | None) -> Tensor | None:
-    """The permutation that undoes one."""
+    """Return the inverse of a permutation; ``None`` stays ``None``."""
     return None if permutation is None else ag.argsort(permutation)
 
 
@@ -126,7 +126,7 @@ def pack_sequence(sequences: Sequence[Tensor], enforce_sorted: bool = True) -> P
 
 
 def _original(packed: PackedSequence) -> np.ndarray:
-    """The place of every sequence in the order of their lengths."""
+    """Return the position of every given sequence in the order of length."""
     if packed.unsorted_indices is None:
         return np.arange(int(packed.batch_sizes.to_host()[0]))
     return packed.unsorted_indices.to_host()
@@ -135,7 +135,7 @@ def _original(packed: PackedSequence) -> np.ndarray:
 def pad_packed_sequence(
     sequence: PackedSequence, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The padded tensor of packed sequences, and their lengths; the inverse of :func:`pack_padded_sequence`.
+    """Return the padded tensor of packed sequences, and their lengths; the inverse of :func:`pack_padded_sequence`.
 
     >>> from netcl import ones
     >>> packed = pack_padded_sequence(ones((3, 2, 1)), [3, 1])
@@ -155,5 +155,5 @@ def pad_packed_sequence(
 
 
 def unpack_sequence(packed_sequences: PackedSequence) -> list[Tensor]:
-    """The sequences of a packed one."""
+    """Return the sequences of a :class:`PackedSequence` as a list."""
     return unpad_sequence(*pad_packed_sequence(packed_sequences))

@@ -49,14 +49,14 @@ class Config(NamedTuple):
 
 
 def cpu_config(width: int, wide: bool, depth: int) -> Config:
-    """Configure CPUs with vectors of ``width`` floats: a lane per query, and as many products at a time as registers hold."""
+    """Return the configuration for CPUs with vectors of ``width`` floats: a lane per query, and tiles that fit the registers."""
     lanes = 8 if wide else 16
     tile, block = (16, 32) if width >= 16 else (6, 36)  # 16: head sizes and causal row ends are whole tiles
     return Config("cpu.cl", {"LANES": lanes, "TILE": tile, "BLOCK": block, "DEPTH": depth}, (1, 1), lanes)
 
 
 def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 64) -> Config:
-    """Configure GPUs: the largest tiles that fit local memory and registers, and that ``queries`` fill at least by half."""
+    """Return the configuration for GPUs: the largest tiles that fit local memory and registers and that ``queries`` fill by half."""
     for tx, ty, rx, ry, chunk in ATTENTION_TILES:
         rows, columns, chunks = ry * ty, rx * tx, -(-depth // chunk)
         size = (8 if wide else 4) * (chunk * (rows + columns) + rows * columns)
@@ -257,8 +257,8 @@ def scaled_dot_product_attention(
 
     ``mask`` (torch's ``attn_mask``) broadcasts to ``(..., N, M)``: true where a key takes part, or numbers added to the scores.
     ``scale`` is ``1 / sqrt(D)`` by default.
-    ``causal`` (torch's ``is_causal``) lets query i see keys up to i. k and v may have fewer heads than q (grouped queries). A row
-    that sees no key gives 0. With ``dropout_p`` the probabilities are kept as a matrix; without it nothing of that size is.
+    ``causal`` (torch's ``is_causal``) lets query i attend to keys up to i. k and v may have fewer heads than q (grouped queries). A query
+    without keys gives 0. With ``dropout_p`` the matrix of probabilities is stored; without it, no matrix of that size is.
 
     >>> from netcl import ops
     >>> ops.scaled_dot_product_attention([[1.0]], [[1.0]], [[7.0]]).tolist()

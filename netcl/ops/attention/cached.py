@@ -26,7 +26,7 @@ GROUPS_PER_CU = 2  # work-groups per compute unit that keep a device busy
 
 
 def round_positions(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Keys or values as a cache of int8 holds them: codes, and a scale for each head and position."""
+    """Return keys or values as a cache of int8 stores them: codes, and a scale for each head and position."""
     most = np.abs(x).max(axis=-1, keepdims=True)
     inverse = np.divide(127, most, out=np.zeros_like(most), where=most > 0)
     return np.rint(x * inverse).astype(np.int8), (most / 127).astype(np.float32)
@@ -194,7 +194,7 @@ def cached_attention(
     - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
       works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
     - **query_norm**, **key_norm**, **frequencies**: heads of a projection pass an RMS norm with these weights and **eps**, then
-      :func:`rope` with the positions that ``lengths`` gives; as many elements as there are frequencies for.
+      :func:`rope` with the positions that ``lengths`` gives; it rotates two elements per frequency.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.

@@ -42,7 +42,7 @@ def _mask_shape(place: Mask, sizes: HeadSizes) -> tuple[int, ...]:
 
 
 def attention_cpu(q: Any, k: Any, v: Any, mask: Any, sizes: HeadSizes, place: Mask, causal: bool, scale: float) -> tuple[np.ndarray, ...]:
-    """Compute the forward pass, a block of queries at a time."""
+    """Return the result and the logarithm of each row's sum of exponentials, computed a block of queries at a time."""
     out, logarithms = np.zeros((*q.shape[:-1], sizes.depth_v), q.dtype), np.empty(q.shape[:-1], q.dtype)
     q5, k5, v5, mask5 = _views(q, k, v, mask, sizes, place)
     out5, logs4 = out.reshape(grouped(sizes, sizes.n, sizes.depth_v, True)), logarithms.reshape(sizes.batch, *sizes.query_shape)
@@ -66,7 +66,7 @@ def attention_grad_cpu(
     g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, *, sizes: HeadSizes, place: Mask, causal: bool,
     scale: float,
 ) -> tuple[np.ndarray, ...]:  # fmt: skip
-    """Compute the backward pass, a block of queries at a time."""
+    """Return the gradients of q, k and v, computed a block of queries at a time."""
     q5, k5, v5, mask5 = _views(q, k, v, mask, sizes, place)
     g5 = g.reshape(grouped(sizes, sizes.n, sizes.depth_v, True))
     logs = np.where(np.isneginf(logarithms), np.inf, logarithms).reshape(sizes.batch, *sizes.query_shape, 1)
@@ -85,7 +85,7 @@ def attention_grad_cpu(
 
 
 def masked(F: Any, scores: Any, mask: Any, causal: bool) -> Any:
-    """Add a mask to the scores: minus infinity where a query may not see a key, or the mask's own numbers."""
+    """Return the scores plus a mask: minus infinity where a query may not attend to a key, or the mask's own numbers."""
     if mask is not None:
         scores = F.where(mask, scores, -math.inf) if mask.dtype == "bool" else F.add(scores, mask)
     if causal:

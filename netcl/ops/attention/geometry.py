@@ -27,12 +27,12 @@ class HeadSizes(NamedTuple):
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values in each batch."""
+        """The number of heads of keys and values in each batch."""
         return self.heads // self.sharing
 
     @property
     def bucket(self) -> int:
-        """The head size kernels are built for."""
+        """The head size that kernels are built for: the next larger one of :data:`DEPTHS`."""
         return next(size for size in DEPTHS if size >= max(self.depth, self.depth_v))
 
     @property

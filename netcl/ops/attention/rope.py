@@ -19,7 +19,7 @@ from netcl.ops.pointwise import cast
 
 
 def pair_frequencies(depth: int, base: float) -> np.ndarray:
-    """Radians per position of each pair: ``base ** (-2 i / depth)``."""
+    """Return the radians per position of each pair: ``base ** (-2 i / depth)``."""
     return float(base) ** (-np.arange(0, depth, 2, dtype=np.float64) / depth)
 
 

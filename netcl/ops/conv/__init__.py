@@ -16,7 +16,7 @@ from netcl.ops.matmul.gemm import Extras
 
 
 def _conv_tensors(name: str, **tensors: Tensor | None) -> list[Any]:
-    """Convert the tensors of a call to one device; all must have the same floating-point dtype."""
+    """Return the arguments of a call as tensors; raises unless all have one device and one floating-point dtype."""
     given = launch.as_tensors(name, *tensors.values())
     (first, x), *others = ((label, t) for label, t in zip(tensors, given, strict=True) if t is not None)
     launch.check_dtype(name, x, name=first)
@@ -45,7 +45,7 @@ def _convolve(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], re
 
 
 def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry) -> Tensor:
-    """Run :func:`conv2d` and the ops that follow it in one kernel; OpenCL devices only."""
+    """Return the result of :func:`conv2d` and the ops that follow it, from one kernel; OpenCL devices only."""
     finish, bias, residual, scale = extras
     y = Tensor.empty(g.y_shape, finish.stored, queue=x.queue)
     if not y.size:

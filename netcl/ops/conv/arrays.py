@@ -16,13 +16,13 @@ def _spans(kernel: Two, dilation: Two) -> tuple[int, ...]:
 
 
 def _paddings(size: tuple[int, ...], outs: Two, kernel: Two, stride: Two, pad: Two, dilation: Two) -> list[Two]:
-    """Return the padding before and after each axis for which the last window ends inside the image."""
+    """Return the padding before and after each axis with which the last window ends inside the padded image."""
     rows = zip(size, outs, _spans(kernel, dilation), stride, pad, strict=True)
     return [(p, max(0, (o - 1) * s + span - p - n)) for n, o, span, s, p in rows]
 
 
 def windows(x: np.ndarray, outs: Two, kernel: Two, stride: Two, pad: Two, dilation: Two, fill: float = 0) -> np.ndarray:
-    """A view ``(n, c, oh, ow, kh, kw)`` of the padded images: the window of every output pixel."""
+    """Return a view ``(n, c, oh, ow, kh, kw)`` of the padded images: the window of every output pixel."""
     x = np.pad(x, ((0, 0), (0, 0), *_paddings(x.shape[2:], outs, kernel, stride, pad, dilation)), constant_values=fill)
     view = sliding_window_view(x, _spans(kernel, dilation), (2, 3))
     return view[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]][:, :, : outs[0], : outs[1]]

@@ -103,7 +103,7 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 
 def fills(job: Job, profile: DeviceProfile) -> bool:
-    """Whether the results are too few for direct kernels: products divide their sums. Small convolutions pay only without unfolding."""
+    """Whether there are too few results for direct kernels, while products split their sums; small convolutions must need no unfolding."""
     plain = job.kind == FORWARD and _apart(job) and _is_image(job.g)
     few = job.is_few(profile.max_compute_units) and (plain or job.products > SPLIT_PRODUCTS)
     return few and job.dtype == "float32" and nvidia.capable(profile) and has_room(job, profile)
@@ -118,7 +118,7 @@ def has_room(job: Job, profile: DeviceProfile) -> bool:
 
 
 def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
-    """Whether the product runs on matrix units and, with unfolding, takes less time than a direct convolution."""
+    """Whether :func:`fills` holds, or the product runs on matrix units and, with unfolding, is faster than a direct convolution."""
     if fills(job, profile):
         return True
     p = columns_product(job)

@@ -14,7 +14,7 @@ from netcl.ops.pointwise import cast
 
 
 def widened(run: Callable[..., None]) -> Callable[..., None]:
-    """Make an algorithm that computes in the accumulation type accept every dtype.
+    """Return an algorithm for every dtype, made from one that computes in the accumulation type.
 
     Half and bfloat16 are storage types there: a pass widens them, so the kernels need one type. Results are rounded when stored, or in
     a further pass if the kernel cannot.

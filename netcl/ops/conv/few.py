@@ -38,12 +38,12 @@ class LineShare(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Filters of a block, or pixels of a vector times vectors."""
+        """The lanes of all vectors of a tile: its filters, or the pixels that it computes at once."""
         return self.tiles["VW"] * self.tiles["NV"]
 
 
 def vectors(job: Job, profile: DeviceProfile) -> tuple[int, int, int]:
-    """Bytes of an element, lanes of a vector and number of vector registers."""
+    """Return the bytes of an element, the lanes of a vector and the number of vector registers."""
     size = 8 if job.compute == "double" else 4
     return size, profile.lanes * 4 // size, profile.vector_registers
 
@@ -72,7 +72,7 @@ def _lanes(job: Job, config: KernelConfig, profile: DeviceProfile) -> int:
 
 
 def _fitting(job: Job, profile: DeviceProfile, room: int, held: Callable[[int], int]) -> int:
-    """Return the maximum number of output lines for which ``held`` fits in memory and all cores have work."""
+    """Return the maximum number of output lines for which ``held`` fits in memory and all cores have work; 0 if none fits."""
     wanted = GROUPS_PER_UNIT * profile.max_compute_units
     most = max(1, job.class_size[0] // -(-wanted // (job.g.n * job.g.groups)))
     return next((lines for lines in range(most, 0, -1) if held(lines) <= room), 0)
@@ -86,7 +86,7 @@ def _local_bytes(job: Job, profile: DeviceProfile) -> int:
 
 
 def pixel_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
-    """Tile up to 8 filters times the vectors of pixels that the registers allow."""
+    """Return tiles of up to 8 filters times as many vectors of pixels as the registers allow."""
     g, wide, registers, room = job.g, job.class_size[1], vectors(job, profile)[2], _local_bytes(job, profile)
     few = -(-job.filters // -(-job.filters // 8))
     across = max(wide, lanes) + (g.kw - 1) * g.dilation[1]
@@ -128,7 +128,7 @@ def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[i
 
 
 def filter_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
-    """Tile vectors of filters times pixels of a row, or times kernel rows for a weight gradient."""
+    """Return tiles of vectors of filters times pixels of a row, or times kernel rows for a weight gradient."""
     g, wide, weights, room = job.g, job.class_size[1], job.kind == WEIGHT_GRAD, _local_bytes(job, profile)
     size, _, registers = vectors(job, profile)
     v, n, widths = filter_tile(job, lanes, registers)

@@ -55,7 +55,7 @@ class Geometry(NamedTuple):
 
 
 def frozen(value: Any) -> Any:
-    """Lists as tuples, NumPy integers as Python's, so that a call's arguments can be a key."""
+    """Convert lists to tuples and NumPy integers to Python's, so that a call's arguments can be a key."""
     if isinstance(value, (list, tuple)):
         return tuple(frozen(part) for part in value)
     return int(value) if isinstance(value, np.integer) else value
@@ -72,7 +72,7 @@ def pair(op: str, name: str, value: Any, least: int) -> tuple[int, int]:
 
 
 def paddings(op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]) -> Any:
-    """``((top, bottom), (left, right))`` of ``padding``: an integer, a pair, a pair of pairs, ``"valid"`` or ``"same"``."""
+    """Return ``((top, bottom), (left, right))`` for ``padding``: an integer, a pair, a pair of pairs, ``"valid"`` or ``"same"``."""
     if padding == "valid":
         return (0, 0), (0, 0)
     if padding == "same":

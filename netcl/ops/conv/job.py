@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
     @property
     def class_size(self) -> tuple[int, int]:
-        """Height and width of the largest class of pixels."""
+        """The height and width of the result or, for an input gradient, of its largest class of pixels."""
         g = self.g
         return (-(-g.h // g.stride[0]), -(-g.w // g.stride[1])) if self.kind == INPUT_GRAD else (g.oh, g.ow)
 
@@ -110,5 +110,5 @@ class ConvOperands(NamedTuple):
         return self.weight if self.bias is None else self.bias, self.result if self.residual is None else self.residual, self.result
 
     def room(self, *shape: int, dtype: str) -> Tensor:
-        """Allocate memory for values between launches."""
+        """Return new memory for values between launches."""
         return Tensor.empty(shape, dtype, queue=self.result.queue)

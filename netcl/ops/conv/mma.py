@@ -35,7 +35,7 @@ PART_COST = 300  # multiply-adds of a compute unit in the time that writing and 
 
 
 class ConvTile(NamedTuple):
-    """Rows (filters) and columns of a work-group and of each of its warps; ``resident`` of them share a compute unit, at a ``rate``."""
+    """Rows (filters) and columns of a work-group and of each of its warps; ``resident`` groups share a compute unit, at a ``rate``."""
 
     m: int
     n: int
@@ -69,7 +69,7 @@ CONV_MMA_TILES = (
 
 
 def chunks(job: Job) -> int:
-    """Return the chunks of a pixel of the gathered input."""
+    """Return the number of chunks of a pixel of the gathered input."""
     return -(-job.sizes[1] // CHUNK)
 
 
@@ -151,7 +151,7 @@ def _instructions() -> str:
 
 
 def _channels_last(queue: Any, job: Job, t: ConvOperands, packs: bool) -> tuple[Tensor, Tensor]:
-    """Copy the source with the channels of a pixel side by side and, if requested, pack the weights."""
+    """Return a copy of the source with the channels of a pixel side by side, and the weights, packed if ``packs``."""
     (n, c, high, wide, m), groups, taps, c8 = job.sizes[:5], job.g.groups, job.g.taps, chunks(job)
     plane, weights = high * wide, groups * m * taps * c8 if packs else 0
     tiles = -(-n * plane // TURN_PIXELS) * -(-c8 // TURN_CHUNKS) * groups
@@ -197,7 +197,7 @@ def _mma_weight_grad(queue: Any, job: Job, tile: ConvTile, splits: int, t: ConvO
 
 
 def _convolves_right(queue: Any, dtype: str) -> bool:
-    """Compare a strided convolution and its gradients with exact ones, for whole and partial steps and partial tiles."""
+    """Whether a strided convolution and its gradients agree with exact ones, for whole and partial steps and partial tiles."""
     g = geometry("conv2d", (3, 32, 9, 8), (37, 32, 3, 3), (2, 1), 1, 1, 1)
     rng = np.random.default_rng(0)
     x, w, dy = (Tensor.from_host(queue, rng.standard_normal(shape, np.float32), dtype) for shape in (g.x_shape, g.w_shape, g.y_shape))

@@ -71,7 +71,7 @@ def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, co
 
 
 def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
-    """Describe a convolution for the selector and the tuner."""
+    """Return the problem that describes a convolution to the selector and the tuner."""
     g = job.g
     flags = {"stride": g.stride, "pad": g.pad, "dilation": g.dilation, "groups": g.groups}
     return Problem(job.kind, (g.n, g.c, g.h, g.w, g.f, g.kh, g.kw), job.dtype, flags, profile)
@@ -129,7 +129,7 @@ def _busy_groups(profile: DeviceProfile) -> int:
 
 
 def cpu_tiles(job: Job, config: KernelConfig, profile: DeviceProfile) -> dict[str, Any]:
-    """Macros of ``cpu.cl`` for a device: vectors as wide as its own, panels that fit its local memory."""
+    """Return the macros of ``cpu.cl`` for a device: vectors as wide as its own, panels that fit its local memory."""
     size, lanes, registers = few.vectors(job, profile)
     vectors = registers // 8
     columns = {"rows": _tap_span(job.g)[1], "panel": job.g.c // job.g.groups * job.g.taps}.get(_form(job, config, lanes * size), job.pixels)
@@ -308,7 +308,7 @@ def _suits_taps(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 
 def _taps_tiles(job: Job, config: KernelConfig, profile: DeviceProfile, columns: int) -> dict[str, Any]:
-    """Macros of ``taps.cl``: large tiles, unless they are too few to keep the device busy."""
+    """Return the macros of ``taps.cl``: large tiles, unless they are too few to keep the device busy."""
     tiles: dict[str, Any] = {"BM": 128 if job.filters > 64 else 64, "BN": 128, "BK": TAPS_DEPTH, "TM": 8, "TN": 8}
     if -(-job.filters // tiles["BM"]) * columns // 128 * job.g.groups * job.classes < profile.max_compute_units:
         tiles |= {"BM": 64, "BN": 64}
@@ -351,7 +351,7 @@ def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfi
 
 
 def _suits_tiled(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether tiles were requested, and one with its border fits in local memory."""
+    """Whether tiles were requested, the pass is not a weight gradient, and a tile with its border fits in local memory."""
     g, (wide, high) = job.g, config.local_size_2d
     steps = g.stride if job.kind == FORWARD else (1, 1)
     rim = math.prod((n - 1) * step + (k - 1) * d + 1 for n, step, k, d in zip((high, wide), steps, (g.kh, g.kw), g.dilation, strict=True))

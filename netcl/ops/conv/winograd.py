@@ -40,7 +40,7 @@ Matrix = list[list[Fraction]]
 
 
 def matrices(points: Sequence[Fraction], out: int = OUT, taps: int = TAPS) -> tuple[Matrix, Matrix, Matrix]:
-    """``A'``, ``G`` and ``B'`` of ``out`` outputs and ``taps`` taps, for ``out + taps - 2`` finite points; infinity is the last row.
+    """Return ``A'``, ``G`` and ``B'`` of ``out`` outputs and ``taps`` taps, for ``out + taps - 2`` finite points; infinity is the last row.
 
     >>> from fractions import Fraction
     >>> outputs, weights, inputs = matrices([Fraction(0), Fraction(1), Fraction(-1)], out=2)
@@ -63,7 +63,7 @@ def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
 
 
 def tile_points(points: Sequence[Fraction] = POINTS) -> list[Fraction]:
-    """The finite points of a tile, in the order of its rows."""
+    """Return the finite points of a tile, in the order of its rows."""
     return [Fraction(0), *itertools.chain.from_iterable((p, -p) for p in points)]
 
 
@@ -88,7 +88,7 @@ def literal(value: Fraction) -> str:
 
 
 def winograd_space(problem: Problem) -> list[KernelConfig]:
-    """List the tuner's candidates for a convolution."""
+    """List the tuner's candidates for a convolution; empty if Winograd does not apply or is off."""
     flags = problem.flags
     plain = problem.shape[5:] == (3, 3) and flags["groups"] == 1 and flags["stride"] == flags["dilation"] == (1, 1)
     allowed = plain and env.value("NETCL_CONV_WINOGRAD")
@@ -96,7 +96,7 @@ def winograd_space(problem: Problem) -> list[KernelConfig]:
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether Winograd applies and, unless the configuration names a number of channels, is likely faster than a direct sum."""
+    """Whether Winograd applies, fits in memory and, unless the configuration names a number of channels, is likely faster."""
     if job.variant(config) is not KernelVariant.CONV2D_WINOGRAD:
         return False
     g, least = job.g, config.extra.get("winograd_channels")

@@ -97,7 +97,7 @@ def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any])
 
 
 def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose MR filters times NV vectors of VW tiles in registers, and NT of them side by side in a strip."""
+    """Return the macros: MR filters times NV vectors of VW tiles in registers, and NT of them side by side in a strip."""
     lanes = given.get("VW", profile.lanes)
     longest = max(lanes, min(LONGEST_STRIP, INPUT_ROOM // _transformed_bytes(c, 1)))
     fresh = given.get("FRESH", int(count <= longest or 4 * TILE_PRODUCTS * c * m > CACHED_WEIGHTS))
@@ -131,7 +131,7 @@ def _strip(tiles: Mapping[str, int]) -> int:
 
 
 def _transformed_bytes(channels: int, tiles: int) -> int:
-    """Bytes of transformed inputs."""
+    """Return the bytes of the transformed inputs of some tiles."""
     return 4 * TILE_PRODUCTS * channels * tiles
 
 

@@ -38,7 +38,7 @@ class _Shapes(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _product_shapes(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans_b: bool) -> _Shapes:
-    """Determine the shapes of a product; a vector is a row on the left and a column on the right."""
+    """Return the shapes of a product; a vector is a row on the left and a column on the right."""
     if not a or not b:
         raise ShapeError(message("matmul", "operands must have at least one dimension", "use mul", **{"a.shape": a, "b.shape": b}))
     left = ((a[0], 1) if trans_a else (1, a[0])) if len(a) == 1 else a
@@ -149,7 +149,7 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
 
 
 def matmul_with(a: Tensor, b: Tensor, extras: Extras, transpose_a: bool, transpose_b: bool) -> Tensor:
-    """Run :func:`matmul` and the ops that follow it in one kernel; OpenCL devices only."""
+    """Return the result of :func:`matmul` and the ops that follow it, from one kernel; OpenCL devices only."""
     left, right, shape, result = _product_shapes(a.shape, b.shape, transpose_a, transpose_b)
     if 0 in shape:
         return Tensor.empty(result, extras.finish.stored, queue=a.queue)

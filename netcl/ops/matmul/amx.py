@@ -43,7 +43,7 @@ _PACKED_TILE = 512  # values of a packed tile: 16 x 32
 
 @cache
 def granted() -> bool:
-    """Whether processor and operating system let this process use the tile registers; requests them."""
+    """Request the tile registers for this process; return whether processor and operating system grant them."""
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
         return False
     flags = Path("/proc/cpuinfo")

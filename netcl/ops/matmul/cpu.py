@@ -53,7 +53,7 @@ class _Tile(NamedTuple):
 
 
 def _register_tile(p: Matmul, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
-    """Choose the tile for the device's registers (32 of 4 or 16 lanes, or 16 of 8), or take the rows and vectors of a configuration."""
+    """Return the tile for the device's registers (32 of 4 or 16 lanes, or 16 of 8), or with the rows and vectors of a configuration."""
     lanes, few = profile.lanes * 4 // p.itemsize, profile.vector_registers == 16
     rows, vectors = (6, 2) if few else (6, 4)
     if p.n <= 2 * lanes:

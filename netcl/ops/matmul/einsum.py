@@ -29,14 +29,14 @@ class _Term:
         return self.x if order == list(range(len(order))) else self.F.permute(self.x, order)
 
     def without(self, labels: Collection[str]) -> _Term:
-        """Sum over the axes of ``labels``."""
+        """Return the term summed over the axes of ``labels``."""
         axes = tuple(i for i, label in enumerate(self.labels) if label in labels)
         if not axes:
             return self
         return _Term(self.F, self.F.sum(self.x, axis=axes), "".join(label for label in self.labels if label not in labels))
 
     def diagonal(self) -> _Term:
-        """Take the diagonal of the two axes of a repeated label."""
+        """Return the term with the axes of each repeated label replaced by their diagonal."""
         twice = next((label for label, count in Counter(self.labels).items() if count > 1), None)
         if twice is None:
             return self
@@ -48,7 +48,7 @@ class _Term:
         return _Term(self.F, taken, "".join(self.labels[i] for i in rest) + twice).diagonal()
 
     def grown(self, sizes: dict[str, int], labels: str) -> _Term:
-        """Expand axes of size one among ``labels`` to their full size."""
+        """Return the term with axes of size one among ``labels`` expanded to their full size."""
         shape = tuple(sizes[label] if label in labels else n for label, n in zip(self.labels, self.x.shape, strict=True))
         return self if shape == self.x.shape else _Term(self.F, self.F.expand(self.x, shape), self.labels)
 
@@ -92,7 +92,7 @@ def _label_sizes(terms: Sequence[_Term], equation: str) -> dict[str, int]:
 
 
 def _contract(F: Any, a: _Term, b: _Term, kept: set[str], sizes: dict[str, int]) -> _Term:
-    """Multiply two terms and sum over the labels that both have and nothing else needs."""
+    """Return the product of two terms, summed over the labels that neither the result nor a later term needs."""
     a, b = a.without(set(a.labels) - set(b.labels) - kept), b.without(set(b.labels) - set(a.labels) - kept)
     shared = [label for label in a.labels if label in b.labels]
     summed = "".join(label for label in shared if label not in kept)

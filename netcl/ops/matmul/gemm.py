@@ -78,7 +78,7 @@ class Matmul:
         return launch.index_type(largest)
 
     def plain(self, dtype: str | None) -> int:
-        """Whether a dtype is stored in the type of the sums."""
+        """Return 1 if a dtype is stored in the type of the sums, else 0."""
         return int(dtype is None or DTYPES[dtype].c_storage == self.real)
 
     @property
@@ -100,7 +100,7 @@ class Matmul:
         return self.finish or Finish(self.c)
 
     def bare(self, **changes: Any) -> Matmul:
-        """The same product without an epilogue, in the type of the sums."""
+        """Return the same product without an epilogue, in the type of the sums."""
         return replace(self, c=sum_dtype(self.c), bias=None, finish=None, scaled=False, **changes)
 
     def lanes(self, name: str, dtype: str | None, count: int) -> tuple[dict[str, str], str]:
@@ -113,14 +113,14 @@ class Matmul:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of the type of the sums."""
+        """The size in bytes of the type of the sums."""
         return 8 if self.real in ("double", "long", "ulong") else 4
 
     def sizes(self) -> tuple[int, ...]:
         return (self.m, self.n, self.k)
 
     def strides(self) -> tuple[int, ...]:
-        """The arguments by which kernels locate a batch: the size of the inner axis, then the operands' strides."""
+        """Return the arguments by which kernels locate a batch: the size of the inner axis, then the operands' strides."""
         return (self.batch[1], *self.a_strides, *self.b_strides)
 
 
@@ -141,7 +141,7 @@ class Operands(NamedTuple):
         return self.out if self.bias is None else self.bias, self.out if self.residual is None else self.residual, self.out
 
     def sums(self, count: int) -> Tensor:
-        """Allocate memory for ``count`` values of the type of the sums."""
+        """Return new memory for ``count`` values of the type of the sums."""
         return new_result((count,), sum_dtype(self.out.dtype), self.out.queue)
 
 
@@ -199,7 +199,7 @@ class Block(NamedTuple):
         return self if aligned or self.k <= 8 else self._replace(k=self.k // 2)
 
     def config(self) -> KernelConfig:
-        """The configuration that selects this block."""
+        """Return the configuration that selects this block."""
         extra = {"tier": "simt", "rows_per_item": self.rows, "slices": self.slices} | ({} if self.k else {"form": "slices"})
         return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, self.columns, extra=extra)
 
@@ -239,7 +239,7 @@ def _depth_slices(queue: Any, p: Matmul, block: Block, quads: bool, t: Operands)
 
 
 def _few_rows(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    """Products of at most eight rows: every work-item has a part of the depth of few columns."""
+    """Compute a product of at most eight rows: every work-item has a part of the depth of few columns."""
     rows = 1 << (p.m - 1).bit_length()
     parts = t.parts
     if p.trans_b:
@@ -341,7 +341,7 @@ def cost(p: Matmul, block: Any, units: int) -> float:
 
 
 def portable_cost(p: Matmul, profile: DeviceProfile) -> float:
-    """Estimate the time of the portable GPU kernels, in the same unit."""
+    """Estimate the time of the portable GPU kernels, in the unit of :func:`cost`."""
     return cost(p, _best_block(p, PORTABLE, profile), profile.max_compute_units)
 
 
@@ -405,13 +405,13 @@ algorithms.FAMILIES["matmul"] = algorithms.Family("matmul", "matmul", _PRODUCT_D
 
 
 def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
-    """Describe a product for the selector and the tuner."""
+    """Return the problem that describes a product to the selector and the tuner."""
     flags = {"trans_a": p.trans_a, "trans_b": p.trans_b, "batches": p.batches}
     return Problem("matmul", p.sizes(), p.ending.dtype, flags, profile)
 
 
 def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Replace a configuration named without local memory or vectors by that of the kernel that needs neither."""
+    """Return a configuration of the kernel without local memory and vectors if a named one requires it; else ``config`` itself."""
     simt = config.extra.get("tier", "cpu" if profile.device_type == "cpu" else "simt") == "simt"
     plain = simt and config.variant is V.MATMUL_VECTORIZED
     tiled = simt and config.variant in TILED_PRODUCT.variants
@@ -433,7 +433,7 @@ def product_algorithm(queue: Any, p: Matmul, config: KernelConfig, profile: Devi
 
 
 def chosen(queue: Any, p: Matmul, config: KernelConfig | None = None) -> tuple[Algorithm, KernelConfig]:
-    """Return the algorithm of a product by the selector's choice, or by a given configuration."""
+    """Return algorithm and configuration of a product, by the selector's choice or by a given configuration."""
     profile = handle_of(queue).profile
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
     return product_algorithm(queue, p, config, profile)

@@ -49,7 +49,7 @@ class Tile(NamedTuple):
         return self.m // self.warp_m * (self.n // self.warp_n) * 32
 
     def config(self) -> KernelConfig:
-        """The configuration that selects this tile."""
+        """Return the configuration that selects this tile."""
         return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, extra={"tier": MMA_TIER})
 
     def macros(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def run(queue: Any, p: Matmul, t: Operands, tile: Tile | None = None) -> None:
 
 
 def _written_out(queue: Any, p: Matmul, dtype: str, t: Operands) -> tuple[list[_Side], list[Tensor], int]:
-    """Return both operands, copied if they are not aligned, and the offset of the second."""
+    """Return sides and tensors of both operands, copied if they are not aligned, and the offset of the second."""
     sides, tensors = list(_operand_sides(p)), [t.a, t.b]
     padded = {i: side.padded(p, dtype) for i, side in enumerate(sides) if not side.ready(p, dtype)}
     total = sum(count for *_, count in padded.values())

@@ -52,7 +52,7 @@ class WarpGroupTile(NamedTuple):
         return _RING // ((ROWS + parts * self.columns) * 128)
 
     def config(self) -> KernelConfig:
-        """The configuration that selects this tile."""
+        """Return the configuration that selects this tile."""
         return KernelConfig(V.MATMUL_REGISTER_TILED, self.m, self.n, self.k, extra={"tier": WGMMA_TIER, "swapped": int(self.swapped)})
 
 
@@ -119,7 +119,7 @@ def instruction(name: str, columns: int, dtype: str, turned: tuple[int, int], fi
 
 
 def instructions(p: Matmul, tile: WarpGroupTile) -> str:
-    """Return the instructions of the kernel, and the line after which its sums may be read."""
+    """Return macros for the instructions of the kernel, and ``SETTLED``, after which its sums may be read."""
     # The unit expects rows of the left and columns of the right operand along k; it transposes other layouts.
     left, right = (int(p.trans_a), int(not p.trans_b))[:: -1 if tile.swapped else 1]
     macros = [instruction("MULTIPLY", tile.columns, p.a, (left, right))]

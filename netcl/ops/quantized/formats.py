@@ -91,7 +91,7 @@ class Parts(NamedTuple):
     lower: np.ndarray | None = None
 
     def factors(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Scale and minimum of each group as float32: (blocks, groups), or (blocks, 1) where the block is one group."""
+        """Return scale and minimum (or ``None``) of each group as float32: (blocks, groups), or (blocks, 1) if a block is one group."""
         d = self.d.astype(np.float32)
         scale = d if self.scales is None else d * self.scales.astype(np.float32)
         if self.m is None:
@@ -126,7 +126,7 @@ def unpack_bits(data: np.ndarray, bits: int, run: int) -> np.ndarray:
 
 
 def pack_bits(codes: np.ndarray, bits: int, run: int) -> np.ndarray:
-    """The inverse of :func:`unpack_bits`."""
+    """Pack codes of ``bits`` each to bytes: the inverse of :func:`unpack_bits`."""
     parts = (codes & np.uint8((1 << bits) - 1)).reshape(len(codes), -1, 8 // bits, run)
     return np.bitwise_or.reduce(parts << np.arange(0, 8, bits, dtype=np.uint8)[:, None], axis=2).reshape(len(codes), -1)
 
@@ -147,7 +147,7 @@ def _get_scales(s: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray | Non
 
 
 def _put_scales(kind: Kind, scales: np.ndarray, lower: np.ndarray | None) -> np.ndarray:
-    """The inverse of :func:`_get_scales`."""
+    """Pack scales and lower bounds of groups: the inverse of :func:`_get_scales`."""
     if kind.name == "Q6_K":
         return scales.view(np.uint8)
     if lower is None:
@@ -187,7 +187,7 @@ def join_blocks(parts: Parts, kind: Kind) -> np.ndarray:
 
 
 def dequantize(blocks: Any, kind: str | Kind, shape: Sequence[int]) -> np.ndarray:
-    """The float32 values of packed weights; ``shape`` is that of the values, and its last axis holds whole blocks.
+    """Return the float32 values of packed weights; ``shape`` is that of the values, and its last axis holds whole blocks.
 
     >>> dequantize(quantize(np.ones((2, 32), np.float32), "Q8_0"), "Q8_0", (2, 32)).shape
     (2, 32)
@@ -224,7 +224,7 @@ def _units(codes: np.ndarray, kind: Kind) -> np.ndarray:
 
 
 def quantize(array: Any, kind: str | Kind) -> np.ndarray:
-    """The blocks of an array as uint8, (..., bytes of a row). The last axis must hold whole blocks; values must be finite.
+    """Return the blocks of an array as uint8, (..., bytes of a row). The last axis must hold whole blocks; values must be finite.
 
     Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 round as GGUF's reference does. The other kinds search the scale of each group that gives the
     smallest weighted squared error.
@@ -271,7 +271,7 @@ def _half(d: np.ndarray) -> np.ndarray:
 
 
 def _round_blocks(x: np.ndarray, kind: Kind) -> Parts:
-    """Round as GGUF's reference does: the scale of a block is that of its extreme value."""
+    """Return the parts of blocks, rounded as GGUF's reference does: the extreme value of a block determines its scale."""
     levels, m = (1 << kind.bits) - 1, None
     if kind.name == "Q8_0":
         d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
@@ -290,7 +290,7 @@ def _round_blocks(x: np.ndarray, kind: Kind) -> Parts:
 
 
 def _fit_groups(x: np.ndarray, kind: Kind) -> Parts:
-    """Scales and minima of groups: the candidates with the smallest weighted squared error, rounded to the integers of their block."""
+    """Return the parts whose scales and minima have the smallest weighted squared error, rounded to the integers of their block."""
     x = x.reshape(len(x), -1, kind.group)
     weight, ranged = x * x + np.mean(x * x, axis=2, keepdims=True), "m" in kind.fields
     lowest = np.minimum(x.min(axis=2, keepdims=True), 0)
@@ -317,14 +317,14 @@ def _fit_groups(x: np.ndarray, kind: Kind) -> Parts:
 
 
 def _shared_scale(values: np.ndarray, limit: np.float32) -> tuple[np.ndarray, np.ndarray]:
-    """Express values of a block's groups as a float16 per block times integers up to ``limit``, or from a negative one up."""
+    """Return a float16 per block and an integer per group whose products approximate ``values``; ``limit`` is the extreme integer."""
     d = _half(np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1) / limit)
     low, high = (0, limit) if limit > 0 else (limit, -limit - 1)
     return d, np.clip(np.rint(values * _inverse(d.astype(np.float32))), low, high).astype(np.uint8 if limit > 0 else np.int8)
 
 
 def _nearest(units: np.ndarray, kind: Kind) -> np.ndarray:
-    """Return the codes whose units are nearest."""
+    """Return the codes whose values are nearest to ``units``."""
     if kind.codebook:
         return np.searchsorted(_BETWEEN, units).astype(np.uint8)
     return np.clip(np.rint(units) + kind.offset, 0, (1 << kind.bits) - 1).astype(np.uint8)

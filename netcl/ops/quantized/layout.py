@@ -82,7 +82,7 @@ def _planes(kind: Kind) -> list[tuple[int, int]]:
 
 
 def _in_fours(codes: np.ndarray, kind: Kind) -> np.ndarray:
-    """Codes of four bits with the middle ones of each four exchanged, its own inverse: matrix units take bytes 0 and 2 as a pair."""
+    """Exchange the middle two of each four 4-bit codes, its own inverse: matrix units take bytes 0 and 2 as a pair."""
     return codes.reshape(-1, 2, 2).transpose(0, 2, 1).reshape(codes.shape) if kind.bits == 4 else codes
 
 
@@ -92,7 +92,7 @@ def _words(codes: np.ndarray, kind: Kind) -> np.ndarray:
 
 
 def _codes(words: np.ndarray, kind: Kind) -> np.ndarray:
-    """The inverse of :func:`_words`."""
+    """Extract the codes from words: the inverse of :func:`_words`."""
     lines, codes, begin = words.reshape(-1, 4 * kind.bits), np.uint8(0), 0
     for at, bits in _planes(kind):
         codes = codes | (unpack_bits(np.ascontiguousarray(lines[:, begin : begin + 4 * bits]), bits, 4) << np.uint8(at))
@@ -101,7 +101,7 @@ def _codes(words: np.ndarray, kind: Kind) -> np.ndarray:
 
 
 def unpack_strips(packed: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
-    """The blocks of packed weights, (rows, bytes of a row): the inverse of :func:`pack_strips`."""
+    """Return the blocks of packed weights, (rows, bytes of a row): the inverse of :func:`pack_strips`."""
     row, (rows, columns) = kind_of(kind, "quantized_linear"), shape
     strips, (step, size), at = -(-rows // STRIP_ROWS), record_size(row), 0
     lines, found = np.asarray(packed).reshape(strips, columns // step, size), {}

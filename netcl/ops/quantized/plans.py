@@ -70,7 +70,7 @@ class Packed(NamedTuple):
 
     @property
     def fragment(self) -> int:
-        """Columns of activations for matrix units: a token of float32 takes two."""
+        """The number of columns of activations for matrix units: a token of float32 takes two."""
         return self.tokens * (2 if self.dtype == "float32" else 1)
 
 
@@ -106,7 +106,7 @@ def _choice(queue: Any, p: Packed, config: KernelConfig | None = None) -> tuple[
 
 
 def surrounded(queue: Any, p: Packed) -> tuple[algorithms.Algorithm, KernelConfig] | None:
-    """The algorithm and configuration of a product whose kernel takes :class:`~netcl.ops.decode.DecodeParts`; ``None`` if it does not."""
+    """Return algorithm and configuration of a product whose kernel takes :class:`~netcl.ops.decode.DecodeParts`; else ``None``."""
     algorithm, config = _choice(queue, p)
     groups = algorithm.run is _mma or (algorithm.run is _strips and (not launch.on_cpu_device(queue) or "SLICES" in config.extra))
     return (algorithm, config) if groups else None
@@ -143,7 +143,7 @@ def _compiled(
 
 @cache
 def _cpu_instructions() -> int:
-    """Return ASM of codes.cl: the instructions that processor and operating system of this machine support."""
+    """Return the value of the macro ASM of codes.cl: the instructions that this machine supports, 0 if none."""
     flag, found = _FLAGS.get(platform.machine(), ("", 0))
     listed = Path("/proc/cpuinfo")
     there = listed.exists() and flag in listed.read_text(encoding="utf-8", errors="replace").split()
@@ -179,7 +179,7 @@ def _rounded_activations(queue: Any, p: Packed, t: PackedOperands) -> tuple[Tens
 
 
 def round_activations(x: np.ndarray) -> np.ndarray:
-    """Round activations as integer dot products do: int8 times one scale per 32 columns."""
+    """Return activations rounded as for integer dot products: int8 times one scale per 32 columns."""
     runs = x.reshape(-1, 32).astype(np.float32)
     largest = np.abs(runs).max(axis=1, keepdims=True)
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
@@ -187,7 +187,7 @@ def round_activations(x: np.ndarray) -> np.ndarray:
 
 
 def _mma_sizes(p: Packed, strips_per_unit: float) -> dict[str, int]:
-    """Macros of mma.cl for a product, from the table of those that were fastest on an H200."""
+    """Return the macros of mma.cl for a product, from the table of those that were fastest on an H200."""
     kind = "plain" if p.kind.plain else "scaled" if "scales" in p.kind.fields else "codes"
     if p.fragment > 8:
         kind = "many bytes" if p.kind.bits == 8 else "many"
@@ -254,7 +254,7 @@ def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
 
 
 def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, count: int, listed: Tensor | None = None) -> Tensor:
-    """Unpack rows of the weights: those beginning at ``begin``, or those of a list."""
+    """Return ``count`` rows of the weights, unpacked: those from ``begin`` on, or those that ``listed`` names."""
     out = new_result((count, p.columns), dtype, queue)
     each = 32 if launch.on_cpu_device(queue) else 8  # columns of a work-item: neighbors on GPUs write neighboring columns
     units = handle_of(queue).profile.compute_capability is not None and dtype == "float16"

@@ -65,7 +65,7 @@ def _check_layer(
 
 
 def _wide(dtype: str, *tensors: Any) -> list[Any]:
-    """Convert to the dtype of the kernels."""
+    """Return the tensors in the dtype of the kernels; ``None`` stays ``None``."""
     return [None if x is None else cast(x, dtype) for x in tensors]
 
 
@@ -172,7 +172,7 @@ def recurrent_grad(
     g_y: Tensor | None, g_h: Tensor | None, g_c: Tensor | None, weight: Tensor, h0: Tensor | None, c0: Tensor | None,
     projection: Tensor | None, lengths: Tensor | None, y: Tensor, saved: Tensor, *, kind: str, reverse: bool = False, biased: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Compute the gradients of :func:`recurrent` with respect to gx, weight, bias, h0, c0 and projection, as far as given."""
+    """Compute the gradients of :func:`recurrent` with respect to gx, weight, bias, h0, c0 and projection, those that were given."""
     order = (weight, g_y, g_h, g_c, h0, c0, projection, lengths, y, saved)
     weight, g_y, g_h, g_c, h0, c0, projection, lengths, y, saved = launch.as_tensors("recurrent_grad", *order)
     (count, rows, width), hidden, dtype, wide = y.shape, saved.shape[-1], y.dtype, sum_dtype(saved.dtype)
@@ -192,7 +192,7 @@ def _run_layer_grad(
     layer: plans.Layer, g_y: Any, g_h: Any, g_c: Any, weight: Tensor, h0: Any, c0: Any, projection: Any, lengths: Any, y: Tensor,
     saved: Tensor, biased: bool,
 ) -> list[Any]:  # fmt: skip
-    """Compute the gradients of the steps, and the products of all steps at once."""
+    """Return the gradients of gx, weight, bias, h0, c0 and projection; sums over steps are products of all steps at once."""
     queue, (count, rows, width), hidden, gates = y.queue, y.shape, layer.hidden, GATES[layer.kind]
 
     def empty(*shape: int) -> Tensor:

@@ -188,7 +188,7 @@ def _cpu(queue: Any, layer: Layer, profile: Any, t: LayerOperands, whole: bool) 
 
 
 def _suits_whole(layer: Layer, config: KernelConfig, profile: Any) -> bool:
-    """Whether a core's rows run through all steps: a projection needs two kernels per step, and large weights are better divided."""
+    """Whether a core runs all steps of its rows in one launch: not with a projection, which needs two kernels, or with large weights."""
     if layer.width != layer.hidden:
         return False
     size = GATES[layer.kind] * layer.hidden * layer.width * DTYPES[layer.dtype].itemsize

@@ -98,7 +98,7 @@ def layer_backward(
     N: Any, g_y: Any, g_h: Any, g_c: Any, g_saved: Any, weight: Any, h0: Any, c0: Any, projection: Any, lengths: Any, y: Any, saved: Any,
     kind: str, reverse: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Gradients of gx, the weight, the bias, h0, c0 (``None`` except for an LSTM) and the projection (``None`` if there is none)."""
+    """Return gradients of gx, the weight, the bias, h0, c0 (``None`` except for an LSTM) and the projection (``None`` if there is none)."""
     (steps, rows, width), hidden = y.shape, saved.shape[-1]
     start = _zeros(saved, rows, width) if h0 is None else h0
     begin = (_zeros(saved, rows, hidden) if c0 is None else c0) if kind == "lstm" else None
