@@ -593,3 +593,15 @@ def test_what_the_caller_writes_without_netcl_is_read_at_every_replay(cl_device)
     array = np.ones((4, 4), np.float32)
     w = Tensor.from_host(cl_device.queue, array, share=True)
     _made_once(lambda x: x @ (w * 2), write=lambda: array.fill(5.0))
+
+
+def test_writes_to_the_last_view_of_a_tensor_are_followed(cl_device):
+    """Its base is gone, so that the view becomes a tensor of its own."""
+    w = Tensor.from_host(np.arange(16, dtype=np.float32).reshape(4, 4))[:, 1:3]
+    compiled = netcl.compile(lambda x: x @ (w * 2))
+    x = Tensor.full((2, 4), 1.0)
+    for i in range(RECORDED + 4):
+        if i > RECORDED:
+            ag.add(w, 1.0, out=w)
+        np.testing.assert_array_equal(compiled(x).to_host(), x.to_host() @ (w.to_host() * 2))
+    assert compiled.graphs and not compiled.refused
