@@ -216,6 +216,7 @@ def _fill(x: Tensor, value: Any) -> Tensor:
         with _unrecorded():
             x._changing()
         x._fill(value)
+        wrote_again(x)
     if grad_mode.get():
         _rebase(x, old, _stand_in(x.shape, x))
     return x

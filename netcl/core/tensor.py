@@ -30,7 +30,7 @@ from netcl.core.errors import AutogradError, DtypeError, OutOfMemoryError, Shape
 from netcl.core.hooks import hooks
 from netcl.core.memory import BufferHandle
 from netcl.core.methods import SIZES, Size, size_of
-from netcl.core.writes import Writes, writes_of, wrote
+from netcl.core.writes import Writes, writes_of, wrote, wrote_again
 
 if TYPE_CHECKING:
     from netcl.core.tensor_methods import TensorMethods
@@ -127,6 +127,7 @@ def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pin
     else:
         sent = backend_of(self.queue).write(self, array, stored, async_copy, use_pinned)
         self.pending_event, self.pending_release, self.host_ref = sent.event, sent.pending_release, sent.host_ref
+    wrote_again(self)
     return self
 
 
@@ -412,7 +413,9 @@ class Tensor(TensorMethods):
         if self.requires_grad or isinstance(value, Tensor) or not (self.place is None or self.place.is_plain()):
             return hooks.call("in_place", "fill", self, value)
         self._changing()
-        return self._fill(value)
+        self._fill(value)
+        wrote_again(self)
+        return self
 
     def zero_(self) -> Tensor:
         """Overwrite every element with 0, in place; returns the tensor."""

@@ -58,6 +58,9 @@ def stamp(written: Writes, now: int) -> None:
 
 
 def wrote_again(t: Any) -> None:
-    """Record a write again after it was done, because views of ``t`` that were operands were refreshed before it."""
-    if t.writes is not None and t.writes.copies is not None:
+    """Record a write again after it was enqueued: views of ``t`` that were operands, and what other threads read, are from before it."""
+    written = t.writes
+    if written is None or written.copies is not None:
         wrote((t,))
+    else:
+        written.last = clock.last = clock.tick()

@@ -386,7 +386,7 @@ def check_write(t: Tensor) -> None:
         if written.base() is not None or len(_copies(written)) > 1:
             what = "cannot write to a view here: its base would not see the change"
             raise AutogradError(message("in place", what, "write to a clone(), or to the base: base[index] = value", shape=t.shape))
-        t.place, t.writes = None, Writes(written.last)
+        t.place = written.base = written.copies = None  # the record stays: recordings that read the view know it
 
 
 # ---- which ops make views

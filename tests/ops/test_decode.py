@@ -10,6 +10,7 @@ import pytest
 import netcl
 from netcl import models, nn, ops
 from netcl.autograd import no_grad
+from netcl.core.errors import ShapeError
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
@@ -162,3 +163,12 @@ def test_layers_of_the_user_are_called(gpu, rng):
         whole, cache = block(x).to_host(), nn.KVCache(1)
         parts = [block(part, cache).to_host() for part in (x[:, :4], x[:, 4:])]
     np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=1e-4, atol=1e-4)
+
+
+def test_norms_of_heads_have_one_dtype(device):
+    """The kernel reads both as values of one type."""
+    q, keys, values = (Tensor.zeros(shape, queue=device.queue) for shape in ((1, 1, 16), (1, 1, 8, 4), (1, 1, 8, 4)))
+    lengths = Tensor.zeros((1,), "int32", queue=device.queue)
+    norms = [Tensor.ones((4,), dtype, queue=device.queue) for dtype in ("float32", "float16")]
+    with pytest.raises(ShapeError, match=r"both norms \(4,\) of one dtype"):
+        ops.cached_attention(q, None, None, keys, values, lengths, None, None, None, *norms)

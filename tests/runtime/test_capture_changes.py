@@ -16,9 +16,10 @@ import netcl
 import netcl.autograd as ag
 from netcl import nn, ops, optim
 from netcl.amp import GradScaler
+from netcl.core import tensor, writes
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
 from netcl.core.tensor import Tensor
-from netcl.engine import lazy_graph
+from netcl.engine import lazy_graph, plan
 from netcl.runtime.capture import capture_graph
 from netcl.trainer import Trainer
 from tests.runtime.test_capture import RECORDED, both_ways
@@ -593,3 +594,47 @@ def test_what_the_caller_writes_without_netcl_is_read_at_every_replay(cl_device)
     array = np.ones((4, 4), np.float32)
     w = Tensor.from_host(cl_device.queue, array, share=True)
     _made_once(lambda x: x @ (w * 2), write=lambda: array.fill(5.0))
+
+
+def test_writes_to_the_last_view_of_a_tensor_are_followed(cl_device):
+    """Its base is gone, so that the view becomes a tensor of its own."""
+    w = Tensor.from_host(np.arange(16, dtype=np.float32).reshape(4, 4))[:, 1:3]
+    compiled = netcl.compile(lambda x: x @ (w * 2))
+    x = Tensor.full((2, 4), 1.0)
+    for i in range(RECORDED + 4):
+        if i > RECORDED:
+            ag.add(w, 1.0, out=w)
+        np.testing.assert_array_equal(compiled(x).to_host(), x.to_host() @ (w.to_host() * 2))
+    assert compiled.graphs and not compiled.refused
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda w: w.from_host(np.full((4, 4), 3.0, np.float32)),
+        lambda w: w.fill_(3.0),
+        lambda w: w.add_(2.0),
+        lambda w: ag.add(w, 2.0, out=w),
+        lambda w: w.__setitem__(slice(None), 3.0),
+        lambda w: w.__setitem__(np.arange(4), 3.0),
+    ],
+    ids=["from_host", "fill_", "add_", "out", "setitem", "rows"],
+)
+def test_a_replay_of_another_thread_during_a_write_leaves_nothing_stale(cl_device, monkeypatch, write):
+    """A write is noted before it is enqueued; what a replay computes in between is from before the write."""
+    w, x = Tensor.full((4, 4), 1.0), Tensor.full((2, 4), 1.0)
+    compiled, noted, threads = netcl.compile(lambda x: x @ (w * 2)), writes.wrote, []
+    for _ in range(RECORDED + 1):
+        compiled(x)
+
+    def note(tensors):
+        noted(tensors)
+        threads.append(threading.Thread(target=compiled, args=(x,)))
+        threads[-1].start()
+        threads[-1].join()
+
+    with monkeypatch.context() as patch:
+        for module in (writes, plan, tensor):
+            patch.setattr(module, "wrote", note)
+        write(w)
+    assert compiled(x).tolist() == [[24.0] * 4] * 2

@@ -108,9 +108,10 @@ def _check_packed(q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> N
 
 def _check_tables(k: Any, keys: Tensor, frequencies: Any, norms: list[Any]) -> None:
     size, given = keys.shape[3], [t.shape for t in norms if t is not None]
-    apart = keys.dtype == "int8" or k is not None or size % 2
+    apart = keys.dtype == "int8" or k is not None or size % 2 or len({t.dtype for t in norms if t is not None}) > 1
     if (given or frequencies is not None) and (apart or given not in ([], [(size,)] * 2) or 2 * getattr(frequencies, "size", 0) > size):
-        what = f"frequencies (at most {size // 2}) and both norms ({size},) are for projections with heads of an even size, not for int8"
+        what = f"frequencies (at most {size // 2}) and both norms ({size},) of one dtype are for projections with heads of an even size, "
+        what += "not for int8"
         raise ShapeError(message("cached_attention", what, "apply rms_norm and rope first", cache=keys.dtype, norms=given))
 
 
