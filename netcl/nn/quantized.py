@@ -20,6 +20,8 @@ from netcl.nn.module import Module, dotted_name
 from netcl.nn.norm import EPSILON, LayerNorm, RMSNorm
 from netcl.nn.parameter import Parameter, here
 
+__all__ = ["QuantizedEmbedding", "QuantizedLinear", "quantize_model"]
+
 PackedT = TypeVar("PackedT", bound="_PackedLayer")
 ModelT = TypeVar("ModelT", bound=Module)
 

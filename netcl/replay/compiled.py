@@ -522,6 +522,15 @@ class _Inference(CompiledFunction):
         with fusing():
             return self.function(*args, **kwargs)
 
+    def train(self, mode: bool = True) -> _Inference:
+        """Set the module's mode, as its own ``train`` does; returns the compiled module."""
+        self.function.train(mode)  # type: ignore[attr-defined]
+        return self
+
+    def eval(self) -> _Inference:
+        """Set the module to evaluation mode; returns the compiled module."""
+        return self.train(False)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # it defines how it is copied
             raise AttributeError(name)

@@ -273,6 +273,13 @@ def test_a_model_is_compiled_for_evaluation(device, monkeypatch):
     np.testing.assert_allclose(fast(other).to_host(), want[1], rtol=1e-6, atol=1e-6)
 
 
+def test_modes_of_a_compiled_model_are_set_on_the_compiled_model(device):
+    model = small_net()
+    fast = netcl.compile(model)
+    assert fast.eval() is fast and not model.training
+    assert fast.train() is fast and model.training
+
+
 def conv_net() -> nn.Sequential:
     """Convolutions and a linear layer with batch norms whose statistics are not the initial ones."""
     convolutions = (nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
