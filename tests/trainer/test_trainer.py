@@ -163,7 +163,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_kept(tmp_path, caplog):
     cut.write_bytes(damaged)
     resumed = run(3, "auto")
     (line,) = [record.getMessage() for record in caplog.records]
-    words = rf"\[load_checkpoint\] .*damaged.*{cut}; pass a complete file .*; set aside as {cut.name}.unreadable; going on from {whole.name}"
+    words = rf"\[load_checkpoint\] .*damaged.*{cut}; pass a complete .*; set aside as {cut.name}.unreadable; going on from {whole.name}"
     assert re.fullmatch(words, line)
     assert (tmp_path / f"{cut.name}.unreadable").read_bytes() == damaged
     for name, value in straight.items():
