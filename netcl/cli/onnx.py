@@ -122,8 +122,8 @@ def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 
 def _given_sizes(args: argparse.Namespace) -> dict[str, int]:
     pairs = [text.partition("=") for text in args.size]
-    if wrong := [name for name, _, size in pairs if not size.isdecimal()]:
-        raise CommandError(message("onnx", "--size must be NAME=N", given=", ".join(wrong)))
+    if wrong := ["".join(pair) for pair in pairs if not pair[2].isdecimal()]:
+        raise CommandError(message("onnx", "--size must be NAME=N with a whole number N", given=", ".join(wrong)))
     return {name: int(size) for name, _, size in pairs}
 
 
@@ -156,7 +156,7 @@ _NO_ARITHMETIC = set(
 
 
 def _operator_work(model: Any, sizes: dict[str, int]) -> dict[str, int | None]:
-    """Return operations per operator, two per multiply-add, with these sizes of symbolic dimensions; ``None`` where shapes are unknown."""
+    """Count operations by operator type, two per multiply-add (``None``: unknown shapes); symbolic dimensions have ``sizes``, or 1."""
     from netcl.io.onnx.bodies import op_kind
     from netcl.io.onnx.library import library
 

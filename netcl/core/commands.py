@@ -197,7 +197,7 @@ class Notes:
 
 
 def check_planning(*queues: Any) -> None:
-    """Raise ``NotPlannable`` if one of the different queues of an op's inputs is a command list: one input is not an operand."""
+    """Raise ``NotPlannable`` for inputs on different queues while an op is planned: one of them is not an operand."""
     if any(type(queue) is CommandList for queue in queues):
         raise NotPlannable("the op uses a tensor that is not an operand, whose memory may change")
 

@@ -244,7 +244,7 @@ class DeviceManager:
         cl = platforms.opencl()
         units = whole.profile.max_compute_units // count if whole.backend == "cl" and count > 0 else 0
         if not units:
-            what = f"an OpenCL device must have at least one compute unit for each part, got {count} parts"
+            what = f"device must be an OpenCL device and count from 1 to its number of compute units, got {count}"
             raise DeviceError(message("partition", what, device=whole.device_name, units=whole.profile.max_compute_units))
         try:
             parts = whole.device.create_sub_devices([cl.device_partition_property.EQUALLY, units])

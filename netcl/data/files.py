@@ -161,9 +161,9 @@ def _encoded(columns: Sequence[Mapping[str, Any]], header: Sequence[str], rows: 
         if "values" in column:
             found += [np.array([cell == value for cell in cells], np.float64) for value in column["values"]]
             continue
-        numbers = _numbers(cells)
-        if numbers is None:
-            raise FormatError(message("csv", "a column of numbers must not contain text", column=column["name"], file=path))
+        if (numbers := _numbers(cells)) is None:
+            text = next(cell for cell in cells if _numbers([cell]) is None)
+            raise FormatError(message("csv", f"a column of numbers must not contain text, got {text!r}", column=column["name"], file=path))
         scaled = (numbers - column["mean"]) / column["scale"]
         found.append(np.where(np.isfinite(scaled), scaled, 0.0))  # an empty cell is the mean
     return np.stack(found, axis=1).astype(np.float32)
@@ -274,7 +274,7 @@ def read_inputs(path: FilePath, reading: Mapping[str, Any]) -> np.ndarray:
     elif "idx" in file.name or "ubyte" in file.name:
         x = _pictures(read_idx(file))
     else:
-        raise FormatError(message("predict", "unknown file type", "known are .csv, .npz, .npy, IDX and pictures", file=file))
+        raise FormatError(message("predict", "the file must be .npz, .npy or IDX, or a picture for a model of images", file=file))
     if list(x.shape[1:]) != list(reading["shape"]):
         what = "an input must have the shape that the model was trained on"
         raise FormatError(message("predict", what, shape=x.shape[1:], expected=tuple(reading["shape"])))

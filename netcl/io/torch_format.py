@@ -181,7 +181,7 @@ def _item_size(dtype: str) -> int:
 def _reference(reference: Any) -> tuple[str, str, int]:
     """Return dtype, key and number of elements of a reference ``("storage", class, key, location, numel)``."""
     if not isinstance(reference, tuple) or len(reference) < 5 or reference[0] != "storage" or not isinstance(reference[1], Allowed):
-        raise Refused("a reference must be to a storage")
+        raise Refused('a persistent ID must be of the form ("storage", class, key, location, numel)')
     _, kind, key, _, count = reference[:5]
     if not isinstance(key, str) or not key.isascii() or not key.replace("_", "").isalnum() or not kind.value:
         raise Refused("a storage must have a dtype and a key of letters, digits and underscores")

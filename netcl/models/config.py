@@ -16,17 +16,17 @@ MOST_ELEMENTS = 1 << 31  # of any size in a configuration
 
 def whole_number(config: Mapping[str, Any], *keys: str, default: int | None = None, least: int = 1) -> int:
     """The value of the first of ``keys`` that a configuration has, or ``default``; raises unless it is a whole number in range."""
-    found = next((config[key] for key in keys if config.get(key) is not None), default)
+    name, found = next(((key, config[key]) for key in keys if config.get(key) is not None), (keys[0], default))
     if not isinstance(found, int) or isinstance(found, bool) or not least <= found < MOST_ELEMENTS:
-        raise refusal("config", f"{keys[0]} must be a whole number from {least} to {MOST_ELEMENTS - 1}", given=repr(found))
+        raise refusal("config", f"{name} must be a whole number from {least} to {MOST_ELEMENTS - 1}", given=repr(found))
     return found
 
 
 def real_number(config: Mapping[str, Any], *keys: str, default: float | None = None) -> float:
     """The value of the first of ``keys`` that a configuration has, or ``default``; raises unless it is a finite number."""
-    found = next((config[key] for key in keys if config.get(key) is not None), default)
+    name, found = next(((key, config[key]) for key in keys if config.get(key) is not None), (keys[0], default))
     if not isinstance(found, int | float) or isinstance(found, bool) or not math.isfinite(found):
-        raise refusal("config", f"{keys[0]} must be a finite number", given=repr(found))
+        raise refusal("config", f"{name} must be a finite number", given=repr(found))
     return float(found)
 
 

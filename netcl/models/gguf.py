@@ -228,7 +228,7 @@ def _encoded_value(value: Any, key: str) -> bytes:
     if isinstance(value, np.ndarray):
         number = _NUMBER_OF.get(value.dtype)
         if number is None or value.ndim != 1:
-            raise refusal("gguf", "arrays of the metadata must be vectors of numbers", key=repr(key), dtype=value.dtype)
+            raise refusal("gguf", "metadata arrays must be vectors of numbers", key=repr(key), shape=value.shape, dtype=value.dtype)
         return struct.pack("<IIQ", _ARRAY, number, len(value)) + np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
     if isinstance(value, np.generic):
         return struct.pack(f"<I{METADATA_CODES[_NUMBER_OF[value.dtype]]}", _NUMBER_OF[value.dtype], value.item())

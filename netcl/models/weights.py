@@ -163,7 +163,7 @@ def _located(parameter: str, names: Mapping[str, str], without: str = "", before
 
 
 def host_array(tensor: Any) -> np.ndarray:
-    """Return the values of a parameter or packed layer as an array; bfloat16 as ``ml_dtypes`` has it."""
+    """Return the values of a parameter, or the dequantized weight of a packed layer; bfloat16 arrays have the dtype of ``ml_dtypes``."""
     if isinstance(tensor, QuantizedLinear | QuantizedEmbedding):
         return tensor.dequantized().to_host()
     return tree.from_bits(tree.host_bits(tensor), tensor.dtype)

@@ -198,7 +198,7 @@ def _class_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _grad_vjp(F, g, upstream, logits, target, weight, logarithms, scale, reduction, ignore_index, label_smoothing, log_probs, needs):
-    """Compute second derivatives: the gradient is linear in upstream; its softmax part is the whole less that of ``log_probs=True``."""
+    """Compute second derivatives. The gradient is linear in ``upstream``; it has a softmax term only with ``log_probs=False``."""
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
     known = (logits, target, weight, logarithms, scale)
     axis = 1 if len(logits.shape) > 1 else 0

@@ -161,8 +161,8 @@ def _masked_scatter(F: Any, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         raise DtypeError(message("masked_scatter", "mask must be a bool tensor", dtype=mask.dtype))
     order = F.sub(F.cumsum(F.reshape(mask, (-1,)), 0), 1)
     taken = F.index_select(F.reshape(source, (-1,)), 0, F.clamp(order, 0, max(source.size - 1, 0)))
-    if int(F.sum(mask)) > source.size:
-        raise ShapeError(message("masked_scatter", "source must have at least as many elements as mask has true ones", source=source.shape))
+    if (n := int(F.sum(mask))) > source.size:
+        raise ShapeError(message("masked_scatter", f"source must have at least {n} elements, one per true mask value", source=source.shape))
     return F.where(mask, F.reshape(taken, x.shape), x)
 
 

@@ -47,7 +47,7 @@ def check_counts(op: str, **counts: Any) -> None:
 def check_betas(op: str, betas: Any) -> None:
     """Raise ``ValueError`` unless ``betas`` are two numbers in [0, 1)."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise ValueError(message(op, "betas must be two numbers", betas=repr(betas)))
+        raise ValueError(message(op, "betas must be a tuple or list of two numbers", betas=repr(betas)))
     for i, beta in enumerate(betas, 1):
         check_number(op, f"beta{i}", beta, 0.0, 1.0)
 

@@ -74,6 +74,7 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path):
         ({"rope_parameters": {"rope_type": "nonsense"}}, r"\[config\] rope_type must be one of default"),
         ({"rope_parameters": {"rope_type": "longrope"}}, r"\[config\] the settings of rope_type 'longrope' must fit together"),
         ({"rms_norm_eps": "a"}, r"\[config\] rms_norm_eps must be a finite number"),
+        ({"rms_norm_eps": None, "layer_norm_eps": "a"}, r"\[config\] layer_norm_eps must be a finite number"),
     ],
 )
 @pytest.mark.fault("configuration of a language model that does not fit", "`config.json` with other sizes and kinds", "refused by name")

@@ -524,7 +524,7 @@ def test_error_texts(device):
         (optim.SGD, {"lr": 0.1, "momentum": -1}, r"\[SGD\] momentum must be a number, at least 0; momentum=-1"),
         (optim.SGD, {"lr": 0.1, "nesterov": True}, r"\[SGD\] nesterov requires a momentum and dampening=0; momentum=0.0, dampening=0.0"),
         (optim.Adam, {"betas": (0.9, 1.0)}, r"\[Adam\] beta2 must be a number, at least 0 and below 1; beta2=1.0"),
-        (optim.Adam, {"betas": 0.9}, r"\[Adam\] betas must be two numbers; betas=0.9"),
+        (optim.Adam, {"betas": 0.9}, r"\[Adam\] betas must be a tuple or list of two numbers; betas=0.9"),
         (optim.Adam, {"eps": -1e-8}, r"\[Adam\] eps must be a number, at least 0; eps=-1e-08"),
         (optim.AdamW, {"weight_decay": "0.1"}, r"\[AdamW\] weight_decay must be a number"),
         (optim.RMSProp, {"alpha": -1}, r"\[RMSProp\] alpha must be a number, at least 0; alpha=-1"),

@@ -261,8 +261,8 @@ class OpenCLBackend:
     def reshape(self, storage: Any, shape: tuple[int, ...], dtype: str = "float32") -> Any:
         """Return the same buffer, because shapes belong to tensors; raises if the buffer is too small for ``shape``."""
         nbytes = math.prod(shape) * dtypes.lookup(dtype, "reshape").itemsize
-        if nbytes > getattr(storage, "buffer", storage).size:
-            raise ShapeError(message("reshape", "the buffer must hold the new shape, but is too small", shape=shape, dtype=dtype))
+        if nbytes > (size := getattr(storage, "buffer", storage).size):
+            raise ShapeError(message("reshape", f"the buffer must have at least {nbytes} bytes, got {size}", shape=shape, dtype=dtype))
         return storage
 
 

@@ -165,7 +165,7 @@ class GraphReader:
 
 @cache
 def standard_function(kind: str, opset: int) -> Any:
-    """Return the schema of an operator that the standard defines by others, over tensors only; ``None`` for other operators."""
+    """Return the schema of a tensor operator that ONNX defines as a function of other operators; ``None`` for any other operator."""
     domain, _, name = kind.rpartition("::")
     if not library().defs.has(name, domain):
         return None

@@ -60,7 +60,7 @@ def _tensor_scatter(node: OnnxNode, cache: Tensor, update: Tensor, start: Tensor
     places = first[:, None] + np.arange(update.shape[axis])
     places = places % size if node["mode"] == "circular" else places
     if places.size and (places.min() < 0 or places.max() >= size):
-        raise node.fault("write_indices must leave room for the update", write_indices=first.tolist(), size=size)
+        raise node.fault("update must fit the cache at write_indices", write_indices=first.tolist(), cache=cache.shape, update=update.shape)
     shape = [1] * cache.ndim
     shape[0], shape[axis] = places.shape
     return ag.scatter(cache, axis, Tensor.from_host(cache.queue, np.broadcast_to(places.reshape(shape), update.shape).copy()), update)

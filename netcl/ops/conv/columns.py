@@ -61,7 +61,7 @@ def _columns_kernel(source: Tensor, result: Tensor, name: str, defines: dict[str
 
 
 def _window_macros(g: Geometry) -> dict[str, int]:
-    """Return the macros of a window, including the step between taps along an axis that can reach the same pixel."""
+    """Return the macros of a window. ``PERIOD_H`` and ``PERIOD_W`` are the distances in taps between taps that can reach the same pixel."""
     high, wide = _periods(g)
     sizes = {"KH": g.kh, "KW": g.kw, "STRIDE_H": g.stride[0], "STRIDE_W": g.stride[1]}
     return sizes | {"PERIOD_H": high, "PERIOD_W": wide}
