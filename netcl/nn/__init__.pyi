@@ -38,7 +38,9 @@ from netcl.nn.gpt import GPT as _GPT
 from netcl.nn.recurrent import GRU as _GRU, GRUCell as _GRUCell, LSTM as _LSTM, LSTMCell as _LSTMCell, RNN as _RNN, RNNCell as _RNNCell
 from netcl.nn.lenet import LeNet as _LeNet
 from netcl.nn.mlp import MLP as _MLP
-from netcl.nn.quantized import QuantizedEmbedding as _QuantizedEmbedding, QuantizedLinear as _QuantizedLinear
+from netcl.nn.quantized import (
+    QuantizedEmbedding as _QuantizedEmbedding, QuantizedLinear as _QuantizedLinear, quantize_model as quantize_model,
+)
 from netcl.nn.shape import Unflatten as _Unflatten, Upsample as _Upsample
 from netcl.nn.vit import ViT as _ViT, vit_small as vit_small
 from netcl.nn import (
