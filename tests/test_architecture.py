@@ -175,7 +175,7 @@ LINES = {
     "ops": 26328,
     "optim": 2375,
     "profiling": 1443,
-    "replay": 2546,
+    "replay": 2543,
     "runtime": 672,
     "serve": 599,
     "torch": 814,

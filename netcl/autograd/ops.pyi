@@ -982,7 +982,7 @@ def recurrent(gx: Operand, weight: Operand, bias: Operand | None = None, h0: Ope
     """
 
 def recurrent_grad(g_y: Operand | None, g_h: Operand | None, g_c: Operand | None, weight: Operand, h0: Operand | None, c0: Operand | None, projection: Operand | None, lengths: Operand | None, y: Operand, saved: Operand, *, kind: str, reverse: bool = False, biased: bool = False) -> tuple[Tensor, ...]:
-    """Compute the gradients of :func:`recurrent` with respect to gx, weight, bias, h0, c0 and projection, those that were given."""
+    """Compute the gradients of :func:`recurrent` with respect to gx, weight, bias, h0, c0 and projection, where given."""
 
 def reflect_points(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x reflected at -1 and 1, as often as needed."""

@@ -415,7 +415,7 @@ def _tell_loader() -> None:
 
 
 def prepare() -> PlatformState:
-    """Gather the runtimes, register those that the loader would miss, and return the state; done once, before platforms are queried."""
+    """Find the runtimes, register what the loader would miss, and return the state; runs once, before platforms are queried."""
     with _prepare_lock:
         if _state.prepared:
             return _state

@@ -301,7 +301,7 @@ class NormViews:
         return d_g, *self.through_xh(d_xh)
 
     def of_grads(self, grads: Sequence[Any], centered: bool) -> tuple[Any, ...]:
-        """Return gradients of upstream, x, weight, mean and rstd from those of all three gradients, of which some may be ``None``."""
+        """Return gradients of upstream, x, weight, mean and rstd from the gradients of its three results, any of which may be ``None``."""
         F = self.F
         u, p, q = grads
         first = self.of_input_grad(F.mul(self.g, 0) if u is None else u, centered)

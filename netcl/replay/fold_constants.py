@@ -48,20 +48,17 @@ class FoldedCommands:
         The results become values from outside.
         """
         once = _constant_nodes(nodes, outputs)
-        writers: dict[Value, list[CommandNode]] = {}
-        for node in once:
-            for value in node.writes:
-                writers.setdefault(value, []).append(node)
+        made = {value for node in once for value in node.writes}
         rest = [node for node in nodes if node not in once]
-        used = [value for value in dict.fromkeys(value for node in rest for value in node.reads) if value in writers]
-        given = {value: value.buffer for node in once for value in node.reads if value not in writers}
+        used = [value for value in dict.fromkeys(value for node in rest for value in node.reads) if value in made]
+        given = {value: value.buffer for node in once for value in node.reads if value not in made}
         if not used or sum(value.nbytes for value in used) > _KEPT_BYTES + 2 * sum(value.nbytes for value in given):
             return list(nodes)
         self.nodes, self._given = list(once), given
         self.results = _results(once, kept, id(self._queue))
         self._places = {result: value for value, result in reversed(self.results.items())}  # values with equal results: the first one
         self._read = list({mark: None for value in given for mark in value.versions})
-        for value in writers:
+        for value in made:
             value.first = value.last = -1
         for value in used:
             result = self.results[value]
@@ -72,7 +69,7 @@ class FoldedCommands:
         return rest
 
     def refresh(self) -> None:
-        """Compute the results again if memory that they depend on was written in between."""
+        """Compute the results again if a tensor that they depend on was written since."""
         if [mark.last for mark in self._read] != self._times:
             self._compute()
 
@@ -90,7 +87,7 @@ class FoldedCommands:
 
 
 def _constant_nodes(nodes: Sequence[CommandNode], outputs: Collection[Value]) -> dict[CommandNode, None]:
-    """The commands whose operands are constant, in order.
+    """Return the commands whose operands are constant, in order.
 
     A value is constant if all commands that write it are, and if the others read it only after the last of these.
     """
@@ -116,7 +113,7 @@ def _notes_writes(value: Value) -> bool:
 
 
 def _results(nodes: Iterable[CommandNode], kept: KeptValues, queue: int) -> dict[Value, KeptValue]:
-    """The results of constant commands by the values that hold them in the end: equal commands over the same memory have one result."""
+    """Return the result that each value holds after the constant commands. Equal commands over the same memory share one result."""
     now: dict[Value, KeptValue] = {}
 
     def shown(arg: Any, written: Sequence[Value]) -> Any:

@@ -172,7 +172,7 @@ def recurrent_grad(
     g_y: Tensor | None, g_h: Tensor | None, g_c: Tensor | None, weight: Tensor, h0: Tensor | None, c0: Tensor | None,
     projection: Tensor | None, lengths: Tensor | None, y: Tensor, saved: Tensor, *, kind: str, reverse: bool = False, biased: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Compute the gradients of :func:`recurrent` with respect to gx, weight, bias, h0, c0 and projection, those that were given."""
+    """Compute the gradients of :func:`recurrent` with respect to gx, weight, bias, h0, c0 and projection, where given."""
     order = (weight, g_y, g_h, g_c, h0, c0, projection, lengths, y, saved)
     weight, g_y, g_h, g_c, h0, c0, projection, lengths, y, saved = launch.as_tensors("recurrent_grad", *order)
     (count, rows, width), hidden, dtype, wide = y.shape, saved.shape[-1], y.dtype, sum_dtype(saved.dtype)
