@@ -49,7 +49,7 @@ MISTAKES = {
     "outputs (N, 1), targets (N,)": (lambda: ag.mse_loss(netcl.ones((4, 1)), netcl.ones((4,))), "pass target.reshape((4, 1))"),
     "batch norm of one sample": (lambda: nn.BatchNorm1d(4)(netcl.ones((1, 4))), "model.eval()"),
     "one-hot labels of another width": (
-        lambda: ag.cross_entropy(netcl.ones((2, 3)), netcl.ones((2, 4))), "class numbers, one per row, or probabilities",
+        lambda: ag.cross_entropy(netcl.ones((2, 3)), netcl.ones((2, 4))), "class numbers of shape (2,) or probabilities of shape (2, 3)",
     ),
     # dtypes
     "a label that is no class": (lambda: ag.cross_entropy(netcl.ones((2, 3)), netcl.tensor([0, 3])), "classes are 0..2; -100 is ignored"),
