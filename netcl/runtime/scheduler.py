@@ -102,7 +102,7 @@ class Stream:
             return tensor
         if tensor.context != self.queue.context:
             remedy = "move it with tensor.to(device), which copies"
-            raise DeviceError(message("Stream.use", "the tensor must be on the same device", remedy, tensor=tensor.device.device_name))
+            raise DeviceError(message("Stream.use", "the tensor must be on the stream's device", remedy, tensor=tensor.device.device_name))
         buffer = tensor.realize()  # on its own queue, before that is waited for
         self.wait_for(tensor.queue)
         lease = _Borrowed(tensor, self) if tensor.pool_handle is not None else None
