@@ -37,7 +37,7 @@ def find_queue(queue: Any, context: Any = None, device: Any = None) -> Any:
         handle = get_active_device()
         queue = handle if handle.context == context else None
         if queue is None:
-            raise DeviceError(message("tensor", "context must be that of the active device", "pass queue= as well", active=handle.device_name))
+            raise DeviceError(message("tensor", "context must be that of the active device", "pass queue=", active=handle.device_name))
     if queue is None:
         queue = get_active_device()
     queue = queue.queue if isinstance(queue, DeviceHandle) else queue

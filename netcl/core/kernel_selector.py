@@ -391,8 +391,7 @@ def set_matmul_precision(precision: str) -> None:
     """
     global _precision
     if precision not in PRECISIONS:
-        what = f"precision must be one of {', '.join(PRECISIONS)}"
-        raise ValueError(message("set_matmul_precision", what, precision=repr(precision)))
+        raise ValueError(message("set_matmul_precision", f"precision must be one of {', '.join(PRECISIONS)}", precision=repr(precision)))
     if precision != _precision:
         _precision = precision
         _selector.clear_cache()

@@ -45,7 +45,7 @@ def _host_memory(shape: tuple[int, ...], row: dtypes.DType) -> np.ndarray:
         return np.empty(shape, row.storage)
     except (MemoryError, ValueError) as error:
         nbytes = math.prod(shape) * row.itemsize
-        raise OutOfMemoryError(message("allocate", f"the host cannot allocate the array: {error}", tensor=f"{shape} {row.name}", bytes=nbytes)) from None
+        raise OutOfMemoryError(message("allocate", f"NumPy failed: {error}", tensor=f"{shape} {row.name}", bytes=nbytes)) from None
 
 
 def memory_of(array: np.ndarray) -> np.ndarray:

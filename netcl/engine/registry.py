@@ -555,7 +555,7 @@ def _check_vjp(title: str, call: Callable[..., Any], vjp: Callable[..., Any] | N
     known |= {f"{name}_{what}" for name in inputs for what in ("shape", "dtype")}
     unknown = [name for name in wanted if name not in known]
     if first != "F" or unknown:
-        fault = f"its vjp has the unknown parameter {unknown[0]!r}" if unknown else f"the first parameter of its vjp must be F, got {first!r}"
+        fault = f"its vjp has the unknown parameter {unknown[0]!r}" if unknown else f"the first parameter of its vjp must be F, got {first}"
         raise ValueError(message(title, fault, f"known are F, {', '.join(sorted(known))}"))
 
 
