@@ -180,7 +180,7 @@ def _resized(x: Tensor, axis: int, size: int) -> Tensor:
 def _transformed(name: str, input: Any, sizes: Any, dims: Any, norm: str | None, forward: bool, kind: str) -> Any:
     """Return the transform along axes. ``kind``: between complex numbers (``cc``), from real ones (``rc``), or to real ones (``cr``)."""
     if kind == "rc" and isinstance(input, Complex):
-        raise DtypeError(message(name, "the argument must be a real tensor", "use fft"))
+        raise DtypeError(message(name, "the argument must be a real tensor", f"use {name.replace('rf', 'f').replace('ih', 'i')}"))
     given = input if kind == "rc" or isinstance(input, Complex) else Complex(*_real_and_imaginary(_floats(input)))
     x, ndim = _floats(given) if kind == "rc" else view_as_real(given), input.ndim
     sizes = None if sizes is None else (sizes,) if isinstance(sizes, int) else tuple(sizes)

@@ -156,7 +156,7 @@ def check_forward(row: Row, case: OpCall, handle: DeviceHandle, dtype: str = "fl
         raise Mismatch(f"[{row.name}] {len(got)} results, the reference has {len(want)}; case={case.label}")
     for k, (result, expected) in enumerate(zip(got, want, strict=False)):
         if result.grad_fn is not None:
-            raise Mismatch(f"[{row.name}] a forward-only op left a history")
+            raise Mismatch(f"[{row.name}] result {k} of a forward-only op has a grad_fn; case={case.label}")
         _compare_case(row, case, dtype, result.to_host(), np.asarray(expected), k)
 
 

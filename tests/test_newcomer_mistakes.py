@@ -44,12 +44,12 @@ MISTAKES = {
     "an image without a batch": (lambda: nn.Conv2d(3, 8, 3)(netcl.ones((3, 8))), "x is (batch, channels, height, width)"),
     "channels last": (lambda: nn.Conv2d(3, 8, 3)(netcl.ones((1, 8, 8, 3))), "x.permute(0, 3, 1, 2)"),
     "gray images for a layer of colors": (lambda: nn.Conv2d(3, 8, 3)(netcl.ones((1, 1, 8, 8))), "pass in_channels of the data"),
-    "an axis that is not there": (lambda: netcl.ones((2, 3)).sum(dim=2), "it must be in -2..1"),
-    "softmax over an axis that is not there": (lambda: netcl.softmax(netcl.ones((2, 3)), dim=5), "it must be in -2..1"),
+    "an axis that is not there": (lambda: netcl.ones((2, 3)).sum(dim=2), "it must be an integer in -2..1"),
+    "softmax over an axis that is not there": (lambda: netcl.softmax(netcl.ones((2, 3)), dim=5), "it must be an integer in -2..1"),
     "outputs (N, 1), targets (N,)": (lambda: ag.mse_loss(netcl.ones((4, 1)), netcl.ones((4,))), "pass target.reshape((4, 1))"),
     "batch norm of one sample": (lambda: nn.BatchNorm1d(4)(netcl.ones((1, 4))), "model.eval()"),
     "one-hot labels of another width": (
-        lambda: ag.cross_entropy(netcl.ones((2, 3)), netcl.ones((2, 4))), "class numbers, one per row, or probabilities",
+        lambda: ag.cross_entropy(netcl.ones((2, 3)), netcl.ones((2, 4))), "class numbers of shape (2,) or probabilities of shape (2, 3)",
     ),
     # dtypes
     "a label that is no class": (lambda: ag.cross_entropy(netcl.ones((2, 3)), netcl.tensor([0, 3])), "classes are 0..2; -100 is ignored"),

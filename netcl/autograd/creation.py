@@ -198,8 +198,8 @@ def _beside(x: Tensor, options: dict[str, Any]) -> dict[str, Any]:
 def multinomial(input: Any, num_samples: int, replacement: bool = False) -> Tensor:
     """Return indices along the last axis, drawn with probabilities proportional to its values, which need not sum to 1."""
     if input.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > input.shape[-1]):
-        what = "x must be a vector or a matrix, and num_samples at least 1 and, without replacement, at most its last size"
-        raise ShapeError(message("multinomial", what, num_samples=num_samples, **{"x.shape": input.shape}))
+        what = "input must be a vector or a matrix, and num_samples at least 1 and, without replacement, at most its last size"
+        raise ShapeError(message("multinomial", what, num_samples=num_samples, replacement=replacement, **{"input.shape": input.shape}))
     with no_grad():
         repeats = num_samples if replacement else 1
         shape = (*input.shape[:-1], repeats, input.shape[-1])

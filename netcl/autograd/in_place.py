@@ -91,12 +91,12 @@ def assign(x: Tensor, result: Tensor, name: str = "assign") -> Tensor:
         return x
     if result.shape != x.shape:
         what = "the result must have the shape of the tensor it is written to"
-        raise ShapeError(message(f"{name}_", what, "write x = x + y instead", tensor=x.shape, result=result.shape))
+        raise ShapeError(message(f"{name}_", what, f"use the result of {name} instead", tensor=x.shape, result=result.shape))
     if result.dtype != x.dtype:
         kinds = [0 if dtype == "bool" else 1 + DTYPES[dtype].is_float for dtype in (result.dtype, x.dtype)]
         if kinds[0] > kinds[1]:
             what = f"a result of {result.dtype} cannot be written to a tensor of {x.dtype}"
-            raise DtypeError(message(f"{name}_", what, "write x = x + y instead, or cast one of them", shape=x.shape))
+            raise DtypeError(message(f"{name}_", what, f"use the result of {name} instead, or cast one of them", shape=x.shape))
         result = twin("cast")(result, x.dtype)
     old = _history_of(x)
     views.write_into(x, result)

@@ -100,7 +100,7 @@ class Kernel:
         for wrote, text in bodies.items():
             if not wrote or not set(wrote) <= set(self.tensors):
                 raise KernelBuildError(
-                    message(self.name, "vjp must write d<input>[i] of an input", inputs=list(self.tensors), vjp=repr(text))
+                    message(self.name, "vjp must write d<input>[i] of an input", inputs=[*self.tensors], writes=[*wrote], vjp=repr(text))
                 )
         inputs = {**self.tensors, "out": self.dtype, "g": self.dtype}
         return {wrote: self._spec(f"{self.name}_vjp_{'_'.join(wrote)}", text, {n: d for n, d in inputs.items() if n in known},

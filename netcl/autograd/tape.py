@@ -119,7 +119,7 @@ class Node:
             raise RuntimeError(message(self.name, _WALKED, "pass retain_graph=True to the first backward"))
         if len(gradients) != len(self.outputs) or all(g is None for g in gradients):
             what = f"expected one gradient or None for each of its {len(self.outputs)} outputs, and at least one gradient"
-            raise ShapeError(message(self.name, what, given=len([g for g in gradients if g is not None])))
+            raise ShapeError(message(self.name, what, given=len(gradients), none=sum(g is None for g in gradients)))
         for given, out in zip(gradients, self.outputs, strict=True):
             if given is not None and (not isinstance(given, Tensor) or given.shape != out.shape):
                 shape = given.shape if isinstance(given, Tensor) else type(given).__name__

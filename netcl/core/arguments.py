@@ -37,7 +37,7 @@ def find_queue(queue: Any, context: Any = None, device: Any = None) -> Any:
         handle = get_active_device()
         queue = handle if handle.context == context else None
         if queue is None:
-            raise DeviceError(message("tensor", "context= needs a queue of that context", "pass queue= as well"))
+            raise DeviceError(message("tensor", "context must be that of the active device", "pass queue=", active=handle.device_name))
     if queue is None:
         queue = get_active_device()
     queue = queue.queue if isinstance(queue, DeviceHandle) else queue
@@ -45,5 +45,6 @@ def find_queue(queue: Any, context: Any = None, device: Any = None) -> Any:
         what = "queue must be a command queue or a device handle"
         raise DeviceError(message("tensor", what, "pass handle.queue, or device= with a selector", queue=repr(queue)))
     if context is not None and queue.context is not None and queue.context != context:
-        raise DeviceError(message("tensor", "queue must belong to the given context", "pass the queue's own context or none"))
+        remedy = "pass the queue's own context or none"
+        raise DeviceError(message("tensor", "queue must belong to the given context", remedy, queue=queue.context, context=context))
     return queue

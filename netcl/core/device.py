@@ -543,7 +543,7 @@ def synchronize(device: Any = None) -> None:
 
     hooks.settle()
     for queue in queues() if device is None else [queue_of(device)]:
-        with program.driver_errors("synchronize", "in work that was launched before"):
+        with program.driver_errors("synchronize", "to complete work that was launched before"):
             queue.finish()
 
 

@@ -310,7 +310,9 @@ class KernelSelector:
         try:
             shape, flags = _FROM_SHAPES[op](shapes)
         except (ValueError, IndexError):
-            raise ShapeError(message("select", f"shapes must be those of the operands of {op}", shapes=shapes)) from None
+            forms = {"matmul": "(..., M, K), (..., K, N)", "elementwise": "at least one", "reduction": "at least one"}
+            form = forms.get(op, "(N, C, H, W), (F, C / groups, KH, KW), then optionally stride, padding and dilation")
+            raise ShapeError(message("select", f"shapes must be those of the operands of {op}: {form}", shapes=shapes)) from None
         return self._answer(op, shape, dtype, flags, shapes, profile)
 
     def clear_cache(self) -> None:
@@ -389,8 +391,7 @@ def set_matmul_precision(precision: str) -> None:
     """
     global _precision
     if precision not in PRECISIONS:
-        remedy = f"one of {', '.join(PRECISIONS)}"
-        raise ValueError(message("set_matmul_precision", "precision must be a known name", remedy, precision=repr(precision)))
+        raise ValueError(message("set_matmul_precision", f"precision must be one of {', '.join(PRECISIONS)}", precision=repr(precision)))
     if precision != _precision:
         _precision = precision
         _selector.clear_cache()

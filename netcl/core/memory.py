@@ -261,7 +261,7 @@ class BufferPool:
             return self._create(*arguments)
         except platforms.opencl().Error as error:
             if not program.lacks_memory(error):
-                raise program.failure("allocate", f"of {what or 'a buffer'}", error) from None
+                raise program.failure("allocate", f"to allocate {what or 'a buffer'}", error) from None
             empty_cache()
         try:
             return self._create(*arguments)
@@ -562,7 +562,7 @@ def _complete(event: Any) -> bool:
 def _map_pinned(queue: Any, nbytes: int) -> np.ndarray:
     cl = platforms.opencl()
     flags = cl.map_flags.READ | cl.map_flags.WRITE
-    with program.driver_errors("allocate", "for page-locked memory"):
+    with program.driver_errors("allocate", "to allocate page-locked memory"):
         mapped, _ = cl.enqueue_map_buffer(queue, create_pinned_buffer(queue, nbytes), flags, 0, (nbytes,), np.uint8, is_blocking=True)
     return mapped
 
@@ -600,12 +600,12 @@ def create_pinned_buffer(queue: Any, nbytes: int) -> Any:
     """Allocate a buffer in page-locked host memory (ALLOC_HOST_PTR)."""
     cl = platforms.opencl()
     platforms.check_process()
-    with program.driver_errors("create_pinned_buffer", f"for {nbytes} bytes"):
+    with program.driver_errors("create_pinned_buffer", f"to allocate {nbytes} bytes"):
         return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, max(int(nbytes), 4))
 
 
 def _sub_buffer(buffer: Any, offset: int, nbytes: int) -> Any:
-    with program.driver_errors("allocate", f"for a part of {nbytes} bytes"):
+    with program.driver_errors("allocate", f"to create a sub-buffer of {nbytes} bytes"):
         return buffer.get_sub_region(offset, nbytes)
 
 
@@ -618,7 +618,7 @@ def create_zero_copy_buffer(queue: Any, array: np.ndarray) -> Any:
     if not array.flags.c_contiguous:
         raise ShapeError(message("create_zero_copy_buffer", "the array must be contiguous", "pass numpy.ascontiguousarray(array)",
                                  shape=array.shape, strides=array.strides))  # fmt: skip
-    with program.driver_errors("create_zero_copy_buffer", f"for {array.shape} {array.dtype}"):
+    with program.driver_errors("create_zero_copy_buffer", f"to create a buffer over {array.shape} {array.dtype}"):
         return cl.Buffer(queue.context, cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, hostbuf=array)
 
 

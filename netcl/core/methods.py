@@ -33,7 +33,8 @@ class Size(int):
         if dim is None:
             return self.shape
         if not -len(self.shape) <= dim < len(self.shape):
-            raise ShapeError(message("size", f"dim must be in range for {len(self.shape)} dimensions, got {dim}", shape=self.shape))
+            remedy = f"it must be in {-len(self.shape)}..{len(self.shape) - 1}" if self.shape else "a 0-d tensor has no dimensions"
+            raise ShapeError(message("size", f"dim must be in range for {len(self.shape)} dimensions, got {dim}", remedy, shape=self.shape))
         return self.shape[dim]
 
 

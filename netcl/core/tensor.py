@@ -43,9 +43,9 @@ _CPU = CPUBackend()
 def _host_memory(shape: tuple[int, ...], row: dtypes.DType) -> np.ndarray:
     try:
         return np.empty(shape, row.storage)
-    except (MemoryError, ValueError):
+    except (MemoryError, ValueError) as error:
         nbytes = math.prod(shape) * row.itemsize
-        raise OutOfMemoryError(message("allocate", "the host has no memory left", tensor=f"{shape} {row.name}", bytes=nbytes)) from None
+        raise OutOfMemoryError(message("allocate", f"NumPy failed: {error}", tensor=f"{shape} {row.name}", bytes=nbytes)) from None
 
 
 def memory_of(array: np.ndarray) -> np.ndarray:
@@ -495,7 +495,7 @@ class Tensor(TensorMethods):
 
     def _check_dlpack(self) -> None:
         if self.array is None and self.device.device_type != "cpu":
-            raise BufferError(message("dlpack", "memory of an OpenCL GPU cannot be exported", "use to_host()"))
+            raise BufferError(message("dlpack", "only memory of a CPU can be exported", "use to_host()", device=self.device.device_name))
 
     def __float__(self) -> float:
         return float(self.item())

@@ -98,7 +98,8 @@ def check_axis(op: str, axis: int, ndim: int) -> int:
     """Return the axis as a non-negative number; raises ``ShapeError`` if out of range. A 0-d tensor has axes 0 and -1, as in torch."""
     most = max(ndim, 1)
     if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)) or not -most <= axis < most:
-        raise ShapeError(message(op, f"axis must be in range for {ndim} dimensions, got {axis}", f"it must be in -{most}..{most - 1}"))
+        remedy = f"it must be an integer in -{most}..{most - 1}"
+        raise ShapeError(message(op, f"axis must be in range for {ndim} dimensions, got {axis}", remedy))
     return int(axis) % most
 
 

@@ -57,7 +57,7 @@ def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
         return ()
     for a in given:
         if not isinstance(a, int | np.integer) or not -len(shape) <= a < len(shape):
-            remedy = f"it must be in {-len(shape)}..{len(shape) - 1}" if shape else "a 0-d tensor has no dimensions"
+            remedy = f"it must be an integer in {-len(shape)}..{len(shape) - 1}" if shape else "a 0-d tensor has no dimensions"
             raise ShapeError(message(name, f"axis must be in range for {len(shape)} dimensions, got {a}", remedy, **{"x.shape": shape}))
     axes = sorted(int(a) % len(shape) for a in given)
     if len(set(axes)) < len(axes):

@@ -63,7 +63,7 @@ def _check_call(node: ast.Call, text: str, op: str) -> None:
         raise ValueError(message(op, f"{text!r}: unknown function {name!r}", f"known are {', '.join(FORMULA_FUNCTIONS)}"))
     expected = len(FORMULA_FUNCTIONS[name].takes)
     if node.keywords or len(node.args) != expected:
-        raise ValueError(message(op, f"{text!r}: {name} expected {expected} arguments", given=len(node.args)))
+        raise ValueError(message(op, f"{text!r}: {name} must have {expected} positional arguments", given=ast.unparse(node)))
 
 
 def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[str]:
@@ -118,7 +118,8 @@ def _check_identity(op: str, inputs: Sequence[str], let: Iterable[str], params: 
     taken = {"g", "out", "n", *(f"v{i}" for i in range(len(inputs)))}
     for name in [*let, *params]:
         if not _OP_NAME.fullmatch(name) or name in taken:
-            raise ValueError(message(op, f"shared expressions and parameters must have lower-case names that are not taken, got {name!r}"))
+            what = f"shared expressions and parameters must have lower-case names that are not taken, got {name!r}"
+            raise ValueError(message(op, what, f"taken: {', '.join(sorted(taken))}"))
         taken.add(name)
 
 
@@ -554,7 +555,7 @@ def _check_vjp(title: str, call: Callable[..., Any], vjp: Callable[..., Any] | N
     known |= {f"{name}_{what}" for name in inputs for what in ("shape", "dtype")}
     unknown = [name for name in wanted if name not in known]
     if first != "F" or unknown:
-        fault = f"its vjp has the unknown parameter {unknown[0]!r}" if unknown else "the first parameter of its vjp must be F"
+        fault = f"its vjp has the unknown parameter {unknown[0]!r}" if unknown else f"the first parameter of its vjp must be F, got {first}"
         raise ValueError(message(title, fault, f"known are F, {', '.join(sorted(known))}"))
 
 
@@ -574,8 +575,8 @@ def composite(
 
     def add(call: Callable[..., Any]) -> Callable[..., Any]:
         title = name or call.__name__
-        if next(iter(inspect.signature(call).parameters), "") != "F":
-            raise ValueError(message(title, "the first parameter of a composite op must be F"))
+        if (first := next(iter(inspect.signature(call).parameters), "")) != "F":
+            raise ValueError(message(title, f"the first parameter of a composite op must be F, got {first!r}"))
         tensors = tuple(inputs) or tuple(parameter for parameter in _tensor_inputs(call) if parameter != "F")
         doc = columns.pop("doc", inspect.getdoc(call) or "")
         register(Composite(title, call, _oracle(title, ref), tensors, doc=doc, **columns))

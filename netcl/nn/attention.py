@@ -169,7 +169,7 @@ class KVCache(Module):
         """Set how many positions of each sequence count; later positions are overwritten."""
         if self.lengths is None or len(lengths) != self.lengths.size or max(lengths) > self._count or min(lengths) < 0:
             what = f"lengths must be one number from 0 to {self._count} per sequence"
-            raise ShapeError(message("KVCache", what, lengths=tuple(lengths)))
+            raise ShapeError(message("KVCache", what, lengths=tuple(lengths), sequences=getattr(self.lengths, "size", 0)))
         self.lengths.write(np.array(lengths, np.int32))
         self._count, self._places, self._even = max(lengths), None, len(set(lengths)) == 1
         self._elsewhere.clear()

@@ -52,8 +52,9 @@ class _Convolution(Module):
             return several(padding, self.axes, "padding")
         total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
         if any(s != 1 for s in self.stride) or any(n % 2 for n in total):
-            what, remedy = 'padding="same" needs stride 1 and an odd window', "pad with netcl.autograd.pad first"
-            raise ShapeError(message(type(self).__name__, what, remedy, kernel_size=self.kernel_size, stride=self.stride))
+            what, remedy = 'padding="same" requires stride 1 and an even dilation * (kernel_size - 1)', "pad with netcl.autograd.pad first"
+            seen = {"kernel_size": self.kernel_size, "stride": self.stride, "dilation": self.dilation}
+            raise ShapeError(message(type(self).__name__, what, remedy, **seen))
         return tuple(n // 2 for n in total)
 
     def reset_parameters(self) -> None:
@@ -181,7 +182,7 @@ class _ConvTranspose(_Convolution):
             extra = tuple(size - low for size, low in zip(sizes, least, strict=True))
             if any(not 0 <= n < s for n, s in zip(extra, self.stride, strict=True)):
                 what = f"output_size must be at least {tuple(least)}, and exceed it by less than the stride"
-                raise ShapeError(message(type(self).__name__, what, output_size=sizes))
+                raise ShapeError(message(type(self).__name__, what, output_size=sizes, stride=self.stride))
         given = {"stride": self.stride, "padding": self.padding, "output_padding": extra, "dilation": self.dilation}
         return {"groups": self.groups, **(given if self.axes > 1 else {name: value[0] for name, value in given.items()})}
 

@@ -30,8 +30,8 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
     lengths, counts = (np.asarray(given, np.int64).reshape(-1) for given in (input_lengths, target_lengths))
     labels = _padded_targets(np.asarray(targets), counts)
     if len(lengths) != x.shape[1] or len(counts) != x.shape[1] or not ((lengths > 0) & (lengths <= x.shape[0])).all():
-        what = "every sequence must have an input length between 1 and T, and a target length"
-        raise ShapeError(message("ctc_loss", what, input_lengths=len(lengths), target_lengths=len(counts), **{"log_probs.shape": x.shape}))
+        what = f"input_lengths must have a number from 1 to {x.shape[0]}, and target_lengths a number, for each sequence"
+        raise ShapeError(message("ctc_loss", what, input_lengths=lengths.tolist(), target_lengths=counts.tolist(), sequences=x.shape[1]))
     loss = _negative_log(x, labels, lengths, counts, blank)
     impossible = ag.gt(loss, -_NEVER / 2)
     loss = ag.where(impossible, 0.0 if zero_infinity else math.inf, loss)

@@ -78,7 +78,7 @@ def _check_bags(input: Tensor, offsets: Tensor | None, mode: str, weights: Tenso
         raise ShapeError(message("embedding_bag", what, offsets=offsets is not None, **{"input.shape": input.shape}))
     if weights is not None and (mode != "sum" or weights.shape != input.shape):
         what = 'per_sample_weights must have the shape of the input, and mode must be "sum"'
-        raise ShapeError(message("embedding_bag", what, mode=mode, **{"per_sample_weights.shape": weights.shape}))
+        raise ShapeError(message("embedding_bag", what, mode=mode, per_sample_weights=weights.shape, input=input.shape))
 
 
 def _bagged(values: Tensor, offsets: Tensor | None, include_last: bool) -> Tensor:

@@ -182,7 +182,7 @@ def _check_row(row: Any, depth: int) -> None:
     wrong = [key for key, kinds in (("args", list | tuple | Mapping), ("kwargs", Mapping), ("children", Mapping))
              if not isinstance(row.get(key) or {}, kinds)]  # fmt: skip
     if wrong:
-        raise ValueError(message("factory", f"{wrong[0]!r} of a row must be a mapping, or a list for args", _ROW_FORM, type=row["type"]))
+        raise ValueError(message("factory", f"{wrong[0]!r} of a row must be a mapping, or a list for args", _ROW_FORM, row=repr(row)[:200]))
 
 
 def _check_arguments(name: str, make: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> None:

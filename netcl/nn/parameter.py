@@ -172,7 +172,7 @@ def _spend(shape: Sequence[int], dtype: str) -> None:
         _here.budget[0] -= math.prod(shape) * dtypes.lookup(dtype).itemsize + OBJECT_BYTES
         if _here.budget[0] < 0:
             what = "the model must not be larger than max_bytes"
-            raise OutOfMemoryError(message("parameter", what, "pass max_bytes=", parameter=tuple(shape)))
+            raise OutOfMemoryError(message("parameter", what, "pass a larger max_bytes", parameter=tuple(shape), excess=-_here.budget[0]))
 
 
 def empty(shape: Sequence[int], requires_grad: bool = True) -> Tensor:

@@ -120,7 +120,7 @@ class _Recurrent(Module):
         if not least <= x.ndim <= 3 or x.shape[-1] != self.input_size:
             raise ShapeError(message(type(self).__name__, f"the input must be {layout}", shape=x.shape, input_size=self.input_size))
         if x.shape[1 if self.batch_first and x.ndim == 3 and least == 2 else 0] == 0:
-            raise ShapeError(message(type(self).__name__, "the input must have time steps", shape=x.shape))
+            raise ShapeError(message(type(self).__name__, "the input must have at least 1 time step", shape=x.shape))
         return x
 
     def _check_state(self, parts: Sequence[Tensor], *batch: int) -> None:

@@ -49,7 +49,7 @@ def _checked_tensor(name: str, x: Any, least: int = 0, most: int = 64, label: st
     (made,) = launch.as_tensors(name, x)
     if not least <= made.ndim <= most:
         count = f"{least}" if least == most else f"at least {least}" if most == 64 else f"{least} or {most}"
-        what = f"{label} must have {count} dimension{'s' * (most > 1)}, got {made.ndim}"
+        what = f"{label} must have {count} dimension{'s' * (not count.endswith('1'))}, got {made.ndim}"
         raise ShapeError(message(name, what, **{f"{label}.shape": made.shape}))
     return made
 
@@ -370,13 +370,13 @@ def _kth_ref(x, k, axis=-1, keepdims=False):
 
 
 @composite(ref=_kth_ref, samples=[S((4, 3), k=2), S((4, 3), k=4, axis=0, keepdims=True)],
-           errors=[(S((4, 3), k=4), r"\[kthvalue\] k must be between 1 and the size of the axis; k=4")])  # fmt: skip
+           errors=[(S((4, 3), k=4), r"\[kthvalue\] k must be from 1 to 3, the size of the axis; k=4")])  # fmt: skip
 def kthvalue(F: Any, x: Tensor, k: int, axis: int = -1, keepdims: bool = False) -> Ordered:
     """The k-th smallest value along an axis, counted from 1, and its index; NaN counts as the largest."""
     x = _checked_tensor("kthvalue", x)
     at = _at("kthvalue", axis, x.ndim)
-    if not 1 <= k <= (x.shape[at] if x.shape else 1):
-        raise ShapeError(message("kthvalue", "k must be between 1 and the size of the axis", k=k, axis=axis, **{"x.shape": x.shape}))
+    if not 1 <= k <= (n := x.shape[at] if x.shape else 1):
+        raise ShapeError(message("kthvalue", f"k must be from 1 to {n}, the size of the axis", k=k, axis=axis, **{"x.shape": x.shape}))
     if not x.shape:
         return Ordered(F.clone(x), Tensor.zeros((), "int64", queue=x.queue))
     order = F.narrow(F.argsort(x, at), at, k - 1, 1)

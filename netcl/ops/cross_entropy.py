@@ -286,8 +286,8 @@ def cross_entropy_grad(
     upstream, logits, target, weight, logarithms, scale = launch.as_tensors(name, upstream, logits, target, weight, logarithms, scale)
     options = {"reduction": reduction, "ignore_index": ignore_index, "label_smoothing": label_smoothing, "log_probs": log_probs}
     p = _problem(name, logits, target, weight, **options)
-    if upstream.size != (p.rows if reduction == "none" else 1):
-        raise ShapeError(message(name, "upstream must be the size of the loss", upstream=upstream.shape, reduction=repr(reduction)))
+    if upstream.size != (n := p.rows if reduction == "none" else 1):
+        raise ShapeError(message(name, f"upstream must have {n} elements, as the loss does", upstream=upstream.shape, reduction=reduction))
     if logits.backend == "cpu":
         return launch.run_cpu(_grad_cpu, upstream, logits, target, weight, logarithms, scale, dtype=logits.dtype, p=p)
     y = new_result(logits.shape, logits.dtype, logits.queue)

@@ -93,7 +93,7 @@ _OF_Q4: dict[str, Any] = {"kind": "Q4_0", "rows": 20, "activations": "float"}
         S((1, 64), _Q4, None, None, None, (1, 20), **_OF_Q4), S((9, 8), (3, 8), (3,), activation="gelu"),
     ],
     errors=[
-        (S((2, 8), (3, 8), norm="rms"), r"\[decode_linear\] norm must be rms or layer with norm_weight, or empty; given='rms'"),
+        (S((2, 8), (3, 8), norm="rms"), r"\[decode_linear\] norm must be empty, or rms or layer with norm_weight; given='rms'"),
         (S((2, 8), (3, 8), None, (4, 8)), r"\[decode_linear\] gate must have the shape and dtype of weight; given=\(4, 8\)"),
     ],
 )  # fmt: skip
@@ -116,13 +116,14 @@ def decode_linear(
     launch.check_dtype("decode_linear", x)
     shape = (*x.shape[:-1], rows if kind else weight.shape[0])
     for fits, what, given in (
-        (not norm or (norm in ("rms", "layer") and norm_weight is not None), "norm must be rms or layer with norm_weight, or empty", norm),
-        (activation in DECODE_ACTIVATIONS, f"activation must be one of {', '.join(filter(None, DECODE_ACTIVATIONS))}", activation),
+        (not norm or (norm in ("rms", "layer") and norm_weight is not None), "norm must be empty, or rms or layer with norm_weight", norm),
+        (activation in DECODE_ACTIVATIONS, f"activation must be empty or {', '.join(filter(None, DECODE_ACTIVATIONS))}", activation),
         (gate is None or (gate.shape, gate.dtype) == (weight.shape, weight.dtype), "gate must have the shape and dtype of weight", gate),
         (residual is None or residual.shape == shape, "residual must have the shape of the result", residual),
     ):  # fmt: skip
         if not fits:
-            raise ShapeError(message("decode_linear", what, given=repr(getattr(given, "shape", given))))
+            extra = {"dtype": given.dtype, "weight": (weight.shape, weight.dtype), "result": shape} if isinstance(given, Tensor) else {}
+            raise ShapeError(message("decode_linear", what, given=repr(getattr(given, "shape", given)), **extra))
     row: Any = DECODE_ACTIVATIONS[activation]
     finish = Finish(x.dtype, "" if residual is None else residual.dtype, row)
     parts = DecodeParts(finish, norm, eps, gate, gate_bias, residual, norm_weight, norm_bias)

@@ -19,11 +19,13 @@ def _extreme(F: Any, name: str, x: Any, dim: Any, keepdim: bool, axis: Axis, kee
     if dim is None:
         return fold(x, axis=axis, keepdims=keepdims or keepdim, out=out)
     if axis is not None or out is not None:
-        raise ShapeError(message(name, "dim= cannot be combined with axis= or out=", "axis= gives values only", dim=dim, axis=axis))
+        what, shape = "dim= cannot be combined with axis= or out=", getattr(out, "shape", None)
+        raise ShapeError(message(name, what, "axis= gives values only", dim=dim, axis=axis, out=shape))
     if isinstance(dim, Tensor | np.ndarray):
         return larger(x, dim)
     if isinstance(dim, bool) or not isinstance(dim, int | np.integer):
-        raise ShapeError(message(name, "dim must be one integer or a tensor", f"several axes: a{name}(x, {dim!r})", dim=repr(dim)))
+        remedy = f"several axes: a{name}(x, {dim!r})" if isinstance(dim, tuple | list) else ""
+        raise ShapeError(message(name, "dim must be one integer or a tensor", remedy, dim=repr(dim)))
     (x,) = launch.as_tensors(name, x)
     indices = place(x, dim, True)
     values = F.gather(x, dim, indices) if x.shape else F.clone(x)

@@ -98,7 +98,7 @@ def _padded_window(F: Any, name: str, x: Tensor, window: Any, n_fft: int, win_le
     made = Tensor.ones((length,), x.dtype, queue=x.queue) if window is None else window
     if made.shape != (length,) or not 0 < length <= n_fft:
         what = "window must have win_length elements, and win_length must be from 1 to n_fft"
-        raise ShapeError(message(name, what, n_fft=n_fft, win_length=win_length, **{"window.shape": made.shape}))
+        raise ShapeError(message(name, what, n_fft=n_fft, win_length=length, **{"window.shape": made.shape}))
     left = (n_fft - length) // 2
     return F.pad(made, (left, n_fft - length - left)) if length < n_fft else made
 

@@ -319,7 +319,8 @@ def _along_axis(name: str, x: Tensor, axis: int, index: Any, src: Tensor | None 
     if not fits:
         shapes = {"index.shape": index.shape, "x.shape": x.shape} | ({} if src is None else {"src.shape": src.shape})
         what = "index must have as many dimensions as x and fit into it except along the indexed axis"
-        raise ShapeError(message(name, what if src is None else f"{what}, and fit into src", **shapes, axis=axis))
+        what += "" if src is None else ", and src must have as many dimensions and at least the sizes of index"
+        raise ShapeError(message(name, what, **shapes, axis=axis))
     return at, index
 
 
@@ -386,7 +387,7 @@ def _scatter_add_vjp(F, g, axis, index, src_shape):
         S((3, 20, 7), 1, np.random.default_rng(0).integers(0, 20, (3, 33, 7)), (3, 33, 7)),
         S((3, 2), 0, np.zeros((0, 2), np.int64), (0, 2)),
     ],
-    errors=[(S((4, 3), 0, np.array([[1, 2]]), (1, 1)), r"\[scatter_add\] index must have as many .* and fit into src")],
+    errors=[(S((4, 3), 0, np.array([[1, 2]]), (1, 1)), r"\[scatter_add\] index must have as many .* and src must have as many dimensions")],
 )
 def scatter_add(x: Tensor, axis: int, index: Tensor, src: Tensor) -> Tensor:
     """Return ``x`` with ``src[i][j]`` added at ``[index[i][j]][j]`` (axis 0), and so on; an element may be named several times."""

@@ -44,7 +44,7 @@ def _integer_dot_numpy(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         S((0, 4), (3, 4), dtypes="int8", low=-128, high=128),
         S((2, 0), (3, 0), dtypes="int8", low=-128, high=128),
     ],
-    errors=[(S((3, 5), (2, 4), dtypes="int8"), r"\[integer_dot\] b must be a matrix with the columns of a; a\.shape=\(3, 5\)")],
+    errors=[(S((3, 5), (2, 4), dtypes="int8"), r"\[integer_dot\] a must be \(\.\.\., K\) and b \(N, K\); a\.shape=\(3, 5\)")],
 )
 def integer_dot(a: Tensor, b: Tensor) -> Tensor:
     """``a b'`` over the last axis of int8 or uint8 tensors, exact in int32; b is a matrix of N rows. No gradient."""
@@ -52,7 +52,7 @@ def integer_dot(a: Tensor, b: Tensor) -> Tensor:
     for name, x in (("a", a), ("b", b)):
         launch.check_dtype("integer_dot", x, tuple(_BYTE_TYPES), name)
     if b.ndim != 2 or not a.shape or a.shape[-1] != b.shape[1]:
-        raise ShapeError(message("integer_dot", "b must be a matrix with the columns of a", **{"a.shape": a.shape, "b.shape": b.shape}))
+        raise ShapeError(message("integer_dot", "a must be (..., K) and b (N, K)", **{"a.shape": a.shape, "b.shape": b.shape}))
     if a.array is not None:
         return launch.run_cpu(_integer_dot_numpy, a, b, dtype="int32")
     out = Tensor.empty((*a.shape[:-1], b.shape[0]), "int32", queue=a.queue)

@@ -44,7 +44,8 @@ def _check_classes(name: str, x: Tensor, target: Tensor, weight: Tensor | None, 
     """Check shapes and labels of a classification; classes are axis 1 (axis 0 of a vector)."""
     axis = min(1, x.ndim - 1)
     if not x.ndim or target.shape not in (x.shape, x.shape[:axis] + x.shape[axis + 1 :]):
-        what = "targets must be class numbers, one per row, or probabilities of the logits' shape"
+        labels = x.shape[:axis] + x.shape[axis + 1 :]
+        what = f"target must be class numbers of shape {labels} or probabilities of shape {x.shape}" if x.ndim else "x must not be 0-d"
         raise ShapeError(message(name, what, **{"x.shape": x.shape, "target.shape": target.shape}))
     classes = x.shape[axis]
     if weight is not None and weight.shape != (classes,):
@@ -132,7 +133,7 @@ _CE: dict[str, Any] = {"dtypes": ("float32", "int64", "float32"), "low": (-4.0, 
     errors=[
         _BAD_LABEL,
         (S((2, 3), np.array([-1, 0])), r"\[cross_entropy\] labels must be classes, got -1"),
-        (S((2, 3), np.array([0, 1, 2])), r"\[cross_entropy\] targets must be class numbers, one per row, or probabilities"),
+        (S((2, 3), np.array([0, 1, 2])), r"\[cross_entropy\] target must be class numbers of shape \(2,\) or probabilities of"),
         (S((2, 3), np.array([0, 1]), (4,)), r"\[cross_entropy\] weight must have one value per class; classes=3, weight.shape=\(4,\)"),
         (S((2, 3), np.array([0, 1]), reduction="most"), r"reduction must be mean, sum or none"),
     ],

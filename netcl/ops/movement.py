@@ -334,7 +334,7 @@ def strided_unslice(x: Tensor, shape: Sequence[int], starts: Sequence[int], step
     ref=lambda x, axis, start, length: np.take(x, np.arange(length) + start % max(x.shape[axis], 1), axis),
     samples=[S((5, 3), axis=0, start=1, length=3), S((5, 3), axis=-1, start=-2, length=2), S((4, 3), axis=0, start=0, length=0)],
     errors=[
-        (S((5, 3), axis=0, start=3, length=3), r"\[narrow\] 3 elements from 3 on must lie inside the axis"),
+        (S((5, 3), axis=0, start=3, length=3), r"\[narrow\] start must be from -5 to 5, and length from 0 .*; start=3, length=3, axis=0"),
         (S((5, 3), axis=2, start=0, length=1), r"\[narrow\] axis must be in range for 2 dimensions, got 2"),
     ],
 )
@@ -344,9 +344,8 @@ def narrow(F: Any, x: Tensor, axis: int, start: int, length: int) -> Tensor:
     at = _real_axis("narrow", x, axis)
     first = start + x.shape[at] if start < 0 else start
     if length < 0 or not 0 <= first <= x.shape[at] - length:
-        raise ShapeError(
-            message("narrow", f"{length} elements from {start} on must lie inside the axis", **{"x.shape": x.shape, "axis": axis})
-        )
+        what = f"start must be from -{x.shape[at]} to {x.shape[at]}, and length from 0 to the number of elements after start"
+        raise ShapeError(message("narrow", what, start=start, length=length, axis=axis, **{"x.shape": x.shape}))
     return _part_along(F, x, at, first, length)
 
 

@@ -94,7 +94,7 @@ def check_affine(name: str, shape: tuple[int, ...], weight: Tensor | None, bias:
 def _check_row_norm(name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int, groups: int) -> None:
     launch.check_dtype(name, x)
     if groups and (x.ndim < 2 or groups < 0 or x.shape[1] % groups):
-        raise ShapeError(message(name, f"x must be (N, C, ...), with a number of channels that {groups} groups divide", x=x.shape))
+        raise ShapeError(message(name, "x must be (N, C, ...), and groups must be at least 1 and divide C", groups=groups, x=x.shape))
     if not groups and not 1 <= axes <= x.ndim:
         raise ShapeError(message(name, f"axes must be from 1 to the {x.ndim} dimensions of x, got {axes}", x=x.shape))
     check_affine(name, x.shape[1:2] if groups else x.shape[x.ndim - axes :], weight, bias)
@@ -474,7 +474,7 @@ def _trailing(name: str, x: Any, normalized_shape: int | Sequence[int]) -> int:
     wanted = (normalized_shape,) if isinstance(normalized_shape, (int, np.integer)) else tuple(normalized_shape)
     shape = _shape_of(x)
     if not wanted or shape[-len(wanted) :] != wanted:
-        raise ShapeError(message(name, f"the shape of x must end in the normalized shape {wanted}", x=shape))
+        raise ShapeError(message(name, "normalized_shape must not be empty, and x.shape must end in it", normalized_shape=wanted, x=shape))
     return len(wanted)
 
 
@@ -488,7 +488,7 @@ def _channels_of(name: str, x: Any) -> int:
 @composite(
     ref="numpy", inputs=("x", "weight", "bias"), tol=4,
     samples=[S((3, 5), 5, (5,), (5,)), S((2, 3, 257), 257), S((2, 5, 7), normalized_shape=(5, 7))],
-    errors=[(S((3, 5), 4), r"\[layer_norm\] the shape of x must end in the normalized shape \(4,\)"),
+    errors=[(S((3, 5), 4), r"\[layer_norm\] normalized_shape must not be empty, and x.shape must end in it; normalized_shape=\(4,\)"),
             (S((3, 5), 5, (4,)), r"\[row_norm\] weight must have shape \(5,\); weight=\(4,\)")],
 )  # fmt: skip
 def layer_norm(
@@ -506,7 +506,7 @@ def layer_norm(
 @composite(
     ref="numpy", inputs=("x", "weight"), tol=4,
     samples=[S((3, 5), 5, (5,)), S((2, 3, 257), 257)],
-    errors=[(S((3, 5), 4), r"\[rms_norm\] the shape of x must end in the normalized shape \(4,\)")],
+    errors=[(S((3, 5), 4), r"\[rms_norm\] normalized_shape must not be empty, and x.shape must end in it; normalized_shape=\(4,\)")],
 )  # fmt: skip
 def rms_norm(F: Any, x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """RMS norm over the trailing axes: ``x / sqrt(mean(x^2) + eps) * weight``.
@@ -521,7 +521,7 @@ def rms_norm(F: Any, x: Tensor, normalized_shape: int | Sequence[int], weight: T
 @composite(
     ref="numpy", inputs=("x", "weight", "bias"), tol=4,
     samples=[S((2, 6, 5), 3, (6,), (6,)), S((2, 4, 3, 3), 1), S((3, 4), 2)],
-    errors=[(S((2, 6, 5), 4), r"\[row_norm\] x must be \(N, C, ...\), with a number of channels that 4 groups divide"),
+    errors=[(S((2, 6, 5), 4), r"\[row_norm\] x must be \(N, C, ...\), and groups must be at least 1 and divide C; groups=4"),
             (S((2, 6, 5), 0), r"\[group_norm\] num_groups must be at least 1; num_groups=0")],
 )  # fmt: skip
 def group_norm(F: Any, x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:

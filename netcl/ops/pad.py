@@ -27,7 +27,7 @@ def _padding_by_axis(name: str, x_shape: tuple[int, ...], padding: Sequence[int]
         remedy = f"pairs per axis, as in np.pad, are written flat: padding={flat}" if flat else ""
         raise ShapeError(message(name, "padding must be integers, two per axis, the last axis first", remedy, padding=tuple(padding)))
     if len(padding) % 2 or len(padding) > 2 * len(x_shape):
-        what = "padding must have two numbers per axis, the last axis first"
+        what = f"padding must have two numbers per axis, the last axis first, and at most {2 * len(x_shape)}"
         raise ShapeError(message(name, what, padding=tuple(padding), **{"x.shape": x_shape}))
     pairs = [(int(padding[i]), int(padding[i + 1])) for i in range(0, len(padding), 2)]
     return [(0, 0)] * (len(x_shape) - len(pairs)) + pairs[::-1]
@@ -113,7 +113,7 @@ def _pad_ref(x, padding, mode="constant", value=0.0):
     ],
     errors=[
         (S((2, 3), padding=((1, 2), (0, 3))), r"\[pad\] padding must be integers, .*; .* written flat: padding=\(0, 3, 1, 2\)"),
-        (S((2, 3), padding=(1,)), r"\[pad\] padding must have two numbers per axis, the last axis first; padding=\(1,\)"),
+        (S((2, 3), padding=(1,)), r"\[pad\] padding must have two numbers per axis, the last axis first, and at most 4; padding=\(1,\)"),
         (S((2, 3), padding=(3, 0), mode="reflect"), r"\[pad\] reflect padding of an axis of 3 must be at least 0 and at most 2"),
         (S((2, 3), padding=(1, 1), mode="mirror"), r"\[pad\] unknown mode; mode='mirror'; known are constant, reflect"),
         (S((2, 3), padding=(-2, -2)), r"\[pad\] negative padding must not remove more than the size"),

@@ -331,8 +331,9 @@ def _channel_view(name: str, x: Tensor, weight: Tensor, axis: int) -> Tensor:
     if weight.shape in ((), (1,)):
         return weight
     if not -x.ndim <= axis < x.ndim or weight.shape != (x.shape[axis],):
-        what = f"the vector must have one value, or one per element of axis {axis} of x"
-        raise ShapeError(message(name, what, "", **{"x.shape": x.shape, "weight.shape" if name == "prelu" else "bias.shape": weight.shape}))
+        label = "weight" if name == "prelu" else "bias"
+        what = f"{label} must have one value, or one per element of axis {axis}, which x must have"
+        raise ShapeError(message(name, what, "", **{"x.shape": x.shape, f"{label}.shape": weight.shape}))
     after = x.ndim - 1 - axis % x.ndim
     return with_shape(weight, (*weight.shape, *(1,) * after))
 
@@ -353,7 +354,7 @@ def _per_channel(x: np.ndarray, w: np.ndarray, axis: int) -> np.ndarray:
 
 @op(at_once=True, vjp=_bias_add_vjp, ref=lambda x, bias, axis=1: x + _per_channel(x, bias, axis),
     samples=[S((3, 5), (5,)), S((2, 3, 4, 5), (3,)), S((2, 7, 3), (3,), axis=-1), S((0, 3), (3,))],
-    errors=[(S((3, 4), (3,)), r"\[bias_add\] the vector must have one value, or one per element of axis 1 of x")],
+    errors=[(S((3, 4), (3,)), r"\[bias_add\] bias must have one value, or one per element of axis 1")],
 )  # fmt: skip
 def bias_add(x: Tensor, bias: Tensor, axis: int = 1, *, out: Tensor | None = None) -> Tensor:
     """x plus one value per channel, or one for all; ``axis`` is that of the channels."""
@@ -371,7 +372,7 @@ def _prelu_vjp(F: Any, g: Any, x: Any, weight: Any) -> Any:
 
 @op(at_once=True, vjp=_prelu_vjp, ref=lambda x, weight: np.where(x > 0, x, _per_channel(x, weight, 1) * x),
     samples=[S((3, 5), (5,)), S((2, 3, 4, 5), (3,)), S((4, 6), (1,)), S((0, 3), (3,))],
-    errors=[(S((3, 4), (3,)), r"\[prelu\] the vector must have one value, or one per element of axis 1 of x")],
+    errors=[(S((3, 4), (3,)), r"\[prelu\] weight must have one value, or one per element of axis 1")],
 )  # fmt: skip
 def prelu(x: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x where positive, else weight * x; one weight for all or one per channel (axis 1)."""

@@ -105,7 +105,7 @@ def _target_size(name: str, size: Any, wanted: Any, factor: Any, mode: str, alig
     for n, each in zip(size, values, strict=True):
         out = int(each) if factor is None else math.floor(n * each)
         if out < 1 or n < 1:
-            raise ShapeError(message(name, f"axes must keep at least 1 pixel, got {n} and {out}", size=wanted, scale_factor=factor))
+            raise ShapeError(message(name, f"axes must not be empty before or after, got {n} and {out}", size=wanted, scale_factor=factor))
         outs.append(out)
         steps.append(((n - 1) / (out - 1) if out > 1 else 0.0) if align else n / out if factor is None else 1 / each)
     return tuple(outs), tuple(steps)
@@ -174,10 +174,10 @@ def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarr
         (S((1, 1, 4, 4)), r"\[interpolate\] exactly one of size and scale_factor must be given; size=None, scale_factor=None"),
         (S((1, 1, 4, 4), size=2, mode="cubic"), r"\[interpolate\] unknown mode; mode='cubic'; known: nearest, nearest-exact, linear"),
         (S((1, 1, 4, 4), size=2, align_corners=True), r"\[interpolate\] align_corners requires a linear or cubic mode"),
-        (S((1, 1, 4, 4), size=2, antialias=True), r"\[interpolate\] antialias requires images and mode bilinear or bicubic"),
+        (S((1, 1, 4, 4), size=2, antialias=True), r"\[interpolate\] antialias requires x with 4 dimensions and mode bilinear or bicubic"),
         (S((1, 1, 4), size=2, mode="bicubic"), r"\[interpolate\] mode bicubic requires x with 4 dimensions; x.shape=\(1, 1, 4\)"),
         (S((1, 1, 4, 4, 4), size=2, mode="bilinear"), r"\[interpolate\] mode bilinear requires x with 3 or 4 dimensions"),
-        (S((1, 1, 4, 4), scale_factor=0.1), r"\[interpolate\] axes must keep at least 1 pixel, got 4 and 0; "),
+        (S((1, 1, 4, 4), scale_factor=0.1), r"\[interpolate\] axes must not be empty before or after, got 4 and 0; "),
         (S((1, 1, 4, 4), size=(1, 2, 3)), r"\[interpolate\] size must be one number or one per resampled axis"),
     ])  # fmt: skip
 def interpolate(
@@ -203,7 +203,8 @@ def interpolate(
     if recompute_scale_factor:
         steps = _target_size("interpolate", x.shape[2:], outs, None, mode, align)[1]
     if antialias and (mode not in ("bilinear", "bicubic") or ndim != 4):
-        raise ShapeError(message("interpolate", "antialias requires images and mode bilinear or bicubic", mode=repr(mode)))
+        what = "antialias requires x with 4 dimensions and mode bilinear or bicubic"
+        raise ShapeError(message("interpolate", what, mode=repr(mode), **{"x.shape": x.shape}))
     needed = {"bicubic": "4", "trilinear": "5", "linear": "3 or 4", "bilinear": "3 or 4"}.get(mode, str(ndim))
     if str(ndim) not in needed:
         raise ShapeError(message("interpolate", f"mode {mode} requires x with {needed} dimensions", **{"x.shape": x.shape}))

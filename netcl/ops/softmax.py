@@ -14,7 +14,7 @@ from netcl.ops.fused_rows import along_axis, log_softmax_grad_rows, log_softmax_
 _SOFTMAX_SAMPLES = [S((1, 1)), S((3, 5)), S((2, 257), low=-30.0, high=30.0), S((2, 3, 4), axis=1), S((4, 255), axis=0), S((0, 3)), S(()),
             S((2, 1, 33))]  # fmt: skip
 _SOFTMAX_GRAD_SAMPLES = [S((3, 5), (3, 5)), S((2, 257), (2, 257)), S((2, 3, 17), (2, 3, 17), axis=1), S((0, 3), (0, 3))]
-_BAD_AXIS = [(S((2, 3), axis=2), r"axis must be in range for 2 dimensions, got 2; it must be in -2..1")]
+_BAD_AXIS = [(S((2, 3), axis=2), r"axis must be in range for 2 dimensions, got 2; it must be an integer in -2..1")]
 
 
 def _run_softmax(op_name: str, kernel: str, axis: int, operands: dict[str, Tensor], log: bool) -> Tensor:

@@ -126,14 +126,15 @@ def sort(F: Any, x: Tensor, axis: int = -1, descending: bool = False) -> Ordered
     vjp=None,
     ref="numpy",
     samples=[S((9,), k=3), S((3, 3000), k=7), S((5000, 2), k=64, axis=0, largest=False), S((2, 1500), k=65), S((4, 5), k=0)],
-    errors=[(S((3, 2), k=3), r"\[topk\] k must be between 0 and the size of the axis; k=3, axis=-1, x\.shape=\(3, 2\)")],
+    errors=[(S((3, 2), k=3), r"\[topk\] k must be from 0 to 2, the size of the axis; k=3, axis=-1, x\.shape=\(3, 2\)")],
 )
 def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tensor:
     """Return the positions of the ``k`` largest (or smallest) values along an axis, in order; int64. Of equal values the first counts."""
     (x,) = launch.as_tensors("topk", x)
     at = launch.check_axis("topk", axis, x.ndim)
     if not x.shape or not 0 <= k <= x.shape[at]:
-        raise ShapeError(message("topk", "k must be between 0 and the size of the axis", k=k, axis=axis, **{"x.shape": x.shape}))
+        what = f"k must be from 0 to {x.shape[at]}, the size of the axis" if x.shape else "x must have at least one dimension"
+        raise ShapeError(message("topk", what, k=k, axis=axis, **{"x.shape": x.shape}))
     n = x.shape[at]
     if x.array is not None or not 0 < k <= MOST or n < _LONG or not x.size:
         order = argsort(x, at, largest)
@@ -162,7 +163,7 @@ def _top_rows(keys: Tensor, rows: int, n: int, k: int) -> Tensor:
 @composite(
     ref="numpy",
     samples=[S((9,), k=3), S((3, 40), k=1), S((6, 4), k=2, axis=0, largest=False), S((5,), k=5), S((5,), k=0)],
-    errors=[(S((3, 2), k=3), r"\[topk\] k must be between 0 and the size of the axis; k=3, axis=-1, x\.shape=\(3, 2\)")],
+    errors=[(S((3, 2), k=3), r"\[topk\] k must be from 0 to 2, the size of the axis; k=3, axis=-1, x\.shape=\(3, 2\)")],
 )
 def topk(F: Any, x: Tensor, k: int, axis: int = -1, largest: bool = True, sorted: bool = True) -> Ordered:
     """Return the ``k`` largest (or smallest) values along an axis and their indices, always in order; ``sorted`` is ignored."""

@@ -29,7 +29,8 @@ def _named(model: Any) -> dict[str, Tensor]:
     named = dict(pairs)
     for name, p in named.items():
         if not isinstance(p, Tensor) or not dtypes.DTYPES[p.dtype].is_float:
-            raise TypeError(message("ModelEMA", f"{name!r} must be a tensor of floats", "pass a module or its parameters"))
+            given = getattr(p, "dtype", type(p).__name__)
+            raise TypeError(message("ModelEMA", f"{name!r} must be a tensor of floats", "pass a module or its parameters", given=given))
     if not named:
         raise ValueError(message("ModelEMA", "the model must have parameters", "pass a module or its parameters"))
     return named

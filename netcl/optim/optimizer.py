@@ -151,7 +151,7 @@ class Optimizer:
         [0.1, 0.01]
         """
         if not isinstance(group, Mapping) or "params" not in group:
-            raise TypeError(message(self.op, "a parameter group must be a dict with the key 'params'", group=type(group).__name__))
+            raise TypeError(message(self.op, "a parameter group must be a dict with the key 'params'", has=_keys(group)))
         params = group["params"]
         made = {**self.defaults, **group, "params": [params] if isinstance(params, Tensor) else list(params)}
         unknown = sorted(set(group) - set(self.defaults) - EXTRA_OPTIONS)

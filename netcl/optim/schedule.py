@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from netcl.core import recording
-from netcl.core.errors import message
+from netcl.core.errors import check_probability, message
 from netcl.optim.optimizer import Group, Optimizer, check_counts, check_number
 
 __all__ = [
@@ -436,7 +436,7 @@ class OneCycleLR(Scheduler):
         op = "OneCycleLR"
         _check_optimizer(op, optimizer)
         self.total_steps = _cycle_length(total_steps, epochs, steps_per_epoch)
-        check_number(op, "pct_start", pct_start, 0.0, 1.0 + 2**-52)
+        check_probability(op, "pct_start", pct_start)
         if anneal_strategy not in ("cos", "linear"):
             raise ValueError(message(op, "anneal_strategy must be 'cos' or 'linear'", anneal_strategy=repr(anneal_strategy)))
         _check_momentum(op, optimizer, cycle_momentum)
@@ -510,7 +510,7 @@ class _Several(Scheduler):
         _check_optimizer(op, optimizer)
         for i, scheduler in enumerate(schedulers):
             if not isinstance(scheduler, Scheduler):
-                what = f"scheduler {i} must be a schedule of steps alone"
+                what = f"scheduler {i} must be a Scheduler, whose step() takes no metric"
                 raise TypeError(message(op, what, "step a ReduceLROnPlateau by itself", given=type(scheduler).__name__))
             if scheduler.optimizer is not optimizer:
                 raise ValueError(
@@ -564,7 +564,7 @@ class SequentialLR(_Several):
 
     def __init__(self, optimizer: Optimizer, schedulers: Sequence[Scheduler], milestones: Sequence[int], last_epoch: int = -1):
         if not schedulers or len(milestones) != len(schedulers) - 1:
-            what = "there must be a scheduler at least, and one milestone fewer than schedulers"
+            what = "there must be at least one scheduler, and one milestone fewer than schedulers"
             raise ValueError(message("SequentialLR", what, schedulers=len(schedulers), milestones=len(milestones)))
         super().__init__(optimizer, schedulers)
         self._milestones, self.last_epoch = list(milestones), last_epoch

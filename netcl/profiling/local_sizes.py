@@ -56,7 +56,7 @@ def autotune_local_size(kernel: KernelSpec | BuiltKernel, queue: Any, global_siz
     sizes = (global_size,) if isinstance(global_size, int) else tuple(int(n) for n in global_size)
     if built.kernel.required_local is not None or 0 in sizes:
         what = "the kernel must leave its local size open, and global_size must not contain 0"
-        raise ShapeError(message("autotune_local_size", what, kernel=built.name, global_size=sizes))
+        raise ShapeError(message("autotune_local_size", what, kernel=built.name, required=built.kernel.required_local, global_size=sizes))
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     before = [t.to_host().copy() for t in tensors]
     safe = built.kernel.clamp((256, 1, 1)[: len(sizes)])

@@ -345,7 +345,7 @@ class Graph:
                     undo()
             if not isinstance(error, platforms.opencl().Error):
                 raise
-            raise program.failure("replay", "in a recorded step", error) from None
+            raise program.failure("replay", "to replay a recorded step", error) from None
 
     def _say_why(self, call: Callable[[], object]) -> None:
         """Repeat a launch that returned an error code by a call that raises the error."""

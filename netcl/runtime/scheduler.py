@@ -66,7 +66,7 @@ class Stream:
         if isinstance(self.queue, CPUQueue):
             return None
         flush()
-        with program.driver_errors("Stream.record", "for an event"):
+        with program.driver_errors("Stream.record", "to enqueue an event"):
             event = platforms.opencl().enqueue_marker(self.queue)
         self.queue.flush()  # another queue may wait for it: an event that was never submitted would keep that one waiting
         return event
@@ -86,7 +86,7 @@ class Stream:
             event.wait()
         else:
             recording.host_work("a stream waits for another")
-            with program.driver_errors("Stream.wait_for", "for a barrier"):
+            with program.driver_errors("Stream.wait_for", "to enqueue a barrier"):
                 platforms.opencl().enqueue_barrier(self.queue, wait_for=[event])
         return self
 
@@ -102,7 +102,7 @@ class Stream:
             return tensor
         if tensor.context != self.queue.context:
             remedy = "move it with tensor.to(device), which copies"
-            raise DeviceError(message("Stream.use", "the tensor must be on the same device", remedy, tensor=tensor.device.device_name))
+            raise DeviceError(message("Stream.use", "the tensor must be on the stream's device", remedy, tensor=tensor.device.device_name))
         buffer = tensor.realize()  # on its own queue, before that is waited for
         self.wait_for(tensor.queue)
         lease = _Borrowed(tensor, self) if tensor.pool_handle is not None else None

@@ -76,7 +76,7 @@ def test_only_memory_that_can_be_shared_is(device):
     assert shared.numpy().sum() == 1000
     for unlike in (array[::2], _read_only(array.copy()), array.astype(np.float64), array.astype(">f4"), [1.0, 2.0]):
         with pytest.raises(
-            ShapeError, match=r"^\[from_host\] share=True requires a contiguous, writable array of the tensor's dtype; .*copy"
+            ShapeError, match=r"^\[from_host\] share=True requires a contiguous, writable NumPy array of the tensor's dtype; .*copy"
         ):
             nc.Tensor.from_host(unlike, share=True)
 

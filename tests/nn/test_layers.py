@@ -138,13 +138,13 @@ def test_running_statistics_are_changed_in_place(device):
         (lambda: nn.GroupNorm(2, 3), (), r"\[GroupNorm\] num_groups must be at least 1 and divide num_channels"),
         (lambda: nn.Conv2d(3, 4, 3, groups=2), (), r"\[Conv2d\] groups must be at least 1 and divide in_channels and out_channels"),
         (lambda: nn.Conv2d(3, 4, (3, 3, 3)), (), r"\[conv\] kernel_size must be an integer, or one per axis; axes=2"),
-        (lambda: nn.Conv2d(3, 4, 2, padding="same"), (), r'\[Conv2d\] padding="same" needs stride 1 and an odd window'),
+        (lambda: nn.Conv2d(3, 4, 2, padding="same"), (), r'\[Conv2d\] padding="same" requires stride 1 and an even dilation'),
         (
             lambda: nn.LSTM(3, 4),
             (2, 5, 7),
             r"\[LSTM\] the input must be \(time, batch, features\) or \(time, features\); shape=\(2, 5, 7\)",
         ),
-        (lambda: nn.GRU(3, 4), (0, 5, 3), r"\[GRU\] the input must have time steps"),
+        (lambda: nn.GRU(3, 4), (0, 5, 3), r"\[GRU\] the input must have at least 1 time step"),
         (lambda: nn.PixelShuffle(2), (1, 6, 2, 2), r"\[pixel_shuffle\] .* factor must be at least 1 and have a square that divides"),
         (
             lambda: nn.MultiheadAttention(7, 2),

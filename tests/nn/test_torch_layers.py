@@ -219,13 +219,13 @@ def test_ctc_of_an_impossible_target():
     assert loss.item() == 0.0 and not logits.grad.to_host().any()
     half = (ag.cast(given[0].detach(), "float16"), given[1][:, :1], [2], [1])
     assert abs(F.ctc_loss(*half).item() - F.ctc_loss(given[0], *half[1:]).item()) < 1e-2
-    with pytest.raises(ShapeError, match="an input length between 1 and T"):
+    with pytest.raises(ShapeError, match=r"input_lengths must have a number from 1 to 2, .*; input_lengths=\[3\]"):
         F.ctc_loss(given[0], given[1], [3], [2])
 
 
 @pytest.mark.parametrize(("call", "text"), [
     (lambda: F.conv3d(netcl.ones(1, 2, 3, 3), netcl.ones(1, 2, 1, 1, 1)), r"\[conv3d\] input must have 5 dimensions .*, got 4"),
-    (lambda: F.conv3d(netcl.ones(1, 2, 2, 3, 3), netcl.ones(1, 2, 3, 1, 1)), "the kernel must fit the input, got 3 depths for 2"),
+    (lambda: F.conv3d(netcl.ones(1, 2, 2, 3, 3), netcl.ones(1, 2, 3, 1, 1)), "the kernel must fit the input, got depth 3 for 2"),
     (lambda: F.max_pool3d(netcl.ones(1, 2, 3, 3), 2), r"\[max_pool3d\] input must have 5 dimensions"),
     (lambda: nn.Conv3d(2, 3, (1, 2)), r"\[conv\] kernel_size must be an integer, or one per axis; axes=3"),
     (lambda: F.max_unpool2d(netcl.ones(1, 1, 2, 2), netcl.ones(1, 1, 2, 1), 2), r"\[max_unpool2d\] input and indices must have the same"),

@@ -46,8 +46,9 @@ def storage_of(array: Any, dtype: str | None, op: str = "from_host") -> tuple[np
 def check_shared(array: Any, stored: np.ndarray) -> None:
     """Raise ``ShapeError`` unless ``stored`` is the writable memory of ``array`` itself, which ``share=True`` requires."""
     if stored.size and not (isinstance(array, np.ndarray) and np.may_share_memory(stored, array) and array.flags.writeable):
-        what = "share=True requires a contiguous, writable array of the tensor's dtype"
-        raise ShapeError(message("from_host", what, "drop share=True to copy the values", shape=stored.shape, dtype=stored.dtype))
+        what, flags = "share=True requires a contiguous, writable NumPy array of the tensor's dtype", getattr(array, "flags", None)
+        seen = {name: getattr(flags, name, None) for name in ("c_contiguous", "writeable")} | {"dtype": getattr(array, "dtype", None)}
+        raise ShapeError(message("from_host", what, "drop share=True to copy the values", array=type(array).__name__, **seen))
 
 
 class CPUBackend:

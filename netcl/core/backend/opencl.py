@@ -70,7 +70,7 @@ def _with_netcl_errors(enqueue: Callable[..., Any], failed: type[BaseException])
         try:
             event = enqueue(*args, **options)
         except failed as error:
-            raise program.failure("transfer", "of a copy", error) from None
+            raise program.failure("transfer", "to copy", error) from None
         if began:
             _tell_transfer(args, options, began, event)
         return event

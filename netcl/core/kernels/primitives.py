@@ -66,7 +66,8 @@ class KernelSpec:
 
     def __post_init__(self) -> None:
         if bool(self.body) == bool(self.src):
-            raise KernelBuildError(message("KernelSpec", "exactly one of src and body must be given", name=self.name))
+            what = f"exactly one of src and body must be given, got {'both' if self.src else 'neither'}"
+            raise KernelBuildError(message("KernelSpec", what, name=self.name))
         if not _IDENTIFIER.fullmatch(self.name):
             raise KernelBuildError(message("KernelSpec", "name must be a C identifier", name=repr(self.name)))
         for option in self.options:
@@ -142,7 +143,8 @@ class BuiltKernel:
         wanted = self._measured(queue, sizes, args) or (256, 1, 1)[: len(sizes)] if local_size is None else local_size
         local = self.kernel.clamp((wanted,) if isinstance(wanted, int) else tuple(wanted))
         if len(local) != len(sizes):
-            raise ShapeError(message(self.name, "both sizes must have the same number of dimensions", global_size=sizes, local_size=local))
+            what = "global_size and local_size must have the same number of dimensions"
+            raise ShapeError(message(self.name, what, global_size=sizes, local_size=local))
         return local if self.spec.guarded else tuple(largest_divisor(n, most) for n, most in zip(sizes, local, strict=True))
 
     def slot(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:

@@ -204,7 +204,7 @@ class Program:
                 built = self._from_binary(context, self._final)
         except cl.Error as error:
             if lacks_memory(error):
-                raise failure("build", f"for {_kernel_names(self.source)}", error) from None
+                raise failure("build", f"to build {_kernel_names(self.source)}", error) from None
             raise KernelBuildError(_build_failure(self.state.device, self.source, self.options, str(error))) from None
         finally:
             _building = None
@@ -251,7 +251,7 @@ class Program:
             return cl.Kernel(self._built, name)
         except cl.Error as error:
             if lacks_memory(error):
-                raise failure(name, "for the kernel object", error) from None
+                raise failure(name, "to create the kernel object", error) from None
             what = f"the program has no kernel {name}"
             raise KernelBuildError(message("kernel", what, has=self._built.get_info(cl.program_info.KERNEL_NAMES))) from None
 
@@ -290,7 +290,7 @@ def _wait_before_more(lenders: list[Any], queue: Any, event: Any) -> None:
     """Make the other queues whose tensors a launch uses wait for it, before they write to or reuse the memory."""
     queue.flush()
     for lender in lenders:
-        with driver_errors("launch", "for a barrier"):
+        with driver_errors("launch", "to enqueue a barrier"):
             platforms.opencl().enqueue_barrier(lender, wait_for=[event])
     lenders.clear()
 
@@ -438,7 +438,7 @@ class Kernel:
             queue.finish()
             return self.enqueue(queue, kernel, sizes, local)
         except self.failed as again:
-            raise failure(self.name, "at launch", again) from None
+            raise failure(self.name, "to launch the kernel", again) from None
 
     def _refused(self, sizes: tuple[int, ...], local: tuple[int, ...] | None, why: Any) -> DeviceError:
         """Return the error for a rejected launch, with the limits it may exceed."""
@@ -496,7 +496,7 @@ class Kernel:
             recording.host_work("a kernel uses a tensor of another queue")
             lender, target = (of if hooks.launch_queue is None else hooks.launch_queue(of) for of in (tensor.queue, queue))
             cl = platforms.opencl()
-            with driver_errors(self.name, "for a barrier"):
+            with driver_errors(self.name, "to enqueue a barrier"):
                 cl.enqueue_barrier(target, wait_for=[cl.enqueue_marker(lender)])
             lender.flush()  # waiting for a marker that was never submitted does not end
             self._own().lenders.append(lender)

@@ -61,5 +61,5 @@ def orthogonal(module: Module, name: str = "weight", orthogonal_map: str | None 
     kind, weight = orthogonal_map or "matrix_exp", getattr(module, name)
     if kind not in ("matrix_exp", "cayley") or weight.ndim != 2 or not use_trivialization:
         what = "the weight must be a matrix, the map matrix_exp or cayley, and use_trivialization True"
-        raise ShapeError(message("orthogonal", what, orthogonal_map=kind, shape=weight.shape))
+        raise ShapeError(message("orthogonal", what, orthogonal_map=kind, shape=weight.shape, use_trivialization=use_trivialization))
     return register_parametrization(module, name, _Orthogonal(kind))

@@ -107,8 +107,8 @@ def pack_padded_sequence(input: Tensor, lengths: Any, batch_first: bool = False,
     sizes = np.asarray(lengths, np.int64).reshape(-1)
     time, batch = input.shape[:2][:: -1 if batch_first else 1]
     if len(sizes) != batch or sizes.min(initial=1) < 1 or sizes.max(initial=1) > time:
-        what = "every sequence must have a length between 1 and the steps of the input"
-        raise ShapeError(message("pack_padded_sequence", what, lengths=sizes.tolist(), **{"input.shape": input.shape}))
+        what = f"lengths must have a number from 1 to {time} for each sequence"
+        raise ShapeError(message("pack_padded_sequence", what, lengths=sizes.tolist(), sequences=batch, **{"input.shape": input.shape}))
     order = np.arange(batch) if enforce_sorted else np.argsort(-sizes, kind="stable")
     if (np.diff(sizes[order]) > 0).any():
         remedy = "sort the batch, or pass enforce_sorted=False"

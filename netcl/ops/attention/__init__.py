@@ -154,9 +154,9 @@ _ATTENTION_GRAD_SAMPLES = [
 ]
 _ATTENTION_ERRORS = [
     (S((2, 3, 4), (2, 5, 6), (2, 5, 6)), r"q and k must have the same head size, got 4 and 6"),
-    (S((3, 3, 4), (2, 5, 4), (2, 5, 4)), r"k and v must have the batch axes of q and a divisor of its heads"),
+    (S((3, 3, 4), (2, 5, 4), (2, 5, 4)), r"k and v must have the batch axes of q and a number of heads that divides its heads"),
     (S((2, 3, 300), (2, 5, 300), (2, 5, 300)), r"head sizes must be at most 256"),
-    (S((2, 3, 4), (2, 5, 4), (2, 5, 4), (4, 5)), r"the mask cannot be broadcast to the scores; mask=\(4, 5\), scores=\(2, 3, 5\)"),
+    (S((2, 3, 4), (2, 5, 4), (2, 5, 4), (4, 5)), r"mask must broadcast to the scores; mask=\(4, 5\), scores=\(2, 3, 5\)"),
 ]
 
 

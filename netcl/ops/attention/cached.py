@@ -110,9 +110,11 @@ def _check_tables(k: Any, keys: Tensor, frequencies: Any, norms: list[Any]) -> N
     size, given = keys.shape[3], [t.shape for t in norms if t is not None]
     apart = keys.dtype == "int8" or k is not None or size % 2 or len({t.dtype for t in norms if t is not None}) > 1
     if (given or frequencies is not None) and (apart or given not in ([], [(size,)] * 2) or 2 * getattr(frequencies, "size", 0) > size):
-        what = f"frequencies (at most {size // 2}) and both norms ({size},) of one dtype are for projections with heads of an even size, "
-        what += "not for int8"
-        raise ShapeError(message("cached_attention", what, "apply rms_norm and rope first", cache=keys.dtype, norms=given))
+        what = f"frequencies (at most {size // 2}) and norms (two of shape ({size},) and one dtype) require k and v to be None, an even "
+        what += "head size and a cache that is not int8"
+        seen = {"k": k is not None, "keys": (keys.shape, keys.dtype), "frequencies": getattr(frequencies, "shape", None),
+                "norms": [(t.shape, t.dtype) for t in norms if t is not None]}  # fmt: skip
+        raise ShapeError(message("cached_attention", what, "apply rms_norm and rope first", **seen))
 
 
 def _check_lengths(q: Tensor, lengths: Tensor) -> None:

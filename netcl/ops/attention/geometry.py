@@ -56,7 +56,7 @@ def attention_geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> HeadSizes:
         raise ShapeError(message(op, f"head sizes must be at most {LARGEST}", **shapes))
     heads, kv_heads = (t.shape[-3] if t.ndim > 2 else 1 for t in (q, k))
     if q.shape[:-3] != k.shape[:-3] or (heads != kv_heads and (not kv_heads or heads % kv_heads)):
-        raise ShapeError(message(op, "k and v must have the batch axes of q and a divisor of its heads", **shapes))
+        raise ShapeError(message(op, "k and v must have the batch axes of q and a number of heads that divides its heads", **shapes))
     sharing = heads // kv_heads if kv_heads else 1
     return HeadSizes(math.prod(q.shape[:-3]), heads, sharing, q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1])
 
@@ -81,7 +81,7 @@ def mask_of(op: str, mask: Tensor | None, q: Tensor, sizes: HeadSizes) -> Mask:
     scores = (*q.shape[:-2], sizes.n, sizes.m)
     padded = (*(1,) * (len(scores) - mask.ndim), *mask.shape)
     if len(padded) != len(scores) or any(a not in (1, b) for a, b in zip(padded, scores, strict=True)):
-        raise ShapeError(message(op, "the mask cannot be broadcast to the scores", mask=mask.shape, scores=scores))
+        raise ShapeError(message(op, "mask must broadcast to the scores", mask=mask.shape, scores=scores))
     lead = padded[:-3]
     if math.prod(lead) not in (1, sizes.batch):  # some batch axes broadcast and some do not: a single stride cannot express that
         padded = (*scores[:-3], *padded[-3:])

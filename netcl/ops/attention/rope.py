@@ -77,7 +77,7 @@ def _rope_vjp(F, g, positions, frequencies, base, offset, interleaved, inverse, 
              S((6, 5, 1, 4), (6, 1), dtypes=(None, "int32"), high=(1.0, 30), heads=3)],
     errors=[(S((5, 7)), r"\[rope\] x must be \(..., N, D\) with an even D; x=\(5, 7\)"),
             (S((2, 5, 4), (4,), dtypes=(None, "int64")), r"\[rope\] positions must be \(N,\) or \(B, N\) for x of \(B, ..., N, D\)"),
-            (S((5, 8), None, (3,)), r"\[rope\] frequencies must be \(D / 2,\); frequencies=\(3,\), x=\(5, 8\)"),
+            (S((5, 8), None, (3,)), r"\[rope\] frequencies must have shape \(4,\); frequencies=\(3,\), x=\(5, 8\)"),
             (S((2, 5, 4), heads=1), r"\[rope\] heads must be from 0 to the heads of x, for x of \(B, heads, N, D\) .*; heads=1")],
 )  # fmt: skip
 def rope(
@@ -101,7 +101,7 @@ def rope(
     if x.ndim < 2 or x.shape[-1] % 2:
         raise ShapeError(message("rope", "x must be (..., N, D) with an even D", x=x.shape))
     if frequencies is not None and frequencies.shape != (x.shape[-1] // 2,):
-        raise ShapeError(message("rope", "frequencies must be (D / 2,)", frequencies=frequencies.shape, x=x.shape))
+        raise ShapeError(message("rope", f"frequencies must have shape ({x.shape[-1] // 2},)", frequencies=frequencies.shape, x=x.shape))
     outer, rows, n = _rope_sizes(x, positions)
     if heads is not None and (x.ndim != 4 or positions is None or positions.ndim != 2 or not 0 <= heads <= rows):
         what = "heads must be from 0 to the heads of x, for x of (B, heads, N, D) and positions of (B, N)"

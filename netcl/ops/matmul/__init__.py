@@ -202,7 +202,7 @@ def _check_linear(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
         what = f"w expected {w.shape[1]} features, got {x.shape[-1] if x.shape else 'none'}" if w.ndim == 2 else "w must be a matrix"
         flat = w.ndim == 2 and x.ndim > 2 and math.prod(x.shape[1:]) == w.shape[1]
         remedy = "flatten the input first: nn.Flatten(), or x.flatten(1)" if flat else "x must have in_features along its last axis"
-        raise ShapeError(message("linear", what, remedy, **shapes))
+        raise ShapeError(message("linear", what, remedy if w.ndim == 2 else "w is (out_features, in_features)", **shapes))
     if bias is not None and bias.shape != (w.shape[0],):
         raise ShapeError(message("linear", f"bias must have {w.shape[0]} values", **shapes, **{"bias.shape": bias.shape}))
 
@@ -328,6 +328,7 @@ def build_matmul_kernel(context: Any, tile: int = 16, dtype: str = "float") -> B
     limit = getattr(getattr(context, "context", context), "devices", None)
     if not 1 <= tile <= 64 or (limit and tile * tile > limit[0].max_work_group_size):
         what = "tile must be from 1 to 64, and the device must allow work-groups of tile x tile items"
-        raise ShapeError(message("build_matmul_kernel", what, tile=tile))
+        most = limit[0].max_work_group_size if limit else "unknown"
+        raise ShapeError(message("build_matmul_kernel", what, tile=tile, max_work_group_size=most))
     text = f"{storage_macros(X=dtypes.lookup(dtype, 'build_matmul_kernel').name)}#define TILE {tile}\n{cl_source(__file__, 'tiled.cl')}"
     return KernelSpec("matmul", src=text, guarded=True).build(context)

@@ -34,7 +34,7 @@ def _packed_problem(op: str, x: Tensor, weight: Tensor, kind: str, shape: tuple[
     if activations not in _ACTIVATION_FORMS:
         raise ValueError(message(op, f"activations must be one of {', '.join(_ACTIVATION_FORMS)}", activations=repr(activations)))
     if activations == "int8" and not p.coded:
-        raise ValueError(message(op, f"{row.name} has no integer codes, which int8 activations require", "use float"))
+        raise ValueError(message(op, f"{row.name} has no integer codes, which int8 activations require", 'use activations="float"'))
     return p
 
 

@@ -51,7 +51,7 @@ def _check_layer(
             )
     if (projection is None) != (width == hidden) or (projection is not None and kind != "lstm"):
         what = "weight must have one column per hidden unit, or another number together with the projection of an LSTM"
-        raise ShapeError(message("recurrent", what, hidden=hidden, weight=weight.shape, kind=kind))
+        raise ShapeError(message("recurrent", what, hidden=hidden, weight=weight.shape, kind=kind, projection=projection is not None))
     if (
         (bias is not None and kind != "gru")
         or (c0 is not None and (kind != "lstm" or h0 is None))
