@@ -228,7 +228,7 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
             own = [value for key, value in (config.get("alpha_pattern") or {}).items() if f".{name}".endswith(f".{key}")]
             rank, alpha = len(parts["lora_A"]), own[0] if own else config.get("lora_alpha")
             if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-                raise refusal("load_adapter", "lora_alpha and alpha_pattern must have numbers", file=place / _CONFIG, layer=name, given=repr(alpha))
+                raise refusal("load_adapter", "lora_alpha and alpha_pattern must have numbers", file=place / _CONFIG, given=repr(alpha))
             alpha *= math.sqrt(rank) if config.get("use_rslora") else 1
             made[path] = LoRALinear(model.get_submodule(path), rank, alpha, float(config.get("lora_dropout") or 0.0), dora)
             with refusing("load_adapter", place / _TENSORS, (ShapeError,)):

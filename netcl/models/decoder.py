@@ -234,8 +234,8 @@ class CausalLM(Module):
         if draft.config.vocab_size != self.config.vocab_size or draft.context < len(prompts[0]) + most - 1 or draft_tokens < 1:
             least = len(prompts[0]) + most - 1
             what = f"draft must have the model's vocabulary size and a context of at least {least}, and draft_tokens must be at least 1"
-            sizes = {"vocabularies": (self.config.vocab_size, draft.config.vocab_size), "context": draft.context}
-            raise ValueError(message("generate", what, "choose another draft, or other numbers", **sizes, draft_tokens=draft_tokens))
+            own = {"vocab_sizes": (self.config.vocab_size, draft.config.vocab_size), "context": draft.context, "draft_tokens": draft_tokens}
+            raise ValueError(message("generate", what, "choose another draft, lower max_new_tokens, or raise draft_tokens", **own))
         return Speculator(self, draft, sampling, draw, draft_tokens).tokens(prompts[0], most, file)
 
     def end_tokens(self) -> set[int]:

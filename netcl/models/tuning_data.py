@@ -132,7 +132,7 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
     pieces = sorted((piece for piece in pieces if any(piece.learned[1:])), key=lambda piece: -len(piece.ids))
     cut = sum(len(ids) > length and not all(learned) for ids, learned in documents)
     if not pieces:
-        raise ValueError(message("finetune", "at least one document must have a token to learn", "raise the length, or add answers", length=length))
+        raise ValueError(message("finetune", "at least one document must have a token to learn", "raise length or add text", length=length))
     if cut:
         warnings.warn(message("finetune", f"{cut} conversations are cut", "raise the block length", length=length), stacklevel=2)
     room: list[tuple[int, int]] = []  # positions left, number of the block
