@@ -55,7 +55,7 @@ def check(args: argparse.Namespace) -> int:
 
 def _check_sizes(work: Sequence[int], group: Sequence[int] | None) -> None:
     if len(work) > 3:
-        raise CommandError(message("check", "work-items must have one to three dimensions", global_size=work))
+        raise CommandError(message("check", "global_size must have one to three dimensions", global_size=work))
     if group is not None and (len(group) != len(work) or any(size % part for size, part in zip(work, group, strict=True))):
         what = "local_size must have the dimensions of global_size and divide it"
         raise CommandError(message("check", what, global_size=work, local_size=group))

@@ -32,7 +32,7 @@ def load_writer(args: argparse.Namespace) -> Any:
 
     model = load(args.path, pick_device(args.device))
     if not isinstance(model, CausalLM):
-        raise CommandError(message(args.command, "the model must generate text", model=type(model).__name__))
+        raise CommandError(message(args.command, "the model must be a decoder-only language model (CausalLM)", model=type(model).__name__))
     return model.merge_projections()
 
 
@@ -105,7 +105,7 @@ def generate_text(args: argparse.Namespace) -> int:
         return 0
     model = load_writer(args)
     if not prompt:
-        raise CommandError(message("generate", "a prompt must be given", 'netcl generate PATH "Once upon a time"'))
+        raise CommandError(message("generate", "a non-empty prompt must be given", 'netcl generate PATH "Once upon a time"'))
     sys.stdout.write(prompt)
     for piece in model.generate(prompt, length, seed=args.seed, stop=args.stop, stream=True, **options):
         sys.stdout.write(piece)

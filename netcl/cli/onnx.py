@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace) -> int:
     session, feed = _session(args)
     made = {entry.name: x for entry, x in zip(session.get_outputs(), session.run(None, feed), strict=True)}
     if lists := [name for name, x in made.items() if not isinstance(x, np.ndarray)]:
-        raise CommandError(message("onnx", "sequences cannot be written to a file", outputs=lists))
+        raise CommandError(message("onnx", "outputs must be tensors to be written to a file", outputs=lists))
     np.savez(args.out, **made)
     say("\n".join(f"{name}: {x.dtype} {list(x.shape)}" for name, x in made.items()))
     say(f"written to {args.out}")
@@ -113,7 +113,7 @@ def _session(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     sizes, generator, feed = _given_sizes(args), np.random.default_rng(args.seed), {}
     for entry in session.get_inputs():
         if entry.dtype is None:
-            raise CommandError(message("onnx", f"input {entry.name!r} is not a tensor", type=entry.type))
+            raise CommandError(message("onnx", f"input {entry.name!r} must be a tensor, or be given by --inputs", type=entry.type))
         shape = [size if isinstance(size, int) else sizes.get(str(size), 1) for size in entry.shape]
         whole_numbers = entry.dtype.kind in "biu"  # 0 and 1 are valid as an index, a mask or a count
         feed[entry.name] = (generator.integers(0, 2, shape) if whole_numbers else generator.standard_normal(shape)).astype(entry.dtype)

@@ -80,7 +80,7 @@ def _tune_sizes(args: argparse.Namespace, handle: Any, told: Callable[[Any], Non
     product = args.what == "matmul"
     if len(args.sizes) not in ((3,) if product else (7, 8, 9)):
         remedy = f"netcl tune {args.what} {PROBLEM_SIZES[args.what]}"
-        raise CommandError(message("tune", f"{args.what} requires its sizes", remedy, sizes=args.sizes))
+        raise CommandError(message("tune", f"{args.what} requires {'3' if product else '7 to 9'} sizes", remedy, sizes=args.sizes))
     flags = dict(zip(("stride", "pad"), args.sizes[7:], strict=False))
     ops = ["matmul"] if product else ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]
     try:

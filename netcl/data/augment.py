@@ -41,7 +41,7 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
     """Return a range as two floats; a number ``d`` gives ``(-d, d)``."""
     low, high = (-value, value) if np.ndim(value) == 0 else value
     if low > high:
-        raise ValueError(message(name, "a range must go from low to high", range=(low, high)))
+        raise ValueError(message(name, "degrees, shear and scale must have low <= high", given=(low, high)))
     return float(low), float(high)
 
 
@@ -81,7 +81,7 @@ class Compose(Augmentation):
         self.on_device = any(part.on_device for part in parts)
         if any(part.on_device != self.on_device or part.with_labels for part in parts):
             what = "augmentations that change labels cannot be composed, nor NumPy ones with ones on the device"
-            raise ValueError(message("Compose", what, "give the loader a list: augment=[...]"))
+            raise ValueError(message("Compose", what, "give the loader a list: augment=[...]", parts=[type(x).__name__ for x in parts]))
 
     def __call__(self, x: Any, rng: np.random.Generator | None = None) -> Any:
         rng = np.random.default_rng() if rng is None else rng

@@ -291,4 +291,5 @@ def _check_samplers(sampler: Any, batch_sampler: Any, shuffle: Any, drop_last: A
         what = "an iterable dataset cannot be shuffled or sampled" if streams else "only one argument may choose the samples"
         raise ValueError(message("DataLoader", what, given=", ".join(given)))
     if batch_sampler is not None and (batch_size != 1 or drop_last):
-        raise ValueError(message("DataLoader", "batch_sampler cannot be combined with drop_last or a batch_size other than 1"))
+        what = "batch_sampler cannot be combined with drop_last or a batch_size other than 1"
+        raise ValueError(message("DataLoader", what, batch_size=batch_size, drop_last=drop_last))

@@ -76,7 +76,7 @@ class ConcatDataset(Dataset):
         self.datasets = list(datasets)
         if not self.datasets or any(isinstance(dataset, IterableDataset) for dataset in self.datasets):
             what, remedy = "there must be at least one dataset, and none may be an IterableDataset", "chain iterable ones with ChainDataset"
-            raise ValueError(message("ConcatDataset", what, remedy, datasets=len(self.datasets)))
+            raise ValueError(message("ConcatDataset", what, remedy, datasets=[type(dataset).__name__ for dataset in self.datasets]))
         self.cumulative_sizes = np.cumsum([len(dataset) for dataset in self.datasets]).tolist()
 
     def __len__(self) -> int:
@@ -97,8 +97,8 @@ class StackDataset(Dataset):
         self.datasets: Any = named or datasets
         if bool(named) == bool(datasets) or len({len(dataset) for dataset in named.values() or datasets}) > 1:
             lengths = [len(dataset) for dataset in (*datasets, *named.values())]
-            what = "datasets must be given, all or none by name, and have equal lengths"
-            raise ValueError(message("StackDataset", what, lengths=lengths))
+            what = "there must be at least one dataset, all given by position or all by name, with equal lengths"
+            raise ValueError(message("StackDataset", what, lengths=lengths, names=[*named]))
 
     def __len__(self) -> int:
         return len(next(iter(self.datasets.values() if isinstance(self.datasets, dict) else self.datasets)))
@@ -212,7 +212,7 @@ def _sizes(lengths: Sequence[float], n: int, op: str) -> list[int]:
         sizes = [int(np.floor(n * length + 1e-9)) for length in lengths]
         sizes = [size + (i < n - sum(sizes)) for i, size in enumerate(sizes)]
     else:
-        raise ValueError(message(op, "fractions must add up to 1", lengths=list(lengths)))
+        raise ValueError(message(op, "lengths must be whole numbers, or fractions that add up to 1", lengths=list(lengths)))
     if sum(sizes) != n:
         raise ValueError(message(op, "lengths must add up to the number of samples", lengths=list(lengths), samples=n))
     return sizes

@@ -145,7 +145,7 @@ def text(path: PathLike, block: int = 128, step: int = 1, test: float = 0.1) -> 
     cut = len(content) - max(block + 1, int(len(content) * test))
     if cut < block + 1:
         what = "the file must leave block + 1 bytes for each of the training and test parts"
-        raise ValueError(message("text", what, bytes=len(content), block=block, file=path))
+        raise ValueError(message("text", what, bytes=len(content), block=block, test=test, file=path))
     return Bytes(content[:cut], block, step, Path(path).name), Bytes(content[cut:], block, block, Path(path).name)
 
 

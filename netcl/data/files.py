@@ -75,7 +75,7 @@ def held_out(dataset: Any, labels: np.ndarray | None, fraction: float, seed: int
 
 def _check_parts(what: str, **sizes: int) -> None:
     if not all(sizes.values()):
-        what = f"every part must have at least one sample, also that for {what}"
+        what = f"every part must have at least one sample, the one for {what} too"
         raise ValueError(message("data", what, "add samples, or change the splits", **sizes))
 
 
@@ -277,5 +277,5 @@ def read_inputs(path: FilePath, reading: Mapping[str, Any]) -> np.ndarray:
         raise FormatError(message("predict", "the file must be .npz, .npy or IDX, or a picture for a model of images", file=file))
     if list(x.shape[1:]) != list(reading["shape"]):
         what = "an input must have the shape that the model was trained on"
-        raise FormatError(message("predict", what, shape=x.shape[1:], expected=tuple(reading["shape"])))
+        raise FormatError(message("predict", what, shape=x.shape[1:], expected=tuple(reading["shape"]), file=file))
     return x

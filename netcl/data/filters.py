@@ -32,7 +32,7 @@ def _windows(name: str, x: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     if len(size) != 2 or any(n % 2 == 0 for n in size):
         raise ValueError(message(name, "a kernel must have two odd sides", size=size))
     if x.ndim < 2 or any(n <= k // 2 for n, k in zip(x.shape[-2:], size, strict=True)):
-        raise ValueError(message(name, "height and width must be larger than half of the kernel", shape=x.shape, size=size))
+        raise ValueError(message(name, "x must have a height and a width larger than half of the kernel", shape=x.shape, size=size))
     border = [(0, 0)] * (x.ndim - 2) + [(n // 2, n // 2) for n in size]
     return np.lib.stride_tricks.sliding_window_view(np.pad(x, border, mode="reflect"), size, axis=(-2, -1))
 

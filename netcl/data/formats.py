@@ -119,7 +119,7 @@ def npy_array(data: np.ndarray, refuse: Callable[..., Exception]) -> np.ndarray:
     if dtype.kind not in "biufcU" or dtype.hasobject:
         raise refuse(f"an entry must hold numbers or strings, got dtype {dtype}", "objects are pickled, and pickles are never opened")
     if math.prod(shape) * dtype.itemsize != data.size - start:
-        raise refuse("an entry must have as many bytes as its shape says", shape=shape, bytes=data.size - start)
+        raise refuse("an entry must have as many bytes as its shape says", shape=shape, dtype=dtype, bytes=data.size - start)
     values = data[start:].copy() if start % max(dtype.alignment, 1) else data[start:]
     try:  # nothing may have sizes that no memory has
         return np.ascontiguousarray(values.view(dtype).reshape(shape[::-1]).T) if fortran else values.view(dtype).reshape(shape)
@@ -131,15 +131,15 @@ def _npy_header(data: np.ndarray) -> tuple[np.dtype, bool, tuple[int, ...], int]
     """The dtype, order, shape and offset of the values in an NPY entry. ``literal_eval`` reads literals and runs nothing."""
     head = data[:12].tobytes()
     if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\x01\x00", b"\x02\x00"):
-        raise ValueError("expected an NPY array")
+        raise ValueError(f"an NPY array must begin with its magic and version 1.0 or 2.0, got {head[:8]!r}")
     width = 2 if head[6] == 1 else 4
     start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
     if start > min(data.size, 1 << 16):
-        raise ValueError("the header must have at most 65536 bytes and lie inside the entry")
+        raise ValueError(f"the header must end within 65536 bytes and inside the entry of {data.size}, got {start}")
     fields = ast.literal_eval(data[8 + width : start].tobytes().decode("latin1").strip())
     descr, fortran, shape = fields["descr"], fields["fortran_order"], fields["shape"]
     if not (isinstance(descr, str) and isinstance(fortran, bool) and isinstance(shape, tuple)):
-        raise ValueError("a header field must have the right type")
+        raise ValueError(f"descr must be a string, fortran_order a bool and shape a tuple, got {fields!r:.200}")
     if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 64:
         raise ValueError(f"the shape must be at most 64 non-negative integers, got {shape}")
     return np.dtype(descr), fortran, shape, start

@@ -90,7 +90,7 @@ class WeightedRandomSampler(Sampler):
         self.num_samples = check_count("WeightedRandomSampler", "num_samples", num_samples)
         if self.weights.ndim != 1 or not (self.weights >= 0).all() or not self.weights.sum() > 0:
             what = "WeightedRandomSampler"
-            raise ValueError(message(what, "weights must be a vector of numbers >= 0 with a sum above 0", shape=self.weights.shape))
+            raise ValueError(message(what, "weights must be a vector of numbers >= 0 with a sum above 0", weights=f"{weights!r:.80}"))
         if not replacement and num_samples > np.count_nonzero(self.weights):
             what, some = (
                 "without replacement, num_samples must be at most the count of nonzero weights",

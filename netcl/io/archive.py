@@ -292,12 +292,12 @@ def read_meta(path: str | os.PathLike[str], op: str, max_bytes: int | None = Non
 def parse_meta(stored: np.ndarray | None, path: str | os.PathLike[str], op: str) -> dict[str, Any]:
     """The JSON of ``__netcl_meta__``; raises if it is missing, malformed or newer than this netcl."""
     if stored is None or stored.dtype.kind != "U" or stored.shape != ():
-        raise refusal(op, f"the file has no {META}", "it was not written by netcl, or with save_params", file=path)
+        raise refusal(op, f"the file must have {META} as a text", "it was not written by netcl, or with save_params", file=path)
     with refusing(op, path):
         meta = json.loads(str(stored))
     version = meta.get("version") if isinstance(meta, dict) else None
     if type(version) is not int or version < 1 or not isinstance(meta.get("kind"), str):
-        raise refusal(op, f"{META} is not what netcl writes", file=path)
+        raise refusal(op, f"{META} must have a version of at least 1 and a kind", version=repr(version), file=path)
     if version > VERSION:
         raise refusal(op, "the file requires a newer netcl", "update netcl", version=version, known=VERSION, file=path)
     return meta

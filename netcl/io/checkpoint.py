@@ -106,7 +106,7 @@ def _read(found: Path, max_bytes: int | None = None) -> tuple[int, dict[str, Any
     state = tree.unpack(meta.get("state"), arrays, LOAD, tensor=_HostTensor)
     step = meta.get("step")
     if not isinstance(state, dict) or type(step) is not int or step < 0:
-        raise refusal(LOAD, f"{archive.META} is not what netcl writes", file=found)
+        raise refusal(LOAD, f"{archive.META} must have a state, and a step of at least 0", step=repr(step), file=found)
     return step, state, str(meta.get("run", ""))
 
 

@@ -67,7 +67,7 @@ def read_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The notes of a file of :func:`save_model`; empty if it has none."""
     notes = archive.read_meta(path, "load_model").get("notes", {})
     if not isinstance(notes, dict):
-        raise refusal("load_model", f"{archive.META} is not what netcl writes", file=path)
+        raise refusal("load_model", f"notes in {archive.META} must be an object", given=type(notes).__name__, file=path)
     return notes
 
 
@@ -83,7 +83,8 @@ def _tie(model: Any, tied: Any, path: object) -> None:
     state = _own_tensors(model)
     for name, other in tied.items() if isinstance(tied, dict) else [("", "")]:
         if not isinstance(other, str) or not {name, other} <= state.keys() or state[name].shape != state[other].shape:
-            raise refusal("load_model", f"{archive.META} is not what netcl writes", file=path)
+            what = f"tied in {archive.META} must map names to names of weights with the same shape"
+            raise refusal("load_model", what, name=repr(name), other=repr(other), file=path)
         owner, _, last = name.rpartition(".")
         setattr(model.get_submodule(owner), last, state[other])
 
@@ -93,7 +94,7 @@ def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: i
     meta, arrays = archive.read(path, "load_model", "model", max_bytes)
     stored = meta.get("dtypes")
     if not isinstance(stored, dict) or not isinstance(meta.get("frozen"), list):
-        raise refusal("load_model", f"{archive.META} is not what netcl writes", file=path)
+        raise refusal("load_model", f"{archive.META} must have an object dtypes and a list frozen", keys=sorted(meta), file=path)
     names_differ("load_model", path, "weights", stored, arrays)
     values = {name: _decoded(array, stored[name], name, path) for name, array in arrays.items()}
     # Parameters are built as float32, whatever they are stored as; the rest is for buffers that are not in the file.

@@ -58,7 +58,7 @@ def run_program(
             raise Refused(f"the program must have at most {most} steps for a file of this size; if you trust it, pass max_bytes=")
         step(machine, argument)
     if len(machine.stack) != 1 or machine.stack[0] is _STACK_MARK:
-        raise Refused(f"the program must end with one value, got {len(machine.stack)}")
+        raise Refused(f"the program must end with one value and no mark, got {len(machine.stack)} items")
     return machine.stack[0], stream.tell()
 
 
@@ -119,7 +119,7 @@ class _Machine:
         arguments, function = self.pop(), self.pop()
         if not isinstance(function, Allowed) or function.make is None or not isinstance(arguments, tuple):
             called = function if isinstance(function, Allowed) else f"a {type(function).__name__}"
-            raise Refused(f"the file calls {called}, which is not a function it may call")
+            raise Refused(f"the file calls {called} with a {type(arguments).__name__}; it may call only known functions, with a tuple")
         self.push(function.make(*arguments))
 
     def build(self) -> None:

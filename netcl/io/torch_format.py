@@ -107,7 +107,7 @@ class _Reader:
 
     def window(self, storage: Any, dtype: str, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Any:
         if not isinstance(storage, _Storage) or not dtype:
-            raise Refused("a tensor must be made of a storage")
+            raise Refused("a tensor must be made of a storage, with a known dtype")
         if storage.data is None:
             return None
         size, stride = _integers(size), _integers(stride)
@@ -118,7 +118,7 @@ class _Reader:
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if math.prod(size) else 0
         count = storage.data.size // kind.itemsize
         if (math.prod(size) and last >= count) or storage.data.size % kind.itemsize:
-            raise Refused(f"a tensor of size {size}, stride {stride} and offset {offset} must lie in its storage of {count} elements")
+            raise Refused(f"a tensor of size {size}, stride {stride}, offset {offset} must lie in its storage of {count} elements, {dtype}")
         self.take(math.prod(size) * kind.itemsize)
         return self.convert(_strided_values(storage.data.view(kind), offset, size, stride, self.big_endian))
 
@@ -170,7 +170,7 @@ class _Zip:
             self.known[key] = _Storage(dtype, self.entries.read(name))
         storage = self.known[key]
         if storage.dtype != dtype or storage.data is None or storage.data.size != count * _item_size(dtype):
-            raise Refused(f"storage {key!r} must have the size and dtype that the program declares")
+            raise Refused(f"storage {key!r} must have the size and dtype that the program declares: {count} elements of {dtype}")
         return storage
 
 
@@ -219,9 +219,9 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
         dtype, count = declared[key]
         nbytes = count * _item_size(dtype)
         if position + 8 + nbytes > len(data):
-            raise Refused("the file must not be truncated")
+            raise Refused(f"the file must not be truncated: storage {key!r} ends at byte {position + 8 + nbytes} of {len(data)}")
         if int.from_bytes(data[position : position + 8], "little") != count:
-            raise Refused(f"storage {key!r} must have the size that the program declares")
+            raise Refused(f"storage {key!r} must have the size that the program declares: {count} elements")
         storages[key] = _Storage(dtype, np.frombuffer(data, np.uint8, nbytes, position + 8).copy())
         position += 8 + nbytes
     reader = _Reader(limit, head[2].get("little_endian") is False, convert)

@@ -89,7 +89,7 @@ def lora(model: ModelT, rank: int = 8, alpha: float = 16, targets: Sequence[str]
     known = {path.rpartition(".")[2] for path in layers}
     wanted = set(TARGETS) & known if targets is None else {targets} if isinstance(targets, str) else set(targets)
     if not wanted or wanted - known:
-        raise ValueError(message("lora", f"targets must be among the linear layers: {', '.join(sorted(known))}", targets=sorted(wanted)))
+        raise ValueError(message("lora", f"targets must be one or more of {', '.join(sorted(known))}", targets=sorted(wanted)))
     chosen = {path: layer for path, layer in layers.items() if path.rpartition(".")[2] in wanted}
     return _put_adapters(model, {path: LoRALinear(layer, rank, alpha, dropout, dora) for path, layer in chosen.items()})
 
@@ -156,9 +156,10 @@ def save_adapter(model: Any, folder: str | os.PathLike[str], base: str = "") -> 
     model the adapter belongs to.
     """
     adapters, layers = adapters_of(model), _hub_layers(model)
-    if not adapters or not adapters.keys() <= layers.keys():
-        what = "the model must have adapters, all on layers of the Hugging Face model"
-        raise ValueError(message("save_adapter", what, "call netcl.models.lora first"))
+    if not adapters:
+        raise ValueError(message("save_adapter", "the model must have adapters", "call netcl.models.lora first"))
+    if other := sorted(adapters.keys() - layers.keys()):
+        raise ValueError(message("save_adapter", "all adapters must be on layers of the Hugging Face model", others=other[:3]))
     tensors: dict[str, np.ndarray] = {}
     ranks: dict[str, tuple[int, float]] = {}
     for name in dict.fromkeys(layers[path][0] for path in adapters):
@@ -215,16 +216,19 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     dora, layers, made = bool(config.get("use_dora")), _hub_layers(model), {}
     kinds, sizes = {"A", "B", "magnitude_vector"} if dora else {"A", "B"}, {name: rows.stop for name, rows in layers.values()}
     strange = [name for name, parts in files.items() if parts.keys() != kinds or len(parts["B"]) != sizes.get(name) or not parts["A"].size]
-    if strange or not files:
-        what = "the adapter must have the matrices and sizes of layers of the model"
-        raise refusal("load_adapter", what, file=place / _TENSORS, layers=strange[:3])
+    if not files:
+        raise refusal("load_adapter", "the adapter must have at least one tensor", file=place / _TENSORS)
+    if strange:
+        what = f"each layer must be in the model and have {', '.join(sorted(kinds))} with its outputs and a rank above 0"
+        shapes = {name: {kind: array.shape for kind, array in files[name].items()} for name in strange[:3]}
+        raise refusal("load_adapter", what, file=place / _TENSORS, layers=shapes)
     for path, (name, rows) in layers.items():
         if name in files:  # parts of a fused layer share A and have their own rows of everything else
             parts = {f"lora_{kind}": array if kind == "A" else array[rows] for kind, array in files[name].items()}
             own = [value for key, value in (config.get("alpha_pattern") or {}).items() if f".{name}".endswith(f".{key}")]
             rank, alpha = len(parts["lora_A"]), own[0] if own else config.get("lora_alpha")
             if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-                raise refusal("load_adapter", "lora_alpha must be a number", file=place / _CONFIG, given=repr(alpha))
+                raise refusal("load_adapter", "lora_alpha and alpha_pattern must have numbers", file=place / _CONFIG, given=repr(alpha))
             alpha *= math.sqrt(rank) if config.get("use_rslora") else 1
             made[path] = LoRALinear(model.get_submodule(path), rank, alpha, float(config.get("lora_dropout") or 0.0), dora)
             with refusing("load_adapter", place / _TENSORS, (ShapeError,)):

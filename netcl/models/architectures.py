@@ -199,7 +199,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     layers = whole_number(given, "num_hidden_layers", least=0)
     kv_heads = whole_number(given, "num_key_value_heads", default=heads)
     if layers > 10_000 or heads % kv_heads or (given.get("head_dim") is None and width % heads):
-        what = "heads must divide hidden_size (unless head_dim is given), kv_heads must divide heads, and layers be at most 10,000"
+        what = "heads must divide hidden_size (unless head_dim is given), kv_heads must divide heads, and layers must be at most 10,000"
         raise refusal("config", what, hidden_size=width, heads=heads, kv_heads=kv_heads, layers=layers)
     settings = dict(row.settings)
     found = ModelConfig(
@@ -231,7 +231,7 @@ def _decoder_details(given: Mapping[str, Any], row: Architecture, found: ModelCo
     caps = {name: None if given.get(key) is None or not gemma else real_number(given, key)
             for name, key in (("attention_cap", "attn_logit_softcapping"), ("final_cap", "final_logit_softcapping"))}  # fmt: skip
     if any(cap is not None and cap <= 0 for cap in caps.values()):
-        raise refusal("config", "soft caps must be above 0", given=caps)
+        raise refusal("config", "attn_logit_softcapping and final_logit_softcapping must be above 0 or null", **caps)
     stretched = max((rope.factor for rope in ropes.values() if rope is not None and rope.kind == "dynamic"), default=1.0)
     return {
         "context": int(found.context * stretched), "query_bias": bool(query),
@@ -248,7 +248,7 @@ def _layer_types(given: Mapping[str, Any], row: Architecture, layers: int) -> li
     types = given.get("layer_types")
     if types is not None:
         if not isinstance(types, list) or len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}:
-            raise refusal("config", "layer_types must name full_attention or sliding_attention for every layer", layers=layers)
+            raise refusal("config", "layer_types must list full_attention or sliding_attention per layer", layers=layers, given=types)
         return types
     window, pattern = given.get("sliding_window"), whole_number(given, "sliding_window_pattern", default=6)
     upper = whole_number(given, "max_window_layers", default=28, least=0) if given.get("use_sliding_window") else layers

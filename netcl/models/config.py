@@ -120,14 +120,14 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
     found = Rope(real_number(given, "rope_theta", default=10000.0), int(head * share), context, kind, options)
     if found.size < 2 or found.size % 2 or found.size > head or found.base <= 1 or (kind == "dynamic" and found.size < 4):
         least = 4 if kind == "dynamic" else 2
-        what = f"the rotary size must be even and from {least} to {head}, and the base above 1"
+        what = f"the rotary size (head_dim * partial_rotary_factor) must be even and from {least} to {head}, and the base above 1"
         raise refusal("config", what, size=found.size, base=found.base)
     try:
         tables = [found.frequencies(length) for length in (1, MOST_ELEMENTS)]
     except (ArithmeticError, KeyError, TypeError, ValueError) as fault:
         if isinstance(fault, FileError):
             raise
-        raise refusal("config", f"the settings of rope_type {kind!r} must fit together: {fault}") from fault
+        raise refusal("config", f"the settings of rope_type {kind!r} must fit together: {type(fault).__name__}: {fault}") from fault
     if any(table.shape != (found.size // 2,) or not np.isfinite(table).all() for table in tables):
         raise refusal("config", "there must be one finite rotary frequency per pair", rope_type=kind, pairs=found.size // 2)
     return found

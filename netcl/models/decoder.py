@@ -92,7 +92,7 @@ class CausalLM(Module):
         """Compute the input of the head: ``(batch, length, width)``."""
         seen = 0 if cache is None else cache.length
         if ids.ndim != 2 or (self.embed_positions is not None and seen + ids.shape[1] > self.config.context):
-            what = f"ids must have shape (batch, length), with at most {self.config.context} positions"
+            what = f"ids must have shape (batch, length); learned positions allow length + in_cache up to {self.config.context}"
             raise ShapeError(message("CausalLM", what, shape=ids.shape, in_cache=seen))
         x = self.embed_tokens(ids)
         if self.config.embedding_scale != 1:
@@ -218,9 +218,11 @@ class CausalLM(Module):
     def _tokens(self, prompts: Sequence[list[int]], most: int, sampling: Sampling, seed: int | None, draft: CausalLM | None,
                 draft_tokens: int, prompt_cache: Any) -> Iterator[np.ndarray]:  # fmt: skip
         for ids in prompts:
-            if not ids or len(ids) > self.context or min(ids) < 0 or max(ids) >= self.config.vocab_size:
-                what = f"a prompt must have 1 to {self.context} tokens below {self.config.vocab_size}"
-                raise ShapeError(message("generate", what, tokens=len(ids)))
+            if not 1 <= len(ids) <= self.context:
+                raise ShapeError(message("generate", f"a prompt must have 1 to {self.context} tokens", tokens=len(ids)))
+            if min(ids) < 0 or max(ids) >= self.config.vocab_size:
+                what = f"token ids must be from 0 to {self.config.vocab_size - 1}"
+                raise ShapeError(message("generate", what, lowest=min(ids), highest=max(ids)))
         rng = None if seed is None else np.random.default_rng(seed)
 
         def draw(batch: int) -> np.ndarray:
@@ -231,9 +233,9 @@ class CausalLM(Module):
             return continued(self, prompts, most, sampling, draw, file)
         if draft.config.vocab_size != self.config.vocab_size or draft.context < len(prompts[0]) + most - 1 or draft_tokens < 1:
             least = len(prompts[0]) + most - 1
-            what = f"a draft must have the model's vocabulary size, a context of at least {least}, and draft_tokens of at least 1"
-            sizes = {"vocabularies": (self.config.vocab_size, draft.config.vocab_size), "context": draft.context}
-            raise ValueError(message("generate", what, "choose another draft, or lower max_new_tokens", **sizes, draft_tokens=draft_tokens))
+            what = f"draft must have the model's vocabulary size and a context of at least {least}, and draft_tokens must be at least 1"
+            own = {"vocab_sizes": (self.config.vocab_size, draft.config.vocab_size), "context": draft.context, "draft_tokens": draft_tokens}
+            raise ValueError(message("generate", what, "choose another draft, lower max_new_tokens, or raise draft_tokens", **own))
         return Speculator(self, draft, sampling, draw, draft_tokens).tokens(prompts[0], most, file)
 
     def end_tokens(self) -> set[int]:

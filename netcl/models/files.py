@@ -128,7 +128,8 @@ def _pair_config(config: Mapping[str, Any]) -> ModelConfig:
 def _clip_config(config: Mapping[str, Any], name: str) -> ModelConfig:
     given = config.get(f"{name}_config")
     if not isinstance(given, dict) or not isinstance(config.get("projection_dim"), int):
-        raise refusal("config", f"CLIP must have a {name}_config and a whole number as projection_dim")
+        what, size = f"CLIP must have an object {name}_config and a whole number projection_dim", config.get("projection_dim")
+        raise refusal("config", what, projection_dim=repr(size), keys=sorted(config))
     return read_config({"hidden_act": "quick_gelu", **given, "model_type": f"clip_{name}_model", "_projection": config["projection_dim"]})
 
 

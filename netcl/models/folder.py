@@ -21,12 +21,12 @@ _SHARD_BYTES = 4 << 30
 
 def read_object(path: Path, op: str = "models") -> dict[str, Any]:
     """Return the JSON object in a file; raises ``FileError`` if the file is too large or holds no object."""
-    if os.path.getsize(regular_file(path, op)) > _LONGEST_JSON:
-        raise refusal(op, f"the file must have at most {_LONGEST_JSON} bytes", file=path)
+    if (size := os.path.getsize(regular_file(path, op))) > _LONGEST_JSON:
+        raise refusal(op, f"the file must have at most {_LONGEST_JSON} bytes", file=path, bytes=size)
     with refusing(op, path, (ValueError, RecursionError)):
         found = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(found, dict):
-        raise refusal(op, "the file must hold a JSON object", file=path)
+        raise refusal(op, "the file must hold a JSON object", file=path, given=type(found).__name__)
     return found
 
 
@@ -54,8 +54,9 @@ class HubFolder:
             return ["model.safetensors"]
         index = read_object(self.path / _SHARD_INDEX).get("weight_map")
         names = sorted(set(index.values())) if isinstance(index, dict) and all(isinstance(n, str) for n in index.values()) else []
-        if not names or any(bad_name(name) or "/" in name or not name.endswith(".safetensors") for name in names):
-            raise refusal("models", "weight_map of the index must name safetensors files of the folder", file=self.path / _SHARD_INDEX)
+        wrong = [name for name in names if bad_name(name) or "/" in name or not name.endswith(".safetensors")]
+        if wrong or not names:
+            raise refusal("models", "weight_map must name safetensors files of the folder", file=self.path / _SHARD_INDEX, files=wrong[:3])
         return names
 
     def _open(self, name: str) -> None:

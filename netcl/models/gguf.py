@@ -50,7 +50,7 @@ class _Cursor:
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.at:
-            raise self.refusal("the file must not be truncated", needed=count)
+            raise self.refusal("the file must not be truncated", needed=count, left=self.size - self.at)
         self.at += count
         return self.buffer[self.at - count : self.at]
 
@@ -61,7 +61,7 @@ class _Cursor:
         """Read a number of items of at least ``least_bytes`` each; raises if the file is too short for them."""
         found = self.number("Q")
         if found > (self.size - self.at) // least_bytes:
-            raise self.refusal(f"the file must be long enough for its number of {what}", given=found)
+            raise self.refusal(f"the file must be long enough for its number of {what}", given=found, left=self.size - self.at)
         return found
 
     def text(self, strict: bool = True) -> str:
@@ -69,7 +69,7 @@ class _Cursor:
         try:
             return raw.decode("utf-8", "strict" if strict else "surrogateescape")
         except UnicodeDecodeError:
-            raise self.refusal("a name must be valid UTF-8") from None
+            raise self.refusal("keys and names of tensors must be valid UTF-8", given=raw[:40]) from None
 
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
@@ -94,7 +94,7 @@ class _Cursor:
             count = self.count("array elements", dtype.itemsize)
             raw = np.frombuffer(self.take(count * dtype.itemsize), np.uint8 if kind == 7 else dtype)
             if kind == 7 and count and raw.max() > 1:
-                raise self.refusal("a bool must be 0 or 1")
+                raise self.refusal("a bool must be 0 or 1", given=int(raw.max()))
             return raw.astype(dtype.newbyteorder("="))
         count = self.count("array elements", 8 if kind == _STRING else 12)
         return [self.value(kind, depth + 1) for _ in range(count)]
@@ -109,8 +109,8 @@ class GGUFFile:
             size = os.fstat(file.fileno()).st_size
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         cursor = _Cursor(self._map, self.path)
-        if cursor.take(4) != MAGIC:
-            raise cursor.refusal("the file must begin with GGUF")
+        if (begin := cursor.take(4)) != MAGIC:
+            raise cursor.refusal("the file must begin with GGUF", given=begin)
         self.version = cursor.number("I")
         if self.version not in VERSIONS:
             raise refusal("gguf", "the file must have version 2 or 3, little-endian", "convert the file", file=path, version=self.version)
@@ -149,12 +149,13 @@ class GGUFFile:
                 raise cursor.refusal("names of tensors must be unique", name=repr(name))
             kind, nbytes = _bytes_of(shape, number, name, self.path)
             if offset % self.alignment or begin + offset + nbytes > cursor.size:
-                raise cursor.refusal("a tensor must lie at an aligned offset inside the file", name=repr(name), offset=offset, bytes=nbytes)
+                what = f"a tensor must lie inside the file at a multiple of {self.alignment}"
+                raise cursor.refusal(what, name=repr(name), offset=offset, bytes=nbytes, room=cursor.size - begin)
             found[name] = TensorPlace(shape, kind, begin + offset, nbytes)
         end = 0
         for name, place in sorted(found.items(), key=lambda item: item[1].start):
             if place.start < end:
-                raise cursor.refusal("tensors must not overlap", name=repr(name))
+                raise cursor.refusal("tensors must not overlap", name=repr(name), start=place.start, free_from=end)
             end = place.start + place.nbytes
         return found
 
@@ -243,7 +244,7 @@ def _encoded_value(value: Any, key: str) -> bytes:
         parts = [_encoded_value(part, key) for part in value]
         kinds = {part[:4] for part in parts} or {struct.pack("<I", _STRING)}
         if len(kinds) > 1:
-            raise refusal("gguf", "a list of the metadata must have one type", key=repr(key))
+            raise refusal("gguf", "the values of a metadata list must have one GGUF type", key=repr(key), given=f"{value!r:.80}")
         return struct.pack("<I", _ARRAY) + kinds.pop() + struct.pack("<Q", len(parts)) + b"".join(part[4:] for part in parts)
     raise refusal("gguf", "metadata must be numbers, bools, strings, or lists or arrays of them", key=repr(key), given=type(value).__name__)
 

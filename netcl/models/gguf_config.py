@@ -36,11 +36,13 @@ def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int
         known = dict.fromkeys(row.gguf for row in ARCHITECTURES.values() if row.gguf)
         raise refusal("gguf", "unknown general.architecture", f"known are {', '.join(known)}", given=repr(arch))
     if metadata.get("split.count", 0) not in (0, 1):
-        raise refusal("gguf", "the file must be complete, but is one of several parts", "merge them: llama-gguf-split --merge")
+        parts = metadata["split.count"]
+        raise refusal("gguf", "the file must be complete, but is one of several parts", "merge them: llama-gguf-split --merge", parts=parts)
     found = {ours: metadata[f"{arch}.{theirs}"] for ours, theirs in KEYS.items() if f"{arch}.{theirs}" in metadata}
     rotary = {key: value for key, value in metadata.items() if ".rope." in key and not key.endswith(".type")}
-    if any(not isinstance(value, int | float) for value in (*found.values(), *rotary.values(), metadata.get(f"{arch}.attention.scale", 0))):
-        raise refusal("gguf", "settings must be numbers; sizes that differ between layers are not supported", architecture=arch)
+    settings = {**found, **rotary, "attention.scale": metadata.get(f"{arch}.attention.scale", 0)}
+    if wrong := [name for name, value in settings.items() if not isinstance(value, int | float)]:
+        raise refusal("gguf", "settings must be numbers, the same for all layers", architecture=arch, settings=wrong)
     tokens = {ours: metadata.get(f"tokenizer.ggml.{theirs}") for ours, theirs in _TOKEN_IDS.items()}
     row, embedding = ARCHITECTURES[types[0]], shapes.get("token_embd.weight", (1, 1))
     found |= {
@@ -113,7 +115,7 @@ def metadata_of(config: ModelConfig) -> tuple[dict[str, Any], dict[str, np.ndarr
     values[f"{arch}.attention.{eps}"] = config.eps
     if config.experts is not None:
         if len(config.experts.layers) != config.layers:
-            raise refusal("save", "GGUF has no experts in some of the layers only", "use format='hf'", layers=config.experts.layers)
+            raise refusal("save", "GGUF requires experts in every layer", "use format='hf'", with_experts=config.experts.layers)
         values |= {f"{arch}.expert_count": config.experts.count, f"{arch}.expert_used_count": config.experts.chosen}
     tensors: dict[str, np.ndarray] = {}
     full = next((r for r, w in zip(config.ropes, config.windows, strict=True) if w is None), config.ropes[0] if config.ropes else None)

@@ -274,7 +274,7 @@ def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, position
     masks = {} if cached else {window: causal_mask(queue, queries, 0, window) for window in dict.fromkeys(config.windows)}
     if documents is not None:
         if cached:
-            raise ValueError(message("CausalLM", "documents cannot be given with a cache"))
+            raise ValueError(message("CausalLM", "documents cannot be given with a cache", "leave one of them out"))
         masks = {window: (_inside_documents(documents, window), False) for window in masks}
     return AttentionSpan(positions, masks, tables)
 

@@ -72,7 +72,8 @@ class PromptFile:
         dtypes: Any = meta.get("dtypes")
         fits = isinstance(tokens, np.ndarray) and tokens.dtype == np.int64 and tokens.ndim == 1 and isinstance(dtypes, dict)
         if not fits or not tokens.size or not 0 <= tokens.min() <= tokens.max() < config.vocab_size:  # type: ignore[union-attr]
-            raise archive.refusal("prompt_cache", "tokens must be ids of the model's vocabulary", file=self.path)
+            what = f"the file must have dtypes, and tokens as a vector of int64 ids from 0 to {config.vocab_size - 1}"
+            raise archive.refusal("prompt_cache", what, file=self.path)
         shape, coded = (1, config.kv_heads, len(tokens)), cache.dtype == "int8"  # type: ignore[arg-type]
         wanted = {f"{name}{layer}": config.head_size for layer in range(config.layers) for name in ("keys", "values")}
         wanted |= {name.replace("s", "_scales"): 1 for name in wanted} if coded else {}
@@ -83,8 +84,8 @@ class PromptFile:
             allowed = ("float32",) if "scales" in name else ("int8",) if coded else _FLOATS
             stored = np.uint16 if dtype == "bfloat16" else dtype
             if dtype not in allowed or array.dtype != stored or array.shape != (*shape, wanted[name]):
-                what = "keys and values must have the sizes and the dtype of the model's cache"
-                raise archive.refusal("prompt_cache", what, file=self.path, entry=name, shape=array.shape, dtype=dtype)
+                what = f"an entry must have shape {(*shape, wanted[name])} and dtype {' or '.join(allowed)}, as the model's cache"
+                raise archive.refusal("prompt_cache", what, file=self.path, entry=name, shape=array.shape, dtype=dtype, stored=array.dtype)
             queues = self.model.layer_queues
             place = queues[int(name.lstrip("abcdefghijklmnopqrstuvwxyz_"))] if queues else self.model.queue
             found[name] = tree.tensor_of(array, dtype, place)

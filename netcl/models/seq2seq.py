@@ -62,7 +62,7 @@ class Seq2SeqStack(Module):
         sizes = (("relative_attention_num_buckets", 32), ("relative_attention_max_distance", 128))
         buckets, self.distance = (whole_number(config.source, name, default=size) for name, size in sizes)
         if buckets % 4 or self.distance <= buckets // 2:
-            what = "the number of buckets must be a multiple of 4, and the largest distance above half of it"
+            what = f"{sizes[0][0]} must be a multiple of 4, and {sizes[1][0]} above half of it"
             raise refusal("config", what, buckets=buckets, distance=self.distance)
         self.layers = ModuleList((Seq2SeqLayer if decodes else TransformerLayer)(config, layer) for layer in range(layers))
         self.norm, self.relative_bias, self.decodes = make_norm_layer(config), Embedding(buckets, config.heads), decodes
@@ -130,9 +130,11 @@ class Seq2SeqLM(Module):
         several = not isinstance(prompt, str) and len(prompt) and not isinstance(prompt[0], int | np.integer)
         prompts = list(prompt) if several else [prompt]
         ids = [self.tokenizer.encode(one) if isinstance(one, str) else [int(i) for i in one] for one in prompts]  # type: ignore[misc]
-        if not all(ids) or min(map(min, ids)) < 0 or max(map(max, ids)) >= self.config.vocab_size:
-            what = f"a prompt must have at least 1 token, from 0 to {self.config.vocab_size - 1}"
-            raise ShapeError(message("generate", what, tokens=[*map(len, ids)]))
+        if not all(ids):
+            raise ShapeError(message("generate", "a prompt must have at least 1 token", tokens=[*map(len, ids)]))
+        if min(map(min, ids)) < 0 or max(map(max, ids)) >= self.config.vocab_size:
+            what = f"token ids must be from 0 to {self.config.vocab_size - 1}"
+            raise ShapeError(message("generate", what, lowest=min(map(min, ids)), highest=max(map(max, ids))))
         longest, going, made = max(map(len, ids)), set(range(len(ids))), [list[int]() for _ in ids]
         settings, host = {**self.config.source, **self.generation}, partial(Tensor.from_host, self.shared.weight.queue)
         start, ends = whole_number(settings, "decoder_start_token_id", default=0, least=0), end_ids(settings)

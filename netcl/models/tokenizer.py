@@ -182,10 +182,10 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     if kind not in makers:
         raise refusal("tokenizer", f"tokenizer.ggml.model must be one of {', '.join(makers)}", given=repr(kind))
     if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens) or len(set(tokens)) != len(tokens):
-        raise refusal("tokenizer", "tokenizer.ggml.tokens must be a non-empty list of different strings")
+        raise refusal("tokenizer", "tokenizer.ggml.tokens must be a non-empty list of different strings", given=f"{tokens!r:.80}")
     types = own.get("tokenizer.ggml.token_type", np.full(len(tokens), NORMAL))
     if not isinstance(types, np.ndarray) or len(types) != len(tokens):
-        raise refusal("tokenizer", "tokenizer.ggml.token_type must have a number for every token", tokens=len(tokens))
+        raise refusal("tokenizer", "tokenizer.ggml.token_type must have a number per token", tokens=len(tokens), given=f"{types!r:.80}")
     backend = makers[kind](tokens, types, own)
     library = tokenizers_library()
     for wanted, add in ((USER_DEFINED, backend.add_tokens), (CONTROL_TOKENS, backend.add_special_tokens)):
@@ -201,7 +201,7 @@ def _special_ids(own: Mapping[str, Any], count: int) -> dict[str, int]:
     keys = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
     found = {name: own.get(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()}
     if any(i is not None and not (isinstance(i, int) and 0 <= i < count) for i in found.values()):
-        raise refusal("tokenizer", "ids of special tokens must be from 0 to the number of tokens - 1", tokens=count, ids=found)
+        raise refusal("tokenizer", f"ids of special tokens must be from 0 to {count - 1}", ids=found)
     return {name: i for name, i in found.items() if i is not None}
 
 
@@ -221,8 +221,9 @@ def _byte_level(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) ->
     merges = own.get("tokenizer.ggml.merges")
     vocabulary = {token: i for i, token in enumerate(tokens)}
     pairs = [tuple(merge.split(" ")) for merge in merges] if isinstance(merges, list) and all(isinstance(m, str) for m in merges) else None
-    if pairs is None or any(len(p) != 2 or not {*p, "".join(p)} <= vocabulary.keys() for p in pairs):
-        raise refusal("tokenizer", "tokenizer.ggml.merges must be pairs of tokens that together are a token")
+    wrong = [pair for pair in pairs or () if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys()][:3]
+    if pairs is None or wrong:
+        raise refusal("tokenizer", "tokenizer.ggml.merges must be pairs of tokens that together are a token", given=wrong or type(merges))
     name = own.get("tokenizer.ggml.pre", "default")
     split = SPLITS.get(SAME_SPLITS.get(name, name))
     if split is None:
@@ -242,7 +243,7 @@ def _byte_level(tokens: list[str], types: np.ndarray, own: Mapping[str, Any]) ->
 def _piece_scores(own: Mapping[str, Any], count: int) -> np.ndarray:
     scores = own.get("tokenizer.ggml.scores")
     if not isinstance(scores, np.ndarray) or len(scores) != count or not np.isfinite(scores.astype(np.float64)).all():
-        raise refusal("tokenizer", "tokenizer.ggml.scores must have a finite number for every token", tokens=count)
+        raise refusal("tokenizer", "tokenizer.ggml.scores must have a finite number for every token", tokens=count, given=f"{scores!r:.80}")
     return scores.astype(np.float64)
 
 
@@ -296,7 +297,7 @@ def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     model, text = data["model"], json.dumps(data.get("pre_tokenizer"))
     kind = {"BPE": "gpt2" if '"ByteLevel"' in text else "llama", "Unigram": "t5"}.get(model["type"])
     if kind is None or (kind == "llama" and not model.get("byte_fallback")):
-        raise refusal("save", "GGUF has no such vocabulary", "use format='hf'", model=model["type"])
+        raise refusal("save", "GGUF requires BPE (byte-level or with byte_fallback) or Unigram", "use format='hf'", model=model["type"])
     listed = dict(model["vocab"]) if model["type"] == "BPE" else {piece: i for i, (piece, _) in enumerate(model["vocab"])}
     added = {row["content"]: CONTROL_TOKENS if row["special"] else USER_DEFINED for row in data["added_tokens"]}
     unknown = model.get("unk_token") if model.get("unk_id") is None else model["vocab"][model["unk_id"]][0]
@@ -314,7 +315,7 @@ def gguf_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         ]
         found["pre"] = names[-1] if names else "smollm" if '"Digits"' in text else "gpt-2"
         if not names and '"Split"' in text:
-            raise refusal("save", "GGUF has no name for how this tokenizer splits a text", "use format='hf'")
+            raise refusal("save", "GGUF has no name for how this tokenizer splits a text", "use format='hf'", patterns=used)
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model.get("merges", [])]
     if kind == "gpt2":
         found["merges"] = [" ".join(pair) for pair in pairs]

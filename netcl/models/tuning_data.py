@@ -132,7 +132,7 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
     pieces = sorted((piece for piece in pieces if any(piece.learned[1:])), key=lambda piece: -len(piece.ids))
     cut = sum(len(ids) > length and not all(learned) for ids, learned in documents)
     if not pieces:
-        raise ValueError(message("finetune", "at least one document must have a token to learn", "raise the block length", length=length))
+        raise ValueError(message("finetune", "at least one document must have a token to learn", "raise length or add text", length=length))
     if cut:
         warnings.warn(message("finetune", f"{cut} conversations are cut", "raise the block length", length=length), stacklevel=2)
     room: list[tuple[int, int]] = []  # positions left, number of the block
@@ -153,10 +153,10 @@ def preference_blocks(pairs: Sequence[tuple[Document, Document]], length: int) -
     kept = [pair for pair in pairs if all(len(ids) <= length and any(learned[1:]) for ids, learned in pair)]
     if not kept:
         what = "at least one pair of answers must fit into blocks and have tokens to learn"
-        raise ValueError(message("finetune", what, "raise the block length", length=length))
+        raise ValueError(message("finetune", what, "raise the block length, or fill in empty answers", length=length))
     if len(kept) < len(pairs):
         what = f"{len(pairs) - len(kept)} pairs with long or empty answers are left out"
-        warnings.warn(message("finetune", what, "raise the block length", length=length), stacklevel=2)
+        warnings.warn(message("finetune", what, "raise the block length, or fill in empty answers", length=length), stacklevel=2)
     inputs, targets = _as_arrays([[document] for pair in kept for document in pair], length)
     return inputs.reshape(-1, 2, 3, length), targets.reshape(-1, 2, length)
 

@@ -68,7 +68,7 @@ class SessionOptions:
             raise AttributeError(message("SessionOptions", "there is no such option", f"known: {', '.join(_OPTIONS)}", option=name))
         value, (default, reason) = getattr(value, "value", value), _OPTIONS[name]  # of an enumeration, onnxruntime's too
         if reason and value != default:
-            raise ValueError(message("SessionOptions", f"{name} must have its default value", reason, given=value))
+            raise ValueError(message("SessionOptions", f"{name} must have its default value {default!r}", reason, given=value))
         vars(self)[name] = value
 
     def add_free_dimension_override_by_name(self, name: str, size: int) -> None:
@@ -136,8 +136,9 @@ class InferenceSession:
         self._options = sess_options or SessionOptions()
         proto, body, inputs = read_onnx(path_or_bytes)
         sizes = self._options.free_dimensions
-        if absent := sizes.keys() - {size for _, shape in inputs.values() for size in shape or ()}:
-            raise ValueError(message(SESSION, "the inputs have no such dimensions", dimensions=sorted(absent)))
+        known = {size for _, shape in inputs.values() for size in shape or () if isinstance(size, str)}
+        if absent := sizes.keys() - known:
+            raise ValueError(message(SESSION, "the inputs have no such dimensions", dimensions=sorted(absent), known=sorted(known)))
         inputs = {name: (dtype, shape and [sizes.get(size, size) for size in shape]) for name, (dtype, shape) in inputs.items()}
         entries = [node_arg(entry) for entry in proto.graph.input if entry.name in inputs]
         self._inputs = {entry.name: entry._replace(shape=inputs[entry.name][1] or []) for entry in entries}
@@ -228,9 +229,10 @@ class InferenceSession:
             return x and [part if isinstance(part, Tensor) else np.asarray(part) for part in x]
         held = self._stored[name]
         x = x if isinstance(x, Tensor) else np.asarray(x, None if hasattr(x, "dtype") else entry.dtype)
-        if x.dtype != (held if isinstance(x, Tensor) else entry.dtype):
-            what = f"input {name!r} must have dtype {entry.dtype.name} ({entry.type}), got {x.dtype}"
-            raise DtypeError(message(SESSION, what, f"convert it, for instance with x.astype({entry.dtype.name!r})"))
+        wanted, convert = (held, "to") if isinstance(x, Tensor) else (entry.dtype, "astype")
+        if x.dtype != wanted:
+            what = f"input {name!r} must have dtype {wanted} ({entry.type}), got {x.dtype}"
+            raise DtypeError(message(SESSION, what, f"convert it, for instance with x.{convert}('{wanted}')"))
         queue = require("cpu").queue if name in self.model.on_host else self._queue
         return x.to(queue) if isinstance(x, Tensor) else Tensor.from_host(queue, numbers(x), held)
 

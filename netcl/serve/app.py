@@ -90,8 +90,8 @@ _WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifi
 
 async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]:
     """The fields of a JSON body; raises :class:`ServeError` if one is unknown or invalid, or if ``needed`` is missing."""
-    if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ServeError(415, "the content type must be application/json")  # another could be sent by any web page
+    if (kind := http.headers.get("content-type", "")).partition(";")[0].strip().lower() != "application/json":
+        raise ServeError(415, f"the content type must be application/json, got {kind!r:.80}")  # another could be sent by any web page
     body = bytearray()
     async for part in http.stream():
         body += part
@@ -109,9 +109,9 @@ async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]
         if name not in known:
             raise ServeError(400, f"unknown field {name!r}")
         if name in _FIELDS and not _FIELDS[name][0](value):
-            raise ServeError(400, f"{name} must be {_FIELDS[name][1]}")
+            raise ServeError(400, f"{name} must be {_FIELDS[name][1]}, got {value!r:.80}")
         if name in _NEUTRAL and value not in _NEUTRAL[name]:
-            raise ServeError(400, f"this value of {name} is not supported; leave the field out")
+            raise ServeError(400, f"{name}={value!r:.80} is not supported; leave the field out")
     if needed not in found:
         raise ServeError(400, f"{needed} is required: {_FIELDS[needed][1]}")
     if found.get("model", model) != model:
@@ -207,7 +207,7 @@ class _Api:
         most, stop, seed, stream = (fields.get(name) for name in ("max_tokens", "stop", "seed", "stream"))
         most = fields.get("max_completion_tokens", most)
         if most is not None and most > limits.tokens:
-            raise ServeError(400, f"max_tokens must be at most {limits.tokens}")
+            raise ServeError(400, f"max_tokens (or max_completion_tokens) must be at most {limits.tokens}, got {most}")
         most = most or max(1, min(limits.tokens, self.batcher.capacity - len(ids)))
         sampling = Sampling(**{name: fields[name] for name in Sampling._fields if name in fields})
         stops, seed = [stop] if isinstance(stop, str) else stop or (), None if seed is None else seed % 2**64

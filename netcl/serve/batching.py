@@ -178,7 +178,7 @@ class Batcher:
 
     def turn(self) -> None:
         """Run one round: sequences that must end leave, at most one prompt joins, every sequence gets a token."""
-        now, late = self.clock(), message("serve", "the request took too long", seconds=self.limits.timeout)
+        now, late = self.clock(), message("serve", "the request took longer than the timeout of the server", seconds=self.limits.timeout)
         over = self.closing is not None and now >= self.closing
         with self._changed:
             asked = [request for request in (*self.waiting, *self.slots) if request is not None]

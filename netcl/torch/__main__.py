@@ -20,7 +20,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         absent = missing(given.script)
     except (OSError, SyntaxError) as error:
-        sys.stderr.write(f"{message('netcl.torch', 'the script cannot be read', str(error), file=given.script)}\n")
+        sys.stderr.write(f"{message('netcl.torch', 'the script cannot be read or parsed', str(error), file=given.script)}\n")
         return 2
     if absent:
         names = ", ".join(f"{name} ({place})" for name, place in absent.items())

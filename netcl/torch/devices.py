@@ -32,7 +32,7 @@ def cuda_handle(selector: str | int) -> DeviceHandle | None:
         return None
     number, there = int(found[1] or found[2] or _current[0]), _indices()
     if number >= len(there):
-        what, remedy = "no such OpenCL device", 'use "cpu" where torch.cuda.is_available() is false; `netcl doctor` says what is missing'
+        what, remedy = "no such OpenCL device", 'use a number below torch.cuda.device_count(), or "cpu"; `netcl doctor` says what is wrong'
         raise DeviceError(message("netcl.torch", what, remedy, selector=repr(selector), devices=len(there)))
     return manager.default(there[number])
 

@@ -85,7 +85,7 @@ def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, T
         return ops.reshape(ops.permute(outputs, order), (-1, outputs.shape[1])), ops.reshape(targets, (-1,))
     if outputs.shape == targets.shape and outputs.ndim > 1:
         return outputs, ops.argmax(targets, axis=-1)
-    what = "outputs must have the shape of targets, or that shape with a class axis added last or second"
+    what = "outputs must have the shape of targets with a class axis added last or second, or that shape with at least 2 axes"
     raise ShapeError(message(name, what, outputs=outputs.shape, targets=targets.shape))
 
 

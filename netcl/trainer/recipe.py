@@ -138,7 +138,7 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (ValueError, RecursionError) as fault:  # a text that is no UTF-8 is a ValueError too
         raise RecipeError(message("recipe", f"the file cannot be read: {fault}", file=file)) from fault
     if not isinstance(content, dict):
-        raise RecipeError(message("recipe", "a recipe must be a table of settings", file=file))
+        raise RecipeError(message("recipe", "a recipe must be a table of settings", given=type(content).__name__, file=file))
     for name in ("data", "model"):
         if isinstance(content.get(name), dict):
             options = dict(content[name])

@@ -425,7 +425,7 @@ class Trainer:
         data: Any = self._pair("fit", x, y)
         if not 0.0 <= split < 1.0 or (split and given is not None):
             what = "validation_split must be at least 0 and below 1, and cannot be given with validation_data"
-            raise ValueError(message("fit", what, validation_split=split))
+            raise ValueError(message("fit", what, validation_split=split, validation_data=type(given).__name__))
         val: Any = None if given is None else self._pair("fit", *given)
         if split:
             data, val = random_split(data, [1.0 - split, split], seed=seed)

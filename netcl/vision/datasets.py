@@ -76,7 +76,7 @@ class DatasetFolder(VisionDataset):
     ):  # fmt: skip
         super().__init__(root, transform=transform, target_transform=target_transform)
         if (extensions is None) == (is_valid_file is None):
-            raise ValueError(message(type(self).__name__, "either extensions or is_valid_file must be given"))
+            raise ValueError(message(type(self).__name__, "exactly one of extensions and is_valid_file must be given"))
         self.loader, self.extensions = loader, extensions
         self.classes, self.class_to_idx = self.find_classes(root)
         self.samples = self.make_dataset(root, self.class_to_idx, extensions, is_valid_file, allow_empty)

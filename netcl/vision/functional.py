@@ -66,7 +66,7 @@ def _changed(op: str, image: Any, function: Callable[[np.ndarray], Any]) -> Any:
         return to_pil_image(function(_pixel_array(image)).transpose(1, 2, 0), image.mode)
     if not isinstance(image, Tensor) or image.ndim < 2:
         what = "the image must be a PIL image or a tensor (..., channels, height, width)"
-        raise TypeError(message(op, what, "convert arrays with ToTensor()", given=getattr(image, "shape", type(image).__name__)))
+        raise TypeError(message(op, what, "convert arrays with ToTensor()", type=type(image).__name__, shape=getattr(image, "shape", ())))
     return Tensor.from_host(image.queue, np.ascontiguousarray(function(image.to_host())))
 
 
@@ -100,7 +100,7 @@ def to_tensor(pic: Any) -> Tensor:
     """Convert a PIL image or an array (height, width, channels) to a tensor (channels, height, width); bytes become float32 in 0..1."""
     if not is_pil(pic) and not (isinstance(pic, np.ndarray) and pic.ndim in (2, 3)):
         what = "pic must be a PIL image or an array of 2 or 3 axes"
-        raise TypeError(message("to_tensor", what, given=getattr(pic, "shape", type(pic).__name__)))
+        raise TypeError(message("to_tensor", what, given=type(pic).__name__, shape=getattr(pic, "shape", None)))
     array = _pixel_array(pic)
     if array.dtype == bool and is_pil(pic):
         array = array.astype(np.uint8) * 255
@@ -116,7 +116,7 @@ def to_pil_image(pic: Any, mode: str | None = None) -> Any:
     """Convert a tensor (channels, height, width) or an array (height, width, channels) to a PIL image; floats are taken as 0..1."""
     array = np.moveaxis(pic.to_host(), 0, -1) if isinstance(pic, Tensor) and pic.ndim == 3 else np.asarray(pic)
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] > 4):
-        raise ValueError(message("to_pil_image", "an image must have 2 or 3 axes and at most 4 channels", shape=array.shape))
+        raise ValueError(message("to_pil_image", "pic must have 2 or 3 axes and at most 4 channels", shape=np.shape(pic)))
     if array.dtype.kind == "f" and mode != "F":
         array = (array * 255).astype(np.uint8)
     array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
@@ -377,7 +377,7 @@ to_grayscale = rgb_to_grayscale
 def _enhanced(op: str, img: Any, factor: float, kind: str, other: Callable[[np.ndarray], Any]) -> Any:
     """Mix an image with ``other(image)``, as Pillow's ``ImageEnhance`` does."""
     if factor < 0:
-        raise ValueError(message(op, "the factor must be at least 0", factor=factor))
+        raise ValueError(message(op, f"{op.removeprefix('adjust_')}_factor must be at least 0", given=factor))
     if is_pil(img):
         return getattr(pillow("ImageEnhance"), kind)(img).enhance(factor)
     own, rest = np.float32(factor), np.float32(1 - factor)

@@ -224,7 +224,7 @@ def _range(op: str, name: str, value: Any, center: float = 1.0, low: float = 0.0
     single = isinstance(value, int | float)
     ends = (max(center - value, low), center + value) if single else tuple(value)
     if (single and value < 0) or len(ends) != 2 or not low <= ends[0] <= ends[1] <= high:
-        what = f"{name} must be a number of at least 0, or a range (low, high) from {low:g} to {high:g}"
+        what = f"{name} must be a number from 0 to {high - center:g}, or a range (low, high) within {low:g} and {high:g}"
         raise ValueError(message(op, what, **{name: value}))
     return None if ends == (center, center) else ends
 

@@ -161,7 +161,7 @@ def test_files_of_one_kind_name_what_opens_them(tmp_path):
         load_model(checkpoint)
     with pytest.raises(FileError, match=r"\[load_checkpoint\] the file must hold a checkpoint, got a model; file=.*; load_model opens it"):
         load_checkpoint(model)
-    with pytest.raises(FileError, match=r"\[load_model\] the file has no __netcl_meta__"):
+    with pytest.raises(FileError, match=r"\[load_model\] the file must have __netcl_meta__ as a text"):
         load_model(written(tmp_path, "npz"))
     with pytest.raises(
         FileError, match=r"\[load_torch\] the zip archive must be one of torch.save; file=.*; a .netcl file is opened by load_model"
@@ -182,7 +182,7 @@ def rewritten(path: Path, change: Callable[[dict, dict], None]) -> None:
 
 MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     "newer": (lambda m, a: m.update(version=99), r"the file requires a newer netcl; version=99, known=1, file=.*; update netcl"),
-    "odd version": (lambda m, a: m.update(version="1"), "__netcl_meta__ is not what netcl writes"),
+    "odd version": (lambda m, a: m.update(version="1"), "__netcl_meta__ must have a version of at least 1 and a kind; version='1'"),
     "missing weight": (lambda m, a: a.pop("0.bias"), r"the weights are not the expected ones; missing=0\.bias"),
     "extra weight": (lambda m, a: a.update(extra=np.ones(3)), r"the weights are not the expected ones; unexpected=extra"),
     "missing both": (
@@ -197,7 +197,7 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
         lambda m, a: a.update({"0.bias": np.ones(8)}),
         r"a weight must have the declared dtype; name=0\.bias, array=float64, declared=float32",
     ),
-    "no dtypes": (lambda m, a: m.pop("dtypes"), "__netcl_meta__ is not what netcl writes"),
+    "no dtypes": (lambda m, a: m.pop("dtypes"), "__netcl_meta__ must have an object dtypes and a list frozen"),
     "unknown layer": (
         lambda m, a: m["config"].update(type="os.system"),
         r"cannot be built; reason=UnknownLayerError: \[factory\] the type must be a registered layer",
@@ -215,8 +215,8 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
         lambda m, a: m.update(config={"type": "GPT", "args": {"vocab_size": 0, "n_layer": 10**9, "n_head": 1, "n_embd": 0}}),
         "the model must not be larger than max_bytes",
     ),
-    "tied to nothing": (lambda m, a: m.update(tied={"0.bias": "no such"}), "__netcl_meta__ is not what netcl writes"),
-    "tied to another shape": (lambda m, a: m.update(tied={"0.bias": "0.weight"}), "__netcl_meta__ is not what netcl writes"),
+    "tied to nothing": (lambda m, a: m.update(tied={"0.bias": "no such"}), "tied in __netcl_meta__ must map names"),
+    "tied to another shape": (lambda m, a: m.update(tied={"0.bias": "0.weight"}), "tied in __netcl_meta__ must map names"),
     "negative size": (lambda m, a: m["config"]["args"][0]["args"].update(in_features=-4), "cannot be built"),
 }
 

@@ -274,7 +274,7 @@ def test_a_branch_of_python_is_refused(tmp_path):
 
     with pytest.raises(
         FileError,
-        match=r"\[export_onnx\] the model must call the same ops for all input values; call=1, first=\['exp'\], second=\['relu'\]",
+        match=r"\[export_onnx\] the model must call the same ops .* for all input values; call=1, first=\['exp'\], second=\['relu'\]",
     ):
         export_onnx(function, tmp_path / "f.onnx", np.full((2, 3), -0.1, np.float32))
 
@@ -283,7 +283,7 @@ def test_a_value_from_outside_of_the_ops_is_refused(tmp_path):
     def function(x):
         return ag.add(x, Tensor.from_host(x.to_host() * 2))
 
-    with pytest.raises(FileError, match=r"\[export_onnx\] every value must be computed by ops and must not depend"):
+    with pytest.raises(FileError, match=r"\[export_onnx\] a tensor that no op computes must have the same values"):
         export_onnx(function, tmp_path / "f.onnx", np.ones((2, 3), np.float32))
     mask = Tensor.from_host(np.tril(np.ones((3, 3), np.float32)))
     export_onnx(lambda x: ag.matmul(x.detach(), mask), tmp_path / "f.onnx", np.ones((2, 3), np.float32))

@@ -42,7 +42,7 @@ def test_greedy_text_with_a_draft_is_the_models_own(model, draft):
     for wrong in ({"draft_tokens": 0}, {"max_new_tokens": 10**6}):
         if "max_new_tokens" in wrong:
             draft.context, before = 20, draft.context
-        with pytest.raises(ValueError, match=r"\[generate\] a draft must have the model's vocabulary size, a context of at least"):
+        with pytest.raises(ValueError, match=r"\[generate\] draft must have the model's vocabulary size and a context of at least"):
             model.generate(PROMPT, **{"max_new_tokens": 40, "draft": draft, **wrong})
     draft.context = before
     with pytest.raises(ValueError, match=r"\[generate\] draft and prompt_cache require one prompt"):
@@ -114,8 +114,8 @@ def test_prompts_of_other_models_and_damaged_files_are_refused(folder_of, model,
     short = {name: array[:, :, :3] for name, array in arrays.items() if name != "tokens"}
     damaged = {
         "the entries are not the expected ones": {"tokens": arrays["tokens"]},
-        "tokens must be ids of the model's vocabulary": {**arrays, "tokens": arrays["tokens"] + 90},
-        "keys and values must have the sizes": {**short, "tokens": arrays["tokens"]},
+        "tokens as a vector of int64 ids from 0 to 95": {**arrays, "tokens": arrays["tokens"] + 90},
+        "an entry must have shape": {**short, "tokens": arrays["tokens"]},
         "dtype=None": {**arrays, "keys0": arrays["keys0"].astype(np.float64)},
     }
     for expected, found in damaged.items():

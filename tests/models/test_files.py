@@ -57,7 +57,7 @@ def test_shards_are_read_by_their_index(folder_of, tmp_path):
     index = read_object(tmp_path / "model.safetensors.index.json")
     index["weight_map"]["model.norm.weight"] = "../outside.safetensors"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(FileError, match=r"\[models\] weight_map of the index must name safetensors files of the folder"):
+    with pytest.raises(FileError, match=r"\[models\] weight_map must name safetensors files of the folder"):
         models.load(tmp_path, "cpu")
 
 
@@ -122,7 +122,7 @@ def test_half_weights_and_the_limit_of_the_context(folder_of):
     assert {parameter.dtype for parameter in model.parameters()} == {"float16"}
     np.testing.assert_allclose(logits(model), logits(models.load(folder_of("llama"), "cpu")), atol=0.05)
     assert len(model.generate([1] * 18, 64)) == 3
-    with pytest.raises(ValueError, match="a prompt must have 1 to 20 tokens below 96"):
+    with pytest.raises(ValueError, match="a prompt must have 1 to 20 tokens; tokens=21"):
         model.generate([1] * 21)
 
 

@@ -115,7 +115,7 @@ def test_the_commands(folder, model, capsys):
     same = model.generate("Hello", 12, min_p=0.1, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2)
     assert capsys.readouterr().out == f"Hello{same}\n"
     assert main(["generate", str(folder), "--device", "cpu"]) == 1
-    assert "[generate] a prompt must be given" in capsys.readouterr().err
+    assert "[generate] a non-empty prompt must be given" in capsys.readouterr().err
     assert main(["models", "info", str(folder / "config.json")]) == 1
     assert "[gguf] the file must begin with GGUF" in capsys.readouterr().err
     assert main(["models", "info", str(folder / "nothing")]) == 1

@@ -56,7 +56,7 @@ def test_folders_that_do_not_fit(folder, tmp_path):
         datasets.ImageFolder(folder / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"the folder must have one subfolder per class.*put images into root/class/"):
         datasets.ImageFolder(folder / "empty")
-    with pytest.raises(ValueError, match="either extensions or is_valid_file must be given"):
+    with pytest.raises(ValueError, match="exactly one of extensions and is_valid_file must be given"):
         datasets.DatasetFolder(folder, loader=str)
 
 
@@ -233,7 +233,7 @@ def test_npz(tmp_path):
     lying = io.BytesIO()
     np.lib.format.write_array_header_1_0(lying, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)})
     for content, text in ((lying.getvalue() + bytes(80), r"as many bytes as its shape says; .*shape=\(1099511627776,\), bytes=80"),
-                          (b"no array", "of another format; entry=x.npy, reason=ValueError: expected an NPY array")):  # fmt: skip
+                          (b"no array", "of another format; entry=x.npy, reason=ValueError: an NPY array must begin")):  # fmt: skip
         with zipfile.ZipFile(path, "w") as file:
             file.writestr("x.npy", content)
         with pytest.raises(FormatError, match=text):

@@ -134,7 +134,7 @@ def test_models_are_saved_and_loaded(tmp_path):
 @pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V1", "missing.pth", 1])
 def test_weights_are_not_downloaded(weights):
     with pytest.raises(
-        ValueError, match=r"\[resnet18\] weights must be an existing file, or None; netcl downloads nothing; .*pass weights="
+        ValueError, match=r"\[resnet18\] weights must be an existing file or None, .*: netcl downloads nothing; .*pass weights="
     ):
         models.resnet18(weights=weights)
 

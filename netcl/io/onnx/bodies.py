@@ -154,8 +154,8 @@ class GraphReader:
         start, size = int(place.get("offset", 0)), int(np.prod(entry.dims, dtype=object))
         wanted = -(-size * _PACKED_BITS.get(entry.data_type, 8 * kind.itemsize) // 8)
         if not 0 <= start <= start + wanted <= os.path.getsize(path) or int(place.get("length", wanted)) != wanted:
-            what = "weights outside of the model's file must lie within theirs and have the bytes of their shape"
-            raise refusal(IMPORT, what, weight=entry.name, location=location)
+            what = f"weights outside of the model's file must lie in theirs ({os.path.getsize(path)} bytes) and have {wanted} bytes"
+            raise refusal(IMPORT, what, weight=entry.name, location=location, offset=start, length=place.get("length"))
         if entry.data_type not in _PACKED_BITS and size:
             return numbers(np.memmap(path, kind.newbyteorder("<"), "r", start, tuple(entry.dims)))
         raw = bytes(np.memmap(path, np.uint8, "r", start, (wanted,))) if wanted else b""

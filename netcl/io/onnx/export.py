@@ -135,4 +135,4 @@ def _compare_runs(made: Any, run: Trace) -> None:
             if got.shape != wanted.shape or not np.allclose(got.astype(np.float64), wanted, rtol=0, atol=scale, equal_nan=True):
                 error = np.abs(got.astype(np.float64) - wanted).max(initial=0.0) if got.shape == wanted.shape else math.nan
                 what = "outputs of onnxruntime must have the same shape and differ by at most 1e-3 of the largest value (or of 1)"
-                raise refusal(EXPORT, what, output=index, largest_difference=error, shape=got.shape)
+                raise refusal(EXPORT, what, output=index, largest_difference=error, shape=got.shape, expected=wanted.shape)

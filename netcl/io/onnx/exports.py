@@ -39,7 +39,7 @@ def _by_table(graph: OnnxGraph, call: Call) -> list[Name]:
             inputs, attributes = entry.written(arguments)
             twins, other = entry.written({**call.other.inputs, **call.other.params})
             if attributes != other or any(x != y for x, y in zip(inputs, twins, strict=True) if isinstance(x, int | list)):
-                raise Unsupported(f"{call.name} with a number that depends on the batch (dynamic_batch=False)")
+                raise Unsupported(f"{call.name} with a number that depends on the batch (pass dynamic_batch=False)")
             if "axis" in attributes and not getattr(inputs[0], "ndim", 1):
                 raise Unsupported(f"{call.name} of a tensor without dimensions")
             dtype = inputs[0].dtype if call.name.startswith("arg") else call.out.dtype
@@ -68,7 +68,7 @@ def _export_split(graph: OnnxGraph, call: Call) -> list[Name]:
     axis = call["axis"] % call.out.ndim
     lengths, others = ([out.shape[axis] for out in run.outputs] for run in (call, call.other))
     if lengths != others:
-        raise Unsupported("split along the batch (dynamic_batch=False)")
+        raise Unsupported("split along the batch (pass dynamic_batch=False)")
     if len(lengths) == 1:
         return [graph.node("Identity", [call["x"]], call.out.dtype)]
     return graph.several("Split", [call["x"], lengths], len(lengths), call.out.dtype, axis=axis)
@@ -80,7 +80,7 @@ def _export_strided_slice(graph: OnnxGraph, call: Call) -> Name:
         if start == 0 and step == 1 and size == x.shape[axis] and call.other["sizes"][axis] == call.other["x"].shape[axis]:
             continue
         if size != call.other["sizes"][axis] or start != call.other["starts"][axis]:
-            raise Unsupported("slice of the batch (dynamic_batch=False)")
+            raise Unsupported("slice of the batch (pass dynamic_batch=False)")
         end = start + size * step
         parts.append((start, end if end >= 0 else np.iinfo(np.int64).min, axis, step))
     columns = map(list, zip(*parts, strict=True))

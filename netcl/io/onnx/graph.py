@@ -91,7 +91,7 @@ class OnnxGraph:
         state = self._state.get(id(x)) or self._state.get(_storage_key(x))
         other = self._others.get(id(x))
         if state is None and (other is None or not _same_values(x, other)):
-            what = "every value must be computed by ops and must not depend on the batch"
+            what = "a tensor that no op computes must have the same values in both traced runs"
             raise refusal(EXPORT, what, "compute it with ops, or pass dynamic_batch=False", shape=x.shape, dtype=x.dtype)
         name = self._names[id(x)] = Name(state or self.fresh("constant"), x.dtype)
         self._constants.setdefault(name, tree.host_bits(x))
@@ -173,7 +173,7 @@ class OnnxGraph:
         times, rest = divmod(mine, batch) if batch else (0, 1)
         if rest or other != times * (batch + 1):
             what = f"a size in {call.name} must be a multiple of the batch, or not depend on it"
-            raise refusal(EXPORT, what, "pass dynamic_batch=False", sizes=(mine, other))
+            raise refusal(EXPORT, what, "pass dynamic_batch=False", sizes=(mine, other), batches=(batch, batch + 1))
         if self._batch is None:
             self._batch = self.node("Shape", [self.run.inputs[0]], self.run.inputs[0].dtype, start=0, end=1)
         return self._batch if times == 1 else self.node("Mul", [self._batch, [times]], "int64")

@@ -93,7 +93,7 @@ def export_pointwise(graph: OnnxGraph, call: Call) -> Name:
     twins = [*call.other.inputs.values(), *call.other.params.values()]
     numbers = [[x for x in side if isinstance(x, bool | int | float)] for side in ([*call.inputs.values(), *call.params.values()], twins)]
     if repr(numbers[0]) != repr(numbers[1]):  # by text: NaN equals NaN
-        raise Unsupported(f"{call.name} with a number that depends on the batch (dynamic_batch=False)")
+        raise Unsupported(f"{call.name} with a number that depends on the batch (pass dynamic_batch=False)")
     dtype = _compute_dtype(values, call.out.dtype)
     given = [graph.value(x) if isinstance(x, Tensor) else x if isinstance(x, bool | int | float) else graph.value(x, dtype) for x in values]
     return graph.cast(Nodes(graph, dtype).of_row(row, params, *given), call.out.dtype)

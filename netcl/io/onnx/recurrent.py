@@ -52,7 +52,7 @@ def _functions(node: OnnxNode, names: list[str], parameters: list[Iterator[float
     """Yield the name and the function of each activation; its parameters are taken from the attributes in order."""
     for name in names:
         if name.lower() not in _ACTIVATIONS:
-            raise node.fault("unknown activation", activation=name)
+            raise node.fault(f"an activation must be one of {', '.join(_ACTIVATIONS)}", activation=name)
         function, usual = _ACTIVATIONS[name.lower()]
         values = [next(numbers, value) for numbers, value in zip(parameters, usual, strict=False)]
         yield name.lower(), lambda x, function=function, values=values: function(x, *values)

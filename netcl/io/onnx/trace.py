@@ -155,7 +155,7 @@ def trace(
     names = [[call.label for call in run.calls] for run in (first, second)]
     if names[0] != names[1] or len(first.outputs) != len(second.outputs):
         at = next((i for i, pair in enumerate(zip(*names, strict=False)) if pair[0] != pair[1]), min(map(len, names)))
-        what = "the model must call the same ops for all input values"
+        what = "the model must call the same ops and return as many tensors for all input values"
         raise refusal(EXPORT, what, "replace branches by where()", call=at, first=names[0][at : at + 1], second=names[1][at : at + 1])
     for call, other in zip(first.calls, second.calls, strict=True):
         call.other = other

@@ -225,7 +225,7 @@ def _export_interpolate(graph: OnnxGraph, call: Call) -> Name:
     factor, align = call["scale_factor"], bool(call["align_corners"])
     if call["mode"] not in ("nearest", "linear", "bilinear") or call["antialias"] or call["x"].ndim == 5:
         what = "interpolate can be exported in modes nearest, linear and bilinear, without antialias, for 3 or 4 dimensions"
-        raise refusal("export_onnx", what, mode=repr(call["mode"]), shape=call["x"].shape)
+        raise refusal("export_onnx", what, mode=repr(call["mode"]), antialias=call["antialias"], shape=call["x"].shape)
     mode, moved, rounding = _RESIZES[call["mode"] != "nearest", align and call["mode"] != "nearest"]
     options = {"mode": mode, "coordinate_transformation_mode": moved, "nearest_mode": rounding or None}
     if factor is None or align:
