@@ -354,7 +354,7 @@ def test_a_number_that_follows_the_batch_is_refused(tmp_path, function, op, oute
     """The error names the op of the model as well as the op it is exported as."""
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     export_onnx(function, tmp_path / "f.onnx", x)
-    what = rf"cannot be exported: {op} with a number that depends on the batch \(dynamic_batch=False\){outer}; count=1"
+    what = rf"cannot be exported: {op} with a number that depends on the batch \(pass dynamic_batch=False\){outer}; count=1"
     with pytest.raises(FileError, match=what):
         export_onnx(function, tmp_path / "f.onnx", x, dynamic_batch=True, check=False)
 

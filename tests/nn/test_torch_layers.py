@@ -233,7 +233,7 @@ def test_ctc_of_an_impossible_target():
     (lambda: F.embedding_bag(netcl.tensor([[1]]), netcl.ones(2, 3), per_sample_weights=netcl.ones(1, 1)), 'mode must be "sum"'),
     (lambda: nn.AdaptiveLogSoftmaxWithLoss(4, 9, [3, 3]), r"\[AdaptiveLogSoftmaxWithLoss\] cutoffs must be one or more ascending"),
     (lambda: nn.utils.rnn.pack_padded_sequence(netcl.ones(3, 2, 1), [1, 3]), r"lengths must be in descending order; lengths=\[1, 3\]"),
-    (lambda: nn.utils.rnn.pack_padded_sequence(netcl.ones(3, 2, 1), [4, 1]), "a length between 1 and the steps of the input"),
+    (lambda: nn.utils.rnn.pack_padded_sequence(netcl.ones(3, 2, 1), [4, 1]), "lengths must have a number from 1 to 3 for each sequence"),
 ])  # fmt: skip
 def test_wrong_shapes_are_refused(call, text):
     with pytest.raises(ShapeError, match=text):
