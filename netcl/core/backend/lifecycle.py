@@ -39,7 +39,7 @@ _parents_objects: list[Any] = []
 
 
 class _Finishing:
-    """A block of :func:`finishing_first`. It counts the interrupts its handler and the watcher have seen; the two run in any order."""
+    """The state of a :func:`finishing_first` block: how many interrupts its signal handler and the watcher thread have each seen."""
 
     def __init__(self) -> None:
         self.open = True
