@@ -76,7 +76,7 @@ def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[
 
 
 def called(node: ast.Call) -> FormulaFunction:
-    """Return the row of the function that a checked call names."""
+    """Return the table entry of the function that a call names; the call has been checked."""
     assert isinstance(node.func, ast.Name)
     return FORMULA_FUNCTIONS[node.func.id]
 
@@ -401,7 +401,7 @@ class Op(_WithFunction):
 
 @cache
 def _sources(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
-    """Return, per argument of a row's ``vjp``, its name, the index of the input or output it comes from (or -1), and what is taken."""
+    """Return, per argument of a row's ``vjp``, its name, the index of its input or output (or -1), and which part of that is passed."""
     known = {f"{name}_{what}": (i, what) for i, name in enumerate(row.inputs) for what in ("shape", "dtype")}
     known = {
         **{name: (i, "output") for i, name in enumerate(OUTPUTS)},
@@ -528,7 +528,7 @@ def op(
     """Return a decorator that registers a function as an op. ``vjp=None`` declares that it has no gradient.
 
     Tensor inputs are the parameters annotated with ``Tensor``, unless ``inputs`` names them. ``ref="numpy"``: the op on the NumPy
-    backend in float64 is the reference, itself held to golden data.
+    backend in float64 is the reference, which is itself tested against golden data.
     """
 
     def add(call: Callable[..., Any]) -> Callable[..., Any]:
