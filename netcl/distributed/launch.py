@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def mpiexec() -> str:
-    """The path of mpiexec, from PATH or beside this Python, where pip installs it."""
+    """Return the path of mpiexec, from PATH or beside this Python, where pip installs it."""
     beside = Path(sys.executable).with_name("mpiexec")
     found = shutil.which("mpiexec") or (str(beside) if beside.exists() else None)
     if found is None:
@@ -90,7 +90,7 @@ def _watch_job(job: subprocess.Popen[bytes], notes: Path, ranks: int) -> int:
 
 
 def wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """The exit status of a child, or ``None`` if it still runs after ``seconds``."""
+    """Return the exit status of a child, or ``None`` if it still runs after ``seconds``."""
     try:
         return child.wait(seconds)
     except subprocess.TimeoutExpired:

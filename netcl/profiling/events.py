@@ -48,7 +48,7 @@ def has_timestamps(queue: Any) -> bool:
 
 
 def timed_queue(queue: Any) -> Any:
-    """Return the queue itself if it has timestamps, else a second one that has, after waiting for the work of the first."""
+    """Return ``queue`` if it has timestamps; else wait for its work and return a second queue that has them."""
     twin = queue_state(queue).part("timed", lambda real: real if has_timestamps(real) else sibling_queue(real, profiling=True))
     if twin is not queue:
         queue.finish()
@@ -185,7 +185,7 @@ def _number(given: Mapping[str, tuple[str, Any]], name: str) -> int:
 
 
 def _elements(source: str, given: Mapping[str, tuple[str, Any]], name: str) -> int:
-    """Return the number of elements of the argument ``name``, by its declared type or the macro for it; 0 if it is no pointer."""
+    """Return the number of elements of the argument ``name``, by its declared type or the macro for it; 0 if it is not a pointer."""
     declared, arg = given.get(name, ("", 0))
     pointed = _POINTED.search(declared)
     if pointed is None:

@@ -255,7 +255,7 @@ class Contract:
         return found
 
     def _member(self, owner: Any, member: Any, label: str) -> Any:
-        """Queue a function of a class, to be walked as a method of ``owner``, and return ``_COMPUTED``; visit and return another value."""
+        """Queue a function of a class, to walk as a method of ``owner``, and return ``_COMPUTED``; visit and return any other value."""
         instance = None if is_a(owner, type) else owner
         if is_a(member, FunctionType):
             self._pending.append((member, instance))
@@ -441,7 +441,7 @@ class Contract:
         return self.told == other.told
 
     def changed(self, by_itself: bool = False) -> str:
-        """Return the name of the first value that no longer fits its guard, or empty. ``by_itself`` skips tensors that the function sets.
+        """Return the name of a value that no longer fits its guard; empty if none. ``by_itself`` skips tensors that the function sets.
 
         This runs before every replay: plain loops over identities, with a call only where one differs.
         """
