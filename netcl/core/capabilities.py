@@ -55,7 +55,7 @@ class DeviceProfile:
 
     @property
     def supports_fp16(self) -> bool:
-        """The same as ``has_fp16``."""
+        """Whether the driver lists ``cl_khr_fp16``; the same as ``has_fp16``."""
         return self.has_fp16
 
     @property

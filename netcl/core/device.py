@@ -195,7 +195,7 @@ class DeviceManager:
         """Return the handle of a device; ``None`` if there is no such device.
 
         ``device`` is one of: ``"auto"`` (``NETCL_DEVICE`` if set, else the best OpenCL device, else NumPy), ``"cpu"`` (NumPy),
-        ``"gpu"`` (without one: the best OpenCL device and a warning, or ``None`` if ``strict``), ``"cl"``, ``"cl:cpu"``, ``"gpu:1"``,
+        ``"gpu"`` (if there is none: the best OpenCL device and a warning, or ``None`` if ``strict``), ``"cl"``, ``"cl:cpu"``, ``"gpu:1"``,
         ``"0:1"`` (platform:device), a number, part of a name, a callable that takes the profile, a ``cl.Device``, a queue or a handle.
         """
         if isinstance(device, DeviceHandle):
@@ -288,7 +288,7 @@ class DeviceManager:
         for name in names:
             if not any(_matches(name, f) for f in kept):
                 there = ", ".join(f"{f.index} {f.profile.platform}" for f in kept) or "none"
-                what = "NETCL_VISIBLE_DEVICES names a device that does not exist"
+                what = "NETCL_VISIBLE_DEVICES must name devices that exist"
                 raise EnvironmentVariableError(message("env", what, f"there are: {there}", value=repr(name)))
         return visible
 

@@ -376,7 +376,7 @@ class PersistentBufferPool(BufferPool):
 
     @property
     def capped(self) -> bool:
-        """Whether the memory of the pool exceeds the cap, so that its free part may exceed it too."""
+        """Whether the pool holds more memory than the cap; only then can its free part exceed the cap."""
         return self._pooled > self.max_cached_bytes
 
     @property
@@ -508,7 +508,7 @@ class PinnedBufferPool:
             self._take_back(handle.shelf, buffer, event)
 
     def release_after(self, handle: BufferHandle, event: Any) -> Callable[[], None]:
-        """End a lease once ``event`` is complete; the pool checks when it next allocates. Calling the result ends it now."""
+        """End a lease once ``event`` is complete; the pool checks when it next allocates. Call the result to end the lease now."""
         self._copying.append((handle, event))
         return partial(self.release, handle, event)
 

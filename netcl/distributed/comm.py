@@ -69,7 +69,7 @@ def check_op(name: str, op: str, dtype: str) -> None:
 
 
 def combine(op: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Reduce arrays of one shape in their order."""
+    """Return the elementwise reduction ``op`` of arrays of the same shape, in order."""
     return mean_of(op, reduce(_COMBINE[op], arrays), len(arrays))
 
 
@@ -164,7 +164,7 @@ class World:
         ((usual, count),) = Counter(texts).most_common(1)
         if count < self.size:
             differing = ", ".join(f"rank {rank} has {json.loads(text)}" for rank, text in enumerate(texts) if text != usual)
-            what = f"the ranks do not agree on {what}: {differing}"
+            what = f"all ranks must agree on {what}: {differing}"
             raise LostRankError(message(op, what, most=json.loads(usual), world=self.size))
 
     # ---- collectives

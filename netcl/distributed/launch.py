@@ -42,7 +42,7 @@ def leave(notes: Path, name: str) -> None:
 
 
 def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> int:
-    """Run ``python`` with the arguments ``program`` on ``ranks`` processes and return the exit status.
+    """Run ``python`` with the arguments ``program`` in ``ranks`` processes and return the exit status.
 
     Rank i gets device ``i % len(devices)``. The job ends when a rank fails, also before MPI has started. Every Ctrl-C or SIGTERM
     interrupts each rank once.

@@ -263,7 +263,7 @@ def _bfloat16_words(width: int) -> str:
 
 
 def _half_words(width: int) -> str:
-    """Return functions that convert between float and half in the low bits of ``uint``, also denormals; they round to nearest even."""
+    """Return functions that convert between float and half in the low bits of ``uint``, including denormals; they round to nearest even."""
     f, u = (_vector(kind, width) for kind in ("float", "uint"))
     return f"""#ifndef NETCL_FLOAT16_WORDS_{width}
 #define NETCL_FLOAT16_WORDS_{width}

@@ -228,7 +228,7 @@ def _host_step(queue: Any, run: Callable[..., None]) -> Callable[..., None]:
 
 
 def _without_numbers(launch: Callable[..., None]) -> Callable[..., None]:
-    """Return the function of a launch that takes no numbers of the run."""
+    """Wrap a launch that takes no numbers, so that it can be called with those of a run."""
     return lambda queue, memory, numbers: launch(queue, memory, ())
 
 

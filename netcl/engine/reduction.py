@@ -154,7 +154,7 @@ class FoldLayout(NamedTuple):
 def fold_layout(shape: Shape3, dtype: str, profile: DeviceProfile) -> FoldLayout:
     """Choose the kernel of a fold by its sizes: sequential, one work-group per row, or slices and a second stage.
 
-    CPUs always split rows into slices, unless a kernel was registered or measured: then that one is used.
+    CPUs split rows into slices, unless a kernel was registered or measured: then that one is used.
     """
     config = get_kernel_selector().select("reduction", ((shape.length,),), profile, dtype)
     cpu = profile.device_type == "cpu"

@@ -408,7 +408,7 @@ def recall(problem: Problem, near: bool = True) -> Mapping[str, Any] | None:
 
 
 def _problem_class(key: str) -> list[Any]:
-    """Return the class that :func:`_store_key` encoded in a key; empty for other keys."""
+    """Return the problem class that :func:`_store_key` encoded in a key; empty for any other key."""
     try:
         parts = json.loads(key)
     except (ValueError, RecursionError):

@@ -435,7 +435,7 @@ class CompiledFunction:
         self._refuse(reason)
 
     def _refuse_for_good(self, reason: str) -> None:
-        """Run the function eagerly from now on."""
+        """Run the function eagerly from now on, and warn, or raise if ``strict``."""
         self._refused = self._refused or reason
         self._cases.clear()
         self._refuse(reason)

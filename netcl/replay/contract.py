@@ -113,7 +113,7 @@ class Contract:
         self.problem = self.problem or problem
 
     def _close(self) -> None:
-        """Walk pending functions and look up loose names in every object until no new values are found."""
+        """Walk pending functions, and look up attributes of unnamed values in every object, until no new values are found."""
         extent: Any = None
         while self._pending or extent != (extent := self._extent()):
             while self._pending:
@@ -127,7 +127,7 @@ class Contract:
         return len(self.loose), len(self._optional), len(self._on_request), len(self._set), len(self._objects), len(self._walked)
 
     def _names_of(self, value: Any) -> set[str]:
-        """Return the names of attributes that code may read without naming the object: by loose names, by syntax, and from netcl."""
+        """Return the attributes of ``value`` that code may read without naming it: through local variables, by syntax, or inside netcl."""
         wanted, of_class = self.loose | self._optional, is_a(value, type)
         names = set() if of_class else set(instance_dict(value))
         if is_a(value, (ModuleType, FunctionType)):

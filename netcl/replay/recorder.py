@@ -19,7 +19,7 @@ from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Val
 
 
 class CaptureError(RuntimeError):
-    """A step cannot be recorded, or a graph cannot be replayed on the given inputs."""
+    """Raised when a step cannot be recorded, or a graph cannot be replayed on the given inputs."""
 
 
 class Dependency:

@@ -135,7 +135,7 @@ class Stream:
 
 
 class _Borrowed(BufferHandle):
-    """The lease of a tensor in a stream that does not own its memory: it holds the owner's lease and returns it in order."""
+    """The lease of a tensor in a stream that does not own its memory. At its end, the owner's queue waits for the stream."""
 
     __slots__ = ("lease", "owner", "stream")
 

@@ -72,8 +72,8 @@ class KernelSpec:
             raise KernelBuildError(message("KernelSpec", "name must be a C identifier", name=repr(self.name)))
         for option in self.options:
             if not _OPTION.fullmatch(option):
-                remedy = "one option per string: -DNAME=value, -cl-..., -Ifolder, -w, -Werror or -g"
-                raise KernelBuildError(message(self.name, "every build option must have a known form", remedy, option=repr(option)))
+                known = "one option per string: -DNAME=value, -cl-..., -Ifolder, -w, -Werror or -g"
+                raise KernelBuildError(message(self.name, "every build option must have a known form", known, option=repr(option)))
         if self.tuner is not None and not self.guarded:
             remedy = "measure it with netcl.profiling.local_sizes.autotune_local_size"
             raise KernelBuildError(message("KernelSpec", "a tuner requires a guarded elementwise kernel", remedy, name=self.name))
