@@ -109,8 +109,8 @@ class Stop(threading.Event):
 def finishing_first() -> Iterator[Stop]:
     """Within the block, the first Ctrl-C or SIGTERM only sets the event, so that running work can end in order; a second one exits at once.
 
-    The exit status is 130, or 143 for SIGTERM. A SIGTERM handler that the program has set is kept. Outside the main thread, where Python delivers
-    no signals, the event is never set.
+    The exit status is 130, or 143 for SIGTERM. A SIGTERM handler that the program has set is kept. Outside the main thread, where
+    Python delivers no signals, the event is never set.
     """
     global _finishing
     stop = Stop()
