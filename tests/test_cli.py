@@ -72,7 +72,7 @@ def test_nonsense_in_a_variable_ends_a_command_with_one_line(monkeypatch):
     environment = {**os.environ, "NETCL_VISIBLE_DEVICES": "no such device"}
     done = subprocess.run([sys.executable, "-m", "netcl", "devices"], capture_output=True, text=True, env=environment)
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("[env] NETCL_VISIBLE_DEVICES names a device that does not exist; value='no such device'; there are: ")
+    assert done.stderr.startswith("[env] NETCL_VISIBLE_DEVICES must name devices that exist; value='no such device'; there are: ")
 
 
 def test_cache_info_and_clear(capsys, monkeypatch):

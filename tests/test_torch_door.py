@@ -93,7 +93,7 @@ from torch.utils.data import DataLoader, TensorDataset
 print("once", sum(x.sum().item() for x, in DataLoader(TensorDataset(torch.arange(6)), batch_size=2, num_workers=2)))
 """
     done = start(written(tmp_path, text), cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "once 15\n") and "num_workers=2; its workers are threads" in done.stderr, done.stderr
+    assert (done.returncode, done.stdout) == (0, "once 15\n") and "num_workers=2; threads are used instead" in done.stderr, done.stderr
 
 
 def test_a_script_without_its_names_ends_with_one_line(tmp_path, capsys):

@@ -106,7 +106,7 @@ def test_to_takes_device_and_dtype():
 def test_small_methods():
     x = netcl.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu")
     assert f"{x.sum():.2f}" == "10.00" and f"{x}" == str(x)
-    with pytest.raises(TypeError, match=r"\[format\] a format requires a tensor with one element"):
+    with pytest.raises(TypeError, match=r"\[format\] a format spec requires a tensor with one element"):
         f"{x:.2f}"
     assert x.t().tolist() == [[1.0, 3.0], [2.0, 4.0]] and x.mT.shape == (2, 2) and x.stride() == (2, 1) and x.type() == "netcl.FloatTensor"
     assert x.type(netcl.int32).dtype == "int32" and x.byte().dtype == "uint8" and x.element_size() == 4 and x.nelement() == x.numel() == 4

@@ -97,7 +97,7 @@ def is_autocast_enabled() -> bool:
 
 
 def get_autocast_dtype() -> str | None:
-    """The dtype of the innermost ``autocast`` block of this thread or asyncio task; ``None`` where it is off."""
+    """Return the dtype of the innermost ``autocast`` block of this thread or asyncio task; ``None`` where it is off."""
     block = autocast_block.get()
     return None if block is None else block.dtype
 

@@ -81,13 +81,13 @@ class GradScaler:
     # ---- a step
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """The loss times the scale: call ``.backward()`` on it."""
+        """Return the loss times the scale; call ``.backward()`` on the result."""
         return loss * self._on(loss).scale if self._is_enabled() else loss
 
     def unscale_grads(self, optimizer: Any, params: Iterable[Tensor] | None = None) -> None:
         """Divide the gradients by the scale, in place, to look at or clip them before :meth:`step`.
 
-        ``params`` names the parameters, if they are not all of the optimizer's.
+        ``params`` are the parameters whose gradients are divided; by default all of the optimizer's.
         """
         if not self._is_enabled():
             return
@@ -138,7 +138,7 @@ class GradScaler:
         return self.enabled
 
     def _known(self, entries: Mapping[Any, Any], key: Any) -> Any:
-        """Return the entry that an earlier method made, or ``None``. One from before the step being recorded cannot be replayed."""
+        """Return the entry that an earlier method made, or ``None``; a recorded step depends on an entry that it did not make itself."""
         entry = entries.get(key)
         verdicts = entry.values() if isinstance(entry, dict) else [entry]
         if entry is None or not any(map(recording.made, verdicts)):
@@ -194,7 +194,7 @@ class GradScaler:
             tensor.fill_(value)
 
     def _check(self, gradients: Mapping[Any, Sequence[Tensor]]) -> dict[Any, Tensor]:
-        """Return 1 for each device with a gradient that is not finite, else 0, as 0-d tensors; also kept for :meth:`update`."""
+        """Return a 0-d tensor per device: 1 if a gradient is not finite, else 0. The result is also stored for :meth:`update`."""
         found = {}
         for place, tensors in gradients.items():
             self._on(tensors[0])

@@ -72,7 +72,7 @@ def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: float = 2
     total = _host_norm(list(update.by_context(gradients).values()), order)
     if error_if_nonfinite and not math.isfinite(total):
         remedy = "skip this step, or find the first bad op with netcl.autograd.detect_anomaly()"
-        raise FloatingPointError(message(op, "the norm of the gradients is not finite", remedy, norm=total))
+        raise FloatingPointError(message(op, "the norm of the gradients must be finite", remedy, norm=total))
     factor = _factor(total, max_norm)
     if factor != 1.0:
         update.scale(gradients, factor)
@@ -80,7 +80,7 @@ def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: float = 2
 
 
 def clip_grad_norm_device(parameters: Parameters, max_norm: float, norm_type: float = 2.0) -> Tensor:
-    """As :func:`clip_grad_norm`, without waiting for the device: returns the norm as a 0-d tensor.
+    """Clip like :func:`clip_grad_norm`, but without waiting for the device: the norm is returned as a 0-d tensor.
 
     All gradients must live on one device.
     """

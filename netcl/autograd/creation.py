@@ -168,7 +168,7 @@ _ON_HOST: dict[str, tuple[Any, ...]] = {
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
-    """Convert values to a tensor; returns a tensor that already has the dtype and device unchanged."""
+    """Convert values to a tensor; a tensor that already has this dtype and device is returned itself."""
     if isinstance(data, Tensor):
         return data.to(device, dtype)
     return Tensor.from_host(find_queue(None, None, device), data, dtype)
@@ -186,7 +186,7 @@ def _like_function(name: str, make: Callable[..., Tensor]) -> Callable[..., Tens
         return make(input.shape, *args, dtype=dtype or input.dtype, **_beside(input, options))
 
     like.__name__ = like.__qualname__ = f"{name}_like"
-    like.__doc__ = f"``{name}`` in the shape, dtype and place of a tensor."
+    like.__doc__ = f"Return ``{name}`` with the shape, dtype and device of a tensor."
     return like
 
 
@@ -196,9 +196,9 @@ def _beside(x: Tensor, options: dict[str, Any]) -> dict[str, Any]:
 
 @with_generator
 def multinomial(input: Any, num_samples: int, replacement: bool = False) -> Tensor:
-    """Return indices along the last axis, drawn with probabilities proportional to its values, which need not sum to 1."""
+    """Draw ``num_samples`` indices along the last axis of ``input``, with probabilities proportional to the values there."""
     if input.ndim not in (1, 2) or not num_samples > 0 or (not replacement and num_samples > input.shape[-1]):
-        what = "input must be a vector or a matrix, and num_samples at least 1 and, without replacement, at most its last size"
+        what = "input must have 1 or 2 dimensions, num_samples must be at least 1 and, without replacement, at most input.shape[-1]"
         raise ShapeError(message("multinomial", what, num_samples=num_samples, replacement=replacement, **{"input.shape": input.shape}))
     with no_grad():
         repeats = num_samples if replacement else 1
@@ -210,7 +210,7 @@ def multinomial(input: Any, num_samples: int, replacement: bool = False) -> Tens
 
 
 def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
-    """Return vectors expanded over a grid, the first along its rows; ``indexing="xy"`` exchanges the first two axes."""
+    """Return the vectors expanded to a grid: vector k varies along axis k; ``indexing="xy"`` exchanges the first two axes."""
     given = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else tensors
     if indexing not in ("ij", "xy"):
         raise ValueError(message("meshgrid", 'indexing must be "ij" or "xy"', indexing=repr(indexing)))

@@ -14,7 +14,7 @@ from netcl.core.tensor import Tensor
 
 
 class GradientError(AssertionError):
-    """A gradient differs from finite differences."""
+    """Raised when a gradient differs from finite differences."""
 
 
 def gradcheck(
@@ -84,7 +84,7 @@ def gradgradcheck(function: Callable[..., Any], inputs: Sequence[Any], **options
                 part = ag_ops.twin("sum")(ag_ops.twin("square")(g))
                 total = part if total is None else ag_ops.twin("add")(total, part)
         if total is None:
-            raise GradientError(message("gradgradcheck", "the function has no gradient to differentiate"))
+            raise GradientError(message("gradgradcheck", "the result of function must depend on an input that requires grad"))
         return total
 
     return gradcheck(first_derivative, inputs, **options)

@@ -139,7 +139,7 @@ def _rebase(x: Tensor, old: Tensor, result: Tensor) -> None:
 
 
 def _rebase_family(x: Tensor, place: views.Place, history: views.SharedHistory, result: Tensor) -> None:
-    """Give shared memory new histories: the flattened base gets that of the write, and every tensor over it that of a view."""
+    """Set new histories after a write to shared memory: that of the write for the flattened base, that of a view for tensors over it."""
     whole = (history.size,)
     new = _stand_in(whole, x)
     if place.strides is None:
@@ -223,7 +223,7 @@ def _fill(x: Tensor, value: Any) -> Tensor:
 
 
 class _unrecorded:
-    """A write whose history is recorded by the caller."""
+    """A block without recording, for a write whose history the caller records."""
 
     def __enter__(self) -> None:
         self.enabled = grad_mode.get()
@@ -238,8 +238,8 @@ def _copy(x: Tensor, source: Any) -> Tensor:
         source = Tensor.from_host(x.queue, source, x.dtype)
     if source.queue is not x.queue:
         if learns((source,), {}):
-            what = "cannot record a copy between devices"
-            raise AutogradError(message("copy_", what, "copy source.detach(), or move it first", shape=source.shape))
+            what, seen = "cannot record a copy between devices", {"tensor": x.device.device_name, "source": source.device.device_name}
+            raise AutogradError(message("copy_", what, "copy source.detach(), or move it first", **seen))
         source = source.to(x.queue)
     if source.dtype != x.dtype:
         source = twin("cast")(source, x.dtype)

@@ -38,7 +38,7 @@ def kernel(
     """Make a kernel with a gradient from a signature and a body.
 
     Tensors are annotated with a dtype (``"float32"``), numbers with ``float`` or ``int``; the annotation of the result is its dtype.
-    In the body, ``i`` is the index of the result's element, ``n`` their number, ``out`` the result, ``x_size`` and ``x_dim0`` .. sizes of
+    In the body, ``i`` is the index of an element of the result ``out``, ``n`` the number of elements, ``x_size`` and ``x_dim0`` .. sizes of
     the input ``x``; the macros of :data:`PRIMITIVE_PREAMBLE` may be used.
 
     Args:
@@ -46,8 +46,8 @@ def kernel(
         vjp: a body that writes ``d<input>[i]`` from ``g`` (the gradient of ``out``), the inputs and ``out``; ``i`` runs over the elements
             of the inputs. Or one body per input, or a function ``(g, *inputs, **numbers)`` of tensors that returns one gradient per tensor.
         shape: the result's shape from the tensors; by default that of the first.
-        cpu: a NumPy twin, for devices without OpenCL.
-        check: run the first call under the sanitizer (Oclgrind), if that is installed, and raise what it reports.
+        cpu: the same function over NumPy arrays, for the NumPy backend.
+        check: run the first call under the sanitizer (Oclgrind), if that is installed, and raise if it reports a fault.
         options: build options.
 
     >>> import netcl
@@ -134,7 +134,7 @@ class Kernel:
     def _run_numpy(self, inputs: dict[str, Tensor], numbers: dict[str, Any], first: Tensor) -> Tensor:
         if self.cpu is None:
             what = "a kernel in OpenCL C requires an OpenCL device, got the NumPy backend"
-            raise DeviceError(message(self.name, what, "pass cpu= with a NumPy twin, or move the tensors with .to('cl')"))
+            raise DeviceError(message(self.name, what, "pass cpu= with a NumPy function, or move the tensors with .to('cl')"))
         return Tensor.from_host(first.queue, self.cpu(*(x.to_host() for x in inputs.values()), **numbers), self.dtype)
 
     def _launch(
@@ -216,5 +216,5 @@ def _size_value(name: str, inputs: Mapping[str, Tensor]) -> int:
         return math.prod(shape)
     axis = int(what.removeprefix("dim"))
     if axis >= len(shape):
-        raise ShapeError(message("kernel", f"{tensor} must have the dimension of {name}, got {len(shape)} dimensions", shape=shape))
+        raise ShapeError(message("kernel", f"{name} requires {tensor} to have dimension {axis}, got {len(shape)} dimensions", shape=shape))
     return shape[axis]

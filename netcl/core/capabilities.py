@@ -55,7 +55,7 @@ class DeviceProfile:
 
     @property
     def supports_fp16(self) -> bool:
-        """The same as ``has_fp16``."""
+        """Whether the driver lists ``cl_khr_fp16``; the same as ``has_fp16``."""
         return self.has_fp16
 
     @property
@@ -150,7 +150,7 @@ def numpy_profile() -> DeviceProfile:
 def kernel_strategy(profile: DeviceProfile) -> str:
     """Return "portable" or "optimized"; CPUs and devices with little local memory are always portable.
 
-    Otherwise subgroups, half precision or an NVIDIA or AMD device make it optimized. ``NETCL_KERNEL_STRATEGY`` overrides.
+    Other devices are optimized if they have subgroups or half precision, or are from NVIDIA or AMD. ``NETCL_KERNEL_STRATEGY`` overrides.
     """
     forced = env.value("NETCL_KERNEL_STRATEGY")
     if forced != "auto":

@@ -162,7 +162,7 @@ class DeviceManager:
         self._numpy = DeviceHandle("NumPy", "NumPy", "cpu", "cpu", None, CPUQueue())
 
     def discover(self) -> list[tuple[Any, Any]]:
-        """List every (platform, device) pair that the driver reports and the environment does not filter; empty without pyopencl."""
+        """List every (platform, device) pair that the driver reports and the environment does not filter out; empty without pyopencl."""
         return [(found.platform, found.device) for found in self.found()]
 
     @property
@@ -171,7 +171,7 @@ class DeviceManager:
         return [found.device for found in self.found()]
 
     def found(self) -> list[Found]:
-        """List the devices that the environment does not filter, with their numbers and profiles."""
+        """List the devices that the environment does not filter out, with their numbers and profiles."""
         with self._lock:
             if self._found is None:
                 platforms.check_process()
@@ -195,7 +195,7 @@ class DeviceManager:
         """Return the handle of a device; ``None`` if there is no such device.
 
         ``device`` is one of: ``"auto"`` (``NETCL_DEVICE`` if set, else the best OpenCL device, else NumPy), ``"cpu"`` (NumPy),
-        ``"gpu"`` (without one: the best OpenCL device and a warning, or ``None`` if ``strict``), ``"cl"``, ``"cl:cpu"``, ``"gpu:1"``,
+        ``"gpu"`` (if there is none: the best OpenCL device and a warning, or ``None`` if ``strict``), ``"cl"``, ``"cl:cpu"``, ``"gpu:1"``,
         ``"0:1"`` (platform:device), a number, part of a name, a callable that takes the profile, a ``cl.Device``, a queue or a handle.
         """
         if isinstance(device, DeviceHandle):
@@ -249,7 +249,8 @@ class DeviceManager:
         try:
             parts = whole.device.create_sub_devices([cl.device_partition_property.EQUALLY, units])
         except cl.Error as error:
-            raise DeviceError(message("partition", f"the driver cannot split the device: {error}", device=whole.device_name)) from error
+            what = f"the driver cannot split the device into {count} parts: {error}"
+            raise DeviceError(message("partition", what, device=whole.device_name)) from error
         # Hold the context while its queue is created: Intel's runtime releases a sub-device's context although a queue uses it.
         contexts = [cl.Context([part]) for part in parts[:count]]
         return [self.handle_of(cl.CommandQueue(context)) for context in contexts]
@@ -287,7 +288,7 @@ class DeviceManager:
         for name in names:
             if not any(_matches(name, f) for f in kept):
                 there = ", ".join(f"{f.index} {f.profile.platform}" for f in kept) or "none"
-                what = "NETCL_VISIBLE_DEVICES names a device that does not exist"
+                what = "NETCL_VISIBLE_DEVICES must name devices that exist"
                 raise EnvironmentVariableError(message("env", what, f"there are: {there}", value=repr(name)))
         return visible
 
@@ -499,7 +500,7 @@ class device:
 
 
 def require(selector: Any, strict: bool = False, op: str = "device") -> DeviceHandle:
-    """Return what :meth:`DeviceManager.default` returns; raises a :class:`DeviceError` that names ``op`` if there is no such device."""
+    """Return the handle of a device, as :meth:`DeviceManager.default` does; raises a :class:`DeviceError` of ``op`` if there is none."""
     handle = manager.default(selector, strict)
     if handle is not None:
         return handle
@@ -515,7 +516,7 @@ def handle_of(queue: Any) -> DeviceHandle:
 
 
 def get_active_device() -> DeviceHandle:
-    """Return the active device of this thread: of the innermost ``device(...)`` block, else of ``set_active_device``, else the default."""
+    """Return the device of this thread: from the innermost ``device(...)`` block, else from ``set_active_device``, else the default."""
     if _active.stack:
         return _active.stack[-1]
     if _active.base is not None:

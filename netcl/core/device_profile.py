@@ -13,7 +13,7 @@ from netcl.core.capabilities import DeviceProfile
 
 @dataclass(frozen=True)
 class DeviceFamily:
-    """A row of the table of families; the first that matches names the device."""
+    """An entry of the table of families; the first one that matches a device gives its brand and family."""
 
     brand: str
     family: str

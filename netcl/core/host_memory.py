@@ -20,7 +20,7 @@ _left = 0  # bytes that may be taken before the limits are read again
 
 
 def reserve(nbytes: int) -> bool:
-    """Whether a buffer of ``nbytes`` can be allocated; if so, count it. The limits are read again after at most 32 MB."""
+    """Whether a buffer of ``nbytes`` can be allocated; if so, count it as allocated. The limits are read at least every 32 MB."""
     global _left
     wanted = nbytes + _EACH
     if _left < wanted:

@@ -1,7 +1,7 @@
 """Selects the kernel variant for a problem on a device.
 
 The order is: kernels that the program registered, measured configurations (:attr:`KernelSelector.measured`, then the tuning store of the
-device), the policy tables below. Policy decisions are cached per (op, shape, dtype, flags).
+device), the policy tables below. The plan of a call keeps its choice.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ class KernelSelector:
     def select_batchnorm_kernel(
         self, N: int, C: int, H: int = 1, W: int = 1, dtype: str = "float32", training: bool = True, fuse_relu: bool = False
     ) -> KernelConfig:
-        """Select the fused kernel for inference with ``fuse_relu``, as ``ops.batch_norm(fuse_relu=True)`` runs it; else the naive ones."""
+        """Select the fused kernel of ``ops.batch_norm(fuse_relu=True)`` for inference with ``fuse_relu``, else the naive kernels."""
         return self._answer("batchnorm", (N, C, H, W), dtype, {"training": training, "fuse_relu": fuse_relu}, shapes=((N, C, H, W),))
 
     def register(self, op: str, condition: Callable[[Any, DeviceProfile], bool], kernel: Any) -> None:
@@ -306,7 +306,7 @@ class KernelSelector:
         if op not in RULES:
             return self._find_registered(op, shapes, self._profile(profile))
         if op not in _FROM_SHAPES:
-            raise ShapeError(message("select", f"operand shapes cannot describe {op}", f"use select_{op}_kernel", shapes=shapes))
+            raise ShapeError(message("select", f"{op} requires more than operand shapes", f"use select_{op}_kernel", shapes=shapes))
         try:
             shape, flags = _FROM_SHAPES[op](shapes)
         except (ValueError, IndexError):
@@ -316,11 +316,11 @@ class KernelSelector:
         return self._answer(op, shape, dtype, flags, shapes, profile)
 
     def clear_cache(self) -> None:
-        """Drop all plans; measured and registered kernels stay."""
+        """Drop all plans, so that kernels are selected again; measured and registered kernels stay."""
         self._renew()
 
     def _renew(self) -> None:
-        """Invalidate plans after a change; those without a revision in their key are dropped."""
+        """Invalidate all plans: increment the revision in their keys, and drop the plans and recipes that are stored."""
         self.revision += 1
         program.forget("plans")
         program.forget("recipes")
@@ -398,7 +398,7 @@ def set_matmul_precision(precision: str) -> None:
 
 
 def reload_environment() -> None:
-    """Plan calls and record steps again, so that changed ``NETCL_*`` variables that choose kernels apply to them.
+    """Discard all plans and recorded steps, so that changed ``NETCL_*`` variables that choose kernels take effect.
 
     The variables are read when a call of new shapes or dtypes is planned, not at every call.
     """

@@ -353,11 +353,11 @@ class _Cut(Shelf):
 
 
 class PersistentBufferPool(BufferPool):
-    """The pool of tensors: buckets from 1 KB, pieces of segments from 256 KB, a cap on free bytes and on free buffers per bucket.
+    """The pool of tensors: buckets from 1 KB, on CPUs pieces of segments from 256 KB, a cap on free bytes and on free buffers per bucket.
 
     Above the cap, entirely free segments and buffers of the least recently used bucket are returned to the driver. The cap is
-    ``NETCL_MAX_CACHED_GB``. Where that is not set, a GPU may keep a quarter of its memory if this is more. Otherwise the activations
-    of a large model would be allocated in every step.
+    ``NETCL_MAX_CACHED_GB``. If that is not set and a quarter of a GPU's memory is more than its default, the quarter is the cap:
+    otherwise the activations of a large model would be allocated in every step.
     """
 
     def __init__(self, context: Any, max_cached_bytes: int | None = None, max_per_bucket: int = 4096):
@@ -376,7 +376,7 @@ class PersistentBufferPool(BufferPool):
 
     @property
     def capped(self) -> bool:
-        """Whether the memory of the pool exceeds the cap, so that its free part may exceed it too."""
+        """Whether the pool holds more memory than the cap; only then can its free part exceed the cap."""
         return self._pooled > self.max_cached_bytes
 
     @property
@@ -508,7 +508,7 @@ class PinnedBufferPool:
             self._take_back(handle.shelf, buffer, event)
 
     def release_after(self, handle: BufferHandle, event: Any) -> Callable[[], None]:
-        """End a lease once ``event`` is complete; the pool checks when it next allocates. Calling the result ends it now."""
+        """End a lease once ``event`` is complete; the pool checks when it next allocates. Call the result to end the lease now."""
         self._copying.append((handle, event))
         return partial(self.release, handle, event)
 

@@ -102,7 +102,7 @@ def _to(target: str) -> Callable[[Any], Any]:
 
 def to(x: Any, *given: Any, device: Any = None, dtype: Any = None, non_blocking: bool = False, copy: bool = False,
        memory_format: Any = None) -> Any:  # fmt: skip
-    """Implement the other forms of torch's ``Tensor.to``: ``(device, dtype)``, ``(tensor)`` and keywords; flags may be positional."""
+    """Implement torch's ``Tensor.to(device, dtype)``, ``to(tensor)`` and ``to`` with keywords; flags may be positional."""
     flags = [flag for flag in given if isinstance(flag, bool)]
     made = x
     for target in (*given, device, dtype):
@@ -117,7 +117,8 @@ def _format(self: Any, spec: str) -> str:
     if not spec:
         return str(self)
     if self.size != 1:
-        raise TypeError(message("format", "a format requires a tensor with one element", "format x.item()", spec=spec, shape=self.shape))
+        what = "a format spec requires a tensor with one element"
+        raise TypeError(message("format", what, "format each element by itself", spec=spec, shape=self.shape))
     return format(self.item(), spec)
 
 
@@ -139,7 +140,7 @@ def _t(self: Any) -> Any:
 
 
 def _stride(self: Any, dim: int | None = None) -> Any:
-    """Return the strides in elements, or that of ``dim``; tensors are contiguous."""
+    """Return the strides in elements, or the stride of ``dim``; every tensor is contiguous."""
     strides = tuple(math.prod(self.shape[i + 1 :]) for i in range(self.ndim))
     return strides if dim is None else strides[dim]
 

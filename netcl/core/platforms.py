@@ -154,7 +154,7 @@ forked_child = False
 def user_setting() -> tuple[str, str] | None:
     """Return the variable by which the user configures the loader, and its value; ``None`` if none is set.
 
-    Only Khronos' loader reads OCL_ICD_FILENAMES; for pyopencl's own it decides nothing, so its libraries are registered instead.
+    Only Khronos' loader reads OCL_ICD_FILENAMES. With the loader inside pyopencl, netcl registers the libraries named there itself.
     """
     for name in USER_VARIABLES:
         text = env.raw(name)
@@ -228,7 +228,7 @@ def _read_icd(file: Path) -> str:
 
 
 def _in_folder(folder: Path, known: bool, places: Places) -> Iterator[Runtime]:
-    """Yield the runtimes named by the .icd files of a folder; like ocl-icd, a single .icd file or library is accepted as well."""
+    """Yield the runtimes named by the .icd files of a folder; as with ocl-icd, ``folder`` may also be one .icd file or library."""
     if folder.is_dir():
         files = sorted(folder.glob("*.icd"))
     else:

@@ -34,7 +34,7 @@ class QueueState:
     """The state of one queue, OpenCL's or NumPy's. A part that has not been created is an empty slot.
 
     - ``context``: the :class:`ContextState`; ``None`` on the NumPy backend.
-    - ``plans``: what calls of ops do, by their keys (:mod:`netcl.engine.plan`).
+    - ``plans``: the plans of op calls, by their keys (:mod:`netcl.engine.plan`).
     - ``backend``, ``pool``, ``pinned``, ``integrated``: transfers, device memory, staging memory, whether host and device share memory.
     - ``faults``, ``random``: indices out of range (:mod:`netcl.ops.index`), the stream of random numbers (:mod:`netcl.ops.random`).
     - ``timed``, ``blocks``: the queue with timestamps (:mod:`netcl.profiling.events`), memory that graphs share.

@@ -95,7 +95,7 @@ def again(function: Callable[[], Any], undo: Callable[[], None] | None = None) -
 
 
 def requires(fact: Callable[[], Any]) -> None:
-    """Make replays depend on a fact: if ``fact()`` returns another value than now, the step is recorded again."""
+    """Make replays depend on a fact: if ``fact()`` later returns a different value, the step is recorded again."""
     if active.recorder is not None:
         active.recorder.requires(fact)
 

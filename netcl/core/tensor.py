@@ -45,7 +45,7 @@ def _host_memory(shape: tuple[int, ...], row: dtypes.DType) -> np.ndarray:
         return np.empty(shape, row.storage)
     except (MemoryError, ValueError) as error:
         nbytes = math.prod(shape) * row.itemsize
-        raise OutOfMemoryError(message("allocate", f"NumPy failed: {error}", tensor=f"{shape} {row.name}", bytes=nbytes)) from None
+        raise OutOfMemoryError(message("allocate", f"allocation failed: {error}", tensor=f"{shape} {row.name}", bytes=nbytes)) from None
 
 
 def memory_of(array: np.ndarray) -> np.ndarray:
@@ -528,7 +528,7 @@ class Tensor(TensorMethods):
             raise DtypeError(message("requires_grad", what, 'convert first: x.to("float32")', dtype=self.dtype, shape=self.shape))
         if not flag and self.grad_fn is not None:
             what = "only leaf tensors can stop requiring gradients"
-            raise AutogradError(message("requires_grad", what, "use x.detach()", by=self.grad_fn.name, shape=self.shape))
+            raise AutogradError(message("requires_grad", what, "use x.detach()", computed_by=self.grad_fn.name, shape=self.shape))
         self._learns = bool(flag)
 
     def requires_grad_(self, flag: bool = True) -> Tensor:

@@ -58,7 +58,7 @@ def stamp(written: Writes, now: int) -> None:
 
 
 def wrote_again(t: Any) -> None:
-    """Record a write again after it was enqueued: views of ``t`` that were operands, and what other threads read, are from before it."""
+    """Record a write to ``t`` a second time, once it is enqueued: views and other threads may have read the old values since the first."""
     written = t.writes
     if written is None or written.copies is not None:
         wrote((t,))

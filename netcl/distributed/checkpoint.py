@@ -88,5 +88,5 @@ def _received(path: Path, folder: Path, world: World) -> Path:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside a ``DataParallel`` or ``DistributedDataParallel``; other models as they are."""
+    """Return the model inside a ``DataParallel`` or ``DistributedDataParallel``; any other model itself."""
     return model.module if isinstance(model, DataParallel | DistributedDataParallel) else model

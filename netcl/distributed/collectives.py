@@ -29,7 +29,7 @@ ALONE = World(0.0)
 
 
 def queues_of(devices: Iterable[Any]) -> list[Any]:
-    """The queue of each device, which is given as a selector, a handle or a queue; raises if there is none."""
+    """Return the queue of each device, given as a selector, a handle or a queue; raises if no device is given."""
     found = []
     for device in devices:
         if not hasattr(device, "finish"):
@@ -41,7 +41,7 @@ def queues_of(devices: Iterable[Any]) -> list[Any]:
 
 
 def checked_tensors(name: str, tensors: Tensors, root: int = 0, alike: bool = True) -> list[Tensor]:
-    """The tensors as a list; raises if there are none, if dtypes or (with ``alike``) shapes differ, or if ``root`` is not an index."""
+    """Return the tensors as a list; raises for none, different dtypes or (with ``alike``) shapes, or a ``root`` out of range."""
     given = list(tensors)
     if not given:
         raise ShapeError(message(name, "at least one tensor must be given, got none"))
@@ -78,7 +78,7 @@ def bucketed(groups: Iterable[Tensors], limit: int = BUCKET) -> list[list[Tensor
 
 
 def wide_dtype(dtype: str) -> np.dtype:
-    """The NumPy dtype in which values are sent and reduced."""
+    """Return the NumPy dtype in which values are sent and reduced."""
     return np.dtype(np.float32) if dtype in dtypes.HALVES else dtypes.DTYPES[dtype].host
 
 
@@ -90,14 +90,14 @@ class Bucket:
         self._copies = [[t.to_host_async() for t in group] for group in groups]
 
     def joined(self, flags: Sequence[bool] = ()) -> list[np.ndarray]:
-        """The flat array of each replica, with ``flags`` appended; halves are widened to float32."""
+        """Return the flat array of each replica, with ``flags`` appended; halves are widened to float32."""
         replicas = [[np.asarray(copy.wait()).reshape(-1) for copy in copies] for copies in zip(*self._copies, strict=True)]
         self._copies.clear()
         wide = wide_dtype(self.groups[0][0].dtype)
         return [np.concatenate([*values, np.asarray(flags, wide)], dtype=wide) for values in replicas]
 
     def reduced(self, world: World, op: str, compress: str | None = None, joined: Sequence[np.ndarray] = ()) -> np.ndarray:
-        """The reduction over the replicas of this process, in order, and then over the ranks of ``world``."""
+        """Reduce over the replicas of this process, in order, then over the ranks of ``world``; returns the flat result."""
         local = combine(op, joined or self.joined())
         return local if world.size == 1 else world.all_reduce(local, op, compress=compress, check=False)
 
@@ -206,7 +206,7 @@ def split_rows(values: Any, count: int, weights: Sequence[float] | None = None) 
 
 
 def _gathered(name: str, given: list[Tensor], axis: int, roots: Tensors) -> list[Tensor]:
-    """The tensors joined along ``axis``, on the device of each root."""
+    """Return the tensors joined along ``axis``, once per root, on that root's device."""
     if _one_queue(given):
         joined = ops.cat(given, axis)
         return [joined, *(duplicate(joined) for _ in roots[1:])]

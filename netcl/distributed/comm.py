@@ -48,7 +48,7 @@ class Failures:
         return self.reported[rank]
 
     def ahead_of(self, rank: int) -> list[str]:
-        """The errors of ranks that failed more often than ``rank``; failures that all ranks share are settled."""
+        """Return the errors of ranks that failed more often than ``rank``; a failure that every rank had is not among them."""
         own = self.reported.get(rank, (0, ""))[0]
         return [f"rank {other} failed: {text}" for other, (count, text) in sorted(self.reported.items()) if count > own]
 
@@ -69,7 +69,7 @@ def check_op(name: str, op: str, dtype: str) -> None:
 
 
 def combine(op: str, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Reduce arrays of one shape in their order."""
+    """Return the elementwise reduction ``op`` of arrays of the same shape, in order."""
     return mean_of(op, reduce(_COMBINE[op], arrays), len(arrays))
 
 
@@ -106,7 +106,7 @@ class World:
         return [flat.copy()]
 
     def collect(self, op: str, mine: np.ndarray, lengths: Sequence[int]) -> Arrays:
-        """The flat arrays of all ranks, in order; ``lengths`` are their element counts, known to every rank."""
+        """Return the flat arrays of all ranks, in order; ``lengths`` are their element counts, known to every rank."""
         return [mine]
 
     def _collect_text(self, op: str, text: bytes) -> list[bytes]:
@@ -120,7 +120,7 @@ class World:
         return World(self.timeout)
 
     def local_rank(self) -> int:
-        """The index of this rank among the ranks of its machine."""
+        """Return the index of this rank among the ranks of its machine."""
         return self.rank
 
     def _report_failure(self, text: str) -> None:
@@ -139,7 +139,7 @@ class World:
             self._report_failure(f"{type(error).__name__}: {error}"[:_ERROR_TEXT])
 
     def together(self) -> AbstractContextManager[Any]:
-        """A block that all ranks run; an error that leaves it on one rank is reported to the others, see :meth:`failed`.
+        """Return a block that all ranks run; an error that leaves it on one rank is reported to the others, see :meth:`failed`.
 
         >>> with World().together():
         ...     loss = 1.0
@@ -164,13 +164,13 @@ class World:
         ((usual, count),) = Counter(texts).most_common(1)
         if count < self.size:
             differing = ", ".join(f"rank {rank} has {json.loads(text)}" for rank, text in enumerate(texts) if text != usual)
-            what = f"the ranks do not agree on {what}: {differing}"
+            what = f"all ranks must agree on {what}: {differing}"
             raise LostRankError(message(op, what, most=json.loads(usual), world=self.size))
 
     # ---- collectives
 
     def all_reduce(self, array: Any, op: str = "sum", *, compress: str | None = None, check: bool = True) -> np.ndarray:
-        """The sum, mean, maximum or minimum over all ranks, equal on every rank.
+        """Return the sum, mean, maximum or minimum over all ranks, equal on every rank.
 
         float16 and bfloat16 values are reduced in float32 and rounded once.
 
@@ -215,7 +215,7 @@ class World:
         return [0, *accumulate(size + (rank < rest) for rank in range(self.size))]
 
     def all_gather(self, array: Any) -> Arrays:
-        """The arrays of all ranks, in order; shapes and dtypes may differ."""
+        """Return the arrays of all ranks, in order; shapes and dtypes may differ."""
         mine = np.asarray(array, order="C")
         shapes = self.tell([list(mine.shape), mine.dtype.str], "all_gather")
         lengths = [math.prod(shape) * np.dtype(kind).itemsize for shape, kind in shapes]
@@ -223,7 +223,7 @@ class World:
         return [part.view(kind).reshape(shape) for part, (shape, kind) in zip(found, shapes, strict=True)]
 
     def broadcast(self, array: Any, root: int = 0, *, check: bool = True) -> np.ndarray:
-        """The array of rank ``root``, on all ranks. Each rank must pass an array of that shape and dtype; ``check`` compares them first."""
+        """Return the array of rank ``root``. Each rank must pass an array of that shape and dtype; ``check`` compares them first."""
         self._check_root("broadcast", root)
         mine = np.asarray(array, order="C")
         if check:
@@ -231,7 +231,7 @@ class World:
         return self._from_root(mine, root)
 
     def gather(self, array: Any, root: int = 0) -> Arrays | None:
-        """The arrays of all ranks on ``root``; ``None`` elsewhere."""
+        """Return the arrays of all ranks on ``root``, in rank order; ``None`` on other ranks."""
         self._check_root("gather", root)
         found = self.all_gather(array)
         return found if self.rank == root else None
@@ -257,7 +257,7 @@ def _decompressed(stored: np.ndarray, values: np.ndarray, compress: str | None) 
 
 
 def late(op: str, missing: Sequence[int], timeout: float, size: int, **where: object) -> str:
-    """The error text about ranks that did not arrive."""
+    """Return the error text about ranks that did not arrive in time."""
     names = ", ".join(f"rank {rank}" for rank in missing) or "a rank"
     remedy = "look for an error of that rank above, or set NETCL_COMM_TIMEOUT to more seconds if it is slow"
     return message(op, f"{names} did not arrive within {timeout:g} s", remedy, world=size, **where)
@@ -273,7 +273,7 @@ class _Table:
 
 
 class ThreadWorld(World):
-    """One rank of several threads; made by :func:`thread_worlds`. Sent arrays are copied, so the caller may overwrite its own."""
+    """One rank of a world of threads; made by :func:`thread_worlds`. Sent arrays are copied, so the caller may overwrite its own."""
 
     def __init__(self, rank: int, size: int, table: _Table, timeout: float | None = None):
         super().__init__(timeout)
@@ -336,7 +336,7 @@ def thread_worlds(size: int, timeout: float | None = None) -> list[World]:
 
 @lru_cache(maxsize=1)
 def world() -> World:
-    """The world of this process: the MPI job if ``mpiexec`` started it, else one rank, for which mpi4py is not needed."""
+    """Return the world of this process: the MPI job if ``mpiexec`` started it, else one rank, for which mpi4py is not needed."""
     from netcl.distributed import mpi
 
     return mpi.MPIWorld() if mpi.started_by_mpi() else World()

@@ -30,7 +30,7 @@ ReplicaParameters = list[Tensor]
 
 
 def all_devices() -> list[Any]:
-    """Return the selectors of all OpenCL devices except simulators and software GPUs; of the NumPy backend if there is none."""
+    """Return the selectors of all OpenCL devices except simulators and software GPUs; ``["cpu"]``, which is NumPy, if there are none."""
     return [found.index for found in manager.found() if score(found.profile)[0] >= 0] or ["cpu"]
 
 
@@ -64,7 +64,7 @@ def replicate_params(params: Iterable[Tensor], devices: Sequence[Any]) -> list[R
 
 
 def _lists(op: str, replicas: Sequence[Any]) -> list[ReplicaParameters]:
-    """The parameters of each replica, a module or a list of parameters; raises if there is no replica or the numbers differ."""
+    """Return the parameters of each replica, a module or a list of parameters; raises if there is no replica or the numbers differ."""
     given = [list(r.parameters()) if hasattr(r, "parameters") else list(r) for r in replicas]
     if not given:
         raise ShapeError(message(op, "at least one replica must be given, got none"))
@@ -244,7 +244,7 @@ class DataParallel(Module):
         self._known = self._written()
 
     def measure(self, *inputs: Tensor) -> list[float]:
-        """Set ``weights`` to the rows per second of each device, forward only, and return them; equal if all devices have one name."""
+        """Set ``weights`` to the forward rows per second of each device, or to 1 if all devices have the same name; returns them."""
         self.weights = [1.0] * len(self.replicas)
         rows = max(1, len(inputs[0]) // len(self.replicas))
         different = len({manager.handle_of(queue).device_name for queue in self.queues}) > 1
@@ -308,7 +308,7 @@ class _Split(ag.Function):
 
 
 def _summed(owner: DataParallel, found: dict[int, list[Tensor | None]]) -> list[Tensor | None]:
-    """The sum of each parameter's gradients over the replicas: returned for the first replica, added to ``.grad`` of the others."""
+    """Sum each parameter's gradients over the replicas; return the sums for the first replica, add them to ``.grad`` of the others."""
     params = [[p for p in replica.parameters() if p.requires_grad] for replica in owner.replicas]
     nothing = [None] * len(params[0])
     grads = [found.get(i, nothing) for i in range(len(params))]
@@ -356,7 +356,7 @@ class ReplicaOptimizer:
             optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the first optimizer; all are equal."""
+        """Return the state of the first optimizer; all are equal."""
         return self.optimizers[0].state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

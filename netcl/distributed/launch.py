@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def mpiexec() -> str:
-    """The path of mpiexec, from PATH or beside this Python, where pip installs it."""
+    """Return the path of mpiexec, from PATH or beside this Python, where pip installs it."""
     beside = Path(sys.executable).with_name("mpiexec")
     found = shutil.which("mpiexec") or (str(beside) if beside.exists() else None)
     if found is None:
@@ -42,7 +42,7 @@ def leave(notes: Path, name: str) -> None:
 
 
 def launch(program: Sequence[str], ranks: int, devices: Sequence[str] = ()) -> int:
-    """Run ``python`` with the arguments ``program`` on ``ranks`` processes and return the exit status.
+    """Run ``python`` with the arguments ``program`` in ``ranks`` processes and return the exit status.
 
     Rank i gets device ``i % len(devices)``. The job ends when a rank fails, also before MPI has started. Every Ctrl-C or SIGTERM
     interrupts each rank once.
@@ -90,7 +90,7 @@ def _watch_job(job: subprocess.Popen[bytes], notes: Path, ranks: int) -> int:
 
 
 def wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """The exit status of a child, or ``None`` if it still runs after ``seconds``."""
+    """Return the exit status of a child, or ``None`` if it still runs after ``seconds``."""
     try:
         return child.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -40,7 +40,7 @@ def started_by_mpi() -> bool:
 
 
 def rank_by_launcher() -> str:
-    """The rank that mpiexec assigned to this process, read without initializing MPI."""
+    """Return the rank that mpiexec assigned to this process, read without initializing MPI."""
     return next((text for name in _RANK_VARIABLES if (text := env.raw(name)) is not None), "?")
 
 
@@ -168,7 +168,7 @@ class MPIWorld(World):
             self.calls.isend(self.doing, caller, _ANSWER)
 
     def _mail(self, tag: int) -> dict[int, Any]:
-        """The messages with a tag that have arrived, by sender. The probe is matched because several threads may receive at once."""
+        """Return the messages with a tag that have arrived, by sender. Matched probes let several threads receive at once."""
         found, status = {}, self.MPI.Status()
         while (letter := self.calls.improbe(self.MPI.ANY_SOURCE, tag, status)) is not None:
             sender = status.Get_source()
@@ -176,7 +176,7 @@ class MPIWorld(World):
         return found
 
     def _roll_call(self) -> list[int]:
-        """The ranks that do not answer within :data:`ROLL_CALL` seconds: they are dead, or not in a collective call."""
+        """Return the ranks that do not answer within :data:`ROLL_CALL` seconds: they are dead, or not in a collective call."""
         others = {rank for rank in range(self.size) if rank != self.rank}
         for rank in others:
             self.calls.isend(self.doing, rank, _CALL)

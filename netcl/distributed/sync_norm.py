@@ -66,7 +66,7 @@ class SyncBatchNorm(_BatchNorm):
 def convert_sync_batchnorm(module: Module, world: World) -> Module:
     """Replace every batch norm in a model, in place, by a :class:`SyncBatchNorm` with the same tensors.
 
-    Returns the model, which is another object only if it is itself a batch norm.
+    Returns the model; a new object only if the model itself is a batch norm.
     """
     return _replaced_norms(module, lambda norm: _same_norm(SyncBatchNorm, norm, world=world, plain=type(norm)))
 

@@ -88,7 +88,7 @@ class ShardedOptimizer:
             p.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, as one optimizer over all parameters would return it; every rank must call this.
+        """Return the whole state, as one optimizer over all parameters would return it; every rank must call this.
 
         It can be loaded with another number of ranks, or without shards.
         """
@@ -116,7 +116,7 @@ class ShardedOptimizer:
 
 
 def _owners(sizes: list[int], ranks: int) -> list[int]:
-    """The rank that owns each parameter: in descending size, each goes to the rank with the fewest elements so far."""
+    """Return the rank that owns each parameter: in descending size, each goes to the rank with the fewest elements so far."""
     loads = [0] * ranks
     owner = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

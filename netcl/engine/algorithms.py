@@ -56,7 +56,7 @@ class Algorithm:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tiers by which a configuration selects it."""
+        """The tiers (``extra["tier"]`` of a configuration) that select this algorithm."""
         return self.tiers or {"cpu": ("cpu",), "gpu": ("simt",)}.get(self.device, ("simt", "cpu"))
 
     def answers(self, config: KernelConfig | None, profile: Any) -> bool:
@@ -79,9 +79,9 @@ def add(family: str, *columns: Any, **more: Any) -> Algorithm:
 
 
 def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig, profile: Any) -> Algorithm | None:
-    """Return the algorithm for a problem: of those that apply, the one that the configuration names, else the cheapest; else ``None``.
+    """Return the algorithm for a problem: the one that the configuration names, else the cheapest; ``None`` if none applies.
 
-    One that computed wrong results on this device (:mod:`netcl.profiling.quarantine`) is replaced by any other of the family.
+    An algorithm that computed wrong results on this device (:mod:`netcl.profiling.quarantine`) is replaced by another of the family.
     """
     meant, tier = [a for a in ALGORITHMS[family] if a.answers(config, profile)], config.extra.get("tier")
     if not meant:
@@ -106,7 +106,7 @@ def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig
 
 
 def first(problem: Any, profile: Any) -> float:
-    """Return the cost of an algorithm that is used wherever it applies."""
+    """Return 0, the cost of an algorithm that is preferred wherever it applies."""
     return 0.0
 
 

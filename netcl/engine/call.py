@@ -112,7 +112,7 @@ def make_plan(name: str, queue: Any, tensors: Sequence[Tensor], function: Callab
 def planned(
     name: Any, function: Callable[..., Any], deferred: Callable[..., Any] | None = None, waits: Callable[..., bool] | None = None
 ) -> Any:
-    """Return ``function``, an op, with cached plans. ``name`` is its row, or a name.
+    """Wrap the function of an op so that calls with the same key share a cached plan. ``name`` is the op's row or its name.
 
     ``deferred`` takes the same arguments and returns the result as deferred values, or ``None``. It is called for the first call of each
     key, inside ``ag.jit_compile`` for every call, and for every call for which ``waits(*args)`` is true.

@@ -247,7 +247,7 @@ class _Record(ThroughOps):
 def differentiate(text: str, env: Mapping[str, Any], g: Any, F: Any) -> dict[str, Any]:
     """Compute gradients of an expression with respect to the tensors of ``env``, by the rows of the functions it calls.
 
-    They have the shape of ``g`` or of their tensor; ``None`` where the expression does not depend on one.
+    A gradient has the shape of ``g`` or of its tensor; it is ``None`` if the expression does not depend on that tensor.
     """
     record = _Record(env, F)
     record.dtype = g.dtype

@@ -92,7 +92,7 @@ def shift_right(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _integers_only(*values: Any) -> Any:
-    raise DtypeError(message("formula", "functions of bits require integers", 'cast first: x.to("int64")'))
+    raise DtypeError(message("formula", "bitwise functions require integers, got floats", 'cast first: x.to("int64")'))
 
 
 def _unchanged(x: Any) -> Any:
@@ -101,7 +101,7 @@ def _unchanged(x: Any) -> Any:
 
 @dataclass(frozen=True)
 class FormulaFunction:
-    """One row: how a function is written in C and in NumPy, and which differentiable op it is.
+    """A function that expressions may call: its forms in C and in NumPy, and the differentiable op that computes it.
 
     ``takes`` and ``gives`` are sorts: ``n`` a number, ``t`` a truth value. ``c_int`` and ``np_int`` are the forms for
     integers; where they are empty the function needs floats and integers are promoted to float32. ``c_single`` is a form for

@@ -232,7 +232,7 @@ def _rows_cl(region: Region) -> list[Tensor]:
 
 
 def _plan_rows(region: Region, options: tuple[str, ...]) -> Plan:
-    """Return the plan of a region over rows, whose operands are its leaves; parts of sums over columns are joined in a further launch."""
+    """Return the plan of a region over rows; its operands are the leaves. A second launch adds the partial sums over columns."""
     assert region.space is not None
     real, commands = region.order[0].real, command_list(region.order[0].queue, region.leaves)
     rows = row_kernel.row_launch(region.steps, region.slots, real, region.space, region.leaves, commands.queue, options, region.name)

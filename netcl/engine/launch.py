@@ -186,7 +186,7 @@ def _build_kernel(
 
 
 def without_other_kernels(source: str, name: str) -> str:
-    """Return a source with one of its kernels and all directives: drivers would otherwise compile every kernel of the program."""
+    """Return ``source`` without kernels other than ``name``, which drivers would compile too; all preprocessor directives stay."""
     if name not in _KERNEL_SIGNATURE.findall(source):
         return source  # its name is made by a macro
     return _KERNEL_SIGNATURE.sub(lambda found: found[0] if found[1] == name else "".join(_DIRECTIVE.findall(found[0])), source)

@@ -74,7 +74,7 @@ class Product:
     shape: tuple[int, ...]
 
     def settled(self, x: Tensor, values: Sequence[Any]) -> Tensor:
-        """Return ``x``, a tensor over this source, in the form that an op over ``values`` reads."""
+        """Return ``x``, a tensor over this product, as an op over ``values`` must read it: unchanged, or as a formula over the product."""
         return x
 
     def joined(self, name: str, values: Sequence[Any], place: int, shape: tuple[int, ...], dtype: DType) -> Tensor | None:
@@ -82,7 +82,7 @@ class Product:
         return None
 
     def by_channel(self, scale: Tensor, shift: Tensor) -> Tensor | None:
-        """Return ``scale * product + shift``, both given per channel, as another product; ``None`` if it has no such form."""
+        """Return ``scale * product + shift``, with a scale and a shift per channel, as another product; ``None`` if that is impossible."""
         return None
 
 
@@ -346,7 +346,7 @@ def _in_space(x: Any, space: Space, dropped: bool) -> Any:
 
 
 def _followed(name: str, values: Sequence[Any], shape: tuple[int, ...], dtype: DType) -> Tensor | None:
-    """Return an op fused into the epilogue of a pending product among its operands, tried from the last one; ``None`` if none fuses it."""
+    """Fuse an op into the epilogue of a pending product among its operands, trying the last operand first; ``None`` if none can fuse it."""
     for place in reversed(range(len(values))):
         x = values[place]
         if _of_product(x) and x.source.made is None and (made := x.source.joined(name, values, place, shape, dtype)) is not None:
@@ -396,7 +396,7 @@ def defer_fold(name: str, body: Body, x: Tensor, axes: int, keepdims: bool, dtyp
 
 
 def defer_columns(name: str, body: Body, x: Tensor, axes: int, shape: tuple[int, ...], dtype: DType, real: str) -> Tensor | None:
-    """Defer a sum over all but the innermost ``axes`` of a deferred tensor; ``None`` if it cannot be fused with it."""
+    """Defer a sum over all but the innermost ``axes`` of ``x``; ``None`` unless ``x`` is pending and the sum can be fused with it."""
     node, space = waiting_node(x), Space(x.shape, axes)
     if node is None or not (_joins(node, x.shape, x.shape, real) and node.space in (None, space) and fits_rows(node, space)):
         return None

@@ -35,7 +35,7 @@ CPU_WIDTH = 16
 
 
 class Walk(NamedTuple):
-    """Collapsed axes: sizes of the outer ones, the inner size, and per operand its outer steps and whether it moves inside."""
+    """Collapsed axes: the outer sizes, the inner size and, per operand, its outer strides and whether it has the inner axis."""
 
     outer: tuple[int, ...]
     inner: int
@@ -58,7 +58,7 @@ Groups = list[tuple[int, tuple[bool, ...]]]
 
 
 def merged_axes(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> Groups:
-    """Return runs of axes (none of size 1) that every operand either has or broadcasts: their size and the operands that have them."""
+    """Merge neighboring axes that every operand either has or broadcasts. Return, per run of axes, its size and which operands have it."""
     padded = [(1,) * (len(shape) - len(s)) + tuple(s) for s in shapes]
     groups: Groups = []
     for axis, size in enumerate(shape):
@@ -116,7 +116,7 @@ def launch_sizes(n: int, inner: int, width: int, profile: DeviceProfile, config:
 
 
 class Map(NamedTuple):
-    """A kernel that computes a body over operands of certain dtypes and shapes, its sizes, and the numbers that come last."""
+    """A kernel for operands of certain dtypes and shapes, its launch sizes, and ``sizes``: the last arguments of the kernel."""
 
     kernel: Any
     items: int
@@ -128,7 +128,7 @@ def map_kernel(
     op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, shape: tuple[int, ...],
     options: tuple[str, ...] = (),
 ) -> Map:  # fmt: skip
-    """Return the kernel of a body over some operands, built if new. Its arguments are tensors, results, numbers and sizes."""
+    """Return the kernel that computes ``body`` over ``values``, built if new. Its arguments are tensors, results, numbers and sizes."""
     given = {i: x for i, x in enumerate(values) if isinstance(x, Tensor)}
     n, names = math.prod(shape), [dtype.name for dtype in outputs]
     check_double(op, queue, [*names, *(x.dtype for x in given.values()), "float64" if compute == "double" else ""])
@@ -149,7 +149,10 @@ def plan_map(
     op: str, queue: Any, body: Body, values: Sequence[Any], outputs: Sequence[DType], compute: str, numbers: int,
     shape: tuple[int, ...], options: tuple[str, ...] = (), out: Tensor | None = None,
 ) -> Plan:  # fmt: skip
-    """Return the plan of a body over the tensors among ``values``, followed by ``out`` if that is written, and over ``numbers``."""
+    """Return the plan that computes ``body``. Its operands are the tensors among ``values``, then ``out`` if it is given.
+
+    A run takes the numbers among ``values`` and ``numbers`` further ones.
+    """
     tensors = [x for x in values if isinstance(x, Tensor)]
     commands = command_list(queue, tensors if out is None else [*tensors, out])
     made = [Tensor.empty(shape, dtype.name, queue=commands) for dtype in outputs] if out is None else [commands.given[-1]]

@@ -37,7 +37,7 @@ UFUNCS = {"v0 + v1": np.add, "v0 * v1": np.multiply, "MAX(v0, v1)": np.maximum, 
 
 
 def rotated(width: int, by: int) -> str:
-    """Return the lanes of a vector, rotated: a swizzle."""
+    """Return the swizzle that rotates the lanes of a vector: ``1230`` for a width of 4, rotated by 1."""
     return "".join(f"{(lane + by) % width:x}" for lane in range(width))
 
 
@@ -70,7 +70,7 @@ class _Rename(ast.NodeTransformer):
 
 
 def renamed(tree: ast.expr, table: Mapping[str, str]) -> ast.expr:
-    """Return a copy of an expression with other names."""
+    """Return a copy of an expression with its names replaced as in ``table``; other names stay."""
     return _Rename(table).visit(copy.deepcopy(tree))
 
 
@@ -178,7 +178,7 @@ def _converted(kind: str, width: int, text: str) -> str:
 
 
 def _in_words(width: int, text: str) -> str:
-    """Return C that widens 16-bit values to 32-bit words; 16 lanes by :func:`_halfword_functions`."""
+    """Return C that widens 16-bit values to 32-bit words; 16 lanes use a function of :func:`_halfword_functions`."""
     return f"netcl_words_16({text})" if width == 16 else _converted("uint", width, text)
 
 
@@ -263,7 +263,7 @@ def _bfloat16_words(width: int) -> str:
 
 
 def _half_words(width: int) -> str:
-    """Return functions that convert between float and half in the low bits of ``uint``, also denormals; they round to nearest even."""
+    """Return functions that convert between float and half in the low bits of ``uint``, including denormals; they round to nearest even."""
     f, u = (_vector(kind, width) for kind in ("float", "uint"))
     return f"""#ifndef NETCL_FLOAT16_WORDS_{width}
 #define NETCL_FLOAT16_WORDS_{width}

@@ -21,7 +21,7 @@ SCALARS = (bool, int, float)
 
 
 def operands(op: str, values: Sequence[Any], names: Sequence[str] = ()) -> tuple[Operand, ...]:
-    """Convert arrays and lists to tensors on the device of the first tensor; numbers stay, except the first if nothing is a tensor."""
+    """Convert arrays and lists to tensors on the device of the first tensor. Numbers stay numbers; if all are, the first is converted."""
     first = next((x for x in values if isinstance(x, Tensor)), None)
     queue = first.queue if first is not None else None
     made = [_operand(x, queue) for x in values]
@@ -67,7 +67,7 @@ def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
     check_planning(a.queue, b.queue)
     where = {"a": a.device.device_name, "b": b.device.device_name}
     one = a.context is not None and a.context == b.context
-    remedy = "take one into the other's stream: stream.use(tensor)" if one else "move one with tensor.to(device)"
+    remedy = "use one in the other's stream: stream.use(tensor)" if one else "move one with tensor.to(device)"
     raise DeviceError(message(op, "all tensors must be on the same device and queue", remedy, **where))
 
 

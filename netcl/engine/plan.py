@@ -27,7 +27,7 @@ PlannedResult = tuple[int, tuple[int, ...], str]  # index of its memory (-1: the
 
 
 def command_list(queue: Any, tensors: Sequence[Any]) -> CommandList:
-    """Create an empty command list for a queue; ``given`` holds one of its tensors per operand."""
+    """Create an empty command list for a queue; its ``given`` holds a tensor of the list for each tensor of the call."""
     commands = CommandList(queue, get_persistent_pool(queue), len(tensors))
     places: list[Any] = [PlannedMemory(commands, i, t.nbytes) for i, t in enumerate(tensors)]
     commands.given = [Tensor(place, t.shape, t.dtype, t.context, commands, place) for place, t in zip(places, tensors, strict=True)]
@@ -62,7 +62,10 @@ class Plan:
         self.whole = self._one_launch()
 
     def _share(self) -> tuple[list[int], list[tuple[Any, int]]]:
-        """Return the room of each leased memory, and the rooms; temporaries share a room, which is free after its last command."""
+        """Assign the planned memory to leases: temporaries share a lease, which is free after the last command that uses it.
+
+        Returns the index of the lease (the *room*) of each planned memory, and the shelf and size of each lease.
+        """
         n, last = self.operands, {}
         for i, command in enumerate(self.commands):
             last.update({at.index: i for at in _memory(command) if at.index >= n})
@@ -130,7 +133,7 @@ class Plan:
     def _one_launch(self) -> tuple[Any, ...] | None:
         """Prepare the common case, one kernel over the operands, in order, and one new result; ``None`` for other plans.
 
-        Returns its launch, room, shape, dtype and a template of its arguments; ``run`` skips everything else for such plans.
+        Returns its launch, the result's shelf, size, shape and dtype, and a template of its arguments: all that ``run`` needs.
         """
         command = self.commands[0] if len(self.commands) == 1 else None
         if not isinstance(command, Launch) or self.form is not None or self.writes or self.results[0][0] != self.operands:
@@ -225,7 +228,7 @@ def _host_step(queue: Any, run: Callable[..., None]) -> Callable[..., None]:
 
 
 def _without_numbers(launch: Callable[..., None]) -> Callable[..., None]:
-    """Return the function of a launch that takes no numbers of the run."""
+    """Wrap a launch that takes no numbers, so that it can be called with those of a run."""
     return lambda queue, memory, numbers: launch(queue, memory, ())
 
 

@@ -47,7 +47,7 @@ _CPU_SPANS = (32, 8)  # vectors of a row that a CPU reads before it goes to the 
 
 
 def axes_of(name: str, axis: Axis, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the folded axes, counted from the front, in order."""
+    """Return the folded axes as non-negative numbers, in ascending order; ``None`` folds all axes."""
     if axis is None:
         return tuple(range(len(shape)))
     if axis is True or axis is False:
@@ -141,7 +141,7 @@ def _source(stage: Stage, source: DType, given: DType, target: DType, layout: La
 
 
 class FoldLayout(NamedTuple):
-    """The kernel of a fold of certain sizes: vector width, work-group, slices of the folded axis, vectors and columns of an item."""
+    """The kernel of a fold: vector width, local size, slices of the folded axis, vectors of columns per work-item and per work-group."""
 
     kernel: str
     width: int
@@ -154,7 +154,7 @@ class FoldLayout(NamedTuple):
 def fold_layout(shape: Shape3, dtype: str, profile: DeviceProfile) -> FoldLayout:
     """Choose the kernel of a fold by its sizes: sequential, one work-group per row, or slices and a second stage.
 
-    On CPUs the policy's variants are all slices of rows; a registered one is used unchanged.
+    CPUs split rows into slices, unless a kernel was registered or measured: then that one is used.
     """
     config = get_kernel_selector().select("reduction", ((shape.length,),), profile, dtype)
     cpu = profile.device_type == "cpu"
@@ -293,7 +293,7 @@ def _row_named(name: str) -> Reduction:
 
 
 def _fold_axes(row: Reduction, x: Tensor, axes: tuple[int, ...], target: Tensor, compute: str, count: int, params: Sequence[float]) -> None:
-    """Fold every run of axes, the innermost first; only the first fold maps and only the last one finishes."""
+    """Fold every run of axes, the innermost first; only the first fold applies ``map``, and only the last one ``finish``."""
     given = None
     if row.given:  # the row's second input, per result, in the compute type and with the axes kept
         given, first = Tensor.empty(folded_shape(x.shape, axes, True), STORED[compute], queue=x.queue), _row_named(row.given)

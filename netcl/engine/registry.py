@@ -52,7 +52,7 @@ def _check_node(node: ast.AST, text: str, op: str) -> None:
         remedy = "the language has + - * /, unary minus, single comparisons, numbers, names and upper-case functions"
         raise ValueError(message(op, f"{text!r}: {type(node).__name__} is not in the expression language", remedy))
     if isinstance(node, ast.Constant) and (isinstance(node.value, bool) or not isinstance(node.value, int | float)):
-        raise ValueError(message(op, f"{text!r}: {node.value!r} is not a number"))
+        raise ValueError(message(op, f"{text!r}: a constant must be a number, got {node.value!r}"))
     if isinstance(node, ast.Call):
         _check_call(node, text, op)
 
@@ -76,7 +76,7 @@ def names_read_by(text: str, let: Mapping[str, str] | None = None) -> frozenset[
 
 
 def called(node: ast.Call) -> FormulaFunction:
-    """Return the row of the function that a checked call names."""
+    """Return the table entry of the function that a call names; the call has been checked."""
     assert isinstance(node.func, ast.Name)
     return FORMULA_FUNCTIONS[node.func.id]
 
@@ -127,12 +127,12 @@ def _check_identity(op: str, inputs: Sequence[str], let: Iterable[str], params: 
 class Pointwise:
     """An op that is one expression per element of its broadcast inputs.
 
-    ``fwd`` is in ``v0``, ``v1``.., the parameters and the names of ``let``; each ``vjp`` is in those and ``g`` and
+    ``fwd`` is an expression in ``v0``, ``v1``.., the parameters and the names of ``let``; each ``vjp`` may also read ``g`` and
     ``out``; ``None``: the input has no gradient. ``result``: dtype of the result for integer inputs, derived from
     the formula if empty. ``accepts``: ``any``, ``number`` (no bool) or ``float``. ``method``: the op is also a method of
-    ``Tensor``, and one that writes in place; ops that torch has as methods are methods without it. ``onnx``: the ONNX
-    operator, with its attributes as a call in the names of the parameters, ``LeakyRelu(alpha=negative_slope)``; a row
-    without one is exported by its formula.
+    ``Tensor``, with an in-place form; ops that are methods in torch do not need it. ``onnx``: the ONNX operator as a call
+    whose attributes are parameters of the op, ``LeakyRelu(alpha=negative_slope)``; a row without one is exported by its
+    formula.
     """
 
     name: str
@@ -266,9 +266,9 @@ class _WithFunction:
 class Reduction(_WithFunction):
     """An op that reduces axes: ``finish(combine over r of map(x[r]))``.
 
-    ``map`` is in ``v0`` (the element), the parameters and, if ``given`` names another reduction, ``v1`` (that one's
-    result over the same axes); ``combine`` in ``v0`` and ``v1``, associative; ``neutral`` a number, ``LOWEST`` or
-    ``HIGHEST``; ``finish`` in ``v0`` (the fold), ``v1``, ``n`` (how many elements were folded) and the parameters.
+    ``map`` is an expression in ``v0`` (the element), the parameters and, if ``given`` names another reduction, ``v1`` (the
+    result of that one over the same axes). ``combine`` is associative, in ``v0`` and ``v1``; ``neutral`` is a number,
+    ``LOWEST`` or ``HIGHEST``; ``finish`` is in ``v0`` (the fold), ``v1``, ``n`` (the number of folded elements) and the parameters.
     ``result``: ``same``, ``sum`` (integers become int64), ``float`` or ``bool``. ``accepts``: ``any`` or
     ``float``. ``empty``: whether a fold of nothing has a value. The parameters of ``vjp(F, g, ...)`` name what backward keeps.
     """
@@ -362,8 +362,8 @@ class Op(_WithFunction):
     """An op that is a function of its own: ``call`` with the columns of its row. Made by :func:`op`.
 
     ``vjp(F, ...)`` is forward-only code over ``F`` (``netcl.ops``, or ``netcl.autograd`` when the gradient itself is to
-    be differentiated). Its further parameters name what backward needs: ``g``, ``out`` (of several outputs all, ``out0``,
-    ``out1``.. one), an input's name, ``<input>_shape`` or ``<input>_dtype`` (which keep no tensor), keyword arguments of the
+    be differentiated). Its further parameters name what backward needs: ``g``, ``out`` (all outputs; ``out0``,
+    ``out1``.. are single ones), an input's name, ``<input>_shape`` or ``<input>_dtype`` (which keep no tensor), keyword arguments of the
     call, and ``needs``: per input, whether its gradient is wanted. It returns one gradient or ``None`` per tensor
     input; gradients of broadcast inputs are summed to the input's shape by the tape.
 
@@ -401,7 +401,7 @@ class Op(_WithFunction):
 
 @cache
 def _sources(row: Op | Reduction) -> tuple[tuple[str, int, str], ...]:
-    """Return, per argument of a row's ``vjp``, its name, the index of the input or output it comes from (or -1), and what is taken."""
+    """Return, per argument of a row's ``vjp``, its name, the index of its input or output (or -1), and which part of that is passed."""
     known = {f"{name}_{what}": (i, what) for i, name in enumerate(row.inputs) for what in ("shape", "dtype")}
     known = {
         **{name: (i, "output") for i, name in enumerate(OUTPUTS)},
@@ -528,7 +528,7 @@ def op(
     """Return a decorator that registers a function as an op. ``vjp=None`` declares that it has no gradient.
 
     Tensor inputs are the parameters annotated with ``Tensor``, unless ``inputs`` names them. ``ref="numpy"``: the op on the NumPy
-    backend in float64 is the reference, itself held to golden data.
+    backend in float64 is the reference, which is itself tested against golden data.
     """
 
     def add(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,7 +40,7 @@ class Spread(NamedTuple):
 
 
 def row_spread(cpu: bool, most: int, n: int, wide: bool, quads: bool = False) -> Spread:
-    """Distribute rows: a CPU's work-item takes some rows, in vectors; a GPU takes a work-item per short row, else a work-group.
+    """Distribute rows: a work-item of a CPU processes several rows, in vectors; a GPU uses a work-item per short row, else a work-group.
 
     ``quads``: every run of a row begins at a multiple of four elements, so a GPU reads four at a time and keeps them in registers.
     """
@@ -91,7 +91,7 @@ def column_spread(queue: Any, wide: bool) -> Spread:
 
 
 def channel_spread(queue: Any, n: int, wide: bool, quads: bool = False) -> Spread:
-    """Distribute folds of ``n`` elements: a CPU uses a work-item each, a GPU a work-group that reads single elements or ``quads``."""
+    """Distribute folds of ``n`` elements: a work-item per fold on a CPU; on a GPU a work-group that reads single elements or ``quads``."""
     cpu, most, _ = device_of(queue)
     if cpu:
         return Spread(1, 1, 8 if wide else 16, 1)

@@ -82,7 +82,7 @@ class PendingNode:
         raise NotImplementedError
 
     def finish(self, made: Tensor) -> None:
-        """Store the values."""
+        """Store the result and drop the inputs."""
         raise NotImplementedError
 
 

@@ -38,7 +38,7 @@ class CopyAxis(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A copy as data: element size, first elements, axes from the outermost in."""
+    """A copy as data: element size, offsets of the first elements in source and destination, axes from the outermost in."""
 
     itemsize: int
     source: int
@@ -248,7 +248,7 @@ def take_block(x: Tensor, sizes: Sequence[int], start: int, strides: Sequence[in
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return ``x`` repeated along new and size-one axes; ``x`` itself if its shape is ``shape``. The shapes must fit."""
+    """Return ``x`` repeated along new and size-one axes; ``x`` itself if its shape is ``shape``. The caller has checked the shapes."""
     if tuple(shape) == x.shape:
         return x
     return take_block(x, shape, 0, broadcast_strides(x.shape, shape))

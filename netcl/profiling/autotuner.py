@@ -40,7 +40,7 @@ FINAL = 0.1  # part of a budget that is kept for the finalists
 SLOW_ROUND = 0.2  # seconds of a round of finalists above which one round must do when the budget is spent
 LEAST_SAMPLE = 2e-3  # seconds of one sample; shorter calls are repeated
 CHECKED_PRODUCTS = 1 << 28  # multiply-adds above which the reference is taken of a part of the problem
-NEAR, FAR = 1, 2  # powers of two by which one size, and all of them together, may differ between neighbours
+NEAR, FAR = 1, 2  # powers of two by which one size, and all of them together, may differ between neighbors
 _TUNED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 _FAILURES = (KernelBuildError, OutOfMemoryError, ShapeError, DtypeError, DeviceError, ValueError, LookupError)
 
@@ -99,7 +99,7 @@ class Autotuner:
         self.queue = queue_of(queue)
         if isinstance(self.queue, CPUQueue):
             platforms.opencl()
-            raise DeviceError(message("autotune", "tuning requires an OpenCL device", "name an OpenCL device: netcl.device('cl')"))
+            raise DeviceError(message("autotune", "tuning requires an OpenCL device, got NumPy", "name one: netcl.device('cl')"))
         self.profile = handle_of(self.queue).profile
         self.budget = budget
         self.store = tuning.store if store is None else store
@@ -107,9 +107,9 @@ class Autotuner:
         self.costs = _Costs()
 
     def tune(self, op: str, *sizes: int, dtype: str = "float32", **flags: Any) -> AutotuneResult:
-        """Search for ``(M, N, K)`` of a ``matmul`` or ``(N, C, H, W, F, KH, KW)`` of a ``conv2d`` or one of its gradients."""
+        """Search for the sizes ``(M, N, K)`` of a ``matmul``, or ``(N, C, H, W, F, KH, KW)`` of a ``conv2d`` or one of its gradients."""
         if op not in self.families:
-            raise ShapeError(message("autotune", "unknown op, or one without tuning", f"known: {', '.join(self.families)}", op=repr(op)))
+            raise ShapeError(message("autotune", "op must be one that can be tuned", f"known: {', '.join(self.families)}", op=repr(op)))
         if len(sizes) != (count := self.families[op].sizes) or min(sizes) < 1:
             raise ShapeError(message("autotune", f"{op} must have {count} sizes of at least 1", sizes=sizes))
         problem = self.families[op].problem(*sizes, profile=self.profile, dtype=dtype, **flags)
@@ -124,7 +124,7 @@ class Autotuner:
         return self.search_all([problem], budget)[0]
 
     def search_all(self, problems: Sequence[Problem], budget: float | None = None) -> list[AutotuneResult]:
-        """Search several problems of one op under one budget; returns the results. Candidates are tried for all, to share kernels."""
+        """Search several problems under one budget; returns the results. Each candidate is tried for all problems, to share its kernels."""
         start, allowed = time.perf_counter(), self.budget if budget is None else budget
         searches, costs = [_Search(self, problem) for problem in problems], self.costs
         for rank in range(max((len(search.candidates) for search in searches), default=0)):
@@ -142,7 +142,7 @@ class Autotuner:
 
 
 class _Costs:
-    """The expected seconds of trying a configuration, which its first trial compiles."""
+    """The expected seconds of a trial; the first trial of a configuration also compiles it."""
 
     def __init__(self) -> None:
         self.fresh = 0.0
@@ -408,7 +408,7 @@ def recall(problem: Problem, near: bool = True) -> Mapping[str, Any] | None:
 
 
 def _problem_class(key: str) -> list[Any]:
-    """Return the class that :func:`_store_key` encoded in a key; empty for other keys."""
+    """Return the problem class that :func:`_store_key` encoded in a key; empty for any other key."""
     try:
         parts = json.loads(key)
     except (ValueError, RecursionError):
@@ -424,7 +424,7 @@ def _distance(one: list[Any], other: list[Any]) -> float | None:
     if any(a != b for a, b in zip(one, other, strict=True) if not isinstance(a, int)) or any(min(pair) < 1 for pair in sizes):
         return None
     apart = [abs(math.log2(a) - math.log2(b)) for a, b in sizes]
-    windows = apart[5:] if len(sizes) == 7 else []  # of a convolution: 3x3 is no neighbour of 5x5
+    windows = apart[5:] if len(sizes) == 7 else []  # of a convolution: 3x3 is no neighbor of 5x5
     return sum(apart) if max(apart, default=0) <= NEAR and sum(apart) <= FAR and not any(windows) else None
 
 

@@ -48,7 +48,7 @@ def has_timestamps(queue: Any) -> bool:
 
 
 def timed_queue(queue: Any) -> Any:
-    """Return the queue itself if it has timestamps, else a second one that has, after waiting for the work of the first."""
+    """Return ``queue`` if it has timestamps; else wait for its work and return a second queue that has them."""
     twin = queue_state(queue).part("timed", lambda real: real if has_timestamps(real) else sibling_queue(real, profiling=True))
     if twin is not queue:
         queue.finish()
@@ -159,7 +159,7 @@ def _bytes(arg: Any) -> int:
 
 
 def _flops(name: str, source: str, given: Mapping[str, tuple[str, Any]]) -> float:
-    """Return the floating-point operations of a product, a convolution or attention; 0 for other kernels, which memory limits."""
+    """Return the floating-point operations of a product, a convolution or attention; 0 for other kernels, which memory bandwidth limits."""
     if name.startswith("gemm") or name == "matmul":
         k = _number(given, "k") or _number(given, "K")
         return 2.0 * k * max(_elements(source, given, "c"), _elements(source, given, "C"))
@@ -185,7 +185,7 @@ def _number(given: Mapping[str, tuple[str, Any]], name: str) -> int:
 
 
 def _elements(source: str, given: Mapping[str, tuple[str, Any]], name: str) -> int:
-    """Return the number of elements of the argument ``name``, by its declared type or the macro for it; 0 if it is no pointer."""
+    """Return the number of elements of the argument ``name``, by its declared type or the macro for it; 0 if it is not a pointer."""
     declared, arg = given.get(name, ("", 0))
     pointed = _POINTED.search(declared)
     if pointed is None:

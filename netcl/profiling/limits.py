@@ -110,7 +110,7 @@ def known_for(name: str) -> bool:
 
 
 def limits(queue: Any) -> Limits | None:
-    """The limits of a queue's device, measured at the first call; ``None`` on the NumPy backend."""
+    """Return the limits of a queue's device, measured at the first call; ``None`` on the NumPy backend."""
     if isinstance(queue, CPUQueue):
         return None
     state = program.state(queue)

@@ -21,14 +21,13 @@ from netcl.runtime import perf
 class profile:
     """``with profile() as p: step()`` then ``print(p)``: time, GB/s, GFLOP/s and share of every kernel of the block.
 
-    Everything that is launched while the block runs is seen, on all devices and threads. ``device`` names the one whose limits
-    the last column is measured against (default: the active one); ``roofline=False`` leaves that column out, and with it the
-    small kernels that measure the device once per process. The trace shows kernels and transfers of each device, and of the host its
-    launches, compiled programs, batches of a ``DataLoader``, phases of a ``Trainer`` and regions of
-    :func:`netcl.runtime.perf.timing_region`.
+    All launches during the block are recorded, on all devices and threads. The last column compares a kernel with the limits of
+    ``device`` (default: the active one); ``roofline=False`` leaves that column out, and with it the small kernels that measure the
+    device once per process. The trace shows the kernels and transfers of each device. For the host, it shows launches, compiled
+    programs, batches of a ``DataLoader``, phases of a ``Trainer`` and regions of :func:`netcl.runtime.perf.timing_region`.
 
-    Unless the queues were made with ``NETCL_PROFILE_EVENTS=1``, kernels run one at a time meanwhile: their times are exact, the
-    time between them is not that of an ordinary run. Outside the block it costs nothing.
+    Unless the queues were made with ``NETCL_PROFILE_EVENTS=1``, kernels run one at a time inside the block: their times are exact,
+    but the times between them are not those of an ordinary run. Outside the block, profiling costs nothing.
     """
 
     def __init__(self, device: Any = None, *, roofline: bool = True):

@@ -94,7 +94,7 @@ def text_table(rows: Sequence[ReportRow]) -> str:
 
 
 def kernel_table(rows: Sequence[ReportRow]) -> str:
-    """The rows as an HTML table of the class ``kernels``; :data:`REPORT_STYLE` goes with it. Rows may be dicts from a file."""
+    """Return the rows, or dicts read from a file, as an HTML table of the class ``kernels``, styled by :data:`REPORT_STYLE`."""
     head = "".join(f"<th>{name}</th>" for name in COLUMNS)
     return f'<table class="kernels">\n<tr>{head}</tr>\n' + "\n".join(map(_html_row, rows)) + "\n</table>"
 

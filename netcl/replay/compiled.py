@@ -97,7 +97,7 @@ class _Call:
         return ("object", id(arg))
 
     def _tensor_key(self, t: Tensor) -> tuple[Any, ...]:
-        """Return the key of a tensor: its identity with a gradient or on NumPy; else shape, dtype, and whether it shares a buffer."""
+        """Return the key of a tensor: its identity if it requires grad or is on NumPy; else shape, dtype, and whose buffer it shares."""
         if t.requires_grad or t.context is None:
             self.objects.append(t)
             return ("object", id(t), t.backend)
@@ -112,7 +112,7 @@ class _Call:
         return [part for arg in (*self.args, *self.kwargs.values()) for part in _inside(arg)]
 
     def not_recordable(self) -> str:
-        """Return why a call with these arguments cannot be recorded, or empty; ``"numpy"`` for a tensor on the NumPy backend."""
+        """Return why a call with these arguments cannot be recorded, empty if it can; ``"numpy"`` for a tensor on the NumPy backend."""
         for t in self.objects:
             if is_a(t, Tensor) and t.context is None:
                 return "numpy"
@@ -145,7 +145,7 @@ class _Program:
     def excuses(self, replayed: bool, old: Any, new: Any) -> bool:
         """Whether two recordings may use different buffers for the same argument of a command.
 
-        They may if no tensor is left in the first buffer. After a replay they may also if one of the two was an argument: the step
+        They may if no tensor uses the first buffer anymore. After a replay they may also if one of the two was an argument: the step
         then reaches the argument by another name as well.
         """
         if {old[0], new[0]} == {INPUT, OUTSIDE}:
@@ -172,7 +172,7 @@ class Guards:
         self.leaves = [(leaf, leaf.grad) for leaf in recorder.leaves.values()]
 
     def hold(self) -> bool:
-        """Whether the recorded launches are still valid."""
+        """Whether all guards still hold, so that the recorded launches are valid."""
         for attributes, name, part in self.parts:
             if attributes.get(name) is not part:
                 return False
@@ -223,7 +223,7 @@ class _Case:
         self.seen = True
 
     def state(self) -> tuple[Any, ...]:
-        """Return the settings of modules, and which tensors require, have and hook a gradient."""
+        """Return the settings of modules, and which tensors require a gradient, have one, and have hooks."""
         leaves = self.leaves
         return (*self.settings(), *[leaf.grad is None for leaf in leaves], *[leaf._hooks is None for leaf in leaves])
 
@@ -240,7 +240,7 @@ class _Case:
 class CompiledFunction:
     """A function that is recorded and replayed; made by :func:`compile` and :func:`capture_graph`.
 
-    Call it as the function itself. ``graphs`` are the recordings, ``refused`` lists the reasons for calls that are not replayed. Results
+    Call it like the function itself. ``graphs`` are the recordings, ``refused`` lists the reasons for calls that are not replayed. Results
     are fresh tensors; tensors that the function leaves behind (gradients, attributes) are overwritten by each replay.
     """
 
@@ -435,7 +435,7 @@ class CompiledFunction:
         self._refuse(reason)
 
     def _refuse_for_good(self, reason: str) -> None:
-        """Run the function eagerly from now on."""
+        """Run the function eagerly from now on, and warn, or raise if ``strict``."""
         self._refused = self._refused or reason
         self._cases.clear()
         self._refuse(reason)

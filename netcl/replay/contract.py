@@ -113,7 +113,7 @@ class Contract:
         self.problem = self.problem or problem
 
     def _close(self) -> None:
-        """Walk pending functions and look up loose names in every object until no new values are found."""
+        """Walk pending functions, and look up attributes of unnamed values in every object, until no new values are found."""
         extent: Any = None
         while self._pending or extent != (extent := self._extent()):
             while self._pending:
@@ -127,7 +127,7 @@ class Contract:
         return len(self.loose), len(self._optional), len(self._on_request), len(self._set), len(self._objects), len(self._walked)
 
     def _names_of(self, value: Any) -> set[str]:
-        """Return the names of attributes that code may read without naming the object: by loose names, by syntax, and from netcl."""
+        """Return the attributes of ``value`` that code may read without naming it: through local variables, by syntax, or inside netcl."""
         wanted, of_class = self.loose | self._optional, is_a(value, type)
         names = set() if of_class else set(instance_dict(value))
         if is_a(value, (ModuleType, FunctionType)):
@@ -255,7 +255,7 @@ class Contract:
         return found
 
     def _member(self, owner: Any, member: Any, label: str) -> Any:
-        """Queue a function of a class, to be walked as a method of ``owner``, and return ``_COMPUTED``; visit and return another value."""
+        """Queue a function of a class, to walk as a method of ``owner``, and return ``_COMPUTED``; visit and return any other value."""
         instance = None if is_a(owner, type) else owner
         if is_a(member, FunctionType):
             self._pending.append((member, instance))
@@ -441,7 +441,7 @@ class Contract:
         return self.told == other.told
 
     def changed(self, by_itself: bool = False) -> str:
-        """Return the name of the first value that no longer fits its guard, or empty. ``by_itself`` skips tensors that the function sets.
+        """Return the name of a value that no longer fits its guard; empty if none. ``by_itself`` skips tensors that the function sets.
 
         This runs before every replay: plain loops over identities, with a call only where one differs.
         """

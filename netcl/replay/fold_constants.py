@@ -82,14 +82,14 @@ class FoldedCommands:
         self._times = times  # not if a command failed: the next replay computes all of them again
 
     def _lease_for(self, value: Value, result: KeptValue) -> BufferHandle:
-        """Return the kept memory of a result, or memory for this time: of several equal values one is kept."""
+        """Return the kept memory of a result; temporary memory if the result is intermediate, or kept for another, equal value."""
         return result.lease if result.lease is not None and self._places[result] is value else self._pool.allocate(value.nbytes)
 
 
 def _constant_nodes(nodes: Sequence[CommandNode], outputs: Collection[Value]) -> dict[CommandNode, None]:
     """Return the commands whose operands are constant, in order.
 
-    A value is constant if all commands that write it are, and if the others read it only after the last of these.
+    A value is constant if only constant commands write it, and other commands read it only after the last of these writes.
     """
     uploads = {node for node in nodes if node.kind == "upload" and node.writes[0].kind == CONSTANT and not node.writes[0].written}
     moving = {value for node in nodes if node not in uploads for value in node.writes if value.kind != MADE or value.held() is not None}
@@ -107,7 +107,7 @@ def _constant_nodes(nodes: Sequence[CommandNode], outputs: Collection[Value]) ->
 
 
 def _notes_writes(value: Value) -> bool:
-    """Whether writes to memory from outside are noted: not if it is the caller's, who writes it without netcl."""
+    """Whether netcl notices every write to memory from outside: not to the caller's array (``share=True``), which others may write."""
     lease = value.held()
     return bool(value.versions) and lease is not None and not shares_host(lease)
 

@@ -58,7 +58,7 @@ class Graph:
         self._like: list[tuple[tuple[int, ...], str]] = []
 
     def returns(self, result: Any) -> Any:
-        """Set the result of a replay inside ``with capture_graph(...) as graph`` and return it: tensors, also in lists, tuples, dicts."""
+        """Set what a replay returns (tensors, also in lists, tuples, dicts), inside ``with capture_graph()``; returns ``result``."""
         self.result = result
         return result
 
@@ -283,7 +283,7 @@ class Graph:
             if t.shape != shape or t.dtype != dtype:
                 kind = ShapeError if t.shape != shape else DtypeError
                 seen = {"recorded": f"{shape} {dtype}", "given": f"{t.shape} {t.dtype}"}
-                raise kind(message("replay", f"input {i} must be like the recorded one", "record again for this shape", **seen))
+                raise kind(message("replay", f"input {i} must have the recorded shape and dtype", "record again for this input", **seen))
         met = self.meets(inputs)
         if met is not None:
             raise ValueError(
@@ -296,7 +296,7 @@ class Graph:
         t.wait()
 
     def _run_parts(self) -> None:
-        """Enqueue all commands and call the sources.
+        """Enqueue all commands and call the sources, the functions that compute numbers for them.
 
         Sources before the first one that can be undone run at the beginning, the others where the step called them.
 

@@ -177,7 +177,7 @@ def impure_call(function: Any) -> str:
 
 
 def is_value_class(kind: type) -> bool:
-    """Whether a class of a library makes values that hold no state but their own."""
+    """Whether a library class makes plain values, which share no state with anything else (exceptions and ``io.BytesIO``, too)."""
     return issubclass(kind, (*_VALUES, BaseException, io.BytesIO, io.StringIO)) and not issubclass(kind, pathlib.Path)
 
 

@@ -11,7 +11,7 @@ from netcl.replay.values import MADE, CommandNode, Value
 
 
 def needed(nodes: Sequence[CommandNode], wanted: Iterable[Value]) -> list[CommandNode]:
-    """Return the nodes without those whose results nobody reads, and set the lifetimes of the values to the remaining nodes.
+    """Drop the nodes whose results nobody reads; return the others and set the lifetimes of the values by them.
 
     A value that the step made and nothing holds is read only by later nodes, or ``wanted`` as a result.
     """

@@ -19,7 +19,7 @@ from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Val
 
 
 class CaptureError(RuntimeError):
-    """A step cannot be recorded, or a graph cannot be replayed on the given inputs."""
+    """Raised when a step cannot be recorded, or a graph cannot be replayed on the given inputs."""
 
 
 class Dependency:
@@ -273,7 +273,7 @@ class Recorder:
 def difference(
     a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]], nodes: Sequence[CommandNode], excuses: Callable[[Any, Any], bool]
 ) -> tuple[str, bool]:
-    """Return the first difference between two recordings, or "", and whether all are in memory for which ``excuses`` holds."""
+    """Return the first difference between two recordings, or "", and whether ``excuses`` accepts all differences."""
     elsewhere = ""
     for i, (one, other, node) in enumerate(zip(a, b, nodes, strict=False)):
         name = f"{node.name} of {node.op}" if node.op else node.name

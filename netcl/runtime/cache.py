@@ -59,7 +59,7 @@ class ProgramCache:
         return None if base is None else base / "programs"
 
     def get(self, queue: Any, source: str, name: str, options: tuple[str, ...] = ()) -> KernelHandle:
-        """The kernel ``name`` of ``source``: from memory, from disk, or compiled."""
+        """Return the kernel ``name`` of ``source``: from memory, from disk, or compiled."""
         return program.get(queue, source, name, options)
 
     def load(self, key: str) -> bytes | None:

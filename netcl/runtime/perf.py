@@ -82,7 +82,7 @@ def timing_region(name: str, into: PerfCounter | None = None, queue: Any = None)
     """Count the wall time of a block under ``name``, in ``into`` or in this module's ``counter``.
 
     With ``queue`` (a device handle, or anything that has ``finish()``) the region begins when the device is idle and ends when it has
-    finished the work of the block; without, only the host's time counts, and a launch takes as long as enqueueing it.
+    finished the work of the block; without it, only the host's time counts, and a launch takes as long as enqueueing it.
 
     >>> mine = PerfCounter()
     >>> with timing_region("forward", mine):

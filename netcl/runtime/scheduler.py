@@ -33,8 +33,8 @@ class Stream:
     """A separate queue on a device, besides the device's default queue.
 
     ``Stream()`` is on the active device, ``Stream(device)`` on the one a selector, handle or queue names. Inside ``with stream:``
-    new tensors are made on it and ops over its tensors run on it; tensors of other streams come in by :meth:`use`. A product or another
-    op with a kernel of its own that is given tensors of two streams lets each wait for the other; formulas refuse that.
+    new tensors are made on it. Ops run on the stream of their tensors; pass tensors of other streams through :meth:`use`. Elementwise
+    ops raise for tensors of two streams; products and other ops with their own kernels make each stream wait for the other.
     On the NumPy backend, where everything is done when a call returns, a stream is the default queue and waits for nothing.
 
     >>> import netcl
@@ -74,8 +74,8 @@ class Stream:
     def wait_for(self, other: Any) -> Stream:
         """Make later work of this stream wait for the current work of ``other``; the host does not wait.
 
-        ``other`` is a stream, a queue, a tensor (then: its queue) or an event of :meth:`record`. Devices that do not share a context
-        cannot wait for each other: there the host does.
+        ``other`` is a stream, a queue, a tensor (which stands for its queue) or an event of :meth:`record`. Devices that do not share a
+        context cannot wait for each other: there the host waits.
         """
         event = _event_of(other)
         if event is None or isinstance(self.queue, CPUQueue):
@@ -91,10 +91,10 @@ class Stream:
         return self
 
     def use(self, tensor: Any) -> Tensor:
-        """Return the tensor, over the same memory, for ops on this stream; they start after the earlier work of its own queue.
+        """Return a tensor over the same memory for ops on this stream; they start after the earlier work of the tensor's own queue.
 
-        In-place changes are the caller's to order: :meth:`wait_for` in both directions. The result is a leaf that requires no gradient;
-        a tensor that is already on this stream is returned itself.
+        Order in-place changes yourself, by :meth:`wait_for` in both directions. The result is a leaf that requires no gradient; a tensor
+        that is already on this stream is returned itself.
         """
         if not isinstance(tensor, Tensor):
             raise TypeError(message("Stream.use", "the argument must be a tensor", "pass ag.tensor(...)", given=type(tensor).__name__))
@@ -135,7 +135,7 @@ class Stream:
 
 
 class _Borrowed(BufferHandle):
-    """The lease of a tensor in a stream that does not own its memory: it holds the owner's lease and returns it in order."""
+    """The lease of a tensor in a stream that does not own its memory. At its end, the owner's queue waits for the stream."""
 
     __slots__ = ("lease", "owner", "stream")
 

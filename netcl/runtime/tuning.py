@@ -55,7 +55,7 @@ def from_json(data: Mapping[str, Any]) -> KernelConfig:
             given["local_size_2d"] = tuple(given["local_size_2d"])
         return KernelConfig(variant, **given)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"not a kernel configuration: {data!r}") from error
+        raise ValueError(f"data must be a kernel configuration of to_json, got {data!r}") from error
 
 
 class TuningStore:
@@ -72,7 +72,7 @@ class TuningStore:
         return None if base is None else base / "tuning"
 
     def path(self, profile: DeviceProfile) -> Path | None:
-        """The file of a device and driver; ``None`` without a writable folder."""
+        """Return the file of a device and driver; ``None`` without a writable folder."""
         folder = self.folder()
         facts = (profile.platform, profile.name, profile.driver_version)
         label = re.sub(r"[^a-z0-9]+", "-", profile.name.lower()).strip("-")[:40]

@@ -77,8 +77,8 @@ class DataLoader(data.DataLoader):
         **netcl_options: Any,
     ):  # fmt: skip
         if num_workers and not self.processes and netcl_options.setdefault("use_shared_mem", False) is False:
-            what = "the script has no `if __name__ == '__main__':`, without which worker processes would run it again"
-            log.warning(message("DataLoader", what, "its workers are threads", num_workers=num_workers))
+            what = "worker processes require `if __name__ == '__main__':` in the script, which they would otherwise run again"
+            log.warning(message("DataLoader", what, "threads are used instead", num_workers=num_workers))
         at_once = taker(dataset) is not None and not isinstance(dataset, IterableDataset)
         netcl_options.setdefault("seed", random.get_state().as_dict()["seed"] if generator is None else None)
         if collate_fn is None and batch_size is not None and not at_once:

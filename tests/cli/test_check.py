@@ -143,7 +143,7 @@ def test_a_check_that_fails_by_itself_is_left_out_and_said(own, monkeypatch, cap
     monkeypatch.setattr(sanitizer, "oclgrind_available", lambda: True)
     monkeypatch.setattr(sanitizer, "_child_report", report)
     assert sanitizer.check_launch("", "planted", [1], None, [1]) == "Invalid read" and settings == ["1", None]
-    assert "[sanitizer] uninitialised values were not checked" in caplog.text and "kernel=planted" in caplog.text
+    assert "[sanitizer] uninitialized values were not checked" in caplog.text and "kernel=planted" in caplog.text
 
 
 def test_what_does_not_compile_is_told(cl_device, tmp_path, capsys):

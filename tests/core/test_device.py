@@ -179,7 +179,7 @@ def test_the_environment_hides_devices(monkeypatch):
     monkeypatch.setenv("NETCL_VISIBLE_DEVICES", "radeon")
     with pytest.raises(
         EnvironmentVariableError,
-        match=r"\[env\] NETCL_VISIBLE_DEVICES names a device that does not exist; value='radeon'; there are: 0:0 Oclgrind, 1:0",
+        match=r"\[env\] NETCL_VISIBLE_DEVICES must name devices that exist; value='radeon'; there are: 0:0 Oclgrind, 1:0",
     ):
         DeviceManager().found()
 

@@ -132,7 +132,7 @@ def test_a_world_of_one_is_a_copy():
 def test_a_rank_with_another_shape_is_named_by_all():
     def run(world):
         with pytest.raises(
-            LostRankError, match=r"do not agree on op, shape, dtype, compress and deterministic: rank 1 has \['sum', \[2\]"
+            LostRankError, match=r"must agree on op, shape, dtype, compress and deterministic: rank 1 has \['sum', \[2\]"
         ) as caught:
             world.all_reduce(np.zeros(2 if world.rank == 1 else 3))
         return str(caught.value)

@@ -128,7 +128,7 @@ def test_a_rank_that_fails_alone_is_named_at_once(where):
 
 def test_ranks_with_other_buckets_are_named():
     def differ(world):
-        with pytest.raises(LostRankError, match=r"do not agree on bucket_mb, compress and deterministic: rank 2 has \[2, None, False\]"):
+        with pytest.raises(LostRankError, match=r"must agree on bucket_mb, compress and deterministic: rank 2 has \[2, None, False\]"):
             DistributedDataParallel(Detour(), world, bucket_mb=2 if world.rank == 2 else 4)
 
     everywhere(3, differ)
@@ -139,7 +139,7 @@ def test_a_rank_that_froze_something_is_named():
         model = Detour()
         if world.rank:
             model.first.freeze()
-        with pytest.raises(LostRankError, match=r"do not agree on the model's parameters: rank 1 has .*frozen"):
+        with pytest.raises(LostRankError, match=r"must agree on the model's parameters: rank 1 has .*frozen"):
             DistributedDataParallel(model, world)
 
     everywhere(2, frozen_on_the_second)

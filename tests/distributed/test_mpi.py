@@ -100,7 +100,7 @@ def test_a_killed_rank_ends_a_plain_mpiexec_too(tmp_path):
     ("fault", "words"),
     [
         ("late", r"\[\w+\] rank 1 did not arrive within 6 s; world=3, waiting=rank [02], people=\[rank 1 is pid \d+"),
-        ("shape", r"the ranks do not agree on the model's parameters: rank 1 has"),
+        ("shape", r"all ranks must agree on the model's parameters: rank 1 has"),
         ("raise", r"netcl: rank 1 ends the job: this rank has had enough"),
     ],
 )

@@ -321,7 +321,7 @@ def test_devices_hidden_by_the_environment(sandbox, oclgrind):
     status, text = sandbox.doctor(NETCL_PLATFORM_FILTER="radeon")
     assert status == 1 and "[hidden] devices are hidden: NETCL_PLATFORM_FILTER=radeon" in text
     status, text = sandbox.doctor(NETCL_VISIBLE_DEVICES="radeon")
-    assert status == 1 and "[hidden] devices are hidden: [env] NETCL_VISIBLE_DEVICES names a device that does not exist" in text
+    assert status == 1 and "[hidden] devices are hidden: [env] NETCL_VISIBLE_DEVICES must name devices that exist" in text
 
 
 def codes(**facts) -> dict[str, str]:

@@ -121,5 +121,5 @@ def test_devices_are_named_in_errors(cl_device):
         Stream().wait_for(3)
     with pytest.raises(TypeError, match=r"\[Stream.use\] the argument must be a tensor; given=list"):
         Stream().use([1.0])
-    with pytest.raises(DeviceError, match=r"\[add\] .*take one into the other's stream"):
+    with pytest.raises(DeviceError, match=r"\[add\] .*use one in the other's stream"):
         Tensor.ones(3, queue=cl_device.queue) + Stream().use(Tensor.ones(3, queue=cl_device.queue))

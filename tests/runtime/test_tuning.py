@@ -29,7 +29,7 @@ def test_a_configuration_survives_json():
     again = tuning.from_json(json.loads(json.dumps(tuning.to_json(CONFIG))))
     assert (again.tile_m, again.local_size_2d, again.extra) == (64, (8, 4), {"tier": "simt", "KC": 512})
     for nonsense in ({}, {"variant": "NO_SUCH"}, {"variant": "MATMUL_TILED", "colour": 3}):
-        with pytest.raises(ValueError, match="not a kernel configuration"):
+        with pytest.raises(ValueError, match="data must be a kernel configuration"):
             tuning.from_json(nonsense)
 
 

@@ -201,7 +201,7 @@ def test_ranks_with_unlike_data_are_named_before_they_begin():
         model = nn.Sequential(CPU, nn.Linear(4, 2))
         trainer = Trainer(DistributedDataParallel(model, world), optim.SGD(model.parameters(), lr=0.1), callbacks=[SILENT])
         with pytest.raises(
-            LostRankError, match=r"\[fit\] the ranks do not agree on batches, epochs, .*: rank 2 has \[3, 1, 20, 1\]; most=\[4"
+            LostRankError, match=r"\[fit\] all ranks must agree on batches, epochs, .*: rank 2 has \[3, 1, 20, 1\]; most=\[4"
         ):
             trainer.fit(batches(3 if world.rank == 2 else 4))
 

@@ -39,7 +39,7 @@ _parents_objects: list[Any] = []
 
 
 class _Finishing:
-    """A block of :func:`finishing_first`. It counts the interrupts its handler and the watcher have seen; the two run in any order."""
+    """The state of a :func:`finishing_first` block: how many interrupts its signal handler and the watcher thread have each seen."""
 
     def __init__(self) -> None:
         self.open = True
@@ -109,8 +109,8 @@ class Stop(threading.Event):
 def finishing_first() -> Iterator[Stop]:
     """Within the block, the first Ctrl-C or SIGTERM only sets the event, so that running work can end in order; a second one exits at once.
 
-    The exit status is 130, or 143 for SIGTERM. A SIGTERM handler of the program stays. Outside the main thread, where Python delivers
-    no signals, the event is never set.
+    The exit status is 130, or 143 for SIGTERM. A SIGTERM handler that the program has set is kept. Outside the main thread, where
+    Python delivers no signals, the event is never set.
     """
     global _finishing
     stop = Stop()

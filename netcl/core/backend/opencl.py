@@ -56,14 +56,14 @@ def _fill_pattern(dtype: str, value: float, sign: float) -> np.ndarray:
 
 
 def _remembered(array: Any, stored: np.ndarray) -> np.ndarray | None:
-    """Return the host values of a small tensor, by which labels are checked without waiting for the device; ``None`` for a large one."""
+    """Return a host copy of a small tensor, so that labels can be checked without waiting for the device; ``None`` for a large one."""
     if stored.nbytes > (_REMEMBERED_LABELS if stored.dtype.kind == "i" else _REMEMBERED):
         return None
     return stored.copy() if array is None or np.may_share_memory(stored, array) else stored
 
 
 def _with_netcl_errors(enqueue: Callable[..., Any], failed: type[BaseException]) -> Callable[..., Any]:
-    """Return a driver function that raises netcl's errors and reports its copy to the listeners of transfers."""
+    """Wrap a copy function of the driver: it raises netcl's errors and reports each copy to ``transfer_listeners``."""
 
     def call(*args: Any, **options: Any) -> Any:
         began = time.perf_counter() if transfer_listeners else 0.0
@@ -114,14 +114,14 @@ class OpenCLBackend:
     def from_host(
         self, array: Any, dtype: str | None = None, async_copy: bool | None = None, use_pinned: bool | None = None, share: bool = False
     ) -> Transfer:
-        """Copy values to new memory of the device; the defaults are those of NETCL_ASYNC_H2D and NETCL_PINNED_H2D."""
+        """Copy values to new memory of the device. ``async_copy`` and ``use_pinned`` default to NETCL_ASYNC_H2D and NETCL_PINNED_H2D."""
         stored, wanted = storage_of(array, dtype)
         return self.send(array, stored, wanted, async_copy, use_pinned, share)
 
     def send(
         self, array: Any, stored: np.ndarray, dtype: dtypes.DType, async_copy: bool | None, use_pinned: bool | None, share: bool
     ) -> Transfer:
-        """Copy stored bytes to the device, or use them in place with ``share``; they may share memory with ``array``, the argument."""
+        """Copy ``stored`` to the device, or use it in place with ``share``. It may share memory with ``array``, the user's argument."""
         if self.integrated and stored.nbytes and (share or not use_pinned):
             return self._in_place(array, stored, share)
         handle = self.pool.allocate(stored.nbytes, what=f"{stored.shape} {dtype.name}")
@@ -231,7 +231,7 @@ class OpenCLBackend:
         return dtypes.decode(stored, wanted)
 
     def to_host_async(self, storage: Any, shape: tuple[int, ...], dtype: str) -> HostCopy:
-        """Start copying the values; ``wait()`` of the result returns the array. The call waits for bfloat16, which the host widens."""
+        """Start copying the values; ``wait()`` of the result returns the array. For bfloat16, which the host widens, waits here."""
         wanted = dtypes.lookup(dtype, "to_host_async")
         if active.recorder is not None:
             active.recorder.read("to_host_async")
@@ -244,14 +244,14 @@ class OpenCLBackend:
         return HostCopy(dtypes.decode(stored, wanted), event)
 
     def clone(self, storage: Any, shape: tuple[int, ...], dtype: dtypes.DType) -> memory.BufferHandle:
-        """Lease a copy of the values."""
+        """Copy the values to newly leased memory; returns the lease."""
         handle = self.empty(shape, dtype)
         if handle.nbytes:
             self.copy_bytes(handle.buffer, getattr(storage, "buffer", storage), handle.nbytes)
         return handle
 
     def wait(self, pending: Any = None) -> None:
-        """Wait for an event, for a pending copy, or (``None``) for the whole queue; Ctrl-C is served meanwhile."""
+        """Wait for an event, for a pending copy, or (``None``) for the whole queue; Ctrl-C is handled meanwhile."""
         if pending is not None:
             pending.wait()
         else:

@@ -72,8 +72,8 @@ class KernelSpec:
             raise KernelBuildError(message("KernelSpec", "name must be a C identifier", name=repr(self.name)))
         for option in self.options:
             if not _OPTION.fullmatch(option):
-                remedy = "one option per string: -DNAME=value, -cl-..., -Ifolder, -w, -Werror or -g"
-                raise KernelBuildError(message(self.name, "every build option must have a known form", remedy, option=repr(option)))
+                known = "one option per string: -DNAME=value, -cl-..., -Ifolder, -w, -Werror or -g"
+                raise KernelBuildError(message(self.name, "every build option must have a known form", known, option=repr(option)))
         if self.tuner is not None and not self.guarded:
             remedy = "measure it with netcl.profiling.local_sizes.autotune_local_size"
             raise KernelBuildError(message("KernelSpec", "a tuner requires a guarded elementwise kernel", remedy, name=self.name))
@@ -114,7 +114,7 @@ class BuiltKernel:
 
     A local size of ``None`` selects a measured one (``netcl.profiling.local_sizes``) or else a safe one; a local size that does not
     divide the global size is reduced to one that does, since a hand-written kernel need not guard its edge. With a tuner, the first
-    launch of a size measures.
+    launch of a global size measures the candidates.
     """
 
     def __init__(self, spec: KernelSpec, kernel: program.Kernel):
@@ -203,12 +203,12 @@ def check_expression(expression: str, arity: int, op: str = "elementwise") -> No
     known = {f"v{i}" for i in range(arity)} | set(MACRO_NAMES) | _FUNCTIONS
     hidden = _COMMENT_OR_DIGRAPH.search(expression)
     if hidden:
-        raise KernelBuildError(message(op, f"{hidden[0]!r} is not part of the expression language", expression=repr(expression)))
+        raise KernelBuildError(message(op, f"the expression must not contain {hidden[0]!r}", expression=repr(expression)))
     position, depth, before = 0, 0, "("
     while position < len(expression.rstrip()):
         token = _TOKEN.match(expression, position)
         if token is None:
-            what = f"{expression[position:].strip()[0]!r} is not part of the expression language"
+            what = f"the expression must not contain {expression[position:].strip()[0]!r}"
             raise KernelBuildError(message(op, what, expression=repr(expression)))
         if token["name"] and token["name"] not in known:
             remedy = f"known: v0..v{arity - 1}, {' '.join(MACRO_NAMES)} and OpenCL's math functions"

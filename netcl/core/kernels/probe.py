@@ -46,7 +46,7 @@ class _Child:
         atexit.register(self.close)
 
     def run(self, request: dict[str, Any]) -> str:
-        """Build and launch a program; returns the reason of a failure, empty on success."""
+        """Build and launch a program in the child; returns why the child failed, or an empty string."""
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
@@ -97,7 +97,7 @@ def check_compiles(device: Any, key: str, source: str, options: tuple[str, ...])
 
 
 def answer_probes() -> None:
-    """Run the child process: launch every kernel of each program once, on zeros and with all numbers 1."""
+    """Serve requests in the child process: launch every kernel of each program once, with zeroed buffers and every number 1."""
     from netcl.core.kernels import program
 
     global _is_child

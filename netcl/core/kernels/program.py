@@ -61,7 +61,7 @@ def program_count() -> int:
 
 
 def compiling() -> tuple[int, str] | None:
-    """Return the number (as :func:`program_count` counts) and the kernels of the program that the driver compiles now, or ``None``."""
+    """Return the number (see :func:`program_count`) and the kernel names of the program that the driver is compiling, or ``None``."""
     _first_launches[:] = [launch for launch in _first_launches if launch[2].command_execution_status > 0]  # neither complete nor failed
     return _building or (_first_launches[0][:2] if _first_launches else None)
 
@@ -259,7 +259,7 @@ class Program:
         return _has_quirk(self.state, "caches_programs") and env.raw("POCL_KERNEL_CACHE") != "0"
 
     def after_first_launch(self, event: Any) -> None:
-        """Wait for ``event`` and store the binary, unless it is stored: PoCL compiles work-group functions at the first launch."""
+        """Store the binary after ``event``, unless it is already stored: PoCL compiles work-group functions at the first launch."""
         if _has_quirk(self.state, "compiles_at_launch"):
             compiling()  # drops those that are complete
             _first_launches.append((self.number, _kernel_names(self.source), event))
@@ -430,7 +430,7 @@ class Kernel:
         return Prepared(self, queue, sizes, local, args)
 
     def _retry(self, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, error: Any) -> Any:
-        """Free the pools, launch again and return the event; raise if ``error`` is not about memory, which drivers commit at launch."""
+        """Free the pools, launch again and return the event; raise unless ``error`` is a lack of memory, which drivers commit at launch."""
         if not lacks_memory(error):
             raise self._refused(sizes, local, error) from None
         free_memory()
