@@ -33,7 +33,7 @@ class Extremes(NamedTuple):
 
 
 def row(name: str, call: Callable[..., Any], ref: Callable[..., Any] | str, *samples: Sample, doc: str, **columns: Any) -> None:
-    """Register a composite whose first parameters after ``F`` are the tensors of its samples."""
+    """Register a composite op. Its inputs are the parameters that follow ``F``, one per tensor of a sample."""
     inputs = tuple(inspect.signature(call).parameters)[1 : 1 + len(samples[0].shapes)]
 
     @wraps(call)
@@ -74,7 +74,7 @@ def as_like(x: Tensor, values: Any) -> Any:
     errors=[(S((3, 5), dim1=0, dim2=-2), r"\[diagonal\] dim1 and dim2 must be different axes; dim1=0, dim2=-2")],
 )
 def diagonal(F: Any, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of two axes as a last axis; a view if these are the last two axes, else a copy."""
+    """The diagonal of ``dim1`` and ``dim2`` as the last axis; a view if these are the last two axes, else a copy."""
     x = _checked_tensor("diagonal", x, 2)
     a, b = _at("diagonal", dim1, x.ndim), _at("diagonal", dim2, x.ndim)
     if a == b:
@@ -151,7 +151,7 @@ row("select", lambda F, x, axis, index: F.getitem(x, _rows(axis, x.ndim, index))
 
 
 def _at_least(x: Any, ndim: int) -> tuple[int, ...]:
-    """Return the shape with new axes where NumPy adds them: a vector becomes a row, a matrix the first two of three axes."""
+    """Return the shape of ``x`` with axes of size 1 where NumPy's ``atleast_1d``, ``atleast_2d`` and ``atleast_3d`` add them."""
     shape = tuple(x.shape)
     if len(shape) >= ndim:
         return shape
@@ -233,7 +233,7 @@ row("cdist", lambda F, a, b, p=2.0: F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze
            samples=[S((2, 3, 4), (3, 4, 5)), S((2, 3), (4, 3), dims=([1], [1])), S((2,), (3,), dims=0)], amp="half",
            errors=[(S((2, 3), (3, 2)), r"\[tensordot\] contracted sizes must match")])  # fmt: skip
 def tensordot(F: Any, a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
-    """Sum of products over the last ``dims`` axes of a and the first of b, or over two lists of axes."""
+    """Sum of products over the last ``dims`` axes of a and the first ``dims`` of b, or over two lists of axes."""
     a, b = launch.as_tensors("tensordot", a, b)
     pair = (range(a.ndim - dims, a.ndim), range(dims)) if isinstance(dims, int) else dims
     left, right = ([_at("tensordot", i, t.ndim) for i in axes] for t, axes in zip((a, b), pair, strict=True))
@@ -324,7 +324,7 @@ row("logcumsumexp", lambda F, x, axis: _scan(F, "logcumsumexp", x, axis, F.logad
 
 @composite(ref=lambda x, n=1, axis=-1: np.diff(x, n, axis), samples=[S((2, 5)), S((5, 2), n=2, axis=0)])
 def diff(F: Any, x: Tensor, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
-    """The difference of every element and the one before it along an axis, ``n`` times."""
+    """The difference of each element and the one before it along an axis, ``n`` times; ``prepend`` and ``append`` are joined to x first."""
     x = _checked_tensor("diff", x, 1)
     at = _at("diff", axis, x.ndim)
     if prepend is not None or append is not None:
@@ -439,7 +439,7 @@ def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool 
            samples=[S((9,), dtypes="int64", low=0, high=5), S((4,), dtypes="int32", low=0, high=2, minlength=6)],
            errors=[(S((3,)), r"\[bincount\] x must be a vector of integers")])  # fmt: skip
 def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
-    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum its weights. Waits for the device."""
+    """For each of 0, 1, ..., count its occurrences in a vector of integers, or sum their ``weights``. Waits for the device."""
     x = _checked_tensor("bincount", x)
     if x.ndim != 1 or dtypes.DTYPES[x.dtype].is_float:
         raise ShapeError(message("bincount", "x must be a vector of integers", dtype=x.dtype, **{"x.shape": x.shape}))

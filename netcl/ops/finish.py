@@ -20,7 +20,7 @@ from netcl.ops.pointwise import cast
 
 
 class Finish(NamedTuple):
-    """The steps after a product, its own bias included: the residual, the row of an activation, the dtype of the result."""
+    """The epilogue of a product of a dtype: the dtype of the residual, the op of the activation, the dtype of the result; empty if none."""
 
     dtype: str
     residual: str = ""

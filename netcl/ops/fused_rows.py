@@ -122,7 +122,7 @@ def _last(x: Any, axis: int) -> bool:
 
 
 def _deferred_along_axis(name: str, rows: Callable[..., Any], count: int) -> Callable[..., Tensor | None]:
-    """Return a function that defers an op along its argument after ``count`` tensors, an axis; it returns ``None`` if it cannot."""
+    """Return a function that defers an op of ``count`` tensors and an axis; it returns ``None`` if that is impossible."""
 
     def deferred(*args: Any, axis: int = -1, **named: Any) -> Tensor | None:
         if named:
@@ -195,7 +195,7 @@ FUSED: dict[str, Callable[..., Any]] = {
 
 
 def fused(name: str) -> Callable[..., Any]:
-    """Return a function that expresses an op in formulas, for compiled functions; it gives ``None`` where the op's kernels must run."""
+    """Return a function that defers an op as formulas in compiled functions; it returns ``None`` if the op's own kernels must run."""
     form = FUSED[name]
 
     def formulas(*args: Any, **kwargs: Any) -> Any:

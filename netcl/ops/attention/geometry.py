@@ -27,7 +27,7 @@ class HeadSizes(NamedTuple):
 
     @property
     def kv_heads(self) -> int:
-        """The number of heads of keys and values in each batch."""
+        """The number of key and value heads per batch element."""
         return self.heads // self.sharing
 
     @property

@@ -58,7 +58,7 @@ def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, co
     """Launch the algorithm that the selector, or a given configuration, chooses.
 
     The tensors: forward ``x, w, y``; input gradient ``dy, w, dx``; weight gradient ``x, dy, dw``. ``ending`` may hold ``bias``,
-    ``residual`` and ``scale``, for the first two.
+    ``residual`` and ``scale``, except for a weight gradient.
     """
     profile = handle_of(queue).profile
     shapes = (job.g.x_shape, job.g.w_shape, job.g.stride, job.g.pad, job.g.dilation)
@@ -78,7 +78,7 @@ def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _plainer_convolution(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Return a configuration whose kernel needs no local memory or vectors, if a named configuration turns these off."""
+    """Return ``config`` or, if it is named and turns off local memory or vectors, one whose kernel does without them."""
     if not is_named(config) or (config.use_local_memory and config.use_vectorization):
         return config
     tier = config.extra.get("tier") or ("cpu" if profile.device_type == "cpu" else "simt")
@@ -167,7 +167,7 @@ def _tap_span(g: Geometry) -> tuple[int, int]:
 
 
 def _form(job: Job, config: KernelConfig, width: int) -> str:
-    """Return how a weight gradient is computed, ``rows`` (weights.cl) or ``panel``, by configuration or vector size; else ``""``.
+    """Return how a weight gradient is computed, ``rows`` (weights.cl) or ``panel``, by configuration or vector size; else an empty string.
 
     Narrow vectors touch one cache line per pixel, a power of two apart: those lines evict each other, and a packed panel is faster.
     """
@@ -373,7 +373,7 @@ def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfi
 def _split_weight_grad(
     job: Job, queue: Any, t: ConvOperands, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int
 ) -> None:
-    """Compute a weight gradient in several parts if few weights would not keep the device busy, then sum the parts."""
+    """Compute a weight gradient in ``splits`` parts, which keep the device busy if weights are few, and sum the parts."""
     kernel = _conv_kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
     parts = t.result if splits == 1 else t.room(splits, t.result.size, dtype=job.accumulator)
     kernel(queue, size, local, t.source, t.weight, parts, *job.sizes, *numbers, splits)
