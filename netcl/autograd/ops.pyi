@@ -65,10 +65,10 @@ def affine(input: Operand, weight: Operand, bias: Operand | None = None) -> Tens
     """Compute ``x w' + bias``: ``linear`` without an activation."""
 
 def affine_activated(input: Operand, weight: Operand, bias: Operand | None = None, *, activation: str) -> Tensor:
-    """``linear`` with an activation, in one kernel; backward keeps the result."""
+    """``linear`` with an activation, in one kernel; the result is kept for backward."""
 
 def affine_grid(theta: Operand, size: Sequence[int], align_corners: bool = False) -> Tensor:
-    """Return the grid with which :func:`grid_sample` applies the affine maps ``theta`` ``(batch, 2, 3)`` to images of ``size``."""
+    """Return the grid with which :func:`grid_sample` applies affine maps ``theta`` ``(batch, 2, 3)`` to images of ``size``; also to volumes."""
 
 def all(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Whether no element is zero."""
@@ -125,10 +125,10 @@ def atleast_3d(input: Any, *more: Any) -> Any:
     """x with at least 3 axes; several tensors give a tuple."""
 
 def attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """``softmax(q k' scale + mask) v`` and, per row, the logarithm of the sum of exponentials; in tiles."""
+    """Compute ``softmax(q k' scale + mask) v`` and the logarithm of each row's sum of exponentials, in tiles."""
 
 def attention_grad(upstream: Operand, query: Operand, key: Operand, value: Operand, mask: Operand | None, result: Operand, logarithms: Operand, through: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k and v of :func:`attention`; ``through`` is the gradient of the logarithms."""
+    """Compute the gradients of q, k and v of :func:`attention`; ``through`` is the upstream gradient of the logarithms."""
 
 def avg_pool1d(input: Operand, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
     """The mean of each window of signals ``(batch, channels, length)``."""
@@ -178,7 +178,7 @@ def bias_add(input: Operand, bias: Operand, dim: int = 1, *, out: Tensor | None 
     """x plus one value per channel, or one for all; ``axis`` is that of the channels."""
 
 def bincount(input: Operand, weights: Any = None, minlength: int = 0) -> Tensor:
-    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum its weights. Waits for the device."""
+    """For each of 0, 1, ..., count its occurrences in a vector of integers, or sum their ``weights``. Waits for the device."""
 
 def bitwise_and(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """The bits that a and b both have."""
@@ -211,15 +211,15 @@ def cached_attention(query: Operand, key: Operand | None, value: Operand | None,
     """Causal attention of new positions over a cache, into which their keys and values are written.
 
     - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
-      With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * heads of keys) * size)``, and
+      With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * kv_heads) * size)``, and
       the result is ``(batch, new, heads * size)``.
-    - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place. A cache of int8 has **key_scales** and
-      **value_scales** ``(batch, heads of k, positions, 1)``: a position is rounded when it is written, but the call that
+    - **keys**, **values**: the cache, ``(batch, kv_heads, positions, size)``; changed in place. A cache of int8 has **key_scales** and
+      **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, but the call that
       writes it uses the exact values.
-    - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
-      works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
-    - **query_norm**, **key_norm**, **frequencies**: heads of a projection pass an RMS norm with these weights and **eps**, then
-      :func:`rope` with the positions that ``lengths`` gives; it rotates two elements per frequency.
+    - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence; read on the device, so that a compiled step
+      works for every length. Positions beyond the end of the cache are not written; the caller must not exceed it.
+    - **query_norm**, **key_norm**, **frequencies**: heads of a projection are normalized by an RMS norm with these weights and **eps** and
+      rotated by :func:`rope` at the positions that ``lengths`` gives, two elements per frequency.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
@@ -356,14 +356,14 @@ def cumprod(input: Operand, dim: int = ..., *, dtype: Any = None, axis: int = ..
     """The product of every element and all before it along an axis; integers give int64."""
 
 def cumsum(input: Operand, dim: int | None = None, reverse: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: int | None = ...) -> Tensor:
-    """Running sums along an axis (of all elements, flattened, without one); ``reverse`` runs from the end."""
+    """Running sums along an axis, or over the flattened tensor without one; ``reverse`` runs from the end."""
 
 def decode_linear(input: Operand, weight: Operand, bias: Operand | None = None, gate: Operand | None = None, gate_bias: Operand | None = None, residual: Operand | None = None, norm_weight: Operand | None = None, norm_bias: Operand | None = None, *, kind: str = '', rows: int = 0, activations: str = 'auto', norm: str = '', eps: float = 1e-05, activation: str = '') -> Tensor:
     """``activation(y) + residual`` for ``y = norm(x) w' + bias``; with a gate ``activation(norm(x) gate' + gate_bias) * y + residual``.
 
-    For up to eight rows of x on GPUs this is one launch; elsewhere it is the ops one by one. There is no gradient.
+    For up to eight rows of x on GPUs this is one launch; otherwise the ops run one by one. There is no gradient.
 
-    - **weight**, **gate**: matrices (out, in); with ``kind`` packed bytes, as :func:`quantized_linear` takes them with ``rows``.
+    - **weight**, **gate**: matrices (out, in); with ``kind``, packed bytes of ``rows`` rows, as in :func:`quantized_linear`.
     - **norm**: ``rms`` or ``layer`` over the last axis of x, with **norm_weight**, **norm_bias** and **eps**.
     - **activation**: ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``.
     """
@@ -378,10 +378,10 @@ def diag_embed(input: Operand, offset: int = 0, dim1: int = -2, dim2: int = -1) 
     """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
 
 def diagonal(input: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of two axes as a last axis; a view if these are the last two axes, else a copy."""
+    """The diagonal of ``dim1`` and ``dim2`` as the last axis; a view if these are the last two axes, else a copy."""
 
 def diff(input: Operand, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None, *, axis: int = ...) -> Tensor:
-    """The difference of every element and the one before it along an axis, ``n`` times."""
+    """The difference of each element and the one before it along an axis, ``n`` times; ``prepend`` and ``append`` are joined to x first."""
 
 def digamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of lgamma; NaN at negative integers."""
@@ -445,13 +445,13 @@ def expm1(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """exp(x) - 1, accurate near 0."""
 
 def fft_from_real(input: Operand, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
-    """Return the first half of the transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
+    """Return the first half of the Fourier transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
 
 def fft_pairs(input: Operand, dims: Any = ..., forward: bool = True, scale: float = 1.0, *, axes: Any = ...) -> Tensor:
-    """Transform pairs along axes, or invert without dividing by the size; the result is multiplied by ``scale``. Computed on the host."""
+    """Fourier transform of (real, imaginary) pairs along axes, or its inverse not divided by the size, times ``scale``. On the host."""
 
 def fft_to_real(input: Operand, n: Any, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
-    """Return the ``n`` real numbers whose transform begins with these pairs, without the division, times ``scale``. On the host."""
+    """Return ``n`` real numbers whose Fourier transform begins with these pairs, not divided by ``n``, times ``scale``. On the host."""
 
 def flatten(input: Operand, start_dim: int = 0, end_dim: int = -1, *, start_axis: int = ..., end_axis: int = ...) -> Tensor:
     """Join the axes ``start_axis`` to ``end_axis`` into one; shares memory."""
@@ -499,7 +499,7 @@ def gelu_tanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """GELU, tanh form."""
 
 def ger(input: Operand, other: Operand) -> Tensor:
-    """Multiply every element of one vector with every element of the other."""
+    """Multiply every element of ``a`` by every element of ``b``: the outer product of two vectors."""
 
 def getitem(input: Operand, index: Any) -> Tensor:
     """``x[index]``. Indices out of range raise ``IndexError``; for those in a tensor on a device see :mod:`netcl.ops.index`."""
@@ -540,7 +540,7 @@ def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: st
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
 def histc(input: Operand, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """Count the elements in each of ``bins`` equal parts of ``[min, max]``; the default range is that of x, which waits for the device."""
+    """Count the elements in each of ``bins`` equal parts of ``[min, max]``; equal bounds mean the range of x and wait for the device."""
 
 def hstack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.hstack does."""
@@ -570,7 +570,7 @@ def index_select(input: Operand, dim: int = ..., index: Operand = ..., *, axis: 
     """Select slices along an axis by ``index``, in the order of the indices."""
 
 def info_nce(input: Operand, other: Operand, *, temperature: float = 0.07, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """Contrastive loss: row i of ``a`` must match row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
+    """Contrastive loss: row i of ``a`` must match row i of ``b`` among all rows of ``b``, by cosine similarity / ``temperature``."""
 
 def inner(input: Operand, other: Operand) -> Tensor:
     """Sum of products over the last axes of both."""
@@ -615,7 +615,7 @@ def istft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_l
     """The signals whose :func:`stft_pairs` is nearest to ``x``; ``netcl.istft`` takes torch's arguments."""
 
 def joined(tensors: Sequence[Operand], *, dim: int, lengths: Sequence[int], axis: int = ...) -> Tensor:
-    """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep them."""
+    """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep the tensors."""
 
 def keep_mask(shape: int | Sequence[int] = ..., p: float = 0.5, *, queue: Any = None, size: int | Sequence[int] = ...) -> Tensor:
     """Draw uint8 values: 0 with probability ``p``, else 1."""
@@ -654,13 +654,13 @@ def linalg_cholesky(A: Operand, *, upper: bool = False) -> Tensor:
     """Return L with ``L L^T = A`` for symmetric positive definite A (its lower triangle is read); ``upper`` gives ``L^T``. On the host."""
 
 def linalg_cofactors(A: Operand) -> Tensor:
-    """Return the derivative of the determinant by each element, also of singular matrices. It has no gradient. Computed on the host."""
+    """Return the derivative of the determinant with respect to each element, also for singular matrices. No gradient. On the host."""
 
 def linalg_det(A: Operand) -> Tensor:
     """The determinant of square matrices. Computed on the host."""
 
 def linalg_eigh(A: Operand, UPLO: str = 'L') -> Any:
-    """Eigenvalues, from the least up, and eigenvectors of symmetric matrices, of which one triangle is read. Computed on the host."""
+    """Eigenvalues, in ascending order, and eigenvectors of symmetric matrices, of which one triangle is read. Computed on the host."""
 
 def linalg_eigvalsh(A: Operand, UPLO: str = 'L') -> Tensor:
     """The eigenvalues of symmetric matrices, from the least up. Computed on the host."""
@@ -669,7 +669,7 @@ def linalg_inv(A: Operand) -> Tensor:
     """The inverse of square matrices. Computed on the host."""
 
 def linalg_lstsq(A: Operand, B: Operand, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Return the X that minimizes ``|A X - B|^2``, the shortest of several; computed by the pseudo-inverse for every ``driver``."""
+    """Return the X that minimizes ``|A X - B|^2`` (the shortest of several), residuals, rank and singular values, by the pseudo-inverse."""
 
 def linalg_matrix_norm(A: Operand, ord: Any = 'fro', dim: Sequence[int] = ..., keepdim: bool = False, *, axis: Sequence[int] = ..., keepdims: bool = ...) -> Tensor:
     """A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2; nuc and 2 by singular values, on the host."""
@@ -696,7 +696,7 @@ def linalg_solve_triangular(A: Operand, B: Operand, *, upper: Any, left: bool = 
     """X with ``A X = B``, or ``X A = B`` if not ``left``, for one triangle of A; the other is not read. Computed on the host."""
 
 def linalg_svd(A: Operand, full_matrices: bool = True) -> Any:
-    """U, S and Vh with ``U diag(S) Vh = A``, the singular values S from the largest down. Computed on the host."""
+    """U, S and Vh with ``U diag(S) Vh = A``, with singular values S in descending order. Computed on the host."""
 
 def linalg_svdvals(A: Operand) -> Tensor:
     """The singular values, from the largest down. Computed on the host."""
@@ -708,7 +708,7 @@ def linalg_vector_norm(input: Operand, ord: float = 2, dim: Any = None, keepdim:
     """``sum(|x|**ord) ** (1/ord)`` over axes; ord may be infinite, 0 counts what is not zero."""
 
 def linear(input: Operand, weight: Operand, bias: Operand | None = None, activation: str | None = None) -> Tensor:
-    """``activation(x w' + bias)`` over the last axis of ``x``; weights are out x in, as in torch.
+    """``activation(x w' + bias)`` over the last axis of ``x``; ``w`` is ``(out_features, in_features)``, as in torch.
 
     ``activation`` is one of ``relu``, ``tanh``, ``sigmoid``, ``silu`` and ``gelu``, computed in the same kernel.
     """
@@ -732,7 +732,7 @@ def log_softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int =
     """The logarithm of :func:`softmax`: ``x - log(sum(exp(x)))``, accurate where the softmax itself is nearly 0."""
 
 def log_softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, axis: int = ...) -> Tensor:
-    """The gradient of :func:`log_softmax` from that of its result ``y``: ``g - exp(y) sum(g)``."""
+    """The gradient of :func:`log_softmax` from its result ``y``: ``upstream - exp(y) sum(upstream)``."""
 
 def logaddexp(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """log(exp(a) + exp(b)) without overflow."""
@@ -837,7 +837,7 @@ def mode(input: Operand, dim: int = -1, keepdim: bool = False, *, axis: int = ..
     """The most frequent value along an axis (of several the smallest) and its last index. Computed on the host."""
 
 def mode_indices(input: Operand, dim: float = -1, *, axis: float = ...) -> Any:
-    """Return the last index of the most frequent value along an axis, the smallest of several. Computed on the host."""
+    """Return the last index of the most frequent value (of several, the smallest) along an axis. Computed on the host."""
 
 def moveaxis(input: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Move axes to other positions; the others keep their order. A view."""
@@ -888,7 +888,7 @@ def one_hot(input: Operand, num_classes: int = -1, dtype: Any = 'int64') -> Tens
     """Add a last axis of ``num_classes`` with a one at the index, else zeros; -1 means the largest index plus one."""
 
 def outer(input: Operand, vec2: Operand) -> Tensor:
-    """Multiply every element of one vector with every element of the other."""
+    """Multiply every element of ``a`` by every element of ``b``: the outer product of two vectors."""
 
 def pad(input: Operand, padding: Sequence[int], mode: str = 'constant', value: float = 0.0) -> Tensor:
     """Add elements at the ends of axes or, with negative numbers, remove them.
@@ -943,8 +943,8 @@ def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = Non
     """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
     :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of
-    products. ``float``: x as it is, sums in float32. ``int8``: 32 neighbors of x are rounded to int8 with one scale and multiplied
-    exactly, which is the arithmetic of llama.cpp and costs about 0.5 % of a result. ``auto`` takes ``int8`` on CPUs with instructions
+    products. ``float``: x unchanged, sums in float32. ``int8``: every 32 neighbors of x are rounded to int8 with one scale and multiplied
+    exactly, as in llama.cpp, with a relative error of about 0.5 %. ``auto`` selects ``int8`` on CPUs with instructions
     for it, where it is several times faster, and ``float`` elsewhere. There is a gradient with respect to x and bias, computed in floats,
     and none with respect to the weights.
     """
@@ -953,7 +953,7 @@ def quantized_linear_grad(grad: Operand, weight: Operand, *, kind: str, columns:
     """The gradient of :func:`quantized_linear` with respect to x: ``grad w``. Weights are unpacked in pieces."""
 
 def quantized_rows(weight: Operand, index: Operand | None = None, *, kind: str, shape: tuple[int, int], dtype: Any = 'float32', size: tuple[int, int] = ...) -> Tensor:
-    """Unpack rows of weights, (\\*index.shape, columns); all rows without an index. An index out of range gives NaN. No gradient."""
+    """Unpack the rows of weights that ``index`` names, (\\*index.shape, columns), or all. Indices out of range give NaN. No gradient."""
 
 def rad2deg(input: Operand) -> Tensor:
     """Radians to degrees."""
@@ -1026,8 +1026,8 @@ def rope(input: Operand, positions: Operand | None = None, frequencies: Operand 
     A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
     ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
     ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
-    ``inverse`` rotates back, as the gradient does. ``heads`` rotates only the first ``heads`` heads; it needs x of ``(B, heads, N, D)``
-    and positions of ``(B, N)``.
+    ``inverse`` rotates back, as the gradient does. ``heads`` limits the rotation to that many leading heads; x must be ``(B, H, N, D)``
+    and positions ``(B, N)``.
     """
 
 def rot90(input: Operand, k: int = 1, dims: Sequence[int] = ..., *, key: int = ...) -> Tensor:
@@ -1058,10 +1058,10 @@ def rsub(input: Operand, other: Operand, *, alpha: float | None = None) -> Tenso
     """b - a."""
 
 def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """Sample images at points: :func:`grid_sample` by its own kernels, after its checks."""
+    """Sample images at points: the kernels behind :func:`grid_sample`, which checks the arguments."""
 
 def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """The gradient of :func:`sample_images` with respect to its grid; zero for the nearest pixel. It has no gradient itself."""
+    """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. It has no gradient itself."""
 
 def sample_images_input_grad(dy: Operand, grid: Operand, *, size: Sequence[int], linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to images of height and width ``size``.
@@ -1102,7 +1102,7 @@ def selu(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def setitem(input: Operand, index: Any, value: Any) -> Tensor:
     """Write ``x[index] = value`` in place. If an index names an element twice, the last value stays.
 
-    Gradients flow to the value and, at all other places, to what ``x`` was.
+    Gradients flow to the value and, for all other elements, to the previous ``x``.
     """
 
 def sigmoid(input: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -1136,7 +1136,7 @@ def softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...
     """Normalize exponentials to a sum of one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow."""
 
 def softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, axis: int = ...) -> Tensor:
-    """The gradient of :func:`softmax` from that of its result ``y``: ``y (g - sum(g y))``."""
+    """The gradient of :func:`softmax` from its result ``y``: ``y (upstream - sum(upstream y))``."""
 
 def softplus(input: Operand, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
     """A smooth ReLU: log(1 + exp(beta x)) / beta; linear where beta x is above threshold."""
@@ -1169,7 +1169,7 @@ def std_mean(input: Operand, dim: Any = None, *, keepdim: bool = False, correcti
     """std and mean over axes."""
 
 def stft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True, pad_mode: str = 'reflect', normalized: bool = False, onesided: bool = True) -> Tensor:
-    """The transforms of overlapping windows of signals, ``(..., frequencies, frames, 2)``; ``netcl.stft`` takes torch's arguments."""
+    """Fourier transforms of overlapping windows of signals, ``(..., frequencies, frames, 2)``; ``netcl.stft`` takes torch's arguments."""
 
 def strided_slice(input: Operand, starts: Sequence[int], sizes: Sequence[int] = ..., steps: Sequence[int] = ..., *, split_size_or_sections: Sequence[int] = ..., split_size: Sequence[int] = ..., split_sizes: Sequence[int] = ...) -> Tensor:
     """Take ``sizes`` elements along each axis, beginning at ``starts``, ``steps`` apart (which may be negative)."""
@@ -1199,7 +1199,7 @@ def tanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic tangent."""
 
 def tensordot(input: Operand, other: Operand, dims: Any = 2) -> Tensor:
-    """Sum of products over the last ``dims`` axes of a and the first of b, or over two lists of axes."""
+    """Sum of products over the last ``dims`` axes of a and the first ``dims`` of b, or over two lists of axes."""
 
 def tile(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
     """Repeat the whole tensor along each axis, as ``numpy.tile``; missing leading repeats are ones."""

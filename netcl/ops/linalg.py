@@ -33,8 +33,8 @@ LeastSquares = namedtuple("LeastSquares", "solution residuals rank singular_valu
 def on_host(inputs: str, *, vjp: Callable[..., Any] | None, ref: Callable[..., Any] | None, takes: str = "float", **columns: Any) -> Any:
     """Return a decorator that registers a function of arrays as an op on the host; ``inputs`` lists the names of its tensors.
 
-    ``takes="float"``: floats, which are widened to float64; results of floats get the dtype of the first input. ``"matrix"`` and
-    ``"square"`` check the shape of the first as well; ``"any"`` passes values as they are. Named tuples of results are kept.
+    ``takes="float"``: inputs must be floats and are widened to float64; float results get the dtype of the first input. ``"matrix"`` and
+    ``"square"`` also check the shape of the first input; ``"any"`` passes values unchanged. Named tuples of results are kept.
     """
     names = tuple(inputs.split())
 
@@ -104,7 +104,7 @@ def _scaled_columns(F: Any, x: Any) -> Any:
 
 
 def _differences(F: Any, values: Any) -> Any:
-    """Return ``values[j] - values[i]``, with 1 on the diagonal."""
+    """Return the matrix of ``values[j] - values[i]``, with 1 on the diagonal."""
     n = values.shape[-1]
     return F.add(F.sub(F.unsqueeze(values, -2), F.unsqueeze(values, -1)), _constant(values, np.eye(n)))
 
@@ -213,7 +213,7 @@ def _singular(A, hermitian):
 
 
 def _tolerance(A, atol, rtol, hermitian):
-    """Return the fraction of the largest singular value up to which one counts as 0."""
+    """Return the fraction of the largest singular value up to which other singular values count as 0."""
     if atol is None or not A.size:
         return rtol
     largest = _singular(A, hermitian).max(-1)
@@ -231,7 +231,7 @@ def linalg_matrix_rank(A, *, atol=None, rtol=None, hermitian=False):
 
 @composite(ref=lambda A, B: (np.linalg.lstsq(A, B)[0],), samples=[S((5, 3), (5, 2)), S((4, 2), (4,))], amp="float", tol=8)
 def linalg_lstsq(F: Any, A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> LeastSquares:
-    """Return the X that minimizes ``|A X - B|^2``, the shortest of several; computed by the pseudo-inverse for every ``driver``."""
+    """Return the X that minimizes ``|A X - B|^2`` (the shortest of several), residuals, rank and singular values, by the pseudo-inverse."""
     A, B = launch.as_tensors("linalg_lstsq", A, B)
     columns = F.unsqueeze(B, -1) if _as_columns(A, B) else B
     found, rank = F.matmul(F.linalg_pinv(A, rtol=rcond), columns), F.linalg_matrix_rank(A, rtol=rcond)
@@ -259,7 +259,7 @@ def linalg_det(A):
 
 @on_host("A", vjp=None, ref=lambda A: np.linalg.det(A)[..., None, None] * _swap(np.linalg.inv(A)), **_SQUARE)
 def linalg_cofactors(A):
-    """Return the derivative of the determinant by each element, also of singular matrices. It has no gradient. Computed on the host."""
+    """Return the derivative of the determinant with respect to each element, also for singular matrices. No gradient. On the host."""
     u, s, vh = np.linalg.svd(A)
     others = np.stack([np.prod(np.delete(s, i, -1), -1) for i in range(s.shape[-1])], -1) if s.shape[-1] else s
     return (np.linalg.det(u) * np.linalg.det(vh))[..., None, None] * ((u * others[..., None, :]) @ vh)
@@ -357,7 +357,7 @@ def _svd_vjp(F, g, out0, out1, out2, A_shape):
          samples=[S((4, 3), full_matrices=False), S((2, 3, 4), full_matrices=False), S(_WELL)],
          errors=_errors("linalg_svd", _FLAT))  # fmt: skip
 def linalg_svd(A, full_matrices=True):
-    """U, S and Vh with ``U diag(S) Vh = A``, the singular values S from the largest down. Computed on the host."""
+    """U, S and Vh with ``U diag(S) Vh = A``, with singular values S in descending order. Computed on the host."""
     return SVD(*np.linalg.svd(A, full_matrices))
 
 
@@ -373,7 +373,7 @@ def _eigh_vjp(F, g, out0, out1):
 
 @on_host("A", vjp=_eigh_vjp, ref=_symmetric(lambda A: tuple(np.linalg.eigh(A))), errors=_errors("linalg_eigh", _FLAT, _OBLONG), **_DEFINITE)
 def linalg_eigh(A, UPLO="L"):
-    """Eigenvalues, from the least up, and eigenvectors of symmetric matrices, of which one triangle is read. Computed on the host."""
+    """Eigenvalues, in ascending order, and eigenvectors of symmetric matrices, of which one triangle is read. Computed on the host."""
     return Eigen(*np.linalg.eigh(A, UPLO))
 
 
@@ -406,7 +406,7 @@ def _matrix_norm(F: Any, A: Tensor, ord: Any = "fro", axis: Sequence[int] = (-2,
 def _norm(F: Any, A: Tensor, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
     matrix = (isinstance(axis, tuple | list) and len(axis) == 2 and ord is not None) or (axis is None and ord is not None and A.ndim == 2)
     if isinstance(ord, str) and not matrix:
-        raise ShapeError(message("linalg_norm", f"ord={ord!r} requires matrices", "name two axes", dim=axis, **{"A.shape": A.shape}))
+        raise ShapeError(message("linalg_norm", f"ord={ord!r} requires matrices", "pass two axes", dim=axis, **{"A.shape": A.shape}))
     if matrix:
         return _matrix_norm(F, A, ord, (0, 1) if axis is None else axis, keepdims)
     if axis is None and ord is not None and A.ndim != 1:

@@ -85,7 +85,7 @@ _UNLIKE = r"x\.shape=\(4, 1\), target\.shape=\(4,\); pass target\.reshape\(\(4, 
 
 
 def _loss(name: str, elements: Any, *samples: Any, doc: str, errors: Any = (), alike: bool = True, **columns: Any) -> None:
-    """Register a loss that ``elements`` computes per element, with ``reduction``. ``alike``: x and target have equal shapes."""
+    """Register a loss that ``elements`` computes per element, with ``reduction``. ``alike``: x and target must have equal shapes."""
     own = inspect.signature(elements)
     inputs = tuple(own.parameters)[1 : 1 + len(samples[0].shapes)]
     tensors = _same_shape if alike else launch.as_tensors
@@ -275,7 +275,7 @@ def _info_nce_ref(a, b, *, temperature=0.07, reduction="mean"):
 @composite(ref=_info_nce_ref, amp="float", tol=10,
            samples=[S((4, 5), (4, 5), temperature=0.5), S((3, 8), (3, 8), temperature=1.0, reduction="sum")])  # fmt: skip
 def info_nce(F: Any, a: Tensor, b: Tensor, *, temperature: float = 0.07, reduction: str = "mean") -> Tensor:
-    """Contrastive loss: row i of ``a`` must match row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
+    """Contrastive loss: row i of ``a`` must match row i of ``b`` among all rows of ``b``, by cosine similarity / ``temperature``."""
     a, b = launch.as_tensors("info_nce", a, b)
     unit = [F.div(v, F.unsqueeze(_length(F, v, 1, 1e-8), 1)) for v in (a, b)]
     logits = F.mul(F.matmul(unit[0], F.permute(unit[1], (1, 0))), 1.0 / temperature)

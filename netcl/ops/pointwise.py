@@ -29,7 +29,7 @@ from netcl.engine.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op
 
 
 def unary(name: str, fwd: str, vjp: str | None, ref: Callable[..., Any], **columns: Any) -> Pointwise:
-    """Register a row with one input; returns the row."""
+    """Register an elementwise op with one input; returns its row."""
     row = Pointwise(name, fwd, (vjp,), ref, **columns)
     register(row)
     return row
@@ -39,7 +39,7 @@ _BAD_SHAPES = (S((3, 4), (5,)), r"\[{}\] shapes must broadcast together; a.shape
 
 
 def binary(name: str, fwd: str, vjp0: str | None, vjp1: str | None, ref: Callable[..., Any], **columns: Any) -> Pointwise:
-    """Register a row with two inputs; returns the row."""
+    """Register an elementwise op with two inputs; returns its row."""
     errors = [(_BAD_SHAPES[0], _BAD_SHAPES[1].replace("{}", name))]
     row = Pointwise(name, fwd, (vjp0, vjp1), ref, errors=errors, **columns)
     register(row)
@@ -332,7 +332,7 @@ def _channel_view(name: str, x: Tensor, weight: Tensor, axis: int) -> Tensor:
         return weight
     if not -x.ndim <= axis < x.ndim or weight.shape != (x.shape[axis],):
         label = "weight" if name == "prelu" else "bias"
-        what = f"{label} must have one value, or one per element of axis {axis}, which x must have"
+        what = f"{label} must have one value, or one per element of axis {axis} of x"
         raise ShapeError(message(name, what, "", **{"x.shape": x.shape, f"{label}.shape": weight.shape}))
     after = x.ndim - 1 - axis % x.ndim
     return with_shape(weight, (*weight.shape, *(1,) * after))
@@ -399,7 +399,7 @@ class _Expand(ast.NodeTransformer):
 
 @lru_cache(maxsize=512)
 def user_row(title: str, expr: str, names: tuple[str, ...]) -> Pointwise:
-    """Build an unregistered row from an expression in ``v0``.. or the given names; C's ``2.0f`` is read as ``2.0``."""
+    """Build an unregistered row from an expression in ``v0``, ``v1``, ... or the given names; C's ``2.0f`` is read as ``2.0``."""
     plain = re.sub(r"(?<=[\d.])[fF]\b", "", expr)
     try:
         tree = ast.parse(plain, mode="eval")

@@ -34,7 +34,7 @@ class Windows(NamedTuple):
     adaptive: bool = False
 
     def along(self, axis: int) -> list[tuple[range, int]]:
-        """Return, per result along an axis, the pixels of its window and how many it spans with padding."""
+        """Return, per result along an axis, the pixels of its window and how many pixels it spans, padding included."""
         size, outs = self.size[axis], self.outs[axis]
         if self.adaptive:
             edges = [(o * size // outs, -(-(o + 1) * size // outs)) for o in range(outs)]
@@ -55,7 +55,7 @@ def _outs(size: int, kernel: int, stride: int, pad: int, dilation: int, ceil_mod
 
 
 def _blind(size: int, kernel: int, stride: int, pad: int, dilation: int, outs: int) -> bool:
-    """Whether some window lies entirely in the padding, which only dilated windows can."""
+    """Whether some window contains no pixel of the image, which is possible only with dilation."""
     firsts = range(-pad, outs * stride - pad, stride) if dilation > 1 else ()
     return any(first < 0 and not any(0 <= first + k * dilation < size for k in range(kernel)) for first in firsts)
 

@@ -156,7 +156,7 @@ def manual_seed(seed: int) -> None:
 
 
 def seeded() -> tuple[int]:
-    """Return a tuple of the seed, a new object after every :func:`manual_seed`: random numbers of the host restart when it changes."""
+    """Return a tuple with the seed. It is a new object after every :func:`manual_seed`: random numbers on the host then restart."""
     return _seeded
 
 
@@ -220,7 +220,7 @@ class Generator(np.random.Generator):
 
 
 def with_generator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that draws with ``generator=`` added; the device is that of its first tensor, or of ``queue=`` or ``device=``."""
+    """Return ``function`` with a ``generator=`` argument; it draws on the device of the first tensor, or of ``queue=`` or ``device=``."""
 
     @functools.wraps(function)
     def drawn(*args: Any, generator: Generator | None = None, **kwargs: Any) -> Any:

@@ -24,7 +24,7 @@ _at = launch.check_axis
 
 def _cumulative(name: str, larger: bool) -> Any:
     def call(F: Any, x: Tensor, axis: int) -> Ordered:
-        """Scan in doubling steps over values and their indices; the gradient is that of the gather at the end."""
+        """Compute running extremes and their indices in doubling steps; the gradient is that of the gather at the end."""
         x = launch.as_tensors(name, x)[0]
         at, step, values = _at(name, axis, x.ndim), 1, x.detach()
         places = np.arange(x.shape[at] if x.shape else 1).reshape((-1, *(1,) * max(x.ndim - 1 - at, 0)) if x.shape else ())
@@ -139,7 +139,7 @@ def _check_places(name: str, x: Tensor, axis: int, index: Tensor, src: Tensor) -
         m <= k and (m <= n or i == axis) for i, (n, m, k) in enumerate(zip(x.shape, index.shape, src.shape, strict=True))
     )
     if not fits or x.dtype != src.dtype:
-        what = "index must fit into src, and into x except along the axis, with as many axes as both; x and src must have one dtype"
+        what = "index must fit into src and, except along the axis, into x, with equally many axes; x and src must have the same dtype"
         shapes = {"x.shape": x.shape, "index.shape": index.shape, "src.shape": src.shape}
         raise ShapeError(message(name, what, **shapes, dtypes=(x.dtype, src.dtype)))
 
@@ -177,7 +177,7 @@ made_of("masked_scatter", _masked_scatter, "numpy", S((3, 4), (3, 4), (12,), dty
            samples=[S((50,), bins=7), S((5, 9), bins=4, min=-0.5, max=0.75)], inputs=("x",),
            errors=[(S((3,), bins=4, min=2, max=1), r"\[histc\] max must not be below min; min=2, max=1")])  # fmt: skip
 def histc(F: Any, x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """Count the elements in each of ``bins`` equal parts of ``[min, max]``; the default range is that of x, which waits for the device."""
+    """Count the elements in each of ``bins`` equal parts of ``[min, max]``; equal bounds mean the range of x and wait for the device."""
     x = launch.as_tensors("histc", x)[0].detach()
     launch.check_dtype("histc", x)
     if max < min:
@@ -227,7 +227,7 @@ made_of("bucketize", lambda F, x, boundaries, **how: F.searchsorted(boundaries, 
 
 @on_host("x", vjp=None, takes="any", ref=None, samples=[S((9,))])
 def mode_indices(x, axis=-1):
-    """Return the last index of the most frequent value along an axis, the smallest of several. Computed on the host."""
+    """Return the last index of the most frequent value (of several, the smallest) along an axis. Computed on the host."""
     rows = np.moveaxis(x, axis, -1)
     flat = rows.reshape(-1, rows.shape[-1])
     found = []

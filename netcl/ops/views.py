@@ -51,7 +51,7 @@ class Place:
     """Where a view lies in the memory of its base: offset and strides in elements.
 
     ``strides=None``: the view shares the memory of its base. ``source``: not a view but a copy, as in torch, that still shares its
-    memory with the view ``source`` if that is alive.
+    memory with the view ``source`` as long as that is alive.
     """
 
     __slots__ = ("history", "offset", "source", "strides")
@@ -378,7 +378,7 @@ def check_write(t: Tensor) -> None:
     if place.source is not None:
         other = place.source()
         if other is not None and not _is_stale(other) and _memory_object(other) is _memory_object(t):
-            what = "cannot write in place to the copy of a view that shares its memory with the view"
+            what = "cannot write in place to this copy of a view: it still shares its memory with the view"
             raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
         place.source = None
     elif place.strides is not None:

@@ -31,7 +31,7 @@ BOUNDS = {"float32": 2**-20, "float16": 2**-12, "bfloat16": 2**-12}
 
 
 def capable(profile: DeviceProfile, least: tuple[int, int] = (8, 0), most: tuple[int, int] = (99, 0)) -> bool:
-    """Whether a device is an NVIDIA GPU of compute capability ``least`` to ``most``, and its matrix units are not forbidden."""
+    """Whether a device is an NVIDIA GPU of compute capability ``least`` to ``most``, and its matrix units are not disabled."""
     capability = profile.compute_capability
     if capability is None or not least <= capability <= most:
         return False

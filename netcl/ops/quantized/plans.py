@@ -75,7 +75,7 @@ class Packed(NamedTuple):
 
 
 class PackedOperands(NamedTuple):
-    """The tensors of a product; ``end`` are the last of every kernel, where the result stands in for a missing bias."""
+    """The tensors of a product; ``end`` holds the last arguments of every kernel; the result stands in for a missing bias."""
 
     x: Tensor
     weight: Tensor
@@ -106,7 +106,7 @@ def _choice(queue: Any, p: Packed, config: KernelConfig | None = None) -> tuple[
 
 
 def surrounded(queue: Any, p: Packed) -> tuple[algorithms.Algorithm, KernelConfig] | None:
-    """Return algorithm and configuration of a product whose kernel takes :class:`~netcl.ops.decode.DecodeParts`; else ``None``."""
+    """Return algorithm and configuration of a product if its kernel takes :class:`~netcl.ops.decode.DecodeParts`, else ``None``."""
     algorithm, config = _choice(queue, p)
     groups = algorithm.run is _mma or (algorithm.run is _strips and (not launch.on_cpu_device(queue) or "SLICES" in config.extra))
     return (algorithm, config) if groups else None
@@ -223,7 +223,7 @@ def has_dots(queue: Any, kind: Kind) -> bool:
 def _kernels_trusted(queue: Any, tier: str, kind: Kind) -> bool:
     """Whether a tier's kernels are correct; checked once per context and kind. PoCL silently drops instructions that its target lacks.
 
-    Matrix units that could be used and fail are reported by a warning.
+    A failure of the matrix units is reported as a warning.
     """
     fresh = ("quantized", tier, kind.name) not in program.state(queue)
     right = nvidia.verdict(queue, "quantized", tier, kind.name, lambda queue: _packed_product_right(queue, tier, kind))
