@@ -32,13 +32,13 @@ def acosh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Inverse hyperbolic cosine."""
 
 def adaptive_avg_pool1d(input: Operand, output_size: int) -> Tensor:
-    """Means over windows chosen so that ``output_size`` values of each signal remain."""
+    """Means over windows chosen so that each signal of the result has ``output_size`` values."""
 
 def adaptive_avg_pool2d(input: Operand, output_size: Any) -> Tensor:
-    """Means over windows chosen so that ``output_size`` pixels remain (a number, or height and width; ``None`` keeps an axis)."""
+    """Means over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
 
 def adaptive_max_pool2d(input: Operand, output_size: Any, return_indices: bool = False) -> Any:
-    """The largest values of windows chosen so that ``output_size`` pixels remain (a number, or height and width)."""
+    """Maxima over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
 
 def add(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Sum of two tensors."""
@@ -68,7 +68,7 @@ def affine_activated(input: Operand, weight: Operand, bias: Operand | None = Non
     """``linear`` with an activation, in one kernel; the result is kept for backward."""
 
 def affine_grid(theta: Operand, size: Sequence[int], align_corners: bool = False) -> Tensor:
-    """Return the grid with which :func:`grid_sample` applies affine maps ``theta`` ``(batch, 2, 3)`` to images of ``size``; also to volumes."""
+    """Return the grid with which :func:`grid_sample` applies affine maps ``theta`` ``(batch, 2, 3)`` to images (or volumes) of ``size``."""
 
 def all(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Whether no element is zero."""
@@ -116,13 +116,13 @@ def atanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Inverse hyperbolic tangent."""
 
 def atleast_1d(input: Any, *more: Any) -> Any:
-    """x with at least 1 axes; several tensors give a tuple."""
+    """x with 1 or more axes; several tensors give a tuple."""
 
 def atleast_2d(input: Any, *more: Any) -> Any:
-    """x with at least 2 axes; several tensors give a tuple."""
+    """x with 2 or more axes; several tensors give a tuple."""
 
 def atleast_3d(input: Any, *more: Any) -> Any:
-    """x with at least 3 axes; several tensors give a tuple."""
+    """x with 3 or more axes; several tensors give a tuple."""
 
 def attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Compute ``softmax(q k' scale + mask) v`` and the logarithm of each row's sum of exponentials, in tiles."""
@@ -163,13 +163,13 @@ def batch_norm_train(input: Operand, weight: Operand | None = None, bias: Operan
     """
 
 def bce(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
+    """Binary cross-entropy of probabilities; logarithms are clamped to at least -100, as in torch."""
 
 def bce_elements(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Binary cross-entropy of each element."""
 
 def bce_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
+    """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the term of the positives."""
 
 def bernoulli(input: Operand) -> Tensor:
     """Draw 1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``."""
@@ -205,7 +205,7 @@ def bound(tensors: Sequence[Operand], *, dim: int, order: Sequence[int], axis: i
     """The inverse of :func:`unbind`."""
 
 def bucketize(input: Operand, boundaries: Operand) -> Tensor:
-    """The index of the part between boundaries that each element lies in. Computed on the host."""
+    """For each element, the index of the interval between boundaries that contains it. Computed on the host."""
 
 def cached_attention(query: Operand, key: Operand | None, value: Operand | None, keys: Operand, values: Operand, lengths: Operand, key_scales: Operand | None = None, value_scales: Operand | None = None, frequencies: Operand | None = None, query_norm: Operand | None = None, key_norm: Operand | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0, eps: float = 1e-06) -> Tensor:
     """Causal attention of new positions over a cache, into which their keys and values are written.
@@ -247,10 +247,10 @@ def chunk(input: Operand, chunks: int, dim: int = 0, *, axis: int = ...) -> tupl
     """Split an axis into at most ``chunks`` parts of equal size; the last may be shorter."""
 
 def clamp(input: Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
-    """x held between min and max: numbers, tensors or None."""
+    """x clamped between min and max: numbers, tensors or None."""
 
 def clamp_both(input: Operand, min: float = -1, max: float = 1, *, out: Tensor | None = None) -> Tensor:
-    """x held between min and max."""
+    """x clamped between min and max."""
 
 def clamp_max(input: Operand, max: float = 0, *, out: Tensor | None = None) -> Tensor:
     """x, but not above max."""
@@ -265,7 +265,7 @@ def clamp_min_tensor(input: Operand, min: Operand, *, out: Tensor | None = None)
     """x, but not below the elements of a tensor."""
 
 def clamp_tensors(input: Operand, min: Operand, max: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x held between the elements of two tensors."""
+    """x clamped between the elements of two tensors."""
 
 def clone(input: Operand) -> Tensor:
     """Return a copy with memory of its own; gradients flow through it."""
@@ -439,7 +439,7 @@ def exp2(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """2 to the power of x."""
 
 def expand(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
-    """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
+    """Repeat along axes of size one and along new leading axes; -1 keeps a size. A view, which cannot be written in place."""
 
 def expm1(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """exp(x) - 1, accurate near 0."""
@@ -531,7 +531,7 @@ def hard_swish(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x * hard_sigmoid(x)."""
 
 def hard_tanh(input: Operand, min_val: float = -1.0, max_val: float = 1.0, *, out: Tensor | None = None) -> Tensor:
-    """x held between min_val and max_val."""
+    """x clamped between min_val and max_val."""
 
 def heaviside(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """0 where a is negative, 1 where positive, else b."""
@@ -594,22 +594,22 @@ def isclose(input: Operand, other: Operand, rtol: float = 1e-05, atol: float = 1
     """Whether |a - b| <= atol + rtol * |b|. Equal infinities are close; NaN is close to NaN only with ``equal_nan``."""
 
 def isfinite(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is neither infinite nor NaN."""
+    """Whether x is neither infinite nor NaN."""
 
 def isin(input: Operand, values: Operand, invert: bool = False) -> Tensor:
     """Return, for every element of ``x``, whether it is among ``values``; a NaN never is."""
 
 def isinf(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is infinite."""
+    """Whether x is infinite."""
 
 def isnan(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is NaN."""
+    """Whether x is NaN."""
 
 def isneginf(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is infinite and negative."""
+    """Whether x is infinite and negative."""
 
 def isposinf(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is infinite and positive."""
+    """Whether x is infinite and positive."""
 
 def istft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True, normalized: bool = False, onesided: bool = True, length: int | None = None) -> Tensor:
     """The signals whose :func:`stft_pairs` is nearest to ``x``; ``netcl.istft`` takes torch's arguments."""
@@ -621,7 +621,7 @@ def keep_mask(shape: int | Sequence[int] = ..., p: float = 0.5, *, queue: Any = 
     """Draw uint8 values: 0 with probability ``p``, else 1."""
 
 def kl_div(input: Operand, target: Operand, *, log_target: bool = False, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """``target (log target - x)`` for log-probabilities x; ``log_target``: the target is one too. ``batchmean`` divides by the batch."""
+    """``target (log target - x)`` for log-probabilities x; ``log_target``: the target is logarithmic too. ``batchmean`` divides by the batch size."""
 
 def kron(input: Operand, other: Operand) -> Tensor:
     """The Kronecker product."""
@@ -663,7 +663,7 @@ def linalg_eigh(A: Operand, UPLO: str = 'L') -> Any:
     """Eigenvalues, in ascending order, and eigenvectors of symmetric matrices, of which one triangle is read. Computed on the host."""
 
 def linalg_eigvalsh(A: Operand, UPLO: str = 'L') -> Tensor:
-    """The eigenvalues of symmetric matrices, from the least up. Computed on the host."""
+    """The eigenvalues of symmetric matrices, in ascending order. Computed on the host."""
 
 def linalg_inv(A: Operand) -> Tensor:
     """The inverse of square matrices. Computed on the host."""
@@ -678,7 +678,7 @@ def linalg_matrix_rank(A: Operand, *, atol: Any = None, rtol: Any = None, hermit
     """How many singular values are above ``max(atol, rtol * largest)``. Computed on the host."""
 
 def linalg_norm(A: Operand, ord: Any = None, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """A norm of vectors, or of matrices where two axes are named or A has two; by default the 2-norm of all."""
+    """A norm of vectors, or of matrices if two axes are named or A has two; by default the 2-norm of all elements."""
 
 def linalg_pinv(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Tensor:
     """The pseudo-inverse; singular values up to ``max(atol, rtol * largest)`` count as 0. Computed on the host."""
@@ -693,19 +693,19 @@ def linalg_solve(A: Operand, B: Operand, *, left: bool = True) -> Tensor:
     """X with ``A X = B``, or ``X A = B`` if not ``left``; B may hold vectors. Computed on the host."""
 
 def linalg_solve_triangular(A: Operand, B: Operand, *, upper: Any, left: bool = True, unitriangular: bool = False) -> Tensor:
-    """X with ``A X = B``, or ``X A = B`` if not ``left``, for one triangle of A; the other is not read. Computed on the host."""
+    """X with ``A X = B``, or ``X A = B`` if not ``left``, for a triangular A; its other triangle is not read. Computed on the host."""
 
 def linalg_svd(A: Operand, full_matrices: bool = True) -> Any:
-    """U, S and Vh with ``U diag(S) Vh = A``, with singular values S in descending order. Computed on the host."""
+    """U, S and Vh with ``U diag(S) Vh = A``; the singular values S are in descending order. Computed on the host."""
 
 def linalg_svdvals(A: Operand) -> Tensor:
-    """The singular values, from the largest down. Computed on the host."""
+    """The singular values, in descending order. Computed on the host."""
 
 def linalg_vecdot(input: Operand, other: Operand, dim: float = -1, *, axis: float = ...) -> Tensor:
     """The inner products of vectors along an axis."""
 
 def linalg_vector_norm(input: Operand, ord: float = 2, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """``sum(|x|**ord) ** (1/ord)`` over axes; ord may be infinite, 0 counts what is not zero."""
+    """``sum(|x|**ord) ** (1/ord)`` over axes; ord may be infinite, 0 counts nonzero elements."""
 
 def linear(input: Operand, weight: Operand, bias: Operand | None = None, activation: str | None = None) -> Tensor:
     """``activation(x w' + bias)`` over the last axis of ``x``; ``w`` is ``(out_features, in_features)``, as in torch.
@@ -747,19 +747,19 @@ def logdet(A: Operand) -> Tensor:
     """The logarithm of the determinant; NaN where that is negative."""
 
 def logical_and(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Both are not zero."""
+    """Whether both are nonzero."""
 
 def logical_not(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is zero."""
+    """Whether x is zero."""
 
 def logical_or(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """At least one is not zero."""
+    """Whether at least one is nonzero."""
 
 def logical_xor(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Exactly one is not zero."""
+    """Whether only one is nonzero."""
 
 def logit(input: Operand, eps: float | None = None) -> Tensor:
-    """log(x / (1 - x)); with eps, of x held between eps and 1 - eps."""
+    """log(x / (1 - x)); with eps, of x clamped between eps and 1 - eps."""
 
 def logsumexp(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """log(sum(exp(x))) without overflow."""
@@ -774,10 +774,10 @@ def masked_scale(input: Operand, mask: Operand, scale: float) -> Tensor:
     """Return ``x * scale`` where the uint8 ``mask`` is not 0, else 0: dropout and its gradient."""
 
 def masked_scatter(input: Operand, mask: Operand, source: Operand) -> Tensor:
-    """x with the first elements of source where the mask holds. Waits for the device."""
+    """x with the first elements of source where the mask is true. Waits for the device."""
 
 def masked_select(input: Operand, mask: Operand) -> Tensor:
-    """The elements where the mask holds, along one axis. Waits for the device: their number is a shape."""
+    """The elements where the mask is true, as a vector. Waits for the device: their number determines the shape."""
 
 def matmul(input: Operand, other: Operand, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """The matrix product of the last two axes; batch axes broadcast, vectors are rows on the left and columns on the right.
@@ -861,10 +861,10 @@ def nan_to_num_values(input: Operand, nan: float = 0.0, posinf: float = 1e+30, n
     """x with numbers in place of NaN and infinities."""
 
 def nanmean(input: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """The mean over axes of what is not NaN."""
+    """The mean over axes of the elements that are not NaN."""
 
 def nansum(input: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """The sum over axes of what is not NaN."""
+    """The sum over axes of the elements that are not NaN."""
 
 def narrow(input: Operand, dim: int = ..., start: int = ..., length: int = ..., *, axis: int = ...) -> Tensor:
     """Take ``length`` elements of one axis, beginning at ``start``; a negative start counts from the end."""
@@ -879,7 +879,7 @@ def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignor
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
 def nonzero(input: Operand) -> Tensor:
-    """Return the coordinates of nonzero elements, one row each, int64. Waits for the device: their number is a shape."""
+    """Return the coordinates of nonzero elements, one row each, int64. Waits for the device: their number determines the shape."""
 
 def norm(input: Operand, p: float | str = 2, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Compute the p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts nonzero elements, "fro" is 2."""
@@ -976,7 +976,7 @@ def reciprocal(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def recurrent(gx: Operand, weight: Operand, bias: Operand | None = None, h0: Operand | None = None, c0: Operand | None = None, projection: Operand | None = None, lengths: Operand | None = None, *, kind: str, reverse: bool = False) -> tuple[Tensor, ...]:
     """Run one direction of a recurrent layer; returns y ``(steps, batch, width)``, the last h, an LSTM's last c, and values for backward.
 
-    ``gx`` ``(steps, batch, gates * hidden)`` is the input times ``weight_ih`` with the biases, ``weight`` is ``weight_hh``, ``bias`` the
+    ``gx`` ``(steps, batch, gates * hidden)`` is the input times ``weight_ih`` plus the biases, ``weight`` is ``weight_hh``, ``bias`` the
     bias of a GRU's recurrent half, ``projection`` an LSTM's ``weight_hr``. ``kind`` is ``tanh``, ``relu``, ``lstm`` or ``gru``. Row b has
     ``lengths[b]`` steps (int32, from 1 to all); y is 0 after them.
     """
@@ -1003,7 +1003,7 @@ def repeat(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims:
     """Repeat the whole tensor along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
 
 def repeat_interleave(input: Operand, repeats: Any = ..., dim: int | None = None, *, dims: Any = ..., axis: int | None = ...) -> Tensor:
-    """Every element (or slice along an axis) repeated, by one number or one each."""
+    """Every element (or slice along an axis) repeated, by one number or one for each."""
 
 def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False, back: bool = False) -> Tensor:
     """Resample images to height and width ``size``, at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
@@ -1112,7 +1112,7 @@ def sign(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """-1, 0 or 1; NaN stays NaN."""
 
 def signbit(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is negative, or -0.0."""
+    """Whether x is negative, or -0.0."""
 
 def silu(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x * sigmoid(x), or swish."""
@@ -1184,7 +1184,7 @@ def sum(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor |
     """Sum over axes; integers and bool give int64."""
 
 def svd(A: Operand, some: bool = True, compute_uv: bool = True) -> Any:
-    """U, S and V, which ``linalg.svd`` gives transposed; reduced if ``some``."""
+    """U, S and V (``linalg.svd`` returns V transposed); reduced if ``some``."""
 
 def take(input: Operand, index: Operand) -> Tensor:
     """Return elements of the flattened tensor, in the shape of ``index``; negative indices count from the end."""
@@ -1238,7 +1238,7 @@ def unflatten(input: Operand, dim: int = ..., sizes: Sequence[int] = ..., *, spl
     """One axis divided into several; shares memory. One size may be -1."""
 
 def unfold(input: Operand, dimension: int, size: int, step: int) -> Tensor:
-    """Parts of ``size`` elements, ``step`` apart, of an axis, along a new last axis. A copy (torch gives a view)."""
+    """Slices of ``size`` elements of an axis, ``step`` apart, along a new last axis. A copy (torch returns a view)."""
 
 def unique(input: Operand, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, axis: int | None = ...) -> Any:
     """Return the sorted distinct values and, if requested, the position of every element among them and the counts.

@@ -124,7 +124,7 @@ def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7
 
 
 def wrong_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
-    """Return an error for each way whose result differs from the reference, which is the last way that has a result."""
+    """Return an error text for each way whose result differs from the reference, which is the last way that has a result."""
     results = {name: [np.asarray(a) for a in way.result()] for name, way in ways.items() if way.result is not None}
     if len(results) < 2:
         return {}

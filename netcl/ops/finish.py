@@ -20,7 +20,7 @@ from netcl.ops.pointwise import cast
 
 
 class Finish(NamedTuple):
-    """The epilogue of a product of a dtype: the dtype of the residual, the op of the activation, the dtype of the result; empty if none."""
+    """The epilogue of a product of ``dtype``: the dtypes of residual and result and the op of the activation; empty if there is none."""
 
     dtype: str
     residual: str = ""

@@ -25,7 +25,7 @@ from netcl.engine.registry import REGISTRY, Op, Reduction
 
 
 class _Rows:
-    """Formulas over the rows of a tensor, in its compute type."""
+    """Builds deferred formulas over the rows of a tensor, in its compute type."""
 
     def __init__(self, name: str, like: Tensor, axes: int = 1):
         self.name, self.axes, self.dtype = name, axes, like.dtype
@@ -42,7 +42,7 @@ class _Rows:
 
 
 class ArrayRows:
-    """Formulas over arrays, with folds over ``axes``."""
+    """Evaluates formulas over arrays; reductions are over ``axes``."""
 
     dtype = ""
 
@@ -105,7 +105,7 @@ def norm_weight_terms(r, upstream, x, mean, rstd):
 
 
 def along_axis(rows: Callable[..., Any], *arrays: np.ndarray, axis: int) -> np.ndarray:
-    """Return the value of a formula along an axis of arrays."""
+    """Evaluate the formula ``rows`` along an axis of arrays."""
     return rows(ArrayRows(arrays[-1], (axis,) if arrays[-1].ndim else ()), *arrays)
 
 

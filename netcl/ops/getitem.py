@@ -192,7 +192,7 @@ def _written_value(x: Tensor, value: Any) -> Tensor:
 
 
 def _broadcast(value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides that repeat a value over ``shape``; there may be surplus leading axes of size one, as in NumPy."""
+    """Return the strides that repeat a value over ``shape``; the value may have surplus leading axes of size one, as in NumPy."""
     extra = max(0, value.ndim - len(shape))
     sizes = value.shape[extra:]
     fits = all(n == 1 for n in value.shape[:extra]) and all(

@@ -517,7 +517,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 
 def flat_nonzero(x: Tensor) -> Tensor:
-    """Return the positions of nonzero elements in the flattened tensor. Waits for the device: their number is a shape."""
+    """Return the positions of nonzero elements in the flattened tensor. Waits for the device: their number determines the shape."""
     if x.array is not None:
         return wrap_array(np.flatnonzero(launch.decoded(x)).astype(np.int64), "int64", x.queue)
     blocks = -(-x.size // _BLOCK)
@@ -544,7 +544,7 @@ def flat_nonzero(x: Tensor) -> Tensor:
     at_once=True,
 )
 def nonzero(x: Tensor) -> Tensor:
-    """Return the coordinates of nonzero elements, one row each, int64. Waits for the device: their number is a shape."""
+    """Return the coordinates of nonzero elements, one row each, int64. Waits for the device: their number determines the shape."""
     (x,) = launch.as_tensors("nonzero", x)
     flat = flat_nonzero(x)
     if x.array is not None:

@@ -143,7 +143,7 @@ def defines_of(weight: Any, bias: Any, per_element: bool, **more: bool) -> dict[
 
 
 def _row_sizes(shape: tuple[int, ...], axes: int, groups: int) -> tuple[int, int, int, int]:
-    """Return the numbers of groups, channels of a row, rows, and elements of a row."""
+    """Return the number of groups, channels per row, rows, and elements per row."""
     if groups:
         channels = shape[1] // groups
         return groups, channels, shape[0] * groups, channels * math.prod(shape[2:])

@@ -125,7 +125,7 @@ hooks.settlers.append(_settle_all)
 
 
 class RandomState:
-    """The position of a stream, taken without waiting for the device; ``as_dict()`` reads it for a file."""
+    """The position of a stream, taken without waiting for the device; ``as_dict()`` converts it to numbers, which can be saved."""
 
     def __init__(self, snapshot: Tensor):
         self.snapshot = snapshot

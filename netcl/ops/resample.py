@@ -118,7 +118,7 @@ def cubic_kernel(x: np.ndarray, a: float) -> np.ndarray:
 
 
 def _resize_taps(n: int, outs: int, step: float, mode: str, align: bool, antialias: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pixels of an axis that contribute to every output, and their weights: ``(outs, taps)``."""
+    """Return the pixels of an axis that contribute to each output, and their weights, both ``(outs, taps)``."""
     out, cubic = np.arange(outs), mode == "bicubic"
     if mode.startswith("nearest"):
         index = np.floor((out + 0.5 * (mode == "nearest-exact")).astype(np.float32) * np.float32(step))[:, None]
@@ -311,7 +311,7 @@ def grid_sample(
                                      S((1, 3, 4), size=(1, 1, 2, 3, 2))],
            errors=[(S((2, 3, 3), size=(2, 1, 4, 4)), r"\[affine_grid\] theta must have shape \(2, 2, 3\); .*\(2, 3, 3\)")])  # fmt: skip
 def affine_grid(F: Any, theta: Tensor, size: Sequence[int], align_corners: bool = False) -> Tensor:
-    """Return the grid with which :func:`grid_sample` applies affine maps ``theta`` ``(batch, 2, 3)`` to images of ``size``; also to volumes."""
+    """Return the grid with which :func:`grid_sample` applies affine maps ``theta`` ``(batch, 2, 3)`` to images (or volumes) of ``size``."""
     axes, theta = len(size) - 2, launch.as_tensors("affine_grid", theta)[0]
     if theta.shape != (size[0], axes, axes + 1):
         raise ShapeError(

@@ -1,4 +1,4 @@
-"""The kernels of :func:`netcl.ops.grid_sample` for images: values at points, by the nearest pixel or linear between four."""
+"""The kernels of :func:`netcl.ops.grid_sample` for images: values at points, of the nearest pixel or interpolated between four."""
 
 from __future__ import annotations
 

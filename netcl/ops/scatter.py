@@ -62,7 +62,7 @@ made_of("unfold", _unfold, lambda x, dimension, size, step: np.take(np.lib.strid
         np.arange(0, x.shape[dimension] - size + 1, step), dimension), S((7, 2), dimension=0, size=3, step=2),
         S((2, 6), dimension=1, size=6, step=1),
         errors=[(S((4,), dimension=0, size=5, step=1), r"\[unfold\] size must be from 0 to length, and step at least 1; size=5")],
-        doc="Parts of ``size`` elements, ``step`` apart, of an axis, along a new last axis. A copy (torch gives a view).")  # fmt: skip
+        doc="Slices of ``size`` elements of an axis, ``step`` apart, along a new last axis. A copy (torch returns a view).")  # fmt: skip
 
 
 # ---- writes
@@ -83,7 +83,7 @@ def _scatter_reduced(x, axis, index, src, reduce, include_self):
 
 
 def _scatter_extreme_vjp(F, g, out, x, axis, index, src, reduce, include_self):
-    """Share the gradient evenly among all elements equal to the extreme; for a product, multiply the other elements."""
+    """Share the gradient evenly among all elements equal to the extreme; for a product, multiply it by the other elements."""
     part = F.getitem(src, tuple(slice(0, n) for n in index.shape))
     named = F.scatter(F.cast(F.mul(out, 0), "bool"), axis, index, True)
     if reduce == "prod":
@@ -167,7 +167,7 @@ def _masked_scatter(F: Any, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 
 made_of("masked_scatter", _masked_scatter, "numpy", S((3, 4), (3, 4), (12,), dtypes=("float32", "bool", "float32")),
-        doc="x with the first elements of source where the mask holds. Waits for the device.")  # fmt: skip
+        doc="x with the first elements of source where the mask is true. Waits for the device.")  # fmt: skip
 
 
 # ---- counts and search
@@ -222,7 +222,7 @@ def searchsorted(sorted_sequence, values, *, out_int32=False, right=False, side=
 made_of("bucketize", lambda F, x, boundaries, **how: F.searchsorted(boundaries, x, **how),
         lambda x, boundaries, right=False: np.searchsorted(boundaries, x, "right" if right else "left"), S((2, 4), _SORTED),
         S((3,), _SORTED, right=True),
-        doc="The index of the part between boundaries that each element lies in. Computed on the host.")  # fmt: skip
+        doc="For each element, the index of the interval between boundaries that contains it. Computed on the host.")  # fmt: skip
 
 
 @on_host("x", vjp=None, takes="any", ref=None, samples=[S((9,))])

@@ -179,7 +179,7 @@ def _only(index: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 def _batched(
     queue: Any, key: tuple[Any, ...], make: Callable[[BlockSpread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]
 ) -> BatchedKernel:
-    """Return the kernel and its batches for tensors of these shapes; ``make`` builds the kernel for a spread and a number of slots."""
+    """Return the kernel and its batches for the tensors of ``roles``; ``make`` builds the kernel for a spread and a number of slots."""
     key = ("update", *key, tuple([t.shape for t in roles[0]]))
     try:
         return queue.netcl.plans[key]

@@ -110,7 +110,7 @@ def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) ->
 
 
 def _base_size(view: Tensor) -> int:
-    """Return the minimum number of elements of a base, from a view that holds a copy."""
+    """Return the minimum size of the base of ``view``, which holds a copy of a part of it."""
     return 1 + view.place.offset + sum((n - 1) * max(0, step) for n, step in zip(view.shape, view.place.strides, strict=True))
 
 
@@ -263,7 +263,7 @@ class Reread:
         """Ignore the tensor: tensors over this source need not be known."""
 
     def compute(self) -> Tensor:
-        """Return a tensor with the current values of the base, copied at the first call."""
+        """Return the current values of the view, copied from the base at the first call."""
         if self._made is None:
             assert self.base is not None
             made = Tensor.empty(self.shape, self.dtype, queue=self.base.queue)
@@ -305,7 +305,7 @@ def refresh_copies(written: Writes) -> None:
 
 
 def _settle() -> None:
-    """Refresh stale views before a step is recorded or replayed, because that is not part of the step."""
+    """Refresh stale views before a step is recorded or replayed, because refreshing is not part of the step."""
     if _stale and recording.active.recorder is None:
         for view in list(_stale.values()):
             view.realize()

@@ -32,7 +32,7 @@ class HeadSizes(NamedTuple):
 
     @property
     def bucket(self) -> int:
-        """The head size that kernels are built for: the next larger one of :data:`DEPTHS`."""
+        """The head size that kernels are built for: the smallest of :data:`DEPTHS` that both head sizes fit."""
         return next(size for size in DEPTHS if size >= max(self.depth, self.depth_v))
 
     @property
@@ -62,7 +62,7 @@ def attention_geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> HeadSizes:
 
 
 class Mask(NamedTuple):
-    """A mask and its strides by batch, head, query and key. ``kind`` 0: none, 1: true where a key takes part, 2: added."""
+    """A mask and its strides by batch, head, query and key. ``kind`` 0: none, 1: true where a key takes part, 2: added to the scores."""
 
     tensor: Tensor | None
     kind: int

@@ -2,7 +2,7 @@
 
 The table of algorithms (:mod:`netcl.engine.algorithms`), filled by the modules of this folder, determines which kernel runs.
 ``KernelConfig.extra`` may hold ``tier`` ("cpu" or "simt"), ``form`` (the algorithm), ``winograd_channels`` (the number of
-channels from which it is used) and macros of the kernel file. A registered configuration without ``use_local_memory`` selects kernels
+channels from which Winograd is used) and macros of the kernel file. A registered configuration without ``use_local_memory`` selects kernels
 without local memory, one without ``use_vectorization`` those with scalar loads.
 """
 

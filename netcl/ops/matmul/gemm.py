@@ -1,7 +1,7 @@
 """Launches matrix products: which kernel, with which tiles, over which work-groups.
 
 The selector gives a configuration; :func:`product_algorithm` finds the algorithm that carries it out. A configuration may name a *tier* in
-``extra["tier"]``: ``cpu`` (cpu.cl and what belongs to it), ``simt`` (kernels of every GPU) or the name of a vendor's algorithm.
+``extra["tier"]``: ``cpu`` (kernels for CPUs), ``simt`` (kernels for every GPU) or the name of a vendor's algorithm.
 """
 
 from __future__ import annotations
@@ -411,7 +411,7 @@ def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Return a configuration of the kernel without local memory and vectors if a named one requires it; else ``config`` itself."""
+    """Return ``config`` or, if it is named and its kernel is missing or uses what it turns off, a configuration of the naive kernel."""
     simt = config.extra.get("tier", "cpu" if profile.device_type == "cpu" else "simt") == "simt"
     plain = simt and config.variant is V.MATMUL_VECTORIZED
     tiled = simt and config.variant in TILED_PRODUCT.variants

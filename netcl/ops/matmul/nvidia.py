@@ -1,4 +1,4 @@
-"""Decides whether the matrix units of NVIDIA GPUs may be used. ``NETCL_MATRIX_UNITS=0`` and portable kernels forbid them.
+"""Decides whether the matrix units of NVIDIA GPUs may be used. ``NETCL_MATRIX_UNITS=0`` disables them.
 
 They are used through inline PTX (ptx.cl), which is not part of OpenCL C. A device uses a tier built on them only if its compute
 capability allows it and it is *trusted*: once per context and dtype, the driver has built the tier's kernels and a product

@@ -132,7 +132,7 @@ def pack_bits(codes: np.ndarray, bits: int, run: int) -> np.ndarray:
 
 
 def _get_scales(s: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return scales and lower bounds of the groups of each block; the packing depends on the field's size and the number of groups."""
+    """Return scales and lower bounds of the groups of each block; the packing depends on the kind."""
     if kind.name == "Q6_K":
         return s.view(np.int8), None
     if kind.name == "Q2_K":
@@ -290,7 +290,7 @@ def _round_blocks(x: np.ndarray, kind: Kind) -> Parts:
 
 
 def _fit_groups(x: np.ndarray, kind: Kind) -> Parts:
-    """Return the parts whose scales and minima have the smallest weighted squared error, rounded to the integers of their block."""
+    """Return the parts; scales and minima have the smallest weighted squared error and are then rounded to multiples of ``d`` and ``m``."""
     x = x.reshape(len(x), -1, kind.group)
     weight, ranged = x * x + np.mean(x * x, axis=2, keepdims=True), "m" in kind.fields
     lowest = np.minimum(x.min(axis=2, keepdims=True), 0)

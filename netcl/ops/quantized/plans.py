@@ -1,7 +1,7 @@
 """Launches products with packed weights: which kernel, with which vectors and groups.
 
-An algorithm is chosen by the number of tokens, the dtype of the activations and the device, and by a numeric check of kernels that hold
-instructions: :func:`_kernels_trusted`. ``selector.register("quantized", condition, config)`` names one by ``extra["tier"]``.
+An algorithm is chosen by the number of tokens, the dtype of the activations and the device, and by a numeric check of kernels with inline
+assembly: :func:`_kernels_trusted`. ``selector.register("quantized", condition, config)`` names one by ``extra["tier"]``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": 
 
 
 class Packed(NamedTuple):
-    """A product with packed weights: ``tokens`` rows of x of a dtype, with weights of rows x columns."""
+    """A product with packed weights: ``tokens`` rows of x in ``dtype``, times weights of ``rows`` x ``columns``."""
 
     kind: Kind
     rows: int
@@ -75,7 +75,7 @@ class Packed(NamedTuple):
 
 
 class PackedOperands(NamedTuple):
-    """The tensors of a product; ``end`` holds the last arguments of every kernel; the result stands in for a missing bias."""
+    """The tensors of a product. ``end`` holds the last arguments of every kernel; the result stands in for a missing bias."""
 
     x: Tensor
     weight: Tensor

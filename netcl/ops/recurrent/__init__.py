@@ -1,6 +1,6 @@
 """Recurrent layers: ``recurrent`` runs one direction of one layer over all steps, after the product of input and ``weight_ih``.
 
-Forward keeps what the cells computed; ``recurrent_grad`` reads it. :mod:`netcl.ops.recurrent.steps` has the formulas,
+Forward keeps the values that the cells computed; ``recurrent_grad`` reads them. :mod:`netcl.ops.recurrent.steps` has the formulas,
 :mod:`netcl.ops.recurrent.plans` the launches.
 """
 
@@ -119,7 +119,7 @@ def recurrent(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Run one direction of a recurrent layer; returns y ``(steps, batch, width)``, the last h, an LSTM's last c, and values for backward.
 
-    ``gx`` ``(steps, batch, gates * hidden)`` is the input times ``weight_ih`` with the biases, ``weight`` is ``weight_hh``, ``bias`` the
+    ``gx`` ``(steps, batch, gates * hidden)`` is the input times ``weight_ih`` plus the biases, ``weight`` is ``weight_hh``, ``bias`` the
     bias of a GRU's recurrent half, ``projection`` an LSTM's ``weight_hr``. ``kind`` is ``tanh``, ``relu``, ``lstm`` or ``gru``. Row b has
     ``lengths[b]`` steps (int32, from 1 to all); y is 0 after them.
     """
