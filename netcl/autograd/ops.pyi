@@ -502,7 +502,7 @@ def ger(input: Operand, other: Operand) -> Tensor:
     """Multiply every element of ``a`` by every element of ``b``: the outer product of two vectors."""
 
 def getitem(input: Operand, index: Any) -> Tensor:
-    """``x[index]``. Indices out of range raise ``IndexError``; for those in a tensor on a device see :mod:`netcl.ops.index`."""
+    """``x[index]``. Indices out of range raise ``IndexError``, those in a device tensor at a later check, see :mod:`netcl.ops.index`."""
 
 def global_avg_pool(input: Operand) -> Tensor:
     """The mean of each channel; axes stay with size 1."""
@@ -1205,7 +1205,7 @@ def tile(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims: i
     """Repeat the whole tensor along each axis, as ``numpy.tile``; missing leading repeats are ones."""
 
 def top_indices(input: Operand, k: int = ..., dim: int = -1, largest: bool = True, *, key: int = ..., axis: int = ...) -> Tensor:
-    """Return the positions of the ``k`` largest (or smallest) values along an axis, in order; int64. Of equal values the first counts."""
+    """Return the positions of the ``k`` largest (or smallest) values along an axis, in order; int64. Of equal values the first is taken."""
 
 def topk(input: Operand, k: int = ..., dim: int = -1, largest: bool = True, sorted: bool = True, *, key: int = ..., axis: int = ...) -> Ordered:
     """Return the ``k`` largest (or smallest) values along an axis and their indices, always in order; ``sorted`` is ignored."""

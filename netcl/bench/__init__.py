@@ -152,7 +152,7 @@ def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def interleave(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
-    """Return the seconds per call of each way: the best of ``repeats`` samples taken in turn; ways with ``apart`` are timed last."""
+    """Return the seconds per item, or the ``amount``, of each way: the best of ``repeats`` samples in turn; ``apart`` ways come last."""
     together = {name: way for name, way in ways.items() if not way.apart and way.amount is None}
     best = _in_turns(together, repeats) | {name: way.amount() for name, way in ways.items() if way.amount is not None}
     for name, way in ways.items():

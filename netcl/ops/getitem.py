@@ -149,7 +149,7 @@ def _start(walk: range) -> int:
 
 @composite(ref=None)
 def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
-    """``x[index]``. Indices out of range raise ``IndexError``; for those in a tensor on a device see :mod:`netcl.ops.index`.
+    """``x[index]``. Indices out of range raise ``IndexError``, those in a device tensor at a later check, see :mod:`netcl.ops.index`.
 
     >>> from netcl import ops
     >>> ops.getitem(Tensor.arange(6), [5, -3, 1]).tolist()

@@ -36,7 +36,7 @@ _CPU_ROW = 1 << 14  # elements of a row that a work-item of a CPU copies
 
 
 class Faults:
-    """The out-of-range flag of a queue, and a number for each op and size that uses it."""
+    """The out-of-range flag of a queue, and a code for each op and size that uses it."""
 
     def __init__(self, queue: Any):
         self.flag = constant(Tensor.zeros((1,), "int32", queue=queue))
@@ -431,7 +431,7 @@ def _add_at(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def joined_index(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> Tensor:
-    """Combine indices of several axes to one flat index; they broadcast, negative ones count from the end."""
+    """Combine indices of several axes into one flat index; they broadcast, negative ones count from the end."""
     on_device = [index for index, _ in parts if isinstance(index, Tensor) and index.array is None]
     shape = np.broadcast_shapes(*(np.shape(index) if not isinstance(index, Tensor) else index.shape for index, _ in parts))
     strides = dense([size for _, size in parts])

@@ -387,7 +387,7 @@ _MACROS = {"ADD": "({0}) + ({1})", "SUB": "({0}) - ({1})", "MUL": "({0}) * ({1})
 
 
 class _Expand(ast.NodeTransformer):
-    """Expands the macros of the primitive preamble to arithmetic."""
+    """Expands macros such as ``ADD(a, b)`` and ``RELU(x)`` to arithmetic."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         args = [self.visit(arg) for arg in node.args]
@@ -427,7 +427,7 @@ def _binary_vjp(F: Any, g: Any, a: Any, b: Any, expr: str) -> Any:
 
 
 def _bitop(name: str, function: str, ref: Callable[..., Any], doc: str, high: int = 9, truths: bool = True) -> None:
-    """Register a function of the bits of integers; truth values are one bit each."""
+    """Register a bitwise op on two integers; truth values count as one bit."""
     row = Pointwise(name, f"{function}(v0, v1)", (None, None), ref, accepts="any" if truths else "number")
 
     def call(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -224,7 +224,7 @@ def rule_source(
     slots: int,
     defines: Mapping[str, Any],
 ) -> str:
-    """Return the program of a rule for tensors and device numbers of certain dtypes, with ``slots`` of each tensor in a launch."""
+    """Return the OpenCL source of a rule for tensors and device numbers of these dtypes; a launch takes ``slots`` tensors of each name."""
     of = dict(zip(rule.tensors, kinds, strict=True))
     width = layout.width
     values = opencl_text.value_functions([of[name] for name in rule.reads], [of[name] for name in rule.writes], compute, layout)
@@ -240,7 +240,7 @@ def rule_source(
 def _word_macros(
     rule: Rule, of: Mapping[str, dtypes.DType], given: Sequence[dtypes.DType], compute: str, slots: int, lines: Sequence[str]
 ) -> dict[str, str]:
-    """Return the macros of ``update.cl``."""
+    """Return the text that replaces each macro word of ``update.cl``."""
     kinds = {name: f"__global {'' if name in rule.writes else 'const '}{of[name].c_storage}*" for name in rule.tensors}
     cases = [f"case {slot}: {' '.join(f't_{name} = {name}_{slot};' for name in kinds)} break;" for slot in range(slots)]
     cases[-1] = cases[-1].replace(f"case {slots - 1}:", "default:")
@@ -293,7 +293,7 @@ def apply(
 
 
 def _by_place(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]]]]:
-    """Yield queue, dtypes and tensors of each device and combination of dtypes."""
+    """Yield queue, dtypes and tensors for each device and combination of dtypes."""
     if not roles[0]:
         return
     queue = roles[0][0].queue

@@ -140,7 +140,7 @@ def composed(x: Tensor, offset: int, strides: Sequence[int]) -> tuple[int, tuple
 
 
 def _join_family(x: Tensor, view: Tensor, place: Place) -> None:
-    """Register ``view``, which holds a copy of a part of ``x``, in the family of ``x``."""
+    """Register ``view``, which holds a copy of a part of ``x``, with the base of ``x``."""
     written = writes_of(x)
     if written.base is None:
         written.base = _base(x)
@@ -332,7 +332,7 @@ def write_into(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) 
 
 
 def publish(t: Tensor) -> None:
-    """Write the base of the view ``t`` after the memory of ``t`` has been written."""
+    """Copy the values of the view ``t`` to its base, after the memory of ``t`` has been written."""
     if is_copy(t):
         own = Tensor(t.realize(), t.shape, t.dtype, t.context, t.queue, t.lease)
         write_into(t, own)
@@ -371,7 +371,7 @@ def _rebuilt(written: Writes, t: Tensor) -> Tensor:
 
 
 def check_write(t: Tensor) -> None:
-    """Raise if a write to the memory of ``t`` would miss its base; a view that is the last of its family becomes independent."""
+    """Raise if a write to the memory of ``t`` would miss its base; a view whose base and other views are gone becomes independent."""
     place = t.place
     if place is None:
         return

@@ -15,7 +15,7 @@ LARGEST = DEPTHS[-1]
 
 
 class HeadSizes(NamedTuple):
-    """``batch`` times ``heads`` query heads of ``n`` rows; ``sharing`` of them share one head of ``m`` keys and values."""
+    """The sizes of a call: ``batch`` x ``heads`` query heads of ``n`` rows; ``sharing`` of them share one head of ``m`` keys and values."""
 
     batch: int
     heads: int

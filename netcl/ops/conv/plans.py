@@ -205,7 +205,7 @@ def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
 
 @widened
 def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Put the channels of a pixel side by side, then compute a product per kernel row; see weights.cl."""
+    """Compute a weight gradient: put the channels of a pixel side by side, then multiply per kernel row; see weights.cl."""
     tiles, g, channels, m = cpu_tiles(job, config, profile), job.g, job.g.c // job.g.groups, job.filters
     apart, span = _tap_span(g)
     skip = tuple(step if k == 1 else 1 for step, k in zip(g.stride, (g.kh, g.kw), strict=True))  # pixels that no tap reads
@@ -290,7 +290,7 @@ def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
 
 
 def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> int:
-    """Return in how many parts a GPU sums over the pixels: enough to occupy it, and more if a part would be too long a sum."""
+    """Return the number of parts in which a GPU sums over the pixels: enough to occupy it, more if they would exceed :data:`LONGEST_SUM`."""
     busy = min(-(-_busy_groups(profile) // groups), job.pixels // (16 * depth), 256)
     return max(1, busy, min(job.pixels // LONGEST_SUM, SPLIT_ROOM // math.prod(job.g.w_shape)))
 

@@ -146,7 +146,7 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
 
 
 def _winograd_weight_grad(queue: Any, job: Job, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Sum over all tiles, in parts if that gives more work-groups: each part is a product, and the last transform adds them."""
+    """Compute a weight gradient as products summed over tiles, in parts if that gives more work-groups; the last transform adds them."""
     (n, c, h, w, m, oh, ow), (high, wide, span) = job.sizes[:7], tiles(job)
     depth = -(-span // _useful_parts(m, c, span, profile.max_compute_units) // 16) * 16
     parts, pairs = -(-span // depth), m * c

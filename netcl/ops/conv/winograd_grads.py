@@ -33,7 +33,7 @@ def pays(job: Job) -> bool:
 
 @widened
 def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Put channels last in x and dy, sum by blocks of filters and shares of the tiles, and transform back to weights."""
+    """Compute a weight gradient: put channels last in x and dy, sum by blocks of filters and shares of the tiles, transform back."""
     g, (high, wide) = job.g, tiles_of(job)
     lanes = config.extra.get("VW", profile.lanes)
     block = FILTER_BLOCKS[g.f > FILTER_BLOCKS[0]]
