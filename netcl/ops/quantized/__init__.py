@@ -94,7 +94,8 @@ def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, k
     if x.array is not None:
         return launch.run_cpu(_linear_cpu, x, weight, bias, kind=kind, rows=rows, activations=activations)
     if activations == "int8" and not plans.has_dots(x.queue, p.kind):
-        raise DeviceError(message("quantized_linear", "int8 activations require a CPU with dot products of int8", 'use activations="auto"'))
+        what, remedy = "int8 activations require a CPU with dot products of int8", 'use activations="auto"'
+        raise DeviceError(message("quantized_linear", what, remedy, device=x.device.device_name))
     out = Tensor.empty((*x.shape[:-1], rows), x.dtype, queue=x.queue)
     if out.size:
         plans.run_packed(
