@@ -417,7 +417,7 @@ GatheredRun = list[tuple[int, slice, slice]]
 
 
 def _runs(sizes: Sequence[int]) -> Iterator[GatheredRun]:
-    """Yield what is computed together, as (tensor number, part, position): a part of a large tensor, or several small tensors."""
+    """Yield lists of (tensor number, part, position) to compute together: a part of a large tensor, or several small tensors."""
     run: GatheredRun = []
     filled = 0
     for i, size in enumerate(sizes):

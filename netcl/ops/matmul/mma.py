@@ -30,7 +30,7 @@ _UNITS = {"float32": "MMA_TF32", "float16": "MMA_FLOAT16", "bfloat16": "MMA_BFLO
 class Tile(NamedTuple):
     """The work of a group: m x n values over blocks k deep, in warps of warp_m x warp_n; ``stages`` blocks are kept at once.
 
-    The other fields are those that the cost model :func:`gemm.cost` reads. ``rate`` is relative to the fastest portable block.
+    The other fields are read by the cost model :func:`gemm.cost`. ``rate`` is relative to the fastest portable block.
     """
 
     m: int

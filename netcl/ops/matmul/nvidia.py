@@ -47,7 +47,7 @@ def tiles_for(problem: Problem, tiles: Mapping[int, Sequence[Any]], *capabilitie
 def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], bool]) -> bool:
     """Return whether ``right(queue)`` confirms a tier's kernels for a dtype; false if the driver rejects them. Checked once per context.
 
-    The check runs on the device at once: its launches are not part of a recorded step or of a plan.
+    The check runs on the device immediately: its launches are not part of a recorded step or of a plan.
     """
     state, key = program.state(queue), (op, tier, dtype)
     if key not in state:

@@ -29,7 +29,7 @@ _INSTRUCTION = {"float32": "tf32", "float16": "f16", "bfloat16": "bf16"}
 class WarpGroupTile(NamedTuple):
     """The tile that a work-group computes at a time: m x n over stages k deep; ``swapped`` tiles compute n x m of the transposed result.
 
-    The other fields are those that the cost model :func:`gemm.cost` reads. ``rate`` is relative to the fastest portable block.
+    The other fields are read by the cost model :func:`gemm.cost`. ``rate`` is relative to the fastest portable block.
     """
 
     m: int

@@ -187,7 +187,7 @@ def round_activations(x: np.ndarray) -> np.ndarray:
 
 
 def _mma_sizes(p: Packed, strips_per_unit: float) -> dict[str, int]:
-    """Return the macros of mma.cl for a product, from the table of those that were fastest on an H200."""
+    """Return the macros of mma.cl for a product, from a table of the fastest ones on an H200."""
     kind = "plain" if p.kind.plain else "scaled" if "scales" in p.kind.fields else "codes"
     if p.fragment > 8:
         kind = "many bytes" if p.kind.bits == 8 else "many"
