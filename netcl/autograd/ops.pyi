@@ -32,13 +32,13 @@ def acosh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Inverse hyperbolic cosine."""
 
 def adaptive_avg_pool1d(input: Operand, output_size: int) -> Tensor:
-    """Means over windows chosen so that ``output_size`` values of each signal remain."""
+    """Means over windows chosen so that each signal of the result has ``output_size`` values."""
 
 def adaptive_avg_pool2d(input: Operand, output_size: Any) -> Tensor:
-    """Means over windows chosen so that ``output_size`` pixels remain (a number, or height and width; ``None`` keeps an axis)."""
+    """Means over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
 
 def adaptive_max_pool2d(input: Operand, output_size: Any, return_indices: bool = False) -> Any:
-    """The largest values of windows chosen so that ``output_size`` pixels remain (a number, or height and width)."""
+    """Maxima over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
 
 def add(input: Operand, other: Operand, *, out: Tensor | None = None, alpha: float | None = None) -> Tensor:
     """Sum of two tensors."""
@@ -65,10 +65,10 @@ def affine(input: Operand, weight: Operand, bias: Operand | None = None) -> Tens
     """Compute ``x w' + bias``: ``linear`` without an activation."""
 
 def affine_activated(input: Operand, weight: Operand, bias: Operand | None = None, *, activation: str) -> Tensor:
-    """``linear`` with an activation, in one kernel; backward keeps the result."""
+    """``linear`` with an activation, in one kernel; the result is kept for backward."""
 
 def affine_grid(theta: Operand, size: Sequence[int], align_corners: bool = False) -> Tensor:
-    """Return the grid with which :func:`grid_sample` applies the affine maps ``theta`` ``(batch, 2, 3)`` to images of ``size``."""
+    """Return the grid with which :func:`grid_sample` applies affine maps ``theta`` ``(batch, 2, 3)`` to images (or volumes) of ``size``."""
 
 def all(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Whether no element is zero."""
@@ -116,19 +116,19 @@ def atanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Inverse hyperbolic tangent."""
 
 def atleast_1d(input: Any, *more: Any) -> Any:
-    """x with at least 1 axes; several tensors give a tuple."""
+    """x with 1 or more axes; several tensors give a tuple."""
 
 def atleast_2d(input: Any, *more: Any) -> Any:
-    """x with at least 2 axes; several tensors give a tuple."""
+    """x with 2 or more axes; several tensors give a tuple."""
 
 def atleast_3d(input: Any, *more: Any) -> Any:
-    """x with at least 3 axes; several tensors give a tuple."""
+    """x with 3 or more axes; several tensors give a tuple."""
 
 def attention(query: Operand, key: Operand, value: Operand, mask: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor]:
-    """``softmax(q k' scale + mask) v`` and, per row, the logarithm of the sum of exponentials; in tiles."""
+    """Compute ``softmax(q k' scale + mask) v`` and the logarithm of each row's sum of exponentials, in tiles."""
 
 def attention_grad(upstream: Operand, query: Operand, key: Operand, value: Operand, mask: Operand | None, result: Operand, logarithms: Operand, through: Operand | None = None, *, causal: bool = False, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k and v of :func:`attention`; ``through`` is the gradient of the logarithms."""
+    """Compute the gradients of q, k and v of :func:`attention`; ``through`` is the upstream gradient of the logarithms."""
 
 def avg_pool1d(input: Operand, kernel_size: int, stride: int | None = None, padding: int = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
     """The mean of each window of signals ``(batch, channels, length)``."""
@@ -163,13 +163,13 @@ def batch_norm_train(input: Operand, weight: Operand | None = None, bias: Operan
     """
 
 def bce(input: Operand, target: Operand, weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """Binary cross-entropy of probabilities; logarithms are held above -100, as in torch."""
+    """Binary cross-entropy of probabilities; logarithms are clamped to at least -100, as in torch."""
 
 def bce_elements(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """Binary cross-entropy of each element."""
 
 def bce_with_logits(input: Operand, target: Operand, weight: Operand | None = None, pos_weight: Operand | None = None, *, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives."""
+    """Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the term of the positives."""
 
 def bernoulli(input: Operand) -> Tensor:
     """Draw 1 with probability ``p[i]``, else 0, in the dtype and shape of ``p``."""
@@ -178,7 +178,7 @@ def bias_add(input: Operand, bias: Operand, dim: int = 1, *, out: Tensor | None 
     """x plus one value per channel, or one for all; ``axis`` is that of the channels."""
 
 def bincount(input: Operand, weights: Any = None, minlength: int = 0) -> Tensor:
-    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum its weights. Waits for the device."""
+    """For each of 0, 1, ..., count its occurrences in a vector of integers, or sum their ``weights``. Waits for the device."""
 
 def bitwise_and(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """The bits that a and b both have."""
@@ -205,21 +205,21 @@ def bound(tensors: Sequence[Operand], *, dim: int, order: Sequence[int], axis: i
     """The inverse of :func:`unbind`."""
 
 def bucketize(input: Operand, boundaries: Operand) -> Tensor:
-    """The index of the part between boundaries that each element lies in. Computed on the host."""
+    """For each element, the index of the interval between boundaries that contains it. Computed on the host."""
 
 def cached_attention(query: Operand, key: Operand | None, value: Operand | None, keys: Operand, values: Operand, lengths: Operand, key_scales: Operand | None = None, value_scales: Operand | None = None, frequencies: Operand | None = None, query_norm: Operand | None = None, key_norm: Operand | None = None, *, scale: float | None = None, window: int = 0, softcap: float = 0.0, eps: float = 1e-06) -> Tensor:
     """Causal attention of new positions over a cache, into which their keys and values are written.
 
     - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
-      With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * heads of keys) * size)``, and
+      With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * kv_heads) * size)``, and
       the result is ``(batch, new, heads * size)``.
-    - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place. A cache of int8 has **key_scales** and
-      **value_scales** ``(batch, heads of k, positions, 1)``: a position is rounded when it is written, but the call that
+    - **keys**, **values**: the cache, ``(batch, kv_heads, positions, size)``; changed in place. A cache of int8 has **key_scales** and
+      **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, but the call that
       writes it uses the exact values.
-    - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
-      works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
-    - **query_norm**, **key_norm**, **frequencies**: heads of a projection pass an RMS norm with these weights and **eps**, then
-      :func:`rope` with the positions that ``lengths`` gives; it rotates two elements per frequency.
+    - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence; read on the device, so that a compiled step
+      works for every length. Positions beyond the end of the cache are not written; the caller must not exceed it.
+    - **query_norm**, **key_norm**, **frequencies**: heads of a projection are normalized by an RMS norm with these weights and **eps** and
+      rotated by :func:`rope` at the positions that ``lengths`` gives, two elements per frequency.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.
@@ -247,10 +247,10 @@ def chunk(input: Operand, chunks: int, dim: int = 0, *, axis: int = ...) -> tupl
     """Split an axis into at most ``chunks`` parts of equal size; the last may be shorter."""
 
 def clamp(input: Operand, min: Any = None, max: Any = None, *, out: Tensor | None = None) -> Tensor:
-    """x held between min and max: numbers, tensors or None."""
+    """x clamped between min and max: numbers, tensors or None."""
 
 def clamp_both(input: Operand, min: float = -1, max: float = 1, *, out: Tensor | None = None) -> Tensor:
-    """x held between min and max."""
+    """x clamped between min and max."""
 
 def clamp_max(input: Operand, max: float = 0, *, out: Tensor | None = None) -> Tensor:
     """x, but not above max."""
@@ -265,7 +265,7 @@ def clamp_min_tensor(input: Operand, min: Operand, *, out: Tensor | None = None)
     """x, but not below the elements of a tensor."""
 
 def clamp_tensors(input: Operand, min: Operand, max: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x held between the elements of two tensors."""
+    """x clamped between the elements of two tensors."""
 
 def clone(input: Operand) -> Tensor:
     """Return a copy with memory of its own; gradients flow through it."""
@@ -356,14 +356,14 @@ def cumprod(input: Operand, dim: int = ..., *, dtype: Any = None, axis: int = ..
     """The product of every element and all before it along an axis; integers give int64."""
 
 def cumsum(input: Operand, dim: int | None = None, reverse: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: int | None = ...) -> Tensor:
-    """Running sums along an axis (of all elements, flattened, without one); ``reverse`` runs from the end."""
+    """Running sums along an axis, or over the flattened tensor without one; ``reverse`` runs from the end."""
 
 def decode_linear(input: Operand, weight: Operand, bias: Operand | None = None, gate: Operand | None = None, gate_bias: Operand | None = None, residual: Operand | None = None, norm_weight: Operand | None = None, norm_bias: Operand | None = None, *, kind: str = '', rows: int = 0, activations: str = 'auto', norm: str = '', eps: float = 1e-05, activation: str = '') -> Tensor:
     """``activation(y) + residual`` for ``y = norm(x) w' + bias``; with a gate ``activation(norm(x) gate' + gate_bias) * y + residual``.
 
-    For up to eight rows of x on GPUs this is one launch; elsewhere it is the ops one by one. There is no gradient.
+    For up to eight rows of x on GPUs this is one launch; otherwise the ops run one by one. There is no gradient.
 
-    - **weight**, **gate**: matrices (out, in); with ``kind`` packed bytes, as :func:`quantized_linear` takes them with ``rows``.
+    - **weight**, **gate**: matrices (out, in); with ``kind``, packed bytes of ``rows`` rows, as in :func:`quantized_linear`.
     - **norm**: ``rms`` or ``layer`` over the last axis of x, with **norm_weight**, **norm_bias** and **eps**.
     - **activation**: ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``.
     """
@@ -378,10 +378,10 @@ def diag_embed(input: Operand, offset: int = 0, dim1: int = -2, dim2: int = -1) 
     """Matrices with the last axis of ``x`` on a diagonal and zeros elsewhere."""
 
 def diagonal(input: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of two axes as a last axis; a view if these are the last two axes, else a copy."""
+    """The diagonal of ``dim1`` and ``dim2`` as the last axis; a view if these are the last two axes, else a copy."""
 
 def diff(input: Operand, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None, *, axis: int = ...) -> Tensor:
-    """The difference of every element and the one before it along an axis, ``n`` times."""
+    """The difference of each element and the one before it along an axis, ``n`` times; ``prepend`` and ``append`` are joined to x first."""
 
 def digamma(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """The derivative of lgamma; NaN at negative integers."""
@@ -439,19 +439,19 @@ def exp2(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """2 to the power of x."""
 
 def expand(input: Operand, shape: int | Sequence[int] = ..., *more: int, size: int | Sequence[int] = ...) -> Tensor:
-    """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
+    """Repeat along axes of size one and along new leading axes; -1 keeps a size. A view, which cannot be written in place."""
 
 def expm1(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """exp(x) - 1, accurate near 0."""
 
 def fft_from_real(input: Operand, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
-    """Return the first half of the transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
+    """Return the first half of the Fourier transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
 
 def fft_pairs(input: Operand, dims: Any = ..., forward: bool = True, scale: float = 1.0, *, axes: Any = ...) -> Tensor:
-    """Transform pairs along axes, or invert without dividing by the size; the result is multiplied by ``scale``. Computed on the host."""
+    """Fourier transform of (real, imaginary) pairs along axes, or its inverse not divided by the size, times ``scale``. On the host."""
 
 def fft_to_real(input: Operand, n: Any, dim: float = -1, scale: float = 1.0, *, axis: float = ...) -> Tensor:
-    """Return the ``n`` real numbers whose transform begins with these pairs, without the division, times ``scale``. On the host."""
+    """Return ``n`` real numbers whose Fourier transform begins with these pairs, not divided by ``n``, times ``scale``. On the host."""
 
 def flatten(input: Operand, start_dim: int = 0, end_dim: int = -1, *, start_axis: int = ..., end_axis: int = ...) -> Tensor:
     """Join the axes ``start_axis`` to ``end_axis`` into one; shares memory."""
@@ -499,10 +499,10 @@ def gelu_tanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """GELU, tanh form."""
 
 def ger(input: Operand, other: Operand) -> Tensor:
-    """Multiply every element of one vector with every element of the other."""
+    """Multiply every element of ``a`` by every element of ``b``: the outer product of two vectors."""
 
 def getitem(input: Operand, index: Any) -> Tensor:
-    """``x[index]``. Indices out of range raise ``IndexError``; for those in a tensor on a device see :mod:`netcl.ops.index`."""
+    """``x[index]``. Indices out of range raise ``IndexError``, those in a device tensor at a later check, see :mod:`netcl.ops.index`."""
 
 def global_avg_pool(input: Operand) -> Tensor:
     """The mean of each channel; axes stay with size 1."""
@@ -531,7 +531,7 @@ def hard_swish(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x * hard_sigmoid(x)."""
 
 def hard_tanh(input: Operand, min_val: float = -1.0, max_val: float = 1.0, *, out: Tensor | None = None) -> Tensor:
-    """x held between min_val and max_val."""
+    """x clamped between min_val and max_val."""
 
 def heaviside(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """0 where a is negative, 1 where positive, else b."""
@@ -540,7 +540,7 @@ def hinge(input: Operand, target: Operand, *, margin: float = 1.0, reduction: st
     """``max(0, margin - x target)`` for targets of -1 and 1."""
 
 def histc(input: Operand, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """Count the elements in each of ``bins`` equal parts of ``[min, max]``; the default range is that of x, which waits for the device."""
+    """Count the elements in each of ``bins`` equal parts of ``[min, max]``; equal bounds mean the range of x and wait for the device."""
 
 def hstack(tensors: Sequence[Operand]) -> Tensor:
     """Tensors joined as numpy.hstack does."""
@@ -570,7 +570,7 @@ def index_select(input: Operand, dim: int = ..., index: Operand = ..., *, axis: 
     """Select slices along an axis by ``index``, in the order of the indices."""
 
 def info_nce(input: Operand, other: Operand, *, temperature: float = 0.07, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """Contrastive loss: row i of ``a`` must match row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
+    """Contrastive loss: row i of ``a`` must match row i of ``b`` among all rows of ``b``, by cosine similarity / ``temperature``."""
 
 def inner(input: Operand, other: Operand) -> Tensor:
     """Sum of products over the last axes of both."""
@@ -594,34 +594,34 @@ def isclose(input: Operand, other: Operand, rtol: float = 1e-05, atol: float = 1
     """Whether |a - b| <= atol + rtol * |b|. Equal infinities are close; NaN is close to NaN only with ``equal_nan``."""
 
 def isfinite(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is neither infinite nor NaN."""
+    """Whether x is neither infinite nor NaN."""
 
 def isin(input: Operand, values: Operand, invert: bool = False) -> Tensor:
     """Return, for every element of ``x``, whether it is among ``values``; a NaN never is."""
 
 def isinf(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is infinite."""
+    """Whether x is infinite."""
 
 def isnan(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is NaN."""
+    """Whether x is NaN."""
 
 def isneginf(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is infinite and negative."""
+    """Whether x is infinite and negative."""
 
 def isposinf(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is infinite and positive."""
+    """Whether x is infinite and positive."""
 
 def istft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True, normalized: bool = False, onesided: bool = True, length: int | None = None) -> Tensor:
     """The signals whose :func:`stft_pairs` is nearest to ``x``; ``netcl.istft`` takes torch's arguments."""
 
 def joined(tensors: Sequence[Operand], *, dim: int, lengths: Sequence[int], axis: int = ...) -> Tensor:
-    """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep them."""
+    """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep the tensors."""
 
 def keep_mask(shape: int | Sequence[int] = ..., p: float = 0.5, *, queue: Any = None, size: int | Sequence[int] = ...) -> Tensor:
     """Draw uint8 values: 0 with probability ``p``, else 1."""
 
 def kl_div(input: Operand, target: Operand, *, log_target: bool = False, reduction: str = 'mean', size_average: Any = None, reduce: Any = None) -> Tensor:
-    """``target (log target - x)`` for log-probabilities x; ``log_target``: the target is one too. ``batchmean`` divides by the batch."""
+    """``target (log target - x)`` for log-probabilities x; ``log_target``: the target is logarithmic too. ``batchmean`` divides by the batch size."""
 
 def kron(input: Operand, other: Operand) -> Tensor:
     """The Kronecker product."""
@@ -654,22 +654,22 @@ def linalg_cholesky(A: Operand, *, upper: bool = False) -> Tensor:
     """Return L with ``L L^T = A`` for symmetric positive definite A (its lower triangle is read); ``upper`` gives ``L^T``. On the host."""
 
 def linalg_cofactors(A: Operand) -> Tensor:
-    """Return the derivative of the determinant by each element, also of singular matrices. It has no gradient. Computed on the host."""
+    """Return the derivative of the determinant with respect to each element, also for singular matrices. No gradient. On the host."""
 
 def linalg_det(A: Operand) -> Tensor:
     """The determinant of square matrices. Computed on the host."""
 
 def linalg_eigh(A: Operand, UPLO: str = 'L') -> Any:
-    """Eigenvalues, from the least up, and eigenvectors of symmetric matrices, of which one triangle is read. Computed on the host."""
+    """Eigenvalues, in ascending order, and eigenvectors of symmetric matrices, of which one triangle is read. Computed on the host."""
 
 def linalg_eigvalsh(A: Operand, UPLO: str = 'L') -> Tensor:
-    """The eigenvalues of symmetric matrices, from the least up. Computed on the host."""
+    """The eigenvalues of symmetric matrices, in ascending order. Computed on the host."""
 
 def linalg_inv(A: Operand) -> Tensor:
     """The inverse of square matrices. Computed on the host."""
 
 def linalg_lstsq(A: Operand, B: Operand, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """Return the X that minimizes ``|A X - B|^2``, the shortest of several; computed by the pseudo-inverse for every ``driver``."""
+    """Return the X that minimizes ``|A X - B|^2`` (the shortest of several), residuals, rank and singular values, by the pseudo-inverse."""
 
 def linalg_matrix_norm(A: Operand, ord: Any = 'fro', dim: Sequence[int] = ..., keepdim: bool = False, *, axis: Sequence[int] = ..., keepdims: bool = ...) -> Tensor:
     """A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2; nuc and 2 by singular values, on the host."""
@@ -678,7 +678,7 @@ def linalg_matrix_rank(A: Operand, *, atol: Any = None, rtol: Any = None, hermit
     """How many singular values are above ``max(atol, rtol * largest)``. Computed on the host."""
 
 def linalg_norm(A: Operand, ord: Any = None, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """A norm of vectors, or of matrices where two axes are named or A has two; by default the 2-norm of all."""
+    """A norm of vectors, or of matrices if two axes are named or A has two; by default the 2-norm of all elements."""
 
 def linalg_pinv(A: Operand, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Tensor:
     """The pseudo-inverse; singular values up to ``max(atol, rtol * largest)`` count as 0. Computed on the host."""
@@ -693,22 +693,22 @@ def linalg_solve(A: Operand, B: Operand, *, left: bool = True) -> Tensor:
     """X with ``A X = B``, or ``X A = B`` if not ``left``; B may hold vectors. Computed on the host."""
 
 def linalg_solve_triangular(A: Operand, B: Operand, *, upper: Any, left: bool = True, unitriangular: bool = False) -> Tensor:
-    """X with ``A X = B``, or ``X A = B`` if not ``left``, for one triangle of A; the other is not read. Computed on the host."""
+    """X with ``A X = B``, or ``X A = B`` if not ``left``, for a triangular A; its other triangle is not read. Computed on the host."""
 
 def linalg_svd(A: Operand, full_matrices: bool = True) -> Any:
-    """U, S and Vh with ``U diag(S) Vh = A``, the singular values S from the largest down. Computed on the host."""
+    """U, S and Vh with ``U diag(S) Vh = A``; the singular values S are in descending order. Computed on the host."""
 
 def linalg_svdvals(A: Operand) -> Tensor:
-    """The singular values, from the largest down. Computed on the host."""
+    """The singular values, in descending order. Computed on the host."""
 
 def linalg_vecdot(input: Operand, other: Operand, dim: float = -1, *, axis: float = ...) -> Tensor:
     """The inner products of vectors along an axis."""
 
 def linalg_vector_norm(input: Operand, ord: float = 2, dim: Any = None, keepdim: bool = False, *, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """``sum(|x|**ord) ** (1/ord)`` over axes; ord may be infinite, 0 counts what is not zero."""
+    """``sum(|x|**ord) ** (1/ord)`` over axes; ord may be infinite, 0 counts nonzero elements."""
 
 def linear(input: Operand, weight: Operand, bias: Operand | None = None, activation: str | None = None) -> Tensor:
-    """``activation(x w' + bias)`` over the last axis of ``x``; weights are out x in, as in torch.
+    """``activation(x w' + bias)`` over the last axis of ``x``; ``w`` is ``(out_features, in_features)``, as in torch.
 
     ``activation`` is one of ``relu``, ``tanh``, ``sigmoid``, ``silu`` and ``gelu``, computed in the same kernel.
     """
@@ -732,7 +732,7 @@ def log_softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int =
     """The logarithm of :func:`softmax`: ``x - log(sum(exp(x)))``, accurate where the softmax itself is nearly 0."""
 
 def log_softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, axis: int = ...) -> Tensor:
-    """The gradient of :func:`log_softmax` from that of its result ``y``: ``g - exp(y) sum(g)``."""
+    """The gradient of :func:`log_softmax` from its result ``y``: ``upstream - exp(y) sum(upstream)``."""
 
 def logaddexp(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
     """log(exp(a) + exp(b)) without overflow."""
@@ -747,19 +747,19 @@ def logdet(A: Operand) -> Tensor:
     """The logarithm of the determinant; NaN where that is negative."""
 
 def logical_and(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Both are not zero."""
+    """Whether both are nonzero."""
 
 def logical_not(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is zero."""
+    """Whether x is zero."""
 
 def logical_or(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """At least one is not zero."""
+    """Whether at least one is nonzero."""
 
 def logical_xor(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:
-    """Exactly one is not zero."""
+    """Whether only one is nonzero."""
 
 def logit(input: Operand, eps: float | None = None) -> Tensor:
-    """log(x / (1 - x)); with eps, of x held between eps and 1 - eps."""
+    """log(x / (1 - x)); with eps, of x clamped between eps and 1 - eps."""
 
 def logsumexp(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """log(sum(exp(x))) without overflow."""
@@ -774,10 +774,10 @@ def masked_scale(input: Operand, mask: Operand, scale: float) -> Tensor:
     """Return ``x * scale`` where the uint8 ``mask`` is not 0, else 0: dropout and its gradient."""
 
 def masked_scatter(input: Operand, mask: Operand, source: Operand) -> Tensor:
-    """x with the first elements of source where the mask holds. Waits for the device."""
+    """x with the first elements of source where the mask is true. Waits for the device."""
 
 def masked_select(input: Operand, mask: Operand) -> Tensor:
-    """The elements where the mask holds, along one axis. Waits for the device: their number is a shape."""
+    """The elements where the mask is true, as a vector. Waits for the device: their number determines the shape."""
 
 def matmul(input: Operand, other: Operand, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
     """The matrix product of the last two axes; batch axes broadcast, vectors are rows on the left and columns on the right.
@@ -837,7 +837,7 @@ def mode(input: Operand, dim: int = -1, keepdim: bool = False, *, axis: int = ..
     """The most frequent value along an axis (of several the smallest) and its last index. Computed on the host."""
 
 def mode_indices(input: Operand, dim: float = -1, *, axis: float = ...) -> Any:
-    """Return the last index of the most frequent value along an axis, the smallest of several. Computed on the host."""
+    """Return the last index of the most frequent value (of several, the smallest) along an axis. Computed on the host."""
 
 def moveaxis(input: Operand, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Move axes to other positions; the others keep their order. A view."""
@@ -861,10 +861,10 @@ def nan_to_num_values(input: Operand, nan: float = 0.0, posinf: float = 1e+30, n
     """x with numbers in place of NaN and infinities."""
 
 def nanmean(input: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """The mean over axes of what is not NaN."""
+    """The mean over axes of the elements that are not NaN."""
 
 def nansum(input: Operand, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
-    """The sum over axes of what is not NaN."""
+    """The sum over axes of the elements that are not NaN."""
 
 def narrow(input: Operand, dim: int = ..., start: int = ..., length: int = ..., *, axis: int = ...) -> Tensor:
     """Take ``length`` elements of one axis, beginning at ``start``; a negative start counts from the end."""
@@ -879,7 +879,7 @@ def nll(input: Operand, target: Operand, weight: Operand | None = None, *, ignor
     """Negative log-likelihood of log-probabilities ``(N, C, ...)``: ``-x[target]``."""
 
 def nonzero(input: Operand) -> Tensor:
-    """Return the coordinates of nonzero elements, one row each, int64. Waits for the device: their number is a shape."""
+    """Return the coordinates of nonzero elements, one row each, int64. Waits for the device: their number determines the shape."""
 
 def norm(input: Operand, p: float | str = 2, dim: Any = None, keepdim: bool = False, *, out: Tensor | None = None, dtype: Any = None, axis: Any = ..., keepdims: bool = ...) -> Tensor:
     """Compute the p-norm over axes: ``sum(|x|**p) ** (1/p)``; p may be infinite, 0 counts nonzero elements, "fro" is 2."""
@@ -888,7 +888,7 @@ def one_hot(input: Operand, num_classes: int = -1, dtype: Any = 'int64') -> Tens
     """Add a last axis of ``num_classes`` with a one at the index, else zeros; -1 means the largest index plus one."""
 
 def outer(input: Operand, vec2: Operand) -> Tensor:
-    """Multiply every element of one vector with every element of the other."""
+    """Multiply every element of ``a`` by every element of ``b``: the outer product of two vectors."""
 
 def pad(input: Operand, padding: Sequence[int], mode: str = 'constant', value: float = 0.0) -> Tensor:
     """Add elements at the ends of axes or, with negative numbers, remove them.
@@ -943,8 +943,8 @@ def quantized_linear(input: Operand, weight: Operand, bias: Operand | None = Non
     """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
     :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of
-    products. ``float``: x as it is, sums in float32. ``int8``: 32 neighbors of x are rounded to int8 with one scale and multiplied
-    exactly, which is the arithmetic of llama.cpp and costs about 0.5 % of a result. ``auto`` takes ``int8`` on CPUs with instructions
+    products. ``float``: x unchanged, sums in float32. ``int8``: every 32 neighbors of x are rounded to int8 with one scale and multiplied
+    exactly, as in llama.cpp, with a relative error of about 0.5 %. ``auto`` selects ``int8`` on CPUs with instructions
     for it, where it is several times faster, and ``float`` elsewhere. There is a gradient with respect to x and bias, computed in floats,
     and none with respect to the weights.
     """
@@ -953,7 +953,7 @@ def quantized_linear_grad(grad: Operand, weight: Operand, *, kind: str, columns:
     """The gradient of :func:`quantized_linear` with respect to x: ``grad w``. Weights are unpacked in pieces."""
 
 def quantized_rows(weight: Operand, index: Operand | None = None, *, kind: str, shape: tuple[int, int], dtype: Any = 'float32', size: tuple[int, int] = ...) -> Tensor:
-    """Unpack rows of weights, (\\*index.shape, columns); all rows without an index. An index out of range gives NaN. No gradient."""
+    """Unpack the rows of weights that ``index`` names, (\\*index.shape, columns), or all. Indices out of range give NaN. No gradient."""
 
 def rad2deg(input: Operand) -> Tensor:
     """Radians to degrees."""
@@ -976,7 +976,7 @@ def reciprocal(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def recurrent(gx: Operand, weight: Operand, bias: Operand | None = None, h0: Operand | None = None, c0: Operand | None = None, projection: Operand | None = None, lengths: Operand | None = None, *, kind: str, reverse: bool = False) -> tuple[Tensor, ...]:
     """Run one direction of a recurrent layer; returns y ``(steps, batch, width)``, the last h, an LSTM's last c, and values for backward.
 
-    ``gx`` ``(steps, batch, gates * hidden)`` is the input times ``weight_ih`` with the biases, ``weight`` is ``weight_hh``, ``bias`` the
+    ``gx`` ``(steps, batch, gates * hidden)`` is the input times ``weight_ih`` plus the biases, ``weight`` is ``weight_hh``, ``bias`` the
     bias of a GRU's recurrent half, ``projection`` an LSTM's ``weight_hr``. ``kind`` is ``tanh``, ``relu``, ``lstm`` or ``gru``. Row b has
     ``lengths[b]`` steps (int32, from 1 to all); y is 0 after them.
     """
@@ -1003,7 +1003,7 @@ def repeat(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims:
     """Repeat the whole tensor along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
 
 def repeat_interleave(input: Operand, repeats: Any = ..., dim: int | None = None, *, dims: Any = ..., axis: int | None = ...) -> Tensor:
-    """Every element (or slice along an axis) repeated, by one number or one each."""
+    """Every element (or slice along an axis) repeated, by one number or one for each."""
 
 def resample2d(input: Operand, *, size: Any, steps: Any, mode: str = 'nearest', align_corners: bool = False, back: bool = False) -> Tensor:
     """Resample images to height and width ``size``, at points ``steps`` input pixels apart; the basis of :func:`interpolate`.
@@ -1026,8 +1026,8 @@ def rope(input: Operand, positions: Operand | None = None, frequencies: Operand 
     A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
     ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
     ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
-    ``inverse`` rotates back, as the gradient does. ``heads`` rotates only the first ``heads`` heads; it needs x of ``(B, heads, N, D)``
-    and positions of ``(B, N)``.
+    ``inverse`` rotates back, as the gradient does. ``heads`` limits the rotation to that many leading heads; x must be ``(B, H, N, D)``
+    and positions ``(B, N)``.
     """
 
 def rot90(input: Operand, k: int = 1, dims: Sequence[int] = ..., *, key: int = ...) -> Tensor:
@@ -1058,10 +1058,10 @@ def rsub(input: Operand, other: Operand, *, alpha: float | None = None) -> Tenso
     """b - a."""
 
 def sample_images(input: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """Sample images at points: :func:`grid_sample` by its own kernels, after its checks."""
+    """Sample images at points: the kernels behind :func:`grid_sample`, which checks the arguments."""
 
 def sample_images_grid_grad(dy: Operand, x: Operand, grid: Operand, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """The gradient of :func:`sample_images` with respect to its grid; zero for the nearest pixel. It has no gradient itself."""
+    """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. It has no gradient itself."""
 
 def sample_images_input_grad(dy: Operand, grid: Operand, *, size: Sequence[int], linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
     """The gradient of :func:`sample_images` with respect to images of height and width ``size``.
@@ -1102,7 +1102,7 @@ def selu(input: Operand, *, out: Tensor | None = None) -> Tensor:
 def setitem(input: Operand, index: Any, value: Any) -> Tensor:
     """Write ``x[index] = value`` in place. If an index names an element twice, the last value stays.
 
-    Gradients flow to the value and, at all other places, to what ``x`` was.
+    Gradients flow to the value and, for all other elements, to the previous ``x``.
     """
 
 def sigmoid(input: Operand, *, out: Tensor | None = None) -> Tensor:
@@ -1112,7 +1112,7 @@ def sign(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """-1, 0 or 1; NaN stays NaN."""
 
 def signbit(input: Operand, *, out: Tensor | None = None) -> Tensor:
-    """x is negative, or -0.0."""
+    """Whether x is negative, or -0.0."""
 
 def silu(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """x * sigmoid(x), or swish."""
@@ -1136,7 +1136,7 @@ def softmax(input: Operand, dim: int = -1, *, dtype: Any = None, axis: int = ...
     """Normalize exponentials to a sum of one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow."""
 
 def softmax_grad(upstream: Operand, y: Operand, dim: int = -1, *, axis: int = ...) -> Tensor:
-    """The gradient of :func:`softmax` from that of its result ``y``: ``y (g - sum(g y))``."""
+    """The gradient of :func:`softmax` from its result ``y``: ``y (upstream - sum(upstream y))``."""
 
 def softplus(input: Operand, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> Tensor:
     """A smooth ReLU: log(1 + exp(beta x)) / beta; linear where beta x is above threshold."""
@@ -1169,7 +1169,7 @@ def std_mean(input: Operand, dim: Any = None, *, keepdim: bool = False, correcti
     """std and mean over axes."""
 
 def stft_pairs(input: Operand, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None, center: bool = True, pad_mode: str = 'reflect', normalized: bool = False, onesided: bool = True) -> Tensor:
-    """The transforms of overlapping windows of signals, ``(..., frequencies, frames, 2)``; ``netcl.stft`` takes torch's arguments."""
+    """Fourier transforms of overlapping windows of signals, ``(..., frequencies, frames, 2)``; ``netcl.stft`` takes torch's arguments."""
 
 def strided_slice(input: Operand, starts: Sequence[int], sizes: Sequence[int] = ..., steps: Sequence[int] = ..., *, split_size_or_sections: Sequence[int] = ..., split_size: Sequence[int] = ..., split_sizes: Sequence[int] = ...) -> Tensor:
     """Take ``sizes`` elements along each axis, beginning at ``starts``, ``steps`` apart (which may be negative)."""
@@ -1184,7 +1184,7 @@ def sum(input: Operand, dim: Any = None, keepdim: bool = False, *, out: Tensor |
     """Sum over axes; integers and bool give int64."""
 
 def svd(A: Operand, some: bool = True, compute_uv: bool = True) -> Any:
-    """U, S and V, which ``linalg.svd`` gives transposed; reduced if ``some``."""
+    """U, S and V (``linalg.svd`` returns V transposed); reduced if ``some``."""
 
 def take(input: Operand, index: Operand) -> Tensor:
     """Return elements of the flattened tensor, in the shape of ``index``; negative indices count from the end."""
@@ -1199,13 +1199,13 @@ def tanh(input: Operand, *, out: Tensor | None = None) -> Tensor:
     """Hyperbolic tangent."""
 
 def tensordot(input: Operand, other: Operand, dims: Any = 2) -> Tensor:
-    """Sum of products over the last ``dims`` axes of a and the first of b, or over two lists of axes."""
+    """Sum of products over the last ``dims`` axes of a and the first ``dims`` of b, or over two lists of axes."""
 
 def tile(input: Operand, repeats: int | Sequence[int] = ..., *more: int, dims: int | Sequence[int] = ...) -> Tensor:
     """Repeat the whole tensor along each axis, as ``numpy.tile``; missing leading repeats are ones."""
 
 def top_indices(input: Operand, k: int = ..., dim: int = -1, largest: bool = True, *, key: int = ..., axis: int = ...) -> Tensor:
-    """Return the positions of the ``k`` largest (or smallest) values along an axis, in order; int64. Of equal values the first counts."""
+    """Return the positions of the ``k`` largest (or smallest) values along an axis, in order; int64. Of equal values the first is taken."""
 
 def topk(input: Operand, k: int = ..., dim: int = -1, largest: bool = True, sorted: bool = True, *, key: int = ..., axis: int = ...) -> Ordered:
     """Return the ``k`` largest (or smallest) values along an axis and their indices, always in order; ``sorted`` is ignored."""
@@ -1238,7 +1238,7 @@ def unflatten(input: Operand, dim: int = ..., sizes: Sequence[int] = ..., *, spl
     """One axis divided into several; shares memory. One size may be -1."""
 
 def unfold(input: Operand, dimension: int, size: int, step: int) -> Tensor:
-    """Parts of ``size`` elements, ``step`` apart, of an axis, along a new last axis. A copy (torch gives a view)."""
+    """Slices of ``size`` elements of an axis, ``step`` apart, along a new last axis. A copy (torch returns a view)."""
 
 def unique(input: Operand, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None, *, axis: int | None = ...) -> Any:
     """Return the sorted distinct values and, if requested, the position of every element among them and the counts.

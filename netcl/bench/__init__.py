@@ -38,9 +38,9 @@ _DISTINCT = 1 << 22  # values of a large array that differ; the rest repeats the
 class Way:
     """One way to compute something: ``run`` starts it, ``sync`` waits for it, ``result`` returns the arrays to compare.
 
-    A way that is not available has ``missing``: the reason. ``host_only`` times the calls without the wait.
-    A call that does several things has ``units``; the time is that of one. ``apart`` is timed after the others: the threads of NumPy's
-    library spin for a tenth of a second after a call and slow down the next one. ``amount`` returns a quantity other than a time,
+    ``missing`` is the reason why a way is not available. ``host_only`` excludes the final wait from the time.
+    ``units`` is the number of items that one call processes; times are per item. ``apart``: timed after the others, because the threads of
+    NumPy's library spin for a tenth of a second after a call and slow down the next one. ``amount`` returns a quantity other than a time,
     such as bytes.
     """
 
@@ -69,7 +69,7 @@ class Setting:
         return self.handle.device_type == "gpu"
 
     def sync(self) -> None:
-        """Compute what is deferred and wait for our device."""
+        """Compute deferred values and wait for netcl's device."""
         synchronize(self.handle)
 
     def torch_sync(self) -> None:
@@ -86,12 +86,12 @@ class Setting:
         return self.torch.from_numpy(array).to(self.torch_device)
 
     def ours(self, run: Callable[[], Any]) -> Way:
-        """Make a way of netcl; ``run`` returns a Tensor or several. Deferred values are computed, or nothing would be measured."""
+        """Return the way that calls ``run``, which returns one or several netcl tensors; they are realized, so deferred work is timed."""
 
         return Way(lambda: enqueued(run()), self.sync, lambda: [t.to_host() for t in _as_sequence(run())])
 
     def theirs(self, run: Callable[[], Any]) -> Way:
-        """Make torch's way; ``run`` returns a tensor or several. Without torch the way is missing."""
+        """Return the way that calls ``run``, which returns one or several torch tensors; without torch, a missing way."""
         if self.torch is None:
             return Way(missing="torch is not installed")
         return Way(run, self.torch_sync, lambda: [t.detach().float().cpu().numpy() for t in _as_sequence(run())])
@@ -124,7 +124,7 @@ def setting(selector: Any = "auto", threads: int | None = None, repeats: int = 7
 
 
 def wrong_results(ways: Mapping[str, Way], tolerance: float) -> dict[str, str]:
-    """Return an error for each way whose result differs from the reference, which is the last way that has a result."""
+    """Return an error text for each way whose result differs from the reference, which is the last way that has a result."""
     results = {name: [np.asarray(a) for a in way.result()] for name, way in ways.items() if way.result is not None}
     if len(results) < 2:
         return {}
@@ -152,7 +152,7 @@ def relative_difference(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def interleave(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
-    """Return the seconds per call of each way: the best of ``repeats`` samples taken in turn; ways with ``apart`` are timed last."""
+    """Return the seconds per item, or the ``amount``, of each way: the best of ``repeats`` samples in turn; ``apart`` ways come last."""
     together = {name: way for name, way in ways.items() if not way.apart and way.amount is None}
     best = _in_turns(together, repeats) | {name: way.amount() for name, way in ways.items() if way.amount is not None}
     for name, way in ways.items():
@@ -176,7 +176,7 @@ def _in_turns(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
 
 
 def _calls(way: Way) -> int:
-    """Return how many calls fill a sample, after calls that warm up."""
+    """Warm up a way and return the number of calls that take :data:`SAMPLE_SECONDS`."""
     once = _seconds_per_call(way, 1)
     if once > PATIENCE / 10:
         return 1
@@ -198,14 +198,14 @@ def _seconds_per_call(way: Way, calls: int) -> float:
 
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:
-    """Return normally distributed float32 values, which repeat in large arrays, to be cheap."""
+    """Return normally distributed float32 values; large arrays repeat the first ones, which saves time."""
     size = math.prod(shape)
     drawn = np.random.default_rng(seed).standard_normal(min(size, _DISTINCT), dtype=np.float32)
     return np.resize(drawn, size).reshape(shape)
 
 
 class Compiled:
-    """A function compiled and called until it is replayed; ``first`` are the results of those calls, ``refused`` why there is no replay."""
+    """A compiled function, called until it is replayed. ``first``: the results of these calls; ``refused``: why there is no replay."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any):
         self.first: list[Any] = []
@@ -220,18 +220,18 @@ class Compiled:
         self.run = lambda: made(*arguments)
 
     def way(self, where: Setting) -> Way:
-        """Return the way that calls it, or a missing way with the reason."""
+        """Return the way that calls the compiled function, or a missing way with the reason."""
         return Way(missing=self.refused) if self.refused else where.ours(self.run)
 
     def losses(self, where: Setting) -> Way:
-        """Return the way of a training step, compared by the loss of its third call, or a missing way with the reason."""
+        """Return the way that calls a training step, compared by the loss of its third call, or a missing way with the reason."""
         if self.refused:
             return Way(missing=self.refused)
         return replace(where.ours(self.run), result=lambda: [self.first[CHECKED_STEPS - 1].to_host()])
 
 
 def training_step(model: Any, optimizer: Any, loss: Callable[..., Any], context: Callable[[], Any] = nullcontext) -> Callable[..., Any]:
-    """Return a function ``step(x, y) -> loss`` that trains a classifier, of netcl or of torch."""
+    """Return a function ``step(x, y) -> loss`` that runs one training step of a classifier, in netcl or torch."""
 
     def step(x: Any, y: Any) -> Any:
         optimizer.zero_grad()
@@ -246,5 +246,5 @@ def training_step(model: Any, optimizer: Any, loss: Callable[..., Any], context:
 
 
 def last_loss(run: Callable[[], Any]) -> list[np.ndarray]:
-    """Return the loss of the last of a few training steps, by which their ways are compared."""
+    """Run a few training steps and return the loss of the last one, by which ways are compared."""
     return [np.array([run() for _ in range(CHECKED_STEPS)][-1].item())]

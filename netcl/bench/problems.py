@@ -17,7 +17,7 @@ Ways = Callable[[Setting], dict[str, Way]]
 
 
 def groups() -> dict[str, dict[str, Ways]]:
-    """Return the problems by topic and name, sizes growing; each is a function of a :class:`Setting` that returns its ways."""
+    """Return the problems by topic and name, from small to large; each is a function that returns its ways for a :class:`Setting`."""
 
     def matrices(n: int) -> list[np.ndarray]:
         return [values(n, n, seed=seed) for seed in (0, 1)]
@@ -47,7 +47,7 @@ def groups() -> dict[str, dict[str, Ways]]:
 
 
 def _ways(ours: Any, theirs: Any, reference: Any, arrays: Callable[[], list[np.ndarray]], where: Setting) -> dict[str, Way]:
-    """Return the ways of a function of arrays: eager, compiled and in torch; without torch, NumPy's result as the reference, if given."""
+    """Return the ways to compute a function of arrays: eager, compiled, and torch or, without torch, the NumPy ``reference`` if given."""
     given = arrays()
     tensors = [where.tensor(array) for array in given]
     ways = {"ours": where.ours(lambda: ours(*tensors)), "compiled": Compiled(ours, *tensors).way(where)}
@@ -58,7 +58,7 @@ def _ways(ours: Any, theirs: Any, reference: Any, arrays: Callable[[], list[np.n
 
 
 def _mlp_ways(batch: int, where: Setting) -> dict[str, Way]:
-    """Return the ways of a training step of a 784-128-10 MLP with Adam: eager, compiled and in torch, from the same weights."""
+    """Return the ways to run a training step of a 784-128-10 MLP with Adam: eager, compiled and in torch, from the same weights."""
     x, y = values(batch, 784), np.arange(batch) % 10
     data = where.tensor(x), where.tensor(y)
     models = [nn.MLP(784, [128], 10) for _ in range(2)]

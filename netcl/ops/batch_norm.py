@@ -103,13 +103,13 @@ def _train_cpu(x: Tensor, weight: Any, bias: Any, running: tuple[Any, Any], mome
 
 
 def _fuses(queue: Any, x: Tensor, span: int) -> bool:
-    """Whether a channel is folded and applied in one launch: the channels keep most of the device busy, or a GPU's tensor is small."""
+    """Whether one launch both reduces and normalizes a channel: the channels keep most of the device busy, or a GPU's tensor is small."""
     cpu, _, units = rows.device_of(queue)
     return span > 1 and (x.shape[1] >= units if cpu else x.size <= FUSED_ELEMENTS or 4 * x.shape[1] >= 3 * units)
 
 
 def _apply_args(x: Tensor, span: int) -> tuple[str, tuple[int, ...], int, int]:
-    """Return the kind of kernel that applies statistics per channel, its extra argument, rows and row length."""
+    """Return which kernel applies statistics per channel (``columns`` or ``rows``), its extra arguments, the rows and the row length."""
     images, channels = x.shape[:2]
     return ("columns", (), images, channels) if span == 1 else ("rows", (channels,), images * channels, span)
 
@@ -314,7 +314,7 @@ def batch_norm_grad(upstream: Tensor, x: Tensor, weight: Tensor | None, mean: Te
 def _into_product(
     x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5, fuse_relu: bool = False
 ) -> Tensor | None:
-    """Fold the norm into the filters of the product that makes ``x``; ``None`` outside of recordings, whose replays keep these filters."""
+    """Fold the norm into the weights of the pending product ``x``; ``None`` if impossible. Only in recordings: replays reuse them."""
     product, given = getattr(x, "source", None), [t for t in (mean, var, weight, bias) if t is not None]
     if recording.active.recorder is None or not isinstance(product, lazy_graph.Product) or x.requires_grad or x.dtype in HALVES:
         return None

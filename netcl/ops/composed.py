@@ -1,6 +1,6 @@
 """Ops composed of other ops under torch's names; each is one row, and its gradient is that of its parts.
 
-``unique`` computes on the host, as do the lengths that a result's shape depends on.
+``unique`` is computed on the host, and so are lengths that determine the shape of a result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Extremes(NamedTuple):
 
 
 def row(name: str, call: Callable[..., Any], ref: Callable[..., Any] | str, *samples: Sample, doc: str, **columns: Any) -> None:
-    """Register a composite whose first parameters after ``F`` are the tensors of its samples."""
+    """Register a composite op. Its inputs are the parameters that follow ``F``, one per tensor of a sample."""
     inputs = tuple(inspect.signature(call).parameters)[1 : 1 + len(samples[0].shapes)]
 
     @wraps(call)
@@ -74,7 +74,7 @@ def as_like(x: Tensor, values: Any) -> Any:
     errors=[(S((3, 5), dim1=0, dim2=-2), r"\[diagonal\] dim1 and dim2 must be different axes; dim1=0, dim2=-2")],
 )
 def diagonal(F: Any, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """The diagonal of two axes as a last axis; a view if these are the last two axes, else a copy."""
+    """The diagonal of ``dim1`` and ``dim2`` as the last axis; a view if these are the last two axes, else a copy."""
     x = _checked_tensor("diagonal", x, 2)
     a, b = _at("diagonal", dim1, x.ndim), _at("diagonal", dim2, x.ndim)
     if a == b:
@@ -151,7 +151,7 @@ row("select", lambda F, x, axis, index: F.getitem(x, _rows(axis, x.ndim, index))
 
 
 def _at_least(x: Any, ndim: int) -> tuple[int, ...]:
-    """Return the shape with new axes where NumPy adds them: a vector becomes a row, a matrix the first two of three axes."""
+    """Return the shape of ``x`` with axes of size 1 where NumPy's ``atleast_1d``, ``atleast_2d`` and ``atleast_3d`` add them."""
     shape = tuple(x.shape)
     if len(shape) >= ndim:
         return shape
@@ -178,7 +178,7 @@ def _stacked(axis: int, ndim: int, columns: int = 0) -> Callable[..., Any]:
 
 for _ndim in (1, 2, 3):
     row(f"atleast_{_ndim}d", _several_at_least(_ndim), getattr(np, f"atleast_{_ndim}d"), S(()), S((3,)), S((2, 3)),
-         doc=f"x with at least {_ndim} axes; several tensors give a tuple.")  # fmt: skip
+         doc=f"x with {_ndim} or more axes; several tensors give a tuple.")  # fmt: skip
 for _name, *_how in (("hstack", 1, 1), ("vstack", 0, 2), ("dstack", 2, 3), ("column_stack", 1, 2, 1)):
     row(_name, _stacked(*_how), getattr(np, _name), S([(2, 3), (2, 3)]), S([(3,), (3,)]), doc=f"Tensors joined as numpy.{_name} does.")
 
@@ -194,7 +194,7 @@ def _repeat_interleave(F: Any, x: Tensor, repeats: Any, axis: int | None = None)
 
 
 row("repeat_interleave", _repeat_interleave, lambda x, repeats, axis=None: np.repeat(x, repeats, axis), S((2, 3), repeats=2),
-     S((2, 3), repeats=(0, 2), axis=0), doc="Every element (or slice along an axis) repeated, by one number or one each.")  # fmt: skip
+     S((2, 3), repeats=(0, 2), axis=0), doc="Every element (or slice along an axis) repeated, by one number or one for each.")  # fmt: skip
 
 
 # ---- products
@@ -233,7 +233,7 @@ row("cdist", lambda F, a, b, p=2.0: F.norm(F.sub(F.unsqueeze(a, -2), F.unsqueeze
            samples=[S((2, 3, 4), (3, 4, 5)), S((2, 3), (4, 3), dims=([1], [1])), S((2,), (3,), dims=0)], amp="half",
            errors=[(S((2, 3), (3, 2)), r"\[tensordot\] contracted sizes must match")])  # fmt: skip
 def tensordot(F: Any, a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
-    """Sum of products over the last ``dims`` axes of a and the first of b, or over two lists of axes."""
+    """Sum of products over the last ``dims`` axes of a and the first ``dims`` of b, or over two lists of axes."""
     a, b = launch.as_tensors("tensordot", a, b)
     pair = (range(a.ndim - dims, a.ndim), range(dims)) if isinstance(dims, int) else dims
     left, right = ([_at("tensordot", i, t.ndim) for i in axes] for t, axes in zip((a, b), pair, strict=True))
@@ -290,7 +290,7 @@ row("logaddexp2", lambda F, a, b: F.div(F.logaddexp(F.mul(a, _LN2), F.mul(b, _LN
      doc="log2(2**a + 2**b) without overflow.")  # fmt: skip
 row("rsub", lambda F, a, b: F.sub(b, a), lambda a, b: b - a, S((3,), (3,)), doc="b - a.")
 row("logit", _logit, lambda x, eps=None: np.log(x / (1 - x)), S((7,), low=0.1, high=0.9), amp="float",
-     doc="log(x / (1 - x)); with eps, of x held between eps and 1 - eps.")  # fmt: skip
+     doc="log(x / (1 - x)); with eps, of x clamped between eps and 1 - eps.")  # fmt: skip
 row("nan_to_num", _nan_to_num, lambda x, nan=0.0, posinf=None, neginf=None: np.nan_to_num(x, True, nan, posinf, neginf),
      S(np.array([1.0, np.nan, np.inf, -np.inf], np.float32), nan=2.0, posinf=5.0, neginf=-5.0),
      doc="x with numbers in place of NaN and infinities, which by default become the largest and least of the dtype.")  # fmt: skip
@@ -324,7 +324,7 @@ row("logcumsumexp", lambda F, x, axis: _scan(F, "logcumsumexp", x, axis, F.logad
 
 @composite(ref=lambda x, n=1, axis=-1: np.diff(x, n, axis), samples=[S((2, 5)), S((5, 2), n=2, axis=0)])
 def diff(F: Any, x: Tensor, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
-    """The difference of every element and the one before it along an axis, ``n`` times."""
+    """The difference of each element and the one before it along an axis, ``n`` times; ``prepend`` and ``append`` are joined to x first."""
     x = _checked_tensor("diff", x, 1)
     at = _at("diff", axis, x.ndim)
     if prepend is not None or append is not None:
@@ -358,8 +358,8 @@ row("var_mean", _with_mean("var"), lambda x, axis: (np.var(x, axis, ddof=1), np.
 row("aminmax", lambda F, x, *, axis=None, keepdims=False: Extremes(F.amin(x, axis, keepdims=keepdims), F.amax(x, axis, keepdims=keepdims)),
      lambda x, axis=None: (np.min(x, axis), np.max(x, axis)), S((4, 3), axis=1), doc="Least and largest value, (min, max).")  # fmt: skip
 row("nansum", lambda F, x, axis=None, keepdims=False: F.sum(F.masked_fill(x, F.isnan(x), 0), axis, keepdims=keepdims), np.nansum, _GAPS,
-     amp="float", doc="The sum over axes of what is not NaN.")  # fmt: skip
-row("nanmean", _nanmean, np.nanmean, _GAPS, amp="float", doc="The mean over axes of what is not NaN.")
+     amp="float", doc="The sum over axes of the elements that are not NaN.")  # fmt: skip
+row("nanmean", _nanmean, np.nanmean, _GAPS, amp="float", doc="The mean over axes of the elements that are not NaN.")
 row("msort", lambda F, x: F.sort(x, 0).values, lambda x: np.sort(x, 0), S((4, 3)), doc="The values in order along the first axis.")
 
 
@@ -439,7 +439,7 @@ def quantile(F: Any, x: Tensor, q: Any, axis: int | None = None, keepdims: bool 
            samples=[S((9,), dtypes="int64", low=0, high=5), S((4,), dtypes="int32", low=0, high=2, minlength=6)],
            errors=[(S((3,)), r"\[bincount\] x must be a vector of integers")])  # fmt: skip
 def bincount(F: Any, x: Tensor, weights: Any = None, minlength: int = 0) -> Tensor:
-    """Count how often each of 0, 1, ... occurs in a vector of integers, or sum its weights. Waits for the device."""
+    """For each of 0, 1, ..., count its occurrences in a vector of integers, or sum their ``weights``. Waits for the device."""
     x = _checked_tensor("bincount", x)
     if x.ndim != 1 or dtypes.DTYPES[x.dtype].is_float:
         raise ShapeError(message("bincount", "x must be a vector of integers", dtype=x.dtype, **{"x.shape": x.shape}))
@@ -519,7 +519,7 @@ def _index_put(F: Any, x: Tensor, indices: Sequence[Any], values: Any, accumulat
 
 _INDEX_SAMPLE: dict[str, Any] = {"dtypes": ("float32", "int64"), "low": 0, "high": 3}
 row("masked_select", _masked_select, lambda x, mask: x[mask], S((3, 4), (3, 4), dtypes=("float32", "bool")),
-     doc="The elements where the mask holds, along one axis. Waits for the device: their number is a shape.")  # fmt: skip
+     doc="The elements where the mask is true, as a vector. Waits for the device: their number determines the shape.")  # fmt: skip
 row("take_along_dim", _take_along_dim, lambda x, indices, axis: np.take_along_axis(x, indices, axis),
      S((3, 4), (1, 4), **_INDEX_SAMPLE, axis=0), S((3, 4), (3, 2), **_INDEX_SAMPLE, axis=1),
      doc="The elements at ``indices`` along an axis, or of the flattened x without one; other axes broadcast.")  # fmt: skip

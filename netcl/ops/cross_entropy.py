@@ -19,7 +19,7 @@ from netcl.ops.pointwise import cast
 
 
 class LossProblem(NamedTuple):
-    """A call: (outer, classes, inner) logits, whether targets are probabilities, and the keyword arguments."""
+    """The sizes and options of a call: (outer, classes, inner) logits, whether targets are probabilities, and the keyword arguments."""
 
     outer: int
     classes: int
@@ -105,7 +105,7 @@ def _grad_cpu(g: Any, logits: Any, target: Any, weight: Any, logs: Any, scale: A
 
 
 def _run_loss(kernel: str, p: LossProblem, operands: dict[str, Tensor], *args: Any) -> rows.Spread:
-    """Launch a row kernel; returns its spread."""
+    """Launch a kernel over the rows of logits; returns how rows are spread over work-items."""
     queue = operands["X"].queue
     dtypes = {key: t.dtype for key, t in operands.items()}
     cpu, most, _ = rows.device_of(queue)
@@ -177,7 +177,7 @@ def _plain_targets(F: Any, upstream: Any, logits: Any, target: Any, logs: Any, s
 
 
 def _of_probabilities(F: Any, slope: Any, upstream: Any, logits: Any, weight: Any, scale: Any, options: Any) -> Any:
-    """Return the gradient of targets that are probabilities, from the slope along each."""
+    """Return the gradient of targets that are probabilities; ``slope`` is the derivative of a row's loss with respect to each of them."""
     factor = F.mul(F.reshape(upstream, _kept_axis(logits.shape)) if options["reduction"] == "none" else upstream, scale)
     d_target = F.mul(F.mul(slope, factor), 1 - options["label_smoothing"])
     return d_target if weight is None else F.mul(d_target, F.reshape(weight, _class_axis(logits.shape)))

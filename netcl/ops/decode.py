@@ -28,7 +28,7 @@ DECODE_ACTIVATIONS = {"": "", "relu": "relu", "silu": "silu", "gelu": "gelu_erf"
 
 
 class DecodeParts(NamedTuple):
-    """What surrounds a product, as its kernel needs it (decode.cl)."""
+    """The norm, gate, residual and epilogue that a kernel computes together with a product (decode.cl)."""
 
     finish: Finish
     norm: str
@@ -40,7 +40,7 @@ class DecodeParts(NamedTuple):
     norm_bias: Tensor | None
 
     def text(self, row: str, weight: str, items: int, quads: dict[str, str]) -> tuple[dict[str, str], dict[str, Any], str]:
-        """Return operands, macros and text of decode.cl, for an operand ``row`` and weights of a C type; ``quads`` load four values."""
+        """Return dtypes, macros and source of decode.cl; ``row`` names the operand x, ``weight`` a C type; ``quads`` load four values."""
         named = {"NORM": self.norm_weight, "GATE_BIAS": self.gate_bias, "ADDED": self.residual}
         operands = {name: "float32" if t is None else t.dtype for name, t in named.items()}
         return operands, {
@@ -51,17 +51,17 @@ class DecodeParts(NamedTuple):
         }, primitives.cl_source(__file__, "decode.cl")  # fmt: skip
 
     def pointers(self, out: Tensor) -> list[Tensor]:
-        """Return the arguments of EXTRA_POINTERS; the result stands in for a missing tensor."""
+        """Return the arguments of EXTRA_POINTERS; ``out`` stands in for a missing tensor."""
         return [out if t is None else t for t in (self.gate, self.gate_bias, self.norm_weight, self.norm_bias)]
 
 
 def launches_dominate(queue: Any) -> bool:
-    """Whether a launch costs more than repeating the work of a few rows to save it; true for GPUs."""
+    """Whether saving a launch is worth repeating the work of a few rows; true for GPUs."""
     return not isinstance(queue, CPUQueue) and not launch.on_cpu_device(queue)
 
 
 def decodes_together(x: Tensor) -> bool:
-    """Whether products with these rows gain from :func:`decode_linear`."""
+    """Whether products with the rows of ``x`` gain from :func:`decode_linear`."""
     return x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1] and launches_dominate(x.queue)
 
 
@@ -104,9 +104,9 @@ def decode_linear(
 ) -> Tensor:  # fmt: skip
     """``activation(y) + residual`` for ``y = norm(x) w' + bias``; with a gate ``activation(norm(x) gate' + gate_bias) * y + residual``.
 
-    For up to eight rows of x on GPUs this is one launch; elsewhere it is the ops one by one. There is no gradient.
+    For up to eight rows of x on GPUs this is one launch; otherwise the ops run one by one. There is no gradient.
 
-    - **weight**, **gate**: matrices (out, in); with ``kind`` packed bytes, as :func:`quantized_linear` takes them with ``rows``.
+    - **weight**, **gate**: matrices (out, in); with ``kind``, packed bytes of ``rows`` rows, as in :func:`quantized_linear`.
     - **norm**: ``rms`` or ``layer`` over the last axis of x, with **norm_weight**, **norm_bias** and **eps**.
     - **activation**: ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``.
     """

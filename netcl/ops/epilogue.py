@@ -34,7 +34,7 @@ _FOLLOWS = frozenset((*EPILOGUE_ACTIVATIONS.values(), "add", "cast", "hard_sigmo
 
 
 class _Waiting(lazy_graph.Product):
-    """Base of sources whose kernel is not chosen yet; tensors refer to it."""
+    """Base of pending products: the source of tensors whose kernel has not been launched."""
 
     __slots__ = ("__weakref__", "extras", "inputs", "made", "name", "queue", "shape", "tensors")
 
@@ -44,7 +44,7 @@ class _Waiting(lazy_graph.Product):
         self.tensors: list[weakref.ref[Tensor]] = []
 
     def seen_by(self, tensor: Tensor) -> None:
-        """Register a further tensor over this source."""
+        """Register a further tensor that refers to this source."""
         self.tensors.append(weakref.ref(tensor))
 
     def alive(self) -> bool:
@@ -150,7 +150,7 @@ class Followed(_Waiting):
         return made
 
     def product(self) -> PendingProduct | None:
-        """Return the product this is computed with; ``None`` if a tensor refers to an intermediate value or to the product itself."""
+        """Return the product at the start of the chain; ``None`` if a tensor refers to it or to an intermediate value."""
         first: Any = self.of
         while type(first) is Followed and first.skippable():
             first = first.of
@@ -192,7 +192,7 @@ def _deferred(waiting: _Waiting, like: Tensor) -> Tensor:
 
 
 def _with_scale(extras: Extras, number: Any) -> Extras | None:
-    """Return the epilogue with a scale factor; ``None`` if another op precedes the scale, or for halves, whose product is rounded first."""
+    """Return the epilogue with a scale factor; ``None`` if another op precedes it, or for 16-bit dtypes, whose product is rounded first."""
     finish, bias, _, scale = extras
     if scale != 1 or bias is not None or not finish.plain or finish.dtype in HALVES:
         return None
@@ -292,7 +292,7 @@ def _fusable_operands(*tensors: Any) -> bool:
 
 
 def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool) -> Tensor | None:
-    """Return a pending product, or ``None`` if deferring does not pay; ``call`` takes the inputs without histories, and the extras."""
+    """Return a pending product, or ``None`` if deferring does not pay; ``call`` takes the detached inputs and the extras."""
     first = inputs[0]
     if 0 in shape or (deferral.mode is None and not lazy_graph.worth_deferring(first.queue, shape, lazy_graph.MULTIPLIED)):
         return None

@@ -40,7 +40,7 @@ def _transform_ref(x, axes, forward=True, scale=1.0):
 @on_host("x", vjp=lambda F, g, axes, forward, scale: F.fft_pairs(g, axes, not forward, scale), ref=_transform_ref, amp="float", tol=4,
          samples=[S((5, 2), axes=(0,)), S((3, 4, 2), axes=(0, 1), forward=False, scale=0.25)])  # fmt: skip
 def fft_pairs(x, axes, forward=True, scale=1.0):
-    """Transform pairs along axes, or invert without dividing by the size; the result is multiplied by ``scale``. Computed on the host."""
+    """Fourier transform of (real, imaginary) pairs along axes, or its inverse not divided by the size, times ``scale``. On the host."""
     return _pairs(np.fft.fftn(_complex(x), axes=axes) if forward else np.fft.ifftn(_complex(x), axes=axes, norm="forward")) * scale
 
 
@@ -57,7 +57,7 @@ def _from_real_ref(x, axis=-1, scale=1.0):
 
 @on_host("x", vjp=_from_real_vjp, ref=_from_real_ref, amp="float", tol=4, samples=[S((6,)), S((5, 3), axis=0, scale=0.5), S((2, 5))])
 def fft_from_real(x, axis=-1, scale=1.0):
-    """Return the first half of the transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
+    """Return the first half of the Fourier transform of real numbers along an axis, as pairs, times ``scale``. Computed on the host."""
     return _pairs(np.fft.rfft(x, axis=axis)) * scale
 
 
@@ -80,7 +80,7 @@ def _to_real_ref(x, n, axis=-2, scale=1.0):
 @on_host("x", vjp=_to_real_vjp, ref=lambda x, n, axis=-1, scale=1.0: _to_real_ref(x, n, axis % (x.ndim - 1), scale), amp="float", tol=4,
          samples=[S((4, 2), n=6), S((3, 2, 2), n=5, axis=0, scale=0.2)])  # fmt: skip
 def fft_to_real(x, n, axis=-1, scale=1.0):
-    """Return the ``n`` real numbers whose transform begins with these pairs, without the division, times ``scale``. On the host."""
+    """Return ``n`` real numbers whose Fourier transform begins with these pairs, not divided by ``n``, times ``scale``. On the host."""
     return np.fft.irfft(_complex(x), n, axis, norm="forward") * scale
 
 
@@ -93,7 +93,7 @@ def _frames(F: Any, x: Tensor, size: int, step: int) -> Tensor:
 
 
 def _padded_window(F: Any, name: str, x: Tensor, window: Any, n_fft: int, win_length: int | None) -> Tensor:
-    """Return the window, by default ones, in the middle of ``n_fft`` numbers."""
+    """Return the window, by default ones, centered and padded with zeros to ``n_fft`` elements."""
     length = n_fft if win_length is None else win_length
     made = Tensor.ones((length,), x.dtype, queue=x.queue) if window is None else window
     if made.shape != (length,) or not 0 < length <= n_fft:
@@ -120,7 +120,7 @@ def stft_pairs(
     F: Any, x: Tensor, n_fft: int, hop_length: int | None = None, win_length: int | None = None, window: Tensor | None = None,
     center: bool = True, pad_mode: str = "reflect", normalized: bool = False, onesided: bool = True,
 ) -> Tensor:  # fmt: skip
-    """The transforms of overlapping windows of signals, ``(..., frequencies, frames, 2)``; ``netcl.stft`` takes torch's arguments."""
+    """Fourier transforms of overlapping windows of signals, ``(..., frequencies, frames, 2)``; ``netcl.stft`` takes torch's arguments."""
     (x,) = launch.as_tensors("stft", x)
     if x.ndim not in (1, 2):
         raise ShapeError(message("stft", "x must be a signal (length,) or signals (batch, length)", **{"x.shape": x.shape}))
@@ -173,6 +173,6 @@ def istft_pairs(
 
 
 def transform_axes(name: str, axes: Any, ndim: int) -> tuple[int, ...]:
-    """Return axes as non-negative numbers; all of them for ``None``."""
+    """Return axes as non-negative integers; all axes for ``None``."""
     given: Sequence[int] = range(ndim) if axes is None else (axes,) if isinstance(axes, int) else axes
     return tuple(launch.check_axis(name, axis, ndim) for axis in given)

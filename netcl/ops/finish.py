@@ -20,7 +20,7 @@ from netcl.ops.pointwise import cast
 
 
 class Finish(NamedTuple):
-    """The steps after a product, its own bias included: the residual, the row of an activation, the dtype of the result."""
+    """The epilogue of a product of ``dtype``: the dtypes of residual and result and the op of the activation; empty if there is none."""
 
     dtype: str
     residual: str = ""

@@ -25,7 +25,7 @@ from netcl.engine.registry import REGISTRY, Op, Reduction
 
 
 class _Rows:
-    """Formulas over the rows of a tensor, in its compute type."""
+    """Builds deferred formulas over the rows of a tensor, in its compute type."""
 
     def __init__(self, name: str, like: Tensor, axes: int = 1):
         self.name, self.axes, self.dtype = name, axes, like.dtype
@@ -42,7 +42,7 @@ class _Rows:
 
 
 class ArrayRows:
-    """Formulas over arrays, with folds over ``axes``."""
+    """Evaluates formulas over arrays; reductions are over ``axes``."""
 
     dtype = ""
 
@@ -105,7 +105,7 @@ def norm_weight_terms(r, upstream, x, mean, rstd):
 
 
 def along_axis(rows: Callable[..., Any], *arrays: np.ndarray, axis: int) -> np.ndarray:
-    """Return the value of a formula along an axis of arrays."""
+    """Evaluate the formula ``rows`` along an axis of arrays."""
     return rows(ArrayRows(arrays[-1], (axis,) if arrays[-1].ndim else ()), *arrays)
 
 
@@ -122,7 +122,7 @@ def _last(x: Any, axis: int) -> bool:
 
 
 def _deferred_along_axis(name: str, rows: Callable[..., Any], count: int) -> Callable[..., Tensor | None]:
-    """Return a function that defers an op along its argument after ``count`` tensors, an axis; it returns ``None`` if it cannot."""
+    """Return a function that defers an op of ``count`` tensors and an axis; it returns ``None`` if that is impossible."""
 
     def deferred(*args: Any, axis: int = -1, **named: Any) -> Tensor | None:
         if named:
@@ -195,7 +195,7 @@ FUSED: dict[str, Callable[..., Any]] = {
 
 
 def fused(name: str) -> Callable[..., Any]:
-    """Return a function that expresses an op in formulas, for compiled functions; it gives ``None`` where the op's kernels must run."""
+    """Return a function that defers an op as formulas in compiled functions; it returns ``None`` if the op's own kernels must run."""
     form = FUSED[name]
 
     def formulas(*args: Any, **kwargs: Any) -> Any:

@@ -68,7 +68,7 @@ def _shown(index: Any) -> str:
 
 
 def _positions(mask: Any, covered: tuple[int, ...]) -> Any:
-    """Convert a mask to positions in the axes it covers, joined into one."""
+    """Return the positions of a mask's true elements in the axes it covers, flattened."""
     shape = mask.shape if isinstance(mask, Tensor) else np.shape(mask)
     if tuple(shape) != covered:
         raise IndexError(message("getitem", "the mask must have the shape of the axes it covers", mask=tuple(shape), axes=covered))
@@ -136,7 +136,7 @@ def selection_of(x: Tensor, index: Any) -> Selection:
 
 
 def result_shape(selected: Selection, picked: Sequence[int] = ()) -> tuple[int, ...]:
-    """Return the shape of ``x[index]``; ``picked`` is that of its integer arrays."""
+    """Return the shape of ``x[index]``; ``picked`` is the broadcast shape of its integer arrays."""
     sizes: list[int] = []
     for part in selected.layout:
         sizes.extend(picked if part == "arrays" else [1 if part is None else len(selected.walks[part])])
@@ -149,7 +149,7 @@ def _start(walk: range) -> int:
 
 @composite(ref=None)
 def getitem(F: Any, x: Tensor, index: Any) -> Tensor:
-    """``x[index]``. Indices out of range raise ``IndexError``; for those in a tensor on a device see :mod:`netcl.ops.index`.
+    """``x[index]``. Indices out of range raise ``IndexError``, those in a device tensor at a later check, see :mod:`netcl.ops.index`.
 
     >>> from netcl import ops
     >>> ops.getitem(Tensor.arange(6), [5, -3, 1]).tolist()
@@ -192,7 +192,7 @@ def _written_value(x: Tensor, value: Any) -> Tensor:
 
 
 def _broadcast(value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides that repeat a value over ``shape``; there may be surplus leading axes of size one, as in NumPy."""
+    """Return the strides that repeat a value over ``shape``; the value may have surplus leading axes of size one, as in NumPy."""
     extra = max(0, value.ndim - len(shape))
     sizes = value.shape[extra:]
     fits = all(n == 1 for n in value.shape[:extra]) and all(
@@ -204,7 +204,7 @@ def _broadcast(value: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def block_of(selected: Selection) -> tuple[int, list[int]]:
-    """Return offset and strides, in contiguous memory, of the elements of a basic index."""
+    """Return offset and strides, in contiguous memory, of the elements that a basic index selects."""
     strides = dense(selected.shape)
     start = sum(_start(walk) * stride for walk, stride in zip(selected.walks, strides, strict=True))
     return start, [0 if part is None else selected.walks[part].step * strides[part] for part in selected.layout]
@@ -223,7 +223,7 @@ def _setitem_vjp(F: Any, g: Any, index: Any, value_shape: tuple[int, ...], needs
 def setitem(x: Tensor, index: Any, value: Any) -> Tensor:
     """Write ``x[index] = value`` in place. If an index names an element twice, the last value stays.
 
-    Gradients flow to the value and, at all other places, to what ``x`` was.
+    Gradients flow to the value and, for all other elements, to the previous ``x``.
     """
     selected = selection_of(x, index)
     given = _written_value(x, value)

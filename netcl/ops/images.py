@@ -34,7 +34,7 @@ def to_signal(F: Any, y: Any) -> Any:
 
 
 def for_image(value: Any, high: int) -> Any:
-    """Convert an option of a signal to that of images, with ``high`` along their height; ``None`` and strings stay."""
+    """Convert an option for signals to ``(high, value)`` for images; ``None`` and strings stay unchanged."""
     value = frozen(value)
     if isinstance(value, tuple) and len(value) == 1:
         value = value[0]

@@ -36,7 +36,7 @@ _CPU_ROW = 1 << 14  # elements of a row that a work-item of a CPU copies
 
 
 class Faults:
-    """The out-of-range flag of a queue, and a number for each op and size that uses it."""
+    """The out-of-range flag of a queue, and a code for each op and size that uses it."""
 
     def __init__(self, queue: Any):
         self.flag = constant(Tensor.zeros((1,), "int32", queue=queue))
@@ -52,7 +52,7 @@ class Faults:
         self.pending = True
 
     def check(self) -> None:
-        """Wait for the device; raise for the first index that was out of range since the last check."""
+        """Wait for the device; raise ``IndexError`` if an index was out of range since the last check."""
         self.pending = False  # first, because reading the flag calls this again
         try:
             code = int(self.flag.to_host()[0])
@@ -63,7 +63,7 @@ class Faults:
             return
         self.flag.fill_(0)
         name, size = list(self.codes)[code - 1]
-        raise IndexError(message(name, "an index in a tensor is out of range", size=size))
+        raise IndexError(message(name, "an index in a tensor is out of range", "NETCL_DEBUG=1 raises this in the failing call", size=size))
 
 
 def faults_of(queue: Any) -> Faults:
@@ -76,7 +76,7 @@ def faults_of(queue: Any) -> Faults:
 
 
 def check_indices(queue: Any = None) -> None:
-    """Raise ``IndexError`` if an index in a tensor was out of range; waits for the device, if there was any index at all."""
+    """Raise ``IndexError`` if an index in a tensor was out of range; waits for the device if there are unchecked indices."""
     faults = getattr(queue_state(queue_of(queue)), "faults", None)
     if faults is not None and faults.pending:
         faults.check()
@@ -88,7 +88,7 @@ def _check_in_debug(queue: Any) -> None:
 
 
 def indices(name: str, index: Any, like: Tensor, size: int, wrap: bool = False) -> Tensor:
-    """Convert an index-like value to an integer tensor on the device of ``like``; checked if the host has the values."""
+    """Convert an index-like value to an integer tensor on the device of ``like``; values on the host are checked."""
     if isinstance(index, Tensor):
         (_, index) = launch.as_tensors(name, like, index)
         if index.dtype not in launch.INTEGERS:
@@ -105,7 +105,7 @@ def indices(name: str, index: Any, like: Tensor, size: int, wrap: bool = False) 
 
 
 def check_host(name: str, host: np.ndarray, size: int, wrap: bool = False) -> np.ndarray:
-    """Convert host indices to int64 counted from the front; an ``IndexError`` names the first one out of range."""
+    """Return host indices as int64, negative ones counted from the end if ``wrap``; ``IndexError`` names the first one out of range."""
     if host.dtype.kind not in "iu":
         raise DtypeError(message(name, "index must consist of integers", dtype=host.dtype, shape=host.shape))
     wide = host.astype(np.int64)
@@ -431,7 +431,7 @@ def _add_at(out: Tensor, at: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def joined_index(name: str, parts: Sequence[tuple[Any, int]], like: Tensor) -> Tensor:
-    """Combine indices of several axes to one flat index; they broadcast, negative ones count from the end."""
+    """Combine indices of several axes into one flat index; they broadcast, negative ones count from the end."""
     on_device = [index for index, _ in parts if isinstance(index, Tensor) and index.array is None]
     shape = np.broadcast_shapes(*(np.shape(index) if not isinstance(index, Tensor) else index.shape for index, _ in parts))
     strides = dense([size for _, size in parts])
@@ -517,7 +517,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 
 def flat_nonzero(x: Tensor) -> Tensor:
-    """Return the positions of nonzero elements in the flattened tensor. Waits for the device: their number is a shape."""
+    """Return the positions of nonzero elements in the flattened tensor. Waits for the device: their number determines the shape."""
     if x.array is not None:
         return wrap_array(np.flatnonzero(launch.decoded(x)).astype(np.int64), "int64", x.queue)
     blocks = -(-x.size // _BLOCK)
@@ -544,7 +544,7 @@ def flat_nonzero(x: Tensor) -> Tensor:
     at_once=True,
 )
 def nonzero(x: Tensor) -> Tensor:
-    """Return the coordinates of nonzero elements, one row each, int64. Waits for the device: their number is a shape."""
+    """Return the coordinates of nonzero elements, one row each, int64. Waits for the device: their number determines the shape."""
     (x,) = launch.as_tensors("nonzero", x)
     flat = flat_nonzero(x)
     if x.array is not None:

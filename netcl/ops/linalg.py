@@ -33,8 +33,8 @@ LeastSquares = namedtuple("LeastSquares", "solution residuals rank singular_valu
 def on_host(inputs: str, *, vjp: Callable[..., Any] | None, ref: Callable[..., Any] | None, takes: str = "float", **columns: Any) -> Any:
     """Return a decorator that registers a function of arrays as an op on the host; ``inputs`` lists the names of its tensors.
 
-    ``takes="float"``: floats, which are widened to float64; results of floats get the dtype of the first input. ``"matrix"`` and
-    ``"square"`` check the shape of the first as well; ``"any"`` passes values as they are. Named tuples of results are kept.
+    ``takes="float"``: inputs must be floats and are widened to float64; float results get the dtype of the first input. ``"matrix"`` and
+    ``"square"`` also check the shape of the first input; ``"any"`` passes values unchanged. Named tuples of results are kept.
     """
     names = tuple(inputs.split())
 
@@ -104,7 +104,7 @@ def _scaled_columns(F: Any, x: Any) -> Any:
 
 
 def _differences(F: Any, values: Any) -> Any:
-    """Return ``values[j] - values[i]``, with 1 on the diagonal."""
+    """Return the matrix of ``values[j] - values[i]``, with 1 on the diagonal."""
     n = values.shape[-1]
     return F.add(F.sub(F.unsqueeze(values, -2), F.unsqueeze(values, -1)), _constant(values, np.eye(n)))
 
@@ -124,7 +124,7 @@ _DEFINITE: dict[str, Any] = {**_SQUARE, "samples": [S(_SYMMETRIC), S(np.stack([_
 
 
 def _symmetric(ref: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a reference to use the symmetric part: the ops read one triangle, and their gradients are those of symmetric matrices."""
+    """Wrap a reference so that it uses A's symmetric part: ops read one triangle, and their gradients are those of symmetric matrices."""
     return lambda A, **how: ref((A + _swap(A)) / 2, **how)
 
 
@@ -187,7 +187,7 @@ def _solve_triangular_vjp(F, g, out, A, upper, left, unitriangular):
          samples=[S(_WELL, (3, 2), upper=True), S(_WELL, (3, 3), upper=False, unitriangular=True),
                   S(_WELL, (2, 3), upper=False, left=False)])  # fmt: skip
 def linalg_solve_triangular(A, B, *, upper, left=True, unitriangular=False):
-    """X with ``A X = B``, or ``X A = B`` if not ``left``, for one triangle of A; the other is not read. Computed on the host."""
+    """X with ``A X = B``, or ``X A = B`` if not ``left``, for a triangular A; its other triangle is not read. Computed on the host."""
     return _solve(_triangle(A, upper, unitriangular), B, left)
 
 
@@ -213,7 +213,7 @@ def _singular(A, hermitian):
 
 
 def _tolerance(A, atol, rtol, hermitian):
-    """Return the fraction of the largest singular value up to which one counts as 0."""
+    """Return the fraction of the largest singular value up to which other singular values count as 0."""
     if atol is None or not A.size:
         return rtol
     largest = _singular(A, hermitian).max(-1)
@@ -231,7 +231,7 @@ def linalg_matrix_rank(A, *, atol=None, rtol=None, hermitian=False):
 
 @composite(ref=lambda A, B: (np.linalg.lstsq(A, B)[0],), samples=[S((5, 3), (5, 2)), S((4, 2), (4,))], amp="float", tol=8)
 def linalg_lstsq(F: Any, A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> LeastSquares:
-    """Return the X that minimizes ``|A X - B|^2``, the shortest of several; computed by the pseudo-inverse for every ``driver``."""
+    """Return the X that minimizes ``|A X - B|^2`` (the shortest of several), residuals, rank and singular values, by the pseudo-inverse."""
     A, B = launch.as_tensors("linalg_lstsq", A, B)
     columns = F.unsqueeze(B, -1) if _as_columns(A, B) else B
     found, rank = F.matmul(F.linalg_pinv(A, rtol=rcond), columns), F.linalg_matrix_rank(A, rtol=rcond)
@@ -259,7 +259,7 @@ def linalg_det(A):
 
 @on_host("A", vjp=None, ref=lambda A: np.linalg.det(A)[..., None, None] * _swap(np.linalg.inv(A)), **_SQUARE)
 def linalg_cofactors(A):
-    """Return the derivative of the determinant by each element, also of singular matrices. It has no gradient. Computed on the host."""
+    """Return the derivative of the determinant with respect to each element, also for singular matrices. No gradient. On the host."""
     u, s, vh = np.linalg.svd(A)
     others = np.stack([np.prod(np.delete(s, i, -1), -1) for i in range(s.shape[-1])], -1) if s.shape[-1] else s
     return (np.linalg.det(u) * np.linalg.det(vh))[..., None, None] * ((u * others[..., None, :]) @ vh)
@@ -357,7 +357,7 @@ def _svd_vjp(F, g, out0, out1, out2, A_shape):
          samples=[S((4, 3), full_matrices=False), S((2, 3, 4), full_matrices=False), S(_WELL)],
          errors=_errors("linalg_svd", _FLAT))  # fmt: skip
 def linalg_svd(A, full_matrices=True):
-    """U, S and Vh with ``U diag(S) Vh = A``, the singular values S from the largest down. Computed on the host."""
+    """U, S and Vh with ``U diag(S) Vh = A``; the singular values S are in descending order. Computed on the host."""
     return SVD(*np.linalg.svd(A, full_matrices))
 
 
@@ -373,15 +373,15 @@ def _eigh_vjp(F, g, out0, out1):
 
 @on_host("A", vjp=_eigh_vjp, ref=_symmetric(lambda A: tuple(np.linalg.eigh(A))), errors=_errors("linalg_eigh", _FLAT, _OBLONG), **_DEFINITE)
 def linalg_eigh(A, UPLO="L"):
-    """Eigenvalues, from the least up, and eigenvectors of symmetric matrices, of which one triangle is read. Computed on the host."""
+    """Eigenvalues, in ascending order, and eigenvectors of symmetric matrices, of which one triangle is read. Computed on the host."""
     return Eigen(*np.linalg.eigh(A, UPLO))
 
 
 made_of("linalg_svdvals", lambda F, A: F.linalg_svd(A, False).S, lambda A: np.linalg.svd(A, compute_uv=False), S((4, 3)),
         amp="float", tol=4,
-        doc="The singular values, from the largest down. Computed on the host.")  # fmt: skip
+        doc="The singular values, in descending order. Computed on the host.")  # fmt: skip
 made_of("linalg_eigvalsh", lambda F, A, UPLO="L": F.linalg_eigh(A, UPLO).eigenvalues, _symmetric(np.linalg.eigvalsh), S(_SYMMETRIC),
-        amp="float", tol=2, doc="The eigenvalues of symmetric matrices, from the least up. Computed on the host.")  # fmt: skip
+        amp="float", tol=2, doc="The eigenvalues of symmetric matrices, in ascending order. Computed on the host.")  # fmt: skip
 
 
 # ---- norms
@@ -406,7 +406,7 @@ def _matrix_norm(F: Any, A: Tensor, ord: Any = "fro", axis: Sequence[int] = (-2,
 def _norm(F: Any, A: Tensor, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
     matrix = (isinstance(axis, tuple | list) and len(axis) == 2 and ord is not None) or (axis is None and ord is not None and A.ndim == 2)
     if isinstance(ord, str) and not matrix:
-        raise ShapeError(message("linalg_norm", f"ord={ord!r} requires matrices", "name two axes", dim=axis, **{"A.shape": A.shape}))
+        raise ShapeError(message("linalg_norm", f"ord={ord!r} requires matrices", "pass two axes", dim=axis, **{"A.shape": A.shape}))
     if matrix:
         return _matrix_norm(F, A, ord, (0, 1) if axis is None else axis, keepdims)
     if axis is None and ord is not None and A.ndim != 1:
@@ -417,7 +417,7 @@ def _norm(F: Any, A: Tensor, ord: Any = None, axis: Any = None, keepdims: bool =
 _NORM_OPTIONS: dict[str, Any] = {"amp": "float", "tol": 4}
 made_of("linalg_vector_norm", lambda F, x, ord=2, axis=None, keepdims=False: F.norm(x, ord, axis, keepdims),
         lambda x, ord=2, axis=None: np.linalg.norm(x.ravel() if axis is None else x, ord, axis), S((3, 4)), S((3, 4), ord=3.0, axis=1),
-        **_NORM_OPTIONS, doc="``sum(|x|**ord) ** (1/ord)`` over axes; ord may be infinite, 0 counts what is not zero.")  # fmt: skip
+        **_NORM_OPTIONS, doc="``sum(|x|**ord) ** (1/ord)`` over axes; ord may be infinite, 0 counts nonzero elements.")  # fmt: skip
 made_of("linalg_matrix_norm", _matrix_norm, lambda A, ord="fro", axis=(-2, -1), keepdims=False: np.linalg.norm(A, ord, axis, keepdims),
         S((3, 4)), S((2, 3, 4), ord="nuc"), S((3, 2, 4), ord=1,
         axis=(0, 2), keepdims=True),
@@ -426,7 +426,7 @@ made_of("linalg_matrix_norm", _matrix_norm, lambda A, ord="fro", axis=(-2, -1), 
         doc="A norm of matrices: fro, nuc, inf, -inf, 1, -1, 2 or -2; nuc and 2 by singular values, on the host.")  # fmt: skip
 made_of("linalg_norm", _norm, lambda A, ord=None, axis=None: np.linalg.norm(A, ord, axis), S((3, 4)), S((3, 4), ord=math.inf),
         S((2, 3), ord=1, axis=1), **_NORM_OPTIONS, errors=[(S((3,), ord="fro"), r"\[linalg_norm\] ord='fro' requires matrices")],
-        doc="A norm of vectors, or of matrices where two axes are named or A has two; by default the 2-norm of all.")  # fmt: skip
+        doc="A norm of vectors, or of matrices if two axes are named or A has two; by default the 2-norm of all elements.")  # fmt: skip
 
 
 # ---- powers and products
@@ -484,7 +484,7 @@ made_of("cholesky_solve", _cholesky_solve, lambda B, L, upper=False: np.linalg.s
 made_of("qr", lambda F, A, some=True: F.linalg_qr(A, "reduced" if some else "complete"), lambda A, some=True: tuple(np.linalg.qr(A)),
         S((4, 3)), amp="float", tol=4, doc="``linalg.qr``; complete unless ``some``.")  # fmt: skip
 made_of("svd", _old_svd, _old_svd_ref, S((4, 3)), amp="float", tol=8,
-        doc="U, S and V, which ``linalg.svd`` gives transposed; reduced if ``some``.")  # fmt: skip
+        doc="U, S and V (``linalg.svd`` returns V transposed); reduced if ``some``.")  # fmt: skip
 made_of("cross",
         lambda F, a, b, axis=-1: F.sub(F.mul(F.roll(a, -1, axis), F.roll(b, 1, axis)), F.mul(F.roll(a, 1, axis), F.roll(b, -1, axis))),
         lambda a, b, axis=-1: np.cross(a, b, axis=axis), S((4, 3), (4, 3)), S((3, 2), (3, 2), axis=0),

@@ -1,4 +1,4 @@
-"""Loss functions. ``reduction`` is ``mean``, ``sum`` or ``none``; names without ``_loss`` are aliases of torch's.
+"""Loss functions. ``reduction`` is ``mean``, ``sum`` or ``none``; torch's names with ``_loss`` are aliases.
 
 Labels are checked before anything is computed: on the host if they came from there (a small tensor keeps its host values), else by
 reading them back.
@@ -85,7 +85,7 @@ _UNLIKE = r"x\.shape=\(4, 1\), target\.shape=\(4,\); pass target\.reshape\(\(4, 
 
 
 def _loss(name: str, elements: Any, *samples: Any, doc: str, errors: Any = (), alike: bool = True, **columns: Any) -> None:
-    """Register a loss that ``elements`` computes per element, with ``reduction``. ``alike``: x and target have equal shapes."""
+    """Register a loss that ``elements`` computes per element, with ``reduction``. ``alike``: x and target must have equal shapes."""
     own = inspect.signature(elements)
     inputs = tuple(own.parameters)[1 : 1 + len(samples[0].shapes)]
     tensors = _same_shape if alike else launch.as_tensors
@@ -218,22 +218,22 @@ def _kl_div(F: Any, x: Any, target: Any, *, log_target: bool = False) -> Any:
 
 _loss("bce", lambda F, x, target, weight=None: _weighted(F, F.bce_elements(x, target), weight),
       S((3, 5), (3, 5), None, low=0.1, high=0.9), S((7,), (7,), (7,), reduction="sum", low=0.1, high=0.9), tol=2,
-      doc="Binary cross-entropy of probabilities; logarithms are held above -100, as in torch.")  # fmt: skip
+      doc="Binary cross-entropy of probabilities; logarithms are clamped to at least -100, as in torch.")  # fmt: skip
 _loss("bce_with_logits", _bce_with_logits,
       S((3, 5), (3, 5), None, None, low=(-4.0, 0.0, 0, 0), high=(4.0, 1.0, 1, 1)),
       S((3, 5), (3, 5), (5,), (5,), low=(-4.0, 0.0, 0.5, 0.5), high=(4.0, 1.0, 2.0, 2.0)), S((9,), (9,), None, None, reduction="none"),
-      doc="Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the part of the positives.")  # fmt: skip
+      doc="Sigmoid and binary cross-entropy in one, without overflow; ``pos_weight`` multiplies the term of the positives.")  # fmt: skip
 _loss("kl_div", _kl_div,
       S((3, 5), (3, 5), low=(-3.0, 0.1), high=(0.0, 0.9)), S((3, 5), (3, 5), log_target=True, reduction="batchmean", low=-3.0, high=0.0),
-      tol=2, doc="``target (log target - x)`` for log-probabilities x; ``log_target``: the target is one too. ``batchmean`` divides by the "
-      "batch.")  # fmt: skip
+      tol=2, doc="``target (log target - x)`` for log-probabilities x; ``log_target``: the target is logarithmic too. ``batchmean`` "
+      "divides by the batch size.")  # fmt: skip
 
 
 # ---- similarity
 
 
 def _length(F: Any, x: Any, axis: int, eps: float) -> Any:
-    """Return the Euclidean length along an axis, at least ``eps``; smooth at 0."""
+    """Return the Euclidean length along an axis, at least ``eps``, with a finite gradient at 0."""
     return F.sqrt(F.clamp(F.sum(F.square(x), axis=axis), min=eps * eps))
 
 
@@ -275,7 +275,7 @@ def _info_nce_ref(a, b, *, temperature=0.07, reduction="mean"):
 @composite(ref=_info_nce_ref, amp="float", tol=10,
            samples=[S((4, 5), (4, 5), temperature=0.5), S((3, 8), (3, 8), temperature=1.0, reduction="sum")])  # fmt: skip
 def info_nce(F: Any, a: Tensor, b: Tensor, *, temperature: float = 0.07, reduction: str = "mean") -> Tensor:
-    """Contrastive loss: row i of ``a`` must match row i of ``b`` among all rows of ``b``, by cosine similarity over a temperature."""
+    """Contrastive loss: row i of ``a`` must match row i of ``b`` among all rows of ``b``, by cosine similarity / ``temperature``."""
     a, b = launch.as_tensors("info_nce", a, b)
     unit = [F.div(v, F.unsqueeze(_length(F, v, 1, 1e-8), 1)) for v in (a, b)]
     logits = F.mul(F.matmul(unit[0], F.permute(unit[1], (1, 0))), 1.0 / temperature)

@@ -227,7 +227,7 @@ def _expanded_sizes(x: Any, shape: SizesArgument, more: tuple[int, ...]) -> tupl
     deferred=lambda x, shape, *more: fused_rows.deferred_expand(*_expanded_sizes(x, shape, more)),
 )
 def expand(x: Tensor, shape: SizesArgument, *more: int) -> Tensor:
-    """Repeat along axes of size one and along new leading axes; -1 keeps a size. The result has memory of its own."""
+    """Repeat along axes of size one and along new leading axes; -1 keeps a size. A view, which cannot be written in place."""
     x, sizes = _expanded_sizes(x, shape, more)
     return take_block(x, sizes, 0, broadcast_strides(x.shape, sizes))
 
@@ -252,14 +252,14 @@ def _repeated(x: Tensor, times: tuple[int, ...]) -> Tensor:
     vjp=_repeat_vjp,
     ref=lambda x, repeats: np.tile(x, repeats),
     samples=[S((2, 3), repeats=(2, 1)), S((3,), repeats=(2, 4)), S((2, 3), repeats=(0, 2)), S((), repeats=(3,))],
-    errors=[(S((2, 3), repeats=(2,)), r"\[repeat\] repeats must name all 2 dimensions, got 1")],
+    errors=[(S((2, 3), repeats=(2,)), r"\[repeat\] repeats must have at least 2 numbers, got 1")],
 )
 def repeat(x: Tensor, repeats: SizesArgument, *more: int) -> Tensor:
     """Repeat the whole tensor along each axis, as ``torch.Tensor.repeat``; there may be more repeats than axes."""
     x = _as_tensor("repeat", x)
     times = sizes_of(repeats, more)
     if len(times) < x.ndim or min(times, default=0) < 0:
-        what = f"repeats must name all {x.ndim} dimensions, got {len(times)}" if len(times) < x.ndim else "repeats cannot be negative"
+        what = f"repeats must have at least {x.ndim} numbers, got {len(times)}" if len(times) < x.ndim else "repeats cannot be negative"
         raise ShapeError(message("repeat", what, **{"x.shape": x.shape, "repeats": times}))
     return _repeated(x, times)
 
@@ -344,7 +344,7 @@ def narrow(F: Any, x: Tensor, axis: int, start: int, length: int) -> Tensor:
     at = _real_axis("narrow", x, axis)
     first = start + x.shape[at] if start < 0 else start
     if length < 0 or not 0 <= first <= x.shape[at] - length:
-        what = f"start must be from -{x.shape[at]} to {x.shape[at]}, and length from 0 to the number of elements after start"
+        what = f"start must be from -{x.shape[at]} to {x.shape[at]}, and length from 0 to the number of elements from start on"
         raise ShapeError(message("narrow", what, start=start, length=length, axis=axis, **{"x.shape": x.shape}))
     return _part_along(F, x, at, first, length)
 
@@ -438,7 +438,7 @@ def cat(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     ],
 )
 def joined(xs: Sequence[Tensor], *, axis: int, lengths: Sequence[int]) -> Tensor:
-    """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep them."""
+    """Concatenate checked tensors; ``lengths`` are their sizes along the axis, so that backward need not keep the tensors."""
     first = xs[0]
     if [x.shape for x in xs] != [along(first.ndim, axis, n, first.shape) for n in lengths]:
         what = "lengths must be those of the tensors along the axis, and their other sizes equal"
@@ -527,7 +527,7 @@ def split(x: Tensor, sizes: SizesArgument, axis: int = 0) -> tuple[Tensor, ...]:
 
 
 def _unbound(shape: Sequence[int], axis: int, order: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return shape and strides of the slices of a contiguous tensor along an axis, other axes in ``order``, and their distance."""
+    """Return shape and strides of a contiguous tensor's slices along an axis, with other axes in ``order``, and the slices' distance."""
     strides = dense(shape)
     kept = [i for i in range(len(shape)) if i != axis]
     kept = [kept[i] for i in order]

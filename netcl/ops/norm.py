@@ -47,7 +47,7 @@ _WEIGHT_GRAD_SAMPLES = [
 
 
 class View(NamedTuple):
-    """A view of a tensor: its shape, the shapes in which statistics and weights broadcast to it, the axes each is shared over."""
+    """A view of a tensor: its shape, the shapes in which statistics and weights broadcast to it, the axes over which each is shared."""
 
     shape: tuple[int, ...]
     stats: tuple[int, ...]
@@ -143,7 +143,7 @@ def defines_of(weight: Any, bias: Any, per_element: bool, **more: bool) -> dict[
 
 
 def _row_sizes(shape: tuple[int, ...], axes: int, groups: int) -> tuple[int, int, int, int]:
-    """Return the numbers of groups, channels of a row, rows, and elements of a row."""
+    """Return the number of groups, channels per row, rows, and elements per row."""
     if groups:
         channels = shape[1] // groups
         return groups, channels, shape[0] * groups, channels * math.prod(shape[2:])
@@ -197,7 +197,7 @@ def run_channels(
 
 
 def join_sums(operands: dict[str, str], like: Tensor, firsts: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:
-    """Add the partial sums in two matrices (parts, channels): returns one sum per channel for each."""
+    """Add the partial sums in two matrices (parts, channels); returns a vector of one sum per channel for each matrix."""
     queue, (parts, channels) = like.queue, firsts.shape
     if parts == 1:
         return with_shape(firsts, (channels,)), with_shape(seconds, (channels,))
@@ -240,7 +240,7 @@ class Upstream(NamedTuple):
 def sums(
     operands: dict[str, str], upstream: Upstream, x: Tensor, mean: Tensor, rstd: Tensor, sizes: Channels, by_image: int, by: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the sums of g xh and of g over each channel: the gradients of weight and bias."""
+    """Return the sums of g * normalized x and of g over each channel: the gradients of weight and bias."""
     defines = {"COLUMNS": int(sizes.span == 1 and by == 1 and by_image <= 1), **upstream.defines}
     firsts, seconds = empty_pair((sizes.parts, sizes.channels), x, mean.dtype)
     args = (*upstream.args, x, mean, rstd, firsts, seconds, sizes.chunk, sizes.parts, by_image, by)
@@ -253,7 +253,7 @@ def sums(
 
 
 class NormViews:
-    """Values shared by the second derivatives: everything in the shapes of a view, over the ops ``F``."""
+    """Values that the second derivatives share, in the shapes of a view, computed with the ops ``F``. ``xh`` is the normalized x."""
 
     def __init__(self, F: Any, g: Any, x: Any, weight: Any, mean: Any, rstd: Any, view: View):
         self.F, self.view = F, view
@@ -273,12 +273,12 @@ class NormViews:
         return self.F.mul(self.stat_sum(t), 1 / max(self.view.shared, 1))
 
     def through_xh(self, d_xh: Any) -> tuple[Any, Any, Any]:
-        """Return gradients of x, mean and rstd from that of xh."""
+        """Return the gradients of x, mean and rstd from that of ``xh``, the normalized x."""
         d_x = self.F.mul(d_xh, self.rstd)
         return d_x, self.F.neg(self.stat_sum(d_x)), self.stat_sum(self.F.mul(d_xh, self.deviation))
 
     def of_input_grad(self, u: Any, centered: bool) -> tuple[Any, ...]:
-        """Return gradients of upstream, x, weight, mean and rstd from ``u``, that of the input's gradient."""
+        """Return the gradients of upstream, x, weight, mean and rstd from ``u``, the gradient of the input's gradient."""
         F, xh = self.F, self.xh
         u, gw = F.reshape(u, self.view.shape), self.weighted(self.g)
         u_xh, gw_xh = self.stat_mean(F.mul(u, xh)), self.stat_mean(F.mul(gw, xh))
@@ -292,7 +292,7 @@ class NormViews:
         return self.weighted(d_gw), d_x, d_weight, d_mean, d_rstd
 
     def of_weight_grad(self, p: Any, q: Any) -> tuple[Any, ...]:
-        """Return gradients of upstream, x, mean and rstd from those of the weight's gradient (``p``) and the bias's (``q``)."""
+        """Return the gradients of upstream, x, mean and rstd from ``p`` and ``q``, those of the weight's and the bias's gradients."""
         F = self.F
         d_g = F.mul(F.reshape(p, self.view.affine), self.xh) if p is not None else F.mul(self.g, 0)
         if q is not None:
@@ -301,7 +301,7 @@ class NormViews:
         return d_g, *self.through_xh(d_xh)
 
     def of_grads(self, grads: Sequence[Any], centered: bool) -> tuple[Any, ...]:
-        """Return gradients of upstream, x, weight, mean and rstd from the gradients of its three results, any of which may be ``None``."""
+        """Return the gradients of upstream, x, weight, mean and rstd from ``grads``, those of the input's, weight's and bias's gradient."""
         F = self.F
         u, p, q = grads
         first = self.of_input_grad(F.mul(self.g, 0) if u is None else u, centered)
@@ -314,7 +314,7 @@ def shaped(F: Any, gradients: Sequence[Any], shapes: Sequence[tuple[int, ...] | 
 
 
 def through_statistics(F: Any, d_x: Any, g_mean: Any, g_rstd: Any, x: Any, mean: Any, rstd: Any, view: View, centered: bool) -> Any:
-    """Return the gradient of x plus the part that flows through the statistics, whose gradients second derivatives have."""
+    """Return ``d_x`` plus the part that flows through the statistics; ``g_mean`` and ``g_rstd`` exist only in second derivatives."""
     scale = 1 / max(view.shared, 1)
     if g_mean is not None and centered:
         flow = F.mul(F.reshape(g_mean, view.stats), scale)

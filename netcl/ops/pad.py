@@ -36,7 +36,7 @@ def _padding_by_axis(name: str, x_shape: tuple[int, ...], padding: Sequence[int]
 def _constant_pad(x: Tensor, sides: Sequence[tuple[int, int]], value: float) -> Tensor:
     shape = tuple(n + before + after for n, (before, after) in zip(x.shape, sides, strict=True))
     if min(shape, default=0) < 0:
-        raise ShapeError(message("pad", "negative padding must not remove more than the size", **{"x.shape": x.shape, "shape": shape}))
+        raise ShapeError(message("pad", "negative padding must not remove more than the size", **{"x.shape": x.shape, "result": shape}))
     out = Tensor.full(shape, value, x.dtype, queue=x.queue)
     s_strides, d_strides = dense(x.shape), dense(shape)
     sizes = [n + min(before, 0) + min(after, 0) for n, (before, after) in zip(x.shape, sides, strict=True)]

@@ -29,7 +29,7 @@ from netcl.engine.registry import REGISTRY, Choice, Pointwise, Row, S, alias, op
 
 
 def unary(name: str, fwd: str, vjp: str | None, ref: Callable[..., Any], **columns: Any) -> Pointwise:
-    """Register a row with one input; returns the row."""
+    """Register an elementwise op with one input; returns its row."""
     row = Pointwise(name, fwd, (vjp,), ref, **columns)
     register(row)
     return row
@@ -39,7 +39,7 @@ _BAD_SHAPES = (S((3, 4), (5,)), r"\[{}\] shapes must broadcast together; a.shape
 
 
 def binary(name: str, fwd: str, vjp0: str | None, vjp1: str | None, ref: Callable[..., Any], **columns: Any) -> Pointwise:
-    """Register a row with two inputs; returns the row."""
+    """Register an elementwise op with two inputs; returns its row."""
     errors = [(_BAD_SHAPES[0], _BAD_SHAPES[1].replace("{}", name))]
     row = Pointwise(name, fwd, (vjp0, vjp1), ref, errors=errors, **columns)
     register(row)
@@ -50,7 +50,7 @@ def binary(name: str, fwd: str, vjp0: str | None, vjp1: str | None, ref: Callabl
 
 
 def _of_number(function: Callable[[float], float]) -> Callable[..., np.ndarray]:
-    """Convert a function of a number to one of arrays, in their dtype."""
+    """Return the elementwise version of a function of one number; results have the dtype of the input."""
     return lambda x: np.vectorize(function, otypes=[float])(x).astype(np.asarray(x).dtype)
 
 
@@ -172,16 +172,16 @@ binary("lt", "v0 < v1", None, None, np.less, onnx="Less", doc="a < b.")
 binary("le", "v0 <= v1", None, None, np.less_equal, onnx="LessOrEqual", doc="a <= b.")
 binary("gt", "v0 > v1", None, None, np.greater, onnx="Greater", doc="a > b.")
 binary("ge", "v0 >= v1", None, None, np.greater_equal, onnx="GreaterOrEqual", doc="a >= b.")
-binary("logical_and", "AND(v0, v1)", None, None, np.logical_and, onnx="And", doc="Both are not zero.")
-binary("logical_or", "OR(v0, v1)", None, None, np.logical_or, onnx="Or", doc="At least one is not zero.")
-binary("logical_xor", "OR(AND(v0, NOT(v1)), AND(NOT(v0), v1))", None, None, np.logical_xor, onnx="Xor", doc="Exactly one is not zero.")
-_LOGICAL_NOT = unary("logical_not", "NOT(v0)", None, np.logical_not, onnx="Not", doc="x is zero.")
-unary("isnan", "ISNAN(v0)", None, np.isnan, onnx="IsNaN", doc="x is NaN.")
-unary("isinf", "ISINF(v0)", None, np.isinf, onnx="IsInf", doc="x is infinite.")
-unary("isfinite", "ISFINITE(v0)", None, np.isfinite, doc="x is neither infinite nor NaN.")
-unary("isposinf", "AND(ISINF(v0), v0 > 0)", None, np.isposinf, doc="x is infinite and positive.")
-unary("isneginf", "AND(ISINF(v0), v0 < 0)", None, np.isneginf, doc="x is infinite and negative.")
-unary("signbit", "OR(v0 < 0, AND(v0 == 0, 1 / v0 < 0))", None, np.signbit, doc="x is negative, or -0.0.")
+binary("logical_and", "AND(v0, v1)", None, None, np.logical_and, onnx="And", doc="Whether both are nonzero.")
+binary("logical_or", "OR(v0, v1)", None, None, np.logical_or, onnx="Or", doc="Whether at least one is nonzero.")
+binary("logical_xor", "OR(AND(v0, NOT(v1)), AND(NOT(v0), v1))", None, None, np.logical_xor, onnx="Xor", doc="Whether only one is nonzero.")
+_LOGICAL_NOT = unary("logical_not", "NOT(v0)", None, np.logical_not, onnx="Not", doc="Whether x is zero.")
+unary("isnan", "ISNAN(v0)", None, np.isnan, onnx="IsNaN", doc="Whether x is NaN.")
+unary("isinf", "ISINF(v0)", None, np.isinf, onnx="IsInf", doc="Whether x is infinite.")
+unary("isfinite", "ISFINITE(v0)", None, np.isfinite, doc="Whether x is neither infinite nor NaN.")
+unary("isposinf", "AND(ISINF(v0), v0 > 0)", None, np.isposinf, doc="Whether x is infinite and positive.")
+unary("isneginf", "AND(ISINF(v0), v0 < 0)", None, np.isneginf, doc="Whether x is infinite and negative.")
+unary("signbit", "OR(v0 < 0, AND(v0 == 0, 1 / v0 < 0))", None, np.signbit, doc="Whether x is negative, or -0.0.")
 
 # ---- selection and mixtures
 binary("fmax", "WHERE(f, v0, v1)", "WHERE(f, g, 0)", "WHERE(f, 0, g)", np.fmax, let={"f": "OR(v0 >= v1, ISNAN(v1))"},
@@ -198,7 +198,7 @@ register(Pointwise("where", "WHERE(v0, v1, v2)", (None, "WHERE(v0, g, 0)", "WHER
                    onnx="Where", doc="a where the condition holds, else b."))  # fmt: skip
 _CLAMP_BOTH = unary("clamp_both", "MIN(MAX(v0, min), max)", "WHERE(AND(v0 >= min, v0 <= max), g, 0)",
                     lambda x, min, max: np.clip(x, min, max), params={"min": -1, "max": 1}, kinks=(-1.0, 1.0),
-                    doc="x held between min and max.")  # fmt: skip
+                    doc="x clamped between min and max.")  # fmt: skip
 _CLAMP_MIN = unary("clamp_min", "MAX(v0, min)", "WHERE(v0 >= min, g, 0)", lambda x, min: np.maximum(x, min), params={"min": 0},
                    kinks=(0.0,), doc="x, but not below min.")  # fmt: skip
 _CLAMP_MAX = unary("clamp_max", "MIN(v0, max)", "WHERE(v0 <= max, g, 0)", lambda x, max: np.minimum(x, max), params={"max": 0},
@@ -206,7 +206,7 @@ _CLAMP_MAX = unary("clamp_max", "MIN(v0, max)", "WHERE(v0 <= max, g, 0)", lambda
 _BOUNDS = (
     Pointwise("clamp_tensors", "MIN(MAX(v0, v1), v2)", ("WHERE(AND(v0 >= v1, v0 <= v2), g, 0)", "WHERE(AND(v0 < v1, v1 < v2), g, 0)",
               "WHERE(OR(v0 > v2, v1 > v2), g, 0)"), lambda x, min, max: np.minimum(np.maximum(x, min), max), inputs=("x", "min", "max"),
-              domain=((-3.0, 3.0), (-2.0, -0.5), (0.5, 2.0)), doc="x held between the elements of two tensors."),
+              domain=((-3.0, 3.0), (-2.0, -0.5), (0.5, 2.0)), doc="x clamped between the elements of two tensors."),
     Pointwise("clamp_min_tensor", "MAX(v0, v1)", ("WHERE(v0 >= v1, g, 0)", "WHERE(v0 < v1, g, 0)"), np.maximum, inputs=("x", "min"),
               doc="x, but not below the elements of a tensor."),
     Pointwise("clamp_max_tensor", "MIN(v0, v1)", ("WHERE(v0 <= v1, g, 0)", "WHERE(v0 > v1, g, 0)"), np.minimum, inputs=("x", "max"),
@@ -267,7 +267,7 @@ unary("hard_swish", "v0 * MIN(MAX(v0 + 3, 0), 6) / 6", "g * WHERE(v0 <= -3, 0, W
       onnx="HardSwish", doc="x * hard_sigmoid(x).")  # fmt: skip
 unary("hard_tanh", "MIN(MAX(v0, min_val), max_val)", "WHERE(AND(v0 > min_val, v0 < max_val), g, 0)",
       lambda x, min_val, max_val: np.clip(x, min_val, max_val), params={"min_val": -1.0, "max_val": 1.0}, kinks=(-1.0, 1.0),
-      doc="x held between min_val and max_val.")  # fmt: skip
+      doc="x clamped between min_val and max_val.")  # fmt: skip
 _PRELU = Pointwise("prelu_broadcast", "WHERE(v0 > 0, v0, v1 * v0)", ("WHERE(v0 > 0, g, g * v1)", "WHERE(v0 > 0, 0, g * v0)"),
                    lambda x, w: np.where(x > 0, x, w * x), kinks=(0.0,),
                    onnx="PRelu", doc="prelu with a weight that broadcasts.")  # fmt: skip
@@ -291,7 +291,7 @@ def _clamp_form(min: Any, max: Any) -> tuple[str, Mapping[str, float]]:
 
 register(Choice("gelu", (_GELU, _GELU_TANH), {"approximate": "none"}, _gelu_form, 'x * P(N(0, 1) <= x); approximate="tanh" is faster.'))
 register(Choice("clamp", (_CLAMP_BOTH, _CLAMP_MIN, _CLAMP_MAX, *_BOUNDS), {"min": None, "max": None}, _clamp_form,
-                "x held between min and max: numbers, tensors or None."))  # fmt: skip
+                "x clamped between min and max: numbers, tensors or None."))  # fmt: skip
 alias("swish", "silu")
 alias("clip", "clamp")
 
@@ -332,7 +332,7 @@ def _channel_view(name: str, x: Tensor, weight: Tensor, axis: int) -> Tensor:
         return weight
     if not -x.ndim <= axis < x.ndim or weight.shape != (x.shape[axis],):
         label = "weight" if name == "prelu" else "bias"
-        what = f"{label} must have one value, or one per element of axis {axis}, which x must have"
+        what = f"{label} must have one value, or one per element of axis {axis} of x"
         raise ShapeError(message(name, what, "", **{"x.shape": x.shape, f"{label}.shape": weight.shape}))
     after = x.ndim - 1 - axis % x.ndim
     return with_shape(weight, (*weight.shape, *(1,) * after))
@@ -387,7 +387,7 @@ _MACROS = {"ADD": "({0}) + ({1})", "SUB": "({0}) - ({1})", "MUL": "({0}) * ({1})
 
 
 class _Expand(ast.NodeTransformer):
-    """Expands the macros of the primitive preamble to arithmetic."""
+    """Expands macros such as ``ADD(a, b)`` and ``RELU(x)`` to arithmetic."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         args = [self.visit(arg) for arg in node.args]
@@ -399,7 +399,7 @@ class _Expand(ast.NodeTransformer):
 
 @lru_cache(maxsize=512)
 def user_row(title: str, expr: str, names: tuple[str, ...]) -> Pointwise:
-    """Build an unregistered row from an expression in ``v0``.. or the given names; C's ``2.0f`` is read as ``2.0``."""
+    """Build an unregistered row from an expression in ``v0``, ``v1``, ... or the given names; C's ``2.0f`` is read as ``2.0``."""
     plain = re.sub(r"(?<=[\d.])[fF]\b", "", expr)
     try:
         tree = ast.parse(plain, mode="eval")
@@ -427,7 +427,7 @@ def _binary_vjp(F: Any, g: Any, a: Any, b: Any, expr: str) -> Any:
 
 
 def _bitop(name: str, function: str, ref: Callable[..., Any], doc: str, high: int = 9, truths: bool = True) -> None:
-    """Register a function of the bits of integers; truth values are one bit each."""
+    """Register a bitwise op on two integers; truth values count as one bit."""
     row = Pointwise(name, f"{function}(v0, v1)", (None, None), ref, accepts="any" if truths else "number")
 
     def call(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:

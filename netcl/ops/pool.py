@@ -34,7 +34,7 @@ class Windows(NamedTuple):
     adaptive: bool = False
 
     def along(self, axis: int) -> list[tuple[range, int]]:
-        """Return, per result along an axis, the pixels of its window and how many it spans with padding."""
+        """Return, per result along an axis, the pixels of its window and how many pixels it spans, padding included."""
         size, outs = self.size[axis], self.outs[axis]
         if self.adaptive:
             edges = [(o * size // outs, -(-(o + 1) * size // outs)) for o in range(outs)]
@@ -55,7 +55,7 @@ def _outs(size: int, kernel: int, stride: int, pad: int, dilation: int, ceil_mod
 
 
 def _blind(size: int, kernel: int, stride: int, pad: int, dilation: int, outs: int) -> bool:
-    """Whether some window lies entirely in the padding, which only dilated windows can."""
+    """Whether some window contains no pixel of the image, which is possible only with dilation."""
     firsts = range(-pad, outs * stride - pad, stride) if dilation > 1 else ()
     return any(first < 0 and not any(0 <= first + k * dilation < size for k in range(kernel)) for first in firsts)
 
@@ -350,7 +350,7 @@ def avg_pool2d(
         (S((2, 3, 7, 7), output_size=0), r"\[adaptive_avg_pool2d\] output_size must be at least 1; output_size=\(0, 0\)"),
     ])  # fmt: skip
 def adaptive_avg_pool2d(F: Any, x: Tensor, output_size: Any) -> Tensor:
-    """Means over windows chosen so that ``output_size`` pixels remain (a number, or height and width; ``None`` keeps an axis)."""
+    """Means over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
     x = image("adaptive_avg_pool2d", x)
     return F.pool_average(x, windows=_adaptive_windows("adaptive_avg_pool2d", x.shape[2:], frozen(output_size)))
 
@@ -359,7 +359,7 @@ def adaptive_avg_pool2d(F: Any, x: Tensor, output_size: Any) -> Tensor:
     samples=[S((2, 3, 7, 9), output_size=1), S((1, 2, 7, 10), output_size=(3, 4)), S((1, 2, 3, 4), output_size=(5, 4))],
     errors=[(S((2, 3, 7), output_size=1), r"\[adaptive_max_pool2d\] x must have four dimensions: ")])  # fmt: skip
 def adaptive_max_pool2d(F: Any, x: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    """The largest values of windows chosen so that ``output_size`` pixels remain (a number, or height and width)."""
+    """Maxima over windows chosen so that the result has ``output_size`` pixels (a number, or height and width; ``None`` keeps an axis)."""
     x = image("adaptive_max_pool2d", x, launch.NUMBERS)
     both = F.pool_max(x, windows=_adaptive_windows("adaptive_max_pool2d", x.shape[2:], frozen(output_size)))
     return both if return_indices else both[0]
@@ -407,7 +407,7 @@ def avg_pool1d(
     samples=[S((2, 3, 9), output_size=4), S((1, 2, 5), output_size=1)],
     errors=[(S((2, 3), output_size=1), r"\[adaptive_avg_pool1d\] x must have three dimensions: batch, channels, length")])  # fmt: skip
 def adaptive_avg_pool1d(F: Any, x: Tensor, output_size: int) -> Tensor:
-    """Means over windows chosen so that ``output_size`` values of each signal remain."""
+    """Means over windows chosen so that each signal of the result has ``output_size`` values."""
     return to_signal(F, F.adaptive_avg_pool2d(_signal(F, "adaptive_avg_pool1d", x), for_image(output_size, 1)))
 
 

@@ -125,7 +125,7 @@ hooks.settlers.append(_settle_all)
 
 
 class RandomState:
-    """The position of a stream, taken without waiting for the device; ``as_dict()`` reads it for a file."""
+    """The position of a stream, taken without waiting for the device; ``as_dict()`` converts it to numbers, which can be saved."""
 
     def __init__(self, snapshot: Tensor):
         self.snapshot = snapshot
@@ -156,7 +156,7 @@ def manual_seed(seed: int) -> None:
 
 
 def seeded() -> tuple[int]:
-    """Return a tuple of the seed, a new object after every :func:`manual_seed`: random numbers of the host restart when it changes."""
+    """Return a tuple with the seed. It is a new object after every :func:`manual_seed`: random numbers on the host then restart."""
     return _seeded
 
 
@@ -220,7 +220,7 @@ class Generator(np.random.Generator):
 
 
 def with_generator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that draws with ``generator=`` added; the device is that of its first tensor, or of ``queue=`` or ``device=``."""
+    """Return ``function`` with a ``generator=`` argument; it draws on the device of the first tensor, or of ``queue=`` or ``device=``."""
 
     @functools.wraps(function)
     def drawn(*args: Any, generator: Generator | None = None, **kwargs: Any) -> Any:

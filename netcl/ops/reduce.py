@@ -74,7 +74,7 @@ _NO_AXIS = (S((2, 3), axis=2), r"\[{}\] axis must be in range for 2 dimensions, 
 
 
 def reduction(name: str, combine: str, neutral: str, ref: Callable[..., Any], vjp: Callable[..., Any] | None, **columns: Any) -> Reduction:
-    """Register a reduction row; returns the row."""
+    """Register a reduction; returns its row."""
     row = Reduction(name, combine, neutral, ref, vjp, errors=[(_NO_AXIS[0], _NO_AXIS[1].replace("{}", name))], **columns)
     register(row)
     return row

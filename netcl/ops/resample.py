@@ -91,7 +91,7 @@ _MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinea
 
 
 def _target_size(name: str, size: Any, wanted: Any, factor: Any, mode: str, align: bool) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return the result's sizes, and the distance of its neighbors in input pixels, per resampled axis."""
+    """Return, per resampled axis, the result's size and the distance between neighboring results in input pixels."""
     _one_of(name, "mode", mode, _MODES)
     if (wanted is None) == (factor is None):
         raise ShapeError(message(name, "exactly one of size and scale_factor must be given", size=wanted, scale_factor=factor))
@@ -105,7 +105,7 @@ def _target_size(name: str, size: Any, wanted: Any, factor: Any, mode: str, alig
     for n, each in zip(size, values, strict=True):
         out = int(each) if factor is None else math.floor(n * each)
         if out < 1 or n < 1:
-            raise ShapeError(message(name, f"axes must not be empty before or after, got {n} and {out}", size=wanted, scale_factor=factor))
+            raise ShapeError(message(name, f"x and the result must not be empty, got {n} and {out}", size=wanted, scale_factor=factor))
         outs.append(out)
         steps.append(((n - 1) / (out - 1) if out > 1 else 0.0) if align else n / out if factor is None else 1 / each)
     return tuple(outs), tuple(steps)
@@ -118,7 +118,7 @@ def cubic_kernel(x: np.ndarray, a: float) -> np.ndarray:
 
 
 def _resize_taps(n: int, outs: int, step: float, mode: str, align: bool, antialias: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pixels of an axis that contribute to every output, and their weights: ``(outs, taps)``."""
+    """Return the pixels of an axis that contribute to each output, and their weights, both ``(outs, taps)``."""
     out, cubic = np.arange(outs), mode == "bicubic"
     if mode.startswith("nearest"):
         index = np.floor((out + 0.5 * (mode == "nearest-exact")).astype(np.float32) * np.float32(step))[:, None]
@@ -177,7 +177,7 @@ def weighted_axis(F: Any, x: Any, axis: int, index: np.ndarray, shares: np.ndarr
         (S((1, 1, 4, 4), size=2, antialias=True), r"\[interpolate\] antialias requires x with 4 dimensions and mode bilinear or bicubic"),
         (S((1, 1, 4), size=2, mode="bicubic"), r"\[interpolate\] mode bicubic requires x with 4 dimensions; x.shape=\(1, 1, 4\)"),
         (S((1, 1, 4, 4, 4), size=2, mode="bilinear"), r"\[interpolate\] mode bilinear requires x with 3 or 4 dimensions"),
-        (S((1, 1, 4, 4), scale_factor=0.1), r"\[interpolate\] axes must not be empty before or after, got 4 and 0; "),
+        (S((1, 1, 4, 4), scale_factor=0.1), r"\[interpolate\] x and the result must not be empty, got 4 and 0; "),
         (S((1, 1, 4, 4), size=(1, 2, 3)), r"\[interpolate\] size must be one number or one per resampled axis"),
     ])  # fmt: skip
 def interpolate(
@@ -311,7 +311,7 @@ def grid_sample(
                                      S((1, 3, 4), size=(1, 1, 2, 3, 2))],
            errors=[(S((2, 3, 3), size=(2, 1, 4, 4)), r"\[affine_grid\] theta must have shape \(2, 2, 3\); .*\(2, 3, 3\)")])  # fmt: skip
 def affine_grid(F: Any, theta: Tensor, size: Sequence[int], align_corners: bool = False) -> Tensor:
-    """Return the grid with which :func:`grid_sample` applies the affine maps ``theta`` ``(batch, 2, 3)`` to images of ``size``."""
+    """Return the grid with which :func:`grid_sample` applies affine maps ``theta`` ``(batch, 2, 3)`` to images (or volumes) of ``size``."""
     axes, theta = len(size) - 2, launch.as_tensors("affine_grid", theta)[0]
     if theta.shape != (size[0], axes, axes + 1):
         raise ShapeError(

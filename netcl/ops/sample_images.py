@@ -1,4 +1,4 @@
-"""The kernels of :func:`netcl.ops.grid_sample` for images: values at points, by the nearest pixel or linear between four."""
+"""The kernels of :func:`netcl.ops.grid_sample` for images: values at points, of the nearest pixel or interpolated between four."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from netcl.ops.pointwise import cast
 
 
 def _spots(values: np.ndarray, size: int, linear: bool, border: bool, align: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return per value the pixel before it, the weight of the pixel after it, and the slope of the coordinate in pixels."""
+    """Return for each coordinate the pixel before it, the weight of the pixel after it, and the derivative of its position in pixels."""
     at = (values + 1) / 2 * (size - 1) if align else ((values + 1) * size - 1) / 2
     slope = np.full(at.shape, (size - 1) / 2 if align else size / 2, at.dtype)
     if border:
@@ -33,7 +33,7 @@ def _spots(values: np.ndarray, size: int, linear: bool, border: bool, align: boo
 
 
 def _corners(grid: np.ndarray, size: Any, linear: bool, border: bool, align: bool) -> Any:
-    """Return the pixels around each point as ``(inside, flat index, weight down, weight across)``, and the two spots."""
+    """Return the pixels around each point as ``(inside, flat index, weight down, weight across)``, and :func:`_spots` across and down."""
     h, v = (_spots(grid[..., k].reshape(grid.shape[0], grid.shape[1] * grid.shape[2]), size[1 - k], linear, border, align) for k in (0, 1))
     found = []
     for down in (0, 1) if linear else (0,):
@@ -101,7 +101,7 @@ def _sample_vjp(F, g, x, grid, needs, linear, border, align):
              S((1, 2, 4, 5), (1, 5, 3, 2), border=True, low=-1.4, high=1.4),
              S((2, 2, 5, 6), (2, 4, 5, 2), linear=False, low=-1.2, high=1.2)])  # fmt: skip
 def sample_images(x: Tensor, grid: Tensor, *, linear: bool = True, border: bool = False, align: bool = False) -> Tensor:
-    """Sample images at points: :func:`grid_sample` by its own kernels, after its checks."""
+    """Sample images at points: the kernels behind :func:`grid_sample`, which checks the arguments."""
     x, grid = launch.as_tensors("sample_images", x, grid)
     if x.backend == "cpu":
         return launch.run_cpu(_sample_cpu, x, grid, linear=linear, border=border, align=align)
@@ -146,7 +146,7 @@ def sample_images_input_grad(
 def sample_images_grid_grad(
     dy: Tensor, x: Tensor, grid: Tensor, *, linear: bool = True, border: bool = False, align: bool = False
 ) -> Tensor:
-    """The gradient of :func:`sample_images` with respect to its grid; zero for the nearest pixel. It has no gradient itself."""
+    """The gradient of :func:`sample_images` with respect to its grid; zero unless ``linear``. It has no gradient itself."""
     dy, x, grid = launch.as_tensors("sample_images_grid_grad", dy, x, grid)
     if x.backend == "cpu":
         return launch.run_cpu(_sample_grid_grad_cpu, dy, x, grid, dtype=grid.dtype, linear=linear, border=border, align=align)

@@ -77,7 +77,7 @@ def _reference_cumsum(x: np.ndarray, axis: int | None = None, reverse: bool = Fa
     samples=[S((257,), axis=0), S((3, 5, 7), axis=1), S((3, 5), axis=-1, reverse=True), S((4000,), axis=0), S((0, 3), axis=1), S((6,))],
     errors=[(S((2, 3), axis=2), r"\[cumsum\] axis must be in range for 2 dimensions, got 2; x.shape=\(2, 3\)")])  # fmt: skip
 def cumsum(x: Tensor, axis: int | None = None, reverse: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """Running sums along an axis (of all elements, flattened, without one); ``reverse`` runs from the end."""
+    """Running sums along an axis, or over the flattened tensor without one; ``reverse`` runs from the end."""
     x = operand("cumsum", x)
     shape = _scan_shape("cumsum", x, axis)
     row = DTYPES[x.dtype]

@@ -24,7 +24,7 @@ _at = launch.check_axis
 
 def _cumulative(name: str, larger: bool) -> Any:
     def call(F: Any, x: Tensor, axis: int) -> Ordered:
-        """Scan in doubling steps over values and their indices; the gradient is that of the gather at the end."""
+        """Compute running extremes and their indices in doubling steps; the gradient is that of the gather at the end."""
         x = launch.as_tensors(name, x)[0]
         at, step, values = _at(name, axis, x.ndim), 1, x.detach()
         places = np.arange(x.shape[at] if x.shape else 1).reshape((-1, *(1,) * max(x.ndim - 1 - at, 0)) if x.shape else ())
@@ -62,7 +62,7 @@ made_of("unfold", _unfold, lambda x, dimension, size, step: np.take(np.lib.strid
         np.arange(0, x.shape[dimension] - size + 1, step), dimension), S((7, 2), dimension=0, size=3, step=2),
         S((2, 6), dimension=1, size=6, step=1),
         errors=[(S((4,), dimension=0, size=5, step=1), r"\[unfold\] size must be from 0 to length, and step at least 1; size=5")],
-        doc="Parts of ``size`` elements, ``step`` apart, of an axis, along a new last axis. A copy (torch gives a view).")  # fmt: skip
+        doc="Slices of ``size`` elements of an axis, ``step`` apart, along a new last axis. A copy (torch returns a view).")  # fmt: skip
 
 
 # ---- writes
@@ -83,7 +83,7 @@ def _scatter_reduced(x, axis, index, src, reduce, include_self):
 
 
 def _scatter_extreme_vjp(F, g, out, x, axis, index, src, reduce, include_self):
-    """Share the gradient evenly among all elements equal to the extreme; for a product, multiply the other elements."""
+    """Share the gradient evenly among all elements equal to the extreme; for a product, multiply it by the other elements."""
     part = F.getitem(src, tuple(slice(0, n) for n in index.shape))
     named = F.scatter(F.cast(F.mul(out, 0), "bool"), axis, index, True)
     if reduce == "prod":
@@ -139,7 +139,7 @@ def _check_places(name: str, x: Tensor, axis: int, index: Tensor, src: Tensor) -
         m <= k and (m <= n or i == axis) for i, (n, m, k) in enumerate(zip(x.shape, index.shape, src.shape, strict=True))
     )
     if not fits or x.dtype != src.dtype:
-        what = "index must fit into src, and into x except along the axis, with as many axes as both; x and src must have one dtype"
+        what = "index must fit into src and, except along the axis, into x, with equally many axes; x and src must have the same dtype"
         shapes = {"x.shape": x.shape, "index.shape": index.shape, "src.shape": src.shape}
         raise ShapeError(message(name, what, **shapes, dtypes=(x.dtype, src.dtype)))
 
@@ -167,7 +167,7 @@ def _masked_scatter(F: Any, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 
 made_of("masked_scatter", _masked_scatter, "numpy", S((3, 4), (3, 4), (12,), dtypes=("float32", "bool", "float32")),
-        doc="x with the first elements of source where the mask holds. Waits for the device.")  # fmt: skip
+        doc="x with the first elements of source where the mask is true. Waits for the device.")  # fmt: skip
 
 
 # ---- counts and search
@@ -177,7 +177,7 @@ made_of("masked_scatter", _masked_scatter, "numpy", S((3, 4), (3, 4), (12,), dty
            samples=[S((50,), bins=7), S((5, 9), bins=4, min=-0.5, max=0.75)], inputs=("x",),
            errors=[(S((3,), bins=4, min=2, max=1), r"\[histc\] max must not be below min; min=2, max=1")])  # fmt: skip
 def histc(F: Any, x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """Count the elements in each of ``bins`` equal parts of ``[min, max]``; the default range is that of x, which waits for the device."""
+    """Count the elements in each of ``bins`` equal parts of ``[min, max]``; equal bounds mean the range of x and wait for the device."""
     x = launch.as_tensors("histc", x)[0].detach()
     launch.check_dtype("histc", x)
     if max < min:
@@ -222,12 +222,12 @@ def searchsorted(sorted_sequence, values, *, out_int32=False, right=False, side=
 made_of("bucketize", lambda F, x, boundaries, **how: F.searchsorted(boundaries, x, **how),
         lambda x, boundaries, right=False: np.searchsorted(boundaries, x, "right" if right else "left"), S((2, 4), _SORTED),
         S((3,), _SORTED, right=True),
-        doc="The index of the part between boundaries that each element lies in. Computed on the host.")  # fmt: skip
+        doc="For each element, the index of the interval between boundaries that contains it. Computed on the host.")  # fmt: skip
 
 
 @on_host("x", vjp=None, takes="any", ref=None, samples=[S((9,))])
 def mode_indices(x, axis=-1):
-    """Return the last index of the most frequent value along an axis, the smallest of several. Computed on the host."""
+    """Return the last index of the most frequent value (of several, the smallest) along an axis. Computed on the host."""
     rows = np.moveaxis(x, axis, -1)
     flat = rows.reshape(-1, rows.shape[-1])
     found = []

@@ -24,7 +24,7 @@ def _run_softmax(op_name: str, kernel: str, axis: int, operands: dict[str, Tenso
     for name, x in operands.items():
         launch.check_dtype(op_name, x, name=name.lower())
     if any(x.shape != first.shape for x in others):
-        raise ShapeError(message(op_name, "g and y must have the same shape", g=first.shape, y=others[0].shape))
+        raise ShapeError(message(op_name, "upstream and y must have the same shape", upstream=first.shape, y=others[0].shape))
     out = Tensor.empty(first.shape, (others or [first])[0].dtype, queue=first.queue)
     if not out.size:
         return out
@@ -107,11 +107,11 @@ def _grad(op_name: str, upstream: Any, y: Any, axis: int, log: bool) -> Tensor:
 
 @op(vjp=_softmax_grad_vjp, ref="numpy", amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
 def softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1) -> Tensor:
-    """The gradient of :func:`softmax` from that of its result ``y``: ``y (g - sum(g y))``."""
+    """The gradient of :func:`softmax` from its result ``y``: ``y (upstream - sum(upstream y))``."""
     return _grad("softmax_grad", upstream, y, axis, log=False)
 
 
 @op(vjp=_log_softmax_grad_vjp, ref="numpy", amp="float", samples=_SOFTMAX_GRAD_SAMPLES)
 def log_softmax_grad(upstream: Tensor, y: Tensor, axis: int = -1) -> Tensor:
-    """The gradient of :func:`log_softmax` from that of its result ``y``: ``g - exp(y) sum(g)``."""
+    """The gradient of :func:`log_softmax` from its result ``y``: ``upstream - exp(y) sum(upstream)``."""
     return _grad("log_softmax_grad", upstream, y, axis, log=True)

@@ -129,7 +129,7 @@ def sort(F: Any, x: Tensor, axis: int = -1, descending: bool = False) -> Ordered
     errors=[(S((3, 2), k=3), r"\[topk\] k must be from 0 to 2, the size of the axis; k=3, axis=-1, x\.shape=\(3, 2\)")],
 )
 def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tensor:
-    """Return the positions of the ``k`` largest (or smallest) values along an axis, in order; int64. Of equal values the first counts."""
+    """Return the positions of the ``k`` largest (or smallest) values along an axis, in order; int64. Of equal values the first is taken."""
     (x,) = launch.as_tensors("topk", x)
     at = launch.check_axis("topk", axis, x.ndim)
     if not x.shape or not 0 <= k <= x.shape[at]:

@@ -51,7 +51,7 @@ class Rule:
     that live on the device (``factor``, for clipping, unless others are named). ``writes`` maps a tensor to the line
     whose value it gets. Lines of ``once`` are over numbers only and are computed before the first element. ``unless`` names one of
     ``given``: where that is not 0, nothing changes. ``packed`` names tensors that ``update_packed.cl`` reads and writes as codes of 8 bits
-    with their scales; only averages ``m`` and ``v`` can be.
+    with their scales; only averages ``m`` and ``v`` can be packed.
 
     >>> halve = Rule("halve", ("x",), (), {"half": "x * 0.5"}, {"x": "half"})
     >>> t = Tensor.from_host([2.0, 4.0])
@@ -82,11 +82,11 @@ class Rule:
         return opencl_text.Body(self.reads, (*self.scalars, *self.given), lines, tuple(self.writes.values()))
 
     def with_copy(self, of: str, name: str) -> Rule:
-        """Return the same rule that also writes the new value of ``of`` to another tensor, such as the half copy of a float32 master."""
+        """Return a rule that also writes the new value of ``of`` to a tensor ``name``, such as the 16-bit copy of a float32 master."""
         return _with_copy(self, of, name)
 
     def guarded(self) -> Rule:
-        """Return the same rule that changes nothing if the number ``skip`` on the device is not 0; the host need not wait for it."""
+        """Return a rule that changes nothing if the number ``skip`` on the device is not 0; the host need not wait for it."""
         return _guarded_rule(self)
 
 
@@ -110,7 +110,7 @@ CLAMP = Rule("clamp", ("x",), ("most",), {"clamped": "MIN(MAX(x, -most), most)"}
 
 
 class Batch(NamedTuple):
-    """The tensors of one launch: a selector of their slots, the table of blocks, the number of work-groups."""
+    """One launch: ``pick`` selects its tensors, ``blocks`` lists their parts, ``groups`` is the number of work-groups."""
 
     pick: Callable[[Sequence[Any]], tuple[Any, ...]]
     blocks: Tensor
@@ -179,7 +179,7 @@ def _only(index: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 def _batched(
     queue: Any, key: tuple[Any, ...], make: Callable[[BlockSpread, int], program.Kernel], roles: Sequence[Sequence[Tensor]]
 ) -> BatchedKernel:
-    """Return the kernel and its batches for tensors of these shapes; ``make`` builds the kernel for a spread and a number of slots."""
+    """Return the kernel and its batches for the tensors of ``roles``; ``make`` builds the kernel for a spread and a number of slots."""
     key = ("update", *key, tuple([t.shape for t in roles[0]]))
     try:
         return queue.netcl.plans[key]
@@ -224,7 +224,7 @@ def rule_source(
     slots: int,
     defines: Mapping[str, Any],
 ) -> str:
-    """Return the program of a rule for tensors and device numbers of certain dtypes, with ``slots`` of each tensor in a launch."""
+    """Return the OpenCL source of a rule for tensors and device numbers of these dtypes; a launch takes ``slots`` tensors of each name."""
     of = dict(zip(rule.tensors, kinds, strict=True))
     width = layout.width
     values = opencl_text.value_functions([of[name] for name in rule.reads], [of[name] for name in rule.writes], compute, layout)
@@ -240,7 +240,7 @@ def rule_source(
 def _word_macros(
     rule: Rule, of: Mapping[str, dtypes.DType], given: Sequence[dtypes.DType], compute: str, slots: int, lines: Sequence[str]
 ) -> dict[str, str]:
-    """Return the macros of ``update.cl``."""
+    """Return the text that replaces each macro word of ``update.cl``."""
     kinds = {name: f"__global {'' if name in rule.writes else 'const '}{of[name].c_storage}*" for name in rule.tensors}
     cases = [f"case {slot}: {' '.join(f't_{name} = {name}_{slot};' for name in kinds)} break;" for slot in range(slots)]
     cases[-1] = cases[-1].replace(f"case {slots - 1}:", "default:")
@@ -293,7 +293,7 @@ def apply(
 
 
 def _by_place(roles: Sequence[Sequence[Tensor]]) -> Iterator[tuple[Any, tuple[str, ...], Sequence[Sequence[Tensor]]]]:
-    """Yield queue, dtypes and tensors of each device and combination of dtypes."""
+    """Yield queue, dtypes and tensors for each device and combination of dtypes."""
     if not roles[0]:
         return
     queue = roles[0][0].queue
@@ -329,12 +329,12 @@ def _apply_opencl(
 
 
 def partly(error: DeviceError | OutOfMemoryError) -> DeviceError | OutOfMemoryError:
-    """Return the error of an update of which only some launches were made, with that fact in its message."""
+    """Return ``error`` with a message that says that only some tensors of an update were changed."""
     return type(error)(f"{error}; some tensors are updated and others are not: load the last checkpoint")
 
 
 def _device_number(queue: Any, value: float) -> Tensor:
-    """Return a number on the device; the one for "no factor" is cached."""
+    """Return a number as a tensor on the device; 1.0, the default factor, is cached."""
     if value != 1.0:
         return Tensor.from_host(queue, np.float32(value))
     state = program.state(queue)
@@ -389,7 +389,7 @@ def _drawn_bits(x: np.ndarray) -> np.ndarray:
 
 @cache
 def _level_values(signed: bool) -> np.ndarray:
-    """Return the values of the codes of one sign, from 0 to 1; small values have as many digits as large ones."""
+    """Return the values of the codes of one sign, from 0 to 1, spaced exponentially for similar relative precision."""
     octaves, levels = (16, 127) if signed else (32, 255)
     return ((np.exp2(np.arange(levels + 1) * (octaves / levels)) - 1) / (2.0**octaves - 1)).astype(np.float32)
 
@@ -417,7 +417,7 @@ GatheredRun = list[tuple[int, slice, slice]]
 
 
 def _runs(sizes: Sequence[int]) -> Iterator[GatheredRun]:
-    """Yield elements that are computed together: a part of a large tensor, or several small ones. Per tensor: number, part, position."""
+    """Yield lists of (tensor number, part, position) to compute together: a part of a large tensor, or several small tensors."""
     run: GatheredRun = []
     filled = 0
     for i, size in enumerate(sizes):
@@ -493,7 +493,7 @@ def by_context(tensors: Iterable[Tensor]) -> dict[Any, list[Tensor]]:
 
 
 def norm_of_all(tensors: Sequence[Tensor], order: float = 2.0, max_norm: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Return the norm of all elements of tensors of one device, and ``min(1, max_norm / (norm + 1e-6))``, as 0-d tensors on it.
+    """Return the norm of all elements of tensors of one device, and ``min(1, max_norm / (norm + 1e-6))``, as 0-d tensors there.
 
     Nothing waits for the values. NaN propagates to both; an infinite norm gives a factor of 0, or NaN if ``max_norm`` is infinite too.
 

@@ -51,7 +51,7 @@ class Place:
     """Where a view lies in the memory of its base: offset and strides in elements.
 
     ``strides=None``: the view shares the memory of its base. ``source``: not a view but a copy, as in torch, that still shares its
-    memory with the view ``source`` if that is alive.
+    memory with the view ``source`` as long as that is alive.
     """
 
     __slots__ = ("history", "offset", "source", "strides")
@@ -110,7 +110,7 @@ def link(x: Tensor, view: Tensor, offset: int, strides: Sequence[int] | None) ->
 
 
 def _base_size(view: Tensor) -> int:
-    """Return the minimum number of elements of a base, from a view that holds a copy."""
+    """Return the minimum size of the base of ``view``, which holds a copy of a part of it."""
     return 1 + view.place.offset + sum((n - 1) * max(0, step) for n, step in zip(view.shape, view.place.strides, strict=True))
 
 
@@ -140,7 +140,7 @@ def composed(x: Tensor, offset: int, strides: Sequence[int]) -> tuple[int, tuple
 
 
 def _join_family(x: Tensor, view: Tensor, place: Place) -> None:
-    """Register ``view``, which holds a copy of a part of ``x``, in the family of ``x``."""
+    """Register ``view``, which holds a copy of a part of ``x``, with the base of ``x``."""
     written = writes_of(x)
     if written.base is None:
         written.base = _base(x)
@@ -263,7 +263,7 @@ class Reread:
         """Ignore the tensor: tensors over this source need not be known."""
 
     def compute(self) -> Tensor:
-        """Return a tensor with the current values of the base, copied at the first call."""
+        """Return the current values of the view, copied from the base at the first call."""
         if self._made is None:
             assert self.base is not None
             made = Tensor.empty(self.shape, self.dtype, queue=self.base.queue)
@@ -305,7 +305,7 @@ def refresh_copies(written: Writes) -> None:
 
 
 def _settle() -> None:
-    """Refresh stale views before a step is recorded or replayed, because that is not part of the step."""
+    """Refresh stale views before a step is recorded or replayed, because refreshing is not part of the step."""
     if _stale and recording.active.recorder is None:
         for view in list(_stale.values()):
             view.realize()
@@ -332,7 +332,7 @@ def write_into(t: Tensor, values: Tensor, strides: Sequence[int] | None = None) 
 
 
 def publish(t: Tensor) -> None:
-    """Write the base of the view ``t`` after the memory of ``t`` has been written."""
+    """Copy the values of the view ``t`` to its base, after the memory of ``t`` has been written."""
     if is_copy(t):
         own = Tensor(t.realize(), t.shape, t.dtype, t.context, t.queue, t.lease)
         write_into(t, own)
@@ -371,14 +371,14 @@ def _rebuilt(written: Writes, t: Tensor) -> Tensor:
 
 
 def check_write(t: Tensor) -> None:
-    """Raise if a write to the memory of ``t`` would miss its base; a view that is the last of its family becomes independent."""
+    """Raise if a write to the memory of ``t`` would miss its base; a view whose base and other views are gone becomes independent."""
     place = t.place
     if place is None:
         return
     if place.source is not None:
         other = place.source()
         if other is not None and not _is_stale(other) and _memory_object(other) is _memory_object(t):
-            what = "cannot write in place to the copy of a view that shares its memory with the view"
+            what = "cannot write in place to this copy of a view: it still shares its memory with the view"
             raise AutogradError(message("in place", what, "write to a clone()", shape=t.shape))
         place.source = None
     elif place.strides is not None:

@@ -335,7 +335,7 @@ def test_who_cannot_reach_a_base_is_told(given):
         ops.add(x[0], 1.0, out=x[1])
     turned = x.T
     flat = turned.reshape(-1)
-    with pytest.raises(AutogradError, match=r"cannot write in place to the copy of a view .*; write to a clone"):
+    with pytest.raises(AutogradError, match=r"cannot write in place to this copy of a view: .*; write to a clone"):
         flat += 1.0
     assert turned.tolist() == [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]
     del turned

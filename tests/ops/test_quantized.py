@@ -86,7 +86,7 @@ def test_devices_without_dot_products_refuse_int8(cl_device, rng, monkeypatch):
     monkeypatch.setattr(plans, "_cpu_instructions", lambda: 0)
     packed, _ = weights(rng, "Q4_0", 5, 96)
     operands = [Tensor.from_host(cl_device.queue, a) for a in (np.ones((2, 96), np.float32), packed)]
-    with pytest.raises(DeviceError, match=r'int8 activations require a CPU with dot products of int8; use activations="auto"'):
+    with pytest.raises(DeviceError, match=r'int8 activations require a CPU with dot products of int8; device=.*; use activations="auto"'):
         ops.quantized_linear(*operands, kind="Q4_0", rows=5, activations="int8")
 
 

@@ -40,7 +40,7 @@ HELD = 64  # registers of a work-item for one result; the gradient of keys and v
 
 
 class Config(NamedTuple):
-    """A kernel file, its macros, the work-group, and how many rows a work-group takes."""
+    """A kernel file, its macros, the work-group size, and how many rows a work-group computes."""
 
     file: str
     defines: Mapping[str, int]
@@ -56,7 +56,7 @@ def cpu_config(width: int, wide: bool, depth: int) -> Config:
 
 
 def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 64) -> Config:
-    """Return the configuration for GPUs: the largest tiles that fit local memory and registers and that ``queries`` fill by half."""
+    """Return the configuration for GPUs: the largest tiles that fit local memory and registers and that ``queries`` at least half fill."""
     for tx, ty, rx, ry, chunk in ATTENTION_TILES:
         rows, columns, chunks = ry * ty, rx * tx, -(-depth // chunk)
         size = (8 if wide else 4) * (chunk * (rows + columns) + rows * columns)
@@ -68,7 +68,7 @@ def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 6
 
 
 def choose_kernel(q: Tensor, k: Tensor, sizes: HeadSizes) -> Config:
-    """Return the configuration of a call: the one registered with the selector for ``attention``, else by the type of device."""
+    """Return the configuration of a call: the one registered with the selector for ``attention``, else that of the device type."""
     profile = handle_of(q.queue).profile
     chosen = get_kernel_selector().select("attention", (q.shape, k.shape), profile)
     if chosen is not None:
@@ -174,7 +174,7 @@ def _attention_vjp(F, g, out, q, k, v, mask, causal, scale, needs):
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``softmax(q k' scale + mask) v`` and, per row, the logarithm of the sum of exponentials; in tiles."""
+    """Compute ``softmax(q k' scale + mask) v`` and the logarithm of each row's sum of exponentials, in tiles."""
     q, k, v, mask = launch.as_tensors("attention", q, k, v, mask)
     sizes = attention_geometry("attention", q, k, v)
     place, factor, sums = mask_of("attention", mask, q, sizes), score_scale(scale, sizes.depth), sum_dtype(q.dtype)
@@ -205,7 +205,7 @@ def attention_grad(
     upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor, logarithms: Tensor,
     through: Tensor | None = None, *, causal: bool = False, scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients of q, k and v of :func:`attention`; ``through`` is the gradient of the logarithms."""
+    """Compute the gradients of q, k and v of :func:`attention`; ``through`` is the upstream gradient of the logarithms."""
     name = "attention_grad"
     upstream, q, k, v, mask, result, logarithms, through = launch.as_tensors(name, upstream, q, k, v, mask, result, logarithms, through)
     sizes = attention_geometry(name, q, k, v)

@@ -110,9 +110,9 @@ def _check_tables(k: Any, keys: Tensor, frequencies: Any, norms: list[Any]) -> N
     size, given = keys.shape[3], [t.shape for t in norms if t is not None]
     apart = keys.dtype == "int8" or k is not None or size % 2 or len({t.dtype for t in norms if t is not None}) > 1
     if (given or frequencies is not None) and (apart or given not in ([], [(size,)] * 2) or 2 * getattr(frequencies, "size", 0) > size):
-        what = f"frequencies (at most {size // 2}) and norms (two of shape ({size},) and one dtype) require k and v to be None, an even "
+        what = f"frequencies (at most {size // 2}) and both norms (shape ({size},), one dtype) must be used with k and v of None, an even "
         what += "head size and a cache that is not int8"
-        seen = {"k": k is not None, "keys": (keys.shape, keys.dtype), "frequencies": getattr(frequencies, "shape", None),
+        seen = {"k_given": k is not None, "keys": (keys.shape, keys.dtype), "frequencies": getattr(frequencies, "shape", None),
                 "norms": [(t.shape, t.dtype) for t in norms if t is not None]}  # fmt: skip
         raise ShapeError(message("cached_attention", what, "apply rms_norm and rope first", **seen))
 
@@ -132,7 +132,10 @@ def _check_cache(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, 
     fits = k.shape[0] == batch and k.shape[2:] == (new, depth) and v.shape[:3] == k.shape[:3]
     same = all(c.shape[:2] == t.shape[:2] and c.shape[3] == t.shape[3] for c, t in ((keys, k), (values, v)))
     if not fits or not same or keys.shape[2] != values.shape[2] or not 0 < new <= keys.shape[2]:
-        what = "q, k, v and the cache must agree in batch, heads, positions and sizes, and at least 1 new position must fit the cache"
+        what = (
+            "for q of (batch, heads, new, size), k and v must be (batch, groups, new, size) and keys and values (batch, groups, positions, "
+            "size), with new from 1 to positions (v and values may have another size)"
+        )
         raise ShapeError(message("cached_attention", what, **shapes))
     _check_lengths(q, lengths)
 
@@ -177,7 +180,7 @@ def _coded_sample(q: tuple[int, ...], cache: tuple[int, ...], **options: Any) ->
                *(None,) * 5), low=(*(-1.0,) * 5, 0, *(-1.0,) * 5), high=(*(1.0,) * 5, 66, *(1.0,) * 5)),
              _coded_sample((2, 4, 3, 8), (2, 2, 70, 8), window=5), _coded_sample((1, 2, 1, 6), (1, 2, 9, 6))],
     errors=[(S((1, 3, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), (1,), **_T), r"heads that divide those of q"),
-            (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 4), (1, 2, 9, 8), (1,), **_T), r"q, k, v and the cache must agree"),
+            (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 4), (1, 2, 9, 8), (1,), **_T), r"k and v must be \(batch, groups, new"),
             (S((1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8), np.zeros(1, np.int32), (1, 2, 9, 1)),
              r"key_scales must be None unless the cache is int8")],
 )  # fmt: skip
@@ -189,15 +192,15 @@ def cached_attention(
     """Causal attention of new positions over a cache, into which their keys and values are written.
 
     - **q**: queries ``(batch, heads, new, size)``. **k**, **v**: their keys and values, which may have fewer heads (grouped queries).
-      With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * heads of keys) * size)``, and
+      With ``None`` for both, q is a projection of all three side by side, ``(batch, new, (heads + 2 * kv_heads) * size)``, and
       the result is ``(batch, new, heads * size)``.
-    - **keys**, **values**: the cache, ``(batch, heads of k, positions, size)``; changed in place. A cache of int8 has **key_scales** and
-      **value_scales** ``(batch, heads of k, positions, 1)``: a position is rounded when it is written, but the call that
+    - **keys**, **values**: the cache, ``(batch, kv_heads, positions, size)``; changed in place. A cache of int8 has **key_scales** and
+      **value_scales** ``(batch, kv_heads, positions, 1)``: a position is rounded when it is written, but the call that
       writes it uses the exact values.
-    - **lengths**: ``(batch,)`` integers, the positions of each sequence that are filled; read on the device, so that a compiled step
-      works for every length. Positions beyond the end of the cache are not written; the caller must stop before.
-    - **query_norm**, **key_norm**, **frequencies**: heads of a projection pass an RMS norm with these weights and **eps**, then
-      :func:`rope` with the positions that ``lengths`` gives; it rotates two elements per frequency.
+    - **lengths**: ``(batch,)`` integers, the number of filled positions of each sequence; read on the device, so that a compiled step
+      works for every length. Positions beyond the end of the cache are not written; the caller must not exceed it.
+    - **query_norm**, **key_norm**, **frequencies**: heads of a projection are normalized by an RMS norm with these weights and **eps** and
+      rotated by :func:`rope` at the positions that ``lengths`` gives, two elements per frequency.
     - **window**: how many positions a query sees, itself included; 0 for all. **softcap**: ``c * tanh(score / c)`` for the scores.
 
     There is no gradient: use :func:`scaled_dot_product_attention` to train.

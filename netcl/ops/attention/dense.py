@@ -95,7 +95,7 @@ def masked(F: Any, scores: Any, mask: Any, causal: bool) -> Any:
 
 
 class Dense:
-    """Computes probabilities and the gradient of the scores as whole matrices over the ops ``F``."""
+    """Computes probabilities and the gradient of the scores as whole matrices, with the ops ``F``."""
 
     def __init__(
         self, F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: Any
@@ -125,7 +125,7 @@ class Dense:
 def mask_gradient(
     F: Any, g: Any, q: Any, k: Any, v: Any, mask: Any, out: Any, logarithms: Any, through: Any, causal: bool, scale: Any
 ) -> Any:
-    """Compute the gradient of an additive mask, which is that of the scores."""
+    """Compute the gradient of an additive mask, which equals that of the scores."""
     dense = Dense(F, g, q, k, v, mask, out, logarithms, through, causal, scale)
     return F.reshape(dense.d_s, (*q.shape[:-1], k.shape[-2]))
 

@@ -15,7 +15,7 @@ LARGEST = DEPTHS[-1]
 
 
 class HeadSizes(NamedTuple):
-    """``batch`` times ``heads`` query heads of ``n`` rows; ``sharing`` of them share one head of ``m`` keys and values."""
+    """The sizes of a call: ``batch`` x ``heads`` query heads of ``n`` rows; ``sharing`` of them share one head of ``m`` keys and values."""
 
     batch: int
     heads: int
@@ -27,12 +27,12 @@ class HeadSizes(NamedTuple):
 
     @property
     def kv_heads(self) -> int:
-        """The number of heads of keys and values in each batch."""
+        """The number of key and value heads per batch element."""
         return self.heads // self.sharing
 
     @property
     def bucket(self) -> int:
-        """The head size that kernels are built for: the next larger one of :data:`DEPTHS`."""
+        """The head size that kernels are built for: the smallest of :data:`DEPTHS` that both head sizes fit."""
         return next(size for size in DEPTHS if size >= max(self.depth, self.depth_v))
 
     @property
@@ -62,7 +62,7 @@ def attention_geometry(op: str, q: Tensor, k: Tensor, v: Tensor) -> HeadSizes:
 
 
 class Mask(NamedTuple):
-    """A mask and its strides by batch, head, query and key. ``kind`` 0: none, 1: true where a key takes part, 2: added."""
+    """A mask and its strides by batch, head, query and key. ``kind`` 0: none, 1: true where a key takes part, 2: added to the scores."""
 
     tensor: Tensor | None
     kind: int

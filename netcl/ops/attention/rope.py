@@ -24,7 +24,7 @@ def pair_frequencies(depth: int, base: float) -> np.ndarray:
 
 
 def _frequencies_on(x: Tensor, base: float, given: Tensor | None) -> Tensor:
-    """Return the table of frequencies on the device, cached because every layer of a model uses the same one."""
+    """Return ``given``, or the frequencies of ``base`` on the device, cached because every layer of a model uses the same ones."""
     dtype = sum_dtype(x.dtype)
     if given is not None:
         return cast(given, dtype)
@@ -48,7 +48,7 @@ def _rope_sizes(x: Tensor, positions: Tensor | None) -> tuple[int, int, int]:
 
 def rope_arrays(x: Any, positions: Any, frequencies: Any, base: float, offset: int, interleaved: bool, inverse: bool,
                 heads: int | None = None) -> np.ndarray:  # fmt: skip
-    """Rotate the pairs of arrays by the angles of their positions: :func:`rope` in NumPy."""
+    """Rotate pairs of elements by the angles of their positions: :func:`rope` in NumPy."""
     if heads is not None:
         part = rope_arrays(x[..., :heads, :, :], positions, frequencies, base, offset, interleaved, inverse)
         return np.concatenate([part, x[..., heads:, :, :]], -3)
@@ -78,7 +78,7 @@ def _rope_vjp(F, g, positions, frequencies, base, offset, interleaved, inverse, 
     errors=[(S((5, 7)), r"\[rope\] x must be \(..., N, D\) with an even D; x=\(5, 7\)"),
             (S((2, 5, 4), (4,), dtypes=(None, "int64")), r"\[rope\] positions must be \(N,\) or \(B, N\) for x of \(B, ..., N, D\)"),
             (S((5, 8), None, (3,)), r"\[rope\] frequencies must have shape \(4,\); frequencies=\(3,\), x=\(5, 8\)"),
-            (S((2, 5, 4), heads=1), r"\[rope\] heads must be from 0 to the heads of x, for x of \(B, heads, N, D\) .*; heads=1")],
+            (S((2, 5, 4), heads=1), r"\[rope\] heads must be from 0 to H, for x of \(B, H, N, D\) .*; heads=1")],
 )  # fmt: skip
 def rope(
     x: Tensor, positions: Tensor | None = None, frequencies: Tensor | None = None, *, base: float = 10000.0, offset: int = 0,
@@ -89,8 +89,8 @@ def rope(
     A pair is an element of the first half and one of the second, or two neighbors if ``interleaved``. Rows are at positions
     ``offset, offset + 1, ..`` unless ``positions`` gives them: ``(N,)``, or ``(B, N)`` for x of ``(B, ..., N, D)``.
     ``frequencies`` of shape ``(D / 2,)``, in radians per position, replace those of ``base``; they have no gradient.
-    ``inverse`` rotates back, as the gradient does. ``heads`` rotates only the first ``heads`` heads; it needs x of ``(B, heads, N, D)``
-    and positions of ``(B, N)``.
+    ``inverse`` rotates back, as the gradient does. ``heads`` limits the rotation to that many leading heads; x must be ``(B, H, N, D)``
+    and positions ``(B, N)``.
 
     >>> from netcl import ops
     >>> ops.rope([[1.0, 0.0]]).tolist()
@@ -104,7 +104,7 @@ def rope(
         raise ShapeError(message("rope", f"frequencies must have shape ({x.shape[-1] // 2},)", frequencies=frequencies.shape, x=x.shape))
     outer, rows, n = _rope_sizes(x, positions)
     if heads is not None and (x.ndim != 4 or positions is None or positions.ndim != 2 or not 0 <= heads <= rows):
-        what = "heads must be from 0 to the heads of x, for x of (B, heads, N, D) and positions of (B, N)"
+        what = "heads must be from 0 to H, for x of (B, H, N, D) and positions of (B, N)"
         raise ShapeError(message("rope", what, heads=heads, x=x.shape, positions=None if positions is None else positions.shape))
     if x.backend == "cpu":
         return launch.run_cpu(rope_arrays, x, positions, frequencies, base=base, offset=offset, interleaved=interleaved, inverse=inverse,

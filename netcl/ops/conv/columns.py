@@ -42,13 +42,13 @@ PRODUCT_TILE, MOST_EMPTY = 128, 1.15  # pixels of a product's tile, and the larg
 
 
 def write_columns(x: Tensor, cols: Tensor, g: Geometry, together: bool = False) -> None:
-    """Write columns, per image to a matrix of its own, or ``together`` to one matrix for all images."""
+    """Unfold images to columns: one matrix per image or, with ``together``, one matrix for all images."""
     each, size, local = _columns_grid(g.n * g.oh * g.ow, g.c, g.taps)
     _columns_kernel(x, cols, "im2col", {"EACH": each, **_window_macros(g)})(x.queue, size, local, x, cols, *_window_numbers(g, together))
 
 
 def add_columns(cols: Tensor, x: Tensor, g: Geometry) -> None:
-    """Add up the columns of each image where windows overlap."""
+    """Fold the columns of each image back, adding values where windows overlap."""
     each, size, local = _columns_grid(g.n * g.h * g.w, g.c, _reach(g))
     _columns_kernel(cols, x, "col2im", {"EACH": each, **_window_macros(g)})(
         x.queue, size, local, cols, x, *_window_numbers(g, together=False)
@@ -73,12 +73,12 @@ def _periods(g: Geometry) -> tuple[int, int]:
 
 
 def _reach(g: Geometry) -> int:
-    """Return the number of windows that may contain a pixel."""
+    """Return the maximum number of windows that contain the same pixel."""
     return math.prod(-(-taps // period) for taps, period in zip((g.kh, g.kw), _periods(g), strict=True))
 
 
 def _columns_grid(places: int, channels: int, loads: int) -> tuple[int, tuple[int, int], tuple[int, int]]:
-    """Return the channels per work-item, for ``loads`` loads each, and the launch sizes."""
+    """Return the channels per work-item, the global size and the local size; a channel takes ``loads`` loads."""
     several = (n for n in (8, 4, 2) if channels % n == 0 and n * loads <= MOST_LOADS and places * channels >= n * ENOUGH_ITEMS)
     each = next(several, 1)
     return each, (places, channels // each), (launch.LOCAL_1D, 1)
@@ -94,7 +94,7 @@ def _window_numbers(g: Geometry, together: bool) -> tuple[int, ...]:
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether the columns fit in memory and either were requested or may pay where a policy decides."""
+    """Whether the columns fit in memory and were requested or, if a policy decides, may be faster."""
     variant = job.variant(config)
     policy = not is_named(config) and variant in (V.CONV2D_IMPLICIT_GEMM, V.CONV2D_WINOGRAD)
     units = policy and job.dtype == "float32" and nvidia.capable(profile)
@@ -103,7 +103,7 @@ def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 
 def fills(job: Job, profile: DeviceProfile) -> bool:
-    """Whether there are too few results for direct kernels, while products split their sums; small convolutions must need no unfolding."""
+    """Whether results are so few that a product, which can split its sums, pays. Small convolutions qualify only without unfolding."""
     plain = job.kind == FORWARD and _apart(job) and _is_image(job.g)
     few = job.is_few(profile.max_compute_units) and (plain or job.products > SPLIT_PRODUCTS)
     return few and job.dtype == "float32" and nvidia.capable(profile) and has_room(job, profile)
@@ -118,7 +118,7 @@ def has_room(job: Job, profile: DeviceProfile) -> bool:
 
 
 def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
-    """Whether :func:`fills` holds, or the product runs on matrix units and, with unfolding, is faster than a direct convolution."""
+    """Whether :func:`fills` holds, or the product runs on matrix units and, unfolding included, is faster than a direct convolution."""
     if fills(job, profile):
         return True
     p = columns_product(job)
@@ -127,7 +127,7 @@ def pays(queue: Any, job: Job, profile: DeviceProfile) -> bool:
 
 
 def columns_cost(job: Job, multiplied: float, units: int) -> float:
-    """Estimate the time of a convolution by columns, in multiply-adds of the device; the product takes ``multiplied`` per compute unit."""
+    """Estimate the time of a convolution by columns, in multiply-adds of the device; ``multiplied`` is the product's, per compute unit."""
     g, apart = job.g, _apart(job)
     x, w, y = map(math.prod, (g.x_shape, g.w_shape, g.y_shape))
     unfolded = 0 if apart and _is_image(g) else x + g.c * g.taps * _pixel_count(g)
@@ -137,7 +137,7 @@ def columns_cost(job: Job, multiplied: float, units: int) -> float:
 
 
 def direct_cost(job: Job) -> float:
-    """Estimate the time of a direct convolution, as :func:`columns_cost` does. Strided input gradients write x once per pixel class."""
+    """Estimate the time of a direct convolution, in the unit of :func:`columns_cost`; it moves x ``job.classes`` times."""
     g, (rows, columns) = job.g, (job.filters, job.g.c // job.g.groups * job.g.taps if job.kind == WEIGHT_GRAD else job.pixels)
     computed = math.prod(-(-size // tile) * tile / size for size, tile in zip((rows, columns), LEAST_TILE, strict=True))
     moved = job.classes * math.prod(g.x_shape) + math.prod(g.y_shape)
@@ -145,7 +145,7 @@ def direct_cost(job: Job) -> float:
 
 
 def columns_product(job: Job) -> gemm.Matmul:
-    """Return the product of a pass: a batch for each group, and for each image if images are separate."""
+    """Return the product that computes a pass, with a batch for each group, and for each image if images are separate."""
     g, apart = job.g, _apart(job)
     m, rows, span = g.f // g.groups, g.c // g.groups * g.taps, g.oh * g.ow if apart else _pixel_count(g)
     sizes = {FORWARD: (m, span, rows), INPUT_GRAD: (rows, span, m), WEIGHT_GRAD: (m, rows, span)}[job.kind]
@@ -248,7 +248,7 @@ def _columns(x: Tensor, g: Geometry, together: bool = True) -> Tensor:
 
 
 def add_splits(parts: Tensor, result: Tensor) -> None:
-    """Sum ``(parts, values)`` over the parts, in their order."""
+    """Sum ``parts`` of shape ``(parts, values)`` over the first axis into ``result``, in order."""
     kernel = _columns_kernel(parts, result, "sum_splits", {})
     kernel(result.queue, (result.size,), (launch.LOCAL_1D,), parts, result, result.size, parts.shape[0])
 

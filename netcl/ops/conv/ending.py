@@ -14,10 +14,10 @@ from netcl.ops.pointwise import cast
 
 
 def widened(run: Callable[..., None]) -> Callable[..., None]:
-    """Return an algorithm for every dtype, made from one that computes in the accumulation type.
+    """Return an algorithm for every dtype, made from one that supports only the accumulation type.
 
-    Half and bfloat16 are storage types there: a pass widens them, so the kernels need one type. Results are rounded when stored, or in
-    a further pass if the kernel cannot.
+    Inputs of float16 and bfloat16 are cast before the launch. Results are rounded when they are stored or, for weight gradients, by a
+    further cast.
     """
 
     def wide(queue: Any, job: Job, config: Any, profile: Any, t: ConvOperands) -> None:
@@ -36,7 +36,7 @@ def widened(run: Callable[..., None]) -> Callable[..., None]:
 
 
 def ending_kernel(queue: Any, job: Job, files: str, name: str, defines: dict[str, Any], text: str = "") -> program.Kernel:
-    """Return a kernel that calls ``finish``, with ``VW`` values at a time on CPUs. ``text`` is generated source that precedes it."""
+    """Return a kernel that applies the epilogue, on CPUs to ``VW`` values at a time. ``text`` is generated source that precedes it."""
     end, lanes, stored = job.ending, defines.get("VW", 1), job.ending.stored
     operands = {"X": job.dtype, "W": job.dtype, "B": job.dtype, "Y": stored, "ADDED": end.residual or job.dtype}
     fixed: dict[str, Any] = {"REAL": job.compute, "PART": 1, "INPUT_GRAD": job.kind == INPUT_GRAD, "BIAS": job.bias}

@@ -30,7 +30,7 @@ LINE_WIDTHS = {28: (8, 14, 16), 13: (8, 10, 13), 6: (4, 5, 6), 12: (8, 10, 12), 
 
 
 class LineShare(NamedTuple):
-    """Macros, output lines per work-group (0: not even one fits) and the pixels of a tile."""
+    """How a CPU kernel divides its work: macros, output lines per work-group (0: not even one fits) and the pixels of a tile."""
 
     tiles: dict[str, Any]
     lines: int
@@ -49,7 +49,7 @@ def vectors(job: Job, profile: DeviceProfile) -> tuple[int, int, int]:
 
 
 def form_of(job: Job, config: KernelConfig, profile: DeviceProfile) -> str:
-    """Return ``"filters"`` or ``"pixels"`` for a convolution that suits or names one of the two; empty for others."""
+    """Return which kernel suits a convolution or is requested by ``config``, ``"filters"`` or ``"pixels"``; empty for neither."""
     form, weights, lanes = config.extra.get("form"), job.kind == WEIGHT_GRAD, _lanes(job, config, profile)
     if config.variant is KernelVariant.CONV2D_NAIVE or job.classes > 1 or form not in (None, "filters", "pixels"):
         return ""
@@ -72,7 +72,7 @@ def _lanes(job: Job, config: KernelConfig, profile: DeviceProfile) -> int:
 
 
 def _fitting(job: Job, profile: DeviceProfile, room: int, held: Callable[[int], int]) -> int:
-    """Return the maximum number of output lines for which ``held`` fits in memory and all cores have work; 0 if none fits."""
+    """Return the most output lines per work-group with which all cores have work and ``held(lines)`` is at most ``room``; 0 if none."""
     wanted = GROUPS_PER_UNIT * profile.max_compute_units
     most = max(1, job.class_size[0] // -(-wanted // (job.g.n * job.g.groups)))
     return next((lines for lines in range(most, 0, -1) if held(lines) <= room), 0)
@@ -86,7 +86,7 @@ def _local_bytes(job: Job, profile: DeviceProfile) -> int:
 
 
 def pixel_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
-    """Return tiles of up to 8 filters times as many vectors of pixels as the registers allow."""
+    """Return the division for ``pixels.cl``: tiles of up to 8 filters times as many vectors of pixels as the registers allow."""
     g, wide, registers, room = job.g, job.class_size[1], vectors(job, profile)[2], _local_bytes(job, profile)
     few = -(-job.filters // -(-job.filters // 8))
     across = max(wide, lanes) + (g.kw - 1) * g.dilation[1]
@@ -106,9 +106,9 @@ def _pixels(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, 
 
 
 def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[int, ...]]:
-    """Return vectors of filters, pixels of a row (or kernel rows), and the candidates they were chosen from.
+    """Return a tile's number of vectors of filters, its pixels of a row (or kernel rows), and the candidates for the latter.
 
-    Vectors do not depend on the width of the images, so a new width needs no compilation.
+    The number of vectors does not depend on the width of the images, so a new width needs no compilation.
     """
     weights, unit = job.kind == WEIGHT_GRAD, job.g.kw if job.kind == WEIGHT_GRAD else 1
     most = {v: ((registers - 3) // v - 1) // unit for v in (1, 2, 4)}
@@ -128,7 +128,7 @@ def filter_tile(job: Job, lanes: int, registers: int) -> tuple[int, int, tuple[i
 
 
 def filter_share(job: Job, lanes: int, profile: DeviceProfile) -> LineShare:
-    """Return tiles of vectors of filters times pixels of a row, or times kernel rows for a weight gradient."""
+    """Return the division for ``filters.cl``: tiles of vectors of filters times pixels of a row, or kernel rows for a weight gradient."""
     g, wide, weights, room = job.g, job.class_size[1], job.kind == WEIGHT_GRAD, _local_bytes(job, profile)
     size, _, registers = vectors(job, profile)
     v, n, widths = filter_tile(job, lanes, registers)

@@ -16,7 +16,7 @@ FOUR = "x must have 4 dimensions (or 3, without a batch) and the weight 4"
 
 
 class Geometry(NamedTuple):
-    """A convolution of ``(n, c, h, w)`` with ``(f, c / groups, kh, kw)`` into ``(n, f, oh, ow)``; padding of the top and the left."""
+    """A convolution of ``(n, c, h, w)`` with ``(f, c / groups, kh, kw)`` into ``(n, f, oh, ow)``; ``pad``: at the top and the left."""
 
     n: int
     c: int
@@ -55,14 +55,14 @@ class Geometry(NamedTuple):
 
 
 def frozen(value: Any) -> Any:
-    """Convert lists to tuples and NumPy integers to Python's, so that a call's arguments can be a key."""
+    """Convert lists to tuples and NumPy integers to Python's, so that arguments can be a cache key."""
     if isinstance(value, (list, tuple)):
         return tuple(frozen(part) for part in value)
     return int(value) if isinstance(value, np.integer) else value
 
 
 def pair(op: str, name: str, value: Any, least: int) -> tuple[int, int]:
-    """Return one number for both axes, or one per axis (height, width), as a pair."""
+    """Return an integer, or a tuple (height, width), as a pair; raises ``ShapeError`` for other values and for numbers below ``least``."""
     both = value if isinstance(value, tuple) else (value, value)
     if len(both) != 2 or any(not isinstance(n, int) or isinstance(n, bool) for n in both):
         raise ShapeError(message(op, f"{name} must be one integer or two (height, width)", **{name: repr(value)}))
@@ -90,7 +90,7 @@ def paddings(op: str, padding: Any, kernel: tuple[int, int], stride: tuple[int, 
 
 @lru_cache(maxsize=4096)
 def geometry(op: str, x: tuple[int, ...], w: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: int) -> Geometry:
-    """Return the sizes of a convolution; raises a ``ShapeError`` that names what does not fit. Arguments are :func:`frozen`."""
+    """Return the sizes of a convolution; raises a ``ShapeError`` that names the invalid argument. Arguments must be :func:`frozen`."""
     if len(x) != 4 or len(w) != 4:
         remedy = "x is (batch, channels, height, width), w is (filters, channels / groups, height, width)"
         raise ShapeError(message(op, FOUR, remedy, **{"x.shape": x, "w.shape": w}))

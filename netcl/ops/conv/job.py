@@ -18,7 +18,7 @@ FORWARD, INPUT_GRAD, WEIGHT_GRAD = KINDS = "conv2d", "conv2d_input_grad", "conv2
 
 
 def tier_config(variant: KernelVariant, tier: str, **extra: Any) -> KernelConfig:
-    """Return a configuration of a tier's kernels."""
+    """Return a configuration that selects kernels of a tier: ``cpu`` or ``simt``."""
     return KernelConfig(variant, extra={"tier": tier, **extra})
 
 
@@ -39,7 +39,7 @@ class Job(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The integers that every kernel takes: the sizes of a group, from the side that is gathered."""
+        """The size arguments of every kernel, per group: input, result, kernel, options. The input of an input gradient is dy."""
         g, (c, m) = self.g, (self.g.c // self.g.groups, self.g.f // self.g.groups)
         source, result = (g.h, g.w), (g.oh, g.ow)
         if self.kind == INPUT_GRAD:
@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
     @property
     def class_size(self) -> tuple[int, int]:
-        """The height and width of the result or, for an input gradient, of its largest class of pixels."""
+        """The height and width of the result; for an input gradient, of the largest set of pixels with one position modulo the stride."""
         g = self.g
         return (-(-g.h // g.stride[0]), -(-g.w // g.stride[1])) if self.kind == INPUT_GRAD else (g.oh, g.ow)
 
@@ -67,21 +67,21 @@ class Job(NamedTuple):
 
     @property
     def products(self) -> int:
-        """The multiply-adds of all sums."""
+        """The number of multiply-adds."""
         return math.prod(self.g.w_shape) * self.g.n * self.g.oh * self.g.ow
 
     def is_few(self, units: int) -> bool:
-        """Whether the results are fewer than a tile per compute unit. Weight gradients are not: all kernels divide their sums."""
+        """Whether there are fewer results than a tile per compute unit. False for weight gradients, whose kernels all split their sums."""
         return self.kind != WEIGHT_GRAD and self.pixels * self.filters * self.classes * self.g.groups < FEW_RESULTS * units
 
     @property
     def compute(self) -> str:
-        """The type of sums, in OpenCL C."""
+        """The OpenCL C type in which sums are computed."""
         return dtypes.DTYPES[self.dtype].c_compute
 
     @property
     def accumulator(self) -> str:
-        """The dtype of sums."""
+        """The dtype in which sums are computed."""
         return dtypes.sum_dtype(self.dtype)
 
     def variant(self, config: KernelConfig) -> KernelVariant:
@@ -95,7 +95,7 @@ class Job(NamedTuple):
 
 
 class ConvOperands(NamedTuple):
-    """The tensors of a convolution or input gradient; of a weight gradient x, dy and dw."""
+    """The tensors of a pass. The first three of a weight gradient are x, dy and dw."""
 
     source: Tensor
     weight: Tensor
@@ -110,5 +110,5 @@ class ConvOperands(NamedTuple):
         return self.weight if self.bias is None else self.bias, self.result if self.residual is None else self.residual, self.result
 
     def room(self, *shape: int, dtype: str) -> Tensor:
-        """Return new memory for values between launches."""
+        """Allocate scratch memory for values that one launch writes and another reads."""
         return Tensor.empty(shape, dtype, queue=self.result.queue)

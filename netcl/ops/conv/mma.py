@@ -35,7 +35,7 @@ PART_COST = 300  # multiply-adds of a compute unit in the time that writing and 
 
 
 class ConvTile(NamedTuple):
-    """Rows (filters) and columns of a work-group and of each of its warps; ``resident`` groups share a compute unit, at a ``rate``."""
+    """Rows (filters) and columns of a work-group and of each warp. ``resident``: groups per compute unit; ``rate``: relative speed."""
 
     m: int
     n: int
@@ -55,7 +55,7 @@ class ConvTile(NamedTuple):
         return sizes | {"MMA": f"MMA_{dtype.upper()}"}
 
     def time(self, rows: int, columns: int, depth: int, planes: int, units: int) -> float:
-        """Estimate the time of many tiles, as multiply-adds of a compute unit: full waves and the remainder."""
+        """Estimate the time of ``planes`` products of rows x columns x depth, in multiply-adds of a compute unit."""
         groups = planes * -(-rows // self.m) * -(-columns // self.n)
         return self.m * self.n * (depth + FILL) * gemm.group_times(groups, units, self.resident) / self.rate
 
@@ -69,23 +69,23 @@ CONV_MMA_TILES = (
 
 
 def chunks(job: Job) -> int:
-    """Return the number of chunks of a pixel of the gathered input."""
+    """Return the number of chunks, of 8 channels each, of a pixel of the gathered input."""
     return -(-job.sizes[1] // CHUNK)
 
 
 def chunk_run(whole: int, step: int) -> int:
-    """Return how many chunks of a tap precede those of the next: ``step``, or all if they are not whole steps."""
+    """Return how many successive chunks belong to the same tap: ``step`` if it divides ``whole``, else all ``whole``."""
     return step if whole % step == 0 else whole
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether the device has matrix units and this convolution may use them: by name, or by policy if they pay."""
+    """Whether the device has matrix units and this convolution should use them: requested by name, or chosen by the policy if they pay."""
     wanted = config.extra.get("form") == "mma" or ("why" in config.extra and pays(job))
     return job.dtype in HALVES and wanted and nvidia.capable(profile) and fits(job)
 
 
 def pays(job: Job) -> bool:
-    """Whether there is enough work, and most computed values are wanted."""
+    """Whether there is enough work, and tiles compute at most :data:`MOST_EMPTY_VALUES` values per wanted value."""
     g, rows, whole = job.g, min(tile.m for tile in CONV_MMA_TILES), chunks(job)
     work = g.n * g.oh * g.ow * g.f * g.c // g.groups * g.taps
     computed = -(-job.filters // rows) * rows * whole * CHUNK
@@ -93,7 +93,7 @@ def pays(job: Job) -> bool:
 
 
 def fits(job: Job) -> bool:
-    """Whether there is something to compute, its values can be indexed with 32 bits, and the taps along an axis with 16."""
+    """Whether there is something to compute, 32-bit integers can index all values, and there are at most 16 taps along an axis."""
     g = job.g
     wide = chunks(job) * CHUNK * g.groups
     values = (g.n * wide * max(g.h * g.w, g.oh * g.ow), g.n * g.f * (g.oh * g.ow + CHUNK), g.f * wide * g.taps)
@@ -151,7 +151,7 @@ def _instructions() -> str:
 
 
 def _channels_last(queue: Any, job: Job, t: ConvOperands, packs: bool) -> tuple[Tensor, Tensor]:
-    """Return a copy of the source with the channels of a pixel side by side, and the weights, packed if ``packs``."""
+    """Return a copy of the source with the channels of a pixel side by side and, if ``packs``, the packed weights."""
     (n, c, high, wide, m), groups, taps, c8 = job.sizes[:5], job.g.groups, job.g.taps, chunks(job)
     plane, weights = high * wide, groups * m * taps * c8 if packs else 0
     tiles = -(-n * plane // TURN_PIXELS) * -(-c8 // TURN_CHUNKS) * groups

@@ -2,7 +2,7 @@
 
 The table of algorithms (:mod:`netcl.engine.algorithms`), filled by the modules of this folder, determines which kernel runs.
 ``KernelConfig.extra`` may hold ``tier`` ("cpu" or "simt"), ``form`` (the algorithm), ``winograd_channels`` (the number of
-channels from which it is used) and macros of the kernel file. A registered configuration without ``use_local_memory`` selects kernels
+channels from which Winograd is used) and macros of the kernel file. A registered configuration without ``use_local_memory`` selects kernels
 without local memory, one without ``use_vectorization`` those with scalar loads.
 """
 
@@ -58,7 +58,7 @@ def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, co
     """Launch the algorithm that the selector, or a given configuration, chooses.
 
     The tensors: forward ``x, w, y``; input gradient ``dy, w, dx``; weight gradient ``x, dy, dw``. ``ending`` may hold ``bias``,
-    ``residual`` and ``scale``, for the first two.
+    ``residual`` and ``scale``, except for a weight gradient.
     """
     profile = handle_of(queue).profile
     shapes = (job.g.x_shape, job.g.w_shape, job.g.stride, job.g.pad, job.g.dilation)
@@ -78,7 +78,7 @@ def conv_problem(job: Job, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _plainer_convolution(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Return a configuration whose kernel needs no local memory or vectors, if a named configuration turns these off."""
+    """Return ``config`` or, if it is named and turns off local memory or vectors, one whose kernel does without them."""
     if not is_named(config) or (config.use_local_memory and config.use_vectorization):
         return config
     tier = config.extra.get("tier") or ("cpu" if profile.device_type == "cpu" else "simt")
@@ -167,7 +167,7 @@ def _tap_span(g: Geometry) -> tuple[int, int]:
 
 
 def _form(job: Job, config: KernelConfig, width: int) -> str:
-    """Return how a weight gradient is computed, ``rows`` (weights.cl) or ``panel``, by configuration or vector size; else ``""``.
+    """Return how a weight gradient is computed, ``rows`` (weights.cl) or ``panel``, by configuration or vector size; else an empty string.
 
     Narrow vectors touch one cache line per pixel, a power of two apart: those lines evict each other, and a packed panel is faster.
     """
@@ -205,7 +205,7 @@ def _cpu_panel(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
 
 @widened
 def _cpu_weights(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Put the channels of a pixel side by side, then compute a product per kernel row; see weights.cl."""
+    """Compute a weight gradient: put the channels of a pixel side by side, then multiply per kernel row; see weights.cl."""
     tiles, g, channels, m = cpu_tiles(job, config, profile), job.g, job.g.c // job.g.groups, job.filters
     apart, span = _tap_span(g)
     skip = tuple(step if k == 1 else 1 for step, k in zip(g.stride, (g.kh, g.kw), strict=True))  # pixels that no tap reads
@@ -290,7 +290,7 @@ def _simt_gemm(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfil
 
 
 def _pixel_splits(job: Job, profile: DeviceProfile, groups: int, depth: int) -> int:
-    """Return in how many parts a GPU sums over the pixels: enough to occupy it, and more if a part would be too long a sum."""
+    """Return how many parts a GPU sums over the pixels in: enough to occupy it, more if they would exceed :data:`LONGEST_SUM`."""
     busy = min(-(-_busy_groups(profile) // groups), job.pixels // (16 * depth), 256)
     return max(1, busy, min(job.pixels // LONGEST_SUM, SPLIT_ROOM // math.prod(job.g.w_shape)))
 
@@ -373,7 +373,7 @@ def _simt_tiled(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfi
 def _split_weight_grad(
     job: Job, queue: Any, t: ConvOperands, splits: int, file: str, name: str, tiles: dict[str, Any], size: Any, local: Any, *numbers: int
 ) -> None:
-    """Compute a weight gradient in several parts if few weights would not keep the device busy, then sum the parts."""
+    """Compute a weight gradient in ``splits`` parts, which keep the device busy if weights are few, and sum the parts."""
     kernel = _conv_kernel(queue, job, file, name, tiles, "" if splits == 1 else job.accumulator)
     parts = t.result if splits == 1 else t.room(splits, t.result.size, dtype=job.accumulator)
     kernel(queue, size, local, t.source, t.weight, parts, *job.sizes, *numbers, splits)

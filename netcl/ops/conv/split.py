@@ -30,7 +30,7 @@ def _split_tile(job: Job, config: KernelConfig) -> dict[str, int]:
 
 
 def suits_split(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether parts were requested, or a policy decides, the results are few, and neither transforms nor one product are faster."""
+    """Whether parts were requested or, if a policy decides, the results are few and neither Winograd nor a single product is faster."""
     able = job.kind != WEIGHT_GRAD and job.dtype == "float32" and profile.max_work_group_size >= 256 and profile.local_mem_size >= 1 << 15
     form = config.extra.get("form")
     if form or is_named(config) or not able:
@@ -41,7 +41,7 @@ def suits_split(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 
 def run_split(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Launch a convolution or an input gradient, in one part if its tiles are enough."""
+    """Launch a convolution or an input gradient, without splitting sums if its tiles occupy the device."""
     g, macros = job.g, _split_tile(job, config)
     items, steps = macros["BM"] * macros["BN"] // (4 * macros["TM"]), (1, 1) if job.kind == FORWARD else g.stride
     terms = job.sizes[1] * math.prod(-(-k // step) for k, step in zip((g.kh, g.kw), steps, strict=True))  # of the longest sums

@@ -146,7 +146,7 @@ def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: C
 
 
 def _winograd_weight_grad(queue: Any, job: Job, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Sum over all tiles, in parts if that gives more work-groups: each part is a product, and the last transform adds them."""
+    """Compute a weight gradient as products summed over tiles, in parts if that gives more work-groups; the last transform adds them."""
     (n, c, h, w, m, oh, ow), (high, wide, span) = job.sizes[:7], tiles(job)
     depth = -(-span // _useful_parts(m, c, span, profile.max_compute_units) // 16) * 16
     parts, pairs = -(-span // depth), m * c
@@ -166,7 +166,7 @@ def _useful_parts(m: int, c: int, span: int, units: int) -> int:
 
 
 def _transform(queue: Any, job: Job, part: int, name: str, alignment: int = 1, **quads: bool) -> Any:
-    """Return a kernel of ``winograd.cl``; ``quads`` (rows of floats as vectors) is set if images have this alignment."""
+    """Return a kernel of ``winograd.cl``. The macros ``quads`` (rows loaded as vectors) require float32 images aligned to 16 bytes."""
     vectors = alignment == 16 and job.dtype == "float32"
     defines = constants() | {"PART": part, "ITEMS": launch.LOCAL_1D, "INPUT_GRAD": job.kind == INPUT_GRAD}
     defines |= {macro: vectors and wide for macro, wide in quads.items()}
@@ -176,7 +176,7 @@ def _transform(queue: Any, job: Job, part: int, name: str, alignment: int = 1, *
 def _tile_products(
     queue: Any, t: gemm.Operands, batches: int, m: int, n: int, k: int, trans_a: bool = False, trans_b: bool = False
 ) -> None:
-    """Compute the products of all elements of a tile in one launch."""
+    """Compute the matrix products, one for each element of a tile, in one launch."""
     aligned = not any(size % 4 for size in (m if trans_a else k, k if trans_b else n, m * k, n * k))
     p = gemm.Matmul(m, n, k, trans_a, trans_b, *("float32",) * 3, batch=(1, batches), a_strides=(0, m * k), b_strides=(0, n * k),
                      aligned=aligned, placed=True)  # fmt: skip

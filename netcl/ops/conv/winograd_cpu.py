@@ -30,7 +30,7 @@ LINES = 2 * TILE + OUT  # lines of a strip in local memory: patches, intermediat
 
 
 class Share(NamedTuple):
-    """Macros, blocks of filters, work-groups, and the elements of transformed weights (none if FRESH) and of the groups' memory."""
+    """How the work is divided: macros, blocks of filters, work-groups, and the elements of transformed weights and of scratch memory."""
 
     tiles: dict[str, Any]
     blocks: int
@@ -40,7 +40,7 @@ class Share(NamedTuple):
 
 
 def wanted(job: Job, config: KernelConfig, pays: Callable[[], bool]) -> bool:
-    """Whether Winograd applies and was requested, or pays where the default policy, which knows only panels, chose CONV2D_IM2COL."""
+    """Whether Winograd applies and was requested or pays; it may replace CONV2D_IM2COL of the default policy, which knows only panels."""
     variant = job.variant(config)
     if not job.g.is_plain_3x3 or job.compute == "double":
         return False
@@ -59,7 +59,7 @@ def winograd_cpu_space(problem: Problem) -> list[KernelConfig]:
 
 
 def suits(job: Job, config: KernelConfig, profile: ExtendedDeviceProfile) -> bool:
-    """Whether a convolution or an input gradient should use this form and fits in memory."""
+    """Whether a convolution or an input gradient should use Winograd and fits in memory."""
     if job.kind == WEIGHT_GRAD or not wanted(job, config, lambda: pays(job, profile)):
         return False
     share = share_of(job, profile, config.extra)
@@ -85,7 +85,7 @@ def _tile_count(job: Job) -> int:
 
 
 def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> Share:
-    """Return how the work is divided; ``given`` may name macros."""
+    """Return how the work is divided; ``given`` may set macros."""
     count, c, m, units = _tile_count(job), job.sizes[1], job.filters, profile.max_compute_units
     tiles = _tile_macros(count, c, m, profile, given)
     blocks, strips = -(-m // tiles["MR"]), -(-count // _strip(tiles))
@@ -121,7 +121,7 @@ def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, giv
 
 
 def _strip_cost(count: int, strip: int, unit: int, fresh: int) -> float:
-    """Estimate the time for ``count`` tiles; of the last strip only existing tiles count."""
+    """Estimate the time for ``count`` tiles; of the last strip only existing tiles count, rounded up to a multiple of ``unit``."""
     computed = count // strip * strip + -(-(count % strip) // unit) * unit
     return WITH_TRANSFORMS * computed + TRANSFORM * (-(-count // strip) if fresh else 1)
 
@@ -136,13 +136,13 @@ def _transformed_bytes(channels: int, tiles: int) -> int:
 
 
 def local_size(tiles: Mapping[str, int]) -> int:
-    """Return the bytes of local memory: the products of a strip and a block of filters, and four lines of pixels per tile."""
+    """Return the bytes of local memory: the products of a strip and a block of filters, and :data:`LINES` lines of the strip's pixels."""
     return 4 * _strip(tiles) * (TILE_PRODUCTS * tiles["MR"] + LINES * OUT)
 
 
 @widened
 def run(queue: Any, job: Job, config: KernelConfig, profile: ExtendedDeviceProfile, t: ConvOperands) -> None:
-    """Transform the weights, unless they are FRESH, then run the convolution in one kernel."""
+    """Transform the weights, unless every strip does so itself (FRESH), then run the convolution in one kernel."""
     share, (n, c, h, w, m, oh, ow) = share_of(job, profile, config.extra), job.sizes[:7]
     back = int(job.kind == INPUT_GRAD)
     pad = tuple(2 - p for p in job.g.pad) if back else job.g.pad

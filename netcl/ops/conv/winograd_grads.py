@@ -18,14 +18,14 @@ FILTER_BLOCKS = (32, 64)  # filters of a work-group
 
 
 def suits(job: Job, config: KernelConfig, profile: DeviceProfile) -> bool:
-    """Whether a weight gradient should use this form and its sums fit in memory."""
+    """Whether a weight gradient should use Winograd and its sums fit in memory."""
     if job.kind != WEIGHT_GRAD or not wanted(job, config, lambda: pays(job)):
         return False
     return 4 * TILE_PRODUCTS * (job.g.f + FILTER_BLOCKS[-1]) * (job.g.c + 32) * GROUPS_PER_UNIT <= profile.max_alloc_size
 
 
 def pays(job: Job) -> bool:
-    """Whether there are enough tiles for accuracy and for the inverse transform, and enough channels and filters for the transforms."""
+    """Whether few pixels of tiles lie outside the gradient, and tiles, channels and filters are at least :data:`LEAST_TERMS` each."""
     g, (high, wide) = job.g, tiles_of(job)
     filled = high * wide * OUT**2 <= WASTE * g.oh * g.ow
     return filled and min(g.n * high * wide, g.c, g.f) >= LEAST_TERMS
@@ -33,7 +33,7 @@ def pays(job: Job) -> bool:
 
 @widened
 def run(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfile, t: ConvOperands) -> None:
-    """Put channels last in x and dy, sum by blocks of filters and shares of the tiles, and transform back to weights."""
+    """Compute a weight gradient: put channels last in x and dy, sum by blocks of filters and shares of the tiles, transform back."""
     g, (high, wide) = job.g, tiles_of(job)
     lanes = config.extra.get("VW", profile.lanes)
     block = FILTER_BLOCKS[g.f > FILTER_BLOCKS[0]]

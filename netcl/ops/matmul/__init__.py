@@ -186,7 +186,7 @@ def bmm(F: Any, a: Tensor, b: Tensor) -> Tensor:
     errors=[(S((3, 1), (4,)), r"\[outer\] a and b must be vectors; a\.shape=\(3, 1\), b\.shape=\(4,\)")],
 )
 def outer(F: Any, a: Tensor, b: Tensor) -> Tensor:
-    """Multiply every element of one vector with every element of the other."""
+    """Multiply every element of ``a`` by every element of ``b``: the outer product of two vectors."""
     a, b = launch.as_tensors("outer", a, b)
     if a.ndim != 1 or b.ndim != 1:
         raise ShapeError(message("outer", "a and b must be vectors", **{"a.shape": a.shape, "b.shape": b.shape}))
@@ -289,7 +289,7 @@ _PLAIN_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     errors=_LINEAR_ERRORS[:0],
 )
 def affine_activated(x: Tensor, w: Tensor, bias: Tensor | None = None, *, activation: str) -> Tensor:
-    """``linear`` with an activation, in one kernel; backward keeps the result."""
+    """``linear`` with an activation, in one kernel; the result is kept for backward."""
     return _launch_affine(x, w, bias, activation)
 
 
@@ -305,7 +305,7 @@ def affine_activated(x: Tensor, w: Tensor, bias: Tensor | None = None, *, activa
     ],
 )
 def linear(F: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, activation: str | None = None) -> Tensor:
-    """``activation(x w' + bias)`` over the last axis of ``x``; weights are out x in, as in torch.
+    """``activation(x w' + bias)`` over the last axis of ``x``; ``w`` is ``(out_features, in_features)``, as in torch.
 
     ``activation`` is one of ``relu``, ``tanh``, ``sigmoid``, ``silu`` and ``gelu``, computed in the same kernel.
     """

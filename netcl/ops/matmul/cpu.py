@@ -53,7 +53,7 @@ class _Tile(NamedTuple):
 
 
 def _register_tile(p: Matmul, profile: DeviceProfile, extra: Mapping[str, Any] = _NOTHING) -> _Tile:
-    """Return the tile for the device's registers (32 of 4 or 16 lanes, or 16 of 8), or with the rows and vectors of a configuration."""
+    """Return the tile for the device's registers (32 of 4 or 16 lanes, or 16 of 8 lanes); ``extra`` may set its rows and vectors."""
     lanes, few = profile.lanes * 4 // p.itemsize, profile.vector_registers == 16
     rows, vectors = (6, 2) if few else (6, 4)
     if p.n <= 2 * lanes:
@@ -63,7 +63,7 @@ def _register_tile(p: Matmul, profile: DeviceProfile, extra: Mapping[str, Any] =
 
 
 def _group_rows(p: Matmul, tile: _Tile, panels: int, profile: DeviceProfile) -> int:
-    """Return the rows of a work-group in whole tiles: four groups per core, or sixteen if B is then hardly packed more often."""
+    """Return the rows of a work-group, in whole tiles: for four groups per core, or up to sixteen if repacking B costs little."""
     per_block, units = panels * p.batches, profile.max_compute_units
     few, many = (max(1, -(-groups * units // per_block)) for groups in (4, 16))
     blocks = max(few, min(many, p.m // _PACKING_ROWS))
@@ -71,7 +71,7 @@ def _group_rows(p: Matmul, tile: _Tile, panels: int, profile: DeviceProfile) -> 
 
 
 def _panels(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    """Multiply with B packed into local memory; A is packed first if it is transposed and large, or stored in fewer bits.
+    """Multiply with B packed into local memory; A is packed first if it is transposed and large, or has a narrower dtype.
 
     If the result gives fewer groups than cores, k is split: its parts are batches of a product whose results are added.
     """
@@ -111,7 +111,7 @@ def _pack(queue: Any, p: Matmul, tile: _Tile, a: Tensor, packed: Tensor) -> Tens
 
 
 def vector_ends(p: Matmul, lanes: int) -> tuple[dict[str, str], dict[str, None]]:
-    """Return how kernels load biases and residuals and store results in vectors, and the functions this needs."""
+    """Return macros that load biases and residuals and store results as vectors, and the functions they need."""
     macros: dict[str, str] = {}
     functions: dict[str, None] = {}
     for name, dtype in (("BIAS", p.bias), ("ADDED", p.ending.residual)):

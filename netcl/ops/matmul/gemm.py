@@ -1,7 +1,7 @@
 """Launches matrix products: which kernel, with which tiles, over which work-groups.
 
 The selector gives a configuration; :func:`product_algorithm` finds the algorithm that carries it out. A configuration may name a *tier* in
-``extra["tier"]``: ``cpu`` (cpu.cl and what belongs to it), ``simt`` (kernels of every GPU) or the name of a vendor's algorithm.
+``extra["tier"]``: ``cpu`` (kernels for CPUs), ``simt`` (kernels for every GPU) or the name of a vendor's algorithm.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SPLIT_DEPTH = 256  # least depth of a part of a product that is split along k
 
 @dataclass(frozen=True)
 class Matmul:
-    """A product c[batch] = op(a) op(b), m x n over k; batches are indexed by two axes with a stride each per operand."""
+    """A product ``c[batch] = op(a) op(b)``, m x n over k; there are two batch axes, for each of which an operand has a stride."""
 
     m: int
     n: int
@@ -141,14 +141,14 @@ class Operands(NamedTuple):
         return self.out if self.bias is None else self.bias, self.out if self.residual is None else self.residual, self.out
 
     def sums(self, count: int) -> Tensor:
-        """Return new memory for ``count`` values of the type of the sums."""
+        """Allocate memory for ``count`` values of the type of the sums."""
         return new_result((count,), sum_dtype(self.out.dtype), self.out.queue)
 
 
 def compiled(
     queue: Any, file: str, name: str, p: Matmul, lanes: int = 1, text: str = "", more: dict[str, str] | None = None, **defines: Any
 ) -> Any:
-    """Return a kernel of the files in this folder for the dtypes and the epilogue of a product; it finishes ``lanes`` values at once."""
+    """Return a kernel of the files in this folder for a product's dtypes and epilogue, which it applies to ``lanes`` values at once."""
     end = p.ending
     operands = {"A": p.a, "B": p.b, "C": p.c, "BIAS": p.bias or "float32", "ADDED": end.residual or "float32", **(more or {})}
     common: dict[str, Any] = {"REAL": p.real, "INDEX": p.index, "ADDED": int(bool(end.residual))}
@@ -169,7 +169,7 @@ class Block(NamedTuple):
     """What a work-group computes: m x n values over blocks k deep (0: operands are read in place), rows x columns in a work-item.
 
     ``slices`` work-items share the depth of a block, ``splits`` work-groups that of the product. ``resident``: groups that a compute
-    unit runs at once. ``rate``: their relative speed. ``fill``: steps along k that their startup and end take.
+    unit runs at once. ``rate``: their relative speed. ``fill``: the time of their startup and end, in steps along k.
     """
 
     m: int
@@ -195,7 +195,7 @@ class Block(NamedTuple):
         return self.items <= profile.max_work_group_size and self.local_bytes(p, 2) <= profile.local_mem_size
 
     def for_loads(self, aligned: bool) -> Block:
-        """Return a block half as deep if values are loaded one by one, because each needs a register in flight."""
+        """Return a block half as deep if values are loaded one by one, because each load in flight takes a register."""
         return self if aligned or self.k <= 8 else self._replace(k=self.k // 2)
 
     def config(self) -> KernelConfig:
@@ -239,7 +239,7 @@ def _depth_slices(queue: Any, p: Matmul, block: Block, quads: bool, t: Operands)
 
 
 def _few_rows(queue: Any, p: Matmul, config: KernelConfig, profile: DeviceProfile, t: Operands) -> None:
-    """Compute a product of at most eight rows: every work-item has a part of the depth of few columns."""
+    """Compute a product of at most eight rows: every work-item sums a part of the depth for a few columns."""
     rows = 1 << (p.m - 1).bit_length()
     parts = t.parts
     if p.trans_b:
@@ -309,7 +309,7 @@ def add_parts(queue: Any, p: Matmul, splits: int, sums: Tensor, t: Operands) -> 
 
 
 def _best_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:
-    """Return the fastest block by the model: of all blocks if the policy decides, else of the splits of the configuration's block."""
+    """Return the fastest block by the model: of all blocks if the policy decides, else the configuration's block with its best split."""
     units, named = profile.max_compute_units, config.extra.get("splits")
     policy = not is_named(config) and profile.device_type == "gpu" and p.itemsize == 4
     fitting = [block.for_loads(p.aligned) for block in BLOCKS if block.fits(p, profile)] if policy else []
@@ -321,20 +321,20 @@ def _best_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Bloc
 
 
 def useful_splits(p: Matmul, block: Any, units: int) -> list[int]:
-    """List numbers of splits of k: one, and those that give every compute unit one, two, ... more work-groups."""
+    """List the numbers of splits of k to consider: 1, and those that give every compute unit one to four work-groups."""
     most, groups = p.k // SPLIT_DEPTH if block.k else 1, max(1, groups_of(p, block.m, block.n))
     return sorted({1, *(max(1, min(times * units // groups, most)) for times in range(1, 5))})
 
 
 def group_times(groups: int, units: int, resident: int) -> float:
-    """Estimate the time of work-groups, in times of ``resident`` groups on each compute unit: full waves and the remainder."""
+    """Estimate the time of ``groups`` work-groups, in multiples of the time that a fully occupied compute unit takes per group."""
     waves, left = divmod(max(1, groups), units * resident)
     last = -(-left // units)
     return waves * resident + last / (min(1.0, FEW_GROUPS_SPEED * last / resident) or 1.0)
 
 
 def cost(p: Matmul, block: Any, units: int) -> float:
-    """Estimate the time of a product, as multiply-adds of a compute unit: full waves of work-groups and the remainder."""
+    """Estimate the time of a product, including the sum of its splits, in multiply-adds of a compute unit."""
     taken = group_times(groups_of(p, block.m, block.n) * block.splits, units, block.resident)
     added = ADDING + PER_PART * p.batches * p.m * p.n * (block.splits + 1) / units if block.splits > 1 else 0.0
     return block.m * block.n * (-(-p.k // block.splits) + block.fill) * taken / block.rate + added
@@ -346,7 +346,7 @@ def portable_cost(p: Matmul, profile: DeviceProfile) -> float:
 
 
 def _working_block(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> Block:
-    """Return a valid block: whole tiles, a work-group the device allows, one buffer that fits in local memory."""
+    """Return the configuration's block, adjusted so that the device allows its work-group and one buffer fits in local memory."""
     bm, bn, bk, per_item = config.tile_m, config.tile_n, config.tile_k, config.work_per_thread
     rows, slices = config.extra.get("rows_per_item") or per_item, config.extra.get("slices") or 1
     if config.extra.get("form") == "slices":
@@ -411,7 +411,7 @@ def problem_of(p: Matmul, profile: ExtendedDeviceProfile) -> Problem:
 
 
 def _plainer_product(config: KernelConfig, profile: DeviceProfile) -> KernelConfig:
-    """Return a configuration of the kernel without local memory and vectors if a named one requires it; else ``config`` itself."""
+    """Return ``config``, or the naive kernel's configuration if a named one turns off local memory or vectors that its kernel needs."""
     simt = config.extra.get("tier", "cpu" if profile.device_type == "cpu" else "simt") == "simt"
     plain = simt and config.variant is V.MATMUL_VECTORIZED
     tiled = simt and config.variant in TILED_PRODUCT.variants

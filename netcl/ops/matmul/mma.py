@@ -30,7 +30,7 @@ _UNITS = {"float32": "MMA_TF32", "float16": "MMA_FLOAT16", "bfloat16": "MMA_BFLO
 class Tile(NamedTuple):
     """The work of a group: m x n values over blocks k deep, in warps of warp_m x warp_n; ``stages`` blocks are kept at once.
 
-    The other fields are those that the cost model :func:`gemm.cost` reads. ``rate`` is relative to the fastest portable block.
+    The other fields are read by the cost model :func:`gemm.cost`. ``rate`` is relative to the fastest portable block.
     """
 
     m: int
@@ -70,7 +70,7 @@ MMA_SPLIT_DEPTH = 64  # terms from which the largest error of split float32 is w
 
 
 class _Side(NamedTuple):
-    """An operand as it is stored: lines of ``width`` values, in stacks of ``lines`` numbered over two axes."""
+    """The storage of an operand: stacks of ``lines`` lines of ``width`` values; ``strides`` are those of the two batch axes."""
 
     dtype: str
     lines: int
@@ -78,12 +78,12 @@ class _Side(NamedTuple):
     strides: tuple[int, int]
 
     def ready(self, p: Matmul, dtype: str) -> bool:
-        """Whether its lines start at multiples of 16 bytes, in the wanted dtype."""
+        """Whether the operand has the wanted dtype and its lines start at multiples of 16 bytes."""
         each = 16 // DTYPES[dtype].itemsize
         return self.dtype == dtype and (p.placed or p.aligned) and not any(value % each for value in (self.width, *self.strides))
 
     def padded(self, p: Matmul, dtype: str) -> tuple[_Side, int, int]:
-        """Return the side padded to pieces of 16 bytes, the number of distinct stacks along the inner axis, and the number of values."""
+        """Return the side with lines padded to multiples of 16 bytes, its number of stacks along the inner batch axis, and its size."""
         wide = _round_up(self.width, 16 // DTYPES[dtype].itemsize)
         size = self.lines * wide
         outer, inner = (count if step else 1 for count, step in zip(p.batch, self.strides, strict=True))
@@ -101,7 +101,7 @@ def _operand_sides(p: Matmul) -> tuple[_Side, _Side]:
 
 
 def unit_dtype(p: Matmul) -> str | None:
-    """Return the dtype in which the units receive both operands; ``None`` for products they cannot compute accurately."""
+    """Return the dtype in which the matrix units receive both operands; ``None`` for products they cannot compute accurately."""
     if p.real != "float" or {p.a, p.b} - _MMA_FLOATS or not p.k:
         return None
     if p.a == p.b and p.a in HALVES:
@@ -132,7 +132,7 @@ def best(p: Matmul, units: int, config: KernelConfig | None = None) -> tuple[Til
 
 
 def run(queue: Any, p: Matmul, t: Operands, tile: Tile | None = None) -> None:
-    """Run a product on the units: copy operands that are not aligned, multiply, and sum the parts if there are several."""
+    """Run a product on the matrix units: copy operands that are not aligned, multiply, and sum the parts if there are several."""
     tile = tile or best(p, int(queue.device.max_compute_units))[0]
     dtype = unit_dtype(p) or "float32"
     (a, b), (left, right), first = _written_out(queue, p, dtype, t)

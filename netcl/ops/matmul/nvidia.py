@@ -1,4 +1,4 @@
-"""Decides whether the matrix units of NVIDIA GPUs may be used. ``NETCL_MATRIX_UNITS=0`` and portable kernels forbid them.
+"""Decides whether the matrix units of NVIDIA GPUs may be used. ``NETCL_MATRIX_UNITS=0`` disables them.
 
 They are used through inline PTX (ptx.cl), which is not part of OpenCL C. A device uses a tier built on them only if its compute
 capability allows it and it is *trusted*: once per context and dtype, the driver has built the tier's kernels and a product
@@ -31,7 +31,7 @@ BOUNDS = {"float32": 2**-20, "float16": 2**-12, "bfloat16": 2**-12}
 
 
 def capable(profile: DeviceProfile, least: tuple[int, int] = (8, 0), most: tuple[int, int] = (99, 0)) -> bool:
-    """Whether a device is an NVIDIA GPU of compute capability ``least`` to ``most``, and its matrix units are not forbidden."""
+    """Whether a device is an NVIDIA GPU of compute capability ``least`` to ``most``, and its matrix units are not disabled."""
     capability = profile.compute_capability
     if capability is None or not least <= capability <= most:
         return False
@@ -47,7 +47,7 @@ def tiles_for(problem: Problem, tiles: Mapping[int, Sequence[Any]], *capabilitie
 def verdict(queue: Any, op: str, tier: str, dtype: str, right: Callable[[Any], bool]) -> bool:
     """Return whether ``right(queue)`` confirms a tier's kernels for a dtype; false if the driver rejects them. Checked once per context.
 
-    The check runs on the device at once: its launches are not part of a recorded step or of a plan.
+    The check runs on the device immediately: its launches are not part of a recorded step or of a plan.
     """
     state, key = program.state(queue), (op, tier, dtype)
     if key not in state:

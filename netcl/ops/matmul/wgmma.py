@@ -27,9 +27,9 @@ _INSTRUCTION = {"float32": "tf32", "float16": "f16", "bfloat16": "bf16"}
 
 
 class WarpGroupTile(NamedTuple):
-    """The work of a group at a time: m x n of the result over stages k deep; ``swapped`` tiles compute n x m of its transpose.
+    """The tile that a work-group computes at a time: m x n over stages k deep; ``swapped`` tiles compute n x m of the transposed result.
 
-    The other fields are those that the cost model :func:`gemm.cost` reads. ``rate`` is relative to the fastest portable block.
+    The other fields are read by the cost model :func:`gemm.cost`. ``rate`` is relative to the fastest portable block.
     """
 
     m: int
@@ -43,7 +43,7 @@ class WarpGroupTile(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """The columns of the instruction's sums; it has 128 rows."""
+        """The columns of the tile's sums, which always have 128 rows."""
         return self.m if self.swapped else self.n
 
     @property
@@ -71,7 +71,7 @@ _TURNING = 0.82  # fraction of the rate if float32 operands are not contiguous a
 
 
 def takes(p: Matmul) -> bool:
-    """Whether the kernels support a product, by its dtypes and alignment. float32 that may be rounded is faster in the mma tier."""
+    """Whether the kernels should compute a product, by dtypes and alignment. With precision "medium", float32 is faster in the mma tier."""
     whole = 16 // DTYPES[p.a].itemsize
     if p.a == "float32" and get_matmul_precision() == "medium":
         return False

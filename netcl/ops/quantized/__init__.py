@@ -81,8 +81,8 @@ def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, k
     """Compute ``x w' + bias`` with packed weights: ``weight`` holds the bytes of ``rows`` x ``x.shape[-1]`` weights of a GGUF ``kind``.
 
     :class:`netcl.nn.QuantizedLinear` packs weights. ``activations`` selects the arithmetic of
-    products. ``float``: x as it is, sums in float32. ``int8``: 32 neighbors of x are rounded to int8 with one scale and multiplied
-    exactly, which is the arithmetic of llama.cpp and costs about 0.5 % of a result. ``auto`` takes ``int8`` on CPUs with instructions
+    products. ``float``: x unchanged, sums in float32. ``int8``: every 32 neighbors of x are rounded to int8 with one scale and multiplied
+    exactly, as in llama.cpp, with a relative error of about 0.5 %. ``auto`` selects ``int8`` on CPUs with instructions
     for it, where it is several times faster, and ``float`` elsewhere. There is a gradient with respect to x and bias, computed in floats,
     and none with respect to the weights.
     """
@@ -94,7 +94,8 @@ def quantized_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, k
     if x.array is not None:
         return launch.run_cpu(_linear_cpu, x, weight, bias, kind=kind, rows=rows, activations=activations)
     if activations == "int8" and not plans.has_dots(x.queue, p.kind):
-        raise DeviceError(message("quantized_linear", "int8 activations require a CPU with dot products of int8", 'use activations="auto"'))
+        what, remedy = "int8 activations require a CPU with dot products of int8", 'use activations="auto"'
+        raise DeviceError(message("quantized_linear", what, remedy, device=x.device.device_name))
     out = Tensor.empty((*x.shape[:-1], rows), x.dtype, queue=x.queue)
     if out.size:
         plans.run_packed(
@@ -142,7 +143,7 @@ def _rows_cpu(weight, index, kind, shape):
     ],
 )  # fmt: skip
 def quantized_rows(weight: Tensor, index: Tensor | None = None, *, kind: str, shape: tuple[int, int], dtype: str = "float32") -> Tensor:
-    r"""Unpack rows of weights, (\*index.shape, columns); all rows without an index. An index out of range gives NaN. No gradient."""
+    r"""Unpack the rows of weights that ``index`` names, (\*index.shape, columns), or all. Indices out of range give NaN. No gradient."""
     weight, index = launch.as_tensors("quantized_rows", weight, index)
     p = _packed_problem("quantized_rows", weight, weight, kind, shape)
     if index is not None:

@@ -27,10 +27,10 @@ _TRIALS = 15  # candidates for the scale of a group
 
 
 class Kind(NamedTuple):
-    """A block type: its number in GGUF, weights per block, bytes of each field, and what the module's formula needs.
+    """A block type: its number in GGUF, weights per block, bytes of each field, and the constants of the module's formula.
 
-    ``low`` and ``high`` are (bits, run): a byte of the field holds 8 / bits codes, which lie ``run`` codes apart. ``nbytes`` are those of a
-    block, ``bits`` those of a code; ``plain`` kinds hold floating-point numbers.
+    ``low`` and ``high`` are (bits, run): a byte of the field holds 8 / bits codes, which lie ``run`` codes apart. ``nbytes`` is the size of
+    a block, ``bits`` that of a code; ``plain`` kinds hold floating-point numbers.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Parts(NamedTuple):
 
 
 def kind_of(name: str | Kind, op: str = "quantize") -> Kind:
-    """Return the block type of a name in any case; raises ``DtypeError`` for an unknown one."""
+    """Return the block type of a name, which may be in upper or lower case; raises ``DtypeError`` for an unknown name."""
     if isinstance(name, Kind):
         return name
     found = BLOCK_TYPES.get(str(name).upper())
@@ -126,13 +126,13 @@ def unpack_bits(data: np.ndarray, bits: int, run: int) -> np.ndarray:
 
 
 def pack_bits(codes: np.ndarray, bits: int, run: int) -> np.ndarray:
-    """Pack codes of ``bits`` each to bytes: the inverse of :func:`unpack_bits`."""
+    """Pack codes of ``bits`` each into bytes: the inverse of :func:`unpack_bits`."""
     parts = (codes & np.uint8((1 << bits) - 1)).reshape(len(codes), -1, 8 // bits, run)
     return np.bitwise_or.reduce(parts << np.arange(0, 8, bits, dtype=np.uint8)[:, None], axis=2).reshape(len(codes), -1)
 
 
 def _get_scales(s: np.ndarray, kind: Kind) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return scales and lower bounds of the groups of each block; the packing depends on the field's size and the number of groups."""
+    """Return scales and lower bounds of the groups of each block; the packing depends on the kind."""
     if kind.name == "Q6_K":
         return s.view(np.int8), None
     if kind.name == "Q2_K":
@@ -162,7 +162,7 @@ def _put_scales(kind: Kind, scales: np.ndarray, lower: np.ndarray | None) -> np.
 
 
 def split_blocks(blocks: np.ndarray, kind: Kind) -> Parts:
-    """Split blocks, (count, bytes of a block), to their parts. Not for kinds that are plain numbers."""
+    """Split blocks, (count, bytes of a block), into their parts. ``plain`` kinds have none."""
     found, at = {}, 0
     for name, size in kind.fields.items():
         found[name], at = np.ascontiguousarray(blocks[:, at : at + size]), at + size
@@ -174,7 +174,7 @@ def split_blocks(blocks: np.ndarray, kind: Kind) -> Parts:
 
 
 def join_blocks(parts: Parts, kind: Kind) -> np.ndarray:
-    """Join parts to blocks: the inverse of :func:`split_blocks`."""
+    """Join parts into blocks: the inverse of :func:`split_blocks`."""
     made = {"low": pack_bits(parts.codes, *kind.low) if kind.low[0] < 8 else parts.codes ^ np.uint8(128)}
     if kind.high:
         made["high"] = pack_bits(parts.codes >> np.uint8(kind.low[0]), *kind.high)
@@ -219,15 +219,15 @@ def _values(blocks: np.ndarray, kind: Kind) -> np.ndarray:
 
 
 def _units(codes: np.ndarray, kind: Kind) -> np.ndarray:
-    """Return the factor of the scale: ``code - offset``, or the codebook's value."""
+    """Return the numbers that the scale multiplies: ``code - offset``, or values of the codebook."""
     return CODEBOOK[codes].astype(np.float32) if kind.codebook else codes.astype(np.float32) - np.float32(kind.offset)
 
 
 def quantize(array: Any, kind: str | Kind) -> np.ndarray:
     """Return the blocks of an array as uint8, (..., bytes of a row). The last axis must hold whole blocks; values must be finite.
 
-    Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 round as GGUF's reference does. The other kinds search the scale of each group that gives the
-    smallest weighted squared error.
+    Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 round as GGUF's reference does. The other kinds try several scales for each group and use
+    the one with the smallest weighted squared error.
     """
     row = kind_of(kind)
     x = np.asarray(array)
@@ -290,7 +290,7 @@ def _round_blocks(x: np.ndarray, kind: Kind) -> Parts:
 
 
 def _fit_groups(x: np.ndarray, kind: Kind) -> Parts:
-    """Return the parts whose scales and minima have the smallest weighted squared error, rounded to the integers of their block."""
+    """Return the parts; scales and minima have the smallest weighted squared error and are then rounded to multiples of ``d`` and ``m``."""
     x = x.reshape(len(x), -1, kind.group)
     weight, ranged = x * x + np.mean(x * x, axis=2, keepdims=True), "m" in kind.fields
     lowest = np.minimum(x.min(axis=2, keepdims=True), 0)

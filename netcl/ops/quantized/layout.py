@@ -42,7 +42,7 @@ def record_size(kind: Kind) -> tuple[int, int]:
 
 
 def device_bytes(kind: Kind, shape: tuple[int, int], op: str = "quantized_linear") -> int:
-    """Return the bytes of weights of a shape, with rows padded to whole strips. Raises ``ShapeError`` unless columns are whole records."""
+    """Return the bytes of packed weights, with rows padded to whole strips. Raises ``ShapeError`` unless columns are whole records."""
     step, size = record_size(kind)
     if shape[1] % step or kind.name == "F32":
         what = f"the columns of {kind.name} must be a multiple of {step}" if shape[1] % step else "F32 cannot be packed"
@@ -51,7 +51,7 @@ def device_bytes(kind: Kind, shape: tuple[int, int], op: str = "quantized_linear
 
 
 def pack_strips(blocks: Any, kind: str | Kind, shape: tuple[int, int]) -> np.ndarray:
-    """Pack the blocks of a matrix of this shape in strips; returns a vector of bytes."""
+    """Pack the blocks of a matrix of ``shape`` into strips; returns a vector of bytes."""
     row = kind_of(kind, "quantized_linear")
     out = np.empty(device_bytes(row, shape), np.uint8).reshape(-(-shape[0] // STRIP_ROWS), -1)
     data: Any = np.ascontiguousarray(blocks).view(np.uint8).reshape(packed_shape(shape, row, "quantized_linear"))
@@ -82,7 +82,7 @@ def _planes(kind: Kind) -> list[tuple[int, int]]:
 
 
 def _in_fours(codes: np.ndarray, kind: Kind) -> np.ndarray:
-    """Exchange the middle two of each four 4-bit codes, its own inverse: matrix units take bytes 0 and 2 as a pair."""
+    """Exchange the middle two of every four 4-bit codes, because matrix units take bytes 0 and 2 as a pair. It is its own inverse."""
     return codes.reshape(-1, 2, 2).transpose(0, 2, 1).reshape(codes.shape) if kind.bits == 4 else codes
 
 

@@ -1,7 +1,7 @@
 """Launches products with packed weights: which kernel, with which vectors and groups.
 
-An algorithm is chosen by the number of tokens, the dtype of the activations and the device, and by a numeric check of kernels that hold
-instructions: :func:`_kernels_trusted`. ``selector.register("quantized", condition, config)`` names one by ``extra["tier"]``.
+An algorithm is chosen by the number of tokens, the dtype of the activations and the device, and by a numeric check of kernels with inline
+assembly: :func:`_kernels_trusted`. ``selector.register("quantized", condition, config)`` names one by ``extra["tier"]``.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": 
 
 
 class Packed(NamedTuple):
-    """A product with packed weights: ``tokens`` rows of x of a dtype, with weights of rows x columns."""
+    """A product with packed weights: ``tokens`` rows of x in ``dtype``, times weights of ``rows`` x ``columns``."""
 
     kind: Kind
     rows: int
@@ -75,7 +75,7 @@ class Packed(NamedTuple):
 
 
 class PackedOperands(NamedTuple):
-    """The tensors of a product; ``end`` are the last of every kernel, where the result stands in for a missing bias."""
+    """The tensors of a product. ``end`` holds the last arguments of every kernel; the result stands in for a missing bias."""
 
     x: Tensor
     weight: Tensor
@@ -106,7 +106,7 @@ def _choice(queue: Any, p: Packed, config: KernelConfig | None = None) -> tuple[
 
 
 def surrounded(queue: Any, p: Packed) -> tuple[algorithms.Algorithm, KernelConfig] | None:
-    """Return algorithm and configuration of a product whose kernel takes :class:`~netcl.ops.decode.DecodeParts`; else ``None``."""
+    """Return algorithm and configuration of a product if its kernel takes :class:`~netcl.ops.decode.DecodeParts`, else ``None``."""
     algorithm, config = _choice(queue, p)
     groups = algorithm.run is _mma or (algorithm.run is _strips and (not launch.on_cpu_device(queue) or "SLICES" in config.extra))
     return (algorithm, config) if groups else None
@@ -187,7 +187,7 @@ def round_activations(x: np.ndarray) -> np.ndarray:
 
 
 def _mma_sizes(p: Packed, strips_per_unit: float) -> dict[str, int]:
-    """Return the macros of mma.cl for a product, from the table of those that were fastest on an H200."""
+    """Return the macros of mma.cl for a product, from a table of the fastest ones on an H200."""
     kind = "plain" if p.kind.plain else "scaled" if "scales" in p.kind.fields else "codes"
     if p.fragment > 8:
         kind = "many bytes" if p.kind.bits == 8 else "many"
@@ -223,7 +223,7 @@ def has_dots(queue: Any, kind: Kind) -> bool:
 def _kernels_trusted(queue: Any, tier: str, kind: Kind) -> bool:
     """Whether a tier's kernels are correct; checked once per context and kind. PoCL silently drops instructions that its target lacks.
 
-    Matrix units that could be used and fail are reported by a warning.
+    A failure of the matrix units is reported as a warning.
     """
     fresh = ("quantized", tier, kind.name) not in program.state(queue)
     right = nvidia.verdict(queue, "quantized", tier, kind.name, lambda queue: _packed_product_right(queue, tier, kind))

@@ -1,6 +1,6 @@
 """Recurrent layers: ``recurrent`` runs one direction of one layer over all steps, after the product of input and ``weight_ih``.
 
-Forward keeps what the cells computed; ``recurrent_grad`` reads it. :mod:`netcl.ops.recurrent.steps` has the formulas,
+Forward keeps the values that the cells computed; ``recurrent_grad`` reads them. :mod:`netcl.ops.recurrent.steps` has the formulas,
 :mod:`netcl.ops.recurrent.plans` the launches.
 """
 
@@ -57,7 +57,7 @@ def _check_layer(
         or (c0 is not None and (kind != "lstm" or h0 is None))
         or (kind == "lstm" and h0 is not None and c0 is None)
     ):
-        what = "only a GRU may have a bias (others add it to gx), only an LSTM c0, and an LSTM needs h0 and c0 together"
+        what = "bias must be None unless kind is gru (add it to gx), c0 unless kind is lstm, and lstm takes both h0 and c0 or neither"
         raise ShapeError(message("recurrent", what, kind=kind, bias=bias is not None, h0=h0 is not None, c0=c0 is not None))
     if lengths is not None and lengths.dtype != "int32":
         raise DtypeError(message("recurrent", "lengths must be int32", dtype=lengths.dtype))
@@ -106,7 +106,7 @@ _SAMPLES = [
 _ERRORS = [
     (S((3, 2, 20), (16, 5), kind="lstm"), r"\[recurrent\] gx must be \(steps, batch, 4 \* hidden\) with at least 1 step"),
     (S((3, 2, 20), (20, 5), None, (2, 4), (2, 5), kind="lstm"), r"\[recurrent\] h0 must have shape \(2, 5\), got \(2, 4\)"),
-    (S((3, 2, 20), (20, 5), None, (2, 5), kind="lstm"), r"an LSTM needs h0 and c0 together"),
+    (S((3, 2, 20), (20, 5), None, (2, 5), kind="lstm"), r"lstm takes both h0 and c0 or neither"),
     (S((3, 2, 5), (5, 4), kind="tanh"), r"weight must have one column per hidden unit, or another number together with the projection"),
     (S((3, 2, 5), (5, 5), kind="elman"), r"\[recurrent\] kind must be one of tanh, relu, lstm, gru; kind='elman'"),
 ]  # fmt: skip
@@ -119,7 +119,7 @@ def recurrent(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Run one direction of a recurrent layer; returns y ``(steps, batch, width)``, the last h, an LSTM's last c, and values for backward.
 
-    ``gx`` ``(steps, batch, gates * hidden)`` is the input times ``weight_ih`` with the biases, ``weight`` is ``weight_hh``, ``bias`` the
+    ``gx`` ``(steps, batch, gates * hidden)`` is the input times ``weight_ih`` plus the biases, ``weight`` is ``weight_hh``, ``bias`` the
     bias of a GRU's recurrent half, ``projection`` an LSTM's ``weight_hr``. ``kind`` is ``tanh``, ``relu``, ``lstm`` or ``gru``. Row b has
     ``lengths[b]`` steps (int32, from 1 to all); y is 0 after them.
     """
@@ -192,7 +192,7 @@ def _run_layer_grad(
     layer: plans.Layer, g_y: Any, g_h: Any, g_c: Any, weight: Tensor, h0: Any, c0: Any, projection: Any, lengths: Any, y: Tensor,
     saved: Tensor, biased: bool,
 ) -> list[Any]:  # fmt: skip
-    """Return the gradients of gx, weight, bias, h0, c0 and projection; sums over steps are products of all steps at once."""
+    """Return the gradients of gx, weight, bias, h0, c0 and projection; those of weights are products over all steps at once."""
     queue, (count, rows, width), hidden, gates = y.queue, y.shape, layer.hidden, GATES[layer.kind]
 
     def empty(*shape: int) -> Tensor:

@@ -71,7 +71,7 @@ class Layer(NamedTuple):
         return {FORWARD_PART: self.width, PROJECT: self.hidden, BACK_PROJECT: self.width}.get(part, GATES[self.kind] * self.hidden)
 
     def launched(self, count: int) -> Iterator[tuple[int, int, int]]:
-        """Yield part, first step and end step of each launch, ``count`` steps each. The step after the last is that of h0's gradient."""
+        """Yield part, first step and end step of each launch, ``count`` steps each. The step after the last computes h0's gradient."""
         last = self.steps + (self.backward and self.flags & INITIAL > 0)
         for start in range(0, last, count):
             for part in self.parts:
@@ -81,7 +81,7 @@ class Layer(NamedTuple):
 
 
 class LayerOperands(NamedTuple):
-    """Weights by part, and the other tensors in the order of the kernels in entry.cl; the last is that of :func:`late_flag`."""
+    """Weights by part, and the other arguments of the kernels in entry.cl, in order; the last is :func:`late_flag`."""
 
     weights: Mapping[int, Tensor]
     rest: tuple[Tensor, ...]
@@ -200,7 +200,7 @@ def _suits_whole(layer: Layer, config: KernelConfig, profile: Any) -> bool:
 
 
 class _Block(NamedTuple):
-    """Units and items per group, columns per item, rows at a time, quads per item in a chunk, rows and groups of a launch."""
+    """How a launch is divided: units and items per group, columns per item, rows at a time, quads per item in a chunk, rows, groups."""
 
     units: int
     items: int
@@ -237,7 +237,7 @@ def _block(layer: Layer, part: int, profile: Any, extra: Mapping[str, Any], core
 
 
 def _persistent_block(layer: Layer, config: KernelConfig, profile: Any) -> _Block | None:
-    """Return groups that are certain to run concurrently, one per compute unit, and that hold their weights; ``None`` if impossible."""
+    """Return a division into groups that run concurrently, at most one per compute unit, and hold their weights; ``None`` if impossible."""
     if layer.width != layer.hidden or layer.dtype != "float32" or layer.steps < 2:
         return None
     (part,) = layer.parts

@@ -75,7 +75,7 @@ def layer_forward(
 def _cell_back(N: Any, kind: str, keep: Any, h: Any, c: Any, dh: Any, dc: Any, extra: Any) -> tuple[list[Any], list[Any], Any, Any]:
     """Return gradients of the input half, the recurrent half, the previous h (except through the gates) and the previous c.
 
-    ``extra`` holds gradients of what was kept.
+    ``extra`` holds the gradients of the kept values.
     """
     if kind == "lstm":
         (i, f, g, o, new), (e_i, e_f, e_g, e_o, e_c) = keep, extra
