@@ -26,8 +26,8 @@ class Encoder(Module):
     - **config**: a :class:`~netcl.models.config.ModelConfig`; :func:`netcl.models.load` reads one from a file.
 
     Shapes: ids ``(batch, length)`` or images ``(batch, channels, size, size)`` become ``(batch, positions, width)``. ``mask`` of shape
-    ``(batch, length)`` is true where there is a token; ``token_types`` tells the segments of BERT apart. ``pooled`` turns states into one
-    vector per input, as the architecture does.
+    ``(batch, length)`` is true where there is a token; ``token_types`` are BERT's segment numbers. ``pooled`` turns states into one
+    vector per input.
     """
 
     def __init__(self, config: ModelConfig):
