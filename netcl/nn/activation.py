@@ -68,7 +68,7 @@ class PReLU(Activation):
     """A learned slope for negative values: ``x`` where positive, else ``a * x``.
 
     - **num_parameters**: 1, or one per channel (axis 1).
-    - **init**: where the slopes start.
+    - **init**: the initial value of the slopes.
 
     >>> from netcl import nn
     >>> nn.PReLU()([-1.0, 2.0]).tolist()

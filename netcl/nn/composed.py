@@ -54,7 +54,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 
 
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """Return ``x / sqrt(mean(x^2) + eps) * weight`` over the last axes; ``eps`` is the machine epsilon of the arithmetic by default."""
+    """Return ``x / sqrt(mean(x^2) + eps) * weight`` over the last axes; by default ``eps`` is the machine epsilon of the compute dtype."""
     return ag.rms_norm(input, normalized_shape, weight, eps=EPSILON[input.dtype] if eps is None else eps)
 
 

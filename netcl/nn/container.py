@@ -39,7 +39,7 @@ class _Container(Module):
 
 
 class _Ordered(_Container):
-    """Modules (or parameters) named 0, 1, 2, ..., or by their own names."""
+    """Base class of ordered containers, whose entries are named 0, 1, 2, ..., or by their own names."""
 
     def __iter__(self) -> Iterator[Any]:
         return (self.__dict__[name] for name in self._names())

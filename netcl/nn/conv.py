@@ -20,7 +20,7 @@ _PADDING_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "repli
 
 
 class _Convolution(Module):
-    """The common part of the layers: checks, parameters and padding."""
+    """The common part of convolution layers: checks, parameters and padding."""
 
     axes = 2
     transposed = False

@@ -113,7 +113,7 @@ class Embedding(Module):
     - **num_embeddings**: how many vectors there are.
     - **embedding_dim**: their length.
     - **padding_idx**: an index whose vector starts as zeros and gets no gradient.
-    - **max_norm**, **norm_type**: vectors that are looked up are first shortened to this norm, in place.
+    - **max_norm**, **norm_type**: looked-up vectors with a larger norm than this are first shortened to it, in place.
     - **scale_grad_by_freq**: whether gradients are divided by how often an index occurs. **sparse** is ignored: gradients are dense.
 
     Shapes: ``index`` of any shape and any dtype of integers, ``y`` ``(*index.shape, embedding_dim)``, ``weight``

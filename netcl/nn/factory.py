@@ -54,7 +54,7 @@ def register_layer(name: str | Callable[..., Any], constructor: Callable[..., An
 
 
 def _place(constructor: Callable[..., Any]) -> tuple[str, str]:
-    """Return the module and the name of a class; one that is defined again under both, as in a notebook, replaces the first."""
+    """Return the module and the name of a class; a class defined again with both, as in a notebook, replaces the first."""
     return constructor.__module__, constructor.__qualname__
 
 

@@ -117,7 +117,7 @@ class GPT(Module):
         - **temperature**: the divisor of the logits; 0 always chooses the most likely token.
         - **top_k**: choose among this many of the most likely tokens. **top_p**: among the fewest whose probabilities add up to it.
         - **eos_token**: a sequence that has generated it is filled up with it; when all have, generation ends early.
-        - **use_cache**: whether to compute only new positions; the tokens are the same. Beyond ``block_size`` the window slides and
+        - **use_cache**: whether to compute only new positions; it does not change the tokens. Beyond ``block_size`` the window slides and
           every token costs a whole window.
 
         Random choices come from the device's generator, so ``netcl.manual_seed`` repeats them.

@@ -193,7 +193,7 @@ class Module(metaclass=_Constructed):
             self._roles[name] = "buffer" if persistent else "scratch"
 
     def register_parameter(self, name: str, tensor: Tensor | None) -> None:
-        """Register a tensor as parameter ``name``; ``None`` means that there is none."""
+        """Register a tensor as parameter ``name``; ``None`` only sets the attribute."""
         self._check_name(name, "register_parameter")
         object.__setattr__(self, name, tensor)
         if tensor is not None:
@@ -349,7 +349,7 @@ class Module(metaclass=_Constructed):
     # ---- operations on all modules
 
     def train(self: M, mode: bool = True) -> M:
-        """Set training mode, in which dropout is active and batch norm uses the batch, or evaluation mode; returns the module."""
+        """Set training mode (dropout is active, batch norm uses the batch) or, with ``mode=False``, evaluation mode; returns the module."""
         for module in self.modules():
             module.__dict__["training"] = mode
         return self

@@ -203,7 +203,7 @@ class RMSNorm(_Norm):
     """Divides by the root of the mean square over the last axes: ``y = x / sqrt(mean(x^2) + eps) * weight``.
 
     - **normalized_shape**: the sizes of those axes, or the size of the last one.
-    - **eps**: keeps the division finite; ``None`` is the machine epsilon of the arithmetic (float32 for half dtypes).
+    - **eps**: keeps the division finite; ``None`` is the machine epsilon of the compute dtype (float32 for half dtypes).
     - **elementwise_affine**: whether there is a ``weight``.
 
     Shapes: ``(..., *normalized_shape)`` in and out.

@@ -35,7 +35,7 @@ OBJECT_BYTES = 64
 
 
 class placed:
-    """Create the parameters of modules constructed inside the block on a queue and in a dtype.
+    """Context manager: modules constructed inside create their parameters on ``queue`` and in ``dtype``.
 
     ``queue`` is a queue, a handle or anything :class:`netcl.device` takes; ``None`` changes nothing. ``max_bytes`` limits
     the memory of parameters and buffers together, for model descriptions that come from a file. ``blank`` draws no initial values, for

@@ -66,7 +66,7 @@ class _PackedLayer(Module):
 class QuantizedLinear(_PackedLayer):
     """An affine map of the last axis with packed weights: ``y = x W^T + b``.
 
-    - **in_features**, **out_features**: sizes of the last axis of ``x`` and ``y``; a block (32 or 256 weights) must divide ``in_features``.
+    - **in_features**, **out_features**: sizes of the last axis of ``x`` and ``y``; ``in_features`` must be a multiple of the block size.
     - **bias**: whether there is a ``b``, which is a parameter. The weights are a buffer: they have no gradient and start as zeros.
     - **kind**: a block type of GGUF, for instance ``Q4_0``, ``Q8_0``, ``Q4_K``, ``F16``.
     - **activations**: ``float``, ``int8`` or ``auto``, as in :func:`netcl.ops.quantized_linear`.
@@ -97,7 +97,7 @@ class QuantizedLinear(_PackedLayer):
 
 
 def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, activation: str = "", residual: Any = None) -> Tensor:
-    """Compute ``linear`` of a few rows in one launch, after ``norm`` and before the gate, activation or residual that are given."""
+    """Compute ``linear`` of a few rows in one launch, with an optional norm before it and gate, activation or residual after it."""
     packs: Any = {"kind": linear.kind, "rows": linear.out_features, "activations": linear.activations} if hasattr(linear, "kind") else {}
     kind = "" if norm is None else "rms" if type(norm) is RMSNorm else "layer"
     eps = EPSILON[x.dtype] if norm is None or norm.eps is None else norm.eps

@@ -44,7 +44,7 @@ def _packed_rule(counted: bool) -> Rule:
 
 
 class Adam(Optimizer):
-    """The Adam optimizer: ``p -= lr * m / (sqrt(v) + eps)``, with bias-corrected running averages of the gradient, ``m``, and its square.
+    """The Adam optimizer: ``p -= lr * m / (sqrt(v) + eps)``, with bias-corrected running averages ``m`` of gradients and ``v`` of squares.
 
     ``amsgrad`` divides by the largest average of squares so far. ``weight_decay`` adds ``weight_decay * p`` to the gradient;
     with ``decoupled_weight_decay`` it shrinks the parameter instead, which is :class:`AdamW`. ``master_weights`` keeps

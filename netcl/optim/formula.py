@@ -291,7 +291,7 @@ class Adamax(FormulaOptimizer):
 
 
 class RAdam(FormulaOptimizer):
-    """:class:`~netcl.optim.Adam` without the denominator in the first steps, while the denominator varies too much (Liu et al. 2019)."""
+    """:class:`~netcl.optim.Adam` without the denominator in the first steps, while its variance is too large (Liu et al. 2019)."""
 
     formula = Formula(
         {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled_weight_decay": False},

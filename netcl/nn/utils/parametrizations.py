@@ -57,7 +57,7 @@ class _Orthogonal(Module):
 
 
 def orthogonal(module: Module, name: str = "weight", orthogonal_map: str | None = None, *, use_trivialization: bool = True) -> Module:
-    """Keep the rows or columns of a matrix orthonormal: it is the ``matrix_exp`` or ``cayley`` map of a skew-symmetric matrix."""
+    """Keep the rows or columns of a matrix orthonormal: it is computed by ``matrix_exp`` or ``cayley`` from a skew-symmetric matrix."""
     kind, weight = orthogonal_map or "matrix_exp", getattr(module, name)
     if kind not in ("matrix_exp", "cayley") or weight.ndim != 2 or not use_trivialization:
         what = "the weight must be a matrix, the map matrix_exp or cayley, and use_trivialization True"

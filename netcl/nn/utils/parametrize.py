@@ -101,13 +101,13 @@ def register_parametrization(module: Any, tensor_name: str, parametrization: Any
 
 
 def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
-    """Whether a module, or one parameter of it, is computed by parametrizations."""
+    """Whether a module has parametrized parameters, or whether ``tensor_name`` is one."""
     found = vars(module).get("parametrizations")
     return isinstance(found, ModuleDict) and (tensor_name is None or tensor_name in found)
 
 
 def remove_parametrizations(module: Any, tensor_name: str, leave_parametrized: bool = True) -> Any:
-    """Make a parameter a plain one again, with its computed value or, with ``leave_parametrized=False``, its original."""
+    """Make a parameter a plain one again, with its computed value or, with ``leave_parametrized=False``, its original value."""
     if not is_parametrized(module, tensor_name):
         raise ValueError(message("remove_parametrizations", f"{tensor_name!r} of {type(module).__name__} must be parametrized"))
     originals = module.parametrizations[tensor_name].originals()
