@@ -43,7 +43,7 @@ class Mismatch(AssertionError):
 
 @dataclass(frozen=True)
 class OpCall:
-    """One call: host arrays (or ``None``, numbers, lists of arrays) and keyword arguments."""
+    """One call of an op: host arrays (or ``None``, numbers, lists of arrays) and keyword arguments."""
 
     label: str
     inputs: tuple[Any, ...]
@@ -175,7 +175,7 @@ def _compare_case(row: Row, case: OpCall, dtype: str, got: np.ndarray, want: np.
 
 
 def check_special(row: Pointwise, handle: DeviceHandle) -> None:
-    """Check that NaN, infinities, signed zeros and denormals give what NumPy gives (denormals may be flushed)."""
+    """Check that NaN, infinities, signed zeros and denormals as inputs give NaN, infinities and bools where NumPy's function does."""
     values = np.array(SPECIAL, np.float32)
     grids = np.meshgrid(*[values] * row.arity) if row.arity < 3 else [values] * row.arity
     case = OpCall("special values", tuple(g.ravel() for g in grids), dict(row.params))

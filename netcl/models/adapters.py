@@ -80,7 +80,7 @@ def lora(model: ModelT, rank: int = 8, alpha: float = 16, targets: Sequence[str]
     """Add adapters to linear layers of a model, in place, and freeze everything else; return the model.
 
     - **rank**, **alpha**: an adapter adds ``alpha / rank`` times the product of two matrices of this rank.
-    - **targets**: names of layers; by default all of attention and feed-forward networks, except experts and tied heads.
+    - **targets**: names of layers; by default all of attention and feed-forward networks. Experts and tied heads never get one.
     - **dropout**: of the adapters' inputs. **dora**: learn the lengths of the rows, too.
     """
     if rank < 1 or not 0 <= dropout < 1:
@@ -119,7 +119,7 @@ def _replace(model: Module, path: str, layer: Module) -> None:
 
 
 def merge_adapters(model: ModelT) -> ModelT:
-    """Add the adapters of a model to its weights, in place; return the model, trainable. Adapted packed layers become ``Linear``."""
+    """Add the adapters of a model to its weights, in place, and unfreeze it; return the model. Adapted packed layers become ``Linear``."""
     for path, adapter in adapters_of(model).items():
         base, added = adapter.base, adapter.lora_B.to_host() @ adapter.lora_A.to_host()
         matrix = base_matrix(base) + np.float32(adapter.scale) * added

@@ -135,7 +135,7 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: ``chosen`` of ``count`` networks of width ``width`` per token, and one of width ``shared`` (or 0) for all."""
+    """A mixture of experts: ``chosen`` of ``count`` networks of width ``width`` per token; ``shared`` is the width of one for all, or 0."""
 
     count: int
     chosen: int

@@ -62,7 +62,7 @@ class CausalLM(Module):
         return str(self.config)
 
     def part_config(self, parameter: str) -> ModelConfig:
-        """The configuration of the part that holds a parameter: here, always the model's."""
+        """Return the configuration of the part that holds a parameter: here, always the model's."""
         del parameter
         return self.config
 
@@ -75,7 +75,7 @@ class CausalLM(Module):
         return self.make_tokenizer()
 
     def new_cache(self, capacity: int | None = None, dtype: str | None = None) -> KVCache:
-        """Return an empty cache for this model; ``dtype`` (default: ``cache_dtype`` of the model) ``"int8"`` rounds keys and values."""
+        """Return an empty cache for this model; ``dtype="int8"`` rounds keys and values. The default is ``cache_dtype``."""
         return KVCache(self.config.layers, capacity, dtype or self.cache_dtype)
 
     @property

@@ -61,7 +61,7 @@ class Encoder(Module):
         return self.make_tokenizer()
 
     def part_config(self, parameter: str) -> ModelConfig:
-        """The configuration of the part that holds a parameter: here, always the model's."""
+        """Return the configuration of the part that holds a parameter: here, always the model's."""
         del parameter
         return self.config
 
@@ -143,7 +143,7 @@ class DualEncoder(Module):
         return ""
 
     def part_config(self, parameter: str) -> ModelConfig:
-        """The configuration of the part that holds a parameter."""
+        """Return the configuration of the part that holds a parameter."""
         return self.text.config if parameter.startswith("text.") else self.vision.config
 
     def text_vectors(self, ids: Tensor, mask: Any = None) -> Tensor:

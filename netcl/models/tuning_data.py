@@ -148,7 +148,7 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
 def preference_blocks(pairs: Sequence[tuple[Document, Document]], length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return a block per answer, as :func:`pack_documents` does: ``(pairs, 2, 3, length)`` and ``(pairs, 2, length)``, chosen first.
 
-    Pairs with an empty answer, or with one longer than ``length``, are left out: a cut answer would be compared with a whole one.
+    Pairs with an empty answer, or with more than ``length`` tokens in a prompt and its answer, are left out rather than cut.
     """
     kept = [pair for pair in pairs if all(len(ids) <= length and any(learned[1:]) for ids, learned in pair)]
     if not kept:

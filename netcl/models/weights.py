@@ -118,7 +118,7 @@ _ROW_OPS = frozenset("rq rk q k v gate up e".split())  # those that take or reor
 
 
 def _put_packed(model: Any, name: str, source: Any, origin: Origin) -> bool:
-    """Replace the layer of a parameter by a packed one with the file's blocks; returns False where the values are needed or unpacked."""
+    """Replace the layer of a parameter by a packed one with the file's blocks; returns False if there are none or they must be unpacked."""
     path, _, last = name.rpartition(".")
     layer, kind = model.get_submodule(path), source.kinds[origin.name]
     if last != "weight" or type(layer) not in (Linear, Embedding) or kind in ("F32", "F16") or not _ROW_OPS.issuperset(origin.ops):

@@ -121,7 +121,7 @@ class Scheduler(Described):
 
 
 class LambdaLR(Scheduler):
-    """``initial lr * lr_lambda(step)``; one function, or one per group. Functions are not part of the state.
+    """Sets the learning rate to ``initial lr * lr_lambda(step)``; one function, or one per group. Functions are not part of the state.
 
     >>> from netcl.core.tensor import Tensor
     >>> from netcl.optim import SGD
@@ -215,7 +215,7 @@ class ConstantLR(Scheduler):
 
 
 class PolynomialLR(Scheduler):
-    """``initial lr * (1 - step / total_iters) ** power``, then 0."""
+    """Sets the learning rate to ``initial lr * (1 - step / total_iters) ** power``, then 0."""
 
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1):
         check_counts("PolynomialLR", total_iters=total_iters)
@@ -255,7 +255,7 @@ class LinearLR(Scheduler):
 
 
 class CosineAnnealingLR(Scheduler):
-    """Half a cosine from the initial learning rate down to ``eta_min`` in ``T_max`` steps, and back up in as many steps."""
+    """Lowers the learning rate along half a cosine to ``eta_min`` in ``T_max`` steps, and raises it again in as many steps."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1):
         check_counts("CosineAnnealingLR", T_max=T_max)

@@ -107,7 +107,7 @@ async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]
     known = {*_FIELDS, *_NEUTRAL, "model"} - ({"messages", "prompt", "input"} - {needed})
     for name, value in found.items():
         if name not in known:
-            raise ServeError(400, f"unknown field {name!r}")
+            raise ServeError(400, f"unknown field {name!r}; known are {', '.join(sorted(known))}")
         if name in _FIELDS and not _FIELDS[name][0](value):
             raise ServeError(400, f"{name} must be {_FIELDS[name][1]}, got {value!r:.80}")
         if name in _NEUTRAL and value not in _NEUTRAL[name]:
