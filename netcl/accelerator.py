@@ -20,15 +20,15 @@ def is_available() -> bool:
 
 
 def current_accelerator(check_available: bool = False) -> core.device | None:
-    """The default device; ``None`` if it is the NumPy backend."""
+    """Return the default device; ``None`` if it is the NumPy backend."""
     return core.device("auto") if is_available() else None
 
 
 def device_count() -> int:
-    """The number of OpenCL devices; 0 if the default device is the NumPy backend."""
+    """Return the number of OpenCL devices; 0 if the default device is the NumPy backend."""
     return len(core.manager.found()) if is_available() else 0
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait until a device, by default every one, has finished its work."""
+    """Wait until ``device``, by default every device, has finished its work."""
     core.synchronize(None if device is None else core.require(device))

@@ -27,14 +27,14 @@ TensorOrNumber = Tensor | float
 
 
 class Distribution:
-    """The base of all distributions. ``batch_shape`` is the shape of independent distributions, ``event_shape`` that of one draw of one."""
+    """Base class of distributions. ``batch_shape`` is the shape of independent distributions, ``event_shape`` that of a draw from one."""
 
     batch_shape: tuple[int, ...]
     event_shape: tuple[int, ...] = ()
     has_rsample = False
 
     def __init__(self, **parameters: Any):
-        """Keep the parameters as tensors of their common shape."""
+        """Store the parameters as tensors, broadcast to a common shape."""
         queue = next((x.queue for x in parameters.values() if isinstance(x, Tensor)), None)
         given = {name: x if isinstance(x, Tensor) else Tensor.from_host(queue, np.asarray(x, np.float32)) for name, x in parameters.items()}
         self.batch_shape = tuple(int(n) for n in np.broadcast_shapes(*(x.shape for x in given.values())))
@@ -51,7 +51,7 @@ class Distribution:
             return self.rsample(sample_shape)
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the density or probability of ``value``."""
+        """Return the logarithm of the density or probability of ``value``."""
         raise NotImplementedError(message(type(self).__name__, "log_prob is not defined"))
 
     def _drawn(self, kind: str, like: Tensor, sample_shape: Sequence[int]) -> Tensor:
@@ -88,7 +88,7 @@ class Normal(Distribution):
         return self.scale.log() + 0.5 * (1 + math.log(2 * math.pi))
 
     def cdf(self, value: Any) -> Tensor:
-        """The probability of values up to ``value``."""
+        """Return the probability of values up to ``value``."""
         return (((value - self.loc) / (self.scale * math.sqrt(2))).erf() + 1) * 0.5
 
     mean = property(lambda self: self.loc)
@@ -96,7 +96,7 @@ class Normal(Distribution):
 
 
 class Uniform(Distribution):
-    """Values uniform in [low, high)."""
+    """The uniform distribution over [low, high)."""
 
     has_rsample = True
     low: Tensor
@@ -127,7 +127,7 @@ def _pick_one(name: str, probs: Any, logits: Any) -> tuple[str, Any]:
 
 
 class Bernoulli(Distribution):
-    """1 with probability ``probs``, else 0; or from ``logits``, the logarithm of the odds."""
+    """The Bernoulli distribution: 1 with probability ``probs``, else 0. ``logits`` are the logarithms of the odds."""
 
     probs: Tensor
     logits: Tensor
@@ -157,7 +157,7 @@ class Bernoulli(Distribution):
 
 
 class Categorical(Distribution):
-    """One of ``n`` classes; ``probs`` or ``logits`` have them along their last axis and need not be normalized."""
+    """A distribution over classes, the last axis of ``probs`` or ``logits``, which need not be normalized."""
 
     probs: Tensor
     logits: Tensor
@@ -196,7 +196,7 @@ class Categorical(Distribution):
 
 
 class Independent(Distribution):
-    """The last ``reinterpreted_batch_ndims`` batch axes of a distribution as one event: log probabilities are summed over them."""
+    """A distribution whose last ``reinterpreted_batch_ndims`` batch axes are one event: log probabilities are summed over them."""
 
     def __init__(self, base_distribution: Distribution, reinterpreted_batch_ndims: int, validate_args: Any = None):
         shape, count = base_distribution.batch_shape, reinterpreted_batch_ndims
@@ -225,7 +225,7 @@ class Independent(Distribution):
 
 
 def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
-    """The Kullback-Leibler divergence of two normal, categorical or Bernoulli distributions, or ``Independent`` ones of these."""
+    """Return the Kullback-Leibler divergence of two normal, categorical or Bernoulli distributions, or ``Independent`` ones of these."""
     if isinstance(p, Normal) and isinstance(q, Normal):
         ratio = (p.scale / q.scale).square()
         return (ratio + ((p.loc - q.loc) / q.scale).square() - 1 - ratio.log()) * 0.5
@@ -235,4 +235,5 @@ def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
         return p.probs * (p.logits - q.logits) + ag.softplus(q.logits) - ag.softplus(p.logits)
     if isinstance(p, Independent) and isinstance(q, Independent) and p.event_shape == q.event_shape:
         return p._summed(kl_divergence(p.base_dist, q.base_dist))
-    raise NotImplementedError(message("kl_divergence", "these distributions have no formula", p=type(p).__name__, q=type(q).__name__))
+    what = "p and q must both be Normal, Categorical or Bernoulli, or Independent with equal event shapes"
+    raise NotImplementedError(message("kl_divergence", what, p=type(p).__name__, q=type(q).__name__))

@@ -23,9 +23,10 @@ from netcl.ops.fft import transform_axes
 
 
 class Complex:
-    """A complex tensor as two real ones of one shape, ``real`` and ``imag``, with arithmetic, ``abs``, ``angle``, ``conj`` and indexing.
+    """A complex tensor: real tensors ``real`` and ``imag`` of one shape, with arithmetic, ``abs``, ``angle``, ``conj`` and indexing.
 
-    Not a ``Tensor``: ops do not take one. ``netcl.view_as_real`` makes a tensor with a last axis of 2, ``view_as_complex`` is the inverse.
+    It is not a ``Tensor``, and ops do not accept it. ``netcl.view_as_real`` makes a tensor with a last axis of 2, ``view_as_complex`` is
+    the inverse.
     """
 
     __slots__ = ("imag", "real")
@@ -34,7 +35,7 @@ class Complex:
 
     def __init__(self, real: Tensor, imag: Tensor):
         if real.shape != imag.shape or real.dtype != imag.dtype:
-            what = "real and imaginary part must have one shape and dtype"
+            what = "real and imag must have the same shape and dtype"
             raise ShapeError(message("complex", what, real=(real.shape, real.dtype), imag=(imag.shape, imag.dtype)))
         self.real, self.imag = real, imag
 
@@ -50,7 +51,7 @@ class Complex:
         return len(self.real)
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        """Raise ``DtypeError``: ops convert other objects by NumPy, and none of them takes complex numbers."""
+        """Raise ``DtypeError``: ops convert their arguments by NumPy, and no op accepts complex numbers."""
         raise DtypeError(message("complex", "ops require real tensors", "use z.abs(), z.real, z.imag, z.numpy() or netcl.view_as_real(z)"))
 
     def _each(self, function: Callable[[Any], Any]) -> Complex:
@@ -132,7 +133,7 @@ def view_as_complex(input: Tensor) -> Complex:
 
 
 def real(input: Any) -> Tensor:
-    """The real part."""
+    """Return the real part."""
     return input.real
 
 
@@ -144,12 +145,12 @@ def imag(input: Any) -> Tensor:
 
 
 def conj(input: Any) -> Any:
-    """The complex conjugate; of a real tensor, itself."""
+    """Return the complex conjugate; a real tensor is returned as it is."""
     return input.conj() if isinstance(input, Complex) else input
 
 
 def angle(input: Any) -> Tensor:
-    """The angle; of real numbers 0, or pi where they are negative."""
+    """Return the angle; for real numbers 0, or pi where they are negative."""
     return input.angle() if isinstance(input, Complex) else twin("atan2")(_real_and_imaginary(input)[1], input)
 
 

@@ -43,7 +43,7 @@ class Mismatch(AssertionError):
 
 @dataclass(frozen=True)
 class OpCall:
-    """One call: host arrays (or ``None``, numbers, lists of arrays) and keyword arguments."""
+    """One call of an op: host arrays (or ``None``, numbers, lists of arrays) and keyword arguments."""
 
     label: str
     inputs: tuple[Any, ...]
@@ -54,7 +54,7 @@ class OpCall:
 
 
 def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = TESTED_SIZES) -> Iterator[OpCall]:
-    """Yield the calls that a row is checked with, in one float dtype; with a single size, only the simplest of each kind."""
+    """Yield the calls that a row is checked with, in one float dtype; with a single size, only the simplest call of each kind."""
     if isinstance(row, Choice):
         for part in row.rows:
             yield from cases(part, dtype, sizes)
@@ -77,7 +77,7 @@ def cases(row: Row, dtype: str = "float32", sizes: Sequence[int] = TESTED_SIZES)
 
 
 def _drawn_values(row: Pointwise, i: int, shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
-    """Return values from the row's domain that keep away from its kinks."""
+    """Return random values from the row's domain, none of them close to a kink."""
     domain = row.domain[i] if isinstance(row.domain[0], tuple) else row.domain
     values = np.random.default_rng([seed, i]).uniform(domain[0], domain[1], shape)
     for kink in row.kinks:
@@ -149,7 +149,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def check_forward(row: Row, case: OpCall, handle: DeviceHandle, dtype: str = "float32") -> None:
-    """Compare the values of one call with the reference; raises :class:`Mismatch`, also if a result carries a history."""
+    """Compare the values of one call with the reference; raises :class:`Mismatch`, also if a result has a ``grad_fn``."""
     got = _as_tuple(run_case(row, ops, [_sent_to_device(x, handle, dtype) for x in case.inputs], case.kwargs))
     want = _as_tuple(reference(row, case))
     if len(got) < len(want):
@@ -170,12 +170,12 @@ def _compare_case(row: Row, case: OpCall, dtype: str, got: np.ndarray, want: np.
         close = np.isclose(got.astype(np.float64), want.astype(np.float64), relative * factor, absolute * factor * scale, equal_nan=True)
     if not close.all():
         at = tuple(int(i) for i in np.argwhere(~close)[0])
-        values = f"got {got[at]!r}, the reference says {want[at]!r}"
+        values = f"got {got[at]!r}, expected {want[at]!r}"
         raise Mismatch(f"[{row.name}] {values}; index={at}, wrong={int((~close).sum())} of {close.size}, case={case.label}, dtype={dtype}")
 
 
 def check_special(row: Pointwise, handle: DeviceHandle) -> None:
-    """Check that NaN, infinities, signed zeros and denormals give what NumPy gives (denormals may be flushed)."""
+    """Check that NaN, infinities, signed zeros and denormals as inputs give NaN, infinities and bools where NumPy's function does."""
     values = np.array(SPECIAL, np.float32)
     grids = np.meshgrid(*[values] * row.arity) if row.arity < 3 else [values] * row.arity
     case = OpCall("special values", tuple(g.ravel() for g in grids), dict(row.params))
@@ -186,9 +186,9 @@ def check_special(row: Pointwise, handle: DeviceHandle) -> None:
         if want.dtype.kind == "f" and not np.array_equal(kind(got), kind(want)):
             at = int(np.argwhere(kind(got) != kind(want))[0][0])
             given = [float(x[at]) for x in case.inputs]
-            raise Mismatch(f"[{row.name}] special values: got {got[at]}, the reference says {want[at]}; inputs={given}")
+            raise Mismatch(f"[{row.name}] special values: got {got[at]}, expected {want[at]}; inputs={given}")
     if want.dtype.kind == "b" and not np.array_equal(got, want):
-        raise Mismatch(f"[{row.name}] special values: truth differs from the reference")
+        raise Mismatch(f"[{row.name}] special values: the bool result differs from the reference")
 
 
 def check_gradient(row: Row, case: OpCall, handle: DeviceHandle, dtype: str = "float32") -> None:
@@ -213,9 +213,7 @@ def check_gradient(row: Row, case: OpCall, handle: DeviceHandle, dtype: str = "f
         # The differences cancel 6 digits of float64; what the device loses follows its dtype and the number of terms.
         allowed = {"float64": 2e-6, "float32": 2e-4, "float16": 1e-2, "bfloat16": 5e-2}[dtype] * getattr(row, "tol", 1.0)
         if not (abs(got - want) <= allowed * max(size, abs(want), 0.1) or (np.isnan(got) and np.isnan(want))):
-            raise Mismatch(
-                f"[{row.name}] the gradient of input {i}: got {got:.6g}, differences say {want:.6g}; case={case.label}, dtype={dtype}"
-            )
+            raise Mismatch(f"[{row.name}] the gradient of input {i}: got {got:.6g}, expected {want:.6g}; case={case.label}, dtype={dtype}")
 
 
 def _leaves(values: Sequence[Any]) -> Iterator[Any]:
@@ -227,7 +225,7 @@ def _leaves(values: Sequence[Any]) -> Iterator[Any]:
 
 
 def _moved_case(case: OpCall, index: int, step: np.ndarray) -> OpCall:
-    """The case with the ``index``-th float array moved by ``step``."""
+    """Return the case with ``step`` added to its ``index``-th array of floats."""
     number = count()
 
     def move(array: np.ndarray) -> np.ndarray:
@@ -264,14 +262,14 @@ class Result:
 
 
 def supports(handle: DeviceHandle, dtype: str) -> bool:
-    """Whether a device has a dtype at all."""
+    """Whether a device supports a dtype."""
     return dtype != "float64" or handle.backend == "cpu" or handle.profile.has_fp64
 
 
 def results(handle: DeviceHandle, names: Sequence[str] = (), full: bool = False) -> Iterator[Result]:
     """Run every row's checks on a device and yield their results. A failure is reported, and the next row is tried; nothing is skipped.
 
-    ``full`` begins with every kernel algorithm that the device may choose; a wrong one is quarantined, and the rows run without it.
+    ``full`` first checks every kernel algorithm that the device may choose; a wrong one is quarantined, and the rows run without it.
     """
     for variant in check_variants(handle) if full and handle.backend == "cl" else ():
         state = "quarantined" if variant.wrong else "ok"

@@ -186,7 +186,7 @@ def test_uninstall_undoes_everything():
 
 def test_install_refuses_beside_the_real_one(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", type(sys)("torch"))
-    with pytest.raises(RuntimeError, match=r"\[netcl.torch\] torch is already imported; .*install before anything imports it"):
+    with pytest.raises(RuntimeError, match=r"\[netcl.torch\] torch must not be imported yet; .*install before anything imports it"):
         netcl.torch.install()
 
 

@@ -36,8 +36,8 @@ _UNSUPPORTED = ("modules_to_save", "lora_bias", "layer_replication", "alora_invo
 class LoRALinear(Module):
     """A frozen layer, ``Linear`` or ``QuantizedLinear``, and an adapter: ``y = base(x) + alpha / rank * x A^T B^T``; ``B`` starts as zeros.
 
-    With ``dora`` the rows of the sum of both matrices are scaled to the learned lengths ``lora_magnitude_vector``, which start as those
-    of the base's rows. Parameters: ``lora_A`` ``(rank, in_features)``, ``lora_B`` ``(out_features, rank)``, float32.
+    With ``dora`` the rows of the sum of both matrices are scaled to the learned lengths ``lora_magnitude_vector``, which start as the
+    lengths of the base's rows. Parameters: ``lora_A`` ``(rank, in_features)``, ``lora_B`` ``(out_features, rank)``, float32.
     """
 
     def __init__(self, base: Any, rank: int = 8, alpha: float = 16, dropout: float = 0.0, dora: bool = False):
@@ -71,16 +71,16 @@ def base_matrix(layer: Any) -> np.ndarray:
 
 
 def adapters_of(model: Module) -> dict[str, LoRALinear]:
-    """The adapted layers of a model by path."""
+    """Return the layers of a model that have an adapter, by path."""
     return {path: layer for path, layer in model.named_modules() if isinstance(layer, LoRALinear)}
 
 
 def lora(model: ModelT, rank: int = 8, alpha: float = 16, targets: Sequence[str] | None = None, dropout: float = 0.0,
          dora: bool = False) -> ModelT:  # fmt: skip
-    """Give linear layers of a model adapters, in place, and freeze everything else; return the model.
+    """Add adapters to linear layers of a model, in place, and freeze everything else; return the model.
 
     - **rank**, **alpha**: an adapter adds ``alpha / rank`` times the product of two matrices of this rank.
-    - **targets**: names of layers; by default all of attention and feed-forward networks. Experts of mixtures and tied heads get none.
+    - **targets**: names of layers; by default all of attention and feed-forward networks. Experts and tied heads never get one.
     - **dropout**: of the adapters' inputs. **dora**: learn the lengths of the rows, too.
     """
     if rank < 1 or not 0 <= dropout < 1:
@@ -104,7 +104,7 @@ def _linear_layers(model: Module) -> dict[str, Any]:
 
 def _put_adapters(model: ModelT, adapters: Mapping[str, LoRALinear]) -> ModelT:
     if getattr(model, "merged", False):
-        raise ValueError(message("lora", "the projections of the model are merged", "load it again, without merge_projections()"))
+        raise ValueError(message("lora", "the model's projections must not be merged", "load it again, without merge_projections()"))
     if adapters_of(model):
         raise ValueError(message("lora", "the model must not have adapters", "merge them with netcl.models.merge(model), or load it anew"))
     model.requires_grad_(False)
@@ -119,7 +119,7 @@ def _replace(model: Module, path: str, layer: Module) -> None:
 
 
 def merge_adapters(model: ModelT) -> ModelT:
-    """Add the adapters of a model to its weights, in place; return the model, trainable. Adapted packed layers become ``Linear``."""
+    """Add the adapters of a model to its weights, in place, and unfreeze it; return the model. Adapted packed layers become ``Linear``."""
     for path, adapter in adapters_of(model).items():
         base, added = adapter.base, adapter.lora_B.to_host() @ adapter.lora_A.to_host()
         matrix = base_matrix(base) + np.float32(adapter.scale) * added
@@ -152,8 +152,8 @@ def _hub_layers(model: Any) -> dict[str, tuple[str, slice]]:
 def save_adapter(model: Any, folder: str | os.PathLike[str], base: str = "") -> None:
     """Write the adapters of a model as PEFT does: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-    Adapters of layers that the Hugging Face model fuses become one of a higher rank, with the same result. ``base`` is noted as the
-    model the adapter belongs to.
+    Adapters of layers that the Hugging Face model fuses become one of a higher rank, with the same result. ``base`` is stored as
+    the name of the base model.
     """
     adapters, layers = adapters_of(model), _hub_layers(model)
     if not adapters:
@@ -200,9 +200,9 @@ def _joined_factors(model: Module, rows: Mapping[str, slice]) -> tuple[dict[str,
 
 
 def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
-    """Give a model the adapters of a folder in PEFT's layout (LoRA or DoRA), in place; return the model.
+    """Add the adapters of a folder in PEFT's layout (LoRA or DoRA) to a model, in place; return the model.
 
-    Everything but the adapters is frozen. Settings that would change the result and are not supported raise.
+    Everything but the adapters is frozen. Unsupported settings that would change the result raise an error.
     """
     place = Path(folder)
     config, tensors = read_object(place / _CONFIG, "load_adapter"), load_safetensors(place / _TENSORS)
@@ -219,7 +219,7 @@ def load_adapter(model: ModelT, folder: str | os.PathLike[str]) -> ModelT:
     if not files:
         raise refusal("load_adapter", "the adapter must have at least one tensor", file=place / _TENSORS)
     if strange:
-        what = f"each layer must be in the model and have {', '.join(sorted(kinds))} with its outputs and a rank above 0"
+        what = f"each adapter must have {', '.join(sorted(kinds))}, a rank above 0, and the outputs of a layer of the model"
         shapes = {name: {kind: array.shape for kind, array in files[name].items()} for name in strange[:3]}
         raise refusal("load_adapter", what, file=place / _TENSORS, layers=shapes)
     for path, (name, rows) in layers.items():

@@ -128,7 +128,7 @@ T5: _Names = {"shared": "shared", "lm_head": "lm_head", **_t5_side("encoder"), *
 
 @dataclass(frozen=True)
 class Architecture:
-    """An entry of the table. ``windows`` names layers with a window by default, ``keys`` renames settings, ``settings`` fixes values."""
+    """An entry of the table. ``windows`` selects layers with a window by default, ``keys`` renames settings, ``settings`` fixes them."""
 
     hf_class: str
     names: _Names
@@ -186,12 +186,12 @@ def architecture_of(config: Mapping[str, Any]) -> tuple[str, Architecture]:
 
 
 def hub_names(row: Architecture, config: ModelConfig) -> _Names:
-    """Return the names of weights in a folder; T5 without gates has another name for the first matrix of a network."""
+    """Return the names of weights in a folder; T5 without gates names the first matrix of a feed-forward network differently."""
     return row.names if config.gated else {ours: theirs.replace(".wi_1", ".wi") for ours, theirs in row.names.items()}
 
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
-    """Return a ``config.json`` as a :class:`ModelConfig`."""
+    """Convert a ``config.json`` to a :class:`ModelConfig`."""
     name, row = architecture_of(config)
     common = {ours: config.get(theirs, config.get(ours)) for ours, theirs in row.keys.items()}
     given = {**config, **{key: value for key, value in common.items() if value is not None}}

@@ -15,7 +15,7 @@ MOST_ELEMENTS = 1 << 31  # of any size in a configuration
 
 
 def whole_number(config: Mapping[str, Any], *keys: str, default: int | None = None, least: int = 1) -> int:
-    """The value of the first of ``keys`` that a configuration has, or ``default``; raises unless it is a whole number in range."""
+    """Return the value of the first of ``keys`` that a configuration has, or ``default``; raises unless it is a whole number in range."""
     name, found = next(((key, config[key]) for key in keys if config.get(key) is not None), (keys[0], default))
     if not isinstance(found, int) or isinstance(found, bool) or not least <= found < MOST_ELEMENTS:
         raise refusal("config", f"{name} must be a whole number from {least} to {MOST_ELEMENTS - 1}", given=repr(found))
@@ -23,7 +23,7 @@ def whole_number(config: Mapping[str, Any], *keys: str, default: int | None = No
 
 
 def real_number(config: Mapping[str, Any], *keys: str, default: float | None = None) -> float:
-    """The value of the first of ``keys`` that a configuration has, or ``default``; raises unless it is a finite number."""
+    """Return the value of the first of ``keys`` that a configuration has, or ``default``; raises unless it is a finite number."""
     name, found = next(((key, config[key]) for key in keys if config.get(key) is not None), (keys[0], default))
     if not isinstance(found, int | float) or isinstance(found, bool) or not math.isfinite(found):
         raise refusal("config", f"{name} must be a finite number", given=repr(found))
@@ -52,7 +52,7 @@ class Rope:
 
     @property
     def attention_factor(self) -> float:
-        """The factor of rotated queries and keys."""
+        """The factor that multiplies rotated queries and keys."""
         if self.kind not in ("yarn", "longrope"):
             return 1.0
         if self.options.get("attention_factor") is not None:
@@ -69,7 +69,7 @@ class Rope:
         return 0 if length <= limit else length if self.kind == "dynamic" else 1
 
     def frequencies(self, length: int) -> np.ndarray:
-        """The rotary frequency of each pair in radians per position, for a text of ``length`` positions."""
+        """Return the rotary frequency of each pair in radians per position, for a text of ``length`` positions."""
         exponents = np.arange(0, self.size, 2, dtype=np.float64) / self.size
         plain = self.base**-exponents
         if self.kind == "linear":
@@ -101,7 +101,7 @@ class Rope:
 
 
 def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
-    """The rotary positions of layers of one type, from either spelling of a configuration: ``rope_parameters`` or ``rope_theta``."""
+    """Return the rotary positions of layers of one type, from either form of a configuration: ``rope_parameters`` or ``rope_theta``."""
     given = config.get("rope_parameters")
     if isinstance(given, Mapping) and isinstance(given.get(layer_type), Mapping):
         given = given[layer_type]
@@ -135,7 +135,7 @@ def rope_of(config: Mapping[str, Any], head: int, layer_type: str) -> Rope:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts: ``chosen`` of ``count`` networks of width ``width`` per token, and one that all tokens share."""
+    """A mixture of experts: ``chosen`` of ``count`` networks of width ``width`` per token; ``shared`` is the width of one for all, or 0."""
 
     count: int
     chosen: int
@@ -147,7 +147,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A transformer in sizes and switches; ``source`` is the ``config.json`` it was read from."""
+    """The sizes and options of a transformer; ``source`` is the ``config.json`` it was read from."""
 
     architecture: str
     source: dict[str, Any] = field(repr=False, compare=False)
@@ -193,6 +193,6 @@ class ModelConfig:
 
 
 def end_ids(settings: Mapping[str, Any]) -> set[int]:
-    """The tokens that end a text, by the settings of a model or of its generation: one, several or none."""
+    """Return the ids of the end tokens in the settings of a model or of its generation: one, several or none."""
     found = settings.get("eos_token_id")
     return {token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)}

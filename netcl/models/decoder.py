@@ -29,7 +29,7 @@ _DECODED_TOGETHER = 64  # tokens of a text; more are decoded in parts, or long t
 
 
 class CausalLM(Module):
-    """A decoder-only language model: token ids in, logits of the token that follows each position out.
+    """A decoder-only language model: maps token ids to the logits of the next token at each position.
 
     - **config**: a :class:`~netcl.models.config.ModelConfig`; :func:`netcl.models.load` reads one from a file.
 
@@ -62,7 +62,7 @@ class CausalLM(Module):
         return str(self.config)
 
     def part_config(self, parameter: str) -> ModelConfig:
-        """The configuration of the part that holds a parameter: here, always the model's."""
+        """Return the configuration of the part that holds a parameter: here, always the model's."""
         del parameter
         return self.config
 
@@ -75,12 +75,12 @@ class CausalLM(Module):
         return self.make_tokenizer()
 
     def new_cache(self, capacity: int | None = None, dtype: str | None = None) -> KVCache:
-        """Return an empty cache for this model; ``dtype="int8"`` keeps keys and values rounded, as ``cache_dtype`` of the model does."""
+        """Return an empty cache for this model; ``dtype="int8"`` rounds keys and values. The default is ``cache_dtype``."""
         return KVCache(self.config.layers, capacity, dtype or self.cache_dtype)
 
     @property
     def replayable(self) -> bool:
-        """Whether the step of a token does the same work for every length and all values."""
+        """Whether a decoding step does the same work for every length and all values, so that it can be compiled."""
         fixed = all(rope is None or rope.stretch(1) == rope.stretch(self.context) for rope in self.config.ropes)
         return fixed and self.config.experts is None and not self.layer_queues
 
@@ -89,7 +89,7 @@ class CausalLM(Module):
         return self.head(self.states(ids, cache, positions, documents))
 
     def states(self, ids: Tensor, cache: KVCache | None = None, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        """Compute the input of the head: ``(batch, length, width)``."""
+        """Compute the hidden states ``(batch, length, width)``, the input of :meth:`head`."""
         seen = 0 if cache is None else cache.length
         if ids.ndim != 2 or (self.embed_positions is not None and seen + ids.shape[1] > self.config.context):
             what = f"ids must have shape (batch, length); learned positions allow length + in_cache up to {self.config.context}"
@@ -117,7 +117,7 @@ class CausalLM(Module):
     def merge_projections(self) -> CausalLM:
         """Compute queries, keys and values by one product per layer, where weights allow it; return the model.
 
-        It saves launches of each token. Afterwards the model is for inference: it cannot be saved or given adapters.
+        This saves launches per token. Afterwards the model is for inference: it cannot be saved or given adapters.
         """
         self.merged = True in [layer.self_attn.merge() for layer in self.layers] or self.merged
         self.__dict__.pop("_decoding", None)  # compiled steps
@@ -143,7 +143,7 @@ class CausalLM(Module):
         return self
 
     def head(self, states: Tensor) -> Tensor:
-        """Return the logits of states, soft-capped if the architecture caps them."""
+        """Compute the logits from the result of :meth:`states`, soft-capped if the architecture caps them."""
         logits, cap = self.lm_head(states), self.config.final_cap
         return logits if cap is None else ag.mul(ag.tanh(ag.div(logits, cap)), cap)
 
@@ -158,19 +158,20 @@ class CausalLM(Module):
 
         - **prompt**: a text, token ids ``(length,)``, or several of either. Texts give a text, ids give a list of ids; several give a
           list of results.
-        - **max_new_tokens**: the most tokens to add. Generation also ends at a token that ends texts, at a stop string, and where the
-          context is full.
-        - **temperature**: 0 takes the likeliest token. **top_k**, **top_p**: choose among the ``top_k`` likeliest tokens, or the fewest
-          whose probabilities reach ``top_p``. **min_p**: choose among tokens with at least this share of the likeliest one's probability.
-        - **repetition_penalty**: above 1, tokens of the prompt and the text become less likely, as in transformers. **presence_penalty**,
-          **frequency_penalty**: OpenAI's: subtracted from the logits of tokens in the new text, once or once per occurrence.
+        - **max_new_tokens**: the most tokens to add. Generation also ends at an end token, at a stop string, and where the context is
+          full.
+        - **temperature**: the divisor of the logits; 0 always chooses the most likely token. **top_k**: choose among this many of the most
+          likely tokens. **top_p**: among the fewest whose probabilities add up to it. **min_p**: among those with at least this fraction
+          of the highest probability.
+        - **repetition_penalty**: above 1, tokens of the prompt and the new text get less likely, as in transformers. **presence_penalty**,
+          **frequency_penalty**: subtracted from the logits of tokens in the new text, once or once per occurrence, as in OpenAI's API.
         - **seed**: makes random choices repeatable; without one they follow ``netcl.manual_seed``.
         - **stop**: strings that end the text; they are not part of it.
         - **stream**: return an iterator over pieces of the text (or single ids) as they are made; for one prompt.
         - **draft**: a smaller model with the same vocabulary that proposes ``draft_tokens`` tokens at a time; this model judges them in one
           pass. The distribution of texts stays that of this model. For one prompt.
         - **prompt_cache**: a file that keeps the keys and values of the prompt for later calls, also of other processes. It is written if
-          it does not exist or the prompt continues what it holds. Models with other weights refuse it. For one prompt.
+          it does not exist or the prompt continues the stored one. A file of other weights raises an error. For one prompt.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty).check()
         if draft is not None and sampling.penalizes:
@@ -239,11 +240,11 @@ class CausalLM(Module):
         return Speculator(self, draft, sampling, draw, draft_tokens).tokens(prompts[0], most, file)
 
     def end_tokens(self) -> set[int]:
-        """The tokens that end a text, by the configuration and the generation settings; for texts, the tokenizer may know more."""
+        """Return the end tokens of the configuration and the generation settings; the tokenizer may have more."""
         return end_ids(self.config.source) | end_ids(self.generation)
 
     def _until(self, ids: list[int], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> Iterator[int]:
-        """Yield ids up to a token that ends texts, which is left out, or up to the one whose text completes a stop string."""
+        """Yield ids up to an end token, which is left out, or up to the token that completes a stop string."""
         made: list[int] = []
         ends = self.end_tokens()
         for tokens in write([ids]):
@@ -255,7 +256,7 @@ class CausalLM(Module):
                 return
 
     def _pieces(self, ids: list[int], stops: tuple[str, ...], write: Callable[..., Iterator[np.ndarray]]) -> Iterator[str]:
-        """Yield text as it is generated: whole characters only, and nothing that a stop string may still take back."""
+        """Yield text as it is generated: whole characters only, and no text that may become part of a stop string."""
         stream, ends = TextStream(self.tokenizer, ids, stops), {*self.end_tokens(), *self.tokenizer.end_tokens}
         for tokens in write([ids]):
             if int(tokens[0]) in ends:
@@ -269,7 +270,7 @@ class CausalLM(Module):
 
 
 class TextStream:
-    """The text after a prompt as its tokens are generated: whole characters, and nothing that may become part of a stop string."""
+    """The text after a prompt, piece by piece: whole characters only, and no text that may become part of a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stops: Sequence[str] = ()):
         self.stopped = False
@@ -284,7 +285,7 @@ class TextStream:
         return self._tokenizer.decode([*self._context, *self._made])[self._skipped :] if self._made else ""
 
     def add(self, token: int) -> str:
-        """Add a token; returns the text that is certain now."""
+        """Add a token; returns the text that can no longer change."""
         self._made.append(token)
         text = self._text()
         found = [at for at in (text.find(word) for word in self._stops) if at >= 0]

@@ -26,8 +26,8 @@ class Encoder(Module):
     - **config**: a :class:`~netcl.models.config.ModelConfig`; :func:`netcl.models.load` reads one from a file.
 
     Shapes: ids ``(batch, length)`` or images ``(batch, channels, size, size)`` become ``(batch, positions, width)``. ``mask`` of shape
-    ``(batch, length)`` is true where there is a token; ``token_types`` tells the segments of BERT apart. ``pooled`` turns states into one
-    vector per input, as the architecture does.
+    ``(batch, length)`` is true where there is a token; ``token_types`` are BERT's segment numbers. ``pooled`` turns states into one
+    vector per input.
     """
 
     def __init__(self, config: ModelConfig):
@@ -61,7 +61,7 @@ class Encoder(Module):
         return self.make_tokenizer()
 
     def part_config(self, parameter: str) -> ModelConfig:
-        """The configuration of the part that holds a parameter: here, always the model's."""
+        """Return the configuration of the part that holds a parameter: here, always the model's."""
         del parameter
         return self.config
 
@@ -143,7 +143,7 @@ class DualEncoder(Module):
         return ""
 
     def part_config(self, parameter: str) -> ModelConfig:
-        """The configuration of the part that holds a parameter."""
+        """Return the configuration of the part that holds a parameter."""
         return self.text.config if parameter.startswith("text.") else self.vision.config
 
     def text_vectors(self, ids: Tensor, mask: Any = None) -> Tensor:

@@ -53,14 +53,15 @@ def _opened(path: str | os.PathLike[str]) -> HubFolder | _GGUFModel:
 
 def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None = None, bits: int | None = None,
          context: int | None = None, device_map: Sequence[Any] | None = None, cache_dtype: str | None = None) -> Any:  # fmt: skip
-    """The model of a Hugging Face folder or a GGUF file: a :class:`CausalLM`, an :class:`Encoder`, a :class:`DualEncoder` for CLIP, or a
-    :class:`Seq2SeqLM` for T5.
+    """Load a model from a Hugging Face folder or a GGUF file.
+
+    Returns a :class:`CausalLM`, an :class:`Encoder`, a :class:`DualEncoder` for CLIP, or a :class:`Seq2SeqLM` for T5.
 
     - **path**: a folder with ``config.json`` and safetensors, or a ``.gguf`` file.
-    - **device**: where the weights go. **dtype**: their dtype there, float32 if none is given. Quantized matrices of GGUF files stay packed
+    - **device**: where the weights go. **dtype**: their dtype there, by default float32. Quantized matrices of GGUF files stay packed
       in memory, unless a dtype is given.
     - **bits**: 4 or 8 quantize the linear layers, as :func:`netcl.quantize` does.
-    - **context**: the most positions that ``generate`` uses, at most what the model was made for.
+    - **context**: the most positions that ``generate`` uses; by default, and at most, the model's own context.
     - **device_map**: a device for each layer of a decoder that is too large for one; the rest goes to ``device``. A layer on ``cpu`` stays
       in the host's memory and is computed there by NumPy; an OpenCL CPU device computes it faster.
     - **cache_dtype**: ``int8`` keeps the keys and values of decoded positions in int8.
@@ -101,7 +102,7 @@ def load(path: str | os.PathLike[str], device: Any = "auto", dtype: str | None =
 
 
 def _tokenizer_maker(source: HubFolder | _GGUFModel) -> Callable[[], Tokenizer] | None:
-    """Return a function that makes the tokenizer once; ``None`` if there is no vocabulary."""
+    """Return a function that makes the tokenizer at its first call; ``None`` if there is no vocabulary."""
     if isinstance(source, HubFolder):
         return cache(partial(folder_tokenizer, source.path)) if (source.path / "tokenizer.json").is_file() else None
     own = {key: value for key, value in source.file.metadata.items() if key.startswith("tokenizer.")}
@@ -140,17 +141,17 @@ def _built(config: ModelConfig, kind: str) -> Model:
 
 
 def save(model: Model, path: str | os.PathLike[str], format: str = "hf", kind: str | None = None) -> None:
-    """Write a model of this package.
+    """Save a model of this package to a Hugging Face folder or a GGUF file.
 
     - **format**: ``hf``, a folder that ``transformers`` loads, or ``gguf``, a file for llama.cpp.
-    - **kind**: of GGUF files: the type of their matrices, such as ``Q8_0`` or ``Q4_K``; the parameters' own dtype if none is given.
+    - **kind**: the type of matrices in a GGUF file, such as ``Q8_0`` or ``Q4_K``; by default that of the parameters.
     """
     if format not in ("hf", "gguf"):
         raise ValueError(f"[save] format must be 'hf' or 'gguf'; format={format!r}")
     if any(hasattr(layer, "lora_A") for layer in model.modules()):
         raise ValueError(message("save", "a model with adapters cannot be saved", "call netcl.models.merge(model), or save_adapter"))
     if getattr(model, "merged", False):
-        raise ValueError(message("save", "the projections of the model are merged", "load it again, without merge_projections()"))
+        raise ValueError(message("save", "the model's projections must not be merged", "load it again, without merge_projections()"))
     config, row = model.config, ARCHITECTURES[model.config.architecture]
     make = getattr(model, "make_tokenizer", None)
     tokenizer = None if make is None else make()

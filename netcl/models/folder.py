@@ -31,7 +31,7 @@ def read_object(path: Path, op: str = "models") -> dict[str, Any]:
 
 
 class HubFolder:
-    """The model of a folder, opened: ``config``, ``generation`` and tensors that are read when they are needed."""
+    """An opened Hugging Face folder: ``config``, ``generation`` and tensors that are read when they are needed."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -80,7 +80,7 @@ class HubFolder:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as a JSON file, whole or not at all."""
+    """Write a value as a JSON file, atomically."""
     with replacing(path) as file:
         file.write((json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 

@@ -58,7 +58,7 @@ class _Cursor:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
     def count(self, what: str, least_bytes: int) -> int:
-        """Read a number of items of at least ``least_bytes`` each; raises if the file is too short for them."""
+        """Read a count of items of at least ``least_bytes`` each; raises if the file is too short for that many."""
         found = self.number("Q")
         if found > (self.size - self.at) // least_bytes:
             raise self.refusal(f"the file must be long enough for its number of {what}", given=found, left=self.size - self.at)
@@ -250,7 +250,7 @@ def _encoded_value(value: Any, key: str) -> bytes:
 
 
 def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensors: Mapping[str, NewTensor], version: int = 3) -> None:
-    """Write a GGUF file, whole or not at all; values are made one tensor at a time."""
+    """Write a GGUF file, atomically; values are made one tensor at a time."""
     alignment = int(metadata.get("general.alignment", 32))
     with replacing(path) as file:
         file.write(MAGIC + struct.pack("<IQQ", version, len(tensors), len(metadata)))
@@ -268,7 +268,7 @@ def write_gguf(path: str | os.PathLike[str], metadata: Mapping[str, Any], tensor
 
 
 def storage_kind(name: str, shape: tuple[int, ...], kind: str) -> Kind:
-    """The type a tensor gets in a file of ``kind``: vectors, norms and routers stay F32, rows that hold no whole blocks become F16."""
+    """Return the type of a tensor in a file of ``kind``: vectors, norms and routers are F32, rows that are not whole blocks F16."""
     if len(shape) < 2 or "norm" in name or "ffn_gate_inp" in name or "position_embd" in name:
         return kind_of("F32")
     wanted = kind_of(kind, "gguf")

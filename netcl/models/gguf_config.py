@@ -27,7 +27,7 @@ _WIDE_SCALE = {"gemma2": 46, "gemma3": 62}
 
 
 def config_from_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], factors: Any) -> dict[str, Any]:
-    """The ``config.json`` of a GGUF file; ``factors(name)`` reads one of its tensors of rotary factors."""
+    """Return the metadata of a GGUF file as a ``config.json``; ``factors(name)`` reads a tensor of rotary factors."""
     arch = metadata.get("general.architecture")
     types = [name for name, row in ARCHITECTURES.items() if row.gguf == arch]
     if arch == "llama":

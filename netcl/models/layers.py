@@ -50,7 +50,7 @@ class SelfAttention(Module):
     """Self-attention with grouped queries, optional biases, norms of queries and keys, rotary positions, windows and soft-capped scores.
 
     Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``, and ``q_norm``, ``k_norm`` where the architecture has them. After
-    ``merge()``, ``qkv_proj`` stands for the first three.
+    ``merge()``, ``qkv_proj`` replaces the first three.
     """
 
     q_proj: Any
@@ -103,7 +103,7 @@ class SelfAttention(Module):
         return cache.rotates(span.positions) or (self.q_norm is None and (self.rope is None or self.rope.size == self.size))
 
     def attend_whole(self, x: Tensor, span: AttentionSpan, cache: Any) -> Tensor:
-        """Return attention of a few new positions whose queries, keys and values stay side by side, as ``qkv_proj`` gives them."""
+        """Return the attention of a few new positions; ``x`` has queries, keys and values side by side, as ``qkv_proj`` returns them."""
         batch, new, wide = x.shape
         options = {"heads": self.heads, "scale": self.scale, "window": self.window or 0, "softcap": self.cap or 0.0}
         table = None if self.rope is None else span.tables[self.rope]
@@ -117,7 +117,7 @@ class SelfAttention(Module):
         return cache(self.layer, x, **options)
 
     def merge(self) -> bool:
-        """Merge the projections into ``qkv_proj`` if a token gains from it; returns whether it did. For inference."""
+        """Merge the projections into ``qkv_proj`` if this saves launches per token; returns whether it did. For inference only."""
         whole = self.q_norm is None and (self.rope is None or self.rope.size == self.size)
         within = packed.launches_dominate(self.queue) and type(self.q_norm) in (RMSNorm, type(None))  # cached attention does the rest
         turned = (self.rope is None or self.rope.attention_factor == 1) and (whole or within)
@@ -262,7 +262,7 @@ class TransformerLayer(Module):
 
 def make_span(config: ModelConfig, queue: Any, queries: int, seen: int, positions: Tensor | None, kept: dict[Any, Tensor],
               cached: bool = False, documents: Tensor | None = None) -> AttentionSpan:  # fmt: skip
-    """The :class:`AttentionSpan` of a forward pass; ``kept`` holds the rotary tables of earlier ones. A cache makes its own masks."""
+    """Return the :class:`AttentionSpan` of a forward pass; ``kept`` caches rotary tables. With ``cached`` there are no masks."""
     tables = {}
     for rope in dict.fromkeys(rope for rope in config.ropes if rope is not None):
         key = (rope, rope.stretch(seen + queries), queue)

@@ -37,7 +37,7 @@ class PromptFile:
     """A file with the positions of one prompt, for one model.
 
     ``restore`` fills a cache with the positions that a prompt shares with the file; ``store`` writes the positions of a prompt if there is
-    no file yet, or if the prompt continues that of the file. Files of other models, and damaged ones, are refused.
+    no file yet, or if the prompt continues that of the file. Files of other models and damaged files raise an error.
     """
 
     def __init__(self, path: Any, model: Any):
@@ -56,7 +56,7 @@ class PromptFile:
         return count
 
     def store(self, cache: KVCache, ids: list[int]) -> None:
-        """Write the positions of a prompt that a cache holds, unless the file holds a prompt that this one does not continue."""
+        """Write the keys and values of a prompt from a cache, unless the file holds a prompt that ``ids`` does not continue."""
         if not self._whole:
             return
         found = {name: ag.narrow(t, 2, 0, len(ids)) for name, t in cache.named_buffers() if name != "lengths"}
@@ -67,7 +67,7 @@ class PromptFile:
     def _read(self, cache: KVCache) -> tuple[list[int], dict[str, Tensor]]:
         meta, arrays = archive.read(self.path, "prompt_cache", _KIND)
         if meta.get("model") != model_hash(self.model):
-            raise archive.refusal("prompt_cache", "the file belongs to another model", "remove it, or name another", file=self.path)
+            raise archive.refusal("prompt_cache", "the file must belong to this model", "remove it, or name another", file=self.path)
         config, tokens = self.model.config, arrays.pop("tokens", None)
         dtypes: Any = meta.get("dtypes")
         fits = isinstance(tokens, np.ndarray) and tokens.dtype == np.int64 and tokens.ndim == 1 and isinstance(dtypes, dict)

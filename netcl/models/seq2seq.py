@@ -38,7 +38,7 @@ class Seq2SeqCache:
 
 
 class Seq2SeqLayer(TransformerLayer):
-    """A layer of the decoder: attention over itself, over the encoder (keys and values are computed once per cache), and a network."""
+    """A decoder layer: self-attention, attention over the encoder (keys and values are computed once per cache), and a network."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__(config, layer)
@@ -55,7 +55,7 @@ class Seq2SeqLayer(TransformerLayer):
 
 
 class Seq2SeqStack(Module):
-    """The layers of one side with their last norm, and the bias of scores by relative position that they share."""
+    """The layers of the encoder or the decoder with their final norm, and the relative position bias that they share."""
 
     def __init__(self, config: ModelConfig, layers: int, decodes: bool):
         super().__init__()
@@ -68,7 +68,7 @@ class Seq2SeqStack(Module):
         self.norm, self.relative_bias, self.decodes = make_norm_layer(config), Embedding(buckets, config.heads), decodes
 
     def bias(self, queries: int, keys: int) -> Tensor:
-        """The bias of attention scores of the last ``queries`` of ``keys`` positions, with shape ``(1, heads, queries, keys)``."""
+        """Return the bias of attention scores, ``(1, heads, queries, keys)``, for the last ``queries`` of ``keys`` positions."""
         apart = np.arange(keys)[None] - np.arange(keys - queries, keys)[:, None]
         count = self.relative_bias.weight.shape[0] // (1 if self.decodes else 2)
         far, exact = np.maximum(-apart, 0) if self.decodes else np.abs(apart), count // 2
@@ -86,7 +86,7 @@ class Seq2SeqStack(Module):
 
 
 class Seq2SeqLM(Module):
-    """An encoder-decoder language model (T5): ids of a text and of its answer so far in, logits of the answer's next tokens out.
+    """An encoder-decoder language model (T5): maps the ids of a text and of its answer so far to the logits of the next tokens.
 
     Shapes: ids ``(batch, length)``, decoder ids ``(batch, positions)``, logits ``(batch, positions, vocabulary)``. ``mask`` of shape
     ``(batch, length)`` is true where there is a token. ``decode(ids, cache)`` takes only new ids, with a cache made by ``encode``.
@@ -114,7 +114,7 @@ class Seq2SeqLM(Module):
         return Seq2SeqCache(self.encoder(self.shared(ids), AttentionSpan(None, {None: (bias, False)}, {})), there)
 
     def decode(self, ids: Tensor, cache: Seq2SeqCache) -> Tensor:
-        """The logits that follow each new id of the answer; adds these ids to the cache."""
+        """Return the logits that follow each new id of the answer; adds these ids to the cache."""
         cache.length += ids.shape[1]
         cache.bias = self.decoder.bias(ids.shape[1], cache.length)
         x, source = self.decoder(self.shared(ids), AttentionSpan(None, {}, {}), cache), self.config.source

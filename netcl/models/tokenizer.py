@@ -78,7 +78,7 @@ def tokenizers_library() -> Any:
 
 
 class Tokenizer:
-    """Texts as token ids and back.
+    """Converts texts to token ids and back.
 
     - **backend**: a ``tokenizers.Tokenizer``.
     - **special**: texts of special tokens: ``bos_token``, ``eos_token``, ``pad_token``, ``unk_token``.
@@ -98,11 +98,11 @@ class Tokenizer:
         return self.backend.get_vocab_size()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text; with ``add_special_tokens`` also those the model expects around it."""
+        """Return the ids of a text; with ``add_special_tokens`` also those the model expects around it."""
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of ids, by default without special tokens."""
+        """Return the text of ids, by default without special tokens."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], tokenize: bool = True, add_generation_prompt: bool = True,
@@ -125,7 +125,7 @@ class Tokenizer:
 
 
 def render_template(source: str, **values: Any) -> str:
-    """The text of a chat template with ``values``, rendered in Jinja's sandbox."""
+    """Render a chat template with ``values`` in Jinja's sandbox."""
     try:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -154,7 +154,7 @@ def _token_text(given: Any) -> str | None:
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder."""
+    """Return the tokenizer of a Hugging Face folder."""
     library, path = tokenizers_library(), folder / "tokenizer.json"
     data = read_object(path, "tokenizer")
     data |= {"truncation": None, "padding": None}

@@ -21,14 +21,14 @@ _ROW_FORMS = '{"messages": [...]}, {"prompt": ..., "completion": "..."}, {"text"
 
 
 class Document(NamedTuple):
-    """Token ids, and for each whether the model learns to write it."""
+    """Token ids, and for each whether the loss counts it."""
 
     ids: list[int]
     learned: list[bool]
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows of a JSONL file: conversations, prompts with completions, texts, or prompts with a chosen and a rejected answer."""
+    """Return the rows of a JSONL file: conversations, prompts with completions, texts, or prompts with a chosen and a rejected answer."""
     rows = []
     for number, line in enumerate(Path(regular_file(path, "finetune")).read_text(encoding="utf-8").splitlines(), 1):
         if line.strip():
@@ -82,7 +82,7 @@ def _as_messages(answer: Any) -> list[Any]:
 
 
 def preference_of(tokenizer: Tokenizer, row: Mapping[str, Any]) -> tuple[Document, Document]:
-    """The chosen and the rejected answer of a row, each as a document behind its prompt."""
+    """Return the chosen and the rejected answer of a row, each as one document with its prompt."""
     if isinstance(row["prompt"], str):
         made = (documents_of(tokenizer, {"prompt": row["prompt"], "completion": row[name]})[-1] for name in ("chosen", "rejected"))
     else:
@@ -119,11 +119,11 @@ def _until_end(tokenizer: Tokenizer, ids: Sequence[int], inside: list[int]) -> l
 
 
 def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pack documents to blocks, the longest first, each in the fullest block with room; returns inputs and targets.
+    """Pack documents into blocks, the longest first, each into the fullest block with room; returns inputs and targets.
 
     Inputs ``(blocks, 3, length)``: ids, document numbers (0 for padding), positions in the document. Targets ``(blocks, length)``: the id
-    that follows, or :data:`IGNORED_TARGET`. A longer document is cut: a text, all of whose tokens are learned,
-    into several documents, another one after ``length`` tokens. Parts without a learned token are dropped.
+    that follows, or :data:`IGNORED_TARGET`. A longer document is cut: into several documents if all its tokens are
+    learned, else after ``length`` tokens. Parts without a learned token are dropped.
     """
     pieces: list[Document] = []
     for ids, learned in documents:
@@ -148,7 +148,7 @@ def pack_documents(documents: Sequence[Document], length: int) -> tuple[np.ndarr
 def preference_blocks(pairs: Sequence[tuple[Document, Document]], length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return a block per answer, as :func:`pack_documents` does: ``(pairs, 2, 3, length)`` and ``(pairs, 2, length)``, chosen first.
 
-    A pair with a longer answer is left out: a cut answer would be compared with a whole one. So is a pair with an empty answer.
+    Pairs with an empty answer, or with more than ``length`` tokens in a prompt and its answer, are left out rather than cut.
     """
     kept = [pair for pair in pairs if all(len(ids) <= length and any(learned[1:]) for ids, learned in pair)]
     if not kept:

@@ -99,7 +99,7 @@ _SPELLINGS = (("", ""), ("transformer.", ""), ("", "bert."), ("", "roberta."), (
 
 
 def fill(model: Any, source: WeightSource, names: Mapping[str, str], ignored: Iterable[str], pack: bool = False) -> None:
-    """Load every parameter of a model; missing and unexpected tensors are errors. With ``pack``, quantized matrices stay as they are."""
+    """Load every parameter of a model; missing and unexpected tensors raise an error. With ``pack``, quantized matrices stay packed."""
     shapes, parameters = source.shapes, dict(model.named_parameters())
     trials = [{name: _located(name, names, *spelling) for name in parameters} for spelling in _SPELLINGS]
     origins = min(trials, key=lambda trial: len({origin.name for origin in trial.values()} - set(shapes)))
@@ -118,7 +118,7 @@ _ROW_OPS = frozenset("rq rk q k v gate up e".split())  # those that take or reor
 
 
 def _put_packed(model: Any, name: str, source: Any, origin: Origin) -> bool:
-    """Replace the layer of a parameter by a packed one with the file's blocks; returns False if it has none or they need computing."""
+    """Replace the layer of a parameter by a packed one with the file's blocks; returns False if there are none or they must be unpacked."""
     path, _, last = name.rpartition(".")
     layer, kind = model.get_submodule(path), source.kinds[origin.name]
     if last != "weight" or type(layer) not in (Linear, Embedding) or kind in ("F32", "F16") or not _ROW_OPS.issuperset(origin.ops):

@@ -23,7 +23,7 @@ IN_PLACE_LAYERS: set[str] = set()
 
 
 class Activation(Module):
-    """The base of activations: counts one operation per element."""
+    """Base class of activations; :meth:`flops` counts one operation per element."""
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
         return output.size
@@ -68,7 +68,7 @@ class PReLU(Activation):
     """A learned slope for negative values: ``x`` where positive, else ``a * x``.
 
     - **num_parameters**: 1, or one per channel (axis 1).
-    - **init**: where the slopes start.
+    - **init**: the initial value of the slopes.
 
     >>> from netcl import nn
     >>> nn.PReLU()([-1.0, 2.0]).tolist()
@@ -120,7 +120,7 @@ export_layers(globals(), "Activation")
 
 
 def make_activation(name: str) -> Module:
-    """Return the activation module of a name.
+    """Make the activation module ``name`` with its default settings.
 
     >>> from netcl import nn
     >>> nn.activation.make_activation("gelu")

@@ -14,17 +14,17 @@ from netcl.nn.module import Module
 
 
 class ASMoutput(NamedTuple):
-    """The log-probabilities of the targets, and the negative of their mean."""
+    """The log-probabilities of the targets, ``output``, and the negative of their mean, ``loss``."""
 
     output: Tensor
     loss: Tensor
 
 
 class AdaptiveLogSoftmaxWithLoss(Module):
-    """Log-probabilities of many classes: those below the first cutoff by one linear layer, the others by cluster and class.
+    """Log-probabilities of many classes (adaptive softmax): rare classes are in clusters with narrower projections.
 
-    - **in_features**, **n_classes**: width of the input, number of classes, the frequent ones first.
-    - **cutoffs**: where clusters begin, ascending. **div_value**: by how much each cluster is narrower than the one before.
+    - **in_features**: width of the input. **n_classes**: number of classes; the most frequent ones come first.
+    - **cutoffs**: the first class of each cluster, ascending. **div_value**: how many times narrower each cluster is than the previous.
     - **head_bias**: whether the head has a bias.
 
     ``forward(input, target)`` gives ``(output, loss)``; ``log_prob(input)`` and ``predict(input)`` take no target. All clusters are
@@ -41,7 +41,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         super().__init__()
         ends = [*cutoffs]
         if not ends or ends != sorted({*ends}) or ends[0] < 1 or ends[-1] >= n_classes:
-            what = "cutoffs must be one or more ascending numbers between 1 and n_classes - 1, none twice"
+            what = "cutoffs must be one or more strictly ascending numbers from 1 to n_classes - 1"
             raise ShapeError(message("AdaptiveLogSoftmaxWithLoss", what, cutoffs=ends, n_classes=n_classes))
         self.in_features, self.n_classes, self.cutoffs = in_features, n_classes, (*ends, n_classes)
         self.head = Linear(in_features, ends[0] + len(ends), head_bias)

@@ -22,7 +22,7 @@ class KVCache(Module):
     """Keys and values of the positions a decoder has seen, per layer, so that a new position costs one position's work.
 
     - **layers**: how many attention layers share the cache.
-    - **capacity**: positions to allocate memory for; more are refused. By default the memory doubles when it is full.
+    - **capacity**: positions to allocate memory for; more raise an error. By default the memory doubles when it is full.
     - **dtype**: ``int8`` keeps keys and values rounded to int8, with a float32 scale for each head and position. By default they keep the
       dtype of the model.
 
@@ -59,10 +59,10 @@ class KVCache(Module):
         return self._count - self._ahead
 
     def reserve(self, new: int) -> None:
-        """Reserve memory for ``new`` more positions and count them; every call does this, unless the caller of a compiled step did."""
+        """Reserve memory for ``new`` more positions and count them. A call of layer 0 does this unless :meth:`reserves_ahead` is on."""
         wanted = self._count + new
         if self.capacity is not None and wanted > self.capacity:
-            what, remedy = "positions must not exceed the capacity", "make one with a larger capacity, or reset() it"
+            what, remedy = "positions must not exceed the capacity", "use a KVCache with a larger capacity, or reset() this one"
             raise ShapeError(message("KVCache", what, remedy, capacity=self.capacity, length=self._count, new=new))
         if wanted > self._room:
             self._room = self.capacity or max(64, wanted, 2 * self._room)
@@ -72,7 +72,7 @@ class KVCache(Module):
         self._count = wanted
 
     def reserves_ahead(self, positions: int) -> None:
-        """Let the caller reserve ``positions`` before each call, as a compiled step requires; 0 ends that."""
+        """Make the caller :meth:`reserve` ``positions`` before each call, as a compiled step requires; 0 lets calls reserve again."""
         self._ahead = positions
 
     def positions(self, batch: int, new: int, queue: Any) -> Tensor:
@@ -87,7 +87,7 @@ class KVCache(Module):
             self.lengths = Tensor.zeros((batch,), "int32", queue=queue)
         if self.lengths.shape != (batch,):
             what, remedy = "the batch size must be that of the cache", "use a new KVCache"
-            raise ShapeError(message("KVCache", what, remedy, kept=self.lengths.shape, given=batch))
+            raise ShapeError(message("KVCache", what, remedy, cache=self.lengths.size, given=batch))
         if self.lengths.queue is not queue:
             if queue not in self._elsewhere:
                 self._elsewhere[queue] = self.lengths.to(queue)
@@ -96,10 +96,11 @@ class KVCache(Module):
 
     def forward(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, scale: float | None = None, window: int = 0,
                 softcap: float = 0.0, heads: int = 0, tables: Sequence[Tensor | None] = (), eps: float = 1e-6) -> Tensor:  # fmt: skip
-        """Return the attention of new positions ``(batch, heads, new, size)`` over all; options as in :func:`netcl.cached_attention`.
+        """Append new keys and values; return the attention of the new queries, ``(batch, heads, new, size)``, over all positions.
 
         With ``heads`` and without ``k`` and ``v``, ``q`` is a projection of all three, ``(batch, new, 3 * heads * size)``, and the result
-        is ``(batch, new, heads * size)``. If :meth:`rotates`, ``tables`` are frequencies and the norms of queries and keys.
+        is ``(batch, new, heads * size)``. If :meth:`rotates`, ``tables`` are the RoPE frequencies and the norm weights of queries and
+        keys. The other options are those of :func:`netcl.cached_attention`.
         """
         batch, new = q.shape[0], q.shape[-2]
         lengths = self._lengths(batch, q.queue)
@@ -123,11 +124,11 @@ class KVCache(Module):
         return join_heads(out) if apart else out
 
     def takes_projections(self, layer: int, new: int) -> bool:
-        """Whether a call with ``new`` positions of a layer may pass queries, keys and values side by side."""
+        """Whether the kernel takes ``new`` positions of a layer as one projection, with queries, keys and values side by side."""
         return new <= self.most_new and getattr(self, f"keys{layer}", None) is not None
 
     def rotates(self, positions: Tensor | None) -> bool:
-        """Whether a call with projections also normalizes and rotates their heads: at the cache's own positions, on GPUs, not as int8."""
+        """Whether a call with a projection normalizes and rotates heads: on GPUs, without int8, if ``positions`` are the cache's own."""
         return self.dtype is None and positions is not None and positions is self._places and packed.launches_dominate(positions.queue)
 
     def _memory(self, name: str, like: Any) -> Tensor:
@@ -142,7 +143,7 @@ class KVCache(Module):
             return getattr(self, name)
         if kept.shape[:2] != like.shape[:2]:
             what, remedy = "the batch size and number of heads must be those of the cache", "use a new KVCache"
-            raise ShapeError(message("KVCache", what, remedy, kept=kept.shape, given=like.shape))
+            raise ShapeError(message("KVCache", what, remedy, cache=kept.shape, given=like.shape))
         return kept
 
     def _attend_in_tiles(self, q: Any, k: Any, v: Any, kept: Any, scales: Any, scale: float | None, window: int) -> Tensor:
@@ -175,7 +176,7 @@ class KVCache(Module):
         self._elsewhere.clear()
 
     def copy_sequence(self, row: int, source: KVCache) -> None:
-        """Copy the keys and values of another cache's only sequence to sequence ``row``; ``set_lengths`` then counts them."""
+        """Copy the keys and values of the only sequence of ``source`` to sequence ``row``; call ``set_lengths`` next."""
         count = source.length
         with ag.no_grad():
             for name, memory in self.named_buffers(recurse=False):
@@ -184,7 +185,7 @@ class KVCache(Module):
         self._count = max(self._count, count)
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Hold these positions of one sequence and no others: tensors ``(1, heads, positions, size)`` by the names of the buffers."""
+        """Replace the contents by one sequence: tensors ``(1, heads, positions, size)`` by the names of the buffers."""
         count = next(iter(tensors.values())).shape[2]
         self.reset()
         self.reserve(count)
@@ -216,7 +217,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def split_projections(x: Tensor, heads: int) -> list[Tensor]:
-    """Split one projection, ``(batch, positions, 3 * heads * size)``, to queries, keys and values of :func:`split_heads`' shape."""
+    """Split a projection ``(batch, positions, 3 * heads * size)`` into queries, keys and values ``(batch, heads, positions, size)``."""
     batch, positions, width = x.shape
     size = width // (3 * heads)
     return list(ag.unbind(ag.reshape(x, (batch, positions, 3, heads, size)), axis=2, order=(0, 2, 1, 3)))
@@ -229,7 +230,7 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 def causal_mask(queue: Any, queries: int, seen: int, window: int | None = None) -> tuple[Tensor | None, bool]:
-    """Return mask and ``is_causal`` for ``queries`` new positions after ``seen`` earlier ones, each attending to the last ``window``.
+    """Return mask and ``is_causal`` for ``queries`` positions after ``seen`` earlier ones; each attends to the last ``window`` positions.
 
     The mask is ``None`` if ``is_causal`` or no mask has the same effect.
     """
@@ -272,8 +273,8 @@ class CausalSelfAttention(_Causal):
     """Self-attention in which a position attends to itself and earlier positions.
 
     - **n_embd**: width of the input and the output.
-    - **n_head**: number of heads; each has ``n_embd / n_head`` of the width.
-    - **bias**, **dropout**: of the projections; of the attention weights and the result.
+    - **n_head**: number of heads; each has width ``n_embd / n_head``.
+    - **bias**: of the projections. **dropout**: of the attention weights and the result.
 
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``c_attn`` (queries, keys and values in one) and ``c_proj``.
     With a :class:`KVCache`, ``x`` holds only the new positions; ``layer`` is the number of this layer in the cache.
@@ -302,8 +303,8 @@ class RotaryAttention(_Causal):
     """Causal self-attention with rotary position embedding (RoPE) of queries and keys.
 
     - **n_embd**, **n_head**: width and number of heads.
-    - **n_kv_head**: number of heads of keys and values, each shared by ``n_head / n_kv_head`` heads of queries; by default all.
-    - **bias**, **dropout**: of the projections; of the attention weights and the result.
+    - **n_kv_head**: number of heads of keys and values, each shared by ``n_head / n_kv_head`` heads of queries; by default ``n_head``.
+    - **bias**: of the projections. **dropout**: of the attention weights and the result.
     - **base**: the longest wavelength is ``2 pi base`` positions.
 
     Shapes: ``x`` ``(batch, positions, n_embd)`` in and out. Parameters: ``q_proj``, ``k_proj``, ``v_proj``, ``o_proj``.
@@ -319,7 +320,7 @@ class RotaryAttention(_Causal):
         size = _check_heads("RotaryAttention", n_embd, n_head)
         self.n_embd, self.n_head, self.n_kv_head = n_embd, n_head, n_kv_head or n_head
         if size % 2 or n_head % self.n_kv_head:
-            what = "the head size must be even, and n_kv_head must divide n_head"
+            what = "the head size must be even (n_embd / n_head), and n_kv_head must divide n_head"
             raise ShapeError(message("RotaryAttention", what, n_embd=n_embd, n_head=n_head, n_kv_head=n_kv_head))
         self.dropout, self.base = dropout, base
         self.q_proj = Linear(n_embd, n_embd, bias)
@@ -340,14 +341,15 @@ class MultiheadAttention(Module):
 
     - **embed_dim**, **num_heads**: width and number of heads.
     - **dropout**: of the attention weights. **bias**: of the projections.
-    - **add_bias_kv**, **add_zero_attn**: whether there is one more key and value, learned (``bias_k``, ``bias_v``) or zero.
+    - **add_bias_kv**, **add_zero_attn**: whether to append one learned key and value (``bias_k``, ``bias_v``), or one of zeros.
     - **kdim**, **vdim**: widths of keys and values, if they differ from ``embed_dim``.
     - **batch_first**: whether inputs are ``(batch, positions, width)``; by default ``(positions, batch, width)``.
 
     Returns the result and, if ``need_weights``, the attention weights (their mean over the heads, unless
     ``average_attn_weights=False``); without them no matrix of weights is stored. ``attn_mask`` ``(L, S)`` or ``(N * heads, L, S)`` and
     ``key_padding_mask`` ``(N, S)``: bool with True where attention is *not* allowed, or floats that are added. ``is_causal`` needs no
-    mask. Parameters: ``in_proj_weight``, ``in_proj_bias``, ``out_proj``; with ``kdim`` or ``vdim`` ``q_proj_weight`` and so on.
+    mask and is ignored with one. Parameters: ``in_proj_weight`` (with ``kdim`` or ``vdim`` ``q_proj_weight`` and so on),
+    ``in_proj_bias``, ``out_proj``.
 
     >>> from netcl import nn, zeros
     >>> x = zeros((5, 2, 16))
@@ -439,7 +441,7 @@ class MultiheadAttention(Module):
         return k, v, None if mask is None else ag.pad(mask, (0, k.shape[2] - length))
 
     def _mask(self, attn_mask: Any, key_padding_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
-        """Combine both masks to one that is added to the scores; ``None`` if there is no mask."""
+        """Combine both masks into one that is added to the scores; ``None`` if there is no mask."""
         batch, heads, length, _ = q.shape
         total = None
         if attn_mask is not None:
@@ -491,7 +493,7 @@ def _tensor(mask: Any, like: Tensor) -> Tensor:
 
 
 def _blocked(mask: Tensor, dtype: str) -> Tensor:
-    """Convert a mask of torch's attention modules (bool: True where attention is not allowed) to numbers to add."""
+    """Convert a mask of torch's attention modules (bool: True where attention is not allowed) to one that is added to the scores."""
     if mask.dtype not in ("bool", "uint8"):
         return mask
     return ag.cast(ag.where(mask, -math.inf, 0.0), dtype)

@@ -22,7 +22,7 @@ from netcl.nn.norm import EPSILON
 
 
 def _function_layer(name: str, function: Callable[..., Tensor], inputs: int, example: str, gives: str) -> Any:
-    """Make the layer of a function: ``inputs`` arguments go to ``forward``, the others to the constructor; ``training`` is its mode."""
+    """Make the layer of a function: ``forward`` takes its first ``inputs`` parameters, the constructor the others except ``training``."""
     first, rest = (parameters := list(inspect.signature(function).parameters.values()))[:inputs], parameters[inputs:]
     head = [f"{p.name}: {p.annotation}" + ("" if p.default is p.empty else f" = {p.default!r}") for p in rest if p.name != "training"]
     star = ["*"] if rest and rest[0].kind is inspect.Parameter.KEYWORD_ONLY else []
@@ -54,17 +54,17 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
 
 
 def rms_norm(input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """Return ``x / sqrt(mean(x^2) + eps) * weight`` over the last axes; ``eps`` is the machine epsilon of the arithmetic by default."""
+    """Return ``x / sqrt(mean(x^2) + eps) * weight`` over the last axes; by default ``eps`` is the machine epsilon of the compute dtype."""
     return ag.rms_norm(input, normalized_shape, weight, eps=EPSILON[input.dtype] if eps is None else eps)
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Zeros elements with probability ``p`` and scales the others by ``1 / (1 - p)``; the identity unless ``training``."""
+    """Zero elements with probability ``p`` and scale the others by ``1 / (1 - p)``; the identity unless ``training``."""
     return ag.dropout(input, p, training)
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Add elements at the ends of axes, two numbers per axis, the last axis first."""
+    """Pad the ends of axes; ``pad`` has two sizes per axis, the last axis first."""
     return ag.pad(input, pad, mode, 0.0 if value is None else value)
 
 
@@ -72,7 +72,7 @@ def instance_norm(
     input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
     bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    """Normalize ``(N, C, ...)`` per image and channel, or by given statistics, which only :class:`netcl.nn.InstanceNorm2d` updates."""
+    """Normalize ``(N, C, ...)`` per image and channel or, with ``use_input_stats=False``, by the running statistics; none is updated."""
     if not use_input_stats:
         return ag.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
     if running_mean is not None or running_var is not None:
@@ -156,7 +156,7 @@ def rrelu(input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, trainin
 
 
 def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
-    """The softmax of logits with Gumbel noise, over ``tau``; ``hard`` gives one-hot vectors with the gradient of the soft ones."""
+    """Return the softmax of ``(logits + Gumbel noise) / tau``; ``hard`` gives one-hot vectors with the gradient of the softmax."""
     drawn = ag.clamp(ag.rand(*logits.shape, queue=logits.queue), min=2.0**-24, max=1 - 2.0**-24)
     noise = ag.neg(ag.log(ag.neg(ag.log(drawn)))).to(logits.dtype)
     soft = ag.softmax(ag.div(ag.add(logits, noise), tau), axis=dim)
@@ -182,14 +182,14 @@ RReLU = _function_layer("RReLU", rrelu, 1, "nn.RReLU(0.25, 0.75).eval()([-1.0, 2
 
 
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
-    """Interleave the channels of ``groups``: channel ``g * n + i`` becomes ``i * groups + g``."""
+    """Interleave ``groups`` groups of ``n`` channels each: channel ``g * n + i`` becomes ``i * groups + g``."""
     batch, channels, *sizes = input.shape
     parts = ag.reshape(input, (batch, groups, channels // groups, *sizes))
     return ag.reshape(ag.transpose(parts, 1, 2), (batch, channels, *sizes))
 
 
 def unfold(input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Tensor:
-    """The windows of images as columns, ``(N, C * window, windows)``."""
+    """Copy the windows of images to columns: ``(N, C, H, W)`` becomes ``(N, C * kH * kW, windows)``."""
     return ag.im2col(input, kernel=kernel_size, dilation=dilation, padding=padding, stride=stride)
 
 
@@ -206,13 +206,13 @@ def local_response_norm(input: Tensor, size: int, alpha: float = 1e-4, beta: flo
 
 
 def conv_tbc(input: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
-    """Convolve signals ``(length, batch, channels)`` with weights ``(length, channels, filters)``."""
+    """Convolve signals ``(L, N, C)`` with weights ``(K, C, F)``."""
     y = ag.conv1d(ag.permute(input, (1, 2, 0)), ag.permute(weight, (2, 1, 0)), bias, padding=pad)
     return ag.permute(y, (2, 0, 1))
 
 
 def upsample(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool = False) -> Tensor:
-    """Resize by ``interpolate``: its older name in torch."""
+    """Call ``interpolate``; ``upsample`` is its older name in torch."""
     return ag.interpolate(input, size=size, scale_factor=scale_factor, mode=mode, align_corners=align_corners)
 
 
@@ -227,7 +227,7 @@ def upsample_bilinear(input: Tensor, size: Any = None, scale_factor: Any = None)
 
 
 def pdist(input: Tensor, p: float = 2.0) -> Tensor:
-    """Return the p-norms of the differences of all pairs of rows, pairs with the first row first."""
+    """Return the p-norm distances of all pairs of rows, in the order (0, 1), (0, 2), ..., (1, 2), ..."""
     first, second = (Tensor.from_host(input.queue, index) for index in np.triu_indices(input.shape[0], 1))
     return ag.norm(ag.sub(ag.index_select(input, 0, first), ag.index_select(input, 0, second)), p, axis=-1)
 
@@ -242,7 +242,7 @@ def _padded(input: Tensor, padding: int | Sequence[int], axes: int, mode: str, v
 
 
 def _pads(kind: str, mode: str) -> Sequence[Any]:
-    """Return the layers that pad one, two or three axes."""
+    """Return the layer classes that pad one, two and three axes."""
     value, given, length = (", value: float = 0.0", "1, 5.0", 1) if kind == "Constant" else ("", "0", 0)
     made = []
     for axes in (1, 2, 3):

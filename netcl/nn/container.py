@@ -14,7 +14,7 @@ from netcl.nn.parameter import Parameter
 
 
 class _Container(Module):
-    """Base of containers, whose constructor arguments are always their current modules."""
+    """Base class of containers; their constructor arguments are always their current modules."""
 
     _holds_arguments = True
     _kept = "module"  # the role of its entries
@@ -39,7 +39,7 @@ class _Container(Module):
 
 
 class _Ordered(_Container):
-    """Modules (or parameters) named 0, 1, 2, ..., or by their own names."""
+    """Base class of ordered containers, whose entries are named 0, 1, 2, ..., or by their own names."""
 
     def __iter__(self) -> Iterator[Any]:
         return (self.__dict__[name] for name in self._names())
@@ -64,11 +64,11 @@ class _Ordered(_Container):
         self._become(kept)
 
     def _of(self, modules: list[Module]) -> Any:
-        """Return a container like this one with other modules."""
+        """Return a new container of this class with ``modules``."""
         return type(self)(*modules)
 
     def _become(self, modules: list[Module]) -> None:
-        """Replace the contents by these, numbered."""
+        """Replace the contents by ``modules``, named by index."""
         for name in self._names():
             delattr(self, name)
         self._changed_names.clear()
@@ -104,7 +104,7 @@ class _Ordered(_Container):
 class Sequential(_Ordered):
     """Modules applied one after the other: ``y = f_n(... f_1(x))``.
 
-    - **layers**: modules, or one mapping of names to modules. A leading queue or handle moves them there.
+    - **layers**: modules, or one mapping of names to modules. A leading queue or handle moves them to its device.
 
     Index, slice, iterate, ``append``, ``insert``, ``extend`` and ``pop`` as with a list.
 
@@ -158,7 +158,7 @@ class ModuleList(_Ordered):
 
 
 class _Parameters(_Container):
-    """Base of parameter containers: tensors and numbers that are not parameters are converted."""
+    """Base class of parameter containers; tensors and numbers are converted to parameters."""
 
     _kept = "parameter"
 

@@ -20,7 +20,7 @@ _PADDING_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "repli
 
 
 class _Convolution(Module):
-    """The common part of the layers: checks, parameters and padding."""
+    """The common part of convolution layers: checks, parameters and padding."""
 
     axes = 2
     transposed = False
@@ -62,7 +62,7 @@ class _Convolution(Module):
         init.layer_(self.weight, self.bias)
 
     def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """Pad the input if the op cannot; returns it with the padding left for the op."""
+        """Pad the input unless ``padding_mode`` is ``zeros``; return it and the padding that the op must still apply."""
         if self.padding_mode == "zeros":
             return x, self.padding
         sides = [n for size in reversed(self.padding) for n in (size, size)]
@@ -126,7 +126,7 @@ class Conv2d(_Conv):
 
 
 class Conv3d(_Conv):
-    """A convolution of volumes, as :class:`Conv2d` of images; computed as one of images (:func:`netcl.nn.volume.conv3d`).
+    """A convolution of volumes, with the arguments of :class:`Conv2d`; computed as a convolution of images.
 
     >>> from netcl import nn, zeros
     >>> nn.Conv3d(3, 8, 3, padding=1)(zeros((2, 3, 4, 5, 6))).shape
@@ -195,7 +195,7 @@ class ConvTranspose2d(_ConvTranspose):
     """Transposed convolution: maps the output shape of ``Conv2d`` back to its input shape.
 
     - **in_channels**, **out_channels**, **kernel_size**, **stride**, **padding**, **output_padding** (added at the far ends, to choose
-      among the shapes that a convolution maps to one), **groups**, **bias**, **dilation**: as in torch.
+      among the input shapes that ``Conv2d`` maps to the same output shape), **groups**, **bias**, **dilation**: as in torch.
     - **pad**: another name of ``padding``.
 
     Shapes: ``x`` ``(N, in_channels, H, W)``, ``y`` ``(N, out_channels, H', W')``,

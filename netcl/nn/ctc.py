@@ -18,8 +18,8 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
              zero_infinity: bool = False) -> Tensor:  # fmt: skip
     """Return the negative log-probability of each target, summed over all alignments of its labels with blanks.
 
-    - **log_probs**: ``(T, N, C)``, or ``(T, C)`` for one sequence; gradients are right for a ``log_softmax``, as in torch.
-    - **targets**: ``(N, S)``, or all labels in one vector. **input_lengths**, **target_lengths**: numbers per sequence.
+    - **log_probs**: ``(T, N, C)``, or ``(T, C)`` for one sequence: the output of ``log_softmax``.
+    - **targets**: ``(N, S)``, or all labels in one vector. **input_lengths**, **target_lengths**: one length per sequence.
     - **reduction**: ``mean`` divides every loss by the length of its target first.
 
     The sum runs forward through time on the device; the labels and lengths are read on the host.
@@ -41,7 +41,7 @@ def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_leng
 
 
 def _padded_targets(targets: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the labels as rows of one length."""
+    """Return the labels as rows of one length, padded with zeros."""
     if targets.ndim == 2:
         return targets.astype(np.int64)
     if targets.ndim != 1 or targets.size < counts.sum():
@@ -53,7 +53,7 @@ def _padded_targets(targets: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _negative_log(x: Tensor, labels: np.ndarray, lengths: np.ndarray, counts: np.ndarray, blank: int) -> Tensor:
-    """Return the losses of all sequences. States are blank, label, blank, ..., blank; a label may follow another one, but not its equal."""
+    """Return the losses of all sequences. States are blank, label, ..., blank; the blank between two different labels may be skipped."""
     batch, states = len(labels), 2 * labels.shape[1] + 1
     path = np.full((batch, states), blank)
     path[:, 1::2] = labels

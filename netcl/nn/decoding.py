@@ -30,12 +30,12 @@ LEAST_ROOM = 64
 class Sampling(NamedTuple):
     """How the next token is chosen from logits.
 
-    - **temperature**: 0 takes the likeliest; below 1 prefers likely tokens, above 1 unlikely ones.
-    - **top_k**: choose among this many likeliest. **top_p**: among the fewest whose probabilities reach it. **min_p**: among those with
-      at least this share of the likeliest token's probability.
-    - **repetition_penalty**: logits of tokens in the prompt or the text are divided by it if positive, else multiplied.
-    - **presence_penalty**, **frequency_penalty**: are subtracted from the logits of tokens in the text, once and once per occurrence.
-    - For :meth:`choose` all may be float tensors ``(batch, 1)``, a setting per row; a ``top_k`` of 1 then takes the likeliest.
+    - **temperature**: the divisor of the logits; 0 always chooses the most likely token.
+    - **top_k**: choose among this many of the most likely tokens. **top_p**: among the fewest whose probabilities add up to it.
+      **min_p**: among those with at least this fraction of the highest probability.
+    - **repetition_penalty**: logits of tokens in the prompt or the generated text are divided by it if positive, else multiplied.
+    - **presence_penalty**, **frequency_penalty**: subtracted from the logits of generated tokens, once or once per occurrence.
+    - For :meth:`choose`, all may be float tensors ``(batch, 1)`` with a value per row; use ``top_k`` 1 instead of temperature 0 then.
     """
 
     temperature: Any = 1.0
@@ -62,9 +62,10 @@ class Sampling(NamedTuple):
         return self[4:] != (1, 0, 0)
 
     def choose(self, logits: Tensor, uniform: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Choose one token per row of logits ``(batch, vocabulary)`` by a number in [0, 1) per row, on the device; returns ``(batch, 1)``.
+        """Choose one token per row of logits ``(batch, vocabulary)`` on the device; returns ``(batch, 1)``.
 
-        Penalties need ``counts``, which :func:`token_counts` initializes; the chosen tokens are added to it in place.
+        ``uniform`` has a random number in [0, 1) per row. Penalties need ``counts``, from :func:`token_counts`; the
+        chosen tokens are added to it in place.
 
         >>> import numpy as np, netcl
         >>> logits = netcl.tensor(np.log([[0.1, 0.6, 0.3]]).astype("float32"))
@@ -126,7 +127,7 @@ class Sampling(NamedTuple):
 
 
 def token_counts(prompts: Sequence[Sequence[int]], vocabulary: int) -> np.ndarray:
-    """Return the counts from which penalties start, ``(batch, vocabulary)``: 0.5 for tokens of the prompt, else 0. Chosen tokens add 1."""
+    """Return the initial counts for penalties, ``(batch, vocabulary)``: 0.5 for tokens of the prompt, else 0. Each chosen token adds 1."""
     counts = np.zeros((len(prompts), vocabulary), np.float32)
     for row, prompt in zip(counts, prompts, strict=True):
         row[list(prompt)] = 0.5
@@ -161,9 +162,9 @@ def _make_step(model: Any, batch: int, cache: KVCache, sampling: Sampling | None
 
 @contextmanager
 def _step_for(model: Any, role: str, batch: int, room: int, sampling: Sampling | None = None) -> Iterator[_DecodingStep]:
-    """Provide an empty cache and the compiled step over it, to tokens or (without ``sampling``) to logits; for one text at a time.
+    """Provide an empty cache and a compiled step that uses it, for one text; the step returns tokens, or logits without ``sampling``.
 
-    They are those of the last text with this role if it is finished, its settings match and its cache is large enough.
+    Both are reused from the last text with this role if it is finished, its settings match and its cache is large enough.
     """
     idle: dict[Any, _DecodingStep] = model.__dict__.setdefault("_decoding", Recomputed())
     dtypes = getattr(model, "cache_dtype", None), *sorted({p.dtype for p in model.parameters()})
@@ -254,9 +255,9 @@ def prompt_logits(model: Any, ids: np.ndarray, lengths: Sequence[int], cache: KV
 
 
 class Speculator:
-    """Generates text with a draft model: it proposes tokens one by one, and the model judges all of them in one pass.
+    """Generates text with a draft model, which proposes tokens one by one; the model then judges all of them in one pass.
 
-    The text is distributed as the model's own; with temperature 0 it is the model's own. Both models must have the same vocabulary.
+    The text has the distribution of the model alone; with temperature 0 it is the same text. Both must have the same vocabulary.
     """
 
     def __init__(self, model: Any, draft: Any, sampling: Sampling, draw: Callable[[int], np.ndarray], proposals: int = 4):
@@ -267,7 +268,7 @@ class Speculator:
         self.judged = self.accepted = 0  # proposals
 
     def _logits(self, which: int, tokens: Sequence[int]) -> np.ndarray:
-        """Return the logits after each of some new tokens, by the model (0) or the draft (1)."""
+        """Return the logits after each of the new ``tokens``, from the model (``which=0``) or the draft (1)."""
         (cache, run, _), model, new = self._steps[which], self._models[which], len(tokens)
         cache.reserves_ahead(new)
         try:
@@ -283,10 +284,10 @@ class Speculator:
         return int(min(np.searchsorted(shares.cumsum(), float(self.draw(1)[0]) * shares.sum(), side="right"), np.flatnonzero(shares)[-1]))
 
     def judge(self, proposed: Sequence[int], wanted: np.ndarray, drafted: np.ndarray) -> list[int]:
-        """Return the proposals that are kept and one more token, given the distributions of the model (one more) and of the draft.
+        """Return the accepted proposals and one more token, given the distributions of the model (one row more) and of the draft.
 
-        A proposal is kept with probability min(1, wanted / drafted); the token in place of the first one that is not kept comes from what
-        the draft proposes too seldom (Leviathan et al. 2023, https://arxiv.org/abs/2211.17192).
+        A proposal is accepted with probability ``min(1, wanted / drafted)``. The first rejected one is replaced by a draw from
+        ``max(0, wanted - drafted)`` (Leviathan et al. 2023, https://arxiv.org/abs/2211.17192).
         """
         for i, token in enumerate(proposed):
             p, q = wanted[i], drafted[i]

@@ -34,12 +34,12 @@ class Dropout(Module):
 
 
 def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Zeros whole channels with probability ``p`` and scales the others by ``1 / (1 - p)``; the identity unless ``training``."""
+    """Zero whole channels with probability ``p`` and scale the others by ``1 / (1 - p)``; the identity unless ``training``."""
     return ag.mul(input, ag.dropout(_ones(input, channels=True), p)) if training and p else input
 
 
 def _ones(x: Tensor, channels: bool) -> Tensor:
-    """Return ones in the shape of ``x``, or one per channel with axes to broadcast."""
+    """Return ones in the shape of ``x``, or ``(N, C, 1, ...)`` with ``channels``."""
     return Tensor.ones((*x.shape[:2], *(1,) * (x.ndim - 2)) if channels else x.shape, x.dtype, queue=x.queue)
 
 
@@ -56,7 +56,7 @@ def _alpha(input: Tensor, p: float, training: bool, channels: bool) -> Tensor:
 
 
 def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
-    """Dropout for SELU: dropped elements become the limit of SELU, then mean and variance are restored."""
+    """Apply dropout for SELU: dropped elements become the negative limit of SELU, then mean and variance are restored."""
     return _alpha(input, p, training, channels=False)
 
 
@@ -82,7 +82,7 @@ class Dropout2d(Dropout):
 
 AlphaDropout = layer_class(
     globals(), "AlphaDropout", "alpha_dropout(x, p, training)",
-    "Dropout that keeps mean and variance of SELU's results: elements become the value SELU tends to, then all are scaled.",
+    "Dropout for SELU: dropped elements become the negative limit of SELU, then mean and variance are restored.",
     "nn.AlphaDropout(0.5).eval()([1.0, 2.0]).tolist()", "[1.0, 2.0]", Dropout,
 )  # fmt: skip
 FeatureAlphaDropout = layer_class(

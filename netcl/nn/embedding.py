@@ -19,7 +19,7 @@ from netcl.nn.parameter import Parameter, empty
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
               scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:  # fmt: skip
-    """Return ``weight[input]``; ``max_norm`` first rescales the used vectors, in place. Gradients are dense, ``sparse`` or not."""
+    """Return ``weight[input]``; ``max_norm`` first shortens the used vectors in place. Gradients are dense; ``sparse`` is ignored."""
     if max_norm is not None:
         _limit_norms(weight, input, max_norm, norm_type)
     found = ag.embedding(input, weight, padding_idx=padding_idx)
@@ -49,9 +49,9 @@ def embedding_bag(
     scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Sum, average or take the maximum of vectors in bags: the rows of ``input``, or its parts beginning at ``offsets``.
+    """Reduce the vectors of each bag by ``mode``: sum, mean or max. Bags are rows of ``input``, or its parts that begin at ``offsets``.
 
-    ``per_sample_weights`` multiplies the vectors of sums. Vectors of ``padding_idx`` do not count. An empty bag gives zeros. For maxima,
+    ``per_sample_weights`` scales the vectors of sums. Vectors of ``padding_idx`` do not count. An empty bag gives zeros. For maxima,
     bags with ``offsets`` are formed on the host.
     """
     _check_bags(input, offsets, mode, per_sample_weights)
@@ -74,7 +74,7 @@ def _check_bags(input: Tensor, offsets: Tensor | None, mode: str, weights: Tenso
     if mode not in ("sum", "mean", "max"):
         raise ValueError(message("embedding_bag", "mode must be sum, mean or max", mode=repr(mode)))
     if (input.ndim, offsets is None) not in ((1, False), (2, True)):
-        what = "input must have 2 axes, or 1 axis and offsets"
+        what = "input must have 2 axes without offsets, or 1 axis with offsets"
         raise ShapeError(message("embedding_bag", what, offsets=offsets is not None, **{"input.shape": input.shape}))
     if weights is not None and (mode != "sum" or weights.shape != input.shape):
         what = 'per_sample_weights must have the shape of the input, and mode must be "sum"'
@@ -93,7 +93,7 @@ def _bagged(values: Tensor, offsets: Tensor | None, include_last: bool) -> Tenso
 
 
 def _rows_of_bags(input: Tensor, offsets: Tensor, include_last: bool) -> tuple[Tensor, Tensor]:
-    """Return bags as rows of one length, padded with valid indices, and which of them count."""
+    """Return bags as rows of one length, padded with valid indices, and a mask that is False for padding."""
     index, begins = input.to_host(), offsets.to_host().astype(np.int64)
     ends = begins[1:] if include_last else np.append(begins[1:], len(index))
     bags = [index[a:b] for a, b in zip(begins, ends, strict=False)]
@@ -112,9 +112,9 @@ class Embedding(Module):
 
     - **num_embeddings**: how many vectors there are.
     - **embedding_dim**: their length.
-    - **padding_idx**: a number whose vector starts as zeros and gets no gradient.
-    - **max_norm**, **norm_type**: vectors that are looked up are first shortened to this norm, in place.
-    - **scale_grad_by_freq**: whether gradients are divided by how often a number occurs. **sparse** changes nothing: they are dense.
+    - **padding_idx**: an index whose vector starts as zeros and gets no gradient.
+    - **max_norm**, **norm_type**: looked-up vectors with a larger norm than this are first shortened to it, in place.
+    - **scale_grad_by_freq**: whether gradients are divided by how often an index occurs. **sparse** is ignored: gradients are dense.
 
     Shapes: ``index`` of any shape and any dtype of integers, ``y`` ``(*index.shape, embedding_dim)``, ``weight``
     ``(num_embeddings, embedding_dim)``, which starts as standard normal values.

@@ -26,7 +26,7 @@ _names: dict[Any, str] = {}
 
 
 def register_layer(name: str | Callable[..., Any], constructor: Callable[..., Any] | None = None) -> Any:
-    """Make a class (or a function that returns a module) known under a name, so that models with it can be saved and built.
+    """Register a class, or a function that returns a module, under a name, so that models with it can be saved and built.
 
     ``register_layer("Swish", Swish)``, or as a decorator: ``@register_layer`` and ``@register_layer("Swish")``.
 
@@ -46,7 +46,7 @@ def register_layer(name: str | Callable[..., Any], constructor: Callable[..., An
     known = _constructors.get(name, constructor)
     if known is not constructor and _place(known) != _place(constructor):
         raise ValueError(
-            message("register_layer", f"{name!r} cannot be registered twice", "choose another name, or unregister_layer first")
+            message("register_layer", f"{name!r} cannot be registered twice", "choose another name, or call unregister_layer first")
         )
     _constructors[name] = constructor
     _names.setdefault(constructor, name)
@@ -54,7 +54,7 @@ def register_layer(name: str | Callable[..., Any], constructor: Callable[..., An
 
 
 def _place(constructor: Callable[..., Any]) -> tuple[str, str]:
-    """Return where a class was defined: a class defined again, as in a notebook, replaces the first."""
+    """Return the module and the name of a class; a class defined again with both, as in a notebook, replaces the first."""
     return constructor.__module__, constructor.__qualname__
 
 
@@ -65,12 +65,12 @@ def unregister_layer(name: str) -> None:
 
 
 def registered() -> list[str]:
-    """List the names that rows may use."""
+    """List the names of the registered layers."""
     return sorted(_constructors)
 
 
 class UnknownLayerError(ValueError):
-    """A row names a layer that is not registered."""
+    """Raised for a row, the description of a layer, whose ``type`` is not registered."""
 
 
 def constructor_of(name: Any) -> Callable[..., Any]:
@@ -176,13 +176,13 @@ def _build(row: Any, depth: int) -> Any:
 
 def _check_row(row: Any, depth: int) -> None:
     if not isinstance(row, Mapping) or "type" not in row or not set(row) <= _ROW_KEYS:
-        raise ValueError(message("factory", "a row must describe a layer", _ROW_FORM, row=repr(row)[:200]))
+        raise ValueError(message("factory", "a row must be a mapping of type, args, kwargs and children", _ROW_FORM, row=repr(row)[:200]))
     if depth > _MAX_DEPTH:
         raise ValueError(message("factory", "the description must not be nested deeper than the limit", limit=_MAX_DEPTH))
     wrong = [key for key, kinds in (("args", list | tuple | Mapping), ("kwargs", Mapping), ("children", Mapping))
              if not isinstance(row.get(key) or {}, kinds)]  # fmt: skip
     if wrong:
-        raise ValueError(message("factory", f"{wrong[0]!r} of a row must be a mapping, or a list for args", _ROW_FORM, row=repr(row)[:200]))
+        raise ValueError(message("factory", f"{wrong[0]!r} of a row must be a mapping (args: or a list)", _ROW_FORM, row=repr(row)[:200]))
 
 
 def _check_arguments(name: str, make: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> None:

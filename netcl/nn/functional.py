@@ -51,7 +51,7 @@ else:
 
 
 def _writing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function that writes its result into its input."""
+    """Return the in-place form of ``function``, which writes the result into its input."""
 
     @wraps(function)
     def write(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -62,7 +62,7 @@ def _writing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @cache
 def _in_place(name: str) -> Callable[..., Tensor]:
-    """Return an activation that torch can compute in place; ``inplace`` is accepted and changes nothing, as in the layers."""
+    """Return the activation ``name`` with torch's parameter ``inplace``, which changes nothing, as in the layers."""
     op = getattr(ag, name)
 
     @wraps(op)

@@ -23,11 +23,11 @@ from netcl.nn.transformer import TransformerBlock, make_norm
 
 
 class GPT(Module):
-    """A decoder-only transformer: tokens in, for each position the logits of the token that follows.
+    """A decoder-only transformer: maps tokens to the logits of the next token at each position.
 
     - **vocab_size**: number of tokens. **block_size**: the longest sequence the model sees at once.
-    - **n_layer**, **n_head**, **n_embd**: depth, heads, width. **dropout**, **bias**: of everything inside.
-    - **position**: ``learned`` vectors, or ``rotary``, which takes **n_kv_head** and **rope_base**.
+    - **n_layer**, **n_head**, **n_embd**: depth, heads, width. **dropout**, **bias**: of all layers.
+    - **position**: ``learned`` vectors, or ``rotary``, with **n_kv_head** and **rope_base**.
     - **norm**: ``layer`` or ``rms``. **mlp**: ``gelu`` or ``swiglu``, of width **mlp_dim**.
     - **tie_weights**: whether the last layer shares its weights with the embedding of tokens.
 
@@ -74,14 +74,14 @@ class GPT(Module):
         return self.head(self.states(tokens, cache))
 
     def head(self, states: Tensor) -> Tensor:
-        """Compute the logits of states."""
+        """Compute the logits from the result of :meth:`states`."""
         return self.lm_head(states)
 
     def states(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
-        """Compute the input of the last layer: ``(batch, positions, n_embd)``."""
+        """Compute the hidden states ``(batch, positions, n_embd)``, the input of :meth:`head`."""
         seen = 0 if cache is None else cache.length
         if tokens.ndim != 2 or seen + tokens.shape[1] > self.block_size:
-            what = f"tokens must be (batch, positions) with at most {self.block_size} positions"
+            what = f"tokens must be (batch, positions) with at most {self.block_size} positions, including those in the cache"
             raise ShapeError(message("GPT", what, shape=tokens.shape, in_cache=seen))
         parts = self.transformer
         x = parts["wte"](tokens)
@@ -97,7 +97,7 @@ class GPT(Module):
         return parts["ln_f"](x)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Compute the mean cross-entropy of the following tokens; targets of -100 are ignored.
+        """Compute the mean cross-entropy of the next tokens, ``targets``; targets of -100 are ignored.
 
         Shapes: both ``(batch, positions)``.
         """
@@ -111,14 +111,14 @@ class GPT(Module):
 
     def generate(self, tokens: Any, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None,
                  eos_token: int | None = None, use_cache: bool = True) -> Tensor:  # fmt: skip
-        """Continue sequences token by token; returns them with what was added, int64 of shape ``(batch, positions)``.
+        """Continue sequences token by token; returns the prompts with the new tokens, int64 ``(batch, positions)``.
 
-        - **tokens**: where to start, ``(batch, positions)`` or ``(positions,)``.
-        - **temperature**: 0 takes the likeliest token; below 1 prefers likely ones, above 1 unlikely ones.
-        - **top_k**: choose among the ``top_k`` likeliest; **top_p**: among the fewest whose probabilities reach it.
-        - **eos_token**: a sequence that has generated it continues with it alone; when all have, generation ends early.
-        - **use_cache**: work for new positions only; the tokens are the same without. Beyond ``block_size`` the window slides, positions
-          change, and every token costs a whole window.
+        - **tokens**: the prompts, ``(batch, positions)`` or ``(positions,)``.
+        - **temperature**: the divisor of the logits; 0 always chooses the most likely token.
+        - **top_k**: choose among this many of the most likely tokens. **top_p**: among the fewest whose probabilities add up to it.
+        - **eos_token**: a sequence that has generated it is filled up with it; when all have, generation ends early.
+        - **use_cache**: whether to compute only new positions; it does not change the tokens. Beyond ``block_size`` the window slides and
+          every token costs a whole window.
 
         Random choices come from the device's generator, so ``netcl.manual_seed`` repeats them.
         """

@@ -88,7 +88,7 @@ class _Passage:
 
 
 def _through(observe: Callable[..., Any], values: tuple[Any, ...], watched: list[bool]) -> tuple[Any, ...]:
-    """Return the values with a node after those watched that passes their gradients to ``observe``."""
+    """Return the values; the watched ones pass through a graph node that replaces their gradients by ``observe(gradients)``."""
     if not any(watched):
         return values
     passed = iter(_Watched.apply(observe, *[x for x, w in zip(values, watched, strict=True) if w]))

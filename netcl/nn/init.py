@@ -43,7 +43,7 @@ def _drawing(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _random_values(kind: str, tensor: Tensor) -> np.ndarray:
-    """Draw random numbers for a tensor, in float64 on the host, from float32 (or float64) draws, so that every dtype starts alike."""
+    """Return random float64 numbers for a tensor. Half dtypes draw in float32, so that they start with the values of float32."""
     draw = ag.rand if kind == "uniform" else ag.randn
     return draw(tensor.shape, dtype=sum_dtype(tensor.dtype), queue=tensor.queue).to_host().astype(np.float64)
 
@@ -98,7 +98,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 
 @_drawing
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
-    """Draw values uniform between ``a`` and ``b``.
+    """Fill with values drawn uniformly between ``a`` and ``b``.
 
     >>> from netcl import Tensor, nn
     >>> t = nn.init.uniform_(Tensor.empty((100,)), -2.0, 2.0)
@@ -110,13 +110,13 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
 
 @_drawing
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Draw values of a normal distribution."""
+    """Fill with values drawn from a normal distribution."""
     return _put(tensor, mean + std * _random_values("normal", tensor)) if draws_values() else tensor
 
 
 @_drawing
 def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> Tensor:
-    """Draw values of a normal distribution truncated to ``a .. b``, by inversion: one random number per value."""
+    """Fill with values drawn from a normal distribution truncated to ``a .. b``, by inversion: one random number per value."""
     low, high = (math.erf((limit - mean) / std / math.sqrt(2)) for limit in (a, b))
     values = low + (high - low) * _random_values("uniform", tensor)
     inverse = ag.erfinv(Tensor.from_host(queue_of("cpu"), values, "float64")).to_host()
@@ -125,7 +125,7 @@ def trunc_normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float 
 
 @_drawing
 def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
-    """Fill with rows (or columns, if there are more rows) of a random orthogonal matrix; trailing axes are flattened."""
+    """Fill with a random matrix whose rows (or columns, if there are more rows) are orthonormal; trailing axes are flattened."""
     if tensor.ndim < 2:
         raise ShapeError(message("orthogonal_", "the tensor must have at least two dimensions", shape=tensor.shape))
     if tensor.size == 0:
@@ -139,7 +139,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
 
 @_drawing
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
-    """Fill a matrix with normal values, and a fraction of each column with zeros."""
+    """Fill a matrix with normal values; a fraction ``sparsity`` of each column is zero."""
     if tensor.ndim != 2:
         raise ShapeError(message("sparse_", "the tensor must be a matrix", shape=tensor.shape))
     values = std * _random_values("normal", tensor)
@@ -189,14 +189,14 @@ def _xavier_std(tensor: Tensor, gain: float) -> float:
 
 @_drawing
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
-    """Draw uniform values with variance ``2 gain**2 / (fan_in + fan_out)`` (Glorot and Bengio 2010)."""
+    """Fill with uniform values of variance ``2 gain**2 / (fan_in + fan_out)`` (Glorot and Bengio 2010)."""
     bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
     return uniform_(tensor, -bound, bound)
 
 
 @_drawing
 def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
-    """Draw normal values with variance ``2 gain**2 / (fan_in + fan_out)``."""
+    """Fill with normal values of variance ``2 gain**2 / (fan_in + fan_out)``."""
     return normal_(tensor, 0.0, _xavier_std(tensor, gain))
 
 
@@ -209,7 +209,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
 
 @_drawing
 def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
-    """Draw uniform values with variance ``gain**2 / fan`` (He et al. 2015).
+    """Fill with uniform values of variance ``gain**2 / fan`` (He et al. 2015).
 
     >>> import netcl
     >>> from netcl import nn
@@ -223,7 +223,7 @@ def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonli
 
 @_drawing
 def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> Tensor:
-    """Draw normal values with variance ``gain**2 / fan``."""
+    """Fill with normal values of variance ``gain**2 / fan``."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))
 
 

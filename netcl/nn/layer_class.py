@@ -20,9 +20,9 @@ from netcl.nn.module import Module
 def layer_class(scope: dict[str, Any], head: str, call: str, doc: str, example: str, gives: str, base: type[Module] = Module) -> Any:
     """Return the class of a layer, in the module whose ``globals()`` is ``scope``.
 
-    - **head**: the name and the parameters of the constructor; without parameters the constructor is the one of ``base``.
-    - **call**: what ``forward`` returns, in those parameters, ``training`` and the inputs, which are all other names. Parameters that it
-      does not use are accepted and ignored.
+    - **head**: the name and the parameters of the constructor; without parameters the constructor is that of ``base``.
+    - **call**: the expression that ``forward`` returns. Names other than parameters and ``training`` are inputs of ``forward``. Parameters
+      that are not used are accepted and ignored.
     - **doc**: the documentation; **example** and **gives** are its doctest.
     """
     name, _, parameters = head.removesuffix("()").partition("(")
@@ -45,7 +45,7 @@ def layer_class(scope: dict[str, Any], head: str, call: str, doc: str, example: 
 
 
 def _forward(call: str, settings: set[str], scope: dict[str, Any]) -> tuple[str, list[str], set[str]]:
-    """Return the expression over ``self``, the names of its inputs in the order of their first use, and the settings it uses."""
+    """Return the expression with settings read from ``self``, its input names in the order of first use, and the settings it uses."""
     tree = ast.parse(call, mode="eval")
     functions = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     used_names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in functions)
@@ -59,7 +59,7 @@ def _forward(call: str, settings: set[str], scope: dict[str, Any]) -> tuple[str,
 
 
 def export_layers(scope: dict[str, Any], *more: str) -> None:
-    """Make ``__all__`` of a module the layers that it defines (classes with a ``forward``) and ``more``. mypy takes all public names."""
+    """Set ``__all__`` of a module to the layers it defines (classes with a ``forward``) and ``more``. mypy ignores it."""
     made = {name: value for name, value in scope.items() if isinstance(value, type) and issubclass(value, Module) and name[0] != "_"}
     own = [name for name, value in made.items() if value.__module__ == scope["__name__"] and value.forward is not Module.forward]
     scope["__all__"] = [*more, *own]

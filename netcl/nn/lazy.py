@@ -55,7 +55,7 @@ class _Lazy(Module):
 
 
 def lazy_class(real: type[Module], of_input: int = 1, of_weight: int = 0, **defaults: Any) -> Any:
-    """Make the lazy form of a layer: its constructor takes the layer's arguments without the first."""
+    """Make the lazy form of a layer class; its constructor takes the arguments of ``real`` except the first."""
     parameters = [p.replace(default=defaults.get(p.name, p.default)) for p in list(inspect.signature(real).parameters.values())[1:]]
 
     class Made(_Lazy, real):  # type: ignore[valid-type,misc]
@@ -66,7 +66,7 @@ def lazy_class(real: type[Module], of_input: int = 1, of_weight: int = 0, **defa
     Made.__name__ = Made.__qualname__ = f"Lazy{real.__name__}"
     size = (2, 5) + (4,) * (int(real.__name__[-2]) if real.__name__[-1] == "d" else 0)
     required = [str(3 - i) for i, p in enumerate(parameters) if p.default is p.empty]
-    Made.__doc__ = f""":class:`{real.__name__}` whose number of input features is that of the first input; it then is one.
+    Made.__doc__ = f""":class:`{real.__name__}` that takes its number of input features from the first input.
 
     >>> from netcl import nn, zeros
     >>> layer = nn.{Made.__name__}({", ".join(required)})

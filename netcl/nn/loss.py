@@ -15,14 +15,14 @@ from netcl.nn.parameter import here
 
 
 class _Reducing(type(Module)):  # type: ignore[misc]
-    """Losses also take torch's older ``size_average=`` and ``reduce=``."""
+    """Metaclass of losses; their constructors also take torch's older ``size_average=`` and ``reduce=``."""
 
     def __call__(cls, *args: Any, size_average: Any = None, reduce: Any = None, **kwargs: Any) -> Any:
         return super().__call__(*args, **kwargs | older_reduction(size_average, reduce))
 
 
 class Loss(Module, metaclass=_Reducing):
-    """The base of losses."""
+    """Base class of losses; ``reduction`` is ``mean``, ``sum`` or ``none``."""
 
     WEIGHTS = ("weight", "pos_weight")  # settings that are kept as buffers
     weight: Tensor | None
@@ -39,7 +39,7 @@ class Loss(Module, metaclass=_Reducing):
         self.reduction = reduction
 
     def keep_weight(self, name: str, weight: Any) -> None:
-        """Keep given weights as a buffer; they are part of the state dict."""
+        """Register ``weight`` as buffer ``name``, which is part of the state dict."""
         if weight is not None and not isinstance(weight, Tensor):
             weight = Tensor.from_host(here(), weight, "float32")
         self.register_buffer(name, weight)
@@ -50,8 +50,8 @@ CrossEntropyLoss = _layer(
     "CrossEntropyLoss(weight: Any = None, ignore_index: int = -100, reduction: str = 'mean', label_smoothing: float = 0.0)",
     "ag.cross_entropy(logits, target, weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)",
     "Softmax and negative log-likelihood in one: ``-log(exp(x[y]) / sum over c of exp(x[c]))``.\n\n"
-    "- **weight**: one factor per class.\n- **ignore_index**: targets of this class count nothing.\n"
-    "- **reduction**: ``mean`` divides by the weight of the targets.\n"
+    "- **weight**: one factor per class.\n- **ignore_index**: targets of this class are ignored.\n"
+    "- **reduction**: ``mean`` divides by the total weight of the targets.\n"
     "- **label_smoothing**: how much of the target is spread over all classes.\n\n"
     "Shapes: logits ``(N, C)`` or ``(N, C, ...)``; targets ``(N,)`` or ``(N, ...)`` are class numbers of any dtype, targets of the\n"
     "logits' shape are probabilities.", "round(nn.CrossEntropyLoss()([[0.0, 0.0]], [1]).item(), 4)", "0.6931",
@@ -75,12 +75,12 @@ L1Loss = _layer(
 )  # fmt: skip
 SmoothL1Loss = _layer(
     "SmoothL1Loss(reduction: str = 'mean', beta: float = 1.0)", "ag.smooth_l1(x, target, beta=beta, reduction=reduction)",
-    "Squared where small, straight where large: ``d^2 / (2 beta)`` if ``d = |x - y| < beta``, else ``d - beta / 2``.",
+    "Quadratic where small, linear where large: ``d^2 / (2 beta)`` if ``d = |x - y| < beta``, else ``d - beta / 2``.",
     "nn.SmoothL1Loss()([0.0], [2.0]).item()", "1.5",
 )  # fmt: skip
 HuberLoss = _layer(
     "HuberLoss(reduction: str = 'mean', delta: float = 1.0)", "ag.huber(x, target, delta=delta, reduction=reduction)",
-    "Squared where small, straight where large: ``d^2 / 2`` if ``d = |x - y| < delta``, else ``delta (d - delta / 2)``.",
+    "Quadratic where small, linear where large: ``d^2 / 2`` if ``d = |x - y| < delta``, else ``delta (d - delta / 2)``.",
     "nn.HuberLoss(delta=2.0)([0.0], [3.0]).item()", "4.0",
 )  # fmt: skip
 BCELoss = _layer(
@@ -98,7 +98,7 @@ BCEWithLogitsLoss = _layer(
 KLDivLoss = _layer(
     "KLDivLoss(reduction: str = 'mean', log_target: bool = False)", "ag.kl_div(x, target, reduction=reduction, log_target=log_target)",
     "Kullback-Leibler divergence of a distribution ``y`` from log-probabilities ``x``: ``y (log y - x)``.\n\n"
-    "- **reduction**: also ``batchmean``, the sum over the batch size, which is the divergence proper.\n"
+    "- **reduction**: also ``batchmean``, the sum divided by the batch size: the mathematical definition.\n"
     "- **log_target**: whether the target is given as logarithms too.",
     'nn.KLDivLoss(reduction="sum")([0.0], [1.0]).item()', "0.0",
 )  # fmt: skip
@@ -120,7 +120,7 @@ InfoNCELoss = _layer(
 )  # fmt: skip
 ContrastiveLoss = _layer(
     "ContrastiveLoss(margin: float = 1.0, reduction: str = 'mean')", "ag.contrastive(x1, x2, target, margin=margin, reduction=reduction)",
-    "Pairs that belong together (``y = 1``) are pulled, others pushed apart: ``y d^2 + (1 - y) max(0, margin - d)^2``.\n\n"
-    "Shapes: two times ``(N, D)``, targets ``(N,)``.", "nn.ContrastiveLoss()([[0.0]], [[3.0]], [0.0]).item()", "0.0",
+    "Pulls pairs with ``y = 1`` together and pushes others apart: ``y d^2 + (1 - y) max(0, margin - d)^2``.\n\n"
+    "Shapes: both inputs ``(N, D)``, targets ``(N,)``.", "nn.ContrastiveLoss()([[0.0]], [[3.0]], [0.0]).item()", "0.0",
 )  # fmt: skip
 export_layers(globals())

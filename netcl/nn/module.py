@@ -43,9 +43,9 @@ class IncompatibleKeys(NamedTuple):
 
 
 class _Constructed(ABCMeta):
-    """Metaclass of modules: every constructor also takes a place, and its arguments are remembered.
+    """Metaclass of modules: every constructor also takes a place, and the module stores its arguments to describe itself.
 
-    The place is a leading queue or handle, ``queue=``, ``device=`` or ``dtype=``. The arguments describe a module.
+    The place is a leading queue or handle, ``queue=``, ``device=`` or ``dtype=``.
     """
 
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any):
@@ -66,7 +66,7 @@ class _Constructed(ABCMeta):
 
 
 class _Computed:
-    """A property that an attribute of the same name overrides: modules of users may have their own ``config`` or ``queue``."""
+    """A property that an attribute of the same name overrides: users' modules may have their own ``config`` or ``queue``."""
 
     def __init__(self, function: Callable[[Any], Any]):
         self.function = function
@@ -193,7 +193,7 @@ class Module(metaclass=_Constructed):
             self._roles[name] = "buffer" if persistent else "scratch"
 
     def register_parameter(self, name: str, tensor: Tensor | None) -> None:
-        """Register a tensor as parameter ``name``; ``None`` means that there is none."""
+        """Register a tensor as parameter ``name``; ``None`` only sets the attribute."""
         self._check_name(name, "register_parameter")
         object.__setattr__(self, name, tensor)
         if tensor is not None:
@@ -208,10 +208,10 @@ class Module(metaclass=_Constructed):
 
     def _check_name(self, name: Any, op: str) -> None:
         if not isinstance(name, str) or not name or "." in name:
-            raise ValueError(message(op, "a name must be a string without dots and not empty", name=repr(name)))
+            raise ValueError(message(op, "name must be a nonempty string without dots", name=repr(name)))
         of_class = inspect.getattr_static(type(self), name, None)
         if name not in self._roles and (name in self.__dict__ or of_class is not None) and not isinstance(of_class, property):
-            raise ValueError(message(op, f"name must be new, but {type(self).__name__} has this attribute", name=repr(name)))
+            raise ValueError(message(op, f"name must be new, but {type(self).__name__} already has this attribute", name=repr(name)))
 
     # ---- walking the tree
 
@@ -294,9 +294,9 @@ class Module(metaclass=_Constructed):
         return found
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> IncompatibleKeys:
-        """Overwrite parameters and buffers with those of a state dict: tensors, or arrays such as torch's.
+        """Overwrite parameters and buffers with the values of a state dict: tensors, NumPy arrays or torch tensors.
 
-        Everything is checked before anything is changed: names (unless ``strict`` is off; what did not match is returned), shapes
+        Everything is checked before anything is changed: names (with ``strict=False`` the mismatches are returned), shapes
         and dtypes. Values are converted to the dtype the module has; ``assign=True`` takes over given tensors, their dtype included.
 
         >>> from netcl import nn
@@ -349,7 +349,7 @@ class Module(metaclass=_Constructed):
     # ---- operations on all modules
 
     def train(self: M, mode: bool = True) -> M:
-        """Set training mode, in which dropout is active and batch norm uses the batch, or evaluation mode; returns the module."""
+        """Set training mode (dropout is active, batch norm uses the batch) or, with ``mode=False``, evaluation mode; returns the module."""
         for module in self.modules():
             module.__dict__["training"] = mode
         return self
@@ -450,7 +450,7 @@ class Module(metaclass=_Constructed):
         return hooks.RemovableHandle(self._module_hooks, "forward", hook)
 
     def register_full_backward_hook(self, hook: Callable[[Any, tuple[Any, ...], tuple[Any, ...]], Any]) -> hooks.RemovableHandle:
-        """Call ``hook(module, grad_input, grad_output)`` when gradients have passed; what it returns replaces ``grad_input``."""
+        """Call ``hook(module, grad_input, grad_output)`` in backward; what it returns, unless ``None``, replaces ``grad_input``."""
         return hooks.RemovableHandle(self._module_hooks, "backward", hook)
 
     register_backward_hook = register_full_backward_hook
@@ -520,7 +520,7 @@ class Module(metaclass=_Constructed):
         return notebook.html_table(f"{type(self).__name__}, {count:,} parameters", ("name", "layer", "settings", "parameters"), rows)
 
     def flops(self, args: tuple[Any, ...], output: Any) -> int:
-        """Return the floating-point operations of one call, a multiplication and an addition being two; containers leave it at 0."""
+        """Return the number of floating-point operations of one call, two per multiply-add; containers return 0."""
         del args, output
         return 0
 

@@ -19,7 +19,7 @@ _FLOPS_PER_ELEMENT = 8  # two passes for the statistics, then subtract, scale, s
 
 
 class _Norm(Module):
-    """The affine map after the normalization: optional ``weight`` and ``bias``."""
+    """Base class of norms: the optional ``weight`` and ``bias`` after the normalization."""
 
     def _affine(self, shape: Sequence[int], weight: bool, bias: bool) -> None:
         self.weight = empty(shape) if weight else None
@@ -38,7 +38,7 @@ class _Norm(Module):
 
 
 class _Running(_Norm):
-    """Running statistics per channel, for evaluation. The number of batches is counted on the host and shown as a tensor."""
+    """Base class of norms with running statistics per channel, for evaluation. Batches are counted on the host."""
 
     ranks: tuple[int, ...] = ()
     running_mean: Tensor | None
@@ -59,7 +59,7 @@ class _Running(_Norm):
 
     @property
     def num_batches_tracked(self) -> Tensor | None:
-        """The number of batches that the running statistics have seen, as a tensor; ``None`` without running statistics."""
+        """The number of batches in the running statistics, as a tensor; ``None`` without running statistics."""
         if not self.track_running_stats:
             return None
         if self._shown != self._batches:
@@ -68,7 +68,7 @@ class _Running(_Norm):
         return self._counted
 
     def reset_running_stats(self) -> None:
-        """Reset the running statistics."""
+        """Reset the running statistics to mean 0 and variance 1."""
         if self.running_mean is not None and self.running_var is not None:
             init.zeros_(self.running_mean)
             init.ones_(self.running_var)
@@ -102,8 +102,8 @@ class _BatchNorm(_Running):
 class BatchNorm1d(_BatchNorm):
     """Batch norm of vectors or signals: ``y = (x - mean) / sqrt(var + eps) * weight + bias``, per channel.
 
-    In training mean and variance are the batch's and enter the running ones, ``running = (1 - momentum) running + momentum batch``; in
-    evaluation the running ones are used.
+    Training uses the batch's mean and variance and updates the running ones: ``running = (1 - momentum) running + momentum batch``.
+    Evaluation uses the running ones.
 
     - **num_features**: the number of channels.
     - **eps**, **momentum** (``None``: a plain average over all batches), **affine**, **track_running_stats**, **bias**: as in torch.
@@ -203,7 +203,7 @@ class RMSNorm(_Norm):
     """Divides by the root of the mean square over the last axes: ``y = x / sqrt(mean(x^2) + eps) * weight``.
 
     - **normalized_shape**: the sizes of those axes, or the size of the last one.
-    - **eps**: keeps the division finite; ``None`` is the machine epsilon of the arithmetic (float32 for half dtypes).
+    - **eps**: keeps the division finite; ``None`` is the machine epsilon of the compute dtype (float32 for half dtypes).
     - **elementwise_affine**: whether there is a ``weight``.
 
     Shapes: ``(..., *normalized_shape)`` in and out.

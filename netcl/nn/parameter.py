@@ -35,11 +35,11 @@ OBJECT_BYTES = 64
 
 
 class placed:
-    """Create the parameters of modules constructed inside the block on a queue and in a dtype.
+    """Context manager: modules constructed inside create their parameters on ``queue`` and in ``dtype``.
 
     ``queue`` is a queue, a handle or anything :class:`netcl.device` takes; ``None`` changes nothing. ``max_bytes`` limits
-    what the parameters and buffers may take together, for descriptions of models that come from a file. ``blank`` draws no start values,
-    for parameters that are loaded next.
+    the memory of parameters and buffers together, for model descriptions that come from a file. ``blank`` draws no initial values, for
+    parameters that are loaded next.
 
     >>> from netcl import nn
     >>> with nn.parameter.placed("cpu", dtype="float16"):
@@ -102,7 +102,7 @@ def constructor(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def here() -> Any:
-    """Return the queue of a running constructor: the given one, else the active device's."""
+    """Return the queue on which a running constructor creates tensors: the given one, else the active device's."""
     return _here.queue if _here.queue is not None else get_active_device().queue
 
 
@@ -149,7 +149,7 @@ class Parameter(metaclass=_LooksLikeParameter):
 
 
 class Buffer:
-    """A tensor to assign to an attribute of a module, which keeps it by ``register_buffer``: ``self.mean = nn.Buffer(zeros(3))``.
+    """A tensor that becomes a buffer of the module it is assigned to: ``self.mean = nn.Buffer(zeros(3))``.
 
     >>> from netcl import nn
     >>> layer = nn.Identity()

@@ -43,7 +43,7 @@ _ADAPTIVE = "of windows chosen so that {of} of ``output_size`` (a number, or one
 
 
 def _pools(kind: str, settings: str, arguments: str, doc: str, sizes: Sequence[int] = (1, 2, 3), base: type[Module] = _Pool) -> list[Any]:
-    """Return the layers of one kind for signals, images and volumes; their examples leave half of 4 values per axis."""
+    """Return the layers of one kind of pooling for signals, images and volumes; their doctests pool 4 values per axis to 2."""
     name = "".join(f"_{c.lower()}" if c.isupper() else c for c in kind.replace("LP", "Lp"))[1:]
     given, made = "2, 2" if kind == "LPPool" else "2", []
     for axes in sizes:
@@ -84,7 +84,7 @@ def _unpool(axes: int) -> Any:
     name, shape = f"MaxUnpool{axes}d", (1, 1, *range(2, 2 * axes + 2, 2))
     doc = f"""Values of {_OF[axes][0]} back at the places that :class:`MaxPool{axes}d` with ``return_indices`` gave, zeros elsewhere.
 
-    ``forward(input, indices, output_size)``: the size decides among those that a pool maps to one.
+    ``forward(input, indices, output_size)``: the size chooses among those that a pool maps to the same size.
 
     >>> from netcl import nn, ones
     >>> nn.{name}(2)(*nn.MaxPool{axes}d(2, return_indices=True)(ones({shape}))).shape

@@ -29,7 +29,7 @@ ModelT = TypeVar("ModelT", bound=Module)
 class _PackedLayer(Module):
     """A layer with a packed matrix: the buffer ``weight``, bytes in the same order on every device.
 
-    ``weight`` of a 4-bit kind has one row per strip. A vector in its place is of an earlier version, with another order of codes.
+    For 4-bit kinds it has one row per strip of matrix rows; an earlier version stored a vector with another order of codes.
     """
 
     weight: Tensor
@@ -45,17 +45,17 @@ class _PackedLayer(Module):
     def _before_loading(self, prefix: str, state: Mapping[str, Any]) -> None:
         given = state.get(dotted_name(prefix, "weight"))
         if given is not None and self.weight.ndim == 2 and np.ndim(given) == 1:
-            what = f"{dotted_name(prefix, 'weight')} must have the present layout of {self.kind}; the state has that of an earlier version"
+            what = f"{dotted_name(prefix, 'weight')} must have the current layout of {self.kind}, but has that of an earlier version"
             raise ValueError(message("load_state_dict", what, "quantize the unpacked model again", shape=tuple(given.shape)))
 
     def load_blocks(self: PackedT, blocks: Any) -> PackedT:
-        """Load the weights from blocks of GGUF: bytes, or an array of uint8 (rows, bytes of a row). Returns the layer."""
+        """Load the weights from GGUF blocks: bytes, or a uint8 array ``(rows, bytes per row)``. Returns the layer."""
         blocks = np.frombuffer(blocks, np.uint8) if isinstance(blocks, bytes) else blocks
         self.weight.write(packed.pack_strips(blocks, self.kind, self.matrix).reshape(self.weight.shape))
         return self
 
     def blocks(self) -> np.ndarray:
-        """Return the weights as blocks of GGUF: uint8, (rows, bytes of a row)."""
+        """Return the weights as GGUF blocks: a uint8 array ``(rows, bytes per row)``."""
         return packed.unpack_strips(self.weight.to_host(), self.kind, self.matrix)
 
     def dequantized(self, dtype: str = "float32") -> Tensor:
@@ -66,7 +66,7 @@ class _PackedLayer(Module):
 class QuantizedLinear(_PackedLayer):
     """An affine map of the last axis with packed weights: ``y = x W^T + b``.
 
-    - **in_features**, **out_features**: sizes of the last axis of ``x`` and ``y``; a row must hold whole blocks (32 or 256 weights).
+    - **in_features**, **out_features**: sizes of the last axis of ``x`` and ``y``; ``in_features`` must be a multiple of the block size.
     - **bias**: whether there is a ``b``, which is a parameter. The weights are a buffer: they have no gradient and start as zeros.
     - **kind**: a block type of GGUF, for instance ``Q4_0``, ``Q8_0``, ``Q4_K``, ``F16``.
     - **activations**: ``float``, ``int8`` or ``auto``, as in :func:`netcl.ops.quantized_linear`.
@@ -85,7 +85,7 @@ class QuantizedLinear(_PackedLayer):
 
     @classmethod
     def from_linear(cls, linear: Linear, kind: str = "Q4_0", activations: str = "auto") -> QuantizedLinear:
-        """Return a layer with the weights of another, quantized; it shares the other's bias."""
+        """Return a layer with the quantized weights of ``linear``, whose bias it shares."""
         made = cls(linear.in_features, linear.out_features, linear.bias is not None, kind, activations).to(linear.weight.queue)
         made.bias = linear.bias
         return made.load_blocks(packed.quantize(linear.weight.to_host().astype(np.float32), kind))
@@ -97,7 +97,7 @@ class QuantizedLinear(_PackedLayer):
 
 
 def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, activation: str = "", residual: Any = None) -> Tensor:
-    """Compute ``linear`` of a few rows in one launch, with the norm before it and the gate, activation or residual after it."""
+    """Compute ``linear`` of a few rows in one launch, with an optional norm before it and gate, activation or residual after it."""
     packs: Any = {"kind": linear.kind, "rows": linear.out_features, "activations": linear.activations} if hasattr(linear, "kind") else {}
     kind = "" if norm is None else "rms" if type(norm) is RMSNorm else "layer"
     eps = EPSILON[x.dtype] if norm is None or norm.eps is None else norm.eps
@@ -107,9 +107,9 @@ def decoded_linear(x: Tensor, linear: Any, norm: Any = None, gate: Any = None, a
 
 
 def decodable(owner: Module, *layers: Any) -> bool:
-    """Whether :func:`decoded_linear` may compute these layers: linear ones of one type and kind, and norms with weights, without gradient.
+    """Whether :func:`decoded_linear` can compute these layers: linear ones of one type and block type, and norms with a weight.
 
-    Neither they nor ``owner``, which would call them, may have hooks. All of them are reported to the recorder, as if they were called.
+    Neither the layers nor ``owner``, which would call them, may have hooks. All are reported to the recorder as if they were called.
     """
     if recording.listening:
         for module in (owner, *layers):
@@ -122,7 +122,7 @@ def decodable(owner: Module, *layers: Any) -> bool:
 class QuantizedEmbedding(_PackedLayer):
     """A table of packed vectors: ``y = weight[index]``, without a gradient.
 
-    - **num_embeddings**, **embedding_dim**: how many vectors there are, and their length, which must be whole blocks.
+    - **num_embeddings**, **embedding_dim**: how many vectors there are, and their length, a multiple of the block size.
     - **kind**: a block type of GGUF. **result**: the dtype of ``y``.
 
     Shapes: ``index`` of any shape, ``y`` ``(*index.shape, embedding_dim)``.
@@ -169,7 +169,8 @@ def quantize_model(
                 made[id(layer)] = made.get(id(layer)) or _packed_like(layer, chosen, activations)
                 parent.add_module(name, made[id(layer)])
     if kept:
-        warnings.warn(message("quantize", f"layers kept unpacked: {some(kept)}", kind=chosen), stacklevel=2)
+        what = f"layers with shared weights or partial blocks stay unpacked: {some(kept)}"
+        warnings.warn(message("quantize", what, kind=chosen), stacklevel=2)
     return model
 
 

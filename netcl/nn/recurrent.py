@@ -21,7 +21,7 @@ State = tuple[Tensor, ...]
 
 
 class _Recurrent(Module):
-    """The common part of recurrent networks: layers, directions and layouts; a subclass names its cell."""
+    """The common part of recurrent networks: layers, directions and layouts; a subclass sets the kind of cell."""
 
     kind = "tanh"
     gates = 1
@@ -118,7 +118,7 @@ class _Recurrent(Module):
 
     def _check_input(self, x: Tensor, layout: str, least: int = 3) -> Tensor:
         if not least <= x.ndim <= 3 or x.shape[-1] != self.input_size:
-            raise ShapeError(message(type(self).__name__, f"the input must be {layout}", shape=x.shape, input_size=self.input_size))
+            raise ShapeError(message(type(self).__name__, f"the input must be {layout} of {self.input_size} features", shape=x.shape))
         if x.shape[1 if self.batch_first and x.ndim == 3 and least == 2 else 0] == 0:
             raise ShapeError(message(type(self).__name__, "the input must have at least 1 time step", shape=x.shape))
         return x
@@ -130,7 +130,7 @@ class _Recurrent(Module):
             raise ShapeError(message(type(self).__name__, f"the state must be {', '.join(self.states)} of shape {wanted}", shapes=shapes))
 
     def _batched(self, parts: Any, x: Tensor) -> Any:
-        """Return the state of an input without a batch, with a batch axis of size 1; ``None`` if no state is given."""
+        """Add a batch axis of size 1 to the state of an input without a batch; ``None`` if no state is given."""
         if parts is None:
             return None
         self._check_state(parts)
@@ -179,11 +179,11 @@ class LSTM(_Recurrent):
     ``c_t = sigmoid(f) c_(t-1) + sigmoid(i) tanh(g)`` and ``h_t = sigmoid(o) tanh(c_t)``.
 
     - **input_size**, **hidden_size**, **num_layers**, **bias**, **batch_first**, **dropout** (between layers), **bidirectional**: as in
-      torch. The rows of the weights are ``i, f, g, o``.
-    - **proj_size**: if positive, ``h_t`` is narrowed to this width by ``weight_hr_l0``.., as in torch.
+      torch. The rows of the weights are in the order ``i, f, g, o``.
+    - **proj_size**: if positive, ``h_t`` is projected to this width by ``weight_hr_l0``, ..., as in torch.
 
-    Shapes: as :class:`RNN`; the state, given and returned, is the pair ``(h, c)``, and with ``proj_size`` that is the width of ``h`` and of
-    the output.
+    Shapes: as in :class:`RNN`. The state, given and returned, is the pair ``(h, c)``. With ``proj_size``, ``h`` and the output have
+    this width.
 
     >>> from netcl import nn, zeros
     >>> output, (h, c) = nn.LSTM(3, 5, batch_first=True, bidirectional=True)(zeros((2, 7, 3)))
@@ -210,9 +210,9 @@ class GRU(_Recurrent):
     ``W_ih x_t + b_ih`` and ``h_*`` of ``W_hh h_(t-1) + b_hh``.
 
     - **input_size**, **hidden_size**, **num_layers**, **bias**, **batch_first**, **dropout** (between layers), **bidirectional**: as in
-      torch. The rows of the weights are ``r, z, n``.
+      torch. The rows of the weights are in the order ``r, z, n``.
 
-    Shapes: as :class:`RNN`.
+    Shapes: as in :class:`RNN`.
 
     >>> from netcl import nn, zeros
     >>> output, h = nn.GRU(3, 5)(zeros((7, 2, 3)))
@@ -251,12 +251,12 @@ class _Cell(Module):
         state = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
         if [part.shape for part in state] != [shape] * len(self.of.states):
             shapes = [part.shape for part in state]
-            raise ShapeError(message(type(self).__name__, f"the state must be {len(self.of.states)} tensors of {shape}", shapes=shapes))
+            raise ShapeError(message(type(self).__name__, f"state must be {len(self.of.states)} tensor(s) of shape {shape}", shapes=shapes))
         state = self._step(ag.linear(input, self.weight_ih, self.bias_ih), state, self.weight_hh, self.bias_hh)
         return state if len(state) > 1 else state[0]
 
     def _step(self, projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-        """Return the next state from the projected input and the state before."""
+        """Return the next state, given the projected input and the previous state."""
         raise NotImplementedError
 
 

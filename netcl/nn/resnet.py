@@ -89,7 +89,7 @@ class ResNet(Module):
     """A residual network: a stem, four stages of blocks, mean over the image, a linear layer.
 
     - **block**: :class:`BasicBlock` or :class:`Bottleneck`. **layers**: how many blocks each stage has.
-    - **num_classes**, **in_channels**: of the output and the input.
+    - **num_classes**: width of the output. **in_channels**: channels of the input.
     - **stem**: ``imagenet`` (7 x 7, stride 2, then pooling) or ``cifar`` (3 x 3, stride 1, no pooling: for images of about 32 x 32).
     - **width**: channels of the first stage. **groups**, **width_per_group**: of the bottlenecks.
     - **zero_init_residual**: start every block as the identity.
@@ -110,7 +110,7 @@ class ResNet(Module):
         if stem not in ("imagenet", "cifar"):
             raise ValueError(message("ResNet", "stem must be imagenet or cifar", stem=repr(stem)))
         if len(layers) != 4:
-            raise ValueError(message("ResNet", "layers must have four numbers", layers=list(layers)))
+            raise ValueError(message("ResNet", "layers must have four numbers, one per stage", layers=list(layers)))
         large = stem == "imagenet"
         self.inplanes, self.groups, self.base_width = width, groups, width_per_group
         self.conv1 = Conv2d(in_channels, width, 7 if large else 3, 2 if large else 1, 3 if large else 1, bias=False)

@@ -52,7 +52,7 @@ class Unflatten(Module):
 class Upsample(Module):
     """Resizes images by repeated pixels or linear interpolation.
 
-    - **size**: height and width of the result, or **scale_factor**: how many times the input's.
+    - **size**: height and width of the result; or **scale_factor**: their ratio to those of the input.
     - **mode**: ``nearest`` or ``bilinear``.
     - **align_corners**: whether the corners keep their values (``bilinear``).
 
@@ -81,7 +81,7 @@ UpsamplingNearest2d = _layer(
 )  # fmt: skip
 UpsamplingBilinear2d = _layer(
     f"UpsamplingBilinear2d{_SIZE}", "ag.interpolate(x, size=size, scale_factor=scale_factor, mode='bilinear', align_corners=True)",
-    ":class:`Upsample` by straight lines between pixels; the corners keep their values.",
+    ":class:`Upsample` by linear interpolation; the corners keep their values.",
     "nn.UpsamplingBilinear2d(size=(1, 3))([[[[1.0, 2.0]]]]).tolist()", "[[[[1.0, 1.5, 2.0]]]]",
 )  # fmt: skip
 export_layers(globals())

@@ -13,7 +13,7 @@ from netcl.core.tensor import Tensor
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One module of a summary; counts include what is inside it."""
+    """One module of a summary; counts include the modules inside it."""
 
     path: str
     kind: str
@@ -49,7 +49,7 @@ class Summary:
 
 @contextmanager
 def evaluating(module: Any) -> Iterator[None]:
-    """Set evaluation mode inside the block; afterwards every module gets its own mode back."""
+    """Set evaluation mode inside the block; afterwards restore the mode of every module."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

@@ -93,8 +93,8 @@ class _LayerStack(Module):
 class TransformerEncoder(_LayerStack):
     """A stack of encoder layers with the same settings: ``x = layer_n(... layer_1(x))``, then a norm if there is one.
 
-    - **encoder_layer**: the layer of which all are copies (unlike torch's, each is initialized separately).
-    - **num_layers**: how many. **norm**: a module for the result. The other arguments are torch's and change nothing.
+    - **encoder_layer**: the layer to copy; unlike in torch, each copy is initialized separately.
+    - **num_layers**: how many. **norm**: a module applied to the result. The other arguments of torch are ignored.
 
     Shapes and masks: as in :class:`TransformerEncoderLayer` (``mask``, ``src_key_padding_mask``, ``is_causal``).
 
@@ -116,7 +116,7 @@ class TransformerEncoder(_LayerStack):
 class TransformerDecoderLayer(_TransformerLayer):
     """Self-attention, attention to the encoder's result ``memory``, and a feed-forward network, each added to its input and normalized.
 
-    Arguments and shapes as in :class:`TransformerEncoderLayer`; masks ``tgt_...`` are the first attention's, ``memory_...`` the other's.
+    Arguments and shapes as in :class:`TransformerEncoderLayer`; ``tgt_...`` masks apply to self-attention, ``memory_...`` to ``memory``.
 
     >>> from netcl import nn, zeros
     >>> nn.TransformerDecoderLayer(16, 4, 32)(zeros((5, 2, 16)), zeros((7, 2, 16))).shape
@@ -156,7 +156,7 @@ class TransformerDecoder(_LayerStack):
 
 
 class Transformer(Module):
-    """An encoder and a decoder that attends to its result (Vaswani et al. 2017), with torch's arguments and masks.
+    """An encoder, and a decoder that attends to the encoder's result (Vaswani et al. 2017), with torch's arguments and masks.
 
     >>> from netcl import nn, zeros
     >>> model = nn.Transformer(16, 4, 1, 1, 32)
@@ -180,7 +180,7 @@ class Transformer(Module):
 
     @staticmethod
     def generate_square_subsequent_mask(size: int) -> Tensor:
-        """Return a mask to add to scores: 0 where a position may look, ``-inf`` at later positions."""
+        """Return a causal mask to add to attention scores: ``-inf`` at later positions, else 0."""
         return Tensor.from_host(here(), np.triu(np.full((size, size), -np.inf, np.float32), 1))
 
     def forward(self, src: Tensor, tgt: Tensor, src_mask: Any = None, tgt_mask: Any = None, memory_mask: Any = None,
@@ -204,7 +204,7 @@ class SwiGLU(Module):
 
     - **dim**: width of the input and the output.
     - **hidden_dim**: width in between; by default two thirds of ``4 dim``, rounded up to a multiple of 8.
-    - **bias**: whether the linear layers have biases. **dropout**: the share of the result that is zero in training.
+    - **bias**: whether the linear layers have biases. **dropout**: of the result.
 
     Shapes: ``(..., dim)`` in and out. Parameters: ``w1``, ``w2``, ``w3``.
 
@@ -226,7 +226,7 @@ class SwiGLU(Module):
 class FeedForward(Module):
     """Two linear layers with a GELU in between: ``y = c_proj(gelu(c_fc(x)))``.
 
-    - **dim**, **hidden_dim**: widths outside and in between; by default ``4 dim``.
+    - **dim**: width of the input and the output. **hidden_dim**: width in between; by default ``4 dim``.
     - **bias**: whether the linear layers have biases. **dropout**: of the result. **approximate**: form of the GELU, ``none`` or ``tanh``.
 
     Shapes: ``(..., dim)`` in and out.
@@ -250,9 +250,9 @@ class TransformerBlock(Module):
     """A decoder block: ``x = x + attn(ln_1(x))``, then ``x = x + mlp(ln_2(x))``.
 
     - **n_embd**, **n_head**: width and number of heads.
-    - **bias**, **dropout**: of everything inside.
+    - **bias**, **dropout**: of all layers inside.
     - **norm**: ``layer`` or ``rms``. **mlp**: ``gelu`` or ``swiglu``; **mlp_dim** is its width inside.
-    - **position**: ``learned`` (the model adds positions, attention is plain) or ``rotary``, which takes **n_kv_head** and **rope_base**.
+    - **position**: ``learned`` (the model adds positions, attention is plain) or ``rotary``, with **n_kv_head** and **rope_base**.
 
     Shapes: ``(batch, positions, n_embd)`` in and out; ``cache`` and ``layer`` as in :class:`CausalSelfAttention`.
 
@@ -284,7 +284,7 @@ class TransformerBlock(Module):
         return ag.add(x, self.mlp(self.ln_2(x)))
 
     def _decoded(self, x: Tensor, cache: KVCache, layer: int) -> Tensor:
-        """Compute a few positions with as few launches as their layers allow."""
+        """Compute a few positions with as few launches as the layers allow."""
         attn, mlp = self.attn, self.mlp
         if type(attn) is CausalSelfAttention and decodable(attn, attn.c_attn, attn.c_proj, self.ln_1):
             out = cache(layer, decoded_linear(x, attn.c_attn, self.ln_1), heads=attn.n_head)
@@ -300,5 +300,5 @@ class TransformerBlock(Module):
 
 
 def make_norm(kind: str, width: int, bias: bool) -> Module:
-    """Make a layer norm or an RMS norm over the last axis."""
+    """Make an RMS norm (``kind`` is ``rms``) or a layer norm over the last axis."""
     return RMSNorm(width, eps=1e-6) if kind == "rms" else LayerNorm(width, bias=bias)

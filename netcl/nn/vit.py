@@ -57,12 +57,12 @@ class _Encoder(Module):
 
 
 class ViT(Module):
-    """A vision transformer: patches as a sequence, with a learned token in front whose last state is classified.
+    """A vision transformer: patches as a sequence, with a learned token in front whose final state is classified.
 
     - **image_size**, **patch_size**: sides of the images and of the patches, which must divide them.
     - **num_layers**, **num_heads**, **hidden_dim**, **mlp_dim**: depth, heads and widths; by default ViT-S/16.
-    - **num_classes**, **in_channels**: of the output and the input.
-    - **dropout**, **attention_dropout**: inside the encoder; of the attention weights.
+    - **num_classes**: width of the output. **in_channels**: channels of the input.
+    - **dropout**: inside the encoder. **attention_dropout**: of the attention weights.
 
     Shapes: ``(N, in_channels, image_size, image_size)`` becomes ``(N, num_classes)``.
 
@@ -108,5 +108,5 @@ VisionTransformer = ViT
 
 @constructor
 def vit_small(num_classes: int = 1000, **options: Any) -> ViT:
-    """Return ViT-S/16, 22 million parameters; ``options`` are those of :class:`ViT`."""
+    """Return ViT-S/16, with 22 million parameters; ``options`` are those of :class:`ViT`."""
     return ViT(num_classes=num_classes, **options)

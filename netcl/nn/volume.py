@@ -15,10 +15,10 @@ Sizes = int | Sequence[int]
 
 
 def several(value: Sizes, axes: int, name: str, op: str = "conv") -> tuple[int, ...]:
-    """Return integers per axis, given one for all axes or one per axis."""
+    """Return a tuple of one integer per axis; a single integer is repeated for all axes."""
     values = (value,) * axes if isinstance(value, int) else tuple(value)
     if len(values) != axes or any(not isinstance(n, int) for n in values):
-        raise ShapeError(message(op, f"{name} must be an integer, or one per axis", axes=axes, given=repr(value)))
+        raise ShapeError(message(op, f"{name} must be an integer or {axes} integers, one per axis", given=repr(value)))
     return values
 
 
@@ -34,7 +34,7 @@ def _volume(op: str, x: Tensor, label: str = "input") -> tuple[int, ...]:
 
 def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes | str = 0, dilation: Sizes = 1,
            groups: int = 1) -> Tensor:  # fmt: skip
-    """Convolve volumes, as one convolution of images whose channels are those of the input at every depth of the window."""
+    """Convolve volumes, by one convolution of images: the depth of the kernel becomes part of the channels."""
     kernel = _volume("conv3d", weight, "weight")[2]
     batch, channels, *_ = _volume("conv3d", input)
     (step, *steps), (spread, *spreads) = several(stride, 3, "stride", "conv3d"), several(dilation, 3, "dilation", "conv3d")
@@ -50,7 +50,7 @@ def conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Si
     x = ag.pad(input, (0, 0, 0, 0, front, back)) if front or back else input
     outs = (x.shape[2] - spread * (kernel - 1) - 1) // step + 1
     if outs < 1:
-        raise ShapeError(message("conv3d", f"the kernel must fit the input, got depth {spread * (kernel - 1) + 1} for {x.shape[2]}"))
+        raise ShapeError(message("conv3d", f"the kernel must fit the padded input, got depth {spread * (kernel - 1) + 1} for {x.shape[2]}"))
     taps = [x[:, :, k * spread : k * spread + (outs - 1) * step + 1 : step] for k in range(kernel)]
     windows = ag.permute(ag.stack(taps, axis=3), (0, 2, 1, 3, 4, 5))
     images = ag.reshape(windows, (batch * outs, channels * kernel, *x.shape[3:]))
@@ -101,7 +101,7 @@ def _pooled(x: Tensor, plane: Callable[[Tensor], Any], depth: Callable[[Tensor],
 
 
 def _pool3d(op: str, pool: Callable[..., Any], x: Tensor, settings: Sequence[Any], *rest: Any, places: bool = False) -> Any:
-    """Pool volumes with a pooling of images; settings that are ``None`` (the stride) are the kernel size."""
+    """Pool volumes by pooling images; a setting of ``None`` (the stride) means the kernel size."""
     _volume(op, x)
     sizes = [several(settings[0] if value is None else value, 3, "every setting", op) for value in settings]
     plane, depth = [size[1:] for size in sizes], [(size[0], unit) for size, unit in zip(sizes, (1, 1, 0, 1), strict=False)]
@@ -110,14 +110,14 @@ def _pool3d(op: str, pool: Callable[..., Any], x: Tensor, settings: Sequence[Any
 
 def max_pool3d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
                ceil_mode: bool = False, return_indices: bool = False) -> Any:  # fmt: skip
-    """Return the largest value of each window of volumes; ``return_indices`` also gives its place in the volume."""
+    """Return the largest value of each window of volumes; ``return_indices`` also gives its flat index in the volume."""
     settings = kernel_size, stride, padding, dilation
     return _pool3d("max_pool3d", ag.max_pool2d, input, settings, ceil_mode, return_indices, places=return_indices)
 
 
 def avg_pool3d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
                count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:  # fmt: skip
-    """Return the mean of each window of volumes; ``divisor_override`` divides its sum by another number."""
+    """Return the mean of each window of volumes, or its sum divided by ``divisor_override``."""
     if divisor_override is not None:
         return _divided(avg_pool3d, input, 3, kernel_size, stride, padding, ceil_mode, divisor_override)
     return _pool3d("avg_pool3d", ag.avg_pool2d, input, (kernel_size, stride, padding), ceil_mode, count_include_pad)
@@ -125,7 +125,7 @@ def avg_pool3d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, p
 
 def avg_pool2d(input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
                count_include_pad: bool = True, divisor_override: int | None = None) -> Tensor:  # fmt: skip
-    """Return the mean of each window of images; ``divisor_override`` divides its sum by another number."""
+    """Return the mean of each window of images, or its sum divided by ``divisor_override``."""
     if divisor_override is None:
         return ag.avg_pool2d(input, kernel_size, stride, padding, ceil_mode, count_include_pad)
     return _divided(ag.avg_pool2d, input, 2, kernel_size, stride, padding, ceil_mode, divisor_override)
@@ -153,17 +153,17 @@ def _adaptive(op: str, pool: Callable[..., Any], x: Tensor, output_size: Any, *p
 
 
 def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor:
-    """Return the means over windows chosen so that volumes of ``output_size`` remain."""
+    """Pool volumes to ``output_size`` by the mean of each window."""
     return _adaptive("adaptive_avg_pool3d", ag.adaptive_avg_pool2d, input, output_size)
 
 
 def adaptive_max_pool3d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    """Return the largest values of windows chosen so that volumes of ``output_size`` remain; ``return_indices`` also gives their places."""
+    """Pool volumes to ``output_size`` by the maximum of each window; ``return_indices`` also gives its flat index in the volume."""
     return _adaptive("adaptive_max_pool3d", ag.adaptive_max_pool2d, input, output_size, return_indices)
 
 
 def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
-    """Return the largest values of windows chosen so that ``output_size`` values remain; ``return_indices`` also gives their places."""
+    """Pool signals to ``output_size`` by the maximum of each window; ``return_indices`` also gives its index."""
     (size,) = several(output_size, 1, "output_size", "adaptive_max_pool1d")
     both = ag.adaptive_max_pool2d(ag.unsqueeze(input, 2), (1, size), True)
     y, places = (ag.squeeze(part, 2) for part in both)
@@ -194,7 +194,7 @@ def _unpooled(axes: int) -> Callable[..., Tensor]:
         kernel, pads = several(kernel_size, axes, "kernel_size", op), several(padding, axes, "padding", op)
         strides = kernel if stride is None else several(stride, axes, "stride", op)
         if input.ndim != axes + 2 or input.shape != indices.shape:
-            what = f"input and indices must have the same shape of {axes + 2} dimensions"
+            what = f"input and indices must have {axes + 2} dimensions and the same shape"
             raise ShapeError(message(op, what, **{"input.shape": input.shape, "indices.shape": indices.shape}))
         rows = zip(input.shape[2:], kernel, strides, pads, strict=True)
         size = tuple((n - 1) * s - 2 * p + k for n, k, s, p in rows) if output_size is None else tuple(map(int, output_size))[-axes:]

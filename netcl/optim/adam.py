@@ -44,7 +44,7 @@ def _packed_rule(counted: bool) -> Rule:
 
 
 class Adam(Optimizer):
-    """The Adam optimizer: ``p -= lr * m' / (sqrt(v') + eps)``, with running averages of the gradient and its square, corrected for bias.
+    """The Adam optimizer: ``p -= lr * m / (sqrt(v) + eps)``, with bias-corrected running averages ``m`` of gradients and ``v`` of squares.
 
     ``amsgrad`` divides by the largest average of squares so far. ``weight_decay`` adds ``weight_decay * p`` to the gradient;
     with ``decoupled_weight_decay`` it shrinks the parameter instead, which is :class:`AdamW`. ``master_weights`` keeps
@@ -122,9 +122,9 @@ class AdamW(Adam):
 
 
 class AdamW8bit(AdamW):
-    """:class:`AdamW` that stores its averages in 8 bits per element, a quarter of the memory: a code each, and a scale per 256 elements.
+    """:class:`AdamW` with averages of 8 bits per element, a quarter of the memory: a code per element and a scale per 256 elements.
 
-    Codes have as many digits for small values as for large ones, and the average of squares is never 0 where it was positive. Rounding
+    Codes have the same relative precision for small and large values, and the average of squares is never 0 where it was positive. Rounding
     is random between the two nearest codes, by a hash of the parameter and its gradient: equal runs give equal bits.
     """
 

@@ -70,7 +70,7 @@ class ModelEMA:
     def update(self) -> None:
         """Update the averages with the current parameters."""
         if self._kept is not None:
-            raise RuntimeError(message("ModelEMA", "the averages must not be applied now", "call restore() before update()"))
+            raise RuntimeError(message("ModelEMA", "update() needs the model's own weights", "call restore() first"))
         take = recording.again(self._next_share)
         update.apply(_RULE, [list(self.shadow.values()), list(self._parameters.values())], (take,))
 
@@ -111,12 +111,12 @@ class ModelEMA:
         saved = state_dict["shadow"]
         missing, unexpected = (sorted(set(a) - set(b)) for a, b in ((self.shadow, saved), (saved, self.shadow)))
         if missing or unexpected:
-            what = "the state was saved for other parameters"
+            what = "the state must have the names of the parameters"
             raise ValueError(message("ModelEMA", what, missing=missing, unexpected=unexpected))
         values = {name: saved[name].to_host() if isinstance(saved[name], Tensor) else np.asarray(saved[name]) for name in self.shadow}
         for name, t in self.shadow.items():
             if values[name].shape != t.shape:
-                raise ShapeError(message("ModelEMA", f"{name!r} must keep its shape", saved=values[name].shape, parameter=t.shape))
+                raise ShapeError(message("ModelEMA", f"{name!r} must fit the parameter", saved=values[name].shape, parameter=t.shape))
         self.decay, self.updates = float(state_dict["decay"]), int(state_dict["updates"])
         self.warmup = bool(state_dict.get("warmup", self.warmup))
         for name, t in self.shadow.items():

@@ -29,7 +29,7 @@ CORRECTIONS = {"correction1": "-EXPM1((age + 1) * log_beta1)", "correction2": "-
 class Formula:
     """The update rule of an optimizer, per element.
 
-    - **options**: in torch's order, with their defaults; all also have ``maximize``, ``master_weights`` and torch's switches.
+    - **options**: names in torch's order, with defaults; ``maximize``, ``master_weights`` and torch's switches are added to them.
     - **tensors**: the tensors of a parameter's state: the name in ``lines``, mapped to the name in the state dict.
     - **lines**: assignments in order; ``new_x`` is written to the tensor ``x``.
     - **numbers**: assignments over the options and ``age``, the steps taken before this one. The host computes them for every step, or
@@ -81,7 +81,7 @@ class FormulaOptimizer(Optimizer):
         return tuple(self.formula_of(group).tensors.values())
 
     def formula_of(self, group: Group) -> Formula:
-        """The formula for the options of a group."""
+        """Return the formula for the options of a group."""
         return self.formula
 
     def compiled(self, group: Group) -> _Compiled:
@@ -96,11 +96,11 @@ class FormulaOptimizer(Optimizer):
 
     @property
     def skips_on_device(self) -> bool:
-        """Whether the device can skip a step: False if the host keeps numbers of the state, which it would update all the same."""
+        """Whether the device can skip a step: False if the host keeps numbers of the state, which would change in a skipped step, too."""
         return not self.kept
 
     def _values(self, group: Group) -> dict[str, float]:
-        """Return the numbers that the formula reads, except ``age`` and kept ones."""
+        """Return the numbers that the formula reads, except ``age`` and those in ``kept``."""
         return {name: read(group) for name, read in self.compiled(group).readers.items()}
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
@@ -118,13 +118,13 @@ class FormulaOptimizer(Optimizer):
         return [values[name] for name in rule.scalars]
 
     def starts(self, group: Group) -> tuple[float, ...]:
-        """The values of the kept numbers before the first step."""
+        """Return the initial values of the numbers in ``kept``."""
         return ()
 
     def _together(
         self, group: Group, params: list[Tensor], names: Sequence[str], on_device: bool
     ) -> Iterator[tuple[int, bool, list[Tensor], list[dict[str, Any]]]]:
-        """Group parameters by step count; those whose kept numbers differ are updated separately."""
+        """Group parameters by step count and by the values of their numbers in ``kept``."""
         parts = super()._together(group, params, names, on_device)
         if not self.kept:
             yield from parts
@@ -143,7 +143,7 @@ class FormulaOptimizer(Optimizer):
 
 @cache
 def option_readers(kind: Any) -> dict[str, Callable[[Group], float]]:
-    """Return, by name, a function that reads each number that a formula may use from the options of a group."""
+    """Return, for the name of each number that a formula may use, a function that reads it from the options of a group."""
     options = {"weight_decay": 0.0, **kind.formula.options}
     found: dict[str, Callable[[Group], float]] = {name: itemgetter(name) for name, value in options.items() if not isinstance(value, tuple)}
     found["sign"] = lambda group: -1.0 if group["maximize"] else 1.0
@@ -161,7 +161,7 @@ def option_readers(kind: Any) -> dict[str, Callable[[Group], float]]:
 
 
 class _Compiled(NamedTuple):
-    """A formula as rules, with numbers from the host or derived from ``age`` on the device, and the readers of its options."""
+    """A formula as rules: with numbers from the host, or computed from ``age`` on the device; and the readers of its options."""
 
     host: Rule
     counted: Rule
@@ -197,7 +197,7 @@ def _update_on_host(kind: Any, values: Mapping[str, float], age: int) -> dict[st
 
 
 class Adagrad(FormulaOptimizer):
-    """Divides by the root of the sum of all squared gradients: ``p -= lr / (1 + (n - 1) * lr_decay) * g / (sqrt(sum) + eps)``."""
+    """Divides by the root of the sum of squared gradients: in step n, ``p -= lr / (1 + (n - 1) * lr_decay) * g / (sqrt(sum) + eps)``."""
 
     formula = Formula(
         {"lr": 1e-2, "lr_decay": 0.0, "weight_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10},
@@ -229,7 +229,7 @@ class Adadelta(FormulaOptimizer):
 class Lion(FormulaOptimizer):
     """``p -= lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * p)``, then ``m = beta2 * m + (1 - beta2) * g``.
 
-    Every element moves by ``lr``, so learning rates are 3 to 10 times smaller than Adam's and weight decays as much larger
+    Every element moves by ``lr``, so learning rates are 3 to 10 times smaller than Adam's, and weight decays larger by the same factor
     (Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms").
     """
 
@@ -248,7 +248,7 @@ class Lion(FormulaOptimizer):
 class RMSProp(FormulaOptimizer):
     """Divides the gradient by the root of a running average of its square: ``p -= lr * g / (sqrt(v) + eps)``.
 
-    ``centered`` divides by the standard deviation instead, ``momentum`` averages the moves, ``weight_decay`` adds
+    ``centered`` divides by the standard deviation instead, ``momentum`` accumulates the updates, ``weight_decay`` adds
     ``weight_decay * p`` to the gradient. ``master_weights`` keeps float32 copies of half parameters.
     """
 
@@ -291,7 +291,7 @@ class Adamax(FormulaOptimizer):
 
 
 class RAdam(FormulaOptimizer):
-    """:class:`~netcl.optim.Adam` without its denominator in the first steps, where it varies too much (Liu et al. 2019)."""
+    """:class:`~netcl.optim.Adam` without the denominator in the first steps, while its variance is too large (Liu et al. 2019)."""
 
     formula = Formula(
         {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "decoupled_weight_decay": False},
@@ -309,7 +309,7 @@ class RAdam(FormulaOptimizer):
 
 
 class NAdam(FormulaOptimizer):
-    """:class:`~netcl.optim.Adam` with Nesterov's momentum, whose coefficient rises by ``momentum_decay`` (Dozat 2016)."""
+    """:class:`~netcl.optim.Adam` with Nesterov momentum; ``momentum_decay`` is how fast its coefficient rises (Dozat 2016)."""
 
     formula = Formula(
         {"lr": 2e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "momentum_decay": 4e-3, "decoupled_weight_decay": False},

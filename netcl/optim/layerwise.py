@@ -37,7 +37,7 @@ class LayerwiseOptimizer(FormulaOptimizer):
     skips_on_device = False
 
     def refine(self, group: Group, p: Tensor, u: Tensor, state: dict[str, Any]) -> tuple[Tensor, Tensor | float]:
-        """Return the direction of one parameter, and its factor."""
+        """Return the refined form of ``u``, the direction of parameter ``p``, and its factor."""
         raise NotImplementedError
 
     def rule(self, group: Group) -> Rule:
@@ -53,7 +53,7 @@ class LayerwiseOptimizer(FormulaOptimizer):
         return compiled_formula(kind, kind.move)
 
     def _structure(self, state: Mapping[Tensor, Any]) -> tuple[Any, ...]:
-        """Include the options that :meth:`refine` may read: a replay uses their values of the recorded step."""
+        """Add the options that :meth:`refine` may read to what a recorded step depends on: a replay uses their recorded values."""
         read = [name for name in self.formula.options if name not in ("lr", "momentum", "betas")]
         return *super()._structure(state), *[group[name] for group in self.param_groups for name in read]
 
@@ -92,7 +92,7 @@ def _norms(*tensors: Tensor) -> list[Tensor]:
 class LARS(LayerwiseOptimizer):
     """:class:`SGD` with a learning rate per tensor: ``lr * trust_coefficient * |p| / (|g| + weight_decay * |p|)`` (You et al. 2017).
 
-    Tensors whose norm, or whose gradient's norm, is 0 move by ``lr`` alone.
+    Tensors whose norm, or whose gradient's norm, is 0 have the learning rate ``lr``.
     """
 
     formula = Formula(
@@ -109,7 +109,7 @@ class LARS(LayerwiseOptimizer):
 
 
 class LAMB(LayerwiseOptimizer):
-    """:class:`Adam` whose move of each tensor has the length ``lr * |p|`` (You et al. 2020); for large batches."""
+    """:class:`Adam` whose update of each tensor has the norm ``lr * |p|`` (You et al. 2020); for large batches."""
 
     formula = Formula(
         {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0},
@@ -127,8 +127,8 @@ class LAMB(LayerwiseOptimizer):
 class Muon(LayerwiseOptimizer):
     """Momentum updates of matrices, made nearly orthogonal by ``ns_steps`` Newton-Schulz iterations (Jordan et al. 2024).
 
-    For matrices only: biases, norms and embeddings belong to :class:`AdamW`. ``adjust_lr_fn`` is ``"original"``, ``None`` for the same, or
-    ``"match_rms_adamw"``. Iterations run in float32; torch's run in bfloat16, so results differ within bfloat16's rounding.
+    For matrices only: use :class:`AdamW` for biases, norms and embeddings. ``adjust_lr_fn`` is ``"original"`` (also ``None``) or
+    ``"match_rms_adamw"``, as in torch. Iterations run in float32; torch's run in bfloat16, so results differ within bfloat16's rounding.
     """
 
     formula = Formula(
@@ -165,10 +165,10 @@ class Muon(LayerwiseOptimizer):
 
 
 class Adafactor(LayerwiseOptimizer):
-    """Divides by the root mean square of the gradients; a matrix keeps one number per row and one per column (Shazeer & Stern 2018).
+    """Divides gradients by their root mean square; a matrix keeps only one number per row and one per column (Shazeer & Stern 2018).
 
-    ``lr`` bounds the relative step ``1 / sqrt(n)`` of step n. ``beta2_decay`` controls the averaging, ``eps`` bounds the squares and the
-    smallest scale of a parameter, and ``d`` bounds the root mean square of an update. The state is a fraction of :class:`Adam`'s.
+    ``lr`` bounds the relative step ``1 / sqrt(n)`` of step n. ``beta2_decay`` controls the averaging, ``eps`` has the lower bounds of the
+    squares and of a parameter's scale, and ``d`` bounds the root mean square of an update. The state is a fraction of :class:`Adam`'s.
     """
 
     formula = Formula(

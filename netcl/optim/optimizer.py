@@ -33,8 +33,9 @@ def check_number(op: str, name: str, value: Any, low: float = 0.0, below: float 
     """Raise ``ValueError`` unless ``value`` is a number with ``low <= value < below``."""
     number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
     if not number or not low <= value < below:
-        bounds = f"at least {low:g}" if below == math.inf else f"at least {low:g} and below {below:g}"
-        raise ValueError(message(op, f"{name} must be a number, {bounds}", **{name: repr(value)}))
+        least = f"at least {low:g}" if low == round(low) else f"above {round(low)}"  # a bound one float above an integer excludes it
+        most = "" if below == math.inf else f" and below {below:g}" if below == round(below) else f" and at most {round(below)}"
+        raise ValueError(message(op, f"{name} must be a number, {least}{most}", **{name: repr(value)}))
 
 
 def check_counts(op: str, **counts: Any) -> None:
@@ -88,7 +89,7 @@ class Optimizer:
     # ---- defined by subclasses
 
     def rule(self, group: Group) -> update.Rule:
-        """The update of one element; its tensors are ``p``, ``g`` and one per name of :meth:`tensors`."""
+        """Return the update rule of one element; its tensors are ``p``, ``g`` and one per name of :meth:`tensors`."""
         raise NotImplementedError
 
     def counted_rule(self, group: Group) -> update.Rule:
@@ -100,7 +101,7 @@ class Optimizer:
 
     @property
     def skips_on_device(self) -> bool:
-        """Whether ``step(found_inf=...)`` can decide on the device."""
+        """Whether ``step(found_inf=...)`` can skip the update on the device."""
         return True
 
     def tensors(self, group: Group) -> tuple[str, ...]:
@@ -108,19 +109,19 @@ class Optimizer:
         raise NotImplementedError
 
     def numbers(self, group: Group, age: int) -> Mapping[str, float]:
-        """The values of the rule's scalars in step number ``age`` of the parameters, counted from 1."""
+        """Return the values of the rule's scalars in step number ``age`` of the parameters, counted from 1."""
         raise NotImplementedError
 
     def initial(self, name: str, group: Group) -> float:
-        """Return the initial value of a tensor of a parameter's state."""
+        """Return the initial value of the state tensor ``name``."""
         return 0.0
 
     def state_shape(self, name: str, p: Tensor) -> tuple[int, ...]:
-        """The shape of a tensor of a parameter's state."""
+        """Return the shape of the state tensor ``name`` of parameter ``p``."""
         return p.shape
 
     def state_dtype(self, name: str, p: Tensor) -> str:
-        """The dtype of a tensor of a parameter's state: float32 also for halves."""
+        """Return the dtype of the state tensor ``name`` of parameter ``p``: float32 also for half parameters."""
         return dtypes.sum_dtype(p.dtype)
 
     def check(self, group: Group) -> None:
@@ -141,7 +142,7 @@ class Optimizer:
     # ---- groups
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
-        """Add parameters with their own options; missing options are the optimizer's.
+        """Add parameters with their own options; missing options are the optimizer's defaults.
 
         >>> from netcl.optim import SGD
         >>> a, b = (Tensor.from_host([1.0], requires_grad=True) for _ in range(2))
@@ -265,7 +266,7 @@ class Optimizer:
     def _factor(
         self, live: Sequence[tuple[Group, list[Tensor]]], max_norm: float | None, grad_scale: Tensor | None
     ) -> tuple[Tensor | None, Tensor | float]:
-        """Return the norm of all gradients, ``None`` unless they are clipped, and the factor that the update multiplies them by."""
+        """Return the norm of all gradients (``None`` unless they are clipped) and the factor by which the update multiplies them."""
         unclipped: Tensor | float = 1.0 if grad_scale is None else grad_scale
         if max_norm is None:
             return None, unclipped
@@ -381,7 +382,7 @@ class Optimizer:
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """The state in torch's form: ``state`` by the number of the parameter, and ``param_groups``.
+        """Return the state in torch's form: ``state`` by the number of the parameter, and ``param_groups``.
 
         The tensors are the optimizer's own, not copies: a later step changes them.
         """
@@ -466,13 +467,13 @@ class Optimizer:
 
 
 def _uncount(states: Sequence[dict[str, Any]]) -> None:
-    """Decrease the count of a step whose update was not launched."""
+    """Undo the step count of parameters whose update was not launched."""
     for state in states:
         state["step"] -= 1
 
 
 def _of_one_age(states: Sequence[dict[str, Any]], counter: Any) -> bool:
-    """Whether parameters that are updated together still share their number of steps, on the device if it is counted there."""
+    """Whether parameters that are updated together still have one step count: on the host, or the device tensor ``counter``."""
     first = states[0].get("step", 0) if counter is None else counter
     for state in states:
         steps = state.get("step", 0)
@@ -482,7 +483,7 @@ def _of_one_age(states: Sequence[dict[str, Any]], counter: Any) -> bool:
 
 
 def step_count(steps: int | Tensor) -> int:
-    """Return a number of steps; waits for one that was counted on the device."""
+    """Return ``steps`` as an integer; waits for the device if it is a tensor."""
     return int(steps.item()) if isinstance(steps, Tensor) else steps
 
 

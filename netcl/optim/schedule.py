@@ -24,7 +24,7 @@ __all__ = [
 
 
 def _per_group(op: str, name: str, value: Any, count: int) -> list[Any]:
-    """Return one value per group, given one for all groups or a list."""
+    """Return a list of one value per group; a single value is repeated for all groups."""
     values = list(value) if isinstance(value, (list, tuple)) else [value] * count
     if len(values) != count:
         raise ValueError(message(op, f"{name} must have one value per parameter group", given=len(values), groups=count))
@@ -37,7 +37,7 @@ def _check_optimizer(op: str, optimizer: Any) -> None:
 
 
 class Described:
-    """What all schedules share: the last rates, the state, and a ``repr`` with the settings, the step and the rates."""
+    """Base class of all schedules: the last rates, the state, and a ``repr`` with the settings, the step and the rates."""
 
     optimizer: Any
     _last_lr: list[float]
@@ -50,7 +50,7 @@ class Described:
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
 
     def get_last_lr(self) -> list[float]:
-        """The learning rate of every group, as this scheduler set it last."""
+        """Return the learning rates that this scheduler has last set, one per group."""
         recording.host_work("get_last_lr() of a scheduler")
         return self._last_lr
 
@@ -59,7 +59,7 @@ class Described:
         return {key: value for key, value in vars(self).items() if key not in self._not_saved}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a :meth:`state_dict`; entries that this scheduler does not have (torch's, say) are passed over."""
+        """Continue from a :meth:`state_dict`; entries that this scheduler does not have, such as torch's, are ignored."""
         own = self.state_dict()
         missing = sorted({"last_epoch", "_last_lr", "base_lrs", "best"} & set(own) - set(state_dict))
         if missing:
@@ -70,7 +70,7 @@ class Described:
 class Scheduler(Described):
     """Sets the learning rate of every group, once at the start and then at each :meth:`step`.
 
-    A subclass gives :meth:`rates`. ``last_epoch`` counts the steps; to resume, load the state of optimizer and scheduler.
+    A subclass defines :meth:`rates`. ``last_epoch`` counts the steps; to resume, load the state of optimizer and scheduler.
     """
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1):
@@ -121,7 +121,7 @@ class Scheduler(Described):
 
 
 class LambdaLR(Scheduler):
-    """``initial lr * lr_lambda(step)``; one function, or one per group. Functions are not part of the state.
+    """Sets the learning rate to ``initial lr * lr_lambda(step)``; one function, or one per group. Functions are not part of the state.
 
     >>> from netcl.core.tensor import Tensor
     >>> from netcl.optim import SGD
@@ -145,7 +145,7 @@ class LambdaLR(Scheduler):
 
 
 class MultiplicativeLR(LambdaLR):
-    """Multiplies the present learning rate by ``lr_lambda(step)`` at every step; one function, or one per group."""
+    """Multiplies the current learning rate by ``lr_lambda(step)`` at every step; one function, or one per group."""
 
     def rates(self, first: bool) -> Sequence[float]:
         factors = [1.0 if first else function(self.last_epoch) for function in self.lr_lambdas]
@@ -158,7 +158,7 @@ class MultiplicativeLR(LambdaLR):
 
 
 class StepLR(Scheduler):
-    """Multiplies by ``gamma`` every ``step_size`` steps."""
+    """Multiplies the learning rate by ``gamma`` every ``step_size`` steps."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1):
         check_counts("StepLR", step_size=step_size)
@@ -171,7 +171,7 @@ class StepLR(Scheduler):
 
 
 class MultiStepLR(Scheduler):
-    """Multiplies by ``gamma`` at each of the ``milestones`` (twice at one that is named twice)."""
+    """Multiplies the learning rate by ``gamma`` at each of the ``milestones`` (twice if it is listed twice)."""
 
     def __init__(self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1):
         self.milestones, self.gamma = sorted(milestones), gamma
@@ -189,7 +189,7 @@ class MultiStepLR(Scheduler):
 
 
 class ExponentialLR(Scheduler):
-    """Multiplies by ``gamma`` at every step."""
+    """Multiplies the learning rate by ``gamma`` at every step."""
 
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1):
         self.gamma = gamma
@@ -215,7 +215,7 @@ class ConstantLR(Scheduler):
 
 
 class PolynomialLR(Scheduler):
-    """``initial lr * (1 - step / total_iters) ** power``, then 0."""
+    """Sets the learning rate to ``initial lr * (1 - step / total_iters) ** power``, then 0."""
 
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1):
         check_counts("PolynomialLR", total_iters=total_iters)
@@ -255,7 +255,7 @@ class LinearLR(Scheduler):
 
 
 class CosineAnnealingLR(Scheduler):
-    """Half a cosine from the initial learning rate down to ``eta_min`` in ``T_max`` steps, and back up in as many."""
+    """Lowers the learning rate along half a cosine to ``eta_min`` in ``T_max`` steps, and raises it again in as many steps."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1):
         check_counts("CosineAnnealingLR", T_max=T_max)
@@ -273,7 +273,7 @@ class CosineAnnealingLR(Scheduler):
 
 
 class CosineAnnealingWarmRestarts(Scheduler):
-    """Half cosines from the initial learning rate to ``eta_min``: the first in ``T_0`` steps, later ones in ``T_mult`` times as many."""
+    """Half cosines from the initial learning rate to ``eta_min``: the first in ``T_0`` steps, each later one ``T_mult`` times as long."""
 
     def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1):
         check_counts("CosineAnnealingWarmRestarts", T_0=T_0, T_mult=T_mult)
@@ -311,7 +311,7 @@ class CosineAnnealingWarmRestarts(Scheduler):
 
 
 class WarmupCosine(Scheduler):
-    """Rises evenly for ``warmup_steps``, then follows half a cosine down to ``min_lr`` at ``total_steps``, and stays there.
+    """Rises linearly for ``warmup_steps``, then follows half a cosine down to ``min_lr`` at ``total_steps``, and stays there.
 
     The first rate is ``start_factor`` times the initial one, by default ``1 / (warmup_steps + 1)``, so that no step is lost
     at a rate of 0.
@@ -371,11 +371,11 @@ _HEIGHTS: dict[str, Callable[[float, float], float]] = {
 
 
 class CyclicLR(Scheduler):
-    """Up from ``base_lr`` to ``max_lr`` in ``step_size_up`` steps and down again in ``step_size_down``, over and over.
+    """Repeatedly raises the rate from ``base_lr`` to ``max_lr`` in ``step_size_up`` steps and lowers it again in ``step_size_down``.
 
     ``mode`` scales the height of a cycle: ``"triangular"`` keeps it, ``"triangular2"`` halves it in every cycle, ``"exp_range"``
     multiplies it by ``gamma`` at every step. ``scale_fn`` replaces the mode; it takes the cycle, or the step if ``scale_mode`` is
-    ``"iterations"``. ``cycle_momentum`` moves momentum (or the first beta) the other way.
+    ``"iterations"``. ``cycle_momentum`` changes momentum (or the first beta) the other way.
     """
 
     _not_saved = ("optimizer", "scale_fn")
@@ -420,11 +420,11 @@ class CyclicLR(Scheduler):
 
 
 class OneCycleLR(Scheduler):
-    """Up from ``max_lr / div_factor`` to ``max_lr`` in the first ``pct_start`` of the steps, then down to the lowest rate.
+    """Raises the rate from ``max_lr / div_factor`` to ``max_lr`` in the first ``pct_start`` of the steps, then lowers it to the minimum.
 
-    The length is ``total_steps``, or ``epochs * steps_per_epoch``. ``cycle_momentum`` moves momentum (or the first beta) the
-    other way, between ``max_momentum`` and ``base_momentum``. The lowest rate is the first one over ``final_div_factor``.
-    ``three_phase`` descends to the first rate in as many steps as it rose, then to the lowest.
+    The length is ``total_steps``, or ``epochs * steps_per_epoch``. ``cycle_momentum`` changes momentum (or the first beta) the
+    other way, between ``max_momentum`` and ``base_momentum``. The minimum is the first rate divided by ``final_div_factor``.
+    ``three_phase`` descends to the first rate in as many steps as it rose, then to the minimum.
     """
 
     def __init__(
@@ -528,7 +528,7 @@ class _Several(Scheduler):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         parts = state_dict.get("_schedulers", ())
         if len(parts) != len(self._schedulers):
-            what = "the state was saved with other schedulers"
+            what = "the state must have as many schedulers as this one"
             raise ValueError(message(type(self).__name__, what, schedulers=len(self._schedulers), saved=len(parts)))
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "_schedulers"})
         for scheduler, part in zip(self._schedulers, parts, strict=True):
@@ -585,11 +585,11 @@ class SequentialLR(_Several):
 
 
 class ReduceLROnPlateau(Described):
-    """Multiplies by ``factor`` when a metric has not become better for more than ``patience`` steps.
+    """Multiplies the learning rate by ``factor`` when a metric has not improved for more than ``patience`` steps.
 
-    ``mode`` says whether smaller (``"min"``) or larger is better, ``threshold`` how much better counts (a share of the best
-    value, or with ``threshold_mode="abs"`` a difference). After a reduction ``cooldown`` steps are not counted. No rate goes
-    below ``min_lr``, and changes smaller than ``eps`` are left out.
+    ``mode`` is ``"min"`` if smaller values are better, else ``"max"``. ``threshold`` is the least improvement that counts: a fraction of
+    the best value, or with ``threshold_mode="abs"`` a difference. After a reduction ``cooldown`` steps are not counted. No rate goes
+    below ``min_lr``, and changes smaller than ``eps`` are not made.
 
     >>> from netcl.core.tensor import Tensor
     >>> from netcl.optim import SGD

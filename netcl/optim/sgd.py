@@ -25,10 +25,10 @@ def _sgd_rule(momentum: bool, nesterov: bool) -> Rule:
 
 
 class SGD(Optimizer):
-    """``p -= lr * g``; with momentum ``m = momentum * m + (1 - dampening) * g`` and ``p -= lr * m``.
+    """Gradient descent: ``p -= lr * g``; with momentum ``m = momentum * m + (1 - dampening) * g`` and ``p -= lr * m``.
 
     The first step takes ``m = g``. ``weight_decay`` adds ``weight_decay * p`` to the gradient, ``nesterov`` moves by
-    ``g + momentum * m``, ``maximize`` climbs. ``master_weights`` keeps float32 copies of half parameters.
+    ``g + momentum * m``, ``maximize`` ascends. ``master_weights`` keeps float32 copies of half parameters.
 
     >>> from netcl.core.tensor import Tensor
     >>> w = Tensor.from_host([1.0, 2.0], requires_grad=True)

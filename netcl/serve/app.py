@@ -52,7 +52,7 @@ def _several(check: Callable[[Any], bool], most: float = math.inf) -> Callable[[
 
 
 def _content(given: Any) -> Any:
-    """The content of a message, ``None`` if it is malformed; a list of text parts is joined."""
+    """Return the content of a message, ``None`` if it is malformed; a list of text parts is joined."""
     value = given.get("content") if isinstance(given, dict) and _is_text(given.get("role")) else None
     if isinstance(value, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in value):
         return "".join(str(part.get("text", "")) for part in value)
@@ -89,7 +89,7 @@ _WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifi
 
 
 async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]:
-    """The fields of a JSON body; raises :class:`ServeError` if one is unknown or invalid, or if ``needed`` is missing."""
+    """Return the fields of a JSON body; raises :class:`ServeError` if one is unknown or invalid, or if ``needed`` is missing."""
     if (kind := http.headers.get("content-type", "")).partition(";")[0].strip().lower() != "application/json":
         raise ServeError(415, f"the content type must be application/json, got {kind!r:.80}")  # another could be sent by any web page
     body = bytearray()
@@ -107,7 +107,7 @@ async def _read_fields(http: Request, needed: str, model: str) -> dict[str, Any]
     known = {*_FIELDS, *_NEUTRAL, "model"} - ({"messages", "prompt", "input"} - {needed})
     for name, value in found.items():
         if name not in known:
-            raise ServeError(400, f"unknown field {name!r}")
+            raise ServeError(400, f"unknown field {name!r}; known are {', '.join(sorted(known))}")
         if name in _FIELDS and not _FIELDS[name][0](value):
             raise ServeError(400, f"{name} must be {_FIELDS[name][1]}, got {value!r:.80}")
         if name in _NEUTRAL and value not in _NEUTRAL[name]:
@@ -247,7 +247,7 @@ def _error_response(http: Any, fault: Exception) -> Response:
 
 
 class _Door:
-    """Checks the key of requests, and counts answers by path and status."""
+    """Middleware that checks the API key of requests and counts responses by path and status."""
 
     def __init__(self, app: Any, metrics: Metrics, key: str | None, paths: Container[str]):
         self.app, self.metrics, self.paths, self.wanted = app, metrics, paths, None if key is None else f"Bearer {key}".encode()
@@ -267,7 +267,7 @@ class _Door:
 def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequence[str] = ("*",), grace: float = 10.0) -> Starlette:
     """Return an ASGI application that serves the batcher's model as ``name``.
 
-    Requests must send one of ``hosts`` as their host and, except for the page and ``/health``, ``key`` as a bearer token.
+    Requests must have one of ``hosts`` in their ``Host`` header and, except for ``/`` and ``/health``, ``key`` as a bearer token.
     """
     api, page = _Api(batcher, name), Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     models = {"object": "list", "data": [{"id": name, "object": "model", "created": int(time.time()), "owned_by": "netcl"}]}
@@ -293,7 +293,7 @@ def make_app(batcher: Batcher, name: str, key: str | None = None, hosts: Sequenc
 
 
 def run_server(app: Starlette, host: str, port: int, connections: int, grace: float, ready: Callable[[int], None]) -> int:
-    """Serve until Ctrl-C or SIGTERM, then let requests finish for ``grace`` seconds; returns the exit status. Calls ``ready(port)``."""
+    """Serve until Ctrl-C or SIGTERM, then let requests finish for ``grace`` seconds. Calls ``ready(port)`` first; returns the status."""
     config = uvicorn.Config(app, host, port, log_level="warning", limit_concurrency=connections, timeout_graceful_shutdown=math.ceil(grace))
     server, socket = uvicorn.Server(config), config.bind_socket()
     thread = threading.Thread(target=server.run, args=([socket],), name="netcl-http", daemon=True)

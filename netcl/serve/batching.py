@@ -68,7 +68,7 @@ class TextRequest:
         self.stream: TextStream
 
     def settings(self, vocabulary: int) -> tuple[float, ...]:
-        """The sampling options of the next token, with numbers for ``None``, and a random number in [0, 1)."""
+        """Return the sampling options of the next token, with neutral numbers for ``None``, and a random number in [0, 1)."""
         temperature, top_k, top_p, min_p, *penalties = self.sampling
         if not temperature:
             return *GREEDY, *penalties, 0.0
@@ -76,7 +76,7 @@ class TextRequest:
 
 
 class Metrics:
-    """Values in Prometheus' text format; any thread may change them. Counters end in ``_total``, durations in ``_seconds``."""
+    """Metrics in Prometheus' text format; any thread may change them. Counters end in ``_total``, durations in ``_seconds``."""
 
     def __init__(self) -> None:
         self._lock, self._values = threading.Lock(), Counter[str]()
@@ -103,7 +103,7 @@ class Metrics:
 class Batcher:
     """Answers many requests at a time with one model, which must have a tokenizer.
 
-    ``with batcher:`` runs it in a thread that owns the model; ``turn()`` does one round of its work where there is no thread.
+    ``with batcher:`` runs it in a thread that owns the model; without the thread, call ``turn()`` for each round.
     """
 
     def __init__(self, model: CausalLM, limits: ServeLimits | None = None, clock: Callable[[], float] = time.monotonic):

@@ -30,16 +30,16 @@ _before: list[Any] = []  # the device that uninstall() restores
 
 
 def install(device: Any = "cpu") -> None:
-    """Answer ``import torch`` and ``import torchvision`` with netcl until :func:`uninstall`.
+    """Make ``import torch`` and ``import torchvision`` import netcl until :func:`uninstall`.
 
-    ``device`` is where tensors are created that name no device. Raises ``RuntimeError`` if PyTorch itself is already imported.
+    ``device`` is the device of tensors that are created without one. Raises ``RuntimeError`` if PyTorch itself is already imported.
     """
     if _before:
         return
     ours = modules()
     foreign = next((name for name in ours if name in sys.modules), None)
     if foreign is not None:
-        what, remedy = f"{foreign} is already imported", "install before anything imports it: python -m netcl.torch script.py"
+        what, remedy = f"{foreign} must not be imported yet", "install before anything imports it: python -m netcl.torch script.py"
         raise RuntimeError(message("netcl.torch", what, remedy, file=getattr(sys.modules[foreign], "__file__", None)))
     _before.append(chosen_device())
     devices.install_devices()
@@ -62,7 +62,7 @@ def uninstall() -> None:
 
 
 def run(path: str | os.PathLike[str], argv: Sequence[str] = (), device: Any = "cpu") -> dict[str, Any]:
-    """Run a PyTorch script as ``__main__`` with these arguments; returns its globals.
+    """Run a PyTorch script as ``__main__`` with the arguments ``argv``; returns its globals.
 
     A name that netcl lacks raises :class:`MissingNameError`, whose text also lists the other missing names of the script.
     """

@@ -14,7 +14,7 @@ from netcl.torch import files
 
 
 class TensorClass(type):
-    """``torch.Tensor``, ``torch.LongTensor``, ...: classes of netcl's tensors by dtype, and their constructors from sizes or values."""
+    """Metaclass of ``torch.Tensor``, ``torch.LongTensor``, ...: instances are tensors of one dtype, made from sizes or values."""
 
     dtype: str | None
 
@@ -48,7 +48,7 @@ class autocast(amp.autocast):
 
 
 class GradScaler(Scaler):
-    """``torch.amp.GradScaler``: ``scale`` is a method here."""
+    """``torch.amp.GradScaler``: netcl's scaler, with ``scale`` as a method."""
 
     unscale_ = Scaler.unscale_grads
 
@@ -56,7 +56,7 @@ class GradScaler(Scaler):
         super().__init__(*numbers, **options)
 
     def scale(self, outputs: Tensor) -> Tensor:  # type: ignore[override]
-        """The loss times the scale."""
+        """Return the loss times the scale."""
         return self.scale_loss(outputs)
 
     def is_enabled(self) -> bool:
@@ -64,11 +64,11 @@ class GradScaler(Scaler):
         return self.enabled
 
     def get_scale(self) -> float:
-        """The scale; reading it waits for the device."""
+        """Return the scale; waits for the device."""
         return float(Scaler.scale.__get__(self))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the scaler, with the scale as a number."""
+        """Return the state of the scaler, with the scale as a number."""
         return {**super().state_dict(), "scale": self.get_scale()}
 
 
@@ -78,7 +78,7 @@ def compile(model: Any = None, **options: Any) -> Any:
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, use_reentrant: bool | None = None, **options: Any) -> Any:
-    """``torch.utils.checkpoint.checkpoint``: compute activations again in backward. ``use_reentrant`` is ignored."""
+    """``torch.utils.checkpoint.checkpoint``: recompute activations in backward. ``use_reentrant`` is ignored."""
     return autograd.checkpoint(function, *args, **options)
 
 

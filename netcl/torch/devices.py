@@ -26,7 +26,7 @@ def _indices() -> list[str]:
 
 
 def cuda_handle(selector: str | int) -> DeviceHandle | None:
-    """The handle of ``"cuda"``, ``"cuda:1"``, ``"gpu"`` or a number; ``None`` for other selectors. Raises if the number is too high."""
+    """Return the handle of ``"cuda"``, ``"cuda:1"``, ``"gpu"`` or a number; ``None`` for other selectors. Raises without such a device."""
     found = re.fullmatch(r"(?:cuda|gpu)(?::(\d+))?|(\d+)", str(selector))
     if found is None:
         return None
@@ -103,7 +103,7 @@ def uninstall_devices() -> None:
 
 
 def device_count() -> int:
-    """The number of OpenCL devices that "cuda" may select; 0 if the default device is the NumPy backend."""
+    """Return the number of OpenCL devices that "cuda" may select; 0 if the default device is the NumPy backend."""
     return len(_indices())
 
 
@@ -117,7 +117,7 @@ def _properties(which: Any = None) -> Any:
 
 
 def _set_device(which: Any) -> None:
-    """Make "cuda" select the device of this number."""
+    """Make "cuda" select the device with this number."""
     number = getattr(which, "index", which)
     _current[0] = int(str(number).rpartition(":")[2]) if number is not None else 0
     manager.name_devices(cuda_handle)  # forgets what "cuda" meant

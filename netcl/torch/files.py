@@ -34,7 +34,7 @@ def _full_name(cls: type) -> str:
 
 @contextmanager
 def _registered(classes: Iterable[Any]) -> Iterator[None]:
-    """Register these module classes for a block, so that files can name them."""
+    """Register module classes inside the block, so that files can name them."""
     before = set(factory.registered())
     known = {factory.constructor_of(name) for name in before}
     made = [cls for cls in classes if isinstance(cls, type) and issubclass(cls, Module) and cls not in known]
@@ -57,7 +57,7 @@ def _tensors_of_file(value: Any) -> Iterator[Tensor]:
 
 
 def save(obj: Any, f: Any, *unused: Any, **options: Any) -> None:
-    """``torch.save`` into a path or a file. If all tensors are on an OpenCL device, a comment in the archive says so to :func:`load`."""
+    """``torch.save`` to a path or a file. If all tensors are on an OpenCL device, the archive is marked so for :func:`load`."""
     if not isinstance(f, str | os.PathLike):
         with tempfile.TemporaryDirectory() as folder:
             save(obj, path := Path(folder, "state.pt"))
@@ -103,7 +103,7 @@ def load(f: Any, map_location: Any = None, pickle_module: Any = None, *, weights
 
 @contextmanager
 def safe_globals(classes: Iterable[Any]) -> Iterator[None]:
-    """Allow ``torch.load`` to make modules of these classes."""
+    """Allow ``torch.load`` to make modules of these classes inside the block."""
     before = list(_allowed)
     _allowed.extend(classes)
     try:

@@ -16,7 +16,7 @@ from netcl.vision import models
 
 
 class MissingNameError(AttributeError):
-    """A name of torch that netcl does not have."""
+    """Raised for a name of torch that netcl does not have."""
 
     def __init__(self, text: str, full_name: str):
         super().__init__(text)
@@ -78,7 +78,7 @@ TABLE: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 class TorchModule(ModuleType):
-    """A module of torch whose names are those of netcl."""
+    """A stand-in for a module of torch; its names are looked up in netcl."""
 
     def __init__(self, name: str):
         self.__dict__["_sources"], own = TABLE[name]
@@ -109,7 +109,7 @@ class TorchModule(ModuleType):
 
 @cache
 def modules() -> dict[str, TorchModule]:
-    """The modules by name, each an attribute of the one above it."""
+    """Return the stand-ins for torch's modules by name, each an attribute of its parent."""
     made = {name: TorchModule(name) for name in TABLE}
     for name, module in made.items():
         above, _, last = name.rpartition(".")

@@ -52,7 +52,7 @@ def _ddp(module: Module, device_ids: Any = None, *unused: Any, broadcast_buffers
 
 
 class OneDevice(Module):
-    """``torch.nn.DataParallel`` over one device: the module itself, under the name ``module``."""
+    """``torch.nn.DataParallel`` over one device: calls the module, its attribute ``module``."""
 
     def __init__(self, module: Module):
         super().__init__()

@@ -12,7 +12,7 @@ _GUARDS = {"ImportError", "ModuleNotFoundError", "AttributeError", "Exception"}
 
 
 def missing(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The names that a script and the modules beside it use and netcl lacks: ``torch.x.y``, each with its first use, ``script.py:12``.
+    """Return the names ``torch.x.y`` that a script or a module beside it uses and netcl lacks, with their first use, ``script.py:12``.
 
     Names inside ``try`` blocks that handle their absence are left out.
     """
@@ -29,7 +29,7 @@ def missing(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def is_guarded(path: str | os.PathLike[str]) -> bool:
-    """Whether a script has a top-level ``if`` on ``__name__``, without which worker processes, which import it, would run it again."""
+    """Whether a script has a top-level ``if`` on ``__name__``. Without it, worker processes that import the script would run it."""
     tests = [node.test for node in ast.parse(Path(path).read_bytes()).body if isinstance(node, ast.If)]
     return any(isinstance(part, ast.Name) and part.id == "__name__" for test in tests for part in ast.walk(test))
 
@@ -88,7 +88,7 @@ class _Scan(ast.NodeVisitor):
 
 
 def _is_there(name: str) -> bool:
-    """Whether every module on the way has the next name; attributes of functions and classes are not looked at."""
+    """Whether netcl has a dotted name of torch; attributes of functions and classes are not checked."""
     top, *parts = name.split(".")
     owner: object = modules()[top]
     for part in parts:

@@ -166,7 +166,7 @@ def test_refusals(tmp_path):
     with pytest.raises(ValueError, match=r"\[save\] .*adapters.*merge"):
         models.save(models.lora(small()), tmp_path / "model")
     written("llama-lora", tmp_path)
-    with pytest.raises(FileError, match=r"\[load_adapter\].*(each layer must be in the model|must have the shapes)"):
+    with pytest.raises(FileError, match=r"\[load_adapter\].*(each adapter must have A, B|must have the shapes)"):
         models.load_adapter(small(hidden_size=16), tmp_path)
     config = ROWS["llama-lora"]["config"]
     for name, value in {"peft_type": "IA3", "bias": "all", "modules_to_save": ["lm_head"], "lora_alpha": "x", "use_qalora": True}.items():

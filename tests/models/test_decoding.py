@@ -103,7 +103,7 @@ def test_a_prompt_is_kept_on_disk(folder_of, tmp_path, dtype):
 def test_prompts_of_other_models_and_damaged_files_are_refused(folder_of, model, draft, tmp_path):
     path = tmp_path / "prompt.netcl"
     model.generate(PROMPT, 2, prompt_cache=path)
-    with pytest.raises(FileError, match=r"\[prompt_cache\] the file belongs to another model; .*remove it"):
+    with pytest.raises(FileError, match=r"\[prompt_cache\] the file must belong to this model; .*remove it"):
         draft.generate(PROMPT, 2, prompt_cache=path)
     changed = models.load(folder_of("llama"), "cpu")
     before = model_hash(changed)
@@ -169,9 +169,9 @@ def test_merged_projections_change_nothing(case, kind, folder_of, device, tmp_pa
             want, got = (model(ids, cache).to_host() for model, cache in zip((plain, merged), caches, strict=True))
         np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max())
     if merged.merged:
-        with pytest.raises(ValueError, match=r"\[save\] the projections of the model are merged"):
+        with pytest.raises(ValueError, match=r"\[save\] the model's projections must not be merged"):
             models.save(merged, tmp_path / "b")
-        with pytest.raises(ValueError, match=r"\[lora\] the projections of the model are merged"):
+        with pytest.raises(ValueError, match=r"\[lora\] the model's projections must not be merged"):
             models.lora(merged)
 
 

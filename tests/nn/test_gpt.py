@@ -209,7 +209,7 @@ def test_a_cache_of_int8_in_a_model(device, kind):
 
 def test_what_is_too_long_is_told(device):
     with pytest.raises(
-        ShapeError, match=r"\[GPT\] tokens must be \(batch, positions\) with at most 12 positions; shape=\(1, 13\), in_cache=0"
+        ShapeError, match=r"\[GPT\] tokens must be \(batch, positions\) with at most 12 positions, .*; shape=\(1, 13\), in_cache=0"
     ):
         make()(tokens(1, 13))
 

@@ -137,12 +137,12 @@ def test_running_statistics_are_changed_in_place(device):
         (lambda: nn.BatchNorm1d(3), (2, 4), r"\[BatchNorm1d\] x must have 2 or 3 dimensions with 3 channels in dim 1; shape=\(2, 4\)"),
         (lambda: nn.GroupNorm(2, 3), (), r"\[GroupNorm\] num_groups must be at least 1 and divide num_channels"),
         (lambda: nn.Conv2d(3, 4, 3, groups=2), (), r"\[Conv2d\] groups must be at least 1 and divide in_channels and out_channels"),
-        (lambda: nn.Conv2d(3, 4, (3, 3, 3)), (), r"\[conv\] kernel_size must be an integer, or one per axis; axes=2"),
+        (lambda: nn.Conv2d(3, 4, (3, 3, 3)), (), r"\[conv\] kernel_size must be an integer or 2 integers, one per axis"),
         (lambda: nn.Conv2d(3, 4, 2, padding="same"), (), r'\[Conv2d\] padding="same" requires stride 1 and an even dilation'),
         (
             lambda: nn.LSTM(3, 4),
             (2, 5, 7),
-            r"\[LSTM\] the input must be \(time, batch, features\) or \(time, features\); shape=\(2, 5, 7\)",
+            r"\[LSTM\] the input must be \(time, batch, features\) or \(time, features\) of 3 features; shape=\(2, 5, 7\)",
         ),
         (lambda: nn.GRU(3, 4), (0, 5, 3), r"\[GRU\] the input must have at least 1 time step"),
         (lambda: nn.PixelShuffle(2), (1, 6, 2, 2), r"\[pixel_shuffle\] .* factor must be at least 1 and have a square that divides"),
@@ -312,7 +312,7 @@ def test_cells_are_steps_of_their_layers(device):
                                    else whole(x)[1][0].to_host(), rtol=1e-5, atol=1e-6)  # fmt: skip
     with pytest.raises(ShapeError, match=r"\[GRUCell\] the last axis of the input must have 3 elements; input.shape=\(2, 4\)"):
         nn.GRUCell(3, 5)(np.zeros((2, 4), np.float32))
-    with pytest.raises(ShapeError, match=r"\[LSTMCell\] the state must be 2 tensors of \(2, 5\); shapes=\[\(2, 5\)\]"):
+    with pytest.raises(ShapeError, match=r"\[LSTMCell\] state must be 2 tensor\(s\) of shape \(2, 5\); shapes=\[\(2, 5\)\]"):
         nn.LSTMCell(3, 5)(np.zeros((2, 3), np.float32), Tensor.zeros((2, 5)))
     with pytest.raises(ValueError, match=r"\[RNNCell\] nonlinearity must be tanh or relu; nonlinearity='gelu'"):
         nn.RNNCell(3, 5, nonlinearity="gelu")
@@ -393,5 +393,5 @@ def test_packed_states_of_another_layout_are_refused(kind):
         if kind == "Q8_0":
             assert not any(other.load_state_dict(state, **options))
         else:
-            with pytest.raises(ValueError, match=rf"weight must have the present layout of {kind}; .*quantize the unpacked model again"):
+            with pytest.raises(ValueError, match=rf"weight must have the current layout of {kind}, .*quantize the unpacked model again"):
                 other.load_state_dict(state, **options)

@@ -225,13 +225,13 @@ def test_ctc_of_an_impossible_target():
 
 @pytest.mark.parametrize(("call", "text"), [
     (lambda: F.conv3d(netcl.ones(1, 2, 3, 3), netcl.ones(1, 2, 1, 1, 1)), r"\[conv3d\] input must have 5 dimensions .*, got 4"),
-    (lambda: F.conv3d(netcl.ones(1, 2, 2, 3, 3), netcl.ones(1, 2, 3, 1, 1)), "the kernel must fit the input, got depth 3 for 2"),
+    (lambda: F.conv3d(netcl.ones(1, 2, 2, 3, 3), netcl.ones(1, 2, 3, 1, 1)), "the kernel must fit the padded input, got depth 3 for 2"),
     (lambda: F.max_pool3d(netcl.ones(1, 2, 3, 3), 2), r"\[max_pool3d\] input must have 5 dimensions"),
-    (lambda: nn.Conv3d(2, 3, (1, 2)), r"\[conv\] kernel_size must be an integer, or one per axis; axes=3"),
-    (lambda: F.max_unpool2d(netcl.ones(1, 1, 2, 2), netcl.ones(1, 1, 2, 1), 2), r"\[max_unpool2d\] input and indices must have the same"),
-    (lambda: F.embedding_bag(netcl.tensor([1]), netcl.ones(2, 3)), r"\[embedding_bag\] input must have 2 axes, or 1 axis and offsets"),
+    (lambda: nn.Conv3d(2, 3, (1, 2)), r"\[conv\] kernel_size must be an integer or 3 integers, one per axis"),
+    (lambda: F.max_unpool2d(netcl.ones(1, 1, 2, 2), netcl.ones(1, 1, 2, 1), 2), r"\[max_unpool2d\] input and indices must have 4 dim"),
+    (lambda: F.embedding_bag(netcl.tensor([1]), netcl.ones(2, 3)), r"\[embedding_bag\] input must have 2 axes without offsets"),
     (lambda: F.embedding_bag(netcl.tensor([[1]]), netcl.ones(2, 3), per_sample_weights=netcl.ones(1, 1)), 'mode must be "sum"'),
-    (lambda: nn.AdaptiveLogSoftmaxWithLoss(4, 9, [3, 3]), r"\[AdaptiveLogSoftmaxWithLoss\] cutoffs must be one or more ascending"),
+    (lambda: nn.AdaptiveLogSoftmaxWithLoss(4, 9, [3, 3]), r"\[AdaptiveLogSoftmaxWithLoss\] cutoffs must be one or more strictly ascending"),
     (lambda: nn.utils.rnn.pack_padded_sequence(netcl.ones(3, 2, 1), [1, 3]), r"lengths must be in descending order; lengths=\[1, 3\]"),
     (lambda: nn.utils.rnn.pack_padded_sequence(netcl.ones(3, 2, 1), [4, 1]), "lengths must have a number from 1 to 3 for each sequence"),
 ])  # fmt: skip
@@ -286,7 +286,7 @@ def test_normalized_weights_train_and_are_removed():
         _ = layer.config
     nn.utils.remove_weight_norm(layer)
     assert type(layer) is nn.Linear and list(layer.state_dict()) == ["bias", "weight"] and layer.weight.tolist() == after.tolist()
-    with pytest.raises(ValueError, match=r"\[remove_weight_norm\] 'weight' of Linear is not normalized"):
+    with pytest.raises(ValueError, match=r"\[remove_weight_norm\] 'weight' of Linear must be normalized by weight_norm"):
         nn.utils.remove_weight_norm(layer)
 
 

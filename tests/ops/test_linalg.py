@@ -97,7 +97,7 @@ def test_complex_numbers_are_pairs_of_tensors(device):
             netcl.abs(z)
         with pytest.raises(DtypeError, match=r"\[rfft\] the argument must be a real tensor; use fft"):
             netcl.fft.rfft(z)
-        with pytest.raises(ShapeError, match=r"\[complex\] real and imaginary part must have one shape and dtype"):
+        with pytest.raises(ShapeError, match=r"\[complex\] real and imag must have the same shape and dtype"):
             netcl.complex(netcl.ones(2), netcl.ones(3))
         with pytest.raises(ValueError, match=r'\[fft\] norm must be "backward", "ortho" or "forward"'):
             netcl.fft.fft(z, norm="none")

@@ -170,7 +170,7 @@ def test_quantize_names_the_layers_it_keeps():
     shared = nn.Linear(32, 32)
     twice = nn.Sequential(nn.Linear(20, 32), shared, nn.Linear(32, 32))
     twice[2].weight = shared.weight
-    with pytest.warns(UserWarning, match=r"\[quantize\] layers kept unpacked: 0, 1, 2; kind=Q4_0"):
+    with pytest.warns(UserWarning, match=r"\[quantize\] layers with shared weights or partial blocks stay unpacked: 0, 1, 2; kind=Q4_0"):
         netcl.quantize(twice)
     same = nn.Sequential(shared, nn.ReLU(), shared)
     with warnings.catch_warnings():

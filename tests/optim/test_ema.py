@@ -50,7 +50,7 @@ def test_apply_and_restore(queue, rng):
     with ema.applied():
         for name, w in model.weights.items():
             np.testing.assert_array_equal(w.to_host(), shadow[name].astype(np.float16))
-        with pytest.raises(RuntimeError, match=r"\[ModelEMA\] the averages must not be applied now; call restore\(\) before update\(\)"):
+        with pytest.raises(RuntimeError, match=r"\[ModelEMA\] update\(\) needs the model's own weights; call restore\(\) first"):
             ema.update()
         with pytest.raises(RuntimeError, match=r"\[ModelEMA\] the averages must not be applied twice"):
             ema.apply()
@@ -98,13 +98,13 @@ def test_state_resumes_bit_for_bit(queue, rng):
 def test_error_texts(queue, rng):
     ema = ModelEMA(Model(queue, rng))
     state = ema.state_dict()
-    with pytest.raises(ValueError, match=r"the state was saved for other parameters; missing=\['scale'\], unexpected=\['other'\]"):
+    with pytest.raises(ValueError, match=r"the state must have the names of the parameters; missing=\['scale'\], unexpected=\['other'\]"):
         shadow = {("other" if name == "scale" else name): t for name, t in state["shadow"].items()}
         ema.load_state_dict({**state, "shadow": shadow})
-    with pytest.raises(ShapeError, match=r"\[ModelEMA\] 'scale' must keep its shape; saved=\(2,\), parameter=\(\)"):
+    with pytest.raises(ShapeError, match=r"\[ModelEMA\] 'scale' must fit the parameter; saved=\(2,\), parameter=\(\)"):
         ema.load_state_dict({**state, "decay": 0.5, "shadow": {**state["shadow"], "scale": np.zeros(2)}})
     assert ema.decay == 0.999
-    with pytest.raises(ValueError, match=r"\[ModelEMA\] decay must be a number, at least 0 and below 1; decay=1.5"):
+    with pytest.raises(ValueError, match=r"\[ModelEMA\] decay must be a number, at least 0 and at most 1; decay=1.5"):
         ModelEMA([Tensor.zeros((1,), queue=queue)], decay=1.5)
     with pytest.raises(ValueError, match=r"\[ModelEMA\] the model must have parameters"):
         ModelEMA([])

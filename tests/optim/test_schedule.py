@@ -244,7 +244,7 @@ def test_schedulers_of_several_optimizers_are_refused():
     with pytest.raises(TypeError, match=r"\[SequentialLR\] scheduler 1 must be a Scheduler, .*; given=ReduceLROnPlateau; step a"):
         optim.SequentialLR(opt, [optim.StepLR(opt, 1), optim.ReduceLROnPlateau(opt)], [3])
     chained = optim.ChainedScheduler([optim.StepLR(opt, 1)])
-    with pytest.raises(ValueError, match=r"\[ChainedScheduler\] the state was saved with other schedulers; schedulers=1, saved=0"):
+    with pytest.raises(ValueError, match=r"\[ChainedScheduler\] the state must have as many schedulers as this one; schedulers=1, saved=0"):
         chained.load_state_dict(optim.StepLR(optimizer(), 2).state_dict())
 
 

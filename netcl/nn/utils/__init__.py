@@ -21,7 +21,7 @@ from netcl.nn.utils.parametrize import weight_norm as weight_norm
 def clip_grad_norm_(
     parameters: Parameters, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
 ) -> Tensor:
-    """Scale gradients in place so that their total norm is at most ``max_norm``; returns the norm.
+    """Scale gradients in place so that their total norm is at most ``max_norm``; returns the norm before scaling.
 
     >>> w = Tensor.from_host([0.0, 0.0], requires_grad=True)
     >>> w.grad = Tensor.from_host([30.0, 40.0])

@@ -14,17 +14,17 @@ from netcl.nn.utils.parametrize import WeightNorm, register_parametrization, spe
 
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
-    """Apply :func:`~netcl.nn.utils.weight_norm` as a parametrization of ``parametrizations.weight.original0`` and ``original1``."""
+    """Compute a parameter as :func:`~netcl.nn.utils.weight_norm` does, from ``parametrizations.weight.original0`` and ``original1``."""
     return register_parametrization(module, name, WeightNorm(dim))
 
 
 def spectral_norm(module: Module, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
-    """Apply :func:`~netcl.nn.utils.spectral_norm` as a parametrization of ``parametrizations.weight.original``."""
+    """Compute a parameter as :func:`~netcl.nn.utils.spectral_norm` does, from ``parametrizations.weight.original``."""
     return register_parametrization(module, name, spectral_form(module, name, n_power_iterations, eps, dim))
 
 
 class _Orthogonal(Module):
-    """``base`` times an orthogonal matrix made from a skew-symmetric one; the longer axis of the parameter gives its size."""
+    """``base`` times an orthogonal matrix, computed from a skew-symmetric one whose size is the longer axis of the parameter."""
 
     base: Any
 
@@ -57,7 +57,7 @@ class _Orthogonal(Module):
 
 
 def orthogonal(module: Module, name: str = "weight", orthogonal_map: str | None = None, *, use_trivialization: bool = True) -> Module:
-    """Keep the rows or columns of a matrix orthonormal, by ``matrix_exp`` or ``cayley`` of a skew-symmetric matrix."""
+    """Keep the rows or columns of a matrix orthonormal: it is computed by ``matrix_exp`` or ``cayley`` from a skew-symmetric matrix."""
     kind, weight = orthogonal_map or "matrix_exp", getattr(module, name)
     if kind not in ("matrix_exp", "cayley") or weight.ndim != 2 or not use_trivialization:
         what = "the weight must be a matrix, the map matrix_exp or cayley, and use_trivialization True"

@@ -52,7 +52,7 @@ def _put_back(module: Module, name: str, value: Tensor) -> Module:
 
 
 class ParametrizationList(ModuleList):
-    """The parametrizations of one parameter, applied one after the other, and the input of the first."""
+    """The parametrizations of one parameter, applied one after the other, and the tensors that the first one takes."""
 
     def __init__(self, modules: Any = (), original: Any = ()):
         super().__init__(modules)
@@ -76,7 +76,7 @@ class ParametrizationList(ModuleList):
 def register_parametrization(module: Any, tensor_name: str, parametrization: Any, *, unsafe: bool = False) -> Any:
     """Make a parameter the result of a module: ``module.weight`` is ``parametrization(module.parametrizations.weight.original)``.
 
-    ``right_inverse`` of the parametrization, if it has one, gives the initial value.
+    ``parametrization.right_inverse``, if there is one, computes ``original`` from the current value.
 
     >>> from netcl import nn
     >>> class Symmetric(nn.Module):
@@ -101,18 +101,19 @@ def register_parametrization(module: Any, tensor_name: str, parametrization: Any
 
 
 def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
-    """Whether a module, or one parameter of it, is computed by parametrizations."""
+    """Whether a module has parametrized parameters, or whether ``tensor_name`` is one."""
     found = vars(module).get("parametrizations")
     return isinstance(found, ModuleDict) and (tensor_name is None or tensor_name in found)
 
 
 def remove_parametrizations(module: Any, tensor_name: str, leave_parametrized: bool = True) -> Any:
-    """Make a parameter a plain one again, with its computed value, or with the value it was computed from."""
+    """Make a parameter a plain one again, with its computed value or, with ``leave_parametrized=False``, its original value."""
     if not is_parametrized(module, tensor_name):
-        raise ValueError(message("remove_parametrizations", f"{tensor_name!r} of {type(module).__name__} is not parametrized"))
+        raise ValueError(message("remove_parametrizations", f"{tensor_name!r} of {type(module).__name__} must be parametrized"))
     originals = module.parametrizations[tensor_name].originals()
     if not leave_parametrized and len(originals) > 1:
-        raise ValueError(message("remove_parametrizations", f"{tensor_name!r} must have one original", "pass leave_parametrized=True"))
+        what = f"{tensor_name!r} must be computed from 1 tensor for leave_parametrized=False, got {len(originals)}"
+        raise ValueError(message("remove_parametrizations", what, "pass leave_parametrized=True"))
     value = getattr(module, tensor_name) if leave_parametrized else originals[0]
     del module.parametrizations[tensor_name]
     if not len(module.parametrizations):
@@ -124,7 +125,7 @@ def remove_parametrizations(module: Any, tensor_name: str, leave_parametrized: b
 
 
 class WeightNorm(Module):
-    """``g * v / |v|``, with norms per slice along ``dim``, or of all with ``None``."""
+    """Computes ``g * v / |v|``; norms are per slice along ``dim``, or of the whole tensor with ``None``."""
 
     def __init__(self, dim: int | None = 0):
         super().__init__()
@@ -145,7 +146,7 @@ class WeightNorm(Module):
 
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
-    """Compute a parameter as ``g * v / |v|`` from ``weight_g`` and ``weight_v``, with norms per slice along ``dim`` (``None``: of all).
+    """Compute a parameter as ``g * v / |v|`` from ``weight_g`` and ``weight_v``; norms are per slice along ``dim``, or total with ``None``.
 
     >>> from netcl import nn
     >>> [(key, value.shape) for key, value in weight_norm(nn.Linear(3, 2)).state_dict().items()]
@@ -165,7 +166,7 @@ def remove_weight_norm(module: Module, name: str = "weight") -> Module:
 
 def _removed(module: Module, name: str, suffixes: tuple[str, ...], op: str) -> Module:
     if not all(f"{name}{suffix}" in vars(module) for suffix in suffixes):
-        raise ValueError(message(op, f"{name!r} of {type(module).__name__} is not normalized"))
+        raise ValueError(message(op, f"{name!r} of {type(module).__name__} must be normalized by {op.removeprefix('remove_')}"))
     training, vars(module)["training"] = module.training, False
     value, vars(module)["training"] = getattr(module, name), training
     for suffix in suffixes:
@@ -183,7 +184,7 @@ def _unit(x: Tensor, eps: float) -> Tensor:
 class SpectralNorm(Module):
     """Divides a weight by its largest singular value, given by ``u`` and ``v``; in training, power iterations refine them in place.
 
-    ``older`` is torch's older form: it starts from random vectors, and a round begins with ``v``.
+    ``older`` is torch's older form, which starts from random vectors and updates ``v`` before ``u``.
     """
 
     _u: Tensor
@@ -221,7 +222,7 @@ class SpectralNorm(Module):
 
 
 def spectral_form(module: Module, name: str, rounds: int, eps: float, dim: int | None, older: bool = False) -> SpectralNorm:
-    """Return the :class:`SpectralNorm` of a parameter; matrix rows are its first axis, or the second in transposed convolutions."""
+    """Return the :class:`SpectralNorm` of a parameter; ``dim``, by default 0 (1 in transposed convolutions), is the axis of matrix rows."""
     axis = dim if dim is not None else int(getattr(module, "transposed", False))
     return SpectralNorm(getattr(module, name).detach(), rounds, axis, eps, older)
 

@@ -16,7 +16,7 @@ from netcl.core.tensor import Tensor
 class PackedSequence(NamedTuple):
     """The steps of sequences in the order of time, the longest sequence first.
 
-    - **data**: ``(steps of all sequences, *)``. **batch_sizes**: how many sequences have a first, second, ... step; on the host.
+    - **data**: ``(steps of all sequences, *)``. **batch_sizes**: the number of sequences at each time step; on the host.
     - **sorted_indices**, **unsorted_indices**: the order of the sequences by length, and its inverse.
     """
 
@@ -35,22 +35,22 @@ class PackedSequence(NamedTuple):
         return (sizes[None, :] > np.arange(sizes[0])[:, None]).sum(axis=1)
 
     def padded(self) -> tuple[Tensor, Tensor]:
-        """Return ``(time, batch, features)``, rows in order of length, and the int32 lengths. Values after the end are the row's last."""
+        """Return ``(time, batch, features)``, the longest sequence first, and the int32 lengths. Padding repeats a sequence's last step."""
         lengths, starts = self.lengths(), np.concatenate(([0], np.cumsum(self.batch_sizes.to_host())[:-1]))
         at = starts[np.minimum(np.arange(len(starts))[:, None], lengths - 1)] + np.arange(len(lengths))
         return _packed_rows(self.data, at), Tensor.from_host(self.data.queue, lengths.astype(np.int32))
 
     def with_data(self, y: Tensor) -> PackedSequence:
-        """Return the same sequences with the values of a padded tensor, rows in order of length."""
+        """Return the same sequences with the values of a padded tensor, the longest sequence first."""
         at = np.flatnonzero(np.arange(y.shape[0])[:, None] < self.lengths())
         return self._replace(data=_packed_rows(ag.reshape(y, (-1, *y.shape[2:])), at))
 
     def to_sorted(self, state: Any) -> Any:
-        """Return a state (layers, batch, features), or a tuple of them, in order of length."""
+        """Return a state ``(layers, batch, features)``, or a tuple of them, with the longest sequence first."""
         return _reordered(state, self.sorted_indices)
 
     def to_given(self, state: Any) -> Any:
-        """Return a state in the order in which the rows were given."""
+        """Return a state in the order in which the sequences were given."""
         return _reordered(state, self.unsorted_indices)
 
 
@@ -92,7 +92,7 @@ def pad_sequence(sequences: Sequence[Tensor], batch_first: bool = False, padding
 
 
 def unpad_sequence(padded_sequences: Tensor, lengths: Any, batch_first: bool = False) -> list[Tensor]:
-    """Return the sequences of a padded tensor."""
+    """Return the sequences of a padded tensor, without padding."""
     x = padded_sequences if batch_first else ag.transpose(padded_sequences, 0, 1)
     return [x[i, : int(length)] for i, length in enumerate(np.asarray(lengths))]
 
@@ -103,7 +103,7 @@ def invert_permutation(permutation: Tensor | None) -> Tensor | None:
 
 
 def pack_padded_sequence(input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> PackedSequence:
-    """Pack a padded tensor; the lengths must descend unless ``enforce_sorted`` is off."""
+    """Pack a padded tensor; the lengths must descend unless ``enforce_sorted=False``."""
     sizes = np.asarray(lengths, np.int64).reshape(-1)
     time, batch = input.shape[:2][:: -1 if batch_first else 1]
     if len(sizes) != batch or sizes.min(initial=1) < 1 or sizes.max(initial=1) > time:
@@ -126,7 +126,7 @@ def pack_sequence(sequences: Sequence[Tensor], enforce_sorted: bool = True) -> P
 
 
 def _original(packed: PackedSequence) -> np.ndarray:
-    """Return the position of every given sequence in the order of length."""
+    """Return, for every given sequence, its position among the sequences sorted by length."""
     if packed.unsorted_indices is None:
         return np.arange(int(packed.batch_sizes.to_host()[0]))
     return packed.unsorted_indices.to_host()
