@@ -1,7 +1,7 @@
 """Converts nested state to JSON and arrays, and exactly back: the result of any ``state_dict()``.
 
 Dictionaries with any keys, lists, tuples, numbers, texts, arrays and tensors. Arrays and tensors become entries of a file,
-named by where they stood; the JSON points to them.
+named by their path in the state; the JSON refers to them by name.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _NATIVE = "biufc"
 
 
 def bits(array: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return an array in a form that NPY can store, and the name of its dtype: bfloat16 is kept as its 16 bits."""
+    """Return an array in a form that NPY can store, and the name of its dtype: bfloat16 is stored as uint16."""
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16), "bfloat16"
     return array, array.dtype.name
 
 
 def host_bits(tensor: Tensor) -> np.ndarray:
-    """The stored values of a tensor: bfloat16 as its 16 bits."""
+    """Return the values of a tensor in the form that files store: bfloat16 as uint16."""
     row = dtypes.DTYPES[tensor.dtype]
     return dtypes.encode(tensor.to_host(), row)
 
@@ -57,7 +57,7 @@ def tensor_of(array: np.ndarray, name: str, queue: Any = None) -> Tensor:
 
 
 def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str, np.ndarray]]:
-    """Return a JSON value and the arrays that it points to, by name.
+    """Return a JSON value and the arrays that it refers to, by name.
 
     >>> pack({"step": 3, "m": np.zeros(2)}, "adam")
     ({'step': 3, 'm': {'$array': 'adam.m', 'dtype': 'float64'}}, {'adam.m': array([0., 0.])})
@@ -75,7 +75,7 @@ def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str,
         if isinstance(value, np.ndarray):
             stored, dtype = bits(value)
             if stored.dtype.kind not in _NATIVE:
-                raise refusal(op, f"arrays of dtype {dtype} are not saved", "convert it to numbers", at=where)
+                raise refusal(op, f"an array must hold numbers, got dtype {dtype}", "convert it to numbers", at=where)
             return leaf("$array", stored, dtype, where)
         if isinstance(value, Mapping):
             if all(isinstance(key, str) and not key.startswith("$") for key in value):
@@ -132,7 +132,7 @@ def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tenso
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as fault:
         if isinstance(fault, FileError):
             raise
-        raise refusal(op, "the state in the file is not what netcl writes", reason=f"{type(fault).__name__}: {fault}") from fault
+        raise refusal(op, "the state in the file must be as netcl writes it", reason=f"{type(fault).__name__}: {fault}") from fault
 
 
 def _numpy_number(value: dict[str, Any], walk: Callable[[Any], Any]) -> Any:

@@ -132,12 +132,12 @@ def test_parts_can_be_left_out_when_loading_but_not_made_up(tmp_path):
     path = save_checkpoint(tmp_path / "a.netcl", model=run.model, optimizer=run.optimizer, extra={"t": Tensor.ones((2,))})
     assert load_checkpoint(path).extra["t"].tolist() == [1, 1]
     assert load_checkpoint(path, model=run.model).step == 0
-    with pytest.raises(FileError, match=r"\[load_checkpoint\] the checkpoint has no ema; there=\['model', 'optimizer'\]"):
+    with pytest.raises(FileError, match=r"\[load_checkpoint\] the checkpoint must contain: ema; saved=\['model', 'optimizer'\]"):
         load_checkpoint(path, ema=run.ema)
 
 
 def test_wrong_arguments_are_told(tmp_path):
-    with pytest.raises(TypeError, match=r"\[save_checkpoint\] the scheduler has no state_dict\(\); given=int"):
+    with pytest.raises(TypeError, match=r"\[save_checkpoint\] the scheduler must have a method state_dict\(\); given=int"):
         save_checkpoint(tmp_path / "a.netcl", scheduler=3)
     with pytest.raises(TypeError, match=r"\[save_checkpoint\] rng must be a NumPy generator or a dictionary of them"):
         save_checkpoint(tmp_path / "a.netcl", rng=np.random.RandomState(3))

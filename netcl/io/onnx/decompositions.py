@@ -157,7 +157,7 @@ def _rope(x: Tensor, positions: Any, frequencies: Any, base: float, offset: int,
 
 
 def _of_truths(op: Callable[..., Tensor]) -> Callable[..., Any]:
-    """Return a decomposition into the logical ``op`` if all inputs are bool; for others it returns ``NotImplemented``."""
+    """Return a decomposition that calls the logical ``op`` if all inputs are bool and returns ``NotImplemented`` otherwise."""
     return lambda **call: op(**call) if all(getattr(x, "dtype", type(x).__name__) == "bool" for x in call.values()) else NotImplemented
 
 

@@ -1,4 +1,4 @@
-"""``RNN``, ``LSTM`` and ``GRU``: by the op ``recurrent`` where its cells are meant, else step by step."""
+"""``RNN``, ``LSTM`` and ``GRU``: by the op ``recurrent`` if its cells match the node, else step by step."""
 
 from __future__ import annotations
 
