@@ -250,7 +250,7 @@ def test_a_folder_may_bring_its_parts(pictures, tmp_path):
 def test_files_that_are_not_what_they_say_are_refused(tmp_path):
     """Bytes that are no UTF-8 were replaced by a sign, and an NPZ file of any promised size was read."""
     (tmp_path / "latin.csv").write_bytes("name,y\nK\xf6ln,1\n".encode("latin1"))
-    with pytest.raises(FormatError, match=r"\[csv\] the file is not a CSV file in UTF-8"):
+    with pytest.raises(FormatError, match=r"\[csv\] the file must be a CSV file in UTF-8"):
         files.read_table(tmp_path / "latin.csv")
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(tables.limit_for(0, None) + 1, np.uint8), y=np.zeros(1))
     with pytest.raises(FormatError, match=r"\[npz\] the arrays must not be larger than max_bytes"):

@@ -124,7 +124,7 @@ def test_images_without_their_labels_are_refused(tmp_path):
     write_fashion(tmp_path, np.zeros((5, 2, 2), np.uint8), np.full(5, 10, np.uint8))
     with pytest.raises(FormatError, match="labels must be below the number of classes; label=10"):
         datasets.fashion_mnist(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"the files are missing.*download the four files .* give it as root="):
+    with pytest.raises(FileNotFoundError, match=r"the file must exist.*download the four files .* give it as root="):
         datasets.mnist(tmp_path / "nowhere")
 
 

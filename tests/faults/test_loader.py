@@ -47,7 +47,7 @@ def test_a_worker_in_trouble_is_named(tried):
     reasons = {line[1]: line[4] for line in told}
     assert re.match(r"raised KeyError: 'no such picture'; pid=\d+, batch=5", reasons["raises"])
     assert re.match(r"was killed by SIGKILL; pid=\d+", reasons["killed"])
-    assert re.match(r"must start a sample within 1.5 s, but has hung; pid=\d+, batch=5", reasons["hangs"])
+    assert re.match(r"hangs: it must start a sample every 1.5 s; pid=\d+, batch=5", reasons["hangs"])
     assert re.match(r"ended with exit code 3; pid=\d+", reasons["leaves"])
     assert re.match(r"raised SampleError: \[DataLoader\] sample 33 must have the shape", reasons["shape"])
 
