@@ -46,10 +46,10 @@ ROGUE = bytes([0, 0, 8, 2]) + struct.pack(">2I", 60000, 50000)  # three gigabyte
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "not an IDX file"),
-        (b"PNG and more", "not an IDX file; begins=50 4e 47 20"),
-        (bytes([0, 0, 8, 0]), "not an IDX file"),
-        (bytes([0, 0, 7, 1, 0, 0, 0, 1, 5]), "not an IDX file"),
+        (b"", "must be an IDX file"),
+        (b"PNG and more", "must be an IDX file; begins=50 4e 47 20"),
+        (bytes([0, 0, 8, 0]), "must be an IDX file"),
+        (bytes([0, 0, 7, 1, 0, 0, 0, 1, 5]), "must be an IDX file"),
         (WHOLE[:9], "must not end in its header"),
         (WHOLE[:-1], "as long as its header says"),
         (WHOLE + b"x", "as long as its header says|must end after"),
@@ -146,7 +146,7 @@ def test_cifar10_from_its_files(tmp_path):
     with pytest.raises(FormatError, match="a label must be below 10; record=1, label=10"):
         datasets.cifar10(tmp_path)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"files=\['test_batch.bin'\]"):
+    with pytest.raises(FileNotFoundError, match=r"missing=\['test_batch.bin'\]"):
         datasets.cifar10(tmp_path)
 
 

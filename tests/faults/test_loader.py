@@ -99,13 +99,13 @@ def test_workers_and_a_context_in_either_order(cl_device, order):
 @pytest.mark.fault("no room for shared memory", "a limit on file sizes", "`MemoryError` with the remedy")
 def test_no_room_for_shared_memory_is_said_at_once():
     assert re.match(
-        r"\[SharedBatchRingBuffer\] the memory for shared batches cannot be allocated; bytes=\d+, .*; fewer workers", run("no_memory")
+        r"\[SharedBatchRingBuffer\] the memory for shared batches cannot be allocated; bytes=\d+, .*; use fewer workers", run("no_memory")
     )
 
 
 @pytest.mark.fault("transform that cannot travel", "a lambda", "named with the remedy")
 def test_what_cannot_travel_to_a_worker_is_said():
-    assert re.search(r"worker 0 cannot be started: .*lambda.*use_shared_mem=False makes the workers threads", run("lambda_transform"))
+    assert re.search(r"worker 0 cannot be started: .*lambda.*use_shared_mem=False, which makes the workers", run("lambda_transform"))
 
 
 @pytest.mark.fault("parent of workers is killed", "SIGKILL", "workers end, nothing in `/dev/shm`")

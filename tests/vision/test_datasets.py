@@ -204,8 +204,8 @@ def test_csv(tmp_path):
         ("a,b,c\nx,2,1\n", "every field of line 2 must be a number; .* name the columns of numbers"),
         ("", "the file must have at least one row"),
         ("a,b\n", "the file must have at least one row"),
-        ('a,b\n"1,2\n', "the file is not a CSV file"),
-        ("a,b\n1," + "9" * 70000, "the file is not a CSV file"),
+        ('a,b\n"1,2\n', "the file must be a CSV file"),
+        ("a,b\n1," + "9" * 70000, "the file must be a CSV file"),
     ],
 )
 def test_csv_files_that_do_not_fit(content, text, tmp_path):
@@ -232,7 +232,7 @@ def test_npz(tmp_path):
         tables.from_npz(path)
     lying = io.BytesIO()
     np.lib.format.write_array_header_1_0(lying, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)})
-    for content, text in ((lying.getvalue() + bytes(80), r"as many bytes as its shape says; .*shape=\(1099511627776,\), bytes=80"),
+    for content, text in ((lying.getvalue() + bytes(80), r"as its shape says; .*shape=\(1099511627776,\), dtype=float64, bytes=80"),
                           (b"no array", "of another format; entry=x.npy, reason=ValueError: an NPY array must begin")):  # fmt: skip
         with zipfile.ZipFile(path, "w") as file:
             file.writestr("x.npy", content)
