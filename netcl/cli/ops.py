@@ -23,7 +23,7 @@ def _asked_ops(given: Sequence[str]) -> list[str]:
         if name not in REGISTRY and name not in ALIASES:
             close = difflib.get_close_matches(name, [*REGISTRY, *ALIASES], 1)
             remedy = f"did you mean {close[0]}?" if close else "`netcl ops` lists them"
-            raise CommandError(message("selftest", "the op must be in the op table", remedy, op=repr(name)))
+            raise CommandError(message("selftest", "the op must exist", remedy, op=repr(name)))
     return [ALIASES.get(name, name) for name in given]
 
 

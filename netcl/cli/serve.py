@@ -69,7 +69,7 @@ def chat(args: argparse.Namespace) -> int:
     option("--max-batch", type=whole(1), default=8, help="sequences that are computed together"),
     option("--max-queue", type=whole(1), default=64, help="requests that wait; more are refused with status 429"),
     option("--max-tokens", type=whole(1), default=1024, help="maximum tokens of an answer"),
-    option("--context", type=whole(2), default=None, help="maximum tokens of prompt and answer together; default: the model's, at most 4096"),
+    option("--context", type=whole(2), default=None, help="maximum tokens of prompt and answer; default: the model's, at most 4096"),
     option("--timeout", type=number(0), default=120.0, help="seconds that a request may take"),
     option("--grace", type=number(0), default=10.0, help="seconds that running requests have to finish when the server stops"),
     DEVICE,
