@@ -45,7 +45,7 @@ def load_writer(args: argparse.Namespace) -> Any:
 )
 @reported()
 def convert(args: argparse.Namespace) -> int:
-    """Write a model in the other format, or with quantized weights."""
+    """Convert a model between a Hugging Face folder and a GGUF file, or quantize its weights."""
     from netcl.models import load, save
 
     gguf, kind = args.target.endswith(".gguf"), args.kind or {4: "Q4_0", 8: "Q8_0", None: None}[args.bits]

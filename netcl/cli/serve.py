@@ -76,7 +76,7 @@ def chat(args: argparse.Namespace) -> int:
 )
 @reported()
 def serve(args: argparse.Namespace) -> int:
-    """Serve a language model over HTTP with OpenAI's paths, and a chat page."""
+    """Serve a language model over HTTP with OpenAI's API, and a chat page."""
     from netcl.serve import Batcher, ServeLimits, app, make_app, run_server
 
     key, hosts = args.api_key or env.value("NETCL_API_KEY") or None, app.LOOPBACK if args.host in app.LOOPBACK else ("*",)

@@ -189,7 +189,7 @@ class RandomRotation(RandomAffine):
 
 
 class ColorJitter(Augmentation):
-    """Changes brightness, contrast and (of three channels) saturation by factors from ``1 - v`` to ``1 + v``."""
+    """Changes brightness, contrast and (for three channels) saturation by factors from ``1 - v`` to ``1 + v``."""
 
     def __init__(self, brightness: float = 0, contrast: float = 0, saturation: float = 0):
         if min(brightness, contrast, saturation) < 0:

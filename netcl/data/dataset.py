@@ -170,7 +170,7 @@ class Subset(Dataset):
         """A function that returns the samples of indices, stacked; the attribute is missing if the dataset has no ``take``."""
         whole = taker(self.dataset)
         if whole is None:
-            raise AttributeError("take")
+            raise AttributeError(f"the dataset of a Subset must have a method take, got {type(self.dataset).__name__}")
         return lambda indices: whole(self.indices[indices])
 
 
@@ -189,7 +189,7 @@ def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None
 
 
 def split_dataset(dataset: Any, lengths: Sequence[float]) -> list[Subset]:
-    """Split a dataset in its own order, as :func:`random_split` without drawing: for time series, and for one part per device.
+    """Split a dataset in its own order, with the lengths of :func:`random_split`: for time series, or for one part per device.
 
     >>> [part.indices.tolist() for part in split_dataset(TensorDataset(np.arange(5)), [0.4, 0.6])]
     [[0, 1], [2, 3, 4]]

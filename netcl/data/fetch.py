@@ -23,7 +23,7 @@ class Task(NamedTuple):
     key: tuple[int, ...]
 
     def same_as(self, other: Task) -> bool:
-        """Whether both make the same batch."""
+        """Whether both tasks make the same batch."""
         return self.key == other.key and np.array_equal(self.indices, other.indices)
 
 
@@ -160,7 +160,7 @@ class Fetch:
         return WholeBatch((self.collate_fn or default_collate)(samples))
 
     def _transformed(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Apply the transforms to a sample of any structure; of a tuple they get the first part."""
+        """Apply the transforms to a sample of any structure; of a tuple, to its first item."""
         if not self.transforms:
             return sample
         fields = _fields(sample)

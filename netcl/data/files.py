@@ -49,7 +49,7 @@ class SplitPlan:
 
 
 def parts(labels: np.ndarray | None, samples: int, fractions: Sequence[float], seed: int) -> list[np.ndarray]:
-    """Draw indices at random: one array per fraction, then the rest. With ``labels``, every class is divided in these fractions.
+    """Draw indices at random: one array per fraction, then the rest. With ``labels``, every class is divided into these fractions.
 
     >>> [part.tolist() for part in parts(np.array([0, 1] * 4), 8, [0.25], seed=0)]
     [[4, 7], [0, 1, 2, 3, 5, 6]]
@@ -65,7 +65,7 @@ def parts(labels: np.ndarray | None, samples: int, fractions: Sequence[float], s
 
 
 def held_out(dataset: Any, labels: np.ndarray | None, fraction: float, seed: int) -> tuple[Any, Any]:
-    """Split a dataset in a training and a validation part; the latter is ``None`` for the fraction 0."""
+    """Split a dataset into a training and a validation part; the latter is ``None`` for the fraction 0."""
     if not fraction:
         return dataset, None
     val, train = parts(labels, len(dataset), [fraction], seed)

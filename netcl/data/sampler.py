@@ -107,7 +107,7 @@ class WeightedRandomSampler(Sampler):
 
 
 class BatchSampler(Sampler):
-    """Groups the indices of another sampler in lists of ``batch_size``.
+    """Groups the indices of another sampler into lists of ``batch_size``.
 
     >>> list(BatchSampler(range(5), batch_size=2, drop_last=False))
     [[0, 1], [2, 3], [4]]

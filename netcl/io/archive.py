@@ -235,7 +235,7 @@ class Entries:
         return infos
 
     def read(self, name: str) -> np.ndarray:
-        """Read the bytes of an entry to new memory; length and CRC are checked."""
+        """Read the bytes of an entry into new memory and check their length and CRC."""
         info = self.infos[name]
         with refusing(self.op, f"{self.path}:{name}"), self.zip.open(info) as entry:
             data = np.empty(info.file_size, np.uint8)

@@ -169,11 +169,11 @@ def _target_file(path: Path, step: int, keep_last: int | None) -> Path:
 def _checkpoint_at(path: Path) -> Path:
     if not path.is_dir():
         if not path.exists():
-            raise FileNotFoundError(message(LOAD, "there is no such checkpoint", file=path))
+            raise FileNotFoundError(message(LOAD, "the checkpoint must exist", file=path))
         return path
     newest = latest(path)
     if newest is None:
-        raise FileNotFoundError(message(LOAD, "the folder has no checkpoint", "checkpoints are named like step-000123.netcl", folder=path))
+        raise FileNotFoundError(message(LOAD, "the folder must have a checkpoint", "they are named like step-000123.netcl", folder=path))
     return newest
 
 
@@ -221,7 +221,7 @@ def _generators(rng: Any, op: str) -> dict[str, np.random.Generator]:
 
 
 def _queues(model: Any) -> list[Any]:
-    """List the queues that draw random numbers: the devices of the model, then the active one; each once."""
+    """Return the queues that draw random numbers: those of the model, then the active device's, without duplicates."""
     tensors = [*model.parameters(), *model.buffers()] if model is not None and hasattr(model, "parameters") else []
     found: list[Any] = []
     for queue in [*(tensor.queue for tensor in tensors), get_active_device().queue]:
@@ -262,7 +262,7 @@ def _check_same_form(name: str, own: Any, given: Any, path: Path) -> None:
     """Raise unless ``given``, a saved state, has the type of ``own`` and, for an optimizer, parameter groups of the same sizes."""
     if type(own) is not type(given):
         kinds = {"own": type(own).__name__, "checkpoint": type(given).__name__}
-        raise refusal(LOAD, f"the {name} state in the checkpoint must have the same type as its own", **kinds, file=path)
+        raise refusal(LOAD, f"the state of the {name} in the checkpoint must have the type of its present state", **kinds, file=path)
     if not isinstance(own, dict) or "param_groups" not in own:
         return
     sizes = [[len(group["params"]) for group in state["param_groups"]] if _grouped(state) else None for state in (own, given)]

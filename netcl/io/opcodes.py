@@ -137,7 +137,7 @@ class _Machine:
 
 
 def checked_items(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Check items of a dictionary. Keys must be plain and short: nested tuples that share parts take forever to hash."""
+    """Check items of a dictionary. Keys must be plain and short: nested tuples that share parts take exponential time to hash."""
     found = []
     for key, value in pairs:
         parts = key if type(key) is tuple else (key,)
@@ -228,7 +228,7 @@ class Writer:
         self.add(b"t")
 
     def plain(self, value: Any) -> bool:
-        """Write a number, a text or None; returns whether the value was one."""
+        """Write a number, a text or None; returns False for any other value."""
         if value is None or isinstance(value, bool):
             self.add({None: b"N", True: b"\x88", False: b"\x89"}[value])
         elif isinstance(value, int):

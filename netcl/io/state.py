@@ -35,7 +35,7 @@ def host_state(value: Any, op: str) -> dict[str, np.ndarray]:
             found[name] = np.asarray(item)
         else:
             what = f"every item must be an array, got a {type(item).__name__}"
-            raise refusal(op, what, "nested states go into .netcl or .pt files: netcl.save", name=repr(name))
+            raise refusal(op, what, "save nested states with netcl.save as .netcl or .pt", name=repr(name))
     return found
 
 

@@ -56,7 +56,7 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
 
 
 def _dense_steps(tensors: int, max_bytes: int | None) -> int:
-    """Return how many steps a program over ``tensors`` tensors may have, or as many as containers fit into ``max_bytes``."""
+    """Return the most steps a program may have: by its number of tensors or, if given, by the containers that fit ``max_bytes``."""
     return opcodes.FREE_STEPS + (opcodes.TENSOR_STEPS * tensors if max_bytes is None else max_bytes // 64)
 
 
@@ -184,7 +184,7 @@ def _reference(reference: Any) -> tuple[str, str, int]:
         raise Refused('a persistent ID must be of the form ("storage", class, key, location, numel)')
     _, kind, key, _, count = reference[:5]
     if not isinstance(key, str) or not key.isascii() or not key.replace("_", "").isalnum() or not kind.value:
-        raise Refused("a storage must have a dtype and a key of letters, digits and underscores")
+        raise Refused("a storage must have a known dtype, and a key of ASCII letters, digits and underscores")
     _integers([count])
     if len(reference) > 5 and reference[5] is not None:
         raise Refused("a storage must not be a view of another")
@@ -281,7 +281,7 @@ class _TorchWriter:
             self.writer.add(b"t")
         elif not self.writer.plain(value):
             what = f"a {type(value).__module__}.{type(value).__qualname__} cannot be saved"
-            raise refusal(OP_SAVE, what, "dictionaries, lists, tuples, numbers, texts, arrays and tensors can", at=where or "/")
+            raise refusal(OP_SAVE, what, "convert it to dictionaries, lists, tuples, numbers, texts, arrays or tensors", at=where or "/")
 
     def items(self, values: Any, where: str) -> None:
         for i, item in enumerate(values):

@@ -123,7 +123,7 @@ def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tenso
     def array(value: dict[str, Any], walk: Any) -> Any:
         stored, name = arrays[value[next(iter(value))]], value["dtype"]
         if (stored.dtype.name != name) and not (name == "bfloat16" and stored.dtype == np.uint16):
-            raise ValueError(f"an array of {stored.dtype} cannot be {name}")
+            raise ValueError(f"an array declared as {name} must have that dtype, got {stored.dtype}")
         return from_bits(stored, name) if "$array" in value else tensor(stored, name)
 
     _TAKEN: dict[str, Callable[..., Any]] = {**_PLAIN_READERS, "$array": array, "$tensor": array}
@@ -138,7 +138,7 @@ def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tenso
 def _numpy_number(value: dict[str, Any], walk: Callable[[Any], Any]) -> Any:
     dtype = np.dtype(value["dtype"])
     if dtype.kind not in "biuf":  # a void of NumPy takes as many bytes as its number says
-        raise ValueError(f"a number cannot be {dtype}")
+        raise ValueError(f"a number must have a numeric dtype, got {dtype}")
     return dtype.type(walk(value["$number"]))
 
 

@@ -63,7 +63,7 @@ class Callback:
         """Called after Ctrl-C, when the step is finished and before the run ends."""
 
     def close(self) -> None:
-        """Called when ``fit`` ends, also by an error."""
+        """Called when ``fit`` ends, also after an error."""
 
 
 class CallbackList:

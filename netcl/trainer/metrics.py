@@ -188,7 +188,7 @@ class _Collected(Metric):
         return self.of(outputs, targets)
 
     def of(self, outputs: np.ndarray, targets: np.ndarray) -> float:
-        """The metric of all outputs and targets, as float64."""
+        """Return the metric, given all outputs and targets as float64."""
         raise NotImplementedError
 
 

@@ -172,7 +172,7 @@ class Progress(Callback):
 
 
 def _kind_of(model: Any) -> str:
-    """Return a key for runs with about the same programs: the model's class and a hash of its parameters' shapes, dtypes and devices."""
+    """Return a key for runs with about the same kernels: the model's class and a hash of its parameters' shapes, dtypes and devices."""
     parameters = [(p.shape, p.dtype, p.device.device_name) for p in model.parameters()]
     return f"{type(model).__name__} {hashlib.sha256(repr(parameters).encode()).hexdigest()[:16]}"
 

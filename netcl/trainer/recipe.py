@@ -276,7 +276,7 @@ def check_shares(recipe: Recipe, ranks: int) -> None:
 
 
 def cnn(data: Data, width: int = 32, dropout: float = 0.1) -> Any:
-    """Return a CNN: two convolutions with ``width`` channels and two with twice as many, pooled after each pair; at least 4 x 4 pixels."""
+    """Return a CNN: 2 convolutions with ``width`` channels and 2 with twice as many, pooled after each pair; for 4 x 4 pixels or more."""
 
     def block(inside: int, out: int) -> list[Any]:
         return [nn.Conv2d(inside, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]

@@ -131,7 +131,7 @@ class ImageFolder(DatasetFolder):
 
 
 class FakeData(VisionDataset):
-    """Random images, reproducible by index: to try a program without data."""
+    """Random images, reproducible by index, for trying a program without data."""
 
     def __init__(
         self, size: int = 1000, image_size: Sequence[int] = (3, 224, 224), num_classes: int = 10, transform: Any = None,

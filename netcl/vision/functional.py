@@ -240,7 +240,7 @@ def pad(img: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -
 
 
 def _color(img: Any, fill: Any) -> Any:
-    """Return a fill color with a number per channel, as Pillow takes it."""
+    """Return a fill color with a number per channel, as Pillow requires."""
     values = [0 if fill is None else fill] if not isinstance(fill, list | tuple) else list(fill)
     values = values * get_image_num_channels(img) if len(values) == 1 else values
     values = values if img.mode == "F" else [int(value) for value in values]

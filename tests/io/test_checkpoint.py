@@ -122,7 +122,7 @@ def test_the_last_few_are_kept_and_the_newest_is_found(tmp_path):
     # Starting anew in an old folder must not remove what was just written.
     assert save_checkpoint(folder, model=model, step=1, keep_last=1).exists() and len(checkpoints(folder)) == 1
     assert latest(tmp_path) is None
-    with pytest.raises(FileNotFoundError, match=r"\[load_checkpoint\] the folder has no checkpoint"):
+    with pytest.raises(FileNotFoundError, match=r"\[load_checkpoint\] the folder must have a checkpoint"):
         load_checkpoint(tmp_path, model=model)
 
 

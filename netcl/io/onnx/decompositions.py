@@ -109,7 +109,7 @@ def _rms_norm(x: Tensor, normalized_shape: Any, weight: Tensor | None, eps: floa
 
 
 def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Return a group norm as an instance norm of the groups, followed by the weights, which are per channel."""
+    """Compute a group norm as an instance norm of the groups, then apply the weight and bias per channel."""
     made = ag.reshape(ag.instance_norm(ag.reshape(x, (x.shape[0], num_groups, -1)), eps=eps), x.shape)
     made = made if weight is None else ag.mul(made, _channel_shaped(x, weight))
     return made if bias is None else ag.add(made, _channel_shaped(x, bias))

@@ -147,7 +147,7 @@ class OnnxModel(nn.Module):
         return tensor
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
-        """Return the module and the name for a weight: ``layer.0.weight`` is ``weight`` of ``layer.0``, or else a numbered name here."""
+        """Return the module and the name for a weight: ``layer.0.weight`` is ``weight`` of ``layer.0``. If taken, number it here."""
         *path, last = name.split(".")
         module: nn.Module = self
         for part in path:

@@ -26,7 +26,7 @@ _INT4_RANGES = {21: (0, 15), 22: (-8, 7), 25: (0, 3), 26: (-2, 1)}
 
 
 def cast_to(node: OnnxNode, x: Tensor, code: int) -> Any:
-    """Return ``x`` as an element type of ONNX; a narrow type is rounded on the host and returned as an array."""
+    """Convert ``x`` to an ONNX element type; values of a narrow type are rounded on the host and returned as an array."""
     if code not in NARROW:
         return ag.cast(x, dtype_of(code))
     onnx, kind, values = library(), library().helper.tensor_dtype_to_np_dtype(code), x.to_host()
@@ -82,7 +82,7 @@ def _dequantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = 
 
 
 def _centered(x: Tensor, zero: Tensor | None, shape: Any = None) -> Tensor:
-    """Return quantized values less their zero point, as float32."""
+    """Return quantized values minus their zero point, as float32."""
     values = ag.cast(x, "float32")
     return (
         values if zero is None else ag.sub(values, ag.cast(zero if shape is None or zero.size == 1 else ag.reshape(zero, shape), "float32"))

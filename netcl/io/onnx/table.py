@@ -94,7 +94,7 @@ IGNORED = {"consumed_inputs", "momentum", "noop_with_empty_axes", "sorted", "spa
 
 
 class Conversion(NamedTuple):
-    """``write(value, arguments of the call)`` gives what the node holds, ``read(value, first input, node)`` the op's argument."""
+    """``write(value, arguments of the call)`` returns the node's value, ``read(value, first input, node)`` the op's argument."""
 
     write: Callable[[Any, Mapping[str, Any]], Any]
     read: Callable[[Any, Tensor, OnnxNode], Any]
@@ -189,7 +189,7 @@ class OperatorEntry:
     fixed: Mapping[str, Any]
 
     def misfits(self, arguments: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call that the node cannot express; ``usual`` are the defaults of the op's arguments."""
+        """Return the arguments of a call that the node cannot express; ``usual`` are the defaults of the op's arguments."""
         named = {slot.name for slot in (*self.inputs, *self.attributes.values())}
         rest = {name: value for name, value in arguments.items() if name not in named and self.fixed.get(name) is not ...}
         wanted = {**usual, **self.fixed}

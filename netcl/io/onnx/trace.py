@@ -137,7 +137,7 @@ def _flat(value: Any) -> list[Tensor]:
 
 
 def _mapped(function: Callable[[Any], Tensor], value: Any) -> Any:
-    """Apply a function to every leaf of nested tuples, as of an LSTM's two states; a list is a leaf."""
+    """Apply a function to every leaf of nested tuples, such as an LSTM's two states; a list is a leaf."""
     return tuple(_mapped(function, part) for part in value) if isinstance(value, tuple) else function(value)
 
 

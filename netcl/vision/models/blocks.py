@@ -27,7 +27,7 @@ def divisible(value: float, divisor: int = 8) -> int:
 
 def conv_norm(inside: int, out: int, kernel: int = 3, stride: int = 1, groups: int = 1, activation: Any = nn.ReLU, dilation: int = 1,
               **norm: Any) -> nn.Sequential:  # fmt: skip
-    """Return a padded convolution, which divides the image's size only by ``stride``, a batch norm, and an optional ``activation``."""
+    """Return a convolution, padded so that only ``stride`` shrinks the image, a batch norm, and an optional ``activation``."""
     conv = nn.Conv2d(inside, out, kernel, stride, (kernel - 1) // 2 * dilation, dilation, groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(out, **norm), *([activation()] if activation else []))
 

@@ -61,7 +61,7 @@ def default_boxes(sizes: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 class SSD(nn.Module):
-    """Single shot multibox detector for 300 x 300 pixels; images of other sizes are resized; boxes are in pixels of the original image.
+    """Single shot multibox detector for 300 x 300 pixels. Images of other sizes are resized; boxes are in pixels of the original image.
 
     In evaluation, ``model(images)`` returns a dictionary of ``boxes`` (x1, y1, x2, y2), ``scores`` and ``labels`` per image. In training,
     ``model(images, targets)`` returns the losses ``bbox_regression`` and ``classification``. ``images`` is a batch or a
