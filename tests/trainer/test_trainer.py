@@ -365,7 +365,7 @@ def test_one_hot_targets_count_as_samples():
 def test_what_cannot_be_run_is_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         make(CPU).fit(**arguments)
-    with pytest.raises(FileNotFoundError, match="no such checkpoint"):
+    with pytest.raises(FileNotFoundError, match="the checkpoint must exist"):
         make(CPU).fit(batches(1), resume="nowhere.netcl")
     with pytest.raises(ValueError, match=r"\[predict\] the data must have at least one batch"):
         make(CPU).predict([])

@@ -155,7 +155,7 @@ def test_cifar_files_of_the_python_version(tmp_path):
     assert data.targets == [5, 0, 9] and data[2][1] == 9
     np.testing.assert_array_equal(data.data[1], pixels[1].reshape(3, 32, 32).transpose(1, 2, 0))
     hostile = b"cos\nsystem\n(U\x04exittR."
-    wrong = {b"\x80\x02" + hostile: "refers to os.system", b"\x80\x02}.": "must hold uint8 images", b"junk": "not one of CIFAR's",
+    wrong = {b"\x80\x02" + hostile: "refers to os.system", b"\x80\x02}.": "must hold uint8 images", b"junk": "must be one of CIFAR's",
              b"\x80\x02}(U\x04datacnumpy\nndarray\n)RK\x01bU\x06labels](K\x01eu.": "must hold uint8 images",
              python2_pickle({"labels": [5, 0]}, pixels): r"keys=\['data', 'labels'\], shape=\(3, 3072\)"}  # fmt: skip
     for content, reason in wrong.items():
