@@ -44,7 +44,7 @@ def test_a_device_that_is_not_there_is_told_beside_those_that_are(capsys, monkey
 
 
 def test_an_op_that_is_not_there_is_told(capsys):
-    assert run(capsys, "selftest", "relo", "--device", "cpu") == (1, "", "[selftest] there is no such op; op='relo'; did you mean relu?\n")
+    assert run(capsys, "selftest", "relo", "--device", "cpu") == (1, "", "[selftest] the op must exist; op='relo'; did you mean relu?\n")
 
 
 def test_devices_marks_what_auto_means(capsys):

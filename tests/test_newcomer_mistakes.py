@@ -137,7 +137,7 @@ def test_the_command_names_the_fix_in_one_line(name, tmp_path, monkeypatch, caps
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     assert cli.main(["train", "--tensorboard", "--device", "cpu", "--run", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "[TensorBoard] tensorboardX is not installed; pip install tensorboardX\n"
+    assert capsys.readouterr().err == "[TensorBoard] tensorboardX is required; pip install tensorboardX\n"
 
 
 def test_a_used_folder_and_a_damaged_file(tmp_path, monkeypatch):

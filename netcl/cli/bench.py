@@ -24,13 +24,13 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 @command(
     "bench",
-    option("--device", action="append", help="as NETCL_DEVICE; may be repeated. Without: NumPy and every device that is no simulator"),
+    option("--device", action="append", help="as NETCL_DEVICE; may be repeated. Default: NumPy and every device except simulators"),
     option("--cases", default=re.compile(""), type=_pattern, help="only cases whose name matches this regular expression"),
-    option("--repeats", type=whole(1), default=3, help="rounds; the best counts"),
+    option("--repeats", type=whole(1), default=3, help="number of rounds; the best time counts"),
     option("--threads", type=whole(1), help="threads for torch"),
 )
 def bench(args: argparse.Namespace) -> int:
-    """Time common problems on this machine's devices, and torch if it is there; say which device to use for which size."""
+    """Time common problems on this machine's devices, and with torch if it is installed; recommend a device for each size."""
     from netcl.bench import problems, setting
     from netcl.core.device import manager
 
@@ -58,13 +58,13 @@ def bench(args: argparse.Namespace) -> int:
 
 
 def _settings_by_name(settings: Sequence[Any]) -> dict[str, Any]:
-    """Settings by the name of their device, with its platform added where two devices have the same name."""
+    """Return settings by the name of their device, with the platform added if two devices have the same name."""
     names = ["NumPy" if s.handle.backend == "cpu" else s.handle.device_name for s in settings]
     return {f"{n} ({s.handle.platform_name})" if names.count(n) > 1 else n: s for n, s in zip(names, settings, strict=True)}
 
 
 def _times(case: str, make: Callable[[Setting], dict[str, Way]], settings: Mapping[str, Setting], troubles: list[str]) -> Times:
-    """The best time on each device (eager or compiled) and torch's best of all runs, in seconds; errors are added to ``troubles``."""
+    """Return the best time per device (eager or compiled) and torch's best of all runs, in seconds; add errors to ``troubles``."""
     from netcl.bench import interleave, wrong_results
     from netcl.core.device import device
 

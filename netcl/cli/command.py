@@ -42,7 +42,7 @@ COMMANDS: dict[str, Command] = {}
 
 
 def command(name: str, *options: Option) -> Callable[[Run], Run]:
-    """Enter the decorated function as ``netcl <name>``; each of ``options`` declares one or more on the parser it is given."""
+    """Register the decorated function as ``netcl <name>``; each of ``options`` is called with the parser and adds arguments to it."""
 
     def enter(run: Run) -> Run:
         COMMANDS[name] = Command(name, run, options)
@@ -56,7 +56,7 @@ def option(*names: str, **settings: Any) -> Option:
     return lambda parser: parser.add_argument(*names, **settings)
 
 
-DEVICE = option("--device", help="a selector as in `netcl devices`; NETCL_DEVICE otherwise")
+DEVICE = option("--device", help="a selector as in `netcl devices`; default: NETCL_DEVICE")
 
 
 def whole(least: int, most: float = math.inf) -> Callable[[str], int]:
@@ -64,7 +64,8 @@ def whole(least: int, most: float = math.inf) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if len(text) > 20 or not text.removeprefix("-").isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} {'on' if most == math.inf else f'to {most}'}")
+            bounds = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"must be a whole number {bounds}, got {text!r}")
         return int(text)
 
     return read
@@ -79,19 +80,19 @@ def number(least: float) -> Callable[[str], float]:
         except ValueError:
             value = math.nan
         if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} on")
+            raise argparse.ArgumentTypeError(f"must be a finite number of at least {least:g}, got {text!r}")
         return value
 
     return read
 
 
 def terminal_columns() -> int | None:
-    """The number of columns of the terminal; ``None`` if output goes elsewhere, where lines are not wrapped."""
+    """Return the number of columns of the terminal; ``None`` if output goes elsewhere, where lines are not wrapped."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def say(text: str, flush: bool = False) -> None:
-    """Print lines; on a terminal that is too narrow, broken between words and indented as they were."""
+    """Print lines; on a narrow terminal, they are wrapped between words and keep their indentation."""
     room = terminal_columns()
     print("\n".join(_broken(line, room) for line in text.splitlines()) if room else text, flush=flush)
 
@@ -124,7 +125,7 @@ def facts(values: Mapping[str, object]) -> str:
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Return widths that fit into the room, taken from the widest first, down to the longest word of each."""
+    """Return column widths that fit into ``room``: the widest column is narrowed first, and none below its ``least``."""
     made = list(widths)
     while sum(made) > room:
         _, i = max((width, i) for i, width in enumerate(made) if width > least[i])
@@ -133,7 +134,7 @@ def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[in
 
 
 def _records(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a block of lines per row: the names of the columns beside their values, without empty ones."""
+    """Return a block of lines per row, each with a column's name and value; empty values are left out."""
     width = max(map(len, header))
     blocks = [[f"{name.ljust(width)}  {cell}" for name, cell in zip(header, row, strict=True) if cell] for row in rows]
     return [line for i, block in enumerate(blocks) for line in ([""] if i else []) + block]
@@ -147,13 +148,13 @@ def _lines(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 
 def pick_device(selector: str | None) -> DeviceHandle:
-    """The device of the option ``--device``; without one, that of NETCL_DEVICE or the default."""
+    """Return the device of the option ``--device``; without the option, that of NETCL_DEVICE or the default."""
     return require(selector or "auto")
 
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turn errors of files, options and missing packages into a :class:`CommandError`, which prints no traceback."""
+    """Convert errors of files, options and missing packages to a :class:`CommandError`, which prints no traceback."""
     try:
         yield
     except (ValueError, MemoryError) as fault:

@@ -41,7 +41,7 @@ GPU_DRIVERS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding of doctor: ``what`` describes it, ``mend`` is the command or action; a note needs no action."""
+    """A finding of doctor: ``what`` describes it, ``mend`` is the command or action that fixes it; a note needs no action."""
 
     code: str
     what: str
@@ -78,12 +78,12 @@ class Facts:
 
     @property
     def usable(self) -> tuple[Found, ...]:
-        """Devices "auto" may choose."""
+        """The devices that "auto" may select."""
         return tuple(f for f in self.found if score(f.profile)[0] >= 0)
 
     @property
     def ready(self) -> bool:
-        """Whether a program finds a device that is fit for work."""
+        """Whether programs can run on an OpenCL device with the present settings."""
         return bool(self.usable) and not self.refused and not self.illegal
 
 
@@ -147,7 +147,7 @@ def _illegal() -> Iterator[tuple[str, str]]:
 
 
 def gpus_of_the_kernel(root: Path = Path("/")) -> list[str]:
-    """Return the makers of the graphics cards that the operating system knows, whether or not OpenCL does."""
+    """Return the vendors of the GPUs that the operating system reports, whether or not OpenCL finds them."""
     found = ["nvidia"] if (root / "proc/driver/nvidia/version").exists() or (root / "dev/nvidiactl").exists() else []
     for file in sorted(root.glob("sys/class/drm/renderD*/device/vendor")):
         key = GPU_VENDORS.get(file.read_text().strip(), ("", ""))[0]
@@ -325,7 +325,7 @@ def print_doctor(facts: Facts, findings: Sequence[Finding]) -> None:
 
 
 def fix(facts: Facts) -> bool:
-    """Install what a CPU device lacks, pyopencl and PoCL, by pip or by the system; returns whether anything was installed."""
+    """Install what a CPU device needs, pyopencl and PoCL, with pip or system packages; returns whether anything was installed."""
     loads = facts.import_error and any(not r.error and "oclgrind" not in r.library for r in facts.runtimes)  # it only lacks pyopencl
     wants_runtime = not (facts.usable or facts.hidden or facts.setting or loads)
     wheels = ["pyopencl"] if facts.import_error else []
@@ -344,7 +344,7 @@ def fix(facts: Facts) -> bool:
     option(
         "--fix",
         action="store_true",
-        help="install a CPU runtime if there is no device: by pip, or by the system where no password is asked",
+        help="install a CPU runtime if there is no device: with pip, or as a system package if no password is needed",
     ),
 )
 def doctor(args: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ def models(args: argparse.Namespace) -> int:
 
 
 def load_writer(args: argparse.Namespace) -> Any:
-    """The language model that a command names, with merged projections; raises if it does not generate text."""
+    """Load the language model that a command names, with merged projections; raises if it does not generate text."""
     from netcl.models import CausalLM, load
 
     model = load(args.path, pick_device(args.device))
@@ -40,12 +40,12 @@ def load_writer(args: argparse.Namespace) -> Any:
     "convert",
     option("source", help="a Hugging Face folder or a GGUF file"),
     option("target", help="a GGUF file if the name ends in .gguf, else a folder; it must not exist"),
-    option("--bits", type=int, choices=(4, 8), default=None, help="of the matrices of a GGUF file: 4 is Q4_0, 8 is Q8_0"),
+    option("--bits", type=int, choices=(4, 8), default=None, help="bits per weight of matrices in a GGUF file: 4 is Q4_0, 8 is Q8_0"),
     option("--kind", default=None, help="another block type of GGUF, for instance Q4_K"),
 )
 @reported()
 def convert(args: argparse.Namespace) -> int:
-    """Write a model in the other format, or with quantized weights."""
+    """Convert a model between a Hugging Face folder and a GGUF file, or quantize its weights."""
     from netcl.models import load, save
 
     gguf, kind = args.target.endswith(".gguf"), args.kind or {4: "Q4_0", 8: "Q8_0", None: None}[args.bits]
@@ -58,11 +58,11 @@ def convert(args: argparse.Namespace) -> int:
 
 
 _REAL_OPTIONS = {
-    "top-p": "choose among the fewest that reach this probability",
-    "min-p": "choose among those with at least this share of the likeliest one's probability",
-    "repetition-penalty": "above 1, tokens of the prompt and the text become less likely",
-    "presence-penalty": "is subtracted from the logits of tokens in the text",
-    "frequency-penalty": "is subtracted from the logits of tokens in the text, once per occurrence",
+    "top-p": "choose among the most likely tokens whose probabilities add up to this",
+    "min-p": "choose among tokens with at least this share of the highest probability",
+    "repetition-penalty": "above 1, tokens that occur in the prompt or the text become less likely",
+    "presence-penalty": "subtracted from the logits of tokens that occur in the text",
+    "frequency-penalty": "subtracted from the logits of tokens that occur in the text, once per occurrence",
 }
 SAMPLING_OPTIONS = [option(f"--{name}", type=float, default=None, help=text) for name, text in _REAL_OPTIONS.items()]
 
@@ -79,11 +79,11 @@ def sampling_options(args: argparse.Namespace) -> dict[str, Any]:
 @command(
     "generate",
     option("path", help="a Hugging Face folder, a GGUF file, or the folder of a run with the model gpt"),
-    option("prompt", nargs="?", default=None, help="what the text begins with"),
+    option("prompt", nargs="?", default=None, help="the beginning of the text"),
     option("--prompt", dest="named_prompt", default=None, help="the same, as an option"),
     option("--length", type=whole(0), default=None, help="tokens to write (bytes for a run); default: 300"),
-    option("--temperature", type=float, default=None, help="0 takes the likeliest token each time; default: 0, for a run 0.8"),
-    option("--top-k", type=int, default=None, help="choose among so many likeliest"),
+    option("--temperature", type=float, default=None, help="0 always takes the most likely token; default: 0, for a run 0.8"),
+    option("--top-k", type=int, default=None, help="choose among this many most likely tokens"),
     *SAMPLING_OPTIONS,
     option("--seed", type=int, default=None, help="makes random choices repeatable; a run has its own"),
     option("--stop", action="append", default=[], help="a string that ends the text; may be given several times"),
@@ -132,7 +132,7 @@ def _setting_options(parser: argparse.ArgumentParser) -> None:
     option("--out", required=True, help="the folder of the run and its results"),
     _setting_options,
     option("--merge", default="", metavar="FORMAT", help="also write the merged model: hf, gguf, or a type of GGUF such as Q8_0"),
-    option("--resume", action="store_true", help="go on from the run's last checkpoint, if there is one"),
+    option("--resume", action="store_true", help="continue from the run's last checkpoint, if there is one"),
     option("--overwrite", action="store_true", help="remove the checkpoints of an earlier run in the folder"),
     DEVICE,
 )

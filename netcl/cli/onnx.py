@@ -1,4 +1,4 @@
-"""``netcl onnx``: what an ONNX file holds, whether it runs here as onnxruntime runs it, its outputs, its times."""
+"""``netcl onnx``: what an ONNX file holds, whether its results match onnxruntime's, its outputs, its times."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from netcl.core.errors import message
 
 @command(
     "onnx",
-    option("action", choices=("info", "check", "run", "bench"), help="check compares with onnxruntime, bench times"),
+    option("action", choices=("info", "check", "run", "bench"), help="check compares with onnxruntime, run writes outputs, bench measures"),
     option("file", help="an ONNX file"),
-    option("--inputs", help="an .npz file with an array for each input; random numbers without one"),
-    option("--seed", type=whole(0), default=0, help="of random inputs; default: 0"),
+    option("--inputs", help="an .npz file with an array for each input; default: random numbers"),
+    option("--seed", type=whole(0), default=0, help="seed of random inputs; default: 0"),
     option("--size", action="append", default=[], metavar="NAME=N", help="size of a symbolic dimension of random inputs; default: 1"),
     option("--out", default="outputs.npz", help="where run writes the outputs; default: outputs.npz"),
     option("--tolerance", type=number(0), default=1e-3, help="the largest relative difference that check accepts; default: 0.001"),
@@ -132,7 +132,7 @@ def _onnxruntime(file: str) -> Any:
 
 
 def _difference(mine: Any, wanted: Any) -> float:
-    """The largest difference, in units of the largest number; infinite if shapes, dtypes or the places of NaN and infinity differ."""
+    """Return the largest difference relative to the largest value; infinite if shapes, dtypes or positions of NaN and infinity differ."""
     if isinstance(mine, list):
         return max((_difference(*pair) for pair in zip(mine, wanted, strict=True)), default=0.0)
     a, b, finite = np.asarray(mine, np.float64), np.asarray(wanted, np.float64), np.isfinite(wanted)

@@ -16,21 +16,21 @@ _ESTIMATE_EVERY = 20  # ops between two statements of the time that is left
 
 
 def _asked_ops(given: Sequence[str]) -> list[str]:
-    """The given names with aliases resolved to rows of the op table; raises for an unknown one."""
+    """Return op names with aliases resolved to names of the op table; raises for an unknown name."""
     from netcl.ops import ALIASES, REGISTRY
 
     for name in given:
         if name not in REGISTRY and name not in ALIASES:
             close = difflib.get_close_matches(name, [*REGISTRY, *ALIASES], 1)
             remedy = f"did you mean {close[0]}?" if close else "`netcl ops` lists them"
-            raise CommandError(message("selftest", "there is no such op", remedy, op=repr(name)))
+            raise CommandError(message("selftest", "the op must exist", remedy, op=repr(name)))
     return [ALIASES.get(name, name) for name in given]
 
 
 @command(
     "selftest",
     option("ops", nargs="*", help="names of ops; all of them if none is given"),
-    option("--full", action="store_true", help="first every kernel that the device may choose; wrong ones are quarantined"),
+    option("--full", action="store_true", help="first check every kernel that may be chosen on the device; wrong ones are quarantined"),
     DEVICE,
 )
 def selftest(args: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def selftest(args: argparse.Namespace) -> int:
     return 1 if counts["FAILED"] else 0
 
 
-@command("ops", option("filter", nargs="?", default="", help="a part of names or of their documentation; all ops if none is given"))
+@command("ops", option("filter", nargs="?", default="", help="text to find in names and documentation; default: all ops"))
 def ops(args: argparse.Namespace) -> int:
     """List the op table: name, kind, gradient, autocast policy, one line of documentation."""
     from netcl.ops import ALIASES, REGISTRY

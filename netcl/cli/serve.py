@@ -18,9 +18,9 @@ _MODEL_PATH = option("path", help="a Hugging Face folder or a GGUF file")
     "chat",
     _MODEL_PATH,
     option("--system", default=None, help="the system message that conversations begin with"),
-    option("--length", type=whole(1), default=1024, help="the most tokens of an answer"),
-    option("--temperature", type=number(0), default=0.7, help="0 takes the likeliest token each time"),
-    option("--top-k", type=whole(1), default=None, help="choose among so many likeliest"),
+    option("--length", type=whole(1), default=1024, help="maximum tokens of an answer"),
+    option("--temperature", type=number(0), default=0.7, help="0 always takes the most likely token"),
+    option("--top-k", type=whole(1), default=None, help="choose among this many most likely tokens"),
     *SAMPLING_OPTIONS,
     option("--seed", type=whole(0), default=None, help="makes random choices repeatable"),
     DEVICE,
@@ -63,20 +63,20 @@ def chat(args: argparse.Namespace) -> int:
 @command(
     "serve",
     _MODEL_PATH,
-    option("--host", default="127.0.0.1", help="the address to listen at; 0.0.0.0 is all of this machine's"),
-    option("--port", type=whole(0, 65535), default=8080, help="the port to listen at; 0 takes one that is free"),
-    option("--api-key", default=None, help="what requests must bring as a bearer token; NETCL_API_KEY otherwise"),
+    option("--host", default="127.0.0.1", help="the address to listen on; 0.0.0.0 means all addresses of this machine"),
+    option("--port", type=whole(0, 65535), default=8080, help="the port to listen on; 0 takes a free one"),
+    option("--api-key", default=None, help="the bearer token that requests must have; default: NETCL_API_KEY"),
     option("--max-batch", type=whole(1), default=8, help="sequences that are computed together"),
     option("--max-queue", type=whole(1), default=64, help="requests that wait; more are refused with status 429"),
-    option("--max-tokens", type=whole(1), default=1024, help="the most tokens of an answer"),
-    option("--context", type=whole(2), default=None, help="the most tokens of prompt and answer; default: the model's, at most 4096"),
+    option("--max-tokens", type=whole(1), default=1024, help="maximum tokens of an answer"),
+    option("--context", type=whole(2), default=None, help="maximum tokens of prompt and answer; default: the model's, at most 4096"),
     option("--timeout", type=number(0), default=120.0, help="seconds that a request may take"),
-    option("--grace", type=number(0), default=10.0, help="seconds that running requests have when the server ends"),
+    option("--grace", type=number(0), default=10.0, help="seconds that running requests have to finish when the server stops"),
     DEVICE,
 )
 @reported()
 def serve(args: argparse.Namespace) -> int:
-    """Serve a language model over HTTP with OpenAI's paths, and a chat page."""
+    """Serve a language model over HTTP with OpenAI's API, and a chat page."""
     from netcl.serve import Batcher, ServeLimits, app, make_app, run_server
 
     key, hosts = args.api_key or env.value("NETCL_API_KEY") or None, app.LOOPBACK if args.host in app.LOOPBACK else ("*",)

@@ -19,7 +19,7 @@ from netcl.core.errors import ShapeError, message
 
 @contextmanager
 def _told_in_a_line() -> Iterator[None]:
-    """Report errors of recipes, run files, sizes and training values without a traceback."""
+    """Convert errors of recipes, run files, shapes and training values to a ``CommandError``, which prints no traceback."""
     from netcl.io import FileError
     from netcl.trainer.recipe import RecipeError
 
@@ -37,7 +37,7 @@ def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
     """Add every setting of a recipe to a parser, as an option."""
     from netcl.trainer.recipe import Recipe
 
-    parser.add_argument("file", nargs="?", help="a TOML or JSON file of settings, or a run's folder; options come on top of it")
+    parser.add_argument("file", nargs="?", help="a TOML or JSON file of settings, or a run's folder; options override its settings")
     DEVICE(parser)
     for item in dataclasses.fields(Recipe):
         default, text = getattr(Recipe(), item.name), item.metadata["doc"]
@@ -46,7 +46,7 @@ def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
             told = f"{text}; default: {'yes' if default else 'no'}"
             parser.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=told)
         elif isinstance(default, dict):
-            parser.add_argument(name, metavar="NAME=VALUE", nargs="+", default=None, help=f"{text}; values are read as JSON if they are")
+            parser.add_argument(name, metavar="NAME=VALUE", nargs="+", default=None, help=f"{text}; values that are valid JSON are parsed")
         else:
             told = text if default == "" else f"{text}; default: {default}"
             parser.add_argument(name, type=type(default), default=None, metavar=type(default).__name__.upper(), help=told)
@@ -80,12 +80,12 @@ def _parsed_options(pairs: list[str]) -> dict[str, Any]:
 
 def _run_in_folder(parser: argparse.ArgumentParser) -> None:
     used = parser.add_mutually_exclusive_group()
-    used.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint, if there is one")
+    used.add_argument("--resume", action="store_true", help="continue from the run's last checkpoint, if there is one")
     used.add_argument("--overwrite", action="store_true", help="remove the checkpoints and results of an earlier run in the folder")
 
 
 def _start_ranks(args: argparse.Namespace) -> int:
-    """Run the same command once per rank and return the exit status; ``--device`` may list a device for each, with commas."""
+    """Run the same command once per rank and return the exit status; ``--device`` may list one device per rank, separated by commas."""
     from netcl.distributed.launch import INTERRUPTED, TERMINATED, launch
     from netcl.trainer import ModelCheckpoint
     from netcl.trainer.recipe import check_shares
@@ -126,21 +126,21 @@ def _folder(args: argparse.Namespace) -> Path:
         type=whole(0),
         default=0,
         metavar="RANKS",
-        help="train on so many processes, through mpiexec; --device may then name several, separated by commas",
+        help="train on this many processes, through mpiexec; --device may then name several, separated by commas",
     ),
     option(
         "--max-restarts",
         type=whole(0),
         default=0,
         metavar="N",
-        help="start a --distributed job that fails again from its last checkpoint, so many times at most",
+        help="restart a failed --distributed job from its last checkpoint, at most this many times",
     ),
-    option("--find-lr", action="store_true", help="look for the learning rate first, and train with it"),
-    option("--tensorboard", action="store_true", help="write files for TensorBoard too"),
+    option("--find-lr", action="store_true", help="find a learning rate first, and train with it"),
+    option("--tensorboard", action="store_true", help="also write files for TensorBoard"),
 )
 @_told_in_a_line()
 def train(args: argparse.Namespace) -> int:
-    """Train a model on your own files or on data by name; writes a folder with checkpoints, logs, the model and a report."""
+    """Train a model on your own files or on a named dataset; writes a folder with checkpoints, logs, the model and a report."""
     from netcl import distributed
     from netcl.trainer import TensorBoard
     from netcl.trainer.page import write_report
@@ -179,7 +179,7 @@ def train(args: argparse.Namespace) -> int:
 )
 @_told_in_a_line()
 def report(args: argparse.Namespace) -> int:
-    """Write the page of a run: curves, confusion matrix, predictions, slowest kernels; one file that needs nothing else."""
+    """Write the page of a run: curves, confusion matrix, predictions, slowest kernels; one self-contained file."""
     from netcl.trainer.page import write_report
 
     print(write_report(args.run, args.out))
@@ -238,8 +238,8 @@ def _trace_script(words: list[str], handle: Any) -> Any:
 @command(
     "trace",
     _recipe_arguments,
-    option("script_arguments", nargs="*", default=[], help="arguments of a script, if the file is one (.py): then all of it is traced"),
-    option("--steps", type=whole(1), default=5, help="how many steps of a recipe are traced, after one that warms up"),
+    option("script_arguments", nargs="*", default=[], help="arguments of a script; if the file is a script (.py), all of it is traced"),
+    option("--steps", type=whole(1), default=5, help="number of training steps to trace, after one warm-up step"),
     option("--out", default="trace.json", help="the file to write, for https://ui.perfetto.dev or chrome://tracing"),
 )
 @_told_in_a_line()

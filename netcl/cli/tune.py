@@ -37,18 +37,18 @@ def _tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what", nargs="?", help=f"a model ({', '.join(_models())}), {' or '.join(f'{n} {s}' for n, s in PROBLEM_SIZES.items())}"
     )
-    parser.add_argument("sizes", nargs="*", type=int, help="of a matmul or conv2d")
+    parser.add_argument("sizes", nargs="*", type=int, help="the sizes of a matmul or conv2d")
     parser.add_argument("--batch", type=whole(1), default=8, help="samples in a batch of the model")
-    parser.add_argument("--budget", type=number(0), default=45.0, help="seconds of searching, after the model ran once")
-    parser.add_argument("--dtype", default="float32", help="of a matmul or conv2d")
+    parser.add_argument("--budget", type=number(0), default=45.0, help="seconds to search, after the model has run once")
+    parser.add_argument("--dtype", default="float32", help="dtype of a matmul or conv2d")
     parser.add_argument("--device", help="as NETCL_DEVICE")
     parser.add_argument("--forget", action="store_true", help="remove everything that was measured on this machine")
-    parser.add_argument("--again", action="store_true", help="measure also what is already known")
+    parser.add_argument("--again", action="store_true", help="measure again what is already known")
 
 
 @command("tune", _tune_arguments)
 def tune(args: argparse.Namespace) -> int:
-    """Find the fastest kernels for a model, a product or a convolution on this machine, and keep them."""
+    """Find the fastest kernels for a model, a matrix product or a convolution on this machine, and store them."""
     from netcl.core.device import device
     from netcl.runtime.tuning import store
 
@@ -100,7 +100,7 @@ def _tune_model(args: argparse.Namespace, handle: Any, told: Callable[[Any], Non
         remedy = f"known: {', '.join(known)}, and {', '.join(PROBLEM_SIZES)} with sizes"
         raise CommandError(message("tune", "unknown model", remedy, name=repr(args.what)))
     if args.sizes:
-        raise CommandError(message("tune", "a model cannot take sizes", "--batch sets the samples", model=args.what, sizes=args.sizes))
+        raise CommandError(message("tune", "a model must have no sizes", "--batch sets the samples", model=args.what, sizes=args.sizes))
     make, data = known[args.what]
     model, x = make(), Tensor.from_host(data(args.batch))
 

@@ -17,7 +17,7 @@ Drawn = tuple[np.ndarray, ...]
 
 
 def pixels_after(matrix: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return the source of each pixel of a result of ``size``: (N, H, W, 2) as x and y in pixels, under matrices (N, 2, 3)."""
+    """Return the source ``(x, y)`` of each pixel of a result of ``size``, in pixels: (N, H, W, 2), from affine matrices (N, 2, 3)."""
     y, x = np.meshgrid(np.arange(size[0], dtype=np.float32), np.arange(size[1], dtype=np.float32), indexing="ij")
     return np.einsum("nij,hwj->nhwi", matrix, np.stack([x, y, np.ones_like(x)], -1), dtype=np.float32)
 
@@ -60,7 +60,7 @@ class Augmentation:
         raise NotImplementedError(message(type(self).__name__, "an augmentation must have a method apply"))
 
     def __call__(self, x: Any, rng: np.random.Generator | None = None) -> Any:
-        """Return a changed batch or image; without a generator, which a loader passes, the numbers differ each time."""
+        """Return a changed batch or image; without a generator (a loader passes one), each call draws new numbers."""
         rng = np.random.default_rng() if rng is None else rng
         if len(x.shape) not in (3, 4):
             raise ValueError(message(type(self).__name__, "images must have the shape (N, C, H, W) or (C, H, W)", shape=x.shape))
@@ -80,7 +80,7 @@ class Compose(Augmentation):
         self.parts = parts
         self.on_device = any(part.on_device for part in parts)
         if any(part.on_device != self.on_device or part.with_labels for part in parts):
-            what = "augmentations that change labels cannot be composed, nor NumPy ones with ones on the device"
+            what = "parts must not change labels, and must all run in NumPy or all on the device"
             raise ValueError(message("Compose", what, "give the loader a list: augment=[...]", parts=[type(x).__name__ for x in parts]))
 
     def __call__(self, x: Any, rng: np.random.Generator | None = None) -> Any:
@@ -189,7 +189,7 @@ class RandomRotation(RandomAffine):
 
 
 class ColorJitter(Augmentation):
-    """Changes brightness, contrast and (of three channels) saturation by factors from ``1 - v`` to ``1 + v``."""
+    """Changes brightness, contrast and (for three channels) saturation by factors from ``1 - v`` to ``1 + v``."""
 
     def __init__(self, brightness: float = 0, contrast: float = 0, saturation: float = 0):
         if min(brightness, contrast, saturation) < 0:
@@ -223,7 +223,7 @@ def _box(rng: np.random.Generator, shape: tuple[int, ...], tall: Any, wide: Any)
 class RandomErasing(Augmentation):
     """Sets a rectangle of each image to ``value`` with probability ``p``.
 
-    - **scale**: its share of the area; **ratio**: its height over its width.
+    - **scale**: the range of its share of the area; **ratio**: the range of its height over its width.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class Mixup(Augmentation):
 
 
 class CutMix(Mixup):
-    """Replaces a rectangle of each image by that of another image, and mixes the labels by area."""
+    """Replaces a rectangle of each image by the same rectangle of another image, and mixes their labels by area."""
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Drawn:
         """Draw the partner of each image, its rectangle's share of the area, and the rectangle's position."""

@@ -61,7 +61,7 @@ class DataLoader:
     - **worker_init_fn**: called with its number in every worker that starts; **generator**: what a missing ``seed`` is drawn from.
     - **timeout**: seconds that a worker may spend on one sample (on one batch, where batches are not arrays).
 
-    An :class:`~netcl.data.IterableDataset` is read to its end, by every worker for itself. Iterations may overlap.
+    Every worker reads an :class:`~netcl.data.IterableDataset` to its end. Iterations may overlap.
 
     ``state_dict()`` is the position: within an epoch, after the batch last delivered. A worker that raises, dies or is silent for
     ``timeout`` seconds over one sample ends the iteration with a :class:`~netcl.data.errors.WorkerError` that names it.

@@ -65,7 +65,7 @@ class ChainDataset(IterableDataset):
 
 
 class ConcatDataset(Dataset):
-    """Datasets in a row, as one.
+    """The samples of several datasets, one dataset after the other.
 
     >>> data = ConcatDataset([TensorDataset([1, 2]), TensorDataset([3])])
     >>> len(data), int(data[2]), int(data[-3])
@@ -91,7 +91,7 @@ class ConcatDataset(Dataset):
 
 
 class StackDataset(Dataset):
-    """Datasets side by side: a sample is a tuple of theirs, or a dict if the datasets are given by name."""
+    """Datasets side by side: a sample is a tuple with one sample of each, or a dict if the datasets are given by name."""
 
     def __init__(self, *datasets: Any, **named: Any):
         self.datasets: Any = named or datasets
@@ -113,7 +113,7 @@ class TensorDataset(Dataset):
     """Arrays of equal length; sample ``i`` is row ``i`` of each.
 
     - **arrays**: NumPy arrays or anything :func:`numpy.asarray` takes, tensors of the CPU included.
-    - **name, classes**: the name of the set and those of its labels, for display.
+    - **name, classes**: the names of the dataset and of its classes, for display.
 
     >>> data = TensorDataset(np.zeros((3, 2)), [0, 1, 0], classes=["even", "odd"])
     >>> x, y = data[1]
@@ -149,7 +149,7 @@ def taker(dataset: Any) -> Callable[[np.ndarray], Any] | None:
 
 
 class Subset(Dataset):
-    """The samples of a dataset with the given numbers, in the given order."""
+    """The samples of a dataset at the given indices, in their order."""
 
     def __init__(self, dataset: Any, indices: Sequence[int] | np.ndarray):
         self.dataset, self.indices = dataset, np.asarray(indices, np.int64).reshape(-1)
@@ -167,10 +167,10 @@ class Subset(Dataset):
 
     @property
     def take(self) -> Callable[[np.ndarray], Any]:
-        """A function of indices that returns their samples, stacked; absent if the dataset has none."""
+        """A function that returns the samples of indices, stacked; the attribute is missing if the dataset has no ``take``."""
         whole = taker(self.dataset)
         if whole is None:
-            raise AttributeError("take")
+            raise AttributeError(f"the dataset of a Subset must have a method take, got {type(self.dataset).__name__}")
         return lambda indices: whole(self.indices[indices])
 
 
@@ -189,7 +189,7 @@ def random_split(dataset: Any, lengths: Sequence[float], seed: int | None = None
 
 
 def split_dataset(dataset: Any, lengths: Sequence[float]) -> list[Subset]:
-    """Split a dataset in its own order, as :func:`random_split` without drawing: for time series, and for one part per device.
+    """Split a dataset in its own order, with the lengths of :func:`random_split`: for time series, or for one part per device.
 
     >>> [part.indices.tolist() for part in split_dataset(TensorDataset(np.arange(5)), [0.4, 0.6])]
     [[0, 1], [2, 3, 4]]

@@ -25,9 +25,9 @@ FASHION_CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sanda
 
 
 def digits() -> Split:
-    """1,797 handwritten digits of 8 x 8 pixels, real and part of netcl: 1,442 to train with, 355 to test.
+    """Return the handwritten digits that are part of netcl: 1,442 for training and 355 for testing, of 8 x 8 pixels.
 
-    Every fifth of each class is for the test, so both parts have all writers and classes. Source and license are in
+    Every fifth sample of each class is for testing, so both parts have all writers and classes. Source and license are in
     ``netcl/data/digits/NOTICE.md``.
 
     >>> train, test = digits()
@@ -75,7 +75,7 @@ def idx_arrays(name: str, folder: Path, part: str, classes: int) -> tuple[np.nda
 
 
 def _file(name: str, folder: Path, stem: str) -> Path:
-    """Return the file, gzipped or not, under either of its two common spellings."""
+    """Return the file ``stem``, gzipped or not, with ``-idx`` or ``.idx`` in its name."""
     spellings = (stem, stem.replace("-idx", ".idx"))
     for candidate in [folder / f"{spelling}{suffix}" for spelling in spellings for suffix in ("", ".gz")]:
         if candidate.exists():
@@ -83,7 +83,7 @@ def _file(name: str, folder: Path, stem: str) -> Path:
     remedy = "download the four files (names end with -ubyte.gz) into a folder and give it as root=; `netcl train --root` names it too"
     if name == "fashion-mnist":
         remedy = "on Debian: apt-get install dataset-fashion-mnist; or give the folder that holds the files as root="
-    raise FileNotFoundError(message(name, "the files are missing", remedy, folder=folder, file=f"{stem}[.gz]"))
+    raise FileNotFoundError(message(name, "the file must exist", remedy, folder=folder, file=f"{stem}[.gz]"))
 
 
 def cifar10(root: PathLike) -> Split:
@@ -94,7 +94,7 @@ def cifar10(root: PathLike) -> Split:
     missing = [name for files in names.values() for name in files if not (folder / name).exists()]
     if missing:
         remedy = "unpack cifar-10-binary.tar.gz and give its folder as root="
-        raise FileNotFoundError(message("cifar10", "files are missing", remedy, folder=folder, files=missing))
+        raise FileNotFoundError(message("cifar10", "all files must exist", remedy, folder=folder, missing=missing))
     parts = [[read_cifar10(folder / name) for name in files] for files in names.values()]
     return tuple(  # type: ignore[return-value]
         TensorDataset(_unit_range(np.concatenate([x for x, _ in part])), np.concatenate([y for _, y in part]).astype(np.int64),

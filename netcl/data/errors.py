@@ -21,7 +21,7 @@ def check_count(op: str, name: str, value: Any, least: int = 1) -> int:
 
 
 class WorkerError(RuntimeError):
-    """Raised when a worker of a DataLoader raises, dies, hangs, or delivers an invalid batch; the message names it."""
+    """Raised when a worker of a DataLoader raises, dies, hangs, or delivers an invalid batch; the message names the worker."""
 
 
 class SampleError(ValueError):
@@ -29,4 +29,4 @@ class SampleError(ValueError):
 
 
 class FormatError(ValueError):
-    """Raised for a file with invalid content; the message says where it differs."""
+    """Raised for a file with invalid content; the message says where."""

@@ -23,7 +23,7 @@ class Task(NamedTuple):
     key: tuple[int, ...]
 
     def same_as(self, other: Task) -> bool:
-        """Whether both make the same batch."""
+        """Whether both tasks make the same batch."""
         return self.key == other.key and np.array_equal(self.indices, other.indices)
 
 
@@ -111,7 +111,7 @@ class Fetch:
 
     @property
     def whole(self) -> bool:
-        """Whether every batch is a :class:`~netcl.data.collate.WholeBatch`; if not, it depends on the samples."""
+        """Whether every batch is a :class:`~netcl.data.collate.WholeBatch`; if false, it depends on the samples."""
         return self.streams or self.collate_fn is not None
 
     def begin(self, number: int, workers: int, seed: int) -> None:
@@ -160,7 +160,7 @@ class Fetch:
         return WholeBatch((self.collate_fn or default_collate)(samples))
 
     def _transformed(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Apply the transforms to a sample of any structure; of a tuple they get the first part."""
+        """Apply the transforms to a sample of any structure; of a tuple, to its first item."""
         if not self.transforms:
             return sample
         fields = _fields(sample)
@@ -217,12 +217,12 @@ def _check_alike(sample: tuple[np.ndarray, ...], first: tuple[np.ndarray, ...], 
 
 
 def check_batch(arrays: tuple[np.ndarray, ...], fields: Sequence[Field], count: int) -> None:
-    """Raise for a batch that does not have the form of the loader's first one."""
+    """Raise unless a batch of ``count`` samples has the shapes and dtypes of the loader's first batch."""
     found = [(array.shape, str(array.dtype)) for array in arrays]
     wanted = [((count, *field.shape), field.dtype) for field in fields]
     if found != wanted:
-        remedy = "every batch must look like the first: pad, crop or cast the samples in transforms"
-        raise SampleError(message("DataLoader", "batches must have equal shapes and dtypes", remedy, batch=found, expected=wanted))
+        what, remedy = "every batch must have the shapes and dtypes of the first", "pad, crop or cast the samples in transforms"
+        raise SampleError(message("DataLoader", what, remedy, batch=found, expected=wanted))
 
 
 def fields_of(arrays: tuple[np.ndarray, ...]) -> list[Field]:

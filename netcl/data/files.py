@@ -39,7 +39,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """How targets are read and parts are drawn: the task (empty: by the targets), the target's column, two fractions and the seed."""
+    """How targets are read and parts are drawn: the task (empty: inferred), the target's column, the parts' fractions and the seed."""
 
     target: str = ""
     task: str = ""
@@ -49,7 +49,7 @@ class SplitPlan:
 
 
 def parts(labels: np.ndarray | None, samples: int, fractions: Sequence[float], seed: int) -> list[np.ndarray]:
-    """Draw indices at random: one array per fraction, then the rest. Every class is divided alike if ``labels`` are given.
+    """Draw indices at random: one array per fraction, then the rest. With ``labels``, every class is divided into these fractions.
 
     >>> [part.tolist() for part in parts(np.array([0, 1] * 4), 8, [0.25], seed=0)]
     [[4, 7], [0, 1, 2, 3, 5, 6]]
@@ -65,17 +65,17 @@ def parts(labels: np.ndarray | None, samples: int, fractions: Sequence[float], s
 
 
 def held_out(dataset: Any, labels: np.ndarray | None, fraction: float, seed: int) -> tuple[Any, Any]:
-    """Return a dataset without its part for validation, and that part, which is ``None`` for the fraction 0."""
+    """Split a dataset into a training and a validation part; the latter is ``None`` for the fraction 0."""
     if not fraction:
         return dataset, None
     val, train = parts(labels, len(dataset), [fraction], seed)
-    _check_parts("validation", train=len(train), validation=len(val))
+    _check_parts("training or validation", train=len(train), validation=len(val))
     return Subset(dataset, train), Subset(dataset, val)
 
 
 def _check_parts(what: str, **sizes: int) -> None:
     if not all(sizes.values()):
-        what = f"every part must have at least one sample, the one for {what} too"
+        what = f"every part must have at least one sample, got none for {what}"
         raise ValueError(message("data", what, "add samples, or change the splits", **sizes))
 
 
@@ -88,7 +88,7 @@ def _task(op: str, values: np.ndarray, given: str) -> str:
         raise ValueError(message(op, f"task must be {CLASSIFICATION}, {REGRESSION} or empty", task=repr(given)))
     numeric = values.dtype.kind in "iuf"
     if given == REGRESSION and not numeric:
-        what = "a regression requires numbers as targets"
+        what = "targets of a regression must be numbers"
         raise ValueError(message(op, what, f"use --task {CLASSIFICATION}", targets=values[:3].tolist()))
     if given:
         return given
@@ -154,7 +154,7 @@ def _column(name: str, cells: Sequence[str], train: np.ndarray) -> dict[str, Any
 def _encoded(columns: Sequence[Mapping[str, Any]], header: Sequence[str], rows: Sequence[Sequence[str]], path: FilePath) -> np.ndarray:
     missing = [column["name"] for column in columns if column["name"] not in header]
     if missing:
-        raise FormatError(message("csv", "columns are missing", columns=missing, header=list(header), file=path))
+        raise FormatError(message("csv", "all columns of the training table are required", missing=missing, header=list(header), file=path))
     found = []
     for column in columns:
         cells = [row[header.index(column["name"])] for row in rows]
@@ -211,7 +211,7 @@ def _pictures(x: np.ndarray) -> np.ndarray:
 
 
 def _arrays(op: str, path: Path, plan: SplitPlan, x: np.ndarray, y: np.ndarray, tested: tuple[np.ndarray, np.ndarray] | None) -> Samples:
-    """Make samples from arrays; ``tested`` are those of a test part in the file."""
+    """Make samples from arrays; ``tested`` holds the inputs and targets of the file's test part, if it has one."""
     for inputs, targets in ((x, y), *([tested] if tested else [])):
         if inputs.dtype.kind not in "iufb" or len(inputs) != len(targets) or inputs.ndim < 2:
             what = "inputs must be numbers with at least 2 dimensions (samples, ...), with one target for each sample"
@@ -234,14 +234,14 @@ def _npz(path: Path, plan: SplitPlan) -> Samples:
     names = next((pair for pair in _ARRAY_NAMES if set(pair) <= found.keys()), None)
     if names is None:
         remedy = f"name them {' or '.join('/'.join(pair) for pair in _ARRAY_NAMES[::2])}"
-        raise FormatError(message("npz", "the file has no arrays of inputs and targets", remedy, arrays=sorted(found), file=path))
+        raise FormatError(message("npz", "the file must have arrays of inputs and targets", remedy, arrays=sorted(found), file=path))
     ends = [name.replace("train", "test") for name in names]
     tested = (found[ends[0]], found[ends[1]]) if "train" in names[0] and set(ends) <= found.keys() else None
     return _arrays("npz", path, plan, found[names[0]], found[names[1]], tested)
 
 
 def _idx_folder(path: Path, plan: SplitPlan) -> Samples:
-    """Samples of a folder of IDX files with ``images`` and ``labels`` in their names; ``t10k`` or ``test`` marks the test part."""
+    """Return the samples of IDX files with ``images`` and ``labels`` in their names; ``t10k`` or ``test`` marks the test part."""
     files = sorted(file for file in path.iterdir() if "ubyte" in file.name or "idx" in file.name) if path.is_dir() else []
     tested, own = ([file for file in files if ("t10k" in file.name or "test" in file.name) == kind] for kind in (True, False))
 
@@ -252,7 +252,7 @@ def _idx_folder(path: Path, plan: SplitPlan) -> Samples:
     train = pair(own)
     if train is None:
         remedy = "name a folder with files like train-images-idx3-ubyte and train-labels-idx1-ubyte, gzipped or not"
-        raise FileNotFoundError(message("idx", "images and labels are missing", remedy, folder=path, files=[file.name for file in files]))
+        raise FileNotFoundError(message("idx", "images and labels must exist", remedy, folder=path, files=[file.name for file in files]))
     return _arrays("idx", path, plan, *train, pair(tested))
 
 
@@ -263,7 +263,7 @@ READERS: dict[str, Callable[..., Samples]] = {"csv": _csv, "npz": _npz, "idx": _
 
 
 def read_inputs(path: FilePath, reading: Mapping[str, Any]) -> np.ndarray:
-    """Return the inputs of a file for a model that was trained on files of the same kind; ``reading`` is that of its :class:`Samples`."""
+    """Return the inputs of a file for a trained model; ``reading`` is that of the :class:`Samples` it was trained on."""
     file = regular(path, "predict")
     if reading.get("kind") == "csv":
         header, rows = read_table(file)

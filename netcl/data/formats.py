@@ -54,13 +54,13 @@ def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> np.n
         try:
             return _idx(file, path, None if zipped else size, limit_for(size, max_bytes))
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise refused("read_idx", "the file is damaged", path, reason=error) from None
+            raise refused("read_idx", "the file must not be damaged", path, reason=error) from None
 
 
 def _idx(file: IO[bytes], path: Path, size: int | None, max_bytes: int) -> np.ndarray:
     head = file.read(4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES or not 0 < head[3] <= _MOST_AXES:
-        raise refused("read_idx", "the file is not an IDX file", path, begins=head.hex(" "))
+        raise refused("read_idx", "the file must be an IDX file", path, begins=head.hex(" "))
     dtype, axes = np.dtype(_IDX_TYPES[head[2]]), head[3]
     lengths = file.read(4 * axes)
     if len(lengths) < 4 * axes:
@@ -128,7 +128,7 @@ def npy_array(data: np.ndarray, refuse: Callable[..., Exception]) -> np.ndarray:
 
 
 def _npy_header(data: np.ndarray) -> tuple[np.dtype, bool, tuple[int, ...], int]:
-    """The dtype, order, shape and offset of the values in an NPY entry. ``literal_eval`` reads literals and runs nothing."""
+    """Return the dtype, the order, the shape and the offset of the values in an NPY entry. ``literal_eval`` runs no code."""
     head = data[:12].tobytes()
     if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\x01\x00", b"\x02\x00"):
         raise ValueError(f"an NPY array must begin with its magic and version 1.0 or 2.0, got {head[:8]!r}")

@@ -107,7 +107,7 @@ class WeightedRandomSampler(Sampler):
 
 
 class BatchSampler(Sampler):
-    """Groups the indices of another sampler in lists of ``batch_size``.
+    """Groups the indices of another sampler into lists of ``batch_size``.
 
     >>> list(BatchSampler(range(5), batch_size=2, drop_last=False))
     [[0, 1], [2, 3], [4]]
@@ -129,8 +129,8 @@ class BatchSampler(Sampler):
 class DistributedSampler(Sampler):
     """Yields the share of one of ``num_replicas`` processes; all draw the same order from ``seed`` and the epoch.
 
-    Call ``set_epoch(epoch)`` before each epoch, or all epochs have the same order. Shares have equal lengths: the first samples are
-    repeated where they do not divide, or with ``drop_last`` the last ones are left out.
+    Call ``set_epoch(epoch)`` before each epoch, or all epochs have the same order. Shares have equal lengths: if the samples
+    do not divide evenly, the first are repeated or, with ``drop_last``, the last are left out.
 
     >>> [list(DistributedSampler(range(5), 2, rank, shuffle=False)) for rank in range(2)]
     [[0, 2, 4], [1, 3, 0]]

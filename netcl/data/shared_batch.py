@@ -35,7 +35,7 @@ def _reserve(nbytes: int) -> int:
     except (OSError, OverflowError) as error:
         os.close(file)
         what = "the memory for shared batches cannot be allocated"
-        remedy = "fewer workers, a smaller batch_size or prefetch, or use_shared_mem=False"
+        remedy = "use fewer workers, a smaller batch_size or prefetch, or use_shared_mem=False"
         raise MemoryError(message("SharedBatchRingBuffer", what, remedy, bytes=nbytes, reason=error)) from None
     return file
 

@@ -25,8 +25,8 @@ def from_csv(
 ) -> TensorDataset:  # fmt: skip
     """Read a file of numbers as ``(x, y)``: ``x`` float32 of the other columns, ``y`` the column ``target``.
 
-    - **target**: a name or a number of a column; ``None`` gives ``x`` alone. Labels that are texts become int64 in the order of their
-      names, which are the ``classes``; whole numbers become int64, others float32.
+    - **target**: the name or number of a column; ``None`` gives ``x`` alone. Texts become int64 labels, numbered in sorted order, and
+      are the ``classes``; whole numbers become int64, others float32.
     - **columns**: names of the columns of ``x``, if they are not all.
     - **header**: whether the first line names the columns.
 
@@ -60,7 +60,7 @@ def read_csv_rows(path: str | os.PathLike[str], op: str, delimiter: str = "") ->
             reader = csv.reader(file, delimiter=delimiter or max(",;\t|", key=first.count), strict=True)
             return [(reader.line_num, row) for row in reader if row]
     except (csv.Error, UnicodeDecodeError) as error:
-        raise refused(op, "the file is not a CSV file in UTF-8", path, reason=error) from None
+        raise refused(op, "the file must be a CSV file in UTF-8", path, reason=error) from None
     finally:
         csv.field_size_limit(limit)
 
@@ -69,7 +69,7 @@ def _column_index(names: Sequence[str], wanted: str | int, path: Any) -> int:
     if isinstance(wanted, int) and -len(names) <= wanted < len(names):
         return wanted % len(names)
     if wanted not in names:
-        raise ValueError(message("from_csv", "unknown column", column=wanted, columns=list(names), file=path))
+        raise ValueError(message("from_csv", "the column must be one of the file", column=wanted, columns=list(names), file=path))
     return list(names).index(str(wanted))
 
 
@@ -99,7 +99,7 @@ def from_npz(path: str | os.PathLike[str], *names: str, max_bytes: int | None = 
     arrays = read_numpy_arrays(path, "from_npz", max_bytes)
     missing = [name for name in names if name not in arrays]
     if missing:
-        raise ValueError(message("from_npz", "unknown array", array=missing[0], arrays=list(arrays), file=path))
+        raise ValueError(message("from_npz", "the array must be one of the file", array=missing[0], arrays=list(arrays), file=path))
     return TensorDataset(*[arrays[name] for name in names or arrays], name=Path(path).name)
 
 
@@ -122,4 +122,4 @@ def read_numpy_arrays(path: str | os.PathLike[str], op: str, max_bytes: int | No
             names = archive.namelist()
             return {name.removesuffix(".npy"): array(name, np.frombuffer(archive.read(name), np.uint8).copy()) for name in names}
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError) as error:  # encrypted, or of a later version of ZIP
-        raise refused(op, "the file is not an NPZ file, or damaged", path, reason=error) from None
+        raise refused(op, "the file must be a complete NPY or NPZ file", path, reason=error) from None

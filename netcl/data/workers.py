@@ -31,10 +31,10 @@ _POLL = 0.2
 _READY = "ready"
 _WHOLE, _DESCRIBE = -1, -2  # in place of a slot: answer with the batch itself, or with the form of its arrays
 _TRAVEL = (
-    "what worker processes use is defined at the top of a module, without lambda, and the program's own work is under "
-    "`if __name__ == '__main__':`; use_shared_mem=False makes the workers threads, which take anything"
+    "define what worker processes use at the top of a module, without lambda, and put the program's own work under "
+    "`if __name__ == '__main__':`; or pass use_shared_mem=False, which makes the workers threads"
 )
-_GUARD = "a program that starts workers keeps its own work under `if __name__ == '__main__':`"
+_GUARD = "put the work of a program that starts workers under `if __name__ == '__main__':`"
 
 
 class _Caught:
@@ -64,8 +64,8 @@ class _Failure(NamedTuple):
 
 
 def _hung(number: int, seconds: float, **where: Any) -> str:
-    what = f"worker {number} must start a sample within {seconds:g} s, but has hung"
-    return message("DataLoader", what, "if one sample may take that long, raise loader.timeout", **where)
+    what = f"worker {number} hangs: it must start a sample every {seconds:g} s"
+    return message("DataLoader", what, "if one sample may take that long, pass a larger timeout to the loader", **where)
 
 
 # ---- in the worker process
@@ -151,7 +151,7 @@ class _Process:
             raise self.died() from None
 
     def receive(self, patience: Callable[[], None]) -> Any:
-        """The next answer; ``patience()`` raises when the worker has been silent for too long."""
+        """Wait for the next answer; ``patience()`` is called meanwhile and raises if the worker hangs."""
         while True:
             ready = connection.wait([self.pipe, self.process.sentinel], _POLL)
             if self.pipe in ready:
@@ -170,7 +170,7 @@ class _Process:
             how = f"was killed by {signal.Signals(-code).name}"
             remedy = "if the system ended it for lack of memory: use fewer workers or smaller batches"
         else:
-            how, remedy = f"ended with exit code {code}", f"it may have said more on stderr; {_GUARD}"
+            how, remedy = f"ended with exit code {code}", f"stderr may say why; {_GUARD}"
         return WorkerError(message("DataLoader", f"worker {self.number} {how}", remedy, pid=self.process.pid))
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class Pool:
         return not self._workers
 
     def pids(self) -> list[int]:
-        """The process numbers of the workers; threads have none."""
+        """Return the process ids of the workers; threads have none."""
         return []
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ class Pool:
         self._pending.clear()
 
     def _of(self, task: Task) -> Any:
-        """The worker of a task."""
+        """Return the worker of a task."""
         return self._workers[task.batch % len(self._workers)]
 
     def _take_back(self, task: Task | None) -> None:
@@ -308,7 +308,7 @@ class ProcessPool(Pool):
             self._share(first, batch_size, fetch.whole)
 
     def _share(self, first: Task, batch_size: int, whole: bool) -> None:
-        """Determine the form of batches from the first sample, and send every worker the ring buffer, if they are arrays."""
+        """Determine the fields of batches from the first sample; if batches are arrays, send every worker the ring buffer."""
         for worker in self._workers:
             worker.receive(self._patience(worker, first, START_SECONDS))
         if whole:
@@ -354,7 +354,7 @@ class ProcessPool(Pool):
         return answer
 
     def _patience(self, worker: _Process, task: Task, seconds: float) -> Callable[[], None]:
-        """Return a function that raises if no sample has been started for ``seconds``: a working worker counts its samples."""
+        """Return a function that raises if the worker has started no sample for ``seconds``, according to its count in the ring."""
         seen, since = -1, time.monotonic()
 
         def check() -> None:
@@ -403,7 +403,7 @@ class _Thread:
         self.beats += 1
 
     def receive(self, timeout: float) -> Any:
-        """The next answer, or ``None`` if no sample was begun for ``timeout`` seconds."""
+        """Return the next answer, or ``None`` if no sample was started for ``timeout`` seconds."""
         seen, since = self.beats, time.monotonic()
         while True:
             try:
@@ -416,7 +416,7 @@ class _Thread:
 
 
 class ThreadPool(Pool):
-    """Worker threads: nothing is shared or started, for datasets that read files or run in NumPy."""
+    """Worker threads, without processes and shared memory, for datasets that read files or run in NumPy."""
 
     def __init__(self, fetch: Fetch, workers: int, ahead: int, timeout: float, seed: int = 0):
         super().__init__(ahead, timeout)

@@ -34,7 +34,7 @@ with suppress(ImportError):  # Windows has none; there, a file that is being wri
 
 VERSION = 1
 META = "__netcl_meta__"
-#: What a ``.netcl`` file may hold, and what opens it.
+#: What a ``.netcl`` file may hold, and the function that opens it.
 OPENED_BY = {"model": "load_model", "checkpoint": "load_checkpoint", "state": "netcl.load", "params": "load_params"}
 _SWEEP_SECONDS = 60
 #: What readers of zip archives raise over damaged bytes; a RecursionError, over JSON, is a RuntimeError.
@@ -43,7 +43,7 @@ _BAD_NAME = re.compile(r"^$|^[/~]|^[A-Za-z]:|\\|(^|/)\.\.?(/|$)|//|/$|[\x00-\x1f
 
 
 class FileError(ValueError):
-    """Raised for a file that is damaged, foreign, newer than this netcl, or does not match what it is loaded into."""
+    """Raised for a file that is damaged, of another format or from a newer netcl, or that does not match what it is loaded into."""
 
 
 def refusal(op: str, what: str, remedy: str = "", **values: object) -> FileError:
@@ -56,7 +56,7 @@ def refusal(op: str, what: str, remedy: str = "", **values: object) -> FileError
 
 @contextmanager
 def filling(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert errors of a full disk, a quota or a limit to errors that name ``path`` and the remedy."""
+    """Convert the ``OSError`` of a full disk, an exceeded quota or a file size limit to one that names ``path`` and the remedy."""
     try:
         yield
     except OSError as error:
@@ -70,10 +70,10 @@ def filling(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Yield a file that replaces ``path`` once it is completely on the disk, and is removed otherwise."""
+    """Yield a temporary file that replaces ``path`` once it is completely on disk; if writing fails, it is removed."""
     target = Path(path)
     if not target.parent.is_dir():
-        raise FileNotFoundError(message("save", "there is no such folder", folder=target.parent))
+        raise FileNotFoundError(message("save", "the folder must exist", "create it first", folder=target.parent))
     if target.exists() and not target.is_file():
         raise FileExistsError(message("save", "the path must not be a folder or a device", "name a file", path=repr(str(path))))
     _sweep(target.parent)
@@ -123,12 +123,12 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], op: str) -> None:
-    """Write an NPZ file under exactly this name."""
+    """Write arrays to an NPZ file at exactly ``path``; no suffix is added."""
     for name, array in arrays.items():
         if not isinstance(name, str) or bad_name(name):
             raise refusal(op, "every name must be usable as a file entry", "use letters, digits, dots and underscores", name=repr(name))
         if array.dtype.hasobject or array.dtype.kind not in "biufcU":
-            raise refusal(op, f"arrays of dtype {array.dtype} are not saved", "convert it to numbers", name=name)
+            raise refusal(op, f"an array must hold numbers or text, got dtype {array.dtype}", "convert it to numbers", name=name)
     with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
             # A fixed date: the same content gives the same bytes.
@@ -139,7 +139,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray],
 def write(path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray], op: str) -> None:
     """Write a ``.netcl`` file: ``meta`` as JSON, with the checksum of every array, and the arrays."""
     if META in arrays:
-        raise refusal(op, "the name must not be reserved", name=META)
+        raise refusal(op, "an array must not have a reserved name", "rename it", name=META)
     sums = {name: checksum(array) for name, array in arrays.items()}
     text = json.dumps({"version": VERSION, **meta, "sha256": sums}, allow_nan=False)
     write_arrays(path, {META: np.array(text), **arrays}, op)
@@ -228,14 +228,14 @@ class Entries:
             infos[info.filename] = info
             packed, total = packed + info.compress_size, total + info.file_size
         if packed > self.size:
-            raise self.refuse("entries must not overlap or be truncated", entries=f"{packed} bytes", bytes=self.size)
+            raise self.refuse(f"entries must not overlap or be truncated, got {packed} bytes of entries", file_bytes=self.size)
         if total > self.limit:
             remedy = "if you trust the file, pass max_bytes="
             raise self.refuse("the file must not unpack to more than the limit", remedy, unpacked=total, limit=self.limit)
         return infos
 
     def read(self, name: str) -> np.ndarray:
-        """Read the bytes of an entry to new memory; length and CRC are checked."""
+        """Read the bytes of an entry into new memory and check their length and CRC."""
         info = self.infos[name]
         with refusing(self.op, f"{self.path}:{name}"), self.zip.open(info) as entry:
             data = np.empty(info.file_size, np.uint8)
@@ -256,18 +256,18 @@ def read_arrays(path: str | os.PathLike[str], op: str, max_bytes: int | None = N
         found = {}
         for name in entries.infos:
             if not name.endswith(".npy") or bad_name(name[:-4]):
-                raise entries.refuse("an entry is not an array", name=repr(name))
+                raise entries.refuse("every entry must be an array in NPY format", name=repr(name))
             found[name[:-4]] = array_of(entries, name)
     return found
 
 
 def array_of(entries: Entries, name: str) -> np.ndarray:
-    """The array of an NPY entry."""
+    """Read the array of an NPY entry."""
     return npy_array(entries.read(name), lambda what, remedy="", **values: entries.refuse(what, remedy, name=repr(name), **values))
 
 
 def read(path: str | os.PathLike[str], op: str, kind: str, max_bytes: int | None = None) -> Archive:
-    """Read a ``.netcl`` file of a kind and verify every checksum."""
+    """Read a ``.netcl`` file and verify every checksum; raises unless the file holds a ``kind``, such as a model."""
     arrays = read_arrays(path, op, max_bytes)
     meta = parse_meta(arrays.pop(META, None), path, op)
     if meta["kind"] != kind:
@@ -275,7 +275,7 @@ def read(path: str | os.PathLike[str], op: str, kind: str, max_bytes: int | None
         raise refusal(op, f"the file must hold a {kind}, got a {meta['kind']}", remedy and f"{remedy} opens it", file=path)
     sums = meta.pop("sha256", None)
     if not isinstance(sums, dict):
-        raise refusal(op, "the file has no checksums", file=path)
+        raise refusal(op, "the file must have checksums", "save it again with netcl", file=path)
     names_differ(op, path, "entries", sums, arrays)
     for name, array in arrays.items():
         if checksum(array) != sums[name]:
@@ -292,7 +292,7 @@ def read_meta(path: str | os.PathLike[str], op: str, max_bytes: int | None = Non
 def parse_meta(stored: np.ndarray | None, path: str | os.PathLike[str], op: str) -> dict[str, Any]:
     """The JSON of ``__netcl_meta__``; raises if it is missing, malformed or newer than this netcl."""
     if stored is None or stored.dtype.kind != "U" or stored.shape != ():
-        raise refusal(op, f"the file must have {META} as a text", "it was not written by netcl, or with save_params", file=path)
+        raise refusal(op, f"the file must have a text entry {META}", "load_params opens NPZ files without one", file=path)
     with refusing(op, path):
         meta = json.loads(str(stored))
     version = meta.get("version") if isinstance(meta, dict) else None

@@ -52,7 +52,7 @@ def save_checkpoint(
     - **model, optimizer, scheduler, scaler, loader, ema**: anything with ``state_dict()``.
     - **rng**: a NumPy generator, or a dictionary of them. netcl's own random streams are always kept.
     - **extra**: any nesting of dictionaries, lists, numbers, texts, arrays and tensors.
-    - **keep_last**: in a folder, how many checkpoints stay; older ones are removed when the new one is safe.
+    - **keep_last**: in a folder, how many checkpoints stay; older ones are removed once the new one is on disk.
     - **run**: the id of the run the checkpoint belongs to.
     """
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
@@ -79,10 +79,10 @@ def load_checkpoint(
     path: str | os.PathLike[str], *, model: Any = None, optimizer: Any = None, scheduler: Any = None, scaler: Any = None,
     loader: Any = None, ema: Any = None, rng: Any = None, max_bytes: int | None = None,
 ) -> Checkpoint:  # fmt: skip
-    """Put a checkpoint (or the latest one of a folder) back into the given objects; returns ``step``, ``extra``, ``path`` and ``run``.
+    """Restore objects from a checkpoint, or from the latest one of a folder; returns ``step``, ``extra``, ``path`` and ``run``.
 
-    Everything given must be in the file, and fit. Checksums, names, shapes and dtypes are checked before anything is changed; should
-    an object refuse its state nevertheless, those that were already loaded get their old state back.
+    The file must contain the state of every given object. Checksums, names, shapes and dtypes are checked before anything is changed.
+    If an object still raises while its state is loaded, all objects get their old state back.
     """
     found = _checkpoint_at(Path(path))
     step, state, run = _read(found, max_bytes)
@@ -101,7 +101,7 @@ def load_checkpoint(
 
 
 def _read(found: Path, max_bytes: int | None = None) -> tuple[int, dict[str, Any], str]:
-    """Read the step, the state and the run id of a file after checking all of it."""
+    """Return the step, the state and the run id of a checkpoint, after verifying the whole file."""
     meta, arrays = archive.read(found, LOAD, "checkpoint", max_bytes)
     state = tree.unpack(meta.get("state"), arrays, LOAD, tensor=_HostTensor)
     step = meta.get("step")
@@ -130,8 +130,8 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
 def latest_whole(folder: str | os.PathLike[str]) -> Path | None:
     """Return the checkpoint of a folder with the highest step that is completely readable; ``None`` if the folder has no checkpoint.
 
-    Those with higher steps, which cannot be read, are set aside as ``step-000123.netcl.unreadable``, so that nothing is written over them,
-    and a warning names each with the reason. If none can be read, all stay and the error of the newest is raised.
+    Unreadable checkpoints with higher steps are renamed to ``step-000123.netcl.unreadable``, so that they are not overwritten, and a
+    warning gives the reason for each. If no checkpoint can be read, none is renamed and the error of the newest is raised.
     """
     refused: list[tuple[Path, FileError | OSError]] = []
     for path in reversed(checkpoints(folder)):
@@ -169,11 +169,11 @@ def _target_file(path: Path, step: int, keep_last: int | None) -> Path:
 def _checkpoint_at(path: Path) -> Path:
     if not path.is_dir():
         if not path.exists():
-            raise FileNotFoundError(message(LOAD, "there is no such checkpoint", file=path))
+            raise FileNotFoundError(message(LOAD, "the checkpoint must exist", file=path))
         return path
     newest = latest(path)
     if newest is None:
-        raise FileNotFoundError(message(LOAD, "the folder has no checkpoint", "they are called step-000123.netcl", folder=path))
+        raise FileNotFoundError(message(LOAD, "the folder must have a checkpoint", "they are named like step-000123.netcl", folder=path))
     return newest
 
 
@@ -208,7 +208,7 @@ def _given(**parts: Any) -> dict[str, Any]:
 def _state_of(name: str, part: Any, op: str) -> Any:
     missing = [method for method in ("state_dict", "load_state_dict") if not callable(getattr(part, method, None))]
     if missing:
-        raise TypeError(message(op, f"the {name} has no {missing[0]}()", given=type(part).__name__))
+        raise TypeError(message(op, f"the {name} must have a method {missing[0]}()", given=type(part).__name__))
     return part.state_dict()
 
 
@@ -221,7 +221,7 @@ def _generators(rng: Any, op: str) -> dict[str, np.random.Generator]:
 
 
 def _queues(model: Any) -> list[Any]:
-    """List the queues that draw random numbers: the devices of the model, then the active one; each once."""
+    """Return the queues that draw random numbers: those of the model, then the active device's, without duplicates."""
     tensors = [*model.parameters(), *model.buffers()] if model is not None and hasattr(model, "parameters") else []
     found: list[Any] = []
     for queue in [*(tensor.queue for tensor in tensors), get_active_device().queue]:
@@ -237,7 +237,7 @@ def _check_fits(parts: Mapping[str, Any], generators: Mapping[str, np.random.Gen
     absent = [name for name in parts if name not in state]
     if absent:
         there = [name for name in state if name not in ("random", "rng", "extra")]
-        raise refusal(LOAD, f"the checkpoint has no {', '.join(absent)}", there=there, file=path)
+        raise refusal(LOAD, f"the checkpoint must contain: {', '.join(absent)}", "load only what was saved", saved=there, file=path)
     for name in sorted(parts, key=lambda name: name != "model"):  # what is wrong with the model explains the rest
         own = _state_of(name, parts[name], LOAD)
         if name == "model":
@@ -249,20 +249,20 @@ def _check_fits(parts: Mapping[str, Any], generators: Mapping[str, np.random.Gen
 
 def _check_model(own: Mapping[str, Any], given: Any, path: Path) -> None:
     if not isinstance(given, dict) or not all(isinstance(value, _HostTensor | np.ndarray) for value in given.values()):
-        raise refusal(LOAD, "the model of the checkpoint is not a dictionary of tensors", file=path)
+        raise refusal(LOAD, "the model of the checkpoint must be a dictionary of tensors", file=path)
     fitting(own, given, path, LOAD)
     other = [
         f"{name} is {given[name].dtype}, the model has {own[name].dtype}" for name in own if str(own[name].dtype) != str(given[name].dtype)
     ]
     if other:
-        raise refusal(LOAD, "weights must have the dtypes of the model's", dtypes=f"[{'; '.join(other[:4])}]", count=len(other), file=path)
+        raise refusal(LOAD, "weights must have the dtypes of the model", dtypes=f"[{'; '.join(other[:4])}]", count=len(other), file=path)
 
 
 def _check_same_form(name: str, own: Any, given: Any, path: Path) -> None:
-    """Raise unless a saved state has the type of the part's own state and, for an optimizer, the same sizes of parameter groups."""
+    """Raise unless ``given``, a saved state, has the type of ``own`` and, for an optimizer, parameter groups of the same sizes."""
     if type(own) is not type(given):
         kinds = {"own": type(own).__name__, "checkpoint": type(given).__name__}
-        raise refusal(LOAD, f"the {name} of the checkpoint must have the same form", **kinds, file=path)
+        raise refusal(LOAD, f"the state of the {name} in the checkpoint must have the type of its present state", **kinds, file=path)
     if not isinstance(own, dict) or "param_groups" not in own:
         return
     sizes = [[len(group["params"]) for group in state["param_groups"]] if _grouped(state) else None for state in (own, given)]
@@ -279,7 +279,7 @@ def _grouped(state: Any) -> bool:
 def _check_random(generators: Mapping[str, np.random.Generator], state: Mapping[str, Any], path: Path) -> None:
     streams, saved = state.get("random", []), state.get("rng", {})
     if not isinstance(streams, list) or not isinstance(saved, dict) or any(not _is_stream(stream) for stream in streams):
-        raise refusal(LOAD, "the random streams of the checkpoint are not what netcl writes", file=path)
+        raise refusal(LOAD, "the random streams of the checkpoint must be as netcl writes them", file=path)
     for name, generator in generators.items():
         kind = saved[name].get("bit_generator") if isinstance(saved.get(name), dict) else None
         own = generator.bit_generator.state["bit_generator"]
@@ -298,7 +298,7 @@ def _is_stream(stream: Any) -> bool:
 
 
 def _restore_parts(parts: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> None:
-    """Load the parts, the model last; if one raises, restore the others."""
+    """Load the state of each part, the model last; if one raises, restore the state of those already loaded."""
     with ExitStack() as undo:
         for name, part in parts.items():
             if name != "model":  # which comes last and, having been checked, only ever fails with its device

@@ -33,11 +33,11 @@ _NOT_BUILT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 
 
 def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, Any] | None = None) -> None:
-    """Write a model: its architecture (any class known to ``nn.register_layer``) and its weights, under exactly this name.
+    """Write a model to exactly ``path``: its architecture (any class known to ``nn.register_layer``) and its weights.
 
-    The file is an NPZ archive that ``np.load`` opens, with JSON (``type``, ``config``, ``version``) in ``__netcl_meta__``. It takes the
-    place of an older one only when all of it is on the disk. To resume training, use ``save_checkpoint``. Of a model that is compiled,
-    the model itself is written. ``notes`` is JSON to keep beside it, for :func:`read_notes`: how inputs were made, what outputs mean.
+    The file is an NPZ archive that ``np.load`` opens, with JSON (``type``, ``config``, ``version``) in ``__netcl_meta__``. An older file is
+    replaced only once the new one is completely on disk. For a compiled model, the original module is written. ``notes`` is JSON for
+    :func:`read_notes`, such as the preprocessing and the class names. To resume training, use ``save_checkpoint`` instead.
     """
     if isinstance(model, CompiledFunction):
         model = model.function
@@ -58,21 +58,21 @@ def save_model(model: Any, path: str | os.PathLike[str], *, notes: Mapping[str, 
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's own tensors by name; those of ``state_dict()`` are other objects over the same memory."""
+    """Return a model's own tensor objects by name; ``state_dict()`` returns other objects that share their memory."""
     places = {name: name.rpartition(".") for name in model.state_dict()}
     return {name: getattr(model.get_submodule(owner), last) for name, (owner, _, last) in places.items()}
 
 
 def read_notes(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The notes of a file of :func:`save_model`; empty if it has none."""
+    """Return the notes in a file of :func:`save_model`, or an empty dictionary."""
     notes = archive.read_meta(path, "load_model").get("notes", {})
     if not isinstance(notes, dict):
-        raise refusal("load_model", f"notes in {archive.META} must be an object", given=type(notes).__name__, file=path)
+        raise refusal("load_model", f"notes in {archive.META} must be a JSON object", given=type(notes).__name__, file=path)
     return notes
 
 
 def _tied(model: Any) -> dict[str, str]:
-    """Return the further names of shared weights, each with the first name of the same weight."""
+    """Map each additional name of a shared weight to its first name."""
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(tensor), name) for name, tensor in _own_tensors(model).items()}
     return {name: other for name, other in names.items() if name != other}
@@ -90,7 +90,7 @@ def _tie(model: Any, tied: Any, path: object) -> None:
 
 
 def load_model(path: str | os.PathLike[str], device: Any = None, *, max_bytes: int | None = None) -> Any:
-    """The model of a file of :func:`save_model`, on the active device or on ``device`` (a selector, handle or queue)."""
+    """Return the model in a file of :func:`save_model`, on the active device or on ``device`` (a selector, handle or queue)."""
     meta, arrays = archive.read(path, "load_model", "model", max_bytes)
     stored = meta.get("dtypes")
     if not isinstance(stored, dict) or not isinstance(meta.get("frozen"), list):
@@ -132,8 +132,8 @@ def _decoded(array: np.ndarray, dtype: Any, name: str, path: object) -> np.ndarr
 
 
 def fitting(own: Mapping[str, Any], given: Mapping[str, np.ndarray], path: object, op: str) -> None:
-    """Raise for weights that do not match those of a model, before any is changed."""
+    """Raise unless ``given`` has the names and shapes of ``own``, the weights of a model."""
     names_differ(op, path, f"weights of the file ({len(given)})", own, given)
     wrong = [f"{name} is {given[name].shape}, the model has {own[name].shape}" for name in own if own[name].shape != given[name].shape]
     if wrong:
-        raise refusal(op, "weights must have the shapes of the model's", shapes=f"[{'; '.join(wrong[:4])}]", count=len(wrong), file=path)
+        raise refusal(op, "weights must have the shapes of the model", shapes=f"[{'; '.join(wrong[:4])}]", count=len(wrong), file=path)

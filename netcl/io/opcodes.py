@@ -25,7 +25,7 @@ class Refused(ValueError):
 
 
 class Allowed(str):
-    """A name that a program may use: ``make(*args)`` when it is called; ``None`` if it is only a value."""
+    """A name that a program may use. Calling it returns ``make(*args)``; with ``make=None`` it can only be used as a value."""
 
     make: Callable[..., Any] | None
     value: str
@@ -37,7 +37,7 @@ class Allowed(str):
 
 
 class Attributes(OrderedDict[Any, Any]):
-    """An ordered dictionary whose attributes the program sets; they are dropped."""
+    """An ordered dictionary that drops the attributes a program sets on it."""
 
     def build(self, state: Any) -> None:
         """Receive the attributes that the program sets; a subclass may keep them."""
@@ -53,7 +53,7 @@ def run_program(
     for count, (name, argument, at) in enumerate(_opcodes(stream)):
         step = _STEPS.get(name)
         if step is None:
-            raise Refused(f"opcode {name} at byte {at} is not one that torch writes")
+            raise Refused(f"every opcode must be one that torch writes, got {name} at byte {at}")
         if count == most:
             raise Refused(f"the program must have at most {most} steps for a file of this size; if you trust it, pass max_bytes=")
         step(machine, argument)
@@ -87,11 +87,11 @@ class _Machine:
                 items = self.stack[i + 1 :]
                 del self.stack[i:]
                 return items
-        raise Refused("the program has no mark where it needs one")
+        raise Refused("the program must push a mark before it pops to one")
 
     def top(self, *kinds: type) -> Any:
         if not self.stack or not isinstance(self.stack[-1], kinds):
-            raise Refused(f"the program adds to something that is not a {kinds[0].__name__}")
+            raise Refused(f"the program must add items to a {kinds[0].__name__}")
         return self.stack[-1]
 
     def push(self, value: Any) -> None:
@@ -137,7 +137,7 @@ class _Machine:
 
 
 def checked_items(pairs: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Check items of a dictionary. Keys must be plain and short: nested tuples that share parts take forever to hash."""
+    """Check items of a dictionary. Keys must be plain and short: nested tuples that share parts take exponential time to hash."""
     found = []
     for key, value in pairs:
         parts = key if type(key) is tuple else (key,)
@@ -153,7 +153,7 @@ def _pop_tuple(m: _Machine, count: int) -> None:
 
 def _protocol(m: _Machine, version: int) -> None:
     if version > 5:
-        raise Refused(f"protocol {version} is not known")
+        raise Refused(f"the pickle protocol must be at most 5, got {version}")
 
 
 _VALUE_OPCODES = (
@@ -228,7 +228,7 @@ class Writer:
         self.add(b"t")
 
     def plain(self, value: Any) -> bool:
-        """Write a number, a text or None; returns whether the value was one."""
+        """Write a number, a text or None; returns False for any other value."""
         if value is None or isinstance(value, bool):
             self.add({None: b"N", True: b"\x88", False: b"\x89"}[value])
         elif isinstance(value, int):

@@ -23,7 +23,7 @@ _DIGEST_KEY = "netcl.sha256"
 
 
 def host_state(value: Any, op: str) -> dict[str, np.ndarray]:
-    """The arrays of a module or of a dictionary of arrays and tensors; bfloat16 as ``ml_dtypes`` has it."""
+    """Return the state of a module, or a dictionary of arrays and tensors, as arrays; bfloat16 arrays have the dtype of ``ml_dtypes``."""
     state = value.state_dict() if hasattr(value, "state_dict") else value
     if not isinstance(state, Mapping):
         raise refusal(op, "the value must be a module or a dictionary of arrays", given=type(value).__name__)
@@ -35,7 +35,7 @@ def host_state(value: Any, op: str) -> dict[str, np.ndarray]:
             found[name] = np.asarray(item)
         else:
             what = f"every item must be an array, got a {type(item).__name__}"
-            raise refusal(op, what, "nested states go into .netcl or .pt files: netcl.save", name=repr(name))
+            raise refusal(op, what, "save nested states with netcl.save as .netcl or .pt", name=repr(name))
     return found
 
 
@@ -43,18 +43,18 @@ def host_state(value: Any, op: str) -> dict[str, np.ndarray]:
 
 
 def save_params(params: Any, path: str | os.PathLike[str]) -> None:
-    """Write a dictionary of arrays or tensors (or a module's state) as an NPZ file under exactly this name; ``np.load`` reads it."""
+    """Write a dictionary of arrays or tensors, or a module's state, to exactly ``path`` as an NPZ file, which ``np.load`` opens."""
     arrays = host_state(params, "save_params")
     stored = {name: tree.bits(array) for name, array in arrays.items()}
     wide = {name: dtype for name, (_, dtype) in stored.items() if dtype == "bfloat16"}
     if META in stored:
-        raise refusal("save_params", "the name must not be reserved", name=META)
+        raise refusal("save_params", "an array must not have a reserved name", "rename it", name=META)
     meta = {META: np.array(json.dumps({"version": archive.VERSION, "kind": "params", "dtypes": wide}))} if wide else {}
     archive.write_arrays(path, {**meta, **{name: array for name, (array, _) in stored.items()}}, "save_params")
 
 
 def load_params(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an NPZ file: of :func:`save_params`, of NumPy, or the weights of a ``.netcl`` file."""
+    """Return the arrays of an NPZ file that :func:`save_params` or NumPy wrote, or the weights of a ``.netcl`` file."""
     arrays = archive.read_arrays(path, "load_params", max_bytes)
     wide = archive.parse_meta(arrays.pop(META), path, "load_params").get("dtypes", {}) if META in arrays else {}
     if not isinstance(wide, dict) or any(
@@ -68,7 +68,7 @@ def load_params(path: str | os.PathLike[str], *, max_bytes: int | None = None) -
 
 
 def safetensors_library() -> Any:
-    """Import the package safetensors; raises an error with the install command."""
+    """Return the package safetensors; raises ``ImportError`` with the install command if it is missing."""
     try:
         import safetensors.numpy
     except ImportError:
@@ -85,14 +85,14 @@ def save_safetensors(params: Any, path: str | os.PathLike[str], metadata: Mappin
     }
     for name, array in arrays.items():
         if array.dtype.kind not in "biufcV" or (array.dtype.kind == "V" and array.dtype.name != "bfloat16"):
-            raise refusal("save_safetensors", f"arrays of dtype {array.dtype} are not saved", "convert it to numbers", name=repr(name))
+            raise refusal("save_safetensors", f"arrays must hold numbers, got {array.dtype}", "convert it to numbers", name=repr(name))
     notes = {"format": "pt", **(metadata or {}), _DIGEST_KEY: _content_digest(arrays)}
     with archive.replacing(path) as file:
         file.write(library.numpy.save(arrays, metadata=notes))
 
 
 def load_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file; bfloat16 needs ``ml_dtypes``."""
+    """Return the arrays of a safetensors file; bfloat16 needs ``ml_dtypes``."""
     library, found = safetensors_library(), {}
     # Says what is wrong: the library takes a file that it may not read for one that is not there.
     with open(archive.regular_file(path, "load_safetensors"), "rb"):
@@ -129,7 +129,7 @@ def save(value: Any, path: Any) -> None:
     """Write a module, a state dict or any nesting of plain values, arrays and tensors, in the format that the suffix names.
 
     ``.netcl`` keeps a module with its architecture, and nested states exactly; ``.npz``, ``.safetensors`` and ``.pt`` / ``.pth`` /
-    ``.bin`` keep the weights. Into an open file, torch's format is written.
+    ``.bin`` keep the weights. If ``path`` is an open file, torch's format is written.
     """
     if hasattr(path, "write"):
         with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +153,7 @@ def save(value: Any, path: Any) -> None:
 def load(path: Any, device: Any = None, *, map_location: Any = None, weights_only: bool = True, max_bytes: int | None = None) -> Any:
     """Load what :func:`save` wrote, or a file of torch, safetensors or NumPy, which is recognized by its content.
 
-    Arrays of foreign files become tensors on the active (or the given) device; ``load_params``, ``load_safetensors`` and
+    Arrays of other formats become tensors on the active (or the given) device; ``load_params``, ``load_safetensors`` and
     ``load_torch`` leave them on the host. ``map_location`` is torch's word for ``device``; nothing is ever unpickled, whatever
     ``weights_only`` says.
     """
@@ -178,7 +178,7 @@ def load(path: Any, device: Any = None, *, map_location: Any = None, weights_onl
         return load_torch(path, max_bytes=max_bytes, convert=lambda array: Tensor.from_host(queue, array, _dtype(array)))
     if head[8:9] == b"{":
         return _tensors(load_safetensors(path), queue)
-    raise refusal("load", "unknown file format", "ONNX models are opened by import_onnx", file=path)
+    raise refusal("load", "the file must be of netcl, torch, safetensors or NumPy (.npz)", "import_onnx opens ONNX models", file=path)
 
 
 def _tensors(arrays: Mapping[str, np.ndarray], queue: Any) -> dict[str, Tensor]:

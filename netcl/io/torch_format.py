@@ -38,10 +38,10 @@ _DAMAGED_PICKLE = (ValueError, TypeError, KeyError, IndexError, OverflowError, U
 
 
 def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, convert: Callable[[np.ndarray], Any] | None = None) -> Any:
-    """The content of a file of ``torch.save``: a state dict, or any nesting of dictionaries, lists, numbers, texts and tensors.
+    """Return the content of a file of ``torch.save``: a state dict, or any nesting of dictionaries, lists, numbers, texts and tensors.
 
-    Tensors become NumPy arrays (bfloat16 needs ``ml_dtypes``), or what ``convert`` makes of those; parameters become their values.
-    Anything else in a file raises with its name.
+    Tensors become NumPy arrays (bfloat16 needs ``ml_dtypes``), or the results of ``convert`` on them; parameters become their values.
+    Any other class or function in the file raises an error with its name.
     """
     with open(archive.regular_file(path, OP_LOAD), "rb") as file:
         head = file.read(4)
@@ -49,14 +49,14 @@ def load_torch(path: str | os.PathLike[str], *, max_bytes: int | None = None, co
         with Entries(path, OP_LOAD, max_bytes) as entries, refusing(OP_LOAD, path, _DAMAGED_PICKLE):
             return _Zip(entries, convert, max_bytes).value()
     if head[:2] != b"\x80\x02":
-        raise refusal(OP_LOAD, "this is not a file of torch.save", file=path)
+        raise refusal(OP_LOAD, "the file must have been written by torch.save", file=path)
     with refusing(OP_LOAD, path, _DAMAGED_PICKLE):
         data = Path(path).read_bytes()
         return _stream(data, limit_for(len(data), max_bytes), convert, _dense_steps(len(data) // 4096, max_bytes))
 
 
 def _dense_steps(tensors: int, max_bytes: int | None) -> int:
-    """Return how many steps a program over ``tensors`` tensors may have; with ``max_bytes``, one per container that fits."""
+    """Return the most steps a program may have: by its number of tensors or, if given, by the containers that fit ``max_bytes``."""
     return opcodes.FREE_STEPS + (opcodes.TENSOR_STEPS * tensors if max_bytes is None else max_bytes // 64)
 
 
@@ -88,7 +88,7 @@ class _Reader:
         self.names: dict[str, Allowed] = {**plain, **kinds, **storages}
 
     def take(self, nbytes: int) -> None:
-        """Count the memory of a value and raise beyond the limit: a few bytes of a file may describe much memory."""
+        """Count ``nbytes`` toward the memory limit and raise beyond it: a few bytes of a file may describe much memory."""
         self.left -= nbytes
         if self.left < 0:
             raise Refused("the content must not be larger than the limit for this file; if you trust it, pass max_bytes=")
@@ -151,7 +151,7 @@ class _Zip:
         self.entries, self.steps = entries, _dense_steps(len(entries.infos), max_bytes)
         found = [name for name in entries.infos if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(found) != 1:
-            raise entries.refuse("the zip archive must be one of torch.save", "a .netcl file is opened by load_model")
+            raise entries.refuse("the zip archive must have been written by torch.save", "load_model opens .netcl files")
         self.folder = found[0].removesuffix("data.pkl")
         order = f"{self.folder}byteorder"
         self.reader = _Reader(entries.limit, order in entries.infos and entries.read(order).tobytes() == b"big", convert)
@@ -165,7 +165,7 @@ class _Zip:
         dtype, key, count = _reference(reference)
         name = f"{self.folder}data/{key}"
         if name not in self.entries.infos:
-            raise Refused(f"storage {key!r} is not in the file")
+            raise Refused(f"storage {key!r} must be in the file")
         if key not in self.known:
             self.known[key] = _Storage(dtype, self.entries.read(name))
         storage = self.known[key]
@@ -184,17 +184,17 @@ def _reference(reference: Any) -> tuple[str, str, int]:
         raise Refused('a persistent ID must be of the form ("storage", class, key, location, numel)')
     _, kind, key, _, count = reference[:5]
     if not isinstance(key, str) or not key.isascii() or not key.replace("_", "").isalnum() or not kind.value:
-        raise Refused("a storage must have a dtype and a key of letters, digits and underscores")
+        raise Refused("a storage must have a known dtype, and a key of ASCII letters, digits and underscores")
     _integers([count])
     if len(reference) > 5 and reference[5] is not None:
-        raise Refused("a storage cannot be a view of another")
+        raise Refused("a storage must not be a view of another")
     return kind.value, key, count
 
 
 def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None, most: int) -> Any:
-    """Return the value of a file of torch before 1.6.
+    """Return the content of a file written by torch before 1.6.
 
-    The file holds a magic number, a version, facts of the machine, the program, keys, and the storages in a row.
+    The file holds a magic number, a version, the sizes of types, the program, the keys, and the storages one after the other.
     """
     nothing = _Reader(limit)
     at, head = 0, []
@@ -202,7 +202,7 @@ def _stream(data: bytes, limit: int, convert: Callable[[np.ndarray], Any] | None
         value, at = opcodes.run_program(data, nothing.names, _no_storage, at, most)
         head.append(value)
     if head[:2] != [_TORCH_MAGIC, 1001] or not isinstance(head[2], dict):
-        raise Refused("expected a file of torch.save")
+        raise Refused("the file must have been written by torch.save")
     declared: dict[str, tuple[str, int]] = {}
 
     def declare(reference: Any) -> _Storage:
@@ -281,7 +281,7 @@ class _TorchWriter:
             self.writer.add(b"t")
         elif not self.writer.plain(value):
             what = f"a {type(value).__module__}.{type(value).__qualname__} cannot be saved"
-            raise refusal(OP_SAVE, what, "dictionaries, lists, tuples, numbers, texts, arrays and tensors can", at=where or "/")
+            raise refusal(OP_SAVE, what, "convert it to dictionaries, lists, tuples, numbers, texts, arrays or tensors", at=where or "/")
 
     def items(self, values: Any, where: str) -> None:
         for i, item in enumerate(values):

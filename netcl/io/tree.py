@@ -1,7 +1,7 @@
 """Converts nested state to JSON and arrays, and exactly back: the result of any ``state_dict()``.
 
 Dictionaries with any keys, lists, tuples, numbers, texts, arrays and tensors. Arrays and tensors become entries of a file,
-named by where they stood; the JSON points to them.
+named by their path in the state; the JSON refers to them by name.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _NATIVE = "biufc"
 
 
 def bits(array: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return an array in a form that NPY can store, and the name of its dtype: bfloat16 is kept as its 16 bits."""
+    """Return an array in a form that NPY can store, and the name of its dtype: bfloat16 is stored as uint16."""
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16), "bfloat16"
     return array, array.dtype.name
 
 
 def host_bits(tensor: Tensor) -> np.ndarray:
-    """The stored values of a tensor: bfloat16 as its 16 bits."""
+    """Return the values of a tensor in the form that files store: bfloat16 as uint16."""
     row = dtypes.DTYPES[tensor.dtype]
     return dtypes.encode(tensor.to_host(), row)
 
@@ -57,7 +57,7 @@ def tensor_of(array: np.ndarray, name: str, queue: Any = None) -> Tensor:
 
 
 def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str, np.ndarray]]:
-    """Return a JSON value and the arrays that it points to, by name.
+    """Return a JSON value and the arrays that it refers to, by name.
 
     >>> pack({"step": 3, "m": np.zeros(2)}, "adam")
     ({'step': 3, 'm': {'$array': 'adam.m', 'dtype': 'float64'}}, {'adam.m': array([0., 0.])})
@@ -75,7 +75,7 @@ def pack(value: Any, prefix: str = "", op: str = "save") -> tuple[Any, dict[str,
         if isinstance(value, np.ndarray):
             stored, dtype = bits(value)
             if stored.dtype.kind not in _NATIVE:
-                raise refusal(op, f"arrays of dtype {dtype} are not saved", "convert it to numbers", at=where)
+                raise refusal(op, f"an array must hold numbers, got dtype {dtype}", "convert it to numbers", at=where)
             return leaf("$array", stored, dtype, where)
         if isinstance(value, Mapping):
             if all(isinstance(key, str) and not key.startswith("$") for key in value):
@@ -123,7 +123,7 @@ def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tenso
     def array(value: dict[str, Any], walk: Any) -> Any:
         stored, name = arrays[value[next(iter(value))]], value["dtype"]
         if (stored.dtype.name != name) and not (name == "bfloat16" and stored.dtype == np.uint16):
-            raise ValueError(f"an array of {stored.dtype} cannot be {name}")
+            raise ValueError(f"an array declared as {name} must have that dtype, got {stored.dtype}")
         return from_bits(stored, name) if "$array" in value else tensor(stored, name)
 
     _TAKEN: dict[str, Callable[..., Any]] = {**_PLAIN_READERS, "$array": array, "$tensor": array}
@@ -132,13 +132,13 @@ def unpack(value: Any, arrays: Mapping[str, np.ndarray], op: str = "load", tenso
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as fault:
         if isinstance(fault, FileError):
             raise
-        raise refusal(op, "the state in the file is not what netcl writes", reason=f"{type(fault).__name__}: {fault}") from fault
+        raise refusal(op, "the state in the file must be as netcl writes it", reason=f"{type(fault).__name__}: {fault}") from fault
 
 
 def _numpy_number(value: dict[str, Any], walk: Callable[[Any], Any]) -> Any:
     dtype = np.dtype(value["dtype"])
     if dtype.kind not in "biuf":  # a void of NumPy takes as many bytes as its number says
-        raise ValueError(f"a number cannot be {dtype}")
+        raise ValueError(f"a number must have a numeric dtype, got {dtype}")
     return dtype.type(walk(value["$number"]))
 
 

@@ -73,7 +73,7 @@ def rewritten(body: GraphBody) -> tuple[GraphBody, Counter[str]]:
 
 
 def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[OnnxNode], dict[str, np.ndarray]]:
-    """Return the nodes that depend on inputs, and the weights with the results of the others; unchanged if those are too large."""
+    """Return the nodes that depend on inputs, and the weights plus the results of all other nodes. Fold nothing if these are too large."""
     known, folded = {*body.weights, ""}, list[OnnxNode]()
     supported = {kind for kind in operators() - CONTROL.keys() if not any(word in kind for word in _NOT_FOLDED)}
     for node in body.nodes:
@@ -101,11 +101,11 @@ def _fold_constants(body: GraphBody, done: Counter[str]) -> tuple[list[OnnxNode]
 
 
 class _FoldingTooLarge(Exception):
-    """Raised where the results of folding would take too much memory."""
+    """Raised when the results of folding would take too much memory."""
 
 
 class _Folding(OnnxModel):
-    """Computes constants whose results take at most ``room`` bytes together: a small file can ask for any size."""
+    """Computes constants, at most ``room`` bytes in total: a small file can describe results of any size."""
 
     room: int
 
@@ -161,7 +161,7 @@ class _Chains:
         return self.nodes
 
     def matched(self, form: ast.expr, name: str, found: ChainMatch) -> ChainMatch | None:
-        """Return ``found`` extended by the value ``name`` if that has the form, else ``None``."""
+        """Return ``found`` extended by the value ``name`` if that value matches ``form``, else ``None``."""
         if isinstance(form, ast.Name):
             if form.id.isupper() and self.scalar(name) is None:
                 return None
@@ -186,12 +186,12 @@ class _Chains:
         return None
 
     def scalar(self, name: str) -> float | None:
-        """Return the number in a weight of one element, else ``None``. A weight with one axis may add that axis to the result."""
+        """Return the number in a weight of shape () or (1,), else ``None``. Shape (1,) can add an axis to the result of the chain."""
         x = self.weights.get(name)
         return None if x is None or x.ndim > 1 or x.size != 1 or x.dtype.kind not in "fiu" else float(x.reshape(()))
 
     def in_order(self, found: ChainMatch) -> list[OnnxNode]:
-        """The nodes of a chain, each once, in the order in which they run."""
+        """Return the nodes of a chain, each once, in the order in which they run."""
         return [node for node in self.nodes if any(node is other for other in found.nodes)]
 
     def _closed(self, found: ChainMatch) -> bool:
@@ -227,7 +227,7 @@ def _fused_norm(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode 
 
 
 def _run_norm(node: OnnxNode, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Return the norm, over trailing axes as one op, over others by its formula."""
+    """Run a norm: over trailing axes with one op, over other axes by its formula."""
     axes = sorted(axis % x.ndim for axis in node["axes"])
     shape = x.shape[axes[0] :]
     if len(axes) == len(shape) and all(t is None or t.shape == shape for t in (weight, bias)):
@@ -316,7 +316,7 @@ def _norm_in_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNod
 
 
 def _affine_after_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """Return a convolution whose weights include the factor or sum after it, one or one per channel; ``None`` if they cannot."""
+    """Return a convolution whose weights include the ``Mul`` or ``Add`` after it, by a scalar or per channel; ``None`` if they cannot."""
     conv, other = found.nodes[1], chains.weights.get(found.values["c"])
     weight = chains.weights.get(conv.inputs[1])
     if weight is None or other is None or other.ndim > weight.ndim or other.dtype != weight.dtype:
@@ -329,7 +329,7 @@ def _affine_after_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> On
 
 
 def _affine_before_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:
-    """Return a convolution whose weights include the scalar factor before it, or a sum if nothing is padded; else ``None``."""
+    """Return a convolution whose weights include the scalar ``Mul`` before it, or an ``Add`` if nothing is padded; else ``None``."""
     x, other = sorted(found.nodes[1].inputs, key=chains.weights.__contains__)  # a weight may be the first operand
     weight, number = chains.weights.get(root.inputs[1]), chains.scalar(other)
     padded = any(root["pads"] or ()) or root["auto_pad"] not in ("NOTSET", "VALID")
@@ -343,7 +343,7 @@ def _affine_before_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> O
 
 
 def _scaled_conv(chains: _Chains, conv: OnnxNode, root: OnnxNode, scale: Any, shift: Any, factor: float = 1.0) -> OnnxNode | None:
-    """Return the convolution times ``scale`` plus ``shift``, its weights times ``factor``, in float64; ``None`` if it cannot be folded."""
+    """Return a node for ``conv * scale + shift``, with its weights also times ``factor``; ``None`` if its weights are not constant."""
     if not chains.weights.keys() >= {*conv.inputs[1:]} or (conv.kind == "ConvTranspose" and conv["group"] != 1):
         return None
     first, out = chains.weights[conv.inputs[1]], 1 if conv.kind == "ConvTranspose" else 0

@@ -54,7 +54,7 @@ GraphOptimizationLevel.__doc__ = "``ORT_DISABLE_ALL`` runs a graph as it is in t
 
 
 class SessionOptions:
-    """Options of a session: rewrites (``graph_optimization_level``) and replay (``enable_mem_pattern``). Others keep their defaults."""
+    """Options: rewrites (``graph_optimization_level``) and replay (``enable_mem_pattern``). Others must keep their defaults."""
 
     graph_optimization_level: int
     enable_mem_pattern: bool
@@ -65,7 +65,7 @@ class SessionOptions:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _OPTIONS:
-            raise AttributeError(message("SessionOptions", "there is no such option", f"known: {', '.join(_OPTIONS)}", option=name))
+            raise AttributeError(message("SessionOptions", "the option must be a known one", f"known: {', '.join(_OPTIONS)}", option=name))
         value, (default, reason) = getattr(value, "value", value), _OPTIONS[name]  # of an enumeration, onnxruntime's too
         if reason and value != default:
             raise ValueError(message("SessionOptions", f"{name} must have its default value {default!r}", reason, given=value))
@@ -77,7 +77,7 @@ class SessionOptions:
 
 
 def get_available_providers() -> list[str]:
-    """The providers of this machine, the fastest first: OpenCL if it has a device, and NumPy on the CPU."""
+    """Return the providers of this machine, the fastest first: OpenCL if there is a device, and NumPy on the CPU."""
     device = manager.default("auto")
     return [_ON_NUMPY] if device is None or isinstance(device.queue, CPUQueue) else [_ON_OPENCL, _ON_NUMPY]
 
@@ -101,7 +101,7 @@ def node_arg(entry: Any) -> NodeArg:
 
 
 class SessionModel(OnnxModel):
-    """The module of a session. ``timings``, if it is a list, gets each node of the graph and the seconds that it ran."""
+    """The module of a session. If ``timings`` is a list, each node of the graph is appended to it with its seconds."""
 
     timings: list[tuple[OnnxNode, float]] | None = None
 
@@ -121,8 +121,8 @@ class InferenceSession:
     """A model in an ONNX file, or in bytes, ready to run.
 
     ``device`` is a selector as in ``netcl devices``; ``"auto"`` with ``providers=["CPUExecutionProvider"]`` is NumPy. Threads may share a
-    session: runs take turns. A write to a weight takes effect in the runs that start after it returned. ``rewrites`` counts what was
-    folded and fused, ``model`` is the module.
+    session: runs take turns. A write to a weight takes effect in runs that start after the write. ``rewrites`` counts the rewrites
+    by name, ``model`` is the module.
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class InferenceSession:
             raise TypeError(message(SESSION, "sess_options must be netcl.onnx.SessionOptions", given=type(sess_options).__name__))
         if unknown := [name for name in providers or () if name not in (_ON_OPENCL, _ON_NUMPY)]:
             remedy = f"{_ON_OPENCL} reaches GPUs and CPUs through OpenCL, device= selects one of them; {_ON_NUMPY} is NumPy"
-            raise ValueError(message(SESSION, "there are no such providers", remedy, providers=unknown))
+            raise ValueError(message(SESSION, f"providers must be {_ON_OPENCL} or {_ON_NUMPY}", remedy, providers=unknown))
         self._options = sess_options or SessionOptions()
         proto, body, inputs = read_onnx(path_or_bytes)
         sizes = self._options.free_dimensions
         known = {size for _, shape in inputs.values() for size in shape or () if isinstance(size, str)}
         if absent := sizes.keys() - known:
-            raise ValueError(message(SESSION, "the inputs have no such dimensions", dimensions=sorted(absent), known=sorted(known)))
+            raise ValueError(message(SESSION, "dimensions to fix must be symbolic", dimensions=sorted(absent), known=sorted(known)))
         inputs = {name: (dtype, shape and [sizes.get(size, size) for size in shape]) for name, (dtype, shape) in inputs.items()}
         entries = [node_arg(entry) for entry in proto.graph.input if entry.name in inputs]
         self._inputs = {entry.name: entry._replace(shape=inputs[entry.name][1] or []) for entry in entries}
@@ -168,7 +168,7 @@ class InferenceSession:
 
     @property
     def plans(self) -> dict[tuple[tuple[int, ...], ...], str]:
-        """The input shapes that runs had, and the next run with them: ``"replay"``, ``"record"``, or the reason why it is eager."""
+        """Map the input shapes of past runs to how the next run executes: ``"replay"``, ``"record"``, or the reason why it is eager."""
         return {tuple(shape for shape, *_ in key): "replay" if isinstance(x, Graph) else x or "record" for key, x in self._plans.items()}
 
     @property
@@ -178,7 +178,7 @@ class InferenceSession:
         return last.commands if isinstance(last, Graph) else 0
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: None = None) -> list[Any]:
-        """The outputs with these names, or all of them, as arrays; a sequence is a list of arrays.
+        """Run the model; returns the named outputs, or all of them, as arrays. A sequence is returned as a list of arrays.
 
         ``input_feed`` holds an array or a tensor for each input. Arrays must have the declared dtype; lists are converted.
         """
@@ -244,7 +244,7 @@ class InferenceSession:
 
     def _tensors(self, feed: Mapping[str, Any]) -> list[Any]:
         if missing := self._inputs.keys() - feed.keys():
-            raise ValueError(message(SESSION, "inputs are missing", f"the model takes: {', '.join(self._inputs)}", inputs=sorted(missing)))
+            raise ValueError(message(SESSION, "inputs must be given", f"it takes: {', '.join(self._inputs)}", missing=sorted(missing)))
         made = {name: self.tensor(name, x) for name, x in feed.items()}
         return [made[name] for name in self._inputs]
 
@@ -257,7 +257,7 @@ class InferenceSession:
         return dict(zip(self._outputs, made if isinstance(made, tuple) else (made,), strict=True))
 
     def _plan(self, tensors: Sequence[Any]) -> Graph | str:
-        """Return the recording for these shapes, made at their second run, or the reason for none; empty if one may follow."""
+        """Return the recording for these shapes, made at their second run, or the reason for none (empty if one may be made later)."""
         # Sequences, empty tensors, and one tensor for two inputs are not recorded.
         if (
             self._eager
@@ -288,9 +288,9 @@ class InferenceSession:
         return plan
 
     def _drop_stale_plans(self) -> None:
-        """Drop all recordings after a weight was replaced or written: they hold the old one, and results that depend on it.
+        """Drop all recordings after a weight was replaced or written: they hold the old weight and results that depend on it.
 
-        Versions are compared in every run. The clock of writes cannot replace them: other threads write while a run lasts.
+        Every run compares the version of each weight. A single write counter would not do: other threads write during a run.
         """
         weights = self.model.weights()
         versions = [0 if (written := x.writes) is None else written.last for x in weights]
@@ -301,7 +301,7 @@ class InferenceSession:
 
 
 class IOBinding:
-    """Inputs and outputs of a session as tensors. An output that is bound without a tensor is a new one at each run."""
+    """Inputs and outputs of a session as tensors. An output that is bound without a tensor is allocated at each run."""
 
     def __init__(self, session: InferenceSession):
         self._session = session

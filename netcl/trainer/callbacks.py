@@ -63,11 +63,11 @@ class Callback:
         """Called after Ctrl-C, when the step is finished and before the run ends."""
 
     def close(self) -> None:
-        """Called when ``fit`` ends, also by an error."""
+        """Called when ``fit`` ends, also after an error."""
 
 
 class CallbackList:
-    """Calls several callbacks in order."""
+    """Calls several callbacks in ascending ``order``."""
 
     def __init__(self, callbacks: Iterable[Callback]):
         given: list[Any] = list(callbacks)
@@ -84,7 +84,7 @@ class CallbackList:
 
 
 class Improvement:
-    """Tracks whether a number improves: falls, or rises with ``mode="max"`` or, by default, if its name is that of a score (f1, auc)."""
+    """Tracks the best value of a number: the lowest or, with ``mode="max"`` or if its name is that of a score (f1, auc), the highest."""
 
     def __init__(self, op: str, monitor: str, mode: str = "auto", min_delta: float = 0.0):
         if mode not in ("auto", "min", "max"):
@@ -95,7 +95,7 @@ class Improvement:
         self.best = math.inf
 
     def better(self, logs: Logs) -> bool:
-        """Whether the monitored number beats the best so far by more than ``min_delta``; a missing one raises, NaN never does."""
+        """Return whether the monitored number beats the best by more than ``min_delta``, false for NaN; raises if it is missing."""
         if self.monitor not in logs:
             remedy = f"{'pass val= to fit; ' if self.monitor.startswith('val_') else ''}available: {', '.join(logs)}"
             raise ValueError(message(self.op, f"the logs must have the monitored number {self.monitor!r}", remedy))
@@ -173,13 +173,13 @@ class ModelCheckpoint(Callback):
     def claim(self, resumed: str | os.PathLike[str] | None) -> None:
         """Raise if the folder holds a run other than that of the checkpoint ``resumed``; called before anything is written.
 
-        A new run (``resumed=None``) may not find any checkpoint in the folder; with ``overwrite`` they are deleted.
+        For a new run (``resumed=None``) the folder must have no checkpoints; with ``overwrite``, existing ones are deleted.
         """
         if resumed is None:
             earlier = [path for path in (self.folder / "best.netcl", *checkpoints(self.folder)) if path.exists()]
             if earlier and not self.overwrite:
                 remedy = 'continue that run (resume="auto", --resume), remove it (overwrite=True, --overwrite), or name another folder'
-                what = "a new run cannot begin in a folder that holds the checkpoints of another"
+                what = "the folder of a new run must not hold the checkpoints of another run"
                 raise FileError(message("ModelCheckpoint", what, remedy, folder=self.folder, newest=earlier[-1].name))
             for path in earlier:
                 path.unlink()
@@ -229,7 +229,7 @@ class ModelCheckpoint(Callback):
 
 
 class LRMonitor(Callback):
-    """Adds the learning rate to the numbers of an epoch: ``lr``, and ``lr_1``, ... where there are more parameter groups."""
+    """Adds the learning rate to the numbers of an epoch: ``lr``, and ``lr_1``, ... if there are more parameter groups."""
 
     order = -1
 

@@ -66,10 +66,10 @@ class TuningSettings:
     weight_decay: float = _tuning_field(0.0, "weight decay of AdamW")
     grad_clip: float = _tuning_field(1.0, "largest norm of all gradients together; 0 for none")
     held_out: float = _tuning_field(0.05, "share of the rows that perplexity is evaluated on; 0 for none")
-    checkpointing: bool = _tuning_field(False, "compute activations again for the gradient instead of keeping them")
-    beta: float = _tuning_field(0.1, "for rows with a chosen and a rejected answer (DPO): how closely the model stays to the one it was")
+    checkpointing: bool = _tuning_field(False, "recompute activations for the gradient instead of keeping them")
+    beta: float = _tuning_field(0.1, "for rows with a chosen and a rejected answer (DPO): how closely the model stays to the untrained one")
     precision: str = _tuning_field("float32", "float32, or mixed with float16 or bfloat16")
-    save_every: int = _tuning_field(0, "steps between checkpoints; each epoch has one, too")
+    save_every: int = _tuning_field(0, "steps between checkpoints, besides the one of every epoch; 0 for none")
     seed: int = _tuning_field(0, "seed of adapters, held-out rows, order and dropout")
 
     def check(self) -> TuningSettings:
@@ -106,7 +106,7 @@ class TokenLosses(Module):
 
 
 def mean_of_learned(losses: Tensor, targets: Tensor) -> Tensor:
-    """The mean loss over the tokens whose target is not ignored."""
+    """Return the mean loss over the tokens whose target is not ignored."""
     return ag.div(ag.sum(losses), ag.cast(ag.sum(ag.ne(targets, IGNORED_TARGET)), "float32"))
 
 
@@ -119,13 +119,13 @@ class AnswerLosses(TokenLosses):
 
 
 def _preference_margin(losses: Tensor, reference: Tensor) -> Tensor:
-    """Return for each pair the log-probability that the chosen answer has gained since training began, minus the rejected one's."""
+    """Return per pair how much log-probability the chosen answer gained in training, minus the gain of the rejected answer."""
     gained = ag.sub(reference, losses)
     return ag.sub(ag.select(gained, 1, 0), ag.select(gained, 1, 1))
 
 
 class PreferenceAccuracy(Metric):
-    """The share of pairs whose chosen answer has gained more probability than the rejected one."""
+    """The share of pairs whose chosen answer gained more log-probability in training than the rejected one."""
 
     name = "preference"
 
@@ -229,7 +229,7 @@ def _tuning_blocks(model: Any, data: str | os.PathLike[str], chosen: TuningSetti
 
 
 def _loaders(wrapped: TokenLosses, parts: Sequence[Blocks], chosen: TuningSettings, pairs: bool) -> list[DataLoader]:
-    """Return one loader per part, of blocks with their targets; for pairs of answers the targets are the losses of the untrained model."""
+    """Return a loader of blocks and targets per part; for pairs of answers, the targets are the losses of the untrained model."""
     made, queue = list[DataLoader](), wrapped.model.queue
     half = None if chosen.precision == "float32" else chosen.precision
     for inputs, targets in parts:

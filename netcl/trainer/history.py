@@ -28,7 +28,7 @@ class History(Mapping[str, list[float]]):
 
     @property
     def history(self) -> dict[str, list[float]]:
-        """All columns as a dictionary, as Keras has it."""
+        """All columns as a dictionary, as in Keras."""
         return dict(self)
 
     @property
@@ -45,7 +45,7 @@ class History(Mapping[str, list[float]]):
         return int((min if mode == "min" else max)(rows, key=lambda row: row[name])["epoch"])
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw every number with its validation number over the epochs; needs matplotlib. Returns its figure.
+        """Draw every number with its validation number over the epochs; needs matplotlib. Returns the figure.
 
         - **path**: also write the figure into this file.
         """
@@ -53,7 +53,7 @@ class History(Mapping[str, list[float]]):
             from matplotlib.figure import Figure
         except ImportError as missing:
             remedy = "pip install matplotlib; or write a page without it: the Report callback, netcl report RUN"
-            raise ImportError(message("History.plot", "matplotlib is not installed", remedy)) from missing
+            raise ImportError(message("History.plot", "matplotlib is required", remedy)) from missing
         hidden = ("seconds", "samples_per_second")
         names = [name for name in self if not name.startswith("val_") and name not in hidden]
         if not names:

@@ -16,15 +16,15 @@ from netcl.trainer.callbacks import Callback, Logs
 
 
 def _finite_numbers(logs: Logs) -> dict[str, Any]:
-    """The scalar numbers of logs; NaN and infinities become ``None``, since JSON has neither."""
+    """Return the scalar numbers of logs; NaN and infinities become ``None``, since JSON has neither."""
     return {name: value if math.isfinite(value) else None for name, value in logs.items() if isinstance(value, int | float)}
 
 
 class JSONLLogger(Callback):
-    """One JSON object per line: ``{"kind": "step", ...}`` whenever the trainer reads its numbers, ``{"kind": "epoch", ...}`` per epoch.
+    """Writes a JSON object per line: ``{"kind": "step", ...}`` for every logged batch, ``{"kind": "epoch", ...}`` for every epoch.
 
-    The rows of steps have the norm of the gradients of that step, and in ``losses`` and ``lrs`` the losses and learning rates of all
-    batches since the row before; ``since`` is the step of the first of them.
+    A step has the norm of its gradients, and in ``losses`` and ``lrs`` the losses and learning rates of all batches since the previous
+    row; ``since`` is the step of the first of these batches.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -69,7 +69,7 @@ class JSONLLogger(Callback):
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The rows that a :class:`JSONLLogger` wrote, up to the first damaged line, which a killed process may leave; empty without a file."""
+    """Return the rows of a :class:`JSONLLogger` up to the first damaged line, which a killed process may leave; empty without a file."""
     rows = []
     for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines() if Path(path).exists() else []:
         try:
@@ -83,7 +83,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 class CSVLogger(Callback):
-    """One line of comma-separated numbers per epoch; the columns are those of the first epoch."""
+    """Writes one line of comma-separated numbers per epoch; the columns are those of the first epoch."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
@@ -97,7 +97,7 @@ class CSVLogger(Callback):
             writer.writerows(rows)
 
     def _earlier(self, epoch: int) -> list[dict[str, str]]:
-        """The lines of this run's earlier epochs; lines of another run in the same file are dropped."""
+        """Return the lines of epochs before ``epoch`` in the file, none for the first epoch: another run wrote those."""
         if epoch == 0 or not self.path.exists():
             return []
         with self.path.open(encoding="utf-8", newline="") as file:
@@ -112,7 +112,7 @@ class TensorBoard(Callback):
         try:
             import tensorboardX
         except ImportError as missing:
-            raise ImportError(message("TensorBoard", "tensorboardX is not installed", "pip install tensorboardX")) from missing
+            raise ImportError(message("TensorBoard", "tensorboardX is required", "pip install tensorboardX")) from missing
         self._make = tensorboardX.SummaryWriter
         self._writer: Any = None
 

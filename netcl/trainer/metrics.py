@@ -62,7 +62,7 @@ class Metric:
 
 
 class Mean(Metric):
-    """The mean of a number per batch, weighted by the size of the batch: the trainer's loss."""
+    """The mean of one number per batch, weighted by the size of the batch; the trainer uses it for the loss."""
 
     def __init__(self, name: str = "loss"):
         super().__init__()
@@ -76,7 +76,7 @@ class Mean(Metric):
 def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return scores ``(samples, classes)`` and labels ``(samples,)``. Classes are the last axis, or the second as in dense predictions.
 
-    Targets of the outputs' shape are scores too: the label is their largest.
+    Targets with the shape of the outputs are scores: the label is the class with the highest score.
     """
     if outputs.ndim == targets.ndim + 1 and outputs.shape[:-1] == targets.shape:
         return ops.reshape(outputs, (-1, outputs.shape[-1])), ops.reshape(targets, (-1,))
@@ -85,7 +85,7 @@ def _flat_labels(name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, T
         return ops.reshape(ops.permute(outputs, order), (-1, outputs.shape[1])), ops.reshape(targets, (-1,))
     if outputs.shape == targets.shape and outputs.ndim > 1:
         return outputs, ops.argmax(targets, axis=-1)
-    what = "outputs must have the shape of targets with a class axis added last or second, or that shape with at least 2 axes"
+    what = "outputs must have the shape of targets plus a class axis, last or second, or the same shape with at least 2 dimensions"
     raise ShapeError(message(name, what, outputs=outputs.shape, targets=targets.shape))
 
 
@@ -188,7 +188,7 @@ class _Collected(Metric):
         return self.of(outputs, targets)
 
     def of(self, outputs: np.ndarray, targets: np.ndarray) -> float:
-        """The metric of all outputs and targets, as float64."""
+        """Return the metric, given all outputs and targets as float64."""
         raise NotImplementedError
 
 

@@ -51,7 +51,7 @@ def write_report(folder: str | os.PathLike[str], path: str | os.PathLike[str] | 
 
 
 def page(folder: str | os.PathLike[str]) -> str:
-    """The report of a run, as HTML."""
+    """Return the report of a run as HTML."""
     config = read_json(folder, "config.json")
     if "title" in config:  # of the Report callback
         title = str(config.pop("title"))
@@ -72,7 +72,7 @@ def page(folder: str | os.PathLike[str]) -> str:
 
 
 def _finished(folder: str | os.PathLike[str], curves: str) -> list[str]:
-    """The sections about a finished run."""
+    """Return the sections of the page about a finished run; ``curves`` is the HTML of its charts."""
     results = read_json(folder, "results.json")
     with _reading(folder, "results.json"):
         place, classes = results["environment"], [str(name) for name in results["classes"]]
@@ -99,7 +99,7 @@ def _phase_table(phases: Mapping[str, float]) -> str:
 
 @contextmanager
 def _reading(folder: str | os.PathLike[str], name: str) -> Iterator[None]:
-    """Turn errors of the block, which reads a malformed file of the run, into a ``FileError`` that names the file."""
+    """Convert errors of a block that reads the file ``name`` of a run to a ``FileError`` that names the file."""
     try:
         yield
     except FileError:

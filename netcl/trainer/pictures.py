@@ -18,7 +18,7 @@ _PART_FOLDERS = {"train": ("train", "training"), "val": ("val", "valid", "valida
 
 
 def picture(path: str | os.PathLike[str], shape: Sequence[int]) -> np.ndarray:
-    """The picture of a file, cropped around its center and resized, as uint8 of ``shape`` (channels, height, width)."""
+    """Read a picture, cropped around its center and resized, as uint8 of ``shape`` (channels, height, width)."""
     image = import_module("netcl.vision.datasets").default_loader(path, "L" if shape[0] == 1 else "RGB")
     cut = import_module("PIL.ImageOps").fit(image, (shape[2], shape[1]))
     return np.asarray(cut, np.uint8).reshape(shape[1], shape[2], shape[0]).transpose(2, 0, 1)
@@ -53,7 +53,7 @@ def read_folder(path: Path, plan: SplitPlan, size: int = 64, channels: int = 3) 
     classes = tuple(found["train"].classes)
     if any(tuple(part.classes) != classes for part in found.values()):
         names = {part: list(data.classes) for part, data in found.items()}
-        raise ValueError(message("folder", "the parts must have folders for the same classes", **names))
+        raise ValueError(message("folder", "train, val and test must have folders for the same classes", **names))
     train, val, test = (Pictures(found[part].samples, shape) if part in found else None for part in ("train", "val", "test"))
     reading = {"kind": "image", "classes": list(classes), "shape": list(shape)}
     assert train is not None

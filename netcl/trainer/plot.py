@@ -76,7 +76,7 @@ def extremes(points: Points, most: int = 2 * _WIDTH) -> Points:
 
 
 def scatter_chart(title: str, points: Points, x_label: str = "", diagonal: float | None = 1.0, most: int = 2000) -> str:
-    """Return an SVG chart of at most ``most`` dots and the line ``y = diagonal * x``, or ``y = 0``; empty without finite points."""
+    """Return an SVG chart of at most ``most`` points and the line ``y = diagonal * x`` (``None``: 0); empty without finite points."""
     shown = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     shown = shown[:: -(-len(shown) // most) or 1]
     if not shown:
@@ -149,7 +149,7 @@ def _legend(names: Sequence[str]) -> list[str]:
 
 
 def confusion_table(matrix: np.ndarray, classes: Sequence[str]) -> str:
-    """Return a confusion matrix as a table: a row per true class, a column per chosen one, darker where there are more."""
+    """Return a confusion matrix as a table: a row per true class, a column per predicted class; cells with larger counts are darker."""
     most = matrix.sum(axis=1, keepdims=True).clip(1)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in classes)
     rows = []

@@ -25,7 +25,7 @@ _BAR = 20  # columns of the bar, where there is room for it
 
 
 def numbers_line(logs: Mapping[str, Any]) -> str:
-    """The numbers of logs in one line: ``loss 0.4031  accuracy 0.8912``.
+    """Return the numbers of logs in one line: ``loss 0.4031  accuracy 0.8912``.
 
     >>> numbers_line({"epoch": 3, "loss": 0.403123, "lr": 0.0003})
     'loss 0.4031  lr 0.0003'
@@ -46,7 +46,7 @@ def clock_text(seconds: float) -> str:
 
 
 class Progress(Callback):
-    """Shows how far a run is, on ``stream`` (standard error): the phase, the pace, the time that is left, and the kernel being compiled.
+    """Shows the progress of a run on ``stream`` (standard error): phase, speed, remaining time, and the kernel being compiled.
 
     ``style`` is ``auto`` (a line that moves on a terminal and in a notebook, plain lines elsewhere), ``bar``, ``plain`` or ``off``; by
     default the value of ``NETCL_PROGRESS``. A trainer adds one unless it is given one. A thread moves the line, so that it also moves
@@ -132,7 +132,7 @@ class Progress(Callback):
         return "  ".join(parts)
 
     def phase(self) -> str:
-        """What is being done: ``training``, ``validating``, ``saving``, or the kernel that is compiled."""
+        """Return the current phase: ``training``, ``validating``, ``saving``, or the kernel being compiled."""
         now = program.compiling()
         if now is None:
             return self.trainer.phase
@@ -155,7 +155,7 @@ class Progress(Callback):
         self._said = time.monotonic()
 
     def _clear(self) -> None:
-        """Remove the line that moves."""
+        """Remove the progress line from the terminal."""
         if self._shown:
             self._write(f"\r{' ' * len(self._shown)}\r")
 
@@ -172,13 +172,13 @@ class Progress(Callback):
 
 
 def _kind_of(model: Any) -> str:
-    """Return a key for runs with about the same programs: the model's class and a hash of its parameters' shapes, dtypes and devices."""
+    """Return a key for runs with about the same kernels: the model's class and a hash of its parameters' shapes, dtypes and devices."""
     parameters = [(p.shape, p.dtype, p.device.device_name) for p in model.parameters()]
     return f"{type(model).__name__} {hashlib.sha256(repr(parameters).encode()).hexdigest()[:16]}"
 
 
 class _Pace:
-    """The speed of a run since its first logged batch; kernels are compiled before."""
+    """The speed of a run since its first logged batch, so that most kernels are compiled before it is measured."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int, int] | None = None
@@ -203,7 +203,7 @@ class _Pace:
         return f"{samples / seconds:.3g} samples/s" if samples > 0 else ""
 
     def left(self, trainer: Any) -> str:
-        """The time to the end of the run at this pace; empty until it is known."""
+        """Return the remaining time of the run at this speed; empty until it is known."""
         seconds, batches, _ = self._since()
         if batches <= 0 or not trainer.batches:
             return ""

@@ -36,7 +36,7 @@ from netcl.vision.models import get_model, list_models
 
 
 class RecipeError(ValueError):
-    """A recipe is invalid."""
+    """Raised for an invalid recipe."""
 
 
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table of options"}
@@ -62,11 +62,11 @@ class Recipe:
         "digits",
         "folder:PATH (of pictures), csv:FILE, npz:FILE, idx:FOLDER, text:FILE; or digits, mnist, fashion-mnist, cifar10, synthetic, text",
     )
-    root: str = _setting("", "where the files of the data are; the file itself, for text")
+    root: str = _setting("", "folder of the data's files; for text, the file itself")
     target: str = _setting("", "the column of a CSV file to predict")
-    task: str = _setting("", "classification or regression; chosen by the targets if empty")
+    task: str = _setting("", "classification or regression; inferred from the targets if empty")
     val_split: float = _setting(0.1, "share of the training samples, drawn by the seed, by which the best weights are chosen; 0 for none")
-    test_split: float = _setting(0.1, "share of own data, drawn by the seed, that is used for the final numbers only")
+    test_split: float = _setting(0.1, "share of your own data, drawn by the seed, that is used only for the final numbers")
     data_options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "options of the data"})
     model: str = _setting(
         "auto",
@@ -77,7 +77,7 @@ class Recipe:
     patience: int = _setting(0, "epochs without a lower validation loss after which the run ends; 0 for never")
     batch_size: int = _setting(64, "samples of a batch, over all ranks")
     optimizer: str = _setting("adamw", "sgd, adam, adamw, rmsprop or lion")
-    lr: float = _setting(2e-3, "the learning rate, at its highest")
+    lr: float = _setting(2e-3, "the highest learning rate")
     weight_decay: float = _setting(0.01, "weight decay of the optimizer")
     schedule: str = _setting("cosine", "schedule of the learning rate: cosine or constant")
     warmup: float = _setting(0.05, "share of the run in which the learning rate rises, for cosine")
@@ -86,9 +86,9 @@ class Recipe:
     accumulation_steps: int = _setting(1, "batches per step of the optimizer")
     ema: float = _setting(0.0, "decay of the moving average of the weights, near 1; 0 for none")
     mixed_precision: str = _setting("", "float16 or bfloat16: compute in it where that is safe")
-    compile: bool = _setting(False, "record the step and replay it")
+    compile: bool = _setting(False, "record the training step once and replay it")
     workers: int = _setting(0, "processes that prepare batches; 0 for none")
-    log_every: int = _setting(10, "batches between two readings of the numbers")
+    log_every: int = _setting(10, "batches between two reads of the loss and the metrics")
     seed: int = _setting(0, "seed of weights, order and augmentation")
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class Recipe:
             raise RecipeError(message("recipe", what, mixed_precision=repr(self.mixed_precision)))
 
     def resolved(self) -> Recipe:
-        """The recipe with ``auto`` replaced by a model for its data: gpt for text, mlp for tables and arrays, cnn for images."""
+        """Return the recipe with ``auto`` replaced by a model for its data: gpt for text, mlp for tables and arrays, cnn for images."""
         kind = self.data.partition(":")[0].lower()
         return self if self.model != "auto" else self.changed({"model": {"text": "gpt", "csv": "mlp", "npz": "mlp"}.get(kind, "cnn")})
 
@@ -128,7 +128,7 @@ class Recipe:
 
 
 def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The settings of a TOML or JSON file. ``data`` and ``model`` may be tables: ``name``, and options of the data or the model."""
+    """Return the settings in a TOML or JSON file. ``data`` and ``model`` may be tables with ``name`` and further options."""
     file = Path(path)
     try:
         if file.suffix != ".json" and importlib.util.find_spec("tomllib") is None:  # Python 3.10
@@ -194,7 +194,7 @@ FILES: dict[str, Callable[..., files.Samples]] = {"folder": read_folder, **files
 
 
 def load_data(recipe: Recipe) -> Data:
-    """The data of a recipe, in three parts: validation is drawn from the training samples, never from those of the test."""
+    """Load the data of a recipe in three parts; the validation part is never drawn from the test part."""
     kind, colon, place = recipe.data.partition(":")
     key = kind.lower().replace("_", "-")
     known = (*datasets.DATASET_NAMES, *(f"{name}:PATH" for name in (*FILES, "text")))
@@ -216,7 +216,7 @@ def _own_data(recipe: Recipe) -> Data:
     kind, _, place = recipe.data.partition(":")
     path = Path(place).expanduser()
     if not path.exists():
-        raise FileNotFoundError(message(kind, "there is no such file or folder", "paths are relative to the current folder", path=path))
+        raise FileNotFoundError(message(kind, "the file or folder must exist", "paths are relative to the current folder", path=path))
     found = FILES[kind](path, plan, **recipe.data_options)
     return Data(found.train, found.test, found.classes, found.val, found.reading)
 
@@ -239,7 +239,7 @@ def _named_data(recipe: Recipe, key: str, root: str) -> Data:
 
 
 def _text_parts(train: Any, test: Any, fraction: float) -> tuple[Any, Any, tuple[str, ...], Any]:
-    """Train, test, classes (none) and validation data; the end of the training text is cut off for validation if it is long enough."""
+    """Return train, test, classes (none) and validation data: the end of the training text, or ``None`` if the text is too short."""
     size = max(train.block + 1, int(len(train.content) * fraction))
     cut = len(train.content) - size
     if not fraction or cut < train.block + 1:
@@ -276,7 +276,7 @@ def check_shares(recipe: Recipe, ranks: int) -> None:
 
 
 def cnn(data: Data, width: int = 32, dropout: float = 0.1) -> Any:
-    """Return a CNN: two convolutions with ``width`` channels and two with twice as many, pooled after each pair; images from 4 x 4 on."""
+    """Return a CNN: 2 convolutions with ``width`` channels and 2 with twice as many, pooled after each pair; for 4 x 4 pixels or more."""
 
     def block(inside: int, out: int) -> list[Any]:
         return [nn.Conv2d(inside, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
@@ -315,7 +315,7 @@ MODELS: dict[str, Callable[..., Any]] = {
 
 
 def own_model(spec: str) -> Callable[..., Any]:
-    """The class (or function) of ``MODULE:NAME`` or ``FILE.py:NAME``, registered so that models of it can be saved."""
+    """Return the class or function ``MODULE:NAME`` or ``FILE.py:NAME``; a class is registered, so that its models can be saved."""
     place, _, name = spec.rpartition(":")
     try:
         if place.endswith(".py"):
@@ -325,7 +325,7 @@ def own_model(spec: str) -> Callable[..., Any]:
             found = importlib.import_module(place)
         made = getattr(found, name)
     except (ImportError, OSError, AttributeError) as fault:
-        remedy = "--model MODULE:CLASS, importable from the current folder, or FILE.py:CLASS"
+        remedy = "pass --model MODULE:CLASS, importable from the current folder, or FILE.py:CLASS"
         raise RecipeError(message("recipe", f"the model cannot be found: {fault}", remedy, model=spec)) from fault
     if isinstance(made, type) and issubclass(made, nn.Module) and made.__name__ not in registered():
         nn.register_layer(made)
@@ -340,7 +340,7 @@ def _model_options(made: Callable[..., Any], data: Data, options: Mapping[str, A
 
 
 def make_model(recipe: Recipe, data: Data, device: Any) -> Any:
-    """The model of a recipe for its data, on a device."""
+    """Make the model of a recipe for its data, on a device."""
     recipe = recipe.resolved()
     if ":" in recipe.model:
         made = own_model(recipe.model)
@@ -373,7 +373,7 @@ SCHEDULES = ("cosine", "constant")
 
 
 def make_trainer(recipe: Recipe, model: Any, steps_per_epoch: int, data: Data, callbacks: list[Callback]) -> Trainer:
-    """The trainer of a recipe."""
+    """Make the trainer of a recipe."""
     if recipe.optimizer not in OPTIMIZERS or recipe.schedule not in SCHEDULES:
         known = f"optimizers are {', '.join(OPTIMIZERS)}, schedules {', '.join(SCHEDULES)}"
         raise RecipeError(message("recipe", "unknown optimizer or schedule", known, optimizer=recipe.optimizer, schedule=recipe.schedule))

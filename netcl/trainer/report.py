@@ -1,4 +1,4 @@
-"""The report of any run: a callback that leaves a page behind."""
+"""The report of any run: a callback that writes a page."""
 
 from __future__ import annotations
 

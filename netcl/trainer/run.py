@@ -48,7 +48,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
 
     The model that is kept and tested has the weights of the epoch with the lowest validation loss.
     A folder with checkpoints raises unless ``resume`` continues their run or ``overwrite`` removes it.
-    As a rank of an MPI job it trains with the others: each has its part of every batch, and rank 0 writes.
+    In an MPI job, each rank trains on its part of every batch, and rank 0 writes.
     """
     place, ours, recipe = Path(folder), distributed.world(), recipe.resolved()
     ours.deterministic = True  # a resumed run ends with the bits of a straight one
@@ -86,7 +86,7 @@ def train_run(recipe: Recipe, folder: str | os.PathLike[str], handle: DeviceHand
 
 
 def restore_best(trainer: Trainer, keeper: ModelCheckpoint, world: distributed.World) -> dict[str, Any]:
-    """Load the best checkpoint into the model; returns its epoch (from 1) and the number that made it best, empty without one."""
+    """Load the best checkpoint into the model; returns its epoch (from 1) and its monitored number, or an empty dictionary without one."""
     watch = keeper.watch
     if watch is None or not trainer.by_rank_0((keeper.folder / "best.netcl").is_file()):
         return {}
@@ -140,7 +140,7 @@ def _run_results(trainer: Trainer, test: DataLoader, data: Data, seconds: float,
 
 
 def run_facts(trainer: Trainer) -> dict[str, Any]:
-    """The facts of any finished run: steps, parameters, seconds by phase, bytes of device memory."""
+    """Return statistics of a run: steps, parameters, seconds by phase, bytes of device memory."""
     parameters = sum(p.size for p in trainer.model.parameters())
     phases = {name: round(seconds, 3) for name, seconds in trainer.phase_seconds.items()}
     return {"steps": trainer.step, "parameters": parameters, "phases": phases, "memory": memory_stats()["bytes_allocated"]}
@@ -184,7 +184,7 @@ def save_samples(path: Path, trainer: Trainer, test: DataLoader, data: Data) -> 
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:
-    """The softmax of rows of scores."""
+    """Return the softmax of each row of scores."""
     likely = np.exp(scores - scores.max(axis=1, keepdims=True))
     return likely / likely.sum(axis=1, keepdims=True)
 
@@ -210,7 +210,7 @@ def find_rate(recipe: Recipe, handle: DeviceHandle) -> RateTest:
 
 
 def _trainer_of(recipe: Recipe, handle: DeviceHandle) -> tuple[Trainer, DataLoader]:
-    """The trainer of a recipe without the files of a run, and the loader of its training samples."""
+    """Return a trainer for a recipe that writes no files, and the loader of its training samples."""
     seed_all(recipe)
     data = load_data(recipe)
     model = make_model(recipe, data, handle)
@@ -219,7 +219,7 @@ def _trainer_of(recipe: Recipe, handle: DeviceHandle) -> tuple[Trainer, DataLoad
 
 
 def profile_steps(trainer: Trainer, data: Any, steps: int = PROFILED_STEPS) -> profile:
-    """Return a profile of ``steps`` training steps after one that is not profiled. They change the model: save it before."""
+    """Return a profile of ``steps`` training steps after one that is not profiled. The steps change the model: save it before."""
     batches = chain.from_iterable(repeat(data))
     trainer.model.train()
     trainer.train_on_batch(*next(batches))
@@ -243,14 +243,14 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """The object in a JSON file of a run; raises if the file is missing or damaged."""
+    """Return the object in a JSON file of a run; raises if the file is missing or damaged."""
     path = Path(folder) / name
     if not path.exists():
-        raise FileNotFoundError(message("run", f"the folder has no {name}", "pass the folder of a run", folder=folder))
+        raise FileNotFoundError(message("run", f"the folder must have a file {name}", "pass the folder of a run", folder=folder))
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError) as fault:
-        raise FileError(message("run", f"{name} is damaged: {fault}", folder=folder)) from fault
+        raise FileError(message("run", f"{name} must be valid JSON: {fault}", folder=folder)) from fault
 
 
 def generate(

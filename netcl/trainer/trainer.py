@@ -67,7 +67,7 @@ class Trainer:
     """Trains, evaluates and applies a model.
 
     - **model**, **optimizer**: the model to train, and the optimizer of its parameters.
-    - **device_queue**, or **device**: where (a queue, handle or selector); by default where the model is.
+    - **device_queue**, or **device**: where to train (a queue, handle or selector); by default where the model is.
     - **loss_fn**: ``loss_fn(outputs, targets)``, by default cross-entropy.
     - **metrics**: names (``"accuracy"``, ``"top5"``) or :class:`~netcl.trainer.metrics.Metric` objects.
     - **mixed_precision**: ``True`` or a dtype (``"float16"``, ``"bfloat16"``): forward under autocast, the loss scaled for float16.
@@ -135,7 +135,7 @@ class Trainer:
 
     @property
     def queue(self) -> Any:
-        """The queue everything runs on: the model's."""
+        """The queue of the model, on which everything runs."""
         return self.model.queue
 
     @property
@@ -150,7 +150,7 @@ class Trainer:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """Count the time of a block under the phase ``name`` and not under the phase around it."""
+        """Count the time of a block for the phase ``name`` and not for the enclosing phase."""
         outer, began, inside = self.phase, time.perf_counter(), sum(self.phase_seconds.values())
         self.phase = name
         try:
@@ -168,7 +168,7 @@ class Trainer:
         return float(self._loss.compute())
 
     def learning_rates(self) -> list[float]:
-        """The present learning rate of every parameter group."""
+        """Return the current learning rate of every parameter group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     # ---- training
@@ -309,7 +309,7 @@ class Trainer:
         return norm
 
     def _update(self) -> None:
-        """Finish an optimizer step (with accumulation, also take it), then step the scheduler and update the averages."""
+        """Finish an optimizer step, then step the scheduler and update the averages. With accumulation, the optimizer steps here."""
         if self.accumulation_steps > 1:
             if self._accumulated > 1:
                 params = getattr(self.optimizer, "params", None) or self.model.parameters()  # of replicas, those of all
@@ -341,7 +341,7 @@ class Trainer:
         return self.model.world if isinstance(self.model, DistributedDataParallel) and self.model.world.size > 1 else None
 
     def _leave_if(self, interrupt: Stop) -> None:
-        """Raise ``SystemExit`` after a Ctrl-C. Ranks agree, on ``stop_training`` too, since one that left alone would block the others."""
+        """Raise ``SystemExit`` after Ctrl-C. Ranks agree on it, and on ``stop_training``: one that left alone would block the others."""
         leave = interrupt.is_set()
         if self._ranks is not None:
             told = self._ranks.tell([leave, self.stop_training], "fit")
@@ -355,7 +355,7 @@ class Trainer:
     # ---- using
 
     def evaluate(self, data: Any, targets: Any = None, *, batch_size: int = 32) -> dict[str, Any]:
-        """The loss and the metrics over batches, or over arrays (``evaluate(x, y)``), in evaluation mode with the weights of ``ema``."""
+        """Return the loss and the metrics over batches, or arrays (``evaluate(x, y)``), in evaluation mode with the weights of ``ema``."""
         if isinstance(data, np.ndarray | Tensor):
             data = DataLoader(self._pair("evaluate", data, targets), batch_size, shuffle=False)
         return self._evaluate(data, Stop())
@@ -387,7 +387,7 @@ class Trainer:
         return values
 
     def predict(self, data: Any) -> np.ndarray:
-        """The model's outputs as one array, for one batch (an array or tensor) or for batches with or without targets."""
+        """Return the model's outputs as one array, for one batch (an array or tensor) or for batches with or without targets."""
         batches = [data] if isinstance(data, np.ndarray | Tensor) else data
         self.callbacks("on_predict_begin", {})
         found = []
@@ -412,7 +412,7 @@ class Trainer:
     def _pair(self, op: str, x: Any, y: Any) -> TensorDataset:
         """Return arrays of inputs and targets as a dataset; float64 becomes float32 unless the model has float64 parameters."""
         if y is None:
-            raise ValueError(message(op, "an array of inputs requires its targets", f"{op}(x, y), or {op}(batches) of (x, y)"))
+            raise ValueError(message(op, "targets must be given with an array of inputs", f"{op}(x, y), or {op}(batches) of (x, y)"))
         host = [value.to_host() if isinstance(value, Tensor) else np.asarray(value) for value in (x, y)]
         if len(host[0]) != len(host[1]):
             raise ValueError(message(op, "x and y must have the same number of samples", x=host[0].shape, y=host[1].shape))
@@ -421,7 +421,7 @@ class Trainer:
         return TensorDataset(*host)
 
     def _loaders_of(self, x: Any, y: Any, batch_size: int, split: float, given: Any, seed: int) -> tuple[DataLoader, DataLoader | None]:
-        """Loaders of the arrays of ``fit(x, y)``: to train with, and to evaluate."""
+        """Return loaders of the arrays of ``fit(x, y)``: one to train on, and one to evaluate, or ``None``."""
         data: Any = self._pair("fit", x, y)
         if not 0.0 <= split < 1.0 or (split and given is not None):
             what = "validation_split must be at least 0 and below 1, and cannot be given with validation_data"
@@ -495,7 +495,7 @@ class Trainer:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state_dict`. Metrics and callbacks that the saved run did not have start from zero."""
+        """Restore a :meth:`state_dict`. Metrics and callbacks that the saved run did not have start anew."""
         self.epoch, self.batch, self.step = (int(state[name]) for name in ("epoch", "batch", "step"))
         self._trained, self.stop_training = bool(state["trained"]), bool(state["stop"])
         self.history = History([dict(row) for row in state["history"]])
@@ -521,11 +521,11 @@ def _check_has_parameters(model: Any, optimizer: Any) -> None:
 
 def _check_batches(op: str, count: int) -> None:
     if not count:
-        raise ValueError(message(op, "the data has no batches", "an iterator can be run through only once: pass a list"))
+        raise ValueError(message(op, "the data must have at least one batch", "an iterator can be used only once: pass a list"))
 
 
 def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
-    """The inputs and the targets of a batch; raises unless it is a pair."""
+    """Return the inputs and the targets of a batch; raises unless it is a pair."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         parts = len(batch) if isinstance(batch, tuple | list) else "none"
         what, remedy = "a batch must be a pair (x, y)", "pass batches of inputs and targets"
@@ -534,7 +534,7 @@ def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
 
 
 def _precision_of(mixed: bool | str) -> tuple[Callable[[], AbstractContextManager[Any]], Any]:
-    """Return a function that makes the context of forward passes, and the loss scaler, ``None`` except for float16."""
+    """Return a function that makes the autocast context of forward passes, and the loss scaler (``None`` except for float16)."""
     if not mixed:
         return nullcontext, None
     from netcl import amp

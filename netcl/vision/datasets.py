@@ -25,7 +25,7 @@ _KANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 
 
 def default_loader(path: Any, mode: str = "RGB") -> Any:
-    """The image of a file as a PIL image in ``mode``.
+    """Read an image file as a PIL image in ``mode``.
 
     Raises ``FormatError`` for files that are damaged, of another format than :data:`IMG_EXTENSIONS` names, or larger than
     ``PIL.Image.MAX_IMAGE_PIXELS``.
@@ -38,9 +38,9 @@ def default_loader(path: Any, mode: str = "RGB") -> Any:
             return image.open(file, formats=_FORMATS).convert(mode)
         except bomb as error:
             remedy = "if you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
-            raise FormatError(message(op, "the image must not be larger than the limit", remedy, reason=error, file=path)) from None
+            raise FormatError(message(op, "the image must not have more pixels than the limit", remedy, reason=error, file=path)) from None
         except (OSError, SyntaxError, ValueError, EOFError, IndexError) as error:
-            raise FormatError(message(op, "the file is not an image, or damaged", reason=error, file=path)) from None
+            raise FormatError(message(op, "the file must be a complete image", reason=error, file=path)) from None
 
 
 pil_loader = default_loader
@@ -51,7 +51,7 @@ class VisionDataset(Dataset):
 
     def __init__(self, root: Any = None, transforms: Any = None, transform: Any = None, target_transform: Any = None):
         if transforms is not None and (transform is not None or target_transform is not None):
-            raise ValueError(message(type(self).__name__, "transforms must not be given beside transform or target_transform"))
+            raise ValueError(message(type(self).__name__, "transforms must not be combined with transform or target_transform"))
         self.root, self.transforms, self.transform, self.target_transform = root, transforms, transform, target_transform
 
     def _transformed(self, image: Any, target: Any) -> tuple[Any, Any]:
@@ -85,7 +85,7 @@ class DatasetFolder(VisionDataset):
     def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
         """Return the sorted names of the subfolders, and their numbers by name; raises if there are none."""
         if not Path(directory).is_dir():
-            raise FileNotFoundError(message(type(self).__name__, "there is no such folder", folder=directory))
+            raise FileNotFoundError(message(type(self).__name__, "the folder must exist", folder=directory))
         classes = sorted(entry.name for entry in Path(directory).iterdir() if entry.is_dir())
         if not classes:
             what, remedy = "the folder must have one subfolder per class", "put images into root/class/"
@@ -97,7 +97,7 @@ class DatasetFolder(VisionDataset):
         directory: Any, class_to_idx: dict[str, int], extensions: Sequence[str] | None = None,
         is_valid_file: Callable[[str], bool] | None = None, allow_empty: bool = False,
     ) -> list[tuple[str, int]]:  # fmt: skip
-        """The paths of all samples with the numbers of their classes."""
+        """Return the paths of all samples with the numbers of their classes."""
         endings = tuple(ending.lower() for ending in extensions or ())
         valid = is_valid_file or (lambda path: path.lower().endswith(endings))
         found, empty = [], []
@@ -131,7 +131,7 @@ class ImageFolder(DatasetFolder):
 
 
 class FakeData(VisionDataset):
-    """Random images, reproducible by index: to try a program without data."""
+    """Random images, reproducible by index, for trying a program without data."""
 
     def __init__(
         self, size: int = 1000, image_size: Sequence[int] = (3, 224, 224), num_classes: int = 10, transform: Any = None,
@@ -241,7 +241,7 @@ class CIFAR100(CIFAR10):
 
 
 class _Described(Attributes):
-    """An array or a dtype of a pickle: its arguments and its state, as stored there."""
+    """An array or a dtype in a pickle, as its stored arguments and state; it is not constructed."""
 
     def __init__(self, *arguments: Any):
         super().__init__()
@@ -255,11 +255,11 @@ _ALLOWED = {name: Allowed(name, _Described) for name in ("numpy.core.multiarray.
 
 
 def _unpacked(path: Path) -> dict[str, Any]:
-    """The dictionary of a file of CIFAR's Python version, by an interpreter that can build containers and nothing else."""
+    """Return the dictionary in a file of CIFAR's Python version, read by a pickle interpreter that can only build containers."""
     try:
         made, _ = opcodes.run_program(regular(path, "CIFAR").read_bytes(), _ALLOWED, lambda reference: None)
     except Refused as error:
-        raise FormatError(message("CIFAR", "the file is not one of CIFAR's Python version", reason=error, file=path)) from None
+        raise FormatError(message("CIFAR", "the file must be one of CIFAR's Python version", reason=error, file=path)) from None
     return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in made.items()} if isinstance(made, dict) else {}
 
 

@@ -25,7 +25,7 @@ _GRAY = (np.float32(0.2989), np.float32(0.587), np.float32(0.114))  # shares of 
 
 
 class InterpolationMode(Enum):
-    """How values between pixels are computed; Pillow alone has the last three."""
+    """How values between pixels are computed; the last three are for PIL images only."""
 
     NEAREST, NEAREST_EXACT, BILINEAR, BICUBIC = "nearest", "nearest-exact", "bilinear", "bicubic"
     BOX, HAMMING, LANCZOS = "box", "hamming", "lanczos"
@@ -71,7 +71,7 @@ def _changed(op: str, image: Any, function: Callable[[np.ndarray], Any]) -> Any:
 
 
 def _rounded_pixels(values: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Return values in the dtype of ``like``; for integers rounded and clipped to 0 and the dtype's largest value."""
+    """Return values in the dtype of ``like``; for an integer dtype, rounded and clipped to the range from 0 to its maximum."""
     return values.astype(like.dtype) if like.dtype.kind == "f" else np.clip(np.rint(values), 0, _most(like.dtype)).astype(like.dtype)
 
 
@@ -128,7 +128,7 @@ def convert_image_dtype(image: Any, dtype: Any = "float32") -> Tensor:
     """Convert values to another dtype and scale them: 0..255 of bytes become 0..1 of floats."""
     if not isinstance(image, Tensor):
         what = "the image must be a tensor"
-        raise TypeError(message("convert_image_dtype", what, "put ToImage() or PILToTensor() before", given=type(image).__name__))
+        raise TypeError(message("convert_image_dtype", what, "put ToImage() or PILToTensor() before it", given=type(image).__name__))
     source, target = str(image.dtype), str(dtype)
     if source == target:
         return image
@@ -162,17 +162,17 @@ def normalize(tensor: Any, mean: Sequence[float], std: Sequence[float], inplace:
 
 
 def get_dimensions(img: Any) -> list[int]:
-    """The size of an image as ``[channels, height, width]``."""
+    """Return the size of an image as ``[channels, height, width]``."""
     return [len(img.getbands()), img.height, img.width] if is_pil(img) else [img.shape[-3] if img.ndim > 2 else 1, *img.shape[-2:]]
 
 
 def get_image_size(img: Any) -> list[int]:
-    """The size of an image as ``[width, height]``."""
+    """Return the size of an image as ``[width, height]``."""
     return get_dimensions(img)[:0:-1]
 
 
 def get_image_num_channels(img: Any) -> int:
-    """The number of channels."""
+    """Return the number of channels of an image."""
     return get_dimensions(img)[0]
 
 
@@ -217,7 +217,7 @@ def resize(
 
 
 def _borders(padding: Any) -> list[Any]:
-    """The padding of the left, top, right and bottom side."""
+    """Return the padding of the left, top, right and bottom side from one, two or four numbers."""
     sizes = [padding] if isinstance(padding, int | np.integer) else list(padding)
     if len(sizes) not in (1, 2, 4):
         raise ValueError(message("pad", "padding must be 1, 2 (left and right, top and bottom) or 4 numbers", padding=padding))
@@ -240,7 +240,7 @@ def pad(img: Any, padding: Any, fill: Any = 0, padding_mode: str = "constant") -
 
 
 def _color(img: Any, fill: Any) -> Any:
-    """Return a fill color with a number per channel, as Pillow takes it."""
+    """Return a fill color with a number per channel, as Pillow requires."""
     values = [0 if fill is None else fill] if not isinstance(fill, list | tuple) else list(fill)
     values = values * get_image_num_channels(img) if len(values) == 1 else values
     values = values if img.mode == "F" else [int(value) for value in values]

@@ -14,7 +14,7 @@ from netcl.nn.layer_class import layer_class
 
 
 def _coordinates(op: str, boxes: Tensor) -> tuple[Tensor, ...]:
-    """The four coordinates of boxes, each of shape ``(..., 1)``; raises unless the last dimension is 4."""
+    """Return the four coordinates of boxes, each of shape ``(..., 1)``; raises unless the last dimension is 4."""
     if boxes.shape[-1:] != (4,):
         raise ShapeError(message(op, "boxes must have shape (..., 4)", **{"boxes.shape": boxes.shape}))
     return ag.split(boxes, 1, axis=-1)
@@ -35,7 +35,7 @@ def box_convert(boxes: Tensor, in_fmt: str, out_fmt: str) -> Tensor:
 
 
 def box_area(boxes: Tensor) -> Tensor:
-    """The area of each box."""
+    """Return the area of each box."""
     x1, y1, x2, y2 = _coordinates("box_area", boxes)
     return ag.reshape((x2 - x1) * (y2 - y1), boxes.shape[:-1])
 
@@ -49,7 +49,7 @@ def box_iou(boxes1: Tensor, boxes2: Tensor) -> Tensor:
 
 
 def clip_boxes_to_image(boxes: Tensor, size: Sequence[int]) -> Tensor:
-    """The boxes, clipped to an image of ``size`` ``(height, width)``."""
+    """Return the boxes, clipped to an image of ``size`` ``(height, width)``."""
     sides = (size[1], size[0]) * 2
     return ag.cat([ag.clamp(x, 0.0, float(side)) for x, side in zip(_coordinates("clip_boxes", boxes), sides, strict=True)], axis=-1)
 
@@ -96,7 +96,7 @@ Permute = layer_class(globals(), "Permute(dims: Sequence[int])", "ag.permute(x, 
 
 
 class StochasticDepth(nn.Module):
-    """In training, zeros the whole input (``mode`` "batch") or samples of it ("row") with probability ``p``, and scales what is left."""
+    """In training, zeros the whole input (``mode`` "batch") or samples of it ("row") with probability ``p``, and scales the rest."""
 
     def __init__(self, p: float, mode: str):
         super().__init__()

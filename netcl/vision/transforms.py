@@ -27,7 +27,7 @@ _random_state: dict[str, Any] = {"seeded": None, "rng": None}
 
 
 def rng() -> Any:
-    """The generator that transforms draw from: the loader's for its batch, else one that follows ``netcl.manual_seed``."""
+    """Return the generator of transforms: in a loader, that of the batch, else one that ``netcl.manual_seed`` seeds."""
     own = batch_rng()
     if own is not None:
         return own
@@ -128,7 +128,7 @@ class RandomChoice(Compose):
 
 
 class Lambda(Transform):
-    """Any function of an image."""
+    """Applies a function to the image."""
 
     def __init__(self, lambd: Callable[[Any], Any]):
         if not callable(lambd):
@@ -140,18 +140,18 @@ class Lambda(Transform):
 
 
 class Identity(Transform):
-    """The image itself."""
+    """Returns the image unchanged."""
 
     def forward(self, image: Any) -> Any:
         return image
 
 
 class ToPureTensor(Identity):
-    """The image itself: tensors have no subclasses here."""
+    """Returns the image unchanged: netcl has no tensor subclasses to convert."""
 
 
 class RandomGrayscale(Transform):
-    """Convert to grayscale with probability ``p``; the number of channels stays."""
+    """Converts to grayscale with probability ``p``; the number of channels is unchanged."""
 
     def __init__(self, p: float = 0.1):
         self.p = p
@@ -161,7 +161,7 @@ class RandomGrayscale(Transform):
 
 
 class RandomCrop(Transform):
-    """A window of ``size`` somewhere in the image, after ``padding``; ``pad_if_needed`` also widens images that are too small."""
+    """Crops a window of ``size`` at a random position, after ``padding``; ``pad_if_needed`` also pads images that are too small."""
 
     def __init__(self, size: Any, padding: Any = None, pad_if_needed: bool = False, fill: Any = 0, padding_mode: str = "constant"):
         self.size, self.padding, self.pad_if_needed, self.fill, self.padding_mode = (
@@ -174,7 +174,7 @@ class RandomCrop(Transform):
 
     @staticmethod
     def get_params(img: Any, output_size: Sequence[int]) -> tuple[int, int, int, int]:
-        """The top, left, height and width of a random window; raises if the image is smaller."""
+        """Return the top, left, height and width of a random window; raises if the image is smaller than ``output_size``."""
         (_, rows, columns), (height, width) = F.get_dimensions(img), output_size
         if rows < height or columns < width:
             what, remedy = "the window must fit into the padded image", "pass padding=, or pad_if_needed=True"
@@ -192,7 +192,7 @@ class RandomCrop(Transform):
 
 
 class RandomResizedCrop(Transform):
-    """A window of random area (``scale``, as a share) and shape (``ratio``, width over height), resized to ``size``."""
+    """Crops a window of random area (``scale``, a fraction) and aspect ratio (``ratio``, width over height), resized to ``size``."""
 
     def __init__(
         self, size: Any, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3),
@@ -202,7 +202,7 @@ class RandomResizedCrop(Transform):
 
     @staticmethod
     def get_params(img: Any, scale: Sequence[float], ratio: Sequence[float]) -> tuple[int, int, int, int]:
-        """Return top, left, height and width of a random window; a central one if ten draws do not fit."""
+        """Return top, left, height and width of a random window; the center if none of ten draws fits."""
         _, rows, columns = F.get_dimensions(img)
         for _ in range(10):
             area, shape = rows * columns * rng().uniform(*scale), math.exp(rng().uniform(*map(math.log, ratio)))
@@ -220,17 +220,17 @@ class RandomResizedCrop(Transform):
 
 
 def _range(op: str, name: str, value: Any, center: float = 1.0, low: float = 0.0, high: float = math.inf) -> tuple[float, float] | None:
-    """Return a range; a number ``v`` gives ``(center - v, center + v)``, a range that changes nothing ``None``."""
+    """Return ``value`` as a range, ``(center - v, center + v)`` for a number ``v``; ``None`` for a range that changes nothing."""
     single = isinstance(value, int | float)
     ends = (max(center - value, low), center + value) if single else tuple(value)
     if (single and value < 0) or len(ends) != 2 or not low <= ends[0] <= ends[1] <= high:
-        what = f"{name} must be a number from 0 to {high - center:g}, or a range (low, high) within {low:g} and {high:g}"
+        what = f"{name} must be a number from 0 to {high - center:g}, or a range (low, high) between {low:g} and {high:g}"
         raise ValueError(message(op, what, **{name: value}))
     return None if ends == (center, center) else ends
 
 
 class ColorJitter(Transform):
-    """Brightness, contrast, saturation and hue changed by random amounts, in random order."""
+    """Changes brightness, contrast, saturation and hue by random amounts, in random order."""
 
     def __init__(self, brightness: Any = 0, contrast: Any = 0, saturation: Any = 0, hue: Any = 0):
         given = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
@@ -245,7 +245,7 @@ class ColorJitter(Transform):
 
 
 class RandomRotation(Transform):
-    """Rotate by an angle of the range ``degrees``, or of ``(-degrees, degrees)``."""
+    """Rotates by a random angle from the range ``degrees``, or from ``(-degrees, degrees)``."""
 
     def __init__(
         self, degrees: Any, interpolation: Any = InterpolationMode.NEAREST, expand: bool = False, center: Any = None, fill: Any = 0
@@ -258,7 +258,7 @@ class RandomRotation(Transform):
 
 
 class RandomAffine(Transform):
-    """Rotate, translate by at most ``translate`` (fractions of width and height), scale and shear by random amounts."""
+    """Rotates, translates by at most ``translate`` (fractions of width and height), scales and shears by random amounts."""
 
     def __init__(
         self, degrees: Any, translate: Any = None, scale: Any = None, shear: Any = None, interpolation: Any = InterpolationMode.NEAREST,
@@ -280,7 +280,7 @@ class RandomAffine(Transform):
 
 
 class RandomErasing(Transform):
-    """A rectangle of a tensor set to ``value``, with probability ``p``; "random" fills it with normal noise."""
+    """Sets a random rectangle of a tensor to ``value`` with probability ``p``; "random" fills it with normal noise."""
 
     def __init__(self, p: float = 0.5, scale: Any = (0.02, 0.33), ratio: Any = (0.3, 3.3), value: Any = 0, inplace: bool = False):
         self.p, self.scale, self.ratio, self.value, self.inplace = p, scale, ratio, value, inplace
@@ -301,7 +301,7 @@ class RandomErasing(Transform):
 
 
 class GaussianBlur(Transform):
-    """Blur with a Gaussian kernel whose ``sigma`` is drawn from a range."""
+    """Blurs with a Gaussian kernel whose ``sigma`` is drawn from a range."""
 
     def __init__(self, kernel_size: Any, sigma: Any = (0.1, 2.0)):
         self.kernel_size, self.sigma = as_pair(kernel_size), (sigma, sigma) if isinstance(sigma, int | float) else tuple(sigma)

@@ -17,7 +17,7 @@ def make_grid(
 ) -> Tensor:  # fmt: skip
     """Return images (batch, channels, height, width), or a list of them, as one image with ``nrow`` in a row.
 
-    ``normalize`` brings values into 0..1, from ``value_range`` or from their own range, which with ``scale_each`` is that of each image.
+    ``normalize`` scales values to 0..1 from ``value_range``, by default the range of all images or, with ``scale_each``, of each image.
 
     >>> make_grid(Tensor.zeros((5, 1, 4, 6)), nrow=3).shape
     (3, 14, 26)

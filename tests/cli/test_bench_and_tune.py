@@ -78,7 +78,7 @@ def test_tune_keeps_what_it_measured(cl_device, capsys, request):
         (["resnet19"], "known: mlp, lenet"),
         (["matmul", "3"], "netcl tune matmul M N K"),
         (["matmul", "0", "1", "1"], "sizes=(0, 1, 1)"),
-        (["mlp", "3"], "[tune] a model cannot take sizes; model=mlp, sizes=[3]"),
+        (["mlp", "3"], "[tune] a model must have no sizes; model=mlp, sizes=[3]"),
     ],
 )
 def test_tune_tells_what_it_takes(cl_device, capsys, words, told):

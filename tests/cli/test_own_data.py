@@ -191,7 +191,7 @@ def test_early_stopping_and_the_found_rate(flowers, tmp_path, capsys):
         ("a,b\n1,2\n3\n", ["--target", "b"], "every line must have as many cells as the header; line=3, cells=1, header=2"),
         ("a,b\n1,x\n3,\n", ["--target", "b"], "every target must be given; row=2, column=b"),
         ("a,b\n1,x\n3,y\n", ["--target", "b"], "every part must have at least one sample"),
-        ("a,b\n1,x\n3,y\n", ["--target", "b", "--task", "regression"], "a regression requires numbers"),
+        ("a,b\n1,x\n3,y\n", ["--target", "b", "--task", "regression"], "targets of a regression must be numbers"),
         ("", ["--target", "b"], "a table must have a header"),
         ("a,b\n" + "".join(f"name{i},{i % 2}\n" for i in range(200)), ["--target", "b"], "at most 100 texts; column=a"),
     ],
@@ -204,12 +204,12 @@ def test_a_table_that_cannot_be_used_is_told_in_a_line(content, options, told, t
 
 def test_files_that_are_not_there_and_kinds_that_are_unknown(tmp_path, capsys):
     status, _, err = run(capsys, "train", "--data", f"csv:{tmp_path}/none.csv", "--target", "x", "--device", "cpu")
-    assert status == 1 and "there is no such file or folder" in err
+    assert status == 1 and "the file or folder must exist" in err
     status, _, err = run(capsys, "train", "--data", "xml:file", "--device", "cpu")
     assert status == 1 and "unknown data" in err and "csv:PATH" in err
     np.savez(tmp_path / "n.npz", a=np.zeros(3))
     status, _, err = run(capsys, "train", "--data", f"npz:{tmp_path}/n.npz", "--device", "cpu")
-    assert status == 1 and "no arrays of inputs and targets" in err and "name them x/y" in err
+    assert status == 1 and "the file must have arrays of inputs and targets" in err and "name them x/y" in err
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_a_folder_may_bring_its_parts(pictures, tmp_path):
 def test_files_that_are_not_what_they_say_are_refused(tmp_path):
     """Bytes that are no UTF-8 were replaced by a sign, and an NPZ file of any promised size was read."""
     (tmp_path / "latin.csv").write_bytes("name,y\nK\xf6ln,1\n".encode("latin1"))
-    with pytest.raises(FormatError, match=r"\[csv\] the file is not a CSV file in UTF-8"):
+    with pytest.raises(FormatError, match=r"\[csv\] the file must be a CSV file in UTF-8"):
         files.read_table(tmp_path / "latin.csv")
     np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(tables.limit_for(0, None) + 1, np.uint8), y=np.zeros(1))
     with pytest.raises(FormatError, match=r"\[npz\] the arrays must not be larger than max_bytes"):

@@ -99,7 +99,7 @@ def test_a_used_folder_needs_a_decision(digits, tmp_path, capsys):
     shutil.copytree(digits, tmp_path, dirs_exist_ok=True)
     words = ["train", tmp_path, "--epochs", 1, "--run", tmp_path, "--device", "cpu"]
     status, _, err = run(capsys, *words)
-    assert status == 1 and err.startswith("[ModelCheckpoint] a new run cannot begin in a folder that holds the checkpoints of another")
+    assert status == 1 and err.startswith("[ModelCheckpoint] the folder of a new run must not hold the checkpoints of another run")
     assert "--resume" in err and "--overwrite" in err and len(err.splitlines()) == 1
     assert (tmp_path / "log.jsonl").read_bytes() == (digits / "log.jsonl").read_bytes()
     assert run(capsys, *words, "--overwrite")[0] == 0
@@ -280,8 +280,8 @@ def test_a_toml_file_is_a_recipe_and_options_come_on_top(tmp_path, capsys):
         (["trace"], "[trace] the NumPy backend has no kernels to trace; name an OpenCL device: --device cl"),
         (["train", "nowhere.json"], "[train] No such file or directory; file=nowhere.json"),
         (["train", "--run", "a_file"], "[train] File exists; file=a_file"),
-        (["report", "."], "[run] the folder has no config.json"),
-        (["report", "damaged"], "[run] config.json is damaged: "),
+        (["report", "."], "[run] the folder must have a file config.json"),
+        (["report", "damaged"], "[run] config.json must be valid JSON: "),
         (["generate", "."], "[generate] No such file or directory; file=config.json"),
         (["generate", ".", "--top-k", "0"], "[generate] temperature must be at least 0, top_k at least 1"),
     ],

@@ -209,7 +209,7 @@ def test_a_ring_refuses_what_does_not_fit():
     ring.put(0, (np.zeros((2, 3), np.float32), np.arange(2)))
     assert ring.view(1, 4)[0].sum() == 12 and ring.view(1, 4)[1].tolist() == [0, 1, 2, 3]
     for x in (np.ones((4, 2), np.float32), np.ones((4, 3)), np.ones((5, 3), np.float32)):
-        with pytest.raises(ValueError, match="must have equal shapes and dtypes"):
+        with pytest.raises(ValueError, match="every batch must have the shapes and dtypes of the first"):
             ring.put(0, (x, np.arange(len(x))))
     with pytest.raises(
         MemoryError, match=r"\[SharedBatchRingBuffer\] the memory for shared batches cannot be allocated.*bytes=\d+.*use_shared_mem=False"

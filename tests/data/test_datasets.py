@@ -46,10 +46,10 @@ ROGUE = bytes([0, 0, 8, 2]) + struct.pack(">2I", 60000, 50000)  # three gigabyte
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "not an IDX file"),
-        (b"PNG and more", "not an IDX file; begins=50 4e 47 20"),
-        (bytes([0, 0, 8, 0]), "not an IDX file"),
-        (bytes([0, 0, 7, 1, 0, 0, 0, 1, 5]), "not an IDX file"),
+        (b"", "must be an IDX file"),
+        (b"PNG and more", "must be an IDX file; begins=50 4e 47 20"),
+        (bytes([0, 0, 8, 0]), "must be an IDX file"),
+        (bytes([0, 0, 7, 1, 0, 0, 0, 1, 5]), "must be an IDX file"),
         (WHOLE[:9], "must not end in its header"),
         (WHOLE[:-1], "as long as its header says"),
         (WHOLE + b"x", "as long as its header says|must end after"),
@@ -124,7 +124,7 @@ def test_images_without_their_labels_are_refused(tmp_path):
     write_fashion(tmp_path, np.zeros((5, 2, 2), np.uint8), np.full(5, 10, np.uint8))
     with pytest.raises(FormatError, match="labels must be below the number of classes; label=10"):
         datasets.fashion_mnist(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"the files are missing.*download the four files .* give it as root="):
+    with pytest.raises(FileNotFoundError, match=r"the file must exist.*download the four files .* give it as root="):
         datasets.mnist(tmp_path / "nowhere")
 
 
@@ -146,7 +146,7 @@ def test_cifar10_from_its_files(tmp_path):
     with pytest.raises(FormatError, match="a label must be below 10; record=1, label=10"):
         datasets.cifar10(tmp_path)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"files=\['test_batch.bin'\]"):
+    with pytest.raises(FileNotFoundError, match=r"missing=\['test_batch.bin'\]"):
         datasets.cifar10(tmp_path)
 
 

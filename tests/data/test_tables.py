@@ -18,5 +18,5 @@ def test_an_archive_that_python_cannot_open_is_refused(tmp_path, field, value):
     data[data.index(b"PK\x01\x02") + field] |= value
     data[data.index(b"PK\x03\x04") + field - 2] |= value
     path.write_bytes(bytes(data))
-    with pytest.raises(FormatError, match="the file is not an NPZ file, or damaged"):
+    with pytest.raises(FormatError, match="the file must be a complete NPY or NPZ file"):
         read_numpy_arrays(path, "from_npz")

@@ -368,7 +368,7 @@ def test_a_restart_never_resumes_another_run(monkeypatch, tmp_path, capsys):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "step-000003.netcl").write_bytes(b"")
     assert cli.main(["train", "--model", "mlp", "--run", str(tmp_path), "--distributed", "2", "--max-restarts", "1"]) == 1
-    assert "a new run cannot begin in a folder that holds the checkpoints of another" in capsys.readouterr().err
+    assert "the folder of a new run must not hold the checkpoints of another run" in capsys.readouterr().err
     assert cli.main(["train", "--model", "mlp", "--run", str(tmp_path), "--max-restarts", "1"]) == 1
     assert "add --distributed RANKS" in capsys.readouterr().err
 

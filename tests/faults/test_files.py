@@ -161,10 +161,10 @@ def test_files_of_one_kind_name_what_opens_them(tmp_path):
         load_model(checkpoint)
     with pytest.raises(FileError, match=r"\[load_checkpoint\] the file must hold a checkpoint, got a model; file=.*; load_model opens it"):
         load_checkpoint(model)
-    with pytest.raises(FileError, match=r"\[load_model\] the file must have __netcl_meta__ as a text"):
+    with pytest.raises(FileError, match=r"\[load_model\] the file must have a text entry __netcl_meta__"):
         load_model(written(tmp_path, "npz"))
     with pytest.raises(
-        FileError, match=r"\[load_torch\] the zip archive must be one of torch.save; file=.*; a .netcl file is opened by load_model"
+        FileError, match=r"\[load_torch\] the zip archive must have been written by torch.save; file=.*; load_model opens .netcl files"
     ):
         load_torch(model)
 
@@ -191,7 +191,7 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     ),
     "shape": (
         lambda m, a: a.update({"0.bias": np.ones(9, np.float32)}),
-        r"must have the shapes of the model's; shapes=\[0\.bias is \(9,\), the model has \(8,\)\]",
+        r"must have the shapes of the model; shapes=\[0\.bias is \(9,\), the model has \(8,\)\]",
     ),
     "dtype": (
         lambda m, a: a.update({"0.bias": np.ones(8)}),
@@ -205,7 +205,7 @@ MODEL_FAULTS: dict[str, tuple[Callable[[dict, dict], object], str]] = {
     "wrong arguments": (lambda m, a: m["config"]["args"][0].update(args={"in_features": "x"}), "cannot be built"),
     "config is a list": (lambda m, a: m.update(config=[1, 2]), "cannot be built"),
     "no config": (lambda m, a: m.pop("config"), "cannot be built"),
-    "tag in the config": (lambda m, a: m.update(config={"$array": "no such"}), "the state in the file is not what netcl writes"),
+    "tag in the config": (lambda m, a: m.update(config={"$array": "no such"}), "the state in the file must be as netcl writes it"),
     "huge": (
         lambda m, a: m["config"]["args"][0]["args"].update(in_features=10**9),
         r"OutOfMemoryError: \[parameter\] the model must not be larger than",
@@ -277,13 +277,13 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
         assert state_of(model, optimizer, rng) == before
 
     refuses(
-        r"\[load_checkpoint\] weights must have the shapes of the model's; shapes=\[0\.weight is \(8, 4\), the model has \(9, 4\)",
+        r"\[load_checkpoint\] weights must have the shapes of the model; shapes=\[0\.weight is \(8, 4\), the model has \(9, 4\)",
         *trained(4, 9, 2),
     )
     refuses(
         r"\[load_checkpoint\] the weights of the file \(4\) are not the expected ones; missing=2\.bias, 2\.weight", *trained(4, 8, 2, 2)
     )
-    refuses(r"\[load_checkpoint\] the checkpoint has no scheduler; there=\['model', 'optimizer'\]", *trained(), scheduler=Stubborn())
+    refuses(r"\[load_checkpoint\] the checkpoint must contain: scheduler; saved=\['model', 'optimizer'\]", *trained(), scheduler=Stubborn())
     refuses(
         r"the checkpoint must have a state of the same type for generator 'other'; own=PCG64, checkpoint=None",
         *trained(),
@@ -291,7 +291,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
     )
     refuses(r"generator 'rng'; own=Philox, checkpoint=PCG64", *trained(), rng=np.random.Generator(np.random.Philox(1)))
     half, optimizer = trained()
-    refuses(r"weights must have the dtypes of the model's; dtypes=\[0\.weight is float32, the model has float16", half.half(), optimizer)
+    refuses(r"weights must have the dtypes of the model; dtypes=\[0\.weight is float32, the model has float16", half.half(), optimizer)
     model, _ = trained()
     groups = [{"params": [p]} for p in model.parameters()]
     refuses(
@@ -301,7 +301,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path):
     )
     refuses("unknown entry 'exp_avg'", model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     rewritten(path, unrelated)
-    refuses(r"the random streams of the checkpoint are not what netcl writes", *trained())
+    refuses(r"the random streams of the checkpoint must be as netcl writes them", *trained())
 
 
 @pytest.mark.fault("part of a checkpoint is refused", "the last part raises", "all parts as before")
@@ -459,7 +459,7 @@ def test_odd_headers_of_arrays_are_refused(tmp_path, header):
 def test_a_number_that_is_none_is_refused(tmp_path, number):
     """A void of NumPy takes the memory its number says."""
     archive.write(tmp_path / "a.netcl", {"kind": "state", "state": [number]}, {}, "test")
-    with pytest.raises(FileError, match="not what netcl writes"):
+    with pytest.raises(FileError, match="must be as netcl writes it"):
         load(tmp_path / "a.netcl")
 
 

@@ -47,7 +47,7 @@ def test_a_worker_in_trouble_is_named(tried):
     reasons = {line[1]: line[4] for line in told}
     assert re.match(r"raised KeyError: 'no such picture'; pid=\d+, batch=5", reasons["raises"])
     assert re.match(r"was killed by SIGKILL; pid=\d+", reasons["killed"])
-    assert re.match(r"must start a sample within 1.5 s, but has hung; pid=\d+, batch=5", reasons["hangs"])
+    assert re.match(r"hangs: it must start a sample every 1.5 s; pid=\d+, batch=5", reasons["hangs"])
     assert re.match(r"ended with exit code 3; pid=\d+", reasons["leaves"])
     assert re.match(r"raised SampleError: \[DataLoader\] sample 33 must have the shape", reasons["shape"])
 
@@ -99,13 +99,13 @@ def test_workers_and_a_context_in_either_order(cl_device, order):
 @pytest.mark.fault("no room for shared memory", "a limit on file sizes", "`MemoryError` with the remedy")
 def test_no_room_for_shared_memory_is_said_at_once():
     assert re.match(
-        r"\[SharedBatchRingBuffer\] the memory for shared batches cannot be allocated; bytes=\d+, .*; fewer workers", run("no_memory")
+        r"\[SharedBatchRingBuffer\] the memory for shared batches cannot be allocated; bytes=\d+, .*; use fewer workers", run("no_memory")
     )
 
 
 @pytest.mark.fault("transform that cannot travel", "a lambda", "named with the remedy")
 def test_what_cannot_travel_to_a_worker_is_said():
-    assert re.search(r"worker 0 cannot be started: .*lambda.*use_shared_mem=False makes the workers threads", run("lambda_transform"))
+    assert re.search(r"worker 0 cannot be started: .*lambda.*use_shared_mem=False, which makes the workers", run("lambda_transform"))
 
 
 @pytest.mark.fault("parent of workers is killed", "SIGKILL", "workers end, nothing in `/dev/shm`")

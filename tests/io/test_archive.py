@@ -152,7 +152,7 @@ def test_names_that_archives_cannot_hold_are_kept_in_states(tmp_path, name):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"\[save\] there is no such folder; folder=.*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"\[save\] the folder must exist; folder=.*nowhere; create it first"):
         save_params({"x": np.ones(3)}, tmp_path / "nowhere" / "a.npz")
 
 
@@ -165,7 +165,9 @@ def test_names_that_are_paths_are_not_written(tmp_path, name):
 
 @pytest.mark.fault("object that needs pickle", "saved", "`FileError`")
 def test_objects_are_not_written(tmp_path):
-    with pytest.raises(FileError, match=r"\[save_params\] arrays of dtype object are not saved; name=x; convert it to numbers"):
+    with pytest.raises(
+        FileError, match=r"\[save_params\] an array must hold numbers or text, got dtype object; name=x; convert it to numbers"
+    ):
         save_params({"x": np.array([{}])}, tmp_path / "a.npz")
     with pytest.raises(FileError, match=r"\[save\] a builtins.function cannot be saved; at=a.0; convert it to"):
         save({"a": [lambda: 0]}, tmp_path / "a.netcl")

@@ -122,7 +122,7 @@ def test_the_last_few_are_kept_and_the_newest_is_found(tmp_path):
     # Starting anew in an old folder must not remove what was just written.
     assert save_checkpoint(folder, model=model, step=1, keep_last=1).exists() and len(checkpoints(folder)) == 1
     assert latest(tmp_path) is None
-    with pytest.raises(FileNotFoundError, match=r"\[load_checkpoint\] the folder has no checkpoint"):
+    with pytest.raises(FileNotFoundError, match=r"\[load_checkpoint\] the folder must have a checkpoint"):
         load_checkpoint(tmp_path, model=model)
 
 
@@ -132,12 +132,12 @@ def test_parts_can_be_left_out_when_loading_but_not_made_up(tmp_path):
     path = save_checkpoint(tmp_path / "a.netcl", model=run.model, optimizer=run.optimizer, extra={"t": Tensor.ones((2,))})
     assert load_checkpoint(path).extra["t"].tolist() == [1, 1]
     assert load_checkpoint(path, model=run.model).step == 0
-    with pytest.raises(FileError, match=r"\[load_checkpoint\] the checkpoint has no ema; there=\['model', 'optimizer'\]"):
+    with pytest.raises(FileError, match=r"\[load_checkpoint\] the checkpoint must contain: ema; saved=\['model', 'optimizer'\]"):
         load_checkpoint(path, ema=run.ema)
 
 
 def test_wrong_arguments_are_told(tmp_path):
-    with pytest.raises(TypeError, match=r"\[save_checkpoint\] the scheduler has no state_dict\(\); given=int"):
+    with pytest.raises(TypeError, match=r"\[save_checkpoint\] the scheduler must have a method state_dict\(\); given=int"):
         save_checkpoint(tmp_path / "a.netcl", scheduler=3)
     with pytest.raises(TypeError, match=r"\[save_checkpoint\] rng must be a NumPy generator or a dictionary of them"):
         save_checkpoint(tmp_path / "a.netcl", rng=np.random.RandomState(3))

@@ -365,7 +365,7 @@ def test_a_number_that_follows_the_batch_is_refused(tmp_path, function, op, oute
 def test_an_attribute_that_is_not_supported_is_named(tmp_path):
     nodes = [onnx.helper.make_node("Add", ["x", "x"], ["y"], axis=0, broadcast=1)]
     onnx.save(model_of(nodes, {"x": [2]}, {"y": [2]}, opset=6), tmp_path / "m.onnx")
-    with pytest.raises(ValueError, match=r"\[Add\] attributes are not supported with these values; axis=0, broadcast=1, node=y"):
+    with pytest.raises(ValueError, match=r"\[Add\] attributes must have supported values; axis=0, broadcast=1, node=y"):
         import_onnx(tmp_path / "m.onnx")(np.ones(2, np.float32))
 
 
@@ -489,9 +489,7 @@ def test_weights_outside_of_the_folder_are_refused(tmp_path, where, location):
     model = with_weight_and_constant()
     outside(model.graph.initializer[0] if where == "weight" else model.graph.node[0].attribute[0].t, location)
     (folder / "m.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(
-        FileError, match=r"\[import_onnx\] (weights outside of the model's file|the file is damaged or is not an ONNX model)"
-    ):
+    with pytest.raises(FileError, match=r"\[import_onnx\] (external data|the file is damaged or is not an ONNX model)"):
         import_onnx(folder / "m.onnx")
     with pytest.raises(FileError, match=r"\[import_onnx\] "):
         import_onnx(model.SerializeToString())

@@ -36,7 +36,7 @@ def test_scores_of_sequences_and_of_pixels(rng):
 
 
 def test_wrong_shapes_and_names_are_refused():
-    with pytest.raises(ShapeError, match=r"\[accuracy\] outputs must have the shape of targets with a class axis added"):
+    with pytest.raises(ShapeError, match=r"\[accuracy\] outputs must have the shape of targets plus a class axis"):
         Accuracy().update(Tensor.zeros((4, 3)), Tensor.zeros((5,)))
     with pytest.raises(ValueError, match=r"\[metrics\] unknown metric; name='acuracy'; known are accuracy, f1, auc, mae, r2, top2"):
         make_metric("acuracy")

@@ -147,7 +147,7 @@ def test_an_error_ends_the_line():
     model = nn.Linear(manager.default("cpu"), 4, 2)
     trainer = Trainer(model, optim.SGD(model.parameters(), lr=0.1), callbacks=[Progress("bar", stream)])
     before = threading.enumerate()
-    with pytest.raises(ValueError, match="no batches"):
+    with pytest.raises(ValueError, match="must have at least one batch"):
         trainer.fit([])
     assert not [thread for thread in threading.enumerate() if thread.name == "netcl-progress" and thread not in before]
     assert stream.getvalue() == "" or stream.getvalue().endswith("\r")

@@ -349,10 +349,14 @@ def test_one_hot_targets_count_as_samples():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        pytest.param({"train": [], "epochs": 1}, r"\[fit\] the data has no batches", id="no-data"),
+        pytest.param({"train": [], "epochs": 1}, r"\[fit\] the data must have at least one batch", id="no-data"),
         pytest.param({"train": batches(1), "epochs": 0}, r"\[fit\] epochs must be a positive integer; epochs=0", id="no-epochs"),
         pytest.param({"train": batches(1), "epochs": 1.5}, r"\[fit\] epochs must be a positive integer; epochs=1.5", id="half-epochs"),
-        pytest.param({"train": batches(1), "val": iter(batches(1)), "epochs": 2}, r"\[evaluate\] the data has no batches", id="val-once"),
+        pytest.param(
+            {"train": batches(1), "val": iter(batches(1)), "epochs": 2},
+            r"\[evaluate\] the data must have at least one batch",
+            id="val-once",
+        ),
         pytest.param({"train": [batches(1)[0][0]]}, r"\[Trainer\] a batch must be a pair \(x, y\); type=ndarray", id="no-targets"),
         pytest.param({"train": batches(1), "val": [(1, 2, 3)]}, r"must be a pair \(x, y\); type=tuple, parts=3", id="too-many-parts"),
         pytest.param({"train": batches(1), "resume": "auto"}, r'\[fit\] resume="auto" requires a Model', id="nowhere"),
@@ -361,9 +365,9 @@ def test_one_hot_targets_count_as_samples():
 def test_what_cannot_be_run_is_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         make(CPU).fit(**arguments)
-    with pytest.raises(FileNotFoundError, match="no such checkpoint"):
+    with pytest.raises(FileNotFoundError, match="the checkpoint must exist"):
         make(CPU).fit(batches(1), resume="nowhere.netcl")
-    with pytest.raises(ValueError, match=r"\[predict\] the data has no batches"):
+    with pytest.raises(ValueError, match=r"\[predict\] the data must have at least one batch"):
         make(CPU).predict([])
 
 
@@ -404,7 +408,7 @@ def test_the_parts_and_the_order_of_arrays_follow_the_seed():
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({}, r"\[fit\] an array of inputs requires its targets; fit\(x, y\)"),
+        ({}, r"\[fit\] targets must be given with an array of inputs; fit\(x, y\)"),
         ({"val": np.zeros(3, np.int64)}, r"same number of samples; x=\(40, 4\), y=\(3,\)"),
         ({"val": np.zeros(40, np.int64), "validation_split": 1.5}, r"validation_split must be at least 0 and below 1"),
     ],
@@ -422,7 +426,7 @@ def test_a_history_is_drawn_or_names_what_is_missing(monkeypatch, tmp_path):
         figure = history.plot(tmp_path / "curves.png")
         assert [axes.get_title() for axes in figure.axes] == ["loss", "accuracy"] and (tmp_path / "curves.png").stat().st_size
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"\[History.plot\] matplotlib is not installed; pip install matplotlib"):
+    with pytest.raises(ImportError, match=r"\[History.plot\] matplotlib is required; pip install matplotlib"):
         history.plot()
 
 

@@ -27,10 +27,10 @@ _PACKED_BITS = {21: 4, 22: 4, 23: 4, 25: 2, 26: 2}
 
 
 class GraphBody:
-    """Nodes in order of execution, weights by name, names of inputs and outputs.
+    """A graph or function body: nodes in order of execution, weights by name, names of inputs and outputs.
 
-    ``captured`` are the names that the nodes read from the graph around, ``dead[i]`` those that no node after the ``i``-th reads,
-    ``forms`` the declared dtype and shape of each output. ``values`` holds weights and constants as tensors.
+    ``captured`` names the values that nodes read from the enclosing graph, ``dead[i]`` the values last read by node ``i``. ``forms`` holds
+    the declared dtype and shape of each output, ``values`` the weights and constants as tensors.
     """
 
     def __init__(self, nodes: list[OnnxNode], weights: dict[str, np.ndarray], inputs: list[str], outputs: list[str], forms: Any = ()):
@@ -67,7 +67,7 @@ class GraphReader:
         self._expanded: dict[Any, GraphBody | None] = {}
 
     def graph(self, proto: Any, opsets: Mapping[str, int], outer: Mapping[str, Any] | None = None) -> GraphBody:
-        """Return the body of a graph; ``outer`` are the attributes of the function around it."""
+        """Return the body of a graph; ``outer`` holds the attributes of the enclosing function, if there is one."""
         if proto.sparse_initializer:
             count = len(proto.sparse_initializer)
             raise refusal(IMPORT, "sparse weights are not supported", "save the model with dense weights", count=count)
@@ -117,7 +117,7 @@ class GraphReader:
         return attribute(entry)
 
     def _function(self, proto: Any, given: Mapping[str, Any], codes: Sequence[int]) -> GraphBody:
-        """The body of a function for the attributes and element types of a call; equal calls share it."""
+        """Return the cached body of a function for the attributes ``given`` and the element types ``codes`` of a call."""
         key = (proto.domain, proto.name, proto.overload, *codes, *(given[name].SerializeToString() for name in sorted(given)))
         if key not in self._expanded:
             self._expanded[key] = None
@@ -128,7 +128,7 @@ class GraphReader:
         return body
 
     def function(self, proto: Any, given: Mapping[str, Any], codes: Sequence[int]) -> GraphBody:
-        """The body of a function, with the attributes of the node that calls it and the element types of its inputs."""
+        """Build the body of a function from the attributes ``given`` of the calling node and the element types ``codes`` of its inputs."""
         outer = {**{entry.name: entry for entry in proto.attribute_proto}, **given}
         opsets = {entry.domain: entry.version for entry in proto.opset_import}
         around, self.codes = self.codes, dict(zip(proto.input, codes, strict=False))
@@ -137,24 +137,24 @@ class GraphReader:
         return GraphBody(nodes, {}, [*proto.input], [*proto.output])
 
     def array(self, entry: Any) -> np.ndarray:
-        """Return the values of a tensor of the file; those in a file beside it are mapped into memory."""
+        """Return the values of a ``TensorProto``; external data is memory-mapped."""
         dtype_of(entry.data_type)
         if entry.data_location != entry.EXTERNAL:
             return numbers(library().numpy_helper.to_array(entry))
         place = {item.key: item.value for item in entry.external_data}
         location = place.get("location", "")
         if self.folder is None:
-            what = "weights outside of the model's file require its path"
+            what = "a model with external data must be given by its path"
             raise refusal(IMPORT, what, "pass the path instead of the bytes", weight=entry.name)
         path = self.folder / location
         kind = library().helper.tensor_dtype_to_np_dtype(entry.data_type)
         if bad_name(location) or not path.is_file() or path.resolve().parent != path.parent.resolve() or path.is_symlink():
-            what = "weights outside of the model's file must be in a regular file in its folder"
+            what = "external data must be in a regular file in the folder of the model"
             raise refusal(IMPORT, what, weight=entry.name, location=location)
         start, size = int(place.get("offset", 0)), int(np.prod(entry.dims, dtype=object))
         wanted = -(-size * _PACKED_BITS.get(entry.data_type, 8 * kind.itemsize) // 8)
         if not 0 <= start <= start + wanted <= os.path.getsize(path) or int(place.get("length", wanted)) != wanted:
-            what = f"weights outside of the model's file must lie in theirs ({os.path.getsize(path)} bytes) and have {wanted} bytes"
+            what = f"external data must have {wanted} bytes and lie within its file of {os.path.getsize(path)} bytes"
             raise refusal(IMPORT, what, weight=entry.name, location=location, offset=start, length=place.get("length"))
         if entry.data_type not in _PACKED_BITS and size:
             return numbers(np.memmap(path, kind.newbyteorder("<"), "r", start, tuple(entry.dims)))
@@ -176,7 +176,7 @@ def standard_function(kind: str, opset: int) -> Any:
 
 
 class FunctionCall:
-    """A node of an operator that the standard defines as a function: gives the body for the types of its inputs."""
+    """A node whose operator ONNX defines as a function; calling it returns the function body for the types of the inputs."""
 
     def __init__(self, form: Any, proto: Any, given: Mapping[str, Any], opset: int, tables: Any):
         self.form, self.given, self.opset, self.tables, self.unknown = form, given, opset, tables, Counter[str]()
@@ -187,7 +187,7 @@ class FunctionCall:
         self.bodies: dict[Any, GraphBody] = {}
 
     def __call__(self, types: Sequence[tuple[int, tuple[int, ...]]]) -> GraphBody:
-        """The body for inputs of these element types and shapes; an absent input has element type 0."""
+        """Return the body for inputs of these element types and shapes; an absent input has element type 0."""
         for sizes in (False, True):  # few definitions need to know sizes: one body serves all shapes of the others
             fixed = self.form.has_function  # only narrow types, which dtypes do not show, make a difference
             key = tuple(code * (code in NARROW) if fixed else (code, shape if sizes else len(shape)) for code, shape in types)
@@ -199,7 +199,7 @@ class FunctionCall:
             if self.bodies[key].nodes:
                 break
         if not self.form.has_function and (self.unknown or not self.bodies[key].nodes):
-            what = "defined by operators that are not known" if self.unknown else "not defined for these types"
+            what = "defined by operators that cannot be imported" if self.unknown else "not defined for these types"
             raise refusal(IMPORT, f"{self.form.name} is {what}", operators=[*self.unknown], types=[*types])
         return self.bodies[key]
 
@@ -218,7 +218,7 @@ class FunctionCall:
 
 
 def declared(entry: Any) -> tuple[str, list[int | str | None] | None]:
-    """The dtype (empty if unknown) and the shape (``None`` if unknown) that a file gives a value; sizes are numbers, names or ``None``."""
+    """Return the declared dtype (empty if unknown) and shape (``None`` if unknown) of a value; sizes are numbers, names or ``None``."""
     kind = entry.type.tensor_type
     if not entry.type.HasField("tensor_type"):
         return "", None

@@ -1,4 +1,4 @@
-"""Control flow: operators that run the bodies that they hold. Conditions and counts are read on the host."""
+"""Control flow: operators whose attributes are graphs that they run. Conditions and counts are read on the host."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _rms_norm(x: Tensor, normalized_shape: Any, weight: Tensor | None, eps: floa
 
 
 def _group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Return a group norm as an instance norm of the groups, followed by the weights, which are per channel."""
+    """Compute a group norm as an instance norm of the groups, then apply the weight and bias per channel."""
     made = ag.reshape(ag.instance_norm(ag.reshape(x, (x.shape[0], num_groups, -1)), eps=eps), x.shape)
     made = made if weight is None else ag.mul(made, _channel_shaped(x, weight))
     return made if bias is None else ag.add(made, _channel_shaped(x, bias))
@@ -157,7 +157,7 @@ def _rope(x: Tensor, positions: Any, frequencies: Any, base: float, offset: int,
 
 
 def _of_truths(op: Callable[..., Tensor]) -> Callable[..., Any]:
-    """Return a decomposition into the logical ``op`` if all inputs are bool; for others it returns ``NotImplemented``."""
+    """Return a decomposition that calls the logical ``op`` if all inputs are bool and returns ``NotImplemented`` otherwise."""
     return lambda **call: op(**call) if all(getattr(x, "dtype", type(x).__name__) == "bool" for x in call.values()) else NotImplemented
 
 

@@ -34,10 +34,10 @@ def export_onnx(
 ) -> None:  # fmt: skip
     """Write a model, or any function of tensors, as an ONNX file.
 
-    - **samples**: one example (tensor, array, or tuple of them) per argument; shapes and dtypes of the inputs are theirs.
+    - **samples**: one example (tensor, array, or tuple of them) per argument, with the shape and dtype of the input.
     - **input_names, output_names**: names of inputs and outputs; by default ``input``, ``input_1``.. and ``output``, ``output_1``..
     - **dynamic_batch**: leave the size of the first dimension of all inputs open.
-    - **check**: compare with onnxruntime on the samples if it is installed; a warning is logged if it lacks an operator.
+    - **check**: compare with onnxruntime on the samples if it is installed; a warning is logged if onnxruntime lacks an operator.
 
     The model runs in evaluation mode and its ops are recorded, so a Python branch is exported as the samples take it. A model with ops
     that ONNX cannot express raises ``FileError`` with the names of all of them.
@@ -56,7 +56,7 @@ def export_onnx(
     try:
         onnx.checker.check_model(made, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as fault:
-        raise refusal(EXPORT, "the graph is not valid ONNX", reason=str(fault)) from fault
+        raise refusal(EXPORT, "the exported graph must be valid ONNX", reason=str(fault)) from fault
     if check and importlib.util.find_spec("onnxruntime"):
         _compare_runs(made, run)
     with archive.replacing(path) as file:
@@ -64,7 +64,7 @@ def export_onnx(
 
 
 def _tensor_names(kind: str, tensors: Sequence[Tensor], given: Sequence[str], taken: Container[str]) -> list[str]:
-    """Return a name for each input or output, none that of a weight, which ONNX would take for the input's default."""
+    """Return a name for each input or output. No name is in ``taken``: ONNX takes a weight with an input's name for its default."""
     names = list(given) or [kind if i == 0 else f"{kind}_{i}" for i in range(len(tensors))]
     if len(names) != len(tensors) or len(set(names)) != len(names):
         raise refusal(EXPORT, f"there must be one name per {kind}, each different", names=names, count=len(tensors))
@@ -113,7 +113,7 @@ def _proto(onnx: Any, graph: OnnxGraph, run: Trace, outputs: Sequence[str], dyna
 
 
 def _compare_runs(made: Any, run: Trace) -> None:
-    """Raise unless onnxruntime gives the results of both runs; only warn if it lacks an operator."""
+    """Raise unless onnxruntime reproduces the results of both traced runs; only warn if it lacks an operator."""
     runtime = importlib.import_module("onnxruntime")
     errors, quiet = runtime.capi.onnxruntime_pybind11_state, runtime.SessionOptions()
     quiet.log_severity_level = 3

@@ -57,7 +57,7 @@ def _export_reshape(graph: OnnxGraph, call: Call) -> Name:
 
 def _export_expand(graph: OnnxGraph, call: Call) -> Name:
     def kept(axis: int) -> bool:
-        """Whether an axis has its size already, in both runs."""
+        """Return whether ``x`` already has the size of the result along ``axis``, in both runs."""
         at = axis - call.out.ndim
         return all(at >= -run["x"].ndim and run["x"].shape[at] == run.out.shape[at] for run in (call, call.other))
 

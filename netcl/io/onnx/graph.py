@@ -77,7 +77,7 @@ class OnnxGraph:
         return self.cast(x, dtype or x.dtype)
 
     def truth(self, x: Any) -> Name:
-        """Return the name of a value as bool: whether it is not zero."""
+        """Return the name of ``x`` converted to bool: true where it is not zero."""
         if not isinstance(x, Name | Tensor):
             return self.constant(np.asarray(x, bool))
         name = self.value(x)
@@ -109,11 +109,11 @@ class OnnxGraph:
     # ---- nodes
 
     def node(self, kind: str, inputs: Sequence[Any], dtype: str, **attributes: Any) -> Name:
-        """Add a node with one result."""
+        """Add a node with one result; returns the name of the result."""
         return self.several(kind, inputs, 1, dtype, **attributes)[0]
 
     def several(self, kind: str, inputs: Sequence[Any], count: int, dtype: str, **attributes: Any) -> list[Name]:
-        """Add a node with ``count`` results.
+        """Add a node with ``count`` results; returns their names.
 
         Inputs are names, tensors, numbers or ``None``; they are cast to the type that the operator's schema requires, where
         ``dtype`` is that of the result (of the operands, if the result is always bool or int64).
@@ -155,7 +155,7 @@ class OnnxGraph:
     # ---- sizes
 
     def sizes(self, call: Call, kept: Callable[[int], bool] = lambda axis: False) -> Name:
-        """Return the name of a vector, the shape of a call's result with 1 for axes that are ``kept``; a free batch is read at run time."""
+        """Return the name of a vector with the shape of a call's result, and 1 for ``kept`` axes; a dynamic batch is read at run time."""
         mine, other = call.out.shape, call.other.out.shape
         parts: list[Name] = []
         for free, run in itertools.groupby(range(len(mine)), key=lambda axis: mine[axis] != other[axis] and not kept(axis)):
@@ -168,7 +168,7 @@ class OnnxGraph:
         return parts[0] if len(parts) == 1 else self.node("Concat", parts, "int64", axis=0)
 
     def _rows(self, mine: int, other: int, call: Call) -> Name:
-        """Return the name of a size that is a multiple of the batch; raises for other sizes."""
+        """Return the name of a size computed from the batch. ``mine`` and ``other`` are its values in both runs, multiples of the batch."""
         batch = self.run.inputs[0].shape[0]
         times, rest = divmod(mine, batch) if batch else (0, 1)
         if rest or other != times * (batch + 1):
@@ -181,7 +181,7 @@ class OnnxGraph:
     # ---- the result
 
     def stored(self) -> tuple[list[Any], list[Any]]:
-        """The weights that nodes use, as initializers, and the other constants, as nodes: a reader can tell them apart."""
+        """Return the used weights as initializers and the other used constants as nodes, so that a reader can tell them apart."""
         helper, used = library().helper, {name for node in self.nodes for name in node.input}
         weights, nodes = [], []
         for name, array in ((name, array) for name, array in self._constants.items() if name in used):
@@ -195,7 +195,7 @@ class OnnxGraph:
 
 
 def _twin_tensors(run: Trace) -> dict[int, Tensor]:
-    """The tensor of the second run for every input of a call and every output of the first run, by id."""
+    """Map the id of each call input and each output of the first run to the corresponding tensor of the second run."""
     found: dict[int, Tensor] = {}
     for call in run.calls:
         found |= {id(mine): other for mine, other in zip(call.tensors(), call.other.tensors(), strict=True)}

@@ -26,7 +26,7 @@ from netcl.io.onnx.table import OnnxNode
 
 
 def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> OnnxModel:
-    """The model of an ONNX file, or of its bytes, as a module on the active device or on ``device``.
+    """Return the model in an ONNX file, or in its bytes, as a module on the active device or on ``device``.
 
     Its float weights are parameters under their names in the file, so an exported model keeps its state dict. A model with operators
     that are not supported raises ``FileError`` with the names of all of them.
@@ -37,7 +37,7 @@ def import_onnx(path: str | os.PathLike[str] | bytes, device: Any = None) -> Onn
 
 
 def read_onnx(path: str | os.PathLike[str] | bytes) -> tuple[Any, GraphBody, dict[str, tuple[str, Any]]]:
-    """The ``ModelProto`` of a file or of its bytes, its graph, and the dtype and shape of each input that is not a weight."""
+    """Return the ``ModelProto`` of a file or of its bytes, its graph, and the dtype and shape of each input that is not a weight."""
     model, folder = parse_onnx(path)
     body = _read_model(library(), model, folder, "bytes" if isinstance(path, bytes) else path)
     return model, body, {entry.name: declared(entry) for entry in model.graph.input if entry.name in body.inputs}
@@ -95,10 +95,9 @@ def _has_narrow_types(model: Any) -> bool:
 
 
 class OnnxModel(nn.Module):
-    """The graph of an ONNX file. Call it with one tensor or array per input; several outputs come as a tuple.
+    """The graph of an ONNX file. Call it with one tensor or array per input; several outputs are returned as a tuple.
 
-    Its weights are saved as any module's are (``save_params``, ``save_safetensors``, ``save_checkpoint``), the whole of it by
-    ``export_onnx``.
+    ``export_onnx`` saves the model; ``save_params``, ``save_safetensors`` and ``save_checkpoint`` save its weights, as for any module.
     """
 
     on_host: Collection[str] = ()  # inputs that stay on the host; a session sets them
@@ -148,7 +147,7 @@ class OnnxModel(nn.Module):
         return tensor
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
-        """Return the module and the name for a weight: ``layer.0.weight`` is ``weight`` of ``layer.0``, or else a numbered name here."""
+        """Return the module and the name for a weight: ``layer.0.weight`` is ``weight`` of ``layer.0``. If taken, number it here."""
         *path, last = name.split(".")
         module: nn.Module = self
         for part in path:
@@ -180,7 +179,7 @@ class OnnxModel(nn.Module):
         return made[0] if len(made) == 1 else tuple(made)
 
     def weights(self) -> list[Tensor]:
-        """The parameters and buffers that nodes read: the same list as before, unless one was replaced or a new body was read."""
+        """Return the parameters and buffers that nodes read; the same list object until one is replaced or a new body is read."""
         found: list[Any] = [owner.__dict__.get(last) for owner, last, _, _ in self._places]
         if len(found) == len(self._weights) and all(map(is_, found, self._weights)):
             return self._weights
@@ -206,7 +205,7 @@ class OnnxModel(nn.Module):
         return x.to(self.queue) if x.queue is self._host and self.queue is not self._host else x
 
     def _execute(self, body: GraphBody, given: Mapping[str, Any]) -> list[Any]:
-        """Return the outputs of a body, given its inputs and what it reads from the graph around it."""
+        """Return the outputs of a body; ``given`` holds its inputs and the values it reads from the enclosing graph."""
         values = {**given, **body.values}
         for node, dead in zip(body.nodes, body.dead, strict=True):
             results = self._run(node, values)

@@ -46,7 +46,7 @@ def operators() -> set[str]:
 
 
 def reader(node: OnnxNode, entries: list[OperatorEntry]) -> Import:
-    """The function that computes a node from its inputs; ``entries`` are those of its operator."""
+    """Return the function that computes a node from its inputs; ``entries`` are the table entries of its operator."""
     function = CONTROL.get(node.kind) or IMPORTS.get(node.kind)
     entry = next((entry for entry in entries if not entry.unread(node)), None)
     usual = entry.read if entry else computed_by_formula if node.kind in FORMULAS else None
@@ -58,7 +58,7 @@ def reader(node: OnnxNode, entries: list[OperatorEntry]) -> Import:
         if usual is None and node.expand is not None:
             return NotImplemented
         if usual is None:
-            raise node.fault("attributes are not supported with these values", **entries[0].unread(node))
+            raise node.fault("attributes must have supported values", **entries[0].unread(node))
         return usual(node, *given)
 
     return read
@@ -119,7 +119,7 @@ def _constant_value(node: OnnxNode) -> np.ndarray:
     kinds = {"value": None, "value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
     for name in kinds.keys() & node.given.keys():
         return numbers(np.asarray(node[name], kinds[name]))
-    raise node.fault("a constant must be made of numbers", attributes=list(node.given))
+    raise node.fault("a constant must be a number or a tensor of numbers", attributes=list(node.given))
 
 
 def _gather(node: OnnxNode, x: Tensor, index: Tensor) -> Tensor:

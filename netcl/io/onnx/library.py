@@ -1,4 +1,4 @@
-"""The optional ``onnx`` package: its schemas, and the names both formats have for dtypes."""
+"""The optional ``onnx`` package: its schemas, and the dtype names of ONNX and netcl."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def library() -> Any:
 
 
 class Formal(NamedTuple):
-    """An input or output in the definition of an operator; ``variable`` is equal for those of one type."""
+    """An input or output in the definition of an operator; those with the same ``variable`` have the same type."""
 
     name: str
     variable: str
@@ -54,7 +54,7 @@ class Schema(NamedTuple):
 
 @cache
 def schema(kind: str, opset: int) -> Schema:
-    """The definition of an operator in an opset; ``kind`` names the domain of an operator that is not of the standard one."""
+    """Return the definition of an operator in an opset; ``kind`` is ``Name``, or ``domain::Name`` outside the standard domain."""
     found = definition(kind, opset)
     inputs, outputs = ([Formal(x.name.lower(), x.type_str, frozenset(x.types)) for x in side] for side in (found.inputs, found.outputs))
     usual = {name: entry.default_value for name, entry in found.attributes.items()}
@@ -62,7 +62,7 @@ def schema(kind: str, opset: int) -> Schema:
 
 
 def definition(kind: str, opset: int) -> Any:
-    """The ``OpSchema`` of an operator."""
+    """Return the ``OpSchema`` of an operator; ``kind`` is as for :func:`schema`."""
     domain, _, name = kind.rpartition("::")
     return library().defs.get_schema(name, opset, domain)
 

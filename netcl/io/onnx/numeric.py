@@ -80,7 +80,7 @@ def _dropout(node: OnnxNode, x: Tensor, ratio: Any = None, training: Any = None)
 
 
 def _attention_node(node: OnnxNode, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *cache: Any) -> Any:
-    """Return attention by netcl's op; ``NotImplemented`` for caches, windows, caps and further outputs."""
+    """Compute attention with netcl's op; ``NotImplemented`` for caches, windows, softcaps and additional outputs."""
     known = {*node.given} <= {"is_causal", "scale", "q_num_heads", "kv_num_heads", "qk_matmul_output_mode"}
     if not known or any(x is not None for x in cache) or any(node.outputs[1:]):
         return NotImplemented

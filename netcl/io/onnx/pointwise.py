@@ -31,7 +31,7 @@ _FLOAT_FORMULAS = {"remainder": "v0 - FLOOR(v0 / v1) * v1", "floor_divide": "FLO
 
 
 class Nodes:
-    """A namespace of ops, as formulas call them, that adds nodes to a graph; numbers are computed in ``dtype``."""
+    """The ops that a formula can call, as attributes. Calling one adds nodes to a graph, which compute in ``dtype``."""
 
     def __init__(self, graph: OnnxGraph, dtype: str):
         self.graph, self.dtype = graph, dtype
@@ -42,7 +42,7 @@ class Nodes:
         return partial(self.of_row, row, {})
 
     def of_row(self, row: Pointwise, params: dict[str, Any], *given: Any) -> Name:
-        """Add the nodes of a row over names and numbers; returns the name of the result."""
+        """Add the nodes of a pointwise op whose arguments are names and numbers; returns the name of the result."""
         text = _FLOAT_FORMULAS.get(row.name) if dtypes.DTYPES[self.dtype].is_float else None
         for entry in entries_of(row) if text is None else ():
             arguments = {**dict(zip(row.inputs, given, strict=True)), **params}

@@ -26,7 +26,7 @@ _INT4_RANGES = {21: (0, 15), 22: (-8, 7), 25: (0, 3), 26: (-2, 1)}
 
 
 def cast_to(node: OnnxNode, x: Tensor, code: int) -> Any:
-    """Return ``x`` as an element type of ONNX; a narrow type is rounded on the host and returned as an array."""
+    """Convert ``x`` to an ONNX element type; values of a narrow type are rounded on the host and returned as an array."""
     if code not in NARROW:
         return ag.cast(x, dtype_of(code))
     onnx, kind, values = library(), library().helper.tensor_dtype_to_np_dtype(code), x.to_host()
@@ -41,7 +41,7 @@ ONNX_E8M0 = 24
 
 
 def _code_of(node: OnnxNode, index: int, like: Tensor | None) -> int:
-    """The element type of an input: what the file says, or that of the tensor; 0 without the input."""
+    """Return the element type of input ``index``: the one in the file, else that of ``like``; 0 if ``like`` is ``None``."""
     known = node.codes[index] if index < len(node.codes) else 0
     return 0 if like is None else known or ONNX_TYPES[like.dtype]
 
@@ -65,7 +65,7 @@ def _quantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = No
 
 
 def _requantize(x: Tensor, zero: Tensor | None, code: int) -> Tensor:
-    """Return ``x`` rounded to even, plus the zero point, clamped to the range of an integer type."""
+    """Return ``x`` rounded half to even, plus the zero point, clamped to the range of an integer type."""
     limits = np.iinfo(DTYPES[dtype_of(code)].storage)
     low, high = _INT4_RANGES.get(code, (int(limits.min), int(limits.max)))
     moved = ag.round(x) if zero is None else ag.add(ag.round(x), ag.cast(zero, x.dtype))
@@ -82,7 +82,7 @@ def _dequantize(node: OnnxNode, x: Tensor, scale: Tensor, zero: Tensor | None = 
 
 
 def _centered(x: Tensor, zero: Tensor | None, shape: Any = None) -> Tensor:
-    """Return quantized values less their zero point, as float32."""
+    """Return quantized values minus their zero point, as float32."""
     values = ag.cast(x, "float32")
     return (
         values if zero is None else ag.sub(values, ag.cast(zero if shape is None or zero.size == 1 else ag.reshape(zero, shape), "float32"))
@@ -106,7 +106,7 @@ def _integer_matmul(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor 
 
 
 def _integer_product(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
-    """The product of bytes less the terms of the zero points: ``(a - p)(b - q) = a b - p sum(b) - q (sum(a) - K p)``."""
+    """Return the int32 product of 8-bit matrices with zero points p and q: ``(a - p)(b - q) = a b - p sum(b) - q (sum(a) - K p)``."""
     product = ag.integer_dot(a, ag.transpose(b, 0, 1))
     row = None if a_zero is None else ag.cast(ag.reshape(a_zero, (-1, 1)) if a_zero.ndim == 1 else a_zero, "int32")
     if row is not None:

@@ -205,7 +205,7 @@ def _deform_conv(node: OnnxNode, x: Tensor, w: Tensor, offset: Tensor, bias: Ten
 
 
 def _col2im(node: OnnxNode, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
-    """Run ``Col2Im``: add each column up at the pixels it came from, for images of any number of dimensions."""
+    """Run ``Col2Im``: sum each column into the pixels it came from, for images of any number of dimensions."""
     sizes, kernel = image.to_host().tolist(), block.to_host().tolist()
     axes = len(sizes)
     strides, dilations, pads = node["strides"] or [1] * axes, node["dilations"] or [1] * axes, node["pads"] or [0] * 2 * axes

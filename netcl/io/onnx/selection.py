@@ -118,7 +118,7 @@ def _non_max_suppression(
 def _tf_idf(node: OnnxNode, x: Tensor) -> np.ndarray:
     """Return how often each n-gram of the pool occurs, with up to ``max_skip_count`` elements skipped in between, weighted."""
     if node["pool_int64s"] is None:
-        raise node.fault("n-grams must be made of numbers")
+        raise node.fault("the pool of n-grams must be pool_int64s, not pool_strings")
     pool, starts, columns = node["pool_int64s"], [*node["ngram_counts"]], node["ngram_indexes"]
     grams, at = dict[tuple[int, ...], int](), 0
     for n, (begin, end) in enumerate(zip(starts, [*starts[1:], len(pool)], strict=True), 1):

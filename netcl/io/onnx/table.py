@@ -94,7 +94,7 @@ IGNORED = {"consumed_inputs", "momentum", "noop_with_empty_axes", "sorted", "spa
 
 
 class Conversion(NamedTuple):
-    """``write(value, arguments of the call)`` gives what the node holds, ``read(value, first input, node)`` the op's argument."""
+    """``write(value, arguments of the call)`` returns the node's value, ``read(value, first input, node)`` the op's argument."""
 
     write: Callable[[Any, Mapping[str, Any]], Any]
     read: Callable[[Any, Tensor, OnnxNode], Any]
@@ -125,7 +125,7 @@ class OnnxNode:
     """A node of a file: its operator, attributes (with ONNX's defaults), opset, and the names of its inputs and outputs.
 
     ``formals`` are ONNX's names of its inputs in the latest opset, ``codes`` the element types of its inputs (0 if unknown). ``read``
-    computes the results; where it gives ``NotImplemented``, the body that ``expand`` returns does.
+    computes the results; if it returns ``NotImplemented``, the body that ``expand`` returns is run instead.
     """
 
     read: Callable[..., Any]
@@ -142,7 +142,7 @@ class OnnxNode:
         self.formals = [entry.name for entry in later.inputs]
 
     def captured(self) -> set[str]:
-        """The names that the bodies of the node read from the graph around it."""
+        """Return the names that the bodies of the node read from the enclosing graph."""
         return {name for value in self.attributes.values() for name in getattr(value, "captured", ())}
 
     def __getitem__(self, name: str) -> Any:
@@ -154,14 +154,14 @@ class OnnxNode:
 
 @dataclass(frozen=True)
 class Slot:
-    """An input or attribute of a node: the op's argument, its conversion, and a value if it is fixed (or fills in for ``None``)."""
+    """An input or attribute of a node: the op's argument, its conversion, and a fixed value (or one that replaces ``None``)."""
 
     name: str = ""
     convert: str = ""
     value: Any = None
 
     def written(self, call: Mapping[str, Any]) -> list[Any]:
-        """Return what the node holds for a call with these arguments, as a list."""
+        """Return the values of this input or attribute for a call with these arguments, as a list."""
         if not self.name:
             return [self.value]
         value = call[self.name]
@@ -189,7 +189,7 @@ class OperatorEntry:
     fixed: Mapping[str, Any]
 
     def misfits(self, arguments: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call that the node cannot express; ``usual`` are the defaults of the op's arguments."""
+        """Return the arguments of a call that the node cannot express; ``usual`` are the defaults of the op's arguments."""
         named = {slot.name for slot in (*self.inputs, *self.attributes.values())}
         rest = {name: value for name, value in arguments.items() if name not in named and self.fixed.get(name) is not ...}
         wanted = {**usual, **self.fixed}
@@ -233,7 +233,7 @@ class OperatorEntry:
 
 
 def computed_by_formula(node: OnnxNode, *given: Tensor) -> Tensor:
-    """The result of an operator of :data:`FORMULAS`."""
+    """Compute a node whose operator is in :data:`FORMULAS`."""
     inputs = {f"v{i}": x for i, x in enumerate(given)}
     out: Tensor = evaluate(parse(FORMULAS[node.kind]), ThroughOps({**node.attributes, **inputs}, ag))
     return out
@@ -269,7 +269,7 @@ for _op, _text in PAIRS.items():
 
 
 def entries_of(row: Row) -> list[OperatorEntry]:
-    """The entries an op can be exported by."""
+    """Return the entries by which an op can be exported."""
     if isinstance(row, Pointwise):
         return [_table_entry(row.name, row.onnx, row.inputs)] if row.onnx else []
     return STRUCTURED.get(row.name, [])

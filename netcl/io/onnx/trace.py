@@ -48,7 +48,7 @@ class Call:
 
     @property
     def label(self) -> str:
-        """The op as errors name it."""
+        """The op's name for errors, with the op it is a part of."""
         return f"{self.name} in {self.within}" if self.within else self.name
 
     @property
@@ -137,14 +137,14 @@ def _flat(value: Any) -> list[Tensor]:
 
 
 def _mapped(function: Callable[[Any], Tensor], value: Any) -> Any:
-    """Apply a function to every leaf of nested tuples, as of an LSTM's two states; a list is a leaf."""
+    """Apply a function to every leaf of nested tuples, such as an LSTM's two states; a list is a leaf."""
     return tuple(_mapped(function, part) for part in value) if isinstance(value, tuple) else function(value)
 
 
 def trace(
     model: Callable[..., Any], samples: Sequence[Any], free_batch: bool, known: Container[str], decompositions: Mapping[str, Any]
 ) -> Trace:
-    """Return the calls of a model on samples, each with the same call of a second run on other values; ``free_batch`` adds a row there."""
+    """Record a model twice, on samples and on other values, and pair the calls. With ``free_batch``, the second batch has one row more."""
     queue = getattr(model, "queue", None)
     tensors = _mapped(lambda x: x if isinstance(x, Tensor) else Tensor.from_host(queue, x), tuple(samples))
     with evaluating(model) if hasattr(model, "modules") else nullcontext():
@@ -155,7 +155,7 @@ def trace(
     names = [[call.label for call in run.calls] for run in (first, second)]
     if names[0] != names[1] or len(first.outputs) != len(second.outputs):
         at = next((i for i, pair in enumerate(zip(*names, strict=False)) if pair[0] != pair[1]), min(map(len, names)))
-        what = "the model must call the same ops and return as many tensors for all input values"
+        what = "the model must call the same ops and return the same number of tensors for all input values"
         raise refusal(EXPORT, what, "replace branches by where()", call=at, first=names[0][at : at + 1], second=names[1][at : at + 1])
     for call, other in zip(first.calls, second.calls, strict=True):
         call.other = other
@@ -164,7 +164,7 @@ def trace(
 
 
 def _varied(x: Tensor, free_batch: bool) -> Tensor:
-    """Return other values of the same dtype: in reverse order, so that indices stay valid; floats are also scaled and shifted.
+    """Return ``x`` in reverse order, so that indices stay valid; floats are also scaled and shifted.
 
     With ``free_batch``, the batch is larger by one.
     """

@@ -29,7 +29,7 @@ def _per_axis(value: Any, axes: int) -> list[int]:
 
 
 def _window(call: Call, kernel: Sequence[int], padding: Any) -> dict[str, Any]:
-    """The attributes of a window; ``pads`` are all begins, then all ends."""
+    """Return the attributes of a window; ``pads`` lists all begins, then all ends."""
     axes = len(kernel)
     strides, dilations = (_per_axis(call.params.get(name, 1), axes) for name in ("stride", "dilation"))
     if axes == 1 and not isinstance(padding, str):
@@ -108,7 +108,7 @@ def read_conv(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) 
 
 
 def _conv_transpose(node: OnnxNode, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute without padding, then cut, if the pads at both ends differ, as they may with ``output_shape`` or ``auto_pad``."""
+    """Run ``ConvTranspose``. With ``output_shape``, ``auto_pad`` or unequal pads, compute without padding, then crop the result."""
     axes, kernel = x.ndim - 2, w.shape[2:]
     strides, dilations, more = (node[name] or [usual] * axes for name, usual in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
     flat, auto = node["pads"] or [0] * 2 * axes, node["auto_pad"]
@@ -138,7 +138,7 @@ def _of_channels(bias: Tensor, axes: int) -> Tensor:
 
 
 def _export_pool(graph: OnnxGraph, call: Call) -> Name:
-    """Windows that ``ceil_mode`` adds become padding at the end, which all runtimes treat alike."""
+    """Export pooling. Windows that ``ceil_mode`` adds become padding at the end, which all runtimes treat alike."""
     if call.params.get("return_indices"):
         raise Unsupported(f"{call.name}(return_indices=True)")
     kernel = _per_axis(call["kernel_size"], call["x"].ndim - 2)
@@ -221,10 +221,10 @@ _RESIZES = {
 
 
 def _export_interpolate(graph: OnnxGraph, call: Call) -> Name:
-    """Export by the factor if one was given: the sampling points follow the factor, not the ratio of the sizes."""
+    """Export ``interpolate``, by ``scale_factor`` if it was given: sampling points follow it, not the ratio of the sizes."""
     factor, align = call["scale_factor"], bool(call["align_corners"])
     if call["mode"] not in ("nearest", "linear", "bilinear") or call["antialias"] or call["x"].ndim == 5:
-        what = "interpolate can be exported in modes nearest, linear and bilinear, without antialias, for 3 or 4 dimensions"
+        what = "interpolate must have mode nearest, linear or bilinear, no antialias, and 3 or 4 dimensions to be exported"
         raise refusal("export_onnx", what, mode=repr(call["mode"]), antialias=call["antialias"], shape=call["x"].shape)
     mode, moved, rounding = _RESIZES[call["mode"] != "nearest", align and call["mode"] != "nearest"]
     options = {"mode": mode, "coordinate_transformation_mode": moved, "nearest_mode": rounding or None}

@@ -20,20 +20,20 @@ VISION_MODELS: dict[str, Callable[..., Any]] = {}  # the function of every model
 
 
 def divisible(value: float, divisor: int = 8) -> int:
-    """The multiple of ``divisor`` nearest to ``value``, at least ``divisor`` and at least 90 % of ``value``."""
+    """Return the multiple of ``divisor`` nearest to ``value``, at least ``divisor`` and at least 90 % of ``value``."""
     near = max(divisor, int(value + divisor / 2) // divisor * divisor)
     return near + divisor if near < 0.9 * value else near
 
 
 def conv_norm(inside: int, out: int, kernel: int = 3, stride: int = 1, groups: int = 1, activation: Any = nn.ReLU, dilation: int = 1,
               **norm: Any) -> nn.Sequential:  # fmt: skip
-    """Return a convolution that keeps the image's size (over ``stride``), a batch norm, and an ``activation`` unless it is ``None``."""
+    """Return a convolution, padded so that only ``stride`` shrinks the image, a batch norm, and an optional ``activation``."""
     conv = nn.Conv2d(inside, out, kernel, stride, (kernel - 1) // 2 * dilation, dilation, groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(out, **norm), *([activation()] if activation else []))
 
 
 class SqueezeExcitation(nn.Module):
-    """Scales channels by two 1 x 1 convolutions of their means."""
+    """Scales each channel by a factor that two 1 x 1 convolutions compute from the means of all channels."""
 
     def __init__(self, input_channels: int, squeeze_channels: int, activation: Any = nn.ReLU, scale_activation: Any = nn.Sigmoid):
         super().__init__()
@@ -45,7 +45,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class ResidualPath(nn.Module):
-    """Layers under the name ``path``, beside a shortcut if ``shortcut``; training drops the layers of a sample with probability ``p``."""
+    """Layers in a submodule named ``path``, with an optional shortcut; training skips them per sample with probability ``p``."""
 
     def __init__(self, path: str, layers: Iterable[Any], shortcut: bool, p: float = 0.0):
         super().__init__()
@@ -113,7 +113,7 @@ def architecture(name: str, make: Callable[..., Any], *settings: Any, **defaults
 
 
 def _with_channels(model: nn.Module, in_channels: int) -> nn.Module:
-    """Return the model, whose first convolution is replaced if images have other than three channels."""
+    """Return the model; unless ``in_channels`` is 3, its first convolution is replaced by one with that many channels."""
     if in_channels != 3:
         path, old = next((path, module) for path, module in model.named_modules() if isinstance(module, nn.Conv2d))
         owner, _, last = path.rpartition(".")

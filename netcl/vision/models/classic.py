@@ -27,7 +27,7 @@ class AlexNet(LayerChain):
 
 
 class VGG(LayerChain):
-    """VGG (Simonyan and Zisserman 2014); ``features`` are those of :func:`make_layers`."""
+    """VGG (Simonyan and Zisserman 2014); ``features`` are layers of :func:`make_layers`."""
 
     def __init__(self, features: nn.Module, num_classes: int = 1000, init_weights: bool = True, dropout: float = 0.5):
         super().__init__()
@@ -39,7 +39,7 @@ class VGG(LayerChain):
 
 
 def make_layers(cfg: Sequence[int | str], batch_norm: bool = False) -> nn.Sequential:
-    """Return the layers of VGG: a number is a convolution with these channels, ``"M"`` a pooling (``"C"`` one that rounds up)."""
+    """Return the layers of VGG: a number is a convolution with so many channels, ``"M"`` a pooling (``"C"`` one that rounds up)."""
     layers, inside = list[nn.Module](), 3
     for out in cfg:
         if isinstance(out, str):
@@ -93,7 +93,7 @@ class SqueezeNet(LayerChain):
 
 
 class DenseLayer(nn.Sequential):
-    """Layers over all previous feature maps, whose result is appended to them."""
+    """Applies layers to all previous feature maps and appends the result to them."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ag.cat([x, super().forward(x)], axis=1)
@@ -161,7 +161,7 @@ class _ScaledInput(LayerChain):
 
 
 class Inception(nn.Module):
-    """Convolutions of 1 x 1, 3 x 3, 3 x 3 again and a pooling side by side."""
+    """Concatenates four branches: a 1 x 1 convolution, two with a 3 x 3 convolution, and one with pooling."""
 
     def __init__(self, in_channels: int, ch1x1: int, ch3x3red: int, ch3x3: int, ch5x5red: int, ch5x5: int, pool_proj: int):
         super().__init__()
@@ -188,7 +188,7 @@ _GOOGLENET = {
 
 
 class GoogLeNet(_ScaledInput):
-    """GoogLeNet (Szegedy et al. 2014). With ``aux_logits``, training gives ``GoogLeNetOutputs``: also logits of inner layers."""
+    """GoogLeNet (Szegedy et al. 2014). With ``aux_logits``, training returns ``GoogLeNetOutputs``, with logits of inner layers too."""
 
     auxiliary, outputs = {"inception4a": "aux1", "inception4d": "aux2"}, GoogLeNetOutputs
 
@@ -225,7 +225,7 @@ _MIXED: dict[str, Any] = {
 
 
 class MixedBlock(nn.Module):
-    """A block of Inception v3: its branches side by side."""
+    """A block of Inception v3, which concatenates the results of its branches."""
 
     def __init__(self, kind: str, in_channels: int, channels: int = 0):
         super().__init__()
@@ -259,7 +259,7 @@ class MixedBlock(nn.Module):
 
 
 class Inception3(_ScaledInput):
-    """Inception v3 (Szegedy et al. 2015), for images from 75 x 75 on. With ``aux_logits``, training gives ``InceptionOutputs``."""
+    """Inception v3 (Szegedy et al. 2015), for at least 75 x 75 pixels. With ``aux_logits``, training returns ``InceptionOutputs``."""
 
     auxiliary, outputs = {"Mixed_6e": "AuxLogits"}, InceptionOutputs
 

@@ -26,7 +26,7 @@ _SCALES, _BOX_STEPS, _WIDTHS = (0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05), (8, 1
 
 
 class VGGPyramid(nn.Module):
-    """The backbone of SSD: six feature maps, of VGG16's fourth stage, of the convolutions behind it, and of four more blocks."""
+    """The backbone of SSD: six feature maps, from VGG16's fourth stage, the convolutions after it, and four more blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class VGGPyramid(nn.Module):
 
 
 def default_boxes(sizes: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return boxes ``(x, y, width, height)``, centers first, of all positions of feature maps of these sizes, in pixels of the input."""
+    """Return the default boxes ``(center x, center y, width, height)`` of feature maps of these sizes, in pixels of the input."""
     found = []
     for k, (rows, columns) in enumerate(sizes):
         sides = [(_SCALES[k], 1.0), (math.sqrt(_SCALES[k] * _SCALES[k + 1]), 1.0)]
@@ -61,10 +61,10 @@ def default_boxes(sizes: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 class SSD(nn.Module):
-    """Single shot multibox detector for 300 x 300 pixels; images of other sizes are resized, boxes are in their own pixels.
+    """Single shot multibox detector for 300 x 300 pixels. Images of other sizes are resized; boxes are in pixels of the original image.
 
-    ``model(images)`` gives, in evaluation, per image a dictionary of ``boxes`` (x1, y1, x2, y2), ``scores`` and ``labels``;
-    ``model(images, targets)`` gives, in training, the losses ``bbox_regression`` and ``classification``. ``images`` is a batch or a
+    In evaluation, ``model(images)`` returns a dictionary of ``boxes`` (x1, y1, x2, y2), ``scores`` and ``labels`` per image. In training,
+    ``model(images, targets)`` returns the losses ``bbox_regression`` and ``classification``. ``images`` is a batch or a
     list of images ``(3, H, W)`` with values from 0 to 1; ``targets`` a list of dictionaries of ``boxes`` and ``labels``. Class 0 is
     the background.
     """
@@ -103,7 +103,7 @@ class SSD(nn.Module):
         return [self._kept(*each, logits.queue) for each in zip(boxes, ag.softmax(logits, axis=-1).to_host(), sizes, strict=True)]
 
     def _columns(self, head: str, maps: Sequence[Tensor]) -> Tensor:
-        """Return the numbers of every default box: logits, or offsets."""
+        """Return the outputs of ``head`` for every default box: class logits or box offsets."""
         made = [ag.permute(conv(x), (0, 2, 3, 1)) for conv, x in zip(self.head[head].module_list, maps, strict=True)]
         return ag.cat([ag.reshape(x, (x.shape[0], -1, 4 if head[0] == "r" else self.num_classes)) for x in made], axis=1)
 
@@ -122,7 +122,7 @@ class SSD(nn.Module):
         return {name: Tensor.from_host(queue, value) for name, value in made.items()}
 
     def _losses(self, logits: Tensor, offsets: Tensor, around: np.ndarray, sizes: Sequence[Any], targets: Any) -> dict[str, Tensor]:
-        """Return smooth L1 of the matched default boxes, and cross entropy of these and of the unmatched ones with the largest loss."""
+        """Return the smooth L1 loss of matched default boxes, and the cross entropy of these and the hardest unmatched ones."""
         queue, made = logits.queue, []
         for (height, width), target in zip(sizes, targets, strict=True):
             boxes, labels = (np.asarray(x.to_host() if isinstance(x, Tensor) else x) for x in (target["boxes"], target["labels"]))
@@ -138,7 +138,10 @@ class SSD(nn.Module):
         return {name: ag.div(total, float(max(1, taken.sum()))) for name, total in totals.items()}
 
     def _matched(self, boxes: np.ndarray, labels: np.ndarray, around: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Match default boxes to the box they overlap most, if by ``iou_thresh``, and each box to its best; returns offsets and labels."""
+        """Match default boxes to targets; returns the offsets and labels of the default boxes, label 0 without a target.
+
+        Each default box in ``around`` gets its best target if their IoU is at least ``iou_thresh``; each target gets its best default box.
+        """
         if not len(boxes):
             return np.zeros_like(around), np.zeros(len(around), np.int64)
         corners = box_convert(Tensor.from_host(around), "cxcywh", "xyxy")

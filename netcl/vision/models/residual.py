@@ -95,7 +95,7 @@ class CNBlock(nn.Module):
 
 
 class ConvNeXt(LayerChain):
-    """ConvNeXt (Liu et al. 2022). Rows of the setting: channels in, channels out (``None`` in the last), blocks."""
+    """ConvNeXt (Liu et al. 2022). Entries of ``block_setting``: channels in, channels out (``None`` in the last), blocks."""
 
     flat = ()
 
@@ -124,7 +124,7 @@ _MOBILENET_V2 = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6,
 
 
 class MobileNetV2(LayerChain):
-    """MobileNet v2 (Sandler et al. 2018). Rows of the setting: expansion, channels out, blocks, stride of the first block."""
+    """MobileNet v2 (Sandler et al. 2018). ``inverted_residual_setting``: expansion, channels, blocks and first stride per stage."""
 
     def __init__(self, num_classes: int = 1000, width_mult: float = 1.0, inverted_residual_setting: Sequence[Any] = _MOBILENET_V2,
                  round_nearest: int = 8, dropout: float = 0.2):  # fmt: skip

@@ -21,7 +21,7 @@ def _fcn_head(in_channels: int, channels: int) -> nn.Sequential:
 
 
 class ASPP(nn.Module):
-    """Convolutions with several dilations beside the mean of the image (atrous spatial pyramid pooling)."""
+    """Atrous spatial pyramid pooling: combines convolutions with several dilations and the mean of the image."""
 
     def __init__(self, in_channels: int, atrous_rates: Sequence[int], out_channels: int = 256):
         super().__init__()
@@ -35,7 +35,7 @@ class ASPP(nn.Module):
 
 
 class LRASPPHead(nn.Module):
-    """Deep features, scaled by their means, added to shallow ones."""
+    """Adds class scores of deep features, scaled by a gate from their means, to class scores of shallow features."""
 
     def __init__(self, low_channels: int, high_channels: int, num_classes: int, inter_channels: int):
         super().__init__()
@@ -49,7 +49,7 @@ class LRASPPHead(nn.Module):
 
 
 class SegmentationModel(nn.Module):
-    """A backbone, a classifier of every position and, with ``aux_loss``, a second one of shallower features.
+    """A backbone, a classifier of every position and, with ``aux_loss``, a second classifier of shallower features.
 
     - **head**: ``fcn``, ``deeplabv3`` or ``lraspp``. **backbone**: ``resnet50``, ``resnet101`` or ``mobilenet_v3_large``.
     - **num_classes**, **aux_loss**: how many classes there are; whether the result also has the key ``aux``.

@@ -23,7 +23,7 @@ for _name, _patch, *_sizes in (("b", 16, 12, 12, 768), ("b", 32, 12, 12, 768), (
 
 
 class WindowAttention(nn.Module):
-    """Swin's (shifted) window attention with a bias per relative position. Version 2 uses cosine attention and computes the bias."""
+    """Swin's (shifted) window attention with a bias per relative position. Version 2: cosine attention, and an MLP computes the bias."""
 
     relative_position_index: Tensor
     relative_coords_table: Tensor
