@@ -6,6 +6,8 @@
 // a run: the order of columns in a product is free if both operands agree. So a lane reads 8 bytes of codes, and 8 or 16 of x, straight
 // into registers. Codes become halves exactly; scales are applied to sums in float32.
 // GATED  1: MT is 2, and the strips of a work-group are the same one of the gate and of w.
+// STAGED  runs whose activations a work-group converts at a time, once, and keeps in local memory, a multiple of WARPS * SPAN; 0: every warp
+//         converts what it multiplies. KINDS  columns of a fragment that differ, a power of two: those of the tokens.
 // From codes.cl: PLAIN LOW HIGH OFFSET SCALES MIN NIBBLES GROUPS, and what decode.cl defines (NORM: X_HALVES is 0); from ptx.cl: MMA_FLOAT16 MMA_FRESH STREAM_8 STREAM_4 FETCH_4 BYTES_OF
 // SUB_HALVES FMA_HALVES FROM_LANE; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
 #define QUAD_OF(part) (PER_RUN == 2 ? t + 4 * (part) : 2 * t + (part))  // a scale covers both, or one each
@@ -89,10 +91,11 @@ static inline void weights_of(uint* a, const held* h, const int part, const int 
 }
 
 // Four activations as halves, or 2048 times what that leaves of them.
+#define APART (PER_RUN == 2 ? 16 : 4)  // columns between both fours of a lane
 #if X_HALVES
-#define ACTIVATIONS(p, s, column) (*(__global const uint2*)(p))
+#define ACTIVATIONS(p, s, column, rest) (*(__global const uint2*)(p))
 #else
-#define ACTIVATIONS(p, s, column) halves_of(NORMED(X_QUAD(p), s, column), SPLIT && g % 2)
+#define ACTIVATIONS(p, s, column, rest) halves_of(NORMED(X_QUAD(p), s, column), rest)
 static inline uint2 halves_of(float4 f, const int rest) {
   const uint2 b = (uint2)(pair_float16(f.x, f.y), pair_float16(f.z, f.w));
   f = (f - (float4)(of_half(b.x), of_half(b.x >> 16), of_half(b.y), of_half(b.y >> 16))) * 2048.0f;
@@ -145,15 +148,22 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
   const size_t step = WARPS * (SPAN / PER_RECORD) * RECORD;
   float acc[MT][SETS][4] = {{{0.0f}}};
   __global const uchar* p[MT];
-  __global const X_T* xs[SETS];
-  UNROLL for (int m = 0; m < MT; ++m)
-    p[m] = (GATED && !m ? GATE : w) + g * 4
-           + ((size_t)min(begin + (GATED ? 0 : m), strips - 1) * (runs / PER_RECORD) + warp * (SPAN / PER_RECORD)) * RECORD;
+  UNROLL for (int m = 0; m < MT; ++m) {
+    p[m] = (GATED && !m ? GATE : w) + (size_t)min(begin + (GATED ? 0 : m), strips - 1) * (runs / PER_RECORD) * RECORD;
+#if STAGED  // the memory works while x is converted
+    for (int i = item * 128; i < min(runs, 4 * WARPS * SPAN) / PER_RECORD * RECORD; i += WARPS * 32 * 128) PREFETCH(p[m] + i);
+#endif
+    p[m] += g * 4 + warp * (SPAN / PER_RECORD) * RECORD;
+  }
 #if NORM
   __local float2 shared_stats[8];
   row_statistics(x, tokens, columns, item, sums, shared_stats);
-  float2 stats[SETS];
 #endif
+#if STAGED
+  __local uint4 staged[STAGED][KINDS][4];
+#else
+  __global const X_T* xs[SETS];
+  float2 stats[SETS];
   UNROLL for (int s = 0; s < SETS; ++s) {  // columns beyond the tokens repeat the last: they are not stored
     const int token = min(SPLIT ? (s * 8 + g) / 2 : s * 8 + g, tokens - 1);
     xs[s] = x + (size_t)token * columns + warp * SPAN * 32 + QUAD_OF(0) * 4;
@@ -161,55 +171,75 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
     stats[s] = shared_stats[token];
 #endif
   }
-  for (int run = warp * SPAN; run < runs; run += WARPS * SPAN) {
-    head hd[MT];
+#endif
+  for (int base = 0; base < runs; base += STAGED ? STAGED : runs) {
+    const int count = STAGED ? min(runs - base, STAGED) : runs;
+#if STAGED
+    if (base) barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = item; i < count * 4 * tokens; i += WARPS * 32) {
+      const int t = i % 4, run = i / 4 % count, token = i / 4 / count, column = (base + run) * 32 + QUAD_OF(0) * 4;
+      __global const X_T* from = x + (size_t)token * columns + column;
+      const float4 one = NORMED(X_QUAD(from), shared_stats[token], column);
+      const float4 other = NORMED(X_QUAD(from + APART), shared_stats[token], column + APART);
+      UNROLL for (int rest = 0; rest <= SPLIT; ++rest)
+        staged[run][token * (1 + SPLIT) + rest][t] = (uint4)(halves_of(one, rest), halves_of(other, rest));
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+#endif
+    for (int run = base + warp * SPAN; run < base + count; run += WARPS * SPAN) {
+      head hd[MT];
 #if SCALES
-    UNROLL for (int m = 0; m < MT; ++m) hold_head(&hd[m], p[m], g, t);
+      UNROLL for (int m = 0; m < MT; ++m) hold_head(&hd[m], p[m], g, t);
 #endif
-    UNROLL for (int from = 0; from < SPAN; from += DEEP) {
-      held h[DEEP][MT];
-      UNROLL for (int u = 0; u < DEEP; ++u)
-        UNROLL for (int m = 0; m < MT; ++m)
-          if (WHOLE || run + u < runs) {
-            __global const uchar* codes = p[m] + (PLAIN ? 0 : AT_CODES) + (SCALES ? (from + u) * WORDS * 64 : u * RECORD);
-            hold(&h[u][m], p[m] + u * RECORD, codes + (LANE_AT - g * 4), codes + LOW * 64 + g * 4);
-          }
-      UNROLL for (int u = 0; u < DEEP; ++u)
-        if (WHOLE || run + u < runs)
-          UNROLL for (int s = 0; s < SETS; ++s) {
-#if X_HALVES && PER_RUN == 1
-            uint4 b = *(__global const uint4*)(xs[s] + (from + u) * 32);
-#else
-            __global const X_T* near = xs[s] + (from + u) * 32;
-            const int column = (run + from + u) * 32 + QUAD_OF(0) * 4, apart = PER_RUN == 2 ? 16 : 4;
-            uint4 b = (uint4)(ACTIVATIONS(near, stats[s], column), ACTIVATIONS(near + apart, stats[s], column + apart));
-#endif
-            float total[2][4];
-            if (MIN) {
-              MMA_FRESH(total[0], ones, b.x, b.y);
-              if (PER_RUN == 2) MMA_FRESH(total[1], ones, b.z, b.w);
-              else MMA_FLOAT16(total[0], ones, b.z, b.w);
+      UNROLL for (int from = 0; from < SPAN; from += DEEP) {
+        held h[DEEP][MT];
+        UNROLL for (int u = 0; u < DEEP; ++u)
+          UNROLL for (int m = 0; m < MT; ++m)
+            if (WHOLE || run + u < runs) {
+              __global const uchar* codes = p[m] + (PLAIN ? 0 : AT_CODES) + (SCALES ? (from + u) * WORDS * 64 : u * RECORD);
+              hold(&h[u][m], p[m] + u * RECORD, codes + (LANE_AT - g * 4), codes + LOW * 64 + g * 4);
             }
-            UNROLL for (int m = 0; m < MT; ++m) {
-              uint a[2][4];
-              weights_of(a[0], &h[u][m], 0, t);
-              weights_of(a[1], &h[u][m], 1, t);
-              float c[4];
-              MMA_FRESH(c, a[0], b.x, b.y);
-              if (PER_RUN == 1) MMA_FLOAT16(c, a[1], b.z, b.w);
-              UNROLL for (int part = 0; part < PER_RUN; ++part) {
-                if (part) MMA_FRESH(c, a[1], b.z, b.w);
-                FACTORS(by, low, h[u][m], hd[m], (from + u) * PER_RUN + part)
-                UNROLL for (int i = 0; i < 4; ++i) {
-                  acc[m][s][i] = PLAIN ? acc[m][s][i] + c[i] : fma(i < 2 ? by.x : by.y, c[i], acc[m][s][i]);
-                  if (MIN) acc[m][s][i] = fma(i < 2 ? low.x : low.y, total[part][i], acc[m][s][i]);
+        UNROLL for (int u = 0; u < DEEP; ++u)
+          if (WHOLE || run + u < runs)
+            UNROLL for (int s = 0; s < SETS; ++s) {
+#if STAGED
+              const uint4 b = staged[run - base + from + u][g % KINDS][t];
+#elif X_HALVES && PER_RUN == 1
+              const uint4 b = *(__global const uint4*)(xs[s] + (from + u) * 32);
+#else
+              __global const X_T* near = xs[s] + (from + u) * 32;
+              const int column = (run + from + u) * 32 + QUAD_OF(0) * 4, rest = SPLIT && g % 2;
+              const uint4 b = (uint4)(ACTIVATIONS(near, stats[s], column, rest), ACTIVATIONS(near + APART, stats[s], column + APART, rest));
+#endif
+              float total[2][4];
+              if (MIN) {
+                MMA_FRESH(total[0], ones, b.x, b.y);
+                if (PER_RUN == 2) MMA_FRESH(total[1], ones, b.z, b.w);
+                else MMA_FLOAT16(total[0], ones, b.z, b.w);
+              }
+              UNROLL for (int m = 0; m < MT; ++m) {
+                uint a[2][4];
+                weights_of(a[0], &h[u][m], 0, t);
+                weights_of(a[1], &h[u][m], 1, t);
+                float c[4];
+                MMA_FRESH(c, a[0], b.x, b.y);
+                if (PER_RUN == 1) MMA_FLOAT16(c, a[1], b.z, b.w);
+                UNROLL for (int part = 0; part < PER_RUN; ++part) {
+                  if (part) MMA_FRESH(c, a[1], b.z, b.w);
+                  FACTORS(by, low, h[u][m], hd[m], (from + u) * PER_RUN + part)
+                  UNROLL for (int i = 0; i < 4; ++i) {
+                    acc[m][s][i] = PLAIN ? acc[m][s][i] + c[i] : fma(i < 2 ? by.x : by.y, c[i], acc[m][s][i]);
+                    if (MIN) acc[m][s][i] = fma(i < 2 ? low.x : low.y, total[part][i], acc[m][s][i]);
+                  }
                 }
               }
             }
-          }
+      }
+      UNROLL for (int m = 0; m < MT; ++m) p[m] += step;
+#if !STAGED
+      UNROLL for (int s = 0; s < SETS; ++s) xs[s] += WARPS * SPAN * 32;
+#endif
     }
-    UNROLL for (int m = 0; m < MT; ++m) p[m] += step;
-    UNROLL for (int s = 0; s < SETS; ++s) xs[s] += WARPS * SPAN * 32;
   }
   UNROLL for (int m = 0; m < MT; ++m)
     UNROLL for (int s = 0; s < SETS; ++s)

@@ -196,12 +196,21 @@ def _mma_sizes(p: Packed, strips_per_unit: float) -> dict[str, int]:
     return {"WARPS": warps if kind != "scaled" or records >= warps else max(4, warps // 2), "MT": tall, "DEEP": deep}
 
 
+def _staging(p: Packed, runs: int, sizes: dict[str, int]) -> dict[str, int]:
+    """Return the macros of mma.cl for activations in local memory; no staging where they need no conversion or do not fit."""
+    kinds, step = 1 << (p.fragment - 1).bit_length(), sizes["WARPS"] * (8 if "scales" in p.kind.fields else sizes["DEEP"])
+    most = (32768 if sizes["WARPS"] * sizes["MT"] <= 16 else 16384) // (64 * kinds)  # runs; sums are in local memory too
+    staged = 0 if sizes["X_HALVES"] or kinds > 8 or step > most else min(most, max(step, 1 << (runs - 1).bit_length()))
+    return {"STAGED": staged, "KINDS": kinds}
+
+
 def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
     strips, runs = -(-p.rows // STRIP_ROWS), p.columns // 32
     sizes = _mma_sizes(p, strips / profile.max_compute_units) | config.extra.get("macros", {})
     sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "WHOLE": int(runs % sizes["DEEP"] == 0)}
     gated, normed = (False, "") if t.parts is None else (t.parts.gate is not None, t.parts.norm)
     sizes |= {"X_HALVES": int(p.dtype == "float16" and alignment(t.x) == 16 and not normed)} | ({"MT": 2} if gated else {})
+    sizes |= _staging(p, runs, sizes)
     items = 32 * sizes["WARPS"]
     kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), items, **sizes)
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
