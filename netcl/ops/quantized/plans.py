@@ -50,6 +50,7 @@ _MMA_TABLE = {
     "many": ((2, 8, 1, 4), (math.inf, 4, 2, 4)),
     "many bytes": ((2, 8, 1, 2), (math.inf, 4, 1, 2)),
 }
+_MMA_RESIDENT = 1024  # work-items of a compute unit that keep the memory busy
 _FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": ("asimddp", 2)}
 
 
@@ -197,11 +198,13 @@ def _mma_sizes(p: Packed, strips_per_unit: float) -> dict[str, int]:
 
 
 def _staging(p: Packed, runs: int, sizes: dict[str, int]) -> dict[str, int]:
-    """Return the macros of mma.cl for activations in local memory; no staging where they need no conversion or do not fit."""
-    kinds, step = 1 << (p.fragment - 1).bit_length(), sizes["WARPS"] * (8 if "scales" in p.kind.fields else sizes["DEEP"])
+    """Return the macros of mma.cl for activations in local memory; none where they need no conversion or sums, or do not fit."""
+    kinds, scaled = 1 << (p.fragment - 1).bit_length(), "scales" in p.kind.fields
+    step = sizes["WARPS"] * (8 if scaled else sizes["DEEP"])
     most = (32768 if sizes["WARPS"] * sizes["MT"] <= 16 else 16384) // (64 * kinds)  # runs; sums are in local memory too
-    staged = 0 if sizes["X_HALVES"] or kinds > 8 or step > most else min(most, max(step, 1 << (runs - 1).bit_length()))
-    return {"STAGED": staged, "KINDS": kinds}
+    wanted = not sizes["X_HALVES"] or (scaled and "m" in p.kind.fields)
+    staged = min(most, max(step, 1 << (runs - 1).bit_length())) if wanted and kinds <= 8 and step <= most else 0
+    return {"STAGED": staged, "KINDS": kinds} | ({"X_HALVES": 0} if staged else {})
 
 
 def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
@@ -214,8 +217,9 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
     items = 32 * sizes["WARPS"]
     kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), items, **sizes)
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
-    groups = strips if gated else -(-strips // sizes["MT"])
-    kernel(queue, groups * items, items, t.weight, t.x, *t.end, *numbers)
+    parts = strips if gated else -(-strips // sizes["MT"])
+    rounds = -(-parts // (profile.max_compute_units * _MMA_RESIDENT // items)) if sizes["STAGED"] else 1  # of every work-group
+    kernel(queue, -(-parts // rounds) * items, items, t.weight, t.x, *t.end, *numbers)
 
 
 def has_dots(queue: Any, kind: Kind) -> bool:
