@@ -191,8 +191,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     }
   }
   barrier(CLK_LOCAL_MEM_FENCE);
-  int r0 = 0;
-  do {  // a team of work-items has a query; barriers inside a condition, as a loop over one row is, are wrong with PoCL 5
+  for (int r0 = 0; r0 < (ITEMS > 1 ? 1 : rows); r0 += TEAMS) {  // a team of work-items has a query
     const int r = min(r0 + l / TEAM, ROWS - 1), mate = l % TEAM, begin = l - mate, active = r0 + l / TEAM < rows && l < TEAM * TEAMS;
     REAL top = -INFINITY, sum = 0;
     for (int i = mate; i < (active ? to - from : 0); i += TEAM) top = fmax(top, scores[r][i]);
@@ -213,7 +212,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
       total[r] = sum;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-  } while ((r0 += TEAMS) < rows);
+  }
 
   for (int chunk = l % CHUNKS; chunk < CHUNKS && l < PARTS * CHUNKS; chunk += ITEMS) {
     lanes sum[ROWS];

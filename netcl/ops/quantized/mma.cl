@@ -18,6 +18,16 @@
 #define LANE_WORDS (PLAIN ? 8 : LOWS + HIGH)
 #define SPAN (SCALES ? 8 : DEEP)  // runs that a warp takes at a time: a record, where groups have scales
 #define SUMMED (MIN && GROUPS == 8 && STAGED)  // minimums meet the sums of groups in one product per record
+#if MANY
+#define STRIPS for (int begin = first; begin < strips; begin += get_num_groups(0) * taken)
+#else
+#define STRIPS const int begin = first;
+#endif
+#if CHUNKED
+#define CHUNKS for (int base = 0; base < runs; base += STAGED)
+#else
+#define CHUNKS const int base = 0;
+#endif
 #define MAGIC 0x4b000000u  // 2^23: a byte under it is an exact float
 
 typedef struct { uint2 words[LANE_WORDS]; uint scale, minimum; } held;
@@ -189,7 +199,7 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
 #if SUMMED
   __local uint2 summed[STAGED / 8][KINDS][4];
 #endif
-  for (int begin = first; begin < strips; begin += get_num_groups(0) * taken) {
+  STRIPS {
     float acc[MT][SETS][4] = {{{0.0f}}};
     __global const uchar* p[MT];
     UNROLL for (int m = 0; m < MT; ++m) {
@@ -200,7 +210,7 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
       p[m] += g * 4 + warp * (SPAN / PER_RECORD) * RECORD;
     }
 #if NORM
-    if (begin == first) row_statistics(x, tokens, columns, item, sums, shared_stats);
+    if (!MANY || begin == first) row_statistics(x, tokens, columns, item, sums, shared_stats);
 #endif
 #if !STAGED
     __global const X_T* xs[SETS];
@@ -213,11 +223,11 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
 #endif
     }
 #endif
-    for (int base = 0; base < runs; base += STAGED ? STAGED : runs) {
-      const int count = STAGED ? min(runs - base, STAGED) : runs;
+    CHUNKS {
+      const int count = CHUNKED ? min(runs - base, STAGED) : runs;
 #if STAGED
       if (base) barrier(CLK_LOCAL_MEM_FENCE);
-      for (int i = item; i < (STAGED < runs || begin == first ? count : 0) * 4 * tokens; i += WARPS * 32) {
+      for (int i = item; i < (CHUNKED || !MANY || begin == first ? count : 0) * 4 * tokens; i += WARPS * 32) {
         const int t = i % 4, run = i / 4 % count, token = i / 4 / count, column = (base + run) * 32 + QUAD_OF(0) * 4;
         __global const X_T* from = x + (size_t)token * columns + column;
         const float4 one = NORMED(X_QUAD(from), shared_stats[token], column);
@@ -227,7 +237,7 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
       }
       barrier(CLK_LOCAL_MEM_FENCE);
 #if SUMMED
-      for (int i = item; i < (STAGED < runs || begin == first ? count / 8 : 0) * 4 * KINDS; i += WARPS * 32)
+      for (int i = item; i < (CHUNKED || !MANY || begin == first ? count / 8 : 0) * 4 * KINDS; i += WARPS * 32)
         sum_groups(&summed[i / 4 / KINDS][i / 4 % KINDS][i % 4], &staged[i / 4 / KINDS * 8 + i % 4][i / 4 % KINDS][0]);
       barrier(CLK_LOCAL_MEM_FENCE);
 #endif
@@ -306,6 +316,6 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
       Y_STORE(y, at, FINISHED(joined_sum(sums, m, token, i % 16), row, at));
 #endif
     }
-    barrier(CLK_LOCAL_MEM_FENCE);
+    if (MANY) barrier(CLK_LOCAL_MEM_FENCE);
   }
 }

@@ -204,7 +204,10 @@ def _staging(p: Packed, runs: int, sizes: dict[str, int]) -> dict[str, int]:
     most = (32768 if sizes["WARPS"] * sizes["MT"] <= 16 else 16384) // (64 * kinds)  # runs; sums are in local memory too
     wanted = not sizes["X_HALVES"] or (scaled and "m" in p.kind.fields)
     staged = min(most, max(step, 1 << (runs - 1).bit_length())) if wanted and kinds <= 8 and step <= most else 0
-    return {"STAGED": staged, "KINDS": kinds} | ({"X_HALVES": 0} if staged else {})
+    if runs > most and (kinds > 2 or sizes["X_HALVES"]):
+        staged = 0
+    chunked = int(0 < staged < runs)
+    return {"STAGED": staged, "KINDS": kinds, "CHUNKED": chunked, "MANY": int(staged > 0)} | ({"X_HALVES": 0} if staged else {})
 
 
 def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
@@ -213,12 +216,13 @@ def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOpe
     sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "WHOLE": int(runs % sizes["DEEP"] == 0)}
     gated, normed = (False, "") if t.parts is None else (t.parts.gate is not None, t.parts.norm)
     sizes |= {"X_HALVES": int(p.dtype == "float16" and alignment(t.x) == 16 and not normed)} | ({"MT": 2} if gated else {})
-    sizes |= _staging(p, runs, sizes)
+    sizes |= _staging(p, runs, sizes) if config.extra.get("staged", 1) else {"STAGED": 0, "KINDS": 8, "CHUNKED": 0, "MANY": 0}
+    sizes["MANY"] = sizes["MANY"] and config.extra.get("many", 1)
     items = 32 * sizes["WARPS"]
     kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), items, **sizes)
     numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
     parts = strips if gated else -(-strips // sizes["MT"])
-    rounds = -(-parts // (profile.max_compute_units * _MMA_RESIDENT // items)) if sizes["STAGED"] else 1  # of every work-group
+    rounds = -(-parts // (profile.max_compute_units * config.extra.get("resident", _MMA_RESIDENT) // items)) if sizes["MANY"] else 1  # of every work-group
     kernel(queue, -(-parts // rounds) * items, items, t.weight, t.x, *t.end, *numbers)
 
 
