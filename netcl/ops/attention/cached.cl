@@ -191,7 +191,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     }
   }
   barrier(CLK_LOCAL_MEM_FENCE);
-  for (int r0 = 0; r0 < (ITEMS > 1 ? 1 : rows); r0 += TEAMS) {  // a team of work-items has a query
+  for (int r0 = 0; r0 < rows; r0 += TEAMS) {  // a team of work-items has a query
     const int r = min(r0 + l / TEAM, ROWS - 1), mate = l % TEAM, begin = l - mate, active = r0 + l / TEAM < rows && l < TEAM * TEAMS;
     REAL top = -INFINITY, sum = 0;
     for (int i = mate; i < (active ? to - from : 0); i += TEAM) top = fmax(top, scores[r][i]);
