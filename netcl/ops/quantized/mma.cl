@@ -7,8 +7,8 @@
 // into registers. Codes become halves exactly; scales are applied to sums in float32.
 // GATED  1: MT is 2, and the strips of a work-group are the same one of the gate and of w.
 // STAGED  runs whose activations a work-group converts at a time and keeps in local memory, a multiple of WARPS * SPAN; 0: every warp
-//         converts what it multiplies. KINDS  columns of a fragment that differ, a power of two: those of the tokens.
-// A work-group takes strips until none is left, and converts activations once if all of them fit.
+//         converts what it multiplies, and a work-group has MT strips. Staged, it takes strips until none is left.
+// CHUNKED  1: there are more than STAGED runs      KINDS  columns of a fragment that differ, a power of two: those of the tokens
 // From codes.cl: PLAIN LOW HIGH OFFSET SCALES MIN NIBBLES GROUPS, and what decode.cl defines (NORM: X_HALVES is 0); from ptx.cl: MMA_FLOAT16 MMA_FRESH STREAM_8 STREAM_4 FETCH_4 BYTES_OF
 // SUB_HALVES FMA_HALVES FROM_LANE; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
 #define QUAD_OF(part) (PER_RUN == 2 ? t + 4 * (part) : 2 * t + (part))  // a scale covers both, or one each
@@ -18,7 +18,7 @@
 #define LANE_WORDS (PLAIN ? 8 : LOWS + HIGH)
 #define SPAN (SCALES ? 8 : DEEP)  // runs that a warp takes at a time: a record, where groups have scales
 #define SUMMED (MIN && GROUPS == 8 && STAGED)  // minimums meet the sums of groups in one product per record
-#if MANY
+#if STAGED
 #define STRIPS for (int begin = first; begin < strips; begin += get_num_groups(0) * taken)
 #else
 #define STRIPS const int begin = first;
@@ -210,7 +210,7 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
       p[m] += g * 4 + warp * (SPAN / PER_RECORD) * RECORD;
     }
 #if NORM
-    if (!MANY || begin == first) row_statistics(x, tokens, columns, item, sums, shared_stats);
+    if (!STAGED || begin == first) row_statistics(x, tokens, columns, item, sums, shared_stats);
 #endif
 #if !STAGED
     __global const X_T* xs[SETS];
@@ -227,7 +227,7 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
       const int count = CHUNKED ? min(runs - base, STAGED) : runs;
 #if STAGED
       if (base) barrier(CLK_LOCAL_MEM_FENCE);
-      for (int i = item; i < (CHUNKED || !MANY || begin == first ? count : 0) * 4 * tokens; i += WARPS * 32) {
+      for (int i = item; i < (CHUNKED || begin == first ? count : 0) * 4 * tokens; i += WARPS * 32) {
         const int t = i % 4, run = i / 4 % count, token = i / 4 / count, column = (base + run) * 32 + QUAD_OF(0) * 4;
         __global const X_T* from = x + (size_t)token * columns + column;
         const float4 one = NORMED(X_QUAD(from), shared_stats[token], column);
@@ -237,7 +237,7 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
       }
       barrier(CLK_LOCAL_MEM_FENCE);
 #if SUMMED
-      for (int i = item; i < (CHUNKED || !MANY || begin == first ? count / 8 : 0) * 4 * KINDS; i += WARPS * 32)
+      for (int i = item; i < (CHUNKED || begin == first ? count / 8 : 0) * 4 * KINDS; i += WARPS * 32)
         sum_groups(&summed[i / 4 / KINDS][i / 4 % KINDS][i % 4], &staged[i / 4 / KINDS * 8 + i % 4][i / 4 % KINDS][0]);
       barrier(CLK_LOCAL_MEM_FENCE);
 #endif
@@ -316,6 +316,6 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
       Y_STORE(y, at, FINISHED(joined_sum(sums, m, token, i % 16), row, at));
 #endif
     }
-    if (MANY) barrier(CLK_LOCAL_MEM_FENCE);
+    if (STAGED) barrier(CLK_LOCAL_MEM_FENCE);
   }
 }
