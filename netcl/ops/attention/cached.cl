@@ -23,6 +23,11 @@
 #define NEW 0
 #define TABLE_POINTERS
 #endif
+#if ITEMS == 1
+#define IN_FLIGHT _Pragma("unroll 4")
+#else
+#define IN_FLIGHT _Pragma("unroll 16")  // loads of a work-item that wait for memory together
+#endif
 #define TEAMS (ITEMS < ROWS ? ITEMS : ROWS)  // queries whose scores are summed at a time
 #define TEAM (ITEMS / TEAMS)
 // Elements before the query of a row, between new positions of keys and values, and before those of a head. PACKED: one tensor holds
@@ -172,8 +177,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     lanes dots[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) dots[r] = (lanes)(0);
-#pragma unroll 4
-    for (int d = 0; d < DEPTH; d += VW) {
+    IN_FLIGHT for (int d = 0; d < DEPTH; d += VW) {
       const lanes part = READ_KEY(i, kept, fresh, d);
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) dots[r] += part * *(__local const lanes*)&query[r][d];
@@ -214,8 +218,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     lanes sum[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) sum[r] = (lanes)(0);
-#pragma unroll 4
-    for (int i = from + l / CHUNKS * (ITEMS > 1); i < to; i += PARTS) {
+    IN_FLIGHT for (int i = from + l / CHUNKS * (ITEMS > 1); i < to; i += PARTS) {
       __global const CACHE_T* kept = own_values + (size_t)i * DEPTH_V;
       __global const X_T* fresh = new_values + (ptrdiff_t)(i - seen) * VALUE_STEP;
       const lanes part = SCALED(i < seen, value_scales, (size_t)head * L + i, READ(i < seen, kept + chunk * VW, fresh + chunk * VW));

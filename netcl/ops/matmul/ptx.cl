@@ -68,6 +68,7 @@ static inline int any_lane(int holds) {
 }
 
 // What products with packed weights need (quantized/mma.cl). d = a b; 8 or 4 bytes that are read once, past the cache of the compute unit;
+// a line of L2 that is read soon;
 // bytes of two words by PTX's selector; pairs of halves; a value of another lane.
 #define MMA_FRESH(d, a, b0, b1)                                                                                          \
   __asm__("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"  \
@@ -75,6 +76,7 @@ static inline int any_lane(int holds) {
           : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "r"(b0), "r"(b1), "f"(0.0f))
 #define STREAM_8(v, p) __asm__("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"((v).x), "=r"((v).y) : "l"(p))
 #define STREAM_4(v, p) __asm__("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(v) : "l"(p))
+#define PREFETCH(p) __asm__ volatile("prefetch.global.L2 [%0];" ::"l"(p))
 #define FETCH_4(v, p) __asm__("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(p))
 #define BYTES_OF(r, a, b, selector) __asm__("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "n"(selector))
 #define SUB_HALVES(r, a, b) __asm__("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b))

@@ -6,6 +6,9 @@
 // a run: the order of columns in a product is free if both operands agree. So a lane reads 8 bytes of codes, and 8 or 16 of x, straight
 // into registers. Codes become halves exactly; scales are applied to sums in float32.
 // GATED  1: MT is 2, and the strips of a work-group are the same one of the gate and of w.
+// STAGED  runs whose activations a work-group converts at a time and keeps in local memory, a multiple of WARPS * SPAN; 0: every warp
+//         converts what it multiplies, and a work-group has MT strips. Staged, it takes strips until none is left.
+// CHUNKED  1: there are more than STAGED runs      KINDS  columns of a fragment that differ, a power of two: those of the tokens
 // From codes.cl: PLAIN LOW HIGH OFFSET SCALES MIN NIBBLES GROUPS, and what decode.cl defines (NORM: X_HALVES is 0); from ptx.cl: MMA_FLOAT16 MMA_FRESH STREAM_8 STREAM_4 FETCH_4 BYTES_OF
 // SUB_HALVES FMA_HALVES FROM_LANE; from the launch: X_T X_QUAD(p), BIAS_T BIAS_LOAD, Y_T Y_STORE.
 #define QUAD_OF(part) (PER_RUN == 2 ? t + 4 * (part) : 2 * t + (part))  // a scale covers both, or one each
@@ -14,6 +17,17 @@
 #define LANE_AT (PLAIN ? t * 256 + g * 4 : QUAD_OF(0) / EIGHTHS * 64 + g * 8)  // of its first word in the codes of a run
 #define LANE_WORDS (PLAIN ? 8 : LOWS + HIGH)
 #define SPAN (SCALES ? 8 : DEEP)  // runs that a warp takes at a time: a record, where groups have scales
+#define SUMMED (MIN && GROUPS == 8 && STAGED)  // minimums meet the sums of groups in one product per record
+#if STAGED
+#define STRIPS for (int begin = first; begin < strips; begin += get_num_groups(0) * taken)
+#else
+#define STRIPS const int begin = first;
+#endif
+#if CHUNKED
+#define CHUNKS for (int base = 0; base < runs; base += STAGED)
+#else
+#define CHUNKS const int base = 0;
+#endif
 #define MAGIC 0x4b000000u  // 2^23: a byte under it is an exact float
 
 typedef struct { uint2 words[LANE_WORDS]; uint scale, minimum; } held;
@@ -45,7 +59,7 @@ static inline void hold_head(head* h, __global const uchar* p, const int g, cons
     if (SCALES == 2) h->groups[i] ^= 0x8080u;
   }
   h->d = of_halves(d) * (TINY ? 16777216.0f : 1.0f);
-  h->m = -of_halves(m);
+  h->m = -of_halves(m) * (SUMMED ? 32.0f : 1.0f);
 }
 #endif
 
@@ -89,14 +103,47 @@ static inline void weights_of(uint* a, const held* h, const int part, const int 
 }
 
 // Four activations as halves, or 2048 times what that leaves of them.
+#define APART (PER_RUN == 2 ? 16 : 4)  // columns between both fours of a lane
 #if X_HALVES
-#define ACTIVATIONS(p, s, column) (*(__global const uint2*)(p))
+#define ACTIVATIONS(p, s, column, rest) (*(__global const uint2*)(p))
 #else
-#define ACTIVATIONS(p, s, column) halves_of(NORMED(X_QUAD(p), s, column), SPLIT && g % 2)
+#define ACTIVATIONS(p, s, column, rest) halves_of(NORMED(X_QUAD(p), s, column), rest)
 static inline uint2 halves_of(float4 f, const int rest) {
   const uint2 b = (uint2)(pair_float16(f.x, f.y), pair_float16(f.z, f.w));
   f = (f - (float4)(of_half(b.x), of_half(b.x >> 16), of_half(b.y), of_half(b.y >> 16))) * 2048.0f;
   return rest ? (uint2)(pair_float16(f.x, f.y), pair_float16(f.z, f.w)) : b;
+}
+#endif
+
+#if SUMMED
+// A fragment of sums of groups: of groups t and t + 4 of a record, whose activations begin at `group`, and 2048 times what halves leave of
+// them. A 32nd of the sums, which halves can hold if they hold the activations.
+static inline void sum_groups(__local uint2* to, __local const uint4* group) {
+  float sums[2] = {0.0f, 0.0f};
+  UNROLL for (int i = 0; i < 8; ++i) {
+    const uint4 b = group[i / 4 * 4 * KINDS * 4 + i % 4];
+    const float2 four = of_halves(b.x) + of_halves(b.y) + of_halves(b.z) + of_halves(b.w);
+    sums[i / 4] += four.x + four.y;
+  }
+  const float one = sums[0] * 0.03125f, other = sums[1] * 0.03125f;
+  const uint halves = pair_float16(one, other);
+  const float2 left = ((float2)(one, other) - of_halves(halves)) * 2048.0f;
+  *to = (uint2)(halves, pair_float16(left.x, left.y));
+}
+
+// Add the (negative) minimums of a record's groups times their sums.
+static inline void add_minimums(float* acc, const head* h, const uint2 sums) {
+  uint a[4];
+  float c[4];
+  UNROLL for (int row = 0; row < 2; ++row) {
+    uint both;
+    if (row) BYTES_OF(both, h->groups[0], h->groups[1], 0x0703);
+    else BYTES_OF(both, h->groups[0], h->groups[1], 0x0602);
+    SUB_HALVES(a[row], (both & 0x00ff00ffu) | 0x64006400u, 0x64006400u);
+    FMA_HALVES(a[2 + row], a[row], 0x10001000u, 0u);  // a 2048th
+  }
+  MMA_FRESH(c, a, sums.x, sums.y);
+  UNROLL for (int i = 0; i < 4; ++i) acc[i] = fma(i < 2 ? h->m.x : h->m.y, c[i], acc[i]);
 }
 #endif
 
@@ -127,7 +174,7 @@ static inline float joined_sum(__local const float* sums, const int m, const int
     BYTES_OF(s1_, four_, MAGIC, 0x7441);                                                                      \
     by = (float2)(as_float(s0_), as_float(s1_));                                                              \
     by = SCALES == 2 ? (by - 8388736.0f) * (hd).d : fma(by, (hd).d, -8388608.0f * (hd).d);                    \
-    if (MIN) {                                                                                                \
+    if (MIN && !SUMMED) {                                                                                     \
       BYTES_OF(l0_, four_, MAGIC, 0x7442);                                                                    \
       BYTES_OF(l1_, four_, MAGIC, 0x7443);                                                                    \
       low = fma((float2)(as_float(l0_), as_float(l1_)), (hd).m, -8388608.0f * (hd).m);                        \
@@ -140,90 +187,135 @@ void strips_mma(__global const uchar* w, __global const X_T* x, EXTRA_POINTERS A
                 __global Y_T* y, const int rows, const int columns, const int tokens, const int biased) {
   __local float sums[WARPS * MT * 16 * SETS * 8];
   const int item = get_local_id(0), lane = item % 32, warp = item / 32, g = lane / 4, t = lane % 4, runs = columns / 32;
-  const int strips = (rows + 15) / 16, begin = get_group_id(0) * (GATED ? 1 : MT);
+  const int strips = (rows + 15) / 16, taken = GATED ? 1 : MT, first = get_group_id(0) * taken;
   const uint ones[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
   const size_t step = WARPS * (SPAN / PER_RECORD) * RECORD;
-  float acc[MT][SETS][4] = {{{0.0f}}};
-  __global const uchar* p[MT];
-  __global const X_T* xs[SETS];
-  UNROLL for (int m = 0; m < MT; ++m)
-    p[m] = (GATED && !m ? GATE : w) + g * 4
-           + ((size_t)min(begin + (GATED ? 0 : m), strips - 1) * (runs / PER_RECORD) + warp * (SPAN / PER_RECORD)) * RECORD;
 #if NORM
   __local float2 shared_stats[8];
-  row_statistics(x, tokens, columns, item, sums, shared_stats);
-  float2 stats[SETS];
 #endif
-  UNROLL for (int s = 0; s < SETS; ++s) {  // columns beyond the tokens repeat the last: they are not stored
-    const int token = min(SPLIT ? (s * 8 + g) / 2 : s * 8 + g, tokens - 1);
-    xs[s] = x + (size_t)token * columns + warp * SPAN * 32 + QUAD_OF(0) * 4;
+#if STAGED
+  __local uint4 staged[STAGED][KINDS][4];
+#endif
+#if SUMMED
+  __local uint2 summed[STAGED / 8][KINDS][4];
+#endif
+  STRIPS {
+    float acc[MT][SETS][4] = {{{0.0f}}};
+    __global const uchar* p[MT];
+    UNROLL for (int m = 0; m < MT; ++m) {
+      p[m] = (GATED && !m ? GATE : w) + (size_t)min(begin + (GATED ? 0 : m), strips - 1) * (runs / PER_RECORD) * RECORD;
+#if STAGED  // the memory works while x is converted
+      for (int i = item * 128; i < min(runs, 4 * WARPS * SPAN) / PER_RECORD * RECORD; i += WARPS * 32 * 128) PREFETCH(p[m] + i);
+#endif
+      p[m] += g * 4 + warp * (SPAN / PER_RECORD) * RECORD;
+    }
 #if NORM
-    stats[s] = shared_stats[token];
+    if (!STAGED || begin == first) row_statistics(x, tokens, columns, item, sums, shared_stats);
 #endif
-  }
-  for (int run = warp * SPAN; run < runs; run += WARPS * SPAN) {
-    head hd[MT];
+#if !STAGED
+    __global const X_T* xs[SETS];
+    float2 stats[SETS];
+    UNROLL for (int s = 0; s < SETS; ++s) {  // columns beyond the tokens repeat the last: they are not stored
+      const int token = min(SPLIT ? (s * 8 + g) / 2 : s * 8 + g, tokens - 1);
+      xs[s] = x + (size_t)token * columns + warp * SPAN * 32 + QUAD_OF(0) * 4;
+#if NORM
+      stats[s] = shared_stats[token];
+#endif
+    }
+#endif
+    CHUNKS {
+      const int count = CHUNKED ? min(runs - base, STAGED) : runs;
+#if STAGED
+      if (base) barrier(CLK_LOCAL_MEM_FENCE);
+      for (int i = item; i < (CHUNKED || begin == first ? count : 0) * 4 * tokens; i += WARPS * 32) {
+        const int t = i % 4, run = i / 4 % count, token = i / 4 / count, column = (base + run) * 32 + QUAD_OF(0) * 4;
+        __global const X_T* from = x + (size_t)token * columns + column;
+        const float4 one = NORMED(X_QUAD(from), shared_stats[token], column);
+        const float4 other = NORMED(X_QUAD(from + APART), shared_stats[token], column + APART);
+        UNROLL for (int rest = 0; rest <= SPLIT; ++rest)
+          staged[run][token * (1 + SPLIT) + rest][t] = (uint4)(halves_of(one, rest), halves_of(other, rest));
+      }
+      barrier(CLK_LOCAL_MEM_FENCE);
+#if SUMMED
+      for (int i = item; i < (CHUNKED || begin == first ? count / 8 : 0) * 4 * KINDS; i += WARPS * 32)
+        sum_groups(&summed[i / 4 / KINDS][i / 4 % KINDS][i % 4], &staged[i / 4 / KINDS * 8 + i % 4][i / 4 % KINDS][0]);
+      barrier(CLK_LOCAL_MEM_FENCE);
+#endif
+#endif
+      for (int run = base + warp * SPAN; run < base + count; run += WARPS * SPAN) {
+        head hd[MT];
 #if SCALES
-    UNROLL for (int m = 0; m < MT; ++m) hold_head(&hd[m], p[m], g, t);
+        UNROLL for (int m = 0; m < MT; ++m) hold_head(&hd[m], p[m], g, t);
 #endif
-    UNROLL for (int from = 0; from < SPAN; from += DEEP) {
-      held h[DEEP][MT];
-      UNROLL for (int u = 0; u < DEEP; ++u)
-        UNROLL for (int m = 0; m < MT; ++m)
-          if (WHOLE || run + u < runs) {
-            __global const uchar* codes = p[m] + (PLAIN ? 0 : AT_CODES) + (SCALES ? (from + u) * WORDS * 64 : u * RECORD);
-            hold(&h[u][m], p[m] + u * RECORD, codes + (LANE_AT - g * 4), codes + LOW * 64 + g * 4);
-          }
-      UNROLL for (int u = 0; u < DEEP; ++u)
-        if (WHOLE || run + u < runs)
-          UNROLL for (int s = 0; s < SETS; ++s) {
-#if X_HALVES && PER_RUN == 1
-            uint4 b = *(__global const uint4*)(xs[s] + (from + u) * 32);
+#if SUMMED
+        const uint2 sums_of_groups = summed[(run - base) / 8][g % KINDS][t];
+        UNROLL for (int m = 0; m < MT; ++m) add_minimums(acc[m][0], &hd[m], sums_of_groups);
+#endif
+        UNROLL for (int from = 0; from < SPAN; from += DEEP) {
+          held h[DEEP][MT];
+          UNROLL for (int u = 0; u < DEEP; ++u)
+            UNROLL for (int m = 0; m < MT; ++m)
+              if (WHOLE || run + u < runs) {
+                __global const uchar* codes = p[m] + (PLAIN ? 0 : AT_CODES) + (SCALES ? (from + u) * WORDS * 64 : u * RECORD);
+                hold(&h[u][m], p[m] + u * RECORD, codes + (LANE_AT - g * 4), codes + LOW * 64 + g * 4);
+              }
+          UNROLL for (int u = 0; u < DEEP; ++u)
+            if (WHOLE || run + u < runs)
+              UNROLL for (int s = 0; s < SETS; ++s) {
+#if STAGED
+                const uint4 b = staged[run - base + from + u][g % KINDS][t];
+#elif X_HALVES && PER_RUN == 1
+                const uint4 b = *(__global const uint4*)(xs[s] + (from + u) * 32);
 #else
-            __global const X_T* near = xs[s] + (from + u) * 32;
-            const int column = (run + from + u) * 32 + QUAD_OF(0) * 4, apart = PER_RUN == 2 ? 16 : 4;
-            uint4 b = (uint4)(ACTIVATIONS(near, stats[s], column), ACTIVATIONS(near + apart, stats[s], column + apart));
+                __global const X_T* near = xs[s] + (from + u) * 32;
+                const int column = (run + from + u) * 32 + QUAD_OF(0) * 4, rest = SPLIT && g % 2;
+                const uint4 b = (uint4)(ACTIVATIONS(near, stats[s], column, rest), ACTIVATIONS(near + APART, stats[s], column + APART, rest));
 #endif
-            float total[2][4];
-            if (MIN) {
-              MMA_FRESH(total[0], ones, b.x, b.y);
-              if (PER_RUN == 2) MMA_FRESH(total[1], ones, b.z, b.w);
-              else MMA_FLOAT16(total[0], ones, b.z, b.w);
-            }
-            UNROLL for (int m = 0; m < MT; ++m) {
-              uint a[2][4];
-              weights_of(a[0], &h[u][m], 0, t);
-              weights_of(a[1], &h[u][m], 1, t);
-              float c[4];
-              MMA_FRESH(c, a[0], b.x, b.y);
-              if (PER_RUN == 1) MMA_FLOAT16(c, a[1], b.z, b.w);
-              UNROLL for (int part = 0; part < PER_RUN; ++part) {
-                if (part) MMA_FRESH(c, a[1], b.z, b.w);
-                FACTORS(by, low, h[u][m], hd[m], (from + u) * PER_RUN + part)
-                UNROLL for (int i = 0; i < 4; ++i) {
-                  acc[m][s][i] = PLAIN ? acc[m][s][i] + c[i] : fma(i < 2 ? by.x : by.y, c[i], acc[m][s][i]);
-                  if (MIN) acc[m][s][i] = fma(i < 2 ? low.x : low.y, total[part][i], acc[m][s][i]);
+                float total[2][4];
+                if (MIN && !SUMMED) {
+                  MMA_FRESH(total[0], ones, b.x, b.y);
+                  if (PER_RUN == 2) MMA_FRESH(total[1], ones, b.z, b.w);
+                  else MMA_FLOAT16(total[0], ones, b.z, b.w);
+                }
+                UNROLL for (int m = 0; m < MT; ++m) {
+                  uint a[2][4];
+                  weights_of(a[0], &h[u][m], 0, t);
+                  weights_of(a[1], &h[u][m], 1, t);
+                  float c[4];
+                  MMA_FRESH(c, a[0], b.x, b.y);
+                  if (PER_RUN == 1) MMA_FLOAT16(c, a[1], b.z, b.w);
+                  UNROLL for (int part = 0; part < PER_RUN; ++part) {
+                    if (part) MMA_FRESH(c, a[1], b.z, b.w);
+                    FACTORS(by, low, h[u][m], hd[m], (from + u) * PER_RUN + part)
+                    UNROLL for (int i = 0; i < 4; ++i) {
+                      acc[m][s][i] = PLAIN ? acc[m][s][i] + c[i] : fma(i < 2 ? by.x : by.y, c[i], acc[m][s][i]);
+                      if (MIN && !SUMMED) acc[m][s][i] = fma(i < 2 ? low.x : low.y, total[part][i], acc[m][s][i]);
+                    }
+                  }
                 }
               }
-            }
-          }
-    }
-    UNROLL for (int m = 0; m < MT; ++m) p[m] += step;
-    UNROLL for (int s = 0; s < SETS; ++s) xs[s] += WARPS * SPAN * 32;
-  }
-  UNROLL for (int m = 0; m < MT; ++m)
-    UNROLL for (int s = 0; s < SETS; ++s)
-      UNROLL for (int i = 0; i < 4; ++i) sums[(((warp * MT + m) * SETS + s) * 8 + 2 * t + i % 2) * 16 + 2 * g + i / 2] = acc[m][s][i];
-  barrier(CLK_LOCAL_MEM_FENCE);
-  for (int i = item; i < (GATED ? 1 : MT) * 16 * tokens; i += WARPS * 32) {
-    const int m = i / 16 / tokens, token = i / 16 % tokens, row = (begin + m) * 16 + i % 16;
-    if (row >= rows) continue;
-    const size_t at = (size_t)token * rows + row;
-#if GATED
-    const float second = joined_sum(sums, 1, token, i % 16) + (biased ? BIAS_LOAD(bias, row) : 0.0f);
-    Y_STORE(y, at, GATED_VALUE(joined_sum(sums, 0, token, i % 16), second, row));
-#else
-    Y_STORE(y, at, FINISHED(joined_sum(sums, m, token, i % 16), row, at));
+        }
+        UNROLL for (int m = 0; m < MT; ++m) p[m] += step;
+#if !STAGED
+        UNROLL for (int s = 0; s < SETS; ++s) xs[s] += WARPS * SPAN * 32;
 #endif
+      }
+    }
+    UNROLL for (int m = 0; m < MT; ++m)
+      UNROLL for (int s = 0; s < SETS; ++s)
+        UNROLL for (int i = 0; i < 4; ++i) sums[(((warp * MT + m) * SETS + s) * 8 + 2 * t + i % 2) * 16 + 2 * g + i / 2] = acc[m][s][i];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = item; i < taken * 16 * tokens; i += WARPS * 32) {
+      const int m = i / 16 / tokens, token = i / 16 % tokens, row = (begin + m) * 16 + i % 16;
+      if (row >= rows) continue;
+      const size_t at = (size_t)token * rows + row;
+#if GATED
+      const float second = joined_sum(sums, 1, token, i % 16) + (biased ? BIAS_LOAD(bias, row) : 0.0f);
+      Y_STORE(y, at, GATED_VALUE(joined_sum(sums, 0, token, i % 16), second, row));
+#else
+      Y_STORE(y, at, FINISHED(joined_sum(sums, m, token, i % 16), row, at));
+#endif
+    }
+    if (STAGED) barrier(CLK_LOCAL_MEM_FENCE);
   }
 }

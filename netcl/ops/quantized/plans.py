@@ -46,10 +46,12 @@ _PUT_EACH = ", ".join(f"Y_STORE((p), {i}, ({'ab'[i // 4]}).s{i % 4})" for i in r
 _MMA_TABLE = {
     "plain": ((2, 16, 1, 2), (math.inf, 8, 1, 2)),
     "codes": ((2, 16, 1, 2), (16, 8, 1, 2), (math.inf, 4, 1, 2)),
-    "scaled": ((2, 16, 1, 8), (4, 8, 1, 8), (math.inf, 4, 1, 8)),
+    "staged codes": ((2, 16, 1, 2), (math.inf, 8, 1, 2)),
+    "scaled": ((2, 16, 1, 8), (math.inf, 8, 1, 4)),
     "many": ((2, 8, 1, 4), (math.inf, 4, 2, 4)),
     "many bytes": ((2, 8, 1, 2), (math.inf, 4, 1, 2)),
 }
+_MMA_RESIDENT = 1024  # work-items of a compute unit that keep the memory busy
 _FLAGS = {"x86_64": ("avx512_vnni", 1), "AMD64": ("avx512_vnni", 1), "aarch64": ("asimddp", 2)}
 
 
@@ -186,27 +188,40 @@ def round_activations(x: np.ndarray) -> np.ndarray:
     return (np.rint(runs * inverse).astype(np.float64) * (largest / np.float32(127))).reshape(x.shape)
 
 
-def _mma_sizes(p: Packed, strips_per_unit: float) -> dict[str, int]:
-    """Return the macros of mma.cl for a product, from a table of the fastest ones on an H200."""
-    kind = "plain" if p.kind.plain else "scaled" if "scales" in p.kind.fields else "codes"
+def _mma_sizes(p: Packed, strips_per_unit: float, gated: bool, direct: bool) -> dict[str, int]:
+    """Return the macros of mma.cl for a product, from a table of the fastest ones on an H200.
+
+    ``direct``: the activations are halves that the kernel can load as they are. It converts other activations in local memory, unless two
+    strips share them (gated products of 8 bits) or they do not fit. Weights with minimums need sums of activations, made there too.
+    """
+    scaled, kinds, runs = "scales" in p.kind.fields, 1 << (p.fragment - 1).bit_length(), p.columns // 32
+    staged = p.fragment <= 8 and (scaled and "m" in p.kind.fields if direct else not (gated and p.kind.bits == 8))
+    kind = "plain" if p.kind.plain else "scaled" if scaled else "staged codes" if staged else "codes"
     if p.fragment > 8:
         kind = "many bytes" if p.kind.bits == 8 else "many"
-    warps, tall, deep = next(sizes for most, *sizes in _MMA_TABLE[kind] if strips_per_unit <= most)
-    records = p.columns // record_size(p.kind)[0]
-    return {"WARPS": warps if kind != "scaled" or records >= warps else max(4, warps // 2), "MT": tall, "DEEP": deep}
+    wide = strips_per_unit * (4 if gated else 1)
+    warps, tall, deep = next(sizes for most, *sizes in _MMA_TABLE[kind] if wide <= most)
+    if scaled and p.columns // record_size(p.kind)[0] < warps:
+        warps = max(4, warps // 2)
+    tall, step = 2 if gated else tall, warps * (8 if scaled else deep)
+    room = (32768 if warps * tall <= 16 else 16384) // (64 * kinds)  # runs; sums are in local memory too
+    staged = staged and step <= room and (runs <= room or kinds <= 2)
+    return {
+        "WARPS": warps, "MT": tall, "DEEP": deep, "SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "KINDS": kinds,
+        "WHOLE": int(runs % deep == 0), "X_HALVES": int(direct and not staged), "CHUNKED": int(staged and runs > room),
+        "STAGED": min(room, max(step, 1 << (runs - 1).bit_length())) if staged else 0,
+    }  # fmt: skip
 
 
 def _mma(queue: Any, p: Packed, config: KernelConfig, profile: Any, t: PackedOperands) -> None:
-    strips, runs = -(-p.rows // STRIP_ROWS), p.columns // 32
-    sizes = _mma_sizes(p, strips / profile.max_compute_units) | config.extra.get("macros", {})
-    sizes |= {"SETS": -(-p.fragment // 8), "SPLIT": int(p.dtype == "float32"), "WHOLE": int(runs % sizes["DEEP"] == 0)}
+    strips, units = -(-p.rows // STRIP_ROWS), profile.max_compute_units
     gated, normed = (False, "") if t.parts is None else (t.parts.gate is not None, t.parts.norm)
-    sizes |= {"X_HALVES": int(p.dtype == "float16" and alignment(t.x) == 16 and not normed)} | ({"MT": 2} if gated else {})
+    sizes = _mma_sizes(p, strips / units, gated, p.dtype == "float16" and alignment(t.x) == 16 and not normed)
     items = 32 * sizes["WARPS"]
     kernel = _compiled(queue, p, "strips_mma", "mma.cl", t, 2, 0, primitives.cl_source(nvidia.__file__, "ptx.cl"), items, **sizes)
-    numbers = (p.rows, p.columns, p.tokens, int(t.bias is not None))
-    groups = strips if gated else -(-strips // sizes["MT"])
-    kernel(queue, groups * items, items, t.weight, t.x, *t.end, *numbers)
+    parts = strips if gated else -(-strips // sizes["MT"])
+    rounds = -(-parts * items // (units * _MMA_RESIDENT)) if sizes["STAGED"] else 1  # as many for every work-group
+    kernel(queue, -(-parts // rounds) * items, items, t.weight, t.x, *t.end, p.rows, p.columns, p.tokens, int(t.bias is not None))
 
 
 def has_dots(queue: Any, kind: Kind) -> bool:
