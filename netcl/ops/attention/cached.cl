@@ -23,10 +23,15 @@
 #define NEW 0
 #define TABLE_POINTERS
 #endif
+// Loads of a work-item that wait for memory together: KEY_LOADS of a key, VALUE_LOADS * BATCH of values.
 #if ITEMS == 1
-#define IN_FLIGHT _Pragma("unroll 4")
+#define KEY_LOADS _Pragma("unroll 4")
+#define VALUE_LOADS KEY_LOADS
+#define BATCH 1
 #else
-#define IN_FLIGHT _Pragma("unroll 16")  // loads of a work-item that wait for memory together
+#define KEY_LOADS _Pragma("unroll 16")
+#define VALUE_LOADS
+#define BATCH 8
 #endif
 #define TEAMS (ITEMS < ROWS ? ITEMS : ROWS)  // queries whose scores are summed at a time
 #define TEAM (ITEMS / TEAMS)
@@ -101,11 +106,12 @@ inline void put_position(__global char* to, __global S_T* scale, __global const 
 #define SCALED(old, scales, i, x) (x)
 #endif
 
-#if NEW
-#define READ_KEY(i, kept, fresh, d) ((i) < seen ? X_LANES((kept) + (d)) : *(__local const lanes*)&query[ROWS + (i) - seen][d])
-#else
-#define READ_KEY(i, kept, fresh, d) READ((i) < seen, (kept) + (d), (fresh) + (d))
-#endif
+// The products of all queries with the key whose lanes are `part`, which depends on d.
+#define ADD_DOTS(part)                                             \
+  KEY_LOADS for (int d = 0; d < DEPTH; d += VW) {                  \
+    const lanes key = part;                                        \
+    _Pragma("unroll") for (int r = 0; r < ROWS; ++r) dots[r] += key * *(__local const lanes*)&query[r][d]; \
+  }
 
 #if PART == 1
 // B, G: sequences and heads of keys; H: heads of queries; T: new positions; L: positions of the cache. window: how many a query sees, 0 for
@@ -177,11 +183,12 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     lanes dots[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) dots[r] = (lanes)(0);
-    IN_FLIGHT for (int d = 0; d < DEPTH; d += VW) {
-      const lanes part = READ_KEY(i, kept, fresh, d);
-#pragma unroll
-      for (int r = 0; r < ROWS; ++r) dots[r] += part * *(__local const lanes*)&query[r][d];
-    }
+#if NEW
+    if (i >= seen) ADD_DOTS(*(__local const lanes*)&query[ROWS + i - seen][d])
+    else ADD_DOTS(X_LANES(kept + d))
+#else
+    ADD_DOTS(READ(i < seen, kept + d, fresh + d))
+#endif
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       const int place = seen + (first + r) % T;
@@ -218,12 +225,20 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void cached_attentio
     lanes sum[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) sum[r] = (lanes)(0);
-    IN_FLIGHT for (int i = from + l / CHUNKS * (ITEMS > 1); i < to; i += PARTS) {
-      __global const CACHE_T* kept = own_values + (size_t)i * DEPTH_V;
-      __global const X_T* fresh = new_values + (ptrdiff_t)(i - seen) * VALUE_STEP;
-      const lanes part = SCALED(i < seen, value_scales, (size_t)head * L + i, READ(i < seen, kept + chunk * VW, fresh + chunk * VW));
+    VALUE_LOADS for (int i0 = from + l / CHUNKS * (ITEMS > 1); i0 < to; i0 += PARTS * BATCH) {
+      lanes part[BATCH];
 #pragma unroll
-      for (int r = 0; r < ROWS; ++r) sum[r] += part * scores[r][i - from];
+      for (int u = 0; u < BATCH; ++u) {  // beyond the end the last one, whose share is not counted
+        const int i = min(i0 + u * PARTS, to - 1);
+        __global const CACHE_T* kept = own_values + (size_t)i * DEPTH_V;
+        __global const X_T* fresh = new_values + (ptrdiff_t)(i - seen) * VALUE_STEP;
+        part[u] = SCALED(i < seen, value_scales, (size_t)head * L + i, READ(i < seen, kept + chunk * VW, fresh + chunk * VW));
+      }
+#pragma unroll
+      for (int u = 0; u < BATCH; ++u)
+        if (BATCH == 1 || i0 + u * PARTS < to)
+#pragma unroll
+          for (int r = 0; r < ROWS; ++r) sum[r] += part[u] * scores[r][i0 + u * PARTS - from];
     }
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) *(__local lanes*)&added[ITEMS > 1 ? l / CHUNKS % PARTS : 0][r][chunk * VW] = sum[r];
