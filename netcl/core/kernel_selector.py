@@ -375,7 +375,7 @@ _FROM_SHAPES: dict[str, Callable[[Sequence[Sequence[int]]], tuple[tuple[int, ...
 }
 
 _selector = KernelSelector()
-_selector.tuned = lambda problem: hooks.upper("profiling.autotuner").tuned(problem)
+_selector.tuned = lambda problem: hooks.upper("runtime.tuning").tuned(problem)
 
 
 def set_matmul_precision(precision: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.commands import check_planning
-from netcl.core.device import CPUQueue, get_active_device, handle_of, require
+from netcl.core.device import CPUQueue, get_active_device, handle_of, profile_of, require
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.kernels import primitives, program
@@ -105,7 +105,7 @@ def check_axis(op: str, axis: int, ndim: int) -> int:
 
 def check_double(op: str, queue: Any, names: Iterable[str]) -> None:
     """Raise ``DtypeError`` if a dtype is float64 and the device has no float64 arithmetic."""
-    if "float64" in names and not handle_of(queue).profile.has_fp64:
+    if "float64" in names and not profile_of(queue).has_fp64:
         remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
         raise DtypeError(message(op, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
 
@@ -117,28 +117,20 @@ def index_type(count: int) -> str:
 
 def on_cpu_device(queue: Any) -> bool:
     """Whether a queue's device is a CPU, where a work-item should process many elements."""
-    state = program.state(queue)
-    answer = state.get(("launch", "cpu"))
-    if answer is None:
-        answer = state[("launch", "cpu")] = handle_of(queue).profile.device_type == "cpu"
-    return answer
+    return profile_of(queue).device_type == "cpu"
 
 
 def fetches(queue: Any) -> bool:
     """Whether a queue's device is a CPU whose compiler has ``__builtin_prefetch``; OpenCL's ``prefetch`` does nothing on PoCL."""
-    state = program.state(queue)
-    answer = state.get(("launch", "fetches"))
-    if answer is None:
-        profile = handle_of(queue).profile
-        answer = state[("launch", "fetches")] = profile.device_type == "cpu" and profile.brand in FETCHING
-    return answer
+    profile = profile_of(queue)
+    return profile.device_type == "cpu" and profile.brand in FETCHING
 
 
 def ahead(queue: Any) -> tuple[int, int] | None:
     """Return prefetch distance in bytes and cache level for data that a kernel reads once; ``None`` if the compiler cannot prefetch."""
     if not fetches(queue):
         return None
-    return _AHEAD if handle_of(queue).profile.vector_width < 8 else _AHEAD_X86
+    return _AHEAD if profile_of(queue).vector_width < 8 else _AHEAD_X86
 
 
 # ---- OpenCL
@@ -146,7 +138,7 @@ def ahead(queue: Any) -> tuple[int, int] | None:
 
 def exponential(queue: Any, real: str, lanes: int) -> tuple[dict[str, str], str]:
     """Return the macro ``EXP_BELOW(x)`` and its source for vectors of ``lanes``; both are empty where the built-in exp is as fast."""
-    if real != "float" or lanes == 1 or not on_cpu_device(queue) or handle_of(queue).profile.brand != "pocl":
+    if real != "float" or lanes == 1 or not on_cpu_device(queue) or profile_of(queue).brand != "pocl":
         return {}, ""
     vector = f"float{lanes} __attribute__((overloadable)) exp_below(const float{lanes} x) {{\n{exp_below(f'float{lanes}', f'int{lanes}')}}}"
     scalar = "float __attribute__((overloadable)) exp_below(const float x) { return exp(x); }"

@@ -15,7 +15,7 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.commands import Given
-from netcl.core.device import CPUQueue, handle_of
+from netcl.core.device import CPUQueue, profile_of
 from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DtypeError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector, is_named
@@ -82,14 +82,6 @@ def steps_of(groups: Groups, k: int) -> tuple[int, ...]:
 
 
 # ---- plans
-
-
-def profile_of(queue: Any) -> DeviceProfile:
-    """Return the profile of a queue's device, kept in the state of its context."""
-    state = program.state(queue)
-    if "profile" not in state:
-        state["profile"] = handle_of(queue).profile
-    return state["profile"]
 
 
 def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, config: KernelConfig, asked: tuple[int, int] | None) -> Layout:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.core.device import CPUQueue, handle_of
+from netcl.core.device import CPUQueue, profile_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import primitives
 from netcl.core.tensor import Tensor, new_result, with_shape
@@ -150,7 +150,7 @@ def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | Non
     sized = 0 < tokens <= DECODED_ROWS and (parts.norm_weight is None or parts.norm_weight.size == columns)
     if x.array is not None or not (alike and single and sized and (kind or weight.ndim == 2)):
         return None
-    queue, profile, flat = x.queue, handle_of(x.queue).profile, with_shape(x, (tokens, columns))
+    queue, profile, flat = x.queue, profile_of(x.queue), with_shape(x, (tokens, columns))
     if kind:
         packed = plans.Packed(kind_of(kind, "decode_linear"), rows, columns, tokens, x.dtype, activations)
         choice = plans.surrounded(queue, packed)

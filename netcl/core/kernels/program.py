@@ -23,9 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import capabilities, env, platforms, recording
+from netcl.core import env, platforms, recording
 from netcl.core.commands import CommandList
-from netcl.core.device_profile import extend
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
 from netcl.core.hooks import hooks
 from netcl.core.kernels import builtins, probe, substitutes
@@ -120,12 +119,6 @@ def build(context: Any, source: str, options: Sequence[str] = (), of: ContextSta
         return of.programs[key]
 
 
-def _has_quirk(of: ContextState, name: str) -> bool:
-    """Whether the driver of a context has a quirk (:mod:`netcl.core.device_profile`)."""
-    key = ("program", "profile")
-    return (of.get(key) or of.setdefault(key, extend(capabilities.device_profile(of.device)))).has_quirk(name)
-
-
 def _binary_of(built: Any) -> bytes:
     return bytes(built.get_info(platforms.opencl().program_info.BINARIES)[0])
 
@@ -161,7 +154,7 @@ class Program:
         self.number, self.source = _programs, source
         self.options = options
         self.state = of
-        self._text = substitutes.substituted(source) if _has_quirk(of, "wrong_conversions") else source
+        self._text = substitutes.substituted(source) if "wrong_conversions" in self.state.quirks else source
         self.key = _binary_key(of.device, self._text, options)
         self.kernels: dict[str, Kernel] = {}
         self._unsaved = False
@@ -188,9 +181,9 @@ class Program:
     def _from_source(self, context: Any) -> Any:
         global _builds, _building
         cl = platforms.opencl()
-        start = time.perf_counter()
+        start, debug = time.perf_counter(), env.value("NETCL_DEBUG")
         # Without -w compilers write "1 warning generated." past Python to the terminal.
-        options = [*self.options, *([] if env.value("NETCL_DEBUG") else ["-w"])]
+        options = [*self.options, *([] if debug else ["-w"])]
         if probe.is_fragile(self.state.device):
             probe.check_compiles(self.state.device, self.key, self.source, tuple(options))
         _building = self.number, _kernel_names(self.source)
@@ -211,17 +204,18 @@ class Program:
         _builds += 1
         for listener in build_listeners:
             listener(_kernel_names(self.source), start, time.perf_counter())
-        self._unsaved = hooks.binary_store is not None and not self._cached_by_driver()
-        if env.value("NETCL_DEBUG") >= 2:
+        cached = "caches_programs" in self.state.quirks and env.raw("POCL_KERNEL_CACHE") != "0"  # by the driver
+        self._unsaved = hooks.binary_store is not None and not cached
+        if debug >= 2:
             names = built.get_info(cl.program_info.KERNEL_NAMES)
             log.warning("[build] %s in %.0f ms on %s", names, 1e3 * (time.perf_counter() - start), self.state.device.name)
-        if env.value("NETCL_DEBUG") >= 4:
+        if debug >= 4:
             log.warning("%s", self.source)
         return built
 
     def _with_own_declarations(self, context: Any, options: list[str]) -> Any:
         """Build the program without the driver's header; ``None`` if that is not faster, or a declaration is missing."""
-        slow = _has_quirk(self.state, "parses_all_builtins")
+        slow = "parses_all_builtins" in self.state.quirks
         declared = builtins.declarations(self.source) if slow and not any("-cl-std" in option for option in options) else None
         if declared is None:
             return None
@@ -255,12 +249,9 @@ class Program:
             what = f"the program has no kernel {name}"
             raise KernelBuildError(message("kernel", what, has=self._built.get_info(cl.program_info.KERNEL_NAMES))) from None
 
-    def _cached_by_driver(self) -> bool:
-        return _has_quirk(self.state, "caches_programs") and env.raw("POCL_KERNEL_CACHE") != "0"
-
     def after_first_launch(self, event: Any) -> None:
         """Wait for ``event`` and store the binary, unless it is stored: PoCL compiles work-group functions at the first launch."""
-        if _has_quirk(self.state, "compiles_at_launch"):
+        if "compiles_at_launch" in self.state.quirks:
             compiling()  # drops those that are complete
             _first_launches.append((self.number, _kernel_names(self.source), event))
         if self._unsaved and hooks.binary_store is not None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core.capabilities import DeviceProfile
-from netcl.core.device import handle_of
+from netcl.core.device import profile_of
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
@@ -434,7 +434,7 @@ def product_algorithm(queue: Any, p: Matmul, config: KernelConfig, profile: Devi
 
 def chosen(queue: Any, p: Matmul, config: KernelConfig | None = None) -> tuple[Algorithm, KernelConfig]:
     """Return algorithm and configuration of a product, by the selector's choice or by a given configuration."""
-    profile = handle_of(queue).profile
+    profile = profile_of(queue)
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
     return product_algorithm(queue, p, config, profile)
 
@@ -451,7 +451,7 @@ def _widens(queue: Any, p: Matmul, algorithm: Algorithm, config: KernelConfig) -
 def multiply(queue: Any, p: Matmul, t: Operands, config: KernelConfig | None = None) -> Tensor:
     """Launch a product; returns its result."""
     algorithm, config = chosen(queue, p, config)
-    algorithm.run(queue, p, config, handle_of(queue).profile, t)
+    algorithm.run(queue, p, config, profile_of(queue), t)
     return t.out
 
 
@@ -502,5 +502,5 @@ def product(
     if _widens(queue, p, algorithm, found):
         return product(cast(a, sum_dtype(finish.dtype)), b, out_shape, extras, trans_a, trans_b, config, out)
     out = new_result(out_shape, finish.stored, queue) if out is None else out
-    algorithm.run(queue, p, found, handle_of(queue).profile, Operands(a, b, out, bias, residual, scale))
+    algorithm.run(queue, p, found, profile_of(queue), Operands(a, b, out, bias, residual, scale))
     return out
