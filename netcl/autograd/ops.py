@@ -36,7 +36,8 @@ def twin(name: str) -> Callable[..., Any]:
     row = registry.lookup_op(name)
     known = _twins.get(name)
     if known is None or known[0] is not row:
-        known = _twins[name] = (row, _make(row, _torchs_words(row)))
+        function = ops.function(row.name)
+        known = _twins[name] = (row, _make(row, function, _torchs_words(row, inspect.signature(function).parameters)))
     return known[1]
 
 
@@ -45,12 +46,13 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
     return twin(name)(*args, **kwargs)
 
 
-def _torchs_words(row: Any) -> dict[str, str]:
+def _torchs_words(row: Any, parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return torch's names of an op's parameters with the names here; in ``max`` and ``min``, ``dim`` and ``axis`` differ in meaning."""
-    parameters = inspect.signature(ops.function(row.name)).parameters
     words = {} if row.name in ("max", "min") else {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
     words |= dict(zip(("input", "other"), row.inputs, strict=False))
-    words |= {name: name for name, (takes, _) in EXTRAS.items() if takes(row)}
+    words |= {name: name for name, (rows, _) in EXTRAS.items() if row.name in rows}
+    if isinstance(row, Composite) and "reduction" in parameters:
+        words |= {"size_average": "size_average", "reduce": "reduce"}
     return {theirs: ours for theirs, ours in words.items() if theirs not in parameters}
 
 
@@ -64,7 +66,8 @@ def signature(name: str) -> tuple[inspect.Signature, dict[str, str]]:
     """Return the signature of an op in torch's words, and the other names by which it takes a parameter that is not an input."""
     row = registry.lookup_op(name)
     own = inspect.signature(ops.function(row.name))
-    words, taken = _torchs_words(row), own.parameters
+    taken = own.parameters
+    words = _torchs_words(row, taken)
     shown = {ours: theirs for ours, theirs in _SHOWN.items() if words.get(theirs) == ours and (len(ours) > 1 or ours in row.inputs)}
     shown |= {"b": _SECOND[name]} if name in _SECOND else {"axis": "dims"} if name in ("flip", "roll") and "axis" in taken else {}
     if row.inputs and row.inputs[0] in ("x", "a", "p", "index") and "input" not in taken:
@@ -116,16 +119,15 @@ def _with_older_reduction(call: Callable[..., Any], *args: Any, size_average: An
     return call(*args, **kwargs | older_reduction(size_average, reduce))
 
 
-#: torch's parameters that no row has: which ops take them, and the function that implements them.
-EXTRAS: dict[str, tuple[Callable[[Any], bool], Callable[..., Any]]] = {
-    "dtype": (lambda row: row.name in ("sum", "mean", "prod", "cumsum", "cumprod", "nansum", "nanmean", "softmax", "log_softmax", "norm"),
-              _cast_first),
-    "alpha": (lambda row: row.name in ("add", "sub", "rsub", "index_add"), _scale_last),
-    "rounding_mode": (lambda row: row.name == "div", _rounded_quotient),
-    "stable": (lambda row: row.name in ("sort", "argsort"), _ignored),
-    **dict.fromkeys(("size_average", "reduce"), (lambda row: isinstance(row, Composite) and "reduction" in
-                    inspect.signature(row.call).parameters, _with_older_reduction)),
-}  # fmt: skip
+#: torch's parameters that no row has: the ops that take them, and the function that implements them. The last two are those of losses.
+EXTRAS: dict[str, tuple[Sequence[str], Callable[..., Any]]] = {
+    "dtype": (("sum", "mean", "prod", "cumsum", "cumprod", "nansum", "nanmean", "softmax", "log_softmax", "norm"), _cast_first),
+    "alpha": (("add", "sub", "rsub", "index_add"), _scale_last),
+    "rounding_mode": (("div",), _rounded_quotient),
+    "stable": (("sort", "argsort"), _ignored),
+    "size_average": ((), _with_older_reduction),
+    "reduce": ((), _with_older_reduction),
+}
 
 
 def put(name: str, function: Callable[..., Any]) -> None:
@@ -155,9 +157,8 @@ def keeps_first(name: str) -> bool:
     return isinstance(row, Composite) or row.inputs[0] in row.saved()
 
 
-def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
-    forward = ops.function(row.name)
-    policy = row.amp
+def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> Callable[..., Any]:
+    forward, policy = function, row.amp
     if row.name in views.LAYOUTS:
         forward = _linked(row, forward)
     if isinstance(row, Composite):
@@ -173,7 +174,7 @@ def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
             note(out, args, kwargs)
         return out
 
-    @wraps(ops.function(row.name))
+    @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs and not words.keys().isdisjoint(kwargs):
             kwargs = {words.get(name, name): value for name, value in kwargs.items()}
@@ -338,12 +339,16 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
 
 def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
     """Return a function that binds the arguments of a call; faster than ``inspect`` and unchecked, because the op has checked them."""
-    parameters = inspect.signature(row.call).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return row.bind
-    names = [p.name for p in parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
-    star = next((p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL), None)
-    defaults = {p.name: p.default for p in parameters.values() if p.default is not p.empty}
+    names, defaults, star = [], {}, None
+    for p in inspect.signature(row.call).parameters.values():
+        if p.kind is p.VAR_KEYWORD:
+            return row.bind
+        if p.kind is p.VAR_POSITIONAL:
+            star = p.name
+        elif p.kind is not p.KEYWORD_ONLY:
+            names.append(p.name)
+        if p.default is not p.empty:
+            defaults[p.name] = p.default
 
     def bind(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given = defaults | dict(zip(names, args, strict=False)) | kwargs

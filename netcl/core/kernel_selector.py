@@ -218,7 +218,7 @@ def decide(problem: Problem) -> KernelConfig:
             if variant is rule.variant and brand == problem.profile.brand and problem.profile.family in families:
                 change.update(fields)
     change["extra"] = {"why": rule.why, **change.get("extra", {})}
-    return fit(KernelConfig(rule.variant, **change), problem.profile, dtypes.lookup(problem.dtype).itemsize)
+    return fit(KernelConfig(rule.variant, **change), problem.profile, dtypes.DTYPES[problem.dtype].itemsize)
 
 
 def is_named(config: KernelConfig) -> bool:

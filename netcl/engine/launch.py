@@ -105,7 +105,7 @@ def check_axis(op: str, axis: int, ndim: int) -> int:
 
 def check_double(op: str, queue: Any, names: Iterable[str]) -> None:
     """Raise ``DtypeError`` if a dtype is float64 and the device has no float64 arithmetic."""
-    if "float64" in names and not profile_of(queue).has_fp64:
+    if not {"float64"}.isdisjoint(names) and not profile_of(queue).has_fp64:
         remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
         raise DtypeError(message(op, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
 
@@ -162,19 +162,16 @@ def kernel(
     key = ("launch", module_file, cl_file, kernel_name, text, *(operands or {}).items(), *(defines or {}).items())
     state = program.state(queue)
     found = state.get(key)
-    if found is None:
-        found = state[key] = _build_kernel(queue, module_file, cl_file, kernel_name, operands or {}, defines or {}, text)
-    return found
-
-
-def _build_kernel(
-    queue: Any, module_file: str, cl_file: str, kernel_name: str, operands: Mapping[str, str], defines: Mapping[str, Any], text: str
-) -> program.Kernel:
-    check_double(kernel_name, queue, operands.values())
-    lines = [f"#define {name} {_literal(value)}\n" for name, value in defines.items()]
+    if found is not None:
+        return found
+    check_double(kernel_name, queue, (operands or {}).values())
+    lines = primitives.storage_macros(**(operands or {}))
+    for name, value in (defines or {}).items():
+        lines += f"#define {name} {f'{value!r}f' if isinstance(value, float) else value if isinstance(value, str) else int(value)}\n"
     files = [primitives.cl_source(__file__ if part == "rows.cl" else module_file, part) for part in cl_file.split()]
     source = without_other_kernels("\n".join(files), kernel_name)
-    return program.get(queue, primitives.storage_macros(**operands) + "".join(lines) + text + source, kernel_name)
+    found = state[key] = program.get(queue, lines + text + source, kernel_name)
+    return found
 
 
 def without_other_kernels(source: str, name: str) -> str:
@@ -182,12 +179,6 @@ def without_other_kernels(source: str, name: str) -> str:
     if name not in _KERNEL_SIGNATURE.findall(source):
         return source  # its name is made by a macro
     return _KERNEL_SIGNATURE.sub(lambda found: found[0] if found[1] == name else "".join(_DIRECTIVE.findall(found[0])), source)
-
-
-def _literal(value: int | float | str) -> str:
-    if isinstance(value, (bool, int)):
-        return str(int(value))
-    return f"{value!r}f" if isinstance(value, float) else value
 
 
 # ---- NumPy

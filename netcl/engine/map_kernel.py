@@ -18,7 +18,7 @@ from netcl.core.commands import Given
 from netcl.core.device import CPUQueue, profile_of
 from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DtypeError, message
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector, is_named
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor, wrap_array
 from netcl.engine.launch import ahead, check_double, index_type
@@ -126,7 +126,7 @@ def map_kernel(
     check_double(op, queue, [*names, *(x.dtype for x in given.values()), "float64" if compute == "double" else ""])
     profile = profile_of(queue)
     walk = collapse(shape, [x.shape for x in given.values()])
-    config = get_kernel_selector().select("elementwise", ((n,),), profile, names[0])
+    config = get_kernel_selector().choose(Problem("elementwise", (n,), names[0], {}, profile), ((n,),))
     layout = _layout(walk, n, names[0], profile, config, ahead(queue))
     inputs = [Port(body.inputs[i], DTYPES[x.dtype], moves) for (i, x), moves in zip(given.items(), walk.moves, strict=True)]
     kernel = _kernel(op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout, options)

@@ -159,7 +159,7 @@ class Pointwise:
         self._check()
         object.__setattr__(self, "result", self.result or self._result())
 
-    @property
+    @cached_property
     def arity(self) -> int:
         return len(self.vjp)
 

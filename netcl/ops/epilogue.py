@@ -286,9 +286,9 @@ _matmul, _affine, _conv2d = (planned(call.__name__, call) for call in (matmul_wi
 def _fusable_operands(*tensors: Any) -> bool:
     """Whether the operands are non-empty tensors of one float dtype on one OpenCL queue; the op handles all other cases itself."""
     first = tensors[0]
-    return isinstance(first, Tensor) and first.dtype in FLOATS and not isinstance(first.queue, CPUQueue) and all(
-        t is None or (isinstance(t, Tensor) and t.dtype == first.dtype and t.queue is first.queue and t.size) for t in tensors
-    )  # fmt: skip
+    return isinstance(first, Tensor) and first.dtype in FLOATS and not isinstance(first.queue, CPUQueue) and all([
+        t is None or (isinstance(t, Tensor) and t.dtype is first.dtype and t.queue is first.queue and t.size) for t in tensors
+    ])  # fmt: skip
 
 
 def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool) -> Tensor | None:

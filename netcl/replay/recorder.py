@@ -130,7 +130,7 @@ class Recorder:
         told: list[Any] = []
         reads: list[Value] = []
         writes: list[Value] = []
-        for arg, only_read in zip(args, kernel.reads_only(), strict=True):
+        for arg, only_read in zip(args, kernel.reads_only, strict=True):
             buffer = arg.buffer if isinstance(arg, Tensor) else arg if hasattr(arg, "int_ptr") else None
             if buffer is None:
                 told.append(arg)

@@ -228,7 +228,7 @@ def launching(request, cl_device, monkeypatch):
 
 def test_sized_launches_take_memory_and_numbers(launching):
     q, n = launching, 100
-    sized = program.get(q, AXPY, "axpy").sized(n, 64, (n,))
+    sized = program.get(q, AXPY, "axpy").sized((128,), (64,), (n,))
     for factor in (2.0, -0.0, 0.0, 3.0):
         x, y = (Tensor.from_host(q, np.ones(n, np.float32)) for _ in range(2))
         sized(q, (0, x.buffer, 1, y.buffer), (factor,))

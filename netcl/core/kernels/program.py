@@ -305,8 +305,10 @@ class Kernel:
         self._pointers = tuple([i for i, kind in enumerate(self.kinds) if kind is POINTER or kind is UNKNOWN])
         self._scalars = tuple([i for i in range(self._count) if i not in self._pointers])
         self._in_front = self._pointers == tuple(range(len(self._pointers)))
-        reads_only = self.reads_only()
-        self._written = frozenset([i for i in self._pointers if not reads_only[i]])
+        known = read_only(program.source, name)
+        #: Per argument, whether it is declared const; all ``False`` if the signature cannot be parsed.
+        self.reads_only = known if known is not None and len(known) == self._count else (False,) * self._count
+        self._written = frozenset([i for i in self._pointers if not self.reads_only[i]])
         self._takes_long = bool({np.int64, np.uint64} & set(self.kinds)) or UNKNOWN in self.kinds
         self._comparable = not {np.float32, np.float64} & set(self.kinds)  # 0.0 and -0.0 are equal
         self._places = [x for i in self._scalars for x in (i, np.dtype(self.kinds[i]).char.encode(), None)]
@@ -405,16 +407,10 @@ class Kernel:
                 raise
         own.numbers = numbers
 
-    def sized(self, global_size: LaunchSize, local_size: LaunchSize | None, numbers: tuple[Any, ...]) -> Sized | None:
-        """Return this kernel with fixed sizes and numbers; ``None`` if its buffers do not precede its numbers, or a size is 0."""
-        sizes, local = self._sizes(global_size, local_size)
-        usable = self._in_front and self._own().set_numbers is not None and 0 not in sizes
+    def sized(self, sizes: tuple[int, ...], local: tuple[int, ...] | None, numbers: tuple[Any, ...]) -> Sized | None:
+        """Return this kernel with the sizes of a :class:`Launch` and fixed numbers; ``None`` if its buffers do not precede its numbers."""
+        usable = self._in_front and self._own().set_numbers is not None
         return Sized(self, sizes, local, numbers) if usable else None
-
-    def reads_only(self) -> tuple[bool, ...]:
-        """Return, per argument, whether it is declared const; all ``False`` if the signature cannot be parsed."""
-        known = read_only(self.program.source, self.name)
-        return known if known is not None and len(known) == len(self.kinds) else (False,) * len(self.kinds)
 
     def prepare(self, queue: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: Sequence[Any]) -> Prepared:
         """Return a launch that can be repeated; sizes and arguments are those passed to an observer."""
@@ -493,6 +489,7 @@ class Kernel:
             self._own().lenders.append(lender)
 
     def _remember_sizes(self, global_size: LaunchSize, local_size: LaunchSize | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        self._check_local_memory()
         found = self._sizes(global_size, local_size)
         if len(self._known_sizes) >= _MOST_LAUNCH_SIZES:
             self._known_sizes.clear()
@@ -502,7 +499,6 @@ class Kernel:
 
     def _sizes(self, global_size: LaunchSize, local_size: LaunchSize | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         sizes = (global_size,) if isinstance(global_size, int) else tuple(global_size)
-        self._check_local_memory()
         if not 1 <= len(sizes) <= len(self.program.state.max_items):
             raise self._refused(sizes, None, f"a launch must have 1 to {len(self.program.state.max_items)} dimensions")
         if self.required_local is not None:
@@ -516,7 +512,7 @@ class Kernel:
         assert local is not None
         for size, step in zip(sizes, local, strict=True):
             if size % step:
-                return tuple(-(-s // n) * n for s, n in zip(sizes, local, strict=True)), local
+                return tuple([-(-s // n) * n for s, n in zip(sizes, local, strict=True)]), local
         return sizes, local
 
     def clamp(self, local: tuple[int, ...]) -> tuple[int, ...]:

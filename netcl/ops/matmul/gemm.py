@@ -471,7 +471,7 @@ def matmul_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor |
     steps = [(outer[side] * size, inner[side] * size) for side, size in ((1, m * k), (2, k * n))]
     rows = (a.shape[-1], b.shape[-1], *steps[0], *steps[1])
     placed = alignment(a, b) == 16
-    aligned = placed and not any(value % 4 for value in rows)
+    aligned = placed and not any([value % 4 for value in rows])
     return Matmul(m, n, k, trans_a, trans_b, a.dtype, b.dtype, finish.stored, bias.dtype if bias is not None else None, finish,
                    (outer.size, inner.size), steps[0], steps[1], aligned, placed, scaled)  # fmt: skip
 
