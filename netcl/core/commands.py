@@ -157,7 +157,9 @@ class CommandList:
         self.commands.append(Launch(kernel, sizes, local, found))
 
     def _argument(self, arg: Any) -> Any:
-        memory = arg.realize() if hasattr(arg, "realize") else arg
+        memory = getattr(arg, "memory", arg)
+        if memory is None and arg is not None:
+            memory = arg.realize()
         if type(memory) is PlannedMemory:
             return self._at(memory)
         constant = _constants.get(id(arg))

@@ -421,8 +421,7 @@ class PersistentBufferPool(BufferPool):
             self._grown(change)
 
     def _grown(self, change: int) -> None:
-        before = self.capped
-        self._pooled += change
+        before, self._pooled = self._pooled > self.max_cached_bytes, self._pooled + change
         if self.capped != before:
             for shelf in (*self._shelves.values(), *self._cuts.values()):
                 shelf.plain = before and shelf.made <= self.max_per_bucket

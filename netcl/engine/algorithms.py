@@ -90,7 +90,7 @@ def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig
         raise ShapeError(message(family, what, f"known are {', '.join(known)}", variant=config.variant.name, tier=tier))
     fitting = [a for a in meant if a.when(problem, config, profile)]
     banned = hooks.upper("runtime.tuning").quarantined(profile)
-    if any(f"{family}/{a.name}" in banned for a in fitting):
+    if banned and any(f"{family}/{a.name}" in banned for a in fitting):
         others = [a for a in ALGORITHMS[family] if a not in fitting and a.answers(None, profile) and a.when(problem, config, profile)]
         fitting = [a for a in (*fitting, *others) if f"{family}/{a.name}" not in banned]
     if len(fitting) > 1:

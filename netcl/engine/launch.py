@@ -10,7 +10,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.commands import check_planning
-from netcl.core.device import CPUQueue, get_active_device, handle_of, profile_of, require
+from netcl.core.device import CPUQueue, get_active_device, profile_of, require
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.kernels import primitives, program
@@ -107,7 +107,7 @@ def check_double(op: str, queue: Any, names: Iterable[str]) -> None:
     """Raise ``DtypeError`` if a dtype is float64 and the device has no float64 arithmetic."""
     if not {"float64"}.isdisjoint(names) and not profile_of(queue).has_fp64:
         remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
-        raise DtypeError(message(op, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
+        raise DtypeError(message(op, "the device has no float64 arithmetic", remedy, device=profile_of(queue).name))
 
 
 def index_type(count: int) -> str:

@@ -20,7 +20,7 @@ from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DtypeError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.kernels import program
-from netcl.core.tensor import Tensor, wrap_array
+from netcl.core.tensor import Tensor, new_result, wrap_array
 from netcl.engine.launch import ahead, check_double, index_type
 from netcl.engine.opencl_text import COMPUTE, STREAM_BYTES, Body, Layout, Port, kernel_source
 from netcl.engine.operands import Operand
@@ -123,7 +123,7 @@ def map_kernel(
     """Return the kernel of a body over some operands, built if new. Its arguments are tensors, results, numbers and sizes."""
     given = {i: x for i, x in enumerate(values) if isinstance(x, Tensor)}
     n, names = math.prod(shape), [dtype.name for dtype in outputs]
-    check_double(op, queue, [*names, *(x.dtype for x in given.values()), "float64" if compute == "double" else ""])
+    check_double(op, queue, [*names, *[x.dtype for x in given.values()], "float64" if compute == "double" else ""])
     profile = profile_of(queue)
     walk = collapse(shape, [x.shape for x in given.values()])
     config = get_kernel_selector().choose(Problem("elementwise", (n,), names[0], {}, profile), ((n,),))
@@ -144,10 +144,10 @@ def plan_map(
     """Return the plan of a body over the tensors among ``values``, followed by ``out`` if that is written, and over ``numbers``."""
     tensors = [x for x in values if isinstance(x, Tensor)]
     commands = command_list(queue, tensors if out is None else [*tensors, out])
-    made = [Tensor.empty(shape, dtype.name, queue=commands) for dtype in outputs] if out is None else [commands.given[-1]]
+    made = [new_result(shape, dtype.name, commands) for dtype in outputs] if out is None else [commands.given[-1]]
     if math.prod(shape):
         kernel, items, local, sizes = map_kernel(op, queue, body, values, outputs, compute, shape, options)
-        given = (Given(i) for i in range(numbers + len(values) - len(tensors)))
+        given = [Given(i) for i in range(numbers + len(values) - len(tensors))]
         kernel(commands, items, local, *commands.given[: len(tensors)], *made, *given, *sizes)
     plan = Plan(op, commands, made[0] if len(made) == 1 else made)
     plan.cast = partial(as_integer, op, compute) if compute in INTEGRAL else float

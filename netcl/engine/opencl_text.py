@@ -76,7 +76,7 @@ def renamed(tree: ast.expr, table: Mapping[str, str]) -> ast.expr:
 
 def _lets(row: Pointwise, texts: Sequence[str]) -> list[str]:
     """Return the shared expressions that ``texts`` read, in the row's order."""
-    read = frozenset().union(*(names_read_by(text, row.let) for text in texts))
+    read = frozenset().union(*[names_read_by(text, row.let) for text in texts])
     return [name for name in row.let if name in read]
 
 
@@ -89,7 +89,7 @@ def _params(row: Pointwise, texts: Sequence[str]) -> tuple[str, ...]:
 def forward_body(row: Pointwise) -> Body:
     """Return the body of a row's forward kernel: ``out`` from ``v0``.. and the parameters."""
     lines = [(name, parse(row.let[name])) for name in _lets(row, [row.fwd])]
-    inputs = tuple(f"v{i}" for i in range(row.arity))
+    inputs = tuple([f"v{i}" for i in range(row.arity)])
     return Body(inputs, tuple(row.params), (*lines, ("out", parse(row.fwd))), ("out",))
 
 

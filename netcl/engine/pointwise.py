@@ -156,7 +156,7 @@ def _new_plan(
     """Plan a call with a new key and cache the plan; a :class:`Waiting` takes its place if the call is deferred."""
     plans = plan_cache(queue)
     types = shape, compute, result = _forward_types(row, args, dtype)
-    if out is None and fusable(queue, *types, args) and worth_deferring(queue, shape):
+    if out is None and worth_deferring(queue, shape) and fusable(queue, *types, args):
         plans[key] = waiting = Waiting(types)
         return waiting
     if out is not None and (out.shape, out.dtype) != (shape, result.name):

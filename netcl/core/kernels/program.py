@@ -216,7 +216,7 @@ class Program:
     def _with_own_declarations(self, context: Any, options: list[str]) -> Any:
         """Build the program without the driver's header; ``None`` if that is not faster, or a declaration is missing."""
         slow = "parses_all_builtins" in self.state.quirks
-        declared = builtins.declarations(self.source) if slow and not any("-cl-std" in option for option in options) else None
+        declared = builtins.declarations(self.source) if slow and "-cl-std" not in " ".join(options) else None
         if declared is None:
             return None
         try:
