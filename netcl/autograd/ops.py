@@ -103,11 +103,6 @@ def _rounded_quotient(call: Callable[..., Any], a: Any, b: Any, *, rounding_mode
     return call(a, b, **kwargs) if rounding_mode is None else twin("floor_divide")(a, b, **kwargs)
 
 
-def _ignored(call: Callable[..., Any], *args: Any, stable: Any, **kwargs: Any) -> Any:
-    """Call an op without ``stable``: sorting is always stable."""
-    return call(*args, **kwargs)
-
-
 def older_reduction(size_average: bool | None, reduce: bool | None) -> dict[str, str]:
     """Return the keyword ``reduction`` for torch's older parameters as a dict; empty if neither is given."""
     if size_average is None and reduce is None:
@@ -124,7 +119,7 @@ EXTRAS: dict[str, tuple[Sequence[str], Callable[..., Any]]] = {
     "dtype": (("sum", "mean", "prod", "cumsum", "cumprod", "nansum", "nanmean", "softmax", "log_softmax", "norm"), _cast_first),
     "alpha": (("add", "sub", "rsub", "index_add"), _scale_last),
     "rounding_mode": (("div",), _rounded_quotient),
-    "stable": (("sort", "argsort"), _ignored),
+    "stable": (("sort", "argsort"), lambda call, *args, stable, **kwargs: call(*args, **kwargs)),
     "size_average": ((), _with_older_reduction),
     "reduce": ((), _with_older_reduction),
 }

@@ -335,7 +335,7 @@ class Graph:
             elif self._answers:
                 for call in calls:
                     if call():
-                        self._say_why(call)
+                        next(launch for launch, _ in self._launches if launch.call is call).observed()
             else:
                 for call in calls:
                     call()
@@ -346,10 +346,6 @@ class Graph:
             if not isinstance(error, platforms.opencl().Error):
                 raise
             raise program.failure("replay", "to replay a recorded step", error) from None
-
-    def _say_why(self, call: Callable[[], object]) -> None:
-        """Repeat a launch that returned an error code by a call that raises the error."""
-        next(launch for launch, _ in self._launches if launch.call is call).observed()
 
     def _run_observed(self, calls: Sequence[Callable[[], object]]) -> None:
         """Enqueue with events, for observers of launches such as a profile."""
