@@ -277,7 +277,7 @@ def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping
 def _kept_inputs(row: Pointwise) -> tuple[tuple[bool, ...], bool]:
     """Return, per input, whether backward reads it, and whether backward reads the result."""
     kept = row.saved()
-    return tuple(f"v{i}" in kept for i in range(row.arity)), "out" in kept
+    return tuple([f"v{i}" in kept for i in range(row.arity)]), "out" in kept
 
 
 def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:

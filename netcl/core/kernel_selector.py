@@ -211,7 +211,9 @@ def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelCo
 
 def decide(problem: Problem) -> KernelConfig:
     """Return the first matching rule's configuration, with the vendor's fields for optimized kernels, reduced to fit the device."""
-    rule = next(rule for rule in RULES[problem.op] if rule.when(problem))
+    for rule in RULES[problem.op]:
+        if rule.when(problem):
+            break
     change = {**rule.change, **(ON_CPU.get(problem.op, {}) if problem.is_cpu else {})}
     for brand, families, variant, fields in VENDORS:
         if variant is rule.variant and brand == problem.profile.brand and problem.profile.family in families:

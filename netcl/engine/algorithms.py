@@ -96,7 +96,7 @@ def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig
     if len(fitting) > 1:
         fitting.sort(key=lambda a: 0.0 if a.name == tier else a.cost(problem, profile))  # stable: the first of equals
     own = device_queue(queue)  # a probe runs its kernels, also where the op itself is only planned
-    found = next((a for a in fitting if a.probe(own, problem, config)), None)
+    found = next(filter(lambda a: a.probe(own, problem, config), fitting), None)
     if found is None and banned:
         what = f"no kernel of {family} can be used: all have computed wrong results on this device"
         raise DeviceError(message(family, what, "use another device, or a newer driver", device=profile.name, banned=some([*banned])))

@@ -23,7 +23,7 @@ from netcl.core.device import CPUQueue, profile_of
 from netcl.core.dtype import DType
 from netcl.core.hooks import Readers, hooks
 from netcl.core.kernels import program
-from netcl.core.tensor import Tensor, deferred_tensor, memory_of, with_shape
+from netcl.core.tensor import CountedSource, Tensor, deferred_tensor, memory_of, with_shape
 from netcl.engine import fused_kernel, rows
 from netcl.engine.modes import Mode, deferral, in_mode
 from netcl.engine.opencl_text import Body
@@ -66,7 +66,7 @@ class TraceNode(PendingNode):
         self.inputs, self.leaves, self.users, self.tensors = (), {}, [], []
 
 
-class Product:
+class Product(CountedSource):
     """A pending product whose kernel may include the ops that follow it (an epilogue)."""
 
     __slots__ = ()

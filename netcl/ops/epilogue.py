@@ -7,7 +7,6 @@ of such ops without referenced intermediate results becomes one launch. A refere
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -36,20 +35,12 @@ _FOLLOWS = frozenset((*EPILOGUE_ACTIVATIONS.values(), "add", "cast", "hard_sigmo
 class _Waiting(lazy_graph.Product):
     """Base of sources whose kernel is not chosen yet; tensors refer to it."""
 
-    __slots__ = ("__weakref__", "extras", "inputs", "made", "name", "queue", "shape", "tensors")
+    __slots__ = ("extras", "inputs", "made", "name", "queue", "shape")
 
     def __init__(self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...], queue: Any):
         self.name, self.inputs, self.extras, self.shape, self.queue = name, inputs, extras, shape, queue
         self.made: Tensor | None = None
-        self.tensors: list[weakref.ref[Tensor]] = []
-
-    def seen_by(self, tensor: Tensor) -> None:
-        """Register a further tensor over this source."""
-        self.tensors.append(weakref.ref(tensor))
-
-    def alive(self) -> bool:
-        """Whether a tensor still refers to this source."""
-        return any(ref() is not None for ref in self.tensors)
+        self.tensors = []
 
     def skippable(self) -> bool:
         """Whether no tensor needs these values separately."""

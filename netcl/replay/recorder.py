@@ -62,13 +62,9 @@ class Recorder:
         self._gradients: list[tuple[Tensor, weakref.ref[Tensor] | None]] = []  # of leaves, at their first use
         self._used = 0
         for t in inputs:
-            self._add_input(t)
-
-    def _add_input(self, t: Tensor) -> None:
-        if id(t.buffer) in self._now:
-            self.problem = self.problem or "two inputs share their memory"
-        value = Value(INPUT, t.buffer, t.nbytes, None, len(self.inputs))
-        self.inputs.append(self._add(value))
+            if id(t.buffer) in self._now:
+                self.problem = self.problem or "two inputs share their memory"
+            self.inputs.append(self._add(Value(INPUT, t.buffer, t.nbytes, None, len(self.inputs))))
 
     def __enter__(self) -> Recorder:
         hooks.settle()  # values deferred before the step are not part of it

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -137,14 +137,6 @@ def unmarked(text: bytes) -> bytes:
     return re.sub(r"^(\.target\s+)sm_\w+", rf"\g<1>{marks[0]}", _MARK.sub("", plain), flags=re.M).encode("latin1")
 
 
-@contextmanager
-def _quiet(cl: Any) -> Iterator[None]:
-    """Suppress pyopencl's warnings with build logs: Intel's runtime writes a log for every build. Errors contain the log."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", cl.CompilerWarning)
-        yield
-
-
 class Program:
     """A built program and its kernels."""
 
@@ -175,7 +167,8 @@ class Program:
 
     def _from_binary(self, context: Any, binary: bytes) -> Any:
         cl = platforms.opencl()
-        with _quiet(cl):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cl.CompilerWarning)
             return cl.Program(context, [self.state.device], [binary]).build()
 
     def _from_source(self, context: Any) -> Any:
@@ -188,7 +181,8 @@ class Program:
             probe.check_compiles(self.state.device, self.key, self.source, tuple(options))
         _building = self.number, _kernel_names(self.source)
         try:
-            with _quiet(cl):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", cl.CompilerWarning)  # Intel's runtime writes a log for every build; errors contain it
                 built = self._with_own_declarations(context, options)
                 if built is None:
                     built = cl.Program(context, self._text).build(options=options, cache_dir=False)
@@ -269,7 +263,9 @@ class _Own:
 
     __slots__ = ("kernel", "lenders", "numbers", "set_memory", "set_numbers")
 
-    def __init__(self, kernel: Any, typed: bool):
+    def __init__(self, kernel: Any, kinds: tuple[Any, ...]):
+        if typed := UNKNOWN not in kinds:
+            kernel.set_scalar_arg_dtypes([None if kind == POINTER else kind for kind in kinds])
         self.kernel = kernel
         self.lenders: list[Any] = []  # queues of tensors in the current launch that differ from its own queue
         self.numbers: tuple[Any, ...] | None = None
@@ -298,7 +294,7 @@ class Kernel:
         self.program = program
         self._threads = threading.local()
         self.launched = False
-        first = self._object()
+        first = program.make(name)
         kinds: Any = parameter_kinds(program.source, name)
         self.kinds = kinds if kinds is not None and len(kinds) == first.num_args else (UNKNOWN,) * first.num_args
         self._count = len(self.kinds)
@@ -313,7 +309,7 @@ class Kernel:
         self._comparable = not {np.float32, np.float64} & set(self.kinds)  # 0.0 and -0.0 are equal
         self._places = [x for i in self._scalars for x in (i, np.dtype(self.kinds[i]).char.encode(), None)]
         self._known_sizes: dict[Any, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
-        self._threads.own = _Own(self._typed(first), UNKNOWN not in self.kinds)
+        self._threads.own = _Own(first, self.kinds)
         cl = platforms.opencl()
         info, device = cl.kernel_work_group_info, program.state.device
         self.max_work_group = int(first.get_work_group_info(info.WORK_GROUP_SIZE, device))
@@ -324,20 +320,12 @@ class Kernel:
         self.enqueue = cl.enqueue_nd_range_kernel
         self.failed = cl.Error
 
-    def _object(self) -> Any:
-        return self.program.make(self.name)
-
-    def _typed(self, kernel: Any) -> Any:
-        if UNKNOWN not in self.kinds:
-            kernel.set_scalar_arg_dtypes([None if kind == POINTER else kind for kind in self.kinds])
-        return kernel
-
     def _own(self) -> _Own:
         """Return the calling thread's kernel object."""
         try:
             return self._threads.own
         except AttributeError:
-            self._threads.own = _Own(self._typed(self._object()), UNKNOWN not in self.kinds)
+            self._threads.own = _Own(self.program.make(self.name), self.kinds)
             return self._threads.own
 
     def __call__(self, queue: Any, global_size: LaunchSize, local_size: LaunchSize | None, *args: Any) -> Any:
@@ -581,7 +569,7 @@ class Prepared:
 
     def __init__(self, kernel: Kernel, queue: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: Sequence[Any]):
         self.kernel, self.queue, self.sizes, self.local = kernel, queue, sizes, local
-        self._object = kernel._object()
+        self._object = kernel.program.make(kernel.name)
         # set_arg first tries to convert a number to each kind of memory object, which takes 25 us
         self._set_number = getattr(self._object, "_set_arg_buf", self._object.set_arg)
         for index, value in enumerate(kernel._driver_arguments(queue, tuple(args))):
@@ -630,6 +618,7 @@ def _build_failure(device: Any, source: str, options: tuple[str, ...], text: str
     return f"{what}\n\n{build_log}\n\n{listing}\n\nsource saved as {saved}"
 
 
+@lru_cache(maxsize=256)
 def _kernel_names(source: str) -> str:
     """Return the names of the kernels in a source as one text, shortened if there are many."""
     return some(re.findall(r"\bkernel\b[^;{]*?\bvoid\s+(\w+)\s*\(", source.replace("__kernel", "kernel"))) or "a program without a kernel"
