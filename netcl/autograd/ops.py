@@ -373,10 +373,6 @@ def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     out = None if outs is None else (tuple(outs) if several else outs[0])
     keywords = {**keywords, "needs": tuple(edge is not None for edge in node.edges)}  # a vjp may skip unwanted gradients
     back = registry.call_vjp(row, F, tuple(grads) if several else grads[0], out, inputs, keywords)
-    return _flat_gradients(inputs, back)
-
-
-def _flat_gradients(inputs: Sequence[Any], back: Sequence[Any]) -> list[Any]:
     flat: list[Any] = []
     for x, gradient in zip(inputs, back, strict=True):
         if isinstance(x, list):

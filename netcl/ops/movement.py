@@ -466,15 +466,6 @@ def stack(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     return F.cat([F.unsqueeze(t, at) for t in tensors], at)
 
 
-def _joined_gradient(F, g, x_shape, lengths, axis):
-    """Compute the gradient of a split; unused parts count as zeros."""
-    g = g if isinstance(g, tuple) else (g,)
-    known = next(part for part in g if part is not None)
-    shapes = [along(len(x_shape), axis, n, x_shape) for n in lengths]
-    parts = [Tensor.zeros(s, known.dtype, queue=known.queue) if part is None else part for part, s in zip(g, shapes, strict=True)]
-    return F.cat(parts, axis)
-
-
 def _split_lengths(name: str, x_shape: tuple[int, ...], sizes: SizesArgument, axis: int) -> tuple[list[int], int]:
     at = launch.check_axis(name, axis, len(x_shape))
     n = x_shape[at] if x_shape else 0
@@ -490,7 +481,11 @@ def _split_lengths(name: str, x_shape: tuple[int, ...], sizes: SizesArgument, ax
 
 def _split_vjp(F, g, x_shape, sizes, axis):
     lengths, at = _split_lengths("split", x_shape, sizes, axis)
-    return _joined_gradient(F, g, x_shape, lengths, at)
+    g = g if isinstance(g, tuple) else (g,)
+    known = next(part for part in g if part is not None)
+    shapes = [along(len(x_shape), at, n, x_shape) for n in lengths]
+    parts = [Tensor.zeros(shape, known.dtype, queue=known.queue) if part is None else part for part, shape in zip(g, shapes, strict=True)]
+    return F.cat(parts, at)  # unused parts count as zeros
 
 
 def _split_ref(x, sizes, axis=0):

@@ -183,10 +183,10 @@ def tuned(problem: Problem) -> KernelConfig | None:
 
     With ``NETCL_AUTOTUNE``, a problem that was not measured yet is measured now, as long as the budget lasts.
     """
-    asked = with_all_flags(problem)
+    mode, seconds = env.value("NETCL_AUTOTUNE")
+    asked = None if mode == "off" and not store.entries(problem.profile) else with_all_flags(problem)
     if asked is None:
         return None
-    mode, seconds = env.value("NETCL_AUTOTUNE")
     if mode != "off":
         hooks.upper("profiling.autotuner").search_unasked(asked, mode, seconds)
     entry = recall(asked)
