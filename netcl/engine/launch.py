@@ -10,7 +10,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.commands import check_planning
-from netcl.core.device import CPUQueue, get_active_device, profile_of, require
+from netcl.core.device import get_active_device, profile_of, require
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.kernels import primitives, program
@@ -67,8 +67,7 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
 
 def _check_same_device(op: str, a: Any, b: Tensor) -> None:
     check_planning(a.queue, b.queue)
-    numpy = is_numpy(a.queue) and is_numpy(b.queue)
-    if not numpy and (a.context is None or a.context != b.context):
+    if a.context != b.context:
         what = "all inputs must be on the same device"
         raise DeviceError(message(op, what, "move one with tensor.to(device)", first=a.device.device_name, other=b.device.device_name))
 
@@ -241,8 +240,3 @@ def numpy_reference(name: str, *args: Any, **kwargs: Any) -> Any:
 
     found = hooks.call(name, *map(sent, args), **kwargs)
     return tuple(x.to_host() for x in found) if isinstance(found, (tuple, list)) else found.to_host()
-
-
-def is_numpy(queue: Any) -> bool:
-    """Whether a queue is the NumPy backend's."""
-    return isinstance(queue, CPUQueue)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core.device import profile_of
+from netcl.core.device import CPUQueue, profile_of
 from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor, wrap_array
@@ -280,7 +280,7 @@ def apply(
     separately.
     """
     for queue, kinds, part in _by_place(roles):
-        if launch.is_numpy(queue):
+        if isinstance(queue, CPUQueue):
             _apply_numpy(rule, part, scalars, {"factor": factor, **given})
         else:
             _apply_opencl(rule, queue, kinds, part, scalars, {"factor": factor, **given})

@@ -105,7 +105,7 @@ class Graph:
     def _run_once(self, node: CommandNode, buffers: Mapping[Value, Any]) -> None:
         args = [buffers[arg] if isinstance(arg, Value) else arg for arg in node.args]
         if node.kind == "launch":
-            node.kernel.prepare(self.queue, node.sizes, node.local, args).observed()
+            program.Prepared(node.kernel, self.queue, node.sizes, node.local, args).observed()
         else:
             self._transfer(node, buffers)()
 
@@ -177,7 +177,7 @@ class Graph:
 
     def _prepare_launch(self, node: CommandNode) -> None:
         args = [self._buffers[arg] if isinstance(arg, Value) else arg for arg in node.args]
-        launch = node.kernel.prepare(self.queue, node.sizes, node.local, args)
+        launch = program.Prepared(node.kernel, self.queue, node.sizes, node.local, args)
         self._launches.append((launch, node))
         self._calls.append(launch.call)
         for index, arg in enumerate(node.args):

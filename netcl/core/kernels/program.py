@@ -400,10 +400,6 @@ class Kernel:
         usable = self._in_front and self._own().set_numbers is not None
         return Sized(self, sizes, local, numbers) if usable else None
 
-    def prepare(self, queue: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: Sequence[Any]) -> Prepared:
-        """Return a launch that can be repeated; sizes and arguments are those passed to an observer."""
-        return Prepared(self, queue, sizes, local, args)
-
     def _retry(self, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, error: Any) -> Any:
         """Free the pools, launch again and return the event; raise if ``error`` is not about memory, which drivers commit at launch."""
         if not lacks_memory(error):
@@ -561,8 +557,8 @@ class Sized:
 class Prepared:
     """A launch with its own kernel object, whose arguments stay set: ``call()`` only enqueues. Replays consist of these.
 
-    ``set(index, value)`` changes an argument for later launches. If ``answers``, ``call()`` returns a status instead of raising; on a
-    status other than 0, ``observed()`` raises the error.
+    Sizes and arguments are those passed to an observer. ``set(index, value)`` changes an argument for later launches. If ``answers``,
+    ``call()`` returns a status instead of raising; on a status other than 0, ``observed()`` raises the error.
     """
 
     __slots__ = ("_object", "_set_number", "answers", "call", "kernel", "local", "queue", "sizes")
