@@ -224,7 +224,10 @@ class Graph:
             platforms.check_process()
         for i, t in enumerate(inputs):
             if t.queue is not self.queue:
-                self._check_place(i, t)
+                if t.context != self.queue.context:
+                    what = f"input {i} must be on the recorded device"
+                    raise DeviceError(message("replay", what, "use tensor.to(device)", given=t.device))
+                t.wait()
         for where, function in self._checks:
             function(inputs[where] if isinstance(where, int) else where)
         for settler in hooks.settlers:
@@ -289,11 +292,6 @@ class Graph:
             raise ValueError(
                 message("replay", f"input {met} must not share memory that the step writes", "pass a clone()", shape=inputs[met].shape)
             )
-
-    def _check_place(self, i: int, t: Tensor) -> None:
-        if t.context != self.queue.context:
-            raise DeviceError(message("replay", f"input {i} must be on the recorded device", "use tensor.to(device)", given=t.device))
-        t.wait()
 
     def _run_parts(self) -> None:
         """Enqueue all commands and call the sources.
