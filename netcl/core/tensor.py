@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core import in_place, methods, recording
+from netcl.core import methods, recording
 from netcl.core.arguments import Shape
 from netcl.core.arguments import check_shape as _shape
 from netcl.core.arguments import find_queue as _queue
@@ -659,6 +659,5 @@ Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: s
 # Every op reads the slot _learns; only assignments from outside go through the check.
 Tensor.requires_grad = property(attrgetter("_learns"), Tensor._require_grad, doc="Whether gradients are wanted.")  # type: ignore
 methods.install_methods(Tensor)
-in_place.install_in_place(Tensor)
 Tensor.data = property(Tensor.detach, _set_data, doc="``detach()``; assigning a tensor gives this one the memory of that.")  # type: ignore
 Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]
