@@ -24,8 +24,8 @@ from netcl.core import recording as recorded
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
-from netcl.core.site import user_line
 from netcl.core.tensor import Remover, Source, Tensor, deferred_tensor, duplicate, memory_of
+from netcl.core.tracebacks import user_line
 from netcl.core.writes import clock, writes_of
 from netcl.engine import lazy_graph
 from netcl.engine.modes import deferral, in_mode

@@ -11,8 +11,8 @@ import numpy as np
 from netcl.core import recording
 from netcl.core.hooks import hooks
 from netcl.core.recording import Number
-from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
+from netcl.core.tracebacks import user_line
 from netcl.core.writes import writes_of
 from netcl.replay.graph import Output
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Value
