@@ -119,7 +119,9 @@ def _suits_winograd(p: Problem) -> bool:
 
 
 def _suits_tiled_local(p: Problem) -> bool:
-    return env.value("NETCL_CONV_TILED_LOCAL") and math.prod(conv_output(p)) <= SMALL_CONV_OUTPUT
+    axes = zip(p.shape[2:4], p.shape[5:7], p.flags["pad"], p.flags["stride"], p.flags["dilation"], strict=True)
+    outputs = [(n + 2 * pad - dilation * (k - 1) - 1) // stride + 1 for n, k, pad, stride, dilation in axes]
+    return env.value("NETCL_CONV_TILED_LOCAL") and math.prod(outputs) <= SMALL_CONV_OUTPUT
 
 
 def _takes_eight_lanes(p: Problem) -> bool:
@@ -181,15 +183,6 @@ VENDORS: tuple[tuple[str, tuple[str, ...], KernelVariant, Mapping[str, Any]], ..
 GRADIENTS = {"conv2d_input_grad": "conv2d", "conv2d_weight_grad": "conv2d"}
 RULES |= {gradient: RULES[op] for gradient, op in GRADIENTS.items()}
 TUNABLE = frozenset(("matmul", "conv2d", *GRADIENTS))  # ops whose kernels offer a tuner more than one configuration
-
-
-def conv_output(p: Problem) -> tuple[int, int]:
-    """Return the height and width of a convolution's output."""
-    size, kernel = p.shape[2:4], p.shape[5:7]
-    pad, stride, dilation = p.flags["pad"], p.flags["stride"], p.flags["dilation"]
-    rows = zip(size, kernel, pad, stride, dilation, strict=True)
-    height, width = ((n + 2 * edge - step * (k - 1) - 1) // s + 1 for n, k, edge, s, step in rows)
-    return height, width
 
 
 def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelConfig:

@@ -135,9 +135,6 @@ class _Gathering:
         self.space = space
         return True
 
-    def shares_input(self, node: PendingNode) -> bool:
-        return any(key in n.leaves for n in self.inside for key in node.leaves)
-
 
 def gather_roots(root: PendingNode, wanted: Sequence[PendingNode] = ()) -> list[PendingNode]:
     """Return the roots of a kernel: a node, live nodes that share pending work with it, and requested nodes that read the same inputs."""
@@ -152,7 +149,7 @@ def gather_roots(root: PendingNode, wanted: Sequence[PendingNode] = ()) -> list[
             if user is not None and user not in region.inside and region.accept(user):
                 queue.extend(region.inside)
     for node in wanted:
-        if node not in region.inside and region.shares_input(node):
+        if node not in region.inside and any(key in n.leaves for n in region.inside for key in node.leaves):
             region.accept(node)
     used = {x for node in region.inside for x in node.inputs if isinstance(x, PendingNode)}
     return [root, *(n for n in region.inside if n not in below and (n in wanted or (n not in used and n.alive())))]
