@@ -32,7 +32,7 @@ except ImportError:  # Windows: two processes that finish at the same moment may
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("netcl")
-NEAR, FAR = 1, 2  # powers of two by which one size, and all of them together, may differ between neighbours
+NEAR, FAR = 1, 2  # powers of two by which one size, and all of them together, may differ between neighbors
 TUNED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 FORMAT = 2  # grows when configurations change their meaning: older files are then begun anew
 SHIPPED = Path(__file__).with_name("tuned.json")
@@ -218,7 +218,7 @@ def recall(problem: Problem, near: bool = True) -> Entry | None:
 
 
 def _problem_class(key: str) -> list[Any]:
-    """Return the class that :func:`store_key` encoded in a key; empty for other keys."""
+    """Return the problem class that :func:`store_key` encoded in a key; empty for any other key."""
     try:
         parts = json.loads(key)
     except (ValueError, RecursionError):
@@ -234,7 +234,7 @@ def _distance(one: list[Any], other: list[Any]) -> float | None:
     if any(a != b for a, b in zip(one, other, strict=True) if not isinstance(a, int)) or any(min(pair) < 1 for pair in sizes):
         return None
     apart = [abs(math.log2(a) - math.log2(b)) for a, b in sizes]
-    windows = apart[5:] if len(sizes) == 7 else []  # of a convolution: 3x3 is no neighbour of 5x5
+    windows = apart[5:] if len(sizes) == 7 else []  # of a convolution: 3x3 is no neighbor of 5x5
     return sum(apart) if max(apart, default=0) <= NEAR and sum(apart) <= FAR and not any(windows) else None
 
 
