@@ -24,7 +24,7 @@ import netcl  # noqa: E402
 from netcl import nn, ops  # noqa: E402
 from netcl.autograd import creation  # noqa: E402
 from netcl.autograd.ops import EXTRAS, signature  # type: ignore[attr-defined]  # noqa: E402
-from netcl.core import in_place, methods  # noqa: E402
+from netcl.core import methods  # noqa: E402
 from netcl.core.method_names import IN_PLACE, METHODS  # noqa: E402
 from netcl.engine.registry import ALIASES, REGISTRY, Choice, Composite, Op, Pointwise  # noqa: E402
 from netcl.nn import activation, functional  # noqa: E402
@@ -226,10 +226,10 @@ def tensor_methods() -> str:
             add(op, of_op(op), _result(REGISTRY[ALIASES.get(op, op)]))
     for op in IN_PLACE:
         add(f"{op}_", of_op(op))
-    for name in in_place.FILLS:
+    for name in methods.FILLS:
         add(f"{name}_", "self, *args: Any, generator: Any = None, **kwargs: Any")
     add("view", of_op("reshape"))
-    for name in [*methods.OPERATORS, *(f"r{name}" for name in methods.REFLECTED), *(f"i{name}" for name in in_place.IN_PLACE_OPERATORS)]:
+    for name in [*methods.OPERATORS, *(f"r{name}" for name in methods.REFLECTED), *(f"i{name}" for name in methods.IN_PLACE_OPERATORS)]:
         add(f"__{name}__", "self, other: Any")
         out[-1] += "  # type: ignore[override]" if name in ("eq", "ne") else ""
     for name in ("__neg__", "__abs__", "__invert__", *methods.MOVES):
@@ -262,7 +262,7 @@ def root_names() -> str:
     lines += [f"{name}: {'None' if value is None else '_float'}" for name, value in netcl._NUMBERS.items()]
     lines += [_builtin(f"def {name}({_creation(function)}) -> {CREATED.get(name, 'Tensor')}: ...")
               for name, function in creation.CREATION_FUNCTIONS.items()]  # fmt: skip
-    in_place_names = [f"{name}_" for name in (*IN_PLACE, *in_place.FILLS, "fill", "zero", "detach")]
+    in_place_names = [f"{name}_" for name in (*IN_PLACE, *methods.FILLS, "fill", "zero", "detach")]
     lines += [f"def {name}(input: Tensor, *args: Any, **kwargs: Any) -> {RETURNS.get(name, 'Tensor')}: ..."
               for name in (*netcl._METHODS, *in_place_names) if name not in functions]  # fmt: skip
     lines += [f"{name}: dtype" for name in netcl._DTYPES]

@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 from netcl import selftest  # noqa: E402
 from netcl.core.device import DeviceHandle, manager  # noqa: E402
 from netcl.engine.registry import REGISTRY, Choice, Row  # noqa: E402
-from netcl.profiling import quarantine  # noqa: E402
+from netcl.runtime import tuning  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 MOST_CASES = 3
@@ -160,7 +160,7 @@ def run(selector: str, handle: DeviceHandle, given: argparse.Namespace) -> bool:
     command = [sys.executable, __file__, "--child", "--device", selector]
     wanted = given.ops or [name for name in sorted(REGISTRY) if name not in rows]
     rows |= Children(command, wanted, given.jobs, given.seconds, given.seconds / 2).rows
-    banned = dict(quarantine.tuned(handle.profile)) if handle.backend == "cl" else {}
+    banned = dict(tuning.quarantined(handle.profile)) if handle.backend == "cl" else {}
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     content = {**told, "machine": platform.machine(), "date": date, "quarantined": banned, "rows": dict(sorted(rows.items()))}
     path.write_text(json.dumps(content, indent=0) + "\n")

@@ -18,8 +18,8 @@ from netcl.core import recording
 from netcl.core.device import get_active_device, manager
 from netcl.core.errors import DtypeError, message
 from netcl.core.hooks import hooks
-from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
+from netcl.core.tracebacks import user_line
 from netcl.core.writes import writes_of
 
 

@@ -144,14 +144,12 @@ class Kernel:
         args = [*inputs.values(), *outputs.values(), *numbers.values(), *sizes, n]
         if self.check and sanitizer.oclgrind_available():
             self.check = False
-            self._sanitize(spec, args, n)
+            hosts = [a.to_host() if isinstance(a, Tensor) else a for a in args]
+            said = sanitizer.check_launch(spec.to_source(), spec.name, (n,), (min(n, 64),) if n else None, hosts)
+            if said:
+                what = "the kernel must run without faults, but the sanitizer found some"
+                raise KernelBuildError(f"{message(self.name, what)}\n\n{said}")
         spec.run(next(iter(outputs.values())).queue, (n,), None, *args)
-
-    def _sanitize(self, spec: KernelSpec, args: Sequence[Any], n: int) -> None:
-        hosts = [a.to_host() if isinstance(a, Tensor) else a for a in args]
-        said = sanitizer.check_launch(spec.to_source(), spec.name, (n,), (min(n, 64),) if n else None, hosts)
-        if said:
-            raise KernelBuildError(message(self.name, "the kernel must run without faults, but the sanitizer found some") + f"\n\n{said}")
 
 
 def _kernel_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Tensor | None]:

@@ -36,7 +36,8 @@ def twin(name: str) -> Callable[..., Any]:
     row = registry.lookup_op(name)
     known = _twins.get(name)
     if known is None or known[0] is not row:
-        known = _twins[name] = (row, _make(row, _torchs_words(row)))
+        function = ops.function(row.name)
+        known = _twins[name] = (row, _make(row, function, _torchs_words(row, inspect.signature(function).parameters)))
     return known[1]
 
 
@@ -45,12 +46,13 @@ def apply_op(name: str, *args: Any, **kwargs: Any) -> Any:
     return twin(name)(*args, **kwargs)
 
 
-def _torchs_words(row: Any) -> dict[str, str]:
+def _torchs_words(row: Any, parameters: Mapping[str, Any]) -> dict[str, str]:
     """Map torch's parameter names of an op to netcl's; not ``dim`` of ``max`` and ``min``, whose meaning differs from ``axis``."""
-    parameters = inspect.signature(ops.function(row.name)).parameters
     words = {} if row.name in ("max", "min") else {theirs: ours for theirs, ours in TORCHS_WORDS if ours in parameters}
     words |= dict(zip(("input", "other"), row.inputs, strict=False))
-    words |= {name: name for name, (takes, _) in EXTRAS.items() if takes(row)}
+    words |= {name: name for name, (rows, _) in EXTRAS.items() if row.name in rows}
+    if isinstance(row, Composite) and "reduction" in parameters:
+        words |= {"size_average": "size_average", "reduce": "reduce"}
     return {theirs: ours for theirs, ours in words.items() if theirs not in parameters}
 
 
@@ -64,7 +66,8 @@ def signature(name: str) -> tuple[inspect.Signature, dict[str, str]]:
     """Return the signature of an op with torch's names, and the aliases of its parameters, ``{alias: name}``; inputs have none."""
     row = registry.lookup_op(name)
     own = inspect.signature(ops.function(row.name))
-    words, taken = _torchs_words(row), own.parameters
+    taken = own.parameters
+    words = _torchs_words(row, taken)
     shown = {ours: theirs for ours, theirs in _SHOWN.items() if words.get(theirs) == ours and (len(ours) > 1 or ours in row.inputs)}
     shown |= {"b": _SECOND[name]} if name in _SECOND else {"axis": "dims"} if name in ("flip", "roll") and "axis" in taken else {}
     if row.inputs and row.inputs[0] in ("x", "a", "p", "index") and "input" not in taken:
@@ -100,11 +103,6 @@ def _rounded_quotient(call: Callable[..., Any], a: Any, b: Any, *, rounding_mode
     return call(a, b, **kwargs) if rounding_mode is None else twin("floor_divide")(a, b, **kwargs)
 
 
-def _ignored(call: Callable[..., Any], *args: Any, stable: Any, **kwargs: Any) -> Any:
-    """Call an op without ``stable``: sorting is always stable."""
-    return call(*args, **kwargs)
-
-
 def older_reduction(size_average: bool | None, reduce: bool | None) -> dict[str, str]:
     """Return the keyword ``reduction`` for torch's older parameters as a dict; empty if neither is given."""
     if size_average is None and reduce is None:
@@ -116,16 +114,15 @@ def _with_older_reduction(call: Callable[..., Any], *args: Any, size_average: An
     return call(*args, **kwargs | older_reduction(size_average, reduce))
 
 
-#: torch's parameters that no row has: which ops take them, and the function that implements them.
-EXTRAS: dict[str, tuple[Callable[[Any], bool], Callable[..., Any]]] = {
-    "dtype": (lambda row: row.name in ("sum", "mean", "prod", "cumsum", "cumprod", "nansum", "nanmean", "softmax", "log_softmax", "norm"),
-              _cast_first),
-    "alpha": (lambda row: row.name in ("add", "sub", "rsub", "index_add"), _scale_last),
-    "rounding_mode": (lambda row: row.name == "div", _rounded_quotient),
-    "stable": (lambda row: row.name in ("sort", "argsort"), _ignored),
-    **dict.fromkeys(("size_average", "reduce"), (lambda row: isinstance(row, Composite) and "reduction" in
-                    inspect.signature(row.call).parameters, _with_older_reduction)),
-}  # fmt: skip
+#: torch's parameters that no row has: the ops that take them, and the function that implements them. The last two are those of losses.
+EXTRAS: dict[str, tuple[Sequence[str], Callable[..., Any]]] = {
+    "dtype": (("sum", "mean", "prod", "cumsum", "cumprod", "nansum", "nanmean", "softmax", "log_softmax", "norm"), _cast_first),
+    "alpha": (("add", "sub", "rsub", "index_add"), _scale_last),
+    "rounding_mode": (("div",), _rounded_quotient),
+    "stable": (("sort", "argsort"), lambda call, *args, stable, **kwargs: call(*args, **kwargs)),
+    "size_average": ((), _with_older_reduction),
+    "reduce": ((), _with_older_reduction),
+}
 
 
 def put(name: str, function: Callable[..., Any]) -> None:
@@ -155,9 +152,8 @@ def keeps_first(name: str) -> bool:
     return isinstance(row, Composite) or row.inputs[0] in row.saved()
 
 
-def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
-    forward = ops.function(row.name)
-    policy = row.amp
+def _make(row: Any, function: Callable[..., Any], words: Mapping[str, str]) -> Callable[..., Any]:
+    forward, policy = function, row.amp
     if row.name in views.LAYOUTS:
         forward = _linked(row, forward)
     if isinstance(row, Composite):
@@ -173,7 +169,7 @@ def _make(row: Any, words: Mapping[str, str]) -> Callable[..., Any]:
             note(out, args, kwargs)
         return out
 
-    @wraps(ops.function(row.name))
+    @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs and not words.keys().isdisjoint(kwargs):
             kwargs = {words.get(name, name): value for name, value in kwargs.items()}
@@ -281,7 +277,7 @@ def _pointwise(row: Pointwise | Choice) -> Callable[[Any, Sequence[Any], Mapping
 def _kept_inputs(row: Pointwise) -> tuple[tuple[bool, ...], bool]:
     """Return, per input, whether backward reads it, and whether backward reads the result."""
     kept = row.saved()
-    return tuple(f"v{i}" in kept for i in range(row.arity)), "out" in kept
+    return tuple([f"v{i}" in kept for i in range(row.arity)]), "out" in kept
 
 
 def _pointwise_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
@@ -338,12 +334,16 @@ def _structured(row: Op | Reduction) -> Callable[[Any, Sequence[Any], Mapping[st
 
 def _binder(row: Op) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
     """Return a function that binds the arguments of a call; faster than ``inspect`` and unchecked, because the op has checked them."""
-    parameters = inspect.signature(row.call).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return row.bind
-    names = [p.name for p in parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
-    star = next((p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL), None)
-    defaults = {p.name: p.default for p in parameters.values() if p.default is not p.empty}
+    names, defaults, star = [], {}, None
+    for p in inspect.signature(row.call).parameters.values():
+        if p.kind is p.VAR_KEYWORD:
+            return row.bind
+        if p.kind is p.VAR_POSITIONAL:
+            star = p.name
+        elif p.kind is not p.KEYWORD_ONLY:
+            names.append(p.name)
+        if p.default is not p.empty:
+            defaults[p.name] = p.default
 
     def bind(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given = defaults | dict(zip(names, args, strict=False)) | kwargs
@@ -373,10 +373,6 @@ def _structured_rule(node: Node, F: Any, grads: Sequence[Any]) -> list[Any]:
     out = None if outs is None else (tuple(outs) if several else outs[0])
     keywords = {**keywords, "needs": tuple(edge is not None for edge in node.edges)}  # a vjp may skip unwanted gradients
     back = registry.call_vjp(row, F, tuple(grads) if several else grads[0], out, inputs, keywords)
-    return _flat_gradients(inputs, back)
-
-
-def _flat_gradients(inputs: Sequence[Any], back: Sequence[Any]) -> list[Any]:
     flat: list[Any] = []
     for x, gradient in zip(inputs, back, strict=True):
         if isinstance(x, list):

@@ -24,8 +24,8 @@ from netcl.core import recording as recorded
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
-from netcl.core.site import user_line
-from netcl.core.tensor import Remover, Tensor, deferred_tensor, duplicate, memory_of
+from netcl.core.tensor import Remover, Source, Tensor, deferred_tensor, duplicate, memory_of
+from netcl.core.tracebacks import user_line
 from netcl.core.writes import clock, writes_of
 from netcl.engine import lazy_graph
 from netcl.engine.modes import deferral, in_mode
@@ -169,7 +169,7 @@ def recording(tensors: Iterable[Any]) -> bool:
 # ---- changes in place
 
 
-class _Changed:
+class _Changed(Source):
     """The source of a tensor that was changed in place after an op saved it for backward: reading its values raises."""
 
     def __init__(self, node: Node, tensor: Tensor):
@@ -179,9 +179,6 @@ class _Changed:
             "change it after backward, change a clone(), or run the forward pass again",
             shape=tensor.shape, dtype=tensor.dtype, kept_at=node.order, version=writes_of(tensor).last,
         )  # fmt: skip
-
-    def seen_by(self, tensor: Tensor) -> None:
-        """Ignore the tensor: tensors over this source need not be known."""
 
     def compute(self) -> Tensor:
         raise AutogradError(self.text)

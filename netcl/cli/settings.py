@@ -17,7 +17,7 @@ def show_environment(args: argparse.Namespace) -> int:
     for variable in env.VARIABLES.values():
         text = env.raw(variable.name)
         try:
-            variable.read()
+            env.value(variable.name)
         except EnvironmentVariableError as error:
             errors.append(str(error))
         shown = variable.default or "(empty)" if text is None else f"{text or '(empty)'} (set)"

@@ -153,10 +153,13 @@ class CommandList:
 
     def launch(self, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: tuple[Any, ...]) -> None:
         """Append a launch; called by the kernel, which has checked its arguments."""
-        self.commands.append(Launch(kernel, sizes, local, tuple([self._argument(arg) for arg in args])))
+        found = tuple([arg if type(arg) is int or type(arg) is float else self._argument(arg) for arg in args])
+        self.commands.append(Launch(kernel, sizes, local, found))
 
     def _argument(self, arg: Any) -> Any:
-        memory = arg.realize() if hasattr(arg, "realize") else arg
+        memory = getattr(arg, "memory", arg)
+        if memory is None and arg is not None:
+            memory = arg.realize()
         if type(memory) is PlannedMemory:
             return self._at(memory)
         constant = _constants.get(id(arg))

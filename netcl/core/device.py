@@ -515,6 +515,19 @@ def handle_of(queue: Any) -> DeviceHandle:
     return manager.handle_of(queue)
 
 
+def profile_of(queue: Any) -> ExtendedDeviceProfile:
+    """Return the profile of a queue's device, kept in the state of its context."""
+    try:
+        state = queue.netcl.context
+    except AttributeError:
+        state = queue_state(queue).context
+    if state is None:
+        return manager.profile(None)
+    if state.profile is None:
+        state.profile = manager.profile(state.device)
+    return state.profile
+
+
 def get_active_device() -> DeviceHandle:
     """Return the device of this thread: from the innermost ``device(...)`` block, else from ``set_active_device``, else the default."""
     if _active.stack:

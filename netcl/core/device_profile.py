@@ -151,7 +151,7 @@ class ExtendedDeviceProfile(DeviceProfile):
         return f"{name}{cores} ({runtime})"
 
     def has_quirk(self, name: str) -> bool:
-        return any(quirk.name == name for quirk in self.quirks)
+        return name in [quirk.name for quirk in self.quirks]
 
 
 def _fits(pattern: str, text: str) -> bool:

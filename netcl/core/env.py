@@ -80,15 +80,6 @@ class Variable:
     legal: str
     doc: str
 
-    def read(self) -> Any:
-        text = os.environ.get(self.name, self.default)
-        try:
-            return self.parse(text)
-        except ValueError:
-            raise EnvironmentVariableError(
-                message("env", f"{self.name} must have one of its legal values", f"legal: {self.legal}", value=repr(text))
-            ) from None
-
 
 _VARIABLE_ROWS = (
     Variable("NETCL_DEVICE", str.strip, "auto", "auto, gpu, cpu, cl, cl:cpu, gpu:1, 0:1 (platform:device), part of a name",
@@ -131,7 +122,13 @@ VARIABLES: dict[str, Variable] = {row.name: row for row in _VARIABLE_ROWS}
 
 def value(name: str) -> Any:
     """Return the parsed value of a NETCL_* variable; raises an error that names the variable and its legal values."""
-    return VARIABLES[name].read()
+    row = VARIABLES[name]
+    text = os.environ.get(name, row.default)
+    try:
+        return row.parse(text)
+    except ValueError:
+        what = f"{name} must have one of its legal values"
+        raise EnvironmentVariableError(message("env", what, f"legal: {row.legal}", value=repr(text))) from None
 
 
 def raw(name: str) -> str | None:

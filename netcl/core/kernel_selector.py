@@ -119,7 +119,9 @@ def _suits_winograd(p: Problem) -> bool:
 
 
 def _suits_tiled_local(p: Problem) -> bool:
-    return env.value("NETCL_CONV_TILED_LOCAL") and math.prod(conv_output(p)) <= SMALL_CONV_OUTPUT
+    axes = zip(p.shape[2:4], p.shape[5:7], p.flags["pad"], p.flags["stride"], p.flags["dilation"], strict=True)
+    outputs = [(n + 2 * pad - dilation * (k - 1) - 1) // stride + 1 for n, k, pad, stride, dilation in axes]
+    return env.value("NETCL_CONV_TILED_LOCAL") and math.prod(outputs) <= SMALL_CONV_OUTPUT
 
 
 def _takes_eight_lanes(p: Problem) -> bool:
@@ -183,15 +185,6 @@ RULES |= {gradient: RULES[op] for gradient, op in GRADIENTS.items()}
 TUNABLE = frozenset(("matmul", "conv2d", *GRADIENTS))  # ops whose kernels offer a tuner more than one configuration
 
 
-def conv_output(p: Problem) -> tuple[int, int]:
-    """Return the height and width of a convolution's output."""
-    size, kernel = p.shape[2:4], p.shape[5:7]
-    pad, stride, dilation = p.flags["pad"], p.flags["stride"], p.flags["dilation"]
-    rows = zip(size, kernel, pad, stride, dilation, strict=True)
-    height, width = ((n + 2 * edge - step * (k - 1) - 1) // s + 1 for n, k, edge, s, step in rows)
-    return height, width
-
-
 def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelConfig:
     """Reduce a configuration until its work-group and tiles fit the device; returns it unchanged if they do."""
     limit = profile.max_work_group_size
@@ -211,14 +204,15 @@ def fit(config: KernelConfig, profile: DeviceProfile, itemsize: int) -> KernelCo
 
 def decide(problem: Problem) -> KernelConfig:
     """Return the first matching rule's configuration, with the vendor's fields for optimized kernels, reduced to fit the device."""
-    rule = next(rule for rule in RULES[problem.op] if rule.when(problem))
+    for rule in RULES[problem.op]:
+        if rule.when(problem):
+            break
     change = {**rule.change, **(ON_CPU.get(problem.op, {}) if problem.is_cpu else {})}
-    if kernel_strategy(problem.profile) == "optimized":
-        for brand, families, variant, fields in VENDORS:
-            if variant is rule.variant and brand == problem.profile.brand and problem.profile.family in families:
-                change.update(fields)
+    for brand, families, variant, fields in VENDORS:
+        if variant is rule.variant and brand == problem.profile.brand and problem.profile.family in families:
+            change.update(fields if kernel_strategy(problem.profile) == "optimized" else {})
     change["extra"] = {"why": rule.why, **change.get("extra", {})}
-    return fit(KernelConfig(rule.variant, **change), problem.profile, dtypes.lookup(problem.dtype).itemsize)
+    return fit(KernelConfig(rule.variant, **change), problem.profile, dtypes.DTYPES[problem.dtype].itemsize)
 
 
 def is_named(config: KernelConfig) -> bool:
@@ -228,10 +222,6 @@ def is_named(config: KernelConfig) -> bool:
 
 def _two(value: int | Sequence[int]) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
-
-
-def _nothing(*asked: Any) -> None:
-    return None
 
 
 class KernelSelector:
@@ -246,17 +236,17 @@ class KernelSelector:
         self.profile = profile
         self.revision = 0  # incremented when a selection may have changed: older plans are then invalid
         self.named = 0  # incremented with every kernel that is measured or registered: recordings depend on it
-        self._measured: Callable[[str, tuple[Hashable, ...]], KernelConfig | None] = _nothing
-        self.tuned: Callable[[Problem], KernelConfig | None] = _nothing  # the lookup of the tuning store, after ``measured``
+        self._measured: Callable[[str, tuple[Hashable, ...]], KernelConfig | None] | None = None
+        self.tuned: Callable[[Problem], KernelConfig | None] = lambda problem: None  # the lookup of the tuning store, after ``measured``
         self._registered: dict[str, list[tuple[Callable[[Any, DeviceProfile], bool], Any]]] = {}
 
     @property
-    def measured(self) -> Callable[[str, tuple[Hashable, ...]], KernelConfig | None]:
+    def measured(self) -> Callable[[str, tuple[Hashable, ...]], KernelConfig | None] | None:
         """The program's own measurements: ``measured(op, key)`` with key = (op, shape, dtype, flags); returns None if there is none."""
         return self._measured
 
     @measured.setter
-    def measured(self, lookup: Callable[[str, tuple[Hashable, ...]], KernelConfig | None]) -> None:
+    def measured(self, lookup: Callable[[str, tuple[Hashable, ...]], KernelConfig | None] | None) -> None:
         self._measured = lookup
         self.named += 1
         self._renew()
@@ -343,8 +333,8 @@ class KernelSelector:
         """Return the configuration for a problem; ``shapes`` (of the operands) are passed to the conditions of registered kernels."""
         op, device = problem.op, problem.profile
         explicit = self._find_registered(op, shapes, device) if self._registered else None
-        if explicit is None:
-            explicit = self.measured(op, problem.key)
+        if explicit is None and self._measured is not None:
+            explicit = self._measured(op, problem.key)
         if explicit is None and op in TUNABLE:
             explicit = self.tuned(problem)
         if explicit is None and op in GRADIENTS and self._registered:
@@ -375,7 +365,7 @@ _FROM_SHAPES: dict[str, Callable[[Sequence[Sequence[int]]], tuple[tuple[int, ...
 }
 
 _selector = KernelSelector()
-_selector.tuned = lambda problem: hooks.upper("profiling.autotuner").tuned(problem)
+_selector.tuned = lambda problem: hooks.upper("runtime.tuning").tuned(problem)
 
 
 def set_matmul_precision(precision: str) -> None:

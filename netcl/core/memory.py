@@ -349,7 +349,7 @@ class _Cut(Shelf):
     def take_back(self, buffer: Any) -> None:
         self.free.append(buffer)
         if self.pool.capped and not platforms.forked_child:
-            self.pool._trim()
+            self.pool.arena.trim(max(0, self.pool.max_cached_bytes - self.pool._cached), wait=False)
 
 
 class PersistentBufferPool(BufferPool):
@@ -368,7 +368,7 @@ class PersistentBufferPool(BufferPool):
             cap = max(cap, device.global_mem_size // 4)
         self.max_cached_bytes = int(cap)
         self.max_per_bucket = max_per_bucket
-        self.arena = Arena(self._new_segment, self._resized, self.limit, _sub_buffer)
+        self.arena = Arena(lambda nbytes, what: self._new(nbytes, self._flags, what), self._resized, self.limit, _sub_buffer)
         self.cuts = bool(device.type & platforms.opencl().device_type.CPU)
         self._cuts: dict[int, _Cut] = {}
         self._pooled = 0  # bytes of all shelves and segments, leased or free: below the cap, free bytes need not be counted
@@ -406,9 +406,6 @@ class PersistentBufferPool(BufferPool):
     def _new_shelf(self, bucket: int) -> Shelf:
         return Shelf(self, bucket, not self.capped)
 
-    def _new_segment(self, nbytes: int, what: str) -> Any:
-        return self._new(nbytes, self._flags, what)
-
     def _count(self, shelf: Shelf, change: int) -> None:
         super()._count(shelf, change)
         self._grown(change * shelf.bucket)
@@ -421,8 +418,7 @@ class PersistentBufferPool(BufferPool):
             self._grown(change)
 
     def _grown(self, change: int) -> None:
-        before = self.capped
-        self._pooled += change
+        before, self._pooled = self._pooled > self.max_cached_bytes, self._pooled + change
         if self.capped != before:
             for shelf in (*self._shelves.values(), *self._cuts.values()):
                 shelf.plain = before and shelf.made <= self.max_per_bucket
@@ -446,10 +442,6 @@ class PersistentBufferPool(BufferPool):
             while shelf.free and self._cached > self.max_cached_bytes:
                 self._evict(shelf, 1)
                 self._cached -= shelf.bucket
-
-    def _trim(self) -> None:
-        """Release free segments until their bytes and those of the shelves are below the cap."""
-        self.arena.trim(max(0, self.max_cached_bytes - self._cached), wait=False)
 
     def clear(self) -> None:
         super().clear()

@@ -1,21 +1,21 @@
-"""Methods and operators of ``Tensor`` that call ops, and the small methods of torch's tensors.
+"""Methods and operators of ``Tensor`` that call ops, also in place, and the small methods of torch's tensors.
 
 The ops are called through :mod:`netcl.core.hooks`. Which ops are methods is in :mod:`netcl.core.method_names`.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 from netcl.core import dtype as dtypes
 from netcl.core import notebook
 from netcl.core.errors import ShapeError, message
 from netcl.core.hooks import hooks
-from netcl.core.in_place import in_place_method
-from netcl.core.method_names import METHODS
-from netcl.core.op_signature import OpSignature
+from netcl.core.method_names import IN_PLACE, METHODS
 
 
 class Size(int):
@@ -57,9 +57,30 @@ OPERATORS = {
     "matmul": "matmul", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "and": "bitwise_and", "or": "bitwise_or",
     "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
 }  # fmt: skip
-REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul", "and", "or", "xor", "lshift", "rshift")
+IN_PLACE_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "and", "or", "xor", "lshift", "rshift")
+REFLECTED = (*IN_PLACE_OPERATORS, "matmul")
+FILLS = ("uniform", "normal", "copy", "random", "exponential", "log_normal")  # in-place methods that are not ops
 MOVES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "bool": "bool", "cpu": "cpu",
          "byte": "uint8", "char": "int8", "short": "int16", "bfloat16": "bfloat16"}  # fmt: skip
+
+
+class OpSignature(inspect.Signature):
+    """The signature of a method that calls an op, with torch's names. It is looked up when read, after the ops are imported."""
+
+    __slots__ = ("op",)
+
+    def __init__(self, op: str):
+        super().__init__()
+        self.op = op
+
+    @property
+    def parameters(self) -> Any:
+        found = hooks.call("signature", self.op)[0].parameters
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        return MappingProxyType({p.name: p for p in (first, *list(found.values())[1:])})
+
+    def replace(self, *, parameters: Any = None, return_annotation: Any = None) -> inspect.Signature:  # type: ignore[override]
+        return inspect.Signature(self.parameters.values() if parameters is None else parameters)
 
 
 def _method(op: str) -> Callable[..., Any]:
@@ -69,6 +90,19 @@ def _method(op: str) -> Callable[..., Any]:
     method.__name__ = op
     method.__signature__ = OpSignature(op)  # type: ignore[attr-defined]
     method.__doc__ = f"``netcl.ops.{op}`` of this tensor."
+    return method
+
+
+def _in_place_method(op: str) -> Callable[..., Any]:
+    """Return the method that writes the result of an op into the tensor: ``x.abs_()``."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return hooks.call("in_place", op, self, *args, **kwargs)
+
+    method.__name__ = f"{op}_"
+    if op in IN_PLACE:
+        method.__signature__ = OpSignature(op)  # type: ignore[attr-defined]
+    method.__doc__ = f"``netcl.ops.{op}`` of this tensor, written into its own memory; returns the tensor."
     return method
 
 
@@ -227,7 +261,7 @@ def add_method(op: str) -> None:
     """Make an op a method of tensors, and an in-place method; ops in :data:`METHODS` already are."""
     if op in METHODS:
         return
-    made = {op: _method(op), f"{op}_": in_place_method(op)}
+    made = {op: _method(op), f"{op}_": _in_place_method(op)}
     if taken := [name for name in made if hasattr(_tensor_class[0], name)]:
         raise ValueError(message(op, f"the name is not free: Tensor has an attribute {taken[0]!r}", "choose another name, or method=False"))
     for name, method in made.items():
@@ -253,6 +287,10 @@ def install_methods(tensor: Any) -> None:
         setattr(tensor, f"__{name}__", (_comparison if op in ("eq", "ne") else _operator)(op))
     for name in REFLECTED:
         setattr(tensor, f"__r{name}__", _reflected(OPERATORS[name]))
+    for name in (*IN_PLACE, *FILLS):
+        setattr(tensor, f"{name}_", _in_place_method(name))
+    for name in IN_PLACE_OPERATORS:
+        setattr(tensor, f"__i{name}__", _in_place_method(OPERATORS[name]))
     for name, op in {"__neg__": "neg", "__abs__": "abs", "__invert__": "bitwise_not", "view": "reshape"}.items():
         setattr(tensor, name, _method(op))
     for name, target in MOVES.items():

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from netcl.core import host_memory, platforms
+from netcl.core.capabilities import device_profile
+from netcl.core.device_profile import extend
 
 
 class ContextState(dict):
@@ -20,6 +22,8 @@ class ContextState(dict):
     def __init__(self, context: Any):
         super().__init__()
         self.device = context.devices[0]
+        self.quirks = {quirk.name for quirk in extend(device_profile(self.device)).quirks}
+        self.profile: Any = None  # set by core.device, which also probes half arithmetic
         self.programs: dict[tuple[str, tuple[str, ...]], Any] = {}
         self.queues: weakref.WeakSet[QueueState] = weakref.WeakSet()
         self.lock = threading.RLock()

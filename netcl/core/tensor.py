@@ -10,15 +10,16 @@ computes them. Plans realize their operands; so do ``buffer``, ``array`` and ``p
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core import in_place, methods, recording
+from netcl.core import methods, recording
 from netcl.core.arguments import Shape
 from netcl.core.arguments import check_shape as _shape
 from netcl.core.arguments import find_queue as _queue
@@ -131,14 +132,31 @@ def _overwrite(self: Tensor, array: Any, async_copy: bool | None = None, use_pin
     return self
 
 
-class Source(Protocol):
+class Source:
     """Computes the values of deferred tensors; tensors with the same source share memory."""
+
+    __slots__ = ()
 
     def compute(self) -> Tensor:
         """Return the tensor that owns the values; computes it if necessary."""
+        raise NotImplementedError
 
     def seen_by(self, tensor: Tensor) -> None:
-        """Register a further tensor with this source."""
+        """Register a further tensor with this source, if it must know its tensors."""
+
+
+class CountedSource(Source):
+    """A source that knows which of its tensors still exist."""
+
+    __slots__ = ("__weakref__", "tensors")
+    tensors: list[weakref.ref[Tensor]]
+
+    def seen_by(self, tensor: Tensor) -> None:
+        self.tensors.append(weakref.ref(tensor))
+
+    def alive(self) -> bool:
+        """Whether a tensor, that is anything outside of the pending sources, still needs the values."""
+        return any(ref() is not None for ref in self.tensors)
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -641,6 +659,5 @@ Tensor.persistent = property(lambda self: self._persistent, lambda self, flag: s
 # Every op reads the slot _learns; only assignments from outside go through the check.
 Tensor.requires_grad = property(attrgetter("_learns"), Tensor._require_grad, doc="Whether gradients are wanted.")  # type: ignore
 methods.install_methods(Tensor)
-in_place.install_in_place(Tensor)
 Tensor.data = property(Tensor.detach, _set_data, doc="``detach()``; assigning a tensor gives this one the memory of that.")  # type: ignore
 Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -1,16 +1,36 @@
-"""Removes netcl's frames from tracebacks of errors it raises on purpose, so that they end in the user's line. One hook, run at printing."""
+"""Finds the line of the user's program that called netcl, and removes netcl's frames from tracebacks of errors it raises on purpose.
+
+Tracebacks then end in the user's line. One hook does it, run at printing.
+"""
 
 from __future__ import annotations
 
+import inspect
+import os
 import sys
 import threading
+import traceback
 from types import TracebackType
 from typing import Any
 
 from netcl.core import env
-from netcl.core.site import is_own
 
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # a program may live in a folder called netcl too
 NOTE = "netcl's own frames are hidden; NETCL_TRACEBACK=full shows them"
+
+
+def user_line() -> traceback.FrameSummary:
+    """Return the innermost running line outside of netcl; the outermost line if there is none."""
+    frame = inspect.currentframe()
+    assert frame is not None  # CPython has frames
+    while frame.f_back is not None and is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return traceback.FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def is_own(filename: str) -> bool:
+    """Whether a file belongs to netcl."""
+    return filename.startswith((PACKAGE, "<op "))  # the second pattern matches generated functions of reductions
 
 
 def without_own_frames(error: BaseException) -> bool:

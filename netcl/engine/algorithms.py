@@ -89,14 +89,14 @@ def choose_algorithm(family: str, queue: Any, problem: Any, config: KernelConfig
         what = "the tier and the variant of a configuration must belong to the same kernel"
         raise ShapeError(message(family, what, f"known are {', '.join(known)}", variant=config.variant.name, tier=tier))
     fitting = [a for a in meant if a.when(problem, config, profile)]
-    banned = hooks.upper("profiling.quarantine").tuned(profile)
-    if any(f"{family}/{a.name}" in banned for a in fitting):
+    banned = hooks.upper("runtime.tuning").quarantined(profile)
+    if banned and any(f"{family}/{a.name}" in banned for a in fitting):
         others = [a for a in ALGORITHMS[family] if a not in fitting and a.answers(None, profile) and a.when(problem, config, profile)]
         fitting = [a for a in (*fitting, *others) if f"{family}/{a.name}" not in banned]
     if len(fitting) > 1:
         fitting.sort(key=lambda a: 0.0 if a.name == tier else a.cost(problem, profile))  # stable: the first of equals
     own = device_queue(queue)  # a probe runs its kernels, also where the op itself is only planned
-    found = next((a for a in fitting if a.probe(own, problem, config)), None)
+    found = next(filter(lambda a: a.probe(own, problem, config), fitting), None)
     if found is None and banned:
         what = f"no kernel of {family} can be used: all have computed wrong results on this device"
         raise DeviceError(message(family, what, "use another device, or a newer driver", device=profile.name, banned=some([*banned])))
@@ -132,13 +132,16 @@ class Family:
 
     def problem(self, *sizes: int, profile: ExtendedDeviceProfile, dtype: str = "float32", **flags: Any) -> Problem:
         """Return a problem of this family: ``(M, N, K)`` of a product, ``(N, C, H, W, F, KH, KW)`` of a convolution, and their flags."""
-        chosen = {name: _shaped_like(flags.get(name, value), value) for name, value in self.flags.items()}
+        chosen = {**self.flags, **{name: value for name, value in flags.items() if name in self.flags}}
+        for name, value in chosen.items():
+            if isinstance(value, int) and isinstance(self.flags[name], tuple):
+                chosen[name] = (value, value)
         return Problem(self.op, sizes, dtypes.lookup(dtype, self.op).name, chosen, profile)
 
     def problem_class(self, problem: Problem) -> tuple[Any, ...]:
         """Return the key of problems that share a measurement: sizes (and batch) rounded to powers of two, the dtype, the flags."""
         rounded = {**problem.flags, **({"batches": _nearest_power(problem.flags["batches"])} if "batches" in problem.flags else {})}
-        flags = tuple(f"{name}={value}".replace(" ", "") for name, value in sorted(rounded.items()))
+        flags = [f"{name}={value}".replace(" ", "") for name, value in sorted(rounded.items())]
         sizes = (*map(_nearest_power, problem.shape[: self.rounded]), *problem.shape[self.rounded :])
         return (self.op, *sizes, problem.dtype, *flags)
 
@@ -177,7 +180,3 @@ FAMILIES: dict[str, Family] = {}
 
 def _nearest_power(n: int) -> int:
     return 1 << max(0, round(math.log2(max(1, n))))
-
-
-def _shaped_like(value: Any, default: Any) -> Any:
-    return (value, value) if isinstance(default, tuple) and isinstance(value, int) else value

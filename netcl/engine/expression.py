@@ -109,7 +109,7 @@ class CText:
         return f"({self._real(a)} {symbol} {b})"
 
     def call(self, function: FormulaFunction, args: list[str]) -> str:
-        return f"{function.c_name(self.compute)}({', '.join(self._real(a) for a in args)})"
+        return f"{function.c_name(self.compute)}({', '.join([self._real(a) for a in args])})"
 
     def truth(self, number: str) -> str:
         return f"({self._real(number)} != (real)(0))"

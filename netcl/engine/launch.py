@@ -10,7 +10,7 @@ import numpy as np
 
 from netcl.core import dtype as dtypes
 from netcl.core.commands import check_planning
-from netcl.core.device import CPUQueue, get_active_device, handle_of, require
+from netcl.core.device import get_active_device, profile_of, require
 from netcl.core.errors import DeviceError, DtypeError, ShapeError, message
 from netcl.core.hooks import hooks
 from netcl.core.kernels import primitives, program
@@ -67,8 +67,7 @@ def as_tensors(op: str, *values: Any) -> list[Any]:
 
 def _check_same_device(op: str, a: Any, b: Tensor) -> None:
     check_planning(a.queue, b.queue)
-    numpy = is_numpy(a.queue) and is_numpy(b.queue)
-    if not numpy and (a.context is None or a.context != b.context):
+    if a.context != b.context:
         what = "all inputs must be on the same device"
         raise DeviceError(message(op, what, "move one with tensor.to(device)", first=a.device.device_name, other=b.device.device_name))
 
@@ -105,9 +104,9 @@ def check_axis(op: str, axis: int, ndim: int) -> int:
 
 def check_double(op: str, queue: Any, names: Iterable[str]) -> None:
     """Raise ``DtypeError`` if a dtype is float64 and the device has no float64 arithmetic."""
-    if "float64" in names and not handle_of(queue).profile.has_fp64:
+    if not {"float64"}.isdisjoint(names) and not profile_of(queue).has_fp64:
         remedy = "cast to float32, or use the NumPy backend: netcl.device('cpu')"
-        raise DtypeError(message(op, "the device has no float64 arithmetic", remedy, device=handle_of(queue).device_name))
+        raise DtypeError(message(op, "the device has no float64 arithmetic", remedy, device=profile_of(queue).name))
 
 
 def index_type(count: int) -> str:
@@ -117,28 +116,20 @@ def index_type(count: int) -> str:
 
 def on_cpu_device(queue: Any) -> bool:
     """Whether a queue's device is a CPU, where a work-item should process many elements."""
-    state = program.state(queue)
-    answer = state.get(("launch", "cpu"))
-    if answer is None:
-        answer = state[("launch", "cpu")] = handle_of(queue).profile.device_type == "cpu"
-    return answer
+    return profile_of(queue).device_type == "cpu"
 
 
 def fetches(queue: Any) -> bool:
     """Whether a queue's device is a CPU whose compiler has ``__builtin_prefetch``; OpenCL's ``prefetch`` does nothing on PoCL."""
-    state = program.state(queue)
-    answer = state.get(("launch", "fetches"))
-    if answer is None:
-        profile = handle_of(queue).profile
-        answer = state[("launch", "fetches")] = profile.device_type == "cpu" and profile.brand in FETCHING
-    return answer
+    profile = profile_of(queue)
+    return profile.device_type == "cpu" and profile.brand in FETCHING
 
 
 def ahead(queue: Any) -> tuple[int, int] | None:
     """Return prefetch distance in bytes and cache level for data that a kernel reads once; ``None`` if the compiler cannot prefetch."""
     if not fetches(queue):
         return None
-    return _AHEAD if handle_of(queue).profile.vector_width < 8 else _AHEAD_X86
+    return _AHEAD if profile_of(queue).vector_width < 8 else _AHEAD_X86
 
 
 # ---- OpenCL
@@ -146,7 +137,7 @@ def ahead(queue: Any) -> tuple[int, int] | None:
 
 def exponential(queue: Any, real: str, lanes: int) -> tuple[dict[str, str], str]:
     """Return the macro ``EXP_BELOW(x)`` and its source for vectors of ``lanes``; both are empty where the built-in exp is as fast."""
-    if real != "float" or lanes == 1 or not on_cpu_device(queue) or handle_of(queue).profile.brand != "pocl":
+    if real != "float" or lanes == 1 or not on_cpu_device(queue) or profile_of(queue).brand != "pocl":
         return {}, ""
     vector = f"float{lanes} __attribute__((overloadable)) exp_below(const float{lanes} x) {{\n{exp_below(f'float{lanes}', f'int{lanes}')}}}"
     scalar = "float __attribute__((overloadable)) exp_below(const float x) { return exp(x); }"
@@ -170,19 +161,16 @@ def kernel(
     key = ("launch", module_file, cl_file, kernel_name, text, *(operands or {}).items(), *(defines or {}).items())
     state = program.state(queue)
     found = state.get(key)
-    if found is None:
-        found = state[key] = _build_kernel(queue, module_file, cl_file, kernel_name, operands or {}, defines or {}, text)
-    return found
-
-
-def _build_kernel(
-    queue: Any, module_file: str, cl_file: str, kernel_name: str, operands: Mapping[str, str], defines: Mapping[str, Any], text: str
-) -> program.Kernel:
-    check_double(kernel_name, queue, operands.values())
-    lines = [f"#define {name} {_literal(value)}\n" for name, value in defines.items()]
+    if found is not None:
+        return found
+    check_double(kernel_name, queue, (operands or {}).values())
+    lines = primitives.storage_macros(**(operands or {}))
+    for name, value in (defines or {}).items():
+        lines += f"#define {name} {f'{value!r}f' if isinstance(value, float) else value if isinstance(value, str) else int(value)}\n"
     files = [primitives.cl_source(__file__ if part == "rows.cl" else module_file, part) for part in cl_file.split()]
     source = without_other_kernels("\n".join(files), kernel_name)
-    return program.get(queue, primitives.storage_macros(**operands) + "".join(lines) + text + source, kernel_name)
+    found = state[key] = program.get(queue, lines + text + source, kernel_name)
+    return found
 
 
 def without_other_kernels(source: str, name: str) -> str:
@@ -190,12 +178,6 @@ def without_other_kernels(source: str, name: str) -> str:
     if name not in _KERNEL_SIGNATURE.findall(source):
         return source  # its name is made by a macro
     return _KERNEL_SIGNATURE.sub(lambda found: found[0] if found[1] == name else "".join(_DIRECTIVE.findall(found[0])), source)
-
-
-def _literal(value: int | float | str) -> str:
-    if isinstance(value, (bool, int)):
-        return str(int(value))
-    return f"{value!r}f" if isinstance(value, float) else value
 
 
 # ---- NumPy
@@ -258,8 +240,3 @@ def numpy_reference(name: str, *args: Any, **kwargs: Any) -> Any:
 
     found = hooks.call(name, *map(sent, args), **kwargs)
     return tuple(x.to_host() for x in found) if isinstance(found, (tuple, list)) else found.to_host()
-
-
-def is_numpy(queue: Any) -> bool:
-    """Whether a queue is the NumPy backend's."""
-    return isinstance(queue, CPUQueue)

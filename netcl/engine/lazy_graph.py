@@ -19,13 +19,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from netcl.core import env
-from netcl.core.device import CPUQueue
+from netcl.core.device import CPUQueue, profile_of
 from netcl.core.dtype import DType
 from netcl.core.hooks import Readers, hooks
 from netcl.core.kernels import program
-from netcl.core.tensor import Tensor, deferred_tensor, memory_of, with_shape
+from netcl.core.tensor import CountedSource, Tensor, deferred_tensor, memory_of, with_shape
 from netcl.engine import fused_kernel, rows
-from netcl.engine.map_kernel import profile_of
 from netcl.engine.modes import Mode, deferral, in_mode
 from netcl.engine.opencl_text import Body
 from netcl.engine.schedule import PendingNode, Space, fits_rows, gather_roots, in_order, is_regular, nodes_below, too_long
@@ -67,7 +66,7 @@ class TraceNode(PendingNode):
         self.inputs, self.leaves, self.users, self.tensors = (), {}, [], []
 
 
-class Product:
+class Product(CountedSource):
     """A pending product whose kernel may include the ops that follow it (an epilogue)."""
 
     __slots__ = ()

@@ -15,12 +15,12 @@ import numpy as np
 from netcl.core import dtype as dtypes
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.commands import Given
-from netcl.core.device import CPUQueue, handle_of
+from netcl.core.device import CPUQueue, profile_of
 from netcl.core.dtype import DTYPES, DType
 from netcl.core.errors import DtypeError, message
-from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector, is_named
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_kernel_selector, is_named
 from netcl.core.kernels import program
-from netcl.core.tensor import Tensor, wrap_array
+from netcl.core.tensor import Tensor, new_result, wrap_array
 from netcl.engine.launch import ahead, check_double, index_type
 from netcl.engine.opencl_text import COMPUTE, STREAM_BYTES, Body, Layout, Port, kernel_source
 from netcl.engine.operands import Operand
@@ -84,14 +84,6 @@ def steps_of(groups: Groups, k: int) -> tuple[int, ...]:
 # ---- plans
 
 
-def profile_of(queue: Any) -> DeviceProfile:
-    """Return the profile of a queue's device, kept in the state of its context."""
-    state = program.state(queue)
-    if "profile" not in state:
-        state["profile"] = handle_of(queue).profile
-    return state["profile"]
-
-
 def _layout(walk: Walk, n: int, dtype: str, profile: DeviceProfile, config: KernelConfig, asked: tuple[int, int] | None) -> Layout:
     width = 1
     if config.variant is KernelVariant.ELEMENTWISE_VECTORIZED and config.use_vectorization:
@@ -131,10 +123,10 @@ def map_kernel(
     """Return the kernel that computes ``body`` over ``values``, built if new. Its arguments are tensors, results, numbers and sizes."""
     given = {i: x for i, x in enumerate(values) if isinstance(x, Tensor)}
     n, names = math.prod(shape), [dtype.name for dtype in outputs]
-    check_double(op, queue, [*names, *(x.dtype for x in given.values()), "float64" if compute == "double" else ""])
+    check_double(op, queue, [*names, *[x.dtype for x in given.values()], "float64" if compute == "double" else ""])
     profile = profile_of(queue)
     walk = collapse(shape, [x.shape for x in given.values()])
-    config = get_kernel_selector().select("elementwise", ((n,),), profile, names[0])
+    config = get_kernel_selector().choose(Problem("elementwise", (n,), names[0], {}, profile), ((n,),))
     layout = _layout(walk, n, names[0], profile, config, ahead(queue))
     inputs = [Port(body.inputs[i], DTYPES[x.dtype], moves) for (i, x), moves in zip(given.items(), walk.moves, strict=True)]
     kernel = _kernel(op, queue, body, inputs, [Port(*p) for p in zip(body.outputs, outputs, strict=True)], compute, layout, options)
@@ -155,10 +147,10 @@ def plan_map(
     """
     tensors = [x for x in values if isinstance(x, Tensor)]
     commands = command_list(queue, tensors if out is None else [*tensors, out])
-    made = [Tensor.empty(shape, dtype.name, queue=commands) for dtype in outputs] if out is None else [commands.given[-1]]
+    made = [new_result(shape, dtype.name, commands) for dtype in outputs] if out is None else [commands.given[-1]]
     if math.prod(shape):
         kernel, items, local, sizes = map_kernel(op, queue, body, values, outputs, compute, shape, options)
-        given = (Given(i) for i in range(numbers + len(values) - len(tensors)))
+        given = [Given(i) for i in range(numbers + len(values) - len(tensors))]
         kernel(commands, items, local, *commands.given[: len(tensors)], *made, *given, *sizes)
     plan = Plan(op, commands, made[0] if len(made) == 1 else made)
     plan.cast = partial(as_integer, op, compute) if compute in INTEGRAL else float

@@ -74,7 +74,7 @@ def check_same_device(op: str, a: Tensor, b: Tensor) -> None:
 def common_shape(op: str, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> tuple[int, ...]:
     """Return the broadcast shape, by NumPy's rules."""
     first = shapes[0]
-    if all(shape == first for shape in shapes):
+    if shapes.count(first) == len(shapes):
         return first
     try:
         return np.broadcast_shapes(*shapes)
@@ -107,5 +107,5 @@ def common_dtype(operands: Sequence[Any]) -> DType:
     tiers = [[DTYPES[x.dtype] for x in tensors if x.shape], [DTYPES[x.dtype] for x in tensors if not x.shape]]
     numbers = [1 if type(x) is Size else SCALARS.index(type(x)) for x in operands if not isinstance(x, Tensor)]
     number = [DTYPES[("bool", "int64", "float32")[max(numbers)]]] if numbers else []
-    kinds = [*(reduce(dtypes.promote, tier) for tier in tiers if tier), *number]
+    kinds = [*[reduce(dtypes.promote, tier) for tier in tiers if tier], *number]
     return reduce(lambda above, below: below if category(below) > category(above) else above, kinds)

@@ -66,10 +66,10 @@ class Plan:
 
         Returns the index of the lease (the *room*) of each planned memory, and the shelf and size of each lease.
         """
-        n, last = self.operands, {}
-        for i, command in enumerate(self.commands):
-            last.update({at.index: i for at in _memory(command) if at.index >= n})
-        last.update({at: len(self.commands) for at, _, _ in self.results})
+        n = self.operands
+        places = [command.args if isinstance(command, Launch) else command.at for command in self.commands]
+        used = [sorted({at.index for at in args if isinstance(at, At) and at.index >= n}) for args in places]
+        last = {at: i for i, indices in enumerate(used) for at in indices} | {at: len(used) for at, _, _ in self.results}
         rooms: list[tuple[Any, int]] = []
         free: dict[Any, list[int]] = {}
         room_of = [-1] * len(self.leased)
@@ -84,22 +84,17 @@ class Plan:
                 rooms.append((shelf, nbytes))
             room_of[at - n] = room
 
-        for i, command in enumerate(self.commands):
-            used = sorted({at.index for at in _memory(command) if at.index >= n})
-            for at in used:
+        for i, indices in enumerate(used):
+            for at in indices:
                 if room_of[at - n] < 0:
                     take(at)
-            for at in used:
+            for at in indices:
                 if last[at] == i:
                     free.setdefault(self.leased[at - n][0], []).append(room_of[at - n])
         for at, _, _ in self.results:
             if at >= n and room_of[at - n] < 0:
                 take(at)
         return room_of, rooms
-
-    def _slot(self, index: int) -> int:
-        """Return the position of a command's memory in the list of slots of a run."""
-        return index if index < self.operands else self.operands + self.room_of[index - self.operands]
 
     def _number_slots(self) -> None:
         """Prepare the commands: each selects its argument indices and their memory from one list of slots.
@@ -111,9 +106,10 @@ class Plan:
         self.fixed = list(range(most))
         kinds = [type(arg) for args in launches for arg in args]
         start, numbered = most + len(kinds) - kinds.count(At), Given in kinds
+        slot_of = [start + i for i in (*range(self.operands), *[self.operands + room for room in self.room_of])]  # by index of memory
         for command in self.commands:
             if isinstance(command, HostStep):
-                self.steps.append((_host_step(self.queue, command.run), _chosen([start + self._slot(at.index) for at in command.at])))
+                self.steps.append((_host_step(self.queue, command.run), _chosen([slot_of[at.index] for at in command.at])))
                 continue
             pointers = [i for i, kind in enumerate(command.kernel.kinds) if kind is POINTER]
             numbers = command.args[len(pointers) :]
@@ -125,7 +121,7 @@ class Plan:
                 arg = command.args[i]
                 if not isinstance(arg, At):
                     self.fixed.append(arg.realize() if isinstance(arg, Tensor) else arg)
-                slots += (i, start + self._slot(arg.index) if isinstance(arg, At) else len(self.fixed) - 1)
+                slots += (i, slot_of[arg.index] if isinstance(arg, At) else len(self.fixed) - 1)
             launch = sized or _any_launch(command)
             self.steps.append((_without_numbers(launch) if sized and numbered and not given else launch, _chosen(slots)))
         self.fixed += [None] * (start - len(self.fixed))  # unused: numbers that stay set in the kernels
@@ -213,10 +209,6 @@ class Plan:
         return [memory[at] if at >= 0 else None for at, _, _ in self.results]
 
 
-def _memory(command: Launch | HostStep) -> list[At]:
-    return [arg for arg in (command.args if isinstance(command, Launch) else command.at) if isinstance(arg, At)]
-
-
 def _chosen(slots: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
     if len(slots) > 1:
         return itemgetter(*slots)
@@ -246,7 +238,7 @@ def _written_operands(commands: CommandList) -> set[int]:
     found = set()
     for command in commands.commands:
         if isinstance(command, Launch):
-            pairs = zip(command.args, command.kernel.reads_only(), strict=True)
+            pairs = zip(command.args, command.kernel.reads_only, strict=True)
             found |= {arg.index for arg, only_read in pairs if isinstance(arg, At) and not only_read}
         else:
             found.update(command.written)

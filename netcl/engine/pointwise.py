@@ -156,7 +156,7 @@ def _new_plan(
     """Plan a call with a new key and cache the plan; a :class:`Waiting` takes its place if the call is deferred."""
     plans = plan_cache(queue)
     types = shape, compute, result = _forward_types(row, args, dtype)
-    if out is None and fusable(queue, *types, args) and worth_deferring(queue, shape):
+    if out is None and worth_deferring(queue, shape) and fusable(queue, *types, args):
         plans[key] = waiting = Waiting(types)
         return waiting
     if out is not None and (out.shape, out.dtype) != (shape, result.name):
@@ -257,20 +257,15 @@ def run_vjp(
     grads: list[Tensor | None] = [None] * row.arity
     rest: list[bool] = []
     for i, (asked, text, x) in enumerate(zip(wanted, row.vjp, values, strict=True)):
-        needed = bool(asked and text) and isinstance_float(x)
-        if needed and text == "g" and x.dtype is g.dtype:
+        dtype = getattr(x, "dtype", None)
+        needed = bool(asked and text) and dtype in DTYPES and DTYPES[dtype].is_float
+        if needed and text == "g" and dtype is g.dtype:
             grads[i] = g
         rest.append(needed and grads[i] is None)
     if True in rest:
         made = iter(_vjp_kernel(row, g, out, values, params, tuple(rest)))
         grads = [next(made) if r else grad for r, grad in zip(rest, grads, strict=True)]
     return grads
-
-
-def isinstance_float(x: Any) -> bool:
-    """Whether an operand has a floating-point dtype and so can have a gradient."""
-    name = getattr(x, "dtype", None)
-    return name in DTYPES and DTYPES[name].is_float
 
 
 def _vjp_kernel(

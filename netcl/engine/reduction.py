@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core.capabilities import DeviceProfile
-from netcl.core.device import CPUQueue
+from netcl.core.device import CPUQueue, profile_of
 from netcl.core.dtype import DTYPES, STORED, DType
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, get_kernel_selector, is_named
@@ -25,7 +25,7 @@ from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import lazy_graph, rows
 from netcl.engine.call import planned
 from netcl.engine.launch import check_double, index_type
-from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, fusable, profile_of
+from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, fusable
 from netcl.engine.modes import deferral, in_mode
 from netcl.engine.opencl_text import C_LIMITS, UFUNCS, Body, Layout, helper_functions, numpy_function, rotated, statements, value_functions
 from netcl.engine.operands import check_out, common_shape, operand

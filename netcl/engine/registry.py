@@ -159,7 +159,7 @@ class Pointwise:
         self._check()
         object.__setattr__(self, "result", self.result or self._result())
 
-    @property
+    @cached_property
     def arity(self) -> int:
         return len(self.vjp)
 
@@ -173,11 +173,11 @@ class Pointwise:
 
     @cached_property
     def _saved(self) -> frozenset[str]:
-        return frozenset().union(*(self.saved_for(i) for i in range(self.arity)))
+        return frozenset().union(*[self.saved_for(i) for i in range(self.arity)])
 
     def saved_for(self, index: int) -> frozenset[str]:
         """Return the names of the tensors that the gradient of input ``index`` reads."""
-        tensors = {"out", *(f"v{i}" for i in range(self.arity))}
+        tensors = {"out", *[f"v{i}" for i in range(self.arity)]}
         text = self.vjp[index]
         return names_read_by(text, self.let) & tensors if text else frozenset()
 
@@ -185,7 +185,7 @@ class Pointwise:
     def promoting(self) -> tuple[int, ...]:
         """The inputs whose dtype decides the result's: those used as numbers, not only as conditions."""
         used = set().union(*[_number_names(parse(text)) for text in (self.fwd, *self.let.values())])
-        return tuple(i for i in range(self.arity) if f"v{i}" in used) or tuple(range(self.arity))
+        return tuple([i for i in range(self.arity) if f"v{i}" in used]) or tuple(range(self.arity))
 
     def resolve(self, params: Mapping[str, Any]) -> tuple[Pointwise, dict[str, Any]]:
         """Return the row and the parameters that a call runs with."""

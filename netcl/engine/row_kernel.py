@@ -237,18 +237,7 @@ def _row_parameters(ports: Sequence[Port], row: _Row, numbers: Sequence[str], la
     text += [f"const {layout.integer} {name}" for name in ("inner", "rows", "each")]
     text += [f"const {layout.integer} size{d}" for d in range(1, layout.rank)]
     text += [f"const {layout.integer} step_{p.name}_{d}" for p in ports for d in range(layout.rank)]
-    return _wrapped(text)
-
-
-def _wrapped(parameters: Sequence[str]) -> str:
-    """Return parameters separated by commas, in lines of readable length."""
-    lines = [parameters[0]]
-    for text in parameters[1:]:
-        if len(lines[-1]) + len(text) > 120:
-            lines.append(text)
-        else:
-            lines[-1] += f", {text}"
-    return ",\n    ".join(lines)
+    return ",\n    ".join(text)
 
 
 def source(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from netcl.core import dtype as dtypes
+from netcl.core.device import profile_of
 from netcl.core.kernels import program
 from netcl.engine import launch, opencl_text
 from netcl.engine.strided import alignment
@@ -80,8 +81,8 @@ def streams(cpu: bool, n: int, operands: Mapping[str, str]) -> bool:
 
 def device_of(queue: Any) -> tuple[bool, int, int]:
     """Return whether a queue's device is a CPU, its largest work-group and its compute units."""
-    state = program.state(queue)
-    return launch.on_cpu_device(queue), state.max_work_group, state.device.max_compute_units
+    profile = profile_of(queue)
+    return profile.device_type == "cpu", profile.max_work_group_size, profile.max_compute_units
 
 
 def column_spread(queue: Any, wide: bool) -> Spread:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from netcl.core.dtype import DTYPES
-from netcl.core.tensor import Tensor
+from netcl.core.tensor import CountedSource, Tensor
 from netcl.engine.modes import deferral
 from netcl.engine.opencl_text import Body
 
@@ -34,12 +34,11 @@ class Space(NamedTuple):
         return (*self.lead, *(1,) * self.axes)
 
 
-class PendingNode:
+class PendingNode(CountedSource):
     """The fields of :class:`netcl.engine.lazy_graph.TraceNode`: an op, its inputs, and the users of its value."""
 
-    __slots__ = ("__weakref__", "body", "dtype", "inputs", "kind", "leaves", "level", "made", "mode", "name", "narrow", "numbers", "queue",
-                 "readable", "real", "shape", "skipped", "space", "tensors", "users", "weight",
-                 "whole")  # fmt: skip
+    __slots__ = ("body", "dtype", "inputs", "kind", "leaves", "level", "made", "mode", "name", "narrow", "numbers", "queue",
+                 "readable", "real", "shape", "skipped", "space", "users", "weight", "whole")  # fmt: skip
 
     def __init__(
         self, kind: str, name: str, body: Body, inputs: tuple[Any, ...], numbers: tuple[Any, ...], shape: tuple[int, ...], dtype: str,
@@ -51,7 +50,7 @@ class PendingNode:
         self.readable = dtype == "bool" or DTYPES[dtype].c_compute == real  # other readers see the unrounded value
         self.made: Tensor | None = None
         self.skipped = False
-        self.tensors: list[weakref.ref[Tensor]] = []
+        self.tensors = []
         self.users: list[weakref.ref[PendingNode]] = []
         self.leaves: dict[Any, Tensor] = {}
         weight, level = 1, 0
@@ -65,14 +64,6 @@ class PendingNode:
                 self.leaves[storage_key(x)] = x
         self.level: int = level + (kind == "fold")  # how many folds deep
         self.weight: int = weight if weight <= MOST_NODES else len(nodes_below(self))  # an upper bound on the number of nodes below
-
-    def seen_by(self, tensor: Tensor) -> None:
-        """Register a further tensor over this node."""
-        self.tensors.append(weakref.ref(tensor))
-
-    def alive(self) -> bool:
-        """Whether anything outside of the pending nodes still references the value."""
-        return any(ref() is not None for ref in self.tensors)
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.shape} {self.dtype}{'' if self.made is None else ', computed'}>"
@@ -144,9 +135,6 @@ class _Gathering:
         self.space = space
         return True
 
-    def shares_input(self, node: PendingNode) -> bool:
-        return any(key in n.leaves for n in self.inside for key in node.leaves)
-
 
 def gather_roots(root: PendingNode, wanted: Sequence[PendingNode] = ()) -> list[PendingNode]:
     """Return the roots of a kernel: a node, live nodes that share pending work with it, and requested nodes that read the same inputs."""
@@ -161,7 +149,7 @@ def gather_roots(root: PendingNode, wanted: Sequence[PendingNode] = ()) -> list[
             if user is not None and user not in region.inside and region.accept(user):
                 queue.extend(region.inside)
     for node in wanted:
-        if node not in region.inside and region.shares_input(node):
+        if node not in region.inside and any(key in n.leaves for n in region.inside for key in node.leaves):
             region.accept(node)
     used = {x for node in region.inside for x in node.inputs if isinstance(x, PendingNode)}
     return [root, *(n for n in region.inside if n not in below and (n in wanted or (n not in used and n.alive())))]

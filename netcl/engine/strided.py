@@ -206,7 +206,7 @@ def _transposition(queue: Any, copy: Copy) -> _Launch | None:
 
 def alignment(*tensors: Tensor) -> int:
     """Return the common alignment in bytes, at most 16: 16 for memory of pools, possibly less for a caller's array (``share=True``)."""
-    if all(t.host_ref is None for t in tensors):
+    if all([t.host_ref is None for t in tensors]):
         return 16
     addresses = [t.host_ref.__array_interface__["data"][0] for t in tensors if t.host_ref is not None]
     return math.gcd(16, *addresses)

@@ -228,8 +228,10 @@ def _decoder_details(given: Mapping[str, Any], row: Architecture, found: ModelCo
     gemma = row.gguf.startswith("gemma")
     ropes = {kind: None if found.learned_positions else rope_of(given, found.head_size, kind) for kind in dict.fromkeys(types)}
     window = whole_number(given, "sliding_window") if "sliding_attention" in types else None
-    caps = {name: None if given.get(key) is None or not gemma else real_number(given, key)
-            for name, key in (("attention_cap", "attn_logit_softcapping"), ("final_cap", "final_logit_softcapping"))}  # fmt: skip
+    caps: dict[str, Any] = {
+        name: None if given.get(key) is None or not gemma else real_number(given, key)
+        for name, key in (("attention_cap", "attn_logit_softcapping"), ("final_cap", "final_logit_softcapping"))
+    }
     if any(cap is not None and cap <= 0 for cap in caps.values()):
         raise refusal("config", "attn_logit_softcapping and final_logit_softcapping must be above 0 or null", **caps)
     stretched = max((rope.factor for rope in ropes.values() if rope is not None and rope.kind == "dynamic"), default=1.0)

@@ -112,18 +112,13 @@ def _tokenizer_maker(source: HubFolder | _GGUFModel) -> Callable[[], Tokenizer] 
 def _config_of(source: HubFolder | _GGUFModel) -> ModelConfig:
     """Return the configuration of a file, without a pooling layer or separate head that its tensors lack."""
     if source.config.get("model_type") == "clip":
-        return _pair_config(source.config)
+        return replace(_clip_config(source.config, "text"), architecture="clip", source=dict(source.config))
     found = read_config(source.config)
     if found.architecture == "t5":  # transformers writes tie_word_embeddings whether or not there is a head
         return replace(found, tied="lm_head.weight" not in source.shapes)
     if found.pooling == "tanh" and not any(name.endswith("pooler.dense.weight") for name in source.shapes):
         return replace(found, pooling="first")
     return found
-
-
-def _pair_config(config: Mapping[str, Any]) -> ModelConfig:
-    """Return CLIP's configuration: that of its text encoder, with the whole ``config.json`` as ``source``."""
-    return replace(_clip_config(config, "text"), architecture="clip", source=dict(config))
 
 
 def _clip_config(config: Mapping[str, Any], name: str) -> ModelConfig:

@@ -42,7 +42,7 @@ class _Ordered(_Container):
     """Base class of ordered containers, whose entries are named 0, 1, 2, ..., or by their own names."""
 
     def __iter__(self) -> Iterator[Any]:
-        return (self.__dict__[name] for name in self._names())
+        return iter([self.__dict__[name] for name in self._names()])
 
     def _name(self, index: int) -> str:
         names = self._names()

@@ -263,7 +263,7 @@ def _fused_attention(chains: _Chains, found: ChainMatch, root: OnnxNode) -> Onnx
         if (
             q.ndim == k.ndim == v.ndim > 1 and q.shape[:-2] == shape[:-2] == v.shape[:-2] and max(q.shape[-1], v.shape[-1]) <= LARGEST
             and axis in (-1, q.ndim - 1) and (factor is None or (factor.size == 1 and factor.ndim <= k.ndim))
-            and (mask is None or (mask.ndim <= q.ndim and all(map(_spreads, mask.shape[::-1], scores[::-1]))))
+            and (mask is None or (mask.ndim <= q.ndim and all(n in (1, m) for n, m in zip(mask.shape[::-1], scores[::-1], strict=False))))
         ):  # fmt: skip
             keys = k if order == sorted(order) else ag.permute(k, order)
             keys = keys if factor is None else ag.mul(keys, factor)
@@ -299,10 +299,6 @@ def _quantized_matmul(chains: _Chains, found: ChainMatch, root: OnnxNode) -> Onn
     made = _op_node("QLinearMatMul", names, root, {}, read)
     made.codes = [*[0] * 7, *root.codes[2:3]]
     return made
-
-
-def _spreads(size: int, wanted: int) -> bool:
-    return size in (1, wanted)
 
 
 def _norm_in_conv(chains: _Chains, found: ChainMatch, root: OnnxNode) -> OnnxNode | None:

@@ -150,8 +150,7 @@ class InferenceSession:
         self._queue, self._eager = handle.queue, not self._options.enable_mem_pattern or isinstance(handle.queue, CPUQueue)
         self._stored = {name: numbers(np.empty(0, entry.dtype)).dtype.name for name, entry in self._inputs.items() if entry.dtype}
         self._plans: OrderedDict[Any, Graph | str] = OrderedDict()
-        self._kept, self._versions = KeptValues(), list[int]()
-        self._weights: list[Tensor] = []
+        self._kept, self._leases = KeptValues(), list[Any]()
         self._lock = threading.Lock()
 
     def get_inputs(self) -> list[NodeArg]:
@@ -265,7 +264,10 @@ class InferenceSession:
             or len({id(x.realize()) for x in tensors}) < len(tensors)
         ):
             return ""
-        self._drop_stale_plans()
+        leases = [x.lease for x in self.model.weights()]
+        if leases != self._leases:  # a weight has other memory: recordings hold the old one, and results that depend on it
+            self._plans.clear()
+            self._kept, self._leases = KeptValues(), leases
         host = self.model.on_host
         named = list(zip(self._inputs, tensors, strict=True))
         key = tuple((x.shape, x.dtype, *([x.item()] if name in host else [])) for name, x in named)
@@ -286,18 +288,6 @@ class InferenceSession:
         if len(self._plans) > MOST_SHAPES:
             self._plans.popitem(last=False)
         return plan
-
-    def _drop_stale_plans(self) -> None:
-        """Drop all recordings after a weight was replaced or written: they hold the old weight and results that depend on it.
-
-        Every run compares the version of each weight. A single write counter would not do: other threads write during a run.
-        """
-        weights = self.model.weights()
-        versions = [0 if (written := x.writes) is None else written.last for x in weights]
-        if weights is not self._weights or versions != self._versions:
-            self._plans.clear()
-            self._kept = KeptValues()
-            self._weights, self._versions = weights, versions
 
 
 class IOBinding:

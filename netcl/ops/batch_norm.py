@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from netcl.core import recording
-from netcl.core.device import handle_of
+from netcl.core.device import profile_of
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import DtypeError, ShapeError, message
 from netcl.core.kernel_selector import KernelVariant, Problem, get_kernel_selector
@@ -356,7 +356,7 @@ def batch_norm_inference(
 def _selects_fused(x: Tensor) -> bool:
     """Whether the selector's variant for an inference with ReLU is BATCHNORM_FUSED."""
     flags = {"training": False, "fuse_relu": True}
-    problem = Problem("batchnorm", (*x.shape[:2], math.prod(x.shape[2:]), 1), x.dtype, flags, handle_of(x.queue).profile)
+    problem = Problem("batchnorm", (*x.shape[:2], math.prod(x.shape[2:]), 1), x.dtype, flags, profile_of(x.queue))
     return get_kernel_selector().choose(problem, (x.shape,)).variant is KernelVariant.BATCHNORM_FUSED
 
 

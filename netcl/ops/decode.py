@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from netcl.core.device import CPUQueue, handle_of
+from netcl.core.device import CPUQueue, profile_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import primitives
 from netcl.core.tensor import Tensor, new_result, with_shape
@@ -17,9 +15,9 @@ from netcl.engine.pointwise import run
 from netcl.engine.registry import REGISTRY, S, op
 from netcl.engine.strided import alignment
 from netcl.ops.finish import Finish
-from netcl.ops.matmul import _PLAIN_ACTIVATIONS, affine, gemm
+from netcl.ops.matmul import affine, gemm
 from netcl.ops.norm import row_norm
-from netcl.ops.quantized import _packed_sample, _weight_values, plans, quantized_linear
+from netcl.ops.quantized import _packed_sample, plans, quantized_linear
 from netcl.ops.quantized.formats import kind_of
 
 DECODED_ROWS = 8  # most rows of x that one launch takes
@@ -65,27 +63,12 @@ def decodes_together(x: Tensor) -> bool:
     return x.ndim > 0 and x.size <= DECODED_ROWS * x.shape[-1] and launches_dominate(x.queue)
 
 
-def _decode_ref(x, weight, bias=None, gate=None, gate_bias=None, residual=None, norm_weight=None, norm_bias=None, kind="", rows=0,
-                activations="auto", norm="", eps=1e-5, activation=""):  # fmt: skip
-    def times(w, b):
-        return x @ (_weight_values(w, kind, (rows, x.shape[-1])) if kind else w).T + (0 if b is None else b)
-
-    if norm:
-        x = x - (x.mean(-1, keepdims=True) if norm == "layer" else 0)
-        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * norm_weight + (0 if norm_bias is None else norm_bias)
-    act: Any = {"": np.asarray, **_PLAIN_ACTIVATIONS, "gelu_tanh": lambda y: y / (1 + np.exp(-1.5957691216 * (y + 0.044715 * y**3)))}[
-        activation
-    ]
-    out = act(times(weight, bias)) if gate is None else act(times(gate, gate_bias)) * times(weight, bias)
-    return out if residual is None else out + residual
-
-
 _Q4 = _packed_sample((1, 64), 20, "Q4_0").shapes[1]
 _OF_Q4: dict[str, Any] = {"kind": "Q4_0", "rows": 20, "activations": "float"}
 
 
 @op(
-    vjp=None, ref=_decode_ref, tol=4,
+    vjp=None, ref="numpy", tol=4,
     samples=[
         S((2, 64), (66, 64), (66,), None, None, (2, 66), (64,), (64,), norm="layer"),
         S((1, 1, 64), (70, 64), None, (70, 64), None, None, (64,), norm="rms", activation="silu"),
@@ -150,7 +133,7 @@ def _launch_of(parts: DecodeParts, x: Tensor, weight: Tensor, bias: Tensor | Non
     sized = 0 < tokens <= DECODED_ROWS and (parts.norm_weight is None or parts.norm_weight.size == columns)
     if x.array is not None or not (alike and single and sized and (kind or weight.ndim == 2)):
         return None
-    queue, profile, flat = x.queue, handle_of(x.queue).profile, with_shape(x, (tokens, columns))
+    queue, profile, flat = x.queue, profile_of(x.queue), with_shape(x, (tokens, columns))
     if kind:
         packed = plans.Packed(kind_of(kind, "decode_linear"), rows, columns, tokens, x.dtype, activations)
         choice = plans.surrounded(queue, packed)

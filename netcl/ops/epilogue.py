@@ -7,7 +7,6 @@ of such ops without referenced intermediate results becomes one launch. A refere
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -36,20 +35,12 @@ _FOLLOWS = frozenset((*EPILOGUE_ACTIVATIONS.values(), "add", "cast", "hard_sigmo
 class _Waiting(lazy_graph.Product):
     """Base of pending products: the source of tensors whose kernel has not been launched."""
 
-    __slots__ = ("__weakref__", "extras", "inputs", "made", "name", "queue", "shape", "tensors")
+    __slots__ = ("extras", "inputs", "made", "name", "queue", "shape")
 
     def __init__(self, name: str, inputs: tuple[Any, ...], extras: Extras, shape: tuple[int, ...], queue: Any):
         self.name, self.inputs, self.extras, self.shape, self.queue = name, inputs, extras, shape, queue
         self.made: Tensor | None = None
-        self.tensors: list[weakref.ref[Tensor]] = []
-
-    def seen_by(self, tensor: Tensor) -> None:
-        """Register a further tensor that refers to this source."""
-        self.tensors.append(weakref.ref(tensor))
-
-    def alive(self) -> bool:
-        """Whether a tensor still refers to this source."""
-        return any(ref() is not None for ref in self.tensors)
+        self.tensors = []
 
     def skippable(self) -> bool:
         """Whether no tensor needs these values separately."""
@@ -286,9 +277,9 @@ _matmul, _affine, _conv2d = (planned(call.__name__, call) for call in (matmul_wi
 def _fusable_operands(*tensors: Any) -> bool:
     """Whether the operands are non-empty tensors of one float dtype on one OpenCL queue; the op handles all other cases itself."""
     first = tensors[0]
-    return isinstance(first, Tensor) and first.dtype in FLOATS and not isinstance(first.queue, CPUQueue) and all(
-        t is None or (isinstance(t, Tensor) and t.dtype == first.dtype and t.queue is first.queue and t.size) for t in tensors
-    )  # fmt: skip
+    return isinstance(first, Tensor) and first.dtype in FLOATS and not isinstance(first.queue, CPUQueue) and all([
+        t is None or (isinstance(t, Tensor) and t.dtype is first.dtype and t.queue is first.queue and t.size) for t in tensors
+    ])  # fmt: skip
 
 
 def _waits(name: str, inputs: tuple[Any, ...], shape: tuple[int, ...], call: Callable[..., Tensor], by_column: bool) -> Tensor | None:

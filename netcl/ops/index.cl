@@ -1,16 +1,7 @@
 // Gathering and adding by index. Indices out of range are never followed: they give zeros, or are left out, and leave a mark.
+// Operands: IDX indices (IDX_T IDX_LOAD), X what is added (X_T X_REAL X_LOAD X_STORE).
 #ifndef T  // the element of what is only moved: uchar, ushort, uint, ulong or uint4, by its bytes
 #define T uint
-#endif
-#ifndef IDX_T  // the dtype of indices
-#define IDX_T int
-#define IDX_LOAD(p, i) ((p)[i])
-#endif
-#ifndef X_T  // the dtype of what is added
-#define X_T float
-#define X_REAL float
-#define X_LOAD(p, i) ((p)[i])
-#define X_STORE(p, i, x) (p)[i] = (x)
 #endif
 #ifndef KEY  // uint or ulong: the sorted destinations
 #define KEY uint

@@ -471,12 +471,6 @@ def take(F: Any, x: Tensor, index: Tensor) -> Tensor:
 # ---- masks
 
 
-def _bit_pattern(value: float, dtype: str) -> int:
-    row = dtypes.DTYPES[dtype]
-    stored = dtypes.encode(np.asarray(value, row.host).reshape(1), row)
-    return int.from_bytes(stored.tobytes(), "little")
-
-
 @op(
     vjp=lambda F, g, mask: (F.masked_fill(g, mask, 0.0), None),
     ref=lambda x, mask, value: np.where(mask, value, x),
@@ -499,20 +493,19 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     lead = len(x.shape) - len(mask.shape)
     if lead < 0 or any(m not in (1, n) for m, n in zip(mask.shape, x.shape[lead:], strict=True)):
         raise ShapeError(message("masked_fill", "mask must broadcast to x", **{"x.shape": x.shape, "mask.shape": mask.shape}))
+    row = dtypes.DTYPES[x.dtype]
+    stored = dtypes.encode(np.asarray(number, row.host).reshape(1), row)
     if x.array is not None and mask.array is not None:
-        row = dtypes.DTYPES[x.dtype]
-        stored = dtypes.encode(np.asarray(number, row.host).reshape(1), row)[0]
-        return wrap_array(np.where(mask.array, stored, x.array).astype(row.storage), x.dtype, x.queue)
+        return wrap_array(np.where(mask.array, stored[0], x.array).astype(row.storage), x.dtype, x.queue)
     # A mask that lacks only leading axes is reread; any other mask is expanded.
     trimmed = mask.shape[next((i for i, n in enumerate(mask.shape) if n != 1), mask.ndim) :]
     if trimmed != x.shape[x.ndim - len(trimmed) :]:
         mask, trimmed = broadcast_to(mask, x.shape), x.shape
     out = Tensor.empty(x.shape, x.dtype, queue=x.queue)
-    itemsize = dtypes.DTYPES[x.dtype].itemsize
     chunk, local = (4096, 1) if launch.on_cpu_device(x.queue) else (1, 4 * launch.LOCAL_1D)
-    bits = _bit_pattern(number, x.dtype)
+    bits = int.from_bytes(stored.tobytes(), "little")
     args = (x, mask, out, x.size, math.prod(trimmed), bits - 2**64 if bits >= 2**63 else bits, chunk)
-    _index_kernel(x.queue, "masked_fill", "int64", T=ELEMENTS[itemsize])(x.queue, -(-x.size // chunk), local, *args)
+    _index_kernel(x.queue, "masked_fill", "int64", T=ELEMENTS[row.itemsize])(x.queue, -(-x.size // chunk), local, *args)
     return out
 
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from netcl.core.device import handle_of
+from netcl.core.device import profile_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernel_selector import get_kernel_selector
 from netcl.core.tensor import Tensor
@@ -26,7 +26,7 @@ def prefers_integers(a: Tensor, b: Tensor) -> bool:
     """
     if a.array is not None or {a.dtype, b.dtype} - _BYTE_TYPES.keys():
         return False
-    return get_kernel_selector().select("integer_dot", (a.shape, b.shape), handle_of(a.queue).profile) == "dot"
+    return get_kernel_selector().select("integer_dot", (a.shape, b.shape), profile_of(a.queue)) == "dot"
 
 
 def _integer_dot_numpy(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -240,14 +240,6 @@ def _repeat_vjp(F, g, x_shape):
     return F.reshape(F.sum(parts, axis=tuple(range(0, 2 * len(shape), 2))), x_shape)
 
 
-def _repeated(x: Tensor, times: tuple[int, ...]) -> Tensor:
-    shape = (1,) * (len(times) - x.ndim) + x.shape
-    strides = dense(shape)
-    sizes = [n for pair in zip(times, shape, strict=True) for n in pair]
-    walked = [n for stride in strides for n in (0, stride)]
-    return with_shape(take_block(x, sizes, 0, walked), tuple(r * n for r, n in zip(times, shape, strict=True)))
-
-
 @op(
     vjp=_repeat_vjp,
     ref=lambda x, repeats: np.tile(x, repeats),
@@ -261,7 +253,10 @@ def repeat(x: Tensor, repeats: SizesArgument, *more: int) -> Tensor:
     if len(times) < x.ndim or min(times, default=0) < 0:
         what = f"repeats must have at least {x.ndim} numbers, got {len(times)}" if len(times) < x.ndim else "repeats cannot be negative"
         raise ShapeError(message("repeat", what, **{"x.shape": x.shape, "repeats": times}))
-    return _repeated(x, times)
+    shape = (1,) * (len(times) - x.ndim) + x.shape
+    sizes = [n for pair in zip(times, shape, strict=True) for n in pair]
+    walked = [n for stride in dense(shape) for n in (0, stride)]
+    return with_shape(take_block(x, sizes, 0, walked), tuple(r * n for r, n in zip(times, shape, strict=True)))
 
 
 @composite(
@@ -471,15 +466,6 @@ def stack(F: Any, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
     return F.cat([F.unsqueeze(t, at) for t in tensors], at)
 
 
-def _joined_gradient(F, g, x_shape, lengths, axis):
-    """Compute the gradient of a split; unused parts count as zeros."""
-    g = g if isinstance(g, tuple) else (g,)
-    known = next(part for part in g if part is not None)
-    shapes = [along(len(x_shape), axis, n, x_shape) for n in lengths]
-    parts = [Tensor.zeros(s, known.dtype, queue=known.queue) if part is None else part for part, s in zip(g, shapes, strict=True)]
-    return F.cat(parts, axis)
-
-
 def _split_lengths(name: str, x_shape: tuple[int, ...], sizes: SizesArgument, axis: int) -> tuple[list[int], int]:
     at = launch.check_axis(name, axis, len(x_shape))
     n = x_shape[at] if x_shape else 0
@@ -493,16 +479,13 @@ def _split_lengths(name: str, x_shape: tuple[int, ...], sizes: SizesArgument, ax
     return [min(int(sizes), n - start) for start in range(0, n, int(sizes))] or [0], at
 
 
-def _split_parts(x: Tensor, lengths: Sequence[int], axis: int) -> tuple[Tensor, ...]:
-    starts = np.cumsum([0, *lengths[:-1]]).tolist()
-    strides = dense(x.shape)
-    shapes = [along(x.ndim, axis, length, x.shape) for length in lengths]
-    return tuple(take_block(x, shape, start * strides[axis], strides) for start, shape in zip(starts, shapes, strict=True))
-
-
 def _split_vjp(F, g, x_shape, sizes, axis):
     lengths, at = _split_lengths("split", x_shape, sizes, axis)
-    return _joined_gradient(F, g, x_shape, lengths, at)
+    g = g if isinstance(g, tuple) else (g,)
+    known = next(part for part in g if part is not None)
+    shapes = [along(len(x_shape), at, n, x_shape) for n in lengths]
+    parts = [Tensor.zeros(shape, known.dtype, queue=known.queue) if part is None else part for part, shape in zip(g, shapes, strict=True)]
+    return F.cat(parts, at)  # unused parts count as zeros
 
 
 def _split_ref(x, sizes, axis=0):
@@ -523,7 +506,10 @@ def _split_ref(x, sizes, axis=0):
 def split(x: Tensor, sizes: SizesArgument, axis: int = 0) -> tuple[Tensor, ...]:
     """Split an axis into parts of ``sizes`` elements (the last may be shorter), or of the sizes in a list."""
     x = _as_tensor("split", x)
-    return _split_parts(x, *_split_lengths("split", x.shape, sizes, axis))
+    (lengths, axis), strides = _split_lengths("split", x.shape, sizes, axis), dense(x.shape)
+    starts = np.cumsum([0, *lengths[:-1]]).tolist()
+    shapes = [along(x.ndim, axis, length, x.shape) for length in lengths]
+    return tuple(take_block(x, shape, start * strides[axis], strides) for start, shape in zip(starts, shapes, strict=True))
 
 
 def _unbound(shape: Sequence[int], axis: int, order: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], int]:

@@ -76,10 +76,6 @@ def batch_view(shape: tuple[int, ...]) -> View:
     return View((images, channels, math.prod(shape[2:])), (1, channels, 1), (1, channels, 1), (0, 2), (0, 2))
 
 
-def _stats_shape(shape: tuple[int, ...], axes: int, groups: int) -> tuple[int, ...]:
-    return (shape[0], groups) if groups else shape[: len(shape) - axes]
-
-
 # ---- checks
 
 
@@ -373,7 +369,7 @@ def row_norm(
     """
     x, weight, bias = launch.as_tensors("row_norm", x, weight, bias)
     _check_row_norm("row_norm", x, weight, bias, axes, groups)
-    dtype, stats = sum_dtype(x.dtype), _stats_shape(x.shape, axes, groups)
+    dtype, stats = sum_dtype(x.dtype), ((x.shape[0], groups) if groups else x.shape[: len(x.shape) - axes])
     if x.backend == "cpu":
         view = _row_view(x.shape, axes, groups)
         y, *found = launch.run_cpu(norm_arrays, x, weight, bias, dtype=(x.dtype, dtype, dtype), view=view, eps=eps, centered=centered)

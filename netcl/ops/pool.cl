@@ -1,20 +1,7 @@
 // Pooling of images: a work-item makes `span` neighbours of one row of the result. Gradients gather: a pixel asks the windows
 // that hold it, so nothing is added concurrently. CPUs with planes for every core do better by pool_planes.cl.
+// Operands: X what is read (X_T X_REAL X_LOAD), Y what is written (Y_T Y_STORE), I places of the largest values (I_T I_STORE I_LOAD).
 
-#ifndef X_T  // what is read
-#define X_T float
-#define X_REAL float
-#define X_LOAD(p, i) ((p)[i])
-#endif
-#ifndef Y_T  // what is written
-#define Y_T float
-#define Y_STORE(p, i, x) ((p)[i] = (x))
-#endif
-#ifndef I_T  // places of the largest values
-#define I_T long
-#define I_LOAD(p, i) ((p)[i])
-#define I_STORE(p, i, x) ((p)[i] = (x))
-#endif
 // Options, as one argument: decided while running, so that a dtype has one program.
 #define ADAPTIVE(how) ((how) & 1)   // windows divide the image evenly; kernel, stride, padding and dilation are not read
 #define COUNT_PAD(how) ((how) & 2)  // padding counts when averaging

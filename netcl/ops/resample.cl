@@ -1,15 +1,8 @@
 // Images at other resolutions. The gradient gathers: an input pixel sums over the outputs that read it.
+// Operands: X what is read (X_T X_LOAD), Y what is written (Y_T Y_STORE).
 
 #ifndef REAL
 #define REAL float  // of coordinates, weights and sums
-#endif
-#ifndef X_T  // what is read
-#define X_T float
-#define X_LOAD(p, i) ((p)[i])
-#endif
-#ifndef Y_T  // what is written
-#define Y_T float
-#define Y_STORE(p, i, x) ((p)[i] = (x))
 #endif
 // Options, as one argument: how an image is read is decided while running, so that a dtype has one program.
 #define LINEAR(how) ((how) & 1)  // else the nearest pixel

@@ -1,23 +1,9 @@
 // Values of images at the points of a grid. The gradient of the images scatters, one plane per work-item, in order; that of the grid gathers.
+// Operands: X what is read (X_T X_LOAD), D gradients that come in (D_T D_LOAD), G coordinates (G_T G_LOAD), Y what is written (Y_T
+// Y_STORE).
 
 #ifndef REAL
 #define REAL float  // of coordinates, weights and sums
-#endif
-#ifndef X_T  // what is read
-#define X_T float
-#define X_LOAD(p, i) ((p)[i])
-#endif
-#ifndef D_T  // gradients that come in
-#define D_T float
-#define D_LOAD(p, i) ((p)[i])
-#endif
-#ifndef G_T  // coordinates
-#define G_T float
-#define G_LOAD(p, i) ((p)[i])
-#endif
-#ifndef Y_T  // what is written
-#define Y_T float
-#define Y_STORE(p, i, x) ((p)[i] = (x))
 #endif
 // Options, as one argument: how an image is read is decided while running, so that a dtype has one program.
 #define LINEAR(how) ((how) & 1)  // else the nearest pixel

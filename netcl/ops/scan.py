@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core.device import CPUQueue
+from netcl.core.device import CPUQueue, profile_of
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import ShapeError, message
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor, wrap_array
 from netcl.engine.launch import check_double, index_type
-from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute, profile_of
+from netcl.engine.map_kernel import CPU_WIDTH, as_compute, from_compute
 from netcl.engine.opencl_text import Layout, value_functions
 from netcl.engine.operands import check_out, operand
 from netcl.engine.reduction import Shape3, axes_of, folded_shape, sums_of_slices

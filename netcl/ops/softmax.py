@@ -44,14 +44,6 @@ def _run_softmax(op_name: str, kernel: str, axis: int, operands: dict[str, Tenso
 # ---- ops
 
 
-def _softmax_vjp(F: Any, g: Any, out: Any, axis: int) -> Any:
-    return F.softmax_grad(g, out, axis=axis)
-
-
-def _log_softmax_vjp(F: Any, g: Any, out: Any, axis: int) -> Any:
-    return F.log_softmax_grad(g, out, axis=axis)
-
-
 def _softmax_grad_vjp(F: Any, g: Any, upstream: Any, y: Any, axis: int) -> tuple[Any, Any]:
     """Return the gradients of ``y (u - sum(u y))`` with respect to the upstream gradient u and to y."""
     along = {"axis": axis, "keepdims": True}
@@ -75,7 +67,7 @@ def _softmax_forward(op_name: str, x: Any, axis: int, log: bool) -> Tensor:
     return _run_softmax(op_name, "softmax", axis, {"X": x}, log)
 
 
-@op(vjp=_softmax_vjp, ref="numpy", amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
+@op(vjp=lambda F, g, out, axis: F.softmax_grad(g, out, axis=axis), ref="numpy", amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Normalize exponentials to a sum of one along an axis: ``exp(x) / sum(exp(x))``, computed without overflow.
 
@@ -86,7 +78,7 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     return _softmax_forward("softmax", x, axis, log=False)
 
 
-@op(vjp=_log_softmax_vjp, ref="numpy", amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
+@op(vjp=lambda F, g, out, axis: F.log_softmax_grad(g, out, axis=axis), ref="numpy", amp="float", samples=_SOFTMAX_SAMPLES, errors=_BAD_AXIS)
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """The logarithm of :func:`softmax`: ``x - log(sum(exp(x)))``, accurate where the softmax itself is nearly 0.
 

@@ -1,10 +1,6 @@
 // Stable sorting of rows: runs of BLOCK are sorted by insertion, then merged pairwise, each pass into the other buffer. A work-item
 // of a pass writes `chunk` elements; where its part of the two runs begins is found by bisection.
-#ifndef X_T  // the dtype that is sorted
-#define X_T float
-#define X_REAL float
-#define X_LOAD(p, i) ((p)[i])
-#endif
+// Operands: X the values that are sorted (X_REAL X_T X_LOAD).
 #ifndef KEY  // uint, or ulong for dtypes of 8 bytes
 #define KEY uint
 #endif

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core.device import handle_of
+from netcl.core.device import profile_of
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor, with_shape
 from netcl.engine import launch
@@ -148,7 +148,7 @@ def top_indices(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Tens
 def _top_rows(keys: Tensor, rows: int, n: int, k: int) -> Tensor:
     """Return the positions of the ``k`` smallest keys of every row, selected from those of its parts."""
     queue, on_cpu = keys.queue, launch.on_cpu_device(keys.queue)
-    items = 4 * handle_of(queue).profile.max_compute_units * (1 if on_cpu else LOCAL_PER_UNIT)
+    items = 4 * profile_of(queue).max_compute_units * (1 if on_cpu else LOCAL_PER_UNIT)
     chunk = max(4 * k, -(-n // max(1, items // rows)), 512)
     parts = max(1, n // chunk)
     best, from_ = (Tensor.empty((rows, parts * k), kind, queue=queue) for kind in (keys.dtype, "int32"))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core import dtype as dtypes
-from netcl.core.device import handle_of
+from netcl.core.device import CPUQueue, profile_of
 from netcl.core.errors import DeviceError, OutOfMemoryError, ShapeError, message
 from netcl.core.kernels import primitives, program
 from netcl.core.tensor import Tensor, wrap_array
@@ -136,7 +136,7 @@ class BlockSpread(NamedTuple):
 def _device_spread(queue: Any, total: int) -> BlockSpread:
     if launch.on_cpu_device(queue):
         least, most = CPU_BLOCKS
-        share = total // (4 * handle_of(queue).profile.max_compute_units)
+        share = total // (4 * profile_of(queue).max_compute_units)
         return BlockSpread(1, CPU_WIDTH, min(max(share, least), most) // CPU_WIDTH * CPU_WIDTH)
     limit = min(GPU_LOCAL, program.state(queue).max_work_group)
     return BlockSpread(1 << (limit.bit_length() - 1), GPU_WIDTH, GPU_BLOCK)
@@ -280,7 +280,7 @@ def apply(
     separately.
     """
     for queue, kinds, part in _by_place(roles):
-        if launch.is_numpy(queue):
+        if isinstance(queue, CPUQueue):
             _apply_numpy(rule, part, scalars, {"factor": factor, **given})
         else:
             _apply_opencl(rule, queue, kinds, part, scalars, {"factor": factor, **given})

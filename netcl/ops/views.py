@@ -17,7 +17,7 @@ import numpy as np
 from netcl.core import memory, recording
 from netcl.core.errors import AutogradError, ShapeError, message
 from netcl.core.hooks import hooks
-from netcl.core.tensor import Tensor, duplicate, memory_of, with_shape, wrap_array
+from netcl.core.tensor import Source, Tensor, duplicate, memory_of, with_shape, wrap_array
 from netcl.core.writes import Writes, clock, writes_of, wrote
 from netcl.engine.registry import S, op
 from netcl.engine.strided import broadcast_strides, copy_block, dense, take_block
@@ -244,7 +244,7 @@ def contiguous(x: Tensor) -> Tensor:
 # ---- refreshing views
 
 
-class Reread:
+class Reread(Source):
     """The source of a view whose base has been written since it was copied."""
 
     __slots__ = ("__weakref__", "_made", "base", "dtype", "place", "shape")
@@ -258,9 +258,6 @@ class Reread:
     def stale(self) -> bool:
         """Whether the view must still be copied."""
         return self._made is None
-
-    def seen_by(self, tensor: Tensor) -> None:
-        """Ignore the tensor: tensors over this source need not be known."""
 
     def compute(self) -> Tensor:
         """Return the current values of the view, copied from the base at the first call."""

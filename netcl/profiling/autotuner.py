@@ -8,7 +8,6 @@ finds it, also for neighboring shapes. Nothing is measured unless requested: by 
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -19,16 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core import env, platforms, recording
-from netcl.core.device import CPUQueue, get_active_device, handle_of, queue_of
+from netcl.core import platforms, recording
+from netcl.core.device import CPUQueue, get_active_device, profile_of, queue_of
 from netcl.core.errors import DeviceError, DtypeError, KernelBuildError, OutOfMemoryError, ShapeError, message
 from netcl.core.hooks import hooks
-from netcl.core.kernel_selector import KernelConfig, Problem, get_kernel_selector, get_matmul_precision
+from netcl.core.kernel_selector import KernelConfig, Problem, get_kernel_selector
 from netcl.core.tensor import Tensor
 from netcl.engine.algorithms import FAMILIES, Family
 from netcl.ops import conv, matmul  # noqa: F401, fill the table of algorithms
 from netcl.profiling import timing
 from netcl.runtime import tuning
+from netcl.runtime.tuning import TUNED_DTYPES, recall, store_key, with_all_flags
 
 BUDGET = 10.0  # seconds for one problem when a caller names none
 UNASKED_BUDGET = 10.0  # seconds per process under NETCL_AUTOTUNE=on
@@ -40,8 +40,6 @@ FINAL = 0.1  # part of a budget that is kept for the finalists
 SLOW_ROUND = 0.2  # seconds of a round of finalists above which one round must do when the budget is spent
 LEAST_SAMPLE = 2e-3  # seconds of one sample; shorter calls are repeated
 CHECKED_PRODUCTS = 1 << 28  # multiply-adds above which the reference is taken of a part of the problem
-NEAR, FAR = 1, 2  # powers of two by which one size, and all of them together, may differ between neighbors
-_TUNED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 _FAILURES = (KernelBuildError, OutOfMemoryError, ShapeError, DtypeError, DeviceError, ValueError, LookupError)
 
 
@@ -100,7 +98,7 @@ class Autotuner:
         if isinstance(self.queue, CPUQueue):
             platforms.opencl()
             raise DeviceError(message("autotune", "tuning requires an OpenCL device, got NumPy", "name one: netcl.device('cl')"))
-        self.profile = handle_of(self.queue).profile
+        self.profile = profile_of(self.queue)
         self.budget = budget
         self.store = tuning.store if store is None else store
         self.families = FAMILIES if families is None else families
@@ -113,8 +111,8 @@ class Autotuner:
         if len(sizes) != (count := self.families[op].sizes) or min(sizes) < 1:
             raise ShapeError(message("autotune", f"{op} must have {count} sizes of at least 1", sizes=sizes))
         problem = self.families[op].problem(*sizes, profile=self.profile, dtype=dtype, **flags)
-        if problem.dtype not in _TUNED_DTYPES:
-            raise DtypeError(message("autotune", f"dtype must be one of {', '.join(_TUNED_DTYPES)}", dtype=dtype))
+        if problem.dtype not in TUNED_DTYPES:
+            raise DtypeError(message("autotune", f"dtype must be one of {', '.join(TUNED_DTYPES)}", dtype=dtype))
         found = self.search(problem)
         get_kernel_selector().clear_cache()
         return found
@@ -165,7 +163,7 @@ class _Search:
     def __init__(self, tuner: Autotuner, problem: Problem):
         self.tuner, self.problem = tuner, problem
         self.family = tuner.families[problem.op]
-        earlier = tuner.store.entries(tuner.profile).get(_store_key(self.family, problem), {}).get("config")
+        earlier = tuner.store.entries(tuner.profile).get(store_key(self.family, problem), {}).get("config")
         usual, *others = self.family.configurations(problem)
         # The policy's choice, then the winner of an earlier search that ran out of time, then the others.
         self.candidates = [usual, *sorted(others, key=lambda config: not (earlier and tuning.to_json(config) == earlier))]
@@ -191,7 +189,7 @@ class _Search:
         """Store the winner and return the result of the search."""
         best, policy = self._final(seconds_left)
         chosen = tuning.to_json(best.config) if best.config is not self.candidates[0] else None
-        key, complete = _store_key(self.family, self.problem), len(self.trials) == len(self.candidates)
+        key, complete = store_key(self.family, self.problem), len(self.trials) == len(self.candidates)
         entry = {
             "config": chosen,
             "seconds": best.seconds,
@@ -308,9 +306,9 @@ def problems_of(function: Callable[[], Any], profile: Any) -> list[Problem]:
     usual = selector.tuned
 
     def note(problem: Problem) -> KernelConfig | None:
-        asked = _with_all_flags(problem)
+        asked = with_all_flags(problem)
         if asked is not None and _same_device(asked.profile, profile):
-            work, _ = found.get(key := _store_key(FAMILIES[asked.op], asked), (0.0, asked))
+            work, _ = found.get(key := store_key(FAMILIES[asked.op], asked), (0.0, asked))
             found[key] = (work + math.prod(asked.shape) * asked.flags.get("batches", 1), asked)
         return usual(problem)
 
@@ -341,29 +339,15 @@ class _Unasked:
 _unasked = _Unasked()
 
 
-def tuned(problem: Problem) -> KernelConfig | None:
-    """Return the measured configuration of a problem or of a neighboring one; ``None`` if the policy decides.
-
-    With ``NETCL_AUTOTUNE``, a problem that was not measured yet is measured now, as long as the budget lasts.
-    """
-    asked = _with_all_flags(problem)
-    if asked is None:
-        return None
-    mode, seconds = env.value("NETCL_AUTOTUNE")
-    if mode != "off":
-        _search_unasked(asked, mode, UNASKED_BUDGET if seconds is None else seconds)
-    entry = recall(asked)
-    return _usable_entry(entry, asked) if entry else None
-
-
-def _search_unasked(problem: Problem, mode: str, budget: float) -> None:
-    key, handle = _store_key(FAMILIES[problem.op], problem), get_active_device()
+def search_unasked(problem: Problem, mode: str, budget: float | None) -> None:
+    """Measure a problem that was not measured yet, as long as the budget (seconds per process) lasts."""
+    key, handle = store_key(FAMILIES[problem.op], problem), get_active_device()
     here = handle.backend == "cl" and _same_device(handle.profile, problem.profile) and not problem.profile.has_quirk("slow")
     watched = recording.active.recorder is not None or bool(hooks.launch_observers)  # who records or profiles wants the user's launches
     least = LEAST_BUILD_AT_LAUNCH if problem.profile.has_quirk("compiles_at_launch") else LEAST_BUILD
     with _unasked.lock:
         _unasked.costs.fresh = max(_unasked.costs.fresh, least)
-        left = budget - _unasked.spent
+        left = (UNASKED_BUDGET if budget is None else budget) - _unasked.spent
         if not here or watched or _unasked.busy or key in _unasked.searched or left / SHARE <= _unasked.costs.fresh:
             return
         if mode == "on" and recall(problem) is not None:
@@ -379,61 +363,5 @@ def _search_unasked(problem: Problem, mode: str, budget: float) -> None:
             _unasked.spent += time.perf_counter() - start
 
 
-def _with_all_flags(problem: Problem) -> Problem | None:
-    """Return the problem with every flag of its family; ``None`` for problems that are not tuned."""
-    family = FAMILIES.get(problem.op)
-    if family is None or problem.dtype not in _TUNED_DTYPES or 0 in problem.shape:
-        return None
-    return family.problem(*problem.shape, profile=problem.profile, dtype=problem.dtype, **problem.flags)
-
-
 def _same_device(one: Any, other: Any) -> bool:
     return (one.platform, one.name, one.driver_version) == (other.platform, other.name, other.driver_version)
-
-
-def _store_key(family: Family, problem: Problem) -> str:
-    """Return the name of a problem's class in the store. It includes the precision, which determines the allowed kernels."""
-    return json.dumps([*family.problem_class(problem), get_matmul_precision()])
-
-
-def recall(problem: Problem, near: bool = True) -> Mapping[str, Any] | None:
-    """Return the entry of a problem's class, else of the nearest class with slightly different sizes, else ``None``."""
-    entries = tuning.store.entries(problem.profile)
-    key = _store_key(FAMILIES[problem.op], problem)
-    if key in entries or not near or not entries:
-        return entries.get(key)
-    wanted = _problem_class(key)
-    ranked = sorted((distance, other) for other in entries if (distance := _distance(wanted, _problem_class(other))) is not None)
-    return entries[ranked[0][1]] if ranked else None
-
-
-def _problem_class(key: str) -> list[Any]:
-    """Return the problem class that :func:`_store_key` encoded in a key; empty for any other key."""
-    try:
-        parts = json.loads(key)
-    except (ValueError, RecursionError):
-        return []
-    return parts if isinstance(parts, list) else []
-
-
-def _distance(one: list[Any], other: list[Any]) -> float | None:
-    """Return the number of doublings between two classes; ``None`` for classes that are not neighbors."""
-    if len(one) != len(other) or [type(a) for a in one] != [type(b) for b in other]:
-        return None
-    sizes = [(a, b) for a, b in zip(one, other, strict=True) if isinstance(a, int)]
-    if any(a != b for a, b in zip(one, other, strict=True) if not isinstance(a, int)) or any(min(pair) < 1 for pair in sizes):
-        return None
-    apart = [abs(math.log2(a) - math.log2(b)) for a, b in sizes]
-    windows = apart[5:] if len(sizes) == 7 else []  # of a convolution: 3x3 is no neighbor of 5x5
-    return sum(apart) if max(apart, default=0) <= NEAR and sum(apart) <= FAR and not any(windows) else None
-
-
-def _usable_entry(entry: Mapping[str, Any], problem: Problem) -> KernelConfig | None:
-    """Return the configuration of an entry, or ``None`` if the family does not offer it for this problem."""
-    if not entry.get("config"):
-        return None
-    try:
-        config = tuning.from_json(entry["config"])
-    except ValueError:
-        return None
-    return config if config in FAMILIES[problem.op].configurations(problem) else None

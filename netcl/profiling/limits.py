@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from netcl.core.device import CPUQueue, handle_of
+from netcl.core.device import CPUQueue, handle_of, profile_of
 from netcl.core.kernels import program
 from netcl.core.tensor import Tensor
 from netcl.profiling.events import Observer
@@ -115,14 +115,14 @@ def limits(queue: Any) -> Limits | None:
         return None
     state = program.state(queue)
     if ("profiling", "limits") not in state:
-        on_cpu, units = handle_of(queue).device_type == "cpu", handle_of(queue).profile.max_compute_units
+        on_cpu, units = handle_of(queue).device_type == "cpu", profile_of(queue).max_compute_units
         state["profiling", "limits"] = Limits(_bandwidths(queue, on_cpu, units), _arithmetic(queue, on_cpu, units))
     return state["profiling", "limits"]
 
 
 def _cache_sizes(queue: Any, units: int) -> list[int]:
     """Return the sizes to measure in bytes: powers of two, from the first cache of all compute units to beyond the last."""
-    profile = handle_of(queue).profile
+    profile = profile_of(queue)
     largest = min(max(MEMORY, 4 * profile.global_mem_cache_size), 2 * profile.max_alloc_size, profile.global_mem_size // 4)
     sizes, last = [_lower_power(SMALLEST * units)], _lower_power(largest)
     while sizes[-1] * GROWTH < last:

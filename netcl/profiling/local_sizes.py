@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core.device import handle_of
+from netcl.core.device import profile_of
 from netcl.core.errors import OutOfMemoryError, ShapeError, message
 from netcl.core.kernels.primitives import BuiltKernel, KernelSpec
 from netcl.core.memory import get_persistent_pool
@@ -75,7 +75,7 @@ def _keep_fastest(queue: Any, built: BuiltKernel, sizes: LocalSizes, usual: Loca
     """Store and return the fastest local size, or the default if none is clearly faster."""
     best = min(times, key=lambda local: times[local]) if times else usual
     chosen = best if times and times[best] < timing.MARGIN * times.get(usual, math.inf) else usual
-    tuning.store.put(handle_of(queue).profile, _kernel_key(built, sizes), {"local": list(chosen), "seconds": times.get(chosen)})
+    tuning.store.put(profile_of(queue), _kernel_key(built, sizes), {"local": list(chosen), "seconds": times.get(chosen)})
     built.kernel.program.state[built.slot(sizes)] = chosen
     return chosen
 
@@ -133,7 +133,7 @@ def _kernel_key(built: BuiltKernel, sizes: LocalSizes) -> str:
 
 def tuned(queue: Any, built: BuiltKernel, sizes: LocalSizes, args: Sequence[Any] | None = None) -> LocalSizes | None:
     """Return the stored local size of a kernel, else the one that its tuner measures with ``args``; ``None`` without either."""
-    local = tuning.store.entries(handle_of(queue).profile).get(_kernel_key(built, sizes), {}).get("local")
+    local = tuning.store.entries(profile_of(queue)).get(_kernel_key(built, sizes), {}).get("local")
     if not isinstance(local, list) or len(local) != len(sizes) or not all(isinstance(n, int) and n > 0 for n in local):
         return None if args is None else _tune(queue, built, sizes, args)
     return tuple(local)

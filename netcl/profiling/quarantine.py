@@ -15,9 +15,8 @@ from netcl.core.device import DeviceHandle
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError
 from netcl.core.kernel_selector import KernelConfig, Problem
 from netcl.engine.algorithms import ALGORITHMS, FAMILIES, Family, last_chosen
-from netcl.runtime.tuning import log, store
+from netcl.runtime.tuning import store, warned_of
 
-_KEY = "quarantine"
 _CONV_SIZES = (2, 8, 9, 8, 12, 3, 3)
 #: An op, its sizes and flags: odd sizes, sizes that fill a tile, and sizes above the limits of the policy.
 _PROBLEMS: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
@@ -26,7 +25,6 @@ _PROBLEMS: tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...] = (
     *((op, _CONV_SIZES, {"pad": 1}) for op in ("conv2d", "conv2d_input_grad", "conv2d_weight_grad")),
     ("conv2d", (1, 16, 7, 9, 8, 1, 1), {}), ("conv2d", (1, 8, 9, 9, 8, 3, 3), {"stride": 2, "groups": 2}),
 )  # fmt: skip
-_told: set[tuple[str, str]] = set()
 
 
 class VariantCheck(NamedTuple):
@@ -37,24 +35,10 @@ class VariantCheck(NamedTuple):
     wrong: str
 
 
-def tuned(profile: Any) -> Mapping[str, str]:
-    """Return the quarantined algorithms of a device, as ``family/name``, with the error; warns once per process."""
-    banned = store.entries(profile).get(_KEY, {})
-    if banned and (profile.platform, profile.name) not in _told:
-        _told.add((profile.platform, profile.name))
-        names = ", ".join(sorted(banned))
-        log.warning(
-            "[quarantine] not used, as they computed wrong results: %s; device=%s; `netcl selftest --full` checks again",
-            names,
-            profile.name,
-        )
-    return banned
-
-
 def _set_banned(profile: Any, banned: Mapping[str, str]) -> None:
-    if store.entries(profile).get(_KEY, {}) != banned:
-        store.put(profile, _KEY, banned)
-        _told.discard((profile.platform, profile.name))
+    if store.entries(profile).get("quarantine", {}) != banned:
+        store.put(profile, "quarantine", banned)
+        warned_of.discard((profile.platform, profile.name))
         kernel_selector.reload_environment()  # plans and recorded steps hold the kernels of before
 
 
@@ -76,7 +60,7 @@ def check_variants(handle: DeviceHandle) -> Iterator[VariantCheck]:
                 wrong = str(error).splitlines()[0]
             name = f"{family.family}/{last_chosen[family.family].name}"
             if wrong:
-                _set_banned(profile, {**store.entries(profile).get(_KEY, {}), name: f"{op} {sizes}: {wrong}"})
+                _set_banned(profile, {**store.entries(profile).get("quarantine", {}), name: f"{op} {sizes}: {wrong}"})
             yield VariantCheck(name, f"{op} {sizes} {flags}", wrong)
 
 

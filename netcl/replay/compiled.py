@@ -402,7 +402,7 @@ class CompiledFunction:
                 self._refuse_for_good(f"{hidden}; return it, or set an attribute that the function names")
                 return
             del of_call  # the run is the only holder of its result: the memory may be shared
-            run.copy_result(recorder)
+            run.result = map_leaves(run.result, partial(_own_copy, recorder=recorder))
             read = [(t, g.buffer) for t, g in of_held if id(t) not in recorder.leaves and g.array is None]
             program.guards = Guards(recorder, [*gradients, *read], left)
             contract.leave_out(program.guards.parts)
@@ -491,9 +491,6 @@ class _Run:
     def __init__(self, result: Any, recorder: Recorder):
         self.result = result
         self.tree = map_leaves(result, partial(_output, recorder=recorder))
-
-    def copy_result(self, recorder: Recorder) -> None:
-        self.result = map_leaves(self.result, partial(_own_copy, recorder=recorder))
 
 
 def _first_difference(before: list[Any], now: list[Any], recorder: Recorder, excuses: Callable[[Any, Any], bool]) -> tuple[str, bool]:

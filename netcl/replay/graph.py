@@ -105,7 +105,7 @@ class Graph:
     def _run_once(self, node: CommandNode, buffers: Mapping[Value, Any]) -> None:
         args = [buffers[arg] if isinstance(arg, Value) else arg for arg in node.args]
         if node.kind == "launch":
-            node.kernel.prepare(self.queue, node.sizes, node.local, args).observed()
+            program.Prepared(node.kernel, self.queue, node.sizes, node.local, args).observed()
         else:
             self._transfer(node, buffers)()
 
@@ -177,7 +177,7 @@ class Graph:
 
     def _prepare_launch(self, node: CommandNode) -> None:
         args = [self._buffers[arg] if isinstance(arg, Value) else arg for arg in node.args]
-        launch = node.kernel.prepare(self.queue, node.sizes, node.local, args)
+        launch = program.Prepared(node.kernel, self.queue, node.sizes, node.local, args)
         self._launches.append((launch, node))
         self._calls.append(launch.call)
         for index, arg in enumerate(node.args):
@@ -224,7 +224,10 @@ class Graph:
             platforms.check_process()
         for i, t in enumerate(inputs):
             if t.queue is not self.queue:
-                self._check_place(i, t)
+                if t.context != self.queue.context:
+                    what = f"input {i} must be on the recorded device"
+                    raise DeviceError(message("replay", what, "use tensor.to(device)", given=t.device))
+                t.wait()
         for where, function in self._checks:
             function(inputs[where] if isinstance(where, int) else where)
         for settler in hooks.settlers:
@@ -290,11 +293,6 @@ class Graph:
                 message("replay", f"input {met} must not share memory that the step writes", "pass a clone()", shape=inputs[met].shape)
             )
 
-    def _check_place(self, i: int, t: Tensor) -> None:
-        if t.context != self.queue.context:
-            raise DeviceError(message("replay", f"input {i} must be on the recorded device", "use tensor.to(device)", given=t.device))
-        t.wait()
-
     def _run_parts(self) -> None:
         """Enqueue all commands and call the sources, the functions that compute numbers for them.
 
@@ -335,7 +333,7 @@ class Graph:
             elif self._answers:
                 for call in calls:
                     if call():
-                        self._say_why(call)
+                        next(launch for launch, _ in self._launches if launch.call is call).observed()
             else:
                 for call in calls:
                     call()
@@ -346,10 +344,6 @@ class Graph:
             if not isinstance(error, platforms.opencl().Error):
                 raise
             raise program.failure("replay", "to replay a recorded step", error) from None
-
-    def _say_why(self, call: Callable[[], object]) -> None:
-        """Repeat a launch that returned an error code by a call that raises the error."""
-        next(launch for launch, _ in self._launches if launch.call is call).observed()
 
     def _run_observed(self, calls: Sequence[Callable[[], object]]) -> None:
         """Enqueue with events, for observers of launches such as a profile."""

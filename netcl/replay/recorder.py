@@ -11,8 +11,8 @@ import numpy as np
 from netcl.core import recording
 from netcl.core.hooks import hooks
 from netcl.core.recording import Number
-from netcl.core.site import user_line
 from netcl.core.tensor import Tensor
+from netcl.core.tracebacks import user_line
 from netcl.core.writes import writes_of
 from netcl.replay.graph import Output
 from netcl.replay.values import CONSTANT, INPUT, MADE, OUTSIDE, CommandNode, Value
@@ -62,13 +62,9 @@ class Recorder:
         self._gradients: list[tuple[Tensor, weakref.ref[Tensor] | None]] = []  # of leaves, at their first use
         self._used = 0
         for t in inputs:
-            self._add_input(t)
-
-    def _add_input(self, t: Tensor) -> None:
-        if id(t.buffer) in self._now:
-            self.problem = self.problem or "two inputs share their memory"
-        value = Value(INPUT, t.buffer, t.nbytes, None, len(self.inputs))
-        self.inputs.append(self._add(value))
+            if id(t.buffer) in self._now:
+                self.problem = self.problem or "two inputs share their memory"
+            self.inputs.append(self._add(Value(INPUT, t.buffer, t.nbytes, None, len(self.inputs))))
 
     def __enter__(self) -> Recorder:
         hooks.settle()  # values deferred before the step are not part of it
@@ -130,7 +126,7 @@ class Recorder:
         told: list[Any] = []
         reads: list[Value] = []
         writes: list[Value] = []
-        for arg, only_read in zip(args, kernel.reads_only(), strict=True):
+        for arg, only_read in zip(args, kernel.reads_only, strict=True):
             buffer = arg.buffer if isinstance(arg, Tensor) else arg if hasattr(arg, "int_ptr") else None
             if buffer is None:
                 told.append(arg)

@@ -80,11 +80,10 @@ class ProgramCache:
 
     def _tell_of_a_first_run(self) -> None:
         """Report once that the first run compiles all kernels and therefore takes longer."""
-        folder = self.folder()
-        if self._told or folder is None or env.value("NETCL_PROGRESS") == "off":
+        if self._told or env.value("NETCL_PROGRESS") == "off":
             return
-        self._told = True
-        if not folder.exists():
+        self._told, folder = True, self.folder()
+        if folder is not None and not folder.exists():
             log.warning("netcl: compiling kernels for the first time; the next start is quick")
             folder.mkdir(parents=True, exist_ok=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,9 @@ from typing import Any
 
 from netcl.core import env
 from netcl.core.capabilities import DeviceProfile
-from netcl.core.kernel_selector import KernelConfig, KernelVariant
+from netcl.core.hooks import hooks
+from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem, get_matmul_precision
+from netcl.engine.algorithms import FAMILIES, Family
 from netcl.runtime.cache import replace_file
 
 try:
@@ -29,6 +32,8 @@ except ImportError:  # Windows: two processes that finish at the same moment may
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("netcl")
+NEAR, FAR = 1, 2  # powers of two by which one size, and all of them together, may differ between neighbors
+TUNED_DTYPES = ("float32", "float16", "bfloat16", "float64")
 FORMAT = 2  # grows when configurations change their meaning: older files are then begun anew
 SHIPPED = Path(__file__).with_name("tuned.json")
 Entry = Mapping[str, Any]
@@ -167,3 +172,88 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 store = TuningStore()
+warned_of: set[tuple[str, str]] = set()  # devices with quarantined algorithms: platform and name
+
+
+# ---- what selection asks
+
+
+def tuned(problem: Problem) -> KernelConfig | None:
+    """Return the measured configuration of a problem or of a neighboring one; ``None`` if the policy decides.
+
+    With ``NETCL_AUTOTUNE``, a problem that was not measured yet is measured now, as long as the budget lasts.
+    """
+    mode, seconds = env.value("NETCL_AUTOTUNE")
+    asked = None if mode == "off" and not store.entries(problem.profile) else with_all_flags(problem)
+    if asked is None:
+        return None
+    if mode != "off":
+        hooks.upper("profiling.autotuner").search_unasked(asked, mode, seconds)
+    entry = recall(asked)
+    return _usable_entry(entry, asked) if entry else None
+
+
+def with_all_flags(problem: Problem) -> Problem | None:
+    """Return the problem with every flag of its family; ``None`` for problems that are not tuned."""
+    family = FAMILIES.get(problem.op)
+    if family is None or problem.dtype not in TUNED_DTYPES or 0 in problem.shape:
+        return None
+    return family.problem(*problem.shape, profile=problem.profile, dtype=problem.dtype, **problem.flags)
+
+
+def store_key(family: Family, problem: Problem) -> str:
+    """Return the name of a problem's class in the store. It includes the precision, which determines the allowed kernels."""
+    return json.dumps([*family.problem_class(problem), get_matmul_precision()])
+
+
+def recall(problem: Problem, near: bool = True) -> Entry | None:
+    """Return the entry of a problem's class, else of the nearest class with slightly different sizes, else ``None``."""
+    entries = store.entries(problem.profile)
+    key = store_key(FAMILIES[problem.op], problem)
+    if key in entries or not near or not entries:
+        return entries.get(key)
+    wanted = _problem_class(key)
+    ranked = sorted((distance, other) for other in entries if (distance := _distance(wanted, _problem_class(other))) is not None)
+    return entries[ranked[0][1]] if ranked else None
+
+
+def _problem_class(key: str) -> list[Any]:
+    """Return the problem class that :func:`store_key` encoded in a key; empty for any other key."""
+    try:
+        parts = json.loads(key)
+    except (ValueError, RecursionError):
+        return []
+    return parts if isinstance(parts, list) else []
+
+
+def _distance(one: list[Any], other: list[Any]) -> float | None:
+    """Return the number of doublings between two classes; ``None`` for classes that are not neighbors."""
+    if len(one) != len(other) or [type(a) for a in one] != [type(b) for b in other]:
+        return None
+    sizes = [(a, b) for a, b in zip(one, other, strict=True) if isinstance(a, int)]
+    if any(a != b for a, b in zip(one, other, strict=True) if not isinstance(a, int)) or any(min(pair) < 1 for pair in sizes):
+        return None
+    apart = [abs(math.log2(a) - math.log2(b)) for a, b in sizes]
+    windows = apart[5:] if len(sizes) == 7 else []  # of a convolution: 3x3 is no neighbor of 5x5
+    return sum(apart) if max(apart, default=0) <= NEAR and sum(apart) <= FAR and not any(windows) else None
+
+
+def _usable_entry(entry: Entry, problem: Problem) -> KernelConfig | None:
+    """Return the configuration of an entry, or ``None`` if the family does not offer it for this problem."""
+    if not entry.get("config"):
+        return None
+    try:
+        config = from_json(entry["config"])
+    except ValueError:
+        return None
+    return config if config in FAMILIES[problem.op].configurations(problem) else None
+
+
+def quarantined(profile: DeviceProfile) -> Mapping[str, str]:
+    """Return the quarantined algorithms of a device, as ``family/name``, with the error; warns once per process."""
+    banned = store.entries(profile).get("quarantine", {})
+    if banned and (profile.platform, profile.name) not in warned_of:
+        warned_of.add((profile.platform, profile.name))
+        what = "[quarantine] not used, as they computed wrong results: %s; device=%s; `netcl selftest --full` checks again"
+        log.warning(what, ", ".join(sorted(banned)), profile.name)
+    return banned

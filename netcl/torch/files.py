@@ -28,10 +28,6 @@ _DEVICE_MARK = b"netcl: cuda"
 _allowed: list[Any] = []
 
 
-def _full_name(cls: type) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
 @contextmanager
 def _registered(classes: Iterable[Any]) -> Iterator[None]:
     """Register module classes inside the block, so that files can name them."""
@@ -39,7 +35,7 @@ def _registered(classes: Iterable[Any]) -> Iterator[None]:
     known = {factory.constructor_of(name) for name in before}
     made = [cls for cls in classes if isinstance(cls, type) and issubclass(cls, Module) and cls not in known]
     for cls in dict.fromkeys(made):
-        factory.register_layer(_full_name(cls), cls)
+        factory.register_layer(f"{cls.__module__}:{cls.__qualname__}", cls)
     try:
         yield
     finally:

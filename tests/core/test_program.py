@@ -228,7 +228,7 @@ def launching(request, cl_device, monkeypatch):
 
 def test_sized_launches_take_memory_and_numbers(launching):
     q, n = launching, 100
-    sized = program.get(q, AXPY, "axpy").sized(n, 64, (n,))
+    sized = program.get(q, AXPY, "axpy").sized((128,), (64,), (n,))
     for factor in (2.0, -0.0, 0.0, 3.0):
         x, y = (Tensor.from_host(q, np.ones(n, np.float32)) for _ in range(2))
         sized(q, (0, x.buffer, 1, y.buffer), (factor,))
@@ -239,13 +239,13 @@ def test_prepared_launches_repeat_and_tell_what_is_wrong(launching):
     q, n = launching, 100
     x, y, z = (Tensor.from_host(q, np.ones(n, np.float32)) for _ in range(3))
     kernel = program.get(q, AXPY, "axpy")
-    launch = kernel.prepare(q, (128,), (64,), (x.buffer, y.buffer, 2.0, n))
+    launch = program.Prepared(kernel, q, (128,), (64,), (x.buffer, y.buffer, 2.0, n))
     launch.call()
     launch.set(1, z.buffer)
     launch.set(2, 4.0)
     launch.call()
     assert (y.to_host()[0], z.to_host()[0]) == (3.0, 5.0)
-    wrong = kernel.prepare(q, (128,), (1 << 20,), (x.buffer, y.buffer, 2.0, n))
+    wrong = program.Prepared(kernel, q, (128,), (1 << 20,), (x.buffer, y.buffer, 2.0, n))
     with pytest.raises(program.platforms.opencl().LogicError):
         if not wrong.answers or wrong.call():
             wrong.observed()

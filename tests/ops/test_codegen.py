@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -341,8 +340,8 @@ def test_tensors_of_different_devices(cl_device):
 
 def test_float64_needs_the_device(cl_device, monkeypatch):
     x = Tensor.from_host(cl_device.queue, np.ones(3, np.float32))
-    narrow = SimpleNamespace(profile=dataclasses.replace(cl_device.profile, has_fp64=False), device_name="narrow")
-    monkeypatch.setattr(launch, "handle_of", lambda queue: narrow)
+    narrow = dataclasses.replace(cl_device.profile, has_fp64=False)
+    monkeypatch.setattr(launch, "profile_of", lambda queue: narrow)
     with pytest.raises(DtypeError, match=r"^\[cast\] the device has no float64 arithmetic; .*cast to float32, or use the NumPy backend"):
         run(Pointwise("cast", "v0", ("g",), np.abs), (x,), None, "float64")
 

@@ -99,13 +99,13 @@ def test_a_winner_is_found_again_also_by_neighbours(cl_device, monkeypatch):
     family = algorithms.FAMILIES["matmul"]
     problem = family.problem(64, 32, 32, profile=cl_device.profile)
     winner = family.configurations(problem)[-1]
-    tuning.store.put(cl_device.profile, autotuner._store_key(family, problem), {"config": tuning.to_json(winner), "seconds": 1.0})
+    tuning.store.put(cl_device.profile, tuning.store_key(family, problem), {"config": tuning.to_json(winner), "seconds": 1.0})
 
-    for strange in ("no list", "3", autotuner._store_key(family, problem).replace("64", "1" + "0" * 400)):
+    for strange in ("no list", "3", tuning.store_key(family, problem).replace("64", "1" + "0" * 400)):
         tuning.store.put(cl_device.profile, strange, {"config": None})
 
     def asked(*sizes, **flags):
-        return autotuner.tuned(family.problem(*sizes, profile=cl_device.profile, **flags))
+        return tuning.tuned(family.problem(*sizes, profile=cl_device.profile, **flags))
 
     assert asked(64, 32, 32) == asked(60, 34, 30) == asked(128, 32, 32) == asked(128, 64, 32) == winner
     assert asked(256, 32, 32) is asked(64, 32, 32, trans_a=True) is asked(64, 32, 32, dtype="float16") is None
@@ -117,15 +117,15 @@ def test_a_winner_is_found_again_also_by_neighbours(cl_device, monkeypatch):
 def test_what_a_family_does_not_offer_is_not_taken_from_a_store(cl_device, monkeypatch):
     family = algorithms.FAMILIES["conv2d"]
     problem = family.problem(1, 8, 9, 9, 8, 3, 3, pad=1, profile=cl_device.profile)
-    key = autotuner._store_key(family, problem)
+    key = tuning.store_key(family, problem)
     for config in ({"variant": "CONV2D_NAIVE", "extra": {"MR": 999}}, {"variant": "GONE"}, [1], 5):
         tuning.store.put(cl_device.profile, key, {"config": config, "seconds": 1.0})
-        assert autotuner.tuned(problem) is None
+        assert tuning.tuned(problem) is None
     winograd = next(c for c in family.configurations(problem) if c.variant is V.CONV2D_WINOGRAD and "why" not in c.extra)
     tuning.store.put(cl_device.profile, key, {"config": tuning.to_json(winograd), "seconds": 1.0})
-    assert autotuner.tuned(problem) == winograd
+    assert tuning.tuned(problem) == winograd
     monkeypatch.setenv("NETCL_CONV_WINOGRAD", "0")
-    assert autotuner.tuned(problem) is None
+    assert tuning.tuned(problem) is None
 
 
 def product(device, m, k, n):
@@ -155,12 +155,12 @@ def test_first_use_is_measured_when_asked_for_and_within_the_budget(cl_device, e
     problems = [family.problem(*sizes, profile=cl_device.profile) for sizes in ((16, 24, 32), (512, 24, 32))]
     with device(cl_device):
         for problem in problems:
-            autotuner.tuned(problem)
-            autotuner.tuned(problem)
+            tuning.tuned(problem)
+            tuning.tuned(problem)
     assert len(stored(empty_store)) == 2 and 0 < autotuner._unasked.spent < 60
     monkeypatch.setattr(autotuner._unasked, "spent", 60.0)
     with device(cl_device):
-        autotuner.tuned(family.problem(16, 24, 512, profile=cl_device.profile))
+        tuning.tuned(family.problem(16, 24, 512, profile=cl_device.profile))
     assert len(stored(empty_store)) == 2
 
 

@@ -59,7 +59,7 @@ def test_a_wrong_kernel_is_caught_quarantined_and_replaced(planted, cl_device, c
     assert f"{planted}, variant: matmul {PRODUCT}" in out and "kernels quarantined" in out and "0 failed" in out
     assert product(cl_device) < 1e-4 and algorithms.last_chosen["matmul"].name != planted.partition("/")[2]
     assert any(f"[quarantine] not used, as they computed wrong results: {planted}" in line for line in caplog.messages)
-    assert planted in quarantine.tuned(cl_device.profile)
+    assert planted in tuning.quarantined(cl_device.profile)
 
 
 def test_a_new_process_knows_what_is_quarantined(planted, cl_device):

@@ -24,7 +24,7 @@ from typing import Any
 from netcl.core import memory, platforms
 from netcl.core.errors import DeviceError, message
 from netcl.core.queue_state import queues
-from netcl.core.site import PACKAGE
+from netcl.core.tracebacks import PACKAGE
 
 GRACE_SECONDS = 3.0
 INTERRUPTED = 130

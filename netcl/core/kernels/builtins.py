@@ -61,25 +61,22 @@ _OTHERS = re.compile(
 
 def declarations(source: str) -> str | None:
     """Return the declarations for a build with :data:`GUARD`; ``None`` if a program calls a built-in function that is not in the table."""
-    words: dict[str, str] = {}
-    for name, call in _WORD.findall(_COMMENT.sub("", source)):
-        words[name] = words.get(name) or call
-    declared = [_declared(name) for name in sorted(words)]
-    return None if any(words[name] and _is_other(name) for name in words) else "".join(declared)
-
-
-@lru_cache(maxsize=4096)
-def _is_other(name: str) -> bool:
-    return _IN_TABLE.fullmatch(name) is None and _OTHERS.fullmatch(name) is not None
+    names = set()
+    for name, call in set(_WORD.findall(_COMMENT.sub("", source))):
+        if name in _STEMS or _IN_TABLE.fullmatch(name):
+            names.add(name)
+        elif call and _OTHERS.fullmatch(name):
+            return None
+    return "".join(map(_declared, sorted(names)))
 
 
 @lru_cache(maxsize=4096)
 def _declared(name: str) -> str:
-    """Return the declarations of a built-in function for every type; empty for other names."""
+    """Return the declarations of a built-in function for every type."""
     if name in _STEMS:
         return "".join(map(_declared, _STEMS[name]))
     lines = []
-    for pattern, types, form in _FORMS if _IN_TABLE.fullmatch(name) else ():
+    for pattern, types, form in _FORMS:
         if (match := re.fullmatch(pattern, name)) is None:
             continue
         parts = match.groupdict()

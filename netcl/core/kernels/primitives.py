@@ -268,8 +268,8 @@ def storage_macros(**operands: str) -> str:
     >>> print(storage_macros(A="float16").splitlines()[-2])
     #define A_LOAD(p, i) (vload_half(i, p))
     """
-    rows = {name: dtypes.lookup(dtype) for name, dtype in operands.items()}
-    needs = "".join(_NEEDS.get(dtype, "") for dtype in sorted({row.name for row in rows.values()}))
+    rows = {name: dtypes.DTYPES[dtype] for name, dtype in operands.items()}
+    needs = "".join([_NEEDS.get(dtype, "") for dtype in sorted({row.name for row in rows.values()})])
     lines = [line for name, row in rows.items() for line in (f"{name}_T {row.c_storage}", f"{name}_REAL {row.c_compute}",
              f"{name}_LOAD(p, i) ({row.load})", f"{name}_STORE(p, i, x) {row.store}")]  # fmt: skip
     return needs + "".join([f"#define {line}\n" for line in lines])

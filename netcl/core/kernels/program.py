@@ -17,15 +17,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from netcl.core import capabilities, env, platforms, recording
+from netcl.core import env, platforms, recording
 from netcl.core.commands import CommandList
-from netcl.core.device_profile import extend
 from netcl.core.errors import DeviceError, KernelBuildError, OutOfMemoryError, ShapeError, message, some
 from netcl.core.hooks import hooks
 from netcl.core.kernels import builtins, probe, substitutes
@@ -120,12 +119,6 @@ def build(context: Any, source: str, options: Sequence[str] = (), of: ContextSta
         return of.programs[key]
 
 
-def _has_quirk(of: ContextState, name: str) -> bool:
-    """Whether the driver of a context has a quirk (:mod:`netcl.core.device_profile`)."""
-    key = ("program", "profile")
-    return (of.get(key) or of.setdefault(key, extend(capabilities.device_profile(of.device)))).has_quirk(name)
-
-
 def _binary_of(built: Any) -> bytes:
     return bytes(built.get_info(platforms.opencl().program_info.BINARIES)[0])
 
@@ -144,14 +137,6 @@ def unmarked(text: bytes) -> bytes:
     return re.sub(r"^(\.target\s+)sm_\w+", rf"\g<1>{marks[0]}", _MARK.sub("", plain), flags=re.M).encode("latin1")
 
 
-@contextmanager
-def _quiet(cl: Any) -> Iterator[None]:
-    """Suppress pyopencl's warnings with build logs: Intel's runtime writes a log for every build. Errors contain the log."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", cl.CompilerWarning)
-        yield
-
-
 class Program:
     """A built program and its kernels."""
 
@@ -161,7 +146,7 @@ class Program:
         self.number, self.source = _programs, source
         self.options = options
         self.state = of
-        self._text = substitutes.substituted(source) if _has_quirk(of, "wrong_conversions") else source
+        self._text = substitutes.substituted(source) if "wrong_conversions" in self.state.quirks else source
         self.key = _binary_key(of.device, self._text, options)
         self.kernels: dict[str, Kernel] = {}
         self._unsaved = False
@@ -182,20 +167,22 @@ class Program:
 
     def _from_binary(self, context: Any, binary: bytes) -> Any:
         cl = platforms.opencl()
-        with _quiet(cl):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", cl.CompilerWarning)
             return cl.Program(context, [self.state.device], [binary]).build()
 
     def _from_source(self, context: Any) -> Any:
         global _builds, _building
         cl = platforms.opencl()
-        start = time.perf_counter()
+        start, debug = time.perf_counter(), env.value("NETCL_DEBUG")
         # Without -w compilers write "1 warning generated." past Python to the terminal.
-        options = [*self.options, *([] if env.value("NETCL_DEBUG") else ["-w"])]
+        options = [*self.options, *([] if debug else ["-w"])]
         if probe.is_fragile(self.state.device):
             probe.check_compiles(self.state.device, self.key, self.source, tuple(options))
         _building = self.number, _kernel_names(self.source)
         try:
-            with _quiet(cl):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", cl.CompilerWarning)  # Intel's runtime writes a log for every build; errors contain it
                 built = self._with_own_declarations(context, options)
                 if built is None:
                     built = cl.Program(context, self._text).build(options=options, cache_dir=False)
@@ -211,18 +198,19 @@ class Program:
         _builds += 1
         for listener in build_listeners:
             listener(_kernel_names(self.source), start, time.perf_counter())
-        self._unsaved = hooks.binary_store is not None and not self._cached_by_driver()
-        if env.value("NETCL_DEBUG") >= 2:
+        cached = "caches_programs" in self.state.quirks and env.raw("POCL_KERNEL_CACHE") != "0"  # by the driver
+        self._unsaved = hooks.binary_store is not None and not cached
+        if debug >= 2:
             names = built.get_info(cl.program_info.KERNEL_NAMES)
             log.warning("[build] %s in %.0f ms on %s", names, 1e3 * (time.perf_counter() - start), self.state.device.name)
-        if env.value("NETCL_DEBUG") >= 4:
+        if debug >= 4:
             log.warning("%s", self.source)
         return built
 
     def _with_own_declarations(self, context: Any, options: list[str]) -> Any:
         """Build the program without the driver's header; ``None`` if that is not faster, or a declaration is missing."""
-        slow = _has_quirk(self.state, "parses_all_builtins")
-        declared = builtins.declarations(self.source) if slow and not any("-cl-std" in option for option in options) else None
+        slow = "parses_all_builtins" in self.state.quirks
+        declared = builtins.declarations(self.source) if slow and "-cl-std" not in " ".join(options) else None
         if declared is None:
             return None
         try:
@@ -255,12 +243,9 @@ class Program:
             what = f"the program has no kernel {name}"
             raise KernelBuildError(message("kernel", what, has=self._built.get_info(cl.program_info.KERNEL_NAMES))) from None
 
-    def _cached_by_driver(self) -> bool:
-        return _has_quirk(self.state, "caches_programs") and env.raw("POCL_KERNEL_CACHE") != "0"
-
     def after_first_launch(self, event: Any) -> None:
         """Store the binary after ``event``, unless it is already stored: PoCL compiles work-group functions at the first launch."""
-        if _has_quirk(self.state, "compiles_at_launch"):
+        if "compiles_at_launch" in self.state.quirks:
             compiling()  # drops those that are complete
             _first_launches.append((self.number, _kernel_names(self.source), event))
         if self._unsaved and hooks.binary_store is not None:
@@ -278,7 +263,9 @@ class _Own:
 
     __slots__ = ("kernel", "lenders", "numbers", "set_memory", "set_numbers")
 
-    def __init__(self, kernel: Any, typed: bool):
+    def __init__(self, kernel: Any, kinds: tuple[Any, ...]):
+        if typed := UNKNOWN not in kinds:
+            kernel.set_scalar_arg_dtypes([None if kind == POINTER else kind for kind in kinds])
         self.kernel = kernel
         self.lenders: list[Any] = []  # queues of tensors in the current launch that differ from its own queue
         self.numbers: tuple[Any, ...] | None = None
@@ -307,20 +294,22 @@ class Kernel:
         self.program = program
         self._threads = threading.local()
         self.launched = False
-        first = self._object()
+        first = program.make(name)
         kinds: Any = parameter_kinds(program.source, name)
         self.kinds = kinds if kinds is not None and len(kinds) == first.num_args else (UNKNOWN,) * first.num_args
         self._count = len(self.kinds)
         self._pointers = tuple([i for i, kind in enumerate(self.kinds) if kind is POINTER or kind is UNKNOWN])
         self._scalars = tuple([i for i in range(self._count) if i not in self._pointers])
         self._in_front = self._pointers == tuple(range(len(self._pointers)))
-        reads_only = self.reads_only()
-        self._written = frozenset([i for i in self._pointers if not reads_only[i]])
+        known = read_only(program.source, name)
+        #: Per argument, whether it is declared const; all ``False`` if the signature cannot be parsed.
+        self.reads_only = known if known is not None and len(known) == self._count else (False,) * self._count
+        self._written = frozenset([i for i in self._pointers if not self.reads_only[i]])
         self._takes_long = bool({np.int64, np.uint64} & set(self.kinds)) or UNKNOWN in self.kinds
         self._comparable = not {np.float32, np.float64} & set(self.kinds)  # 0.0 and -0.0 are equal
         self._places = [x for i in self._scalars for x in (i, np.dtype(self.kinds[i]).char.encode(), None)]
         self._known_sizes: dict[Any, tuple[tuple[int, ...], tuple[int, ...] | None]] = {}
-        self._threads.own = _Own(self._typed(first), UNKNOWN not in self.kinds)
+        self._threads.own = _Own(first, self.kinds)
         cl = platforms.opencl()
         info, device = cl.kernel_work_group_info, program.state.device
         self.max_work_group = int(first.get_work_group_info(info.WORK_GROUP_SIZE, device))
@@ -331,20 +320,12 @@ class Kernel:
         self.enqueue = cl.enqueue_nd_range_kernel
         self.failed = cl.Error
 
-    def _object(self) -> Any:
-        return self.program.make(self.name)
-
-    def _typed(self, kernel: Any) -> Any:
-        if UNKNOWN not in self.kinds:
-            kernel.set_scalar_arg_dtypes([None if kind == POINTER else kind for kind in self.kinds])
-        return kernel
-
     def _own(self) -> _Own:
         """Return the calling thread's kernel object."""
         try:
             return self._threads.own
         except AttributeError:
-            self._threads.own = _Own(self._typed(self._object()), UNKNOWN not in self.kinds)
+            self._threads.own = _Own(self.program.make(self.name), self.kinds)
             return self._threads.own
 
     def __call__(self, queue: Any, global_size: LaunchSize, local_size: LaunchSize | None, *args: Any) -> Any:
@@ -414,20 +395,10 @@ class Kernel:
                 raise
         own.numbers = numbers
 
-    def sized(self, global_size: LaunchSize, local_size: LaunchSize | None, numbers: tuple[Any, ...]) -> Sized | None:
-        """Return this kernel with fixed sizes and numbers; ``None`` if its buffers do not precede its numbers, or a size is 0."""
-        sizes, local = self._sizes(global_size, local_size)
-        usable = self._in_front and self._own().set_numbers is not None and 0 not in sizes
+    def sized(self, sizes: tuple[int, ...], local: tuple[int, ...] | None, numbers: tuple[Any, ...]) -> Sized | None:
+        """Return this kernel with the sizes of a :class:`Launch` and fixed numbers; ``None`` if its buffers do not precede its numbers."""
+        usable = self._in_front and self._own().set_numbers is not None
         return Sized(self, sizes, local, numbers) if usable else None
-
-    def reads_only(self) -> tuple[bool, ...]:
-        """Return, per argument, whether it is declared const; all ``False`` if the signature cannot be parsed."""
-        known = read_only(self.program.source, self.name)
-        return known if known is not None and len(known) == len(self.kinds) else (False,) * len(self.kinds)
-
-    def prepare(self, queue: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: Sequence[Any]) -> Prepared:
-        """Return a launch that can be repeated; sizes and arguments are those passed to an observer."""
-        return Prepared(self, queue, sizes, local, args)
 
     def _retry(self, queue: Any, kernel: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, error: Any) -> Any:
         """Free the pools, launch again and return the event; raise unless ``error`` is a lack of memory, which drivers commit at launch."""
@@ -502,6 +473,7 @@ class Kernel:
             self._own().lenders.append(lender)
 
     def _remember_sizes(self, global_size: LaunchSize, local_size: LaunchSize | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        self._check_local_memory()
         found = self._sizes(global_size, local_size)
         if len(self._known_sizes) >= _MOST_LAUNCH_SIZES:
             self._known_sizes.clear()
@@ -511,7 +483,6 @@ class Kernel:
 
     def _sizes(self, global_size: LaunchSize, local_size: LaunchSize | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         sizes = (global_size,) if isinstance(global_size, int) else tuple(global_size)
-        self._check_local_memory()
         if not 1 <= len(sizes) <= len(self.program.state.max_items):
             raise self._refused(sizes, None, f"a launch must have 1 to {len(self.program.state.max_items)} dimensions")
         if self.required_local is not None:
@@ -525,7 +496,7 @@ class Kernel:
         assert local is not None
         for size, step in zip(sizes, local, strict=True):
             if size % step:
-                return tuple(-(-s // n) * n for s, n in zip(sizes, local, strict=True)), local
+                return tuple([-(-s // n) * n for s, n in zip(sizes, local, strict=True)]), local
         return sizes, local
 
     def clamp(self, local: tuple[int, ...]) -> tuple[int, ...]:
@@ -586,15 +557,15 @@ class Sized:
 class Prepared:
     """A launch with its own kernel object, whose arguments stay set: ``call()`` only enqueues. Replays consist of these.
 
-    ``set(index, value)`` changes an argument for later launches. If ``answers``, ``call()`` returns a status instead of raising; on a
-    status other than 0, ``observed()`` raises the error.
+    Sizes and arguments are those passed to an observer. ``set(index, value)`` changes an argument for later launches. If ``answers``,
+    ``call()`` returns a status instead of raising; on a status other than 0, ``observed()`` raises the error.
     """
 
     __slots__ = ("_object", "_set_number", "answers", "call", "kernel", "local", "queue", "sizes")
 
     def __init__(self, kernel: Kernel, queue: Any, sizes: tuple[int, ...], local: tuple[int, ...] | None, args: Sequence[Any]):
         self.kernel, self.queue, self.sizes, self.local = kernel, queue, sizes, local
-        self._object = kernel._object()
+        self._object = kernel.program.make(kernel.name)
         # set_arg first tries to convert a number to each kind of memory object, which takes 25 us
         self._set_number = getattr(self._object, "_set_arg_buf", self._object.set_arg)
         for index, value in enumerate(kernel._driver_arguments(queue, tuple(args))):
@@ -643,6 +614,7 @@ def _build_failure(device: Any, source: str, options: tuple[str, ...], text: str
     return f"{what}\n\n{build_log}\n\n{listing}\n\nsource saved as {saved}"
 
 
+@lru_cache(maxsize=256)
 def _kernel_names(source: str) -> str:
     """Return the names of the kernels in a source as one text, shortened if there are many."""
     return some(re.findall(r"\bkernel\b[^;{]*?\bvoid\s+(\w+)\s*\(", source.replace("__kernel", "kernel"))) or "a program without a kernel"

@@ -26,16 +26,6 @@ POINTER = "pointer"
 UNKNOWN = "unknown"
 
 
-def _split_parameters(text: str) -> list[str]:
-    parts, depth, start = [], 0, 0
-    for i, ch in enumerate(text):
-        depth += (ch in "([") - (ch in ")]")
-        if ch == "," and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    return [part.strip() for part in [*parts, text[start:]] if part.strip()]
-
-
 @lru_cache(maxsize=4096)
 def parameters(source: str, name: str) -> tuple[str, ...] | None:
     """Return the declarations of a kernel's parameters; ``None`` if its definition is not literally in the text."""
@@ -51,7 +41,15 @@ def parameters(source: str, name: str) -> tuple[str, ...] | None:
     if "_POINTERS" in inner:  # macros for some of them; the first definition in the text counts
         known = dict(reversed(_POINTER_MACROS.findall(text)))
         inner = re.sub(r"\b\w+_POINTERS\b", lambda macro: known.get(macro[0], "").replace("\\\n", " "), inner)
-    return None if "#" in inner else tuple([part for part in _split_parameters(inner) if part != "void"])
+    if "#" in inner:
+        return None
+    parts, start = [], 0
+    for i, ch in enumerate(inner + ","):
+        depth += (ch in "([") - (ch in ")]")
+        if ch == "," and depth == 0:
+            parts.append(inner[start:i].strip())
+            start = i + 1
+    return tuple([part for part in parts if part not in ("", "void")])
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from netcl.core.device import handle_of
+from netcl.core.device import profile_of
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, check_probability, message
 from netcl.core.kernel_selector import get_kernel_selector
@@ -69,7 +69,7 @@ def simt_config(memory: int, most: int, wide: bool, depth: int, queries: int = 6
 
 def choose_kernel(q: Tensor, k: Tensor, sizes: HeadSizes) -> Config:
     """Return the configuration of a call: the one registered with the selector for ``attention``, else that of the device type."""
-    profile = handle_of(q.queue).profile
+    profile = profile_of(q.queue)
     chosen = get_kernel_selector().select("attention", (q.shape, k.shape), profile)
     if chosen is not None:
         return chosen

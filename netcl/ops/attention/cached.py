@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from netcl.core.device import handle_of
+from netcl.core.device import profile_of
 from netcl.core.dtype import DTYPES, sum_dtype
 from netcl.core.errors import ShapeError, message
 from netcl.core.tensor import Tensor
@@ -230,7 +230,7 @@ def _cached_cl(q: Any, k: Any, v: Any, cache: tuple[Any, ...], tables: tuple[Any
     keys, values = cache[:2]
     batch, (groups, length, wide), depth, packed = q.shape[0], values.shape[1:], keys.shape[3], k is None
     heads, new = (q.shape[2] // depth - 2 * groups, q.shape[1]) if packed else q.shape[1:3]
-    profile, on_cpu = handle_of(q.queue).profile, launch.on_cpu_device(q.queue)
+    profile, on_cpu = profile_of(q.queue), launch.on_cpu_device(q.queue)
     out = Tensor.empty((batch, new, heads * wide) if packed else (*q.shape[:3], wide), q.dtype, queue=q.queue)
     k, v = (q, q) if packed else (k, v)
     rows = min(QUERIES_AT_ONCE, heads // groups * new)

@@ -352,10 +352,6 @@ def _im2col_vjp(F, g, x_shape, kernel, stride, padding, dilation):
     return F.col2im(g, size=x_shape[2:], kernel=kernel, stride=stride, padding=padding, dilation=dilation)
 
 
-def _cpu_im2col(x, *, g):
-    return arrays.columns(x, g).reshape(g.n, g.c * g.taps, g.oh * g.ow)
-
-
 @op(vjp=_im2col_vjp, ref="numpy",
     samples=[
         S((2, 3, 7, 6), kernel=(3, 2), padding=1),
@@ -371,7 +367,7 @@ def im2col(x: Tensor, *, kernel: Pair, stride: Pair = 1, padding: Padding = 0, d
     window = pair("im2col", "kernel", frozen(kernel), 1)
     g = geometry("im2col", x.shape, (1, x.shape[1], *window), *_conv_options(stride, padding, dilation, 1))
     if x.backend == "cpu":
-        return launch.run_cpu(_cpu_im2col, x, g=g)
+        return launch.run_cpu(lambda x, *, g: arrays.columns(x, g).reshape(g.n, g.c * g.taps, g.oh * g.ow), x, g=g)
     cols = Tensor.empty((g.n, g.c * g.taps, g.oh * g.ow), x.dtype, queue=x.queue)
     if cols.size:
         columns.write_columns(x, cols, g)

@@ -6,6 +6,7 @@
 #ifndef INPUT_GRAD
 #define INPUT_GRAD 0  // 1: the input is a gradient of the output, the output the gradient of the input
 #endif
+#define CLASSES (INPUT_GRAD ? stride_h * stride_w : 1)  // of pixels
 
 typedef struct {
   int in_step, first, step, taps;

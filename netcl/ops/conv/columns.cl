@@ -2,17 +2,10 @@
 //
 // Column `window` of image n begins at n * image + window; `row` values further comes the next tap, after its taps the next channel.
 // A work-item takes one place in EACH channels: it divides for its place once, and has the loads of all channels under way together.
+// Operands: X what is read (X_T X_LOAD), Y what is written (Y_T Y_STORE).
 
 #ifndef REAL
 #define REAL float  // what sums are kept in
-#endif
-#ifndef X_T  // what is read
-#define X_T float
-#define X_LOAD(p, i) ((p)[i])
-#endif
-#ifndef Y_T  // what is written
-#define Y_T float
-#define Y_STORE(p, i, x) ((p)[i] = (x))
 #endif
 #ifndef KH  // the window
 #define KH 1

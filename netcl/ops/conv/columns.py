@@ -18,7 +18,7 @@ from typing import Any
 
 from netcl.core import dtype as dtypes
 from netcl.core.capabilities import DeviceProfile
-from netcl.core.device import handle_of
+from netcl.core.device import profile_of
 from netcl.core.kernel_selector import KernelConfig, is_named
 from netcl.core.kernel_selector import KernelVariant as V
 from netcl.core.tensor import Tensor
@@ -195,7 +195,7 @@ algorithms.add(
     "conv2d", "columns", "columns.cl", "strided float32 convolutions, where products run on matrix units: one over unfolded windows",
     "cases_h200.json: conv 3x3/2 128x128x16x16 to 256 weight gradient", run, device="gpu",
     when=suits, configurations=lambda problem: [_SAMPLE], samples=(_SAMPLE,),
-    probe=lambda queue, job, config: job.variant(config) is V.CONV2D_IM2COL or pays(queue, job, handle_of(queue).profile),
+    probe=lambda queue, job, config: job.variant(config) is V.CONV2D_IM2COL or pays(queue, job, profile_of(queue)),
 )  # fmt: skip
 
 

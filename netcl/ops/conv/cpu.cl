@@ -169,10 +169,8 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void conv_panel(
   __local REAL sums[ROWS * STRIP] __attribute__((aligned(64)));
 #if INPUT_GRAD
   __local int weight_at[KC + AHEAD];
-  const int classes = stride_h * stride_w;
-#else
-  const int classes = 1;
 #endif
+  const int classes = CLASSES;
   const int group = get_group_id(2) / classes, class = get_group_id(2) - group * classes;
   const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
   const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);

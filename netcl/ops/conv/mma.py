@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core.capabilities import DeviceProfile
-from netcl.core.device import handle_of
+from netcl.core.device import profile_of
 from netcl.core.dtype import HALVES
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, Problem
 from netcl.core.kernels import primitives, program
@@ -210,7 +210,7 @@ def _convolves_right(queue: Any, dtype: str) -> bool:
 
 def _is_close(queue: Any, job: Job, given: tuple[Tensor, Tensor], shape: tuple[int, ...], exact: np.ndarray) -> bool:
     result = Tensor.empty(shape, job.dtype, queue=queue)
-    run(queue, job, KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM), handle_of(queue).profile, ConvOperands(*given, result))
+    run(queue, job, KernelConfig(KernelVariant.CONV2D_IMPLICIT_GEMM), profile_of(queue), ConvOperands(*given, result))
     unit = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[job.dtype]
     return bool(np.abs(result.to_host() - exact).max() <= unit * np.abs(exact).max())
 

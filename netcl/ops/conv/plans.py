@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from netcl.core.capabilities import DeviceProfile
-from netcl.core.device import handle_of
+from netcl.core.device import profile_of
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.kernel_selector import KernelConfig, Problem, get_kernel_selector, is_named
 from netcl.core.kernel_selector import KernelVariant as V
@@ -60,7 +60,7 @@ def run(job: Job, queue: Any, source: Tensor, weight: Tensor, result: Tensor, co
     The tensors: forward ``x, w, y``; input gradient ``dy, w, dx``; weight gradient ``x, dy, dw``. ``ending`` may hold ``bias``,
     ``residual`` and ``scale``, except for a weight gradient.
     """
-    profile = handle_of(queue).profile
+    profile = profile_of(queue)
     shapes = (job.g.x_shape, job.g.w_shape, job.g.stride, job.g.pad, job.g.dilation)
     config = config or get_kernel_selector().choose(conv_problem(job, profile), shapes)
     algorithm, config = convolution_algorithm(queue, job, config, profile)

@@ -57,11 +57,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm(
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
     int dilation_h, int dilation_w, int groups, const REAL scale) {
   __local REAL a_tile[BK * A_PITCH], b_tile[BK * B_PITCH];
-#if INPUT_GRAD
-  const int classes = stride_h * stride_w;
-#else
-  const int classes = 1;
-#endif
+  const int classes = CLASSES;
   const int group = get_group_id(2) / classes, class = get_group_id(2) - group * classes;
   const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
   const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);
@@ -143,11 +139,7 @@ __kernel __attribute__((reqd_work_group_size(TILE_W, TILE_H, 1))) void conv_tile
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
     int dilation_h, int dilation_w, int groups, int tiles_w, const REAL scale) {
   __local REAL rim[RIM_MAX];
-#if INPUT_GRAD
-  const int classes = stride_h * stride_w;
-#else
-  const int classes = 1;
-#endif
+  const int classes = CLASSES;
   const int class = get_group_id(2) % classes, which = get_group_id(2) / classes, image = which / groups, group = which - image * groups;
   const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
   const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);

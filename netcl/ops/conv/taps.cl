@@ -77,11 +77,7 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_taps(
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
     int dilation_h, int dilation_w, int groups, int deep, int wide, const REAL scale) {
   __local REAL a_tile[2][BK][BM] __attribute__((aligned(16))), b_tile[2][BK][BN] __attribute__((aligned(16)));
-#if INPUT_GRAD
-  const int classes = stride_h * stride_w;
-#else
-  const int classes = 1;
-#endif
+  const int classes = CLASSES;
   const int group = get_group_id(2) / classes, class = get_group_id(2) - group * classes;
   const Axis h = axis_of(OH, KH, stride_h, pad_h, dilation_h, class / stride_w);
   const Axis v = axis_of(OW, KW, stride_w, pad_w, dilation_w, class % stride_w);

@@ -23,7 +23,7 @@ import numpy as np
 from netcl.core import env, recording
 from netcl.core.capabilities import DeviceProfile
 from netcl.core.commands import device_queue
-from netcl.core.device import handle_of
+from netcl.core.device import profile_of
 from netcl.core.errors import KernelBuildError
 from netcl.core.kernel_selector import KernelConfig, get_matmul_precision
 from netcl.core.kernels import program
@@ -73,7 +73,7 @@ def wants(p: Matmul, config: KernelConfig, profile: DeviceProfile) -> bool:
 
 def _driver_works(queue: Any) -> bool:
     """Whether the driver builds the kernels and they are correct; checked once per context."""
-    if handle_of(queue).profile.has_quirk("no_amx"):
+    if profile_of(queue).has_quirk("no_amx"):
         return False
     state = program.state(queue)
     verdict = state.get(("matmul", "amx"))

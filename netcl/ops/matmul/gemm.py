@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from netcl.core.capabilities import DeviceProfile
-from netcl.core.device import handle_of
+from netcl.core.device import profile_of
 from netcl.core.device_profile import ExtendedDeviceProfile
 from netcl.core.dtype import DTYPES, HALVES, sum_dtype
 from netcl.core.errors import ShapeError, message
@@ -434,7 +434,7 @@ def product_algorithm(queue: Any, p: Matmul, config: KernelConfig, profile: Devi
 
 def chosen(queue: Any, p: Matmul, config: KernelConfig | None = None) -> tuple[Algorithm, KernelConfig]:
     """Return algorithm and configuration of a product, by the selector's choice or by a given configuration."""
-    profile = handle_of(queue).profile
+    profile = profile_of(queue)
     config = config or get_kernel_selector().choose(problem_of(p, profile), ((p.m, p.k), (p.k, p.n)))
     return product_algorithm(queue, p, config, profile)
 
@@ -451,7 +451,7 @@ def _widens(queue: Any, p: Matmul, algorithm: Algorithm, config: KernelConfig) -
 def multiply(queue: Any, p: Matmul, t: Operands, config: KernelConfig | None = None) -> Tensor:
     """Launch a product; returns its result."""
     algorithm, config = chosen(queue, p, config)
-    algorithm.run(queue, p, config, handle_of(queue).profile, t)
+    algorithm.run(queue, p, config, profile_of(queue), t)
     return t.out
 
 
@@ -471,7 +471,7 @@ def matmul_of(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, bias: Tensor |
     steps = [(outer[side] * size, inner[side] * size) for side, size in ((1, m * k), (2, k * n))]
     rows = (a.shape[-1], b.shape[-1], *steps[0], *steps[1])
     placed = alignment(a, b) == 16
-    aligned = placed and not any(value % 4 for value in rows)
+    aligned = placed and not any([value % 4 for value in rows])
     return Matmul(m, n, k, trans_a, trans_b, a.dtype, b.dtype, finish.stored, bias.dtype if bias is not None else None, finish,
                    (outer.size, inner.size), steps[0], steps[1], aligned, placed, scaled)  # fmt: skip
 
@@ -502,5 +502,5 @@ def product(
     if _widens(queue, p, algorithm, found):
         return product(cast(a, sum_dtype(finish.dtype)), b, out_shape, extras, trans_a, trans_b, config, out)
     out = new_result(out_shape, finish.stored, queue) if out is None else out
-    algorithm.run(queue, p, found, handle_of(queue).profile, Operands(a, b, out, bias, residual, scale))
+    algorithm.run(queue, p, found, profile_of(queue), Operands(a, b, out, bias, residual, scale))
     return out

@@ -1,12 +1,5 @@
 // An operand in lines that start at multiples of 16 bytes, and in another dtype if need be: zeros beyond each line's values.
-#ifndef X_T  // as it is
-#define X_T float
-#define X_LOAD(p, i) ((p)[i])
-#endif
-#ifndef Y_T  // as it becomes
-#define Y_T float
-#define Y_STORE(p, i, x) (p)[i] = (x)
-#endif
+// Operands: X the operand as it is (X_T X_LOAD), Y as it becomes (Y_T Y_STORE).
 
 // A work-item writes one of `total` values; stacks of `lines` lines are numbered over two axes with a stride each.
 __kernel void pad_lines(__global const X_T* restrict x, __global Y_T* restrict y, const int width, const int wide, const int lines,

@@ -1,12 +1,7 @@
 // C = A B for row-major matrices: the kernel that build_matmul_kernel hands out. A work-group does one TILE x TILE block of C.
+// Operands: X the dtype of all three (X_T X_REAL X_LOAD X_STORE).
 #ifndef TILE
 #define TILE 16
-#endif
-#ifndef X_T  // the dtype of all three
-#define X_T float
-#define X_REAL float
-#define X_LOAD(p, i) ((p)[i])
-#define X_STORE(p, i, x) (p)[i] = (x)
 #endif
 
 __kernel __attribute__((reqd_work_group_size(TILE, TILE, 1)))

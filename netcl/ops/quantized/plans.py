@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from netcl.core.device import handle_of
+from netcl.core.device import handle_of, profile_of
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
@@ -96,11 +96,11 @@ class PackedOperands(NamedTuple):
 def run_packed(queue: Any, p: Packed, t: PackedOperands, config: KernelConfig | None = None) -> None:
     """Launch a product by the algorithm that suits it."""
     algorithm, config = _choice(queue, p, config)
-    algorithm.run(queue, p, config, handle_of(queue).profile, t)
+    algorithm.run(queue, p, config, profile_of(queue), t)
 
 
 def _choice(queue: Any, p: Packed, config: KernelConfig | None = None) -> tuple[algorithms.Algorithm, KernelConfig]:
-    profile = handle_of(queue).profile
+    profile = profile_of(queue)
     config = config or get_kernel_selector().select("quantized", ((p.tokens, p.columns), (p.rows, p.columns)), profile) or _ANY_CONFIG
     algorithm = algorithms.choose_algorithm("quantized", queue, p, config, profile)
     assert algorithm is not None, "unpacked weights serve every product"
@@ -229,7 +229,7 @@ def has_dots(queue: Any, kind: Kind) -> bool:
 
     The instructions are assembly; they are not used with PoCL before 3.1, where a wrong one would end the process.
     """
-    profile = handle_of(queue).profile
+    profile = profile_of(queue)
     version = tuple(map(int, re.findall(r"\d+", profile.driver_version)[:2]))
     known = profile.brand != "pocl" or version >= (3, 1)
     return known and launch.fetches(queue) and _cpu_instructions() > 0 and _kernels_trusted(queue, "dot", kind)
@@ -249,7 +249,7 @@ def _kernels_trusted(queue: Any, tier: str, kind: Kind) -> bool:
 
 
 def _packed_product_right(queue: Any, tier: str, kind: Kind) -> bool:
-    rng, (rows, columns), profile = np.random.default_rng(0), (37, 512), handle_of(queue).profile
+    rng, (rows, columns), profile = np.random.default_rng(0), (37, 512), profile_of(queue)
     blocks = quantize(rng.standard_normal((rows, columns), np.float32), kind)
     weight = Tensor.from_host(queue, pack_strips(blocks, kind, (rows, columns)))
     values = dequantize(blocks, kind, (rows, columns)).astype(np.float64)
@@ -272,7 +272,7 @@ def unpack_rows(queue: Any, p: Packed, weight: Tensor, dtype: str, begin: int, c
     """Return ``count`` rows of the weights, unpacked: those from ``begin`` on, or those that ``listed`` names."""
     out = new_result((count, p.columns), dtype, queue)
     each = 32 if launch.on_cpu_device(queue) else 8  # columns of a work-item: neighbors on GPUs write neighboring columns
-    units = handle_of(queue).profile.compute_capability is not None and dtype == "float16"
+    units = profile_of(queue).compute_capability is not None and dtype == "float16"
     puts = _PUTS if not units else {"float16": "PUT_HALVES(p, a, b)"}
     listing, put = int(listed is not None), {"PUT_8(p, a, b)": puts.get(dtype, _PUT_EACH)}
     macros = _kind_macros(p.kind, 1, CLANG=0, ASM=0, EACH=each, LISTED=listing, **put)

@@ -14,7 +14,7 @@ import numpy as np
 from netcl.core import recording
 from netcl.core.backend.cpu import HostCopy
 from netcl.core.commands import constant
-from netcl.core.device import handle_of
+from netcl.core.device import handle_of, profile_of
 from netcl.core.dtype import DTYPES
 from netcl.core.errors import DeviceError, message
 from netcl.core.kernel_selector import KernelConfig, KernelVariant, get_kernel_selector
@@ -90,7 +90,7 @@ class LayerOperands(NamedTuple):
 
 def run(queue: Any, layer: Layer, operands: LayerOperands) -> None:
     """Launch a layer by the algorithm that suits it."""
-    profile = handle_of(queue).profile
+    profile = profile_of(queue)
     config = get_kernel_selector().select("recurrent", ((layer.steps, layer.rows, layer.hidden),), profile) or _DEFAULT
     algorithm = algorithms.choose_algorithm("recurrent", queue, layer, config, profile)
     assert algorithm is not None, "launches of one step serve every layer"
@@ -284,7 +284,7 @@ def _trusted(queue: Any, layer: Layer, config: KernelConfig) -> bool:
     """
     if handle_of(queue).queue is not queue:
         return False
-    profile = handle_of(queue).profile
+    profile = profile_of(queue)
     if not profile.compute_capability:
         return program.state(queue).get(_VERDICT, True)  # one group
     return nvidia.verdict(queue, *_VERDICT, lambda queue: _waits_right(queue, profile))
