@@ -233,6 +233,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(fixture, targets, ids=[target.id for target in targets], indirect=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_plans_of_other_files() -> None:
+    """Start a file without the plans of op calls that earlier files made: recordings walk the plans of their queue when they look for
+    memory of unknown origin. With the plans of the whole suite, that walk was most of the time of ``test_compile_scenes.py``.
+    """
+    from netcl.core import queue_state
+
+    queue_state.forget("plans")
+
+
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator:
     """The handle of a device, OpenCL or NumPy, made the active one for the test."""
