@@ -59,9 +59,16 @@ def _recipe(args: argparse.Namespace) -> Any:
     if args.file is not None:
         path = Path(args.file)
         recipe = recipe.changed(read_recipe(path / "config.json" if path.is_dir() else path))
-    given = {item.name: getattr(args, item.name) for item in dataclasses.fields(Recipe)}
-    chosen = {name: _parsed_options(value) if isinstance(value, list) else value for name, value in given.items() if value is not None}
+    chosen = {name: _parsed_options(value) if isinstance(value, list) else value for name, value in _given(args).items()}
     return recipe.changed(chosen).resolved()
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a recipe that were given as options."""
+    from netcl.trainer.recipe import Recipe
+
+    values = {item.name: getattr(args, item.name) for item in dataclasses.fields(Recipe)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _parsed_options(pairs: list[str]) -> dict[str, Any]:
@@ -212,7 +219,7 @@ def predict(args: argparse.Namespace) -> int:
         rows = [[str(path), *row] for path in args.files for row in predict_file(model, notes, path)]
     except ValueError as fault:
         raise CommandError(str(fault)) from fault
-    header = ("file", "row", notes.get("target") or "prediction", "probability")
+    header = ("file", "row", notes.get("target") or "prediction", *([] if "scale" in notes else ["probability"]))
     if args.out:
         with Path(args.out).open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([header, *rows])
@@ -238,7 +245,7 @@ def _trace_script(words: list[str], handle: Any) -> Any:
 @command(
     "trace",
     _recipe_arguments,
-    option("script_arguments", nargs="*", default=[], help="arguments of a script, if the file is one (.py): then all of it is traced"),
+    option("script_arguments", nargs="*", help="of a script, if the file is one (.py): then all of it is traced; its options follow --"),
     option("--steps", type=whole(1), default=5, help="how many steps of a recipe are traced, after one that warms up"),
     option("--out", default="trace.json", help="the file to write, for https://ui.perfetto.dev or chrome://tracing"),
 )
@@ -252,6 +259,9 @@ def trace_training(args: argparse.Namespace) -> int:
     if handle.backend != "cl":
         raise CommandError(message("trace", "the NumPy backend has no kernels to trace", "name an OpenCL device: --device cl"))
     if args.file and args.file.endswith(".py"):
+        if others := _given(args):
+            remedy = "pass options of the script after --: netcl trace script.py -- --epochs 2"
+            raise CommandError(message("trace", "a script takes no settings of a recipe", remedy, given=", ".join(others)))
         found = _trace_script([args.file, *args.script_arguments], handle)
     else:
         found = trace_run(_recipe(args), handle, args.steps)

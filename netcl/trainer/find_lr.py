@@ -48,6 +48,7 @@ def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: floa
         trainer.model.train()
         batches = islice(chain.from_iterable(repeat(data)), steps)
         for i, ((x, y), rate) in enumerate(zip(batches, np.geomspace(low, high, steps).tolist(), strict=False)):
+            trainer.batch, trainer.batches = i, steps  # what a progress line shows
             for group in trainer.optimizer.param_groups:
                 group["lr"] = rate
             mean = _SMOOTHING * mean + (1 - _SMOOTHING) * float(trainer.train_on_batch(x, y).item())
