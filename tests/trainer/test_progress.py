@@ -46,7 +46,9 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch):
 def test_a_long_epoch_is_told_in_between(monkeypatch):
     monkeypatch.setattr(progress, "_PLAIN_SECONDS", -1.0)
     monkeypatch.setattr(progress, "_FIRST_SECONDS", -1.0)
-    assert re.search(r"epoch 1/2 2/3  training  (ETA \d+:\d\d  [\d.e+]+ samples/s|\d+:\d\d so far)  loss ", shown(io.StringIO(), log_every=2))
+    assert re.search(
+        r"epoch 1/2 2/3  training  (ETA \d+:\d\d  [\d.e+]+ samples/s|\d+:\d\d so far)  loss ", shown(io.StringIO(), log_every=2)
+    )
 
 
 @pytest.mark.parametrize("style", ["auto", "bar", "plain"])
