@@ -179,14 +179,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without ``--full``, leave the marked part of the matrix to NumPy: on OpenCL devices it compiles for half an hour."""
-    soak = config.getoption("--soak")
-    other = [item for item in items if bool(item.get_closest_marker("soak")) != soak]
-    items[:] = [item for item in items if item not in set(other)]
-    config.hook.pytest_deselected(items=other)
-    if config.getoption("--full"):
-        return
-    left = [item for item in items if item.get_closest_marker("matrix") and _target(item) != NUMPY]
-    items[:] = [item for item in items if item not in set(left)]
+    soak, full = config.getoption("--soak"), config.getoption("--full")
+    kept, left = [], []
+    for item in items:
+        matrix = not full and item.get_closest_marker("matrix") and _target(item) != NUMPY
+        (left if matrix or bool(item.get_closest_marker("soak")) != soak else kept).append(item)
+    items[:] = kept
     config.hook.pytest_deselected(items=left)
 
 
