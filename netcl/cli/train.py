@@ -260,7 +260,7 @@ def trace_training(args: argparse.Namespace) -> int:
         raise CommandError(message("trace", "the NumPy backend has no kernels to trace", "name an OpenCL device: --device cl"))
     if args.file and args.file.endswith(".py"):
         if others := _given(args):
-            remedy = "pass options of the script after --: netcl trace script.py -- --epochs 2"
+            remedy = "pass options of the script after --: netcl trace --out trace.json script.py -- --epochs 2"
             raise CommandError(message("trace", "a script takes no settings of a recipe", remedy, given=", ".join(others)))
         found = _trace_script([args.file, *args.script_arguments], handle)
     else:

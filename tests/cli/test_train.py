@@ -408,12 +408,12 @@ def test_a_script_is_traced(cl_device, tmp_path, capsys):
         "with timing_region('mine'):\n    x = netcl.ones((64,)) * FACTOR + float(sys.argv[1])\n    print(sys.argv[2:], x.sum().item())\n"
     )
     selector = f"{cl_device.platform_name}"
-    words = ["trace", tmp_path / "mine.py", "--device", selector, "--out", tmp_path / "trace.json"]
+    words = ["trace", "--device", selector, "--out", tmp_path / "trace.json", tmp_path / "mine.py"]
     status, _, err = run(capsys, *words, "--epochs", "2")  # which would not reach the script
     assert status == 1 and err.startswith(
         "[trace] a script takes no settings of a recipe; given=epochs; pass options of the script after --"
     )
-    status, out, err = run(capsys, *words, "--", "2.0", "--epochs=2")
+    status, out, err = run(capsys, *words, "2.0", "--", "--epochs=2")
     assert status == 0 and "['--epochs=2'] 320.0\n" in out and f", on {cl_device.profile.title}\n" in out, err
     told = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in told if e["name"] == "thread_name"}
