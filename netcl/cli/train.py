@@ -39,6 +39,7 @@ def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("file", nargs="?", help="a TOML or JSON file of settings, or a run's folder; options come on top of it")
     DEVICE(parser)
+    parser.set_defaults(settings=[item.name for item in dataclasses.fields(Recipe)])
     for item in dataclasses.fields(Recipe):
         default, text = getattr(Recipe(), item.name), item.metadata["doc"]
         name = f"--{item.name.replace('_', '-')}"
@@ -59,16 +60,13 @@ def _recipe(args: argparse.Namespace) -> Any:
     if args.file is not None:
         path = Path(args.file)
         recipe = recipe.changed(read_recipe(path / "config.json" if path.is_dir() else path))
-    chosen = {name: _parsed_options(value) if isinstance(value, list) else value for name, value in _given(args).items()}
+    chosen = {name: _parsed_options(value) if isinstance(value, list) else value for name, value in _given_settings(args).items()}
     return recipe.changed(chosen).resolved()
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
+def _given_settings(args: argparse.Namespace) -> dict[str, object]:
     """The settings of a recipe that were given as options."""
-    from netcl.trainer.recipe import Recipe
-
-    values = {item.name: getattr(args, item.name) for item in dataclasses.fields(Recipe)}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: getattr(args, name) for name in args.settings if getattr(args, name) is not None}
 
 
 def _parsed_options(pairs: list[str]) -> dict[str, Any]:
@@ -259,7 +257,7 @@ def trace_training(args: argparse.Namespace) -> int:
     if handle.backend != "cl":
         raise CommandError(message("trace", "the NumPy backend has no kernels to trace", "name an OpenCL device: --device cl"))
     if args.file and args.file.endswith(".py"):
-        if others := _given(args):
+        if others := _given_settings(args):
             remedy = "pass options of the script after --: netcl trace --out trace.json script.py -- --epochs 2"
             raise CommandError(message("trace", "a script takes no settings of a recipe", remedy, given=", ".join(others)))
         found = _trace_script([args.file, *args.script_arguments], handle)

@@ -63,7 +63,7 @@ def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: floa
     return RateTest(rates, losses, float(f"{rates[int(np.argmin(losses))] / 10:.2g}"))
 
 
-def _endless(data: Iterable[Any]) -> Iterator[Any]:
+def _endless(data: Iterable[object]) -> Iterator[Any]:
     """Yield the batches of ``data`` repeatedly, until a pass yields none: empty data, or an exhausted generator."""
     some = True
     while some:
