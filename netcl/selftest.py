@@ -275,15 +275,20 @@ def results(handle: DeviceHandle, names: Sequence[str] = (), full: bool = False)
         state = "quarantined" if variant.wrong else "ok"
         yield Result(variant.algorithm, "variant", state, f"{variant.problem}: {variant.wrong}" if variant.wrong else "", 0.0)
     for name in sorted(names or REGISTRY):
-        row = REGISTRY[name]
-        for dtype in TESTED_FLOATS:
-            if supports(handle, dtype):
-                yield timed_result(name, dtype, partial(_each, check_forward, row, handle, dtype))
-        if isinstance(row, Pointwise):
-            yield timed_result(name, "special", partial(check_special, row, handle))
-        if row.differentiable and getattr(row, "ref", True) is not None:
-            yield timed_result(name, "gradient", partial(_each, check_gradient, row, handle, "float32"))
-        yield timed_result(name, "errors", partial(check_errors, row, handle))
+        for check, run in row_checks(REGISTRY[name], handle):
+            yield timed_result(name, check, run)
+
+
+def row_checks(row: Row, handle: DeviceHandle) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield the name of every check of a row on a device, and a function that runs it."""
+    for dtype in TESTED_FLOATS:
+        if supports(handle, dtype):
+            yield dtype, partial(_each, check_forward, row, handle, dtype)
+    if isinstance(row, Pointwise):
+        yield "special", partial(check_special, row, handle)
+    if row.differentiable and getattr(row, "ref", True) is not None:
+        yield "gradient", partial(_each, check_gradient, row, handle, "float32")
+    yield "errors", partial(check_errors, row, handle)
 
 
 def _each(check: Callable[..., None], row: Row, handle: DeviceHandle, dtype: str) -> None:

@@ -179,14 +179,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without ``--full``, leave the marked part of the matrix to NumPy: on OpenCL devices it compiles for half an hour."""
-    soak = config.getoption("--soak")
-    other = [item for item in items if bool(item.get_closest_marker("soak")) != soak]
-    items[:] = [item for item in items if item not in set(other)]
-    config.hook.pytest_deselected(items=other)
-    if config.getoption("--full"):
-        return
-    left = [item for item in items if item.get_closest_marker("matrix") and _target(item) != NUMPY]
-    items[:] = [item for item in items if item not in set(left)]
+    soak, full = config.getoption("--soak"), config.getoption("--full")
+    kept, left = [], []
+    for item in items:
+        matrix = not full and item.get_closest_marker("matrix") and _target(item) != NUMPY
+        (left if matrix or bool(item.get_closest_marker("soak")) != soak else kept).append(item)
+    items[:] = kept
     config.hook.pytest_deselected(items=left)
 
 
@@ -231,6 +229,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if fixture in metafunc.fixturenames:
             targets = [target for target in wanted_targets() if target != without]
             metafunc.parametrize(fixture, targets, ids=[target.id for target in targets], indirect=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_plans_of_other_files() -> None:
+    """Start a file without the plans of op calls that earlier files made: recordings walk the plans of their queue when they look for
+    memory of unknown origin. With the plans of the whole suite, that walk was most of the time of ``test_compile_scenes.py``.
+    """
+    from netcl.core import queue_state
+
+    queue_state.forget("plans")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +12,7 @@ import pytest
 
 import netcl
 from netcl import cli
+from netcl import selftest as tests
 from netcl.cli.command import COMMANDS, table
 from netcl.core import env, platforms
 from netcl.core.device import manager, score
@@ -156,11 +156,18 @@ def test_ops_can_be_filtered(capsys):
     assert status == 1 and err.startswith("[ops] unknown op: no name or documentation contains this; filter='sigmod'; did you mean sigmoid")
 
 
-def test_selftest_says_how_long_it_will_take(capsys, monkeypatch):
-    monkeypatch.setattr("netcl.cli.ops._ESTIMATE_EVERY", 1)
-    status, text, _ = run(capsys, "selftest", "relu", "neg", "abs", "--device", "cpu")
+@pytest.mark.parametrize(("names", "numbers"), [(["relu"], [1, 4]), (["relu", "sum"], [1, 4, 7, 10])], ids=["one", "several"])
+def test_selftest_says_how_long_it_will_take(capsys, monkeypatch, names, numbers):
+    """From the first check on, whether it is one op or several: the seconds of a check so far, times those that are left."""
+    timed = tests.timed_result
+    monkeypatch.setattr(tests, "timed_result", lambda *given: replace(timed(*given), seconds=20.0))
+    monkeypatch.setattr("netcl.cli.ops._ESTIMATE_EVERY", 3)
+    status, text, _ = run(capsys, "selftest", *names, "--device", "cpu")
+    total = sum(len(list(tests.row_checks(REGISTRY[name], manager.default("cpu")))) for name in names)
+    left = [divmod(20 * (total - done), 60) for done in numbers]
     estimates = [line for line in text.splitlines() if line.startswith("-- ")]
-    assert status == 0 and len(estimates) == 2 and re.fullmatch(r"-- 1 of 3 ops; about \d+ min \d+ s left", estimates[0])
+    assert status == 0 and text.splitlines()[1] == estimates[0]
+    assert estimates == [f"-- {n} of {total} checks; about {m} min {s} s left" for n, (m, s) in zip(numbers, left, strict=True)]
 
 
 def test_without_a_checkout_the_commands_of_doctor_work(monkeypatch):

@@ -17,7 +17,7 @@ from netcl import ops, selftest
 from netcl.autograd import sanitizer
 from netcl.engine.registry import REGISTRY, Choice
 
-PARTS = 4
+PARTS = 2
 NAMES = sorted(name for name, row in REGISTRY.items() if not isinstance(row, Choice) and row.ref is not None)
 assert ops.names() and selftest.TESTED_SIZES
 
@@ -70,20 +70,21 @@ from netcl.ops.conv.geometry import geometry
 from netcl.ops.matmul import gemm
 queue, multiply = manager.default("oclgrind").queue, gemm.multiply
 gemm.multiply = lambda queue, product, t, config=None: multiply(queue, product, t, KernelConfig(KernelVariant.MATMUL_NAIVE))
-extra, kinds, shapes = map(ast.literal_eval, sys.argv[1:])
-variant = KernelVariant(extra.pop("variant", "conv2d_implicit_gemm" if "form" in extra else "conv2d_winograd"))
-config = KernelConfig(variant, extra={"winograd_channels": 1, **extra})
-for x_shape, w_shape, padding, *rest in shapes:
-    stride, dilation, groups = rest or (1, 1, 1)
-    g = geometry("conv2d", x_shape, w_shape, stride, padding, dilation, groups)
-    x, w, y = (np.linspace(-2, 2, np.prod(shape), dtype=np.float32).reshape(shape) for shape in (g.x_shape, g.w_shape, g.y_shape))
-    for kind in kinds:
-        first, second = {plans.FORWARD: (x, w), plans.INPUT_GRAD: (y, w)}.get(kind, (x, y))
-        want = {plans.FORWARD: lambda: arrays.conv_forward(x, w, None, g=g), plans.INPUT_GRAD: lambda: arrays.input_grad(y, w, None, g=g),
-                plans.WEIGHT_GRAD: lambda: arrays.weight_grad(y, x, g=g)}[kind]()
-        first, second, got = Tensor.from_host(queue, first), Tensor.from_host(queue, second), Tensor.empty(want.shape, queue=queue)
-        plans.run(plans.Job(kind, g, "float32"), queue, first, second, got, config)
-        print(kind, np.allclose(got.to_host(), want, rtol=0, atol=2e-6 * np.abs(want).max()), flush=True)
+for name, (extra, kinds, shapes) in ast.literal_eval(sys.argv[1]).items():
+    variant = KernelVariant(extra.pop("variant", "conv2d_implicit_gemm" if "form" in extra else "conv2d_winograd"))
+    config = KernelConfig(variant, extra={"winograd_channels": 1, **extra})
+    for x_shape, w_shape, padding, *rest in shapes:
+        stride, dilation, groups = rest or (1, 1, 1)
+        g = geometry("conv2d", x_shape, w_shape, stride, padding, dilation, groups)
+        x, w, y = (np.linspace(-2, 2, np.prod(shape), dtype=np.float32).reshape(shape) for shape in (g.x_shape, g.w_shape, g.y_shape))
+        for kind in kinds:
+            first, second = {plans.FORWARD: (x, w), plans.INPUT_GRAD: (y, w)}.get(kind, (x, y))
+            want = {plans.FORWARD: lambda: arrays.conv_forward(x, w, None, g=g),
+                    plans.INPUT_GRAD: lambda: arrays.input_grad(y, w, None, g=g),
+                    plans.WEIGHT_GRAD: lambda: arrays.weight_grad(y, x, g=g)}[kind]()
+            first, second, got = Tensor.from_host(queue, first), Tensor.from_host(queue, second), Tensor.empty(want.shape, queue=queue)
+            plans.run(plans.Job(kind, g, "float32"), queue, first, second, got, config)
+            print(name, kind, np.allclose(got.to_host(), want, rtol=0, atol=2e-6 * np.abs(want).max()), flush=True)
 """
 
 
@@ -141,54 +142,49 @@ def test_fused_kernels_are_clean(tmp_path):
 
 # One fills no tile, no strip and no block of filters; the op table's small shapes are never given to Winograd. The other has rows of fours.
 RAGGED, EVEN = ((2, 3, 7, 9), (5, 3, 3, 3), ((1, 2), (0, 1))), ((3, 4, 4, 8), (8, 4, 3, 3), 1)
+KINDS = ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]
+#: By name: a configuration, the kinds it computes, and shapes.
+CONVOLUTIONS = {
+    # Around the simplest product: blocks of zeros would take minutes here, and have tests of their own.
+    "winograd-cpu-4": ({"tier": "cpu", "VW": 4, "NV": 1, "NT": 2, "MR": 4, "FRESH": 0}, KINDS, [RAGGED]),
+    "winograd-cpu-16": ({"tier": "cpu", "VW": 16, "NV": 1, "NT": 1, "MR": 4, "FRESH": 1}, KINDS, [RAGGED]),
+    "winograd-simt": ({"tier": "simt"}, KINDS, [RAGGED, EVEN]),
+    # Without unfolding: lines shorter and longer than a tile, filters that fill no vector, rims wider than the image.
+    **{
+        f"{form}-{lanes}": (
+            {"tier": "cpu", "form": form, "VW": lanes},
+            KINDS if form == "filters" else KINDS[:2],
+            [RAGGED, ((1, 2, 4, 19), (6, 2, 3, 5), ((4, 4), (6, 6)))],
+        )
+        for form in ("filters", "pixels")
+        for lanes in (4, 16)
+    },
+    # Divided sums: parts that have no terms, tiles that the results do not fill, a 1 x 1 kernel whose weights are vectors.
+    "split": (
+        {"tier": "simt", "form": "split", "BM": 32, "BN": 32, "splits": 3},
+        KINDS[:2],
+        [RAGGED, ((1, 8, 3, 3), (5, 8, 1, 1), 0)],
+    ),
+    # Columns: windows that the image does not fill, pixels that no window holds, groups; images apart, and without columns.
+    "columns": (
+        {"tier": "simt", "variant": "conv2d_im2col"},
+        KINDS,
+        [
+            ((2, 3, 9, 6), (4, 3, 3, 3), ((1, 2), (0, 1)), (2, 3), (1, 1), 1),
+            ((1, 4, 7, 9), (6, 2, 2, 3), (2, 1), (1, 2), (3, 2), 2),
+            ((2, 2, 15, 31), (3, 2, 3, 3), 1, 2, 1, 1),
+            ((2, 2, 8, 16), (3, 2, 1, 1), 0),
+        ],
+    ),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "extra, shapes",
-    [
-        ({"tier": "cpu", "VW": 4, "NV": 1, "NT": 2, "MR": 4, "FRESH": 0}, [RAGGED]),
-        ({"tier": "cpu", "VW": 16, "NV": 1, "NT": 1, "MR": 4, "FRESH": 1}, [RAGGED]),
-        ({"tier": "simt"}, [RAGGED, EVEN]),
-    ],
-    ids=["cpu-4", "cpu-16", "simt"],
-)
-def test_winograd_is_clean(extra, shapes, tmp_path):
-    """Around the simplest product: blocks of zeros would take minutes here, and have tests of their own."""
-    kinds = ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]
-    said = under_oclgrind(CONVOLUTION, [repr(value) for value in (extra, kinds, shapes)], tmp_path)
-    assert said.splitlines() == [f"{kind} True" for kind in kinds] * len(shapes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lanes", [4, 16])
-@pytest.mark.parametrize("form", ["filters", "pixels"])
-def test_convolutions_without_unfolding_are_clean(form, lanes, tmp_path):
-    """Lines shorter and longer than a tile, filters that fill no vector, rims wider than the image."""
-    kinds = ["conv2d", "conv2d_input_grad", *(["conv2d_weight_grad"] if form == "filters" else [])]
-    shapes = [RAGGED, ((1, 2, 4, 19), (6, 2, 3, 5), ((4, 4), (6, 6)))]
-    said = under_oclgrind(CONVOLUTION, [repr(value) for value in ({"tier": "cpu", "form": form, "VW": lanes}, kinds, shapes)], tmp_path)
-    assert said.splitlines() == [f"{kind} True" for kind in kinds] * len(shapes)
-
-
-@pytest.mark.slow
-def test_divided_sums_are_clean(tmp_path):
-    """Parts that have no terms, tiles that the results do not fill, a 1 x 1 kernel whose weights are vectors."""
-    kinds, shapes = ["conv2d", "conv2d_input_grad"], [RAGGED, ((1, 8, 3, 3), (5, 8, 1, 1), 0)]
-    extra = {"tier": "simt", "form": "split", "BM": 32, "BN": 32, "splits": 3}
-    said = under_oclgrind(CONVOLUTION, [repr(value) for value in (extra, kinds, shapes)], tmp_path)
-    assert said.splitlines() == [f"{kind} True" for kind in kinds] * len(shapes)
-
-
-@pytest.mark.slow
-def test_columns_are_clean(tmp_path):
-    """Windows that the image does not fill, pixels that no window holds, groups; images apart, and without columns."""
-    kinds = ["conv2d", "conv2d_input_grad", "conv2d_weight_grad"]
-    shapes = [((2, 3, 9, 6), (4, 3, 3, 3), ((1, 2), (0, 1)), (2, 3), (1, 1), 1), ((1, 4, 7, 9), (6, 2, 2, 3), (2, 1), (1, 2), (3, 2), 2)]
-    shapes += [((2, 2, 15, 31), (3, 2, 3, 3), 1, 2, 1, 1), ((2, 2, 8, 16), (3, 2, 1, 1), 0)]
-    extra = {"tier": "simt", "variant": "conv2d_im2col"}
-    said = under_oclgrind(CONVOLUTION, [repr(value) for value in (extra, kinds, shapes)], tmp_path)
-    assert said.splitlines() == [f"{kind} True" for kind in kinds] * len(shapes)
+def test_convolutions_are_clean(tmp_path):
+    """Every configuration in one process: a start of Python and Oclgrind costs as much as most of them."""
+    said = under_oclgrind(CONVOLUTION, [repr(CONVOLUTIONS)], tmp_path)
+    want = [f"{name} {kind} True" for name, (_, kinds, shapes) in CONVOLUTIONS.items() for kind in kinds * len(shapes)]
+    assert said.splitlines() == want
 
 
 @pytest.mark.slow

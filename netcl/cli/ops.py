@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -12,7 +11,7 @@ from itertools import groupby
 from netcl.cli.command import DEVICE, CommandError, command, option, pick_device, say, table
 from netcl.core.errors import message
 
-_ESTIMATE_EVERY = 20  # ops between two statements of the time that is left
+_ESTIMATE_EVERY = 100  # checks between two estimates of the time that is left; the first estimate follows the first check
 
 
 def _asked_ops(given: Sequence[str]) -> list[str]:
@@ -42,16 +41,20 @@ def selftest(args: argparse.Namespace) -> int:
     print(handle.profile.title)
     counts: Counter[str] = Counter()
     failed: list[tests.Result] = []
-    total, began = len(names or REGISTRY), time.monotonic()
-    for done, (op, results) in enumerate(groupby(tests.results(handle, names, args.full), key=lambda result: result.op), 1):
-        states = list(results)
+    total, done, spent = sum(len(list(tests.row_checks(REGISTRY[name], handle))) for name in names or REGISTRY), 0, 0.0
+    for op, results in groupby(tests.results(handle, names, args.full), key=lambda result: result.op):
+        states = []
+        for result in results:
+            states.append(result)
+            if result.check != "variant":
+                done, spent = done + 1, spent + result.seconds
+            if done % _ESTIMATE_EVERY == 1 and done < total:
+                left = spent / done * (total - done)
+                say(f"-- {done} of {total} checks; about {left // 60:.0f} min {left % 60:.0f} s left", flush=True)
         counts.update(result.state for result in states)
         failed += [result for result in states if result.state in ("FAILED", "quarantined")]
         cells = "  ".join(f"{result.check} {result.state}" for result in states)
         say(f"{op:28s} {sum(result.seconds for result in states):7.2f} s  {cells}", flush=True)
-        if done % _ESTIMATE_EVERY == 0 and done < total:
-            left = (time.monotonic() - began) / done * (total - done)
-            say(f"-- {done} of {total} ops; about {left // 60:.0f} min {left % 60:.0f} s left", flush=True)
     for result in failed:
         print(f"\n{result.op}, {result.check}: {result.detail}")
     quarantined = f", {counts['quarantined']} kernels quarantined" if counts["quarantined"] else ""

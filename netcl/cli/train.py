@@ -39,6 +39,7 @@ def _recipe_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("file", nargs="?", help="a TOML or JSON file of settings, or a run's folder; options override its settings")
     DEVICE(parser)
+    parser.set_defaults(settings=[item.name for item in dataclasses.fields(Recipe)])
     for item in dataclasses.fields(Recipe):
         default, text = getattr(Recipe(), item.name), item.metadata["doc"]
         name = f"--{item.name.replace('_', '-')}"
@@ -59,9 +60,13 @@ def _recipe(args: argparse.Namespace) -> Any:
     if args.file is not None:
         path = Path(args.file)
         recipe = recipe.changed(read_recipe(path / "config.json" if path.is_dir() else path))
-    given = {item.name: getattr(args, item.name) for item in dataclasses.fields(Recipe)}
-    chosen = {name: _parsed_options(value) if isinstance(value, list) else value for name, value in given.items() if value is not None}
+    chosen = {name: _parsed_options(value) if isinstance(value, list) else value for name, value in _given_settings(args).items()}
     return recipe.changed(chosen).resolved()
+
+
+def _given_settings(args: argparse.Namespace) -> dict[str, object]:
+    """The settings of a recipe that were given as options."""
+    return {name: getattr(args, name) for name in args.settings if getattr(args, name) is not None}
 
 
 def _parsed_options(pairs: list[str]) -> dict[str, Any]:
@@ -212,7 +217,7 @@ def predict(args: argparse.Namespace) -> int:
         rows = [[str(path), *row] for path in args.files for row in predict_file(model, notes, path)]
     except ValueError as fault:
         raise CommandError(str(fault)) from fault
-    header = ("file", "row", notes.get("target") or "prediction", "probability")
+    header = ("file", "row", notes.get("target") or "prediction", *([] if "scale" in notes else ["probability"]))
     if args.out:
         with Path(args.out).open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([header, *rows])
@@ -238,7 +243,7 @@ def _trace_script(words: list[str], handle: Any) -> Any:
 @command(
     "trace",
     _recipe_arguments,
-    option("script_arguments", nargs="*", default=[], help="arguments of a script; if the file is a script (.py), all of it is traced"),
+    option("script_arguments", nargs="*", help="arguments of a script (.py), all of which is traced; its options follow --"),
     option("--steps", type=whole(1), default=5, help="number of training steps to trace, after one warm-up step"),
     option("--out", default="trace.json", help="the file to write, for https://ui.perfetto.dev or chrome://tracing"),
 )
@@ -252,6 +257,9 @@ def trace_training(args: argparse.Namespace) -> int:
     if handle.backend != "cl":
         raise CommandError(message("trace", "the NumPy backend has no kernels to trace", "name an OpenCL device: --device cl"))
     if args.file and args.file.endswith(".py"):
+        if others := _given_settings(args):
+            remedy = "pass options of the script after --: netcl trace --out trace.json script.py -- --epochs 2"
+            raise CommandError(message("trace", "a script takes no settings of a recipe", remedy, given=", ".join(others)))
         found = _trace_script([args.file, *args.script_arguments], handle)
     else:
         found = trace_run(_recipe(args), handle, args.steps)

@@ -114,6 +114,7 @@ __kernel __attribute__((reqd_work_group_size(LOCAL, 1, 1))) void cross_entropy_t
   real sum = 0, count = 0;
   for (int block = lane; block < rows; block += 256 * LOCAL) {  // sums of sums lose less than one long sum
     real part = 0, part_count = 0;
+#pragma unroll 8
     for (int row = block; row < min(block + 256 * LOCAL, rows); row += LOCAL) {
       part += M_LOAD(losses, row);
       part_count += M_LOAD(counts, row);

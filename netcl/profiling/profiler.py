@@ -97,7 +97,7 @@ class profile:
     def summary(self) -> str:
         """Return a line with the number of launches, their time and the device."""
         busy = sum(launch.seconds for launch in self.events)
-        return f"{len(self.events)} launches, {1e3 * busy:.3f} ms in kernels of {1e3 * self.seconds:.3f} ms, on {self.device.device_name}"
+        return f"{len(self.events)} launches, {1e3 * busy:.3f} ms in kernels of {1e3 * self.seconds:.3f} ms, on {self.device.profile.title}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the device, the seconds and the rows as plain values, for a file."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice, repeat
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +46,9 @@ def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: floa
         kept = Path(folder) / "before.netcl"
         trainer.save(kept)
         trainer.model.train()
-        batches = islice(chain.from_iterable(repeat(data)), steps)
+        batches = islice(_endless(data), steps)
         for i, ((x, y), rate) in enumerate(zip(batches, np.geomspace(low, high, steps).tolist(), strict=False)):
+            trainer.batch, trainer.batches = i, steps  # what a progress line shows
             for group in trainer.optimizer.param_groups:
                 group["lr"] = rate
             mean = _SMOOTHING * mean + (1 - _SMOOTHING) * float(trainer.train_on_batch(x, y).item())
@@ -60,3 +61,13 @@ def find_lr(trainer: Trainer, data: Iterable[Any], low: float = 1e-6, high: floa
     if not losses:
         raise ValueError(message("find_lr", "data must have a batch, with a finite loss at the lowest rate", low=low))
     return RateTest(rates, losses, float(f"{rates[int(np.argmin(losses))] / 10:.2g}"))
+
+
+def _endless(data: Iterable[object]) -> Iterator[Any]:
+    """Yield the batches of ``data`` repeatedly, until a pass yields none: empty data, or an exhausted generator."""
+    some = True
+    while some:
+        some = False
+        for batch in data:
+            some = True
+            yield batch

@@ -60,8 +60,8 @@ class Progress(Callback):
         self.stream = stream
         self._moves = False
         self._numbers = self._shown = ""
-        self._said = 0.0
-        self._kind, self._programs, self._needed = "", 0, 0  # of runs like this; made before it; that it needs, or 0
+        self._began = self._said = time.monotonic()
+        self._kind, self._programs, self._needed, self._number = "", 0, 0, 0  # of runs like this; made before; needed, or 0; being compiled
         self._pace = _Pace()
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._ticker: threading.Thread | None = None
@@ -76,8 +76,9 @@ class Progress(Callback):
         self._needed = program_cache.needed(self._kind)
         notebook = type(stream).__module__.startswith("ipykernel")
         self._moves = self.style == "bar" or (self.style == "auto" and (stream.isatty() or notebook))
-        self._said = time.monotonic() - _PLAIN_SECONDS + _FIRST_SECONDS
-        self._pace, self._numbers = _Pace(), ""
+        self._began = time.monotonic()
+        self._said = self._began - _PLAIN_SECONDS + _FIRST_SECONDS
+        self._pace, self._numbers, self._number = _Pace(), "", 0
         self._ended.clear()
         self._ticker = threading.Thread(target=self._tick, name="netcl-progress", daemon=True)
         self._ticker.start()
@@ -122,7 +123,8 @@ class Progress(Callback):
         trainer = self.trainer
         done, of = trainer.batch, trainer.batches
         count = f"{done}/{of}" if of else f"batch {done}"
-        parts = [f"{self._title(trainer.epoch)} {count}", self.phase(), self._pace.left(trainer), self._pace.speed, self._numbers]
+        clock = self._pace.left(trainer) or f"{clock_text(time.monotonic() - self._began)} so far"
+        parts = [f"{self._title(trainer.epoch)} {count}", self.phase(), clock, self._pace.speed, self._numbers]
         parts = [part for part in parts if part]
         if of and columns is not None and columns >= 100:
             full = _BAR * done // of
@@ -136,9 +138,9 @@ class Progress(Callback):
         now = program.compiling()
         if now is None:
             return self.trainer.phase
-        number = now[0] - self._programs
-        about = f" of about {self._needed}" if number <= self._needed else ""
-        return f"compiling {number}{about}: {now[1].partition(',')[0].replace('_', ' ')}"
+        self._number = max(self._number, now[0] - self._programs)  # a driver that compiles at launch is behind the builds
+        about = f" of about {self._needed}" if self._number <= self._needed else ""
+        return f"compiling {self._number}{about}: {now[1].partition(',')[0].replace('_', ' ')}"
 
     def _title(self, epoch: int) -> str:
         return f"epoch {min(epoch + 1, self.trainer.epochs)}/{self.trainer.epochs}"
@@ -178,34 +180,28 @@ def _kind_of(model: Any) -> str:
 
 
 class _Pace:
-    """The speed of a run since its first logged batch, so that most kernels are compiled before it is measured."""
+    """The speed of a run since its first logged batch, and that of the current epoch; most kernels are compiled before."""
 
     def __init__(self) -> None:
-        self._first: tuple[float, int, int] | None = None
-        self._last: tuple[float, int, int] | None = None
+        self._notes: list[tuple[float, int, int, int]] = []  # the first of the run, the first of the epoch, the last
 
     def note(self, trainer: Any) -> None:
-        """Store the time, the batches of the run and the samples of the epoch, at a moment when the device is idle."""
-        done = trainer.epoch * (trainer.batches or 0) + trainer.batch
-        now = (time.monotonic(), done, trainer.samples)
-        if self._first is None or now[2] < self._first[2]:  # another epoch counts its samples anew
-            self._first = now
-        self._last = now
-
-    def _since(self) -> tuple[float, int, int]:
-        if self._first is None or self._last is None or self._last[0] <= self._first[0]:
-            return 0.0, 0, 0
-        return self._last[0] - self._first[0], self._last[1] - self._first[1], self._last[2] - self._first[2]
+        """Store the time, the batches of the run, the samples of the epoch and the epoch, at a moment when the device is idle."""
+        now = (time.monotonic(), trainer.epoch * (trainer.batches or 0) + trainer.batch, trainer.samples, trainer.epoch)
+        first, epoch, _ = self._notes or (now, now, now)
+        self._notes = [first, epoch if epoch[3] == trainer.epoch else now, now]
 
     @property
     def speed(self) -> str:
-        seconds, _, samples = self._since()
-        return f"{samples / seconds:.3g} samples/s" if samples > 0 else ""
+        if not self._notes or self._notes[2][0] <= self._notes[1][0]:
+            return ""
+        _, epoch, last = self._notes
+        return f"{(last[2] - epoch[2]) / (last[0] - epoch[0]):.3g} samples/s"
 
     def left(self, trainer: Any) -> str:
-        """Return the remaining time of the run at this speed; empty until it is known."""
-        seconds, batches, _ = self._since()
-        if batches <= 0 or not trainer.batches:
+        """Return the remaining time of the run at this speed, from now; empty until it is known."""
+        if not self._notes or not trainer.batches or self._notes[2][1] <= self._notes[0][1]:
             return ""
-        todo = trainer.epochs * trainer.batches - trainer.epoch * trainer.batches - trainer.batch
-        return f"ETA {clock_text(seconds / batches * max(0, todo))}"
+        first, _, last = self._notes
+        end = last[0] + (last[0] - first[0]) / (last[1] - first[1]) * (trainer.epochs * trainer.batches - last[1])
+        return f"ETA {clock_text(max(0.0, end - time.monotonic()))}"

@@ -11,7 +11,7 @@ import os
 import platform as machine
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -190,23 +190,31 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
 
 
 def predict_file(model: Any, notes: Mapping[str, Any], path: str | os.PathLike[str]) -> list[list[str]]:
-    """Return a row of texts per input of a file: its number from 1, the class or regression values, and the class's probability."""
+    """Return a row of texts per input of a file: its number from 1, then regression values, or the class and its probability."""
     pictures = notes["kind"] == "image" and Path(path).suffix.lower() in PICTURES
     x = picture(path, notes["shape"])[None] / np.float32(255) if pictures else read_inputs(path, notes)
     outputs = np.concatenate([model(part).to_host() for part in np.array_split(x, max(1, len(x) // 256))]).astype(np.float64)
     if "scale" in notes:
         values = outputs * np.asarray(notes["scale"]) + np.asarray(notes["mean"])
-        return [[str(i + 1), " ".join(f"{value:.6g}" for value in row), ""] for i, row in enumerate(values)]
+        return [[str(i + 1), " ".join(f"{value:.6g}" for value in row)] for i, row in enumerate(values)]
     likely = probabilities(outputs)
     return [[str(i + 1), notes["classes"][int(row.argmax())], f"{row.max():.4f}"] for i, row in enumerate(likely)]
 
 
 def find_rate(recipe: Recipe, handle: DeviceHandle) -> RateTest:
-    """Run the range test for the learning rate of a recipe on a new model, and return its result."""
+    """Run the range test for the learning rate of a recipe on a new model, with a line of progress; returns its result."""
     with device(handle):
         trainer, train = _trainer_of(recipe, handle)
-        with train:
+        line = _RateProgress()
+        line.set_trainer(trainer)
+        with train, closing(line):
+            line.on_train_begin({})
             return find_lr(trainer, train)
+
+
+class _RateProgress(Progress):
+    def _title(self, epoch: int) -> str:
+        return "learning rate"
 
 
 def _trainer_of(recipe: Recipe, handle: DeviceHandle) -> tuple[Trainer, DataLoader]:

@@ -39,8 +39,7 @@ def pillow(module: str = "Image") -> Any:
     try:
         return importlib.import_module(f"PIL.{module}")
     except ImportError:
-        remedy = 'pip install pillow, or install the extra "vision" of this checkout: pip install -e ".[vision]"'
-        raise ImportError(message("netcl.vision", "images that are not tensors require Pillow", remedy)) from None
+        raise ImportError(message("netcl.vision", "images that are not tensors require Pillow", "pip install pillow")) from None
 
 
 def is_pil(image: Any) -> bool:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import struct
+import sys
+import time
 
 import numpy as np
 import pytest
 
 from netcl import cli
+from netcl.core.device import manager
 from netcl.data import FormatError, files, tables
 from netcl.data.files import READERS, SplitPlan, parts, read_inputs
 from netcl.io import load_model, read_notes
+from netcl.trainer import run as run_folder
 from netcl.trainer.recipe import Recipe, load_data
 
 SMALL = ["--device", "cpu", "--epochs", "3", "--batch-size", "16", "--model-options", "hidden=[16]"]
@@ -61,7 +66,7 @@ def test_a_table_with_a_quantity_becomes_a_report_and_predictions(houses, tmp_pa
     status, out, _ = run(capsys, "predict", tmp_path / "run/model.netcl", houses, "--device", "cpu", "--out", tmp_path / "p.csv")
     with (tmp_path / "p.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
-    assert status == 0 and header[2] == "price" and len(rows) == 120
+    assert status == 0 and header == ["file", "row", "price"] and len(rows) == 120
     with houses.open(newline="", encoding="utf-8") as file:
         prices = [float(row["price"]) for row in csv.DictReader(file)]
     assert np.corrcoef(prices, [float(row[2]) for row in rows])[0, 1] > 0.8
@@ -181,6 +186,25 @@ def test_early_stopping_and_the_found_rate(flowers, tmp_path, capsys):
     config, results = (json.loads((tmp_path / name).read_text()) for name in ("config.json", "results.json"))
     assert status == 0 and f"learning rate {config['lr']:g} (found" in out and config["lr"] != Recipe().lr
     assert results["best"]["epoch"] < results["best"]["of"] < 40
+
+
+def test_the_search_for_a_rate_shows_where_it_is(flowers, monkeypatch):
+    """Its first step compiles what the training needs, which would be a still screen."""
+    told, search = io.StringIO(), run_folder.find_lr
+
+    def slow(batches):
+        for i, batch in enumerate(batches):
+            deadline = time.monotonic() + 30
+            while i == 1 and "learning rate 0/100  training  " not in told.getvalue() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield batch
+
+    monkeypatch.setattr(sys, "stderr", told)
+    monkeypatch.setenv("NETCL_PROGRESS", "bar")
+    monkeypatch.setattr(run_folder, "find_lr", lambda trainer, data: search(trainer, slow(data)))
+    recipe = Recipe(data=f"csv:{flowers}", target="kind", batch_size=16, model_options={"hidden": [4]}).resolved()
+    assert run_folder.find_rate(recipe, manager.default("cpu")).suggestion > 0
+    assert "learning rate 0/100  training  " in told.getvalue() and told.getvalue().endswith("\r")
 
 
 @pytest.mark.parametrize(

@@ -405,11 +405,16 @@ def test_a_script_is_traced(cl_device, tmp_path, capsys):
     (tmp_path / "helper.py").write_text("FACTOR = 3.0\n")
     (tmp_path / "mine.py").write_text(
         "import sys\nimport netcl\nfrom helper import FACTOR\nfrom netcl.runtime.perf import timing_region\n"
-        "with timing_region('mine'):\n    x = netcl.ones((64,)) * FACTOR + float(sys.argv[1])\n    print(x.sum().item())\n"
+        "with timing_region('mine'):\n    x = netcl.ones((64,)) * FACTOR + float(sys.argv[1])\n    print(sys.argv[2:], x.sum().item())\n"
     )
     selector = f"{cl_device.platform_name}"
-    status, out, err = run(capsys, "trace", tmp_path / "mine.py", "2.0", "--device", selector, "--out", tmp_path / "trace.json")
-    assert status == 0 and "320.0" in out, err
+    words = ["trace", "--device", selector, "--out", tmp_path / "trace.json", tmp_path / "mine.py"]
+    status, _, err = run(capsys, *words, "--epochs", "2")  # which would not reach the script
+    assert status == 1 and err.startswith(
+        "[trace] a script takes no settings of a recipe; given=epochs; pass options of the script after --"
+    )
+    status, out, err = run(capsys, *words, "2.0", "--", "--epochs=2")
+    assert status == 0 and "['--epochs=2'] 320.0\n" in out and f", on {cl_device.profile.title}\n" in out, err
     told = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in told if e["name"] == "thread_name"}
     assert {lanes[e["pid"], e["tid"]] for e in told if e["name"] == "mine"} == {"regions"} and any(e.get("cat") == "kernel" for e in told)

@@ -46,7 +46,9 @@ def test_plain_lines_where_there_is_no_terminal(monkeypatch):
 def test_a_long_epoch_is_told_in_between(monkeypatch):
     monkeypatch.setattr(progress, "_PLAIN_SECONDS", -1.0)
     monkeypatch.setattr(progress, "_FIRST_SECONDS", -1.0)
-    assert re.search(r"epoch 1/2 2/3  training  (ETA \d+:\d\d  [\d.e+]+ samples/s  )?loss ", shown(io.StringIO(), log_every=2))
+    assert re.search(
+        r"epoch 1/2 2/3  training  (ETA \d+:\d\d  [\d.e+]+ samples/s|\d+:\d\d so far)  loss ", shown(io.StringIO(), log_every=2)
+    )
 
 
 @pytest.mark.parametrize("style", ["auto", "bar", "plain"])
@@ -82,26 +84,44 @@ def test_the_time_left_and_the_pace(monkeypatch):
     shown = halfway()
     shown.trainer.batch, shown.trainer.samples = 10, 320  # the first reading comes after compiling
     shown._pace.note(shown.trainer)
-    assert "ETA" not in shown.state()
+    now[0] = 101.0
+    assert shown.state() == "epoch 2/10 10/100  training  0:01 so far"
     now[0], shown.trainer.batch, shown.trainer.samples = 102.0, 20, 640
     shown._pace.note(shown.trainer)
     shown._numbers = "loss 0.5"
     assert shown.state() == "epoch 2/10 20/100  training  ETA 2:56  160 samples/s  loss 0.5"
     assert shown.state(120).startswith("epoch 2/10 20/100  [####................]  training  ")
     assert shown.state(40) == "epoch 2/10 20/100  training  ETA 2:56"
+    now[0] = 105.0  # nothing was reported since: the time that is left still falls
+    assert shown.state(40) == "epoch 2/10 20/100  training  ETA 2:53"
     shown.trainer.batches = None
-    assert shown.state().startswith("epoch 2/10 batch 20  training  160 samples/s")
+    assert shown.state() == "epoch 2/10 batch 20  training  0:05 so far  160 samples/s  loss 0.5"
+
+
+def test_the_pace_is_that_of_the_epoch(monkeypatch):
+    """The samples of an epoch are not divided by the seconds of several, whose first one compiled."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    shown = halfway(batches=20)
+    for epoch, batch, seconds in ((0, 10, 50), (0, 20, 90), (1, 10, 100), (1, 20, 102)):
+        now[0], shown.trainer.epoch, shown.trainer.batch, shown.trainer.samples = seconds, epoch, batch, 64 * batch
+        shown._pace.note(shown.trainer)
+    assert shown._pace.speed == "320 samples/s" and shown._pace.left(shown.trainer) == "ETA 4:37"
 
 
 def test_the_kernel_that_is_compiled_is_named(monkeypatch):
-    monkeypatch.setattr(progress.program, "compiling", lambda: (54, "conv2d_tiled, other"))
+    compiled = [(54, "conv2d_tiled, other")]
+    monkeypatch.setattr(progress.program, "compiling", lambda: compiled[-1])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 7.0)
     shown = halfway()
     shown._programs = 40
-    assert shown.state() == "epoch 2/10 0/100  compiling 14: conv2d tiled"
+    assert shown.state() == "epoch 2/10 0/100  compiling 14: conv2d tiled  0:00 so far"
     shown._needed = 30
-    assert shown.state() == "epoch 2/10 0/100  compiling 14 of about 30: conv2d tiled"
+    assert shown.state() == "epoch 2/10 0/100  compiling 14 of about 30: conv2d tiled  0:00 so far"
     shown._needed = 13
-    assert shown.state() == "epoch 2/10 0/100  compiling 14: conv2d tiled"
+    assert shown.state() == "epoch 2/10 0/100  compiling 14: conv2d tiled  0:00 so far"
+    compiled.append((47, "reduce_rows"))  # its first launch, after the builds: the number does not fall
+    assert shown.phase() == "compiling 14: reduce rows"
 
 
 def test_the_second_run_of_a_kind_knows_how_many_programs_it_needs(monkeypatch, tmp_path):

@@ -24,6 +24,7 @@ from netcl.distributed import DistributedDataParallel, LostRankError, thread_wor
 from netcl.io import FileError
 from netcl.trainer import Callback, History, ModelCheckpoint, Progress, Trainer
 from netcl.trainer import trainer as trainer_module
+from netcl.trainer.find_lr import find_lr
 
 SILENT = Progress("off")
 CPU = manager.default("cpu")
@@ -435,3 +436,12 @@ def test_questions_without_an_answer_are_refused():
         History([]).best("accuracy")
     with pytest.raises(ValueError, match=r"\[thread_worlds\] size must be at least 1; size=0"):
         thread_worlds(0)
+
+
+def test_a_range_test_needs_a_batch_and_ends_with_a_generator():
+    model = nn.Linear(manager.default("cpu"), 4, 2)
+    trainer = Trainer(model, optim.SGD(model.parameters(), lr=0.1), callbacks=[Progress("off")])
+    with pytest.raises(ValueError, match=r"\[find_lr\] data must have a batch"):
+        find_lr(trainer, [])
+    batch = np.eye(4, dtype=np.float32), np.arange(4) % 2
+    assert len(find_lr(trainer, (batch for _ in range(12))).losses) == 12 and trainer.step == 0

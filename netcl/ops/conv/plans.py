@@ -344,8 +344,11 @@ def _simt_naive(queue: Any, job: Job, config: KernelConfig, profile: DeviceProfi
     if job.kind == WEIGHT_GRAD:
         most = min(config.local_size_1d, profile.max_work_group_size) if config.use_local_memory else 1
         lanes = 1 << (max(1, most).bit_length() - 1)
-        size = (math.prod(job.g.w_shape) * lanes,)
-        return _split_weight_grad(job, queue, t, 1, "simt.cl", "conv_naive_weights", {"LANES": lanes}, size, (lanes,))
+        weights = math.prod(job.g.w_shape)
+        splits = 1 if lanes == 1 else _pixel_splits(job, profile, weights, lanes)
+        return _split_weight_grad(
+            job, queue, t, splits, "simt.cl", "conv_naive_weights", {"LANES": lanes}, (weights * lanes, splits), (lanes, 1)
+        )
     results = job.g.x_shape if job.kind == INPUT_GRAD else job.g.y_shape
     _launch_ending(queue, job, t, "simt.cl", "conv_naive", {}, (math.prod(results),), (config.local_size_1d,), *job.sizes)
 

@@ -280,16 +280,17 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1))) void conv_gemm_weigh
   }
 }
 
-// Work-group = one weight: its work-items share the pixels, then fold their sums pairwise.
+// Work-group = one weight and one of `splits` parts of the pixels: its work-items share them, then fold their sums pairwise.
 __kernel __attribute__((reqd_work_group_size(LANES, 1, 1))) void conv_naive_weights(
     __global const X_T* restrict x, __global const W_T* restrict dy, __global Y_T* restrict dw,
     int N, int C, int H, int W, int M, int OH, int OW, int KH, int KW, int stride_h, int stride_w, int pad_h, int pad_w,
     int dilation_h, int dilation_w, int groups, int splits) {
   __local REAL sums[LANES];
   const int weight = get_group_id(0), lane = get_local_id(0), plane = OH * OW;
+  const int share = (N * plane + splits - 1) / splits, begin = get_group_id(1) * share, end = min(N * plane, begin + share);
   const int s = weight % KW, r = weight / KW % KH, c = weight / (KW * KH) % C, filter = weight / (KW * KH * C), group = filter / M;
   REAL sum = 0;
-  for (int p = lane; p < N * plane; p += LANES) {
+  for (int p = begin + lane; p < end; p += LANES) {
     const int image = p / plane, pixel = p - image * plane;
     const int py = pixel / OW * stride_h + r * dilation_h - pad_h, px = pixel % OW * stride_w + s * dilation_w - pad_w;
     if (py >= 0 && py < H && px >= 0 && px < W)
@@ -302,6 +303,6 @@ __kernel __attribute__((reqd_work_group_size(LANES, 1, 1))) void conv_naive_weig
     if (lane < half_of) sums[lane] += sums[lane + half_of];
     barrier(CLK_LOCAL_MEM_FENCE);
   }
-  if (lane == 0) Y_STORE(dw, weight, sums[0]);
+  if (lane == 0) Y_STORE(dw, (size_t)get_group_id(1) * get_num_groups(0) + weight, sums[0]);
 }
 #endif
