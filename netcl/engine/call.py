@@ -43,7 +43,9 @@ class Deferral:
         self.plan: Any = None  # number of eager calls
 
     def waits(self) -> bool:
-        """Count a call of this key; return whether it is deferred."""
+        """Count a call of this key; return whether it is deferred. In recordings it always is: two recordings must be equal."""
+        if recording.active.recorder is not None:
+            return True
         self._calls += 1
         return self.followed > 0 or self.alone < _UNFUSED_CALLS or self._calls % _AGAIN == 0
 

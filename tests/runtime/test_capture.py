@@ -711,3 +711,21 @@ def test_compiled_functions_may_be_parts_of_each_other(cl_device):
         inner(Tensor.full((1,), float(value)))
         assert outer(Tensor.full((1,), float(value))).item() == 2 * value + 1
     assert len(outer.graphs) == len(inner.graphs) == 1
+
+
+@pytest.mark.parametrize("layers", [3, 30])
+def test_models_of_many_equal_layers_are_replayed(layers, cl_device):
+    """Whether a product waits for the op after it is learned over calls; a recording does not depend on how many there were."""
+    rng = np.random.default_rng(0)
+    weights = [Tensor.from_host(rng.standard_normal((4, 500), np.float32)) for _ in range(layers)]
+    x = Tensor.from_host(rng.standard_normal((300, 4), np.float32))
+
+    @netcl.compile
+    def step(x):
+        return [ag.cumsum(made, 1) for made in [ag.matmul(x, w) for w in weights]]
+
+    exact = [np.cumsum(x.to_host() @ w.to_host(), 1) for w in weights]
+    for _ in range(RECORDED + 2):
+        for made, wanted in zip(step(x), exact, strict=True):
+            np.testing.assert_allclose(made.to_host(), wanted, rtol=1e-4, atol=1e-3)
+    assert step.graphs, step.refused
