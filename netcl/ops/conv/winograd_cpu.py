@@ -97,7 +97,7 @@ def share_of(job: Job, profile: ExtendedDeviceProfile, given: Mapping[str, Any])
 
 
 def _tile_macros(count: int, c: int, m: int, profile: ExtendedDeviceProfile, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the macros: MR filters times NV vectors of VW tiles in registers, and NT of them side by side in a strip."""
+    """Return the macros: registers hold MR filters times NV vectors of VW tiles, a strip has NT * NV vectors; ``given`` overrides them."""
     lanes = given.get("VW", profile.lanes)
     longest = max(lanes, min(LONGEST_STRIP, INPUT_ROOM // _transformed_bytes(c, 1)))
     fresh = given.get("FRESH", int(count <= longest or 4 * TILE_PRODUCTS * c * m > CACHED_WEIGHTS))
