@@ -116,8 +116,7 @@ class ModelEMA:
         values = {name: saved[name].to_host() if isinstance(saved[name], Tensor) else np.asarray(saved[name]) for name in self.shadow}
         for name, t in self.shadow.items():
             if values[name].shape != t.shape:
-                what = f"{name!r} must have the shape of the parameter"
-                raise ShapeError(message("ModelEMA", what, saved=values[name].shape, parameter=t.shape))
+                raise ShapeError(message("ModelEMA", f"{name!r} must have shape {t.shape}, as the parameter has", saved=values[name].shape))
         self.decay, self.updates = float(state_dict["decay"]), int(state_dict["updates"])
         self.warmup = bool(state_dict.get("warmup", self.warmup))
         for name, t in self.shadow.items():

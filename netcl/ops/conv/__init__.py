@@ -45,7 +45,7 @@ def _convolve(name: str, x: Any, w: Any, bias: Any, options: tuple[Any, ...], re
 
 
 def conv2d_with(x: Tensor, w: Tensor, extras: Extras, g: Geometry) -> Tensor:
-    """Return the result of :func:`conv2d` and the ops that follow it, from one kernel; OpenCL devices only."""
+    """Return the result of :func:`conv2d` with the ops of ``extras`` applied, from one kernel; OpenCL devices only."""
     finish, bias, residual, scale = extras
     y = Tensor.empty(g.y_shape, finish.stored, queue=x.queue)
     if not y.size:

@@ -40,7 +40,7 @@ class Share(NamedTuple):
 
 
 def wanted(job: Job, config: KernelConfig, pays: Callable[[], bool]) -> bool:
-    """Whether Winograd applies and was requested or pays; it may replace CONV2D_IM2COL of the default policy, which knows only panels."""
+    """Whether Winograd applies and pays (or ``winograd_channels`` allows it); it also replaces CONV2D_IM2COL of the default policy."""
     variant = job.variant(config)
     if not job.g.is_plain_3x3 or job.compute == "double":
         return False

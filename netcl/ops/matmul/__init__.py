@@ -149,7 +149,7 @@ def matmul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool
 
 
 def matmul_with(a: Tensor, b: Tensor, extras: Extras, transpose_a: bool, transpose_b: bool) -> Tensor:
-    """Return the result of :func:`matmul` and the ops that follow it, from one kernel; OpenCL devices only."""
+    """Return the result of :func:`matmul` with the ops of ``extras`` applied, from one kernel; OpenCL devices only."""
     left, right, shape, result = _product_shapes(a.shape, b.shape, transpose_a, transpose_b)
     if 0 in shape:
         return Tensor.empty(result, extras.finish.stored, queue=a.queue)
@@ -218,7 +218,7 @@ def _launch_affine(x: Any, w: Any, bias: Any, activation: str | None) -> Tensor:
 
 
 def affine_with(x: Tensor, w: Tensor, extras: Extras) -> Tensor:
-    """Compute ``x w'`` and the ops that follow it in one kernel; OpenCL devices only."""
+    """Return ``x w'`` with the ops of ``extras`` applied, from one kernel; OpenCL devices only."""
     shape, rows = (*x.shape[:-1], w.shape[0]), math.prod(x.shape[:-1])
     if 0 in shape:
         return Tensor.empty(shape, extras.finish.stored, queue=x.queue)
